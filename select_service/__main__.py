@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import IO, NamedTuple
 
 from select_service import log as logs
+from select_service.command_line import UsageError
 from select_service.settings.config import (
     CACHE,
     COMPILE,
@@ -17,7 +18,6 @@ from select_service.settings.config import (
     INSPECT,
     KEYS,
     REPLAY,
-    ConfigError,
     Unusable,
     arguments_of,
     load,
@@ -25,7 +25,7 @@ from select_service.settings.config import (
 from select_service.settings.reach import check_reach, replica_host
 from select_service.starting.collector import no_collections
 from select_service.starting.compile_ahead import compile_before_start, compile_command
-from select_service.starting.listening import bind
+from select_service.starting.listening import PORTS, PortInUse, bind
 from select_service.starting.signals import ignore_hangups, leaving_at_once
 from select_service.starting.threads import begun_threads
 from select_service.starting.wanted import Wanted, wanted_of
@@ -44,7 +44,7 @@ class Judged(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 after a signal, 1 when the service cannot run, 2 for a wrong setting.
+    """Exit status: 0 after a signal, 1 when a part of the service failed, 2 when it cannot start.
 
     Ends the process itself once the service has run.
     """
@@ -91,9 +91,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
                 threads = begun_threads()
                 parts = opened(judged.wanted, judged.listener)
-    except (ConfigError, Unusable) as error:
+    except UsageError as error:
         print(f"select-service: error: {error}", file=sys.stderr)
-        return USAGE_ERROR if isinstance(error, ConfigError) else 1
+        return USAGE_ERROR
     status = run(parts, judged.listener, threads)
     # Everything is closed. Taking the interpreter and the compiler apart would only cost time.
     logging.shutdown()
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _judged(argv: Sequence[str], environment: Mapping[str, str]) -> Judged | None:
-    """None when only the version is asked for.  Raises ConfigError, Unusable."""
+    """None when only the version is asked for.  Raises UsageError."""
     arguments = arguments_of(argv)
     if arguments.version:
         return None
@@ -115,7 +115,10 @@ def _judged(argv: Sequence[str], environment: Mapping[str, str]) -> Judged | Non
     port = config["replica_sync_port"]
     if port is not None:
         _check_port(replica_host(config), port)
-    listener = bind(config["host"], config["port"], config["reuse_port"])
+    try:
+        listener = bind(config["host"], config["port"], config["reuse_port"])
+    except PortInUse as error:
+        raise PortInUse(f"{error}{PORTS}") from None
     return Judged(wanted, listener, locks)
 
 

@@ -33,6 +33,7 @@ from select_service.edge.supervised import Callbacks
 from select_service.edge.waker import Waker
 from select_service.metrics.decision_log import LogCounts
 from select_service.metrics.service_metrics import Metrics
+from select_service.settings.config import Unusable
 from select_service.settings.discovery import SourceSettings
 from select_service.settings.health_settings import HealthSettings
 from select_service.starting.wanted import Wanted
@@ -167,7 +168,13 @@ def _tracing(wanted: Wanted) -> "Tracing | None":
     """Raises ConfigError, for variables of OpenTelemetry that make no sense."""
     if not wanted.config["otel"]:
         return None
-    from select_service.edge.tracing.tracing import Tracing
+    try:
+        from select_service.edge.tracing.tracing import Tracing
+    except ImportError as error:  # an api of another package beside it, mostly
+        raise Unusable(
+            f"--otel: the installed packages of OpenTelemetry do not fit each other ({error}): "
+            "pip install --upgrade 'select-service[otel]'"
+        ) from None
 
     return Tracing(wanted.version)
 

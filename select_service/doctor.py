@@ -10,9 +10,10 @@ from typing import Any
 from urllib.parse import urlencode
 
 from select_service.access.asking import NoAnswer, asked
-from select_service.access.presenting import add_arguments, presented_of
+from select_service.access.presenting import add_arguments, add_url, presented_of
+from select_service.bodies.common import U64_MAX
+from select_service.command_line import CommandParser, typed, whole
 
-URL = "http://127.0.0.1:8092"
 TIMEOUT_S = 60.0
 """Of one page: the service takes half of it at most."""
 FINE, FOUND, FAILED = 0, 1, 2
@@ -25,8 +26,8 @@ class _Failed(Exception):
 
 
 def doctor_command(argv: Sequence[str]) -> int:
-    """Exit status: see FINE, FOUND, FAILED; a wrong argument is FAILED, too."""
-    arguments = _parser().parse_args(argv)
+    """Exit status: see FINE, FOUND, FAILED.  Raises UsageError, of the same status as FAILED."""
+    arguments = parser().read(argv)
     try:
         report = _whole(list(_pages(arguments)))
     except _Failed as error:
@@ -37,22 +38,33 @@ def doctor_command(argv: Sequence[str]) -> int:
     return FOUND if any(each["severity"] != "note" for each in report["findings"]) else FINE
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="select-service doctor",
-        description="What is wrong with a running service and its engines, and what to do about "
-        "it. Exit status: 0 nothing but notes, 1 a warning or a fault, 2 nobody could be asked.",
+def parser() -> CommandParser:
+    """The command line."""
+    result = CommandParser(
+        "select-service doctor",
+        "What is wrong with a running service and its engines, and what to do about it. Exit "
+        "status: 0 nothing but notes, 1 a warning or a fault, 2 nobody could be asked.",
+        {
+            "select-service doctor": "the service on this machine, and all its engines",
+            "select-service doctor --probe": "also with a prompt through each engine",
+            "select-service doctor --worker 7 --json": "one engine, for programs",
+        },
     )
-    parser.add_argument("--worker", type=int, metavar="ID", help="only this worker")
-    parser.add_argument(
+    result.add_argument(
+        "--worker",
+        type=typed(whole(0, U64_MAX)),
+        metavar="ID",
+        help="worker_id of the only worker that is examined (default: all)",
+    )
+    result.add_argument(
         "--probe",
         action="store_true",
-        help="send a tiny prompt through each engine, and look for its blocks in the index",
+        help="also a tiny prompt through each engine, whose blocks the index must then show",
     )
-    parser.add_argument("--url", default=URL, help=f"of the service (default {URL})")
-    add_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="the whole report, for programs")
-    return parser
+    add_url(result)
+    add_arguments(result)
+    result.add_argument("--json", action="store_true", help="output as JSON, for programs")
+    return result
 
 
 def _pages(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -60,8 +72,8 @@ def _pages(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     query: dict[str, object] = {"probe": "true"} if arguments.probe else {}
     if arguments.worker is not None:
         query["worker_id"] = arguments.worker
+    presented = presented_of(arguments)
     try:
-        presented = presented_of(arguments)
         while True:
             url = f"{arguments.url.rstrip('/')}/doctor?{urlencode(query)}"
             page = asked(url, presented, TIMEOUT_S)
@@ -73,8 +85,6 @@ def _pages(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
             query["after"] = page["next"]
     except NoAnswer as error:
         raise _Failed(f"{arguments.url}: {error}") from None
-    except ValueError as error:  # of what it is to present
-        raise _Failed(str(error)) from None
 
 
 def _whole(pages: Sequence[dict[str, Any]]) -> dict[str, Any]:

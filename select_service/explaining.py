@@ -1,6 +1,5 @@
 """`select-service explain`: why a running service chose a rank, as a table."""
 
-import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -8,9 +7,9 @@ from typing import Any
 from urllib.parse import quote
 
 from select_service.access.asking import NoAnswer, asked
-from select_service.access.presenting import add_arguments, presented_of
+from select_service.access.presenting import add_arguments, add_url, presented_of
+from select_service.command_line import CommandParser, UsageError, file_fault
 
-URL = "http://127.0.0.1:8092"
 TIMEOUT_S = 10.0
 LISTED = 20
 """Decisions that are listed when none is named."""
@@ -40,24 +39,18 @@ _DECIDED = {
 
 
 def explain_command(argv: Sequence[str]) -> int:
-    """Exit status: 0 shown, 1 the service refuses or cannot be reached, 2 a wrong argument."""
-    arguments = _parser().parse_args(argv)
+    """Exit status: 0 shown, 1 the service refuses or cannot be reached.  Raises UsageError."""
+    arguments = parser().read(argv)
     base, path, body = arguments.url.rstrip("/"), f"/decisions?limit={LISTED}", None
     if arguments.id is not None:
         path = f"/decisions/{quote(arguments.id, safe='')}"
     if arguments.request is not None:
-        try:
-            path, body = "/explain", _body(arguments.request)
-        except OSError as error:
-            print(f"select-service: error: {error}", file=sys.stderr)
-            return 2
-    try:
-        presented = presented_of(arguments)
-    except ValueError as error:
-        print(f"select-service: error: {error}", file=sys.stderr)
-        return 2
+        path, body = "/explain", _body(arguments.request)
+    presented = presented_of(arguments)
     try:
         found = asked(base + path, presented, TIMEOUT_S, body)
+        if not isinstance(found, dict) or not found.keys() & {"decisions", "candidates"}:
+            raise NoAnswer("the answer is no decision: give another --url")
     except NoAnswer as error:
         print(f"select-service: error: {base}: {error}", file=sys.stderr)
         return 1
@@ -66,26 +59,39 @@ def explain_command(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="select-service explain",
-        description="Why a running service chose a rank: a decision by its id, what it would "
-        "decide now, or the last decisions.",
+def parser() -> CommandParser:
+    """The command line."""
+    result = CommandParser(
+        "select-service explain",
+        "Why a running service chose a rank: a decision by its id, what it would decide now, or "
+        "the last decisions.",
+        {
+            "select-service explain": "the last decisions",
+            "select-service explain request-123": "one decision, with all candidates",
+            "select-service explain --request body.json": "what would be decided now",
+        },
+        "[ID] [OPTION ...]",
     )
-    parser.add_argument("id", nargs="?", help="selection_id or reservation_id of a decision")
-    parser.add_argument(
+    result.add_argument(
+        "id", nargs="?", metavar="ID", help="selection_id or reservation_id of a decision"
+    )
+    result.add_argument(
         "--request",
         metavar="FILE",
-        help="ask what would be decided for the body of POST /select in this file; - reads stdin",
+        help="file with a body of POST /select for which the service is to decide, without "
+        "booking; - reads standard input",
     )
-    parser.add_argument("--url", default=URL, help=f"of the service (default {URL})")
-    add_arguments(parser)
-    return parser
+    add_url(result)
+    add_arguments(result)
+    return result
 
 
 def _body(name: str) -> bytes:
-    """Raises OSError."""
-    return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    """Raises UsageError."""
+    try:
+        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    except OSError as error:
+        raise UsageError(f"--request: {file_fault(name, error)}") from None
 
 
 def listed(decisions: Sequence[Mapping[str, Any]]) -> list[str]:

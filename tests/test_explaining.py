@@ -1,8 +1,9 @@
 """`select-service explain` shows what a running service says."""
 
 import json
+import socket
 import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 
 import pytest
 
@@ -133,6 +134,81 @@ def test_refusals_and_faults_end_with_one_line(answers, capsys, tmp_path):
     assert main(["explain", "nobody", "--url", url]) == 1
     assert capsys.readouterr().err == f"select-service: error: {url}: not here\n"
     assert main(["explain", "--request", str(tmp_path / "none"), "--url", url]) == 2
-    assert capsys.readouterr().err.startswith("select-service: error: [Errno 2] No such file")
-    assert main(["explain", "--url", "nonsense"]) == 1
-    assert "nonsense" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith("none` cannot be read: No such file or directory\n")
+    assert main(["explain", "--url", "nonsense"]) == 2
+    assert "--url: expected an http or https URL" in capsys.readouterr().err
+
+
+class Strange(BaseHTTPRequestHandler):
+    """A server that is no selector; what it answers stands in the class."""
+
+    status, body = 200, b"hello"
+
+    def do_GET(self):
+        self.send_response(self.status)
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, *_):
+        """Quiet."""
+
+
+def strange_answer(status, body, *argv):
+    """Exit status and what is said of a server that answers so."""
+    kind = type("Kind", (Strange,), {"status": status, "body": body})
+    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            return main(["explain", *argv, "--url", f"http://127.0.0.1:{server.server_port}"])
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "told"),
+    [
+        (200, b"hello", "the answer is not one of a select-service: give another --url"),
+        (200, b"[]", "the answer is no decision: give another --url"),
+        (200, b'{"a": 1}', "the answer is no decision: give another --url"),
+        (404, b"nginx", "HTTP status 404: is it a select-service? Else give another --url"),
+        (401, b'{"error": "a key is needed"}', "it asks for a key: give --api-key-file FILE"),
+        (403, b'{"error": "the key may not"}', "the key may not"),
+    ],
+)
+def test_what_is_no_selector_or_wants_a_key_is_told_with_what_to_do(capsys, status, body, told):
+    assert strange_answer(status, body) == 1
+    assert capsys.readouterr().err.endswith(f": {told}\n")
+
+
+def test_a_key_that_is_not_known_is_told_by_its_file(capsys, tmp_path):
+    key = tmp_path / "key"
+    key.write_text("ssk_x")
+    assert strange_answer(401, b"{}", "--api-key-file", str(key)) == 1
+    assert f"it does not know the key in `{key}`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["explain", "doctor"])
+def test_nobody_who_listens_is_told_with_what_to_do(capsys, command):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        assert main([command, "--url", url]) == (2 if command == "doctor" else 1)
+    told = "connection refused: is the service running there? Else give another --url"
+    assert capsys.readouterr().err == f"select-service: error: {url}: {told}\n"
+
+
+def test_what_speaks_no_http_is_told(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+
+        def greet():
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"SSH-2.0-OpenSSH_9\r\n")
+
+        greeting = threading.Thread(target=greet)
+        greeting.start()
+        assert main(["explain", "--url", url]) == 1
+        greeting.join()
+    assert "the answer is not one of a select-service" in capsys.readouterr().err

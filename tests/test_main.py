@@ -55,7 +55,7 @@ def run(script: str) -> str:
         (["--state-path", "/no/such/directory/file"], 2),
         (["--audit-log", "/no/such/directory/file"], 2),
         (["--decision-log", "/no/such/directory/file"], 2),
-        (["--host", "256.0.0.1", "--insecure"], 1),
+        (["--host", "256.0.0.1", "--insecure"], 2),
     ],
 )
 def test_every_verdict_comes_before_anything_heavy_is_imported(argv, status):

@@ -1,5 +1,7 @@
 """The scripts end with the status of what they did, not with that of tidying up behind it."""
 
+import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -42,3 +44,40 @@ def test_tidying_up_does_not_change_the_status(script: str, trap: str, tmp_path:
 def test_what_cannot_be_tidied_up_would_be_noticed(tmp_path: Path) -> None:
     trap = """trap 'kill "${background[@]}" 2>/dev/null; rm -f "$report"' EXIT"""
     assert status_after(trap, tmp_path) == 1
+
+
+AUDIT = """\
+#!/bin/sh
+while [ "$1" != --output ]; do shift; done
+[ -z "$ANSWER" ] || printf '%s' "$ANSWER" > "$2"
+[ -n "$ANSWER" ] || echo "ConnectionError: nobody there" >&2
+exit 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "status", "told"),
+    [
+        (None, 2, "no database of advisories answered"),
+        ({"skip_reason": "not found"}, 2, "does not know 1 of 1 packages"),
+        ({"version": "1", "vulns": []}, 0, "no advisory concerns its 1 packages"),
+        (
+            {"version": "1", "vulns": [{"id": "PYSEC-1", "fix_versions": ["2"]}]},
+            1,
+            "a.lock: a 1: PYSEC-1, mended in 2",
+        ),
+    ],
+)
+def test_an_audit_never_takes_silence_for_good_news(
+    tmp_path: Path, package: dict[str, object] | None, status: int, told: str
+) -> None:
+    tool, lock = tmp_path / "pip-audit", tmp_path / "a.lock"
+    tool.write_text(AUDIT)
+    tool.chmod(0o755)
+    lock.write_text("a==1\n")
+    answer = "" if package is None else json.dumps({"dependencies": [{"name": "a"} | package]})
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "ANSWER": answer}
+    done = subprocess.run(
+        [SCRIPTS / "audit", lock], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, told in done.stdout + done.stderr) == (status, True), done

@@ -3,7 +3,9 @@
 import pytest
 
 from select_service.access.keys_file import read_keys
-from select_service.yaml_document import NESTING_MAX, decoded
+from select_service.settings.config import ConfigError, parse
+from select_service.settings.discovery import source_settings
+from select_service.yaml_document import NESTING_MAX, REPEATED_MAX, decoded
 
 
 @pytest.mark.parametrize("deep", [b"[" * 100_000, b"{a: " * 100_000, b"- " * 100_000])
@@ -23,10 +25,56 @@ def test_what_is_nested_as_deeply_as_may_be_is_read():
     assert found == []
 
 
-@pytest.mark.parametrize("text", [b"a: [1", b"a: b: c", b"\x00", b"!!int x", b"2001-99-99"])
-def test_what_is_no_yaml_is_one_line(text):
-    with pytest.raises(ValueError, match=r"\A[^\n]+\Z"):
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (b"a: [1", "line 2, column 1: a list that began with \\[ has no \\]"),
+        (b"a: {b: 1", "line 2, column 1: a mapping that began with \\{ has no \\}"),
+        (b"a: [}", "line 1, column 5: a value is missing here"),
+        (b"a: b: c", "line 1, column 5: a key cannot stand here: look at the indentation"),
+        (b"a:\n  - b: 1\n   c: 2\n", "line 3, column 4: the indentation does not fit"),
+        (b"a:\n\t- b\n", "line 2, column 1: indent with spaces instead of tabs"),
+        (b"a: @b\n", "line 1, column 4: indent with spaces instead of tabs, and quote"),
+        (b'a: "b\nc: d\n', "line 3, column 1: a quoted text does not end"),
+        (b'a: "\\q"', "line 1, column 5: a backslash in double quotes"),
+        (b"a: *b\n", "line 1, column 4: \\* names an anchor that is not there"),
+        (b"--- 1\n--- 2\n", "line 2, column 1: a second document begins here"),
+        (b"a: !mine x\n", r"line 1, column 4: tags \(!\) are not supported"),
+        (b"a: b\nc: \x01", "line 2: a character that no YAML has"),
+        (b"a: \xff", "line 1: a character that no YAML has: write the file in UTF-8"),
+        (b"!!int x", "a value cannot be read, quote it if it is a text"),
+        (b"a: 2001-99-99", "a value cannot be read, quote it if it is a text"),
+        (b"a: .nan", "line 1: .nan is no number: give one"),
+        (b"a:\n- 1\n- .NaN\n", "line 3: .NaN is no number"),
+        (b"&a [*a]", r"`\*a` stands inside of what it repeats"),
+    ],
+)
+def test_what_is_no_yaml_is_one_line_in_words(text, told):
+    with pytest.raises(ValueError, match=rf"\A{told}[^\n]*\Z") as error:
         decoded(text)
+    assert "byte string" not in str(error.value)
+
+
+def test_what_is_quoted_or_only_begins_so_is_a_text():
+    assert decoded(b"a: '.nan'\nb: .nano\n") == {"a": ".nan", "b": ".nano"}
+
+
+def test_aliases_that_multiply_are_refused_before_they_are_written_out():
+    lines = [b"a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    for n in range(1, 30):
+        ten = b", ".join([b"*a%d" % (n - 1)] * 10)
+        lines += [b"a%d: &a%d [%s]" % (n, n, ten)]
+    with pytest.raises(ValueError, match=f"repeat more than {REPEATED_MAX} values"):
+        decoded(b"\n".join(lines))
+    assert decoded(b"\n".join(lines[:5]))
+
+
+@pytest.mark.parametrize("text", [b"? [a, b]\n: 1\n", b"? 2001-01-01\n: 1\n", b"? !!null\n: 1\n"])
+def test_what_has_odd_keys_is_refused_in_words(text, tmp_path):
+    file = tmp_path / "sources.yaml"
+    file.write_bytes(text)
+    with pytest.raises(ConfigError, match=r"\A--discovery-config [^\n]*\Z"):
+        source_settings(parse(["--discovery-config", str(file)], {}))
 
 
 @pytest.mark.parametrize(

@@ -8,28 +8,47 @@ import argparse
 import os
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from select_service.access.api_key import PREFIX, SECRET_BYTES, hash_text
 from select_service.access.keys_document import ALL
 from select_service.access.keys_file import YAML_ENDINGS, keys_in, replica_keys_in
-from select_service.access.roles import CALLER, ROLES
+from select_service.access.roles import CALLER, MEANINGS, ROLES
+from select_service.command_line import (
+    CommandParser,
+    UsageError,
+    above_zero,
+    choice,
+    file_fault,
+    typed,
+    whole,
+)
 from select_service.settings.config import ConfigError
+from select_service.spelling import shown
 from select_service.whole_file import write_whole
 
 Fields: TypeAlias = dict[str, str | list[str] | dict[str, str]]
-Kinds: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 Table: TypeAlias = Literal["keys", "replicas"]
 FLAGS = {"keys": "--api-keys-file", "replicas": "--replica-keys-file"}
-QUOTAS = ("requests_per_s", "reservations", "workers")
+NEW, NEW_REPLICA = "new", "new-replica"
+QUOTAS: Mapping[str, tuple[Callable[[str], float], str]] = {
+    "requests_per_s": (above_zero, "requests a second"),
+    "reservations": (whole(0, 2**40), "reservations at a time"),
+    "workers": (whole(0, 2**40), "registered workers"),
+}
+"""What reads each, and what it bounds."""
 
 
 def keys_command(argv: Sequence[str]) -> int:
-    """Exit status.  Raises ConfigError."""
-    given = _parser().parse_args(argv)
-    return _new_replica(given) if given.makes == "new-replica" else _new(given)
+    """Exit status.  Raises UsageError."""
+    if argv[:1] == [NEW]:
+        return _new(parser_of_new().read(argv[1:]))
+    if argv[:1] == [NEW_REPLICA]:
+        return _new_replica(parser_of_new_replica().read(argv[1:]))
+    word = parser().read(argv[:1]).command
+    raise UsageError(f"keys: expected `{NEW}` or `{NEW_REPLICA}`, got `{shown(word)}`")
 
 
 def _new(given: argparse.Namespace) -> int:
@@ -50,8 +69,12 @@ def _new_replica(given: argparse.Namespace) -> int:
     _check("replicas", Path("printed.toml"), _toml("replicas", fields))
     try:
         _write_secret(path, pair.secret)
+    except FileExistsError:
+        raise ConfigError(
+            f"--secret-file: `{path}` exists, and no secret is written over: name a new file"
+        ) from None
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be made: {error.strerror}") from None
+        raise ConfigError(f"--secret-file: {file_fault(path, error, 'made')}") from None
     try:
         _enter(given, "replicas", fields)
     except ConfigError:
@@ -81,43 +104,98 @@ def _enter(given: argparse.Namespace, table: Table, fields: Fields) -> None:
         print(f"{given.file}: `{given.name}` was added", file=sys.stderr)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="select-service keys",
-        description="Makes keys for --api-keys-file, which holds their hashes alone, and pairs of "
-        "keys of CURVE for --replica-keys-file, which holds their public halves alone.",
+def parser() -> CommandParser:
+    """The command line."""
+    result = CommandParser(
+        "select-service keys",
+        "Make keys for --api-keys-file, which holds their hashes alone, and pairs of keys of CURVE "
+        "for --replica-keys-file, which holds their public halves alone.",
+        {
+            "select-service keys new gateway --role caller --file keys.toml": "a key for a gateway",
+            "select-service keys new admin --role operator --file keys.toml": "one for people",
+            "select-service keys new-replica a --secret-file a.key": "a pair for a replica",
+        },
+        "COMMAND NAME [OPTION ...]",
+        commands={
+            NEW: "a key of those who may call, shown once",
+            NEW_REPLICA: "the pair of a replica, or of a service towards its engines",
+        },
     )
-    kinds = parser.add_subparsers(required=True, dest="makes", metavar="new | new-replica")
-    _add_new(kinds)
-    _add_new_replica(kinds)
-    return parser
+    result.add_argument("command", metavar="COMMAND", help=f"{NEW} or {NEW_REPLICA}")
+    return result
 
 
-def _add_new_replica(kinds: Kinds) -> None:
-    new = kinds.add_parser(
-        "new-replica",
-        description="Write a new secret key into a file, print its public key on standard output, "
-        "and its entry or where that is.",
+def _add_name_and_file(parser: CommandParser, name: str) -> None:
+    parser.add_argument("name", metavar="NAME", help=name)
+    parser.add_argument(
+        "--file",
+        metavar="FILE",
+        help="file of keys that gets the entry, TOML or YAML by its ending (default: the entry is "
+        "printed on standard error)",
     )
-    new.add_argument("name", help="of the replica, as the log and the status call it")
-    new.add_argument("--secret-file", required=True, help="where the secret key goes; a new file")
-    new.add_argument("--endpoint", help="where others listen to it, as tcp://selector-a:9092")
-    new.add_argument("--url", help="where others fetch its lists, as http://selector-a:8092")
-    new.add_argument("--file", help="add the entry to this file, in TOML or YAML by its ending")
 
 
-def _add_new(kinds: Kinds) -> None:
-    new = kinds.add_parser(
-        "new", description="Print a new key on standard output, and its entry or where that is."
+def parser_of_new_replica() -> CommandParser:
+    command = f"select-service keys {NEW_REPLICA} a --secret-file a.key"
+    result = CommandParser(
+        f"select-service keys {NEW_REPLICA}",
+        "Write a new secret key into a file, and print its public key on standard output.",
+        {
+            command: "the pair; the entry is printed",
+            f"{command} --file replicas.toml": "the entry is added",
+            f"{command} --endpoint tcp://a:9092": "with the place where others listen to it",
+        },
+        "NAME --secret-file FILE [OPTION ...]",
     )
-    new.add_argument("name", help="who uses it, as the log and the metrics call it")
-    roles = ", ".join(ROLES)
-    new.add_argument("--role", action="append", required=True, choices=ROLES, help=f"of {roles}")
-    new.add_argument("--tenant", action="append", help="bind it to this tenant; may be repeated")
-    for quota in QUOTAS:
+    _add_name_and_file(result, "name of the replica, as the log and the status show it")
+    result.add_argument(
+        "--secret-file", required=True, metavar="FILE", help="new file for the secret key"
+    )
+    result.add_argument(
+        "--endpoint",
+        metavar="ENDPOINT",
+        help="ZMQ endpoint of the replica, such as tcp://selector-a:9092",
+    )
+    result.add_argument(
+        "--url", metavar="URL", help="HTTP address of the replica, such as http://selector-a:8092"
+    )
+    return result
+
+
+def parser_of_new() -> CommandParser:
+    command = "select-service keys new gateway --role caller"
+    result = CommandParser(
+        f"select-service keys {NEW}",
+        "Print a new key on standard output. Only its hash is kept.",
+        {
+            f"{command} --file keys.toml > gateway.key": "for all tenants",
+            f"{command} --tenant red --tenant blue": "bound to tenants; the entry is printed",
+            "select-service keys new prometheus --role metrics": "for monitoring",
+        },
+        "NAME --role ROLE [OPTION ...]",
+        epilog="Roles:\n" + "\n".join(f"  {role:9} {text}" for role, text in MEANINGS.items()),
+    )
+    _add_name_and_file(result, "name of whoever uses the key, as the log and the metrics show it")
+    roles = choice(*ROLES)
+    result.add_argument(
+        "--role",
+        action="append",
+        required=True,
+        type=typed(roles),
+        metavar=roles.kind,
+        help="role of the key, see below; may be repeated",
+    )
+    result.add_argument(
+        "--tenant",
+        action="append",
+        metavar="NAME",
+        help="tenant that the key is bound to; may be repeated (default: all tenants)",
+    )
+    for quota, (read, what) in QUOTAS.items():
         flag = "--" + quota.replace("_", "-")
-        new.add_argument(flag, metavar="N", help=f"quota; none = no bound of its own on {quota}")
-    new.add_argument("--file", help="add the entry to this file, in TOML or YAML by its ending")
+        text = f"most {what} of the key (default: no bound of its own)"
+        result.add_argument(flag, type=typed(read), metavar="N", help=text)
+    return result
 
 
 def _fields(given: argparse.Namespace, hashed: str) -> Fields:
@@ -126,7 +204,7 @@ def _fields(given: argparse.Namespace, hashed: str) -> Fields:
         fields["tenants"] = given.tenant
     elif CALLER in given.role:
         fields["tenants"] = ALL
-    quotas = {name: text for name in QUOTAS if (text := getattr(given, name)) is not None}
+    quotas = {name: str(n) for name in QUOTAS if (n := getattr(given, name)) is not None}
     return fields | ({"quotas": quotas} if quotas else {})
 
 
@@ -161,8 +239,10 @@ def _append(table: Table, path: Path, entry: str, *, is_yaml: bool) -> None:
     """Raises ConfigError, and then the file is as it was."""
     try:
         before = path.read_text() if path.exists() else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"--file: {file_fault(path, error)}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--file: `{path}` is no text in UTF-8") from None
     if is_yaml and not before.strip():
         before = f"{table}:\n"
     elif before and not before.endswith("\n"):
@@ -172,7 +252,7 @@ def _append(table: Table, path: Path, entry: str, *, is_yaml: bool) -> None:
     try:
         write_whole(path, text.encode())
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+        raise ConfigError(f"--file: {file_fault(path, error, 'written')}") from None
 
 
 def _check(table: Table, path: Path, text: str) -> None:

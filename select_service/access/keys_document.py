@@ -7,12 +7,14 @@ from msgspec import Meta
 
 from select_service.access.api_key import HASH_PREFIX, ApiKey, Quotas
 from select_service.access.roles import CALLER, METRICS, OPERATOR, REPLICA, Role
+from select_service.shape_errors import converted
 
 KEYS_MAX = 1024
 TENANTS_MAX = 256
 """Of one key."""
 NAME_CHARS_MAX = 64
 ALL = "all"
+MAKE_KEY = "make a key with `select-service keys new NAME --role caller --file FILE`"
 
 Name: TypeAlias = Annotated[
     str, Meta(pattern=f"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_CHARS_MAX - 1}}}$")
@@ -57,10 +59,9 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
 
 def keys_of(document: object) -> tuple[ApiKey, ...]:
     """Raises ValueError with one line that says which key is wrong, and in what."""
-    try:
-        found = msgspec.convert(document, _Document).keys
-    except msgspec.ValidationError as error:
-        raise ValueError(" ".join(str(error).split())) from None
+    if not document:
+        raise ValueError(f"it is empty: {MAKE_KEY}")
+    found = converted(document, _Document).keys
     for each in found:
         _check(each)
     refuse_repeated("keys", "the name", [each.name for each in found])

@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 
 from select_service.access.api_key import ApiKey
-from select_service.access.keys_document import keys_of
-from select_service.access.replica_keys import ReplicaKeys, replica_keys_of
+from select_service.access.keys_document import MAKE_KEY, keys_of
+from select_service.access.replica_keys import MAKE_PAIR, ReplicaKeys, replica_keys_of
 from select_service.whole_file import read_whole
 from select_service.yaml_document import decoded
 
@@ -16,12 +16,12 @@ YAML_ENDINGS = (".yaml", ".yml")
 
 def read_keys(path: Path) -> tuple[ApiKey, ...]:
     """Raises ValueError with one line that names no file.  Blocks."""
-    return keys_in(path, _text(path))
+    return keys_in(path, _text(path, MAKE_KEY))
 
 
 def read_replica_keys(path: Path) -> ReplicaKeys:
     """Raises ValueError with one line that names no file.  Blocks."""
-    return replica_keys_in(path, _text(path))
+    return replica_keys_in(path, _text(path, MAKE_PAIR))
 
 
 def replica_keys_in(path: Path, text: bytes) -> ReplicaKeys:
@@ -34,10 +34,12 @@ def keys_in(path: Path, text: bytes) -> tuple[ApiKey, ...]:
     return keys_of(_document(path, text))
 
 
-def _text(path: Path) -> bytes:
+def _text(path: Path, advice: str) -> bytes:
     """Raises ValueError."""
     try:
         return read_whole(path, BYTES_MAX)
+    except FileNotFoundError:
+        raise ValueError(f"there is no such file: {advice}") from None
     except OSError as error:
         raise ValueError(error.strerror or type(error).__name__) from None
 
@@ -48,6 +50,8 @@ def _document(path: Path, text: bytes) -> object:
         return decoded(text)
     try:
         document: object = msgspec.toml.decode(text)
+    except UnicodeDecodeError:
+        raise ValueError("it is no text in UTF-8") from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(" ".join(str(error).split())) from None
+        raise ValueError(f"it is no TOML: {' '.join(str(error).split())}") from None
     return document

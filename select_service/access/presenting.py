@@ -7,11 +7,15 @@ import argparse
 from pathlib import Path
 from typing import NamedTuple
 
+from select_service.command_line import UsageError, file_fault, typed
 from select_service.tls.files import ClientFiles, Pair
 from select_service.tls.kept import ClientTls
+from select_service.urls import service_url_error
 from select_service.whole_file import read_whole
 
 KEY_BYTES_MAX = 4096
+URL = "http://127.0.0.1:8092"
+"""Of a service with default settings."""
 
 
 class Presented(NamedTuple):
@@ -26,12 +30,30 @@ def key_in(path: Path) -> str:
     try:
         key = read_whole(path, KEY_BYTES_MAX).decode("ascii").strip()
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+        raise ValueError(file_fault(path, error)) from None
     except ValueError:
         key = ""
     if not key.isprintable() or not key or " " in key:
-        raise ValueError(f"{path} does not hold a key, which is one word")
+        raise ValueError(f"`{path}` does not hold a key, which is one word")
     return key
+
+
+def add_url(parser: argparse.ArgumentParser) -> None:
+    """Add the flag for the address of the service."""
+    parser.add_argument(
+        "--url",
+        type=typed(_service_url),
+        default=URL,
+        metavar="URL",
+        help=f"address of the service (default {URL})",
+    )
+
+
+def _service_url(text: str) -> str:
+    """Raises ValueError."""
+    if (error := service_url_error(text)) is not None:
+        raise ValueError(f"an http or https URL ({error})")
+    return text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,13 +69,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def presented_of(arguments: argparse.Namespace) -> Presented:
-    """Raises ValueError with one line."""
+    """Raises UsageError."""
     certificate, key = arguments.tls_client_cert, arguments.tls_client_key
     if (certificate is None) != (key is None):
-        raise ValueError("--tls-client-cert and --tls-client-key belong together")
+        raise UsageError("--tls-client-cert and --tls-client-key need each other: give both")
     pair = None if certificate is None else Pair(certificate, key)
     files = ClientFiles(arguments.tls_ca, pair)
-    tls = ClientTls(files) if files.paths() else None
-    if arguments.api_key_file is not None:
-        key_in(arguments.api_key_file)
+    try:
+        tls = ClientTls(files) if files.paths() else None
+    except ValueError as error:
+        raise UsageError(f"--tls-ca, --tls-client-cert, --tls-client-key: {error}") from None
+    try:
+        if arguments.api_key_file is not None:
+            key_in(arguments.api_key_file)
+    except ValueError as error:
+        raise UsageError(f"--api-key-file: {error}") from None
     return Presented(arguments.api_key_file, tls)

@@ -10,9 +10,13 @@ from indexer.curve_keys import curve_key_error
 from indexer.endpoints import endpoint_error
 from select_service.access.keys_document import Name, refuse_repeated
 from select_service.core.replicas.router_ids import has_mark, mark_of
+from select_service.shape_errors import converted
 from select_service.urls import service_url_error
 
 REPLICAS_MAX = 256
+MAKE_PAIR = (
+    "make a pair with `select-service keys new-replica NAME --secret-file SECRET --file FILE`"
+)
 
 
 class ReplicaKey(NamedTuple):
@@ -57,10 +61,9 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
 
 def replica_keys_of(document: object) -> ReplicaKeys:
     """Raises ValueError with one line that says which replica is wrong, and in what."""
-    try:
-        found = msgspec.convert(document, _Document).replicas
-    except msgspec.ValidationError as error:
-        raise ValueError(" ".join(str(error).split())) from None
+    if not document:
+        raise ValueError(f"it is empty: {MAKE_PAIR}")
+    found = converted(document, _Document).replicas
     for each in found:
         fault = _fault(each)
         if fault is not None:

@@ -1,5 +1,6 @@
 """The roles that a key may have, and the words in which a route says who may call it."""
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
 Role: TypeAlias = Literal["caller", "operator", "replica", "metrics"]
@@ -13,6 +14,13 @@ REPLICA: Role = "replica"
 METRICS: Role = "metrics"
 """Reads numbers, for monitoring and autoscaling."""
 ROLES: tuple[Role, ...] = (CALLER, OPERATOR, REPLICA, METRICS)
+MEANINGS: Mapping[Role, str] = {
+    CALLER: "asks where prompts go, books requests and reports their ends (gateways)",
+    OPERATOR: "changes workers, limits and settings, reads all but books nothing (people, planner)",
+    REPLICA: "reads reservations and the index (other selectors)",
+    METRICS: "reads numbers: /metrics, /planner/observation (monitoring, planner)",
+}
+"""What a key of each role may do, for people."""
 
 
 class MayCall(NamedTuple):

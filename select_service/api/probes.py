@@ -74,6 +74,8 @@ async def health(service: Service, request: Request) -> Response:
             ),
         },
         may_call=ANYONE,
+        detail="Where keys are asked for, who shows none is told only what a probe needs: no "
+        "counts, no records, no places.",
         query=(
             QueryParameter("records", bool, "`false`: without the records of workers.", True),
             QueryParameter(
@@ -90,33 +92,29 @@ async def ready(service: Service, request: Request, query: Mapping[str, str]) ->
     workers, recovery = service.selector.workers(), service.recovery
     schedulable = sum(worker.schedulable for worker in workers)
     reasons = [*_unready(service, schedulable > 0 or not needs_worker)]
-    grant = grant_of(request)
-    if not query_flag(query, "records", default=True):
-        grant = STRANGER
-    shown = [w for w in workers if grant.sees(w.key.tenant_id)] if grant.has(*_SHOWN_TO) else []
+    grant, with_records = grant_of(request), query_flag(query, "records", default=True)
+    seen = [worker for worker in workers if grant.sees(worker.key.tenant_id)]
+    shown = seen if with_records and grant.has(*_SHOWN_TO) else []
     rows = (r and without_hints(grant, r) for r in records(service, shown))
-    body = Ready(
-        ready=not reasons,
-        schedulable_workers=schedulable,
-        workers=cast(list[WorkerRecord], await encoded_in_turns(rows)),
-    )
+    body = Ready(ready=not reasons, workers=cast(list[WorkerRecord], await encoded_in_turns(rows)))
     if reasons:
         body.reason = "; ".join(reasons)
+    if grant != STRANGER:
+        body.schedulable_workers = sum(worker.schedulable for worker in seen)
     if service.is_draining:
         body.draining = True
     if is_open(service.config):
         body.insecure = True
-    if are_replicas_open(service.config):
+    if grant != STRANGER and are_replicas_open(service.config):
         body.replica_sync_insecure = True
     if recovery.state != "off":
-        body.recovery = RecoveryView(
-            state=recovery.state,
-            peer=recovery.source,
-            partitions=recovery.partitions,
-            blocks=recovery.blocks,
-            bytes=recovery.bytes,
-            elapsed_s=round(recovery.seconds(now()), 3),
-        )
+        body.recovery = RecoveryView(state=recovery.state)
+        if grant.tenants is None:  # what follows is of all tenants
+            body.recovery.peer = recovery.source
+            body.recovery.partitions = recovery.partitions
+            body.recovery.blocks = recovery.blocks
+            body.recovery.bytes = recovery.bytes
+            body.recovery.elapsed_s = round(recovery.seconds(now()), 3)
     return json_response(body, 200 if body.ready else 503)
 
 

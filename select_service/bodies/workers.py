@@ -365,15 +365,16 @@ class RecoveryView(Struct, kw_only=True):
     state: Literal["off", "running", "found", "empty", "failed", "cancelled"]
     """`off`: nothing to recover from; `running`: it goes on; `found`: blocks were taken; `empty`:
     there were none; `failed`: nobody answered well; `cancelled`: the process was told to end."""
-    peer: str | None
-    """URL or file that is being read, or from which most was taken; null before and without."""
-    partitions: int
+    peer: str | UnsetType | None = UNSET
+    """URL or file that is being read, or from which most was taken; null before and without.
+    This and what follows is absent for keys that do not see all tenants."""
+    partitions: int | UnsetType = UNSET
     """Partitions that were read."""
-    blocks: int
+    blocks: int | UnsetType = UNSET
     """Blocks that were read."""
-    bytes: int
+    bytes: int | UnsetType = UNSET
     """Bytes that were read."""
-    elapsed_s: float
+    elapsed_s: float | UnsetType = UNSET
     """Seconds since it began, or that it took."""
 
 
@@ -382,8 +383,9 @@ class Ready(Struct, kw_only=True):
 
     ready: bool
     """May requests be sent here? The status says the same: 200 or 503."""
-    schedulable_workers: int
-    """Workers that may be chosen, over all models."""
+    schedulable_workers: int | UnsetType = UNSET
+    """Workers that may be chosen, over all models, of the tenants that the key sees; absent where
+    keys are asked for and none is shown."""
     reason: str | UnsetType = UNSET
     """Why not, in words; absent when it is ready."""
     workers: list[WorkerRecord]

@@ -28,7 +28,7 @@ from select_service.http.connection import ClientGone
 from select_service.http.duplicates import TooManyStrings, duplicate_key
 from select_service.http.request_warnings import warn
 from select_service.http.second_reading import BodyForm
-from select_service.http.shape_errors import in_words
+from select_service.shape_errors import in_words
 from select_service.spelling import shown
 
 BODY_BYTES_MAX = 8 * 1024 * 1024

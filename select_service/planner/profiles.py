@@ -5,12 +5,17 @@ DIR/selected_decode_interpolation/raw_data.npz: x_kv_usage, y_context_length, z_
 max_kv_tokens (one number).
 """
 
+import math
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tokenize import TokenError
+from typing import IO
 
 import msgspec
 import numpy as np
+from numpy.lib import format as npy
 
 from select_service.command_line import file_fault
 from select_service.planner.core.perf.profile import (
@@ -24,6 +29,15 @@ FILE_BYTES_MAX = 16 << 20
 """Of a file, and of all arrays in it."""
 VALUES_MAX = 100_000
 """Of one array."""
+NUMBERS = "iuf"
+"""Kinds of numpy."""
+UNREADABLE = (
+    *(OSError, ValueError, EOFError, OverflowError),
+    *(zipfile.BadZipFile, zlib.error, RuntimeError, SyntaxError, TokenError),
+    msgspec.MsgspecError,
+)
+"""What the readers of files raise; RuntimeError: of a file with a password, or packed
+otherwise; SyntaxError, TokenError: of the header of an array."""
 PREFILL, DECODE = "selected_prefill_interpolation", "selected_decode_interpolation"
 
 Arrays = Mapping[str, Sequence[float]]
@@ -70,19 +84,42 @@ def _arrays(directory: Path) -> Arrays | None:
             return _bounded(document, _of_json(document))
     except OSError as error:
         raise ProfileError(file_fault(npz if npz.is_file() else document, error)) from None
-    except (ValueError, EOFError, zipfile.BadZipFile, msgspec.MsgspecError) as error:
-        raise ProfileError(f"{npz if npz.is_file() else document}: {error}") from None
+    except UNREADABLE as error:
+        fault = " ".join(str(error).split())
+        raise ProfileError(f"{npz if npz.is_file() else document}: {fault}") from None
     return None
 
 
 def _of_npz(path: Path) -> Arrays:
     """Without pickles, and never more than is bounded, whatever it says of itself."""
     with zipfile.ZipFile(path) as packed:
-        size = sum(each.file_size for each in packed.infolist())
-    if size > FILE_BYTES_MAX:
-        raise ValueError(f"its arrays have more than {FILE_BYTES_MAX} bytes")
-    with np.load(path, allow_pickle=False) as loaded:
-        return {name: np.asarray(loaded[name], np.float64).ravel().tolist() for name in loaded}
+        members = packed.infolist()
+        if sum(each.file_size for each in members) > FILE_BYTES_MAX:
+            raise ValueError(f"its arrays have more than {FILE_BYTES_MAX} bytes")
+        found = {}
+        for member in members:
+            name = member.filename.removesuffix(".npy")
+            with packed.open(member) as file:
+                found[name] = _array(name, file)
+        return found
+
+
+def _array(name: str, file: IO[bytes]) -> list[float]:
+    """Raises ValueError, before there is memory for what the header says."""
+    if npy.read_magic(file) == (1, 0):
+        shape, _, kind = npy.read_array_header_1_0(file)
+    else:
+        shape, _, kind = npy.read_array_header_2_0(file)
+    count = math.prod(shape)
+    if kind.kind not in NUMBERS or not kind.itemsize:
+        raise ValueError(f"{name}: expected numbers, got {kind}")
+    if not 0 <= count <= VALUES_MAX:
+        raise ValueError(f"{name}: expected at most {VALUES_MAX} values, its header says {count}")
+    content = file.read(count * kind.itemsize)
+    if len(content) < count * kind.itemsize:
+        raise ValueError(f"{name}: its header says {count} values, and there are fewer")
+    values: list[float] = np.frombuffer(content, kind, count).astype(np.float64).tolist()
+    return values
 
 
 def _of_json(path: Path) -> Arrays:

@@ -1,12 +1,20 @@
 """`select-service replay`: what policies would have done with the requests of a decision log."""
 
-import argparse
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from math import isfinite
 from pathlib import Path
 
+from select_service.command_line import (
+    CommandParser,
+    UsageError,
+    above_zero,
+    choice,
+    file_fault,
+    typed,
+    whole,
+)
 from select_service.core.decide.policies import POLICIES, choice_named
 from select_service.core.decide.router_config import RouterConfig
 from select_service.errors import InvalidBody
@@ -19,6 +27,7 @@ from select_service.replaying.traffic import Given, Traffic, traffic_of
 from select_service.replaying.world import Chooser, World
 
 REQUESTS, REQUESTS_MAX = 5000, 200_000
+SEED_MAX = 2**32 - 1
 GPUS = {"a100-40": A100_40, "a100-80": A100_80, "h100-80": H100_80}
 BLIND: dict[str, Callable[[Scene], Chooser]] = {
     "round-robin": lambda scene: choosers.RoundRobin(len(scene.fleet), scene.seed),
@@ -30,16 +39,15 @@ SUFFIXES = (".html", ".svg")
 
 
 def replay_command(argv: Sequence[str]) -> int:
-    """Exit status: 0 shown, 1 the picture cannot be written, 2 a wrong argument or file."""
-    arguments = _parser().parse_args(argv)
+    """Exit status.  Raises UsageError."""
+    arguments = parser().read(argv)
     wanted = Wanted(arguments.model, arguments.tenant, arguments.requests)
     given = Given(GPUS[arguments.gpu], arguments.speed, arguments.prefill_tokens_per_s)
     try:
         logged = read_logs(arguments.log, wanted)
         traffic = traffic_of(logged, given)
     except ReplayError as error:
-        print(f"select-service: error: {error}", file=sys.stderr)
-        return 2
+        raise UsageError(str(error)) from None
     policies = dict.fromkeys(arguments.policy or ("work", "reference"))
     found = {name: _run(name, traffic, arguments.seed) for name in policies}
     title, notes = _title(logged), _notes(logged, traffic, given)
@@ -51,8 +59,7 @@ def replay_command(argv: Sequence[str]) -> int:
     try:
         arguments.out.write_text(text)
     except OSError as error:
-        print(f"select-service: error: {error}", file=sys.stderr)
-        return 1
+        raise UsageError(f"--out: {file_fault(arguments.out, error, 'written')}") from None
     return 0
 
 
@@ -105,45 +112,71 @@ def _notes(logged: Logged, traffic: Traffic, given: Given) -> list[str]:
 # --- arguments
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="select-service replay",
-        description="What policies would have done with the requests of a decision log (see "
-        "--decision-log): simulated engines in virtual time, the time to the first token and the "
-        "hit rate of each policy as a table.",
-        epilog=f"Policies: {', '.join((*POLICIES, *BLIND))}; options of one behind it, as in "
+def parser() -> CommandParser:
+    """The command line."""
+    result = CommandParser(
+        "select-service replay",
+        "What policies would have done with the requests of a decision log (see --decision-log): "
+        "simulated engines in virtual time, the time to the first token and the hit rate of each "
+        "policy as a table.",
+        {
+            "select-service replay --log decisions.jsonl": "work next to reference",
+            "select-service replay --log a b --policy work --policy round-robin": "other policies",
+            "select-service replay --log decisions.jsonl --out replay.html": "with a page",
+        },
+        "--log FILE [FILE ...] [OPTION ...]",
+        epilog=f"Policies: {', '.join((*POLICIES, *BLIND))};\noptions of one behind it, as in "
         "work+strict-tail.",
     )
-    add = parser.add_argument
+    add = result.add_argument
     add("--log", type=Path, nargs="+", required=True, metavar="FILE", help="decision logs")
     add(
         "--policy",
         type=_policy,
         action="append",
-        metavar="NAME",
-        help="may be given several times, the first is what others are compared with (default: "
+        metavar="POLICY",
+        help="policy to simulate; may be repeated, others are compared with the first (default: "
         "work and reference)",
     )
-    add("--out", type=_out, metavar="FILE", help="a picture (.svg), or a page with it (.html)")
-    add("--model", metavar="NAME", help="of several in the log (default: the busiest)")
-    add("--tenant", metavar="NAME", help="of several in the log (default: the busiest)")
+    add("--out", type=typed(_out), metavar="FILE", help="picture (.svg), or a page with it (.html)")
+    add("--model", metavar="NAME", help="model of the requests (default: the busiest of the log)")
+    add("--tenant", metavar="NAME", help="tenant of the requests (default: the busiest of the log)")
     add(
         "--requests",
-        type=_requests,
+        type=typed(whole(1, REQUESTS_MAX)),
         default=REQUESTS,
         metavar="N",
-        help=f"the last so many, up to {REQUESTS_MAX} (default %(default)s)",
+        help=f"number of requests, the last of the log, up to {REQUESTS_MAX} (default %(default)s)",
     )
-    add("--speed", type=_positive, default=1.0, metavar="X", help="requests come X times faster")
-    add("--gpu", choices=GPUS, default="a100-40", help="of every rank (default %(default)s)")
+    add(
+        "--speed",
+        type=typed(above_zero),
+        default=1.0,
+        metavar="FACTOR",
+        help="factor by which requests come faster than they did (default 1)",
+    )
+    gpus = choice(*GPUS)
+    add(
+        "--gpu",
+        type=typed(gpus),
+        metavar=gpus.kind,
+        default="a100-40",
+        help="GPU of every rank (default %(default)s)",
+    )
     add(
         "--prefill-tokens-per-s",
-        type=_positive,
-        metavar="N",
+        type=typed(above_zero),
+        metavar="TOKENS",
         help="prompt tokens that a rank computes in a second (default: as the GPU does)",
     )
-    add("--seed", type=int, default=1, metavar="N", help="of draws among equals (default 1)")
-    return parser
+    add(
+        "--seed",
+        type=typed(whole(0, SEED_MAX)),
+        default=1,
+        metavar="N",
+        help="seed of draws among equals (default 1)",
+    )
+    return result
 
 
 def _policy(text: str) -> str:
@@ -152,25 +185,16 @@ def _policy(text: str) -> str:
     try:
         choice_named(text)
     except InvalidBody as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        others = f"; besides, there are {', '.join(BLIND)}"
+        raise ArgumentTypeError(f"{error}{others}") from None
     return text
 
 
 def _out(text: str) -> Path:
+    """Raises ValueError."""
     path = Path(text)
     if path.suffix not in SUFFIXES:
-        raise argparse.ArgumentTypeError(f"expected a name that ends in {' or '.join(SUFFIXES)}")
+        raise ValueError(f"a name that ends in {' or '.join(SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise ValueError(f"a file in a directory that exists, and {path.parent} does not")
     return path
-
-
-def _requests(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= REQUESTS_MAX:
-        raise argparse.ArgumentTypeError(f"expected 1 to {REQUESTS_MAX}")
-    return int(text)
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not (isfinite(value) and value > 0.0):
-        raise argparse.ArgumentTypeError(f"expected a positive number, got {text}")
-    return value

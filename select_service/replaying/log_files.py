@@ -7,6 +7,7 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
+from select_service.command_line import file_fault
 from select_service.core.decision_lines import (
     HASH_DIGITS,
     LoggedDecision,
@@ -96,7 +97,7 @@ def read_logs(paths: Sequence[Path], wanted: Wanted) -> Logged:
                 for line in _lines_of(path, file):
                     reading.take(line)
     except OSError as error:
-        raise ReplayError(str(error)) from None
+        raise ReplayError(file_fault(error.filename, error)) from None
     return reading.found()
 
 
@@ -115,7 +116,9 @@ def _lines_of(path: Path, file: BinaryIO) -> Iterator[LogLine]:
         except ValueError as error:
             raise ReplayError(f"{path}, line {number}: {error}") from None
         if number == 1 and not isinstance(line, LogHead):
-            raise ReplayError(f"{path}: it does not begin as a decision log does")
+            raise ReplayError(
+                f"{path}: it does not begin as a decision log does; give a file of --decision-log"
+            )
         yield line
 
 

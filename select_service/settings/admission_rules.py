@@ -15,6 +15,7 @@ from select_service.core.admission.policy_classes import (
 from select_service.core.admission.rules import AdmissionRules
 from select_service.core.admission.thresholds import BusyThresholds
 from select_service.settings.config import Config, ConfigError
+from select_service.shape_errors import converted
 from select_service.yaml_document import read_document
 
 POLICY_BYTES_MAX = 1 << 20
@@ -111,7 +112,6 @@ def _with_threshold(rules: PolicyClass, frac: float | None) -> PolicyClass:
 
 def _read(path: str) -> PolicyFile:
     try:
-        return msgspec.convert(read_document(path, POLICY_BYTES_MAX), PolicyFile)
+        return converted(read_document(path, POLICY_BYTES_MAX), PolicyFile)
     except ValueError as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"policy file {path}: {reason}") from None
+        raise ConfigError(f"policy file {path}: {error}") from None

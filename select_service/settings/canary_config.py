@@ -21,7 +21,6 @@ from select_service.settings.config import ConfigError
 from select_service.settings.yaml_file import by_model
 from select_service.spelling import shown
 
-MODELS_MAX = 1024
 PROMPTS_MAX = 32
 """Of one model."""
 PROMPT_TOKENS_MAX = 8192
@@ -30,6 +29,13 @@ TOKENS_MAX = 256
 """That a canary may ask for."""
 IDS_MAX = 1 << 31
 SIZE_MAX = 1 << 20
+
+INSTEAD = {
+    "temperature": "leave it out, canaries are always asked at temperature 0",
+    "check_logits": "it is check_logprobs here",
+    "expected_top_logit_range": "it is expected_top_logprob_range here, of log-probabilities",
+}
+"""What stands for fields of the document that health follows."""
 
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, lt=IDS_MAX)]
 Ids: TypeAlias = Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=PROMPT_TOKENS_MAX)]
@@ -65,7 +71,7 @@ class _Model(msgspec.Struct, forbid_unknown_fields=True):
     kv_layout: _KvLayout | None = None
 
 
-_Models: TypeAlias = Annotated[dict[str, Prompts | _Model], Meta(max_length=MODELS_MAX)]
+_OfModel: TypeAlias = Prompts | _Model
 
 
 class ModelCanaries(NamedTuple):
@@ -93,10 +99,7 @@ class CanaryConfig:
 
 def read_canary_config(path: str) -> CanaryConfig:
     """Raises ConfigError."""
-    try:
-        models = msgspec.convert(by_model("canary file", path), _Models)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"canary file {path}: {' '.join(str(error).split())}") from None
+    models = by_model("canary file", path, _OfModel, INSTEAD)
     return CanaryConfig({name: _canaries(path, name, given) for name, given in models.items()})
 
 

@@ -11,21 +11,38 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
+from select_service.command_line import CommandParser, UsageError
 from select_service.core.decide.router_config import POLICY_NAMES
 from select_service.settings import values as read
 from select_service.settings.health_flags import HEALTH
 from select_service.settings.own_peer import other_endpoints, other_urls
 from select_service.settings.setting import ENVIRONMENT_PREFIX, Setting
 from select_service.settings.table import GROUPS, OF_REFERENCE, SETTINGS, WITHOUT_EFFECT
-from select_service.spelling import nearest, shown
+from select_service.spelling import nearest
 
 UNKNOWN_MAX = 32
 """Variables that are told of."""
-COMMANDS = "compile", "cache", "explain", "inspect", "replay", "keys", "doctor"
-COMPILE, CACHE, EXPLAIN, INSPECT, REPLAY, KEYS, DOCTOR = COMMANDS
-"""First words of the other commands."""
+COMPILE, CACHE, EXPLAIN, INSPECT, REPLAY, KEYS, DOCTOR = (
+    "compile",
+    "cache",
+    "explain",
+    "inspect",
+    "replay",
+    "keys",
+    "doctor",
+)
+COMMANDS = {
+    COMPILE: "the kernels, ahead of the first start",
+    CACHE: "the machine code of the kernels, to be removed before an uninstall",
+    KEYS: "new keys of those who may call, and of replicas",
+    INSPECT: "what an engine says of itself, as a record for POST /workers",
+    DOCTOR: "what is wrong with a running service and its engines",
+    EXPLAIN: "why a running service chose a rank",
+    REPLAY: "what other policies would have done with one's traffic",
+}
+"""First words of the other commands, and what those are for."""
 _OURS = re.compile(r"(SELECT_SERVICE|DYN_ROUTER)_(\w+)")
 _LIKE_OURS = ("SELECT_", "DYN_")
 """Other variables that begin so are told of only when they are much like one of ours."""
@@ -38,11 +55,11 @@ DEFAULT = "default"
 """The origin of a value that nobody gave."""
 
 
-class ConfigError(Exception):
+class ConfigError(UsageError):
     """One line that says which setting is wrong and what was expected."""
 
 
-class Unusable(Exception):
+class Unusable(UsageError):
     """One line about a setting that makes sense, but not on this machine."""
 
 
@@ -90,30 +107,21 @@ class Config:
         return {each.name: self.values[each.name]._asdict() | each.handles() for each in SETTINGS}
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
-
-
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The command line; values stay texts and are read like those of the environment."""
-    result = _Parser(
-        prog="select-service",
-        description="""\
-KV-cache-aware worker selection and load accounting for LLM inference fleets.
-
-  select-service compile --help    compile the kernels ahead of the first start
-  select-service cache --help      remove the machine code of the kernels, as before an uninstall
-  select-service explain --help    why a running service chose a rank
-  select-service inspect --help    what an engine says of itself, as a record
-  select-service doctor --help     what is wrong with a running service and its engines
-  select-service replay --help     what other policies would have done with one's traffic
-  select-service keys --help       make keys: of those who may call, and of replicas""",
+    result = CommandParser(
+        "select-service",
+        "KV-cache-aware worker selection and load accounting for LLM inference fleets.",
+        {
+            "select-service": "on 127.0.0.1:8092; workers register over HTTP",
+            "select-service --workers-file workers.yaml": "workers of a file",
+            "select-service --host 0.0.0.0 --api-keys-file keys.toml": "for others, with keys",
+        },
+        "[COMMAND] [OPTION ...]",
+        commands=COMMANDS,
         epilog=f"""\
 Every flag can be given in the environment as {ENVIRONMENT_PREFIX}<FLAG>, for example
 {ENVIRONMENT_PREFIX}PORT=8092; the command line wins, an empty variable counts as not set.""",
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     result.add_argument("--version", action="store_true", help="print the version and exit")
     for title, settings in GROUPS.items():
@@ -123,6 +131,7 @@ Every flag can be given in the environment as {ENVIRONMENT_PREFIX}<FLAG>, for ex
         for setting in settings:
             if setting.flag:
                 _add_flag(group, setting, setting.flag)
+                result.flags.append(setting.flag)
     return result
 
 
@@ -131,10 +140,10 @@ def _add_flag(group: argparse._ArgumentGroup, setting: Setting, flag: str) -> No
     text = (setting.help + _default_of(setting) + also).replace("%", "%%")
     if setting.parse is read.flag:  # alone it means yes
         group.add_argument(
-            flag, dest=setting.name, metavar="VALUE", help=text, nargs="?", const="true"
+            flag, dest=setting.name, metavar=setting.kind, help=text, nargs="?", const="true"
         )
     else:
-        group.add_argument(flag, dest=setting.name, metavar="VALUE", help=text)
+        group.add_argument(flag, dest=setting.name, metavar=setting.kind, help=text)
 
 
 def _variable_help(setting: Setting) -> list[str]:
@@ -143,21 +152,8 @@ def _variable_help(setting: Setting) -> list[str]:
 
 
 def arguments_of(argv: Sequence[str]) -> argparse.Namespace:
-    """Raises ConfigError."""
-    found, unknown = parser().parse_known_args(argv)
-    if unknown:
-        raise ConfigError(_not_an_argument(unknown[0].partition("=")[0]))
-    return found
-
-
-def _not_an_argument(word: str) -> str:
-    if word in COMMANDS:
-        return f"`{word}` must be the first word of the command line"
-    flags = [each.flag for each in SETTINGS if each.flag]
-    known = [*flags, "--version", "--help"] if word.startswith("-") else [*COMMANDS, *flags]
-    meant = nearest(word, known, lambda each: each.strip("-").lower())
-    proposal = "; see --help" if meant is None else f": did you mean `{meant}`?"
-    return f"unknown argument `{shown(word)}`{proposal}"
+    """Raises UsageError."""
+    return parser().read(argv)
 
 
 def _default_of(setting: Setting) -> str:

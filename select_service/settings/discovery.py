@@ -15,6 +15,7 @@ from select_service.core.discovery.pods import OF_PODS
 from select_service.core.discovery.template import Fields, template_error
 from select_service.core.discovery.workers_document import workers_of
 from select_service.settings.config import Config, ConfigError
+from select_service.shape_errors import converted
 from select_service.yaml_document import read_document
 
 WORKERS_BYTES_MAX = 16 << 20
@@ -127,13 +128,13 @@ def source_settings(config: Config) -> list[SourceSettings]:
 def _configured(path: str) -> list[SourceSettings]:
     """Raises ConfigError."""
     try:
-        found = msgspec.convert(read_document(path), _Document).sources
+        found = converted(read_document(path), _Document).sources
         sources = [_judged(number, each) for number, each in enumerate(found, 1)]
         names = [each.name for each in sources]
         for name in names:
             if names.count(name) > 1 or name == "workers-file":
                 raise ValueError(f"two sources have the name `{name}`")
-    except (ValueError, msgspec.ValidationError) as error:
+    except ValueError as error:
         raise ConfigError(f"--discovery-config {path}: {error}") from None
     return sources
 

@@ -13,28 +13,28 @@ HEALTH: tuple[Setting, ...] = (
         "--health-checks",
         "off",
         read.choice("off", "on"),
-        "off, or on: every rank is asked short prompts again and again, and sick ones get no "
+        "health checks; on: every rank is sent short prompts again and again, and sick ones get no "
         "requests",
     ),
     cli(
         "--health-profile",
         "default",
         read.choice("default", "document"),
-        "default, or document: values of the document that health follows (no backoff, no limit, "
-        "no slow start), for what is not given itself",
+        "defaults of what is not given itself; document: those of the document that health follows "
+        "(no backoff, no limit, no slow start)",
     ),
     cli(
         "--health-interval-secs",
         30.0,
         read.number(0.1, 3600),
-        "between two checks of a rank",
+        "time between two checks of a rank",
         "health_interval_s",
     ),
     cli(
         "--health-timeout-secs",
         5.0,
         read.number(0.05, 600),
-        "how long one answer to a check may take",
+        "longest wait for the answer to a check",
         "health_timeout_s",
     ),
     cli("--health-retries", 2, read.whole(0, 10), "further attempts of a check that fails"),
@@ -42,7 +42,7 @@ HEALTH: tuple[Setting, ...] = (
         "--health-confirm-secs",
         2.0,
         read.number(0, 3600),
-        "from a failing check to the one that confirms it",
+        "time from a failing check to the one that confirms it",
         "health_confirm_s",
     ),
     cli(
@@ -55,14 +55,15 @@ HEALTH: tuple[Setting, ...] = (
         "--breaker-recovery-secs",
         60.0,
         read.number(0.1, 86_400),
-        "how long a rank that is out is left alone before it is asked again",
+        "time until a rank that was taken out is checked again",
         "breaker_recovery_s",
     ),
     cli(
         "--breaker-backoff",
         2.0,
         read.number(1, 100),
-        "by which that time grows with every probe that fails, up to 600 s",
+        "factor by which that time grows with every probe that fails, up to 600 s",
+        kind="FACTOR",
     ),
     cli(
         "--health-max-eject",
@@ -70,26 +71,27 @@ HEALTH: tuple[Setting, ...] = (
         read.number(0, 1),
         "part of the ranks of a model and tenant that slowness and the like may take out, one "
         "at least; 1 = no limit",
+        kind="FRACTION",
     ),
     cli(
         "--health-slow-start-secs",
         30.0,
         read.number(0, 3600),
-        "from a recovery to the full share of requests",
+        "time from a recovery to the full share of requests",
         "health_slow_start_s",
     ),
     cli(
         "--drain-timeout-secs",
         300.0,
         read.number(0, 86_400),
-        "after which what is left on a draining rank is released",
+        "time after which what is left on a draining rank is released",
         "drain_timeout_s",
     ),
     cli(
         "--dead-after-secs",
         600.0,
         read.number(0, 604_800),
-        "after which a rank without a recovery is dead",
+        "time after which a rank without a recovery is dead",
         "dead_after_s",
     ),
     cli(
@@ -103,6 +105,7 @@ HEALTH: tuple[Setting, ...] = (
         None,
         read.text,
         "file that keeps the right answers over a restart; none = learnt anew",
+        kind="FILE",
     ),
     cli(
         "--health-reporters",
@@ -110,18 +113,20 @@ HEALTH: tuple[Setting, ...] = (
         read.networks,
         "comma-separated networks whose reports of failures count without a reservation; "
         "nobody = none",
+        kind="NETWORK[,NETWORK]",
     ),
     cli(
         "--degradation",
         "off",
         read.choice("off", "observe", "auto"),
-        "while the ranks that are left cannot carry the promises: off, observe: levels are shown, "
-        "or auto: less is let in, too",
+        "reaction when the ranks that are left cannot carry the promises; observe: levels are "
+        "shown; auto: less is let in, too",
     ),
     cli(
         "--slo",
         None,
         read.text,
         "YAML file of promises by model: ttft_ms, itl_ms, rps; counts with --degradation",
+        kind="FILE",
     ),
 )

@@ -16,7 +16,6 @@ if TYPE_CHECKING:  # where health is off, nothing of it is imported
     from select_service.core.health.rules import HealthRules
     from select_service.settings.canary_config import CanaryConfig
 
-SLO_MODELS_MAX = 1024
 _RULES = {
     "health_interval_s": "interval_s",
     "health_timeout_s": "timeout_s",
@@ -54,9 +53,6 @@ class _Promise(msgspec.Struct, forbid_unknown_fields=True):
     ttft_ms: _Positive
     itl_ms: _Positive
     rps: _Positive
-
-
-_Promises: TypeAlias = Annotated[dict[str, _Promise], Meta(max_length=SLO_MODELS_MAX)]
 
 
 def health_settings(config: Config) -> HealthSettings | None:
@@ -105,8 +101,5 @@ def _promises(path: str) -> dict[str, "Slo"]:
     """By name of the model.  Raises ConfigError."""
     from select_service.core.health.capacity import Slo
 
-    try:
-        found = msgspec.convert(by_model("SLO file", path), _Promises)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"SLO file {path}: {' '.join(str(error).split())}") from None
+    found = by_model("SLO file", path, _Promise)
     return {name: Slo(each.ttft_ms, each.itl_ms, each.rps) for name, each in found.items()}

@@ -25,7 +25,7 @@ DECISIONS_MAX = 65_536
 
 GROUPS: Mapping[str, tuple[Setting, ...]] = {
     "The service": (
-        cli("--host", "127.0.0.1", read.text, "address to bind; others than loopback need keys"),
+        cli("--host", "127.0.0.1", read.host, "address to bind; others than loopback need keys"),
         cli("--port", 8092, read.whole(0, 65535), "HTTP port; 0 takes a free one"),
         cli(
             "--reuse-port",
@@ -37,7 +37,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "--drain-secs",
             5.0,
             read.number(0, 3600),
-            "how long requests are answered after SIGTERM, each as the last of its connection",
+            "time for which requests are answered after SIGTERM, each the last of its connection",
             "drain_s",
         ),
         cli(
@@ -52,19 +52,19 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "--log-level",
             "info",
             read.choice("debug", "info", "warning", "error"),
-            "least level logged: debug, info, warning or error",
+            "least level that is logged",
         ),
         cli(
             "--log-format",
             "text",
             read.choice("text", "json"),
-            "text, or json: one object per line",
+            "format of the log; json: one object per line",
         ),
         cli(
             "--reservation-ttl-secs",
             3600.0,
             read.number(0, 1e9),
-            "a reservation that nobody renews for so long expires; 0 = never",
+            "time after which a reservation that nobody renews expires; 0 = never",
             "reservation_ttl_s",
         ),
         cli(
@@ -103,13 +103,14 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "--policy",
             RouterConfig().policy,
             read.choice(*POLICY_NAMES),
-            "how a rank is chosen: work, least_work or reference",
+            "rule by which a rank is chosen",
         ),
         cli(
             "--policy-options",
             (),
             read.some_of(*POLICY_OPTIONS),
             "comma-separated options of the policy work: decode-sensitive, strict-tail, no-memory",
+            kind="OPTION[,OPTION]",
         ),
         cli(
             "--decisions",
@@ -123,6 +124,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             read.policy(POLICY_NAMES, POLICY_OPTIONS),
             "policy that GET /shadow compares with what was decided, for example reference or "
             "work+strict-tail; none = nothing is compared",
+            kind="POLICY",
         ),
         cli(
             "--otel",
@@ -177,6 +179,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             read.hosts,
             "comma-separated names under which the service may be asked for, .example.com for all "
             "that end so, * for all; default: localhost without keys on loopback, else all",
+            kind="NAME[,NAME]",
         ),
         cli(
             "--peer-api-key-file",
@@ -206,12 +209,13 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "comma-separated networks and names of engines and replicas, for example "
             "10.0.0.0/8,.svc.cluster.local; none = everywhere but to what is always refused, see "
             "docs/security.md",
+            kind="NETWORK[,NETWORK]",
         ),
         cli(
             "--connect-to-loopback",
             None,
             read.flag,
-            "may the service connect to its own machine, over loopback, ipc and inproc? Default: "
+            "permission to connect to this machine, over loopback, ipc and inproc; default: "
             "only where --host is loopback and no key is asked for",
         ),
     ),
@@ -238,6 +242,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             None,
             read.dump_peers,
             "comma-separated HTTP URLs of services to take the index from, the best one is taken",
+            kind="URL[,URL]",
         ),
         cli(
             "--state-path",
@@ -255,7 +260,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "--snapshot-interval-secs",
             60.0,
             read.number(1, 86_400),
-            "how often the snapshot file is written; it is also written at the end",
+            "time between two snapshots; one is also written at the end",
             "snapshot_interval_s",
         ),
     ),
@@ -269,7 +274,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
         cli(
             "--replica-sync-host",
             None,
-            read.text,
+            read.host,
             "address on which that port is opened; none = that of --host",
         ),
         cli(
@@ -296,6 +301,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             None,
             read.peers,
             "comma-separated ZMQ endpoints of the other replicas, for example tcp://selector-b:9092",
+            kind="ENDPOINT[,ENDPOINT]",
         ),
         cli(
             "--replica-sync-repair",
@@ -403,6 +409,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             read.number(0, 1),
             "part of a KV cache above which a rank is busy and gets no more; none = not judged",
             "decode_blocks_threshold",
+            kind="FRACTION",
         ),
         cli(
             "--active-prefill-tokens-threshold",
@@ -410,6 +417,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             read.whole(0, BUSY_TOKENS_MAX),
             "active prefill tokens above which a rank is busy and gets no more; none = not judged",
             "prefill_tokens_threshold",
+            kind="TOKENS",
         ),
         cli(
             "--queue-threshold",
@@ -418,6 +426,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "requests wait while all candidates have more active prefill tokens than this many "
             "times their max_num_batched_tokens; none = nobody waits",
             also=("DYN_ROUTER_QUEUE_THRESHOLD",),
+            kind="FACTOR",
         ),
         cli(
             "--queue-policy",
@@ -438,7 +447,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "--queue-timeout-secs",
             60.0,
             read.number(0, 86_400),
-            "how long a request waits at most; 0 = for ever",
+            "longest wait of a request; 0 = for ever",
             "queue_timeout_s",
         ),
         cli("--queue-max-requests", 4096, read.whole(1, 1_000_000), "requests that wait at most"),
@@ -453,12 +462,14 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             ("premium", "standard", "best_effort"),
             read.names,
             "comma-separated names of the priority tiers, highest first",
+            kind="NAME[,NAME]",
         ),
         cli(
             "--priority-default-tier",
             None,
             read.text,
             "tier of requests that name none; none = the middle one, of two the lower",
+            kind="NAME",
         ),
     ),
     "The engines' own metrics": (
@@ -466,14 +477,14 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "--engine-metrics-interval-secs",
             1.0,
             read.number(0.1, 3600),
-            "how often the metrics_endpoint of a worker is read",
+            "time between two readings of a worker's metrics_endpoint",
             "engine_metrics_interval_s",
         ),
         cli(
             "--engine-metrics-timeout-secs",
             1.0,
             read.number(0.1, 60),
-            "how long one reading may take",
+            "longest duration of one reading",
             "engine_metrics_timeout_s",
         ),
         cli(

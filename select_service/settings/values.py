@@ -4,8 +4,12 @@ import ipaddress
 import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
 
 from indexer.endpoints import endpoint_error
+from select_service.command_line import choice as choice
+from select_service.command_line import number as number
+from select_service.command_line import whole as whole
 from select_service.destinations import network_of
 from select_service.spelling import shown
 from select_service.urls import service_url_error
@@ -15,8 +19,6 @@ FALSE_WORDS = ("0", "false", "off", "no")
 DUMP_PEERS_MAX = 16
 NAMES_MAX = 16
 TIER_CHARS_MAX = 64
-DIGITS_MAX = 20
-NUMBER = re.compile(r"[0-9.eE+-]+")
 URL_CHARS_MAX = 512
 NETWORKS_MAX = 64
 HOSTS_MAX = 64
@@ -25,39 +27,6 @@ DIGITS = re.compile(r"[0-9.]+")
 NOBODY = "nobody"
 SHOWN_CHARS_MAX = 200
 """How much of a wrong value an error line repeats."""
-
-
-def whole(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        plain = text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX
-        if not plain or not low <= int(text) <= high:
-            raise ValueError(f"a whole number from {low} to {high}")
-        return int(text)
-
-    return parse
-
-
-def number(low: float, high: float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        try:
-            value = float(text) if NUMBER.fullmatch(text) else math.nan
-        except ValueError:
-            value = math.nan
-        if not low <= value <= high or math.isinf(value):
-            upper = "" if math.isinf(high) else f" to {high:g}"
-            raise ValueError(f"a number from {low:g}{upper or ' upwards'}")
-        return value
-
-    return parse
-
-
-def choice(*words: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text.lower() not in words:
-            raise ValueError("one of " + ", ".join(words))
-        return text.lower()
-
-    return parse
 
 
 def some_of(*words: str) -> Callable[[str], tuple[str, ...]]:
@@ -186,11 +155,34 @@ def _destination(text: str) -> str:
     try:
         return str(network_of(text))
     except ValueError as error:
-        raise PartError(f"invalid network `{shown(text)}`: {error}") from None
+        raise _no_network(text, error) from None
 
 
 def _network(text: str) -> str:
     try:
         return str(ipaddress.ip_network(text))
     except ValueError as error:
-        raise PartError(f"invalid network `{shown(text)}`: {error}") from None
+        raise _no_network(text, error) from None
+
+
+def _no_network(text: str, error: ValueError) -> PartError:
+    """The error in words, where it is Python's."""
+    advice = str(error)
+    try:
+        meant = ipaddress.ip_network(text, strict=False)
+        if ipaddress.ip_interface(text).ip != meant.network_address:
+            advice = f"bits are set behind the mask, did you mean `{meant}`?"
+    except ValueError:
+        advice = "expected an address, or a network such as 10.0.0.0/8"
+    return PartError(f"invalid network `{shown(text)}`: {advice}")
+
+
+def host(text: str) -> str:
+    """An address, or a name of this machine."""
+    name = text.removeprefix("[").removesuffix("]").partition("%")[0]
+    with suppress(ValueError):
+        ipaddress.ip_address(name)
+        return text
+    if not text or ":" in text or "/" in text:
+        raise ValueError("an address or a name, without scheme and port")
+    return text

@@ -5,6 +5,7 @@ Owns the terminal and the lifetimes of the service and the fleet; all figures co
 
 import asyncio
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -19,6 +20,7 @@ from select_service.simulator import summary
 from select_service.simulator.baselines import least_loaded, round_robin, run_baseline
 from select_service.simulator.client import CallFailed, SelectorClient
 from select_service.simulator.drive import Driver
+from select_service.simulator.engine import Engine
 from select_service.simulator.examples import examples, telling_prompt
 from select_service.simulator.figures import percentile
 from select_service.simulator.fleet import Fleet, FleetShape, fresh_engines
@@ -31,6 +33,7 @@ from select_service.simulator.service_process import (
 )
 from select_service.simulator.stages import Stages
 from select_service.simulator.trace import read_trace
+from select_service.simulator.trickle import PER_S, keep_going
 from select_service.simulator.workload import Shape, Workload, generate
 from select_service.simulator.world import Step, World
 
@@ -121,6 +124,9 @@ async def _on_stage(stage: Stage) -> int:
     console, stages, shape = stage.console, stage.stages, stage.fleet.shape
     with stages.stage("starting the service"):
         await stage.service.wait_until_alive(stage.client)
+    console.print(f"the fleet, live: {stage.service.base_url}/", soft_wrap=True)
+    engines = fresh_engines(shape)
+    await stage.fleet.serve(MODEL_NAME, engines)
     with stages.stage("registering the workers"):
         await stage.fleet.register(stage.client)
     console.print(
@@ -129,7 +135,7 @@ async def _on_stage(stage: Stage) -> int:
         f"{shape.block_size} tokens each",
         soft_wrap=True,
     )
-    world = World(stage.workload, fresh_engines(shape), stage.fleet.emit)
+    world = World(stage.workload, engines, stage.fleet.emit)
     driver = Driver(world, stage.fleet, stage.client)
     with _progress(stage, world) as on_step:
         await driver.work_off(on_step)
@@ -141,7 +147,7 @@ async def _on_stage(stage: Stage) -> int:
     timings = summary.latencies(stage.client.latencies_s)
     summary.show_summary(console, worlds, driver.run, stage.fleet, timings)
     summary.show_decision(console, await stage.client.telling_decision())
-    return await _conclude(stage, world, driver.run.problems())
+    return await _conclude(stage, world, engines, driver.run.problems())
 
 
 @contextmanager
@@ -198,7 +204,7 @@ def _baselines(stage: Stage, policy: str) -> dict[str, World]:
     return {other: of_core} | blind
 
 
-async def _conclude(stage: Stage, world: World, problems: list[str]) -> int:
+async def _conclude(stage: Stage, world: World, engines: list[Engine], problems: list[str]) -> int:
     console = stage.console
     for problem in problems:
         console.print(f"[bold red]problem[/]: {escape(problem)}", soft_wrap=True)
@@ -208,13 +214,26 @@ async def _conclude(stage: Stage, world: World, problems: list[str]) -> int:
     if stage.options.once:
         return status
     _show_examples(stage, world)
+    traffic = asyncio.create_task(_traffic(stage, engines))
     try:
         while stage.service.is_running:
             await asyncio.sleep(WATCH_S)
     except asyncio.CancelledError:
         console.print("stopping")
         return status
+    finally:
+        traffic.cancel()
+        await asyncio.gather(traffic, return_exceptions=True)
     raise ServiceFailed(f"the service ended:\n{stage.service.log_tail()}")
+
+
+async def _traffic(stage: Stage, engines: list[Engine]) -> None:
+    """Go on with some requests, so that the page has something to show."""
+    try:
+        await keep_going(stage.fleet, stage.client, engines)
+    except CallFailed as error:
+        if stage.service.is_running:
+            stage.console.print(f"no more traffic: {escape(str(error))}", soft_wrap=True)
 
 
 def _show_examples(stage: Stage, world: World) -> None:
@@ -224,4 +243,10 @@ def _show_examples(stage: Stage, world: World) -> None:
     for example in examples(base_url, MODEL_NAME, known, stage.fleet.rank_names()):
         console.print(f"# {example.caption}", style="dim", soft_wrap=True)
         console.print(example.command, markup=False, soft_wrap=True)
-    console.print(f"\nThe fleet, live: {base_url}/\nThe API, readable: {base_url}/docs")
+    command = f"{sys.executable} -m select_service"
+    console.print("\n# what is wrong, also with a prompt through each engine", style="dim")
+    console.print(f"{command} doctor --probe --url {base_url}", soft_wrap=True)
+    console.print("# what an engine says of itself", style="dim")
+    console.print(f"{command} inspect {stage.fleet.url_of(1)}", soft_wrap=True)
+    console.print(f"\nAbout {PER_S:g} requests a second go on meanwhile.")
+    console.print(f"The fleet, live: {base_url}/\nThe API, readable: {base_url}/docs")

@@ -5,7 +5,7 @@ baselines in the choice alone.  KV events travel on their own sockets meanwhile 
 they arrive.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from select_service.simulator.client import SelectorClient
@@ -71,9 +71,18 @@ class Driver:
         self._client = client
         self.run = ServiceRun()
 
-    async def work_off(self, on_step: Callable[[Step], None]) -> None:
-        """Drive the world to its end.  Raises CallFailed at the first call the service refuses."""
+    async def work_off(
+        self,
+        on_step: Callable[[Step], None],
+        wait: Callable[[float], Awaitable[None]] | None = None,
+    ) -> None:
+        """Drive the world to its end.  Raises CallFailed at the first call the service refuses.
+
+        wait: awaited with the virtual time of each step before it is carried out; None: nothing is
+        """
         while (happening := self._world.next_step()) is not None:
+            if wait is not None:
+                await wait(self._world.now_s)
             request = happening.request
             match happening.step:
                 case Step.CHOOSE:

@@ -5,12 +5,14 @@ Knows which rank is which worker's; what its caches do is `world`'s and `engine`
 
 import asyncio
 import random
+from functools import partial
 from typing import Any, NamedTuple
 
 import zmq.asyncio
 
 from select_service.simulator.client import CallFailed, SelectorClient
 from select_service.simulator.engine import U64_MASK, Engine, KvEvent
+from select_service.simulator.engine_api import EngineApi, KvEventsConfig
 from select_service.simulator.publisher import Publisher
 
 SUBSCRIBE_S_MAX = 15.0
@@ -67,6 +69,8 @@ class Fleet:
             Publisher(self._context, i % shape.ranks_per_worker, lose) for i in range(shape.ranks)
         ]
         self._replays = [asyncio.create_task(p.serve_replay()) for p in self.publishers]
+        self._apis: list[EngineApi] = []
+        self._urls: list[str] = []
 
     def emit(self, rank_index: int, events: list[KvEvent]) -> None:
         """Publish what happened in the cache of one rank."""
@@ -87,13 +91,46 @@ class Fleet:
             for dp_rank in range(shape.ranks_per_worker)
         ]
 
+    async def serve(self, model_name: str, engines: list[Engine]) -> None:
+        """Answer HTTP for every worker.  engines: as of `fresh_engines`"""
+        ranks = self.shape.ranks_per_worker
+        for first in range(0, self.shape.ranks, ranks):
+            api = EngineApi(
+                model_name,
+                engines[first : first + ranks],
+                partial(self._emit_of_worker, first),
+                self._kv_events_config(first),
+                BATCH_TOKENS,
+            )
+            self._apis.append(api)
+            self._urls.append(await api.open())
+
+    def url_of(self, worker_id: int) -> str:
+        """Where the worker answers HTTP."""
+        return self._urls[worker_id - 1]
+
+    def _emit_of_worker(self, first: int, dp_rank: int, events: list[KvEvent]) -> None:
+        self.emit(first + dp_rank, events)
+
+    def _kv_events_config(self, first: int) -> KvEventsConfig:
+        """As an engine says it; nothing for several ranks, whose ports are not in a row."""
+        if self.shape.ranks_per_worker > 1:
+            return {"enable_kv_cache_events": False}
+        publisher = self.publishers[first]
+        return {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": publisher.endpoint,
+            "replay_endpoint": publisher.replay_endpoint,
+        }
+
     def registration(self, worker_id: int) -> dict[str, Any]:
-        """The body of POST /workers, without its model."""
+        """The body of POST /workers, without its model.  Call `serve` before."""
         dp_ranks = range(self.shape.ranks_per_worker)
         publishers = {r: self.publishers[self.rank_index(worker_id, r)] for r in dp_ranks}
         return {
             "worker_id": worker_id,
-            "endpoint": f"http://127.0.0.1/simulated-worker-{worker_id}",
+            "endpoint": self._urls[worker_id - 1],
             "block_size": self.shape.block_size,
             "data_parallel_size": self.shape.ranks_per_worker,
             "kv_events_endpoints": {str(r): p.endpoint for r, p in publishers.items()},
@@ -165,6 +202,8 @@ class Fleet:
         for task in self._replays:
             task.cancel()
         await asyncio.gather(*self._replays, return_exceptions=True)
+        for api in self._apis:
+            await api.close()
         for publisher in self.publishers:
             publisher.close()
         self._context.term()

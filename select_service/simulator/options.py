@@ -3,11 +3,23 @@
 import argparse
 import gzip
 import json
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from select_service.command_line import (
+    CommandParser,
+    UsageError,
+    above_zero,
+    file_fault,
+    number,
+    typed,
+    whole,
+)
+
+PROG = "scripts/demo"
 REQUESTS_DEFAULT = 2000
+MOST = 10**9
 LINE_BYTES_MAX = 4 * 2**20
 TRACE_FIELDS = {"timestamp", "output_length", "hash_ids"}
 
@@ -30,65 +42,100 @@ class Options(NamedTuple):
 
 def parse_options(arguments: list[str] | None = None) -> Options:
     """Read `arguments` (sys.argv when None).  Exits with status 2 when they make no sense."""
-    return Options(**vars(_parser().parse_args(arguments)))
+    try:
+        return Options(**vars(parser().read(sys.argv[1:] if arguments is None else arguments)))
+    except UsageError as error:
+        print(f"{PROG}: error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="scripts/demo",
-        description="Start the selection service and a fleet of simulated engines, drive a "
-        "workload through the HTTP API, show what came of it, and stay up for your own requests.",
-        epilog="Ends with status 0 when every request went through, nothing stayed booked and "
-        "every checked overlap was right; 1 otherwise.",
+def parser() -> CommandParser:
+    """The command line."""
+    result = CommandParser(
+        PROG,
+        "Start the selection service and a fleet of simulated engines, drive a workload through "
+        "the HTTP API, show what came of it, and stay up for your own requests.",
+        {
+            PROG: "2,000 requests on four workers, then the page stays up",
+            f"{PROG} --once --requests 200": "a short run that ends by itself",
+            f"{PROG} --workers 8 --ranks 2 --lose 0.01": "larger, and with lost events",
+        },
+        epilog="""\
+Ends with status 0 when every request went through, nothing stayed booked and
+every checked overlap was right; 1 otherwise.""",
     )
-    add = parser.add_argument
-    add("--once", action="store_true", help="exit after the report instead of staying up")
+    add = result.add_argument
+    add("--once", action="store_true", help="end after the report instead of staying up")
     add(
         "--requests",
-        type=_at_least(1),
+        type=typed(whole(1, MOST)),
         default=REQUESTS_DEFAULT,
         metavar="N",
-        help="requests of the workload, or rows read from the trace (default: %(default)s)",
+        help="requests of the workload, or rows read from the trace (default %(default)s)",
     )
-    add("--workers", type=_at_least(1), default=4, metavar="N", help="workers (default: 4)")
-    add("--ranks", type=_at_least(1), default=1, metavar="N", help="ranks per worker (default: 1)")
     add(
-        "--blocks",
-        type=_at_least(1),
-        default=4096,
+        "--workers",
+        type=typed(whole(1, MOST)),
+        default=4,
         metavar="N",
-        help="cache of each rank in blocks (default: %(default)s)",
+        help="simulated workers (default 4)",
     )
-    add("--block-size", type=_at_least(1), default=16, metavar="TOKENS", help="default: 16")
     add(
-        "--seed",
-        type=_at_least(0),
+        "--ranks",
+        type=typed(whole(1, MOST)),
         default=1,
         metavar="N",
-        help="of workload and fleet (default: 1)",
+        help="ranks of each worker (default 1)",
+    )
+    add(
+        "--blocks",
+        type=typed(whole(1, MOST)),
+        default=4096,
+        metavar="BLOCKS",
+        help="cache of each rank (default %(default)s)",
+    )
+    add(
+        "--block-size",
+        type=typed(whole(1, MOST)),
+        default=16,
+        metavar="TOKENS",
+        help="tokens of a block (default 16)",
+    )
+    add(
+        "--seed",
+        type=typed(whole(0, MOST)),
+        default=1,
+        metavar="N",
+        help="seed of workload and fleet (default 1)",
     )
     add(
         "--trace",
         type=_trace,
         metavar="FILE",
-        help="replay a Mooncake-format trace (.jsonl or .jsonl.gz) instead of generating",
+        help="Mooncake-format trace (.jsonl, .jsonl.gz) to replay instead of a made workload",
     )
     add(
         "--speedup",
-        type=_positive,
+        type=typed(above_zero),
         default=20.0,
-        metavar="X",
-        help="arrivals of the trace come X times faster (default: 20)",
+        metavar="FACTOR",
+        help="factor by which arrivals of the trace come faster (default 20)",
     )
     add(
         "--lose",
-        type=_fraction,
+        type=typed(_share),
         default=0.0,
         metavar="FRACTION",
-        help="withhold this share of KV event batches, to see replay repair the gaps (default: 0)",
+        help="share of KV event batches that is withheld, so that replays repair gaps (default 0)",
     )
-    add("--port", type=_at_least(0), default=0, help="of the service (default: any free one)")
-    return parser
+    add(
+        "--port",
+        type=typed(whole(0, 65535)),
+        default=0,
+        metavar="PORT",
+        help="HTTP port of the service; 0 takes a free one (default 0)",
+    )
+    return result
 
 
 def _trace(text: str) -> Path:
@@ -97,8 +144,10 @@ def _trace(text: str) -> Path:
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
             row = json.loads(lines.readline(LINE_BYTES_MAX))
-    except (OSError, EOFError) as error:
-        raise argparse.ArgumentTypeError(f"cannot read {text}: {error}") from error
+    except EOFError:
+        raise argparse.ArgumentTypeError(f"`{text}` is cut off: it ends inside a block") from None
+    except OSError as error:
+        raise argparse.ArgumentTypeError(file_fault(text, error)) from None
     except ValueError:
         row = None
     if not isinstance(row, dict) or TRACE_FIELDS - row.keys():
@@ -107,27 +156,11 @@ def _trace(text: str) -> Path:
     return path
 
 
-def _at_least(minimum: int) -> Callable[[str], int]:
-    def integer(text: str) -> int:
-        value = int(text)
-        if value < minimum:
-            raise argparse.ArgumentTypeError(f"{value} is below {minimum}")
-        return value
-
-    return integer
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0.0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
-
-
-def _fraction(text: str) -> float:
-    value = float(text)
-    if not 0.0 <= value < 1.0:
-        raise argparse.ArgumentTypeError(f"{text} is not in [0, 1)")
+def _share(text: str) -> float:
+    """Raises ValueError."""
+    value = number(0, 1)(text)
+    if value == 1.0:
+        raise ValueError("a number from 0 to below 1")
     return value
 
 

@@ -1,15 +1,16 @@
 """`select-service cache clear`: removes what starts leave on the disk, as before an uninstall."""
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
+from select_service.command_line import CommandParser
+
 
 def cache_command(argv: Sequence[str]) -> int:
-    """Exit status: 0 all is removed, 1 something stays."""
-    _check_arguments(argv)
+    """Exit status: 0 all is removed, 1 something stays.  Raises UsageError."""
+    parser().read(argv)
     status = 0
     found = list(_removals())
     for root, remove in found:
@@ -27,18 +28,25 @@ def cache_command(argv: Sequence[str]) -> int:
     return status
 
 
-def _check_arguments(argv: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="select-service cache")
-    commands = parser.add_subparsers(required=True, metavar="clear")
-    commands.add_parser(
+def parser() -> CommandParser:
+    """The command line."""
+    result = CommandParser(
+        "select-service cache",
+        "Remove the machine code of the kernels that starts and `select-service compile` have "
+        "left: in NUMBA_CACHE_DIR, in the cache of this user, in the temporary directory and in "
+        "the installed package. The next start compiles it again. What a wheel brought with it "
+        "stays until the package is uninstalled.",
+        {
+            "select-service cache clear": "before an uninstall",
+            "NUMBA_CACHE_DIR=/srv/kernels select-service cache clear": "that directory, too",
+            "sudo -u svc select-service cache clear": "what starts of that user have left",
+        },
         "clear",
-        help="remove the machine code of the kernels",
-        description="Remove the machine code of the kernels that starts and `select-service "
-        "compile` have left: in NUMBA_CACHE_DIR, in the cache of this user, in the temporary "
-        "directory and in the installed package. The next start compiles it again. What a wheel "
-        "brought with it stays until the package is uninstalled.",
     )
-    parser.parse_args(argv)
+    result.add_argument(
+        "action", choices=["clear"], metavar="clear", help="remove the machine code"
+    )
+    return result
 
 
 def _removals() -> Iterator[tuple[Path, Callable[[], int]]]:

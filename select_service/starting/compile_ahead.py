@@ -1,6 +1,5 @@
 """Compiling kernels ahead of their first use: by the command, or by a start that lacks them."""
 
-import argparse
 import logging
 import os
 import platform
@@ -9,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from select_service.command_line import CommandParser, UsageError, file_fault
 from select_service.settings.config import Unusable
 from select_service.starting.signals import before_end
 
@@ -18,7 +18,7 @@ STAGES = 4
 """Lines that tell of the progress where there is no terminal."""
 
 _ANY_PROCESSOR = "for any processor; `select-service compile` makes some for this one"
-_NO_BASELINE = "--portable is for x86_64, and this is"
+_NO_BASELINE = "--portable is for x86_64: leave it out on"
 _OTHER_PROCESSOR = (
     "NUMBA_CPU_NAME={}: the kernels are for processors that have {}, and this one has not; take "
     "an image that was built with CPU=generic, or start without the variable"
@@ -28,38 +28,47 @@ log = logging.getLogger("select_service")
 
 
 def compile_command(argv: Sequence[str]) -> int:
-    """`select-service compile`.  Exit status: 0 all kernels are ready, 1 they are not."""
-    arguments = _arguments(argv)
+    """`select-service compile`.  Exit status: 0 all kernels are ready, 1 they are not.
+
+    Raises UsageError.
+    """
+    arguments = parser().read(argv)
     if arguments.portable:
         return _fill_package(arguments.cache)
     return _compile_into(arguments.cache, () if arguments.input_loops else (LOOPS,))
 
 
-def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="select-service compile",
-        description="Compile all kernels now, so that no start has to; when all are there, this "
-        "takes a second. The code fits these sources, this Python and this model of processor; "
-        "with NUMBA_CPU_NAME=generic, here and at the start, any processor of this architecture.",
+def parser() -> CommandParser:
+    """The command line."""
+    result = CommandParser(
+        "select-service compile",
+        "Compile all kernels now, so that no start has to; when all are there, it takes a second. "
+        "The code fits these sources, this Python and this model of processor; with "
+        "NUMBA_CPU_NAME=generic, here and at the start, any processor of this architecture.",
+        {
+            "select-service compile": "for starts of this user",
+            "select-service compile --cache /srv/kernels": "for NUMBA_CACHE_DIR=/srv/kernels",
+            "select-service compile --input-loops": "also for --input-loops",
+        },
     )
-    parser.add_argument(
+    result.add_argument(
         "--cache",
         metavar="DIR",
-        help="where to keep the machine code; a start finds it there when NUMBA_CACHE_DIR=DIR. "
-        "Default: NUMBA_CACHE_DIR, else where a start of this user looks by itself",
+        help="directory for the machine code, where a start with NUMBA_CACHE_DIR=DIR finds it "
+        "(default: NUMBA_CACHE_DIR, else where a start of this user looks by itself)",
     )
-    parser.add_argument(
+    result.add_argument(
         "--input-loops",
         action="store_true",
-        help="also what a start with --input-loops needs",
+        help="also the kernels that a start with --input-loops needs",
     )
-    parser.add_argument(
+    result.add_argument(
         "--portable",
         action="store_true",
-        help="x86-64: put code into the installed package that fits every processor with AVX2 "
-        "(x86-64-v3), as a platform wheel has it; starts use it where they find none of their own",
+        help="x86-64: code for every processor with AVX2 (x86-64-v3), put into the installed "
+        "package as a platform wheel has it; starts use it where they find none of their own",
     )
-    return parser.parse_args(argv)
+    return result
 
 
 def _fill_package(cache: str | None) -> int:
@@ -67,8 +76,7 @@ def _fill_package(cache: str | None) -> int:
     from indexer import kernel_baseline, kernel_sources
 
     if platform.machine() != kernel_baseline.MACHINE:
-        print(f"select-service: error: {_NO_BASELINE} {platform.machine()}", file=sys.stderr)
-        return 1
+        raise UsageError(f"{_NO_BASELINE} {platform.machine()}")
     os.environ.update({f"NUMBA_{name}": value for name, value in kernel_sources.BASELINE})
     with tempfile.TemporaryDirectory() as folder:
         made = Path(cache or folder).absolute()
@@ -78,8 +86,8 @@ def _fill_package(cache: str | None) -> int:
         try:
             size = kernel_baseline.fill(made)
         except OSError as error:
-            print(f"select-service: error: the package: {error}", file=sys.stderr)
-            return 1
+            fault = file_fault(kernel_baseline.root(), error, "written")
+            raise UsageError(f"{fault}; run it as the owner of the installed package") from None
     print(f"{size} bytes of machine code for any processor: {kernel_baseline.root()}")
     return 0
 
@@ -93,8 +101,10 @@ def _compile_into(given: str | None, without: tuple[str, ...]) -> int:
     root = kernel_cache.root()
     if root is None or (given is not None and root != Path(given).absolute()):
         where = given or os.environ.get("NUMBA_CACHE_DIR") or "any of the usual places"
-        print(f"select-service: error: cannot write machine code to {where}", file=sys.stderr)
-        return 1
+        raise UsageError(
+            f"machine code cannot be written to {where}: give --cache DIR, a directory that this "
+            "user may write in"
+        )
     before_end(compiling.stop)
     try:
         count = compiling.compile_missing(

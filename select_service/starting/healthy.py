@@ -13,7 +13,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from select_service.settings.config import Config, ConfigError, arguments_of, load
+from select_service.command_line import UsageError
+from select_service.settings.config import Config, arguments_of, load
 
 TIMEOUT_S = 2.0
 FIRST_PROCESS = Path("/proc/1/cmdline")
@@ -54,7 +55,7 @@ def main() -> int:
         asked = connection(load(arguments_of(flags_of(command)), os.environ))
         asked.request("GET", "/health")
         status = asked.getresponse().status
-    except (ConfigError, OSError, http.client.HTTPException) as error:
+    except (UsageError, OSError, http.client.HTTPException) as error:
         print(f"{type(error).__name__}: {error}")
         return 1
     print(f"status {status}")

@@ -1,6 +1,7 @@
 """The listening socket: its address is taken early, connections are accepted when all is ready."""
 
 import ctypes
+import errno
 import socket
 import struct
 from contextlib import suppress
@@ -13,10 +14,15 @@ PROBE_EVERY_S = 15
 PROBES = 4
 """Connections may be idle for long, so the system asks after so much silence whether the client is
 still there, and ends the connection when so many questions are not answered."""
-
+PORTS = " (--port 0 takes a free one, --reuse-port shares it with a process of this user)"
+"""What else can be done about a port of HTTP that is in use."""
 SO_ATTACH_REUSEPORT_CBPF = 51
 _RETURN_CONSTANT = 0x06
 """The instruction of a classic packet filter that ends it with a number."""
+
+
+class PortInUse(Unusable):
+    """Another socket listens on the address."""
 
 
 def bind(host: str, port: int, shared: bool = False) -> socket.socket:
@@ -27,7 +33,21 @@ def bind(host: str, port: int, shared: bool = False) -> socket.socket:
     try:
         return _bound(host, port, shared)
     except OSError as error:
-        raise Unusable(f"cannot listen on {host}:{port}: {error}") from None
+        raise _fault(host, port, error) from None
+
+
+def _fault(host: str, port: int, error: OSError) -> Unusable:
+    """Why the address cannot be had, and what to do."""
+    begin = f"cannot listen on {host}:{port}: "
+    if isinstance(error, socket.gaierror):
+        return Unusable(f"{begin}`{host}` is no name or address that this machine knows")
+    if error.errno == errno.EADDRINUSE:
+        return PortInUse(f"{begin}the port is in use: end what listens there, or take another port")
+    reasons = {
+        errno.EADDRNOTAVAIL: "this machine does not have the address: take one of its own",
+        errno.EACCES: "this user may not open the port: take one from 1024 on",
+    }
+    return Unusable(begin + reasons.get(error.errno or 0, error.strerror or str(error)))
 
 
 def address_of(host: str, port: int) -> str:
@@ -64,7 +84,7 @@ def siblings(listener: socket.socket, count: int) -> list[socket.socket]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         return [listener, *(_sibling(listener) for _ in range(count - 1))]
     except OSError as error:
-        raise Unusable(f"--input-loops: cannot share the address: {error}") from None
+        raise Unusable(f"--input-loops: cannot share the address: {error.strerror}") from None
 
 
 def _sibling(listener: socket.socket) -> socket.socket:
@@ -82,7 +102,7 @@ def listen(listener: socket.socket) -> None:
         listener.listen(LISTEN_BACKLOG)
     except OSError as error:
         host, port = listener.getsockname()[:2]
-        raise Unusable(f"cannot listen on {host}:{port}: {error}") from None
+        raise _fault(host, port, error) from None
 
 
 def _detect_lost_clients(listener: socket.socket) -> None:

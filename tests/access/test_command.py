@@ -54,7 +54,6 @@ def test_two_keys_are_never_alike(capsys):
         ("same", "--role", "metrics"),
         ("bad name", "--role", "metrics"),
         ("a", "--role", "replica", "--tenant", "t"),
-        ("a", "--role", "metrics", "--workers", "many"),
     ],
 )
 def test_what_does_not_fit_leaves_the_file_as_it_was(capsys, tmp_path, argv):

@@ -46,18 +46,21 @@ def test_all_tenants_are_no_bound(tmp_path):
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("", "missing required field `keys`"),
-        ("keys = 3", "Expected `array`"),
+        ("", "it is empty: make a key with `select-service keys new NAME"),
+        ("keys = 3", "`keys`: expected a list, got 3"),
         ("keys = [", "nvalid"),
         ("keys = []\nkey = 1", "unknown field `key`"),
-        (entry("a", "boss"), "Invalid enum value 'boss'"),
-        (entry("a"), "length >= 1"),
-        (entry("a b", "metrics"), "matching regex"),
+        (
+            entry("a", "boss"),
+            '`keys[0].roles[0]`: expected "caller" or "metrics" or',
+        ),
+        (entry("a"), "expected a list of at least 1 items, got 0 items"),
+        (entry("a b", "metrics"), "`keys[0].name`: expected a text that matches"),
         (entry("a", "metrics").replace("sha256:", "md5:"), "keys[0].hash"),
         (entry("a", "metrics").replace("roles", "rols"), "unknown field `rols`"),
         (entry("a", "caller").replace("tenants", "#"), "which `tenants` it is for"),
-        (entry("a", "caller", tenants="some"), "Invalid enum value 'some'"),
-        (entry("a", "caller", tenants=[]), "length >= 1"),
+        (entry("a", "caller", tenants="some"), '`keys[0].tenants`: expected "all"'),
+        (entry("a", "caller", tenants=[]), "expected a list of at least 1 items, got 0 items"),
         (entry("a", "caller", "replica", tenants=["t"]), "see the whole service"),
         (entry("a", "metrics") + entry("a", "metrics"), "two keys have the name `a`"),
         (
@@ -79,7 +82,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, text, fault):
 
 
 def test_a_file_that_is_not_there_or_too_large_is_told(tmp_path):
-    with pytest.raises(ValueError, match="No such file"):
+    with pytest.raises(ValueError, match="there is no such file: make a key"):
         read_keys(tmp_path / "none.toml")
     large = tmp_path / "large.toml"
     large.write_bytes(b"#" * (BYTES_MAX + 1))

@@ -95,7 +95,27 @@ def test_only_a_key_that_may_see_workers_sees_them_in_ready(tmp_path):
             answer = api.call("GET", "/ready", authorization=bearer(name))
             assert (answer.status, len(answer.body["workers"])) == (200, shown), name
         answer = api.get("/ready")
-        assert answer.body == {"ready": True, "schedulable_workers": 1, "workers": []}
+        assert answer.body == {"ready": True, "workers": []}
+
+
+def test_ready_tells_strangers_only_what_a_probe_needs_and_bound_keys_what_is_theirs(tmp_path):
+    keys = [entry("red", "caller", tenants=["red"]), entry("ops", "operator")]
+    with Api("--api-keys-file", str(keys_file(tmp_path, *keys))) as api:
+        for number, tenant in enumerate(("red", "blue", "blue"), 1):
+            worker = {"worker_id": number, "endpoint": "http://w", "block_size": 4}
+            worker["tenant_id"] = tenant
+            answer = api.post("/workers", worker, authorization=bearer("ops"))
+            assert answer.status == 201
+        recovery = api.service.recovery
+        recovery.state, recovery.source, recovery.blocks = "found", "http://peer:8092", 77
+        stranger = api.get("/ready").body
+        assert stranger == {"ready": True, "workers": [], "recovery": {"state": "found"}}
+        bound = api.call("GET", "/ready?records=false", authorization=bearer("red")).body
+        assert bound == stranger | {"schedulable_workers": 1}
+        whole = api.call("GET", "/ready?records=false", authorization=bearer("ops")).body
+        assert whole["schedulable_workers"] == 3
+        assert whole["recovery"]["peer"] == "http://peer:8092"
+        assert whole["recovery"]["blocks"] == 77
 
 
 def in_table(route, role):

@@ -61,7 +61,8 @@ def test_an_incomplete_worker_is_created_and_told_why(api):
     assert answer.body["lifecycle"] == "incomplete"
     assert answer.body["not_schedulable_reasons"] == [
         "endpoint is required",
-        "block_size must be greater than 0",
+        "block_size is required: give the block size of the engine (vLLM --block-size, SGLang "
+        "--page-size)",
     ]
     assert api.get("/ready?workers=false").status == 200
     assert api.get("/ready?workers=true").status == 503
@@ -139,7 +140,8 @@ def test_a_listener_opens_and_closes_with_its_worker(listening):
 def test_without_its_event_endpoint_a_worker_is_incomplete(listening):
     answer = listening.post("/workers", worker_body(7))
     assert answer.body["not_schedulable_reasons"] == [
-        "kv_events endpoint is required for dp_rank 0"
+        "kv_events endpoint is required for dp_rank 0 (field kv_events_endpoint, or "
+        '"0" of kv_events_endpoints)'
     ]
 
 
@@ -155,7 +157,8 @@ def test_every_change_of_a_worker_is_one_info_line(api, caplog):
         ("worker deleted", "unschedulable"),
     ]
     first = caplog.records[0].fields
-    assert first["reasons"] == ["endpoint is required", "block_size must be greater than 0"]
+    assert first["reasons"][0] == "endpoint is required"
+    assert first["reasons"][1].startswith("block_size is required")
     assert first["traceparent"] == "00-a-b-01"
 
 

@@ -61,8 +61,10 @@ def test_reasons_come_in_the_documented_order():
     ]
     record = selector.register(a_worker(1, data_parallel_size=2, kv_events_endpoint="tcp://a:1"))
     assert record.not_schedulable_reasons == [
-        "kv_events endpoint is required for dp_rank 0",
-        "kv_events endpoint is required for dp_rank 1",
+        "kv_events endpoint is required for dp_rank 0 (field kv_events_endpoint, or "
+        '"0" of kv_events_endpoints)',
+        "kv_events endpoint is required for dp_rank 1 (field kv_events_endpoint, or "
+        '"1" of kv_events_endpoints)',
         "kv_events_endpoint is that of a worker with one rank: of 2 ranks each needs its own in "
         'kv_events_endpoints, such as {"0": "tcp://a:1", "1": "tcp://a:2"}',
     ]

@@ -89,6 +89,7 @@ def test_the_wheel_has_the_licences_of_what_is_in_it(wheel: zipfile.ZipFile) -> 
         f"{api}/page/uplot/LICENSE",
         f"{api}/viewer/LICENSE",
         f"{api}/viewer/NOTICE",
+        f"{api}/viewer/bsd-3-clause.LICENSE.txt",
         f"{api}/viewer/swagger-ui-bundle.js.LICENSE.txt",
     }
 
@@ -100,7 +101,7 @@ def metadata(wheel: zipfile.ZipFile, name: str = "METADATA") -> Message:
 
 def test_the_metadata_say_what_it_is(wheel: zipfile.ZipFile) -> None:
     found = metadata(wheel)
-    assert found["License-Expression"] == "Apache-2.0 AND MIT"
+    assert found["License-Expression"] == "Apache-2.0 AND BSD-3-Clause AND MIT"
     assert "Typing :: Typed" in found.get_all("Classifier", [])
     assert "vllm" in found["Keywords"].split(",")
     assert found["Description-Content-Type"] == "text/markdown"

@@ -280,7 +280,7 @@ def test_ranks_that_get_no_requests_say_so_not_by_color_alone(three, browser):
         content = cell.evaluate("node => getComputedStyle(node, '::after').content")
         assert content == '"×"'
         cell.click()
-        sync_api.expect(page.locator("#rank")).to_contain_text("block_size must be greater than 0")
+        sync_api.expect(page.locator("#rank")).to_contain_text("block_size is required")
 
 
 def test_a_decision_is_explained_with_all_candidates(three, browser):

@@ -45,7 +45,7 @@ def test_a_start_with_a_wrong_file_says_what_is_wrong(tmp_path):
     path.write_text("[{worker_id: x}]")
     status, _, errors = run_to_end("--workers-file", str(path))
     assert status == 2
-    assert complaint(errors).startswith(f"--workers-file {path}: worker x: Expected `int`")
+    assert complaint(errors).startswith(f"--workers-file {path}: worker x: `worker_id`: expected")
 
 
 def test_a_thousand_workers_are_in_sync_within_seconds_and_an_edit_within_one(tmp_path):

@@ -78,9 +78,10 @@ def test_a_start_that_finds_all_code_imports_no_compiler(warm_cache):
 def test_a_cache_that_cannot_be_written_to_is_told(tmp_path):
     (tmp_path / "file").touch()
     status, _, errors = run_to_end("compile", "--cache", str(tmp_path / "file" / "cache"))
-    assert status == 1
+    assert status == 2
     assert errors == (
-        f"select-service: error: cannot write machine code to {tmp_path}/file/cache\n"
+        f"select-service: error: machine code cannot be written to {tmp_path}/file/cache: give "
+        "--cache DIR, a directory that this user may write in\n"
     )
 
 

@@ -44,7 +44,7 @@ def test_a_start_with_a_key_for_peers_that_cannot_be_read_ends_with_one_line(tmp
     assert status == 2
     assert (
         complaint(errors)
-        == f"--peer-api-key-file: {path} cannot be read: No such file or directory"
+        == f"--peer-api-key-file: `{path}` cannot be read: No such file or directory"
     )
     path.write_text("two words")
     status, _, errors = run_to_end("--peer-api-key-file", str(path))

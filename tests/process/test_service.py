@@ -47,10 +47,10 @@ def test_the_first_lines_tell_where_it_listens_and_how_it_is_configured():
         assert "policy" not in configuration
 
 
-def test_a_port_in_use_is_one_line_and_exit_status_1(service):
+def test_a_port_in_use_is_one_line_and_exit_status_2(service):
     arguments = ("--host", "127.0.0.1", "--port", str(service.port))
     status, output, errors = run_to_end(*arguments)
-    assert (status, output) == (1, "")
+    assert (status, output) == (2, "")
     assert complaint(errors).startswith(f"cannot listen on 127.0.0.1:{service.port}: ")
 
 

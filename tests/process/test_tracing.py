@@ -283,3 +283,11 @@ def test_without_the_extra_it_says_what_to_install():
     status, _, errors = run_to_end(*command, module="tests.process.without_otel")
     assert status == 2
     assert complaint(errors) == "--otel needs: pip install 'select-service[otel]'"
+
+
+def test_packages_that_do_not_fit_each_other_are_told_with_what_to_do():
+    command = ("--otel", "--port", "0")
+    status, _, errors = run_to_end(*command, module="tests.process.with_other_otel")
+    assert status == 2
+    assert complaint(errors).startswith("--otel: the installed packages of OpenTelemetry do not")
+    assert complaint(errors).endswith("pip install --upgrade 'select-service[otel]'")

@@ -82,16 +82,22 @@ def test_log_probabilities_are_checked_if_it_is_said(tmp_path, said, checks):
 
 
 WRONG = [
-    ("Expected `object`", b""),
-    ("Expected `object`", "- m"),
-    ("Expected", "m: 7"),
+    ("it is empty", b""),
+    ("the document: expected an object, got a list", "- m"),
+    ("model `m`: the document: expected an object or a list, got 7", "m: 7"),
     ("unknown field `promt`", "m: [{promt: [5]}]"),
     ("unknown field `prompt`", "m: {prompt: [5]}"),
-    ("Expected", "m: [{prompt: []}]"),
-    ("Expected", 'm: [{prompt: ""}]'),
-    ("Expected", "m: [{prompt: [-1]}]"),
-    ("Expected", "m: [{prompt: [5000000000]}]"),
-    ("Expected", "m: [{prompt: [true]}]"),
+    ("model `m`: unknown field `temperature`: leave it", "m: [{prompt: [5], temperature: 0}]"),
+    ("`check_logits`: it is check_logprobs", "m: [{prompt: [5], check_logits: true}]"),
+    (
+        "`expected_top_logit_range`: it is expected_top_logprob_range",
+        "m: [{prompt: [5], expected_tokens: [1], expected_top_logit_range: [0, 1]}]",
+    ),
+    ("expected", "m: [{prompt: []}]"),
+    ("expected", 'm: [{prompt: ""}]'),
+    ("expected", "m: [{prompt: [-1]}]"),
+    ("expected", "m: [{prompt: [5000000000]}]"),
+    ("expected", "m: [{prompt: [true]}]"),
     ("max_tokens", "m: [{prompt: [5], max_tokens: 0}]"),
     ("max_tokens", "m: [{prompt: [5], max_tokens: 257}]"),
     ("expected_tokens", "m: [{prompt: [5], expected_tokens: []}]"),
@@ -105,7 +111,7 @@ WRONG = [
         "m: [{prompt: [5], expected_tokens: [1], expected_top_logprob_range: [0, -1]}]",
     ),
     (
-        "is not below",
+        ".nan is no number",
         "m: [{prompt: [5], expected_tokens: [1], expected_top_logprob_range: [.nan, 0]}]",
     ),
     (
@@ -116,7 +122,7 @@ WRONG = [
     ("vocab_size", "m: {vocab_size: 10}"),
     ("api", "m: {api: triton}"),
     ("kv_layout", "m: {kv_layout: {layers: 3}}"),
-    ("length <= 32", "m: [" + "{prompt: [5]}, " * 33 + "]"),
+    ("expected a list of at most 32 items, got 33 items", "m: [" + "{prompt: [5]}, " * 33 + "]"),
     ("larger than", b"#" * (BYTES_MAX + 1)),
     ("", b"\xff\xfe\x00"),
     ("", "[" * 20_000),

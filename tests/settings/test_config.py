@@ -7,6 +7,7 @@ from math import inf
 
 import pytest
 
+from select_service.command_line import UsageError
 from select_service.core.decide.policies import choice_named
 from select_service.settings import values as read
 from select_service.settings.config import ConfigError, _default_of, parse, parser
@@ -103,7 +104,7 @@ def test_the_old_weight_stands_for_the_prefill_load_scale():
         (["--tls-key", "a"], {}, "--tls-key requires --tls-cert"),
         (["--tls-client-key", "a"], {}, "--tls-client-key requires --tls-client-cert"),
         (["--tls-client-ca", "a"], {}, "--tls-client-ca requires --tls-cert"),
-        (["--nonsense"], {}, "unknown argument `--nonsense`; see --help"),
+        (["--nonsense"], {}, "unknown argument `--nonsense`; see select-service --help"),
         (["--prot", "1"], {}, "unknown argument `--prot`: did you mean `--port`?"),
         (["--prot=1"], {}, "unknown argument `--prot`: did you mean `--port`?"),
         (["-port", "1"], {}, "unknown argument `-port`: did you mean `--port`?"),
@@ -127,7 +128,7 @@ def test_the_old_weight_stands_for_the_prefill_load_scale():
     ],
 )
 def test_values_that_make_no_sense_are_named(argv, environment, complaint):
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(UsageError) as error:
         parse(argv, environment)
     assert complaint in str(error.value)
     assert "\n" not in str(error.value)

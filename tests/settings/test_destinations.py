@@ -45,7 +45,7 @@ def test_the_list():
     [
         ("169.254.0.0/16", "invalid network `169.254.0.0/16`: it is link-local"),
         ("127.0.0.1", "--connect-to-loopback"),
-        ("10.0.0.1/8", "host bits"),
+        ("10.0.0.1/8", "bits are set behind the mask, did you mean `10.0.0.0/8`?"),
         ("10.0.0", "invalid network"),
         ("http://vllm", "invalid network"),
         ("*.svc", "invalid host name"),

@@ -84,11 +84,11 @@ def test_endpoints_are_found_by_their_service_or_its_labels(tmp_path):
     ("source", "fault"),
     [
         ("kubernetes: {service: a, slices: a=b}", "exactly one of labels, service, slices"),
-        ("kubernetes: {service: a.b}", "Expected `str` matching regex"),
+        ("kubernetes: {service: a.b}", "expected a text that matches"),
         ("kubernetes: {labels: a, port_name: http}", "`port_name` is for service and slices"),
         ("kubernetes: {service: a, port: 1, port_name: b}", "`port_name` is for service and"),
         ("kubernetes: {}", "exactly one of labels, service, slices"),
-        ("kubernetes: {labels: a, namespace: A}", "Expected `str` matching regex"),
+        ("kubernetes: {labels: a, namespace: A}", "expected a text that matches"),
         ('kubernetes: {labels: a}, worker: {endpoint: "{ip}"}', "unknown name `{ip}`"),
     ],
 )
@@ -105,12 +105,12 @@ def test_without_sources_there_are_none():
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("sources: []", "Expected `array` of length >= 1 - at `$.sources`"),
+        ("sources: []", "`sources`: expected a list of at least 1 items, got 0 items"),
         ("sources: [{name: a}]", "source 1: exactly one of file, dns, srv"),
         ("sources: [{file: a, dns: b}]", "source 1: exactly one of"),
         ("sources: [{file: a, worker: {taints: []}}]", "source `file-1`: `worker` has no meaning"),
-        ("sources: [{files: a}]", "Object contains unknown field `files`"),
-        ("sources: [{file: a, name: x y}]", "Expected `str` matching regex"),
+        ("sources: [{files: a}]", "`sources[0]`: unknown field `files`: did you mean `file`?"),
+        ("sources: [{file: a, name: x y}]", "`sources[0].name`: expected a text that matches"),
         ("sources: [{file: a, name: b}, {file: a, name: b}]", "two sources have the name `b`"),
         ("sources: [{file: a, name: workers-file}]", "two sources have the name `workers-file`"),
     ],
@@ -149,5 +149,7 @@ def test_a_name_needs_its_extra(tmp_path):
 
 def test_a_file_that_is_wrong_stops_the_start(tmp_path, workers):
     workers.write_text("3")
-    with pytest.raises(ConfigError, match=r"--discovery-config: file .*workers\.yaml: Expected"):
+    with pytest.raises(
+        ConfigError, match=r"--discovery-config: file .*workers\.yaml: the document: expected"
+    ):
         settings_of(tmp_path, f"sources: [{{file: {workers}}}]")

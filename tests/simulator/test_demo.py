@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -117,12 +118,39 @@ def test_a_trace_can_be_replayed(tmp_path: Path) -> None:
     assert re.search(rf"requests\s+{TRACE_ROWS}\s+{TRACE_ROWS}\s+{TRACE_ROWS}", shown)
 
 
+def doctored(lines: list[str], command: str) -> tuple[int, str]:
+    """Exit status and standard output of the printed line of a command of the service."""
+    (line,) = [each for each in lines if f"-m select_service {command} " in each]
+    done = subprocess.run(shlex.split(line), capture_output=True, text=True, timeout=RUN_S_MAX)
+    return done.returncode, done.stdout
+
+
+def test_the_page_is_named_as_soon_as_it_is_up_and_has_traffic_to_show() -> None:
+    with a_demo_that_stays_up("--requests", "20") as (demo, lines):
+        begin = next(n for n, line in enumerate(lines) if line.startswith("the fleet, live: "))
+        assert begin < next(n for n, line in enumerate(lines) if "driving 20 requests" in line)
+        url = lines[begin].removeprefix("the fleet, live: ").rstrip("/")
+
+        def newest() -> int:
+            answer = httpx.get(f"{url}/decisions?limit=1", trust_env=False)
+            return int(answer.json()["decisions"][0]["decision"])
+
+        before, until = newest(), time.monotonic() + PATIENCE_S
+        while newest() < before + 3:
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        assert demo.poll() is None
+
+
 def test_every_printed_curl_line_works_and_ctrl_c_ends_it_all() -> None:
     with a_demo_that_stays_up("--requests", "40") as (demo, lines):
         commands = [line for line in lines if line.startswith("curl ")]
         assert len(commands) == 9
         answers = {command: send_like_curl(command) for command in commands}
         assert {answer.status_code for answer in answers.values()} == {200}, answers
+        assert doctored(lines, "doctor")[0] == 0
+        status, record = doctored(lines, "inspect")
+        assert (status, json.loads(record)["block_size"]) == (0, 16)
         select = next(answer for command, answer in answers.items() if "/select " in command)
         assert select.json()["overlap"]["gpu"] > 0
         demo.send_signal(signal.SIGINT)

@@ -53,11 +53,11 @@ def test_a_cache_too_small_for_the_workload_is_refused(capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("trace.jsonl", None, "cannot read"),
+        ("trace.jsonl", None, "cannot be read"),
         ("trace.jsonl", b"", "line 1"),
         ("trace.jsonl", b"not json", "line 1"),
         ("trace.jsonl", b'{"timestamp": 0}', "hash_ids"),
-        ("trace.jsonl.gz", b"no gzip", "cannot read"),
+        ("trace.jsonl.gz", b"no gzip", "cannot be read"),
     ],
 )
 def test_what_is_no_trace_is_told_before_anything_is_installed(

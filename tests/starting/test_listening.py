@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from select_service.__main__ import main
 from select_service.settings.config import Unusable
 from select_service.starting.listening import bind, leave_to_others, listen
 
@@ -73,3 +74,32 @@ def test_an_address_is_shared_only_by_those_who_say_so() -> None:
         listen(first)
         with pytest.raises(Unusable, match="cannot listen on"):
             bind("127.0.0.1", first.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [
+        ("no such host", "`no such host` is no name or address that this machine knows"),
+        ("256.0.0.1", "is no name or address that this machine knows"),
+        ("203.0.113.7", "this machine does not have the address: take one of its own"),
+    ],
+)
+def test_an_address_that_cannot_be_had_is_told_with_what_to_do(host: str, told: str) -> None:
+    with pytest.raises(Unusable, match=f"{told}$") as error:
+        bind(host, 0)
+    assert "Errno" not in str(error.value)
+
+
+def test_a_port_in_use_ends_the_start_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert main(["--port", str(port)]) == 2
+        told = f"cannot listen on 127.0.0.1:{port}: the port is in use: end what listens there, or"
+        said = capsys.readouterr().err
+        assert said.startswith(f"select-service: error: {told}")
+        assert "--port 0" in said
+        assert "--reuse-port" in said
+        assert main(["--port", "0", "--replica-sync-port", str(port)]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"select-service: error: --replica-sync-port: {told}")
+        assert "--reuse-port" not in said

@@ -245,7 +245,9 @@ async def passed_on(lease: AsyncLease, begun: Begun) -> AsyncIterator[bytes]:
         lease.end()
     except (httpx.HTTPError, StopAsyncIteration) as error:
         lease.failed(type(error).__name__)
-        told = {"error": {"message": f"the engine failed: {error!r}", "code": 502}}
+        is_end = isinstance(error, StopAsyncIteration)
+        reason = "its stream ended too early" if is_end else str(error) or type(error).__name__
+        told = {"error": {"message": f"the engine failed: {reason}", "code": 502}}
         yield b"data: " + json.dumps(told).encode() + b"\n\n"
 
 

@@ -43,7 +43,7 @@ class EngineStream:
             content = await response.content.read(ERROR_BYTES_MAX)
             response.close()
         except aiohttp.ClientError as error:
-            raise EngineFailed(f"no connection: {error!r}") from error
+            raise EngineFailed(f"no connection: {error or type(error).__name__}") from error
         if response.status in BUSY or response.status >= 500:
             raise EngineFailed(f"status {response.status}", response.status not in BUSY)
         raise NoAnswer(response.status, content)
@@ -56,12 +56,12 @@ class EngineStream:
                 return None
             chunk: dict[str, Any] = json.loads(data)
         except aiohttp.ClientError as error:
-            raise EngineFailed(f"the stream broke: {error!r}") from error
+            raise EngineFailed(f"the stream broke: {error or type(error).__name__}") from error
         except ValueError as error:
             raise EngineFailed("an event is no JSON") from error
         choices = chunk.get("choices")
         if not isinstance(choices, list):  # most likely an error
-            raise EngineFailed(f"the engine says {data[:200]!r}")
+            raise EngineFailed(f"the engine says {data[:200].decode(errors='replace')}")
         if any(choice.get("finish_reason") == "abort" for choice in choices):
             raise EngineFailed("the engine gave the request up")
         return chunk

@@ -5,14 +5,17 @@ endpoint, the same at every replica and after every restart.
 """
 
 from collections.abc import Iterable, Mapping
+from math import isfinite
 from typing import Any
 
 import msgspec
+from msgspec import inspect
 from xxhash import xxh3_64_intdigest
 
 from select_service.bodies.workers import WorkerRegistration
 from select_service.core.workers.catalog import WORKERS_MAX, Worker
 from select_service.errors import BadRequest
+from select_service.shape_errors import in_words
 from select_service.spelling import nearest, shown
 from select_service.urls import metrics_url_error
 
@@ -38,16 +41,29 @@ def record_of(fields: Mapping[str, Any]) -> WorkerRegistration:
         if not isinstance(complete.get("endpoint"), str):
             raise ValueError("`worker_id` is missing, and no `endpoint` of which one can be made")
         complete["worker_id"] = made_id(complete["endpoint"])
+    for name, value in complete.items():
+        if not _is_finite(value):
+            raise ValueError(f"`{name}`: a number is not finite: give one that is, or none")
     try:
         # By way of JSON, whose keys are texts: in YAML ranks may be numbers or texts.
         record = msgspec.json.decode(msgspec.json.encode(complete), type=WorkerRegistration)
         Worker(record)  # are the two names of its tenant one?
+    except msgspec.ValidationError as error:
+        body = msgspec.json.encode(complete)
+        raise ValueError(in_words(error, body, inspect.type_info(WorkerRegistration))) from None
     except (msgspec.MsgspecError, BadRequest, TypeError, OverflowError) as error:
         raise ValueError(str(error)) from None
     error_text = metrics_url_error(record.metrics_endpoint) if record.metrics_endpoint else None
     if error_text is not None:
         raise ValueError(f"metrics_endpoint: {error_text}")
     return record
+
+
+def _is_finite(value: object) -> bool:
+    """JSON has no other numbers: they would become null, which means something else."""
+    if isinstance(value, dict | list):
+        return all(map(_is_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or isfinite(value)
 
 
 def desired_of(records: Iterable[WorkerRegistration]) -> dict[int, WorkerRegistration]:

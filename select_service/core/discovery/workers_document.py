@@ -6,6 +6,7 @@ import msgspec
 
 from select_service.bodies.workers import WorkerRegistration
 from select_service.core.discovery.records import desired_of, record_of
+from select_service.shape_errors import converted
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
@@ -19,10 +20,7 @@ def workers_of(document: object) -> dict[int, WorkerRegistration]:
         raise ValueError("it is empty; `workers: []` says that there are none")
     if isinstance(document, list):
         document = {"workers": document}
-    try:
-        found = msgspec.convert(document, _Document)
-    except msgspec.ValidationError as error:
-        raise ValueError(str(error)) from None
+    found = converted(document, _Document)
     return desired_of(
         _record(number, found.defaults | fields) for number, fields in enumerate(found.workers, 1)
     )

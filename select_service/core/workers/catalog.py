@@ -149,7 +149,12 @@ def shortcomings(worker: Worker, use_kv_events: bool, queueing: bool = False) ->
     reasons = []
     if not given.endpoint:
         reasons.append("endpoint is required")
-    if not given.block_size:
+    if given.block_size is None:
+        reasons.append(
+            "block_size is required: give the block size of the engine (vLLM --block-size, SGLang "
+            "--page-size)"
+        )
+    elif not given.block_size:
         reasons.append("block_size must be greater than 0")
     elif given.block_size > BLOCK_SIZE_MAX:
         reasons.append(f"block_size must be at most {BLOCK_SIZE_MAX}")
@@ -190,7 +195,8 @@ def _missing_endpoints(worker: Worker) -> list[str]:
     if all(endpoints.values()):
         return []
     return [
-        f"kv_events endpoint is required for dp_rank {dp_rank}"
+        f"kv_events endpoint is required for dp_rank {dp_rank} (field kv_events_endpoint, or "
+        f'"{dp_rank}" of kv_events_endpoints)'
         for dp_rank, endpoint in endpoints.items()
         if not endpoint
     ]

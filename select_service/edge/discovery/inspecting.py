@@ -1,6 +1,5 @@
 """`select-service inspect`: what an engine says of itself, as a record for POST /workers."""
 
-import argparse
 import asyncio
 import json
 import sys
@@ -8,11 +7,14 @@ from collections.abc import Sequence
 
 from indexer.sockets.names import Names
 from select_service.access.presenting import Presented, add_arguments, presented_of
+from select_service.bodies.common import U64_MAX
+from select_service.command_line import CommandParser, UsageError, typed, whole
 from select_service.core.discovery.engine_facts import EngineFacts
 from select_service.core.discovery.records import made_id
 from select_service.edge.discovery.asking import facts_from
 from select_service.edge.http_client import HttpClient
 from select_service.edge.http_error import HttpError
+from select_service.spelling import shown
 from select_service.urls import service_url_error
 
 REQUIRED = ("model_name", "block_size", "kv_events_endpoint")
@@ -20,20 +22,20 @@ REQUIRED = ("model_name", "block_size", "kv_events_endpoint")
 
 
 def inspect_command(argv: Sequence[str]) -> int:
-    """Exit status: 0 complete, 1 no answer, or something is missing, 2 a wrong argument."""
-    arguments = _parser().parse_args(argv)
+    """Exit status: 0 complete, 1 no answer, or something is missing.  Raises UsageError."""
+    arguments = parser().read(argv)
     if (error := service_url_error(arguments.url)) is not None:
-        print(f"select-service: error: {arguments.url}: {error}", file=sys.stderr)
-        return 2
-    try:
-        presented = presented_of(arguments)
-    except ValueError as error:
-        print(f"select-service: error: {error}", file=sys.stderr)
-        return 2
+        raise UsageError(f"{shown(arguments.url)}: {error}; give http://HOST:PORT of an engine")
+    presented = presented_of(arguments)
     try:
         facts = asyncio.run(_asked(arguments.url, presented))
     except HttpError as refused:
-        print(f"select-service: error: {arguments.url}: {refused}", file=sys.stderr)
+        fault = f"{arguments.url}: {refused}; is an engine running there?"
+        print(f"select-service: error: {fault}", file=sys.stderr)
+        return 1
+    if facts.engine is None and "model_name" not in facts.fields:
+        fault = f"{arguments.url}: it answers neither as vLLM nor as SGLang does; give another URL"
+        print(f"select-service: error: {fault}", file=sys.stderr)
         return 1
     worker_id = arguments.worker_id
     if worker_id is None:
@@ -62,15 +64,25 @@ async def _asked(url: str, presented: Presented) -> EngineFacts:
         await http.close()
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="select-service inspect",
-        description="Ask a running engine (vLLM, SGLang) what it is. Standard output is a record "
-        "for POST /workers; standard error says what is missing in it.",
+def parser() -> CommandParser:
+    engine = "http://vllm-0:8000"
+    result = CommandParser(
+        "select-service inspect",
+        "Ask a running engine (vLLM, SGLang) what it is. Standard output is a record for POST "
+        "/workers; standard error says what is missing in it.",
+        {
+            f"select-service inspect {engine}": "the record of an engine",
+            f"select-service inspect {engine} > worker.json": "into a file, for POST /workers",
+            f"select-service inspect {engine} --worker-id 7": "under an id of your own",
+        },
+        "URL [OPTION ...]",
     )
-    parser.add_argument("url", metavar="URL", help="of the engine, such as http://vllm-0:8000")
-    parser.add_argument(
-        "--worker-id", type=int, help="of the record; else one that is made of the URL"
+    result.add_argument("url", metavar="URL", help="address of the engine")
+    result.add_argument(
+        "--worker-id",
+        type=typed(whole(0, U64_MAX)),
+        metavar="ID",
+        help="worker_id of the record (default: one that is made of the URL)",
     )
-    add_arguments(parser)
-    return parser
+    add_arguments(result)
+    return result

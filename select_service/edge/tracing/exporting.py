@@ -19,6 +19,7 @@ EXPORTER, PROTOCOL = "OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_PROTOCOL"
 TRACES_PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 QUEUE, QUEUE_DEFAULT, QUEUE_MAX = "OTEL_BSP_MAX_QUEUE_SIZE", 2048, 65_536
 """Spans that wait, some 3 kB each."""
+INSTALL = "pip install --upgrade 'select-service[otel]' brings that of otlp"
 OTLP = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 
 
@@ -30,9 +31,12 @@ def exporter() -> SpanExporter | None:
     name = _otlp() if wanted == "otlp" else wanted
     found = list(entry_points(group="opentelemetry_traces_exporter", name=name))
     if not found:
-        raise ConfigError(f"{EXPORTER}={wanted}: no exporter `{name}` is installed")
+        raise ConfigError(f"{EXPORTER}={wanted}: no exporter `{name}` is installed; {INSTALL}")
     try:
         made: SpanExporter = found[0].load()()
+    except ImportError as error:
+        fault = f"the exporter `{name}` cannot be imported ({error}); {INSTALL}"
+        raise ConfigError(f"{EXPORTER}={wanted}: {fault}") from error
     except Exception as error:  # whatever an exporter makes of a wrong setting of its own
         raise ConfigError(f"{EXPORTER}={wanted}: {error}") from error
     return made

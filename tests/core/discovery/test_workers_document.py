@@ -47,8 +47,8 @@ def test_a_worker_without_an_id_has_one_of_its_endpoint():
     ("text", "fault"),
     [
         ("", "it is empty; `workers: []` says that there are none"),
-        ("3", "Expected `object`, got `int`"),
-        ("worker: []", "Object contains unknown field `worker`"),
+        ("3", "the document: expected an object, got 3"),
+        ("worker: []", "unknown field `worker`: did you mean `workers`?"),
         ("[{worker_id: 3, blocksize: 4}]", "worker 3: unknown field `blocksize`: did you mean"),
         (
             "[{worker_id: 3}, {block_size: 4}]",
@@ -56,14 +56,17 @@ def test_a_worker_without_an_id_has_one_of_its_endpoint():
         ),
         (
             "[{worker_id: 3, block_size: x}]",
-            "worker 3: Expected `int | null`, got `str` - at `$.block",
+            'worker 3: `block_size`: expected a whole number, got "x"',
         ),
-        ("[{worker_id: -3}]", "worker -3: Expected `int` >= 0"),
+        ("[{worker_id: -3}]", "worker -3: `worker_id`: expected a whole number of at least 0"),
+        ("[{worker_id: .nan}]", "worker nan: `worker_id`: a number is not finite"),
+        ("[{worker_id: 3, block_size: .inf}]", "worker 3: `block_size`: a number is not finite"),
+        ("[{worker_id: 3, kv_layout: {x: -.inf}}]", "worker 3: `kv_layout`: a number is not"),
         ("[{worker_id: 3}, {worker_id: 3}]", "two workers have the worker_id 3"),
         ("[{worker_id: 3, tenant_id: a, routing_group: b}]", "worker 3: tenant_id `a` and routing"),
         ("[{worker_id: 3, metrics_endpoint: ftp://x}]", "worker 3: metrics_endpoint: it does not"),
         ("[{worker_id: 3, endpoint: 2026-01-01}]", None),
-        ("[{3: 3, worker_id: 3}]", "Expected `str`, got `int` - at `key` in"),
+        ("[{3: 3, worker_id: 3}]", "a key of `workers[0]`: expected a text"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(text, fault):

@@ -64,7 +64,8 @@ def test_a_worker_that_is_incomplete_says_what_it_lacks_and_goes_too(caplog):
     fleet.offer(a_worker(1, block_size=None))
     assert fleet.stands()[1].lifecycle == "incomplete"
     (added,) = [r.fields for r in caplog.records]
-    assert added["reasons"] == ["block_size must be greater than 0"]
+    (reason,) = added["reasons"]
+    assert reason.startswith("block_size is required: give the block size of the engine")
     fleet.offer()
     fleet.run(after=GRACE_S)
     assert fleet.stands() == {}

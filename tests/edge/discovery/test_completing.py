@@ -116,7 +116,7 @@ def test_nobody_is_asked_where_the_template_says_all():
             await eventually_on_loop(lambda: told.desired)
             assert sorted(w.endpoint for w in told.desired.values()) == urls
             withheld = told.readings.withheld
-            assert withheld["http://bad"].startswith("Expected `int | null`")
+            assert withheld["http://bad"].startswith("`block_size`: expected a whole number")
             assert withheld["http://other"].startswith("another one has the worker_id")
             assert told.undecided == {made_id("http://bad")}
 

@@ -3,11 +3,12 @@
 import asyncio
 import json
 import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from select_service.__main__ import main
-from select_service.core.discovery.engine_facts import INFO
+from select_service.core.discovery.engine_facts import INFO, METRICS, MODELS
 from select_service.core.discovery.records import record_of
 from tests.edge.discovery.engines import engine
 
@@ -61,3 +62,27 @@ def test_nobody_there_and_no_url(capsys):
     assert (status, out) == (1, "")
     assert "cannot connect to 127.0.0.1:1" in err
     assert inspected(capsys, "ftp://x")[0] == 2
+
+
+def test_what_is_no_engine_gives_no_record(capsys, served):
+    status, out, err = inspected(capsys, served("vllm-0.33.0-1", (MODELS, METRICS, INFO)))
+    assert (status, out) == (1, "")
+    assert "is an engine running there?" in err
+    with ThreadingHTTPServer(("127.0.0.1", 0), Anything) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        status, out, err = inspected(capsys, f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+    assert (status, out) == (1, "")
+    assert "it answers neither as vLLM nor as SGLang does; give another URL" in err
+
+
+class Anything(BaseHTTPRequestHandler):
+    """A server that answers 200 to everything, as the start page of a proxy does."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>welcome</html>")
+
+    def log_message(self, *_):
+        """Quiet."""

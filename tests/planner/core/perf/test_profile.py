@@ -118,6 +118,41 @@ def test_both_forms_say_the_same(tmp_path: Path, form: str) -> None:
     assert found.decode.seconds(0.35, 2000.0) == pytest.approx(0.014)
 
 
+def header(shape: str, kind: str = "<f8") -> bytes:
+    """Of an array, whatever it says of itself."""
+    text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (header("(1000000000000,)"), "at most 100000 values, its header says 1000000000000"),
+        (header("(100000, 100000, 100000)"), "at most 100000 values"),
+        (header("(-5,)"), "at most 100000 values, its header says -5"),
+        (header("(1000,)") + bytes(16), "its header says 1000 values, and there are fewer"),
+        (header("(1000000000000,)", "|V0"), "expected numbers"),
+        (header("(1000000000000,)", "|S0"), "expected numbers"),
+        (header("(2,)", "<c16") + bytes(32), "expected numbers, got complex128"),
+        (header("(2,)", "|O") + bytes(16), "expected numbers, got object"),
+        (header("2"), "raw_data.npz"),
+        (header("(2,"), "raw_data.npz"),
+        (b"\x93NUMPY\x01\x00\xff\xff{", "raw_data.npz"),
+        (b"\x93NUMPY\x02\x00\xff\xff\xff\x7f{", "raw_data.npz"),
+        (b"", "raw_data.npz"),
+    ],
+)
+def test_absurd_headers_of_arrays_are_refused_in_a_line(
+    tmp_path: Path, content: bytes, told: str
+) -> None:
+    (tmp_path / PREFILL).mkdir()
+    with zipfile.ZipFile(tmp_path / PREFILL / "raw_data.npz", "w") as packed:
+        packed.writestr("prefill_isl.npy", content)
+    with pytest.raises(ProfileError, match=r"\A[^\n]+\Z") as error:
+        read_profile(str(tmp_path))
+    assert told in str(error.value)
+
+
 def test_faults_of_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ProfileError, match=r"there is no selected_prefill_interpolation/raw_data"):
         read_profile(str(tmp_path))
@@ -130,7 +165,7 @@ def test_faults_of_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         read_profile(str(tmp_path))
     packed = path.with_suffix(".npz")
     np.savez(packed, prefill_isl=np.array([object()], dtype=object))
-    with pytest.raises(ProfileError, match="allow_pickle"):
+    with pytest.raises(ProfileError, match="prefill_isl: expected numbers, got object"):
         read_profile(str(tmp_path))
     packed.write_bytes(b"PK nothing")
     with pytest.raises(ProfileError, match=r"raw_data\.npz"):

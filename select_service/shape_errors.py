@@ -1,4 +1,4 @@
-"""What is wrong with the shape of a body, in the words of its author.
+"""What is wrong with the shape of a body or a file, in the words of its author.
 
 The decoder says "Expected `int | null`, got `str` - at `$.isl_tokens`"; the client is told
 "`isl_tokens`: expected a whole number, got "5"".
@@ -6,10 +6,14 @@ The decoder says "Expected `int | null`, got `str` - at `$.isl_tokens`"; the cli
 
 import re
 from collections.abc import Mapping
+from typing import TypeVar
 
 import msgspec
 from msgspec import inspect
 
+from select_service.spelling import nearest, shown
+
+T = TypeVar("T")
 VALUE_CHARS_MAX = 64
 """Of the value that is shown."""
 VALUE_BYTES_MAX = 64 * 1024
@@ -33,6 +37,8 @@ _LENGTH = re.compile(r"^of length (?:(?P<bound><=|>=) )?(?P<n>[0-9]+)$")
 _NUMBER = re.compile(r"^(?P<bound><=|>=) (?P<n>\S+)$")
 _STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>[0-9]+|\.\.\.)\]")
 
+MISSING, UNKNOWN = "Object missing required field ", "Object contains unknown field "
+"""How the decoder begins."""
 ANY = "[...]"
 """How the decoder names an entry of a mapping, or of a list in one."""
 _FIRST_BYTES: Mapping[str, bytes] = {
@@ -50,22 +56,60 @@ _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-def in_words(error: msgspec.ValidationError, body: bytes, kind: inspect.Type) -> str:
-    """The error for the client.  body: what was decoded;  kind: as what"""
+def converted(
+    document: object,
+    kind: type[T],
+    instead: Mapping[str, str] | None = None,
+) -> T:
+    """Return the document as a type.  Raises ValueError with one line.
+
+    instead: what to do about fields that other programs have and this one has not
+    """
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as error:
+        if document is None:
+            raise ValueError("it is empty") from None
+        name = str(error).removeprefix(UNKNOWN).split("`")[1:2]
+        advice = (instead or {}).get(name[0]) if name and str(error).startswith(UNKNOWN) else None
+        if advice is not None:
+            raise ValueError(f"unknown field `{name[0]}`: {advice}") from None
+        try:
+            body = msgspec.json.encode(document, enc_hook=str)
+        except (TypeError, OverflowError):  # keys and numbers that JSON has not
+            body = b""
+        raise ValueError(in_words(error, body, inspect.type_info(kind), "the document")) from None
+
+
+def in_words(
+    error: msgspec.ValidationError, body: bytes, kind: inspect.Type, whole: str = "the body"
+) -> str:
+    """The error for the client.
+
+    body: what was decoded, as JSON
+    kind: as what
+    whole: what the document as a whole is called
+    """
     found = _PLACE.match(str(error))
     assert found is not None
     what, path = found["what"], found["path"] or ""
     if path.endswith(ANY):
         path = _entry(body, path, what) or path
-    place = f"`{path.removeprefix('.')}`" if path else "the body"
-    if what.startswith("Object missing required field "):
-        return f"{'the body' if not path else place}: the field {what[30:]} is missing"
+    place = f"`{path.removeprefix('.')}`" if path else whole
+    if what.startswith(MISSING):
+        return f"{place}: the field {what[len(MISSING) :]} is missing"
+    if what.startswith(UNKNOWN):
+        unknown = _unknown(what[len(UNKNOWN) :].strip("`"), kind, path)
+        return f"{place}: {unknown}" if path else unknown
     value = _value(body, path)
-    seen = _odd_key(value) if found["key"] else _shown(value)
+    is_text_key = bool(found["key"]) and what.startswith("Expected `str`")
+    seen = None if is_text_key else _odd_key(value) if found["key"] else _shown(value)
     if found["key"]:
         place = f"a key of {place}"
     if what.startswith("Invalid enum value "):
-        choices = " or ".join(f'"{choice}"' for choice in _choices(kind, path))
+        found_kind = _kind_at(kind, path)
+        values = found_kind.values if isinstance(found_kind, inspect.LiteralType) else ()
+        choices = " or ".join(f'"{choice}"' for choice in values)
         return f"{place}: expected {choices}, got {seen}"
     expected = _EXPECTED.match(what)
     if expected is None:
@@ -89,17 +133,41 @@ def _expectation(expected: re.Match[str]) -> str:
         return f"{words} of {bound}{length['n']} {unit}"
     if number is not None:
         return f"{words} of {'at most' if number['bound'] == '<=' else 'at least'} {number['n']}"
-    return f"{words} {limit}"
+    return f"{words} {limit.replace('matching regex', 'that matches')}"
 
 
-def _choices(kind: inspect.Type, path: str) -> tuple[object, ...]:
-    """The values of the enumeration at a path of names."""
+def _unknown(name: str, kind: inspect.Type, path: str) -> str:
+    found = _kind_at(kind, path)
+    fields = found.fields if isinstance(found, inspect.StructType) else ()
+    known = [field.encode_name for field in fields]
+    meant = nearest(name, known)
+    end = f"there are {', '.join(known)}" if meant is None else f"did you mean `{meant}`?"
+    return f"unknown field `{shown(name)}`: {end}"
+
+
+def _kind_at(kind: inspect.Type, path: str) -> inspect.Type | None:
+    """The type at a path; None: it cannot be told."""
+    parts = _parts(kind)
     for step in _STEP.finditer(path):
-        if isinstance(kind, inspect.StructType):
-            kind = next(f.type for f in kind.fields if f.encode_name == step["name"])
-        parts = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
-        kind = next(part for part in parts if not isinstance(part, inspect.NoneType))
-    return kind.values if isinstance(kind, inspect.LiteralType) else ()
+        inner = [_inner(part, step["name"]) for part in parts]
+        parts = [part for each in inner if each is not None for part in _parts(each)]
+    return next((part for part in parts if not isinstance(part, inspect.NoneType)), None)
+
+
+def _parts(kind: inspect.Type) -> list[inspect.Type]:
+    return list(kind.types) if isinstance(kind, inspect.UnionType) else [kind]
+
+
+def _inner(kind: inspect.Type, name: str | None) -> inspect.Type | None:
+    """The type of a field, or of the entries where no name is given."""
+    if name is not None:
+        fields = kind.fields if isinstance(kind, inspect.StructType) else ()
+        return next((field.type for field in fields if field.encode_name == name), None)
+    if isinstance(kind, inspect.DictType):
+        return kind.value_type
+    if isinstance(kind, inspect.ListType | inspect.VarTupleType | inspect.SetType):
+        return kind.item_type
+    return None
 
 
 def _value(body: bytes, path: str) -> bytes | None:

@@ -1,0 +1,165 @@
+"""The HTTP side of simulated workers, in the form of vLLM's: what tools ask an engine for.
+
+A prompt that comes this way passes through the cache of its rank at once, in no time of the model.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from aiohttp import web
+from msgspec import Meta
+
+from select_service.simulator.engine import Engine, Job, KvEvent, Tokens, chain_keys
+from select_service.simulator.workload import VOCABULARY
+
+HOST = "127.0.0.1"
+BODY_BYTES_MAX = 8 << 20
+TOKENS_MAX = 4096
+"""Of an answer."""
+RANK_HEADER = "x-data-parallel-rank"
+KvEventsConfig = dict[str, Any]
+
+
+class _Completion(msgspec.Struct):
+    """POST /v1/completions, as far as it is looked at."""
+
+    prompt: list[Annotated[int, Meta(ge=0, lt=1 << 32)]] | str
+    model: str = ""
+    max_tokens: Annotated[int, Meta(ge=1, le=TOKENS_MAX)] = 16
+
+
+class EngineApi:
+    """One worker: its ranks and the server in front of them.  Close it once.
+
+    engines: of its ranks
+    emit: gets what happened in the cache of a rank, by its number in the worker
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        engines: list[Engine],
+        emit: Callable[[int, list[KvEvent]], None],
+        kv_events: KvEventsConfig,
+        batch_tokens: int,
+    ) -> None:
+        self._model_name = model_name
+        self._engines = engines
+        self._emit = emit
+        self._kv_events = kv_events
+        self._batch_tokens = batch_tokens
+        self._answered = 0
+        application = web.Application(client_max_size=BODY_BYTES_MAX)
+        application.add_routes(
+            [
+                web.get("/health", self._health),
+                web.get("/v1/models", self._models),
+                web.get("/metrics", self._metrics),
+                web.get("/server_info", self._server_info),
+                web.post("/v1/completions", self._completions),
+            ]
+        )
+        self._runner = web.AppRunner(application, access_log=None)
+
+    async def open(self) -> str:
+        """Listen on a free port and return the URL."""
+        await self._runner.setup()
+        await web.TCPSite(self._runner, HOST, 0).start()
+        return f"http://{HOST}:{self._runner.addresses[0][1]}"
+
+    async def close(self) -> None:
+        """Stop listening."""
+        await self._runner.cleanup()
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _models(self, request: web.Request) -> web.Response:
+        card = {"id": self._model_name, "object": "model", "owned_by": "vllm"}
+        return web.json_response({"object": "list", "data": [card]})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        blocks = sum(engine.blocks_max for engine in self._engines)
+        labels = f'block_size="{self._engines[0].block_size}",num_gpu_blocks="{blocks}"'
+        lines = ["# TYPE vllm:cache_config_info gauge"]
+        lines += [
+            f'vllm:cache_config_info{{{labels},engine="{n}"}} 1.0'
+            for n in range(len(self._engines))
+        ]
+        return web.Response(text="\n".join([*lines, ""]))
+
+    async def _server_info(self, request: web.Request) -> web.Response:
+        config = {
+            "cache_config": {"block_size": self._engines[0].block_size},
+            "parallel_config": {"data_parallel_size": len(self._engines)},
+            "scheduler_config": {"max_num_batched_tokens": self._batch_tokens},
+            "kv_events_config": self._kv_events,
+        }
+        return web.json_response({"vllm_config": config})
+
+    async def _completions(self, request: web.Request) -> web.Response:
+        rank = request.headers.get(RANK_HEADER, "0")
+        if not rank.isdecimal() or not 0 <= int(rank) < len(self._engines):
+            return _refusal(400, f"{RANK_HEADER}: expected a rank of this worker, got {rank}")
+        try:
+            asked = msgspec.json.decode(await request.read(), type=_Completion)
+        except msgspec.MsgspecError as error:
+            return _refusal(400, str(error))
+        prompt = _tokens(asked.prompt)
+        answer = _answer(prompt, asked.max_tokens)
+        if not len(prompt) or not self._passed(int(rank), prompt, answer):
+            return _refusal(503 if len(prompt) else 400, "the prompt has no place in the cache")
+        self._answered += 1
+        choice = {
+            "index": 0,
+            "text": " (simulated)",
+            "token_ids": answer.tolist(),
+            "finish_reason": "length",
+            "stop_reason": None,
+        }
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(answer)}
+        name = f"cmpl-{self._answered}"
+        return web.json_response(
+            {
+                "id": name,
+                "object": "text_completion",
+                "model": self._model_name,
+                "choices": [choice],
+                "usage": usage | {"total_tokens": len(prompt) + len(answer)},
+            }
+        )
+
+    def _passed(self, rank: int, prompt: Tokens, answer: Tokens) -> bool:
+        """Send a request through the cache of a rank; False: it has no place there."""
+        engine = self._engines[rank]
+        tokens = np.concatenate([prompt, answer])
+        prompt_blocks = len(prompt) // engine.block_size
+        keys = chain_keys(tokens, engine.block_size)
+        has_tail = len(tokens) % engine.block_size != 0
+        job = Job(keys, tokens, prompt_blocks, len(keys) - prompt_blocks, has_tail)
+        if not engine.has_room(job):
+            return False
+        running, _ = engine.admit(job)
+        for _ in range(job.output_blocks):
+            engine.grow(running)
+        engine.finish(running)
+        self._emit(rank, engine.take_events())
+        return True
+
+
+def _tokens(prompt: list[int] | str) -> Tokens:
+    """A text has a token for each of its bytes."""
+    ids = list(prompt.encode()) if isinstance(prompt, str) else prompt
+    return np.array(ids, np.uint32)
+
+
+def _answer(prompt: Tokens, count: int) -> Tokens:
+    """The same for the same prompt."""
+    first = int(prompt.sum(dtype=np.uint64)) % VOCABULARY
+    return (np.arange(first, first + count) % VOCABULARY + 1).astype(np.uint32)
+
+
+def _refusal(status: int, message: str) -> web.Response:
+    return web.json_response({"error": {"message": message, "code": status}}, status=status)

@@ -1,0 +1,141 @@
+"""What every command says of itself, and of wrong arguments: one shape and one style."""
+
+import re
+import shlex
+from collections.abc import Callable
+
+import pytest
+
+from select_service import doctor, explaining
+from select_service.__main__ import main
+from select_service.access import command as keys
+from select_service.access.roles import MEANINGS, ROLES
+from select_service.command_line import CommandParser, UsageError
+from select_service.edge.discovery import inspecting
+from select_service.replaying import command as replaying
+from select_service.settings.config import COMMANDS, parser
+from select_service.settings.table import SETTINGS
+from select_service.simulator import options
+from select_service.starting import cache_command, compile_ahead
+
+PARSERS: dict[str, Callable[[], CommandParser]] = {
+    "select-service": parser,
+    "select-service cache": cache_command.parser,
+    "select-service compile": compile_ahead.parser,
+    "select-service doctor": doctor.parser,
+    "select-service explain": explaining.parser,
+    "select-service inspect": inspecting.parser,
+    "select-service keys": keys.parser,
+    "select-service keys new": keys.parser_of_new,
+    "select-service keys new-replica": keys.parser_of_new_replica,
+    "select-service replay": replaying.parser,
+    "scripts/demo": options.parser,
+}
+KIND = re.compile(
+    r"^  (?:-h, )?(--[a-z-]+)(?: (\S+(?: \[FILE \.\.\.\])?))?(?:  .*)?$", re.MULTILINE
+)
+"""A flag and the kind of its value, at the beginning of a line of help."""
+WITHOUT_VALUE = {
+    *("--help", "--version", "--once", "--probe", "--json", "--input-loops", "--portable"),
+}
+"""Flags that stand alone; of the service itself --input-loops has a number."""
+
+
+def examples(text: str) -> list[str]:
+    (block,) = re.findall(r"\nExamples:\n(.*?)(?:\n\n|\Z)", text, re.DOTALL)
+    return [re.split(r"  +| > ", line.strip())[0] for line in block.splitlines()]
+
+
+def test_every_command_is_looked_at() -> None:
+    named = {name.split()[1] for name in PARSERS if name.startswith("select-service ")}
+    assert named == set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_purpose_and_three_examples_stand_before_a_usage_of_one_line(name: str) -> None:
+    text = PARSERS[name]().format_help()
+    lead, usage, rest = text.partition("\n\nusage: ")
+    assert usage
+    assert lead[0].isupper()
+    assert len(examples(lead)) == 3
+    assert rest.startswith(name)
+    assert rest.split("\n")[1] == ""
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_every_example_is_understood(name: str) -> None:
+    for line in examples(PARSERS[name]().format_help()):
+        own = max((each for each in PARSERS if each in line), key=len)
+        PARSERS[own]().read(shlex.split(line.partition(own)[2]))
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_every_flag_says_of_what_kind_its_value_is_and_what_it_is_for(name: str) -> None:
+    made = PARSERS[name]()
+    kinds = dict(KIND.findall(made.format_help()))
+    assert kinds.keys() == {"--help", *made.flags}
+    for flag, kind in kinds.items():
+        assert kind or flag in WITHOUT_VALUE, flag
+        assert kind != "VALUE"
+        assert not kind or re.fullmatch(r"\[?\{.+\}\]?|[A-Z]+(\[,[A-Z]+\]| \[FILE \.\.\.\])?", kind)
+
+
+def test_the_kinds_of_the_settings() -> None:
+    kinds = {setting.flag: setting.kind for setting in SETTINGS if setting.flag}
+    assert kinds["--port"] == kinds["--replica-sync-port"] == "PORT"
+    assert kinds["--state-path"] == kinds["--slo"] == kinds["--tls-ca"] == "FILE"
+    assert kinds["--drain-secs"] == "SECONDS"
+    assert kinds["--indexer-peers"] == "URL[,URL]"
+    assert kinds["--log-level"] == "{debug,info,warning,error}"
+    assert kinds["--insecure"] == "{true,false}"
+
+
+def test_the_help_of_new_keys_says_what_each_role_may_do() -> None:
+    text = keys.parser_of_new().format_help()
+    assert set(MEANINGS) == set(ROLES)
+    for role, meaning in MEANINGS.items():
+        assert re.search(rf"^  {role} +{re.escape(meaning)}$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "told"),
+    [
+        ("select-service", ["--port"], "--port: a value is missing, see --help"),
+        ("select-service", ["--prot", "1"], "unknown argument `--prot`: did you mean `--port`?"),
+        ("select-service", ["keys"], "`keys` must be the first word of the command line"),
+        ("select-service", ["--version=1"], "--version takes no value"),
+        ("select-service doctor", ["--worker", "x"], "--worker: expected a whole number from 0 to"),
+        ("select-service doctor", ["--prob"], "unknown argument `--prob`: did you mean `--probe`?"),
+        ("select-service doctor", ["--json=1"], "--json takes no value"),
+        ("select-service doctor", ["--url", "a:1"], "--url: expected an http or https URL (it"),
+        ("select-service inspect", [], "URL is missing, see select-service inspect --help"),
+        ("select-service explain", ["a", "b"], "unknown argument `b`; see select-service explain"),
+        ("select-service replay", [], "--log is missing, see select-service replay --help"),
+        ("select-service replay", ["--log"], "--log: a value is missing, see --help"),
+        ("select-service keys", [], "COMMAND is missing, see select-service keys --help"),
+        ("select-service keys new", ["a"], "--role is missing"),
+        ("select-service keys new", ["a", "--role", "x"], "--role: expected one of caller, oper"),
+        (
+            "select-service keys new",
+            ["a", "--role", "caller", "--requests-per-s", "0"],
+            "--requests-per-s: expected a number above 0, got `0`",
+        ),
+        ("select-service keys new-replica", ["a"], "--secret-file is missing"),
+        ("select-service compile", ["x"], "unknown argument `x`; see select-service compile"),
+        ("scripts/demo", ["--lose", "1"], "--lose: expected a number from 0 to below 1, got `1`"),
+        ("scripts/demo", ["--once=1"], "--once takes no value"),
+    ],
+)
+def test_wrong_arguments_are_told_in_one_style(name: str, words: list[str], told: str) -> None:
+    with pytest.raises(UsageError, match=rf"\A{re.escape(told)}[^\n]*\Z"):
+        PARSERS[name]().read(words)
+
+
+@pytest.mark.parametrize("command", [name for name in PARSERS if name.startswith("select-service")])
+def test_the_command_ends_with_status_2_and_a_line(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command.split()[1:], "--no-such-flag"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert re.fullmatch(r"select-service: error: [^\n]+\n", said.err)
