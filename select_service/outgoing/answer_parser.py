@@ -15,7 +15,7 @@ FRAMING_BYTES_MAX = 1 << 16
 """Bytes around the body, besides those that the body's own size allows."""
 FRAMING_SHARE = 4
 """A byte more around the body for so many bytes of the body: chunks have 20 bytes or more."""
-PIECE_BYTES = 1 << 14
+PIECE_BYTES = 1 << 15
 """Parsed at once.  At its costliest, chunks of one byte, a piece takes about a millisecond."""
 
 
@@ -49,7 +49,7 @@ class AnswerParser:
     def close(self) -> None:
         self._parser = None
 
-    def feed(self, piece: bytes) -> None:
+    def feed(self, piece: memoryview) -> None:
         """piece: at most `PIECE_BYTES`.  Raises UnreadableAnswer."""
         if self._parser is None:
             return

@@ -12,12 +12,14 @@ from select_service.outgoing.answer_parser import PIECE_BYTES, AnswerParser, Unr
 from select_service.outgoing.reading_budget import ReadingBudget
 from select_service.outgoing.request_error import RequestError
 
-UNREAD_BYTES_MAX = 1 << 18
+UNREAD_BYTES_MAX = 1 << 19
 """Of a body, parsed ahead of whatever takes it; what was received with it comes on top."""
 RECEIPT_BYTES = 1 << 14
 """Received at once, so that many connections with bytes in one turn do not add up."""
 BULK_BYTES = 1 << 20
 """Body after which it is a large one, of which as much is received at once as there is room."""
+
+_EMPTY = memoryview(b"")
 
 
 class HttpConnection(asyncio.BufferedProtocol):
@@ -30,7 +32,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._budget = budget
         self._transport: asyncio.Transport | None = None
         self._answer: AnswerParser | None = None
-        self._backlog = b""
+        self._backlog = _EMPTY
         self._at = 0
         """Place in the backlog up to which it is parsed."""
         self._has_ended = False
@@ -43,7 +45,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def send(self, message: bytes) -> None:
         """Send a request.  The answer to the one before is complete."""
-        assert self._backlog == b""
+        assert not self._backlog
         self._answer, self._fault = AnswerParser(), None
         self.received_at = 0.0
         self.sent_at = monotonic()
@@ -88,7 +90,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._answer.close()
             if not self._answer.is_complete and self._fault is None:
                 self._end("closed", "the request was broken off")
-        self._backlog, self._has_ended = b"", True
+        self._backlog, self._has_ended = _EMPTY, True
         if transport is None:
             return
         if self._answer is not None and self._answer.is_complete:
@@ -122,7 +124,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self.close()  # nothing was requested
             return
         self.received_at = monotonic()
-        self._backlog, self._at = bytes(self._budget.buffer[:nbytes]), 0
+        self._backlog, self._at = memoryview(bytes(self._budget.buffer[:nbytes])), 0
         self._transport.pause_reading()
         self._budget.add(self._step)
 
@@ -144,7 +146,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         try:
             answer.feed(piece)
         except UnreadableAnswer as error:
-            self._backlog = b""
+            self._backlog = _EMPTY
             self._end("unreadable", str(error))
             return False
         has_more = self._at < len(self._backlog)
@@ -153,7 +155,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if has_more:
             self._note_change()
             return True
-        self._backlog = b""
+        self._backlog = _EMPTY
         if self._has_ended:
             self._finish()
         self._note_change()

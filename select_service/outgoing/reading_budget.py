@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
 
-TURN_STEPS_MAX = 16
+TURN_STEPS_MAX = 8
 """Steps of all readers together, in one turn of the loop."""
 TURN_S_MAX = 0.001
 """Seconds of CPU after which a turn begins no further step."""
@@ -42,7 +42,6 @@ class ReadingBudget:
         """cpu: CPU time of the thread of the loop, in seconds.  clock: in seconds"""
         self.buffer = memoryview(bytearray(BUFFER_BYTES))
         """Holds something between the two calls of one receipt only."""
-        self._loop = asyncio.get_running_loop()
         self._cpu, self._clock = cpu, clock
         self._line: deque[Step] = deque()
         self._is_scheduled = False
@@ -56,7 +55,7 @@ class ReadingBudget:
 
     async def result_of(self, steps: Generator[None, None, T]) -> T:
         """Return what the generator returns; each part up to a `yield` is a step."""
-        result: asyncio.Future[T] = self._loop.create_future()
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def step() -> bool:
             if result.done():  # cancelled
@@ -81,10 +80,11 @@ class ReadingBudget:
         self._credit_s += (now - self._credited_at) * SHARE
         self._credit_s = min(self._credit_s, CREDIT_S_MAX)
         self._credited_at = now
+        loop = asyncio.get_running_loop()  # which is not kept: `_budgets` would keep all loops
         if self._credit_s >= 0.0:
-            self._loop.call_soon(self._turn)
+            loop.call_soon(self._turn)
         else:
-            self._loop.call_later(-self._credit_s / SHARE, self._turn)
+            loop.call_later(-self._credit_s / SHARE, self._turn)
 
     def _turn(self) -> None:
         self._is_scheduled = False
