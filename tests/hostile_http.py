@@ -41,7 +41,7 @@ def _whole(body: bytes, more: bytes = b"") -> Iterator[bytes]:
 
 @cache
 def _bomb() -> bytes:
-    return gzip.compress(bytes(64 << 20))
+    return gzip.compress(bytes(16 << 20), 1)
 
 
 def _redirects() -> Iterator[bytes]:
