@@ -49,8 +49,13 @@ class AnswerParser:
     def close(self) -> None:
         self._parser = None
 
+    @property
+    def has_begun(self) -> bool:
+        """Has a byte come?"""
+        return self._fed_bytes > 0
+
     def feed(self, piece: memoryview) -> None:
-        """piece: at most `PIECE_BYTES`.  Raises UnreadableAnswer."""
+        """piece: about as much as `PIECE_BYTES`.  Raises UnreadableAnswer."""
         if self._parser is None:
             return
         self._fed_bytes += len(piece)

@@ -146,25 +146,31 @@ def _close_late(attempt: "asyncio.Task[HttpConnection]") -> None:
 async def _opened(address: str, origin: Origin, tls: Tls | None) -> HttpConnection:
     """Raises RequestError."""
     connection = HttpConnection(reading_budget())
-    host, port = origin.host, origin.port
     try:
-        await asyncio.get_running_loop().create_connection(
-            lambda: connection,
-            address,
-            port,
-            ssl=None if tls is None else tls.context,
-            server_hostname=None if tls is None else tls.server_name or host,
-        )
+        await asyncio.get_running_loop().create_connection(lambda: connection, address, origin.port)
     except OSError as error:
         raise _refusal(error, origin) from None
+    if tls is not None:
+        await _start_tls(connection, origin, tls)
     return connection
 
 
+async def _start_tls(connection: HttpConnection, origin: Origin, tls: Tls) -> None:
+    """Raises RequestError, and has closed the connection then."""
+    try:
+        await connection.start_tls(tls.context, tls.server_name or origin.host)
+    except RequestError as error:
+        connection.close()
+        text = f"cannot connect to {origin.host}:{origin.port}: {error}"
+        raise RequestError("unreachable", text) from None
+    except BaseException:
+        connection.close()
+        raise
+
+
 def _refusal(error: OSError, origin: Origin) -> RequestError:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        text = f"the certificate of {origin.host} is not believed: {error.verify_message}"
-        return RequestError("unreachable", text)
-    reason = os.strerror(error.errno) if (error.errno or 0) > 0 else str(error)
+    number = error.errno or 0
+    reason = os.strerror(number) if number > 0 else str(error)
     text = f"cannot connect to {origin.host}:{origin.port}: {reason}"
     is_refused = isinstance(error, ConnectionRefusedError)
     return RequestError("refused" if is_refused else "unreachable", text)
@@ -183,19 +189,11 @@ async def _through_proxy(
         target = f"{origin.host}:{origin.port}"
         connection.send(request_message("CONNECT", target, target, (), None))
         answer = await connection.head()
-        transport = connection.transport
-        if answer.status != 200 or transport is None:
+        if answer.status != 200:
             text = f"the proxy {place.host} refuses {target}: status {answer.status}"
             raise RequestError("unreachable", text)
-        over_tls = await asyncio.get_running_loop().start_tls(
-            transport, connection, tls.context, server_hostname=tls.server_name or origin.host
-        )
-        assert over_tls is not None
-        connection.use(over_tls)
-    except OSError as error:
-        connection.close()
-        raise _refusal(error, origin) from None
     except BaseException:
         connection.close()
         raise
+    await _start_tls(connection, origin, tls)
     return connection

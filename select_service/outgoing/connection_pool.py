@@ -137,7 +137,7 @@ class ConnectionPool:
             try:
                 return await _answered(connection, message)
             except RequestError as error:
-                if error.failure != "closed" or connection.received_at:
+                if error.failure != "closed" or connection.has_answer_begun:
                     raise
         kept.close()  # the server has closed it meanwhile, or it is of another trust
         kept.connection, kept.tls = (

@@ -19,7 +19,7 @@ TURN_STEPS_MAX = 8
 """Steps of all readers together, in one turn of the loop."""
 TURN_S_MAX = 0.001
 """Seconds of CPU after which a turn begins no further step."""
-SHARE = 0.25
+SHARE = 1 / 3
 """Part of a CPU that reading may take for long."""
 CREDIT_S_MAX = 0.005
 """Seconds of CPU that reading may take at once after a rest."""

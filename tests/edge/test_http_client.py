@@ -184,7 +184,7 @@ def test_over_https_nobody_is_believed_whom_the_system_does_not_trust():
         finally:
             await http.close()
 
-    told = "the certificate of peer.test is not believed: self-signed certificate"
+    told = "the certificate is not believed: self-signed certificate"
     with pytest.raises(HttpError, match=told) as caught:
         over_tls(ask)
     assert caught.value.failure == "unreachable"

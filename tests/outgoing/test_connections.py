@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import socket
 import ssl
+import threading
 
 import pytest
 import uvloop
@@ -10,7 +12,9 @@ import uvloop
 from select_service.outgoing import connecting
 from select_service.outgoing.connecting import Origin, Tls, open_connection, split_url
 from select_service.outgoing.connection_pool import ConnectionPool
+from select_service.outgoing.http_connection import TLS_PIECE_BYTES
 from select_service.outgoing.request_error import RequestError
+from select_service.outgoing.tls_layer import OVERHEAD_BYTES_MAX, TlsLayer
 from tests.edge.test_http_client import CERTIFICATE, TLS
 from tests.patience import PATIENCE_S, eventually_on_loop
 
@@ -26,7 +30,7 @@ class Server:
     """Answers as `answers` says, one item for each request; None closes the connection."""
 
     def __init__(self, *answers, tls=None):
-        self.heads, self.connections = [], 0
+        self.heads, self.connections, self.closes = [], 0, False
         self._answers, self._tls = list(answers), tls
 
     async def __aenter__(self):
@@ -46,6 +50,8 @@ class Server:
                 if answer is None:
                     break
                 writer.write(answer)
+                if self.closes:
+                    break
         writer.close()
 
 
@@ -301,3 +307,87 @@ BAD = [
 def test_a_bad_url_is_refused_before_anything_is_sent(url):
     with pytest.raises(RequestError):
         split_url(url)
+
+
+def records_of_a_byte(listener, own):
+    """A server of TLS whose records carry a byte each, without end."""
+    connection, _ = listener.accept()
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = own.wrap_bio(incoming, outgoing, server_side=True)
+    has_request = False
+    with connection, contextlib.suppress(OSError):
+        while not has_request:
+            try:
+                tls.do_handshake()
+                has_request = bool(tls.read(1 << 16))
+            except ssl.SSLWantReadError:
+                connection.sendall(outgoing.read())
+                incoming.write(connection.recv(1 << 16))
+        tls.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        while True:
+            for _ in range(1000):
+                tls.write(b"x")
+            connection.sendall(outgoing.read())
+
+
+@LOOPS
+def test_records_of_tls_that_carry_little_are_refused(run, monkeypatch):
+    own, (trust, _) = both_sides()
+    sizes, receive = [], TlsLayer.receive
+
+    def noting(layer, piece):
+        sizes.append(len(piece))
+        return receive(layer, piece)
+
+    async def scene(port):
+        pool = ConnectionPool(here, 4)
+        with pytest.raises(RequestError, match=r"bytes of TLS carry \d+: at most"):
+            async with pool.request(
+                "GET", f"https://peer.test:{port}/", {}, tls=Tls(trust)
+            ) as answer:
+                await answer.body(1 << 30)
+        await pool.close()
+
+    monkeypatch.setattr(TlsLayer, "receive", noting)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=records_of_a_byte, args=(listener, own), daemon=True)
+        thread.start()
+        run(scene(listener.getsockname()[1]))
+        thread.join(PATIENCE_S)
+    assert max(sizes) <= TLS_PIECE_BYTES
+    assert sum(sizes) <= 2 * OVERHEAD_BYTES_MAX
+
+
+@LOOPS
+def test_the_end_of_tls_ends_a_body_without_a_length(run):
+    own, (trust, _) = both_sides()
+
+    async def scene():
+        pool = ConnectionPool(here, 4)
+        async with Server(b"HTTP/1.1 200 OK\r\n\r\nhello", tls=own) as server:
+            server.closes = True
+            url = f"https://peer.test:{server.port}/"
+            assert await body_of(pool, url, tls=Tls(trust)) == b"hello"
+            await pool.close()
+
+    run(scene())
+
+
+@LOOPS
+def test_a_server_without_tls_is_not_taken_for_one(run):
+    _, (trust, _) = both_sides()
+
+    async def scene():
+        pool = ConnectionPool(here, 4)
+
+        async def talk(reader, writer):
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        server = await asyncio.start_server(talk, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(RequestError, match=r"cannot connect to peer.test:\d+: TLS fails"):
+            await body_of(pool, f"https://peer.test:{port}/", tls=Tls(trust))
+        server.close()
+        await pool.close()
+
+    run(scene())

@@ -27,6 +27,8 @@ LIST_BYTES_MAX = 16 << 20
 """Of one page of a list."""
 LINE_BYTES_MAX = 4 << 20
 """Of one event of a watch."""
+CHUNK_BYTES = 1 << 14
+"""Of a watch, split into lines at once."""
 STATUS_BYTES_MAX = 4096
 """Of a refusal."""
 ANSWER_S = 20.0
@@ -70,15 +72,18 @@ class KubeApi:
 
         silence_s: nothing came for so long: the connection is taken for dead
         """
-        rest = b""
+        rest = bytearray()
         async with self._answered(path) as answer:
             yield []
             while chunk := await self._chunk(answer, silence_s):
-                *lines, rest = (rest + chunk).split(b"\n")
-                if len(rest) > LINE_BYTES_MAX:
-                    raise KubeFault(0, f"an event of more than {LINE_BYTES_MAX} bytes")
-                if lines:
-                    yield [line for line in lines if line]
+                for begin in range(0, len(chunk), CHUNK_BYTES):
+                    first, *lines = chunk[begin : begin + CHUNK_BYTES].split(b"\n")
+                    rest += first
+                    if len(rest) > LINE_BYTES_MAX:
+                        raise KubeFault(0, f"an event of more than {LINE_BYTES_MAX} bytes")
+                    if lines:
+                        whole, rest = [bytes(rest), *lines[:-1]], bytearray(lines[-1])
+                        yield [line for line in whole if line]
 
     async def _chunk(self, answer: Answer, silence_s: float) -> bytes:
         try:
