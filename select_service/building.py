@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from select_service.edge.tracing.tracing import Tracing
 
 
-_EXAMINING, _ASKING = "select_service.examining", "select_service.edge.http_session"
+_EXAMINING = "select_service.examining"
 """Imported for the first examination."""
 
 
@@ -299,7 +299,6 @@ def doctor_of(service: Service, http: HttpClient, state: "StateFile | None") -> 
 
     async def examined(workers: Sequence[Worker], with_service: bool, probes: bool) -> DoctorReport:
         module = await asyncio.to_thread(import_module, _EXAMINING)
-        await asyncio.to_thread(import_module, _ASKING)  # or it would be found that that takes long
         report: DoctorReport = await module.examination_of(service, http, state).of(
             workers, with_service, probes
         )

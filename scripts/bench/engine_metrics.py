@@ -18,9 +18,10 @@ import uvloop
 
 from indexer.sockets.names import Names
 from select_service.core.engines.engine_load import EngineTarget
-from select_service.core.engines.engine_text import readings_of
+from select_service.core.engines.engine_text import reading_steps, readings_of
 from select_service.edge.engine_metrics import ACCEPT, BODY_BYTES_MAX
 from select_service.edge.http_client import HttpClient
+from select_service.outgoing.reading_budget import reading_budget
 
 TEXTS = Path(__file__).parents[2] / "tests" / "recordings" / "metrics"
 NAMES = ("vllm-0.33.0-1", "vllm-0.33.0-2", "sglang-0.5.23-1", "sglang-0.5.23-2")
@@ -52,7 +53,7 @@ async def scrape_us(target, count):
         text = await http.body(
             target.url, accept=ACCEPT, bytes_max=BODY_BYTES_MAX, timeout_s=TIMEOUT_S
         )
-        return readings_of(text, target.dp_ranks)
+        return await reading_budget().result_of(reading_steps(text, target.dp_ranks))
 
     await scrape()
     started = time.process_time()

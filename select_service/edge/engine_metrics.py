@@ -17,20 +17,13 @@ from select_service.core.engines.engine_load import (
     EngineReading,
     EngineTarget,
 )
-from select_service.core.engines.engine_text import (
-    EngineTextError,
-    lines_of,
-    readings_in,
-    readings_of,
-)
+from select_service.core.engines.engine_text import EngineTextError, reading_steps
 from select_service.edge.http_client import HttpClient
 from select_service.edge.http_error import HttpError
+from select_service.outgoing.reading_budget import reading_budget
 
 BODY_BYTES_MAX = 4 << 20
 """vLLM writes 50 KB per engine core."""
-TEXT_BYTES_AT_ONCE = 64 * 1024
-LINES_BYTES_AT_ONCE = 4 * 1024
-"""What is read on the event loop, of a text and of its lines that matter; more is on a thread."""
 SCRAPES_MAX = 256
 """At the same time.  Beyond so many endpoints that hang, the others are asked less often."""
 ACCEPT = "text/plain; version=0.0.4"
@@ -133,7 +126,8 @@ class EngineMetrics:
                 timeout_s=self._timeout_s,
                 purpose="metrics",
             )
-            readings = await _read(text, target.dp_ranks)
+            steps = reading_steps(text, target.dp_ranks)
+            readings = await reading_budget().result_of(steps)
         except HttpError as error:
             self._failed(target, error.failure, str(error)[:ERROR_CHARS_MAX])
         except EngineTextError as error:
@@ -161,13 +155,3 @@ class EngineMetrics:
         self._broken[target.worker_id] = target.url
         fields = {"worker_id": target.worker_id, "url": target.url, "error": error}
         log.warning("engine metrics cannot be read", extra={"fields": fields})
-
-
-async def _read(text: bytes, dp_ranks: tuple[int, ...]) -> dict[int, EngineReading]:
-    """Raises EngineTextError."""
-    if len(text) > TEXT_BYTES_AT_ONCE:
-        return await asyncio.to_thread(readings_of, text, dp_ranks)
-    lines = lines_of(text)
-    if len(lines) > LINES_BYTES_AT_ONCE:
-        return await asyncio.to_thread(readings_in, lines, dp_ranks)
-    return readings_in(lines, dp_ranks)

@@ -7,34 +7,30 @@ Over https a certificate must be of the host that was asked, and issued by someb
 whom the system trusts (or SSL_CERT_FILE or SSL_CERT_DIR of the environment), or whom the settings
 name.
 
-What the library of HTTP does is in `http_session`, which the first request imports, on a thread.
+How answers are read, and what all of them together may take, is in `select_service.outgoing`.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from importlib import import_module
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from indexer.sockets.names import Names
+from select_service.edge.host_names import looked_up
 from select_service.edge.http_error import HttpError
 from select_service.edge.peer_key import authorization
+from select_service.outgoing.connecting import Tls
+from select_service.outgoing.connection_pool import Answer, ConnectionPool
+from select_service.outgoing.request_error import RequestError
 from select_service.tls.kept import ClientTls
-
-if TYPE_CHECKING:
-    from aiohttp import ClientResponse
-
-    from select_service.edge.http_session import Sessions
 
 CONNECTIONS_MAX = 1024
 OTHER = "other"
 """Purpose of requests that say none."""
-_SESSIONS = "select_service.edge.http_session"
 
 
 class HttpClient:
-    """Belongs to one event loop.  Nothing is imported or opened before the first request."""
+    """Belongs to one event loop.  Nothing is opened before the first request."""
 
     def __init__(
         self,
@@ -50,14 +46,11 @@ class HttpClient:
         self.tls = tls
         self._key_file = key_file
         self._names = names
-        self._connections_max = connections_max
-        self._sessions: Sessions | None = None
+        self._pool = ConnectionPool(self._addresses_of, connections_max)
 
     async def close(self) -> None:
         """Break off what is under way."""
-        sessions, self._sessions = self._sessions, None
-        if sessions is not None:
-            await sessions.close()
+        await self._pool.close()
 
     async def body(
         self,
@@ -74,27 +67,20 @@ class HttpClient:
         purpose: under which a refusal of the address is counted
         with_key: it is a selector that we were told of, and may have our key
         """
-        body = bytearray()
-        await self._loaded()
         try:
             async with (
                 asyncio.timeout(timeout_s),
-                self.get(url, accept, purpose=purpose, with_key=with_key) as response,
+                self.get(url, accept, purpose=purpose, with_key=with_key) as answer,
             ):
-                async for chunk in response.content.iter_any():
-                    body += chunk
-                    if len(body) > bytes_max:
-                        text = f"the answer has more than {bytes_max} bytes"
-                        raise HttpError("too_large", text)
+                return await answer.body(bytes_max)
         except TimeoutError:
             text = f"no complete answer within {timeout_s:g} s"
             raise HttpError("timeout", text) from None
-        return bytes(body)
 
     @contextlib.asynccontextmanager
     async def get(
         self, url: str, accept: str, *, purpose: str = OTHER, with_key: bool = False
-    ) -> AsyncIterator["ClientResponse"]:
+    ) -> AsyncIterator[Answer]:
         """An answer with status 200, whose body is taken inside.  Raises HttpError.
 
         purpose, with_key: as in `body`
@@ -104,18 +90,39 @@ class HttpClient:
         headers = {"accept": accept}
         if with_key and self._key_file is not None:
             headers["authorization"] = await authorization(self._key_file)
-        trust = None if self.tls is None else self.tls.context
+        tls = None if self.tls is None else Tls(self.tls.context)
         try:
-            async with (await self._loaded()).answered(url, headers, trust) as response:
-                yield response
-        except HttpError as error:
+            async with self._pool.request("GET", url, headers, tls=tls) as answer:
+                if answer.status != 200:
+                    raise HttpError("http_status", f"status {answer.status}")
+                encoding = answer.headers.get("content-encoding", "identity")
+                if encoding != "identity":
+                    text = f"the answer is encoded as {encoding[:40]}, which nobody asked"
+                    raise HttpError("unreadable", text)
+                yield answer
+        except RequestError as error:
             if error.failure == "not_allowed":
                 self._names.boundary.count(purpose)
-            raise
+            raise http_error_of(error) from None
 
-    async def _loaded(self) -> "Sessions":
-        """Outside of the time limit of a request: the import takes half a second or more."""
-        if self._sessions is None:
-            module = await asyncio.to_thread(import_module, _SESSIONS)
-            self._sessions = self._sessions or module.Sessions(self._names, self._connections_max)
-        return self._sessions
+    async def _addresses_of(self, host: str) -> Sequence[str]:
+        return await allowed_addresses(self._names, host)
+
+
+async def allowed_addresses(names: Names, host: str) -> Sequence[str]:
+    """Return the addresses of a host, all of which may be connected to.  Raises RequestError."""
+    addresses = await looked_up(names, host)
+    if addresses.is_refused:
+        raise RequestError("not_allowed", addresses.error or "")
+    if not addresses.found:
+        raise RequestError("unreachable", f"name not found: {addresses.error}")
+    return addresses.found
+
+
+def http_error_of(error: RequestError) -> HttpError:
+    """Return the same in the words of the service's metrics."""
+    match error.failure:
+        case "refused" | "closed":
+            return HttpError("unreachable", str(error))
+        case failure:
+            return HttpError(failure, str(error))

@@ -3,14 +3,16 @@
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
+from urllib.parse import urlencode
 
 from select_service.command_line import file_fault
+from select_service.outgoing.connecting import Tls, resolve_name
+from select_service.outgoing.connection_pool import ConnectionPool
+from select_service.outgoing.request_error import RequestError
 from select_service.tls.kept import ClientTls
 
-if TYPE_CHECKING:
-    from aiohttp import ClientSession
-
+CONNECTIONS_MAX = 256
 BYTES_MAX = 32 << 20
 TOKEN_BYTES_MAX = 1 << 16
 TIMEOUT_S = 10.0
@@ -33,7 +35,7 @@ class Unreachable(Exception):
 
 
 class Outbound:
-    """Belongs to one event loop. The library is imported by the first request.
+    """Belongs to one event loop.
 
     tls: over https, what counts of it when a request begins; None: whom the system trusts is
     believed. Connections that began with another one are not used
@@ -41,7 +43,7 @@ class Outbound:
 
     def __init__(self, tls: ClientTls | None = None) -> None:
         self._tls = tls
-        self._session: ClientSession | None = None
+        self._pool = ConnectionPool(resolve_name, CONNECTIONS_MAX)
 
     async def __aenter__(self) -> Self:
         return self
@@ -50,9 +52,7 @@ class Outbound:
         await self.close()
 
     async def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        await self._pool.close()
 
     async def get(
         self,
@@ -85,53 +85,26 @@ class Outbound:
         token_file: str | None,
         timeout_s: float,
     ) -> bytes:
-        import aiohttp
-
+        if query:
+            url += ("&" if "?" in url else "?") + urlencode(query)
         headers = {} if body is None else {"content-type": "application/json"}
         if token_file is not None:
             headers["authorization"] = f"Bearer {_token(token_file)}"
-        trust = True if self._tls is None else self._tls.context
+        tls = None if self._tls is None else Tls(self._tls.context)
         try:
             async with (
                 asyncio.timeout(timeout_s),
-                self._opened().request(
-                    method,
-                    url,
-                    params=query,
-                    data=body,
-                    headers=headers,
-                    allow_redirects=False,
-                    ssl=trust,
-                ) as answer,
+                self._pool.request(method, url, headers, body, tls) as answer,
             ):
-                text = await answer.content.read(BYTES_MAX + 1)
-                while text and len(text) <= BYTES_MAX and not answer.content.at_eof():
-                    text += await answer.content.read(BYTES_MAX + 1 - len(text))
-                status = answer.status
+                text, status = await answer.body(BYTES_MAX), answer.status
         except TimeoutError:
             raise Unreachable(f"no answer within {timeout_s:g} s") from None
-        except aiohttp.ClientConnectorError as error:
-            refused = isinstance(error.os_error, ConnectionRefusedError)
-            raise Unreachable(error.os_error.strerror or "no connection", gone=refused) from None
-        except (aiohttp.ClientError, ValueError, OSError) as error:
-            raise Unreachable(str(error) or type(error).__name__) from None
-        if len(text) > BYTES_MAX:
-            raise Unreachable(f"the answer has more than {BYTES_MAX} bytes")
+        except RequestError as error:
+            raise Unreachable(str(error), gone=error.failure == "refused") from None
         if not 200 <= status < 300:
             said = text[:200].decode("utf-8", "replace")
             raise Unreachable(f"status {status}: {said}", status=status, body=text)
         return text
-
-    def _opened(self) -> "ClientSession":
-        if self._session is None:
-            import aiohttp
-
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=256),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None),
-            )
-        return self._session
 
 
 def check_token(path: str) -> None:

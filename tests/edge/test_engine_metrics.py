@@ -4,17 +4,16 @@ import asyncio
 import functools
 import logging
 import socket
-import threading
+from collections import Counter
 
 import pytest
 
 from indexer.sockets.names import Names
-from select_service.core.engines import engine_text
 from select_service.core.engines.engine_load import EngineLoads, EngineReading, EngineTarget
-from select_service.core.engines.engine_text import readings_in
 from select_service.core.identity import Rank
 from select_service.edge import engine_metrics
 from select_service.edge.http_client import HttpClient
+from select_service.outgoing.reading_budget import TURN_STEPS_MAX
 from select_service.urls import metrics_url_error
 from tests.edge.metric_servers import (
     Owner,
@@ -98,7 +97,7 @@ BROKEN = [
     ("http_status", "status 500", says(b"HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n")),
     ("too_large", "4194304 bytes", repeats(OK + b"\r\n", b"# padding\n" * 10_000)),
     ("unreadable", "not HTTP", says(b"\x00\xff\x16\x03 is no HTTP\r\n\r\n")),
-    ("unreadable", "not HTTP", repeats(OK, b"x-more: 1\r\n" * 1000)),
+    ("unreadable", "more than 256 headers", repeats(OK, b"x-more: 1\r\n" * 1000)),
     ("unreadable", "", says(OK + b"content-length: 99\r\n\r\n" + vllm(0.5))),
     ("unreadable", "breaks off", says(OK + b"content-length: 999\r\n\r\n" + vllm(0.5))),
     ("unreadable", "not HTTP", says(OK + b"transfer-encoding: chunked\r\n\r\nzz\r\n")),
@@ -166,7 +165,7 @@ async def test_an_admitted_url_never_raises_anything_but_faults_of_the_network(u
 async def test_a_url_that_the_client_does_not_understand_is_a_failed_scrape():
     owner = Owner(a_target("http://[::1]x/"))
     async with monitor(owner) as metrics:
-        assert "Invalid IPv6 URL" in await owner.next_of(1)
+        assert "no URL of HTTP" in await owner.next_of(1)
         assert metrics.counts["unreachable"] >= 1
 
 
@@ -321,24 +320,38 @@ async def test_a_failure_looks_up_its_own_worker_only():
 
 
 @on_loop
-async def test_a_long_text_is_read_on_a_thread(monkeypatch):
-    threads = []
+async def test_a_long_text_is_read_in_steps(monkeypatch):
+    """No turn of the loop takes more of them than the budget allows."""
+    turn, steps = 0, Counter()
+    reading = engine_metrics.reading_steps
 
-    def noting(lines, dp_ranks):
-        threads.append(threading.current_thread())
-        return readings_in(lines, dp_ranks)
+    def noting(text, dp_ranks):
+        inner = reading(text, dp_ranks)
+        while True:
+            steps[turn] += 1
+            try:
+                next(inner)
+            except StopIteration as end:
+                return end.value
+            yield
 
-    monkeypatch.setattr(engine_metrics, "readings_in", noting)
-    monkeypatch.setattr(engine_text, "readings_in", noting)
-    many = b"".join(vllm(0.25, engine=n) for n in range(engine_metrics.LINES_BYTES_AT_ONCE // 90))
-    long = b"# padding\n" * (engine_metrics.TEXT_BYTES_AT_ONCE // 10) + vllm(0.75)
-    for text, is_elsewhere in ((vllm(0.5), False), (many, True), (long, True)):
-        page = Page(text)
-        async with serving(page) as url:
-            owner = Owner(a_target(url, dp_ranks=tuple(range(200))))
-            async with monitor(owner, interval_s=PATIENCE_S):
-                assert 0 in await owner.next_of(1)
-        assert (threads.pop() is not threading.current_thread()) is is_elsewhere
+    async def count_turns():
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(engine_metrics, "reading_steps", noting)
+    many = b"# padding\n" * 30_000 + b"".join(vllm(0.25, engine=n) for n in range(200))
+    counting = asyncio.create_task(count_turns())
+    async with serving(Page(many)) as url:
+        owner = Owner(*(a_target(url, n, dp_ranks=tuple(range(200))) for n in range(6)))
+        async with monitor(owner, interval_s=PATIENCE_S / 100):
+            for worker_id in range(6):
+                assert 199 in await owner.next_of(worker_id)
+    counting.cancel()
+    assert sum(steps.values()) > 6 * 30
+    assert max(steps.values()) <= TURN_STEPS_MAX
 
 
 @on_loop

@@ -23,6 +23,10 @@ INFO, OLD_INFO = "/server_info?config_format=json", "/get_server_info"
 """The parameter has vLLM write its configuration as JSON; SGLang does not look at it."""
 
 ADAPTERS_MAX = 1024
+VALUES_MAX = 32_768
+"""Of a document, counted by its commas: decoding more would take the interpreter for too long."""
+CACHE_BYTES_MAX = 256 * 1024
+"""Of lines that describe the cache; vLLM writes one of 1.5 KB for each engine core."""
 _CACHE = "vllm:cache_config_info"
 _WILDCARDS = ("*", "0.0.0.0", "::", "[::]")
 _ROLES = {"prefill": "prefill", "decode": "decode"}
@@ -72,9 +76,12 @@ def facts_of(url: str, answers: Answers) -> EngineFacts:
 
 
 def _json(document: bytes | None) -> dict[str, Any]:
-    """Empty for what is no object."""
+    """Empty for what is no object, or too much of one."""
+    document = document or b""
+    if document.count(b",") > VALUES_MAX or document.count(b"[") > VALUES_MAX:
+        return {}
     try:
-        found: object = msgspec.json.decode(document or b"")
+        found: object = msgspec.json.decode(document)
     except (msgspec.DecodeError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -96,9 +103,9 @@ def _caches(text: bytes) -> dict[int, Mapping[str, str]]:
     # Not where settings are judged, which import this module, too: it takes 30 ms.
     from prometheus_client.parser import text_string_to_metric_families
 
-    lines = [line for line in text.split(b"\n") if line.startswith(_CACHE.encode())]
+    lines = _cache_lines(b"\n" + text)
     try:
-        families = list(text_string_to_metric_families(b"\n".join(lines).decode()))
+        families = list(text_string_to_metric_families(lines.decode()))
     except ValueError:
         return {}
     samples = [sample for family in families for sample in family.samples]
@@ -107,6 +114,19 @@ def _caches(text: bytes) -> dict[int, Mapping[str, str]]:
         for sample in samples
         if (number := _whole(sample.labels.get("engine"), 0)) is not None
     }
+
+
+def _cache_lines(text: bytes) -> bytes:
+    """Return the lines that describe the cache, found without making all lines.  text: begins with
+    a line feed
+    """
+    found, begin = bytearray(), text.find(b"\n" + _CACHE.encode())
+    while begin >= 0 and len(found) < CACHE_BYTES_MAX:
+        end = text.find(b"\n", begin + 1)
+        end = len(text) if end < 0 else end
+        found += text[begin : min(end, begin + CACHE_BYTES_MAX)]
+        begin = text.find(b"\n" + _CACHE.encode(), end)
+    return bytes(found)
 
 
 def _of_vllm(url: str, config: object, caches: dict[int, Mapping[str, str]]) -> Fields:

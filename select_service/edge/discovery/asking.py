@@ -14,7 +14,8 @@ from select_service.core.discovery.engine_facts import (
 from select_service.edge.http_client import HttpClient
 from select_service.edge.http_error import HttpError
 
-ANSWER_BYTES_MAX = 8 << 20
+DOCUMENT_BYTES_MAX = 1 << 20
+METRICS_BYTES_MAX = 4 << 20
 TIMEOUT_S = 20.0
 """Of one document: vLLM looks at its machine before it first answers with its configuration."""
 
@@ -43,7 +44,7 @@ async def _document(http: HttpClient, url: str, with_key: bool) -> bytes | HttpE
         return await http.body(
             url,
             accept="*/*",
-            bytes_max=ANSWER_BYTES_MAX,
+            bytes_max=METRICS_BYTES_MAX if url.endswith(METRICS) else DOCUMENT_BYTES_MAX,
             timeout_s=TIMEOUT_S,
             purpose="discovery",
             with_key=with_key,

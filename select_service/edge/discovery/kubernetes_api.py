@@ -1,5 +1,5 @@
-"""Reads lists and watches of an API server with kubernetes-asyncio, which knows accounts,
-kubeconfigs and their plugins.
+"""Reads lists and watches of an API server.  kubernetes-asyncio knows accounts, kubeconfigs and
+their plugins.
 
 Its models are not used: a thousand pods would be a second of work.  Documents are taken as bytes,
 and what is needed of them is decoded.
@@ -9,9 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import yaml
 
 from select_service.errors import PortableError
@@ -22,11 +20,18 @@ from select_service.kubernetes_account import (
     namespace_of,
     one_line,
 )
+from select_service.kubernetes_requests import KubernetesRequests
+from select_service.outgoing.connection_pool import Answer
+from select_service.outgoing.request_error import RequestError
 
 LIST_BYTES_MAX = 16 << 20
 """Of one page of a list."""
 LINE_BYTES_MAX = 4 << 20
 """Of one event of a watch."""
+CHUNK_BYTES = 1 << 14
+"""Of a watch, split into lines at once."""
+STATUS_BYTES_MAX = 4096
+"""Of a refusal."""
 ANSWER_S = 20.0
 """Until the head of an answer, and until a page is complete."""
 
@@ -45,7 +50,7 @@ class KubeApi:
     def __init__(self, kubeconfig: Path | None) -> None:
         """kubeconfig: None: the service account of this pod"""
         self._kubeconfig = kubeconfig
-        self._client: Any = None
+        self._requests: KubernetesRequests | None = None
 
     async def namespace(self) -> str:
         """That of this pod, or of the current context.  Raises KubeFault."""
@@ -56,16 +61,11 @@ class KubeApi:
 
     async def page(self, path: str) -> bytes:
         """All of an answer.  Raises KubeFault."""
-        content = bytearray()
         try:
             async with asyncio.timeout(ANSWER_S), self._answered(path) as answer:
-                async for chunk in answer.content.iter_any():
-                    content += chunk
-                    if len(content) > LIST_BYTES_MAX:
-                        raise KubeFault(0, f"a page of more than {LIST_BYTES_MAX} bytes")
+                return await answer.body(LIST_BYTES_MAX)
         except TimeoutError:
             raise KubeFault(0, f"no complete answer within {ANSWER_S:g} s") from None
-        return bytes(content)
 
     async def events(self, path: str, silence_s: float) -> AsyncIterator[list[bytes]]:
         """The lines of a watch, those together that came together: none when it begins.
@@ -73,76 +73,72 @@ class KubeApi:
 
         silence_s: nothing came for so long: the connection is taken for dead
         """
-        rest = b""
+        rest = bytearray()
         async with self._answered(path) as answer:
             yield []
             while chunk := await self._chunk(answer, silence_s):
-                *lines, rest = (rest + chunk).split(b"\n")
-                if len(rest) > LINE_BYTES_MAX:
-                    raise KubeFault(0, f"an event of more than {LINE_BYTES_MAX} bytes")
-                if lines:
-                    yield [line for line in lines if line]
+                for begin in range(0, len(chunk), CHUNK_BYTES):
+                    first, *lines = chunk[begin : begin + CHUNK_BYTES].split(b"\n")
+                    rest += first
+                    if len(rest) > LINE_BYTES_MAX:
+                        raise KubeFault(0, f"an event of more than {LINE_BYTES_MAX} bytes")
+                    if lines:
+                        whole, rest = [bytes(rest), *lines[:-1]], bytearray(lines[-1])
+                        yield [line for line in whole if line]
 
-    async def _chunk(self, answer: Any, silence_s: float) -> bytes:
+    async def _chunk(self, answer: Answer, silence_s: float) -> bytes:
         try:
             async with asyncio.timeout(silence_s):
-                chunk: bytes = await answer.content.readany()
-                return chunk
+                return await answer.read_some()
         except TimeoutError:
             raise KubeFault(0, f"nothing was heard for {silence_s:g} s") from None
 
     @contextlib.asynccontextmanager
-    async def _answered(self, path: str) -> AsyncIterator[Any]:
+    async def _answered(self, path: str) -> AsyncIterator[Answer]:
         try:
-            client = await self._ready()
-            async with asyncio.timeout(ANSWER_S):
-                answer = await client.call_api(
-                    path,
-                    "GET",
-                    header_params={"Accept": "application/json"},
-                    auth_settings=["BearerToken"],
-                    _preload_content=False,
-                    _request_timeout=aiohttp.ClientTimeout(total=None),
-                )
-            async with answer:
-                if answer.status != 200:
-                    content = await answer.content.read(4096)
-                    raise KubeFault(answer.status, f"status {answer.status}: {_told(content)}")
+            requests = await self._ready()
+            async with contextlib.AsyncExitStack() as stack:
+                async with asyncio.timeout(ANSWER_S):
+                    answer = await stack.enter_async_context(
+                        requests.request("GET", path, {"accept": "application/json"})
+                    )
+                    if answer.status != 200:
+                        content = await answer.read_some()
+                        text = f"status {answer.status}: {_told(content)}"
+                        raise KubeFault(answer.status, text)
                 yield answer
         except TimeoutError:
             await self.close()
             raise KubeFault(0, f"no answer within {ANSWER_S:g} s") from None
-        except (aiohttp.ClientError, OSError) as error:
+        except (RequestError, OSError) as error:
             await self.close()
             raise KubeFault(0, f"no answer: {one_line(error)}") from None
         except KubeFault:
             await self.close()
             raise
 
-    async def _ready(self) -> Any:
+    async def _ready(self) -> KubernetesRequests:
         """Raises KubeFault."""
-        if self._client is not None:
-            return self._client
+        if self._requests is not None:
+            return self._requests
         try:
             configuration = await configuration_of(self._kubeconfig)
-            from kubernetes_asyncio.client.api_client import ApiClient
-
-            self._client = ApiClient(configuration)
-        except (NoCluster, *UNREADABLE) as error:
+            self._requests = await asyncio.to_thread(KubernetesRequests, configuration)
+        except (NoCluster, RequestError, *UNREADABLE) as error:
             raise KubeFault(0, f"no way to a cluster: {one_line(error)}") from None
-        return self._client
+        return self._requests
 
     async def close(self) -> None:
         """The next call opens it again."""
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()
+        requests, self._requests = self._requests, None
+        if requests is not None:
+            await requests.close()
 
 
 def _told(content: bytes) -> str:
     """The message of a `Status`, or the beginning of whatever it is."""
-    with contextlib.suppress(ValueError):
-        document = yaml.safe_load(content)
+    with contextlib.suppress(ValueError, RecursionError, yaml.YAMLError):
+        document = yaml.safe_load(content[:STATUS_BYTES_MAX])
         if isinstance(document, dict) and document.get("message"):
             return str(document["message"])[:300]
     return content[:100].decode(errors="replace")

@@ -6,7 +6,7 @@ everything is listed anew; until that is done, what was found before goes on cou
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import ClassVar, Generic, Literal, Protocol, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -16,10 +16,13 @@ from select_service.core.discovery.candidates import Candidate
 from select_service.edge.discovery.completing import Completing
 from select_service.edge.discovery.kubernetes_api import KubeApi, KubeFault
 from select_service.edge.discovery.source import Readings
+from select_service.outgoing.reading_budget import reading_budget
 from select_service.settings.discovery import KubernetesSource
 
-PAGE = 100
-"""Documents of one page of a list: decoding one takes milliseconds."""
+PAGE = 25
+"""Documents of one page of a list: decoding one takes a millisecond or two."""
+EVENTS_AT_ONCE = 16
+"""Of a watch, decoded and judged in one step."""
 WATCH_S = 300
 """After which the API server ends a watch, which then goes on with another."""
 SILENCE_S = 330.0
@@ -166,9 +169,15 @@ class KubernetesList(ABC, Generic[D]):
             timeoutSeconds=str(WATCH_S),
         )
         async for lines in self._api.events(path, SILENCE_S):
-            for line in lines:
-                self._take(msgspec.json.decode(line, type=_Event))
+            await reading_budget().result_of(self._taking(lines))
             self._heard()
+
+    def _taking(self, lines: Sequence[bytes]) -> Generator[None, None, None]:
+        """Raises KubeFault, DecodeError."""
+        for number, line in enumerate(lines, 1):
+            self._take(msgspec.json.decode(line, type=_Event))
+            if number % EVENTS_AT_ONCE == 0:
+                yield
 
     def _take(self, event: _Event) -> None:
         """Raises KubeFault."""

@@ -6,7 +6,7 @@ loader that bounds it, on a thread, and whoever started the download may end it 
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from indexer.dumps.compact_dump import MEDIA_TYPE
 from indexer.dumps.compact_load import CompactLoader, DumpError, LoadLimits
@@ -16,9 +16,7 @@ from select_service.clocks import heard_by_peer
 from select_service.edge.http_client import HttpClient
 from select_service.edge.http_error import HttpError
 from select_service.edge.keeping.reading import Reading
-
-if TYPE_CHECKING:
-    from aiohttp import ClientResponse
+from select_service.outgoing.connection_pool import Answer
 
 ANSWER_S_MAX = 30.0
 """For the head of the answer: the reference writes all of a large dump before it sends any."""
@@ -78,21 +76,21 @@ class Download:
                 asyncio.timeout(ANSWER_S_MAX) as patience,
                 self._http.get(
                     self.url.rstrip("/") + "/dump", ACCEPT, purpose="recovery", with_key=True
-                ) as response,
+                ) as answer,
             ):
                 patience.reschedule(None)
-                return await self._load(response)
+                return await self._load(answer)
         except TimeoutError:
             raise HttpError("timeout", f"no answer within {ANSWER_S_MAX:g} s") from None
 
-    async def _load(self, response: "ClientResponse") -> DownloadedDump:
-        is_compact = response.headers.get("content-type", "").startswith(MEDIA_TYPE)
+    async def _load(self, answer: Answer) -> DownloadedDump:
+        is_compact = answer.headers.get("content-type", "").startswith(MEDIA_TYPE)
         loader: CompactLoader | JsonLoader
         if is_compact:
             loader = CompactLoader(self._limits, heard_by_peer)
         else:
             loader = JsonLoader(self._limits)
-        async for data in _chunks(response):
+        async for data in _chunks(answer):
             await asyncio.to_thread(loader.feed, data)
             self.reading.note(len(data), loader)
             if self.reading.bytes > BODY_BYTES_MAX:
@@ -102,12 +100,12 @@ class Download:
         return DownloadedDump(self.reading, form, loader.partitions, loader.bad_entries)
 
 
-async def _chunks(response: "ClientResponse") -> AsyncIterator[bytes]:
+async def _chunks(answer: Answer) -> AsyncIterator[bytes]:
     """What has come, again and again until the end.  Raises HttpError when nothing comes."""
     while True:
         try:
             async with asyncio.timeout(SILENCE_S_MAX):
-                data = await response.content.readany()
+                data = await answer.read_some()
         except TimeoutError:
             raise HttpError("timeout", f"silent for {SILENCE_S_MAX:g} s") from None
         if not data:

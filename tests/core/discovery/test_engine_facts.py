@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from select_service.core.discovery import engine_facts
 from select_service.core.discovery.candidates import Candidate, completed
 from select_service.core.discovery.engine_facts import (
     INFO,
@@ -168,3 +169,23 @@ def test_a_template_comes_before_the_engine_and_spreads_its_ports_over_ranks():
         completed(Candidate(URL, fields | {"replay_endpoint": 8000}), said)
     one = completed(Candidate(URL, fields), facts_of(URL, production(f"{VLLM}-1")).fields)
     assert one.kv_events_endpoint == "tcp://10.0.0.7:7000"
+
+
+def test_a_document_of_more_values_than_an_engine_has_counts_as_not_given():
+    card, count = b'{"id": "m%d", "owned_by": "vllm"}', engine_facts.VALUES_MAX
+    cards = b",".join(card % n for n in range(count))
+    few = b'{"data": [{"id": "m", "owned_by": "vllm"}]}'
+    assert facts_of(URL, {MODELS: few}).fields["model_name"] == "m"
+    assert facts_of(URL, {MODELS: b'{"data": [' + cards + b"]}"}).engine is None
+    nested = b'{"data": [' + b"[" * 40_000 + b"]" * 40_000 + b"]}"
+    assert facts_of(URL, {MODELS: nested}).engine is None
+
+
+def test_lines_of_the_cache_are_found_among_all_others_and_bounded():
+    line = b'vllm:cache_config_info{block_size="16",engine="%d",num_gpu_blocks="100"} 1.0\n'
+    others = b"\n# vllm:cache_config_info\n" * 10_000
+    fields = facts_of(URL, {METRICS: line % 0 + others + line % 1}).fields
+    assert (fields["total_kv_blocks"], fields["data_parallel_size"]) == (50, 2)
+    many = b"".join(line % n for n in range(10_000))
+    found = facts_of(URL, {METRICS: many}).fields["data_parallel_size"]
+    assert found <= engine_facts.CACHE_BYTES_MAX // len(line) + 1

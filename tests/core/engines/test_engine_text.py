@@ -9,11 +9,14 @@ from select_service.core.engines.engine_load import EngineReading
 from select_service.core.engines.engine_text import (
     LINE_BYTES_MAX,
     LINES_BYTES_MAX,
+    RANK_LINES_BYTES_MAX,
     SIGNALS,
     EngineTextError,
+    reading_steps,
     readings_of,
 )
 from tests.engine_metric_texts import recorded, vllm
+from tests.steps import longest_step, result_of
 
 
 def usages(text, dp_ranks):
@@ -73,7 +76,8 @@ def test_wherever_a_text_is_cut_the_same_lines_are_found(parts):
     found = engine_text._LINES.findall(b"\n" + text)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_text, "SLICE_BYTES", 50)
-        assert (engine_text.lines_of(text) if found else b"") == b"".join(found)
+        lines = engine_text.lines_of(text, LINES_BYTES_MAX)
+        assert (result_of(lines) if found else b"") == b"".join(found)
 
 
 # --- which rank a sample belongs to
@@ -184,10 +188,31 @@ def test_a_text_that_was_cut_short_is_unreadable():
     ],
 )
 def test_more_metrics_than_can_be_are_not_parsed(text):
-    assert refusal(text) == (
+    assert refusal(text, tuple(range(100))) == (
         "unreadable",
         "the metrics take more space than they ever should",
     )
+
+
+def test_a_rank_has_no_more_lines_than_a_rank_can_have():
+    lines = b"vllm:num_requests_waiting 1\n" * (3 * RANK_LINES_BYTES_MAX // 2 // 28)
+    assert refusal(lines)[0] == "unreadable"
+    assert readings_of(lines, (0, 1))[1].requests_waiting == 1
+
+
+ROWS = [
+    b"vllm:num_requests_waiting 1\n",
+    b'vllm:num_requests_waiting{engine="0"} 1\n',
+    b'vllm:num_requests_waiting{a="' + b'\\"' * 1900 + b'"} 1\n',
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=range(len(ROWS)))
+def test_no_step_of_many_lines_is_a_long_one(row):
+    """Of two texts the longer has more steps, and they are no longer."""
+    ranks = tuple(range(64))
+    few, many = (row * (size // len(row)) for size in (30_000, 240_000))
+    assert longest_step(reading_steps(many, ranks)) <= 1.5 * longest_step(reading_steps(few, ranks))
 
 
 # --- whatever comes
