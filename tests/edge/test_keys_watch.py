@@ -58,7 +58,7 @@ def test_a_wrong_edit_keeps_the_keys_and_says_so(tmp_path, caplog):
 
     watched(tmp_path, story)
     told = [r for r in caplog.records if "file of keys is wrong" in r.message]
-    assert [r.fields["error"][:8] for r in told] == ["Expected", "No such "]
+    assert [r.fields["error"][:8] for r in told] == ["`keys`: ", "there is"]
 
 
 def test_whoever_asks_has_it_read_without_a_change(tmp_path, monkeypatch):
