@@ -16,7 +16,6 @@ import zmq
 from select_service.api.application import Application
 from select_service.api.service import Service
 from select_service.building import Parts, build, doctor_of
-from select_service.edge.audit_log import AuditFiles
 from select_service.edge.due_tasks import due_tasks
 from select_service.edge.engine_metrics import EngineMetrics
 from select_service.edge.file_changes import FileWatch
@@ -149,8 +148,8 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
         await http.close()
         if tracing is not None:
             await tracing.end()
-        if isinstance(service.audit, AuditFiles):
-            service.audit.close()
+        if service.audit is not None:
+            await service.audit.close()
         if logged is not None:
             logged.files.close(logged.decisions.rest(monotonic()))
 
@@ -257,6 +256,7 @@ def _keeping(service: Service, http: HttpClient) -> IndexKeeping | None:
         config["snapshot_path"],
         config["snapshot_interval_s"],
         config["index_blocks_max"],
+        int(config["file_mode"], 8),
     )
     return IndexKeeping(wanted, service.selector, service.recovery, service.snapshot, http)
 
@@ -277,7 +277,7 @@ async def _supervised(
         None if parts.logged is None else parts.logged.decisions,
         [
             task
-            for each in (parts.watch, parts.discovery, parts.state)
+            for each in (parts.watch, parts.discovery, parts.state, service.audit)
             if each is not None
             for task in each.tasks()
         ],

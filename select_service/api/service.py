@@ -19,6 +19,7 @@ from select_service.bodies.selection import SelectRequest
 from select_service.bodies.state import KeptState
 from select_service.core.decide.decision_ring import DecisionRing
 from select_service.core.decisions import Decision
+from select_service.core.due_task import DueTask
 from select_service.core.fleet.recovered import KeepingReport, RecoveryStatus, SnapshotStatus
 from select_service.core.selector import Selector
 from select_service.core.workers.catalog import Worker
@@ -93,8 +94,21 @@ class AuditLog(Protocol):
 
     @property
     def counts(self) -> AuditCounts: ...
-    async def note(self, line: AuditLine) -> None:
-        """Returns when it is kept, or cannot be."""
+    @property
+    def is_required(self) -> bool:
+        """Whether what cannot be kept is not done."""
+
+    async def begin(self, line: AuditLine) -> None:
+        """Returns when it is kept.  Raises AuditUnavailable."""
+
+    async def note(self, line: AuditLine, *, has_begun: bool) -> None:
+        """Returns when it is kept, or cannot be.  has_begun: after `begin`"""
+
+    def tasks(self) -> list[DueTask]:
+        """What is to be done again and again."""
+
+    async def close(self) -> None:
+        """At the end of the process."""
 
 
 class Span(Protocol):

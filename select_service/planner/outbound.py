@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from select_service.tls.kept import ClientTls
+from select_service.whole_file import read_whole
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -142,7 +143,6 @@ def check_token(path: str) -> None:
 def _token(path: str) -> str:
     """Read anew each time: tokens of service accounts change. Raises Unreachable."""
     try:
-        with Path(path).open("rb") as file:
-            return file.read(TOKEN_BYTES_MAX).decode("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
+        return read_whole(Path(path), TOKEN_BYTES_MAX).decode("ascii").strip()
+    except (OSError, ValueError) as error:
         raise Unreachable(f"token file {path}: {error}") from None

@@ -69,7 +69,7 @@ def health_settings(config: Config) -> HealthSettings | None:
     return HealthSettings(
         _rules(config),
         CanaryConfig() if canaries is None else read_canary_config(canaries),
-        _references(config["health_state"]),
+        None if config["health_state"] is None else Path(config["health_state"]),
         tuple(map(ipaddress.ip_network, config["health_reporters"])),
         config["degradation"],
         {} if config["slo"] is None else _promises(config["slo"]),
@@ -88,17 +88,6 @@ def _rules(config: Config) -> "HealthRules":
     }
     rules = (DOCUMENT if is_document else HealthRules())._replace(**given)
     return rules._replace(recovery_s_max=max(rules.recovery_s_max, rules.recovery_s))
-
-
-def _references(given: str | None) -> Path | None:
-    """Raises ConfigError for a file that can never be written."""
-    if given is None:
-        return None
-    path = Path(given)
-    if path.is_dir() or not path.parent.is_dir():
-        fault = "it is a directory" if path.is_dir() else "its directory does not exist"
-        raise ConfigError(f"--health-state {given}: {fault}")
-    return path
 
 
 def _promises(path: str) -> dict[str, "Slo"]:

@@ -40,6 +40,12 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "how long requests are answered after SIGTERM, each as the last of its connection",
             "drain_s",
         ),
+        cli(
+            "--file-mode",
+            "0600",
+            read.file_mode,
+            "octal mode of the files that the service creates: state, snapshot, health, logs",
+        ),
         cli("--threads", 4, read.whole(1, 64), "threads that receive KV events"),
         cli(
             "--log-level",
@@ -165,6 +171,12 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             read.text,
             "file for a line of JSON of each action of an operator; 8 files of 64 MiB; none "
             "= not written",
+        ),
+        cli(
+            "--audit-required",
+            False,
+            read.flag,
+            "refuse an action of an operator whose line cannot be written, before anything is done",
         ),
     ),
     "Where it may connect to": (

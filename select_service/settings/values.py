@@ -17,6 +17,7 @@ NAMES_MAX = 16
 TIER_CHARS_MAX = 64
 DIGITS_MAX = 20
 NUMBER = re.compile(r"[0-9.eE+-]+")
+MODE = re.compile(r"(0o?)?[0-7]{3}")
 URL_CHARS_MAX = 512
 NETWORKS_MAX = 64
 HOSTS_MAX = 64
@@ -35,6 +36,14 @@ def whole(low: int, high: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def file_mode(text: str) -> str:
+    """Of files that the process itself must be able to read and write."""
+    bits = int(text, 8) if MODE.fullmatch(text) else 0
+    if bits & 0o600 != 0o600 or bits & ~0o666:
+        raise ValueError("an octal mode from 0600 to 0666 whose owner reads and writes, as 0640")
+    return f"{bits:04o}"
 
 
 def number(low: float, high: float) -> Callable[[str], float]:
