@@ -127,6 +127,10 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
             background.append(loops.watched())
         if discovery is not None:
             background += discovery.start(http)
+        service.followed = [
+            *(each.files for each in watches),
+            *(each for plane in (replicas, discovery) if plane for each in plane.followed()),
+        ]
         listeners = duplicates(listener) if loops is None else []
         return await _supervised(parts, server, listeners, background)
     finally:
@@ -172,7 +176,7 @@ def _watches(service: Service) -> list[FileWatch]:
     """Who follows files that may change while the process runs."""
     path = service.config["api_keys_file"]
     keys: list[FileWatch] = [] if path is None else [KeysWatch(Path(path), service.guard)]
-    return [*keys, *(TlsWatch(kept) for _, kept in service.tls())]
+    return [*keys, *(TlsWatch(kept, side) for side, kept in service.tls())]
 
 
 def _leave_address(config: Config, listener: socket.socket) -> None:

@@ -111,6 +111,15 @@ class AuditLog(Protocol):
         """At the end of the process."""
 
 
+class Followed(Protocol):
+    """Files that are read again when they change."""
+
+    @property
+    def name(self) -> str: ...
+    def age_s(self) -> float:
+        """Seconds since they were last looked at, and read if they had changed."""
+
+
 class Span(Protocol):
     """What handlers tell of one selection; docs/tracing.md says what becomes of it."""
 
@@ -154,6 +163,7 @@ class Service:
     client_tls: ClientTls | None = None
     discovery: DiscoveryPlane | None = None
     tracing: TracingPlane | None = None
+    followed: Sequence[Followed] = ()
     engine_scrapes: Mapping[str, int] | None = None
     callback_failures: Mapping[str, int] = field(default_factory=dict)
     callback_failed: Callable[[str], None] = lambda name: None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from indexer.sockets.names import Names
 from select_service.edge.http_error import HttpError
-from select_service.edge.peer_key import authorization
+from select_service.edge.peer_key import PeerKey
 from select_service.tls.kept import ClientTls
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class HttpClient:
         tls: None: whom the system trusts is believed
         """
         self.tls = tls
-        self._key_file = key_file
+        self._key = None if key_file is None else PeerKey(key_file)
         self._names = names
         self._connections_max = connections_max
         self._sessions: Sessions | None = None
@@ -58,6 +58,8 @@ class HttpClient:
         sessions, self._sessions = self._sessions, None
         if sessions is not None:
             await sessions.close()
+        if self._key is not None:
+            await self._key.close()
 
     async def body(
         self,
@@ -102,8 +104,8 @@ class HttpClient:
         The caller limits the time and what it takes, and has its own TimeoutError back.
         """
         headers = {"accept": accept}
-        if with_key and self._key_file is not None:
-            headers["authorization"] = await authorization(self._key_file)
+        if with_key and self._key is not None:
+            headers["authorization"] = await self._key.authorization()
         trust = None if self.tls is None else self.tls.context
         try:
             async with (await self._loaded()).answered(url, headers, trust) as response:

@@ -53,6 +53,7 @@ from select_service.metrics.families import (
     WORKERS,
     Truncated,
 )
+from select_service.metrics.files import of_followed
 from select_service.metrics.health import of_health, of_moves
 from select_service.metrics.input_loops import LoopCounts, of_loops
 from select_service.metrics.replicas import of_replicas
@@ -107,6 +108,7 @@ class Edges(NamedTuple):
     refused:           connections that were not made, by what they were for
     tls:               None: there is none
     tracing:           None: there are no spans
+    followed:          seconds since files were looked at, by the setting or source
     """
 
     listeners: Mapping[RankKey, ListenerStatus]
@@ -123,6 +125,7 @@ class Edges(NamedTuple):
     refused: Mapping[str, int] = MappingProxyType({})
     tls: TlsSeen | None = None
     tracing: TracingCounts | None = None
+    followed: Mapping[str, float] = MappingProxyType({})
 
     def copied(self) -> "Edges":
         """So that another thread may read it; status and reports never change."""
@@ -261,6 +264,7 @@ class _Scrape(Collector):
         if seen.edges.audit is not None:
             yield from of_audit(seen.edges.audit)
         yield from of_connections(seen.edges.refused)
+        yield from of_followed(seen.edges.followed)
         if seen.edges.tls is not None:
             yield from of_tls(seen.edges.tls)
         if seen.edges.tracing is not None:

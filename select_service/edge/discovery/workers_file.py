@@ -4,11 +4,10 @@ One that is wrong changes nothing: what it said before goes on counting, and the
 and a metric say so until it is good again.
 """
 
-import asyncio
 from pathlib import Path
 
 from select_service.edge.discovery.source import Readings
-from select_service.edge.file_changes import file_changes
+from select_service.edge.file_changes import FollowedFiles
 from select_service.settings.discovery import read_workers
 
 LOOK_S = 0.5
@@ -16,19 +15,23 @@ LOOK_S = 0.5
 
 
 class WorkersFile:
-    """Belongs to one event loop.  Looking and reading happen on a thread."""
+    """Belongs to one event loop."""
 
     def __init__(self, path: Path, readings: Readings) -> None:
+        self.files = FollowedFiles(readings.name, [path], LOOK_S)
         self._readings = readings
         self._path = path
 
     async def run(self) -> None:
-        async for _ in file_changes([self._path], LOOK_S):
-            await self._read()
+        try:
+            async for _ in self.files.changes():
+                await self._read()
+        finally:
+            self.files.close()
 
     async def _read(self) -> None:
         try:
-            desired = await asyncio.to_thread(read_workers, self._path)
+            desired = await self.files.read(lambda: read_workers(self._path))
         except ValueError as error:
             self._readings.failed(str(error))
         else:

@@ -25,6 +25,8 @@ from select_service.whole_file import PRIVATE
 STEP_S = 0.1
 """Between two looks for changes."""
 REFERENCES_PER_STEP = 64
+LAST_WRITE_S_MAX = 2.0
+"""How long the end of the process waits for a file system."""
 _HEAD = b'{"format":"select-service health","version":1,"references":['
 
 log = logging.getLogger("select_service.health")
@@ -86,7 +88,11 @@ class HealthFile:
         while self.step(0.0):
             await asyncio.sleep(0)
         while self._writing is not None:
-            await asyncio.wait([self._writing])
+            _, late = await asyncio.wait([self._writing], timeout=LAST_WRITE_S_MAX)
+            if late:
+                fields = {"path": str(self._file.path), "seconds": LAST_WRITE_S_MAX}
+                log.error("health file does not answer; not written", extra={"fields": fields})
+                break
             self.step(0.0)
 
     def _put(self, key: ReferenceKey, reference: StoredReference | None) -> None:

@@ -126,7 +126,11 @@ class SnapshotFile:
         self._is_ending = True
         until = monotonic() + LAST_WRITE_S_MAX
         with self._guarded():
-            await self._write_on_thread(parts, lambda: monotonic() > until, LAST_WRITE_S_MAX)
+            writing = self._write_on_thread(parts, lambda: monotonic() > until, LAST_WRITE_S_MAX)
+            try:
+                await asyncio.wait_for(writing, 2 * LAST_WRITE_S_MAX)  # a file system may hang
+            except TimeoutError:
+                self._failed(TOO_LATE)
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -144,8 +148,10 @@ class SnapshotFile:
     ) -> None:
         partitions = (part.take() for part in parts)
         error = await asyncio.to_thread(self._write_alone, partitions, is_over, wait_s)
-        if error is None:
-            return
+        if error is not None:
+            self._failed(error)
+
+    def _failed(self, error: str) -> None:
         self.status.failures += 1
         fields = {"path": str(self._path), "error": error}
         log.warning("the snapshot could not be written", extra={"fields": fields})

@@ -23,6 +23,8 @@ from select_service.whole_file import PRIVATE
 
 INTERVAL_S = 0.5
 """Between two looks whether anything has changed."""
+LAST_WRITE_S_MAX = 2.0
+"""How long the end of the process waits for a file system."""
 PEER_S = 5.0
 """How long a peer may take."""
 
@@ -73,11 +75,19 @@ class StateFile:
 
     async def stop(self) -> None:
         """Write what has not been written yet."""
-        if self._writing is not None:
-            await asyncio.wait([self._writing])
-        self._step(0.0)
-        if self._writing is not None:
-            await asyncio.wait([self._writing])
+        if await self._has_written():
+            self._step(0.0)
+            await self._has_written()
+
+    async def _has_written(self) -> bool:
+        """Wait for the write that is under way.  False: the file system does not answer."""
+        if self._writing is None:
+            return True
+        _, late = await asyncio.wait([self._writing], timeout=LAST_WRITE_S_MAX)
+        if late:
+            fields = {"path": str(self._file.path), "seconds": LAST_WRITE_S_MAX}
+            log.error("state file does not answer; not written", extra={"fields": fields})
+        return not late
 
     def _step(self, now: float) -> bool:
         changes = self._changes()

@@ -15,7 +15,7 @@ from indexer.sockets.curve import CurveServer, binding_options
 from select_service.access.keys_file import read_replica_keys
 from select_service.access.plane_keys import PlaneKeys
 from select_service.access.replica_keys import ReplicaKey, ReplicaKeys
-from select_service.edge.file_changes import file_changes
+from select_service.edge.file_changes import FollowedFiles
 from select_service.edge.replicas.admitting import ZAP_DOMAIN, Admitting
 from select_service.edge.supervised import Callbacks
 
@@ -31,6 +31,7 @@ class Keyed:
     def __init__(self, keys: PlaneKeys, changed: Callable[[frozenset[str]], None]) -> None:
         """changed: called when the file says something else, with the public keys that went"""
         self._own, self._path, self._known = keys
+        self.files = FollowedFiles("replica_keys_file", [self._path], LOOK_S)
         self._changed = changed
         self._admitting: Admitting | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -59,6 +60,7 @@ class Keyed:
     def close(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
+        self.files.close()
         if self._admitting is not None:
             self._admitting.close()
 
@@ -70,9 +72,9 @@ class Keyed:
         return CurveServer(replica.public_key.encode(), self._own)
 
     async def _follow(self) -> None:
-        async for _ in file_changes([self._path], LOOK_S):
+        async for _ in self.files.changes():
             try:
-                known = await asyncio.to_thread(read_replica_keys, self._path)
+                known = await self.files.read(lambda: read_replica_keys(self._path))
             except ValueError as error:
                 self._keep(str(error))
             else:
