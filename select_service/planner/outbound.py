@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from select_service.daemon_threads import DaemonThreads
 from select_service.tls.kept import ClientTls
 from select_service.whole_file import read_whole
 
@@ -42,6 +44,7 @@ class Outbound:
     def __init__(self, tls: ClientTls | None = None) -> None:
         self._tls = tls
         self._session: ClientSession | None = None
+        self._tokens: dict[str, TokenFile] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -53,6 +56,8 @@ class Outbound:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+        while self._tokens:
+            self._tokens.popitem()[1].close()
 
     async def get(
         self,
@@ -89,7 +94,8 @@ class Outbound:
 
         headers = {} if body is None else {"content-type": "application/json"}
         if token_file is not None:
-            headers["authorization"] = f"Bearer {_token(token_file)}"
+            tokens = self._tokens.setdefault(token_file, TokenFile(token_file))
+            headers["authorization"] = f"Bearer {await tokens.token(timeout_s)}"
         trust = True if self._tls is None else self._tls.context
         try:
             async with (
@@ -132,6 +138,35 @@ class Outbound:
                 timeout=aiohttp.ClientTimeout(total=None),
             )
         return self._session
+
+
+class TokenFile:
+    """Reads a token anew for each request, on a thread of its own: its file system may hang.
+
+    Belongs to one event loop, until `close`.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._thread: DaemonThreads | None = None
+        self._reading: Future[str] | None = None
+
+    async def token(self, timeout_s: float) -> str:
+        """What the file holds; requests of one moment share a reading.  Raises Unreachable."""
+        if self._thread is None:
+            self._thread = DaemonThreads(1, "token-file")
+        if self._reading is None or self._reading.done():
+            self._reading = self._thread.submit(_token, self._path)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(asyncio.wrap_future(self._reading))
+        except TimeoutError:
+            text = f"token file {self._path}: it does not answer within {timeout_s:g} s"
+            raise Unreachable(text) from None
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 def check_token(path: str) -> None:

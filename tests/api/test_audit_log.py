@@ -1,9 +1,7 @@
 """What operators do is in the audit log before they are answered."""
 
 import json
-import resource
 import threading
-from contextlib import contextmanager
 
 import pytest
 
@@ -13,6 +11,7 @@ from select_service.settings.config import ConfigError, parse
 from tests.access.keys import bearer, entry, keys_file, secret
 from tests.api.in_process import Api
 from tests.builders import worker_body
+from tests.full_disk import full_disk
 from tests.patience import PATIENCE_S
 
 
@@ -167,17 +166,6 @@ def test_with_required_lines_what_is_beyond_the_bound_is_not_done(tmp_path, monk
         assert [each.status for each in answers] == [*[201] * 5, *[503] * 3]
         assert answers[-1].body["code"] == "audit_unavailable"
         assert len(api.get("/workers").body) == 5
-
-
-@contextmanager
-def full_disk(path):
-    """No file of this process grows beyond the size of that one."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_disk_that_is_full_is_told_of_and_stops_nobody(tmp_path, caplog):

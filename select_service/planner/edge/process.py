@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from select_service import log as logs
 from select_service.allowed_names import names_at
+from select_service.daemon_threads import DaemonThreads
 from select_service.planner.assembling import cluster_of
 from select_service.planner.config import PlannerConfig
 from select_service.planner.connectors.base import ConnectorError
@@ -20,6 +21,7 @@ from select_service.planner.connectors.opening import Surroundings
 from select_service.planner.core.inputs import gpus_said
 from select_service.planner.core.settings import with_gpus
 from select_service.planner.edge.api import application
+from select_service.planner.edge.claims import claims
 from select_service.planner.edge.connecting import Connecting
 from select_service.planner.edge.decision_log import DecisionLog
 from select_service.planner.edge.followed_tls import FollowedTls, client_files
@@ -39,6 +41,8 @@ log = logging.getLogger("select_service.planner")
 
 CONNECTIONS_MAX = 1024
 SHUTDOWN_S = 5
+THREADS = 8
+"""For files and what computes long."""
 FAILED = 1
 
 
@@ -56,19 +60,23 @@ def never_back() -> Callable[[], float]:
 
 async def _lived(config: PlannerConfig, profile: Profile, kubeconfig: Path | None) -> int:
     clock = never_back()
+    asyncio.get_running_loop().set_default_executor(DaemonThreads(THREADS, "blocking"))
     async with AsyncExitStack() as closing:
         followed = await closing.enter_async_context(FollowedTls())
         tls = _tls_of(config, followed)
-        around = Surroundings(config.selectors, kubeconfig, profile, config.api_key_file, tls)
+        mode = int(config.file_mode, 8)
+        around = Surroundings(config.selectors, kubeconfig, profile, config.api_key_file, tls, mode)
         http = await closing.enter_async_context(Outbound(tls))
         _check_files(config)
         listener = closing.enter_context(_bound(config))
+        for lock in claims(config):
+            closing.enter_context(lock)
         connecting = Connecting(config, around, followed, http, clock)
         members = await members_of(config, connecting, closing)
         statuses = Statuses(len(config.deployments))
         listeners: list[Listener] = [statuses]
         if config.decision_log is not None:
-            listeners.append(Recorder(_decision_log(config.decision_log, closing)))
+            listeners.append(Recorder(_decision_log(config.decision_log, mode, closing)))
         try:
             cluster = cluster_of(config, clock())
         except (TraceError, OSError) as error:
@@ -173,9 +181,9 @@ def _bound(config: PlannerConfig) -> socket.socket:
     return result
 
 
-def _decision_log(path: str, closing: AsyncExitStack) -> DecisionLog:
+def _decision_log(path: str, mode: int, closing: AsyncExitStack) -> DecisionLog:
     try:
-        result = DecisionLog(Path(path))
+        result = DecisionLog(Path(path), mode=mode)
     except OSError as error:
         raise ConfigError(f"decision_log {path}: {error.strerror}") from None
     closing.callback(result.close)
