@@ -23,17 +23,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from contenders import pin_load
-from http_load import hammer
-
+from scripts.bench.contenders import pin_load
+from scripts.bench.http_load import hammer
+from select_service.fast.answerer import HeadedAnswerer
 from select_service.fast.protocol import Lean
 from select_service.http.head import Headers
+from select_service.http.protocol import Application as OwnApplication
 from select_service.http.server import Front, server_of
 from tests.process.running import request
 
@@ -95,8 +96,8 @@ async def serve(kind: str, listener: socket.socket) -> None:
     if kind == "bare":
         bare = await asyncio.get_running_loop().create_server(Bare, sock=listener)
         await bare.serve_forever()
-    front: Front | None = None if kind == "ordinary" else Lean(Fixed())
-    await server_of(Application(), front).serve([listener])
+    front: Front | None = None if kind == "ordinary" else Lean(cast(HeadedAnswerer, Fixed()))
+    await server_of(cast(OwnApplication, Application()), front).serve([listener])
 
 
 @contextmanager
