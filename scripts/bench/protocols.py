@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import uvloop
 
@@ -31,10 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.bench.contenders import pin_load
 from scripts.bench.http_load import hammer
-from select_service.fast.answerer import HeadedAnswerer
 from select_service.fast.protocol import Lean
 from select_service.http.head import Headers
-from select_service.http.protocol import Application as OwnApplication
 from select_service.http.server import Front, server_of
 from tests.process.running import request
 
@@ -53,11 +51,12 @@ class Fixed:
     """Whatever is asked, this is the answer."""
 
     end = 0
+    is_select = False
 
     def say(self, headers: Headers) -> None:
         """The date stands still."""
 
-    def answer(self, data: bytes, at: int) -> bytes:
+    def answer(self, data: bytes, at: int, file: int = -1) -> bytes:
         self.end = len(data)
         return ANSWER
 
@@ -88,6 +87,9 @@ class Application:
     def failed(self, callback: str) -> None:
         """A bug: seen by what hammers."""
 
+    def draining(self) -> None:
+        """Nobody is told."""
+
     def ending(self) -> None:
         """Nobody waits."""
 
@@ -96,8 +98,8 @@ async def serve(kind: str, listener: socket.socket) -> None:
     if kind == "bare":
         bare = await asyncio.get_running_loop().create_server(Bare, sock=listener)
         await bare.serve_forever()
-    front: Front | None = None if kind == "ordinary" else Lean(cast(HeadedAnswerer, Fixed()))
-    await server_of(cast(OwnApplication, Application()), front).serve([listener])
+    front: Front | None = None if kind == "ordinary" else Lean(Fixed())
+    await server_of(Application(), front).serve([listener])
 
 
 @contextmanager
