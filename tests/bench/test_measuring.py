@@ -47,7 +47,9 @@ RUNS = {
     "scripts.bench.planner_quality": (
         "--scenario burst --mode agg --interval 60 --minutes 10 --trace TRACE"
     ),
-    "scripts.bench.quality": "--requests 200 --workloads tenants --seeds 1 --choosers work",
+    "scripts.bench.quality": (
+        "--requests 200 --workloads tenants --seeds 1 --loads 0.6 --choosers work:reference"
+    ),
     "scripts.bench.quality.over_http": "--workloads tenants --seeds 1 --requests 40",
     "scripts.bench.quality.switchback": "agents --requests 400",
     "scripts.bench.suite": "select --quick --no-reference --repeats 1 --seconds 1 --out FOLDER",

@@ -55,6 +55,9 @@ def read_snapshot(path: Path, limits: LoadLimits, reading: Reading) -> list[Dump
                 reading.note(len(data), loader)
                 if reading.unwanted:
                     return []
+        if not reading.bytes:
+            log.warning("snapshot file is empty", extra={"fields": {"path": str(path)}})
+            return []
         loader.finish()
     except FileNotFoundError:
         return []

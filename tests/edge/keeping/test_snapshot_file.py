@@ -57,6 +57,15 @@ def test_what_is_no_snapshot_is_neither_moved_nor_written_over(tmp_path, content
     assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [(path.name, content)]
 
 
+def test_an_empty_file_is_told_of_and_written_over(tmp_path, caplog):
+    path = tmp_path / "index"
+    path.touch()
+    assert read(path) == []
+    assert [each.message for each in caplog.records] == ["snapshot file is empty"]
+    asyncio.run(SnapshotFile(path, SnapshotStatus()).write([a_part(10, 1)]))
+    assert len(read(path)) == 1
+
+
 def test_a_pipe_is_neither_waited_for_nor_moved(tmp_path):
     path = tmp_path / "index"
     os.mkfifo(path)
