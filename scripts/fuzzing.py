@@ -15,7 +15,7 @@ import hashlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +57,13 @@ class Counters:
             for function in module.functions:
                 for block in function.blocks:
                     self._count(block)
-            self._add(library, module)
+            self._add(library, module)  # type: ignore[no-untyped-call]
 
-        CPUCodeLibrary.add_ir_module = add_counted
+        CPUCodeLibrary.add_ir_module = add_counted  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
-        CPUCodeLibrary.add_ir_module = self._add
+        CPUCodeLibrary.add_ir_module = self._add  # type: ignore[method-assign]
 
     def _count(self, block: Any) -> None:
         assert self._n < COUNTERS_MAX
@@ -111,7 +111,7 @@ def counting() -> Counters:
             if isinstance(helper, InKernels):
                 vars(helper).pop("_made", None)  # an import may have compiled it without counters
     with Counters() as counters:
-        reading.read_request = numba.njit(read_request)
+        reading.read_request = numba.njit(read_request)  # type: ignore[attr-defined]
         reading.agrees(USUAL_REQUESTS[0])
     return counters
 
@@ -173,4 +173,5 @@ def keep(found: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit({"try": try_inputs, "keep": keep}[sys.argv[1]](*sys.argv[2:]))
+    commands: dict[str, Callable[..., int]] = {"try": try_inputs, "keep": keep}
+    sys.exit(commands[sys.argv[1]](*sys.argv[2:]))

@@ -18,11 +18,10 @@ from select_service.api.live_history import SAMPLE_S
 from select_service.api.service import Service
 from select_service.building import Parts, build, doctor_of
 from select_service.core.due_task import DueTask
-from select_service.edge.audit_log import AuditFiles
 from select_service.edge.due_tasks import due_tasks
 from select_service.edge.engine_metrics import EngineMetrics
-from select_service.edge.file_changes import FileWatch
-from select_service.edge.hangup import FileFollower, Hangup
+from select_service.edge.file_changes import FileWatch, FollowedFiles
+from select_service.edge.hangup import Hangup
 from select_service.edge.http_client import HttpClient
 from select_service.edge.keeping.index_keeping import IndexKeeping, Keeping
 from select_service.edge.keys_watch import KeysWatch
@@ -117,7 +116,8 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
         keeping.start(service.ingest, follower)
     engines = _engines(service, http)
     watches = _watches(service)
-    hangup = Hangup(lambda: _followers(parts, watches))
+    followed: list[FollowedFiles] = []
+    hangup = Hangup(lambda: followed)
     if logged is not None:
         logged.files.start()
     Freezing()
@@ -131,6 +131,9 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
             background.append(loops.watched())
         if discovery is not None:
             background += discovery.start(http)
+        followed += [each.files for each in watches]
+        followed += [each for plane in (replicas, discovery) if plane for each in plane.followed()]
+        service.followed = followed
         listeners = duplicates(listener) if loops is None else []
         return await _supervised(parts, server, listeners, background)
     finally:
@@ -152,8 +155,8 @@ async def _run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecuto
         await http.close()
         if tracing is not None:
             await tracing.end()
-        if isinstance(service.audit, AuditFiles):
-            service.audit.close()
+        if service.audit is not None:
+            await service.audit.close()
         if logged is not None:
             logged.files.close(logged.decisions.rest(monotonic()))
 
@@ -183,14 +186,7 @@ def _watches(service: Service) -> list[FileWatch]:
     """Who follows files that may change while the process runs."""
     path = service.config["api_keys_file"]
     keys: list[FileWatch] = [] if path is None else [KeysWatch(Path(path), service.guard)]
-    return [*keys, *(TlsWatch(kept) for _, kept in service.tls())]
-
-
-def _followers(parts: Parts, watches: Sequence[FileWatch]) -> list[FileFollower]:
-    """Return all that read files again while the process runs."""
-    files = [] if parts.discovery is None else parts.discovery.files
-    keyed = [] if parts.replicas is None else parts.replicas.followers()
-    return [*watches, *files, *keyed]
+    return [*keys, *(TlsWatch(kept, side) for side, kept in service.tls())]
 
 
 def _leave_address(config: Config, listener: socket.socket) -> None:
@@ -276,6 +272,7 @@ def _keeping(service: Service, http: HttpClient) -> IndexKeeping | None:
         config["snapshot_path"],
         config["snapshot_interval_s"],
         config["index_blocks_max"],
+        int(config["file_mode"], 8),
     )
     return IndexKeeping(wanted, service.selector, service.recovery, service.snapshot, http)
 
@@ -296,7 +293,7 @@ async def _supervised(
         None if parts.logged is None else parts.logged.decisions,
         [
             task
-            for each in (parts.watch, parts.discovery, parts.state)
+            for each in (parts.watch, parts.discovery, parts.state, service.audit)
             if each is not None
             for task in each.tasks()
         ]

@@ -33,7 +33,7 @@ from select_service.edge.supervised import Callbacks
 from select_service.edge.waker import Waker
 from select_service.metrics.decision_log import LogCounts
 from select_service.metrics.service_metrics import Metrics
-from select_service.settings.config import Unusable
+from select_service.settings.config import Config, Unusable
 from select_service.settings.discovery import SourceSettings
 from select_service.settings.health_settings import HealthSettings
 from select_service.starting.wanted import Wanted
@@ -121,10 +121,11 @@ def build(wanted: Wanted) -> Parts:
         service.reporters = health.reporters
         service.capacity = _watch_capacity(selector, health)
     if config["audit_log"] is not None:
-        service.audit = AuditFiles(Path(config["audit_log"]))
+        is_required, mode = config["audit_required"], _mode(config)
+        service.audit = AuditFiles(Path(config["audit_log"]), is_required=is_required, mode=mode)
     service.callback_failures, service.callback_failed = callbacks.failures, callbacks.failed
     if config["snapshot_path"]:
-        service.kept_policies = _kept_policies(Path(config["snapshot_path"]), selector)
+        service.kept_policies = _kept_policies(config, selector)
     if recovers:
         service.recovery = RecoveryStatus("running", begun_at=monotonic())
     discovery = _discovery(wanted.sources, service, follower)
@@ -179,8 +180,14 @@ def _tracing(wanted: Wanted) -> "Tracing | None":
     return Tracing(wanted.version)
 
 
-def _kept_policies(snapshot_path: Path, selector: Selector) -> KeptPoliciesFile:
-    kept = KeptPoliciesFile(snapshot_path, selector.fleet.policies)
+def _mode(config: Config) -> int:
+    """Of the files that the service creates."""
+    return int(config["file_mode"], 8)
+
+
+def _kept_policies(config: Config, selector: Selector) -> KeptPoliciesFile:
+    policies = selector.fleet.policies
+    kept = KeptPoliciesFile(Path(config["snapshot_path"]), policies, _mode(config))
     kept.read()
     return kept
 
@@ -202,7 +209,8 @@ def _keep_fit(
         selector.ledger,
         selector.touched,
     )
-    return HealthWatch(health, selector.fitness, fleet, ingest.names, callbacks, wanted.client_tls)
+    tls, mode = wanted.client_tls, _mode(wanted.config)
+    return HealthWatch(health, selector.fitness, fleet, ingest.names, callbacks, tls, mode)
 
 
 def _let_move(selector: Selector, health: HealthSettings) -> None:
@@ -256,7 +264,7 @@ def _logged(service: Service) -> Logged | None:
 
     selector = service.selector
     assert selector.ring is not None, "see settings.config"
-    files = DecisionFiles(Path(path))
+    files = DecisionFiles(Path(path), mode=_mode(service.config))
     lines = DecisionLog(
         selector.ring, selector.held, selector.fleet.partitions, files.offer, time() - monotonic()
     )
@@ -291,6 +299,7 @@ def _state_file(service: Service, discovery: "Discovery | None") -> "StateFile |
         lambda: kept_state(*of),
         lambda: changes_of(*of),
         lambda state: restoring(state, *of),
+        _mode(service.config),
     )
 
 

@@ -117,6 +117,12 @@ class NoEligibleRank(SelectError):
     status, code = 503, "no_eligible_rank"
 
 
+class AuditUnavailable(SelectError):
+    """With `--audit-required`: the line of this action cannot be written, so nothing was done."""
+
+    status, code = 503, "audit_unavailable"
+
+
 class CapacityExceeded(SelectError):
     """A named bound of this process is reached; nothing was added."""
 

@@ -8,6 +8,10 @@ from typing import Any
 
 import yaml
 
+from select_service.whole_file import open_regular, read_whole
+
+BYTES_MAX = 4 << 20
+"""Of one file."""
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Token, CA and namespace of a pod."""
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError)
@@ -29,6 +33,7 @@ async def configuration_of(kubeconfig: Path | None, account: Path = ACCOUNT) -> 
     configuration = Configuration()
     try:
         if kubeconfig is not None:
+            open_regular(kubeconfig).close()  # the library would wait for who writes to a pipe
             await config.load_kube_config(
                 config_file=str(kubeconfig), client_configuration=configuration
             )
@@ -47,12 +52,17 @@ def namespace_of(kubeconfig: Path | None, account: Path = ACCOUNT) -> str:
     """That of the pod, or of the current context.  Reads a file.  Raises NoCluster."""
     try:
         if kubeconfig is None:
-            return (account / "namespace").read_text().strip() or "default"
-        document = yaml.safe_load(kubeconfig.read_text())
+            return _text(account / "namespace").strip() or "default"
+        document = yaml.safe_load(_text(kubeconfig))
         contexts = {each["name"]: each["context"] for each in document["contexts"]}
         return str(contexts[document["current-context"]].get("namespace") or "default")
     except UNREADABLE as error:
         raise NoCluster(one_line(error)) from None
+
+
+def _text(path: Path) -> str:
+    """Raises OSError, ValueError."""
+    return read_whole(path, BYTES_MAX).decode()
 
 
 def one_line(error: Exception) -> str:

@@ -3,10 +3,23 @@
 And what says that somebody else has written one.
 """
 
+import errno
 import os
 import stat
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
+
+PRIVATE = 0o600
+"""Mode of files that only the user of the process reads and writes."""
+USUAL = 0o666
+"""Mode of other files before the umask."""
+_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 
 
 class Marks(NamedTuple):
@@ -26,10 +39,77 @@ def marks_of(path: Path) -> Marks | None:
     return Marks(found.st_ino, found.st_mtime_ns, found.st_size)
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """On the disk when it returns.  Blocks.  Raises OSError, and the old content stays."""
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file, or one that a symbolic link leads to, for reading.
+
+    Raises OSError.  A pipe that nobody writes to would block for ever, and the opening of a device
+    can change it, so both are refused unopened.
+    """
+    check_regular(path.stat().st_mode, path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        check_regular(os.fstat(descriptor).st_mode, path)  # it may have been replaced meanwhile
+        return os.fdopen(descriptor, "rb")
+    except OSError:
+        os.close(descriptor)
+        raise
+
+
+def check_regular(mode: int, path: Path) -> None:
+    """Raise OSError for what is no regular file.  mode: as `stat` finds it"""
+    if stat.S_ISREG(mode):
+        return
+    kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "something else")
+    code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+    raise OSError(code, f"it is {kind}, give a regular file", str(path))
+
+
+def create_file(path: Path, mode: int | None = None) -> BinaryIO:
+    """Open a new or emptied regular file for writing.  Raises OSError.
+
+    mode: of the file, exactly; None means what the umask leaves of the usual one
+    """
+    descriptor = _open_for_writing(path, os.O_TRUNC, mode)
+    if mode is not None:
+        os.fchmod(descriptor, mode)
+    return os.fdopen(descriptor, "wb")
+
+
+def append_to_file(path: Path, mode: int | None = None) -> int:
+    """Return a descriptor for adding to a regular file.  Raises OSError.
+
+    mode: as in `create_file`, of a file that is created; that of one that is there stays
+    """
+    try:
+        descriptor = _open_for_writing(path, os.O_APPEND | os.O_EXCL, mode)
+    except FileExistsError:
+        return _open_for_writing(path, os.O_APPEND, mode)
+    if mode is not None:
+        os.fchmod(descriptor, mode)
+    return descriptor
+
+
+def _open_for_writing(path: Path, flags: int, mode: int | None) -> int:
+    """Raises OSError."""
+    if path.exists():
+        check_regular(path.stat().st_mode, path)
+    flags |= os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    descriptor = os.open(path, flags, USUAL if mode is None else mode)
+    try:
+        check_regular(os.fstat(descriptor).st_mode, path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def write_whole(path: Path, content: bytes, mode: int | None = None) -> None:
+    """On the disk when it returns.  Blocks.  Raises OSError, and the old content stays.
+
+    mode: as in `create_file`
+    """
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
+    with create_file(temporary, mode) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -39,7 +119,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def read_whole(path: Path, bytes_max: int) -> bytes:
     """Raises OSError, ValueError for one that is larger.  Blocks."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         content = file.read(bytes_max + 1)
     if len(content) > bytes_max:
         raise ValueError(f"it is larger than {bytes_max} bytes")

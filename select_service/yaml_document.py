@@ -5,6 +5,8 @@ from pathlib import Path
 
 import yaml
 
+from select_service.whole_file import read_whole
+
 BYTES_MAX = 1 << 20
 REPEATED_MAX = 1_000_000
 """Values that aliases may stand for."""
@@ -48,12 +50,9 @@ YAML_FAULTS = (ValueError, LookupError, AttributeError, RecursionError)
 def read_document(path: str, bytes_max: int = BYTES_MAX) -> object:
     """Raises ValueError with one line that names no file."""
     try:
-        with Path(path).open("rb") as file:
-            text = file.read(bytes_max + 1)
+        text = read_whole(Path(path), bytes_max)
     except OSError as error:
         raise ValueError(error.strerror or type(error).__name__) from None
-    if len(text) > bytes_max:
-        raise ValueError(f"it is larger than {bytes_max} bytes")
     return decoded(text)
 
 

@@ -4,11 +4,23 @@ import json
 import os
 import re
 import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = ROOT / "scripts"
+OWN = {"docs", "indexer", "scripts", "select_service", "tests"}
+OF_USERS = {
+    *("boto3", "datasets", "dynamo", "fastapi", "flask", "grpc", "huggingface_hub", "jax"),
+    *("kubernetes", "lmcache", "matplotlib", "mooncake", "nixl", "pandas", "prophet", "ray"),
+    *("redis", "scipy", "sglang", "statsmodels", "tensorrt_llm", "tokenizers", "torch"),
+    *("torchvision", "tqdm", "transformers", "triton", "vllm"),
+}
+"""Packages that run beside this project and need not be installed here."""
 TRAP = re.compile(r"^ *trap .* EXIT$", re.MULTILINE)
 NAME = re.compile(r"\$\{?(\w+)")
 GONE = "4194305"
@@ -81,3 +93,40 @@ def test_an_audit_never_takes_silence_for_good_news(
         [SCRIPTS / "audit", lock], env=environment, capture_output=True, text=True, check=False
     )
     assert (done.returncode, told in done.stdout + done.stderr) == (status, True), done
+
+
+def script_folders() -> Iterator[Path]:
+    """Yield the folders that Python puts first on its path: those of the scripts started by name.
+
+    A folder with `__init__` is a package, which is started with `-m`.
+    """
+    yield ROOT
+    for top in sorted(OWN):
+        folders = [ROOT / top, *(path for path in (ROOT / top).rglob("*") if path.is_dir())]
+        for folder in folders:
+            files = [path for path in folder.iterdir() if path.is_file()]
+            if not (folder / "__init__.py").exists() and any(map(is_started, files)):
+                yield folder
+
+
+def is_started(file: Path) -> bool:
+    begin = file.read_bytes()[:80].split(b"\n")[0]
+    return file.suffix == ".py" or (begin.startswith(b"#!") and b"python" in begin)
+
+
+def modules_in(folder: Path) -> set[str]:
+    """Return the names that `import` finds in the folder."""
+    packages = {path.name for path in folder.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
+    return packages | {path.stem for path in folder.glob("*.py")}
+
+
+def test_the_folders_of_scripts_are_found() -> None:
+    assert {SCRIPTS, SCRIPTS / "bench", ROOT / "docs" / "examples"} <= set(script_folders())
+
+
+@pytest.mark.parametrize(
+    "folder", list(script_folders()), ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_scripts_hide_no_package(folder: Path) -> None:
+    others = {*sys.stdlib_module_names, *packages_distributions(), *OF_USERS} - OWN
+    assert not modules_in(folder) & others

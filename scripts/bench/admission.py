@@ -24,12 +24,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from contenders import LOAD_CPU, ROOT, Running, ours, pin_load
-from http_load import hammer
+from scripts.bench.contenders import LOAD_CPU, ROOT, Running, ours, pin_load
+from scripts.bench.http_load import hammer
 
 SETUPS = ("off", "thresholds", "queue", "all")
 WORKERS = (8, 256)
@@ -109,7 +111,7 @@ def service(*flags: str, workers: int = 1) -> Iterator[Running]:
 
 
 def book(running: Running, worker_id: int = 1) -> None:
-    body = {"model_name": "m", "token_ids": list(range(16))}
+    body: dict[str, Any] = {"model_name": "m", "token_ids": list(range(16))}
     body |= {"worker_id": worker_id, "reservation_id": f"full-{worker_id}"}
     running.call("POST", "/reservations", body)
 
@@ -139,7 +141,7 @@ def part_wake(chosen: argparse.Namespace) -> None:
         with service("--queue-threshold", "0.5", workers=2) as running, ExitStack() as stack:
             for _ in range(behind):
                 stack.enter_context(asked(running.port, post("/select", PROMPT + OTHER)))
-            wait_for(lambda n=behind: pending(running) == n)
+            wait_for(partial(has_pending, running, behind))
             seconds = sorted(wake_s(running, behind) for _ in range(WAKES))
         cells = (seconds[WAKES // 2], seconds[WAKES * 99 // 100], seconds[-1])
         print(f"| {behind} | " + " | ".join(f"{1e3 * s:.2f}" for s in cells) + " |", flush=True)
@@ -150,7 +152,7 @@ def wake_s(running: Running, behind: int) -> float:
     with asked(running.port, post("/select", PROMPT)) as waiting:
         wait_for(lambda: pending(running) == behind + 1)
         with asked(running.port, post("/reservations/full-1/prefill_complete")) as freeing:
-            at = {}
+            at: dict[socket.socket, float] = {}
             while len(at) < 2:
                 left = [each for each in (waiting, freeing) if each not in at]
                 for each in select.select(left, (), ())[0]:
@@ -163,7 +165,11 @@ def wake_s(running: Running, behind: int) -> float:
 
 def pending(running: Running) -> int:
     (partition,) = running.call("GET", "/loads")
-    return partition["pending_count"]
+    return int(partition["pending_count"])
+
+
+def has_pending(running: Running, count: int) -> bool:
+    return pending(running) == count
 
 
 def wait_for(is_so: Callable[[], bool]) -> None:

@@ -19,6 +19,7 @@ import uvloop
 
 from indexer.sockets.names import Names
 from select_service.bodies.workers import WorkerRegistration
+from select_service.core.due_task import DueTask
 from select_service.core.health.canary_prompts import default_prompts
 from select_service.core.health.checked import CheckedWorker
 from select_service.core.health.kinds import Kind
@@ -26,7 +27,7 @@ from select_service.core.health.monitor import HealthMonitor
 from select_service.core.health.rules import HealthRules
 from select_service.core.identity import PartitionKey
 from select_service.core.touched import Touched
-from select_service.edge.due import DueTask, DueTasks
+from select_service.edge.due import DueTasks
 from select_service.edge.health.canaries import Canaries
 from select_service.edge.health.lateness import STEP_S
 from select_service.edge.health.targets import Target

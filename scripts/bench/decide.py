@@ -128,7 +128,9 @@ def calls_of(ranks, hashes, scene, policy, decisions_kept):
 def measure(ranks, hashes, scene, rounds, policies, decisions_kept):
     """{policy: texts of what was measured, median and fastest}"""
     calls = {p: calls_of(ranks, hashes, scene, p, decisions_kept) for p in policies}
-    found = {policy: [[] for _ in own] for policy, own in calls.items()}
+    found: dict[str, list[list[float]]] = {
+        policy: [[] for _ in own] for policy, own in calls.items()
+    }
     for _ in range(rounds):
         for policy, own in calls.items():
             for times, call in zip(found[policy], own, strict=True):

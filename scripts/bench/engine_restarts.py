@@ -27,6 +27,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -35,9 +36,11 @@ from pathlib import Path
 from typing import Any
 
 import zmq
-from contenders import Running, ours
-from recovery import call, until
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from scripts.bench.contenders import Running, ours
+from scripts.bench.recovery import call, until
+from tests.process.access import OPEN
 from tests.process.launched import free_port
 
 ENGINES = Path(__file__).parents[1] / "recording" / "living_engines.py"
@@ -53,9 +56,14 @@ def free_ports(count: int) -> list[int]:
     return [free_port() for _ in range(count)]
 
 
+def ask_service(port: int, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+    """Return status and body of an answer of a service without keys."""
+    return call(OPEN, port, method, path, body)
+
+
 def is_up(port: int) -> bool:
     try:
-        return call(port, "GET", "/health")[0] == 200
+        return ask_service(port, "GET", "/health")[0] == 200
     except OSError:
         return False
 
@@ -232,11 +240,11 @@ class Scene:
                 "replay_endpoint": "tcp://127.0.0.1:"
                 + str(replay if self.replay == "alive" else self._dead),
             }
-            assert call(service.port, "POST", "/workers", body)[0] == 201
+            assert ask_service(service.port, "POST", "/workers", body)[0] == 201
         return service
 
     def _states(self, port: int) -> list[dict[str, Any]]:
-        records = json.loads(call(port, "GET", "/workers")[1])
+        records = json.loads(ask_service(port, "GET", "/workers")[1])
         return [record["kv_events"]["0"] for record in records]
 
     def _judged(self, service: Running) -> Counter[str]:
@@ -254,7 +262,9 @@ class Scene:
         found = Counter({f"ranks {state}": n for state, n in Counter(shown).items()})
         for prompt, tokens in enumerate(self._engines.prompts):
             body = {"model_name": "m", "token_ids": tokens}
-            rows = json.loads(call(service.port, "POST", "/overlap_scores", body)[1])["workers"]
+            rows = json.loads(ask_service(service.port, "POST", "/overlap_scores", body)[1])[
+                "workers"
+            ]
             seen = {row["worker_id"]: row["device_blocks"] for row in rows}
             for i, held in enumerate(self._engines.ask(held=True)):
                 is_wrong = seen.get(i + 1, 0) != held[prompt]

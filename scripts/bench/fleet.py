@@ -153,7 +153,7 @@ class Engines:
     def wait_for_subscribers(self) -> None:
         """Until one more subscriber has come to every socket."""
         for socket in self._sockets:
-            assert socket.poll(SUBSCRIBERS_S_MAX * 1000), "a worker is not listened to"
+            assert socket.poll(int(SUBSCRIBERS_S_MAX * 1000)), "a worker is not listened to"
             while not socket.recv().startswith(b"\x01"):
                 pass
 

@@ -24,11 +24,10 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from canaries import serve
-from contenders import Running, ours
-from http_load import hammer
-
 from indexer.index.prefix_index import PrefixIndex
+from scripts.bench.canaries import serve
+from scripts.bench.contenders import Running, ours
+from scripts.bench.http_load import hammer
 from select_service.bodies.selection import SelectAndReserveRequest, SelectRequest
 from select_service.bodies.workers import WorkerRegistration
 from select_service.core.fitness.fitness import Fitness
@@ -58,8 +57,11 @@ def selector_of(ranks, is_on):
         selector.decisions.keeps_wishes = True
         ledger.follow(learnt, tells_moves=False)
     for worker_id in range(ranks):
-        given = {"worker_id": worker_id, "model_name": "m", "endpoint": f"http://w{worker_id}"}
-        selector.register(WorkerRegistration(**given, block_size=16))
+        endpoint = f"http://w{worker_id}"
+        given = WorkerRegistration(
+            worker_id=worker_id, model_name="m", endpoint=endpoint, block_size=16
+        )
+        selector.register(given)
         selector.settle(NOW)
     return selector
 

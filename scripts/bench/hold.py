@@ -73,7 +73,7 @@ class Fleet:
 
     def end(self, decision: Decision) -> None:
         name = decision.selection.reservation_id
-        assert name is not None
+        assert isinstance(name, str)
         self.selector.prefill_complete(name, self.now)
         self.selector.free(name, self.now)
 

@@ -35,7 +35,7 @@ PEER = "a peer: "
 class Latency(NamedTuple):
     """In milliseconds; cpu: of the service, as a part of one CPU."""
 
-    count: int
+    n_requests: int
     p50: float
     p99: float
     greatest: float

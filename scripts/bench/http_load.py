@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -155,13 +156,17 @@ class _Client(asyncio.Protocol):
         self._transport.write(next(self._requests))
 
 
+def _itself(client: _Client) -> _Client:
+    return client
+
+
 async def _own(
     port: int, requests: Iterator[bytes], connections: int, seconds: float
 ) -> LoadResult:
     loop, until = asyncio.get_running_loop(), time.perf_counter() + seconds
     clients = [_Client(requests, until) for _ in range(connections)]
     for client in clients:
-        await loop.create_connection(lambda c=client: c, "127.0.0.1", port)
+        await loop.create_connection(partial(_itself, client), "127.0.0.1", port)
     await asyncio.gather(*(client.done for client in clients))
     latencies = sorted(latency for client in clients for latency in client.latencies)
     errors = sum(client.errors for client in clients)

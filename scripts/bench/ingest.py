@@ -29,6 +29,7 @@ import zmq
 from indexer.events.kv_source import KvSource
 from indexer.index.prefix_index import PrefixIndex
 from indexer.sockets.ingest import Ingest
+from indexer.sockets.listener_status import ListenerStatus
 
 BLOCK_SIZE = 16
 CHAIN_MESSAGES = 16
@@ -106,10 +107,15 @@ class Receiver:
         self.ingest.follow({1: [source]})
 
     def done(self, n_messages: int) -> bool:
-        return self.ingest.status_of((1, 0)).batches >= n_messages
+        return self.status().batches >= n_messages
+
+    def status(self) -> ListenerStatus:
+        found = self.ingest.status_of((1, 0))
+        assert found is not None
+        return found
 
     def check(self, n_messages: int, blocks: int) -> None:
-        status = self.ingest.status_of((1, 0))
+        status = self.status()
         assert (status.gaps, status.decode_errors) == (0, 0), status
         assert status.stored_blocks == n_messages * blocks, status
         assert self.ingest.failure() is None
@@ -216,7 +222,7 @@ def gil(args: argparse.Namespace) -> None:
         publisher.go()
         said = asyncio.run(answer_pings(args.seconds))
         cpu = (cpu_s() - cpu) / args.seconds
-        batches = receiver.ingest.status_of((1, 0)).batches
+        batches = receiver.status().batches
         print(f"{interval * 1e6:.0f} us, CPU {cpu:.0%}, {batches} batches:", said, flush=True)
         publisher.line()
         while not receiver.done(n_messages):

@@ -60,13 +60,14 @@ class Measured(NamedTuple):
 
 
 def keys_in(folder: Path) -> Path:
-    return keys_file(
+    path: Path = keys_file(
         folder,
         entry("web", "caller"),
         entry("red", "caller", tenants=["red"]),
         entry("quota", "caller", requests_per_s=10**8, reservations=10**6),
         entry("ops", "operator"),
     )
+    return path
 
 
 def measured(
@@ -79,7 +80,7 @@ def measured(
     answerer = ServiceAnswerer(service.selector, service.metrics)
     front = Lean(answerer) if keys is None else KeyedLean(passes)
     front.say(DATE)
-    front.watch.on = lambda _: None  # type: ignore[method-assign]  # no time passes for anybody
+    front.watch.on = lambda connections: None  # type: ignore[method-assign]  # no time passes for anybody
     side._config = server_of(Application(service), front).config
     side._config.load()
     runner.run(connected(side))

@@ -137,9 +137,11 @@ def part_requests(chosen):
 
 def started(folder):
     command = [sys.executable, str(Path(__file__).resolve()), "child"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    pipe = subprocess.PIPE
     environment = {**os.environ, "PYTHONPATH": str(folder)}
-    return subprocess.Popen(command, cwd=folder, env=environment, **pipes)
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdin=pipe, stdout=pipe, text=True
+    )
 
 
 def asked(process):
@@ -159,10 +161,11 @@ def part_steps(chosen):
         sums, longest, steps = [], [], 0
         for second in range(6):
             for number in range(n):
-                named = {"model_name": f"m{number}", "token_ids": TOKENS}
-                selector.select_and_reserve(SelectAndReserveRequest(**named), float(second) + 0.5)
+                request = SelectAndReserveRequest(model_name=f"m{number}", token_ids=TOKENS)
+                selector.select_and_reserve(request, float(second) + 0.5)
             costs = costs_of_second(selector, float(second) + 1.0)
-            sums.append(sum(costs)), longest.append(max(costs))
+            sums.append(sum(costs))
+            longest.append(max(costs))
             steps = len(costs)
         print(f"| {n} | {median(sums):.2f} | {steps} | {median(longest):.2f} |")
 

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parent))
-from registration import Service, body
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from scripts.bench.registration import Service, body
 
 
 class Seen(NamedTuple):

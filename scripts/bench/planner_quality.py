@@ -19,13 +19,13 @@ from math import ceil, pi, sin
 from pathlib import Path
 from random import Random
 from time import process_time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from select_service.planner.assembling import deployment_of
 from select_service.planner.core.inputs import Limits, Role
-from select_service.planner.core.settings import Settings, roles_of
+from select_service.planner.core.settings import Mode, Settings, roles_of
 from select_service.planner.reading import DOCUMENT
 from select_service.planner.replay.engine import Request, Speed
 from select_service.planner.replay.fleet import FleetOptions
@@ -75,7 +75,7 @@ def heavy_tailed(rng: Random) -> tuple[int, int, int]:
 
 def _made(
     rate: Callable[[float], float], most: float, lengths: Callable[..., tuple[int, int, int]]
-):
+) -> Callable[[float], list[Request]]:
     def requests(until_s: float) -> list[Request]:
         return list(made_requests(rate, until_s=until_s, rate_max=most, lengths=lengths, seed=SEED))
 
@@ -128,7 +128,7 @@ def scenarios(trace: Path | None) -> dict[str, Scenario]:
 def settings_of(
     mode: str, interval: float, load: bool, ttft_ms: float, **given: object
 ) -> Settings:
-    base = {
+    base: dict[str, Any] = {
         "mode": mode,
         "ttft_ms": ttft_ms,
         "itl_ms": 80.0 if mode == "agg" else 40.0,
@@ -141,7 +141,7 @@ def settings_of(
     return Settings(**base)
 
 
-def fleet_of(mode: str) -> FleetOptions:
+def fleet_of(mode: Mode) -> FleetOptions:
     roles = roles_of(Settings(mode=mode))
     chunk = 512 if mode == "agg" else 4096
     limits = Limits(max_num_batched_tokens=chunk, max_num_seqs=256, max_kv_tokens=500_000)
@@ -157,7 +157,7 @@ def fresh(requests: Sequence[Request]) -> Iterator[Request]:
     return (Request(each.arrived_s, each.isl, each.osl, each.uncached) for each in requests)
 
 
-def needed_of(requests: Sequence[Request], mode: str, ttft_ms: float) -> dict[Role, list[int]]:
+def needed_of(requests: Sequence[Request], mode: Mode, ttft_ms: float) -> dict[Role, list[int]]:
     settings = settings_of(mode, 60.0, False, ttft_ms)
     options = fleet_of(mode)
     most = dict.fromkeys(options.roles, MOST)
@@ -290,7 +290,7 @@ def run_of(scenario: Scenario, settings: Settings) -> Run:
 
 
 def show(
-    scenario: Scenario, requests: Sequence[Request], mode: str, given: argparse.Namespace
+    scenario: Scenario, requests: Sequence[Request], mode: Mode, given: argparse.Namespace
 ) -> Compared | None:
     """All configurations, one a line; or what is compared."""
     needed = needed_of(requests, mode, scenario.ttft_ms)

@@ -29,9 +29,8 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from contenders import pin_load
-from http_load import hammer
-
+from scripts.bench.contenders import pin_load
+from scripts.bench.http_load import hammer
 from select_service.fast.protocol import Lean
 from select_service.http.head import Headers
 from select_service.http.server import Front, server_of
@@ -52,11 +51,12 @@ class Fixed:
     """Whatever is asked, this is the answer."""
 
     end = 0
+    is_select = False
 
     def say(self, headers: Headers) -> None:
         """The date stands still."""
 
-    def answer(self, data: bytes, at: int) -> bytes:
+    def answer(self, data: bytes, at: int, file: int = -1) -> bytes:
         self.end = len(data)
         return ANSWER
 
@@ -86,6 +86,9 @@ class Application:
 
     def failed(self, callback: str) -> None:
         """A bug: seen by what hammers."""
+
+    def draining(self) -> None:
+        """Nobody is told."""
 
     def ending(self) -> None:
         """Nobody waits."""

@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import socket
 import statistics
+import sys
 import threading
 import time
 from pathlib import Path
@@ -21,8 +22,9 @@ from typing import Any
 
 import msgspec
 import zmq
-from contenders import Running, ours, reference
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from scripts.bench.contenders import Running, ours, reference
 from tests.process.access import OPEN, Open, access, add_flag
 
 CHAIN = 1000

@@ -75,7 +75,7 @@ class Cost(NamedTuple):
 def costs(blocks: int, pair: CurvePair | None) -> list[Cost]:
     """Of an admission, and of a whole life.  pair: of the publisher; None: plain"""
     hashes = np.random.default_rng(0).integers(2**40, 2**63, blocks, dtype=np.uint64)
-    common = {
+    common: dict[str, Any] = {
         "model_name": "model",
         "tenant_id": "default",
         "block_size": 16,

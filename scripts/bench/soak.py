@@ -36,10 +36,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import fleet
 import msgspec
-from contenders import Contender, unpacked
 
+from scripts.bench import fleet
+from scripts.bench.contenders import Contender, unpacked
 from tests.process.access import Open, access, add_flag
 from tests.process.launched import ROOT, Launched, free_port
 from tests.process.running import request

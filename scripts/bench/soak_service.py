@@ -70,7 +70,7 @@ class TimedMutex(Mutex):
 
 
 def time_every_lock() -> None:
-    prefix_index.Mutex = TimedMutex  # type: ignore[misc]
+    prefix_index.Mutex = TimedMutex  # type: ignore[attr-defined]
 
 
 def time_every_collection() -> None:
@@ -96,7 +96,7 @@ def time_every_step() -> None:
         cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
         steps.add(cpu, wall, lambda: _name(handle))
 
-    events.Handle._run = timed  # type: ignore[method-assign]
+    events.Handle._run = timed  # type: ignore[assignment, method-assign]
 
 
 def _name(handle: events.Handle) -> str:
@@ -120,7 +120,7 @@ def tell(_number: int, _frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run = run_on_asyncio
+    uvloop.run = run_on_asyncio  # type: ignore[assignment]
     uvloop.new_event_loop = asyncio.new_event_loop  # type: ignore[assignment]
     time_every_lock()
     time_every_collection()

@@ -49,7 +49,7 @@ def compiled(runner: asyncio.Runner, is_on: bool, flags: str | None) -> Measured
     only_callers = True, False, False
     front = Lean(answerer, (lambda a: Traced(a, TracingCounts(), only_callers)) if is_on else None)
     front.say(DATE)
-    front.watch.on = lambda _: None  # type: ignore[method-assign]  # no time passes for anybody
+    front.watch.on = lambda connections: None  # type: ignore[method-assign]  # no time passes for anybody
     side._config = server_of(Application(side.service), front).config
     side._config.load()
     runner.run(connected(side))
@@ -99,8 +99,12 @@ def with_spans(rounds: int, seconds: float) -> None:
     sampled = {"traceparent": f"00-{IDS}-01"}
     with contextlib.ExitStack() as stack:
         receiver = stack.enter_context(Receiver())
-        batches = {"OTEL_BSP_MAX_QUEUE_SIZE": "65536", "OTEL_BSP_SCHEDULE_DELAY": "1000"}
-        traced = Running("--otel", **{**receiver.environment, **batches})
+        batches: dict[str, Any] = {
+            "OTEL_BSP_MAX_QUEUE_SIZE": "65536",
+            "OTEL_BSP_SCHEDULE_DELAY": "1000",
+        }
+        variables: dict[str, Any] = {**receiver.environment, **batches}
+        traced = Running("--otel", **variables)
         plain, quick = Running("--no-fast-path"), Running()
         sides = {
             "off, compiled": (quick, sampled),

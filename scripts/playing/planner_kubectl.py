@@ -77,7 +77,7 @@ def _essence(answer: Case) -> Case:
     """What a client depends on; lists by name, so that more of them is no difference."""
     named = ("name", "namespace")
     metadata = answer.get("metadata", {})
-    essence = {key: answer[key] for key in ("kind", "apiVersion", "code") if key in answer}
+    essence: Case = {key: answer[key] for key in ("kind", "apiVersion", "code") if key in answer}
     essence["metadata"] = {key: metadata[key] for key in named if key in metadata}
     essence["groups"] = {group["name"]: group for group in answer.get("groups", ())}
     essence["resources"] = {

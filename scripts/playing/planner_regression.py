@@ -113,7 +113,8 @@ def _decode_capacity(ask: Ask, learnt: Learnt) -> Answer:
         most = min(most, ask["max_num_seqs"])
 
     def itl_s(batch: int) -> float:
-        return learnt.seconds(batch, batch * ask["context_length"]) / ask["accept_length"]
+        seconds = learnt.seconds(batch, batch * ask["context_length"])
+        return seconds / float(ask["accept_length"])
 
     batch = _largest(most, lambda n: itl_s(n) * 1000.0 <= ask["itl_ms_target"])
     return {"rps": batch / (ask["osl"] * itl_s(batch)), "itl_ms": itl_s(batch) * 1000.0}
@@ -151,7 +152,7 @@ def _aggregated_capacity(ask: Ask, learnt: Learnt) -> Answer:
 
     def is_kept(batch: int) -> bool:
         ttft_ms, itl_ms = latencies(batch)
-        return ttft_ms <= ask["ttft_ms_target"] and itl_ms <= ask["itl_ms_target"]
+        return bool(ttft_ms <= ask["ttft_ms_target"] and itl_ms <= ask["itl_ms_target"])
 
     batch = _largest(most, is_kept)
     ttft_ms, itl_ms = latencies(batch)

@@ -1,7 +1,7 @@
 """Whole ticks of a deployment, with the settings of the reference."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from scripts.playing.differences import Difference, differences
 from scripts.playing.planner_given import given_model
@@ -19,7 +19,7 @@ from select_service.planner.core.settings import Settings
 from select_service.planner.core.tick import Deployment, Effects
 
 Case = dict[str, Any]
-DOCUMENT = {
+DOCUMENT: dict[str, Any] = {
     "sizing": "mean",
     "stabilise": False,
     "robust": False,
@@ -45,7 +45,7 @@ def play(case: Case) -> Iterator[Difference]:
 
 def _deployment(case: Case, settings: Settings, start_s: float) -> Deployment:
     forward = case["forward_seconds"]
-    decode = "aggregated" if settings.mode == "agg" else "decode"
+    decode: Literal["aggregated", "decode"] = "aggregated" if settings.mode == "agg" else "decode"
     models = {
         Role.PREFILL: given_model("prefill", forward.get("prefill")),
         Role.DECODE: given_model(decode, forward.get(decode)),

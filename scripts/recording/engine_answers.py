@@ -108,7 +108,7 @@ async def _vllm_info(config: Any) -> str:
     state = SimpleNamespace(vllm_config=config)
     request = SimpleNamespace(app=SimpleNamespace(state=state))
     answer = await api_router.show_server_info(request, config_format="json")
-    return answer.body.decode()
+    return str(answer.body.decode())
 
 
 def sglang_answers(model: Path, n_ranks: int) -> dict[str, str]:

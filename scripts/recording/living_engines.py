@@ -43,7 +43,8 @@ class Life:
         for rank, (events, replay) in zip(self._ranks, order["ports"], strict=True):
             rank.bind(events, replay)
         self._run(order["requests"])
-        self._control = zmq.Context.instance().socket(zmq.REP)
+        context: zmq.Context[Any] = zmq.Context.instance()
+        self._control = context.socket(zmq.REP)
         self._control.bind(order["control"])
         threading.Thread(target=self._stream, daemon=True).start()
 

@@ -53,7 +53,7 @@ class Wire:
         Wire.lives += 1
         live, replay = f"inproc://live-{Wire.lives}", f"inproc://replay-{Wire.lives}"
         self.publisher = publisher_class(rank, endpoint=live, replay_endpoint=replay)
-        context = zmq.Context.instance()
+        context: zmq.Context[Any] = zmq.Context.instance()
         self._live = context.socket(zmq.SUB)
         self._live.set(zmq.RCVHWM, 0)
         self._live.subscribe(b"")
@@ -64,13 +64,14 @@ class Wire:
     def receive(self, expected: int) -> list[bytes]:
         """The frames of the next live message, which must carry the sequence number `expected`."""
         assert self._live.poll(1000 * RECEIVE_S_MAX), f"batch {expected} was not published"
-        frames = self._live.recv_multipart()
+        frames: list[bytes] = self._live.recv_multipart()
         assert int.from_bytes(frames[1], "big") == expected
         return frames
 
     def replay(self, first: int) -> list[list[bytes]]:
         """What the replay server answers to a request for `first`, without the identity frame."""
-        socket = zmq.Context.instance().socket(zmq.DEALER)
+        context: zmq.Context[Any] = zmq.Context.instance()
+        socket = context.socket(zmq.DEALER)
         socket.connect(self._replay_endpoint)
         socket.send_multipart([b"", first.to_bytes(8, "big")])
         answer: list[list[bytes]] = []

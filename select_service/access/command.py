@@ -7,6 +7,7 @@ towards its engines; its secret half goes into a file of its own.
 import argparse
 import os
 import secrets
+import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Literal, TypeAlias
 
 from select_service.access.api_key import PREFIX, SECRET_BYTES, hash_text
 from select_service.access.keys_document import ALL
-from select_service.access.keys_file import YAML_ENDINGS, keys_in, replica_keys_in
+from select_service.access.keys_file import BYTES_MAX, YAML_ENDINGS, keys_in, replica_keys_in
 from select_service.access.roles import CALLER, MEANINGS, ROLES
 from select_service.command_line import (
     CommandParser,
@@ -27,7 +28,7 @@ from select_service.command_line import (
 )
 from select_service.settings.config import ConfigError
 from select_service.spelling import shown
-from select_service.whole_file import write_whole
+from select_service.whole_file import read_whole, write_whole
 
 Fields: TypeAlias = dict[str, str | list[str] | dict[str, str]]
 Table: TypeAlias = Literal["keys", "replicas"]
@@ -238,11 +239,13 @@ def _yaml(fields: Fields) -> str:
 def _append(table: Table, path: Path, entry: str, *, is_yaml: bool) -> None:
     """Raises ConfigError, and then the file is as it was."""
     try:
-        before = path.read_text() if path.exists() else ""
+        before = read_whole(path, BYTES_MAX).decode() if path.exists() else ""
     except OSError as error:
         raise ConfigError(f"--file: {file_fault(path, error)}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"--file: `{path}` is no text in UTF-8") from None
+    except ValueError as error:
+        raise ConfigError(f"--file: `{path}` cannot be read: {error}") from None
     if is_yaml and not before.strip():
         before = f"{table}:\n"
     elif before and not before.endswith("\n"):
@@ -250,9 +253,14 @@ def _append(table: Table, path: Path, entry: str, *, is_yaml: bool) -> None:
     text = before + ("" if is_yaml or not before else "\n") + entry
     _check(table, path, text)
     try:
-        write_whole(path, text.encode())
+        write_whole(path, text.encode(), _mode_of(path))
     except OSError as error:
         raise ConfigError(f"--file: {file_fault(path, error, 'written')}") from None
+
+
+def _mode_of(path: Path) -> int | None:
+    """Return the mode of the file; None means that there is none yet.  Raises OSError."""
+    return stat.S_IMODE(path.stat().st_mode) if path.exists() else None
 
 
 def _check(table: Table, path: Path, text: str) -> None:

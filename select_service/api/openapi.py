@@ -10,10 +10,18 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
+from select_service.access.audit import may_be_action
 from select_service.api.field_texts import field_texts
 from select_service.bodies.admission import OverloadedBody
 from select_service.bodies.common import U64, U64_MAX, ErrorBody, Hash
-from select_service.errors import Forbidden, Overloaded, QuotaExceeded, SelectError, Unauthenticated
+from select_service.errors import (
+    AuditUnavailable,
+    Forbidden,
+    Overloaded,
+    QuotaExceeded,
+    SelectError,
+    Unauthenticated,
+)
 from select_service.http.endpoint import (
     JSON,
     Answer,
@@ -189,7 +197,8 @@ def _responses(route: Route, described: Mapping[str, Json]) -> Json:
     }
     by_status: dict[int, list[type[SelectError]]] = {}
     of_keys = (Unauthenticated, Forbidden, QuotaExceeded) if route.may_call.roles else ()
-    for refusal in (*route.refusals, *of_keys):
+    may_act = may_be_action(route.may_call, route.method)
+    for refusal in (*route.refusals, *of_keys, *((AuditUnavailable,) if may_act else ())):
         by_status.setdefault(refusal.status, []).append(refusal)
     for status, refusals in by_status.items():
         responses[str(status)] = _refusal(route, status, refusals)

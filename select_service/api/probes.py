@@ -162,6 +162,7 @@ async def metrics(service: Service, request: Request) -> Response:
         _tls(service),
         None if service.tracing is None else service.tracing.counts,
         limit_reports(service),
+        {each.name: each.age_s() for each in service.followed},
     )
     seen = await result_in_turns(service.metrics.observe(service.selector, edges))
     return Response(await asyncio.to_thread(service.metrics.text, seen), media_type=METRICS_TYPE)

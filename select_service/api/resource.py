@@ -8,13 +8,27 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from select_service.access.audit import Asked, is_action, line_of
+from select_service.access.audit import Asked, begun_line, is_action, line_of
 from select_service.access.guard import EVERYTHING, Grant
 from select_service.api.limits import holder_of
 from select_service.api.parameters import query_of
-from select_service.api.service import InternalError, Service, TracingPlane, grant_of, now
+from select_service.api.service import (
+    AuditLog,
+    InternalError,
+    Service,
+    TracingPlane,
+    grant_of,
+    now,
+)
 from select_service.api.tenancy import keep_within
-from select_service.errors import Forbidden, Overloaded, QuotaExceeded, SelectError, UnknownField
+from select_service.errors import (
+    AuditUnavailable,
+    Forbidden,
+    Overloaded,
+    QuotaExceeded,
+    SelectError,
+    UnknownField,
+)
 from select_service.http.codec import HOLDER, body_as, error_response
 from select_service.http.connection import ClientGone, Verified, connection_of
 from select_service.http.endpoint import Endpoint, Route
@@ -110,6 +124,8 @@ class Resource:
             _keep_within(service, request, action.route)
         if "warnings" in scope:
             _check_strictness(service, request, action.is_strict)
+        if service.audit is not None and service.audit.is_required:
+            await _begin_audit(service.audit, request, action.route)
         return await action.handler(service, request, *arguments)
 
     def _wrong_method(self, method: str) -> Response:
@@ -153,16 +169,27 @@ async def _audit(
 ) -> None:
     """Keep what an operator did, before it is answered."""
     scope = request.scope
-    if service.audit is None or "grant" not in scope:
+    if service.audit is None or "grant" not in scope or code == AuditUnavailable.code:
         return
     if not is_action(route.may_call, route.method, scope["grant"]):
         return
+    line = line_of(_asked(request), route.operation_id, status, code)
+    if line is not None:
+        await service.audit.note(line, has_begun="audit_begun" in scope)
+
+
+async def _begin_audit(audit: AuditLog, request: Request, route: Route) -> None:
+    """Keep what an operator is about to do.  Raises AuditUnavailable."""
+    if is_action(route.may_call, route.method, request.scope["grant"]):
+        await audit.begin(begun_line(_asked(request), route.operation_id))
+        request.scope["audit_begun"] = True
+
+
+def _asked(request: Request) -> Asked:
+    scope = request.scope
     body = next((each for each in scope.get("arguments", ()) if isinstance(each, Struct)), None)
     source = None if request.client is None else request.client.host
-    asked = Asked(scope["grant"], source, request.method, scope["path"], body)
-    line = line_of(asked, route.operation_id, status, code)
-    if line is not None:
-        await service.audit.note(line)
+    return Asked(scope["grant"], source, request.method, scope["path"], body)
 
 
 def _told(request: Request, error: SelectError) -> SelectError:

@@ -21,6 +21,7 @@ from select_service.bodies.selection import SelectRequest
 from select_service.bodies.state import KeptState
 from select_service.core.decide.decision_ring import DecisionRing
 from select_service.core.decisions import Decision
+from select_service.core.due_task import DueTask
 from select_service.core.fleet.recovered import KeepingReport, RecoveryStatus, SnapshotStatus
 from select_service.core.selector import Selector
 from select_service.core.workers.catalog import Worker
@@ -90,8 +91,30 @@ class AuditLog(Protocol):
 
     @property
     def counts(self) -> AuditCounts: ...
-    async def note(self, line: AuditLine) -> None:
-        """Returns when it is kept, or cannot be."""
+    @property
+    def is_required(self) -> bool:
+        """Whether what cannot be kept is not done."""
+
+    async def begin(self, line: AuditLine) -> None:
+        """Returns when it is kept.  Raises AuditUnavailable."""
+
+    async def note(self, line: AuditLine, *, has_begun: bool) -> None:
+        """Returns when it is kept, or cannot be.  has_begun: after `begin`"""
+
+    def tasks(self) -> list[DueTask]:
+        """What is to be done again and again."""
+
+    async def close(self) -> None:
+        """At the end of the process."""
+
+
+class Followed(Protocol):
+    """Files that are read again when they change."""
+
+    @property
+    def name(self) -> str: ...
+    def age_s(self) -> float:
+        """Seconds since they were last looked at, and read if they had changed."""
 
 
 class Span(Protocol):
@@ -138,6 +161,7 @@ class Service:
     client_tls: ClientTls | None = None
     discovery: DiscoveryPlane | None = None
     tracing: TracingPlane | None = None
+    followed: Sequence[Followed] = ()
     engine_scrapes: Mapping[str, int] | None = None
     callback_failures: Mapping[str, int] = field(default_factory=dict)
     callback_failed: Callable[[str], None] = lambda name: None

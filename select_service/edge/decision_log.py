@@ -14,6 +14,7 @@ import msgspec
 from select_service.core.decision_lines import LoggedFleet, LogHead, LogLine
 from select_service.metrics.decision_log import LogCounts
 from select_service.numbered_files import FILE_BYTES_MAX, FILES_MAX, NumberedFiles
+from select_service.whole_file import PRIVATE
 
 QUEUE_MAX = 1024
 """Lines that wait for the thread, of 33 KB at most; of more the newest are dropped."""
@@ -29,12 +30,18 @@ class DecisionFiles:
     """`offer` belongs to one thread; only the writer touches the files after `start`."""
 
     def __init__(
-        self, path: Path, bytes_max: int = FILE_BYTES_MAX, files_max: int = FILES_MAX
+        self,
+        path: Path,
+        bytes_max: int = FILE_BYTES_MAX,
+        files_max: int = FILES_MAX,
+        mode: int = PRIVATE,
     ) -> None:
-        """Raises OSError when the file cannot be written to."""
+        """mode: of the files.  Raises OSError when the file cannot be written to."""
         self.counts = LogCounts()
         self._path = path
-        self._files = NumberedFiles(path, self._head, bytes_max=bytes_max, files_max=files_max)
+        self._files = NumberedFiles(
+            path, self._head, bytes_max=bytes_max, files_max=files_max, mode=mode
+        )
         self._lines: Queue[LogLine | None] = Queue(QUEUE_MAX)
         self._fleets: dict[tuple[str, str], LoggedFleet] = {}
         self._encoder = msgspec.json.Encoder()

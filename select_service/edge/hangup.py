@@ -4,9 +4,9 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Callable, Iterable
+
+from select_service.edge.file_changes import FollowedFiles
 
 log = logging.getLogger("select_service")
 
@@ -16,24 +16,15 @@ def ignore_hangups() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
-class FileFollower(Protocol):
-    """Reads files again when they change."""
-
-    @property
-    def paths(self) -> Sequence[Path]: ...
-    def look_now(self) -> None:
-        """Read the files whether they have changed or not."""
-
-
 class Hangup:
-    """Lets all followers of files read them again.  Belongs to one event loop.
+    """Lets all files that are followed be read again.  Belongs to one event loop.
 
     On other threads than the first, which get no signals, SIGHUP does what it did.
     """
 
-    def __init__(self, followers: Callable[[], Iterable[FileFollower]]) -> None:
-        """followers: returns those that there are when the signal comes"""
-        self._followers = followers
+    def __init__(self, followed: Callable[[], Iterable[FollowedFiles]]) -> None:
+        """followed: returns those that there are when the signal comes"""
+        self._followed = followed
         self._is_on = threading.current_thread() is threading.main_thread()
 
     def start(self) -> None:
@@ -47,9 +38,9 @@ class Hangup:
             ignore_hangups()
 
     def _look(self) -> None:
-        followers = list(self._followers())
-        paths = sorted({str(path) for each in followers for path in each.paths})
+        followed = list(self._followed())
+        paths = sorted({str(path) for each in followed for path in each.paths})
         fields = {"paths": paths}
         log.info("SIGHUP received, followed files are read again", extra={"fields": fields})
-        for each in followers:
+        for each in followed:
             each.look_now()

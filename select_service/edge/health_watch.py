@@ -26,14 +26,18 @@ class HealthWatch:
         names: Names,
         callbacks: Callbacks,
         tls: ClientTls | None,
+        mode: int,
     ) -> None:
-        """Reads what was kept.  Checks begin with the first step.  tls: as in `http_post`"""
+        """Reads what was kept.  Checks begin with the first step.
+
+        tls: as in `http_post`;  mode: of the file of what is kept
+        """
         targets = Targets(fleet, lambda model_name: settings.canaries.of(model_name).api)
         timeout_s = settings.rules.timeout_s
         self._canaries = Canaries(fitness, targets, names, callbacks, timeout_s=timeout_s, tls=tls)
         self._file: HealthFile | None = None
         if settings.references is not None:
-            self._file = HealthFile(settings.references, fitness.monitor.book)
+            self._file = HealthFile(settings.references, fitness.monitor.book, mode)
             self._file.read()
         fitness.followers.append(StateLog(fitness.monitor.counts))
 

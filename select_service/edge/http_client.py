@@ -18,7 +18,7 @@ from pathlib import Path
 from indexer.sockets.names import Names
 from select_service.edge.host_names import looked_up
 from select_service.edge.http_error import HttpError
-from select_service.edge.peer_key import authorization
+from select_service.edge.peer_key import PeerKey
 from select_service.outgoing.connecting import Tls
 from select_service.outgoing.connection_pool import Answer, ConnectionPool
 from select_service.outgoing.request_error import RequestError
@@ -44,13 +44,15 @@ class HttpClient:
         tls: None: whom the system trusts is believed
         """
         self.tls = tls
-        self._key_file = key_file
+        self._key = None if key_file is None else PeerKey(key_file)
         self._names = names
         self._pool = ConnectionPool(self._addresses_of, connections_max)
 
     async def close(self) -> None:
         """Break off what is under way."""
         await self._pool.close()
+        if self._key is not None:
+            await self._key.close()
 
     async def body(
         self,
@@ -88,8 +90,8 @@ class HttpClient:
         The caller limits the time and what it takes, and has its own TimeoutError back.
         """
         headers = {"accept": accept}
-        if with_key and self._key_file is not None:
-            headers["authorization"] = await authorization(self._key_file)
+        if with_key and self._key is not None:
+            headers["authorization"] = await self._key.authorization()
         tls = None if self.tls is None else Tls(self.tls.context)
         try:
             async with self._pool.request("GET", url, headers, tls=tls) as answer:

@@ -4,7 +4,6 @@ A file that is wrong changes nothing: the keys that counted go on counting, and 
 say so until the file is good again.
 """
 
-import asyncio
 import logging
 from pathlib import Path
 
@@ -18,12 +17,12 @@ log = logging.getLogger("select_service.keys")
 
 class KeysWatch(FileWatch):
     def __init__(self, path: Path, guard: Guard) -> None:
-        super().__init__([path])
+        super().__init__("api_keys_file", [path])
         self._path, self._guard = path, guard
 
     async def _read(self) -> None:
         try:
-            keys = await asyncio.to_thread(read_keys, self._path)
+            keys = await self.files.read(lambda: read_keys(self._path))
         except ValueError as error:
             self._guard.keep(str(error))
             fields = {"path": str(self._path), "error": str(error), "kept": len(self._guard)}

@@ -4,7 +4,6 @@ Files that are wrong change nothing: what was read last goes on counting, and th
 say so until they are good again.
 """
 
-import asyncio
 import logging
 
 from select_service.edge.file_changes import FileWatch
@@ -14,14 +13,15 @@ log = logging.getLogger("select_service.tls")
 
 
 class TlsWatch(FileWatch):
-    def __init__(self, kept: Kept) -> None:
-        super().__init__(kept.paths)
+    def __init__(self, kept: Kept, side: str = "client") -> None:
+        """side: `server` or `client`"""
+        super().__init__(f"tls_{side}", kept.paths)
         self._kept = kept
 
     async def _read(self) -> None:
         fields: dict[str, object] = {"paths": [str(path) for path in self._kept.paths]}
         try:
-            loaded = await asyncio.to_thread(self._kept.read)
+            loaded = await self.files.read(self._kept.read)
         except ValueError as error:
             self._kept.keep(str(error))
             fields["error"] = str(error)

@@ -13,10 +13,17 @@ from select_service.metrics.series import COUNTER, GAUGE, Family, itself, series
 
 @dataclass(slots=True)
 class AuditCounts:
-    """Since the start.  failures: lines that the file system refused"""
+    """Since the start.
+
+    failures: lines that the file system refused
+    summed: requests that are counted in a line for many
+    refusals: actions that were refused as their line could not be written
+    """
 
     lines: int = 0
     failures: int = 0
+    summed: int = 0
+    refusals: int = 0
 
 
 class AccessReport(NamedTuple):
@@ -70,6 +77,18 @@ AUDITED: Sequence[Family[AuditCounts]] = (
         "audit_log_failures",
         "Lines of the audit log that could not be written.",
         lambda c: c.failures,
+    ),
+    Family(
+        COUNTER,
+        "audit_log_summed_requests",
+        "Requests that the audit log only counts, in a line for many.",
+        lambda c: c.summed,
+    ),
+    Family(
+        COUNTER,
+        "audit_log_refusals",
+        "Actions refused with --audit-required, as their line could not be written.",
+        lambda c: c.refusals,
     ),
 )
 

@@ -53,6 +53,7 @@ from select_service.metrics.families import (
     WORKERS,
     Truncated,
 )
+from select_service.metrics.files import of_followed
 from select_service.metrics.health import of_health, of_moves
 from select_service.metrics.input_loops import LoopCounts, of_loops
 from select_service.metrics.limits import LimitReport, of_limits
@@ -109,6 +110,7 @@ class Edges(NamedTuple):
     tls:               None: there is none
     tracing:           None: there are no spans
     limits:            that all callers share
+    followed:          seconds since files were looked at, by the setting or source
     """
 
     listeners: Mapping[RankKey, ListenerStatus]
@@ -126,6 +128,7 @@ class Edges(NamedTuple):
     tls: TlsSeen | None = None
     tracing: TracingCounts | None = None
     limits: Sequence[LimitReport] = ()
+    followed: Mapping[str, float] = MappingProxyType({})
 
     def copied(self) -> "Edges":
         """So that another thread may read it; status and reports never change."""
@@ -265,6 +268,7 @@ class _Scrape(Collector):
             yield from of_audit(seen.edges.audit)
         yield from of_limits(seen.edges.limits)
         yield from of_connections(seen.edges.refused)
+        yield from of_followed(seen.edges.followed)
         if seen.edges.tls is not None:
             yield from of_tls(seen.edges.tls)
         if seen.edges.tracing is not None:

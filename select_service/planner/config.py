@@ -157,6 +157,8 @@ class PlannerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     proposers: Annotated[tuple[ExternalProposer, ...], Meta(max_length=PROPOSERS_MAX)] = ()
     api: ApiConfig = ApiConfig()
     decision_log: _Path | None = None
+    file_mode: Annotated[str, Meta(pattern="^0?6[0246][0246]$")] = "0600"
+    """Octal mode of the decision log and of kept decisions, when they are created."""
     report: ReportConfig | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"

@@ -2,15 +2,18 @@
 
 import asyncio
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Self
 from urllib.parse import urlencode
 
 from select_service.command_line import file_fault
+from select_service.daemon_threads import DaemonThreads
 from select_service.outgoing.connecting import Tls, resolve_name
 from select_service.outgoing.connection_pool import ConnectionPool
 from select_service.outgoing.request_error import RequestError
 from select_service.tls.kept import ClientTls
+from select_service.whole_file import read_whole
 
 CONNECTIONS_MAX = 256
 BYTES_MAX = 32 << 20
@@ -44,6 +47,7 @@ class Outbound:
     def __init__(self, tls: ClientTls | None = None) -> None:
         self._tls = tls
         self._pool = ConnectionPool(resolve_name, CONNECTIONS_MAX)
+        self._tokens: dict[str, TokenFile] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -53,6 +57,8 @@ class Outbound:
 
     async def close(self) -> None:
         await self._pool.close()
+        while self._tokens:
+            self._tokens.popitem()[1].close()
 
     async def get(
         self,
@@ -89,7 +95,8 @@ class Outbound:
             url += ("&" if "?" in url else "?") + urlencode(query)
         headers = {} if body is None else {"content-type": "application/json"}
         if token_file is not None:
-            headers["authorization"] = f"Bearer {_token(token_file)}"
+            tokens = self._tokens.setdefault(token_file, TokenFile(token_file))
+            headers["authorization"] = f"Bearer {await tokens.token(timeout_s)}"
         tls = None if self._tls is None else Tls(self._tls.context)
         try:
             async with (
@@ -107,6 +114,35 @@ class Outbound:
         return text
 
 
+class TokenFile:
+    """Reads a token anew for each request, on a thread of its own: its file system may hang.
+
+    Belongs to one event loop, until `close`.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._thread: DaemonThreads | None = None
+        self._reading: Future[str] | None = None
+
+    async def token(self, timeout_s: float) -> str:
+        """What the file holds; requests of one moment share a reading.  Raises Unreachable."""
+        if self._thread is None:
+            self._thread = DaemonThreads(1, "token-file")
+        if self._reading is None or self._reading.done():
+            self._reading = self._thread.submit(_token, self._path)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(asyncio.wrap_future(self._reading))
+        except TimeoutError:
+            text = f"token file {self._path}: it does not answer within {timeout_s:g} s"
+            raise Unreachable(text) from None
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+
 def check_token(path: str) -> None:
     """Raises Unreachable for a file that no request could do with."""
     if not _token(path):
@@ -119,9 +155,10 @@ def check_token(path: str) -> None:
 def _token(path: str) -> str:
     """Read anew each time: tokens of service accounts change. Raises Unreachable."""
     try:
-        with Path(path).open("rb") as file:
-            return file.read(TOKEN_BYTES_MAX).decode("ascii").strip()
+        return read_whole(Path(path), TOKEN_BYTES_MAX).decode("ascii").strip()
     except OSError as error:
         raise Unreachable(f"token file {file_fault(path, error)}") from None
     except UnicodeDecodeError:
         raise Unreachable(f"token file `{path}`: it holds more than a token in ASCII") from None
+    except ValueError as error:
+        raise Unreachable(f"token file `{path}`: {error}") from None

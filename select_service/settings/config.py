@@ -208,6 +208,8 @@ def _check_together(config: Config) -> None:
         raise ConfigError("--shadow-policy needs decisions: it cannot be used with --decisions 0")
     if config["decision_log"] and not config["decisions"]:
         raise ConfigError("--decision-log requires --decisions of 1 or more")
+    if config["audit_required"] and config["audit_log"] is None:
+        raise ConfigError("--audit-required requires --audit-log")
     if config["policy_options"] and config["policy"] != POLICY_NAMES[0]:
         raise ConfigError(
             f"--policy-options are those of {POLICY_NAMES[0]}: --policy {config['policy']} has none"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from select_service.settings.config import DEFAULT, Config, ConfigError
+from select_service.settings.config import DEFAULT, Config
 from select_service.settings.yaml_file import by_model
 
 if TYPE_CHECKING:  # where health is off, nothing of it is imported
@@ -65,7 +65,7 @@ def health_settings(config: Config) -> HealthSettings | None:
     return HealthSettings(
         _rules(config),
         CanaryConfig() if canaries is None else read_canary_config(canaries),
-        _references(config["health_state"]),
+        None if config["health_state"] is None else Path(config["health_state"]),
         tuple(map(ipaddress.ip_network, config["health_reporters"])),
         config["degradation"],
         {} if config["slo"] is None else _promises(config["slo"]),
@@ -84,17 +84,6 @@ def _rules(config: Config) -> "HealthRules":
     }
     rules = (DOCUMENT if is_document else HealthRules())._replace(**given)
     return rules._replace(recovery_s_max=max(rules.recovery_s_max, rules.recovery_s))
-
-
-def _references(given: str | None) -> Path | None:
-    """Raises ConfigError for a file that can never be written."""
-    if given is None:
-        return None
-    path = Path(given)
-    if path.is_dir() or not path.parent.is_dir():
-        fault = "it is a directory" if path.is_dir() else "its directory does not exist"
-        raise ConfigError(f"--health-state {given}: {fault}")
-    return path
 
 
 def _promises(path: str) -> dict[str, "Slo"]:

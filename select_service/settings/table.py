@@ -47,6 +47,12 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             "how long a connection may be idle; longer than the proxy before the service keeps one",
             "keep_alive_s",
         ),
+        cli(
+            "--file-mode",
+            "0600",
+            read.file_mode,
+            "octal mode of the files that the service creates: state, snapshot, health, logs",
+        ),
         cli("--threads", 4, read.whole(1, 64), "threads that receive KV events"),
         cli(
             "--log-level",
@@ -193,6 +199,12 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
             read.text,
             "file for a line of JSON of each action of an operator; 8 files of 64 MiB; none "
             "= not written",
+        ),
+        cli(
+            "--audit-required",
+            False,
+            read.flag,
+            "refuse an action of an operator whose line cannot be written, before anything is done",
         ),
     ),
     "Where it may connect to": (

@@ -19,6 +19,7 @@ FALSE_WORDS = ("0", "false", "off", "no")
 DUMP_PEERS_MAX = 16
 NAMES_MAX = 16
 TIER_CHARS_MAX = 64
+MODE = re.compile(r"(0o?)?[0-7]{3}")
 URL_CHARS_MAX = 512
 NETWORKS_MAX = 64
 HOSTS_MAX = 64
@@ -27,6 +28,14 @@ DIGITS = re.compile(r"[0-9.]+")
 NOBODY = "nobody"
 SHOWN_CHARS_MAX = 200
 """How much of a wrong value an error line repeats."""
+
+
+def file_mode(text: str) -> str:
+    """Of files that the process itself must be able to read and write."""
+    bits = int(text, 8) if MODE.fullmatch(text) else 0
+    if bits & 0o600 != 0o600 or bits & ~0o666:
+        raise ValueError("an octal mode from 0600 to 0666 whose owner reads and writes, as 0640")
+    return f"{bits:04o}"
 
 
 def some_of(*words: str) -> Callable[[str], tuple[str, ...]]:

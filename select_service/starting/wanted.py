@@ -13,6 +13,7 @@ from select_service.settings.config import Config
 from select_service.settings.destinations import destinations
 from select_service.settings.discovery import SourceSettings, source_settings
 from select_service.settings.health_settings import HealthSettings, health_settings
+from select_service.starting.reached_files import check_answers
 from select_service.starting.tls_files import client_tls, server_tls
 from select_service.starting.written_files import check_written_files
 from select_service.tls.kept import ClientTls, ServerTls
@@ -39,6 +40,7 @@ class Wanted(NamedTuple):
 
 def wanted_of(config: Config, version: str) -> Wanted:
     """Raises ConfigError."""
+    check_answers(config)
     check_peer_key(config)
     wanted = Wanted(
         config,

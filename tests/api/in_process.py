@@ -87,6 +87,8 @@ class Api:
             self._runner.run(self.discovery.stop())
         self._runner.run(self.follower.stop())
         self._runner.run(self._http.close())
+        if self.service.audit is not None:
+            self._runner.run(self.service.audit.close())
         self._runner.run(self._client.aclose())
         self._runner.close()
         for name, level in self._levels.items():

@@ -1,12 +1,18 @@
 """What operators do is in the audit log before they are answered."""
 
 import json
+import threading
 
 import pytest
 
+from select_service.access import audit
+from select_service.edge import audit_log
+from select_service.settings.config import ConfigError, parse
 from tests.access.keys import bearer, entry, keys_file, secret
 from tests.api.in_process import Api
 from tests.builders import worker_body
+from tests.full_disk import full_disk
+from tests.patience import PATIENCE_S
 
 
 def lines_of(path):
@@ -78,6 +84,8 @@ def test_no_key_is_written_and_long_bodies_are_measured(audited, tmp_path):
     assert secret("ops") not in text
     (line,) = lines_of(tmp_path / "audit.jsonl")
     assert line["body_bytes"] > 16_384
+    assert line["body_begin"].startswith('{"endpoint":"http://w/x')
+    assert len(text) < 2048
 
 
 def test_without_keys_nobody_has_a_name(tmp_path):
@@ -89,10 +97,117 @@ def test_without_keys_nobody_has_a_name(tmp_path):
     assert line["key"] == "none"
 
 
+def test_one_key_cannot_push_out_the_lines_of_others(audited, tmp_path, monkeypatch):
+    monkeypatch.setattr(audit, "LINES_AT_ONCE", 5)
+    monkeypatch.setattr(audit, "LINES_PER_S", 0.0)
+    for number in range(200):
+        asked = audited.call("DELETE", f"/workers/{number}", authorization=bearer("all"))
+        assert asked.status == 404
+    assert audited.post("/workers", worker_body(7), authorization=bearer("ops")).status == 201
+    lines = lines_of(tmp_path / "audit.jsonl")
+    assert [line["key"] for line in lines] == [*["all"] * 5, "ops"]
+    assert "select_service_audit_log_summed_requests_total 195.0" in metrics_of(audited)
+
+
+def metrics_of(api):
+    return api.call("GET", "/metrics", authorization=bearer("ops")).body
+
+
+def test_what_was_only_counted_is_written_at_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(audit, "LINES_AT_ONCE", 5)
+    monkeypatch.setattr(audit, "LINES_PER_S", 0.0)
+    path = tmp_path / "audit.jsonl"
+    with Api("--audit-log", str(path)) as api:
+        for number in range(8):
+            assert api.call("DELETE", f"/workers/{number}").status == 404
+    summed = lines_of(path)[5:]
+    assert [{**line, "at": "", "seconds": 0} for line in summed] == [
+        {
+            "at": "",
+            "seconds": 0,
+            "event": "summed",
+            "count": 3,
+            "key": "none",
+            "operation": "delete_worker",
+            "status": 404,
+            "code": "not_found",
+        }
+    ]
+
+
+def test_what_callers_are_refused_is_summed(audited, tmp_path):
+    for number in range(300):
+        asked = audited.call("DELETE", f"/workers/{number}", authorization=bearer("web"))
+        assert asked.status == 403
+    assert audited.post("/workers", worker_body(), authorization=bearer("web")).status == 403
+    kept = [line["operation"] for line in lines_of(tmp_path / "audit.jsonl")]
+    assert kept == ["delete_worker", "register_worker"]
+    assert "select_service_audit_log_summed_requests_total 299.0" in metrics_of(audited)
+
+
+def test_with_required_lines_an_action_is_in_the_log_before_it_is_done(tmp_path):
+    path = tmp_path / "audit.jsonl"
+    with Api("--audit-log", str(path), "--audit-required") as api:
+        assert api.post("/workers", worker_body(7)).status == 201
+        assert api.post("/workers", {"worker_id": "x"}).status == 422
+        assert api.post("/select", {"model_name": "m", "token_ids": [1]}).status == 200
+    begun, ended, refused = lines_of(path)
+    assert (begun["event"], begun["body"]["worker_id"]) == ("begun", 7)
+    assert "status" not in begun
+    assert (ended["status"], "event" in ended) == (201, False)
+    assert refused["status"] == 422
+
+
+def test_with_required_lines_what_is_beyond_the_bound_is_not_done(tmp_path, monkeypatch):
+    monkeypatch.setattr(audit, "LINES_AT_ONCE", 5)
+    monkeypatch.setattr(audit, "LINES_PER_S", 0.0)
+    with Api("--audit-log", str(tmp_path / "audit.jsonl"), "--audit-required") as api:
+        answers = [api.post("/workers", worker_body(n + 1)) for n in range(8)]
+        assert [each.status for each in answers] == [*[201] * 5, *[503] * 3]
+        assert answers[-1].body["code"] == "audit_unavailable"
+        assert len(api.get("/workers").body) == 5
+
+
 def test_a_disk_that_is_full_is_told_of_and_stops_nobody(tmp_path, caplog):
-    with Api("--audit-log", "/dev/full") as api:
-        for number in (1, 2):
-            assert api.post("/workers", worker_body(number)).status == 201
+    path = tmp_path / "audit.jsonl"
+    with Api("--audit-log", str(path)) as api:
+        api.post("/workers", worker_body(3))
+        with full_disk(path):
+            for number in (1, 2):
+                assert api.post("/workers", worker_body(number)).status == 201
         text = api.get("/metrics").body
+        api.post("/workers", worker_body(4))
     assert "select_service_audit_log_failures_total 2.0" in text
     assert len([r for r in caplog.records if "audit log" in r.message]) == 1
+    assert [line["body"]["worker_id"] for line in lines_of(path)] == [3, 4]
+
+
+def test_with_required_lines_a_full_disk_refuses_actions_and_nothing_else(tmp_path):
+    path = tmp_path / "audit.jsonl"
+    with Api("--audit-log", str(path), "--audit-required") as api:
+        api.post("/workers", worker_body(3))
+        with full_disk(path):
+            for number in range(4, 54):
+                answer = api.post("/workers", worker_body(number))
+                assert (answer.status, answer.body["code"]) == (503, "audit_unavailable")
+            assert api.call("DELETE", "/workers/3").status == 503
+            assert api.post("/select", {"model_name": "m", "token_ids": [1]}).status == 200
+            assert [each["worker_id"] for each in api.get("/workers").body] == [3]
+        assert "select_service_audit_log_refusals_total 51.0" in api.get("/metrics").body
+        assert api.call("DELETE", "/workers/3").status == 200
+    assert [line.get("status") for line in lines_of(path)] == [None, 201, None, 200]
+
+
+def test_a_disk_that_hangs_refuses_actions_in_bounded_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(audit_log, "WRITE_S", 0.05)
+    hangs = threading.Event()
+    monkeypatch.setattr(audit_log.NumberedFiles, "write", lambda *_: hangs.wait(PATIENCE_S))
+    with Api("--audit-log", str(tmp_path / "audit.jsonl"), "--audit-required") as api:
+        assert [api.post("/workers", worker_body(n)).status for n in (1, 2)] == [503, 503]
+        assert api.get("/workers").body == []
+        hangs.set()
+
+
+def test_required_lines_need_a_file():
+    with pytest.raises(ConfigError, match="--audit-required requires --audit-log"):
+        parse(["--audit-required"], {})

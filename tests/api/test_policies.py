@@ -1,11 +1,16 @@
 """PUT, GET and DELETE /policy."""
 
 import json
+from random import Random
 
 import msgspec
 import pytest
 
+from select_service.core.decide.policies import choice_named
 from select_service.core.fleet import scoped_policies
+from select_service.core.fleet.scoped_policies import ScopedPolicies
+from select_service.core.views.policies import policy_rules
+from select_service.edge.keeping.kept_policies import KeptPoliciesFile
 from tests.api.in_process import Api
 from tests.builders import worker_body
 
@@ -150,17 +155,43 @@ def rule(**fields):
     return {"model_name": "m", "tenant_id": None, **WORK, **fields}
 
 
+def test_a_flipped_bit_is_found_wherever_it_is(path):
+    beside = path.with_name("index.policies")
+    with a_service(path) as api:
+        put(api, **STRICT)
+        put(api, model_name="m", tenant_id="t", **REFERENCE)
+    text, random = beside.read_bytes(), Random(27)
+    before = ScopedPolicies(choice_named("work"), {})
+    KeptPoliciesFile(path, before).read()
+    for _ in range(500):
+        content = bytearray(text)
+        content[random.randrange(len(text))] ^= 1 << random.randrange(8)
+        beside.write_bytes(content)
+        KeptPoliciesFile(path, found := ScopedPolicies(choice_named("work"), {})).read()
+        assert not policy_rules(found) or policy_rules(found) == policy_rules(before)
+
+
+def test_rules_of_before_there_were_checksums_count(path):
+    path.with_name("index.policies").write_bytes(policies(rule()))
+    with a_service(path) as api:
+        assert api.get("/policy").body["rules"] == [rule()]
+
+
+def policies(*rules, **fields):
+    """A file of policies, of before there were checksums."""
+    return msgspec.json.encode({"rules": rules, "format": "select-service policies", **fields})
+
+
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
-        b"{",
-        b"\xff" * 100,
-        msgspec.json.encode({"rules": [rule(), rule(policy="newer")]}),
-        msgspec.json.encode({"rules": [rule(options=["newer"])]}),
-        msgspec.json.encode({"rules": [rule()], "version": 2}),
-        msgspec.json.encode({"rules": [rule()], "newer": 2}),
-        msgspec.json.encode({"rules": [rule(model_name=str(n)) for n in range(3)]}),
+        policies(rule())[:-1],
+        policies(rule()) + b"\xff" * 100,
+        policies(rule(), rule(policy="newer")),
+        policies(rule(options=["newer"])),
+        policies(rule(), version=2),
+        policies(rule(), newer=2),
+        policies(*(rule(model_name=str(n)) for n in range(3))),
     ],
 )
 def test_a_file_that_cannot_be_used_is_moved_aside(path, content, caplog, monkeypatch):

@@ -402,6 +402,7 @@ def test_every_family_is_documented_and_every_documented_one_exists(metrics, lis
         discovery=[SourceReport("a", 1, 0, False, 1, 1, 0, 0, 0, 0)],
         tls=TlsSeen(HandshakeCounts(1, 1, 1, 1, 1), {"server": TlsReport(1.0, 1, 1, False)}),
         tracing=TracingCounts(),
+        followed={"api_keys_file": 0.5},
     )
     seen = Scraped(metrics.text(result_of(metrics.observe(selector, edges))).decode())
     with Api("--health-checks=on") as api:

@@ -23,6 +23,7 @@ from select_service.planner.decision_lines import (
     read_lines,
 )
 from select_service.planner.edge.decision_log import DecisionLog
+from tests.full_disk import full_disk
 
 SETTINGS = SettingsLine(deployment="chat", at_s=0.0, settings=Settings(mode="agg"), started_s=0.0)
 
@@ -110,9 +111,13 @@ def test_what_is_no_log(tmp_path: Path) -> None:
         list(read_lines(path))
 
 
-def test_a_full_disk_costs_lines_and_no_tick() -> None:
-    log = DecisionLog(Path("/dev/full"))
-    log.write(SETTINGS)
-    log.write(tick(1.0))
+def test_a_full_disk_costs_lines_and_no_tick(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    log = DecisionLog(path)
+    with full_disk(path):
+        log.write(SETTINGS)
+        log.write(tick(1.0))
     assert log.lost == 2
+    log.write(SETTINGS)
     log.close()
+    assert list(read_lines(path)) == [SETTINGS]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from select_service.file_claims import claim_file
 from select_service.planner.__main__ import ONE_THREAD, main
 
 FOLDER = "FOLDER"
@@ -36,6 +37,19 @@ FOLDER = "FOLDER"
         ),
         ({"report": {"path": f"{FOLDER}/no/r.html"}}, {}, "report: there is no directory"),
         ({}, {"connector": {"kind": "dry-run", "path": FOLDER}}, "it is a directory"),
+        ({}, {"connector": {"kind": "dry-run", "path": f"{FOLDER}/planner.yaml"}}, "no JSON lines"),
+        ({}, {"connector": {"kind": "virtual", "path": f"{FOLDER}/planner.yaml"}}, "not readable"),
+        ({"decision_log": f"{FOLDER}/planner.yaml"}, {}, "holds no JSON lines"),
+        ({"decision_log": f"{FOLDER}/pipe"}, {}, "it is a pipe, give a regular file"),
+        ({"api_key_file": f"{FOLDER}/pipe"}, {}, "it is a pipe, give a regular file"),
+        ({"ca_file": f"{FOLDER}/pipe"}, {}, "it is a pipe, give a regular file"),
+        ({}, {"connector": {"kind": "virtual", "path": f"{FOLDER}/pipe"}}, "it is a pipe"),
+        ({}, {"warmup_trace": f"{FOLDER}/pipe"}, "it is a pipe"),
+        (
+            {"decision_log": f"{FOLDER}/log", "report": {"path": f"{FOLDER}/log"}},
+            {},
+            "report and decision_log both mean `FOLDER/log`",
+        ),
         ({}, {"warmup_trace": f"{FOLDER}/planner.yaml"}, "warmup_trace: "),
     ],
 )
@@ -47,6 +61,7 @@ def test_a_file_that_is_not_what_it_should_be(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "empty").write_text("\n")
+    os.mkfifo(tmp_path / "pipe")
     own = {"name": "chat", "model_name": "llama", **deployment}
     document = {"selectors": ["http://127.0.0.1:9"], "deployments": [own], **top}
     path = tmp_path / "planner.yaml"
@@ -55,6 +70,16 @@ def test_a_file_that_is_not_what_it_should_be(
     fault = capsys.readouterr().err
     assert said.replace(FOLDER, str(tmp_path)) in fault
     assert fault.count("\n") == 1
+
+
+def test_a_second_planner_on_one_file_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "decisions.jsonl"
+    with claim_file(log):
+        words = ["--selector", "http://127.0.0.1:9", "--model-name", "m", "--port", "0"]
+        assert main([*words, "--decision-log", str(log)]) == 2
+    assert f"decision_log: `{log}` is kept by another process" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["--host", "--decision-log"])

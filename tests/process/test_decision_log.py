@@ -43,7 +43,7 @@ def test_decisions_are_in_the_file_with_their_ends(tmp_path, flags):
 def test_a_start_refuses_what_cannot_work(tmp_path):
     with pytest.raises(ConfigError, match="--decision-log requires --decisions"):
         parse(["--decision-log", "x", "--decisions", "0"], {})
-    with pytest.raises(ConfigError, match=r"--decision-log: cannot write `.*`: Is a directory"):
+    with pytest.raises(ConfigError, match=r"--decision-log: cannot write `.*`: it is a directory"):
         InThread("--decision-log", str(tmp_path))
 
 

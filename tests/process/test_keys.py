@@ -1,10 +1,12 @@
 """A service with keys as a process of its own: its file is followed while it serves."""
 
+import os
 import signal
 
 import pytest
 
 from tests.access.keys import bearer, entry, keys_file
+from tests.hung_mount import hung_mount
 from tests.patience import eventually
 from tests.process.running import Running, complaint, run_to_end
 
@@ -29,6 +31,40 @@ def test_keys_come_and_go_while_the_service_runs(tmp_path):
         service.line("the file of keys is wrong; the keys before go on counting")
         assert status_of(service, "second") == 200
         assert service.stop() == 0
+
+
+def test_a_file_that_hangs_is_seen_and_does_not_hold_up_the_end(tmp_path):
+    """Revocations do not count then: the age of the last reading says so."""
+    folder = tmp_path / "keys"
+    folder.mkdir()
+    path = keys_file(folder, entry("ops", "operator"))
+    with Running("--api-keys-file", str(path)) as service:
+
+        def age():
+            answer = service.call("GET", "/metrics", authorization=bearer("ops"))
+            name = 'select_service_followed_file_age_seconds{file="api_keys_file"} '
+            (line,) = [each for each in answer.body.decode().splitlines() if each.startswith(name)]
+            return float(line.removeprefix(name))
+
+        eventually(lambda: age() < 2.0)
+        with hung_mount(folder):
+            eventually(lambda: age() > 3.0)
+            assert status_of(service, "ops") == 200
+            assert service.stop(signal.SIGTERM) == 0
+
+
+def test_a_pipe_in_the_place_of_the_file_is_told_of_and_not_waited_for(tmp_path):
+    path = keys_file(tmp_path, entry("ops", "operator"))
+    with Running("--api-keys-file", str(path)) as service:
+        path.unlink()
+        os.mkfifo(path)
+        line = service.line("the file of keys is wrong; the keys before go on counting")
+        assert line["error"] == "it is a pipe, give a regular file"
+        assert status_of(service, "ops") == 200
+        path.unlink()
+        keys_file(tmp_path, entry("other", "operator"))
+        eventually(lambda: status_of(service, "ops") == 401)
+        assert service.stop(signal.SIGTERM) == 0
 
 
 def test_a_start_with_a_wrong_file_says_what_is_wrong(tmp_path):

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from indexer.dumps.compact_dump import compact_chunks
 from tests.patience import eventually
 from tests.process.fake_engine import Chain, FakeEngine
 from tests.process.recovery_scenes import KV, Liar, ended, head, overlap, register, says
@@ -40,7 +41,10 @@ def test_a_restarted_service_has_its_index_again(tmp_path):
             eventually(goes_on)
 
 
-@pytest.mark.parametrize("content", [b"nonsense", b"", b"\xc6\x00\x00\x00\x20" + b"x" * 32])
+BEGIN = next(iter(compact_chunks([])))
+
+
+@pytest.mark.parametrize("content", [BEGIN, BEGIN + b"nonsense", BEGIN + BEGIN[:5] + b"x" * 80])
 def test_a_file_that_cannot_be_used_is_moved_aside(tmp_path, content):
     path = tmp_path / "index.snapshot"
     path.write_bytes(content)
@@ -102,8 +106,8 @@ def test_a_path_where_nothing_can_be_kept_ends_the_start(tmp_path):
     for name, told in {
         "no/such": f"there is no directory `{tmp_path}/no`",
         "file/x": f"there is no directory `{tmp_path}/file`",
-        "": f"`{tmp_path}` is no file",
-        "dangling": f"`{tmp_path}/dangling` is no file",
+        "": f"cannot use `{tmp_path}`: it is a directory, give a regular file",
+        "dangling": f"cannot use `{tmp_path}/dangling`: No such file or directory",
     }.items():
         status, _, errors = run_to_end("--port", "0", "--snapshot-path", str(tmp_path / name))
         assert (status, complaint(errors)) == (2, f"--snapshot-path: {told}")

@@ -119,11 +119,26 @@ def test_workers_of_a_file_that_changed_meanwhile_are_followed(tmp_path):
 
 def test_a_file_that_is_damaged_is_moved_aside(tmp_path):
     path = tmp_path / "state"
-    path.write_text('{"workers": 3}')
+    path.write_text('{"format":"select-service state","workers": 3}')
     with Running("--state-path", str(path)) as service:
         service.line("the state file cannot be used")
         assert service.call("GET", "/workers").body == []
     assert (tmp_path / "state.refused").exists()
+
+
+def test_a_file_of_somebody_else_stops_the_start_and_stays(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("shopping list")
+    for flags in (
+        ["--state-path"],
+        ["--snapshot-path"],
+        ["--health-checks", "on", "--health-state"],
+    ):
+        status, _, errors = run_to_end(*flags, str(path))
+        assert status == 2
+        assert complaint(errors).startswith(f"{flags[-1]}: `{path}` is no ")
+        assert [each.name for each in tmp_path.iterdir()] == ["notes.txt"]
+    assert path.read_text() == "shopping list"
 
 
 def test_a_place_where_nothing_can_be_kept_stops_the_start(tmp_path):

@@ -134,11 +134,16 @@ def test_values_that_make_no_sense_are_named(argv, environment, complaint):
     assert "\n" not in str(error.value)
 
 
+NEEDED = {"--audit-required": ["--audit-log", "audit.jsonl"]}
+"""What a flag asks for."""
+
+
 @pytest.mark.parametrize("flag", [s.flag for s in SETTINGS if s.flag and s.parse is read.flag])
 def test_a_flag_of_yes_or_no_may_stand_alone(flag):
     name = flag.removeprefix("--").replace("-", "_")
-    assert parse([flag], {f"SELECT_SERVICE_{name.upper()}": "no"})[name] is True
-    config = parse([flag, "--port", "1"], {})
+    needed = NEEDED.get(flag, [])
+    assert parse([*needed, flag], {f"SELECT_SERVICE_{name.upper()}": "no"})[name] is True
+    config = parse([*needed, flag, "--port", "1"], {})
     assert (config[name], config["port"]) == (True, 1)
     assert parse([flag, "false"], {})[name] is parse([f"{flag}=off"], {})[name] is False
 

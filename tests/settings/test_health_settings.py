@@ -154,14 +154,6 @@ def test_a_file_of_promises_that_is_not_there_is_refused(tmp_path):
         settings_of("--slo", str(tmp_path / "none.yaml"))
 
 
-def test_a_file_of_references_must_be_one_that_can_be_written(tmp_path):
-    path = tmp_path / "references.json"
-    assert settings_of("--health-state", str(path)).references == path
-    for wrong in (tmp_path, tmp_path / "none" / "references.json"):
-        with pytest.raises(ConfigError, match=f"^--health-state {wrong}: "):
-            settings_of("--health-state", str(wrong))
-
-
 def test_the_canary_file_is_read_at_the_start(tmp_path):
     path = tmp_path / "canaries.yaml"
     path.write_text("m: [{prompt: [1, 2, 3], max_tokens: 4}]")

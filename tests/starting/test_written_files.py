@@ -1,59 +1,139 @@
 """Files that a service writes: whether they can be, found before anything is built."""
 
+import fcntl
 import os
-from pathlib import Path
 
 import pytest
 
+from indexer.dumps.compact_dump import FORMAT, compact_chunks
+from select_service.file_claims import claim_file
+from select_service.kept_formats import is_snapshot
 from select_service.settings.config import ConfigError, Unusable, parse
+from select_service.settings.table import SETTINGS
 from select_service.starting import written_files
 from select_service.starting.wanted import wanted_of
-from select_service.starting.written_files import claimed, claims, path_error
+from select_service.starting.written_files import KEPT, READ, WRITTEN, claims, path_error
 
-FLAGS = ["--snapshot-path", "--state-path", "--audit-log", "--decision-log"]
+FLAGS = ["--snapshot-path", "--state-path", "--health-state", "--audit-log", "--decision-log"]
+LOGS = FLAGS[3:]
+HEALTH_ON = ["--health-checks", "on"]
+
+
+def judge(*flags):
+    return wanted_of(parse([*HEALTH_ON, *map(str, flags)], {}), "1")
+
+
+def test_every_setting_that_names_a_file_is_known_as_such():
+    named = {each.name for each in SETTINGS if "file " in f"{each.help} " and each.default is None}
+    assert named == {*READ, *WRITTEN}
 
 
 @pytest.mark.parametrize("flag", FLAGS)
 def test_a_file_that_cannot_be_written_is_a_wrong_setting(flag, tmp_path):
     for path in (tmp_path / "none" / "file", tmp_path):
         with pytest.raises(ConfigError, match=f"^{flag}: .*`{tmp_path}"):
-            wanted_of(parse([flag, str(path)], {}), "1")
+            judge(flag, path)
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+@pytest.mark.parametrize("kind", ["pipe", "device", "text"])
+def test_what_is_none_of_ours_stops_the_start_and_stays(flag, kind, tmp_path):
+    path = tmp_path / "notes.txt"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/null")
+    else:
+        path.write_text("shopping list")
+    before = path.lstat()
+    with pytest.raises(ConfigError, match=f"^{flag}: .*`{path}`"):
+        judge(flag, path)
+    assert [each.name for each in tmp_path.iterdir()] == ["notes.txt"]
+    assert path.lstat()[:8] == before[:8]  # all but the times
+    assert kind != "text" or path.read_text() == "shopping list"
 
 
 def test_logs_are_gone_on_with(tmp_path):
     flags = []
-    for flag in FLAGS[2:]:
+    for flag in LOGS:
         path = tmp_path / flag
-        path.write_text("a line\n")
+        path.write_text("{}\n")
         flags += [flag, str(path)]
-    wanted_of(parse(flags, {}), "1")
-    assert {path.read_text() for path in tmp_path.iterdir()} == {"a line\n"}
+    judge(*flags)
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"{}\n"}
 
 
 def test_the_check_of_a_path_leaves_nothing_behind(tmp_path):
-    assert path_error(tmp_path / "index") is None
+    assert path_error(tmp_path / "index", KEPT["snapshot_path"]) is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_file_is_written_over(tmp_path):
+    (tmp_path / "state").touch()
+    judge("--state-path", tmp_path / "state")
+
+
+def test_a_snapshot_is_known_by_its_format(tmp_path):
+    path = tmp_path / "index"
+    path.write_bytes(b"".join(compact_chunks([])))
+    assert FORMAT.encode() in path.read_bytes()
+    assert is_snapshot(path)
+    judge("--snapshot-path", path)
+
+
+def test_policies_beside_a_snapshot_are_no_file_of_somebody_else(tmp_path):
+    (tmp_path / "index.policies").write_text("shopping list")
+    with pytest.raises(ConfigError, match=r"--snapshot-path: `.*index.policies` is no file of"):
+        judge("--snapshot-path", tmp_path / "index")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
 def test_a_directory_that_cannot_be_written_is_named(tmp_path):
     tmp_path.chmod(0o500)
     try:
-        assert "cannot write in" in (path_error(tmp_path / "index") or "")
+        error = path_error(tmp_path / "index", KEPT["snapshot_path"])
+        assert "cannot write in" in (error or "")
     finally:
         tmp_path.chmod(0o700)
 
 
-def test_a_device_is_no_place_for_a_snapshot():
-    assert path_error(Path("/dev/null")) == "`/dev/null` is no file"
+@pytest.mark.parametrize("one", FLAGS)
+@pytest.mark.parametrize("other", [*FLAGS, "--workers-file", "--tls-ca"])
+@pytest.mark.parametrize("how", ["same", "dots", "symbolic", "hard"])
+def test_two_flags_on_one_file_are_refused(one, other, how, tmp_path):
+    if one == other:
+        return
+    path = alias = tmp_path / "file"
+    if how == "dots":
+        alias = tmp_path / ".." / tmp_path.name / "file"
+    elif how != "same":
+        path.touch()
+        alias = tmp_path / "alias"
+        (alias.symlink_to if how == "symbolic" else alias.hardlink_to)(path)
+    config = parse([*HEALTH_ON, one, str(path), other, str(alias)], {})
+    with pytest.raises(ConfigError, match=rf"(?=.*{one})(?=.*{other}).* both mean `.*`"):
+        written_files.check_written_files(config)
 
 
-def test_a_second_process_on_one_file_is_refused(tmp_path):
-    config = parse(["--state-path", str(tmp_path / "state")], {})
+@pytest.mark.parametrize("ending", [".lock", ".tmp", ".policies", ".refused.3"])
+def test_what_a_file_brings_along_is_nobody_elses(ending, tmp_path):
+    path = str(tmp_path / "index")
+    with pytest.raises(ConfigError, match=rf"both mean `{path}\{ending}`"):
+        judge("--snapshot-path", path, "--state-path", path + ending)
+
+
+def test_one_file_may_be_read_for_two_settings(tmp_path):
+    config = parse(["--tls-cert", str(tmp_path / "pem"), "--tls-key", str(tmp_path / "pem")], {})
+    written_files.check_written_files(config)
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_a_second_process_on_one_file_is_refused(flag, tmp_path):
+    config = parse([*HEALTH_ON, flag, str(tmp_path / "file")], {})
     (first,) = claims(config)
-    with pytest.raises(Unusable, match=r"^--state-path: `.*/state` is kept by another process"):
+    with pytest.raises(Unusable, match=rf"^{flag}: `.*/file` is kept by another process"):
         claims(config)
-    claimed("--state-path", tmp_path / "other").close()
+    claim_file(tmp_path / "other").close()
     first.close()
     (again,) = claims(config)
     again.close()
@@ -63,5 +143,22 @@ def test_where_there_are_no_locks_nobody_is_refused(tmp_path, monkeypatch):
     def no_locks(*_):
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(written_files.fcntl, "flock", no_locks)
-    claimed("--state-path", tmp_path / "index").close()
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    claim_file(tmp_path / "index").close()
+
+
+def test_files_are_for_their_user_alone_unless_another_mode_is_given(tmp_path):
+    before = os.umask(0o077)
+    try:
+        for mode, flags in ((0o600, []), (0o640, ["--file-mode", "0640"])):
+            path = tmp_path / f"{mode:o}"
+            judge("--audit-log", path, *flags)
+            assert path.stat().st_mode & 0o777 == mode
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize("mode", ["0400", "0777", "0200", "rw", "600x", "4600", "-600", "0"])
+def test_a_mode_with_which_nothing_would_work_is_refused(mode):
+    with pytest.raises(ConfigError, match=r"^--file-mode: expected an octal mode"):
+        parse(["--file-mode", mode], {})

@@ -14,6 +14,8 @@ from select_service.tls.files import ClientFiles, Pair, ServerFiles
 from select_service.whole_file import is_open_to_everybody
 from tests.tls.certificates import ask, authority
 
+A_FOLDER = "it is a directory, give a regular file"
+
 
 def shown_end(path):
     """As openssl says it."""
@@ -80,7 +82,11 @@ def faults(tmp_path):
     return {
         "missing": (missing, one.key, f"`{missing}` cannot be read: No such file or directory"),
         "no key": (cert, missing, f"`{missing}` cannot be read: No such file or directory"),
-        "a folder": (tmp_path, one.key, f"`{tmp_path}` cannot be read: Is a directory"),
+        "a folder": (
+            tmp_path,
+            one.key,
+            f"`{tmp_path}` cannot be read: it is a directory, give a regular file",
+        ),
         "large": (large, one.key, f"`{large}`: it is larger than 1048576 bytes"),
         "words": (words, one.key, f"`{words}`: there is no certificate in PEM in it"),
         "a key of words": (cert, words, f"`{cert}` with the key `{words}`: no private key in PEM"),

@@ -110,7 +110,8 @@ def _options(texts: list[str]) -> _Options:
 
 def _queue_policy(text: str) -> QueuePolicy:
     """Raises KeyError."""
-    return {name: name for name in get_args(QueuePolicy)}[text]
+    found: QueuePolicy = {name: name for name in get_args(QueuePolicy)}[text]
+    return found
 
 
 def link_of(text: str) -> Link:

@@ -74,7 +74,11 @@ def _begun(plan: Plan, world: World, chooser: CoreChooser) -> Experiment:
     experiment = experiments.begin(plan.policies, plan.slot_s, PolicyScope(), world.time)
     for _ in selector.fleet.policies.following():
         pass
-    world.every(STEP_S, lambda: experiments.step(world.time))
+
+    def step() -> None:
+        experiments.step(world.time)
+
+    world.every(STEP_S, step)
     return experiment
 
 

@@ -16,6 +16,7 @@ from select_service.edge.discovery.carrying_out import INTERVAL_S, CarryingOut
 from select_service.edge.discovery.completing import Completing
 from select_service.edge.discovery.source import Kind, Readings, Source
 from select_service.edge.discovery.workers_file import WorkersFile
+from select_service.edge.file_changes import FollowedFiles
 from select_service.edge.http_client import HttpClient
 from select_service.metrics.discovery import SourceReport
 from select_service.settings.discovery import (
@@ -50,17 +51,19 @@ class Discovery:
             Readings(each.name, KINDS[type(each)], each.place, self.following.offer)
             for each in settings
         ]
+        self._sources: list[Source] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self.files: list[WorkersFile] = []
-        """Sources that are files, once it has started."""
 
     def start(self, http: HttpClient) -> list[asyncio.Task[None]]:
         """The tasks end only by `stop`.  http: for questions to engines"""
         pairs = zip(self._settings, self._readings, strict=True)
-        sources = [_source(settings, readings, http) for settings, readings in pairs]
-        self.files = [each for each in sources if isinstance(each, WorkersFile)]
-        self._tasks = [asyncio.create_task(source.run()) for source in sources]
+        self._sources = [_source(settings, readings, http) for settings, readings in pairs]
+        self._tasks = [asyncio.create_task(source.run()) for source in self._sources]
         return self._tasks
+
+    def followed(self) -> list[FollowedFiles]:
+        """Files that are read again when they change."""
+        return [each.files for each in self._sources if isinstance(each, WorkersFile)]
 
     async def stop(self) -> None:
         for task in self._tasks:

@@ -4,7 +4,6 @@ One that is wrong changes nothing: what it said before goes on counting, and the
 and a metric say so until it is good again.
 """
 
-import asyncio
 from pathlib import Path
 
 from select_service.edge.discovery.source import Readings
@@ -16,14 +15,16 @@ LOOK_S = 0.5
 
 
 class WorkersFile(FileWatch):
+    """Belongs to one event loop."""
+
     def __init__(self, path: Path, readings: Readings) -> None:
-        super().__init__([path], LOOK_S)
+        super().__init__(readings.name, [path], LOOK_S)
         self._readings = readings
         self._path = path
 
     async def _read(self) -> None:
         try:
-            desired = await asyncio.to_thread(read_workers, self._path)
+            desired = await self.files.read(lambda: read_workers(self._path))
         except ValueError as error:
             self._readings.failed(str(error))
         else:

@@ -11,20 +11,22 @@ from typing import Literal
 
 import msgspec
 
+from select_service.checked_json import CHECKSUM_BYTES
 from select_service.core.health.reference_book import (
     REFERENCES_MAX,
     ReferenceBook,
     ReferenceKey,
     StoredReference,
 )
-from select_service.edge.keeping.snapshot_file import move_aside
-from select_service.whole_file import read_whole, write_whole
+from select_service.edge.keeping.kept_file import KeptFile
+from select_service.kept_formats import HEALTH
+from select_service.whole_file import PRIVATE
 
 STEP_S = 0.1
 """Between two looks for changes."""
 REFERENCES_PER_STEP = 64
-FILE_BYTES_MAX = 64 << 20
-"""References of usual length, as many as there may be, take a sixth of it."""
+LAST_WRITE_S_MAX = 2.0
+"""How long the end of the process waits for a file system."""
 _HEAD = b'{"format":"select-service health","version":1,"references":['
 
 log = logging.getLogger("select_service.health")
@@ -41,8 +43,9 @@ class KeptHealth(msgspec.Struct, forbid_unknown_fields=True):
 class HealthFile:
     """Belongs to the event loop; `step` is a task that is due every STEP_S."""
 
-    def __init__(self, path: Path, book: ReferenceBook) -> None:
-        self.path = path
+    def __init__(self, path: Path, book: ReferenceBook, mode: int = PRIVATE) -> None:
+        """mode: of the file"""
+        self._file = KeptFile(path, HEALTH, mode, log)
         self.failures = 0
         """How often it could not be written."""
         self._book = book
@@ -55,20 +58,18 @@ class HealthFile:
     def read(self) -> None:
         """Know what the file holds.  One that cannot be used is moved aside, and told of."""
         try:
-            content = read_whole(self.path, FILE_BYTES_MAX)
+            content = self._file.read()
+            if content is None:
+                return
             references = msgspec.json.decode(content, type=KeptHealth).references
             for reference in references[-REFERENCES_MAX:]:
                 _check(reference)
                 self._book.restore(reference)
                 self._put(reference.key, reference)
-        except FileNotFoundError:
-            return
         except (OSError, ValueError, RecursionError) as error:
-            fields = {"path": str(self.path), "error": str(error)[:200]}
-            fields["kept_as"] = str(move_aside(self.path))
-            log.warning("the health file cannot be used", extra={"fields": fields})
+            self._file.refuse(error, "the health file cannot be used")
             return
-        fields = {"path": str(self.path), "references": str(len(self._texts))}
+        fields = {"path": str(self._file.path), "references": str(len(self._texts))}
         log.info("references of canaries are known again", extra={"fields": fields})
 
     def step(self, now: float) -> bool:
@@ -87,7 +88,11 @@ class HealthFile:
         while self.step(0.0):
             await asyncio.sleep(0)
         while self._writing is not None:
-            await asyncio.wait([self._writing])
+            _, late = await asyncio.wait([self._writing], timeout=LAST_WRITE_S_MAX)
+            if late:
+                fields = {"path": str(self._file.path), "seconds": LAST_WRITE_S_MAX}
+                log.error("health file does not answer; not written", extra={"fields": fields})
+                break
             self.step(0.0)
 
     def _put(self, key: ReferenceKey, reference: StoredReference | None) -> None:
@@ -97,7 +102,7 @@ class HealthFile:
         text = msgspec.json.encode(reference)
         self._texts[key] = text
         self._bytes += len(text) + 1
-        while self._bytes > FILE_BYTES_MAX - len(_HEAD) - 2:
+        while self._bytes > HEALTH.bytes_max - len(_HEAD) - CHECKSUM_BYTES - 2:
             self._drop(next(iter(self._texts)))
 
     def _drop(self, key: ReferenceKey) -> None:
@@ -108,12 +113,12 @@ class HealthFile:
         texts = list(self._texts.values())
         self._is_kept = True
         try:
-            error = await asyncio.to_thread(_write_references, self.path, texts)
+            error = await asyncio.to_thread(_write_references, self._file, texts)
         finally:
             self._writing = None
         if error is not None:
             self.failures += 1
-            fields = {"path": str(self.path), "error": error}
+            fields = {"path": str(self._file.path), "error": error}
             log.warning("the health file could not be written", extra={"fields": fields})
 
 
@@ -123,10 +128,10 @@ def _check(reference: StoredReference) -> None:
         raise ValueError("a reference without tokens, or with log-probabilities of another length")
 
 
-def _write_references(path: Path, texts: list[bytes]) -> str | None:
+def _write_references(file: KeptFile, texts: list[bytes]) -> str | None:
     """What went wrong, or None."""
     try:
-        write_whole(path, _HEAD + b",".join(texts) + b"]}")
+        file.write(_HEAD + b",".join(texts) + b"]}")
     except OSError as error:
         return str(error)
     return None

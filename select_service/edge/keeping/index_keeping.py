@@ -14,6 +14,7 @@ from select_service.edge.catalog_follower import CatalogFollower
 from select_service.edge.http_client import HttpClient
 from select_service.edge.keeping.recovery import Recovery
 from select_service.edge.keeping.snapshot_file import SnapshotFile, refuse
+from select_service.whole_file import PRIVATE
 
 log = logging.getLogger("select_service.recovery")
 
@@ -25,6 +26,8 @@ class Keeping(NamedTuple):
     path: str | None
     interval_s: float
     blocks_max: int
+    mode: int = PRIVATE
+    """Of the file."""
 
 
 class IndexKeeping:
@@ -42,7 +45,7 @@ class IndexKeeping:
         self._selector = selector
         self._interval_s = wanted.interval_s
         self._status = recovery
-        self._file = None if path is None else SnapshotFile(path, file)
+        self._file = None if path is None else SnapshotFile(path, file, wanted.mode)
         self._recovery = Recovery(wanted.peers, path, wanted.blocks_max, recovery, http)
         self._task: asyncio.Task[None] | None = None
 

@@ -14,12 +14,10 @@ from select_service.bodies.policies import PolicyRule
 from select_service.core.decide.policies import checked_choice
 from select_service.core.fleet.scoped_policies import PolicyScope, ScopedPolicies
 from select_service.core.views.policies import policy_rules
-from select_service.edge.keeping.snapshot_file import move_aside
+from select_service.edge.keeping.kept_file import KeptFile
 from select_service.errors import SelectError
-from select_service.whole_file import read_whole, write_whole
-
-FILE_BYTES_MAX = 16 << 20
-"""As many rules as there may be take less."""
+from select_service.kept_formats import POLICIES, POLICIES_ENDING
+from select_service.whole_file import PRIVATE
 
 log = logging.getLogger("select_service.policy")
 
@@ -35,9 +33,10 @@ class KeptPolicies(msgspec.Struct, forbid_unknown_fields=True):
 class KeptPoliciesFile:
     """`is_kept`: does the file hold the rules that count?"""
 
-    def __init__(self, snapshot: Path, policies: ScopedPolicies) -> None:
-        """snapshot: the file beside which it is"""
-        self.path = snapshot.with_name(snapshot.name + ".policies")
+    def __init__(self, snapshot: Path, policies: ScopedPolicies, mode: int = PRIVATE) -> None:
+        """snapshot: the file beside which it is;  mode: of the file"""
+        path = snapshot.with_name(snapshot.name + POLICIES_ENDING)
+        self._file = KeptFile(path, POLICIES, mode, log)
         self.is_kept = True
         self._policies = policies
         self._writing = asyncio.Lock()
@@ -45,15 +44,11 @@ class KeptPoliciesFile:
     def read(self) -> None:
         """Let the rules of the file count.  One that cannot be used is moved aside, and told of."""
         try:
-            _restore(self.path, self._policies)
-        except FileNotFoundError:
-            return
+            content = self._file.read()
+            if content is not None:
+                _restore(self._file.path, content, self._policies)
         except (OSError, ValueError, SelectError) as error:
-            fields = {"path": str(self.path), "error": str(error)[:200]}
-            fields["kept_as"] = str(move_aside(self.path))
-            log.warning(
-                "the file of policies cannot be used; starting without it", extra={"fields": fields}
-            )
+            self._file.refuse(error, "the file of policies cannot be used; starting without it")
 
     async def keep(self) -> None:
         """Write the rules as they are now; whoever waits for it may stop to."""
@@ -63,18 +58,18 @@ class KeptPoliciesFile:
         async with self._writing:
             content = msgspec.json.encode(KeptPolicies(policy_rules(self._policies)))
             try:
-                await asyncio.to_thread(write_whole, self.path, content)
+                await asyncio.to_thread(self._file.write, content)
             except OSError as error:
                 self.is_kept = False
-                fields = {"path": str(self.path), "error": str(error)}
+                fields = {"path": str(self._file.path), "error": str(error)}
                 log.warning("the file of policies could not be written", extra={"fields": fields})
             else:
                 self.is_kept = True
 
 
-def _restore(path: Path, policies: ScopedPolicies) -> None:
-    """All of its rules or none.  Raises OSError, ValueError, SelectError."""
-    kept = msgspec.json.decode(read_whole(path, FILE_BYTES_MAX), type=KeptPolicies)
+def _restore(path: Path, content: bytes, policies: ScopedPolicies) -> None:
+    """All of its rules or none.  Raises ValueError, SelectError."""
+    kept = msgspec.json.decode(content, type=KeptPolicies)
     policies.restore(
         {
             PolicyScope(rule.model_name, rule.tenant_id): checked_choice(rule.policy, rule.options)

@@ -3,11 +3,13 @@
 A new one is written beside the old one, forced to disk and renamed over it, so neither the end of
 the process nor that of the machine leaves half a file. A file that cannot be used is moved aside to
 `<file>.refused`, or `.refused.2` and so on when there are such files already, so that the next one
-does not destroy what another version may still read.
+does not destroy what another version may still read. What is no snapshot is neither moved nor
+written over.
 """
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import threading
@@ -24,8 +26,10 @@ from select_service.core.selector import Selector
 from select_service.core.views.dump_parts import DumpPart
 from select_service.edge.catalog_follower import CatalogFollower
 from select_service.edge.episodes import Episodes
+from select_service.edge.keeping.kept_file import move_aside
 from select_service.edge.keeping.reading import Reading
-from select_service.whole_file import sync_directory
+from select_service.kept_formats import is_snapshot
+from select_service.whole_file import PRIVATE, create_file, open_regular, sync_directory
 
 READ_BYTES = 1 << 20
 LAST_WRITE_S_MAX = 0.8
@@ -33,8 +37,6 @@ LAST_WRITE_S_MAX = 0.8
 the last interval stays."""
 TOO_LATE = f"not done within {LAST_WRITE_S_MAX} s at the end of the process"
 
-REFUSED_FILES_MAX = 8
-"""Unusable files that are kept; one more replaces the one that was written longest ago."""
 
 log = logging.getLogger("select_service.snapshot")
 
@@ -47,12 +49,15 @@ def read_snapshot(path: Path, limits: LoadLimits, reading: Reading) -> list[Dump
     """What the file holds; nothing, and a warning, when it cannot be used, or is not wanted."""
     loader = CompactLoader(limits, heard_by_this_machine)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             while data := file.read(READ_BYTES):
                 loader.feed(data)
                 reading.note(len(data), loader)
                 if reading.unwanted:
                     return []
+        if not reading.bytes:
+            log.warning("snapshot file is empty", extra={"fields": {"path": str(path)}})
+            return []
         loader.finish()
     except FileNotFoundError:
         return []
@@ -74,26 +79,15 @@ def _tell(path: Path, reading: Reading) -> None:
     log.info("the snapshot file was read", extra={"fields": fields})
 
 
-def move_aside(path: Path) -> Path:
-    """Where the file is afterwards; a rename that fails lets the next snapshot fail too."""
-    names = [".refused", *(f".refused.{number}" for number in range(2, REFUSED_FILES_MAX + 1))]
-    places = [path.with_name(path.name + name) for name in names]
-    try:
-        free = (place for place in places if not os.path.lexists(place))
-        aside = next(free, None) or min(places, key=lambda place: place.lstat().st_mtime)
-        path.replace(aside)
-    except OSError:
-        return path
-    return aside
-
-
 def refuse(path: Path, error: Exception) -> None:
     """Move a file aside that was not read, or whose blocks were not handed out; if it is there."""
     if not path.exists():
         return
     is_expected = isinstance(error, DumpError | OSError)
     text = str(error) if is_expected else f"{type(error).__name__}: {error}"
-    fields = {"path": str(path), "error": text[:200], "kept_as": str(move_aside(path))}
+    fields = {"path": str(path), "error": text[:200], "kept_as": str(path)}
+    with contextlib.suppress(OSError):  # it stays, and is not written over: see SnapshotFile
+        fields["kept_as"] = str(move_aside(path, is_snapshot))
     log.warning(
         "the snapshot file cannot be used; starting without it",
         extra={"fields": fields},
@@ -108,9 +102,10 @@ class SnapshotFile:
     one before it to end, and waits for that.  Two at once would write into the same file.
     """
 
-    def __init__(self, path: Path, status: SnapshotStatus) -> None:
+    def __init__(self, path: Path, status: SnapshotStatus, mode: int = PRIVATE) -> None:
+        """mode: of the file"""
         self.status = status
-        self._path = path
+        self._path, self._mode = path, mode
         self._writing = threading.Lock()
         self._is_ending = False
         self._episodes = Episodes()
@@ -134,7 +129,11 @@ class SnapshotFile:
         self._is_ending = True
         until = monotonic() + LAST_WRITE_S_MAX
         with self._guarded():
-            await self._write_on_thread(parts, lambda: monotonic() > until, LAST_WRITE_S_MAX)
+            writing = self._write_on_thread(parts, lambda: monotonic() > until, LAST_WRITE_S_MAX)
+            try:
+                await asyncio.wait_for(writing, 2 * LAST_WRITE_S_MAX)  # a file system may hang
+            except TimeoutError:
+                self._failed(TOO_LATE)
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -152,8 +151,10 @@ class SnapshotFile:
     ) -> None:
         partitions = (part.take() for part in parts)
         error = await asyncio.to_thread(self._write_alone, partitions, is_over, wait_s)
-        if error is None:
-            return
+        if error is not None:
+            self._failed(error)
+
+    def _failed(self, error: str) -> None:
         self.status.failures += 1
         fields = {"path": str(self._path), "error": error}
         log.warning("the snapshot could not be written", extra={"fields": fields})
@@ -174,7 +175,8 @@ class SnapshotFile:
     ) -> str | None:
         temporary = self._path.with_name(self._path.name + ".tmp")
         try:
-            size = _write_through(temporary, partitions, is_over)
+            size = _write_through(temporary, partitions, is_over, self._mode)
+            _check_replaceable(self._path)
             temporary.replace(self._path)
             sync_directory(self._path.parent)
         except BaseException as error:
@@ -189,12 +191,19 @@ class SnapshotFile:
         return None
 
 
+def _check_replaceable(path: Path) -> None:
+    """Raise OSError for a file that is neither empty nor a snapshot."""
+    with contextlib.suppress(FileNotFoundError):
+        if path.stat().st_size and not is_snapshot(path):
+            raise OSError(errno.EEXIST, "the file that is there is no snapshot", str(path))
+
+
 def _write_through(
-    path: Path, partitions: Iterable[DumpedPartition], is_over: Callable[[], bool]
+    path: Path, partitions: Iterable[DumpedPartition], is_over: Callable[[], bool], mode: int
 ) -> int:
     """Returns the size.  Raises OSError, _TooLate."""
     size = 0
-    with path.open("wb") as file:
+    with create_file(path, mode) as file:
         for chunk in compact_chunks(partitions, now):
             size += file.write(chunk)
             if is_over():

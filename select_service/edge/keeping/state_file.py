@@ -16,14 +16,15 @@ from select_service.bodies.state import KeptState
 from select_service.core.due_task import DueTask
 from select_service.edge.http_client import HttpClient
 from select_service.edge.http_error import HttpError
-from select_service.edge.keeping.snapshot_file import move_aside
+from select_service.edge.keeping.kept_file import KeptFile
+from select_service.kept_formats import STATE
 from select_service.turns import in_turns
-from select_service.whole_file import read_whole, write_whole
+from select_service.whole_file import PRIVATE
 
-FILE_BYTES_MAX = 64 << 20
-"""4,096 workers of as many ranks as there may be take less."""
 INTERVAL_S = 0.5
 """Between two looks whether anything has changed."""
+LAST_WRITE_S_MAX = 2.0
+"""How long the end of the process waits for a file system."""
 PEER_S = 5.0
 """How long a peer may take."""
 
@@ -39,11 +40,13 @@ class StateFile:
         state: Callable[[], KeptState],
         changes: Callable[[], int],
         restore: Callable[[KeptState], Iterator[str | None]],
+        mode: int = PRIVATE,
     ) -> None:
         """changes: another number after the state has changed
         restore: makes it so, in steps, and tells what is lost
+        mode: of the file
         """
-        self.path = path
+        self._file = KeptFile(path, STATE, mode, log)
         self.failures = 0
         self.failures_in_a_row = 0
         self._state = state
@@ -55,7 +58,7 @@ class StateFile:
 
     async def restored(self, peers: Sequence[str], http: HttpClient) -> None:
         """From the file, else from the first peer that has workers."""
-        origin, state = str(self.path), await self._read()
+        origin, state = str(self._file.path), await self._read()
         if state is None:
             told = await asyncio.gather(*(_of_peer(peer, http) for peer in peers))
             by_peer = ((peer, each) for peer, each in zip(peers, told, strict=True) if each)
@@ -72,11 +75,19 @@ class StateFile:
 
     async def stop(self) -> None:
         """Write what has not been written yet."""
-        if self._writing is not None:
-            await asyncio.wait([self._writing])
-        self._step(0.0)
-        if self._writing is not None:
-            await asyncio.wait([self._writing])
+        if await self._has_written():
+            self._step(0.0)
+            await self._has_written()
+
+    async def _has_written(self) -> bool:
+        """Wait for the write that is under way.  False: the file system does not answer."""
+        if self._writing is None:
+            return True
+        _, late = await asyncio.wait([self._writing], timeout=LAST_WRITE_S_MAX)
+        if late:
+            fields = {"path": str(self._file.path), "seconds": LAST_WRITE_S_MAX}
+            log.error("state file does not answer; not written", extra={"fields": fields})
+        return not late
 
     def _step(self, now: float) -> bool:
         changes = self._changes()
@@ -86,25 +97,20 @@ class StateFile:
 
     async def _write(self, state: KeptState, changes: int) -> None:
         try:
-            await asyncio.to_thread(_write_state, self.path, state)
+            await asyncio.to_thread(_write_state, self._file, state)
         except OSError as error:
             self.failures += 1
             self.failures_in_a_row += 1
-            fields = {"path": str(self.path), "error": str(error)}
+            fields = {"path": str(self._file.path), "error": str(error)}
             log.warning("the state file could not be written", extra={"fields": fields})
         else:
             self._kept, self.failures_in_a_row = changes, 0
 
     async def _read(self) -> KeptState | None:
         try:
-            content = await asyncio.to_thread(read_whole, self.path, FILE_BYTES_MAX)
-            return await asyncio.to_thread(msgspec.json.decode, content, type=KeptState)
-        except FileNotFoundError:
-            return None
+            return await asyncio.to_thread(_read_state, self._file)
         except (OSError, ValueError, RecursionError) as error:
-            fields = {"path": str(self.path), "error": str(error)[:200]}
-            fields["kept_as"] = str(move_aside(self.path))
-            log.warning("the state file cannot be used", extra={"fields": fields})
+            await asyncio.to_thread(self._file.refuse, error, "the state file cannot be used")
             return None
 
 
@@ -115,7 +121,7 @@ async def _of_peer(peer: str, http: HttpClient) -> KeptState | None:
         content = await http.body(
             url,
             accept="application/json",
-            bytes_max=FILE_BYTES_MAX,
+            bytes_max=STATE.bytes_max,
             timeout_s=PEER_S,
             purpose="recovery",
             with_key=True,
@@ -128,6 +134,12 @@ async def _of_peer(peer: str, http: HttpClient) -> KeptState | None:
     return state if state.workers else None
 
 
-def _write_state(path: Path, state: KeptState) -> None:
+def _read_state(file: KeptFile) -> KeptState | None:
+    """None: there is none.  Raises OSError, ValueError, RecursionError."""
+    content = file.read()
+    return None if content is None else msgspec.json.decode(content, type=KeptState)
+
+
+def _write_state(file: KeptFile, state: KeptState) -> None:
     """Raises OSError."""
-    write_whole(path, msgspec.json.encode(state))
+    file.write(msgspec.json.encode(state))

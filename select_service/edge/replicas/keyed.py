@@ -7,7 +7,6 @@ the status say so until it is good again.
 import asyncio
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import zmq
@@ -16,7 +15,7 @@ from indexer.sockets.curve import CurveServer, binding_options
 from select_service.access.keys_file import read_replica_keys
 from select_service.access.plane_keys import PlaneKeys
 from select_service.access.replica_keys import ReplicaKey, ReplicaKeys
-from select_service.edge.file_changes import file_changes
+from select_service.edge.file_changes import FollowedFiles
 from select_service.edge.replicas.admitting import ZAP_DOMAIN, Admitting
 from select_service.edge.supervised import Callbacks
 
@@ -32,10 +31,10 @@ class Keyed:
     def __init__(self, keys: PlaneKeys, changed: Callable[[frozenset[str]], None]) -> None:
         """changed: called when the file says something else, with the public keys that went"""
         self._own, self._path, self._known = keys
+        self.files = FollowedFiles("replica_keys_file", [self._path], LOOK_S)
         self._changed = changed
         self._admitting: Admitting | None = None
         self._watch: asyncio.Task[None] | None = None
-        self._asked = asyncio.Event()
         self.error: str | None = None
         """What is wrong with the file as it stands; None: what it says is what counts."""
 
@@ -61,16 +60,9 @@ class Keyed:
     def close(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
+        self.files.close()
         if self._admitting is not None:
             self._admitting.close()
-
-    @property
-    def paths(self) -> list[Path]:
-        return [self._path]
-
-    def look_now(self) -> None:
-        """Read the file whether it has changed or not."""
-        self._asked.set()
 
     def find(self, endpoint: str, name: str | None) -> ReplicaKey | None:
         """Who is to answer at an endpoint: the replica of that name, else the one it belongs to."""
@@ -80,9 +72,9 @@ class Keyed:
         return CurveServer(replica.public_key.encode(), self._own)
 
     async def _follow(self) -> None:
-        async for _ in file_changes(self.paths, LOOK_S, self._asked):
+        async for _ in self.files.changes():
             try:
-                known = await asyncio.to_thread(read_replica_keys, self._path)
+                known = await self.files.read(lambda: read_replica_keys(self._path))
             except ValueError as error:
                 self._keep(str(error))
             else:

@@ -36,6 +36,7 @@ from select_service.errors import BadRequest, CapacityExceeded, DestinationRefus
 
 if TYPE_CHECKING:
     from select_service.access.plane_keys import PlaneKeys
+    from select_service.edge.file_changes import FollowedFiles
     from select_service.edge.replicas.keyed import Keyed
 
 PEERS_MAX = 64
@@ -127,9 +128,9 @@ class ReplicaSync:
         """What runs until `close`."""
         return [] if self._keyed is None else self._keyed.background()
 
-    def followers(self) -> "list[Keyed]":
-        """Return who follows files."""
-        return [] if self._keyed is None else [self._keyed]
+    def followed(self) -> "list[FollowedFiles]":
+        """Files that are read again when they change."""
+        return [] if self._keyed is None else [self._keyed.files]
 
     def register(self, endpoint: str, name: str | None = None) -> bool:
         """Listen to a peer.  False: it was known.

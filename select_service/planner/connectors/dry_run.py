@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import time
 
 import msgspec
 
+from select_service.numbered_files import looks_like_lines
 from select_service.planner.connectors.base import (
     ConnectorError,
     ConnectorUnavailable,
@@ -19,6 +21,7 @@ from select_service.planner.connectors.base import (
     check_counts,
 )
 from select_service.planner.core.inputs import Replicas, Role
+from select_service.whole_file import PRIVATE, append_to_file
 
 log = logging.getLogger("select_service.planner.connectors")
 
@@ -27,6 +30,7 @@ class DryRun:
     """path: lines are appended; None: only the log has them.  initial: replicas to begin with.
 
     seen: replicas that serve, by role; what is decided counts while it says None.
+    mode: of the file
     """
 
     def __init__(
@@ -35,9 +39,10 @@ class DryRun:
         initial: Counts,
         seen: ReadyCounts | None = None,
         *,
+        mode: int = PRIVATE,
         clock: Callable[[], float] = time,
     ) -> None:
-        self._path = path
+        self._path, self._mode = path, mode
         self._counts = dict(initial)
         self._seen = seen
         self._clock = clock
@@ -74,7 +79,7 @@ class DryRun:
             log.info("would scale", extra={"fields": {"decision": line.decode().strip()}})
             return
         try:
-            await asyncio.to_thread(_append, self._path, line)
+            await asyncio.to_thread(_append, self._path, self._mode, line)
         except OSError as error:
             raise ConnectorUnavailable(f"{self._path}: {error.strerror or error}") from None
 
@@ -86,8 +91,8 @@ class DryRun:
         """See Connector."""
         if self._path is not None and not self._path.parent.is_dir():
             raise ConnectorError(f"{self._path}: there is no directory {self._path.parent}")
-        if self._path is not None and self._path.is_dir():
-            raise ConnectorError(f"{self._path}: it is a directory")
+        if self._path is not None and self._path.exists():
+            await asyncio.to_thread(_check_lines, self._path)
 
     async def pause(self) -> None:
         """See Connector.  Nothing is ever under way."""
@@ -96,6 +101,16 @@ class DryRun:
         """See Connector."""
 
 
-def _append(path: Path, line: bytes) -> None:
-    with path.open("ab") as file:
+def _check_lines(path: Path) -> None:
+    """Raises ConnectorError for a file of something else."""
+    try:
+        if not looks_like_lines(path):
+            raise ConnectorError(f"{path}: it holds no JSON lines, name another file")
+    except OSError as error:
+        raise ConnectorError(f"{path}: {error.strerror}") from None
+
+
+def _append(path: Path, mode: int, line: bytes) -> None:
+    """Raises OSError."""
+    with os.fdopen(append_to_file(path, mode), "ab") as file:
         file.write(line)

@@ -22,6 +22,7 @@ from select_service.planner.connectors.virtual import VirtualConnector
 from select_service.planner.core.inputs import Role
 from select_service.planner.core.settings import min_endpoint_of, roles_of
 from select_service.tls.kept import ClientTls
+from select_service.whole_file import PRIVATE
 
 
 def identity() -> str:
@@ -35,7 +36,7 @@ class Surroundings:
 
     selectors: URLs.  api_key_file: holds the key that they ask for.
     tls: of selectors; None: whom the system trusts is believed.
-    kubeconfig: None: the account of the pod.
+    kubeconfig: None: the account of the pod.  file_mode: of files that are created.
     """
 
     selectors: Sequence[str] = ()
@@ -43,6 +44,7 @@ class Surroundings:
     profile: Literal["ours", "document"] = "ours"
     api_key_file: str | None = None
     tls: ClientTls | None = None
+    file_mode: int = PRIVATE
     elections: Elections = field(default_factory=lambda: Elections(identity()))
 
 
@@ -60,12 +62,13 @@ async def opened(
             ready,
             _drainer(deployment, around, chosen.drain_timeout_s) if chosen.drain else None,
             profile=around.profile,
+            mode=around.file_mode,
         )
     elif isinstance(chosen, config.KubernetesConnector):
         connector = await _kubernetes(deployment, chosen, around)
     else:
         path = None if chosen.path is None else Path(chosen.path)
-        connector = DryRun(path, await _initial(deployment, ready), ready)
+        connector = DryRun(path, await _initial(deployment, ready), ready, mode=around.file_mode)
     return Switched(connector, deployment.advisory)
 
 

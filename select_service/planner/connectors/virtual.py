@@ -11,7 +11,9 @@ from time import time
 from typing import Literal, TypeVar
 
 import msgspec
+from msgspec import UNSET, Raw, UnsetType
 
+from select_service.checked_json import with_checksum, without_checksum
 from select_service.command_line import file_fault
 from select_service.planner.connectors.base import (
     ConnectorError,
@@ -33,9 +35,11 @@ from select_service.planner.connectors.virtual_state import (
     VirtualState,
 )
 from select_service.planner.core.inputs import Replicas, Role
-from select_service.whole_file import read_whole, write_whole
+from select_service.whole_file import PRIVATE, read_whole, write_whole
 
 STATE_BYTES_MAX = 1 << 20
+FORMAT = "select-planner decisions"
+_HEAD = b'{"format":"' + FORMAT.encode() + b'",'
 WAITERS_MAX = 64
 """Callers that may wait for a decision at a time."""
 WAIT_S_MAX = 60.0
@@ -57,8 +61,8 @@ class TooManyWaiters(Exception):
 class VirtualConnector:
     """One deployment.
 
-    path: where the state is kept; None: nowhere, it ends with the process.  ready: see
-    ReadyCounts; without it, or while it knows nothing, what acknowledgements said counts.
+    path: where the state is kept; None: nowhere, it ends with the process.  mode: of the file.
+    ready: see ReadyCounts; without it, or while it knows nothing, acknowledgements count.
     """
 
     def __init__(
@@ -68,9 +72,10 @@ class VirtualConnector:
         drainer: Drainer | None = None,
         *,
         profile: Literal["ours", "document"] = "ours",
+        mode: int = PRIVATE,
         clock: Callable[[], float] = time,
     ) -> None:
-        self._path = path
+        self._path, self._mode = path, mode
         self._ready = ready
         self._drainer = drainer
         self._clock = clock
@@ -238,9 +243,9 @@ class VirtualConnector:
         if state == self._state:
             return
         if self._path is not None:
-            content = msgspec.json.encode(state)
+            content = with_checksum(_HEAD + msgspec.json.encode(state)[1:])
             try:
-                await asyncio.to_thread(write_whole, self._path, content)
+                await asyncio.to_thread(write_whole, self._path, content, self._mode)
             except OSError as error:
                 raise ConnectorUnavailable(f"{self._path}: {error.strerror or error}") from None
         self._state = state
@@ -333,9 +338,20 @@ def _stored(path: Path | None, profile: str) -> VirtualState | DocumentState:
         ) from None
 
 
+class _Named(msgspec.Struct):
+    """What tells our files; those of before they had a format have a decision."""
+
+    format: str | None = None
+    decision: Raw | UnsetType = UNSET
+
+
 _State = TypeVar("_State", VirtualState, DocumentState)
 
 
 def _decoded(content: bytes, kind: type[_State]) -> _State:
     """Raises ValueError."""
-    return msgspec.json.decode(content, type=kind)
+    document, _ = without_checksum(content)
+    named = msgspec.json.decode(document, type=_Named)
+    if named.format != FORMAT and (named.format is not None or named.decision is UNSET):
+        raise ValueError(f"its format is not `{FORMAT}`: name another file")
+    return msgspec.json.decode(document, type=kind)

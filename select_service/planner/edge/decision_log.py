@@ -6,6 +6,7 @@ from pathlib import Path
 
 from select_service.numbered_files import FILE_BYTES_MAX, FILES_MAX, NumberedFiles
 from select_service.planner.decision_lines import Line, SettingsLine, encoded
+from select_service.whole_file import PRIVATE
 
 log = logging.getLogger(__name__)
 
@@ -14,13 +15,19 @@ class DecisionLog:
     """Every file begins with the settings, so that each can be read alone."""
 
     def __init__(
-        self, path: Path, bytes_max: int = FILE_BYTES_MAX, files_max: int = FILES_MAX
+        self,
+        path: Path,
+        bytes_max: int = FILE_BYTES_MAX,
+        files_max: int = FILES_MAX,
+        mode: int = PRIVATE,
     ) -> None:
-        """Raises OSError when the file cannot be written to."""
+        """mode: of the files.  Raises OSError when the file cannot be written to."""
         self.lost = 0
         self._path = path
         self._settings: dict[str, SettingsLine] = {}
-        self._files = NumberedFiles(path, self._head, bytes_max=bytes_max, files_max=files_max)
+        self._files = NumberedFiles(
+            path, self._head, bytes_max=bytes_max, files_max=files_max, mode=mode
+        )
 
     def close(self) -> None:
         self._files.close()

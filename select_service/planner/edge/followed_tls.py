@@ -21,7 +21,8 @@ class FollowedTls:
         for _, watch in self._watches.values():
             await watch.stop()
 
-    def followers(self) -> list[TlsWatch]:
+    def watches(self) -> list[TlsWatch]:
+        """Return all that follow files now."""
         return [watch for _, watch in self._watches.values()]
 
     def tls_of(self, files: ClientFiles) -> ClientTls | None:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from select_service import log as logs
 from select_service.allowed_names import names_at
 from select_service.command_line import file_fault
+from select_service.daemon_threads import DaemonThreads
 from select_service.edge.hangup import Hangup, ignore_hangups
 from select_service.planner.assembling import cluster_of
 from select_service.planner.config import PlannerConfig
@@ -22,6 +23,7 @@ from select_service.planner.connectors.opening import Surroundings
 from select_service.planner.core.inputs import gpus_said
 from select_service.planner.core.settings import with_gpus
 from select_service.planner.edge.api import application
+from select_service.planner.edge.claims import claims
 from select_service.planner.edge.connecting import Connecting
 from select_service.planner.edge.decision_log import DecisionLog
 from select_service.planner.edge.followed_tls import FollowedTls, client_files
@@ -42,6 +44,8 @@ log = logging.getLogger("select_service.planner")
 CONNECTIONS_MAX = 1024
 SHUTDOWN_S = 1
 """Time that requests in flight may take to end after a signal."""
+THREADS = 8
+"""For files and what computes long."""
 FAILED = 1
 
 
@@ -60,22 +64,26 @@ def never_back() -> Callable[[], float]:
 
 async def _lived(config: PlannerConfig, profile: Profile, kubeconfig: Path | None) -> int:
     clock = never_back()
+    asyncio.get_running_loop().set_default_executor(DaemonThreads(THREADS, "blocking"))
     async with AsyncExitStack() as closing:
         followed = await closing.enter_async_context(FollowedTls())
-        hangup = Hangup(followed.followers)
+        hangup = Hangup(lambda: [each.files for each in followed.watches()])
         hangup.start()
         closing.callback(hangup.stop)
         tls = _tls_of(config, followed)
-        around = Surroundings(config.selectors, kubeconfig, profile, config.api_key_file, tls)
+        mode = int(config.file_mode, 8)
+        around = Surroundings(config.selectors, kubeconfig, profile, config.api_key_file, tls, mode)
         http = await closing.enter_async_context(Outbound(tls))
         _check_files(config)
         listener = closing.enter_context(_bound(config))
+        for lock in claims(config):
+            closing.enter_context(lock)
         connecting = Connecting(config, around, followed, http, clock)
         members = await members_of(config, connecting, closing)
         statuses = Statuses(len(config.deployments))
         listeners: list[Listener] = [statuses]
         if config.decision_log is not None:
-            listeners.append(Recorder(_decision_log(config.decision_log, closing)))
+            listeners.append(Recorder(_decision_log(config.decision_log, mode, closing)))
         try:
             cluster = cluster_of(config, clock())
         except TraceError as error:
@@ -195,9 +203,9 @@ def _bound(config: PlannerConfig) -> socket.socket:
     return result
 
 
-def _decision_log(path: str, closing: AsyncExitStack) -> DecisionLog:
+def _decision_log(path: str, mode: int, closing: AsyncExitStack) -> DecisionLog:
     try:
-        result = DecisionLog(Path(path))
+        result = DecisionLog(Path(path), mode=mode)
     except OSError as error:
         raise ConfigError(f"decision_log: {file_fault(path, error, 'written')}") from None
     closing.callback(result.close)

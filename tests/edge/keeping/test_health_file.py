@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+from random import Random
 
 import pytest
 
@@ -130,9 +132,10 @@ def test_many_changes_are_taken_in_steps_and_those_meanwhile_are_written_too(tmp
 def test_the_file_is_bounded_and_the_oldest_go(tmp_path, monkeypatch):
     path = tmp_path / "health"
     asyncio.run(kept(path, ReferenceBook(), 1))
-    monkeypatch.setattr(health_file, "FILE_BYTES_MAX", 3 * path.stat().st_size)
+    bytes_max = 3 * path.stat().st_size
+    monkeypatch.setattr(health_file, "HEALTH", health_file.HEALTH._replace(bytes_max=bytes_max))
     asyncio.run(kept(path, ReferenceBook(), *range(20)))
-    assert path.stat().st_size <= health_file.FILE_BYTES_MAX
+    assert path.stat().st_size <= bytes_max
     prompts = [reference.key.prompt for reference in read_again(path).stored()]
     assert prompts[-1] == "prompt 19"
     assert 1 < len(prompts) < 20
@@ -153,16 +156,15 @@ GOOD = {
 
 
 def whole(*references, **more):
-    return json.dumps({"references": references, **more}).encode()
+    document = {"format": "select-service health", "references": references, **more}
+    return json.dumps(document, separators=(",", ":")).encode()
 
 
 UNUSABLE = [
-    b"",
-    b"{",
-    b"\xff",
-    b"[" * 100_000,
+    whole(GOOD)[:-1],
+    whole(GOOD) + b"\xff",
+    whole(GOOD) + b"[" * 100_000,
     whole(GOOD, version=2),
-    whole(GOOD, format="another"),
     whole({**GOOD, "tokens": []}),
     whole({**GOOD, "logprobs": [-1.0, -2.0]}),
     whole({**GOOD, "top": [{"x": -1.0}]}),
@@ -179,6 +181,51 @@ def test_a_file_that_cannot_be_used_is_moved_aside(tmp_path, content):
     assert (tmp_path / "health.refused").read_bytes() == content
     path.write_bytes(whole(GOOD))
     assert len(list(read_again(path).stored())) == 1
+
+
+@pytest.mark.parametrize("content", [b"shopping list", b"{", b"[1]", whole(GOOD, format="x")])
+def test_what_is_no_health_file_is_neither_moved_nor_written_over(tmp_path, content):
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+    file = HealthFile(path, book := ReferenceBook())
+    file.read()
+
+    async def learn_and_stop():
+        learn(book, 1)
+        await file.stop()
+
+    asyncio.run(learn_and_stop())
+    assert file.failures == 1
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [(path.name, content)]
+
+
+def test_a_pipe_is_neither_waited_for_nor_moved(tmp_path):
+    path = tmp_path / "health"
+    os.mkfifo(path)
+    assert not list(read_again(path).stored())
+    assert path.is_fifo()
+
+
+def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
+    path = tmp_path / "health"
+    asyncio.run(kept(path, ReferenceBook(), *range(8)))
+    text = path.read_bytes()
+    before = list(read_again(path).stored())
+    random = Random(27)
+    for _ in range(500):
+        content = bytearray(text)
+        content[random.randrange(len(text))] ^= 1 << random.randrange(8)
+        path.write_bytes(content)
+        found = list(read_again(path).stored())
+        assert not found or found == before
+
+
+def test_a_file_of_before_there_were_checksums_is_read(tmp_path, caplog):
+    caplog.set_level("INFO")
+    path = tmp_path / "health"
+    path.write_bytes(whole(GOOD, version=1))
+    assert len(list(read_again(path).stored())) == 1
+    assert "kept file has no checksum yet" in [each.message for each in caplog.records]
 
 
 def test_without_a_file_nothing_is_known(tmp_path):

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+from random import Random
 
 import numpy as np
 import pytest
@@ -18,12 +19,9 @@ from select_service.core.views.dump_parts import DumpPart
 from select_service.edge.http_client import HttpClient
 from select_service.edge.keeping import snapshot_file
 from select_service.edge.keeping.index_keeping import IndexKeeping, Keeping
+from select_service.edge.keeping.kept_file import REFUSED_FILES_MAX
 from select_service.edge.keeping.reading import Reading
-from select_service.edge.keeping.snapshot_file import (
-    REFUSED_FILES_MAX,
-    SnapshotFile,
-    read_snapshot,
-)
+from select_service.edge.keeping.snapshot_file import SnapshotFile, read_snapshot
 from tests.patience import PATIENCE_S
 
 LIMITS = LoadLimits(1000)
@@ -33,22 +31,68 @@ def read(path):
     return read_snapshot(path, LIMITS, Reading(str(path)))
 
 
+def damaged(end):
+    """What begins as a snapshot and does not go on as one."""
+    head = {"format": compact_dump.FORMAT, "version": compact_dump.VERSION}
+    return compact_dump._frame(head) + end.encode()
+
+
 def test_refused_files_are_numbered_and_never_overwrite_each_other(tmp_path):
     path = tmp_path / "index"
-    for content in ("a", "b", "c"):
-        path.write_text(content)
+    for end in ("a", "b", "c"):
+        path.write_bytes(damaged(end))
         assert read(path) == []
-    kept = {each.name: each.read_text() for each in tmp_path.iterdir()}
-    assert kept == {"index.refused": "a", "index.refused.2": "b", "index.refused.3": "c"}
+    kept = {each.name: each.read_bytes()[-1:] for each in tmp_path.iterdir()}
+    assert kept == {"index.refused": b"a", "index.refused.2": b"b", "index.refused.3": b"c"}
+
+
+@pytest.mark.parametrize("content", [b"shopping list", b"\xc6\x00\x00\x00\x20", b"{}"])
+def test_what_is_no_snapshot_is_neither_moved_nor_written_over(tmp_path, content):
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+    assert read(path) == []
+    status = SnapshotStatus()
+    asyncio.run(SnapshotFile(path, status).write([a_part(10, 1)]))
+    assert status.failures == 1
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [(path.name, content)]
+
+
+def test_an_empty_file_is_told_of_and_written_over(tmp_path, caplog):
+    path = tmp_path / "index"
+    path.touch()
+    assert read(path) == []
+    assert [each.message for each in caplog.records] == ["snapshot file is empty"]
+    asyncio.run(SnapshotFile(path, SnapshotStatus()).write([a_part(10, 1)]))
+    assert len(read(path)) == 1
+
+
+def test_a_pipe_is_neither_waited_for_nor_moved(tmp_path):
+    path = tmp_path / "index"
+    os.mkfifo(path)
+    assert read(path) == []
+    assert [each.name for each in tmp_path.iterdir()] == ["index"]
+
+
+def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
+    """Each frame has a checksum."""
+    path = tmp_path / "index"
+    asyncio.run(SnapshotFile(path, SnapshotStatus()).write([a_part(200, 1)]))
+    whole = path.read_bytes()
+    random = Random(27)
+    for _ in range(500):
+        content = bytearray(whole)
+        content[random.randrange(len(whole))] ^= 1 << random.randrange(8)
+        path.write_bytes(content)
+        assert read(path) == []
 
 
 def test_of_too_many_refused_files_the_oldest_makes_room(tmp_path):
     path = tmp_path / "index"
     for number in range(REFUSED_FILES_MAX + 1):
-        path.write_text(str(number))
+        path.write_bytes(damaged(str(number)))
         os.utime(path, (1000 - number, 1000 - number if number != 3 else 1))
         read(path)
-    contents = sorted(int(each.read_text()) for each in tmp_path.iterdir())
+    contents = sorted(int(each.read_bytes()[-1:]) for each in tmp_path.iterdir())
     assert contents == [0, 1, 2, *range(4, REFUSED_FILES_MAX + 1)]
 
 
@@ -69,11 +113,11 @@ def test_a_file_whose_reading_fails_for_whatever_reason_is_kept_aside(
         raise error
 
     path = tmp_path / "index"
-    path.write_text("all blocks")
+    path.write_bytes(damaged("all blocks"))
     monkeypatch.setattr(snapshot_file.CompactLoader, "feed", fail)
     assert read(path) == []
-    assert {each.name: each.read_text() for each in tmp_path.iterdir()} == {
-        "index.refused": "all blocks"
+    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == {
+        "index.refused": damaged("all blocks")
     }
     assert caplog.records[-1].fields["error"] == f"{type(error).__name__}: {error}"
 

@@ -1,8 +1,10 @@
 """The virtual connector as its callers see it: over HTTP, over restarts, beside others."""
 
 import asyncio
+import json
 from collections.abc import Mapping
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import httpx
@@ -170,7 +172,52 @@ def test_a_decision_that_cannot_be_kept_is_not_made(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"decision": 1}', '{"acknowledged": "0"}'])
+def test_a_flipped_bit_is_found_wherever_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "decision.json"
+
+    async def run() -> None:
+        connector = VirtualConnector(path)
+        await connector.scale({P: 1, D: 2})
+        await connector.complete(0, {D: 2})
+        before = connector.decision
+        text, random = path.read_bytes(), Random(27)
+        refused = 0
+        for _ in range(500):
+            content = bytearray(text)
+            content[random.randrange(len(text))] ^= 1 << random.randrange(8)
+            path.write_bytes(content)
+            try:
+                found = VirtualConnector(path)
+            except ConnectorError:
+                refused += 1
+            else:
+                assert found.decision == before
+                assert not found.is_open
+        assert refused > 300
+
+    asyncio.run(run())
+
+
+def test_decisions_of_before_there_were_checksums_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "decision.json"
+
+    async def run() -> None:
+        first = VirtualConnector(path)
+        await first.scale({P: 1, D: 2})
+        document = json.loads(path.read_bytes())
+        assert document.pop("format") == "select-planner decisions"
+        assert document.pop("checksum")
+        path.write_text(json.dumps(document))
+        assert VirtualConnector(path).decision == first.decision
+        assert path.stat().st_mode & 0o777 == 0o600
+
+    asyncio.run(run())
+
+
+FOREIGN = ["", "{", '{"decision": 1}', '{"acknowledged": "0"}', '{"name": "a package"}', "[1]"]
+
+
+@pytest.mark.parametrize("content", FOREIGN)
 def test_a_file_of_something_else_is_refused_at_the_start(tmp_path: Path, content: str) -> None:
     path = tmp_path / "decision.json"
     path.write_text(content)

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,11 +114,13 @@ def _build(what: str, source: Path, out: Path) -> None:
     _run("build", "--no-isolation", what, "--outdir", out, source)
 
 
-def _run(module: str, *words: object, **more: object) -> None:
+def _run(
+    module: str, *words: object, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> None:
     """What goes wrong stands above.  Ends this process then."""
-    environment = {"SOURCE_DATE_EPOCH": SOURCE_DATE, **os.environ, **dict(more.pop("env", {}))}
+    environment = {"SOURCE_DATE_EPOCH": SOURCE_DATE, **os.environ, **(env or {})}
     command = [sys.executable, "-m", module, *map(str, words)]
-    done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False, **more)
+    done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False, cwd=cwd)
     if done.returncode:
         sys.exit(f"scripts/build_wheel: `{module}` failed with {done.returncode}")
 

@@ -28,7 +28,7 @@ THIS_PROCESSOR = "BASELINE: Settings = ()"
 def build(out: Path, *flags: str) -> dict[str, Path]:
     """File name ending -> what was built."""
     done = subprocess.run(
-        [sys.executable, "-m", "scripts.packaging.distributions", "--out", out, *flags],
+        [sys.executable, "-m", "scripts.publishing.distributions", "--out", out, *flags],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -1,0 +1,162 @@
+"""Every script that measures or records, and that a page names, runs to its end."""
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+COMMAND = re.compile(r"python (?:-m )?(scripts[./][a-z_./]+)")
+RUN_S_MAX = 1800.0
+ENGINE_PYTHON = "SELECT_SERVICE_{}_PYTHON"
+"""Variable that names the Python of an environment with the engine."""
+
+RUNS = {
+    "scripts/bench/admission.py": "--starts 1",
+    "scripts/bench/canaries.py": "--checks 20 --ranks 100 --seconds 1",
+    "scripts/bench/client.py": "--leases 40 --at-once 4 --tokens 64",
+    "scripts/bench/client_hashing.py": "--tokens 256 --rounds 2",
+    "scripts/bench/client_outage.py": "--leases 60 --at-once 10 --every 3",
+    "scripts/bench/decide.py": "--ranks 8 --hashes 8 --scenes few --rounds 2",
+    "scripts/bench/discovery.py": "--workers 20 --edits 2",
+    "scripts/bench/engine_metrics.py": "--scrapes 20",
+    "scripts/bench/health_costs.py": "--rounds 1 --seconds 1 --ranks 8",
+    "scripts/bench/health_steps.py": "--ranks 100 --rounds 1",
+    "scripts/bench/hold.py": "--rounds 1",
+    "scripts/bench/index_memory.py": "--workers 4",
+    "scripts/bench/keyed_events.py": "--batches 200 --rounds 1",
+    "scripts/bench/lock_holds.py": "--blocks 20000 --runs 1",
+    "scripts/bench/lookup.py": "--workers 8 --repeats 1",
+    "scripts/bench/moves.py": "--reservations 20 --workers 8",
+    "scripts/bench/observation.py": "--rounds 1",
+    "scripts/bench/overload.py": "--minutes 3",
+    "scripts/bench/page.py": "--workers 4 --ranks 2 --seconds 2 --watchers 1",
+    "scripts/bench/protocols.py": "--repeats 1 --connections 1",
+    "scripts/bench/recovery.py": "--blocks 20000",
+    "scripts/bench/replicas.py": "--rate 50 --seconds 2",
+    "scripts/bench/soak.py": "--blocks 20000 --leases 1000",
+    "scripts/bench/views.py": "--workers 8 --ranks 2 --times 1",
+    "scripts.bench.keys": "--rounds 1",
+    "scripts.bench.planner": "--trace TRACE --minutes 2 --speedup 20 --out FOLDER",
+    "scripts.bench.planner_quality": (
+        "--scenario burst --mode agg --interval 60 --minutes 10 --trace TRACE"
+    ),
+    "scripts.bench.quality": (
+        "--requests 200 --workloads tenants --seeds 1 --loads 0.6 --choosers work:reference"
+    ),
+    "scripts.bench.quality.over_http": "--workloads tenants --seeds 1 --requests 40",
+    "scripts.bench.quality.switchback": "agents --requests 400",
+    "scripts.bench.suite": "select --quick --no-reference --repeats 1 --seconds 1 --out FOLDER",
+    "scripts.bench.tls": "--rounds 1",
+    "scripts.bench.tracing": "--rounds 1 --seconds 1",
+}
+"""By what a page calls it: the smallest arguments.  TRACE: a trace of Mooncake;  FOLDER: an empty
+one."""
+OF_ENGINES = {
+    "scripts/bench/engine_restarts.py": (
+        "--engine ENGINE --engine-python PYTHON --rounds 1 --only TEXT"
+    ),
+    "scripts/record_engine_streams.py": "ENGINE --out FOLDER",
+    "scripts/recording/engine_answers.py": "ENGINE --out FOLDER",
+}
+"""What needs a real engine."""
+NOT_RUN = {"scripts/netns_replicas.py": "as root it makes namespaces of the network"}
+
+
+def named() -> set[str]:
+    """Return the scripts in the commands of all pages."""
+    found = {name for page in PAGES for name in COMMAND.findall(page.read_text())}
+    return {name.rstrip(".") for name in found}
+
+
+def test_every_script_that_a_page_names_is_run() -> None:
+    assert named() <= {*RUNS, *OF_ENGINES, *NOT_RUN}
+
+
+def run(name: str, words: list[str], python: str = sys.executable) -> str:
+    """Return the output of a script that ends well."""
+    how = [name] if "/" in name else ["-m", name]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [python, *how, *words],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=RUN_S_MAX,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def trace_in(folder: Path) -> Path:
+    """Ten minutes of requests of which many begin alike."""
+    path = folder / "trace.jsonl"
+    lines = [
+        {
+            "timestamp": 500 * i,
+            "input_length": 1024 + 512 * (i % 3),
+            "output_length": 20,
+            "hash_ids": [i % 7, 100 + i % 11, 1000 + i],
+        }
+        for i in range(1200)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(RUN_S_MAX)
+@pytest.mark.parametrize("name", RUNS)
+def test_a_measurement_runs_to_its_end(name: str, tmp_path: Path) -> None:
+    places = {"TRACE": str(trace_in(tmp_path)), "FOLDER": str(tmp_path)}
+    run(name, [places.get(word, word) for word in RUNS[name].split()])
+
+
+def stand_in(folder: Path) -> str:
+    """Return a command like a Python of an environment with vLLM."""
+    command = folder / "python"
+    run_it = f'exec {sys.executable} -m tests.bench.stand_in_engine "$@"'
+    command.write_text(f"#!/bin/sh\ncd {ROOT} && PYTHONPATH={ROOT} {run_it}\n")
+    command.chmod(command.stat().st_mode | stat.S_IXUSR)
+    return str(command)
+
+
+def engine_python(engine: str) -> str | None:
+    return os.environ.get(ENGINE_PYTHON.format(engine.upper()))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(RUN_S_MAX)
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_overlaps_are_right_after_engines_were_killed(engine: str, tmp_path: Path) -> None:
+    """With the real engine where there is one, for vLLM else with a stand-in."""
+    python = engine_python(engine) or (stand_in(tmp_path) if engine == "vllm" else None)
+    if python is None:
+        pytest.skip(f"{ENGINE_PYTHON.format(engine.upper())} is not set")
+    given = {"ENGINE": engine, "PYTHON": python, "TEXT": "below idle direct stays alive"}
+    name = "scripts/bench/engine_restarts.py"
+    output = run(name, [given.get(word, word) for word in OF_ENGINES[name].split()])
+    found = re.findall(r"'values': (\d+), 'wrong': (\d+)", output)
+    assert found
+    assert all(int(values) > 0 and int(wrong) == 0 for values, wrong in found), output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(RUN_S_MAX)
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("name", [each for each in OF_ENGINES if "record" in each])
+def test_a_real_engine_is_recorded(name: str, engine: str, tmp_path: Path) -> None:
+    python = engine_python(engine)
+    if python is None:
+        pytest.skip(f"{ENGINE_PYTHON.format(engine.upper())} is not set")
+    given = {"ENGINE": engine, "FOLDER": str(tmp_path)}
+    run(name, [given.get(word, word) for word in OF_ENGINES[name].split()], python)
+    assert list(tmp_path.iterdir())
