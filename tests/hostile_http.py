@@ -5,7 +5,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
 from types import TracebackType
 from typing import Self
 
@@ -39,15 +38,11 @@ def _whole(body: bytes, more: bytes = b"") -> Iterator[bytes]:
     yield OK + more + b"content-length: %d\r\n\r\n" % len(body) + body
 
 
-@cache
-def _bomb() -> bytes:
-    return gzip.compress(bytes(16 << 20), 1)
-
-
 def _redirects() -> Iterator[bytes]:
     yield b"HTTP/1.1 302 Found\r\nlocation: /metrics\r\ncontent-length: 0\r\n\r\n"
 
 
+BOMB = gzip.compress(bytes(16 << 20), 1)
 HALF_MB = b"".join(SAMPLE % n for n in range(250_000 // len(SAMPLE % 1000))) + b"# text\n" * 40_000
 """Half of it is lines that matter."""
 WIDE = b"vllm:num_requests_waiting 1.0\n" + b"# a line of no meaning at all\n" * (1 << 14)
@@ -65,7 +60,7 @@ ATTACKS: dict[str, Callable[[], Iterator[bytes]]] = {
     "a slow drip": _dripping,
     "half a MB that matters": lambda: _whole(HALF_MB),
     "half a MB": lambda: _whole(WIDE),
-    "a gzip bomb": lambda: _whole(_bomb(), b"content-encoding: gzip\r\n"),
+    "a gzip bomb": lambda: _whole(BOMB, b"content-encoding: gzip\r\n"),
     "redirects": _redirects,
 }
 """What a server says to each request, by what is endless or large in it."""

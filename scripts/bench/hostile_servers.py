@@ -1,6 +1,7 @@
 """What servers that do harm cost those who ask the service: latency of another tenant's `/select`.
 
-    python scripts/bench/hostile_servers.py [--engines 6] [--seconds 5] [--rounds 3] [--attack NAME]
+    python scripts/bench/hostile_servers.py [--engines 6] [--seconds 5] [--rounds 3]
+        [--attack NAME] [--engines-only]
 
 A service with its default settings, a worker of a tenant, and engines of another tenant whose
 `metrics_endpoint` answers as `tests/hostile_http.py` says; then the same with one such server as
@@ -30,6 +31,8 @@ SELECT = request(
     "POST", "/select", {"model_name": "m", "tenant_id": "victim", "token_ids": list(range(64))}
 )
 PEER = "a peer: "
+RANKS = 64
+"""Of each engine: so all lines of `HALF_MB` may be."""
 
 
 class Latency(NamedTuple):
@@ -89,7 +92,8 @@ def with_victim(service: Running) -> None:
 
 def beside_engines(service: Running, url: str, engines: int, seconds: float) -> Latency:
     for worker_id in range(100, 100 + engines):
-        body = worker_body(worker_id, tenant_id="other", metrics_endpoint=f"{url}/metrics")
+        fields = {"metrics_endpoint": f"{url}/metrics", "data_parallel_size": RANKS}
+        body = worker_body(worker_id, tenant_id="other", **fields)
         assert service.call("POST", "/workers", body).status == 201
     time.sleep(1.5)  # every engine is asked once a second
     found = measured(service, seconds)
@@ -151,10 +155,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="per measurement (default: 5)")
     parser.add_argument("--rounds", type=int, default=3, help="of everything (default: 3)")
     parser.add_argument("--attack", action="append", choices=ATTACKS, help="(default: all)")
+    parser.add_argument("--engines-only", action="store_true", help="leave out what a peer does")
     given = parser.parse_args()
     attacks = given.attack or list(ATTACKS)
     show(of_engines(attacks, given.engines, given.seconds, given.rounds))
-    show(of_peers(attacks, given.seconds, given.rounds))
+    if not given.engines_only:
+        show(of_peers(attacks, given.seconds, given.rounds))
 
 
 if __name__ == "__main__":

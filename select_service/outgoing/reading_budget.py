@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 TURN_STEPS_MAX = 8
 """Steps of all readers together, in one turn of the loop."""
-TURN_S_MAX = 0.001
+TURN_S_MAX = 0.0005
 """Seconds of CPU after which a turn begins no further step."""
-SHARE = 1 / 3
+SHARE = 0.25
 """Part of a CPU that reading may take for long."""
-CREDIT_S_MAX = 0.005
+CREDIT_S_MAX = 0.002
 """Seconds of CPU that reading may take at once after a rest."""
 BUFFER_BYTES = 1 << 18
 """Size of the memory that connections receive into."""

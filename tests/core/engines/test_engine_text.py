@@ -8,6 +8,7 @@ from select_service.core.engines import engine_text
 from select_service.core.engines.engine_load import EngineReading
 from select_service.core.engines.engine_text import (
     LINE_BYTES_MAX,
+    LINES_BYTES_ALWAYS,
     LINES_BYTES_MAX,
     RANK_LINES_BYTES_MAX,
     SIGNALS,
@@ -195,9 +196,10 @@ def test_more_metrics_than_can_be_are_not_parsed(text):
 
 
 def test_a_rank_has_no_more_lines_than_a_rank_can_have():
-    lines = b"vllm:num_requests_waiting 1\n" * (3 * RANK_LINES_BYTES_MAX // 2 // 28)
+    lines = b"vllm:num_requests_waiting 1\n" * (3 * LINES_BYTES_ALWAYS // 2 // 28)
     assert refusal(lines)[0] == "unreadable"
-    assert readings_of(lines, (0, 1))[1].requests_waiting == 1
+    ranks = tuple(range(2 * LINES_BYTES_ALWAYS // RANK_LINES_BYTES_MAX))
+    assert readings_of(lines, ranks)[1].requests_waiting == 1
 
 
 ROWS = [
