@@ -25,13 +25,13 @@ from llvmlite import binding
 PACKAGES = ("indexer", "select_service")
 
 _DECORATOR = "indexer.compiled"
-_COMPILER = ["indexer.kernel_compiler", "indexer.kernel_lowering", "indexer.kernel_passes"]
+_COMPILER = ["indexer.kernel_compiler"]
 _IMPORT = re.compile(
     r"^from ((?:indexer|select_service)[\w.]*) import (\([^)]*\)|[^\n#]*)", re.MULTILINE
 )
 _VERSION = re.compile(r'"version": "([^"]+)"')
 _ENTRY = re.compile(r"^@compiled\((?!\)|\w+=)", re.MULTILINE)
-_SETTINGS = ("CPU_NAME", "CPU_FEATURES", "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "ENABLE_AVX")
+_SETTINGS = ("CPU_NAME", "CPU_FEATURES")
 """Variables NUMBA_... that shape machine code, besides the bounds checks."""
 Settings = tuple[tuple[str, str], ...]
 """Those that are set, with their values."""

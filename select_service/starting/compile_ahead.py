@@ -7,6 +7,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from select_service.settings.config import Unusable
@@ -19,6 +20,7 @@ STAGES = 4
 
 _ANY_PROCESSOR = "for any processor; `select-service compile` makes some for this one"
 _NO_BASELINE = "--portable is for x86_64, and this is"
+_NO_TEMPORARY = "no temporary directory can be written to: give --cache DIR"
 _OTHER_PROCESSOR = (
     "NUMBA_CPU_NAME={}: the kernels are for processors that have {}, and this one has not; take "
     "an image that was built with CPU=generic, or start without the variable"
@@ -70,8 +72,13 @@ def _fill_package(cache: str | None) -> int:
         print(f"select-service: error: {_NO_BASELINE} {platform.machine()}", file=sys.stderr)
         return 1
     os.environ.update({f"NUMBA_{name}": value for name, value in kernel_sources.BASELINE})
-    with tempfile.TemporaryDirectory() as folder:
-        made = Path(cache or folder).absolute()
+    with ExitStack() as ends:
+        try:
+            given = cache or ends.enter_context(tempfile.TemporaryDirectory())
+        except FileNotFoundError:
+            print(f"select-service: error: {_NO_TEMPORARY}", file=sys.stderr)
+            return 1
+        made = Path(given).absolute()
         status = _compile_into(str(made), ())
         if status:
             return status
