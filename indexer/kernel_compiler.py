@@ -23,6 +23,7 @@ from numba.core.typed_passes import IRLegalization, NativeLowering, NoPythonBack
 from numba.core.types import Array
 from numba.core.typing.typeof import typeof
 
+from indexer.kernel_sources import is_for_another_machine, target_machine
 from indexer.machine_code import MachineCode, relocation_of
 
 Options = Mapping[str, Any]
@@ -167,6 +168,9 @@ class _Library(CodeLibrary):
 def _parsed(module: Any) -> ModuleRef:
     parsed = binding.parse_assembly(str(module))
     parsed.name = module.name
+    if is_for_another_machine():  # layouts of data are the same on all that we compile for
+        machine = _target_machine()
+        parsed.triple, parsed.data_layout = machine.triple, str(machine.target_data)
     return parsed
 
 
@@ -178,7 +182,13 @@ def _let_repeat(module: ModuleRef) -> None:
 
 @cache
 def _target_machine() -> Any:
-    target = binding.Target.from_triple(binding.get_process_triple())
+    """Return LLVM's own of the processor that code is for, which may be one of another machine."""
+    triple = binding.get_process_triple()
+    if is_for_another_machine():
+        binding.initialize_all_targets()
+        binding.initialize_all_asmprinters()
+        triple = f"{target_machine()}-unknown-linux-gnu"
+    target = binding.Target.from_triple(triple)
     name, features = _config.CPU_NAME, _config.CPU_FEATURES
     if features is None:
         features = binding.get_host_cpu_features().flatten()

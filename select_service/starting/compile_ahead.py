@@ -19,7 +19,7 @@ STAGES = 4
 """Lines that tell of the progress where there is no terminal."""
 
 _ANY_PROCESSOR = "for any processor; `select-service compile` makes some for this one"
-_NO_BASELINE = "--portable is for x86_64, and this is"
+_NO_BASELINE = "--portable makes code for {}, and not for {}"
 _NO_TEMPORARY = "no temporary directory can be written to: give --cache DIR"
 _OTHER_PROCESSOR = (
     "NUMBA_CPU_NAME={}: the kernels are for processors that have {}, and this one has not; take "
@@ -33,7 +33,7 @@ def compile_command(argv: Sequence[str]) -> int:
     """`select-service compile`.  Exit status: 0 all kernels are ready, 1 they are not."""
     arguments = _arguments(argv)
     if arguments.portable:
-        return _fill_package(arguments.cache)
+        return _fill_package(arguments.cache, arguments.machine)
     return _compile_into(arguments.cache, () if arguments.input_loops else (LOOPS,))
 
 
@@ -58,20 +58,34 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--portable",
         action="store_true",
-        help="x86-64: put code into the installed package that fits every processor with AVX2 "
-        "(x86-64-v3), as a platform wheel has it; starts use it where they find none of their own",
+        help="put code into the installed package that fits every processor with AVX2 "
+        "(x86-64-v3) or every ARMv8, as a platform wheel has it; starts use it where they find "
+        "none of their own",
+    )
+    parser.add_argument(
+        "--machine",
+        default=platform.machine(),
+        metavar="ARCHITECTURE",
+        help="with --portable: x86_64 or aarch64, the architecture that the package is for; "
+        "default: this machine's (%(default)s)",
     )
     return parser.parse_args(argv)
 
 
-def _fill_package(cache: str | None) -> int:
-    """cache: where the code is compiled, and left; None: in a directory that goes."""
+def _fill_package(cache: str | None, machine: str) -> int:
+    """Put machine code for every processor of an architecture into the package.
+
+    cache: where the code is compiled, and left; None means a directory that goes
+    """
     from indexer import kernel_baseline, kernel_sources
 
-    if platform.machine() != kernel_baseline.MACHINE:
-        print(f"select-service: error: {_NO_BASELINE} {platform.machine()}", file=sys.stderr)
+    os.environ[kernel_sources.MACHINE_VARIABLE] = machine
+    baseline = kernel_sources.baseline()
+    if baseline is None:
+        known = " and ".join(kernel_sources.BASELINES)
+        print(f"select-service: error: {_NO_BASELINE.format(known, machine)}", file=sys.stderr)
         return 1
-    os.environ.update({f"NUMBA_{name}": value for name, value in kernel_sources.BASELINE})
+    os.environ.update({f"NUMBA_{name}": value for name, value in baseline})
     with ExitStack() as ends:
         try:
             given = cache or ends.enter_context(tempfile.TemporaryDirectory())
