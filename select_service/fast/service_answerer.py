@@ -22,7 +22,6 @@ from select_service.fast.serve_memory import ServeMemory
 from select_service.http.head import Headers
 from select_service.metrics.service_metrics import Metrics
 
-
 _CHANGING = (layout.BOOK, layout.CALL, layout.TELL)
 """What kernels ask for that changes something, or comes after a change."""
 
