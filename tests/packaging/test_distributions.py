@@ -146,6 +146,20 @@ def test_a_wheel_with_machine_code_starts_without_compiling(tmp_path: Path, sett
     _assert_not_used(python, tmp_path, f"{damaged.parent.name}/{damaged.name} is damaged")
 
 
+@pytest.mark.slow
+def test_a_wheel_for_another_machine_has_code_of_that_machine(tmp_path: Path) -> None:
+    files = build(tmp_path / "out", "--machine", "aarch64").values()
+    (path,) = [path for path in files if path.name.endswith("aarch64.whl")]
+    with zipfile.ZipFile(path) as opened:
+        assert metadata(opened, "WHEEL")["Tag"].endswith("-manylinux_2_27_aarch64")
+        kept = [name for name in opened.namelist() if name.endswith(".kernel")]
+        (manifest,) = [name for name in opened.namelist() if name.endswith("manifest.json")]
+        assert '"machine": "aarch64"' in opened.read(manifest).decode()
+        begin = opened.read(kept[0]).index(b"\x7fELF")
+        assert opened.read(kept[0])[begin + 18] == 183  # EM_AARCH64
+    assert len(kept) == sum(kernel_modules().values())
+
+
 def _copy_project(folder: Path, settings: str) -> None:
     for name in sorted(tracked("indexer", "select_service")):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
