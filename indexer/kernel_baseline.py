@@ -1,10 +1,10 @@
 """Machine code that came with the package, so that a first start need not compile.
 
 A platform wheel (`scripts/build_wheel`) carries the code of all kernels in `root`, made for the
-oldest processors that it is for: LLVM's `x86-64-v3`.  A manifest says what it fits.  It is used by
-a process that finds none of its own (`kernel_cache`), and only when everything is as the manifest
-says: Python's ABI, the processor's features, the versions of numba and llvmlite, every source,
-every byte of every file.  Otherwise all of it is left alone, and `fault` says why.
+oldest processors that it is for: LLVM's `x86-64-v3`, or any ARMv8.  A manifest says what it fits.
+It is used by a process that finds none of its own (`kernel_cache`), and only when everything is as
+the manifest says: Python's ABI, the processor's features, the versions of numba and llvmlite, every
+source, every byte of every file.  Otherwise all of it is left alone, and `fault` says why.
 
 Whoever can write a file of code can make us run it, as with the sources beside it.  So nobody may
 be able to write to the code who may not write to them.
@@ -24,10 +24,11 @@ import llvmlite
 from llvmlite import binding
 
 from indexer.kernel_sources import (
-    BASELINE,
+    baseline,
     checksum_of,
     kernel_modules,
     settings_of_environment,
+    target_machine,
     version_of_numba,
     with_bounds_checks,
 )
@@ -35,14 +36,16 @@ from indexer.kernel_sources import (
 FORMAT = 1
 MANIFEST = "manifest.json"
 MANIFEST_BYTES_MAX = 1 << 20
-FEATURES = (
-    *("avx", "avx2", "bmi", "bmi2", "cmov", "crc32", "cx16", "cx8", "f16c", "fma", "fxsr", "lzcnt"),
-    *("mmx", "movbe", "popcnt", "sahf", "sse", "sse2", "sse3", "sse4.1", "sse4.2", "ssse3"),
-    "xsave",
-)
-"""What `x86-64-v3` means, in LLVM's words.  Source: FeatureList of x86_64_v3 in llvm's X86.td."""
-MACHINE = "x86_64"
-"""The only architecture with a baseline; others compile."""
+FEATURES: dict[str, tuple[str, ...]] = {
+    "x86_64": (
+        *("avx", "avx2", "bmi", "bmi2", "cmov", "crc32", "cx16", "cx8", "f16c", "fma", "fxsr"),
+        *("lzcnt", "mmx", "movbe", "popcnt", "sahf", "sse", "sse2", "sse3", "sse4.1", "sse4.2"),
+        *("ssse3", "xsave"),
+    ),
+    "aarch64": (),
+}
+"""Architecture -> what its baseline asks of a processor, in LLVM's words: all that `x86-64-v3`
+means, and nothing of ARMv8.  Source: FeatureList of x86_64_v3 in llvm's X86.td."""
 
 _WRITABLE_BY_OTHERS = 0o022
 _DIGEST_BYTES = 16
@@ -65,7 +68,7 @@ class Manifest(NamedTuple):
 def of_this_process(digests: dict[str, dict[str, str]]) -> Manifest:
     """What code fits that is compiled here."""
     return Manifest(
-        platform.machine(), _abi(), version_of_numba(), str(llvmlite.__version__), digests
+        target_machine(), _abi(), version_of_numba(), str(llvmlite.__version__), digests
     )
 
 
@@ -79,7 +82,7 @@ def digest_of(content: bytes) -> str:
 
 def name_of(module: str) -> str:
     """Of the directory with the code of a module."""
-    return f"{module}-{checksum_of(module, BASELINE)}"
+    return f"{module}-{checksum_of(module, baseline())}"
 
 
 def root() -> Path:
@@ -117,7 +120,7 @@ def fault() -> str | None:
     """Why the machine code of the package is not used; None when it can be, or there is none."""
     if not root().is_dir():
         return None
-    if with_bounds_checks() or settings_of_environment() not in ((), BASELINE):
+    if with_bounds_checks() or settings_of_environment() not in ((), baseline()):
         return "variables NUMBA_... ask for other code"
     try:
         manifest = _manifest()
@@ -151,8 +154,7 @@ def lacking_of_wanted() -> list[str]:
     """What this processor has not of the one that NUMBA_CPU_NAME asks code for, which would end
     the process at the first instruction that it does not know.  Known of the baseline alone."""
     wanted = os.environ.get("NUMBA_CPU_NAME")
-    is_baseline = wanted is not None and wanted == dict(BASELINE).get("CPU_NAME")
-    if not is_baseline or platform.machine() != MACHINE:
+    if wanted is None or wanted != dict(baseline() or ()).get("CPU_NAME"):
         return []
     return lacking_features()
 
@@ -160,7 +162,7 @@ def lacking_of_wanted() -> list[str]:
 def lacking_features() -> list[str]:
     """What this processor, or this system, has not of the baseline."""
     features = binding.get_host_cpu_features()
-    return [name for name in FEATURES if not features.get(name)]
+    return [name for name in FEATURES.get(platform.machine(), ()) if not features.get(name)]
 
 
 def _other_sources(manifest: Manifest) -> str | None:
@@ -198,13 +200,13 @@ def _more_can_write(path: Path, source: os.stat_result) -> bool:
 
 def _abi() -> str:
     """As the names of extension modules have it, which import looks for first."""
-    return EXTENSION_SUFFIXES[0].split(".")[1]
+    return EXTENSION_SUFFIXES[0].split(".")[1].replace(platform.machine(), target_machine())
 
 
 def fill(made: Path) -> int:
     """Put machine code into the package, with a manifest; what was there goes.  Returns its bytes.
 
-    made: a root of `kernel_cache` with the code of all modules, compiled with `BASELINE`
+    made: a root of `kernel_cache` with the code of all modules, compiled as `baseline` says
     Raises OSError.
     """
     part = root().with_name(f"{root().name}.part")

@@ -197,7 +197,8 @@ def directory_of(module: str) -> Path | None:
     given = os.environ.get("NUMBA_CACHE_DIR")
     if given and _holds(Path(given), name):
         return Path(given) / name
-    roots = [*_user_roots(), private_root()]
+    private = private_root()
+    roots = [*_user_roots(), *([private] if private else [])]
     own = next((root / name for root in (package_root(), *roots) if _holds(root, name)), None)
     if own and not given:
         return own
@@ -224,9 +225,15 @@ def package_root() -> Path:
     return Path(__file__).parent / "kernels_of_package"
 
 
-def private_root() -> Path:
-    """For users without a home directory; gone when temporary files go."""
-    return Path(tempfile.gettempdir()) / f"select-service-kernels-{os.getuid()}"
+def private_root() -> Path | None:
+    """Return the root of users without a home directory, which goes when temporary files go.
+
+    None means that no temporary directory can be written to, as with a read-only root file system.
+    """
+    try:
+        return Path(tempfile.gettempdir()) / f"select-service-kernels-{os.getuid()}"
+    except FileNotFoundError:
+        return None
 
 
 def _user_roots() -> list[Path]:

@@ -7,167 +7,247 @@ kept (`kernel_sources`), this one too.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FunctionType
+from functools import cache
 from typing import Any
 
 import numpy as np
+from llvmlite import binding
 from llvmlite.binding import ModuleRef
-from numba import njit
+from numba import config, njit
 from numba.core import sigutils, types
-from numba.core.caching import _Cache
-from numba.core.codegen import CodeLibrary, JITCodeLibrary
+from numba.core.codegen import CodeLibrary
+from numba.core.compiler import CompilerBase, DefaultPassBuilder
+from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.registry import cpu_target
+from numba.core.typed_passes import IRLegalization, NativeLowering, NoPythonBackend
 from numba.core.types import Array
 from numba.core.typing.typeof import typeof
 
-from indexer.kernel_passes import Pipeline, only_what_kernels_need
-from indexer.machine_code import MachineCode
+from indexer.kernel_sources import is_for_another_machine, target_machine
+from indexer.machine_code import MachineCode, relocation_of
 
 Options = Mapping[str, Any]
 
-_njit: Any = njit  # its annotations leave out the options that make no wrappers
+# None of these has annotations, or none that fit.
+_config: Any = config
+_njit: Any = njit
+_register_pass: Any = register_pass
+_Lowering: Any = NativeLowering
+_PassBuilder: Any = DefaultPassBuilder
+_PassManager: Any = PassManager
 _typing: Any = cpu_target.typing_context
 _typeof: Any = typeof
 _unliteral: Any = types.unliteral
-_WRAPPER = "_ZN7cpython"
-"""How the names of the functions begin that Python calls."""
-_ALLOCATE = re.compile("NRT_(MemInfo_(new|.*alloc)|.*Allocate)")
-"""What the functions are called with which numba allocates."""
-_ENTRY = "the entry"
-"""What the function that Python calls is called while it is compiled; no helper can be."""
 _normalize_signature: Any = sigutils.normalize_signature
 
-
-class _Taken(_Cache):
-    """Takes the machine code where numba would store it."""
-
-    code: MachineCode
-
-    def save_overload(self, sig: object, data: Any) -> None:
-        assert not data.environment.consts, "entries run without the constants of an environment"
-        self.code = MachineCode(
-            data.fndesc.llvm_cpython_wrapper_name,
-            data.fndesc.env_name,
-            data.library._get_compiled_object(),
-        )
-
-    def load_overload(self, sig: object, target_context: object) -> None:
-        return None
-
-    cache_path = "."
-
-    def enable(self) -> None: ...
-
-    def disable(self) -> None: ...
-
-    def flush(self) -> None: ...
+_ALLOCATE = re.compile("NRT_(MemInfo_(new|.*alloc)|.*Allocate)")
+"""The names of the functions with which numba allocates."""
+_OPTIMIZATION = 3
 
 
-class _Library(JITCodeLibrary):
-    """The code of one function; that of a helper is for linking into its entry alone.
+@_register_pass(mutates_CFG=True, analysis_only=False)
+class Lowering(_Lowering):  # type: ignore[misc]
+    """Numba's own, which counts no references here.
+
+    Numba counts those to every array, so that what a function allocates goes when nothing refers to
+    it any more.  No kernel owns memory: its arrays are its caller's, parts of what the index owns,
+    or on its stack (`memory_kernels`).
+    """
+
+    _name = "kernel_lowering"
+
+    def run_pass(self, state: Any) -> bool:
+        """Only this pass, because numba lets no function that counts nothing return an array."""
+        of_numba = state.targetctx
+        state.targetctx = of_numba.subtarget(enable_nrt=False)
+        try:
+            return bool(super().run_pass(state))
+        finally:
+            state.targetctx = of_numba
+
+
+class Pipeline(CompilerBase):
+    """The passes of numba with another lowering."""
+
+    def define_pipelines(self) -> list[Any]:
+        passes = _PassManager("kernel")
+        for part in (_PassBuilder.define_untyped_pipeline, _PassBuilder.define_typed_pipeline):
+            passes.passes.extend(part(self.state).passes)
+        for each in (IRLegalization, Lowering, NoPythonBackend):
+            passes.add_pass(each, each.__name__)
+        passes.finalize()
+        return [passes]
+
+
+class _Library(CodeLibrary):
+    """The code of one function, for linking into the entry that calls it.
 
     Numba would optimize each helper together with all that it calls, level by level up to the
     entry, and translate each to machine code of its own, which took most of all compiling.  Here a
     helper is its own code alone, tidied once, and all of them are linked into the entry and
     optimized there.  There all but the wrapper that Python calls is private: LLVM then knows every
     caller, which makes better code, and drops what it inlined.  It may also change how a function
-    is called, so that no other code must find it: numba keeps one table of symbols for all code of
-    the process, in which names of functions that are only internal appear, too.
+    is called, so that no other code must find it by its name.
     """
 
-    _final_module: ModuleRef
-    _linking_libraries: list[CodeLibrary]
     _with_callees: ModuleRef | None = None
 
+    def __init__(self, codegen: Any, name: str) -> None:
+        super().__init__(codegen, name)
+        self._callees: list[CodeLibrary] = []
+        self._module = _parsed(self.create_ir_module(name))  # type: ignore[no-untyped-call]
+
+    def add_ir_module(self, ir_module: Any) -> None:
+        module = _parsed(ir_module)
+        _tidy_functions(module)
+        self._module.link_in(module)
+
+    def add_linking_library(self, library: CodeLibrary) -> None:
+        self._callees.append(library)
+
     def finalize(self) -> None:
-        if self.name == _ENTRY:
-            self._link_callees(self._final_module)
-            self._optimize_final_module()
-            self._final_module.verify()
-            self._finalize_final_module()  # type: ignore[no-untyped-call]
-            return
-        for function in self._final_module.functions:
-            if not function.is_declaration:
-                function.linkage = "linkonce_odr"
+        """Nothing is linked before the entry is there."""
+        _let_repeat(self._module)
         self._finalized = True
 
-    def _link_callees(self, module: ModuleRef) -> None:
-        """Each once, after all that call it: what nobody has called until then is left out."""
-        found: dict[CodeLibrary, None] = {}
-        self._find_callees(found)
-        for library in reversed(found):
-            if isinstance(library, _Library):
-                module.link_in(library._final_module, preserve=True)
-            else:
-                other: Any = library
-                module.link_in(other._get_module_for_linking(), preserve=True)
+    def machine_code(self, entry: str) -> bytes:
+        """Return the object file of the function named `entry` and of all that it calls."""
+        module = self._linked()
+        for function in module.functions:
+            if not function.is_declaration:
+                function.linkage = "external" if function.name == entry else "private"
+        _optimize(module)
+        module.verify()
+        if any(_ALLOCATE.match(each.name) for each in module.functions):
+            raise TypeError("a kernel that allocates arrays, which nobody would free")
+        return bytes(_target_machine().emit_object(module))
 
-    def _find_callees(self, found: dict[CodeLibrary, None]) -> None:
+    def _linked(self) -> ModuleRef:
+        """Return a copy with all callees, each once and after all that call it: LLVM leaves out
+        what nothing has called until then."""
+        module = self._module.clone()
+        for library in reversed(self._all_callees({})):
+            if isinstance(library, _Library):
+                module.link_in(library._module, preserve=True)
+            else:
+                of_numba: Any = library
+                other = binding.parse_assembly(of_numba.get_llvm_str())
+                _let_repeat(other)
+                module.link_in(other)
+        return module
+
+    def _all_callees(self, found: dict[CodeLibrary, None]) -> dict[CodeLibrary, None]:
         """Each after all that it calls."""
-        for library in self._linking_libraries:
+        for library in self._callees:
             if library not in found:
                 if isinstance(library, _Library):
-                    library._find_callees(found)
+                    library._all_callees(found)
                 found[library] = None
+        return found
 
     def _get_module_for_linking(self) -> ModuleRef:
-        """For other code of numba."""
+        """Other code of numba calls it."""
         if self._with_callees is None:
-            module = self._final_module.clone()
-            self._link_callees(module)
-            self._with_callees = module
+            self._with_callees = self._linked()
         return self._with_callees
 
-    def _optimize_functions(self, ll_module: ModuleRef) -> None:
-        codegen: Any = self._codegen
-        ll_module.data_layout = codegen._data_layout
-        builder = codegen._pass_builder()
-        passes = builder.getFunctionPassManager()
-        for function in ll_module.functions:
-            if not function.is_declaration:
-                passes.run(function, builder)
+    def get_function(self, name: str) -> Any:
+        return self._module.get_function(name)
 
-    def _optimize_final_module(self) -> None:
-        codegen: Any = self._codegen
-        for function in self._final_module.functions:
-            if not function.is_declaration and not function.name.startswith(_WRAPPER):
-                function.linkage = "private"
-        tidy, builder = codegen._module_pass_manager(
-            cost="cheap", opt=0, loop_vectorize=False, slp_vectorize=False
-        )
-        tidy.run(self._final_module, builder)  # without it long prompts take 1.06 of their time
-        builder = codegen._pass_builder()
-        builder.getModulePassManager().run(self._final_module, builder)
-        if any(_ALLOCATE.match(each.name) for each in self._final_module.functions):
-            raise TypeError("a kernel that allocates arrays, which nobody would free")
+    def get_pointer_to_function(self, name: str) -> int:
+        """Null: there is no machine code that numba could call."""
+        return 0
+
+    def get_llvm_str(self) -> str:
+        return str(self._module)
+
+    def get_asm_str(self) -> str:
+        return str(_target_machine().emit_assembly(self._module))
+
+
+def _parsed(module: Any) -> ModuleRef:
+    parsed = binding.parse_assembly(str(module))
+    parsed.name = module.name
+    if is_for_another_machine():  # layouts of data are the same on all that we compile for
+        machine = _target_machine()
+        parsed.triple, parsed.data_layout = machine.triple, str(machine.target_data)
+    return parsed
+
+
+def _let_repeat(module: ModuleRef) -> None:
+    for function in module.functions:
+        if not function.is_declaration:
+            function.linkage = "linkonce_odr"
+
+
+@cache
+def _target_machine() -> Any:
+    """Return LLVM's own of the processor that code is for, which may be one of another machine."""
+    triple = binding.get_process_triple()
+    if is_for_another_machine():
+        binding.initialize_all_targets()
+        binding.initialize_all_asmprinters()
+        triple = f"{target_machine()}-unknown-linux-gnu"
+    target = binding.Target.from_triple(triple)
+    name, features = _config.CPU_NAME, _config.CPU_FEATURES
+    if features is None:
+        features = binding.get_host_cpu_features().flatten()
+    return target.create_target_machine(
+        cpu=name or binding.get_host_cpu_name(),
+        features=features,
+        opt=_OPTIMIZATION,
+        reloc=relocation_of(target),
+        codemodel="jitdefault",
+        jit=True,
+    )
+
+
+def _pass_builder(level: int, *, vectorize: bool) -> Any:
+    tuning = binding.create_pipeline_tuning_options(level)
+    tuning.loop_vectorization, tuning.slp_vectorization = vectorize, False
+    return binding.create_pass_builder(_target_machine(), tuning)
+
+
+def _tidy_functions(module: ModuleRef) -> None:
+    builder = _pass_builder(_OPTIMIZATION, vectorize=True)
+    passes = builder.getFunctionPassManager()
+    for function in module.functions:
+        if not function.is_declaration:
+            passes.run(function, builder)
+
+
+def _optimize(module: ModuleRef) -> None:
+    builder = _pass_builder(0, vectorize=False)
+    tidy = builder.getModulePassManager()
+    tidy.add_loop_rotate_pass()  # without this round long prompts take 1.06 of their time
+    tidy.add_instruction_combine_pass()
+    tidy.add_jump_threading_pass()
+    tidy.run(module, builder)
+    builder = _pass_builder(_OPTIMIZATION, vectorize=True)
+    builder.getModulePassManager().run(module, builder)
 
 
 def compile_kernel(function: Callable[..., Any], signature: str, options: Options) -> MachineCode:
     """Raises what numba raises for what cannot be compiled."""
-    same = function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    entry = FunctionType(function.__code__, *same)
-    entry.__qualname__ = _ENTRY
-    dispatcher = _njit(pipeline_class=Pipeline, no_cfunc_wrapper=True, **options)(entry)
-    dispatcher._cache = taken = _Taken()
-    with only_what_kernels_need(), _only_machine_code_of_the_entry():
+    dispatcher = _njit(pipeline_class=Pipeline, no_cfunc_wrapper=True, **options)(function)
+    with _unoptimized_code():
         dispatcher.compile(signature)
-    return taken.code
+        (made,) = dispatcher.overloads.values()
+        assert not made.environment.consts, "entries run without the constants of an environment"
+        symbol = made.fndesc.llvm_cpython_wrapper_name
+        return MachineCode(symbol, made.fndesc.env_name, made.library.machine_code(symbol))
 
 
 @contextmanager
-def _only_machine_code_of_the_entry() -> Iterator[None]:
+def _unoptimized_code() -> Iterator[None]:
+    """Meanwhile numba leaves the code of every function to a `_Library`."""
     codegen = cpu_target.target_context.codegen()
-    set_env, library_class = codegen.set_env, codegen._library_class
-
-    def set_where_there_is_code(name: str, environment: Any) -> None:
-        if codegen._engine.get_global_value_address(name):
-            set_env(name, environment)
-
-    codegen.set_env, codegen._library_class = set_where_there_is_code, _Library
+    codegen.create_library = lambda name: _Library(codegen, name)
+    codegen.set_env = lambda name, environment: None  # there is no machine code that has one
     try:
         yield
     finally:
-        codegen.set_env, codegen._library_class = set_env, library_class
+        del codegen.create_library, codegen.set_env  # those of its class again
 
 
 def helper(function: Callable[..., Any], options: Options) -> Any:

@@ -11,6 +11,7 @@ under a running process.  `is_what_runs` says so; machine code is neither kept n
 import hashlib
 import importlib.util
 import os
+import platform
 import re
 import sys
 import time
@@ -25,18 +26,23 @@ from llvmlite import binding
 PACKAGES = ("indexer", "select_service")
 
 _DECORATOR = "indexer.compiled"
-_COMPILER = ["indexer.kernel_compiler", "indexer.kernel_lowering", "indexer.kernel_passes"]
+_COMPILER = ["indexer.kernel_compiler"]
 _IMPORT = re.compile(
     r"^from ((?:indexer|select_service)[\w.]*) import (\([^)]*\)|[^\n#]*)", re.MULTILINE
 )
 _VERSION = re.compile(r'"version": "([^"]+)"')
 _ENTRY = re.compile(r"^@compiled\((?!\)|\w+=)", re.MULTILINE)
-_SETTINGS = ("CPU_NAME", "CPU_FEATURES", "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "ENABLE_AVX")
+_SETTINGS = ("CPU_NAME", "CPU_FEATURES")
 """Variables NUMBA_... that shape machine code, besides the bounds checks."""
 Settings = tuple[tuple[str, str], ...]
 """Those that are set, with their values."""
-BASELINE: Settings = (("CPU_NAME", "x86-64-v3"), ("CPU_FEATURES", ""))
-"""Of machine code for every x86-64 processor since 2013 to 2017: what the name means, no more."""
+BASELINES: dict[str, Settings] = {
+    "x86_64": (("CPU_NAME", "x86-64-v3"), ("CPU_FEATURES", "")),
+    "aarch64": (("CPU_NAME", "generic"), ("CPU_FEATURES", "")),
+}
+"""Architecture -> settings of code for all its servers: x86-64 since 2013 to 2017, any ARMv8."""
+MACHINE_VARIABLE = "SELECT_SERVICE_COMPILE_FOR"
+"""The architecture that is compiled for, where it is another one than that of this machine."""
 _CLOCK_NS = 10_000_000
 """Times of files and of the begin of a process are rounded down by up to this much."""
 _YOUNG_S = 2
@@ -115,6 +121,20 @@ def kernel_modules() -> dict[str, int]:
     return found
 
 
+def target_machine() -> str:
+    """Return the architecture whose machine code is wanted, as `platform.machine` names it."""
+    return os.environ.get(MACHINE_VARIABLE) or platform.machine()
+
+
+def is_for_another_machine() -> bool:
+    return target_machine() != platform.machine()
+
+
+def baseline() -> Settings | None:
+    """Return the settings of code for every server of the architecture; None: it has none."""
+    return BASELINES.get(target_machine())
+
+
 def settings_of_environment() -> Settings:
     found = ((name, os.environ.get(f"NUMBA_{name}")) for name in _SETTINGS)
     return tuple((name, value) for name, value in found if value is not None)
@@ -142,7 +162,8 @@ def _machine(given: Settings) -> bytes:
     processor = None if settings[0] else host
     python = *sys.version_info[:2], *sys.abiflags  # flags: another layout of objects
     versions = _statement_of_numba(), llvmlite.__version__, python
-    return repr((versions, processor, with_bounds_checks(), settings)).encode()
+    machine = target_machine()
+    return repr((versions, machine, processor, with_bounds_checks(), settings)).encode()
 
 
 @cache

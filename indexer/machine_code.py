@@ -58,11 +58,13 @@ def _engine() -> Any:
     """One per kernel: two may have helpers of one name."""
     _prepare()
     target = binding.Target.from_triple(binding.get_process_triple())
-    machine = target.create_target_machine(jit=True, reloc=_reloc(target), codemodel="jitdefault")
+    machine = target.create_target_machine(
+        jit=True, reloc=relocation_of(target), codemodel="jitdefault"
+    )
     return binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
 
 
-def _reloc(target: Any) -> str:
+def relocation_of(target: Any) -> str:
     return "static" if target.name.startswith("x86") else "default"
 
 

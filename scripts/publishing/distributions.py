@@ -1,11 +1,12 @@
-"""Builds what is published, into a folder: an sdist, and of it two wheels.
+"""Builds what is published, into a folder: an sdist, and of it wheels.
 
 One wheel is for every platform and has no machine code: a first start there compiles for a minute.
-The other is for Linux on x86-64 and the Python that runs this, and carries the kernels as compiled
-for any processor with AVX2 (x86-64-v3): a first start compiles nothing.  Installers prefer it where
-it fits.
+The others are each for Linux on one architecture and one version of Python, and carry the kernels
+as compiled for any x86-64 processor with AVX2 (x86-64-v3), or for any ARMv8: a first start compiles
+nothing.  Installers prefer them where they fit.  By default there is one, for x86-64 and the Python
+that runs this.
 
-The sdist is made of a copy of the tree, and both wheels of the sdist: neither what an earlier build
+The sdist is made of a copy of the tree, and all wheels of the sdist: neither what an earlier build
 left behind nor what the sdist lacks can end up in them.
 """
 
@@ -21,10 +22,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PLATFORM = "manylinux_2_27_x86_64"
+PLATFORM = "manylinux_2_27"
 """As numba and llvmlite, without which it cannot run.  The code itself asks for less: what it calls
 of the C library is older (docs/decisions/0015)."""
-PYTHON = "cp" + "".join(map(str, sys.version_info[:2]))
+MACHINES = ("x86_64", "aarch64")
+TAG = """\
+import sys
+python = "cp" + "".join(map(str, sys.version_info[:2]))
+print(f"{python}-{python}{sys.abiflags}", end="")
+"""
 NOT_COPIED = (
     *("*.egg-info", "__pycache__", "build", "dist", "kernels_of_*", "node_modules"),
     *(".git", ".venv*", ".*_cache", ".hypothesis", ".tools", "fuzz-found"),
@@ -40,8 +46,10 @@ def main() -> int:
         work = Path(folder)
         made = [sdist(given.source.resolve(), work)]
         made.append(wheel(made[0], work))
-        if not given.pure:
-            made.append(platform_wheel(made[1], work, given.cache))
+        for python in () if given.pure else given.python or (sys.executable,):
+            runs = _with_dependencies(python, given.source, work)
+            for machine in given.machine or (platform.machine(),):
+                made.append(platform_wheel(made[1], work, runs, machine, given.cache))
         for path in made:
             print(shutil.copy(path, given.out))
     return 0
@@ -59,6 +67,19 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--pure", action="store_true", help="not the wheel with machine code")
     parser.add_argument(
         "--cache", metavar="DIR", help="machine code is looked for, and left, here as well"
+    )
+    parser.add_argument(
+        "--python",
+        action="append",
+        metavar="PYTHON",
+        help="as `uv venv --python` takes it, as 3.12: make a wheel for it, instead of for the one "
+        "that runs this; may be repeated; needs uv and a package registry",
+    )
+    parser.add_argument(
+        "--machine",
+        action="append",
+        choices=MACHINES,
+        help="make a wheel for it, instead of for this machine's; may be repeated",
     )
     given = parser.parse_args()
     if not given.pure and (sys.platform, platform.machine()) != ("linux", "x86_64"):
@@ -82,30 +103,51 @@ def wheel(archive: Path, work: Path) -> Path:
     return _only(work / "pure")
 
 
-def platform_wheel(pure: Path, work: Path, cache: str | None) -> Path:
-    """The same with machine code, which is compiled from the sources in it."""
-    _run("wheel", "unpack", "--dest", work / "opened", pure)
-    tree = _only(work / "opened")
-    portable = ("compile", "--portable", *(("--cache", Path(cache).absolute()) if cache else ()))
-    _run("select_service", *portable, cwd=tree, env={"PYTHONPATH": str(tree)})
+def platform_wheel(pure: Path, work: Path, python: Path, machine: str, cache: str | None) -> Path:
+    """The same with machine code, which is compiled from the sources in it.
+
+    python: one with the dependencies, whose version the wheel is for
+    """
+    folder = Path(tempfile.mkdtemp(dir=work))
+    _run("wheel", "unpack", "--dest", folder / "opened", pure)
+    tree = _only(folder / "opened")
+    portable = ("compile", "--portable", "--machine", machine)
+    kept = ("--cache", Path(cache).absolute()) if cache else ()
+    _run("select_service", *portable, *kept, cwd=tree, env={"PYTHONPATH": str(tree)}, python=python)
     shutil.rmtree(tree / "build", ignore_errors=True)
     for compiled in list(tree.rglob("__pycache__")):
         shutil.rmtree(compiled)
     (description,) = tree.glob("*.dist-info/WHEEL")
-    description.write_text(_tagged(description.read_text()))
-    (work / "platform").mkdir()
-    _run("wheel", "pack", "--dest-dir", work / "platform", tree)
-    return _only(work / "platform")
+    tag = subprocess.run([python, "-c", TAG], capture_output=True, text=True, check=True).stdout
+    description.write_text(_tagged(description.read_text(), f"{tag}-{PLATFORM}_{machine}"))
+    (folder / "packed").mkdir()
+    _run("wheel", "pack", "--dest-dir", folder / "packed", tree)
+    return _only(folder / "packed")
 
 
-def _tagged(description: str) -> str:
-    """The file WHEEL of a wheel with machine code for this Python."""
+def _with_dependencies(python: str, source: Path, work: Path) -> Path:
+    """A Python of that version with all that is locked; this one has it."""
+    if python == sys.executable:
+        return Path(python)
+    folder = Path(tempfile.mkdtemp(dir=work))
+    lock = ("--require-hashes", "-r", source / "requirements.lock")
+    for command in (
+        ("venv", "--python", python, folder / "venv"),
+        ("pip", "install", "--python", folder / "venv", *lock),
+    ):
+        done = subprocess.run(["uv", "--quiet", *map(str, command)], check=False)
+        if done.returncode:
+            sys.exit(f"scripts/build_wheel: `uv {command[0]}` failed with {done.returncode}")
+    return folder / "venv" / "bin" / "python"
+
+
+def _tagged(description: str, tag: str) -> str:
+    """The file WHEEL of a wheel with machine code."""
     kept = [
         line
         for line in description.splitlines()
         if line.strip() and not line.startswith(("Tag:", "Root-Is-Purelib:"))
     ]
-    tag = f"{PYTHON}-{PYTHON}{sys.abiflags}-{PLATFORM}"
     return "\n".join([*kept, "Root-Is-Purelib: false", f"Tag: {tag}", ""])
 
 
@@ -115,11 +157,15 @@ def _build(what: str, source: Path, out: Path) -> None:
 
 
 def _run(
-    module: str, *words: object, cwd: Path | None = None, env: Mapping[str, str] | None = None
+    module: str,
+    *words: object,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    python: Path | None = None,
 ) -> None:
     """What goes wrong stands above.  Ends this process then."""
     environment = {"SOURCE_DATE_EPOCH": SOURCE_DATE, **os.environ, **(env or {})}
-    command = [sys.executable, "-m", module, *map(str, words)]
+    command = [python or sys.executable, "-m", module, *map(str, words)]
     done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False, cwd=cwd)
     if done.returncode:
         sys.exit(f"scripts/build_wheel: `{module}` failed with {done.returncode}")

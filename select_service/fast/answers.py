@@ -69,13 +69,17 @@ class Answers:
         record[layout.VERSION_TOLD] = version
 
     def _ensure(self, n_slots: int) -> None:
-        """Have room for so many, and twice as many as before; what was told stays."""
+        """Have room for so many, and twice as many as before; what was told stays.
+
+        Raises MemoryError, and has changed nothing.
+        """
         known = len(self._texts)
         more = max(n_slots, 2 * known) - known
         texts = np.zeros((more, layout.TEXT_BYTES), np.uint8)
         records = np.zeros((more, layout.RECORD_LENGTH), np.int64)
-        self._texts = np.concatenate([self._texts, texts])
-        self._records = np.concatenate([self._records, records])
+        texts = np.concatenate([self._texts, texts])
+        records = np.concatenate([self._records, records])
+        self._texts, self._records = texts, records
         name_array(self._row, layout.RECORDS, self._records)
         name_array(self._row, layout.TEXTS, self._texts)
 

@@ -22,6 +22,9 @@ from select_service.fast.serve_memory import ServeMemory
 from select_service.http.head import Headers
 from select_service.metrics.service_metrics import Metrics
 
+_CHANGING = (layout.BOOK, layout.CALL, layout.TELL)
+"""What kernels ask for that changes something, or comes after a change."""
+
 
 class ServiceAnswerer:
     """The `Answerer` of a service.
@@ -116,7 +119,12 @@ class ServiceAnswerer:
         """
         self._name = None
         while said < layout.INCOMPLETE:  # and no GIVE_UP
-            step = self._prepared(said, data)
+            try:
+                step = self._prepared(said, data)
+            except MemoryError:  # the ordinary path answers with less, or says that none is left
+                if said in _CHANGING:
+                    raise
+                return layout.GIVE_UP
             if step == layout.GIVE_UP:
                 return step
             said = serve(data, at, self._state, step, draw, file)

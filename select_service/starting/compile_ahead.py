@@ -6,6 +6,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from select_service.command_line import CommandParser, UsageError, file_fault
@@ -18,7 +19,8 @@ STAGES = 4
 """Lines that tell of the progress where there is no terminal."""
 
 _ANY_PROCESSOR = "for any processor; `select-service compile` makes some for this one"
-_NO_BASELINE = "--portable is for x86_64: leave it out on"
+_NO_BASELINE = "--portable makes code for {}, and not for {}"
+_NO_TEMPORARY = "no temporary directory can be written to: give --cache DIR"
 _OTHER_PROCESSOR = (
     "NUMBA_CPU_NAME={}: the kernels are for processors that have {}, and this one has not; take "
     "an image that was built with CPU=generic, or start without the variable"
@@ -34,7 +36,7 @@ def compile_command(argv: Sequence[str]) -> int:
     """
     arguments = parser().read(argv)
     if arguments.portable:
-        return _fill_package(arguments.cache)
+        return _fill_package(arguments.cache, arguments.machine)
     return _compile_into(arguments.cache, () if arguments.input_loops else (LOOPS,))
 
 
@@ -65,21 +67,39 @@ def parser() -> CommandParser:
     result.add_argument(
         "--portable",
         action="store_true",
-        help="x86-64: code for every processor with AVX2 (x86-64-v3), put into the installed "
-        "package as a platform wheel has it; starts use it where they find none of their own",
+        help="put code into the installed package that fits every processor with AVX2 (x86-64-v3) "
+        "or every ARMv8, as a platform wheel has it; starts use it where they find none of their "
+        "own",
+    )
+    result.add_argument(
+        "--machine",
+        default=platform.machine(),
+        metavar="ARCHITECTURE",
+        help="with --portable: x86_64 or aarch64, the architecture that the package is for "
+        "(default: this machine's, %(default)s)",
     )
     return result
 
 
-def _fill_package(cache: str | None) -> int:
-    """cache: where the code is compiled, and left; None: in a directory that goes."""
+def _fill_package(cache: str | None, machine: str) -> int:
+    """Put machine code for every processor of an architecture into the package.
+
+    cache: where the code is compiled, and left; None means a directory that goes
+    """
     from indexer import kernel_baseline, kernel_sources
 
-    if platform.machine() != kernel_baseline.MACHINE:
-        raise UsageError(f"{_NO_BASELINE} {platform.machine()}")
-    os.environ.update({f"NUMBA_{name}": value for name, value in kernel_sources.BASELINE})
-    with tempfile.TemporaryDirectory() as folder:
-        made = Path(cache or folder).absolute()
+    os.environ[kernel_sources.MACHINE_VARIABLE] = machine
+    baseline = kernel_sources.baseline()
+    if baseline is None:
+        known = " and ".join(kernel_sources.BASELINES)
+        raise UsageError(_NO_BASELINE.format(known, machine))
+    os.environ.update({f"NUMBA_{name}": value for name, value in baseline})
+    with ExitStack() as ends:
+        try:
+            given = cache or ends.enter_context(tempfile.TemporaryDirectory())
+        except FileNotFoundError:
+            raise UsageError(_NO_TEMPORARY) from None
+        made = Path(given).absolute()
         status = _compile_into(str(made), ())
         if status:
             return status

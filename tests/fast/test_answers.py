@@ -1,11 +1,14 @@
 """Texts of ranks, for answers that only need numbers."""
 
 import numpy as np
+import pytest
 
 from select_service.fast import serve_layout as layout
 from select_service.fast.answers import Answers
 from tests.builders import a_selector, a_worker
 from tests.core.selector_scenes import KEY
+from tests.fast.test_bookings import select_and_reserve, services
+from tests.fast.test_equality import post, prompt_of
 
 
 def test_texts_that_are_made_stay_while_further_ranks_come(monkeypatch):
@@ -22,3 +25,42 @@ def test_texts_that_are_made_stay_while_further_ranks_come(monkeypatch):
         assert all(answers.can_tell(slot) for slot in range(partition.table.n_slots))
     assert made == list(range(200))
     assert len(moved) <= 9
+
+
+def none_left(*_: object, **__: object) -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize("method", ["__init__", "_ensure", "tell"])
+def test_where_no_memory_is_left_for_texts_the_ordinary_path_answers(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Not now and then: as long as it is so."""
+    asked = post("/select", prompt_of(31, True)), select_and_reserve(None)
+    with services() as two:
+        with monkeypatch.context() as patch:
+            patch.setattr(Answers, method, none_left)
+            for data in 2 * asked:
+                assert two.say(data).startswith(b"HTTP/1.1 20")
+            assert two.answered == 0
+        for data in asked:
+            assert two.say(data).startswith(b"HTTP/1.1 20")
+        assert two.answered == len(asked)
+
+
+def test_texts_for_which_no_memory_is_left_are_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    selector = a_selector()
+    selector.register(a_worker(0))
+    answers = Answers(selector.fleet.partitions[KEY], np.zeros(layout.ROW_LENGTH, np.int64))
+    real, calls = np.concatenate, []
+
+    def second_fails(arrays: list[np.ndarray]) -> np.ndarray:
+        calls.append(len(arrays))
+        if len(calls) == 2:
+            raise MemoryError
+        return real(arrays)
+
+    monkeypatch.setattr(np, "concatenate", second_fails)
+    with pytest.raises(MemoryError):
+        answers.tell(0)
+    assert answers.can_tell(0)

@@ -53,8 +53,6 @@ COPIED = (
     "kernel_baseline",
     "kernel_cache",
     "kernel_compiler",
-    "kernel_lowering",
-    "kernel_passes",
     "kernel_sources",
 )
 NO_BYTE_CODE = {"PYTHONDONTWRITEBYTECODE": "1"}

@@ -20,8 +20,6 @@ MODULES = (
     "kernel_baseline",
     "kernel_cache",
     "kernel_compiler",
-    "kernel_lowering",
-    "kernel_passes",
     "kernel_sources",
     "machine_code",
 )

@@ -107,6 +107,31 @@ def test_a_temporary_directory_that_others_might_write_to_is_not_used(places, mo
     assert MODULE not in incomplete(), "there is no place where it could become complete"
 
 
+def no_temporary_directory(monkeypatch):
+    def none_usable():
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(kernel_cache.tempfile, "gettempdir", none_usable)
+
+
+def test_complete_code_is_found_without_a_temporary_directory(places, monkeypatch):
+    """As with a read-only root file system."""
+    no_temporary_directory(monkeypatch)
+    no_home(monkeypatch, places)
+    directory = complete(places / "given")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(places / "given"))
+    assert directory_of(MODULE) == directory
+    assert private_root() is None
+
+
+def test_without_a_home_and_a_temporary_directory_the_code_is_kept_nowhere(places, monkeypatch):
+    no_temporary_directory(monkeypatch)
+    no_home(monkeypatch, places)
+    assert directory_of(MODULE) is None
+    keep(MODULE, "kernel", CODE)
+    assert find(MODULE, "kernel") is None
+
+
 def keep_all():
     for number in range(kernel_modules()[MODULE]):
         keep(MODULE, f"kernel_{number}", CODE)

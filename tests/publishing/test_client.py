@@ -7,9 +7,9 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.builders import worker_body
-from tests.publishing.client_packages import CLIENT, NO_EXTRA, n_bytes, packages, python_with
 from tests.process.in_thread import InThread
 from tests.process.launched import ROOT
+from tests.publishing.client_packages import CLIENT, NO_EXTRA, n_bytes, packages, python_with
 
 BYTES_MAX = 60_000_000
 PACKAGES_MAX = 14

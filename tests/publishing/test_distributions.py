@@ -20,8 +20,8 @@ from tests.process.running import run_to_end
 pytestmark = pytest.mark.process
 
 BUILD_S_MAX = 280
-SETTINGS = 'BASELINE: Settings = (("CPU_NAME", "x86-64-v3"), ("CPU_FEATURES", ""))'
-THIS_PROCESSOR = "BASELINE: Settings = ()"
+SETTINGS = '"x86_64": (("CPU_NAME", "x86-64-v3"), ("CPU_FEATURES", "")),'
+THIS_PROCESSOR = '"x86_64": (),'
 """In its place: code of this processor, of which the suite has most already."""
 
 
@@ -145,6 +145,20 @@ def test_a_wheel_with_machine_code_starts_without_compiling(tmp_path: Path, sett
     )
     damaged.write_bytes(damaged.read_bytes()[:-1])
     _assert_not_used(python, tmp_path, f"{damaged.parent.name}/{damaged.name} is damaged")
+
+
+@pytest.mark.slow
+def test_a_wheel_for_another_machine_has_code_of_that_machine(tmp_path: Path) -> None:
+    files = build(tmp_path / "out", "--machine", "aarch64").values()
+    (path,) = [path for path in files if path.name.endswith("aarch64.whl")]
+    with zipfile.ZipFile(path) as opened:
+        assert metadata(opened, "WHEEL")["Tag"].endswith("-manylinux_2_27_aarch64")
+        kept = [name for name in opened.namelist() if name.endswith(".kernel")]
+        (manifest,) = [name for name in opened.namelist() if name.endswith("manifest.json")]
+        assert '"machine": "aarch64"' in opened.read(manifest).decode()
+        begin = opened.read(kept[0]).index(b"\x7fELF")
+        assert opened.read(kept[0])[begin + 18] == 183  # EM_AARCH64
+    assert len(kept) == sum(kernel_modules().values())
 
 
 def _copy_project(folder: Path, settings: str) -> None:

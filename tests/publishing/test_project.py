@@ -3,6 +3,9 @@
 import re
 import tomllib
 
+import pytest
+from packaging.requirements import Requirement
+
 from tests.process.launched import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -21,6 +24,15 @@ def test_what_is_used_beyond_its_promises_is_bounded_above() -> None:
     needed = PROJECT["optional-dependencies"]["server"]
     bounded = {re.split(r"[><=; ]", each, maxsplit=1)[0] for each in needed if "<" in each}
     assert {"httptools", "llvmlite", "numba", "pyzmq", "starlette", "uvicorn"} <= bounded
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [("numba", "0.65.0"), ("llvmlite", "0.47.0"), ("numpy", "2.3.5")]
+)
+def test_the_compiler_may_be_that_of_images_of_engines(name: str, version: str) -> None:
+    """What vLLM 0.33 pins."""
+    (needed,) = (each for each in map(Requirement, PROJECT["dependencies"]) if each.name == name)
+    assert version in needed.specifier
 
 
 def test_the_readme_installs_into_an_environment() -> None:

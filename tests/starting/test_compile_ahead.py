@@ -10,7 +10,7 @@ from llvmlite import binding
 from indexer import kernel_baseline
 from indexer.kernel_baseline import FEATURES
 from tests.process.launched import START_S_MAX, own_environment
-from tests.process.running import complaint
+from tests.process.running import complaint, run_to_end
 
 WITHOUT_AVX2 = """
 import sys
@@ -21,11 +21,18 @@ from select_service.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """
 
-pytestmark = pytest.mark.skipif(
-    platform.machine() != kernel_baseline.MACHINE, reason="of x86-64 alone"
-)
+of_x86_64 = pytest.mark.skipif(platform.machine() != "x86_64", reason="of x86-64 alone")
 
 
+def test_a_machine_without_portable_code_is_named():
+    status, _, said = run_to_end("compile", "--portable", "--machine", "riscv64")
+    assert status == 1
+    assert said == (
+        "select-service: error: --portable makes code for x86_64 and aarch64, and not for riscv64\n"
+    )
+
+
+@of_x86_64
 @pytest.mark.parametrize("arguments", [("--port", "0"), ("replay", "missing")])
 def test_a_start_on_a_processor_that_is_too_old_says_what_it_lacks(arguments):
     done = subprocess.run(
@@ -42,6 +49,7 @@ def test_a_start_on_a_processor_that_is_too_old_says_what_it_lacks(arguments):
     assert "CPU=generic" in said
 
 
+@of_x86_64
 @pytest.mark.parametrize(
     ("wanted", "lacking"),
     [("x86-64-v3", ["fma"]), ("generic", []), ("znver4", []), (None, [])],
@@ -50,10 +58,12 @@ def test_what_is_lacking_is_known_of_the_baseline(monkeypatch, wanted, lacking):
     monkeypatch.delenv("NUMBA_CPU_NAME", raising=False)
     if wanted is not None:
         monkeypatch.setenv("NUMBA_CPU_NAME", wanted)
-    less = binding.FeatureMap({name: name != "fma" for name in FEATURES})
+    less = binding.FeatureMap({name: name != "fma" for name in FEATURES["x86_64"]})
     monkeypatch.setattr(binding, "get_host_cpu_features", lambda: less)
     assert kernel_baseline.lacking_of_wanted() == lacking
     monkeypatch.setattr(
-        binding, "get_host_cpu_features", lambda: binding.FeatureMap.fromkeys(FEATURES, True)
+        binding,
+        "get_host_cpu_features",
+        lambda: binding.FeatureMap.fromkeys(FEATURES["x86_64"], True),
     )
     assert kernel_baseline.lacking_of_wanted() == []

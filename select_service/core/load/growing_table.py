@@ -15,6 +15,9 @@ Table = npt.NDArray[np.uint64]
 """uint64[rows * fields], see table_kernels"""
 
 ROWS_AT_FIRST = 1024
+ROWS_RESERVED = 16_384
+"""Of the first successor, which takes the longest prompt that can be booked.  It is there from the
+start, untouched: a process that has run out of memory since then still books."""
 MOVED_IN_A_STEP = 32
 """Rows at least, whatever is booked."""
 TOUCHED_IN_A_STEP = 1 << 18
@@ -33,9 +36,10 @@ class GrowingTable:
         """at: where in the header the table begins"""
         self._header, self._at, self._fields = header, at, fields
         self._given_back = 0  # bytes of `old` that are no longer needed
-        self.old = self._next = _NOTHING
+        self.old = _NOTHING
         self._touched = [0, 0]  # numbers of `table` and of `_next` whose pages are there
         self.table = zeros(ROWS_AT_FIRST * fields, np.uint64)
+        self._next = zeros(ROWS_RESERVED * fields, np.uint64)
         header[at + MOVED_AT_LEAST] = MOVED_IN_A_STEP
         self._show(at, self.table)
 

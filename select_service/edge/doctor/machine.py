@@ -72,7 +72,7 @@ def machine(own_version: str, late: Late, before: CpuReading, after: CpuReading)
 
 def _processor() -> str:
     if kernel_cache.is_baseline():
-        return dict(kernel_sources.BASELINE)["CPU_NAME"]
+        return dict(kernel_sources.baseline() or ())["CPU_NAME"]
     return os.environ.get("NUMBA_CPU_NAME") or THIS_ONE
 
 

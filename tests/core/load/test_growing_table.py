@@ -78,9 +78,23 @@ def test_a_table_that_finds_no_memory_loses_nothing(monkeypatch):
     monkeypatch.setattr(growing_table, "zeros", none)
     before = load.totals.copy()
     with pytest.raises(MemoryError):
-        load.reserve_room(10_000)
+        load.reserve_room(2 * BOOKED_BLOCKS_MAX)
     assert np.array_equal(load.totals, before)
     load.check_invariants()
+
+
+def test_the_longest_prompt_is_booked_by_a_process_that_has_run_out_of_memory(monkeypatch):
+    loads = Loads()
+
+    def none(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(growing_table, "zeros", none)
+    loads.add("longest", 0, np.arange(BOOKED_BLOCKS_MAX), 1)
+    loads.load.check_invariants()
+    loads.remove("longest")
+    loads.add("another", 0, np.arange(10**6, 10**6 + BOOKED_BLOCKS_MAX), 1)
+    loads.load.check_invariants()
 
 
 def test_a_replaced_table_is_given_back_in_steps(monkeypatch):

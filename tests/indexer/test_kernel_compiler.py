@@ -1,5 +1,8 @@
 """Kernels do what Python does, whose arrays numba's own lowering would count and place."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +11,7 @@ import pytest
 from numba import njit
 from numba.core.errors import NumbaRuntimeError
 
-from indexer import kernel_compiler
+from indexer import kernel_compiler, kernel_sources
 from indexer.machine_code import load
 
 VALUES = np.arange(12) * 3 - 7
@@ -119,3 +122,35 @@ def test_a_helper_within_helpers_is_there_for_other_code_of_numba_too() -> None:
     assert kernel(entry, "int64(int64[::1], int64)")(VALUES, 3) == expected
     assert njit(entry)(VALUES, 3) == expected
     assert len(inner.signatures) == 1
+
+
+AARCH64 = 183
+"""EM_AARCH64 of elf.h."""
+FOR_ANOTHER_MACHINE = """
+import sys
+from indexer import kernel_compiler
+code = kernel_compiler.compile_kernel(lambda a, n: a[n] + a[-1], "int64(int64[::1], int64)", {})
+sys.stdout.buffer.write(code.object_file)
+"""
+
+
+def test_code_for_another_machine_is_of_that_machine() -> None:
+    variables = {kernel_sources.MACHINE_VARIABLE: "aarch64", "NUMBA_CPU_NAME": "generic"}
+    done = subprocess.run(
+        [sys.executable, "-c", FOR_ANOTHER_MACHINE],
+        env={**os.environ, **variables},
+        capture_output=True,
+        check=True,
+        timeout=120,
+    )
+    assert done.stdout.startswith(b"\x7fELF")
+    assert int.from_bytes(done.stdout[18:20], "little") == AARCH64
+
+
+def test_code_for_another_machine_is_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of a processor does not tell: each architecture has a generic one."""
+    generic, found = (("CPU_NAME", "generic"), ("CPU_FEATURES", "")), set()
+    for machine in ("x86_64", "aarch64"):
+        monkeypatch.setenv(kernel_sources.MACHINE_VARIABLE, machine)
+        found.add(kernel_sources._machine.__wrapped__(generic))
+    assert len(found) == 2
