@@ -13,8 +13,6 @@ from pathlib import Path
 
 import msgspec
 
-from select_service.whole_file import open_regular
-
 TRACE_BLOCK_TOKENS = 512
 ROW_BYTES_MAX = 4 * 2**20
 
@@ -52,7 +50,7 @@ def rows(path: Path) -> Iterator[tuple[int, Row]]:
     decoder = msgspec.json.Decoder(Row)
     number = 1
     try:
-        with open_regular(path) as file, gzip.open(file) if path.suffix == ".gz" else file as lines:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
             while line := lines.readline(ROW_BYTES_MAX):
                 if line.strip():
                     yield number, _checked(decoder.decode(line))

@@ -12,6 +12,7 @@ from select_service.planner.core.predict.makers import chosen, makers
 from select_service.planner.core.predict.trace import Asked, windows
 from select_service.planner.core.settings import Settings
 from select_service.request_trace import rows
+from select_service.whole_file import open_regular
 
 PROPHET_TIMEOUT_S = 10.0
 _AXIS_START = "2024-01-01"
@@ -33,6 +34,7 @@ def warm_up(forecast: TrafficForecast, trace: Path, interval_s: float) -> int:
 
     Raises TraceError, OSError.
     """
+    open_regular(trace).close()  # a planner does not wait for who writes to a pipe
     asked = (Asked(row.timestamp, row.prompt_tokens, row.output_length) for _, row in rows(trace))
     shown = 0
     for window in windows(asked, interval_s):
