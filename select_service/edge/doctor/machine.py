@@ -14,7 +14,7 @@ from indexer.sockets.descriptors import in_use
 from select_service.bodies.doctor import Machine
 from select_service.core.doctor.judging_service import THIS_ONE
 
-LIBRARIES = ("numba", "llvmlite", "numpy", "pyzmq", "aiohttp", "uvloop")
+LIBRARIES = ("numba", "llvmlite", "numpy", "pyzmq", "httptools", "uvloop")
 _CGROUP = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60
 _STEAL = 8
