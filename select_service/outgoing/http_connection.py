@@ -15,7 +15,7 @@ from select_service.outgoing.reading_budget import ReadingBudget
 from select_service.outgoing.request_error import RequestError, RequestFailure
 from select_service.outgoing.tls_layer import TlsLayer
 
-UNREAD_BYTES_MAX = 1 << 19
+UNREAD_BYTES_MAX = 1 << 20
 """Of a body, parsed ahead of whatever takes it; what was received with it comes on top."""
 RECEIPT_BYTES = 1 << 14
 """Received at once, so that many connections with bytes in one turn do not add up."""

@@ -2,13 +2,13 @@
 
 import asyncio
 import gc
+import weakref
 from collections import Counter
 from time import monotonic
 
 import pytest
 import uvloop
 
-from select_service.outgoing import reading_budget as module
 from select_service.outgoing.reading_budget import (
     CREDIT_S_MAX,
     SHARE,
@@ -173,6 +173,7 @@ def test_a_loop_has_one_budget_which_ends_with_it():
 
     first, second = asyncio.run(scene()), asyncio.run(scene())
     assert first is not second
+    known = [weakref.ref(first), weakref.ref(second)]
     del first, second
     gc.collect()
-    assert len(module._budgets) == 0
+    assert [each() for each in known] == [None, None]
