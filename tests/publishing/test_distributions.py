@@ -154,7 +154,9 @@ def test_a_wheel_for_another_machine_has_code_of_that_machine(tmp_path: Path) ->
     with zipfile.ZipFile(path) as opened:
         assert metadata(opened, "WHEEL")["Tag"].endswith("-manylinux_2_27_aarch64")
         kept = [name for name in opened.namelist() if name.endswith(".kernel")]
-        (manifest,) = [name for name in opened.namelist() if name.endswith("manifest.json")]
+        (manifest,) = [
+            name for name in opened.namelist() if name.endswith("/kernels_of_wheel/manifest.json")
+        ]
         assert '"machine": "aarch64"' in opened.read(manifest).decode()
         begin = opened.read(kept[0]).index(b"\x7fELF")
         assert opened.read(kept[0])[begin + 18] == 183  # EM_AARCH64
