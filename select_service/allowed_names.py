@@ -64,3 +64,8 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def is_same_origin(origin: str, host: str) -> bool:
+    """Return whether a page of this origin has come from the host that it asks."""
+    return origin.partition("://")[2].lower() == host.lower()

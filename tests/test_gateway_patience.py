@@ -5,7 +5,10 @@ import contextlib
 import importlib.util
 from pathlib import Path
 
+import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from select_service.core.load.bins import TIME_BINS, TIME_EDGES_S
 from tests.api.in_process import Api
@@ -14,12 +17,16 @@ from tests.builders import worker_body
 PATH = Path(__file__).parents[1] / "docs/examples/surviving_gateway/gateway_patience.py"
 
 
-@pytest.fixture(scope="module")
-def patience():
-    spec = importlib.util.spec_from_file_location("gateway_patience", PATH)
+def loaded(name):
+    spec = importlib.util.spec_from_file_location(name, PATH.with_name(f"{name}.py"))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def patience():
+    return loaded("gateway_patience")
 
 
 def observed(*seconds):
@@ -101,3 +108,22 @@ def test_models_that_are_asked_about_are_bounded(patience):
     for number in range(2 * patience.MODELS_MAX):
         first.seconds(str(number))
     assert len(first._seconds) == patience.MODELS_MAX
+
+
+def test_a_service_that_refuses_to_tell_is_logged_once(caplog):
+    gateway_selector = loaded("gateway_selector")
+
+    async def refuse(request):
+        return web.json_response({"error": "this key may not"}, status=403)
+
+    async def ask_twice():
+        application = web.Application()
+        application.router.add_get("/planner/observation", refuse)
+        async with TestServer(application) as server, aiohttp.ClientSession() as http:
+            selector = gateway_selector.Selector(http, str(server.make_url("/")))
+            return [await selector.observed("m") for _ in range(2)]
+
+    assert asyncio.run(ask_twice()) == [{}, {}]
+    (record,) = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert "status 403" in record.getMessage()
+    assert "--first-token-secs" in record.getMessage()

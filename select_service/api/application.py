@@ -17,7 +17,7 @@ from select_service.api.service import (
 from select_service.errors import CapacityExceeded, SelectError, ShuttingDown
 from select_service.http.codec import error_response
 from select_service.http.endpoint import Endpoint
-from select_service.http.hosts import AllowedHosts, HostNotAllowed
+from select_service.http.hosts import AllowedHosts, HostNotAllowed, OriginNotAllowed, check_origin
 from select_service.settings.reach import allowed_hosts
 
 log = logging.getLogger("select_service")
@@ -32,6 +32,7 @@ class Application:
         self._service = service
         hosts = allowed_hosts(service.config)
         self._hosts = None if hosts is None else AllowedHosts(hosts)
+        self._has_no_keys = service.config["api_keys_file"] is None
         resources = {path: Resource(path, endpoints) for path, endpoints in _by_path().items()}
         self._plain = {path: each for path, each in resources.items() if "{" not in path}
         self._router = Router(
@@ -50,13 +51,15 @@ class Application:
         scope["service"] = self._service
         # A reservation id may hold an encoded slash, so segments are split before they are decoded.
         scope["path"] = path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
-        if self._hosts is not None:
-            try:
+        try:
+            if self._hosts is not None:
                 self._hosts.check(scope["headers"])
-            except HostNotAllowed as error:
-                self._service.metrics.request("unknown", "any", error.status)
-                await error_response(error)(scope, receive, send)
-                return
+            if self._has_no_keys:
+                check_origin(scope["method"], scope["headers"])
+        except (HostNotAllowed, OriginNotAllowed) as error:
+            self._service.metrics.request("unknown", "any", error.status)
+            await error_response(error)(scope, receive, send)
+            return
         try:
             await self._plain.get(path, self._router)(scope, receive, send)
         except Exception as error:

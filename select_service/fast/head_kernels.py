@@ -73,6 +73,7 @@ NAMES = words_of(
     b"upgrade",
     b"http2-settings",
     b"proxy-connection",
+    b"origin",
     small=True,
 )
 HOST, LENGTH, TYPE, CONNECTION, CLASS, KEY = range(6)

@@ -414,6 +414,7 @@ HEADS = [
     lines(POST, HOST, TYPE, LENGTH, "Proxy-Connection: close"),
     lines(POST, HOST, TYPE, LENGTH, "Upgrade: h2c"),
     lines(POST, HOST, TYPE, LENGTH, "HTTP2-Settings: AAMAAABk"),
+    lines(POST, HOST, TYPE, LENGTH, "Origin: http://evil.example"),
     lines(POST, HOST, LENGTH),
     lines(POST, HOST, LENGTH, "Content-Type: text/plain"),
     lines(POST, HOST, LENGTH, "Content-Type: application/jsonx"),

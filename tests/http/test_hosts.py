@@ -142,3 +142,34 @@ def test_a_request_without_a_name_is_let_in(path):
             client.send(b"GET /health HTTP/1.1\r\n\r\n")
             assert client.answer().status == 400
         assert service.call("GET", "/health", host="evil.example").status == 403
+
+
+@pytest.mark.parametrize("flags", [(), ("--insecure",)])
+def test_a_page_of_another_origin_changes_nothing(flags):
+    with Api(*flags) as api:
+        api.post("/workers", worker_body(1))
+        for method, path in (
+            ("POST", "/workers/1/drain"),
+            ("POST", "/workers"),
+            ("DELETE", "/workers/1"),
+            ("POST", "/reservations/a/prefill_complete"),
+        ):
+            body = worker_body(2) if path == "/workers" else None
+            answer = api.call(method, path, body, origin="https://evil.example")
+            assert (answer.status, answer.body["code"]) == (403, "origin_not_allowed")
+        assert [each["worker_id"] for each in api.call("GET", "/workers").body] == [1]
+        assert api.call("GET", "/workers", origin="https://evil.example").status == 200
+
+
+def test_a_page_of_the_service_itself_may_change_something():
+    with Api() as api:
+        api.post("/workers", worker_body(1))
+        own = {"origin": "http://localhost:8092", "host": "localhost:8092"}
+        assert api.call("POST", "/workers/1/drain", None, **own).status == 202
+
+
+def test_with_keys_any_program_may_name_an_origin(tmp_path):
+    path = keys_file(tmp_path, entry("a", "operator"))
+    with Api("--api-keys-file", str(path)) as api:
+        headers = {"authorization": bearer("a"), "origin": "https://gateway.example"}
+        assert api.post("/workers", worker_body(1), **headers).status in (200, 201)

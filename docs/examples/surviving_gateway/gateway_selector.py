@@ -9,7 +9,6 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Set
 from typing import Any, NamedTuple, Self
-from urllib.parse import urlencode
 
 import aiohttp
 
@@ -88,6 +87,7 @@ class Selector:
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         self._http = http
         self._url = url.rstrip("/")
+        self._is_refusal_logged = False
 
     async def reserve(self, reservation_id: str, wanted: Wanted, avoid: Set[int]) -> Booking:
         """Choose and book.  Raises NoAnswer, Unreachable.
@@ -143,12 +143,34 @@ class Selector:
         return {}
 
     async def observed(self, model: str) -> Mapping[str, Any]:
-        """What the service has seen of the last ten minutes' requests; nothing if it does not say.
+        """Return what the service has seen of the last ten minutes' requests, or nothing.
 
         With keys that needs one of the role metrics or operator besides caller.
         """
-        query = urlencode({"model_name": model, "window_s": OBSERVED_S})
-        return await self.tell("GET", f"/planner/observation?{query}")
+        timeout = aiohttp.ClientTimeout(total=CALL_S_MAX)
+        url, query = f"{self._url}/planner/observation", {"model_name": model}
+        try:
+            async with self._http.get(
+                url, params=query | {"window_s": str(OBSERVED_S)}, timeout=timeout
+            ) as answer:
+                if answer.status == 200:
+                    found: dict[str, Any] = await answer.json()
+                    return found
+                self._warn_of_refusal(answer.status)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            log.debug("observation not received: %r", error)
+        return {}
+
+    def _warn_of_refusal(self, status: int) -> None:
+        """Log once that times to a first token stay unknown; 404 means that no request came."""
+        if status == 404 or self._is_refusal_logged:
+            return
+        self._is_refusal_logged = True
+        log.warning(
+            "observation refused with status %d: waiting up to a minute for first tokens; the key "
+            "needs the role metrics, or give --first-token-secs",
+            status,
+        )
 
     async def follow(
         self, moved: Callable[[Mapping[str, Any]], None], missed: Callable[[], None]

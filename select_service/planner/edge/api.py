@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from select_service.allowed_names import AllowedNames
+from select_service.allowed_names import AllowedNames, is_same_origin
 from select_service.planner.config import DeploymentConfig
 from select_service.planner.connectors.advisory import Switched
 from select_service.planner.connectors.opening import virtual_of
@@ -133,18 +133,13 @@ class _Guard:
                 "a name of `allowed_hosts` under `api`"
             )
             return refusal(403, "host_not_allowed", fault)
-        if method in _READING or origin is None or _is_of(origin, host):
+        if method in _READING or origin is None or is_same_origin(origin, host):
             return None
         fault = (
             f"pages of the origin `{shown(origin)}` may change nothing here: "
             "send the request without the header `Origin`"
         )
         return refusal(403, "origin_not_allowed", fault)
-
-
-def _is_of(origin: str, host: str) -> bool:
-    """Return whether a page of this origin has come from the host that it asks."""
-    return origin.partition("://")[2].lower() == host.lower()
 
 
 class _Api:
