@@ -8,4 +8,4 @@ def package_version() -> str:
     try:
         return version("select-service")
     except PackageNotFoundError:
-        return "0.2.0+source"
+        return "0.3.0+source"

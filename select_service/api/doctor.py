@@ -33,7 +33,7 @@ _FINDING = {
     "(`replay_endpoint`).",
 }
 _MACHINE: dict[str, Any] = {
-    "version": "0.2.0",
+    "version": "0.3.0",
     "python": "3.12.9",
     "libraries": {"libzmq": "4.3.5", "numba": "0.65.0"},
     "processor": "this one",

@@ -252,7 +252,7 @@ def _chunks(parts: list[DumpPart]) -> Iterator[bytes]:
                 "Every setting with its value and origin.",
                 ConfigView,
                 {
-                    "version": "0.2.0",
+                    "version": "0.3.0",
                     "settings": {
                         "port": {
                             "value": 8092,

@@ -7,7 +7,6 @@ from select_service.errors import SelectError
 from select_service.http.head import Headers
 from select_service.spelling import shown
 
-
 READING = ("GET", "HEAD", "OPTIONS")
 """Methods that change nothing."""
 
