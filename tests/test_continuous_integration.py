@@ -1,5 +1,6 @@
 """Continuous integration runs the suite in a folder that is named as most clones are."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -17,11 +18,17 @@ exit 3
 """Stands in for scripts/test: lists the files of the checkout and its name, and fails."""
 
 
+ENVIRONMENTS = {
+    *re.findall(r"(\.venv(?:-\w+)?)\b", (ROOT / ".gitignore").read_text()),
+    *(path.name for path in ROOT.glob(".venv*")),
+}
+
+
 def run_in(checkout: Path) -> tuple[int, list[str]]:
     """Return the exit status and the output of `.ci/run` in a checkout that has SUITE."""
-    for name, text in (("scripts/test", SUITE), (".venv/bin/python", ""), ("tests/new.py", "")):
+    for name in ("scripts/test", "tests/new.py", *(f"{each}/bin/python" for each in ENVIRONMENTS)):
         (checkout / name).parent.mkdir(parents=True)
-        (checkout / name).write_text(text)
+        (checkout / name).write_text(SUITE if name == "scripts/test" else "")
     (checkout / "scripts/test").chmod(0o755)
     (checkout / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", checkout / ".ci")
@@ -47,6 +54,8 @@ def test_the_suite_runs_in_a_folder_of_that_name_and_its_status_counts(
     assert {"./tests/new.py", "./scripts/test", "./.ci/run"} <= set(lines)
 
 
-def test_the_copy_leaves_out_the_environment(tmp_path: Path) -> None:
+def test_the_copy_leaves_out_all_environments(tmp_path: Path) -> None:
+    """They name the checkout that they were made in."""
+    assert {".venv", ".venv-oldest"} <= ENVIRONMENTS
     _, lines = run_in(tmp_path / "main")
-    assert "./.venv/bin/python" not in lines
+    assert [line for line in lines if ".venv" in line] == []

@@ -73,7 +73,7 @@ def _arguments() -> argparse.Namespace:
         action="append",
         metavar="PYTHON",
         help="as `uv venv --python` takes it, as 3.12: make a wheel for it, instead of for the one "
-        "that runs this; may be repeated; needs uv and a package registry",
+        "that runs this; may be repeated; needs a package registry",
     )
     parser.add_argument(
         "--machine",
@@ -135,7 +135,8 @@ def _with_dependencies(python: str, source: Path, work: Path) -> Path:
         ("venv", "--python", python, folder / "venv"),
         ("pip", "install", "--python", folder / "venv", *lock),
     ):
-        done = subprocess.run(["uv", "--quiet", *map(str, command)], check=False)
+        uv = [sys.executable, "-m", "uv", "--quiet"]  # of this environment, whatever PATH says
+        done = subprocess.run([*uv, *map(str, command)], check=False)
         if done.returncode:
             sys.exit(f"scripts/build_wheel: `uv {command[0]}` failed with {done.returncode}")
     return folder / "venv" / "bin" / "python"

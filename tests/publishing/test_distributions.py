@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from indexer.kernel_sources import kernel_modules
+from scripts.publishing import distributions
 from tests.patience import eventually
 from tests.process.launched import ROOT, Launched, free_port
 from tests.process.running import run_to_end
@@ -63,6 +64,14 @@ def tracked(*folders: str) -> set[str]:
     command = ("git", "-C", ROOT, "ls-files", "-z", *folders)
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return {name for name in done.stdout.split("\0") if name and (ROOT / name).exists()}
+
+
+def test_a_python_that_is_nowhere_ends_the_build_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # uv is that of this environment
+    with pytest.raises(SystemExit, match="`uv venv` failed with "):
+        distributions._with_dependencies("3.1", ROOT, tmp_path)
 
 
 def test_the_sdist_is_what_the_repository_has(sdist_names: set[str]) -> None:

@@ -241,6 +241,11 @@ def _first_bad_endpoint(worker: Worker) -> list[str]:
     return []
 
 
+def _place(worker: Worker) -> tuple[PartitionKey, str]:
+    """Return where its engine is; a slash behind a URL makes no other place of it."""
+    return worker.key, (worker.given.endpoint or "").rstrip("/")
+
+
 class Catalog:
     """All workers by id.  An id is global: registering it under another scope moves it."""
 
@@ -251,7 +256,7 @@ class Catalog:
         self._measured: dict[int, None] = {}
         """Those with a metrics endpoint."""
         self._at_endpoint: dict[tuple[PartitionKey, str], dict[int, None]] = {}
-        """Ids of workers of one partition whose engines have the same `endpoint`."""
+        """Ids of workers of one partition whose engines have the same `endpoint`, by `_place`."""
         self.models: Counter[str] = Counter()
         """How many records there are of each model; models without any are left out."""
         self.changes = 0
@@ -323,8 +328,7 @@ class Catalog:
         self._deleted.pop(worker.worker_id, None)
         self.models[worker.key.model_name] += 1
         if worker.given.endpoint:
-            at = self._at_endpoint.setdefault((worker.key, worker.given.endpoint), {})
-            at[worker.worker_id] = None
+            self._at_endpoint.setdefault(_place(worker), {})[worker.worker_id] = None
         if worker.given.metrics_endpoint:
             self._measured[worker.worker_id] = None
         else:
@@ -336,7 +340,7 @@ class Catalog:
 
     def same_engine(self, worker: Worker) -> int | None:
         """Return the id of another worker that has the same endpoint and some of the same ranks."""
-        at = self._at_endpoint.get((worker.key, worker.given.endpoint or ""), {})
+        at = self._at_endpoint.get(_place(worker), {})
         if worker.worker_id not in at or len(at) == 1:
             return None
         others = (each for each in islice(at, NEIGHBOURS_MAX) if each != worker.worker_id)
@@ -349,7 +353,7 @@ class Catalog:
 
     def _leave_endpoint(self, worker: Worker) -> None:
         """Nothing, for a worker that was deleted already."""
-        place = worker.key, worker.given.endpoint or ""
+        place = _place(worker)
         at = self._at_endpoint.get(place, {})
         at.pop(worker.worker_id, None)
         if not at:
@@ -389,7 +393,7 @@ class Catalog:
         alive = [worker for worker in self if worker.worker_id not in self._deleted]
         measured = {worker.worker_id for worker in alive if worker.given.metrics_endpoint}
         assert set(self._measured) == measured
-        there = {(w.key, w.given.endpoint, w.worker_id) for w in alive if w.given.endpoint}
+        there = {(*_place(w), w.worker_id) for w in alive if w.given.endpoint}
         at = self._at_endpoint.items()
         assert {(*place, worker_id) for place, ids in at for worker_id in ids} == there
         assert all(self._at_endpoint.values())

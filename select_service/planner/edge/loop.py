@@ -15,7 +15,7 @@ from select_service.planner.core.inputs import Role, TickInput
 from select_service.planner.core.schedule import EARLY_S
 from select_service.planner.core.settings import Settings
 from select_service.planner.core.tick import Effects
-from select_service.planner.edge.member import Member, TooLate
+from select_service.planner.edge.member import LOOK_S, Member, TooLate
 from select_service.planner.judging import faults
 from select_service.planner.reading import ConfigError
 
@@ -26,7 +26,8 @@ DEADLINE_S = 30.0
 STEP_S = 2.0
 """Between two steps of what connectors have under way."""
 RETRY_S = 5.0
-"""After a tick in which a deployment could not be decided: it is still due."""
+"""After a tick in which a deployment could not be decided: it is still due; and before the first
+tick, from a look that found faults to the next one."""
 
 
 class Listener(Protocol):
@@ -205,6 +206,17 @@ class Loop:
         for listener in self._listeners:
             listener.changed(name, Settings(**own), now_s)
 
+    async def _look_before_ticks(self) -> None:
+        """Ask everything once, and again what was wrong: it may have started at the same time."""
+        names = list(self.members)
+        while names:
+            await asyncio.gather(*map(self._look, names))
+            names = [name for name in names if self.members[name].faults]
+            left_s = min(map(self._due_at, self.members)) - self._clock()
+            if left_s < RETRY_S + LOOK_S:  # no tick has to wait for it
+                return
+            await asyncio.sleep(RETRY_S)
+
     async def _look(self, name: str) -> None:
         try:
             await self.members[name].look()
@@ -212,7 +224,7 @@ class Loop:
             self.members[name].failed("sources", error)
 
     async def _tick_for_ever(self) -> None:
-        await asyncio.gather(*map(self._look, self.members))
+        await self._look_before_ticks()
         while True:
             at_s = min(map(self._due_at, self.members))
             await asyncio.sleep(max(0.0, at_s - self._clock()))

@@ -135,11 +135,13 @@ class Member:
         self._noted = self.faults
         """Those of the tick that is under way."""
         self._contradicted: dict[Role, str] = {}
+        self._looked: dict[str, object] = {}
+        """What the log had of the last look."""
         self._busy = asyncio.Lock()
 
     async def look(self) -> None:
         """Ask all sources and the platform once, so that what is wrong is known before any tick."""
-        self._noted = {}
+        self._noted, before = {}, self._looked
         interval_s = self.config.load_adjustment_interval_seconds
         due = NextTick(at_s=0.0, run_load=True, run_throughput=False, traffic_s=interval_s)
         counts: dict[Role, Replicas] = {}
@@ -151,12 +153,13 @@ class Member:
         except TimeoutError:
             self._fault("start", f"not everything has answered within {LOOK_S:g} s")
         self.faults = self._noted
-        fields = {
+        self._looked = {
             "deployment": self.config.name,
             "ready": {role.value: found.ready for role, found in counts.items()} or "unknown",
             "faults": len(self.faults),
         }
-        log.info("deployment observed", extra={"fields": fields})
+        if self._looked != before:
+            log.info("deployment observed", extra={"fields": self._looked})
 
     async def told(self, due: NextTick, now_s: float) -> TickInput:
         """What is known now. What fails is unknown, and stands in `faults`.

@@ -90,10 +90,11 @@ class SelectorSource:
                 self._heard_from(url)
                 self.unknown = refusal.error
                 return None
-            self._missed(url, str(error), is_gone=error.gone)
+            self._missed(url, _fault(error, refusal), is_gone=error.gone)
             return None
         except msgspec.DecodeError as error:
-            self._missed(url, f"not an observation: {error}", is_gone=False)
+            fault = f"the answer is no observation ({error}): is this the URL of a selector?"
+            self._missed(url, fault, is_gone=False)
             return None
         self._heard_from(url)
         return answer
@@ -115,6 +116,15 @@ class SelectorSource:
     def _is_gone(self, url: str, window_s: float) -> bool:
         since = self._gone_since.get(url)
         return since is not None and self._clock() - since >= window_s
+
+
+def _fault(error: Unreachable, refusal: _Refusal) -> str:
+    """Return one line: pages of other servers are not shown."""
+    if error.status is None:
+        return str(error)
+    if refusal.error:
+        return f"status {error.status}: {refusal.error}"
+    return f"status {error.status} in words that are no selector's: is this the URL of a selector?"
 
 
 def _refusal(body: bytes) -> _Refusal:

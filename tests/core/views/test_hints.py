@@ -77,9 +77,10 @@ def test_two_ranks_on_one_endpoint_until_one_leaves(selector):
     assert hints(selector) == []
 
 
-def test_two_workers_at_one_endpoint_until_one_leaves():
+@pytest.mark.parametrize("other", ["http://w:8000", "http://w:8000/"])
+def test_two_workers_at_one_endpoint_until_one_leaves(other):
     selector = a_selector()
-    selector.register(a_worker(2, endpoint="http://w:8000"))
+    selector.register(a_worker(2, endpoint=other))
     [hint] = hints(selector, endpoint="http://w:8000")
     assert hint.startswith("endpoint `http://w:8000` is also that of worker 2: ")
     [hint] = selector.record(selector.worker(2)).hints

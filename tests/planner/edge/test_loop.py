@@ -61,8 +61,10 @@ class Told:
         self.unknown: str | None = None
         self.answer: Observed | None = observed(requests)
         self.hangs = False
+        self.asked = 0
 
     async def observe(self, window_s: float, **slo: float) -> Observed | None:
+        self.asked += 1
         if self.hangs:
             await asyncio.sleep(3600)
         return self.answer
@@ -158,6 +160,59 @@ def test_a_model_that_no_selector_knows_is_said() -> None:
         scene.source.unknown = "nothing is known of model=m"
         await scene.tick()
         assert scene.member.faults == {"model": "nothing is known of model=m"}
+
+    asyncio.run(run())
+
+
+def test_what_is_wrong_at_the_start_is_asked_again_before_the_first_tick(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A selector that was started at the same time may answer seconds later."""
+    monkeypatch.setattr(loops, "RETRY_S", 0.01)
+    caplog.set_level("INFO")
+
+    def observed_faults() -> list[int]:
+        found = [each for each in caplog.records if each.getMessage() == "deployment observed"]
+        return [each.fields["faults"] for each in found]  # type: ignore[attr-defined]
+
+    async def run() -> None:
+        scene = Scene()
+        scene.source.faults = {"http://selector": "refused"}
+        running = asyncio.create_task(scene.loop.run())
+        async with asyncio.timeout(30.0):
+            while scene.source.asked < 3:
+                await asyncio.sleep(0.001)
+            assert scene.member.faults == scene.source.faults
+            assert observed_faults() == [1]
+            scene.source.faults = {}
+            while scene.member.faults:
+                await asyncio.sleep(0.001)
+        asked = scene.source.asked
+        await asyncio.sleep(0.05)
+        assert scene.source.asked == asked
+        assert observed_faults() == [1, 0]
+        assert scene.listening.ticks == []
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_the_first_tick_does_not_wait_for_another_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops, "LOOK_S", 120.0)
+
+    async def run() -> None:
+        scene = Scene()
+        scene.source.faults = {"http://selector": "refused"}
+        running = asyncio.create_task(scene.loop.run())
+        while scene.source.asked < 1 or not scene.member.faults:
+            await asyncio.sleep(0)
+        scene.now = 60.0
+        async with asyncio.timeout(30.0):
+            while not scene.listening.ticks:
+                await asyncio.sleep(0.001)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
     asyncio.run(run())
 

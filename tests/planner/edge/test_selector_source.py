@@ -168,23 +168,38 @@ def test_a_selector_that_says_nothing_makes_traffic_unknown_until_it_is_gone() -
     asyncio.run(scenario())
 
 
+STRANGE = "in words that are no selector's: is this the URL of a selector?"
+
+
 @pytest.mark.parametrize(
-    "answered",
+    ("answered", "fault"),
     [
-        lambda request: web.Response(status=500),
-        lambda request: web.Response(status=404, text="<h1>Not Found</h1>"),
-        lambda request: web.json_response({"code": "route_not_found"}, status=404),
-        lambda request: web.Response(text="{}"),
-        lambda request: web.json_response(answer(arrivals="many")),
+        (lambda request: web.Response(status=500), f"status 500 {STRANGE}"),
+        (lambda request: web.Response(status=404, text="<h1>Hi</h1>"), f"status 404 {STRANGE}"),
+        (
+            lambda request: web.json_response(
+                {"error": "?", "code": "route_not_found"}, status=404
+            ),
+            "status 404: ?",
+        ),
+        (lambda request: web.Response(text="{}"), "is this the URL of a selector?"),
+        (
+            lambda request: web.json_response(answer(arrivals="many")),
+            "the answer is no observation (Expected `int`",
+        ),
     ],
 )
-def test_nobody_answers(answered: Any) -> None:
-    async def ask() -> Observed | None:
+def test_nobody_answers(answered: Any, fault: str) -> None:
+    async def ask() -> tuple[Observed | None, dict[str, str]]:
         async with served(answered) as url, Outbound() as http:
             source = SelectorSource([url], http, "m", "default", Clock())
-            return await source.observe(60.0, ttft_s=1.0, itl_s=0.1)
+            return await source.observe(60.0, ttft_s=1.0, itl_s=0.1), source.faults
 
-    assert asyncio.run(ask()) is None
+    found, faults = asyncio.run(ask())
+    assert found is None
+    (said,) = faults.values()
+    assert fault in said
+    assert "<h1>" not in said
 
 
 def test_a_model_that_nobody_knows_is_told_of() -> None:

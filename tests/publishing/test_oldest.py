@@ -1,0 +1,80 @@
+"""scripts/test_oldest installs what pyproject.toml allows at least; a stand-in installs here."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from tests.process.launched import ROOT
+from tests.publishing.client_packages import PROJECT
+
+PYTHON = """\
+#!/bin/sh
+case "$*" in
+    "-m venv "*) mkdir -p "$WORK/.venv-oldest/lib/python3.11/site-packages" ;;
+    "-m pip "*) echo "$*" >>"$WORK/asked"; exit "$PIP" ;;
+    *) exec {python} "$@" ;;
+esac
+"""
+COMPILERS = ("numba", "llvmlite", "numpy")
+
+
+def oldest() -> list[str]:
+    """Return the lower bounds of the compiler, as pip is asked for them."""
+    found = map(Requirement, PROJECT["optional-dependencies"]["server"])
+    bounds = {
+        each.name: next(part.version for part in each.specifier if part.operator == ">=")
+        for each in found
+        if each.name in COMPILERS
+    }
+    return [f"{name}=={bounds[name]}" for name in COMPILERS]
+
+
+def install(folder: Path, pip: int) -> subprocess.CompletedProcess[str]:
+    """Run `--install` in a checkout with a stand-in for pip, which ends with this status."""
+    if not (folder / "scripts").exists():
+        (folder / "scripts").mkdir()
+        (folder / ".venv" / "bin").mkdir(parents=True)
+        for name in ("test_oldest", "environment.sh", "kernel_tests.sh"):
+            shutil.copy(ROOT / "scripts" / name, folder / "scripts")
+        for name in ("pyproject.toml", "requirements-dev.lock"):
+            shutil.copy(ROOT / name, folder)
+        python = folder / ".venv/bin/python"
+        python.write_text(PYTHON.format(python=sys.executable))
+        python.chmod(0o755)
+        mark_current = """
+            . scripts/environment.sh
+            lock=requirements-dev.lock
+            fingerprint "$venv/bin/python" "$root/$lock" >"$venv/.$lock.stamp"
+        """
+        subprocess.run(["bash", "-euc", mark_current], cwd=folder, check=True)
+    environment = os.environ | {"WORK": str(folder), "PIP": str(pip)}
+    command = [folder / "scripts" / "test_oldest", "--install"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def asked(folder: Path) -> list[list[str]]:
+    """Return the packages of each call of pip."""
+    lines = (folder / "asked").read_text().splitlines()
+    return [[word for word in line.split() if "==" in word] for line in lines]
+
+
+def test_the_oldest_versions_are_installed_once(tmp_path: Path) -> None:
+    done = install(tmp_path, 0)
+    assert done.returncode == 0, done.stderr
+    assert asked(tmp_path) == [oldest()]
+    (others,) = (tmp_path / ".venv-oldest").rglob("*.pth")
+    assert str(tmp_path) in others.read_text().splitlines()
+    assert install(tmp_path, 0).returncode == 0
+    assert asked(tmp_path) == [oldest()]
+
+
+def test_where_they_cannot_be_installed_it_says_so_and_tries_again(tmp_path: Path) -> None:
+    done = install(tmp_path, 1)
+    assert done.returncode == 3
+    assert "cannot be installed: is a package registry reachable?" in done.stderr
+    assert install(tmp_path, 0).returncode == 0
+    assert len(asked(tmp_path)) == 2
