@@ -50,6 +50,25 @@ THREAD_SWITCH_S = 0.0005
 busy ingest thread holds up every answer; measured with scripts/bench/ingest.py."""
 
 
+class _Loop(uvloop.Loop):
+    """The event loop, which ends its threads itself.
+
+    Otherwise it begins one more thread for that, and waits for ever for one that found no memory
+    when it began.
+    """
+
+    threads: ThreadPoolExecutor | None = None
+
+    def set_default_executor(self, executor: ThreadPoolExecutor) -> None:  # type: ignore[override]
+        super().set_default_executor(executor)
+        self.threads = executor
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """Wait as long as the threads of the service say, whatever `timeout` is."""
+        if self.threads is not None:
+            self.threads.shutdown()
+
+
 def opened(wanted: Wanted, listener: socket.socket) -> Parts:
     """A service whose sockets are open, for `run`.  Raises Unusable."""
     sys.setswitchinterval(THREAD_SWITCH_S)
@@ -72,7 +91,7 @@ def run(parts: Parts, listener: socket.socket, threads: ThreadPoolExecutor) -> i
     threads: for what would block the event loop
     """
     try:
-        return uvloop.run(_run(parts, listener, threads))
+        return uvloop.run(_run(parts, listener, threads), loop_factory=_Loop)
     finally:
         parts.service.ingest.close()
         log.info("stopped")

@@ -110,6 +110,11 @@ def test_the_help_of_new_keys_says_what_each_role_may_do() -> None:
         ("select-service doctor", ["--url", "a:1"], "--url: expected an http or https URL (it"),
         ("select-service inspect", [], "URL is missing, see select-service inspect --help"),
         ("select-service explain", ["a", "b"], "unknown argument `b`; see select-service explain"),
+        (
+            "select-service keys new",
+            [],
+            "NAME, --role are missing, see select-service keys new --help",
+        ),
         ("select-service replay", [], "--log is missing, see select-service replay --help"),
         ("select-service replay", ["--log"], "--log: a value is missing, see --help"),
         ("select-service keys", [], "COMMAND is missing, see select-service keys --help"),

@@ -1,6 +1,7 @@
 """Python's side of one loop: its memory, its thread, what it hands over and asks, its end."""
 
 import ctypes
+import logging
 import os
 import select
 import socket
@@ -23,6 +24,8 @@ from select_service.loops.loop_kernels import run
 
 PARKED_S_MAX = 1.0
 """How long Python may take to mend something before the connection is handed over."""
+
+log = logging.getLogger("select_service")
 
 _free = ctypes.CDLL(None).free
 _free.argtypes = [ctypes.c_void_p]
@@ -166,10 +169,20 @@ class InputLoop:
         os.close(self.told)
 
     def take(self) -> list[Handed]:
-        """Connections that were handed over since the last call."""
+        """Connections that were handed over since the last call.
+
+        Where no memory is left for what came from a client, its connection is closed.
+        """
         n = int(self.header[layout.N_HANDED])
         self.header[layout.N_HANDED] = 0
-        return [_handed(record) for record in self._handed[:n].tolist()]
+        handed = []
+        for record in self._handed[:n].tolist():
+            try:
+                handed.append(_handed(record))
+            except MemoryError:
+                os.close(record[0])
+                log.error("connection closed, no memory is left for its request")
+        return handed
 
     def give_back(self, fd: int, returns: int) -> bool:
         """A connection with nothing in hand comes back.  False: the loop does not take it."""
@@ -204,8 +217,10 @@ class InputLoop:
 
 def _handed(record: list[int]) -> Handed:
     fd, buffer, held, unsent, length, sent, why, returns = record
-    received = ctypes.string_at(buffer, held) if buffer else b""
-    rest = ctypes.string_at(unsent + sent, length - sent) if unsent else b""
-    _free(buffer)
-    _free(unsent)
+    try:
+        received = ctypes.string_at(buffer, held) if buffer else b""
+        rest = ctypes.string_at(unsent + sent, length - sent) if unsent else b""
+    finally:
+        _free(buffer)
+        _free(unsent)
     return Handed(fd, received, rest, why, returns)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from select_service.fast.request_layout import BODY_BYTES_MAX
+from select_service.loops import loop
 from select_service.loops import loop_layout as layout
 from tests.http.test_misbehaving import (  # noqa: F401
     test_a_body_that_would_be_refused_is_not_asked_for,
@@ -21,7 +22,7 @@ from tests.http.test_misbehaving import (  # noqa: F401
 )
 from tests.loops.running import PATIENT, SELECT, OnLoops
 from tests.patience import eventually
-from tests.process.running import Client
+from tests.process.running import Client, request
 
 pytestmark = pytest.mark.process
 
@@ -160,3 +161,21 @@ def test_requests_that_do_not_come_in_share_a_bound() -> None:
             assert other.answer().status == 200
         clients.close()
         eventually(lambda: not any(s.loop.header[layout.BUFFERED] for s in service.served))
+
+
+def test_a_client_for_whose_request_no_memory_is_left_is_not_kept_waiting(
+    service: OnLoops, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a loop does not answer itself is handed over, in one piece."""
+
+    def none_left(*_: object) -> bytes:
+        raise MemoryError
+
+    handed_over = request("GET", "/workers")
+    with service.client() as client, monkeypatch.context() as patch:
+        patch.setattr(loop.ctypes, "string_at", none_left)
+        client.send(handed_over)
+        assert client.ended()
+    with service.client() as client:
+        client.send(handed_over)
+        assert client.answer().status == 200

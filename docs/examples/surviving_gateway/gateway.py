@@ -235,7 +235,7 @@ def options() -> argparse.Namespace:
     add_flag("--model", default="default", help="for requests that name none")
     first = (
         "how long an engine may take for its first token (default: ten times the median that the "
-        "service knows, more where some take longer; 2 to 60 s)"
+        "service knows, more where some take longer; 2 to 600 s, and 60 s until it knows any)"
     )
     add_flag("--first-token-secs", type=float, help=first)
     add_flag("--stall-secs", type=float, default=10.0, help="between two tokens")

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 UNKNOWN_S = 60.0
-"""Until the service knows enough, and the most."""
+"""Until the service knows enough."""
 LEAST_S = 2.0
+MOST_S = 600.0
 MEDIANS = 10.0
 SLOWEST = 2.0
 """So many medians, or 99th percentiles if these are more: long prompts take their time."""
@@ -64,7 +65,7 @@ def patience_of(observed: Mapping[str, Any], before: float) -> float:
     if sum(counts) < SAMPLES_MIN:
         return before
     wanted = max(MEDIANS * quantile(counts, edges, 0.5), SLOWEST * quantile(counts, edges, 0.99))
-    return min(max(wanted, LEAST_S), UNKNOWN_S)
+    return min(max(wanted, LEAST_S), MOST_S)
 
 
 def quantile(counts: list[int], edges: list[float], part: float) -> float:

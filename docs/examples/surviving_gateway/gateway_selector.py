@@ -38,8 +38,18 @@ class NoAnswer(Exception):
 
     def as_event(self) -> bytes:
         """In a stream that has begun."""
-        error = {"message": self.content.decode(errors="replace"), "code": self.status}
+        error = {"message": message_of(self.content), "code": self.status}
         return json.dumps({"error": error}).encode()
+
+
+def message_of(content: bytes) -> str:
+    """Return what an answer says in words, as the service, engines and `NoAnswer.because` do."""
+    try:
+        error = json.loads(content)["error"]
+        message = error if isinstance(error, str) else error["message"]
+    except (ValueError, LookupError, TypeError):
+        message = None
+    return message if isinstance(message, str) else content.decode(errors="replace")
 
 
 class Unreachable(NoAnswer):

@@ -1,0 +1,61 @@
+"""A service that has used up the memory it may have: what small requests and its end are then."""
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from tests.builders import worker_body
+from tests.process.running import Answer, Running
+from tests.process.waiting_clients import PROMPT
+
+pytestmark = pytest.mark.process
+
+LARGE_TOKENS = 60_000
+LARGE_MAX = 500
+SMALL = 20
+
+
+def leave_memory(pid: int, left: int) -> None:
+    """Let the process map so many more bytes than it has mapped, as under `ulimit -v`."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (kib,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmSize:")]
+    limit = 1024 * int(kib) + left
+    resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
+
+
+def reserve(service: Running, name: str, tokens: range) -> Answer:
+    body = {**PROMPT, "token_ids": list(tokens), "reservation_id": name}
+    return service.call("POST", "/select_and_reserve", body)
+
+
+@pytest.mark.parametrize(
+    ("path", "left"),
+    [((), 0), (("--no-fast-path",), 0), (("--input-loops", "1"), 1 << 22)],
+    ids=["fast", "ordinary", "loops"],
+)
+def test_small_requests_are_answered_after_memory_ran_out_and_it_ends(
+    path: tuple[str, ...], left: int
+) -> None:
+    with Running("--drain-secs", "0", *path) as service:
+        assert service.call("POST", "/workers", worker_body(1)).status == 201
+        leave_memory(service.process.pid, left)
+        for number in range(LARGE_MAX):
+            begin = number * LARGE_TOKENS
+            try:
+                answer = reserve(service, f"large-{number}", range(begin, begin + LARGE_TOKENS))
+            except (EOFError, ConnectionError):  # an input loop could not hand it over
+                assert service.lines("connection closed, no memory is left for its request")
+                break
+            if answer.status != 200:
+                assert (answer.status, answer.body["code"]) == (503, "capacity_exceeded")
+                break
+        else:
+            pytest.fail("memory did not run out")
+        for number in range(SMALL):
+            assert service.call("POST", "/select", PROMPT).status == 200
+            assert reserve(service, f"small-{number}", range(number, number + 200)).status == 200
+            assert service.call("DELETE", f"/reservations/small-{number}").status == 200
+        assert service.call("GET", "/workers").status == 200
+        assert service.call("GET", "/metrics").status == 200
+        assert service.stop() == 0
