@@ -25,7 +25,7 @@ from select_service.settings.config import (
 from select_service.settings.reach import check_reach, replica_host
 from select_service.starting.collector import no_collections
 from select_service.starting.compile_ahead import compile_before_start, compile_command
-from select_service.starting.listening import PORTS, PortInUse, bind
+from select_service.starting.listening import PORTS, PORTS_SHARED, PortInUse, bind
 from select_service.starting.signals import ignore_hangups, leaving_at_once
 from select_service.starting.threads import begun_threads
 from select_service.starting.wanted import Wanted, wanted_of
@@ -118,7 +118,8 @@ def _judged(argv: Sequence[str], environment: Mapping[str, str]) -> Judged | Non
     try:
         listener = bind(config["host"], config["port"], config["reuse_port"])
     except PortInUse as error:
-        raise PortInUse(f"{error}{PORTS}") from None
+        more = PORTS_SHARED if config["reuse_port"] else PORTS
+        raise PortInUse(f"{error}{more}") from None
     return Judged(wanted, listener, locks)
 
 

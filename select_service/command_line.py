@@ -87,7 +87,9 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise UsageError instead of ending the process."""
         if message.startswith(_REQUIRED):
-            message = f"{message.removeprefix(_REQUIRED)} is missing, see {self.prog} --help"
+            names = message.removeprefix(_REQUIRED)
+            verb = "are" if "," in names else "is"
+            message = f"{names} {verb} missing, see {self.prog} --help"
         raise UsageError(message)
 
     def _not_an_argument(self, word: str) -> str:

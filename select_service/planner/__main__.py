@@ -167,7 +167,11 @@ def configured(given: argparse.Namespace) -> PlannerConfig:
 
 
 def _advice(given: argparse.Namespace) -> dict[str, object]:
-    if not given.selector or not given.model_name:
+    if given.selector and not given.model_name:
+        raise ConfigError("--model-name is missing: name the model that the selectors serve")
+    if given.model_name and not given.selector:
+        raise ConfigError("--selector is missing: give the URL of each selector of the model")
+    if not given.selector:
         raise ConfigError(
             "what is to be planned? Give --config FILE, or --selector URL and --model-name NAME "
             "for advice (see --help)"
