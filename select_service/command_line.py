@@ -172,7 +172,7 @@ class Choice:
 
     def __call__(self, text: str) -> str:
         if text.lower() not in self.words:
-            raise ValueError("one of " + ", ".join(self.words))
+            raise ValueError(("one of " if len(self.words) > 1 else "") + ", ".join(self.words))
         return text.lower()
 
     @property

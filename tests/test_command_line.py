@@ -114,6 +114,7 @@ def test_the_help_of_new_keys_says_what_each_role_may_do() -> None:
         ("select-service replay", ["--log"], "--log: a value is missing, see --help"),
         ("select-service keys", [], "COMMAND is missing, see select-service keys --help"),
         ("select-service keys new", ["a"], "--role is missing"),
+        ("select-service cache", ["clean"], "clear: expected clear, got `clean`"),
         ("select-service keys new", [], "NAME, --role are missing"),
         ("select-service keys new", ["a", "--role", "x"], "--role: expected one of caller, oper"),
         (
