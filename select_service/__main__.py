@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import IO, NamedTuple
 
 from select_service import log as logs
-from select_service.command_line import UsageError
+from select_service.command_line import UsageError, leaving_with_reader
 from select_service.settings.config import (
     CACHE,
     COMPILE,
@@ -50,39 +50,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if argv is None else argv
     try:
-        if words[:1] == [COMPILE]:
-            with leaving_at_once(1):
-                return compile_command(words[1:])
-        if words[:1] == [CACHE]:
-            from select_service.starting.cache_command import cache_command
+        with leaving_with_reader():
+            if words[:1] == [COMPILE]:
+                with leaving_at_once(1):
+                    return compile_command(words[1:])
+            if words[:1] == [CACHE]:
+                from select_service.starting.cache_command import cache_command
 
-            return cache_command(words[1:])
-        if words[:1] == [EXPLAIN]:
-            from select_service.explaining import explain_command  # no start needs an HTTP client
+                return cache_command(words[1:])
+            if words[:1] == [EXPLAIN]:
+                from select_service.explaining import (
+                    explain_command,  # no start needs an HTTP client
+                )
 
-            return explain_command(words[1:])
-        if words[:1] == [INSPECT]:
-            from select_service.edge.discovery.inspecting import inspect_command  # nor this
+                return explain_command(words[1:])
+            if words[:1] == [INSPECT]:
+                from select_service.edge.discovery.inspecting import inspect_command  # nor this
 
-            return inspect_command(words[1:])
-        if words[:1] == [DOCTOR]:
-            from select_service.doctor import doctor_command  # nor this
+                return inspect_command(words[1:])
+            if words[:1] == [DOCTOR]:
+                from select_service.doctor import doctor_command  # nor this
 
-            return doctor_command(words[1:])
-        if words[:1] == [REPLAY]:
-            compile_before_start(has_loops=False)
-            from select_service.replaying.command import replay_command  # nor a simulator
+                return doctor_command(words[1:])
+            if words[:1] == [REPLAY]:
+                compile_before_start(has_loops=False)
+                from select_service.replaying.command import replay_command  # nor a simulator
 
-            return replay_command(words[1:])
-        if words[:1] == [KEYS]:
-            from select_service.access.command import keys_command  # no start makes keys
+                return replay_command(words[1:])
+            if words[:1] == [KEYS]:
+                from select_service.access.command import keys_command  # no start makes keys
 
-            return keys_command(words[1:])
+                return keys_command(words[1:])
         with leaving_at_once(0):
             ignore_hangups()
             judged = _judged(words, os.environ)
             if judged is None:
-                print(f"select-service {package_version()}")
+                with leaving_with_reader():
+                    print(f"select-service {package_version()}")
                 return 0
             compile_before_start(has_loops=judged.wanted.config["input_loops"] > 0)
             with no_collections():

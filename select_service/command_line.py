@@ -5,9 +5,12 @@ Standard library only: `scripts/demo` judges its command line before anything is
 
 import argparse
 import math
+import os
 import re
+import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -183,6 +186,22 @@ class Choice:
 
 def choice(*words: str) -> Choice:
     return Choice(words)
+
+
+# --- output
+
+
+@contextmanager
+def leaving_with_reader() -> Iterator[None]:
+    """End the process with status 1 and without a word when nobody reads its output any more."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        raise SystemExit(1) from None
 
 
 # --- files
