@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import IO, NamedTuple
 
 from select_service import log as logs
-from select_service.command_line import UsageError
+from select_service.command_line import UsageError, leaving_with_reader
 from select_service.settings.config import (
     CACHE,
     COMPILE,
@@ -25,7 +25,7 @@ from select_service.settings.config import (
 from select_service.settings.reach import check_reach, replica_host
 from select_service.starting.collector import no_collections
 from select_service.starting.compile_ahead import compile_before_start, compile_command
-from select_service.starting.listening import PORTS, PortInUse, bind
+from select_service.starting.listening import PORTS, PORTS_SHARED, PortInUse, bind
 from select_service.starting.signals import ignore_hangups, leaving_at_once
 from select_service.starting.threads import begun_threads
 from select_service.starting.wanted import Wanted, wanted_of
@@ -50,39 +50,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if argv is None else argv
     try:
-        if words[:1] == [COMPILE]:
-            with leaving_at_once(1):
-                return compile_command(words[1:])
-        if words[:1] == [CACHE]:
-            from select_service.starting.cache_command import cache_command
+        with leaving_with_reader():
+            if words[:1] == [COMPILE]:
+                with leaving_at_once(1):
+                    return compile_command(words[1:])
+            if words[:1] == [CACHE]:
+                from select_service.starting.cache_command import cache_command
 
-            return cache_command(words[1:])
-        if words[:1] == [EXPLAIN]:
-            from select_service.explaining import explain_command  # no start needs an HTTP client
+                return cache_command(words[1:])
+            if words[:1] == [EXPLAIN]:
+                from select_service.explaining import (
+                    explain_command,  # no start needs an HTTP client
+                )
 
-            return explain_command(words[1:])
-        if words[:1] == [INSPECT]:
-            from select_service.edge.discovery.inspecting import inspect_command  # nor this
+                return explain_command(words[1:])
+            if words[:1] == [INSPECT]:
+                from select_service.edge.discovery.inspecting import inspect_command  # nor this
 
-            return inspect_command(words[1:])
-        if words[:1] == [DOCTOR]:
-            from select_service.doctor import doctor_command  # nor this
+                return inspect_command(words[1:])
+            if words[:1] == [DOCTOR]:
+                from select_service.doctor import doctor_command  # nor this
 
-            return doctor_command(words[1:])
-        if words[:1] == [REPLAY]:
-            compile_before_start(has_loops=False)
-            from select_service.replaying.command import replay_command  # nor a simulator
+                return doctor_command(words[1:])
+            if words[:1] == [REPLAY]:
+                compile_before_start(has_loops=False)
+                from select_service.replaying.command import replay_command  # nor a simulator
 
-            return replay_command(words[1:])
-        if words[:1] == [KEYS]:
-            from select_service.access.command import keys_command  # no start makes keys
+                return replay_command(words[1:])
+            if words[:1] == [KEYS]:
+                from select_service.access.command import keys_command  # no start makes keys
 
-            return keys_command(words[1:])
+                return keys_command(words[1:])
         with leaving_at_once(0):
             ignore_hangups()
             judged = _judged(words, os.environ)
             if judged is None:
-                print(f"select-service {package_version()}")
+                with leaving_with_reader():
+                    print(f"select-service {package_version()}")
                 return 0
             compile_before_start(has_loops=judged.wanted.config["input_loops"] > 0)
             with no_collections():
@@ -118,7 +122,8 @@ def _judged(argv: Sequence[str], environment: Mapping[str, str]) -> Judged | Non
     try:
         listener = bind(config["host"], config["port"], config["reuse_port"])
     except PortInUse as error:
-        raise PortInUse(f"{error}{PORTS}") from None
+        more = PORTS_SHARED if config["reuse_port"] else PORTS
+        raise PortInUse(f"{error}{more}") from None
     return Judged(wanted, listener, locks)
 
 

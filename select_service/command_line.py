@@ -5,9 +5,12 @@ Standard library only: `scripts/demo` judges its command line before anything is
 
 import argparse
 import math
+import os
 import re
+import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -87,9 +90,9 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise UsageError instead of ending the process."""
         if message.startswith(_REQUIRED):
-            missing = message.removeprefix(_REQUIRED)
-            verb = "are" if ", " in missing else "is"
-            message = f"{missing} {verb} missing, see {self.prog} --help"
+            names = message.removeprefix(_REQUIRED)
+            verb = "are" if "," in names else "is"
+            message = f"{names} {verb} missing, see {self.prog} --help"
         raise UsageError(message)
 
     def _not_an_argument(self, word: str) -> str:
@@ -172,7 +175,7 @@ class Choice:
 
     def __call__(self, text: str) -> str:
         if text.lower() not in self.words:
-            raise ValueError("one of " + ", ".join(self.words))
+            raise ValueError(("one of " if len(self.words) > 1 else "") + ", ".join(self.words))
         return text.lower()
 
     @property
@@ -183,6 +186,22 @@ class Choice:
 
 def choice(*words: str) -> Choice:
     return Choice(words)
+
+
+# --- output
+
+
+@contextmanager
+def leaving_with_reader() -> Iterator[None]:
+    """End the process with status 1 and without a word when nobody reads its output any more."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        raise SystemExit(1) from None
 
 
 # --- files

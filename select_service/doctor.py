@@ -117,12 +117,13 @@ def _machine(machine: Mapping[str, Any] | None) -> list[str]:
     if machine is None:
         return []
     libraries = ", ".join(f"{name} {text}" for name, text in machine["libraries"].items())
-    most = machine["memory_bytes_max"]
-    memory = f"{machine['memory_bytes'] / 2**20:.0f} MiB"
-    memory += "" if most is None else f" of {most / 2**20:.0f}"
-    files = f"{machine['descriptors']} of {machine['descriptors_max']} files"
+    most, processor = machine["memory_bytes_max"], machine["processor"]
+    memory = f"memory {machine['memory_bytes'] / 2**20:.0f} "
+    memory += "MiB" if most is None else f"of {most / 2**20:.0f} MiB"
+    files = f"{machine['descriptors']} of {machine['descriptors_max']} open files"
     late = f"{machine['loop_late_ms']:.1f} ms late (at most {machine['loop_late_ms_max']:.0f})"
     return [
         f"select-service {machine['version']}, Python {machine['python']}, {libraries}",
-        f"{memory}, {files}, event loop {late}, kernels for {machine['processor']}",
+        f"{memory}, {files}, event loop {late}, "
+        f"kernels for {'this processor' if processor == 'this one' else processor}",
     ]

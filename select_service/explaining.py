@@ -41,6 +41,8 @@ _DECIDED = {
 def explain_command(argv: Sequence[str]) -> int:
     """Exit status: 0 shown, 1 the service refuses or cannot be reached.  Raises UsageError."""
     arguments = parser().read(argv)
+    if arguments.id is not None and arguments.request is not None:
+        raise UsageError("an ID and --request cannot be given together: give one of them")
     base, path, body = arguments.url.rstrip("/"), f"/decisions?limit={LISTED}", None
     if arguments.id is not None:
         path = f"/decisions/{quote(arguments.id, safe='')}"
@@ -96,6 +98,8 @@ def _body(name: str) -> bytes:
 
 def listed(decisions: Sequence[Mapping[str, Any]]) -> list[str]:
     """Lines of a table of decisions."""
+    if not decisions:
+        return ["no decision is kept: none was made yet, or the service has --decisions 0"]
     columns = ("decision", "s ago", "id", "model", "tokens", "rank", "cost", "next", "choice")
     return table(columns, map(_listed, decisions))
 

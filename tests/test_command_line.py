@@ -1,7 +1,10 @@
 """What every command says of itself, and of wrong arguments: one shape and one style."""
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -119,6 +122,8 @@ def test_the_help_of_new_keys_says_what_each_role_may_do() -> None:
         ("select-service replay", ["--log"], "--log: a value is missing, see --help"),
         ("select-service keys", [], "COMMAND is missing, see select-service keys --help"),
         ("select-service keys new", ["a"], "--role is missing"),
+        ("select-service cache", ["clean"], "clear: expected clear, got `clean`"),
+        ("select-service keys new", [], "NAME, --role are missing"),
         ("select-service keys new", ["a", "--role", "x"], "--role: expected one of caller, oper"),
         (
             "select-service keys new",
@@ -144,3 +149,21 @@ def test_the_command_ends_with_status_2_and_a_line(
     said = capsys.readouterr()
     assert said.out == ""
     assert re.fullmatch(r"select-service: error: [^\n]+\n", said.err)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "select_service keys new a --role caller",
+        "select_service --version",
+        "select_service.planner --version",
+    ],
+)
+def test_output_that_nobody_reads_ends_a_command_without_a_traceback(words: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", *words.split()]
+    with os.fdopen(writer, "wb") as output:
+        done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 1
+    assert b"Broken" not in done.stderr

@@ -10,6 +10,7 @@ import pytest
 from select_service.__main__ import main
 from tests.api.in_process import Api
 from tests.builders import worker_body
+from tests.process.in_thread import InThread
 
 PROMPT = {"model_name": "m", "token_ids": list(range(34))}
 
@@ -137,6 +138,24 @@ def test_refusals_and_faults_end_with_one_line(answers, capsys, tmp_path):
     assert capsys.readouterr().err.endswith("none` cannot be read: No such file or directory\n")
     assert main(["explain", "--url", "nonsense"]) == 2
     assert "--url: expected an http or https URL" in capsys.readouterr().err
+    (tmp_path / "body.json").write_text("{}")
+    assert main(["explain", "a", "--request", str(tmp_path / "body.json"), "--url", url]) == 2
+    assert "an ID and --request cannot be given together" in capsys.readouterr().err
+
+
+def test_an_empty_request_is_refused_as_empty(capsys, tmp_path):
+    (tmp_path / "empty.json").write_bytes(b"")
+    with InThread() as service:
+        words = ["explain", "--request", str(tmp_path / "empty.json")]
+        assert main([*words, "--url", f"http://127.0.0.1:{service.port}"]) == 1
+    assert "the request body is empty" in capsys.readouterr().err
+
+
+def test_that_there_is_no_decision_is_told(answers, capsys):
+    url, _, said = answers
+    said["/decisions?limit=20"] = 200, {"decisions": []}
+    assert main(["explain", "--url", url]) == 0
+    assert capsys.readouterr().out.startswith("no decision is kept: ")
 
 
 class Strange(BaseHTTPRequestHandler):

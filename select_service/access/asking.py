@@ -33,7 +33,7 @@ def asked(url: str, presented: Presented, timeout_s: float, body: bytes | None =
     """What the service says, out of JSON.  body: of a POST; None: a GET.  Raises NoAnswer."""
     if not url.startswith(tuple(f"{scheme}://" for scheme in HTTP_SCHEMES)):
         raise NoAnswer("not http:// or https://")
-    headers = {"content-type": "application/json"} if body else {}
+    headers = {"content-type": "application/json"} if body is not None else {}
     try:
         if presented.key_file is not None:
             headers["authorization"] = f"Bearer {key_in(presented.key_file)}"

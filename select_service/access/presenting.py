@@ -56,12 +56,12 @@ def _service_url(text: str) -> str:
     return text
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See `presented_of`."""
+def add_arguments(parser: argparse.ArgumentParser, whom: str = "service") -> None:
+    """Add the flags of `presented_of`; `whom` is who is asked, as the help calls it."""
     texts = {
-        "--api-key-file": "file with the key that the service asks for",
+        "--api-key-file": f"file with the key that the {whom} asks for",
         "--tls-ca": "PEM file of CAs that are believed besides the system's, of an https URL",
-        "--tls-client-cert": "PEM file of a certificate, if the service asks for one",
+        "--tls-client-cert": f"PEM file of a certificate, if the {whom} asks for one",
         "--tls-client-key": "PEM file of its private key",
     }
     for flag, text in texts.items():

@@ -4,7 +4,7 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar, Unpack, cast
+from typing import Any, Self, TypeVar, Unpack, cast, get_args
 
 from select_service.bodies.migrations import MigrationEvent
 from select_service.bodies.reservations import Reservation, ReservationRequest
@@ -20,7 +20,7 @@ from select_service.client.known_workers import KnownWorkers
 from select_service.client.lease import AsyncLease
 from select_service.client.lease_fields import LeaseFields
 from select_service.client.link import Link
-from select_service.client.options import Options, Settings
+from select_service.client.options import Options, Settings, TransportName
 from select_service.client.routes import sparse
 from select_service.client.streams import Gap
 
@@ -207,7 +207,10 @@ class AsyncSelector(AsyncRoutes):
 
 
 def opened(settings: Settings) -> Transport:
-    """Only what is used has to be installed."""
+    """Only what is used has to be installed.  Raises ValueError."""
+    if settings.transport not in get_args(TransportName):
+        names = " or ".join(get_args(TransportName))
+        raise ValueError(f"transport: expected {names}, got `{settings.transport}`")
     if settings.transport == "aiohttp":
         from select_service.client.aiohttp_transport import AiohttpTransport
 

@@ -42,8 +42,8 @@ class Selector(BlockingRoutes):
 
     def __init__(self, urls: Sequence[str], **options: Unpack[Options]) -> None:
         """urls: of all selectors that share their bookings.  Raises ValueError."""
+        self._unused: AsyncSelector | None = AsyncSelector(urls, **options)
         self._urls, self._options = tuple(urls), options
-        self._unused: AsyncSelector | None = AsyncSelector(self._urls, **options)
         self._running: _Running | None = None
         self._is_closed = False
         self._lock = threading.Lock()

@@ -37,7 +37,7 @@ class Link:
         self.transport = transport
         self.background = Background()
         self.chance = random.Random()
-        self.known = KnownSelectors([_checked(url) for url in urls], self.chance)
+        self.known = KnownSelectors(_checked(urls), self.chance)
         attempt_s = settings.attempt_s_of(len(self.known.urls))
         self.caller = Caller(transport, self.known, attempt_s, self._left_alone)
         self._attempt_s = attempt_s
@@ -208,11 +208,17 @@ def read(route: Route[P, A], answer: Answer) -> A:
         raise SelectorError(text) from error
 
 
-def _checked(url: str) -> str:
-    error = service_url_error(url)
-    if error is not None:
-        raise ValueError(f"`{url}` is no URL of a selector: {error}")
-    return url.rstrip("/")
+def _checked(urls: Sequence[str]) -> list[str]:
+    """Return the URLs without slashes at their ends.  Raises ValueError."""
+    if isinstance(urls, str):
+        raise ValueError(f"expected a list of URLs of selectors, got one text: give [{urls!r}]")
+    if not urls:
+        raise ValueError("URLs of selectors are missing: give one for each selector")
+    for url in urls:
+        error = service_url_error(url)
+        if error is not None:
+            raise ValueError(f"`{url}` is no URL of a selector: {error}")
+    return [url.rstrip("/") for url in urls]
 
 
 def _listed(value: Any) -> Any:

@@ -33,9 +33,8 @@ def refusal_of(answer: Answer) -> tuple[Refused, Next]:
     said = _object(answer.content)
     after_s = _seconds(answer.headers.get("retry-after"))
     if isinstance(said.get("code"), str):
-        refused = Refused(
-            answer.status, said["code"], str(said.get("error")), after_s, said.get("details")
-        )
+        text = "; ".join([str(said.get("error")), *_warnings(said)])
+        refused = Refused(answer.status, said["code"], text, after_s, said.get("details"))
     elif said.get("type") == "service_unavailable":  # the one refusal of another form
         refused = Refused(answer.status, said["type"], str(said.get("message")), after_s)
     else:
@@ -54,6 +53,12 @@ def _next(refused: Refused) -> Next:
     if refused.retry_after_s is not None:
         return Next.LATER
     return Next.ELSEWHERE if refused.code in _ELSEWHERE else Next.GIVE_UP
+
+
+def _warnings(said: dict[str, Any]) -> list[str]:
+    """Return what is said of fields that no route knows: often the cause of the refusal."""
+    warnings = said.get("warnings")
+    return list(map(str, warnings)) if isinstance(warnings, list) else []
 
 
 def _object(content: bytes) -> dict[str, Any]:

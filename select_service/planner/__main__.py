@@ -6,7 +6,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from select_service.command_line import CommandParser, UsageError, above_zero, choice, typed, whole
+from select_service.command_line import (
+    CommandParser,
+    UsageError,
+    above_zero,
+    choice,
+    leaving_with_reader,
+    typed,
+    whole,
+)
 from select_service.planner.config import PlannerConfig, is_text
 from select_service.planner.reading import PROFILES, ConfigError, Profile, config_of, read_config
 from select_service.spelling import shown
@@ -30,16 +38,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.environ.setdefault(name, "1")
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        if words[:1] == [CHECK]:
-            return _check(words[1:])
-        if words[:1] == [REPLAY]:
-            from select_service.planner.replay.command import replay_command
+        with leaving_with_reader():
+            if words[:1] == [CHECK]:
+                return _check(words[1:])
+            if words[:1] == [REPLAY]:
+                from select_service.planner.replay.command import replay_command
 
-            return replay_command(words[1:])
-        given = parser().read(words)
-        if given.version:
-            print(f"select-planner {package_version()}")
-            return 0
+                return replay_command(words[1:])
+            given = parser().read(words)
+            if given.version:
+                print(f"select-planner {package_version()}")
+                return 0
         from select_service.planner.edge.process import run  # no check needs an event loop
 
         return run(configured(given), given.profile, given.kubeconfig)
@@ -167,7 +176,11 @@ def configured(given: argparse.Namespace) -> PlannerConfig:
 
 
 def _advice(given: argparse.Namespace) -> dict[str, object]:
-    if not given.selector or not given.model_name:
+    if given.selector and not given.model_name:
+        raise ConfigError("--model-name is missing: name the model that the selectors serve")
+    if given.model_name and not given.selector:
+        raise ConfigError("--selector is missing: give the URL of each selector of the model")
+    if not given.selector:
         raise ConfigError(
             "what is to be planned? Give --config FILE, or --selector URL and --model-name NAME "
             "for advice (see --help)"

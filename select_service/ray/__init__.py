@@ -10,11 +10,16 @@ Only this room imports ray; of the rest of the service it knows the client, the 
 commands present a key and read a CA.
 """
 
-from select_service.ray.fleet import deploy, find, remove
-from select_service.ray.following import Follower, Seen
-from select_service.ray.replica import register_replica
-from select_service.ray.reporting import Report
-from select_service.ray.sources import NamedActors, ServeReplicas
+try:
+    from select_service.ray.fleet import deploy, find, remove
+    from select_service.ray.following import Follower, Seen
+    from select_service.ray.replica import register_replica
+    from select_service.ray.reporting import Report
+    from select_service.ray.sources import NamedActors, ServeReplicas
+except ModuleNotFoundError as error:
+    from select_service.extras import advice_to_install
+
+    raise ModuleNotFoundError(advice_to_install(error, "ray"), name=error.name) from None
 
 __all__ = [
     "Follower",

@@ -114,7 +114,8 @@ def _lines_of(path: Path, file: BinaryIO) -> Iterator[LogLine]:
             line = decoder.decode(text)
             _check(line)
         except ValueError as error:
-            raise ReplayError(f"{path}, line {number}: {error}") from None
+            advice = "; give a file of --decision-log" if number == 1 else ""
+            raise ReplayError(f"{path}, line {number}: {error}{advice}") from None
         if number == 1 and not isinstance(line, LogHead):
             raise ReplayError(
                 f"{path}: it does not begin as a decision log does; give a file of --decision-log"

@@ -246,6 +246,10 @@ def _show_examples(stage: Stage, world: World) -> None:
     command = f"{sys.executable} -m select_service"
     console.print("\n# what is wrong, also with a prompt through each engine", style="dim")
     console.print(f"{command} doctor --probe --url {base_url}", soft_wrap=True)
+    console.print(
+        "# why the last requests went where they went; with an id, all of one", style="dim"
+    )
+    console.print(f"{command} explain --url {base_url}", soft_wrap=True)
     console.print("# what an engine says of itself", style="dim")
     console.print(f"{command} inspect {stage.fleet.url_of(1)}", soft_wrap=True)
     console.print(f"\nAbout {PER_S:g} requests a second go on meanwhile.")

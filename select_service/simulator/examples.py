@@ -43,7 +43,7 @@ def examples(
         f"curl -s {base_url}/potential_loads {JSON} -d '{prompt}'",
     )
     yield Example(
-        "choose a rank for this prompt",
+        "choose a rank for this prompt: what a rank has cached counts, and how busy it is",
         f"curl -s {base_url}/select {JSON} -d '{prompt}'",
     )
     yield Example(

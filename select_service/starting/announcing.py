@@ -67,4 +67,10 @@ def _warn(config: Config) -> None:
 
 
 def _as_logged(setting: dict[str, Any]) -> str:
-    return f"{setting['value']} ({setting['origin']})"
+    """Return the value as a command line has it, and where it came from."""
+    value = setting["value"]
+    if isinstance(value, bool):
+        value = str(value).lower()
+    elif isinstance(value, list | tuple):
+        value = ",".join(map(str, value))
+    return f"{value} ({setting['origin']})"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
-from select_service.command_line import CommandParser
+from select_service.command_line import CommandParser, choice, typed
 
 
 def cache_command(argv: Sequence[str]) -> int:
@@ -44,7 +44,7 @@ def parser() -> CommandParser:
         "clear",
     )
     result.add_argument(
-        "action", choices=["clear"], metavar="clear", help="remove the machine code"
+        "action", type=typed(choice("clear")), metavar="clear", help="remove the machine code"
     )
     return result
 

@@ -16,6 +16,8 @@ PROBES = 4
 still there, and ends the connection when so many questions are not answered."""
 PORTS = " (--port 0 takes a free one, --reuse-port shares it with a process of this user)"
 """What else can be done about a port of HTTP that is in use."""
+PORTS_SHARED = " (--reuse-port shares it only where its first process was started with it, too)"
+"""The same where sharing was asked for."""
 SO_ATTACH_REUSEPORT_CBPF = 51
 _RETURN_CONSTANT = 0x06
 """The instruction of a classic packet filter that ends it with a number."""

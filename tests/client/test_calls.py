@@ -1,10 +1,14 @@
 """Calls that fail: which are repeated, where, how often, and what their callers are told."""
 
 import asyncio
+import json
+from typing import Any
 
 import pytest
 
-from select_service.client import Refused, Unavailable
+from select_service.client import AsyncSelector, Refused, Selector, Unavailable
+from select_service.client.exchange import Answer
+from select_service.client.refusals import refusal_of
 from select_service.client.retry_budget import REPEATS_SAVED_MAX, RetryBudget
 from tests.client.world import (
     URLS,
@@ -183,3 +187,27 @@ def test_a_budget_bounds_repeats_and_calls_and_time_fill_it():
 def test_a_url_that_is_none_is_refused():
     with pytest.raises(ValueError, match="no URL of a selector"):
         client(World(), urls=("localhost:8092",))
+
+
+@pytest.mark.parametrize(
+    ("urls", "told"),
+    [
+        ("http://a:8092", "expected a list of URLs of selectors, got one text"),
+        ((), "URLs of selectors are missing"),
+    ],
+)
+def test_urls_that_are_no_list_of_some_are_refused(urls: Any, told: str) -> None:
+    for kind in (AsyncSelector, Selector):
+        with pytest.raises(ValueError, match=told):
+            kind(urls)
+
+
+def test_a_transport_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="transport: expected httpx or aiohttp, got `htpx`"):
+        AsyncSelector(["http://a:8092"], transport="htpx")
+
+
+def test_a_refusal_tells_of_fields_that_no_route_knows() -> None:
+    said = {"error": "a prompt is missing", "code": "bad_request", "warnings": ["`tokenids`: no"]}
+    refused, _ = refusal_of(Answer(400, {}, json.dumps(said).encode()))
+    assert str(refused) == "400 bad_request: a prompt is missing; `tokenids`: no"

@@ -79,6 +79,9 @@ def test_help_and_faults_of_the_command(capsys: pytest.CaptureFixture[str], tmp_
     assert command.main([]) == 2
     assert "what is to be planned?" in capsys.readouterr().err
     assert command.main(["--selector", "http://s"]) == 2
+    assert "--model-name is missing" in capsys.readouterr().err
+    assert command.main(["--model-name", "m"]) == 2
+    assert "--selector is missing" in capsys.readouterr().err
     assert command.main(["--config", "f.yaml", "--model-name", "m"]) == 2
     assert command.main(["--config", str(tmp_path / "none.yaml")]) == 2
     assert "No such file" in capsys.readouterr().err

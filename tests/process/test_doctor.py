@@ -226,7 +226,7 @@ def test_the_command_says_why_nobody_could_be_asked(fleet):
     assert "worker 77 not found" in told
     status, _, told = doctor(fleet, "--url", closed_port().replace("tcp", "http"))
     assert status == 2
-    assert "Connection refused" in told
+    assert "connection refused: is the service running there?" in told
     status, _, told = doctor(fleet, "--api-key-file", "/no/such/file")
     assert status == 2
-    assert "/no/such/file cannot be read" in told
+    assert "`/no/such/file` cannot be read" in told

@@ -37,10 +37,14 @@ def service(request):
 
 
 def test_the_first_lines_tell_where_it_listens_and_how_it_is_configured():
-    with Running("--threads", "2", DYN_ROUTER_TEMPERATURE="0.5") as running:
+    peers = "http://127.0.0.1:1,http://127.0.0.1:2"
+    arguments = ("--threads", "2", "--strict-fields", "--indexer-peers", peers)
+    with Running(*arguments, DYN_ROUTER_TEMPERATURE="0.5") as running:
         assert running.line("listening")["host"] == "127.0.0.1"
         configuration = running.line("configuration")
         assert configuration["threads"] == "2 (command line)"
+        assert configuration["strict-fields"] == "true (command line)"
+        assert configuration["indexer-peers"] == f"{peers} (command line)"
         shown = configuration["DYN_ROUTER_TEMPERATURE"]
         assert shown == "0.5 (environment DYN_ROUTER_TEMPERATURE)"
         assert configuration["others"] == "as by default, see GET /config"

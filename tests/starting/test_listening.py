@@ -98,7 +98,10 @@ def test_a_port_in_use_ends_the_start_with_what_to_do(capsys: pytest.CaptureFixt
         said = capsys.readouterr().err
         assert said.startswith(f"select-service: error: {told}")
         assert "--port 0" in said
-        assert "--reuse-port" in said
+        assert "--reuse-port shares it with" in said
+        assert main(["--port", str(port), "--reuse-port"]) == 2
+        said = capsys.readouterr().err
+        assert "--reuse-port shares it only where its first process was started with it" in said
         assert main(["--port", "0", "--replica-sync-port", str(port)]) == 2
         said = capsys.readouterr().err
         assert said.startswith(f"select-service: error: --replica-sync-port: {told}")

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from indexer.sockets.names import Names
+from select_service.__main__ import main
 from select_service.client import AsyncSelector, SelectorError
 from select_service.doctor import doctor_command
 from select_service.edge.discovery.inspecting import inspect_command
@@ -133,18 +134,18 @@ def test_explain_asks_with_a_key_and_a_certificate(tmp_path, capsys):
         assert explain_command([*trusted, "--api-key-file", str(key_file)]) == 0
         assert "decision" in capsys.readouterr().out
         assert explain_command(trusted) == 1
-        assert "a key is needed" in capsys.readouterr().err
+        assert "it asks for a key: give --api-key-file FILE" in capsys.readouterr().err
         assert explain_command(["--url", url_of(service)]) == 1
-        assert "CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().err
+        assert "its certificate is not trusted" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--api-key-file", "missing"), "missing cannot be read: No such file"),
-        (("--api-key-file", "words"), "words does not hold a key, which is one word"),
+        (("--api-key-file", "missing"), "`missing` cannot be read: No such file"),
+        (("--api-key-file", "words"), "`words` does not hold a key, which is one word"),
         (("--tls-ca", "words"), "`words`: there is no certificate in PEM in it"),
-        (("--tls-client-cert", "words"), "belong together"),
+        (("--tls-client-cert", "words"), "need each other: give both"),
     ],
 )
 def test_commands_say_what_is_wrong_with_what_they_are_to_show(
@@ -152,12 +153,10 @@ def test_commands_say_what_is_wrong_with_what_they_are_to_show(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "words").write_text("two words")
-    assert explain_command(flags) == 2
-    assert said in capsys.readouterr().err
-    assert inspect_command(["http://127.0.0.1:1", *flags]) == 2
-    assert said in capsys.readouterr().err
-    assert doctor_command(flags) == 2
-    assert said in capsys.readouterr().err
+    engine = "http://127.0.0.1:1"
+    for words in (["explain", *flags], ["inspect", engine, *flags], ["doctor", *flags]):
+        assert main(words) == 2
+        assert said in capsys.readouterr().err
 
 
 @contextlib.contextmanager
@@ -201,9 +200,9 @@ def test_a_key_does_not_follow_a_redirect(tmp_path, capsys, command, status):
 
 
 def test_commands_ask_over_http_alone(capsys):
-    for command in (explain_command, doctor_command):
-        assert command(["--url", "file:///etc"]) != 0
-        assert "not http:// or https://" in capsys.readouterr().err
+    for command in ("explain", "doctor"):
+        assert main([command, "--url", "file:///etc"]) == 2
+        assert "it does not begin with http:// or https://" in capsys.readouterr().err
 
 
 def test_doctor_asks_with_a_key_and_a_certificate(tmp_path, capsys):
@@ -218,9 +217,9 @@ def test_doctor_asks_with_a_key_and_a_certificate(tmp_path, capsys):
         assert doctor_command([*trusted, "--api-key-file", str(key_file)]) in (0, 1)
         assert "0 workers examined" in capsys.readouterr().out
         assert doctor_command(trusted) == 2
-        assert "a key is needed" in capsys.readouterr().err
+        assert "it asks for a key: give --api-key-file FILE" in capsys.readouterr().err
         assert doctor_command(["--url", url_of(service)]) == 2
-        assert "CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().err
+        assert "its certificate is not trusted" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("believes", [True, False])
@@ -244,6 +243,6 @@ def test_inspect_asks_over_https_with_a_key(tmp_path, capsys):
     with TlsService("--api-keys-file", str(keys)) as service:
         asked = (url_of(service), "--tls-ca", str(authority().file))
         inspect_command([*asked, "--api-key-file", str(key_file)])
-        assert "neither vLLM nor SGLang" in capsys.readouterr().err
+        assert "neither as vLLM nor as SGLang" in capsys.readouterr().err
         assert inspect_command(asked) == 1
         assert "status 404" in capsys.readouterr().err  # /metrics, too, is refused

@@ -8,7 +8,8 @@ Each request is made token ids (by `/tokenize` of an engine, as vLLM has it), le
 engine, and passed on as it comes.  An engine that cannot be reached, breaks off, or answers 5xx or
 that it is too busy, before its client has got anything, is left for another one.  What engines and
 the service refuse, its client is told as it is.  A stream that breaks later ends with an event
-`{"error": ...}`: docs/examples/surviving_gateway carries it on.  Needs select-service[client].
+`{"error": ...}`: docs/examples/surviving_gateway carries it on.  Needs select-service[client],
+starlette and uvicorn.
 SELECTOR_API_KEY in the environment is shown to selectors, SSL_CERT_FILE is the CA of https URLs.
 """
 

@@ -34,7 +34,12 @@ def findings_of(facts: ServiceFacts) -> list[Finding]:
     for source in facts.sources:
         found += _source(source)
     if not facts.schedulable:
-        text = f"{facts.workers} workers are registered, none of them can be chosen"
+        registered = {
+            0: "no worker is registered",
+            1: "1 worker is registered and cannot be chosen",
+        }
+        several = f"{facts.workers} workers are registered, none of them can be chosen"
+        text = registered.get(facts.workers, several)
         found.append(_of("no_workers", text))
     return found
 

@@ -30,7 +30,8 @@ def inspect_command(argv: Sequence[str]) -> int:
     try:
         facts = asyncio.run(_asked(arguments.url, presented))
     except HttpError as refused:
-        fault = f"{arguments.url}: {refused}; is an engine running there?"
+        advice = "is an engine running there? Give its http://HOST:PORT, without a path"
+        fault = f"{arguments.url}: {refused}; {advice}"
         print(f"select-service: error: {fault}", file=sys.stderr)
         return 1
     if facts.engine is None and "model_name" not in facts.fields:
@@ -84,5 +85,5 @@ def parser() -> CommandParser:
         metavar="ID",
         help="worker_id of the record (default: one that is made of the URL)",
     )
-    add_arguments(result)
+    add_arguments(result, "engine")
     return result

@@ -287,6 +287,18 @@ def test_of_a_well_service_nothing_is_found():
     ("facts", "code", "severity", "text"),
     [
         (SERVICE._replace(schedulable=0), "no_workers", "warning", "2 workers are registered"),
+        (
+            SERVICE._replace(schedulable=0, workers=1),
+            "no_workers",
+            "warning",
+            "1 worker is registered and cannot be chosen",
+        ),
+        (
+            SERVICE._replace(schedulable=0, workers=0),
+            "no_workers",
+            "warning",
+            "no worker is registered",
+        ),
         (on(descriptors=85), "descriptors_short", "warning", "85 of 100"),
         (on(descriptors=99), "descriptors_short", "fault", "99%"),
         (on(memory_bytes=9 << 27), "memory_short", "fault", "1.1 of 1.0 GiB"),
