@@ -8,6 +8,7 @@ import msgspec
 
 from select_service.planner.edge.observation import Observation, Observed, observed
 from select_service.planner.outbound import Outbound, Unreachable
+from select_service.unreadable_json import UNREADABLE
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class SelectorSource:
                 return None
             self._missed(url, str(error), is_gone=error.gone)
             return None
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             self._missed(url, f"not an observation: {error}", is_gone=False)
             return None
         self._heard_from(url)
@@ -120,5 +121,5 @@ class SelectorSource:
 def _refusal(body: bytes) -> _Refusal:
     try:
         return msgspec.json.decode(body, type=_Refusal)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return _Refusal()
