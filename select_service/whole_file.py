@@ -13,6 +13,9 @@ PRIVATE = 0o600
 """Mode of files that only the user of the process reads and writes."""
 USUAL = 0o666
 """Mode of other files before the umask."""
+TEMPORARY_ENDING = ".select-service-tmp"
+"""Of a file that is being written beside its old content.  What a killed process has left there is
+removed, so nobody else's file may be called so."""
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a pipe"),
@@ -65,11 +68,13 @@ def check_regular(mode: int, path: Path) -> None:
 
 
 def create_file(path: Path, mode: int | None = None) -> BinaryIO:
-    """Open a new or emptied regular file for writing.  Raises OSError.
+    """Open a new file for writing, in place of what is there.  Raises OSError.
 
     mode: of the file, exactly; None means what the umask leaves of the usual one
     """
-    descriptor = _open_for_writing(path, os.O_TRUNC, mode)
+    path.unlink(missing_ok=True)  # not written into: it may be a link to another file
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    descriptor = os.open(path, flags, USUAL if mode is None else mode)
     if mode is not None:
         os.fchmod(descriptor, mode)
     return os.fdopen(descriptor, "wb")
@@ -108,7 +113,9 @@ def write_whole(path: Path, content: bytes, mode: int | None = None) -> None:
 
     mode: as in `create_file`
     """
-    temporary = path.with_name(path.name + ".tmp")
+    if path.exists():
+        check_regular(path.stat().st_mode, path)
+    temporary = path.with_name(path.name + TEMPORARY_ENDING)
     with create_file(temporary, mode) as file:
         file.write(content)
         file.flush()

@@ -1,9 +1,10 @@
 """What of the limits of the process one key, and the keys of one tenant, may use.
 
 A limit (connections, calls that wait, workers, ...) is there for all callers.  Where keys are on,
-each key has a share of it, and so have all keys together that are bound to the same tenants, so
-that one of them cannot lock the others out.  A quota in the file of keys takes the place of the
-share of its key.  Without keys everybody may use all of it.
+each key has a share of it, and so has each tenant, whichever keys are bound to it, so that one of
+them cannot lock the others out.  What a key of several tenants uses counts for each of them.  A
+quota in the file of keys takes the place of the share of its key.  Without keys everybody may use
+all of it.
 """
 
 from collections import Counter
@@ -21,7 +22,7 @@ RETRY_AFTER_S = 1
 class ShareRules(NamedTuple):
     """Parts of every limit, above 0 and at most 1.
 
-    bound_key: of a key that is bound to tenants;  tenant: of all keys that are bound to it together
+    bound_key: of a key that is bound to tenants;  tenant: of all keys together that are bound to it
     unbound_key: of a key that is bound to none
     """
 
@@ -55,7 +56,7 @@ class Holder:
         return part_of(limit.total, part)
 
     def tenant_share(self, limit: "SharedLimit") -> int:
-        """Return what all keys of the tenants may use of a limit."""
+        """Return what all keys of one of its tenants may use of a limit."""
         if self.tenants is None:
             return limit.total
         return part_of(limit.total, self._rules.tenant)
@@ -89,7 +90,7 @@ class SharedLimit:
         self.name, self.total, self.unit, self._advice = name, total, unit, advice
         self.used = 0
         self.by_key: Counter[str] = Counter()
-        self.by_tenants: Counter[Tenants] = Counter()
+        self.by_tenant: Counter[str] = Counter()
         self.refusals: Counter[Refused] = Counter()
 
     def take(self, holder: Holder = NOBODY, n: int = 1, tenants: Tenants | None = None) -> None:
@@ -99,9 +100,8 @@ class SharedLimit:
         """
         if holder.name is not None:
             tenants = tenants or holder.tenants
-            self.refuse_beyond_share(
-                holder, n, self.by_key[holder.name], self.by_tenants[tenants] if tenants else 0
-            )
+            of_tenant = max((self.by_tenant[each] for each in tenants or ()), default=0)
+            self.refuse_beyond_share(holder, n, self.by_key[holder.name], of_tenant)
         if self.used + n > self.total:
             raise CapacityExceeded(
                 f"{self.name}: all {self.total} {self.unit} are in use; ask again later"
@@ -117,18 +117,18 @@ class SharedLimit:
         self.used -= n
         self._count(holder, -n, tenants or holder.tenants)
 
-    def refuse_beyond_share(self, holder: Holder, n: int, by_key: int, by_tenants: int) -> None:
+    def refuse_beyond_share(self, holder: Holder, n: int, by_key: int, by_tenant: int) -> None:
         """Raises QuotaExceeded when n more than are used is more than a share.
 
-        by_key, by_tenants: what is used
+        by_key, by_tenant: what is used, by the tenant of the key that uses most
         """
         if holder.name is None:
             return
         if by_key + n > (share := holder.share(self)):
             raise self._refusal(holder, "key", f"the key `{holder.name}`", by_key, share)
-        if holder.tenants is not None and by_tenants + n > (share := holder.tenant_share(self)):
-            owner = f"the tenants of the key `{holder.name}`, together,"
-            raise self._refusal(holder, "tenant", owner, by_tenants, share)
+        if holder.tenants is not None and by_tenant + n > (share := holder.tenant_share(self)):
+            owner = f"a tenant of the key `{holder.name}`, by all keys that are bound to it,"
+            raise self._refusal(holder, "tenant", owner, by_tenant, share)
 
     def _refusal(
         self, holder: Holder, scope: str, owner: str, used: int, share: int
@@ -148,11 +148,11 @@ class SharedLimit:
         if holder.name is None:
             return
         _add(self.by_key, holder.name, n)
-        if tenants is not None:
-            _add(self.by_tenants, tenants, n)
+        for tenant in tenants or ():
+            _add(self.by_tenant, tenant, n)
 
 
-def _add(counts: Counter, of: object, n: int) -> None:  # type: ignore[type-arg]
+def _add(counts: Counter[str], of: str, n: int) -> None:
     """Those that use nothing have no entry."""
     counts[of] += n
     if not counts[of]:

@@ -21,7 +21,7 @@ class Share(Struct, kw_only=True):
     bound_key: int
     """A key that is bound to tenants."""
     tenant: int
-    """All keys together that are bound to the same tenants."""
+    """Of one tenant, by all keys together that are bound to it."""
     unbound_key: int
     """A key that is bound to no tenants."""
 

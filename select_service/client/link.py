@@ -16,6 +16,7 @@ from select_service.client.exchange import Answer, Asked, Broken, Transport
 from select_service.client.known_selectors import REST_S_MAX, REST_S_MIN, KnownSelectors, Scope
 from select_service.client.options import Settings
 from select_service.client.routes import Repeats, Route, Wanted
+from select_service.unreadable_json import UNREADABLE
 from select_service.urls import service_url_error
 from select_service.version import package_version
 
@@ -203,7 +204,7 @@ def read(route: Route[P, A], answer: Answer) -> A:
     """A good answer.  Raises SelectorError when it cannot be understood."""
     try:
         return route.read(answer.content)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         text = f"{route.method} {route.path} was answered with something else: {error}"
         raise SelectorError(text) from error
 

@@ -7,6 +7,7 @@ import msgspec
 
 from select_service.client.errors import Refused
 from select_service.client.exchange import Answer
+from select_service.unreadable_json import UNREADABLE
 
 TEXT_CHARS_MAX = 1000
 
@@ -64,7 +65,7 @@ def _warnings(said: dict[str, Any]) -> list[str]:
 def _object(content: bytes) -> dict[str, Any]:
     try:
         said = msgspec.json.decode(content)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return {}
     return said if isinstance(said, dict) else {}
 

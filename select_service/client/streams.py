@@ -10,6 +10,7 @@ from select_service.client.errors import SelectorError, Unavailable
 from select_service.client.exchange import Answer, Asked, Broken, Streamed
 from select_service.client.link import Link
 from select_service.client.refusals import TEXT_CHARS_MAX, refusal_of
+from select_service.unreadable_json import UNREADABLE
 
 SILENCE_S_MAX = 30.0
 """The service sends something every 15 s."""
@@ -97,5 +98,5 @@ def read_event(text: bytes) -> MigrationEvent | Gap | None:
         if fields.get(b"event") == b"gap":
             return msgspec.json.decode(fields[b"data"], type=Gap)
         return msgspec.json.decode(fields[b"data"], type=MigrationEvent)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise SelectorError(f"an event that is none: {error}") from error

@@ -12,6 +12,7 @@ from msgspec import Raw, Struct
 
 from select_service.planner.core.inputs import Role, TickInput
 from select_service.planner.core.settings import Settings
+from select_service.unreadable_json import UNREADABLE
 
 LINE_BYTES_MAX = 64 << 20
 
@@ -63,7 +64,7 @@ def read_lines(path: Path) -> Iterator[Line]:
             number += 1
             try:
                 line = _decoder.decode(text)
-            except (msgspec.DecodeError, RecursionError) as error:
+            except UNREADABLE as error:
                 if torn is not None:
                     break
                 torn = LogError(f"{path}, line {number}: {error}")

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from select_service.errors import PortableError
 from select_service.spelling import shown
+from select_service.unreadable_json import UNREADABLE
 
 BODY_BYTES_MAX = 1 << 16
 
@@ -70,7 +71,7 @@ async def body_as(
         return msgspec.json.decode(bytes(content), type=form)
     except msgspec.ValidationError as error:
         raise Refused(422, "invalid_body", explained(str(error))) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise Refused(400, "malformed_json", f"not JSON: {error}") from None
 
 

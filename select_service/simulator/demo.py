@@ -33,7 +33,7 @@ from select_service.simulator.service_process import (
 )
 from select_service.simulator.stages import Stages
 from select_service.simulator.trace import read_trace
-from select_service.simulator.trickle import PER_S, keep_going
+from select_service.simulator.trickle import PER_S, PatientClient, keep_going
 from select_service.simulator.workload import Shape, Workload, generate
 from select_service.simulator.world import Step, World
 
@@ -229,11 +229,11 @@ async def _conclude(stage: Stage, world: World, engines: list[Engine], problems:
 
 async def _traffic(stage: Stage, engines: list[Engine]) -> None:
     """Go on with some requests, so that the page has something to show."""
+    client = PatientClient(stage.service.base_url, MODEL_NAME, stage.fleet.shape.workers)
     try:
-        await keep_going(stage.fleet, stage.client, engines)
-    except CallFailed as error:
-        if stage.service.is_running:
-            stage.console.print(f"no more traffic: {escape(str(error))}", soft_wrap=True)
+        await keep_going(stage.fleet, client, engines)
+    finally:
+        await client.close()
 
 
 def _show_examples(stage: Stage, world: World) -> None:

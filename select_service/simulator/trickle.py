@@ -7,10 +7,11 @@ answers take as much longer, so that ranks are as busy as in the run.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 
-from select_service.simulator.client import SelectorClient
+from select_service.simulator.client import CallFailed, Choice, SelectorClient
 from select_service.simulator.drive import Driver
 from select_service.simulator.engine import Engine
 from select_service.simulator.fleet import Fleet, FleetShape
@@ -27,10 +28,49 @@ from select_service.simulator.world import World
 PER_S = 2.0
 REQUESTS = 400
 """Of one workload; then another one begins."""
+RETRY_S = 1.0
+"""Between two attempts to have a request taken."""
 
 
-async def keep_going(fleet: Fleet, client: SelectorClient, engines: list[Engine]) -> None:
-    """Send requests until cancelled.  Raises CallFailed.
+class PatientClient(SelectorClient):
+    """A client that goes on whatever is tried out on the service meanwhile.
+
+    A request waits until a worker of the demo takes it, and one whose worker was removed is over.
+    """
+
+    def __init__(self, base_url: str, model_name: str, workers: int) -> None:
+        """workers: of the demo, numbered from 1"""
+        super().__init__(base_url, model_name)
+        self._workers = workers
+
+    async def select_and_reserve(self, reservation_id: str, token_ids: list[int]) -> Choice:
+        """Choose a rank of the demo and book the request on it, as soon as that is possible."""
+        while True:
+            with suppress(CallFailed):
+                choice = await super().select_and_reserve(reservation_id, token_ids)
+                if 1 <= choice.worker_id <= self._workers:
+                    return choice
+                await super().free(reservation_id)
+            await asyncio.sleep(RETRY_S)
+
+    async def prefill_complete(self, reservation_id: str) -> None:
+        """The prompt has been computed."""
+        with suppress(CallFailed):
+            await super().prefill_complete(reservation_id)
+
+    async def output_block(self, reservation_id: str) -> None:
+        """The answer has grown by a block."""
+        with suppress(CallFailed):
+            await super().output_block(reservation_id)
+
+    async def free(self, reservation_id: str) -> None:
+        """The request is done."""
+        with suppress(CallFailed):
+            await super().free(reservation_id)
+
+
+async def keep_going(fleet: Fleet, client: PatientClient, engines: list[Engine]) -> None:
+    """Send requests until cancelled.
 
     It returns where the caches are too small for any conversation.
     """
@@ -39,6 +79,7 @@ async def keep_going(fleet: Fleet, client: SelectorClient, engines: list[Engine]
         workload = _workload(fleet.shape, number)
         if not workload.sessions:
             return
+        client.latencies_s.clear()
         driver = Driver(World(workload, engines, fleet.emit), fleet, client)
         await driver.work_off(lambda step: None, _paced(slowness))
 

@@ -18,7 +18,7 @@ from select_service.kept_formats import (
 )
 from select_service.numbered_files import FILES_MAX, append_lines, looks_like_lines
 from select_service.settings.config import Config, ConfigError, Unusable
-from select_service.whole_file import open_regular
+from select_service.whole_file import TEMPORARY_ENDING, open_regular
 
 
 class Written(NamedTuple):
@@ -33,7 +33,8 @@ class Written(NamedTuple):
     of: str
 
 
-_ASIDE = (".tmp", LOCK_ENDING, ".refused", *(f".refused.{number}" for number in range(2, 9)))
+_REFUSED = (".refused", *(f".refused.{number}" for number in range(2, 9)))
+_ASIDE = (TEMPORARY_ENDING, LOCK_ENDING, *_REFUSED)
 _NUMBERED = (LOCK_ENDING, *(f".{number}" for number in range(1, FILES_MAX)))
 KEPT = {
     "snapshot_path": Written(

@@ -165,7 +165,9 @@ def test_keys_of_one_tenant_have_a_share_together_of_which_all_that_is_booked_fo
     for n in range(3):
         book(selector, bookings, str(n))
     assert not bookings.may_book()
-    with pytest.raises(QuotaExceeded, match="tenants of the key `a`, together, may use 4 of 8"):
+    with pytest.raises(
+        QuotaExceeded, match=r"a tenant of the key `a`, by all keys .* may use 4 of 8"
+    ):
         book(selector, bookings, "more")
     book(selector, bookings, "elsewhere", tenant="other", worker_id=2)
     selector.free("of nobody's key", 0.0)
@@ -183,11 +185,11 @@ def test_workers_are_known_while_they_are_there():
     assert set(use.workers(here.__contains__)) == {1, 2}
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(-3, 3)), max_size=60))
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-3, 3)), max_size=60))
 def test_a_limit_is_never_passed_and_never_taken_from_others(steps):
-    """Against a plain table; `a` and `b` are of one tenant, `c` is bound to none."""
-    limit, rules = SharedLimit("dumps", 12, "dumps", "wait"), ShareRules(0.25, 0.5, 0.75)
-    tenants = {"a": frozenset("t"), "b": frozenset("t"), "c": None}
+    """Against a plain table; `b` is of both tenants, `c` is bound to none."""
+    limit, rules = SharedLimit("dumps", 12, "dumps", "wait"), ShareRules(0.25, 0.4, 0.75)
+    tenants = {"a": frozenset("t"), "b": frozenset("tu"), "c": None, "d": frozenset("u")}
     holders = {
         name: Holder(ApiKey(name, b"", frozenset(), of), rules) for name, of in tenants.items()
     }
@@ -199,6 +201,9 @@ def test_a_limit_is_never_passed_and_never_taken_from_others(steps):
             used[name] -= n
             continue
         fits = used[name] + n <= (9 if name == "c" else 3) and sum(used.values()) + n <= 12
+        for tenant in tenants[name] or ():
+            of_tenant = sum(used[each] for each, of in tenants.items() if of and tenant in of)
+            fits &= of_tenant + n <= 4
         try:
             limit.take(holders[name], n)
         except (QuotaExceeded, CapacityExceeded):
@@ -206,10 +211,10 @@ def test_a_limit_is_never_passed_and_never_taken_from_others(steps):
         else:
             assert fits
             used[name] += n
-        assert used["a"] + used["b"] <= 6
         assert limit.used == sum(used.values())
         assert limit.by_key == {name: n for name, n in used.items() if n}
-    assert set(limit.by_tenants) <= {frozenset("t")}
+        by_tenant = {"t": used["a"] + used["b"], "u": used["b"] + used["d"]}
+        assert limit.by_tenant == {tenant: n for tenant, n in by_tenant.items() if n}
 
 
 def test_without_keys_there_are_no_shares():

@@ -209,7 +209,7 @@ def test_a_file_that_cannot_be_used_is_moved_aside(path, content, caplog, monkey
 def test_rules_that_cannot_be_written_count_and_say_so(path, caplog):
     with a_service(path) as api:
         assert put(api, **STRICT).body["kept"]
-        blocking = path.with_name("index.policies.tmp")
+        blocking = path.with_name("index.policies.select-service-tmp")
         blocking.mkdir()
         answer = put(api, **REFERENCE)
         assert (answer.status, answer.body["kept"]) == (200, False)

@@ -29,6 +29,7 @@ RUNS = {
     "scripts/bench/health_costs.py": "--rounds 1 --seconds 1 --ranks 8",
     "scripts/bench/health_steps.py": "--ranks 100 --rounds 1",
     "scripts/bench/hold.py": "--rounds 1",
+    "scripts/bench/hostile_servers.py": "--engines 1 --seconds 1 --rounds 1 --attack headers",
     "scripts/bench/index_memory.py": "--workers 4",
     "scripts/bench/keyed_events.py": "--batches 200 --rounds 1",
     "scripts/bench/lock_holds.py": "--blocks 20000 --runs 1",

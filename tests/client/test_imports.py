@@ -13,4 +13,4 @@ def test_the_client_brings_nothing_of_the_server():
     assert "select_service.client.lease" in loaded
     assert not loaded.intersection(UNWANTED)
     ours = {name.split(".")[1] for name in loaded if name.startswith("select_service.")}
-    assert ours == {"bodies", "client", "errors", "urls", "version"}
+    assert ours == {"bodies", "client", "errors", "unreadable_json", "urls", "version"}

@@ -68,7 +68,7 @@ def test_whoever_asks_has_it_read_without_a_change(tmp_path, monkeypatch):
 
     async def story(guard, watch):
         await eventually_on_loop(lambda: len(reads) == 1)
-        watch.look_now()
+        watch.files.look_now()
         await eventually_on_loop(lambda: len(reads) == 2)
         assert guard.generation == 0
 

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.process
 FLAGS = (
     "--health-checks",
     "on",
-    "--health-max-eject",
-    "0",
+    "--health-interval-secs",
+    "600",
     "--queue-threshold",
     "0.5",
     "--queue-max-requests",

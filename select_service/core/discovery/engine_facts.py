@@ -17,6 +17,7 @@ import msgspec
 
 from indexer.endpoints import port_plus
 from select_service.core.discovery.template import Fields
+from select_service.unreadable_json import UNREADABLE
 
 MODELS, METRICS = "/v1/models", "/metrics"
 INFO, OLD_INFO = "/server_info?config_format=json", "/get_server_info"
@@ -82,7 +83,7 @@ def _json(document: bytes | None) -> dict[str, Any]:
         return {}
     try:
         found: object = msgspec.json.decode(document)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -18,6 +18,7 @@ from select_service.core.discovery.template import (
     in_url,
     template_error,
 )
+from select_service.unreadable_json import UNREADABLE
 
 PORT_ANNOTATION = "select-service/port"
 WORKER_ANNOTATION = "select-service/worker"
@@ -120,7 +121,7 @@ def _annotated(text: str | None) -> Fields:
         return {}
     try:
         found: Any = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ValueError(f"annotation {WORKER_ANNOTATION}: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"annotation {WORKER_ANNOTATION}: an object is expected")

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import yaml
+import msgspec
 
 from select_service.errors import PortableError
 from select_service.kubernetes_account import (
@@ -23,6 +23,7 @@ from select_service.kubernetes_account import (
 from select_service.kubernetes_requests import KubernetesRequests
 from select_service.outgoing.connection_pool import Answer
 from select_service.outgoing.request_error import RequestError
+from select_service.unreadable_json import UNREADABLE as UNREADABLE_JSON
 
 LIST_BYTES_MAX = 16 << 20
 """Of one page of a list."""
@@ -135,10 +136,14 @@ class KubeApi:
             await requests.close()
 
 
+class _Status(msgspec.Struct):
+    message: str = ""
+
+
 def _told(content: bytes) -> str:
-    """The message of a `Status`, or the beginning of whatever it is."""
-    with contextlib.suppress(ValueError, RecursionError, yaml.YAMLError):
-        document = yaml.safe_load(content[:STATUS_BYTES_MAX])
-        if isinstance(document, dict) and document.get("message"):
-            return str(document["message"])[:300]
+    """Return the message of a `Status`, or the beginning of whatever it is."""
+    with contextlib.suppress(*UNREADABLE_JSON):
+        message = msgspec.json.decode(content[:STATUS_BYTES_MAX], type=_Status).message
+        if message:
+            return message[:300]
     return content[:100].decode(errors="replace")

@@ -18,6 +18,7 @@ from select_service.edge.discovery.kubernetes_api import KubeApi, KubeFault
 from select_service.edge.discovery.source import Readings
 from select_service.outgoing.reading_budget import reading_budget
 from select_service.settings.discovery import KubernetesSource
+from select_service.unreadable_json import UNREADABLE
 
 PAGE = 25
 """Documents of one page of a list: decoding one takes a millisecond or two."""
@@ -118,7 +119,7 @@ class KubernetesList(ABC, Generic[D]):
                 if not self._version:
                     await self._list()
                 await self._watch()
-            except (KubeFault, msgspec.DecodeError) as fault:
+            except (KubeFault, *UNREADABLE) as fault:
                 if isinstance(fault, KubeFault) and fault.status == GONE:
                     self._version = ""
                 else:

@@ -21,6 +21,7 @@ from indexer.sockets.curve import CurveServer
 from indexer.sockets.names import Names
 from indexer.sockets.replay_question import NO_BATCH, Bounds, ask_replay
 from select_service.core.doctor.facts import Replayed
+from select_service.unreadable_json import UNREADABLE
 
 BATCHES_MAX = 32
 TIMEOUT_S = 3.0
@@ -74,7 +75,7 @@ def _clock(wanted: Wanted, batches: dict[int, bytes]) -> float | None:
     try:
         (stamp, *_) = msgspec.msgpack.decode(payload, type=list[msgspec.Raw])
         published_at = msgspec.msgpack.decode(stamp, type=float)
-    except (msgspec.DecodeError, ValueError):
+    except UNREADABLE:
         return None
     ahead_s = published_at - wanted.received_at
     return ahead_s if ahead_s > 0.0 or wanted.is_live else None

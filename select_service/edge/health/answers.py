@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Raw
 
 from select_service.core.health.judging import Answer, Token
+from select_service.unreadable_json import UNREADABLE
 
 _ID = "token_id:"
 """What vLLM writes before an id that stands for a text."""
@@ -155,11 +156,11 @@ def _decoded(decode: Callable[[bytes], T], body: bytes) -> T:
     """Raises MalformedAnswer."""
     try:
         return decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         fault = str(error)[:FAULT_CHARS_MAX]
     numbers, count = _NO_NUMBER.subn(b"null", body)
     if count:
-        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+        with contextlib.suppress(*UNREADABLE):
             return decode(numbers)
     raise MalformedAnswer(fault)
 
@@ -225,5 +226,5 @@ def _lenient(text: Raw, kind: type[T]) -> T | None:
         return None
     try:
         return msgspec.json.decode(text, type=kind)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return None

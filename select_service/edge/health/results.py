@@ -22,6 +22,7 @@ from select_service.edge.health.answers import MalformedAnswer, completion, gene
 from select_service.edge.health.requests import GENERATE, Form
 from select_service.edge.http_error import Failure, HttpError
 from select_service.edge.http_post import Reply
+from select_service.unreadable_json import UNREADABLE
 
 WHY_CHARS_MAX = 200
 BUSY_BYTES_MAX = 4096
@@ -69,7 +70,7 @@ def _refusal_text(body: bytes) -> str:
     """Return the engine's own words, where vLLM, SGLang and FastAPI write them; else nothing."""
     try:
         refusal = msgspec.json.decode(body[:REFUSAL_BYTES_MAX], type=dict[str, object])
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return ""
     error = refusal.get("error")
     inner = error if isinstance(error, dict) else refusal

@@ -29,7 +29,14 @@ from select_service.edge.episodes import Episodes
 from select_service.edge.keeping.kept_file import move_aside
 from select_service.edge.keeping.reading import Reading
 from select_service.kept_formats import is_snapshot
-from select_service.whole_file import PRIVATE, create_file, open_regular, sync_directory
+from select_service.whole_file import (
+    PRIVATE,
+    TEMPORARY_ENDING,
+    check_regular,
+    create_file,
+    open_regular,
+    sync_directory,
+)
 
 READ_BYTES = 1 << 20
 LAST_WRITE_S_MAX = 0.8
@@ -173,7 +180,7 @@ class SnapshotFile:
     def _write(
         self, partitions: Iterable[DumpedPartition], is_over: Callable[[], bool]
     ) -> str | None:
-        temporary = self._path.with_name(self._path.name + ".tmp")
+        temporary = self._path.with_name(self._path.name + TEMPORARY_ENDING)
         try:
             size = _write_through(temporary, partitions, is_over, self._mode)
             _check_replaceable(self._path)
@@ -194,7 +201,9 @@ class SnapshotFile:
 def _check_replaceable(path: Path) -> None:
     """Raise OSError for a file that is neither empty nor a snapshot."""
     with contextlib.suppress(FileNotFoundError):
-        if path.stat().st_size and not is_snapshot(path):
+        found = path.stat()
+        check_regular(found.st_mode, path)
+        if found.st_size and not is_snapshot(path):
             raise OSError(errno.EEXIST, "the file that is there is no snapshot", str(path))
 
 

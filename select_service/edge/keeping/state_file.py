@@ -19,6 +19,7 @@ from select_service.edge.http_error import HttpError
 from select_service.edge.keeping.kept_file import KeptFile
 from select_service.kept_formats import STATE
 from select_service.turns import in_turns
+from select_service.unreadable_json import UNREADABLE
 from select_service.whole_file import PRIVATE
 
 INTERVAL_S = 0.5
@@ -127,7 +128,7 @@ async def _of_peer(peer: str, http: HttpClient) -> KeptState | None:
             with_key=True,
         )
         state = await asyncio.to_thread(msgspec.json.decode, content, type=KeptState)
-    except (HttpError, msgspec.DecodeError, RecursionError) as error:
+    except (HttpError, *UNREADABLE) as error:
         fields = {"peer": peer, "error": str(error)[:200]}
         log.info("a peer does not tell its state", extra={"fields": fields})
         return None

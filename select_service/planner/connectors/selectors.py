@@ -20,6 +20,7 @@ from select_service.planner.core.inputs import (
 )
 from select_service.planner.outbound import Outbound, Unreachable
 from select_service.tls.kept import ClientTls
+from select_service.unreadable_json import UNREADABLE
 
 log = logging.getLogger("select_service.planner.connectors")
 
@@ -226,7 +227,7 @@ class Selectors:
                 url, self._scope, token_file=self._key_file, timeout_s=TIMEOUT_S
             )
             return await asyncio.to_thread(msgspec.json.decode, content, type=kind)
-        except (Unreachable, msgspec.DecodeError, UnicodeDecodeError):
+        except (Unreachable, *UNREADABLE):
             return None
 
 
@@ -235,7 +236,7 @@ def _meaning(refusal: Unreachable) -> Drained:
         return Drained.FAILED
     try:
         code = msgspec.json.decode(refusal.body, type=_Refusal).code
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         code = ""
     return Drained.HEALTH_OFF if code == "health_off" else Drained.UNKNOWN
 

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from select_service.planner.config import FpmSource
 from select_service.planner.core.inputs import ForwardPass, Role
+from select_service.unreadable_json import UNREADABLE
 
 VERSION: Final = 1
 RANKS_MAX = 16384
@@ -51,7 +52,7 @@ def decoded(payload: bytes) -> ForwardPass | None:
     """None: no forward pass of this version, or numbers that no engine can mean."""
     try:
         metrics = _decoder.decode(payload)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
     scheduled, queued = metrics.scheduled_requests, metrics.queued_requests
     counts = (*msgspec.structs.astuple(scheduled), *msgspec.structs.astuple(queued))

@@ -30,7 +30,7 @@ from select_service.planner.edge.followed_tls import FollowedTls, client_files
 from select_service.planner.edge.loop import Listener, Loop
 from select_service.planner.edge.member import Member
 from select_service.planner.edge.recording import Recorder
-from select_service.planner.edge.reports import write_reports
+from select_service.planner.edge.reports import report_error, write_reports
 from select_service.planner.judging import faults
 from select_service.planner.outbound import Outbound, Unreachable, check_token
 from select_service.planner.profiles import ProfileError
@@ -102,8 +102,8 @@ def _check_files(config: PlannerConfig) -> None:
             check_token(config.api_key_file)
     except Unreachable as error:
         raise ConfigError(str(error)) from None
-    if config.report is not None and not Path(config.report.path).parent.is_dir():
-        raise ConfigError(f"report: there is no directory {Path(config.report.path).parent}")
+    if config.report is not None and (fault := report_error(Path(config.report.path))):
+        raise ConfigError(f"report: {fault}")
 
 
 async def members_of(

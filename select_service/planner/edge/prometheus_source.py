@@ -17,6 +17,7 @@ from select_service.planner.config import PrometheusSource
 from select_service.planner.core.inputs import Traffic
 from select_service.planner.outbound import Outbound, Unreachable
 from select_service.tls.kept import ClientTls
+from select_service.unreadable_json import UNREADABLE
 
 PREFIXES = {"frontend": "dynamo_frontend", "router": "dynamo_component_router"}
 
@@ -110,7 +111,7 @@ class PrometheusTraffic:
         try:
             answer = msgspec.json.decode(text, type=_Answer)
             value = float(answer.data.result[0].value[1]) if answer.data.result else math.nan
-        except (msgspec.DecodeError, ValueError) as error:
+        except (ValueError, *UNREADABLE) as error:
             raise Unreachable(f"Prometheus answered something else: {error}") from None
         return value if math.isfinite(value) else None
 

@@ -24,6 +24,7 @@ from select_service.planner.core.inputs import (
 )
 from select_service.planner.core.merge import Bound, Proposal, Target
 from select_service.planner.outbound import Outbound, Unreachable
+from select_service.unreadable_json import UNREADABLE
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ class ExternalProposers:
         try:
             text = await self._http.post(proposer.url, body, timeout_s=TIMEOUT_S)
             answer = msgspec.json.decode(text, type=_Answer)
-        except (Unreachable, msgspec.DecodeError) as error:
+        except (Unreachable, *UNREADABLE) as error:
             self.failures[proposer.name] += 1
             breaker.failed(self._clock())
             fields = {"proposer": proposer.name, "error": str(error)}

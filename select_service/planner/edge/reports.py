@@ -7,12 +7,28 @@ from pathlib import Path
 
 from select_service.planner.config import ReportConfig
 from select_service.planner.report.drawing import check_format, drawing_of
-from select_service.planner.report.page import page_of
+from select_service.planner.report.page import BEGIN, page_of
 from select_service.planner.report.views import view_of
 from select_service.planner.status import DeploymentStatus, Statuses
-from select_service.whole_file import write_whole
+from select_service.whole_file import open_regular, write_whole
 
 log = logging.getLogger("select_service.planner")
+
+
+def report_error(path: Path) -> str | None:
+    """Why no report can be written there; None when one can."""
+    if not path.parent.is_dir():
+        return f"there is no directory {path.parent}"
+    try:
+        with open_regular(path) as file:
+            begin = file.read(len(BEGIN))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"cannot use `{path}`: {error.strerror}"
+    if begin in (b"", BEGIN):
+        return None
+    return f"`{path}` is no report of ours and would be lost: name another file"
 
 
 async def write_reports(config: ReportConfig | None, statuses: Statuses) -> None:

@@ -8,6 +8,7 @@ import msgspec
 
 from select_service.planner.edge.observation import Observation, Observed, observed
 from select_service.planner.outbound import Outbound, Unreachable
+from select_service.unreadable_json import UNREADABLE
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class SelectorSource:
                 return None
             self._missed(url, _fault(error, refusal), is_gone=error.gone)
             return None
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             fault = f"the answer is no observation ({error}): is this the URL of a selector?"
             self._missed(url, fault, is_gone=False)
             return None
@@ -130,5 +131,5 @@ def _fault(error: Unreachable, refusal: _Refusal) -> str:
 def _refusal(body: bytes) -> _Refusal:
     try:
         return msgspec.json.decode(body, type=_Refusal)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return _Refusal()

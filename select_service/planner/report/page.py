@@ -23,6 +23,8 @@ from select_service.planner.report.style import STYLE
 from select_service.planner.report.views import GROUPS_MAX, Series, View, series_of
 from select_service.planner.status import Change
 
+BEGIN = b'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
+"""Of every file of ours."""
 DEPLOYMENTS_MAX = 24
 """Drawn; the others are a row of the table and a link."""
 _GROUPS_MAX = 2400
@@ -47,8 +49,7 @@ def page_of(views: Sequence[View], title: str = "Planner", drawing: Drawing = SV
         ),
     ]
     head = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width">'
+        f'{BEGIN.decode()}content="width=device-width">'
         f'<meta name="color-scheme" content="light dark"><title>{escape(title)}</title>'
         f'<link rel="icon" href="data:,"><style>{STYLE}</style>{drawing.head}</head><body>'
     )

@@ -87,3 +87,9 @@ def test_an_annotation_replaces_fields_of_the_template():
 def test_what_is_wrong_with_a_pod_is_said(changes, fault):
     with pytest.raises(ValueError, match=f"^{re.escape(fault)}"):
         candidate_of(pod(**changes), TEMPLATE)
+
+
+@pytest.mark.parametrize("worker", ["{", "[" * 5000, '{"taints":' + "[" * 5000 + "]" * 5000 + "}"])
+def test_an_annotation_that_is_no_json_is_told(worker):
+    with pytest.raises(ValueError, match="annotation select-service/worker: "):
+        candidate_of(pod(annotations={"select-service/worker": worker}), TEMPLATE)

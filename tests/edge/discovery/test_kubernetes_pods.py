@@ -193,6 +193,17 @@ def test_an_annotation_that_is_wrong_keeps_what_the_pod_was(tmp_path):
     followed(tmp_path, story)
 
 
+def test_an_annotation_that_is_nested_too_deeply_stops_nobody(tmp_path):
+    async def story(scene):
+        await scene.find("10.0.0.1", "10.0.0.2")
+        scene.set("old-1", "10.0.0.1", annotations={"select-service/worker": "[" * 5000})
+        await eventually_on_loop(lambda: "prod/old-1" in scene.told.readings.withheld)
+        scene.put("new", "10.0.0.3")
+        await scene.find("10.0.0.1", "10.0.0.2", "10.0.0.3")
+
+    followed(tmp_path, story)
+
+
 def test_no_rights_and_no_cluster_are_said(tmp_path):
     async def run():
         async with serving(FakeKubernetes(token="secret")) as fake:

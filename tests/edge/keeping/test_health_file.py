@@ -126,7 +126,7 @@ def test_many_changes_are_taken_in_steps_and_those_meanwhile_are_written_too(tmp
 
     asyncio.run(scene())
     assert len(list(read_again(path).stored())) == 6
-    assert not (tmp_path / "health.tmp").exists()
+    assert not (tmp_path / "health.select-service-tmp").exists()
 
 
 def test_the_file_is_bounded_and_the_oldest_go(tmp_path, monkeypatch):

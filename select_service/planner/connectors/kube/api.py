@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from select_service.errors import PortableError
+from select_service.unreadable_json import UNREADABLE
 
 ANSWER_BYTES_MAX = 64 << 20
 REQUEST_TIMEOUT_S = 4.0
@@ -60,7 +61,7 @@ def error_of(status: int, content: bytes) -> KubeError:
     """An answer that is not 2xx."""
     try:
         told = msgspec.json.decode(content, type=_Status)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         told = _Status()
     return KubeError(status, told.message or told.reason or f"status {status}")
 
@@ -74,5 +75,5 @@ def decoded(content: bytes, kind: type[_Body]) -> _Body:
     """Raises KubeError."""
     try:
         return msgspec.json.decode(content, type=kind)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise KubeError(0, f"not what was expected: {error}") from None
