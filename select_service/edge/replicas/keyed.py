@@ -15,7 +15,7 @@ from indexer.sockets.curve import CurveServer, binding_options
 from select_service.access.keys_file import read_replica_keys
 from select_service.access.plane_keys import PlaneKeys
 from select_service.access.replica_keys import ReplicaKey, ReplicaKeys
-from select_service.edge.file_changes import FollowedFiles
+from select_service.edge.file_changes import FileWatch
 from select_service.edge.replicas.admitting import ZAP_DOMAIN, Admitting
 from select_service.edge.supervised import Callbacks
 
@@ -25,16 +25,15 @@ LOOK_S = 1.0
 log = logging.getLogger("select_service.replicas")
 
 
-class Keyed:
+class Keyed(FileWatch):
     """Belongs to the thread of the event loop."""
 
     def __init__(self, keys: PlaneKeys, changed: Callable[[frozenset[str]], None]) -> None:
         """changed: called when the file says something else, with the public keys that went"""
         self._own, self._path, self._known = keys
-        self.files = FollowedFiles("replica_keys_file", [self._path], LOOK_S)
+        super().__init__("replica_keys_file", [self._path], LOOK_S)
         self._changed = changed
         self._admitting: Admitting | None = None
-        self._watch: asyncio.Task[None] | None = None
         self.error: str | None = None
         """What is wrong with the file as it stands; None: what it says is what counts."""
 
@@ -48,18 +47,19 @@ class Keyed:
         self._admitting = Admitting(context, lambda key: key in self._known.public, callbacks)
         return binding_options(self._own, ZAP_DOMAIN.encode())
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+    def start(self) -> asyncio.Task[None]:
+        """See FileWatch; those who may listen are let in from now on, too."""
         if self._admitting is not None:
-            self._admitting.start(loop)
-        self._watch = loop.create_task(self._follow())
+            self._admitting.start(asyncio.get_running_loop())
+        return super().start()
 
     def background(self) -> list[asyncio.Task[None]]:
         """What follows the file, until `close`."""
-        return [] if self._watch is None else [self._watch]
+        return [] if self._task is None else [self._task]
 
     def close(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
+        if self._task is not None:
+            self._task.cancel()
         self.files.close()
         if self._admitting is not None:
             self._admitting.close()
@@ -71,14 +71,13 @@ class Keyed:
     def server(self, replica: ReplicaKey) -> CurveServer:
         return CurveServer(replica.public_key.encode(), self._own)
 
-    async def _follow(self) -> None:
-        async for _ in self.files.changes():
-            try:
-                known = await self.files.read(lambda: read_replica_keys(self._path))
-            except ValueError as error:
-                self._keep(str(error))
-            else:
-                self._take(known)
+    async def _read(self) -> None:
+        try:
+            known = await self.files.read(lambda: read_replica_keys(self._path))
+        except ValueError as error:
+            self._keep(str(error))
+        else:
+            self._take(known)
 
     def _keep(self, error: str) -> None:
         self.error = error

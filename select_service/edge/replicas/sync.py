@@ -105,7 +105,7 @@ class ReplicaSync:
         self._loop = asyncio.get_running_loop()
         self._publisher.start(self._loop)
         if self._keyed is not None:
-            self._keyed.start(self._loop)
+            self._keyed.start()
         for peer in self._peers.values():
             peer.subscriber.start(self._loop)
 
