@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 
 LOOPBACK_NAME = "localhost"
 ANY = "*"
+READING = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods that change nothing."""
 
 
 def is_loopback(host: str) -> bool:
@@ -66,6 +68,9 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def is_same_origin(origin: str, host: str) -> bool:
-    """Return whether a page of this origin has come from the host that it asks."""
-    return origin.partition("://")[2].lower() == host.lower()
+def is_foreign_change(method: str, origin: str, host: str) -> bool:
+    """Return whether a page of another origin than the host asks for a change.
+
+    origin, host: values of the headers
+    """
+    return method not in READING and origin.partition("://")[2].lower() != host.lower()

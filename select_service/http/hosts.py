@@ -2,13 +2,10 @@
 
 from collections.abc import Iterable
 
-from select_service.allowed_names import AllowedNames, is_same_origin
+from select_service.allowed_names import AllowedNames, is_foreign_change
 from select_service.errors import SelectError
 from select_service.http.head import Headers
 from select_service.spelling import shown
-
-READING = ("GET", "HEAD", "OPTIONS")
-"""Methods that change nothing."""
 
 
 class HostNotAllowed(SelectError):
@@ -46,8 +43,8 @@ def check_origin(method: str, headers: Headers) -> None:
     Needed where no keys are asked for: a browser sends requests without a body to any origin, and
     adds no key by itself.
     """
-    origin = None if method in READING else _value(headers, b"origin")
-    if origin is None or is_same_origin(origin, _value(headers, b"host") or ""):
+    origin = _value(headers, b"origin")
+    if origin is None or not is_foreign_change(method, origin, _value(headers, b"host") or ""):
         return
     raise OriginNotAllowed(
         f"pages of the origin `{shown(origin)}` may change nothing here: send the request without "

@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from select_service.allowed_names import AllowedNames, is_same_origin
+from select_service.allowed_names import AllowedNames, is_foreign_change
 from select_service.planner.config import DeploymentConfig
 from select_service.planner.connectors.advisory import Switched
 from select_service.planner.connectors.opening import virtual_of
@@ -45,8 +45,6 @@ from select_service.planner.reading import ConfigError
 from select_service.planner.report.drawing import FormatError
 from select_service.planner.status import DeploymentStatus, Statuses
 from select_service.spelling import nearest, shown
-
-_READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Watched(Protocol):
@@ -133,7 +131,7 @@ class _Guard:
                 "a name of `allowed_hosts` under `api`"
             )
             return refusal(403, "host_not_allowed", fault)
-        if method in _READING or origin is None or is_same_origin(origin, host):
+        if origin is None or not is_foreign_change(method, origin, host):
             return None
         fault = (
             f"pages of the origin `{shown(origin)}` may change nothing here: "
