@@ -1,5 +1,5 @@
 # The service and the planner, without the demo: small, not root, kernels compiled while the image is
-# built.  docs/demo.md, "The image", has more; `scripts/build_image` builds and tries it without
+# built.  docs/start/quickstart.md, "The image", has more; `scripts/build_image` builds and tries it without
 # a Docker daemon.
 #
 #   docker build -t select-service .
@@ -7,7 +7,7 @@
 #   docker run --rm --network host --entrypoint select-planner select-service --config …
 #
 # It binds 127.0.0.1.  Behind `-p 8092:8092`, or in a cluster, give it `--host 0.0.0.0` and a file of keys
-# (`--api-keys-file`), or `--insecure` on a network that you trust: see docs/security.md.
+# (`--api-keys-file`), or `--insecure` on a network that you trust: see docs/guides/security.md.
 #
 # Settings are flags after the image name or SELECT_SERVICE_* and DYN_* variables.  Change the port with
 # SELECT_SERVICE_PORT rather than --port, and switch TLS on with SELECT_SERVICE_TLS_CERT and
@@ -40,8 +40,8 @@ RUN python3 -m venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH
 WORKDIR /src
 
-COPY requirements-image.lock ./
-RUN pip install --require-hashes -r requirements-image.lock
+COPY requirements/image.lock requirements/
+RUN pip install --require-hashes -r requirements/image.lock
 
 COPY pyproject.toml README.md LICENSE ./
 COPY indexer indexer
@@ -91,6 +91,6 @@ WORKDIR /tmp
 EXPOSE 8092 8095 9092
 
 HEALTHCHECK --interval=10s --timeout=3s --start-period=10s --retries=3 \
-    CMD ["python", "-m", "select_service.starting.healthy"]
+    CMD ["python", "-m", "select_service.cli.healthcheck"]
 
 ENTRYPOINT ["select-service"]

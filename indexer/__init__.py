@@ -1,5 +1,5 @@
-"""Who holds which KV blocks.
+"""Index of the KV blocks that engines hold.
 
-Knows slots, tiers and hashes; has never heard of workers, models or HTTP.  Sockets and threads are
-in `sockets`; the modules beside the rooms make, keep and link machine code, or are words of all.
+The index works with slots, tiers and hashes; workers, models and HTTP are above this package.
+Sockets and threads are in `sockets`; `jit` compiles, stores and links the machine code of kernels.
 """

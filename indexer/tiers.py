@@ -1,13 +1,13 @@
-"""Storage tiers of a KV block, and the medium names engines use for them.
+"""Storage tiers of a KV block, and the medium names of engines for each tier.
 
-Only the names and their order live here: the order is the order in which a match continues.
+The module holds names and their order only: a match continues from tier to tier in this order.
 """
 
 from enum import IntEnum
 
 
 class Tier(IntEnum):
-    """Where a block lies; the value is the plane of a holder set and the column of a match."""
+    """Storage tier of a block; the value is the plane of a holder set and the column of a match."""
 
     GPU = 0
     CPU = 1
@@ -35,9 +35,10 @@ _TIER_OF_MEDIUM = {
 
 
 def tier_of_medium(medium: str | None) -> Tier | None:
-    """Tier of an event's medium in any letter case; no medium means GPU, an unknown one None.
+    """Return the tier of an event's medium (any letter case): GPU without a medium, None if
+    unknown.
 
-    An event of unknown medium must be dropped: taking it for GPU would promise hits that are
-    not there.
+    Events of an unknown medium must be dropped: counted as GPU, such blocks would promise hits that
+    do not exist.
     """
     return Tier.GPU if medium is None else _TIER_OF_MEDIUM.get(medium.upper())

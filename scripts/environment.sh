@@ -33,10 +33,16 @@ print(hashlib.sha256(b"\0".join(pathlib.Path(p).read_bytes() for p in sys.argv[1
 PYTHON
 }
 
+# Prints the file that holds the fingerprint of the lock file from which .venv was installed.
+stamp_of() {
+    local name="${1##*/}"
+    echo "$venv/.${name%.lock}.stamp"
+}
+
 is_current() {
     local lock="$1"
-    [ -x "$venv/bin/python" ] && [ -f "$venv/.$lock.stamp" ] &&
-        [ "$(cat "$venv/.$lock.stamp")" = "$(fingerprint "$venv/bin/python" "$root/$lock")" ]
+    [ -x "$venv/bin/python" ] && [ -f "$(stamp_of "$lock")" ] &&
+        [ "$(cat "$(stamp_of "$lock")")" = "$(fingerprint "$venv/bin/python" "$root/$lock")" ]
 }
 
 # install_lock LOCK: makes .venv hold exactly the versions of the lock file, and this checkout.
@@ -50,11 +56,11 @@ install_lock() {
         "$python" -m venv --clear "$venv"
     fi
     echo "installing $lock into ${venv##*/} ..." >&2
-    rm -f "$venv/.$lock.stamp"
+    rm -f "$(stamp_of "$lock")"
     local pip=("$venv/bin/python" -m pip --disable-pip-version-check --quiet install)
     "${pip[@]}" --require-hashes -r "$root/$lock"
     "${pip[@]}" --no-deps --no-build-isolation --no-index -e "$root"
-    fingerprint "$venv/bin/python" "$root/$lock" >"$venv/.$lock.stamp"
+    fingerprint "$venv/bin/python" "$root/$lock" >"$(stamp_of "$lock")"
 }
 
 # need_lock LOCK...: any one of the named locks, the first is installed when none is current.

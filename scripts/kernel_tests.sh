@@ -11,12 +11,11 @@ KERNEL_TESTS=(
     tests/indexer/dumps/test_loading.py
     tests/core/load/test_active_load.py tests/core/load/test_growing_table.py
     tests/core/load/test_ledger.py tests/core/load/test_ledger_memory.py
-    tests/core/decide tests/core/replicas/test_progress.py
+    tests/core/placement tests/core/replication/test_progress.py
     tests/core/admission/test_busy.py
     tests/core/admission/test_hold.py tests/core/admission/test_hold_machine.py
-    tests/replaying/test_pool.py
-    tests/loops
-    tests/fast/test_byte_kernels.py tests/fast/test_request_kernels.py tests/fast/test_corpus.py
-    tests/fast/test_guards.py tests/fast/test_equality.py tests/fast/test_replica_equality.py
-    tests/fast/test_usual_requests.py
+    tests/sim/replay/test_pool.py
+    tests/fastpath/test_byte_kernels.py tests/fastpath/test_request_kernels.py tests/fastpath/test_corpus.py
+    tests/fastpath/test_guards.py tests/fastpath/test_equality.py tests/fastpath/test_replica_equality.py
+    tests/fastpath/test_usual_requests.py
 )

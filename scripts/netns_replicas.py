@@ -2,13 +2,12 @@
 
     sudo .venv/bin/python scripts/netns_replicas.py [--cut-seconds 25] [--kill]
 
-Makes four network namespaces: one per selector and one that holds two bridges.  Selectors talk over
-the first bridge; this script asks them over the second one, so that it still reaches a selector
-that is cut off.  The cut takes the third selector off the first bridge: packets vanish, nobody is
-told.  Meanwhile requests are admitted and freed on both sides; with --kill the two others also die
-(SIGKILL) and start anew.  Prints how long the replicas needed
-to agree after the network was joined, and fails when they did not within AGREE_S_MAX or when load
-remains.  Needs root and `ip`; removes everything that it made.
+Creates four network namespaces: one per selector and one with two bridges. Selectors communicate
+over the first bridge; this script calls over the second, and so reaches a selector that is cut off.
+The cut takes the third selector off the first bridge: packets vanish without an error. Meanwhile
+requests are admitted and freed on both sides; with --kill the other two are killed (SIGKILL) and
+restarted. Prints the time until the replicas agree after the join. Fails if the time exceeds
+AGREE_S_MAX, or if load remains. Needs root and `ip`; removes everything that was created.
 """
 
 import argparse
@@ -42,7 +41,7 @@ def asking_address(number: int) -> str:
     return f"10.78.0.{number + 1}"
 
 
-# --- the network
+# Network
 
 
 def build_network() -> None:
@@ -72,6 +71,7 @@ def remove_network() -> None:
 
 
 def cut(number: int) -> None:
+    # Taken off the bridge, not down: connections see no error, only silence.
     ip("-n", NET, "link", "set", f"data{number}", "nomaster")
 
 
@@ -92,10 +92,11 @@ def start(number: int) -> "subprocess.Popen[bytes]":
 def kill(number: int) -> None:
     command = ["ip", "netns", "pids", NAMES[number]]
     for pid in subprocess.run(command, check=True, capture_output=True, text=True).stdout.split():
+        # SIGKILL leaves no last words, as a crash of the node.
         os.kill(int(pid), signal.SIGKILL)
 
 
-# --- the selectors
+# Selectors
 
 
 def call(number: int, method: str, path: str, body: Any = None) -> tuple[int, Any]:
@@ -110,7 +111,7 @@ def call(number: int, method: str, path: str, body: Any = None) -> tuple[int, An
 
 
 def until(what: str, predicate: Any, seconds: float) -> float:
-    """Seconds that it took."""
+    """Wait for a condition and return the seconds."""
     begin = time.monotonic()
     while not predicate():
         if time.monotonic() - begin > seconds:
@@ -173,7 +174,7 @@ def names_of(prefix: str, n: int) -> list[str]:
 
 
 def begin_anew() -> None:
-    """Kill the two that are not cut off, start them, and give them load."""
+    """Kill the two selectors that are not cut off, restart both and give both load."""
     for number in (0, 1):
         kill(number)
         start(number)
@@ -195,7 +196,7 @@ def experiment_with_kills(cut_s: float) -> None:
 
 
 def prepare() -> float:
-    """Three selectors with 300 requests, of which the third is cut off; when that was."""
+    """Start three selectors with 300 requests, cut the third off; returns the time of the cut."""
     for number in range(len(NAMES)):
         until("start", lambda n=number: is_up(n), START_S_MAX)
         register_workers(number)

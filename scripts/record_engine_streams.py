@@ -1,27 +1,27 @@
 #!/usr/bin/env python3
-"""Records what real engine caches publish and what they held: the data of tests/recordings.
+"""Recorder of real engine caches and their event streams: the data of tests/recordings.
 
-Runs in an environment that has vLLM or SGLang; neither a GPU nor a model is needed.  The modules in
-`recording` say what of an engine is real; this script decides who asks for what, and writes down
-what happens.
+Runs in an environment with vLLM or SGLang; needs neither a GPU nor a model. The modules in
+`recording` describe the real parts of an engine; this script drives the traffic and writes down
+all steps.
 
     python scripts/record_engine_streams.py vllm --out tests/recordings             every stream
     python scripts/record_engine_streams.py vllm --out tests/recordings eviction    the ones named
 
-A recording is a text file of JSON lines, compressed with xz.  The first line describes the engine,
-every other line is one step, in the order in which they happened:
+A recording is a text file of JSON lines, compressed with xz. The first line describes the engine;
+every other line is one step, in order:
 
     ["live",   worker, rank, sequence, topic, payload]        as received from the PUB socket
-    ["replay", worker, rank, first, [[frame, ...], ...]]      what the engine's replay server would
-                                                              answer from now on to a request for
+    ["replay", worker, rank, first, [[frame, ...], ...]]      answer of the engine's replay server
+                                                              from now on to a request for
                                                               `first`; a gap follows
     ["prompt", {"token_ids": [...], ...}]                     the fields of a prompt in the API
     ["truth",  [prompt, ...], {"worker/rank": [[gpu, cpu], ...]}]
 
-Payloads and frames are base64.  A truth step says for prompts, by their number, how many leading
-blocks the engine held at this moment: in GPU memory, and in GPU memory continued by the CPU tier.
-Batches that were lost on the way are not in the file.  Everything is seeded, clocks included, so
-that recording again with the same engine gives the same file.
+Payloads and frames are base64. A truth step lists for prompts, by number, the leading blocks that
+the engine held at this moment: in GPU memory, and in GPU memory continued by the CPU tier. Lost
+batches are not in the file. Everything is seeded, including clocks, so a second recording with the
+same engine gives the same file.
 """
 
 import argparse
@@ -42,7 +42,7 @@ INT_HASHES = "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"
 
 
 class Tape:
-    """The steps of one recording."""
+    """Steps of one recording."""
 
     def __init__(self, **about: Any) -> None:
         self._lines: list[Any] = [about]
@@ -52,7 +52,7 @@ class Tape:
         self._lines.append(step)
 
     def prompt(self, prompt: Prompt) -> int:
-        """The number of a prompt; it is written when it is new."""
+        """Return the number of a prompt; a new prompt is written first."""
         key = json.dumps(prompt, sort_keys=True)
         if key not in self._prompts:
             self._prompts[key] = len(self._prompts)
@@ -65,7 +65,7 @@ class Tape:
 
 
 class Fleet:
-    """The ranks of one recording, and the traffic they all get."""
+    """Ranks of one recording and their common traffic."""
 
     def __init__(self, tape: Tape, rank_class: Any, options: SimpleNamespace) -> None:
         self._tape = tape
@@ -78,7 +78,7 @@ class Fleet:
         self._roots = [{"token_ids": tokens(BLOCK_SIZE * n)} for n in (1, 2, 4)]
 
     def traffic(self, requests: int) -> None:
-        """Prompts that share beginnings, each to some rank."""
+        """Send prompts with shared beginnings, each to some rank."""
         for _ in range(requests):
             grown = self._seen[-20:] if self._seen and RNG.random() < 0.7 else self._roots
             start = RNG.choice(grown)["token_ids"]
@@ -91,13 +91,13 @@ class Fleet:
         rank.run(prompt, output_tokens)
 
     def check(self, prompts: list[Prompt] | None = None, last: int = 24) -> None:
-        """Write down the truth of this moment: of `prompts`, or of the last ones and the roots."""
+        """Write the truth of this moment: of `prompts`, or of the last prompts and the roots."""
         asked = prompts or [*self._seen[-last:], *self._roots]
         numbers = sorted({self._tape.prompt(prompt) for prompt in asked})
         ordered = sorted(asked, key=self._tape.prompt)
         unique = [p for i, p in enumerate(ordered) if i == 0 or p != ordered[i - 1]]
         truth = {
-            f"{rank.stream.worker}/{rank.stream.rank}": [rank.held(p) for p in unique]
+            f"{rank.stream.worker}/{rank.stream.rank}": [rank.count_cached(p) for p in unique]
             for rank in self.ranks
         }
         self._tape.add("truth", numbers, truth)
@@ -120,8 +120,10 @@ def eviction(fleet: Fleet) -> None:
 
 
 def duplicates(fleet: Fleet) -> None:
-    """A prompt of whole blocks is asked twice: the last block is computed again, so one engine hash
-    names two physical blocks.  Eviction then takes the older one of them."""
+    """Send a prompt of whole blocks twice: the last block is computed again.
+
+    One engine hash then names two physical blocks, of which eviction takes the older.
+    """
     rank = fleet.ranks[0]
     for _ in range(3):
         prompt = {"token_ids": tokens(4 * BLOCK_SIZE)}
@@ -136,7 +138,7 @@ def duplicates(fleet: Fleet) -> None:
 
 
 def lost_batches(fleet: Fleet) -> None:
-    """Losses in the middle of the stream, with the replay server's answers."""
+    """Lose batches in the middle of the stream, with the replay server's answers."""
     for lost in (1, 5, 3):
         fleet.traffic(8)
         fleet.check()
@@ -144,14 +146,14 @@ def lost_batches(fleet: Fleet) -> None:
 
 
 def late_subscriber(fleet: Fleet) -> None:
-    """Everything before the subscription is missing and replayed from the first batch on."""
+    """Subscribe late: everything before is missing and replayed from the first batch."""
     lose(fleet, 9)
     fleet.traffic(12)
     fleet.check()
 
 
 def lose(fleet: Fleet, batches: int) -> None:
-    """The next batches of every rank do not arrive; then one does."""
+    """Lose the next batches of every rank; the following one arrives."""
     for rank in fleet.ranks:
         rank.stream.lose = batches
     fleet.traffic(14)
@@ -182,7 +184,7 @@ def restart(fleet: Fleet) -> None:
 
 
 def salts_adapters_images(fleet: Fleet) -> None:
-    """One prompt under two salts, two adapters, with two images and plain, on different ranks."""
+    """Send one prompt with two salts, two adapters, two images and plain, to different ranks."""
     image = [None, {"mm_objects": [{"mm_hash": 0xFEDCBA9876543210, "offsets": [[16, 32]]}]}]
     other = [None, {"mm_objects": [{"mm_hash": 77, "offsets": [[16, 32]]}]}]
     images: list[Prompt] = [
@@ -208,7 +210,7 @@ SALTS_AND_ADAPTERS: list[Prompt] = [
 
 
 def same_tokens(fleet: Fleet, differences: list[Prompt]) -> None:
-    """Prompts of the same tokens that must not be taken for each other, and continuations."""
+    """Send prompts of equal tokens that differ in salt, adapter or image, and continuations."""
     kinds = [{"token_ids": tokens(6 * BLOCK_SIZE), **difference} for difference in differences]
     for kind in kinds:
         kind["token_ids"] = kinds[0]["token_ids"]
@@ -223,7 +225,7 @@ def same_tokens(fleet: Fleet, differences: list[Prompt]) -> None:
 
 
 def eagle(fleet: Fleet) -> None:
-    """A block is 16 tokens and the one after them."""
+    """Use blocks of 16 tokens and the token behind."""
     for _ in range(4):
         fleet.traffic(8)
         fleet.check()
@@ -268,6 +270,7 @@ DEFAULTS = {
     "is_eagle": False,
     "int_hashes": "1",
 }
+RANK_CLASSES = {"vllm": "VllmEngineRank", "sglang": "SglangEngineRank"}
 
 
 def record(engine: str, name: str, out: Path) -> Path:
@@ -279,7 +282,9 @@ def record(engine: str, name: str, out: Path) -> Path:
     version = importlib.metadata.version(engine)
     about = {"engine": engine, "version": version, "scenario": name, "block_size": BLOCK_SIZE}
     tape = Tape(**about, workers=options.workers, dp=options.dp, is_eagle=options.is_eagle)
-    rank_class = importlib.import_module(f"recording.{engine}_rank").EngineRank
+    # Each module imports its engine, of which only one is installed.
+    module = importlib.import_module(f"recording.{engine}_rank")
+    rank_class = getattr(module, RANK_CLASSES[engine])
     fleet = Fleet(tape, rank_class, options)
     play(fleet)
     fleet.close()

@@ -1,5 +1,5 @@
-"""The selection service: HTTP in front, a pure core behind, edges to engines and other replicas.
+"""Selection service for LLM fleets: an HTTP API, a core without I/O, and adapters around it.
 
-Modules at this level start and join the parts, or are words that several rooms use (errors, URLs,
-spelling, clocks, log); whatever has a room of its own goes there.
+Modules at this level start and connect the components, or are shared by several packages (errors,
+URLs, spelling, clocks, log).
 """

@@ -1,4 +1,4 @@
-"""The command: judges every setting, sees to the machine code, then runs the service."""
+"""Command `select-service`: validates the settings, prepares machine code, runs the service."""
 
 import logging
 import os
@@ -8,9 +8,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, NamedTuple
 
-from select_service import log as logs
-from select_service.command_line import UsageError, leaving_with_reader
-from select_service.settings.config import (
+from select_service.base import log_format as logs
+from select_service.base.command_line import UsageError, exit_quietly_on_closed_output
+from select_service.base.version import package_version
+from select_service.cli.compile_kernels import compile_before_start, compile_command
+from select_service.config.open_interfaces import check_open_interfaces, replica_host
+from select_service.config.settings_loader import (
     CACHE,
     COMPILE,
     DOCTOR,
@@ -18,121 +21,129 @@ from select_service.settings.config import (
     INSPECT,
     KEYS,
     REPLAY,
-    Unusable,
-    arguments_of,
-    load,
+    UnusableSetting,
+    load_config,
+    parse_arguments,
 )
-from select_service.settings.reach import check_reach, replica_host
-from select_service.starting.collector import no_collections
-from select_service.starting.compile_ahead import compile_before_start, compile_command
-from select_service.starting.listening import PORTS, PORTS_SHARED, PortInUse, bind
-from select_service.starting.signals import ignore_hangups, leaving_at_once
-from select_service.starting.threads import begun_threads
-from select_service.starting.wanted import Wanted, wanted_of
-from select_service.starting.written_files import claims
-from select_service.version import package_version
+from select_service.server.early_signals import exit_immediately_on_signal, ignore_hangups
+from select_service.server.gc_tuning import gc_disabled
+from select_service.server.listening_socket import (
+    PORT_ADVICE,
+    SHARED_PORT_ADVICE,
+    PortInUse,
+    bind_listener,
+)
+from select_service.server.output_files import claim_output_files
+from select_service.server.startup_settings import StartupSettings, validate_settings
+from select_service.server.thread_pool import start_threads
 
 USAGE_ERROR = 2
 
 
-class Judged(NamedTuple):
-    """Settings that were found good, and what is taken for the service: its address, its files."""
+class ValidatedStartup(NamedTuple):
+    """Validated settings, the bound listener and the file locks."""
 
-    wanted: Wanted
+    wanted: StartupSettings
     listener: socket.socket
     locks: list[IO[bytes]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 after a signal, 1 when a part of the service failed, 2 when it cannot start.
+    """Run the command; return 0 after a signal, 1 if a component failed, 2 if the start is
+    impossible.
 
-    Ends the process itself once the service has run.
+    After the service has run, this function ends the process itself.
     """
     words = sys.argv[1:] if argv is None else argv
     try:
-        with leaving_with_reader():
+        with exit_quietly_on_closed_output():
             if words[:1] == [COMPILE]:
-                with leaving_at_once(1):
+                with exit_immediately_on_signal(1):
                     return compile_command(words[1:])
             if words[:1] == [CACHE]:
-                from select_service.starting.cache_command import cache_command
+                from select_service.cli.cache import cache_command
 
                 return cache_command(words[1:])
             if words[:1] == [EXPLAIN]:
-                from select_service.explaining import (
-                    explain_command,  # no start needs an HTTP client
-                )
+                from select_service.cli.explain import explain_command
 
                 return explain_command(words[1:])
             if words[:1] == [INSPECT]:
-                from select_service.edge.discovery.inspecting import inspect_command  # nor this
+                from select_service.cli.inspect import inspect_command
 
                 return inspect_command(words[1:])
             if words[:1] == [DOCTOR]:
-                from select_service.doctor import doctor_command  # nor this
+                from select_service.cli.doctor import doctor_command
 
                 return doctor_command(words[1:])
             if words[:1] == [REPLAY]:
-                compile_before_start(has_loops=False)
-                from select_service.replaying.command import replay_command  # nor a simulator
+                compile_before_start()
+                from select_service.sim.replay.policy_replay_command import (
+                    replay_command,  # nor a simulator
+                )
 
                 return replay_command(words[1:])
             if words[:1] == [KEYS]:
-                from select_service.access.command import keys_command  # no start makes keys
+                from select_service.cli.keys_command import keys_command
 
                 return keys_command(words[1:])
-        with leaving_at_once(0):
+        with exit_immediately_on_signal(0):
             ignore_hangups()
-            judged = _judged(words, os.environ)
+            judged = _validate_startup(words, os.environ)
             if judged is None:
-                with leaving_with_reader():
+                with exit_quietly_on_closed_output():
                     print(f"select-service {package_version()}")
                 return 0
-            compile_before_start(has_loops=judged.wanted.config["input_loops"] > 0)
-            with no_collections():
-                # Only now: importing the kernels takes half a second, for which no verdict waits.
-                from select_service.app import opened, run
+            compile_before_start()
+            with gc_disabled():
+                # Only now: importing the kernels takes half a second, which must not delay an
+                # error.
+                from select_service.server.lifecycle import open_sockets, run_service
 
-                threads = begun_threads()
-                parts = opened(judged.wanted, judged.listener)
+                threads = start_threads()
+                parts = open_sockets(judged.wanted, judged.listener)
     except UsageError as error:
         print(f"select-service: error: {error}", file=sys.stderr)
         return USAGE_ERROR
-    status = run(parts, judged.listener, threads)
-    # Everything is closed. Taking the interpreter and the compiler apart would only cost time.
+    status = run_service(parts, judged.listener, threads)
+    # Everything is closed.  Tearing down the interpreter and the compiler would only cost time.
     logging.shutdown()
     with suppress(OSError):
         sys.stderr.flush()
     os._exit(status)
 
 
-def _judged(argv: Sequence[str], environment: Mapping[str, str]) -> Judged | None:
-    """None when only the version is asked for.  Raises UsageError."""
-    arguments = arguments_of(argv)
+def _validate_startup(
+    argv: Sequence[str], environment: Mapping[str, str]
+) -> ValidatedStartup | None:
+    """Validate the settings; None means that only the version was requested.  Raises UsageError."""
+    arguments = parse_arguments(argv)
     if arguments.version:
         return None
-    config = load(arguments, environment)
-    check_reach(config)
-    wanted = wanted_of(config, package_version())
-    logs.configure(config["log_level"], config["log_format"])
-    locks = claims(config)
+    config = load_config(arguments, environment)
+    check_open_interfaces(config)
+    wanted = validate_settings(config, package_version())
+    logs.configure_logging(config["log_level"], config["log_format"])
+    # Before the port: with --reuse-port two processes can share it, but never a file.
+    locks = claim_output_files(config)
     port = config["replica_sync_port"]
     if port is not None:
         _check_port(replica_host(config), port)
     try:
-        listener = bind(config["host"], config["port"], config["reuse_port"])
+        # Bound before the kernels are compiled: a port in use is reported at once.
+        listener = bind_listener(config["host"], config["port"], config["reuse_port"])
     except PortInUse as error:
-        more = PORTS_SHARED if config["reuse_port"] else PORTS
+        more = SHARED_PORT_ADVICE if config["reuse_port"] else PORT_ADVICE
         raise PortInUse(f"{error}{more}") from None
-    return Judged(wanted, listener, locks)
+    return ValidatedStartup(wanted, listener, locks)
 
 
 def _check_port(host: str, port: int) -> None:
-    """Tell at once what would otherwise be found after the kernels are compiled."""
+    """Report an unusable port now, instead of after the compilation of kernels."""
     try:
-        bind(host, port).close()
-    except Unusable as error:
-        raise Unusable(f"--replica-sync-port: {error}") from None
+        bind_listener(host, port).close()
+    except UnusableSetting as error:
+        raise UnusableSetting(f"--replica-sync-port: {error}") from None
 
 
 if __name__ == "__main__":

@@ -5,11 +5,11 @@ from random import Random
 import msgspec
 
 from indexer.index.prefix_index import PrefixIndex
-from select_service.bodies.reservations import ReservationRequest
-from select_service.bodies.selection import SelectAndReserveRequest, SelectRequest
-from select_service.bodies.workers import WorkerPatch, WorkerRegistration
-from select_service.core.decide.router_config import RouterConfig
-from select_service.core.selector import Selector, SelectorConfig
+from select_service.core.placement.router_config import RouterConfig
+from select_service.core.selector import SelectorConfig, SelectorCore
+from select_service.schemas.reservations import ReservationRequest
+from select_service.schemas.selection import SelectAndReserveRequest, SelectRequest
+from select_service.schemas.workers import WorkerPatch, WorkerRegistration
 
 
 def a_selector(
@@ -24,7 +24,7 @@ def a_selector(
     shadow=None,
     router_mark=None,
 ):
-    return Selector(
+    return SelectorCore(
         SelectorConfig(
             RouterConfig() if config is None else config,
             use_kv_events=use_kv_events,

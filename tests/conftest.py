@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from select_service.log import OWN_PACKAGES, shows_debug
-from tests import exploring
-from tests.process import launched
+from scripts.processes import launched_process
+from select_service.base.log_format import OWN_PACKAGES, shows_debug
+from tests import hypothesis_profiles
 
-settings.register_profile(exploring.PROFILE, exploring.explores())
-settings.load_profile(exploring.PROFILE)
+settings.register_profile(hypothesis_profiles.PROFILE, hypothesis_profiles.explores())
+settings.load_profile(hypothesis_profiles.PROFILE)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    launched.forget_ended()
+    launched_process.forget_ended()
 
 
 @pytest.fixture(autouse=True)
@@ -40,5 +40,5 @@ def _levels_of_logs_are_as_before() -> Iterator[None]:
 def pytest_runtest_makereport() -> Iterator[Any]:
     report: pytest.TestReport = yield
     if report.failed:
-        report.sections.extend(launched.known_logs())
+        report.sections.extend(launched_process.known_logs())
     return report

@@ -49,7 +49,7 @@ WIDE = b"vllm:num_requests_waiting 1.0\n" + b"# a line of no meaning at all\n" *
 """As long, and one line matters."""
 
 ATTACKS: dict[str, Callable[[], Iterator[bytes]]] = {
-    "interim answers": lambda: _endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "interim responses": lambda: _endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
     "headers": lambda: _endless(OK, b"a: b\r\n"),
     "one header": lambda: _endless(OK + b"a: ", b"b"),
     "chunks of a byte": lambda: _endless(CHUNKED, b"1\r\na\r\n"),

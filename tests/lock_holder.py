@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from indexer.mutex import Mutex
+from indexer.jit.mutex import Mutex
 
 _DEADLINE_S = 60.0
 _TURNS = 20_000

@@ -1,5 +1,5 @@
 // A booking that ends with the work it is for.  It stands beside `service.ts`, which is generated
-// from the service's own document: docs/typescript.md.
+// from the service's own document: docs/reference/typescript.md.
 
 import createClient, { type Client } from "openapi-fetch";
 

@@ -1,13 +1,13 @@
-"""A whole small fleet on one machine: Ray, selectors, engines behind Ray Serve, and load.
+"""Run a small fleet on one machine: Ray, selectors, engines behind Ray Serve, and load.
 
     pip install 'select-service[ray,demo]'
     python docs/examples/ray_fleet.py                   # the selectors choose
     python docs/examples/ray_fleet.py --router serve    # Serve chooses, for comparison
 
 The engines are simulated: their caches are real (blocks, eviction, KV events), their work is time.
-Everything else is what a fleet with GPUs runs: put your engine into `Engine.generate`.  Users hold
-conversations of several turns, each of which repeats all that was said before; what is printed
-says how much of that the engines had cached, and how long the first token took.
+Everything else runs as with GPUs: put your engine into `Engine.generate`. Users hold conversations
+whose turns repeat all earlier text. The output shows how much of the prompts was cached and how
+long the first token took.
 """
 
 import argparse
@@ -25,9 +25,9 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from select_service.ray import Report, deploy, register_replica, remove
-from select_service.simulator.engine import Engine as Cache
-from select_service.simulator.engine import Job, chain_keys
-from select_service.simulator.publisher import Publisher
+from select_service.sim.demo.kv_publisher import KvPublisherSockets
+from select_service.sim.demo.prefix_cache import CacheJob, chain_keys
+from select_service.sim.demo.prefix_cache import PrefixCache as Cache
 
 MODEL = "simulated"
 BLOCK_SIZE = 16
@@ -44,7 +44,7 @@ ROUTER = RequestRouterConfig(
 
 
 class Answered(NamedTuple):
-    """What one request was like."""
+    """Result of one request."""
 
     token_ids: list[int]
     cached_tokens: int
@@ -53,11 +53,11 @@ class Answered(NamedTuple):
 
 @serve.deployment(max_ongoing_requests=1000)
 class Engine:
-    """One replica is one engine."""
+    """Simulated engine; each Serve replica is one."""
 
     async def __init__(self) -> None:
         self.cache = Cache(CACHE_BLOCKS, BLOCK_SIZE, hash_seed=random.getrandbits(64))
-        self.events = Publisher(zmq.asyncio.Context(), dp_rank=0)
+        self.events = KvPublisherSockets(zmq.asyncio.Context(), dp_rank=0)
         self.replays = asyncio.create_task(self.events.serve_replay())
         self.prefills = asyncio.Lock()
         self.worker = register_replica(
@@ -74,7 +74,7 @@ class Engine:
     async def generate(
         self, token_ids: list[int], n_tokens: int, booked: dict[str, Any] | None = None
     ) -> Answered:
-        """A made-up answer of so many tokens; `booked` is what the router says of its booking."""
+        """Return a made-up answer of `n_tokens`; `booked` is the router's data for `Report`."""
         began, report = time.perf_counter(), Report(booked)
         answer = random.choices(range(50_000), k=n_tokens)
         job = job_of([*token_ids, *answer], len(token_ids))
@@ -96,16 +96,16 @@ class Engine:
         return Answered(answer, cached, first_token_s)
 
 
-def job_of(tokens: list[int], prompt_tokens: int) -> Job:
-    """What a request asks of a cache."""
+def job_of(tokens: list[int], prompt_tokens: int) -> CacheJob:
+    """Return the cache job of a request: its blocks, with the prompt before the answer."""
     array = np.array(tokens, np.uint32)
     keys, prompt_blocks = chain_keys(array, BLOCK_SIZE), prompt_tokens // BLOCK_SIZE
     has_tail = len(tokens) % BLOCK_SIZE > 0
-    return Job(keys, array, prompt_blocks, len(keys) - prompt_blocks, has_tail)
+    return CacheJob(keys, array, prompt_blocks, len(keys) - prompt_blocks, has_tail)
 
 
 async def conversation(handle: Any, user: int, turns: int) -> list[tuple[Answered, int]]:
-    """Everybody begins with the same instructions; each turn has all that was said before."""
+    """Run the turns of one user; all users share the first instructions."""
     own = random.Random(user)
     said = random.Random(0).choices(range(50_000), k=SYSTEM_TOKENS)
     answers = []
@@ -119,13 +119,13 @@ async def conversation(handle: Any, user: int, turns: int) -> list[tuple[Answere
 
 
 async def load(handle: Any, users: int, turns: int) -> list[tuple[Answered, int]]:
-    """All conversations at the same time."""
+    """Run all conversations concurrently."""
     done = await asyncio.gather(*(conversation(handle, user, turns) for user in range(users)))
     return [answer for answers in done for answer in answers]
 
 
 def report(answers: Sequence[tuple[Answered, int]], seconds: float) -> None:
-    """Print what the requests were like."""
+    """Print cached share and times to the first token."""
     cached = sum(answered.cached_tokens for answered, _ in answers)
     first = sorted(answered.first_token_s * 1e3 for answered, _ in answers)
     print(f"{len(answers)} requests in {seconds:.1f} s")
@@ -135,7 +135,7 @@ def report(answers: Sequence[tuple[Answered, int]], seconds: float) -> None:
 
 
 def main() -> None:
-    """Start everything, load it, report, end everything."""
+    """Start the fleet, load it, report, and stop it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--router", choices=["select-service", "serve"], default="select-service")
     parser.add_argument("--selectors", type=int, default=2)
@@ -143,7 +143,9 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=24)
     parser.add_argument("--turns", type=int, default=8)
     chosen = parser.parse_args()
-    ray.init(num_cpus=64, include_dashboard=False, log_to_driver=False)  # engines cost no CPU here
+    ray.init(
+        num_cpus=64, include_dashboard=False, log_to_driver=False
+    )  # simulated engines need no CPU of their own
     try:
         print("selectors:", *deploy(chosen.selectors, insecure=True))
         options = {} if chosen.router == "serve" else {"request_router_config": ROUTER}

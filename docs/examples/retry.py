@@ -1,23 +1,23 @@
-"""How a client asks for a worker when it may be refused.
+"""Book a worker with retries that do not make an overload worse.
 
     budget = RetryBudget()  # one for the whole process
     with httpx.Client(base_url="http://selector:8092") as http:
         selection = ask(http, "/select_and_reserve", body, Patience(20.0, budget))
 
-A refusal that will pass (all workers busy, the tier is shed, the queue was full or took too long)
-is a 503 with `Retry-After`, and nothing was booked: the same request may be sent again.  Nothing
-else is retried here: a 4xx will be the same the next time, and after a broken connection nobody
-knows what was booked (`GET /reservations` tells).
+A temporary refusal (all workers busy, tier shed, queue full or timed out) is a 503 with
+`Retry-After`. Nothing was booked, so the same request may be sent again. Other answers are not
+retried: a 4xx stays the same, and after a broken connection the booking is unknown
+(`GET /reservations` lists it).
 
-Four rules keep clients from making an overload worse:
+Four rules:
 
-1. Never come again before `Retry-After`.
-2. Spread out: on top of it wait a random part of a window that doubles with every try ("full
-   jitter").
-3. A budget over all requests of the process: retries are a small part of what is sent, so that a
-   long overload does not multiply the load.
-4. A deadline.  A wait that would end after it is not begun, and the service is told by `timeout_ms`
-   how long an answer is of use.
+1. Wait at least `Retry-After`.
+2. Add a random part of a window that doubles with every try ("full jitter"), so that clients that
+   were refused together do not return together.
+3. Limit retries by a budget over all requests of the process, so that a long overload does not
+   multiply the load.
+4. Keep a deadline: do not begin a wait that would end after it, and send the remaining time as
+   `timeout_ms`.
 """
 
 import random
@@ -31,13 +31,13 @@ import httpx
 WINDOW_S_MIN = 0.1
 WINDOW_S_MAX = 60.0
 TIMEOUT_MS_MAX = 3_600_000
-"""What the service takes."""
+"""Largest `timeout_ms` that the service accepts."""
 RETRIES_PER_REQUEST = 0.1
 RETRIES_SAVED_MAX = 10.0
 
 
 class RefusedError(Exception):
-    """The last answer, when there will be no other: a 4xx, or no more patience."""
+    """Final refusal: a 4xx, or no time or budget for another try. `answer` is the last response."""
 
     def __init__(self, answer: httpx.Response, tries: int) -> None:
         super().__init__(f"{answer.status_code} after {tries} tries: {answer.text[:300]}")
@@ -47,15 +47,15 @@ class RefusedError(Exception):
 
 @dataclass
 class RetryBudget:
-    """One per process.  Every request earns a part of a retry; savings have a bound."""
+    """Budget of the process: every request earns a part of a retry, up to a limit."""
 
     saved: float = RETRIES_SAVED_MAX
 
-    def earn(self) -> None:
+    def add_call(self) -> None:
         self.saved = min(RETRIES_SAVED_MAX, self.saved + RETRIES_PER_REQUEST)
 
-    def spend(self) -> bool:
-        """Take one retry; False when none is left."""
+    def take_repeat(self) -> bool:
+        """Take one retry; return False if none is left."""
         if self.saved < 1.0:
             return False
         self.saved -= 1.0
@@ -64,20 +64,20 @@ class RetryBudget:
 
 @dataclass
 class Patience:
-    """How long one request may take in all, and what its retries are taken from."""
+    """Time limit of one request and the budget of its retries."""
 
     deadline_s: float
     budget: RetryBudget
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     chance: Callable[[], float] = random.random
-    """Uniform in [0, 1)."""
+    """Random number, uniform in [0, 1)."""
 
 
 def ask(http: httpx.Client, path: str, body: dict[str, Any], patience: Patience) -> dict[str, Any]:
-    """The selection.  Raises RefusedError, httpx.HTTPError."""
+    """Return the selection. Raises RefusedError, httpx.HTTPError."""
     end = patience.clock() + patience.deadline_s
-    patience.budget.earn()
+    patience.budget.add_call()
     tries = 0
     while True:
         left_s = max(0.0, end - patience.clock())
@@ -88,13 +88,13 @@ def ask(http: httpx.Client, path: str, body: dict[str, Any], patience: Patience)
             selection: dict[str, Any] = answer.json()
             return selection
         wait_s = wait_before_retry(answer, tries, patience.chance())
-        if wait_s is None or patience.clock() + wait_s >= end or not patience.budget.spend():
+        if wait_s is None or patience.clock() + wait_s >= end or not patience.budget.take_repeat():
             raise RefusedError(answer, tries)
         patience.sleep(wait_s)
 
 
 def wait_before_retry(answer: httpx.Response, tries: int, chance: float) -> float | None:
-    """Seconds; None when the refusal will not pass by itself.
+    """Return the seconds to wait, or None for a refusal that is not temporary.
 
     chance: uniform in [0, 1)
     """

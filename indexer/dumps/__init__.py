@@ -1,4 +1,4 @@
-"""An index as a document and back: JSON and compact forms, and which of several dumps is believed.
+"""Conversion of an index to a document and back, in JSON and compact form; selection among dumps.
 
-A further form of a dump enters here.  No sockets, files or clocks: bytes in, bytes out.
+Further forms of a dump belong here.  No sockets, files or clocks: bytes in, bytes out.
 """

@@ -1,5 +1,4 @@
-"""Bytes of an engine's KV events to changes of the index, in the right order.
+"""KV events of an engine: from bytes to changes of the index, in the right order.
 
-What another engine says in its events enters here.  Pure: time is an argument, sockets are
-elsewhere.
+Event formats of further engines belong here.  Pure: time is an argument, sockets are elsewhere.
 """

@@ -1,8 +1,8 @@
 """Compiled readers of single msgpack objects inside a payload.
 
-Every reader takes the payload and an index, and returns the index after what it read; none of them
-looks outside the payload.  What it cannot read, or what is rare enough to be left to msgspec, gives
-the negative index UNUSUAL.  What the objects mean is the business of `kernels`.
+Every reader takes the payload and an index, and returns the index behind the object; no reader
+accesses bytes outside the payload.  Malformed objects, and rare ones that are left to msgspec, give
+the negative index UNUSUAL.  `kernels` interprets the objects.
 
 Source: https://github.com/msgpack/msgpack/blob/master/spec.md
 """
@@ -12,8 +12,8 @@ Source: https://github.com/msgpack/msgpack/blob/master/spec.md
 
 import numpy as np
 
-from indexer.compiled import READ_ONLY, compiled
-from indexer.memory_kernels import on_stack
+from indexer.jit.decorators import READ_ONLY, compiled
+from indexer.jit.memory_kernels import stack_array
 
 NESTING_MAX = 32
 
@@ -23,18 +23,18 @@ TRUNCATED = -1
 RESERVED_BYTE = -2
 TOO_DEEP = -3
 
-NONE = -1  # instead of a length or a number: there was nil
+NONE = -1  # nil in the place of a length or a number
 NIL = 0xC0
 U32_MAX = 2**32 - 1
 
 BYTES = READ_ONLY.format("uint8")
 
-levels = on_stack("int64", NESTING_MAX)
+levels = stack_array("int64", NESTING_MAX)
 
 
 @compiled()
 def header_at(buf, at):
-    """(bytes of the object at `at` without its members, number of its members).
+    """Return (bytes of the object at `at` without its members, number of its members).
 
     The first is TRUNCATED or RESERVED_BYTE when there is no such object.
     """
@@ -79,7 +79,7 @@ def header_at(buf, at):
 
 @compiled(f"int64({BYTES}, int64)")
 def object_end(buf, start):
-    """Index after the msgpack object that begins at `start`, or TRUNCATED, RESERVED_BYTE, TOO_DEEP.
+    """Return the index behind the msgpack object at `start`, or TRUNCATED, RESERVED_BYTE, TOO_DEEP.
 
     buf: uint8 [n].  Linear in the bytes of the object, whatever lengths it declares.
     """
@@ -91,6 +91,8 @@ def object_end(buf, start):
             return size
         at += size
         if members > 0:
+            # A recursive decoder would exhaust the stack: deep nesting is refused before any
+            # decoder runs.
             if depth == NESTING_MAX:
                 return TOO_DEEP
             waiting[depth] = members
@@ -107,7 +109,7 @@ def object_end(buf, start):
 
 @compiled()
 def read_int(buf, at):
-    """(the integer at `at` as 64 bits, next index); next is UNUSUAL when it is no integer."""
+    """Return (integer as 64 bits, next index); the index is UNUSUAL for anything else."""
     left = buf.shape[0] - at
     if left < 1:
         return 0, UNUSUAL
@@ -132,14 +134,14 @@ def read_int(buf, at):
 
 @compiled()
 def read_u32(buf, at):
-    """As read_int, for values in 0..2^32-1 only."""
+    """Read as read_int, for values in 0..2^32-1 only."""
     value, after = read_int(buf, at)
     return (value, after) if 0 <= value <= U32_MAX else (0, UNUSUAL)
 
 
 @compiled()
 def read_optional_u32(buf, at):
-    """As read_u32; nil gives NONE."""
+    """Read as read_u32; nil gives NONE."""
     if at < buf.shape[0] and buf[at] == NIL:
         return NONE, at + 1
     return read_u32(buf, at)
@@ -147,7 +149,7 @@ def read_optional_u32(buf, at):
 
 @compiled()
 def read_array_header(buf, at):
-    """(number of elements, index of the first); the latter is UNUSUAL when it is no array."""
+    """Return (number of elements, index of the first); the index is UNUSUAL for anything else."""
     size, members = header_at(buf, at)
     if size < 0:
         return 0, UNUSUAL
@@ -158,9 +160,9 @@ def read_array_header(buf, at):
 
 @compiled()
 def read_text(buf, at):
-    """(length, index of the first byte) of an ASCII string of at most 255 bytes; nil: (NONE, next).
+    """Return (length, index of the first byte) of an ASCII string; for nil (NONE, next).
 
-    The next object begins at `first + max(length, 0)`.  UNUSUAL for everything else.
+    At most 255 bytes.  The next object begins at `first + max(length, 0)`.  UNUSUAL for all else.
     """
     left = buf.shape[0] - at
     if left < 1:
@@ -185,7 +187,7 @@ def read_text(buf, at):
 
 @compiled()
 def skip_nils(buf, at):
-    """Past nil or an array of nils."""
+    """Return the index behind nil or an array of nils."""
     if at < buf.shape[0] and buf[at] == NIL:
         return at + 1
     count, at = read_array_header(buf, at)
@@ -199,7 +201,9 @@ def skip_nils(buf, at):
 
 @compiled()
 def skip_plain(buf, at):
-    """Past nil, a boolean, an integer, a short ASCII string or a flat array of integers."""
+    """Return the index behind nil, a boolean, an integer, a short ASCII string or an array of
+    integers.
+    """
     if at >= buf.shape[0]:
         return UNUSUAL
     tag = buf[at]

@@ -1,4 +1,4 @@
-"""Tokens to block hashes and sequence hashes.
+"""Block hashes and sequence hashes of token sequences.
 
-What makes a block another block enters here.  Pure; numpy, xxhash and compiled loops only.
+Every input that makes two blocks differ belongs here.  Pure: numpy, xxhash and compiled loops.
 """

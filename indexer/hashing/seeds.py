@@ -1,6 +1,7 @@
-"""What is mixed into the hashes of blocks besides their tokens.  Without compiled code and numpy.
+"""Seeds of block hashes: LoRA names, cache salts and multimodal hashes.  No compiled code, no
+numpy.
 
-`hashes` says what they mean for a prompt; clients that hash by themselves need the same.
+`hashes` describes their effect on a prompt; clients that compute hashes need the same functions.
 """
 
 import re
@@ -16,14 +17,14 @@ _SHA256_HEX = re.compile(r"[0-9a-fA-F]{64}")
 
 
 def lora_seed(lora_name: str | None) -> int:
-    """Seed of every block hash under this adapter; None and "" are the base model."""
+    """Return the seed of every block hash under an adapter; None and "" mean the base model."""
     if not lora_name:
         return SEED
     return (SEED + xxh3_64_intdigest(lora_name.encode())) & U64_MASK
 
 
-def salted(seed: int, cache_salt: str | None) -> tuple[int, int | None]:
-    """(seed, multimodal hash) of the first block, whose seed would be `seed` without the salt."""
+def salted_seed(seed: int, cache_salt: str | None) -> tuple[int, int | None]:
+    """Return (seed, multimodal hash) of the first block; seed: the seed without the salt."""
     salt, mm_hash = salt_parts(cache_salt)
     if salt is not None:
         seed = (seed + xxh3_64_intdigest(salt.encode(), SALT_SEED)) & U64_MASK
@@ -31,10 +32,10 @@ def salted(seed: int, cache_salt: str | None) -> tuple[int, int | None]:
 
 
 def salt_parts(cache_salt: str | None) -> tuple[str | None, int | None]:
-    """A cache salt as (salt, multimodal hash): at most one of them is not None.
+    """Split a cache salt into (salt, multimodal hash), of which at most one is not None.
 
-    Both sides call this, so both treat 64 hexadecimal digits as the multimodal hash of the first
-    block, and "dynamo-cache-salt:ns" as the salt "ns".  Applying it twice changes nothing.
+    Engine events and prompts both use this, so both treat 64 hexadecimal digits as the multimodal
+    hash of the first block, and "dynamo-cache-salt:ns" as the salt "ns".  Idempotent.
     """
     salt = cache_salt or ""
     while salt.startswith(NAMESPACE_SALT_PREFIX):
@@ -46,5 +47,5 @@ def salt_parts(cache_salt: str | None) -> tuple[str | None, int | None]:
 
 
 def sha256_hex_prefix(text: str) -> int | None:
-    """The first 16 of exactly 64 hexadecimal digits as u64; None for any other text."""
+    """Return the first 16 of exactly 64 hexadecimal digits as u64; None for any other text."""
     return int(text[:16], 16) if _SHA256_HEX.fullmatch(text) else None

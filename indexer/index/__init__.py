@@ -1,4 +1,4 @@
-"""The prefix tree of one partition: its arrays, its kernels, its snapshots.
+"""Prefix tree of a partition: arrays, kernels and snapshots.
 
-What must be known of a block or of a slot's blocks enters here.  Pure: no clock, thread or I/O.
+Facts about a block, or about the blocks of a slot, belong here.  Pure: no clock, thread or I/O.
 """

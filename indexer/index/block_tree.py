@@ -1,7 +1,7 @@
-"""The tree and the orphans of one index: what one locked step does to them. No lock, no slots.
+"""Tree and orphans of an index: the effect of a locked step.  No lock, no slots.
 
-Every method is one step under the index's lock, bounded by what it is given; SlotWriter cuts what
-is larger. A `holder` is the kernels' one number for who announces what kind of block.
+Every method is a step under the index's lock, bounded by its input; SlotWriter splits larger
+changes. A `holder` is one number for slot, tier and kind of announcement, as kernels take it.
 """
 
 from collections.abc import Iterator
@@ -9,172 +9,182 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.hashing.hashes import Hashes
-from indexer.index import change_kernels, clear_kernels, kernels
-from indexer.index import state_kernels as state
-from indexer.index.memory import IndexMemory
-from indexer.index.orphans import ORPHAN_BYTES, Orphan, Orphans
+from indexer.hashing.block_hashing import Hashes
+from indexer.index import change_kernels, clear_kernels, store_kernels
+from indexer.index import header_kernels as state
+from indexer.index.index_memory import IndexMemory
+from indexer.index.orphans import ORPHAN_BYTES, Orphan, OrphanStore
 from indexer.tiers import N_TIERS, Tier
 
-DETACHED_STEP_MAX = 64  # blocks stored one by one in one step
-ADOPT_STEP_MAX = 64  # orphans placed in one step
-CLEAR_STEP_MAX = 2048  # nodes or records looked at in one step
-CLEAR_SETS_BYTES = 1 << 19  # of holder sets looked at in one step
+DETACHED_STEP_MAX = 64  # blocks stored one by one per step
+ADOPT_STEP_MAX = 64  # orphans placed per step
+CLEAR_STEP_MAX = 2048  # nodes or records examined per step
+CLEAR_SETS_BYTES = 1 << 19  # bytes of holder sets examined per step
 ORPHANS_SHARE = 8
-"""Orphans may take one in so many of the index's bytes."""
+"""Divisor of the index's bytes: the share that orphans may take."""
 
 _NO_HASHES: Hashes = np.empty(0, np.uint64)
 
 
-class Changes:
-    """Changes of one slot, see `change_kernels`: the first `used` of `rows`."""
+class ChangeBuffer:
+    """Buffer of changes of a slot, see `change_kernels`: the first `used` of `rows`."""
 
-    __slots__ = ("blocks", "names", "rows", "totals", "used")
+    __slots__ = ("content_hashes", "engine_hashes", "progress", "rows", "used", "view")
 
     def __init__(self, rows: int, names: int) -> None:
-        """Room for so many."""
+        """Allocate space for this many changes and names."""
         self.rows = np.zeros((rows, change_kernels.CHANGE_LENGTH), np.int64)
         self.used = 0
-        self.names: Hashes = np.empty(names, np.uint64)
-        self.blocks: Hashes = np.empty(names, np.uint64)
-        self.totals = np.zeros(2, np.int64)
+        self.engine_hashes: Hashes = np.empty(names, np.uint64)
+        self.content_hashes: Hashes = np.empty(names, np.uint64)
+        self.progress = np.zeros(change_kernels.PROGRESS_LENGTH, np.int64)
+        self.view = self.progress.data
+        """View of `progress`, faster to write from Python."""
 
 
-def as_signed(word: int) -> int:
-    """The int64 with the bits of a uint64."""
+def to_signed(word: int) -> int:
+    """Return the int64 with the bits of a uint64."""
     return word - (word >> 63 << 64)
 
 
 def holder_of(slot: int, tier: int, *, counted: bool) -> int:
-    """What kernels call a holder."""
+    """Return the number that kernels take for a holder."""
     return slot << 3 | tier << 1 | counted
 
 
 class BlockTree:
-    """Blocks that have a place, in `memory`, and those that have none yet, in `orphans`."""
+    """Blocks in the tree (`memory`), and blocks without a known parent (`orphans`)."""
 
     def __init__(self, blocks_max: int, orphans_max: int, bytes_max: int) -> None:
+        # Orphans live outside the arrays, so their memory is reserved from the same limit.
         orphans_max = min(orphans_max, bytes_max // ORPHANS_SHARE // ORPHAN_BYTES)
         self.memory = IndexMemory(blocks_max, bytes_max - orphans_max * ORPHAN_BYTES)
-        self.orphans = Orphans(orphans_max, self._let_wait)
+        self.orphans = OrphanStore(orphans_max, self._mark_orphans)
         self.bytes_max = bytes_max
         self.header = self.memory.header
-        self._one = Changes(1, 0)
-        self._one.used = 1
-        self._anybody = np.array([1, 0, change_kernels.NO_SLOT], np.int64)
-        self.wrong_slots: set[int] = set()
-        """Slots with blocks that they have removed: they are to be cleared."""
+        self._single = ChangeBuffer(1, 0)
+        self._single.used = 1
+        self._any_writer = np.array([1, 0, change_kernels.NO_SLOT, 0], np.int64)
+        self.slots_to_clear: set[int] = set()
+        """Slots with blocks that the engine removed and the tree could not remove; they must be
+        cleared.
+        """
 
-    def _let_wait(self, slot: int, has_orphans: bool) -> None:
+    def _mark_orphans(self, slot: int, has_orphans: bool) -> None:
         self.memory.column(state.WAITING)[slot] = has_orphans
 
     def nbytes(self) -> int:
-        """Memory in use; never more than `bytes_max`, unless an empty index takes more."""
+        """Return the memory in use; at most `bytes_max`, unless an empty index takes more."""
         return self.memory.nbytes() + len(self.orphans) * ORPHAN_BYTES
 
-    def blocks_of(self, slot: int) -> int:
-        """Blocks that a slot holds, each tier counted."""
+    def count_blocks(self, slot: int) -> int:
+        """Return the number of blocks that a slot holds, counted per tier."""
         held = self.memory.column(state.LIVE)[slot * N_TIERS : (slot + 1) * N_TIERS]
         return int(held.sum())
 
-    def known(self, slot: int, tier: int, engine_hash: int) -> bool:
-        """Whether the slot has a block of this name in the tree, in any tier."""
+    def has_block_name(self, slot: int, tier: int, engine_hash: int) -> bool:
+        """Return whether the slot has a block of this name in the tree, in any tier."""
         holder = holder_of(slot, tier, counted=False)
-        return bool(kernels.find_place(self.header, holder, False, 0, engine_hash))
+        return bool(store_kernels.find_block(self.header, holder, False, 0, engine_hash))
 
-    def placed(self, slot: int, tier: int, engine_hash: int) -> bool:
-        """Whether the slot has a block of this name in the tree, in this tier."""
+    def has_block_name_in_tier(self, slot: int, tier: int, engine_hash: int) -> bool:
+        """Return whether the slot has a block of this name in the tree, in this tier."""
         holder = holder_of(slot, tier, counted=False)
-        return bool(kernels.find_here(self.header, holder, engine_hash))
+        return bool(store_kernels.find_block_in_tier(self.header, holder, engine_hash))
 
-    # --- changes --------------------------------------------------------------------------------
+    # Changes: the methods below return after one kernel call, or grow tables and continue.
 
-    def carry_out(
-        self, changes: Changes, first: int, last: int, writer: NDArray[np.int64], mutex: int
+    def apply_changes(
+        self, changes: ChangeBuffer, first: int, last: int, writer: NDArray[np.int64]
     ) -> int:
-        """One call of the kernel, which says what it takes and returns."""
-        done: int = change_kernels.carry_out(
+        """Run the kernel once for changes[first:last], with the result of `apply_changes`."""
+        changes.view[change_kernels.FIRST], changes.view[change_kernels.LAST] = first, last
+        done: int = change_kernels.apply_changes(
             self.header,
             changes.rows,
-            first,
-            last,
-            changes.names,
-            changes.blocks,
-            changes.totals,
+            changes.engine_hashes,
+            changes.content_hashes,
+            changes.progress,
             writer,
-            mutex,
         )
         return done
 
-    def go_on(self, changes: Changes, done: int) -> int:
-        """Go on where the kernel has stopped.  Returns how many changes are done: all before one
-        whose parent is not known, or up to one that makes the slot one of `wrong_slots`, or for
-        which room had to be made.
+    def finish_changes(self, changes: ChangeBuffer, done: int) -> int:
+        """Continue where the kernel stopped, and return the number of finished changes.
+
+        The loop ends before a change whose parent is unknown, after one that adds the slot to
+        `slots_to_clear`, or after one that needed larger tables.
         """
         rows, last = changes.rows, changes.used
         while done < last and rows[done, change_kernels.COUNT] >= 0:
             if self.header[state.NEED]:
-                self.memory.make_room()
-                last = done + 1  # making room takes as long as many changes
+                self.memory.grow_tables()
+                last = done + 1  # growing the tables takes as long as many changes
             else:
-                self.memory.retry()
+                self.memory.retry_growth()
                 done += 1
                 if not rows[done - 1, change_kernels.IS_STORE]:
-                    self.wrong_slots.add(int(rows[done - 1, change_kernels.HOLDER]) >> 3)
+                    self.slots_to_clear.add(int(rows[done - 1, change_kernels.HOLDER]) >> 3)
                     break
             if done < last:
-                done = self.carry_out(changes, done, last, self._anybody, 0)
+                done = self.apply_changes(changes, done, last, self._any_writer)
         return done
 
     def store_chain(self, holder: int, parent: int | None, blocks: Hashes, engines: Hashes) -> int:
-        """Blocks recorded below the parent, -1 if the slot does not know it."""
-        below = (0, 0) if parent is None else (1, as_signed(parent))
-        self._one.rows[0] = (1, holder, *below, 0, 0, blocks.size, 0, 0)
-        return self._carry_out_one(engines, blocks)
+        """Store a chain of blocks; return the blocks recorded, -1 if the slot has no such
+        parent.
+        """
+        below = (0, 0) if parent is None else (1, to_signed(parent))
+        self._single.rows[0] = (1, holder, *below, 0, 0, blocks.size, 0, 0)
+        return self._apply_single(engines, blocks)
 
     def store_known(self, holder: int, engines: Hashes) -> int:
-        """Blocks that the slot has in some tier are now in this one too. Returns how many."""
+        """Record blocks that the slot has in some tier in this tier too. Return the number
+        recorded.
+        """
         header = self.header
-        recorded = kernels.store_known(header, holder, engines, 0)
+        recorded = store_kernels.store_known_blocks(header, holder, engines, 0)
         while header[state.NEED]:
-            self.memory.make_room()
-            recorded += kernels.store_known(header, holder, engines, header[state.CURSOR])
+            self.memory.grow_tables()
+            recorded += store_kernels.store_known_blocks(
+                header, holder, engines, header[state.CURSOR]
+            )
         return int(recorded)
 
     def add_copies(self, holder: int, engines: Hashes, copies: NDArray[np.int64] | int) -> int:
-        """`copies` of each; of those that are no more than 0 nothing."""
+        """Add `copies` announcements to each block; numbers below 1 add nothing."""
         header = self.header
         counts = np.broadcast_to(np.asarray(copies, np.int64), engines.shape)
         engines, counts = engines[counts > 0], counts[counts > 0]
-        held = kernels.add_copies(header, holder, engines, counts, 0)
+        held = store_kernels.add_copies(header, holder, engines, counts, 0)
         while header[state.NEED]:
-            self.memory.make_room()
-            held += kernels.add_copies(header, holder, engines, counts, header[state.CURSOR])
+            self.memory.grow_tables()
+            held += store_kernels.add_copies(header, holder, engines, counts, header[state.CURSOR])
         return int(held)
 
-    def remove(self, holder: int, engines: Hashes, *, every_copy: bool) -> int:
-        """Undo announcements. Returns how many were known.
+    def remove_blocks(self, holder: int, engines: Hashes, *, every_copy: bool) -> int:
+        """Undo announcements. Return how many were known.
 
-        If there is no memory for the holder sets that it leaves, the slot is one of `wrong_slots`.
+        Without memory for the remaining holder sets, the slot is added to `slots_to_clear`.
         """
-        self._one.rows[0] = (0, holder, 0, 0, every_copy, 0, engines.size, 0, 0)
-        return self._carry_out_one(engines, engines)
+        self._single.rows[0] = (0, holder, 0, 0, every_copy, 0, engines.size, 0, 0)
+        return self._apply_single(engines, engines)
 
-    def _carry_out_one(self, names: Hashes, blocks: Hashes) -> int:
-        one = self._one
-        one.names, one.blocks = names, blocks
-        self.go_on(one, self.carry_out(one, 0, 1, self._anybody, 0))
-        one.names = one.blocks = _NO_HASHES
+    def _apply_single(self, names: Hashes, blocks: Hashes) -> int:
+        one = self._single
+        one.engine_hashes, one.content_hashes = names, blocks
+        self.finish_changes(one, self.apply_changes(one, 0, 1, self._any_writer))
+        one.engine_hashes = one.content_hashes = _NO_HASHES
         return int(one.rows[0, change_kernels.COUNT])
 
-    def refuse(self, blocks: int) -> None:
-        """Count blocks that are not taken because there is no room, or that are given up."""
+    def count_refused(self, blocks: int) -> None:
+        """Count blocks that are refused for lack of space, or given up."""
         self.header[state.REFUSED] += max(0, blocks)
 
     def store_detached(self, holder: int, parent: int, blocks: Hashes, engines: Hashes) -> int:
-        """Store below a parent the slot does not know: block by block, orphans where need be.
+        """Store below a parent unknown to the slot: block by block, as orphans where needed.
 
-        Returns the blocks recorded. Fewer than given: the rest is dropped, and counted.
+        Returns the blocks recorded. If fewer than given, the rest is dropped and counted.
         """
         slot, tier, counted = holder >> 3, holder >> 1 & 3, bool(holder & 1)
         for i, (local, name) in enumerate(zip(blocks.tolist(), engines.tolist(), strict=True)):
@@ -182,10 +192,10 @@ class BlockTree:
                 done = self.store_chain(holder, parent, blocks[i:], engines[i:])
                 if done >= 0:
                     return i + done
-            if kernels.find_place(self.header, holder, True, local, name):
+            if store_kernels.find_block(self.header, holder, True, local, name):
                 self.store_known(holder, engines[i : i + 1])
             else:
-                self.remove(holder, engines[i : i + 1], every_copy=True)
+                self.remove_blocks(holder, engines[i : i + 1], every_copy=True)
                 orphan = Orphan(tier, name, parent, local, 1)
                 if not self.orphans.add(slot, orphan, counted=counted):
                     self.orphans.dropped += blocks.size - i
@@ -193,23 +203,23 @@ class BlockTree:
             parent = name
         return int(blocks.size)
 
-    # --- orphans --------------------------------------------------------------------------------
+    # Orphans: Python dictionaries, consulted only for slots that have any.
 
     def forget_orphans(
         self, slot: int, tier: int, names: list[int], *, every_copy: bool = True
     ) -> int:
-        """Undo announcements of orphans. Returns how many there were."""
+        """Undo announcements of orphans. Return how many were known."""
         if slot not in self.orphans:
             return 0
         return sum(self.orphans.remove(slot, tier, name, every_copy=every_copy) for name in names)
 
     def copy_orphans(self, holder: int, names: list[int]) -> int:
-        """Hash-only announcements of blocks that are orphans in some tier. Returns how many."""
+        """Add hash-only announcements of orphans of any tier. Return the number recorded."""
         slot, tier, counted = holder >> 3, holder >> 1 & 3, bool(holder & 1)
         recorded = 0
         for name in names:
-            orphan = self.orphans.find(slot, name)
-            if orphan is not None and not self.known(slot, tier, name):
+            orphan = self.orphans.find_in_any_tier(slot, name)
+            if orphan is not None and not self.has_block_name(slot, tier, name):
                 copy = orphan._replace(tier=tier, copies=1)
                 recorded += self.orphans.add(slot, copy, counted=counted)
         self.header[state.UNKNOWN] -= recorded
@@ -218,31 +228,34 @@ class BlockTree:
     def join_orphans(
         self, holder: int, parent: int | None, contents: list[int], names: list[int]
     ) -> None:
-        """Blocks just announced may have been orphans: their copies join, other places are left."""
+        """Move the copies of orphans to blocks just stored under their names, and drop the orphans.
+
+        Copies count only if the orphan has the same parent and content.
+        """
         slot, tier, counted = holder >> 3, holder >> 1 & 3, holder & 1
         for content, name in zip(contents, names, strict=True):
-            orphan = self.orphans.get(slot, tier, name)
+            orphan = self.orphans.find_in_tier(slot, tier, name)
             placed = orphan is not None and self.drop_placed(slot, tier, [name]) > 0
             if orphan is not None and placed and orphan[2:4] == (parent, content):
                 self.add_copies(holder, np.array([name], np.uint64), orphan.copies - 1 + counted)
             parent = name
 
     def drop_placed(self, slot: int, tier: int, names: list[int]) -> int:
-        """Forget orphans whose name is in the tree by now. Returns how many there were."""
-        placed = [name for name in names if self.placed(slot, tier, name)]
+        """Forget orphans with a name that is in the tree by now. Return the count."""
+        placed = [name for name in names if self.has_block_name_in_tier(slot, tier, name)]
         return self.forget_orphans(slot, tier, placed)
 
-    def adopt(self, slot: int, parents: list[int]) -> None:
-        """Place some of the orphans that wait for the parents; `parents` is the work list."""
+    def adopt_orphans(self, slot: int, parents: list[int]) -> None:
+        """Place some of the orphans below the parents; `parents` is the work list."""
         room = ADOPT_STEP_MAX
         while parents and room > 0:
             parent = parents.pop()
             room -= 1
-            if not self.known(slot, Tier.GPU, parent):
+            if not self.has_block_name(slot, Tier.GPU, parent):
                 continue
             children = self.orphans.take_children(slot, parent, room)
             if len(children) == room:
-                parents.append(parent)  # there may be more
+                parents.append(parent)  # more orphans may wait for this parent
             room -= len(children)
             for orphan in children:
                 holder = holder_of(slot, orphan.tier, counted=True)
@@ -252,14 +265,15 @@ class BlockTree:
                 self.add_copies(holder, name, orphan.copies - 1)
                 parents.append(orphan.engine_hash)
 
-    # --- clearing -------------------------------------------------------------------------------
+    # Clearing: a generator of short steps, between which the index lock is free.
 
-    def sweep(self, slot: int) -> Iterator[int]:
-        """Take a slot out of the tree, one bounded step for each item: the rows it looked at.
+    def sweep_slot(self, slot: int) -> Iterator[int]:
+        """Take a slot out of the tree in bounded steps; yield the rows examined by each.
 
-        Takes no memory. Nothing may be announced for the slot until the end.
+        The sweep needs no memory. Nothing may be announced for the slot until the end.
         """
         header, memory = self.header, self.memory
+        # Deleting a record moves others behind the scan, so the scan repeats until none is left.
         while memory.column(state.RECORDS_OF)[slot]:
             position = 0
             while position < memory.column(state.RECORDS).size // state.RECORD_FIELDS:
@@ -267,7 +281,7 @@ class BlockTree:
                 position += CLEAR_STEP_MAX
                 yield CLEAR_STEP_MAX
         position = 1
-        while position < memory.value(state.SETS_USED) and self.blocks_of(slot):
+        while position < memory.value(state.SETS_USED) and self.count_blocks(slot):
             step = max(1, CLEAR_SETS_BYTES // memory.value(state.SET_BYTES))
             clear_kernels.clear_sets(header, slot, position, position + step)
             position += step

@@ -1,29 +1,16 @@
-"""Clearing a slot, in bounded steps, without taking memory.
+"""Clearing of a slot, in bounded steps, without taking memory.
 
-First its overflow records go, then the slot is taken out of every holder set where it lies, and
-where that left sets without holders, or two alike, their nodes move on. Meanwhile nothing is
-announced for the slot; all other slots go on as ever.
+First the slot's overflow records are deleted.  Then the slot is removed from every holder set in
+place, and the nodes of sets that became empty or equal to another set move on. Meanwhile nothing
+is announced for the slot; all other slots continue as usual.
 
-The steps release the interpreter lock: nobody else touches the index while its lock is held.
+The steps release the interpreter lock: the index lock excludes all other access meanwhile.
 """
 
 # mypy: ignore-errors
 # The decorator erases the signature, so that checking types here would prove nothing.
 
-from indexer.compiled import compiled
-from indexer.index.holding_kernels import move_node
-from indexer.index.record_kernels import delete_record, slot_of_meta
-from indexer.index.set_kernels import (
-    LISTED,
-    UNLISTED,
-    find_equal,
-    list_set,
-    unlist_set,
-    widen_set,
-    word_hash,
-)
-from indexer.index.snapshot_kernels import keep_set
-from indexer.index.state_kernels import (
+from indexer.index.header_kernels import (
     BITS,
     CHANGED,
     HEADER,
@@ -54,14 +41,27 @@ from indexer.index.state_kernels import (
     u32_view,
     u64_view,
 )
+from indexer.index.holder_kernels import move_node
+from indexer.index.holder_set_kernels import (
+    LISTED,
+    UNLISTED,
+    find_equal,
+    list_set,
+    unlist_set,
+    widen_set,
+    word_hash,
+)
+from indexer.index.overflow_record_kernels import delete_record, slot_of_meta
+from indexer.index.snapshot_kernels import copy_set_on_write
 from indexer.index.tree_kernels import drop_if_empty, set_of
+from indexer.jit.decorators import compiled
 
 
 @compiled(f"void({HEADER}, int64, int64, int64)", nogil=True)
 def clear_records(h, slot, start, stop):
     """Delete the slot's records in table slots [start, stop).
 
-    That closes gaps and may move a record to where this scan has been: repeat while
+    A deletion closes gaps and may move a record to a part already scanned: repeat while
     RECORDS_OF[slot] > 0.
     """
     rows = u32_view(h, RECORDS)
@@ -86,7 +86,9 @@ def _is_empty(h, set_id):
 
 @compiled()
 def _is_held(h, set_id, slot):
-    """Whether the slot is in a set in any tier; counts the nodes that the slot loses with it."""
+    """Return whether a set has the slot in any tier; count the nodes that the slot thereby
+    loses.
+    """
     words = h[WORDS]
     bits = u64_view(h, BITS)
     live = i64_view(h, LIVE)
@@ -98,6 +100,7 @@ def _is_held(h, set_id, slot):
             live[slot * N_TIERS + tier] -= refs
             held = True
     if held:
+        # Once per set, not per node: the counter only shows that the slot has lost something.
         i64_view(h, LOST)[slot] += 1
         h[CHANGED] += 1
     return held
@@ -109,7 +112,7 @@ def _take_out(h, set_id, slot):
     words = h[WORDS]
     bits = u64_view(h, BITS)
     info = i64_view(h, SET_INFO)
-    keep_set(h, set_id)
+    copy_set_on_write(h, set_id)
     hashed = U(info[set_id * SET_FIELDS + SET_HASH])
     for plane in range(PLANES):
         word = (set_id * PLANES + plane) * words + (slot >> 6)
@@ -117,16 +120,16 @@ def _take_out(h, set_id, slot):
         bits[word] &= ~(U(1) << U(slot & 63))
         hashed += word_hash(plane, slot >> 6, bits[word])
     info[set_id * SET_FIELDS + SET_HASH] = I(hashed)
-    info[set_id * SET_FIELDS + SET_GENERATION] += 1  # no memo leads to it or from it any more
+    info[set_id * SET_FIELDS + SET_GENERATION] += 1  # invalidates memo entries from and to the set
     if set_id < h[WIDE_MOVED]:
         widen_set(h, set_id)
 
 
 @compiled()
 def _list_unless_equal(h, set_id):
-    """Enter an unlisted set into the table, unless it is empty or one like it is there.
+    """Enter an unlisted set into the table, unless the set is empty or an equal one is there.
 
-    Returns that one, or 0 for an empty set, else the set itself.
+    Returns the equal set, 0 for an empty set, else the set itself.
     """
     if _is_empty(h, set_id):
         return I(0)
@@ -143,7 +146,7 @@ def _list_unless_equal(h, set_id):
 def clear_sets(h, slot, start, stop):
     """Take a slot without records out of the holder sets [start, stop).
 
-    SETS_UNLISTED is then the number of sets whose nodes must move on.
+    SETS_UNLISTED is then the number of sets with nodes that must move on.
     """
     info = i64_view(h, SET_INFO)
     for set_id in range(start, min(stop, h[SETS_USED])):
@@ -159,7 +162,7 @@ def clear_sets(h, slot, start, stop):
 
 @compiled(f"void({HEADER}, int64, int64)", nogil=True)
 def settle_nodes(h, start, stop):
-    """Nodes [start, stop) leave unlisted sets; those that nobody holds any more are freed."""
+    """Move nodes [start, stop) out of unlisted sets; free nodes without holders."""
     parents = i32_view(h, PARENT)
     info = i64_view(h, SET_INFO)
     for node in range(start, min(stop, h[NODES_USED])):

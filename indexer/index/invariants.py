@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.index import state_kernels as state
-from indexer.index.memory import IndexMemory
+from indexer.index import header_kernels as state
+from indexer.index.index_memory import IndexMemory
 
 _ALIAS, _ANCHOR = 0, 1
 
@@ -66,7 +66,7 @@ def _check_names(memory: IndexMemory, nodes: list[int]) -> None:
 
 
 def _check_table(memory: IndexMemory, table: int) -> list[int]:
-    """The values of a table of width 1; what has moved is in the next table as well."""
+    """Return the values of a table of width 1; moved entries must be in the next table as well."""
     values: list[int] = [value for value in memory.column(table).tolist() if value]
     assert len(values) == memory.value(table + state.ENTRIES) <= memory.value(table + state.ROOM)
     if memory.value(table + state.MOVED) == memory.column(table).size:
@@ -76,7 +76,7 @@ def _check_table(memory: IndexMemory, table: int) -> list[int]:
 
 
 def _rows(memory: IndexMemory) -> NDArray[Any]:
-    """The holder sets that were ever used; the pool behind them is reserved for millions."""
+    """Return the holder sets in use; the pool behind them is reserved for millions."""
     rows = memory.column(state.BITS).reshape(-1, state.PLANES, memory.value(state.WORDS))
     return rows[: memory.value(state.SETS_USED)]
 
@@ -100,7 +100,7 @@ def _check_sets(memory: IndexMemory, nodes: list[int]) -> None:
 
 
 def _holdings(memory: IndexMemory, nodes: list[int]) -> dict[tuple[int, int, int], bool]:
-    """(slot, tier, node) -> whether irregular, from the holder sets."""
+    """Return (slot, tier, node) -> whether irregular, from the holder sets."""
     found = {}
     marks = memory.column(state.MARK)
     rows = _rows(memory)

@@ -1,12 +1,11 @@
-"""Matching a prompt: one walk down the tree for all slots."""
+"""Matching of a prompt: one walk down the tree for all slots."""
 
 # mypy: ignore-errors
 # The decorator erases the signature, so that checking types here would prove nothing.
 
 import numpy as np
 
-from indexer.compiled import compiled
-from indexer.index.state_kernels import (
+from indexer.index.header_kernels import (
     BITS,
     HASHES,
     HEADER,
@@ -25,19 +24,24 @@ from indexer.index.state_kernels import (
     u64_view,
 )
 from indexer.index.tree_kernels import find_child, set_of
+from indexer.jit.decorators import compiled
 
-# SCRATCH during a match: N_TIERS planes of the slots that are still matching, each in its tier, and
-# behind them the words of a plane in which there is any, in ascending order.
+# SCRATCH during a match: N_TIERS planes with the slots still matching, each in its tier; behind
+# these the indexes of the plane words with any such slot, in ascending order.
 
 
 NARROWED_WORDS_MAX = 1 << 19
-"""Of bitmaps that one match looks at where the holders change, some 5 ns each.  Slots that drop out
-never come near it; holders that change from block to block while thousands of slots stay would."""
+"""Limit of bitmap words that one match examines where holders change, some 5 ns each.  Slots that
+drop out never come near the limit; holders alternating from block to block, with thousands of
+slots remaining, would.
+"""
 
 
 @compiled(forceinline=True)
 def _start_alive(h, set_id):
-    """Each holder of the first block starts in its best tier. Returns in how many words."""
+    """Start each holder of the first block in its best tier. Return the number of words with
+    any.
+    """
     words = h[WORDS]
     bits = u64_view(h, BITS)
     alive = u64_view(h, SCRATCH)
@@ -56,8 +60,8 @@ def _start_alive(h, set_id):
 
 
 @compiled(forceinline=True)
-def _leave(slots, k, tier, depth, matched):
-    """These slots of word k have left `tier`: that is final. What they have later overwrites it."""
+def _record_depth(slots, k, tier, depth, matched):
+    """Record `depth` for slots of word k that left `tier`; results of later tiers overwrite it."""
     while slots:
         slot = k * 64 + I(lowest_bit(slots))
         for later in range(tier, N_TIERS):
@@ -66,35 +70,36 @@ def _leave(slots, k, tier, depth, matched):
 
 
 @compiled(forceinline=True)
-def _narrow_word(alive, words, k, bits, row, depth, matched):
-    """See `_narrow_alive`, of 64 slots. Returns whether any is left."""
+def _narrow_word(alive, planes, words, k, depth, matched):
+    """Apply `_narrow_alive` to 64 slots. Return whether any is left."""
     some = U(0)
     leaving = U(0)
     for tier in range(N_TIERS):
         own = alive[tier * words + k]
         if own | leaving:
-            plane = bits[row + tier * words + k]
+            plane = planes[tier * words + k]
             stay = (own | leaving) & plane
             leaving = (own | leaving) ^ stay
             alive[tier * words + k] = stay
             some |= stay
-            _leave(own & ~plane, k, tier, depth, matched)
+            _record_depth(own & ~plane, k, tier, depth, matched)
     return some != U(0)
 
 
 @compiled(forceinline=True)
 def _narrow_alive(h, n_live, set_id, depth, matched):
-    """At a block with this holder set, slots stay in their tier, move on to a later one or drop
-    out; the tiers they leave are final at `depth`. Returns in how many words slots are left.
+    """Apply a block's holder set: slots stay in their tier, move to a later one or drop out.
+
+    The tiers they leave are final at `depth`. Returns the number of words with slots left.
     """
     words = h[WORDS]
-    bits = u64_view(h, BITS)
+    planes = u64_view(h, BITS)[set_id * PLANES * words :]
     alive = u64_view(h, SCRATCH)
     listed = N_TIERS * words
     left = I(0)
     for i in range(n_live):
         k = I(alive[listed + i])
-        if _narrow_word(alive, words, k, bits, set_id * PLANES * words, depth, matched):
+        if _narrow_word(alive, planes, words, k, depth, matched):
             alive[listed + left] = U(k)
             left += 1
     return left
@@ -102,20 +107,23 @@ def _narrow_alive(h, n_live, set_id, depth, matched):
 
 @compiled(forceinline=True)
 def _finish_alive(h, n_live, depth, matched):
-    """The path ended, or nobody has its next block: what is still alive matched `depth`."""
+    """Record `depth` for the slots still alive, at the end of the path or of its holders."""
     words = h[WORDS]
     alive = u64_view(h, SCRATCH)
     for i in range(n_live):
         k = I(alive[N_TIERS * words + i])
         for tier in range(N_TIERS):
-            _leave(alive[tier * words + k], k, tier, depth, matched)
+            _record_depth(alive[tier * words + k], k, tier, depth, matched)
 
 
 @compiled(forceinline=True)
-def same_run(locals_, marks, path, mark):
-    """Leading nodes that continue the path on implicit edges with one holder set."""
+def matching_run_length(locals_, marks, path, mark):
+    """Return the number of leading nodes that continue the path on implicit edges in one holder
+    set.
+    """
     limit = min(path.shape[0], locals_.shape[0])
     j = 0
+    # Eight nodes per branch: the loop vectorizes and a long prefix costs one test per eight blocks.
     while j + 8 <= limit:
         other = U(0)
         other_mark = np.uint32(0)
@@ -131,8 +139,8 @@ def same_run(locals_, marks, path, mark):
 
 
 @compiled(forceinline=True)
-def _walk(h, path, matched):
-    """Fill the rows of those slots that hold the first block; the others stay as they are.
+def _walk_tree(h, path, matched):
+    """Fill the rows of slots that hold the first block; other rows stay as they are.
 
     Returns the holder set of the first block.
     """
@@ -146,7 +154,8 @@ def _walk(h, path, matched):
     narrowed = I(0)
     while n_live != 0:
         mark = np.uint32(set_id) | IMPLICIT
-        run = same_run(locals_[node + 1 :], marks[node + 1 :], path[depth:], mark)
+        # Implicit edges join neighbours, so most of a prompt is compared as two arrays.
+        run = matching_run_length(locals_[node + 1 :], marks[node + 1 :], path[depth:], mark)
         node += run
         depth += run
         if depth == path.shape[0]:
@@ -166,24 +175,24 @@ def _walk(h, path, matched):
 
 
 @compiled(f"void({HEADER}, {HASHES}, int32[:, ::1])")
-def match(h, path, matched):
-    """Matched blocks of every slot, tiers cumulated.
+def match_prompt(h, path, matched):
+    """Compute the matched blocks of every slot, tiers cumulated.
 
     path:    uint64 [n_blocks], content hashes, first block first
     matched: int32 [n_slots, N_TIERS], out; column t counts the blocks found in tiers 0..t
 
-    A slot is matched in tier 0 as far as it goes, from there in tier 1, and so on; it never
-    returns to an earlier tier. O(path), plus O(slots) where the holders change; after
-    NARROWED_WORDS_MAX of that a longer match counts as that long.
+    A slot is matched in tier 0 as far as possible, from there in tier 1, and so on, never returning
+    to an earlier tier. O(path), plus O(slots) where the holders change; after NARROWED_WORDS_MAX of
+    such work a match ends there.
     """
     matched[:] = 0
     if path.shape[0] != 0:
-        _walk(h, path, matched)
+        _walk_tree(h, path, matched)
 
 
 @compiled(forceinline=True)
 def _clear_rows(matched, holding):
-    """All rows of a word at once: they are next to each other."""
+    """Clear the rows of 64 slots at a time: adjacent in memory."""
     for k in range(holding.shape[0]):
         if holding[k] != 0:
             holding[k] = U(0)
@@ -191,18 +200,18 @@ def _clear_rows(matched, holding):
 
 
 @compiled(forceinline=True)
-def match_again(h, path, matched, holding):
-    """As `match`, in arrays that go from one match to the next: only what differs is written.
+def match_prompt_incremental(h, path, matched, holding):
+    """Match as `match_prompt`, in arrays reused between matches: only differences are written.
 
     matched: int32 [64 * words, N_TIERS]
-    holding: uint64 [words], bits of the slots whose rows are not 0
+    holding: uint64 [words], bits of the slots with rows other than 0
     """
     _clear_rows(matched, holding)
     if path.shape[0] == 0:
         return
     words = h[WORDS]
     bits = u64_view(h, BITS)
-    row = _walk(h, path, matched) * PLANES * words
+    row = _walk_tree(h, path, matched) * PLANES * words
     for k in range(min(words, holding.shape[0])):
         for tier in range(N_TIERS):
             holding[k] |= bits[row + tier * words + k]

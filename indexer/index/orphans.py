@@ -1,8 +1,8 @@
-"""Blocks whose parent their slot has not announced: kept aside until it does.
+"""Orphans: blocks with a parent unannounced in the slot, set aside until its announcement.
 
 Engines may announce a child before its parent, or announce the parent again after removing it.
-Such a block has no place in the tree yet, so it is kept as a plain edge (parent, content) -> engine
-hash of its slot. This is the cold path: plain dictionaries, bounded by `orphans_max`.
+Such a block has no place in the tree yet and is stored as an edge (parent, content) -> engine hash
+of its slot. This is the cold path: plain dictionaries, bounded by `orphans_max`.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,11 +12,11 @@ from typing import NamedTuple
 from indexer.tiers import Tier
 
 ORPHAN_BYTES = 700
-"""Memory of one, everything that leads to it included; measured, rounded up."""
+"""Memory of an orphan with all containers; measured, rounded up."""
 
 
 class Orphan(NamedTuple):
-    """One block of one slot and tier, announced `copies` times."""
+    """Block of a slot and tier, announced `copies` times."""
 
     tier: int
     engine_hash: int
@@ -26,18 +26,18 @@ class Orphan(NamedTuple):
 
 
 class SlotOrphans:
-    """Those of one slot."""
+    """Orphans of a slot."""
 
     def __init__(self) -> None:
         self.by_name: dict[tuple[int, int], Orphan] = {}  # (tier, engine hash)
         self.by_parent: dict[int, dict[tuple[int, int], None]] = {}
 
-    def put(self, orphan: Orphan) -> None:
+    def put_orphan(self, orphan: Orphan) -> None:
         name = (orphan.tier, orphan.engine_hash)
         self.by_name[name] = orphan
         self.by_parent.setdefault(orphan.parent, {})[name] = None
 
-    def pop(self, name: tuple[int, int]) -> Orphan:
+    def pop_orphan(self, name: tuple[int, int]) -> Orphan:
         orphan = self.by_name.pop(name)
         siblings = self.by_parent[orphan.parent]
         del siblings[name]
@@ -45,8 +45,8 @@ class SlotOrphans:
             del self.by_parent[orphan.parent]
         return orphan
 
-    def discard(self) -> None:
-        """Give the memory back, one by one, so that other threads run in between."""
+    def free_entries(self) -> None:
+        """Free the memory entry by entry, so that other threads run in between."""
         while self.by_name:
             self.by_name.popitem()
         while self.by_parent:
@@ -56,104 +56,109 @@ class SlotOrphans:
 _NONE = SlotOrphans()
 
 
-class Orphans:
-    """The orphans of all slots of one index. `slot in orphans` tells whether a slot has any."""
+class OrphanStore:
+    """Orphans of all slots of an index. `slot in orphans` is true if the slot has any."""
 
-    def __init__(self, orphans_max: int, tell: Callable[[int, bool], None]) -> None:
-        """tell: hears of every slot that gets its first orphan, or has none any more"""
+    def __init__(self, orphans_max: int, on_change: Callable[[int, bool], None]) -> None:
+        """on_change: callback for each slot that gets its first orphan (True) or loses its last one
+        (False)
+        """
         self.dropped = 0
-        self._tell = tell
+        self._on_change = on_change
         self._orphans_max = orphans_max
-        self._live = 0
+        self._count = 0
         self._slots: dict[int, SlotOrphans] = {}
 
     def __len__(self) -> int:
-        return self._live
+        return self._count
 
     def __contains__(self, slot: int) -> bool:
         return slot in self._slots
 
     def add(self, slot: int, orphan: Orphan, *, counted: int) -> bool:
-        """Keep an orphan, or count it `counted` times more; a later place replaces an earlier.
+        """Store an orphan, or count it `counted` times more; a later place replaces an earlier one.
 
-        Returns False, and changes nothing, when there are too many.
+        Returns False, without effect, if there are too many.
         """
         mine = self._slots.get(slot) or SlotOrphans()
         name = (orphan.tier, orphan.engine_hash)
         known = mine.by_name.get(name)
-        if known is None and self._live >= self._orphans_max:
+        # A known orphan replaces itself, so the limit does not apply.
+        if known is None and self._count >= self._orphans_max:
             return False
         if known is not None:
-            mine.pop(name)
+            mine.pop_orphan(name)
             if (known.parent, known.local) == (orphan.parent, orphan.local):
                 orphan = known._replace(copies=known.copies + counted)
-        mine.put(orphan)
-        self._live += known is None
+        mine.put_orphan(orphan)
+        self._count += known is None
         if slot not in self._slots:
             self._slots[slot] = mine
-            self._tell(slot, True)
+            self._on_change(slot, True)
         return True
 
     def remove(self, slot: int, tier: int, engine_hash: int, *, every_copy: bool) -> bool:
-        """Undo one announcement, or all of them. Returns whether there was one."""
+        """Undo an announcement, or all of them. Return whether there was one."""
         mine = self._slots[slot] if slot in self._slots else SlotOrphans()
         orphan = mine.by_name.get((tier, engine_hash))
         if orphan is None:
             return False
-        mine.pop((tier, engine_hash))
+        mine.pop_orphan((tier, engine_hash))
         if orphan.copies > 1 and not every_copy:
-            mine.put(orphan._replace(copies=orphan.copies - 1))
+            mine.put_orphan(orphan._replace(copies=orphan.copies - 1))
         else:
             self._forget(slot, 1)
         return True
 
-    def get(self, slot: int, tier: int, engine_hash: int) -> Orphan | None:
-        """The slot's orphan of this name in this tier."""
+    def find_in_tier(self, slot: int, tier: int, engine_hash: int) -> Orphan | None:
+        """Return the slot's orphan of this name in this tier, or None."""
         mine = self._slots.get(slot)
         return None if mine is None else mine.by_name.get((tier, engine_hash))
 
-    def find(self, slot: int, engine_hash: int) -> Orphan | None:
-        """The slot's orphan of this name, in whatever tier."""
+    def find_in_any_tier(self, slot: int, engine_hash: int) -> Orphan | None:
+        """Return the slot's orphan of this name in any tier, or None."""
         mine = self._slots.get(slot)
         if mine is None:
             return None
         names = ((tier, engine_hash) for tier in Tier)
         return next((mine.by_name[name] for name in names if name in mine.by_name), None)
 
-    def awaited(self, slot: int, engine_hashes: Iterable[int]) -> list[int]:
-        """Those of the names under which orphans of the slot wait."""
+    def missing_parents(self, slot: int, engine_hashes: Iterable[int]) -> list[int]:
+        """Return the names that are missing parents of the slot's orphans."""
         mine = self._slots.get(slot)
         return [] if mine is None else [name for name in engine_hashes if name in mine.by_parent]
 
     def take_children(self, slot: int, parent: int, at_most: int) -> list[Orphan]:
-        """Remove and return some of the slot's orphans that wait for this parent."""
+        """Remove and return at most `at_most` of the slot's orphans with this missing parent."""
         mine = self._slots.get(slot)
         if mine is None:
             return []
         names = list(islice(mine.by_parent.get(parent, ()), at_most))
-        children = [mine.pop(name) for name in names]
+        children = [mine.pop_orphan(name) for name in names]
         self._forget(slot, len(children))
         return children
 
     def drop_slot(self, slot: int) -> SlotOrphans:
-        """Forget all orphans of the slot. The caller may `discard` them when it is not locked."""
+        """Forget all orphans of the slot. The caller may `free_entries` them after unlocking the
+        index.
+        """
         mine = self._slots.pop(slot, None)
         if mine is None:
             return _NONE
-        self._tell(slot, False)
-        self._live -= len(mine.by_name)
+        self._on_change(slot, False)
+        self._count -= len(mine.by_name)
         return mine
 
     def _forget(self, slot: int, gone: int) -> None:
-        self._live -= gone
+        self._count -= gone
         if not self._slots[slot].by_name:
             del self._slots[slot]
-            self._tell(slot, False)
+            self._on_change(slot, False)
 
     def check_invariants(self) -> None:
-        """Recount. O(orphans), for tests."""
-        assert self._live == sum(len(mine.by_name) for mine in self._slots.values())
-        assert self._live <= self._orphans_max
+        """Recount the orphans and their links. O(orphans), for tests."""
+        assert self._count == sum(len(mine.by_name) for mine in self._slots.values())
+        assert self._count <= self._orphans_max
         for mine in self._slots.values():
             assert mine.by_name
             waiting = {n: p for p, names in mine.by_parent.items() for n in names}
@@ -161,5 +166,5 @@ class Orphans:
             assert all(mine.by_parent.values())
 
     def by_slot(self) -> list[tuple[int, list[Orphan]]]:
-        """The orphans of each slot that has any."""
+        """Return the orphans of each slot that has any."""
         return [(slot, list(mine.by_name.values())) for slot, mine in self._slots.items()]

@@ -1,20 +1,19 @@
-"""Which slots hold which blocks, in which tier, and how much of a prompt each slot has.
+"""Index of blocks by slot and tier, and the length of a prompt's prefix in each slot.
 
-One prefix tree over block content hashes for all slots and tiers (layout: state_kernels). Every
-slot speaks its own language of engine hashes: a hash is only ever compared with what the same slot
-announced. No clock, no thread, no I/O; the lock is held for one bounded step at a
-time. The rules:
+One prefix tree over block content hashes serves all slots and tiers (layout: state_kernels). Each
+slot has its own engine hashes: a hash is compared only with announcements of the same slot. No
+clock, no thread, no I/O; the lock is held for a bounded step at a time. The rules:
 
-* A slot holds a block in a tier while at least one of its announcements of it is not undone.
-  `counted` stores count copies per (slot, tier, engine hash), each removed on its own.
-* A block belongs below its parent as the same slot announced it, in any tier. An unknown parent
-  makes it an orphan, invisible until the parent is announced.
+* A slot holds a block in a tier while at least one of its announcements of the block is not
+  undone. `counted` stores count copies per (slot, tier, engine hash), each removed on its own.
+* A block belongs below its parent as announced by the same slot, in any tier. A block with an
+  unknown parent is an orphan, invisible until the parent is announced.
 * A hash that (slot, tier) announces at another place names only the new place.
-* Removing a block leaves its descendants; a match just stops there until it is back.
-* A full index records the leading blocks that fit and refuses the rest. Full is: as many blocks as
-  it may have, or as many bytes. Where a removal finds no room for the holder sets that it leaves,
-  the slot forgets everything, which takes none: it must not promise what is not there.
-* What is large is done in steps, and the lock is free in between.
+* Removing a block leaves its descendants; a match stops at the gap until the block is back.
+* A full index records the leading blocks that fit and refuses the rest. The limits are the number
+  of blocks and the number of bytes. If a removal finds no memory for the remaining holder sets,
+  the slot forgets everything, which needs none: a false promise would be worse.
+* Large changes are done in steps, and the lock is free in between.
 """
 
 from collections.abc import Sequence
@@ -24,25 +23,27 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.hashing.hashes import Hashes
+from indexer.hashing.block_hashing import Hashes
+from indexer.index import header_kernels as state
 from indexer.index import invariants
-from indexer.index import state_kernels as state
 from indexer.index.block_tree import BlockTree
-from indexer.index.match_kernels import match
-from indexer.index.memory import BYTES_MAX
+from indexer.index.index_memory import BYTES_MAX
+from indexer.index.index_snapshot import IndexSnapshot, SnapshotCopy, StreamPosition
+from indexer.index.match_kernels import match_prompt
 from indexer.index.orphans import Orphan
-from indexer.index.slot_writer import SlotWriter, rows_of_writers
-from indexer.index.slots import Slots
-from indexer.index.snapshot import IndexSnapshot, Place, RawCopy
-from indexer.mutex import Mutex
+from indexer.index.slot_table import SlotTable
+from indexer.index.slot_writer import SlotWriter, make_writer_rows
+from indexer.jit.mutex import Mutex
 from indexer.tiers import N_TIERS
 
 ORPHAN_BLOCKS_MAX = 65_536
-WRITERS_MADE_AT_ONCE = 256
+WRITERS_PER_STEP = 256
 
 
 class IndexStats(NamedTuple):
-    """Plain numbers about an index; blocks and memberships are current, the last three totals."""
+    """Sizes and totals of an index; blocks and memberships are current, the last three are
+    totals.
+    """
 
     blocks: int
     blocks_max: int
@@ -50,7 +51,7 @@ class IndexStats(NamedTuple):
     bytes: int
     bytes_max: int
     holder_sets: int
-    edges: int  # parent-child pairs that are not neighbours in memory
+    edges: int  # parent-child pairs that are not adjacent in memory
     records: int
     orphans: int
     dropped_orphans: int
@@ -58,20 +59,20 @@ class IndexStats(NamedTuple):
     unannounced_blocks: int  # hash-only announcements of blocks never announced with content
 
 
-class _Moment(NamedTuple):
-    """What belongs to a copy and is not in the arrays."""
+class _CopyMoment(NamedTuple):
+    """State at the moment of a copy that is not in the arrays."""
 
     slots: tuple[int, ...]
-    places: dict[int, Place]
+    positions: dict[int, StreamPosition]
     live_at: dict[int, float]
     orphans: list[tuple[int, list[Orphan]]]
 
 
 class PrefixIndex:
-    """The index of one partition. Thread-safe, but for snapshots only as far as `copy_lock` is.
+    """Index of a partition. Thread-safe; snapshots only if `copy_lock` is a lock.
 
-    lock: around every step; None: one of its own. copy_lock: around every snapshot, of which there
-    is one at a time. Raises MemoryError.
+    lock: for every step; None makes a private one. copy_lock: for every snapshot, of which only one
+    may run at a time. Raises MemoryError.
     """
 
     def __init__(
@@ -84,15 +85,15 @@ class PrefixIndex:
         copy_lock: AbstractContextManager[Any] | None = None,
     ) -> None:
         self.lock = Mutex() if lock is None else lock
-        """Also in the header: kernels that read or change the index take it themselves."""
+        """Also in the header: kernels that read or change the index lock the mutex themselves."""
         self._copy_lock = nullcontext() if copy_lock is None else copy_lock
         self._tree = BlockTree(blocks_max, orphan_blocks_max, bytes_max)
         self.header = self._tree.header
-        """How kernels reach all of it (state_kernels); never replaced."""
+        """Access to the whole index for kernels (state_kernels); never replaced."""
         self.header[state.MUTEX] = self.lock.address
-        self._slots: Slots[SlotWriter] = Slots()
+        self._slots: SlotTable[SlotWriter] = SlotTable()
         self._spare: list[SlotWriter] = []
-        """Writers without a slot yet."""
+        """Writers made ahead, without a slot."""
 
     @property
     def n_slots(self) -> int:
@@ -102,93 +103,98 @@ class PrefixIndex:
     def open_slot(self) -> SlotWriter:
         """Take the lowest free slot. O(holder sets) in steps when the slots double, else O(log).
 
-        Raises MemoryError, and changes nothing, when there is no room for more slots.
+        Raises MemoryError, without effect, if there is no memory for more slots.
         """
         self.reserve_slots(1)
         return self.open_slots(1)[0]
 
     def open_slots(self, number: int) -> list[SlotWriter]:
-        """Take the lowest free slots, for which `reserve_slots` has made room. O(log) each."""
+        """Take the lowest free slots, prepared by `reserve_slots`. O(log) each."""
         writers, slots, n_opened = self._new_writers(number), self._slots, 0
         try:
             with self.lock:
                 for writer in writers:
-                    slots.enter(writer)
+                    slots.assign_lowest(writer)
                     n_opened += 1
         except MemoryError:
             for writer in writers[:n_opened]:
+                # All or nothing: the caller knows only about slots that were returned.
                 writer.close()
             raise
         return writers
 
     def reopen_slots(self, writers: Sequence[SlotWriter]) -> list[SlotWriter]:
-        """Hand slots to new writers, which are returned; the others are closed. O(1) each.
+        """Give slots to new writers and close the old ones; return the new writers. O(1) each.
 
-        What a slot holds goes with the new writer's `finish_clear`; until then it stores nothing.
+        The blocks of a slot are removed by the new writer's `finish_clear`; until then it stores
+        nothing.
         """
         fresh = self._new_writers(len(writers))
         with self.lock:
-            gone = [old.hand_over(new) for old, new in zip(writers, fresh, strict=True)]
+            gone = [old.hand_over_slot(new) for old, new in zip(writers, fresh, strict=True)]
         for orphans in gone:
-            orphans.discard()
+            orphans.free_entries()
         return fresh
 
     def make_writers(self, number: int) -> bool:
-        """One bounded step, for when so many slots are opened or reopened at once. Returns whether
-        another one is needed.
+        """Make writers ahead in a bounded step; return whether another step is needed.
+
+        number: writers that will be opened or reopened at once
         """
         missing = number - len(self._spare)
         if missing > 0:
-            self._spare += self._made_writers(min(missing, WRITERS_MADE_AT_ONCE))
+            self._spare += self._make_writers_now(min(missing, WRITERS_PER_STEP))
         return len(self._spare) < number
 
     def _new_writers(self, number: int) -> list[SlotWriter]:
-        """Those that were made ahead first."""
+        """Return writers, taking those made ahead first."""
         spare, self._spare = self._spare[:number], self._spare[number:]
-        return spare + self._made_writers(number - len(spare))
+        return spare + self._make_writers_now(number - len(spare))
 
-    def _made_writers(self, number: int) -> list[SlotWriter]:
-        rows = rows_of_writers(number)
+    def _make_writers_now(self, number: int) -> list[SlotWriter]:
+        rows = make_writer_rows(number)
         return [SlotWriter(self._slots, self._tree, self.lock, row) for row in rows]
 
     def reserve_slots(self, more: int) -> int:
-        """Let `open_slots` find room for so many. Returns how many slots that makes.
+        """Make room for `more` slots of `open_slots`. Return the resulting number of slots.
 
-        O(holder sets) in steps when the slots double. Raises MemoryError, and changes nothing.
+        O(holder sets) in steps when the slots double. Raises MemoryError, without effect.
         """
-        while self.widen_on(more):
+        while self.widen_step(more):
             pass
         with self.lock:
-            return self._slots.number_with(more)
+            return self._slots.count_with(more)
 
     def has_room(self, more: int) -> bool:
-        """Can `open_slots` take so many?"""
+        """Return whether `open_slots` can take this many slots."""
         with self.lock:
             return self._has_room(more)
 
-    def widen_on(self, more: int) -> bool:
-        """One bounded step towards room for `more` slots. Returns whether another one is needed.
+    def widen_step(self, more: int) -> bool:
+        """Make a bounded step towards room for `more` slots. Return whether another step is
+        needed.
 
-        Raises MemoryError, and changes nothing, when there is no room for them.
+        Raises MemoryError, without effect, if memory is short.
         """
         with self.lock:
             if not self._has_room(more):
-                self._tree.memory.widen_on()
+                self._tree.memory.widen_step()
             return not self._has_room(more)
 
     def match(self, path: Hashes) -> NDArray[np.int32]:
-        """Matched blocks [n_slots, N_TIERS], tiers cumulated: column t counts tiers 0..t.
+        """Return the matched blocks [n_slots, N_TIERS], tiers cumulated: column t counts tiers
+        0..t.
 
-        `path` is uint64 [n_blocks], C-contiguous, content hashes, first block first. The result is
-        a fresh array. O(n_blocks), plus O(n_slots) where the holders of the path change.
+        `path` is uint64 [n_blocks], C-contiguous, content hashes, first block first. The result
+        is a fresh array. O(n_blocks), plus O(n_slots) where the holders of the path change.
         """
         with self.lock:
             matched = np.empty((len(self._slots.writers), N_TIERS), np.int32)
-            match(self.header, path, matched)
+            match_prompt(self.header, path, matched)
         return matched
 
     def stats(self) -> IndexStats:
-        """Current size and totals of everything that was turned away."""
+        """Return current sizes, and totals of everything refused or dropped."""
         with self.lock:
             tree, value = self._tree, self._tree.memory.value
             return IndexStats(
@@ -207,40 +213,41 @@ class PrefixIndex:
             )
 
     def snapshot(self) -> IndexSnapshot:
-        """A copy of one moment. O(blocks), in steps. Raises MemoryError.
+        """Return a copy of one moment. O(blocks), in steps. Raises MemoryError.
 
-        A slot of which a step is outstanding, because it announces much or is cleared or filled,
-        is not among its slots.
+        The copy omits slots with an unfinished step: a large announcement, a clear or a fill.
         """
         with self._copy_lock:
-            copy = RawCopy(self._tree.memory)
-            moment = self._begin(copy)
+            copy = SnapshotCopy(self._tree.memory)
+            moment = self._begin_copy(copy)
+            # Allocation happens without the lock, so the index may outgrow the arrays before the
+            # copy begins.
             while moment is None:
-                copy.reserve()
-                moment = self._begin(copy)
+                copy.reserve_arrays()
+                moment = self._begin_copy(copy)
             try:
                 more = True
                 while more:
                     with self.lock:
-                        more = copy.step()
+                        more = copy.copy_step()
             finally:
                 with self.lock:
-                    copy.end()
+                    copy.end_copy()
         orphans = tuple((slot, orphan) for slot, mine in moment.orphans for orphan in mine)
-        return copy.snapshot(moment.slots, moment.places, orphans, moment.live_at)
+        return copy.snapshot(moment.slots, moment.positions, orphans, moment.live_at)
 
     def _has_room(self, more: int) -> bool:
-        return self._tree.memory.has_slot(self._slots.number_with(more) - 1)
+        return self._tree.memory.has_slot(self._slots.count_with(more) - 1)
 
-    def _begin(self, copy: RawCopy) -> "_Moment | None":
-        """None when the index has grown beyond the copy."""
+    def _begin_copy(self, copy: SnapshotCopy) -> "_CopyMoment | None":
+        """Begin a copy; None if the index has grown beyond the copy."""
         with self.lock:
-            if not copy.begin():
+            if not copy.begin_copy():
                 return None
             writers = [writer for writer in self._slots.writers if writer is not None]
-            return _Moment(
+            return _CopyMoment(
                 slots=tuple(w.slot for w in writers if w.is_whole),
-                places={w.slot: w.place for w in writers if w.place is not None},
+                positions={w.slot: w.position for w in writers if w.position is not None},
                 live_at={w.slot: w.live_at for w in writers if w.live_at is not None},
                 orphans=self._tree.orphans.by_slot(),
             )
@@ -255,6 +262,6 @@ class PrefixIndex:
             for slot, orphans in tree.orphans.by_slot():
                 assert self._slots.writers[slot] is not None
                 for orphan in orphans:
-                    assert not tree.known(slot, orphan.tier, orphan.parent), "not adopted"
-                    placed = tree.placed(slot, orphan.tier, orphan.engine_hash)
+                    assert not tree.has_block_name(slot, orphan.tier, orphan.parent), "not adopted"
+                    placed = tree.has_block_name_in_tier(slot, orphan.tier, orphan.engine_hash)
                     assert not placed, "both an orphan and in the tree"

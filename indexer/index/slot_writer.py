@@ -1,7 +1,8 @@
-"""What one rank announces: stores, removals and clears of one slot, cut into bounded locked steps.
+"""Announcements of a rank: stores, removals and clears of a slot, cut into bounded locked
+steps.
 
-The rules are those of `prefix_index`, one step is `block_tree`'s.  Here is what lies between: which
-steps a change is made of, and what becomes of it when the slot is cleared or closed in between.
+`prefix_index` has the rules, `block_tree` the single steps.  This module decides which steps a
+change consists of, and how a change ends if the slot is cleared or closed in between.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -9,95 +10,102 @@ from collections.abc import Callable, Generator, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.hashing.hashes import Hashes
+from indexer.hashing.block_hashing import Hashes
 from indexer.index import change_kernels
 from indexer.index.block_tree import (
     ADOPT_STEP_MAX,
     DETACHED_STEP_MAX,
     BlockTree,
-    Changes,
+    ChangeBuffer,
     holder_of,
 )
+from indexer.index.index_snapshot import StreamPosition
 from indexer.index.orphans import SlotOrphans
-from indexer.index.slots import Slots
-from indexer.index.snapshot import Place
-from indexer.mutex import Mutex
+from indexer.index.slot_table import SlotTable
+from indexer.jit.mutex import Mutex
 from indexer.tiers import Tier
 
-STEP_BLOCKS_MAX = 2048  # announced or removed while the lock is held
-SINGLE_COST = 64
-"""A block that is placed by itself costs as much as so many of a chain."""
+STEP_BLOCKS_MAX = 2048  # blocks announced or removed per locked step
+DETACHED_BLOCK_COST = 64
+"""Cost of a block that is placed by itself, in blocks of a chain."""
 
 
 class SlotWriter:
-    """The announcements of one rank. Each method takes the lock.
+    """Writer of the announcements of a rank. Each method takes the lock.
 
-    A change may name the writer of the rank whose stream it is part of. That writer's `place`
-    becomes its `upcoming` in the same locked step as the change, so that a snapshot always has the
-    place that belongs to its blocks.
+    A change may name the writer of the rank with the event stream. That writer's `place` becomes
+    its `next_position` in the same locked step as the change, so that a snapshot always has the
+    place
+    that belongs to its blocks.
 
-    After `close` every method does nothing and returns 0; so does a store that meets a `clear` of
-    the same slot in another thread: it counts as having come before the clear.
+    After `close` every method does nothing and returns 0. The same holds for a store that meets a
+    `clear` of the slot in another thread: the store counts as earlier than the clear.
 
-    It is made without a slot, so that many can be made ahead; `begin` gives it one.
+    A writer is made without a slot, so that many can be made ahead; `assign_slot` assigns the slot.
     """
 
     def __init__(
         self,
-        slots: "Slots[SlotWriter]",
+        slots: "SlotTable[SlotWriter]",
         tree: BlockTree,
         lock: Mutex,
         row: NDArray[np.int64],
     ) -> None:
-        """row: of `rows_of_writers`"""
+        """row: a row of `make_writer_rows`"""
         self.slot = change_kernels.NO_SLOT
         self._row = row
-        """What kernels know of it, see `change_kernels`."""
-        self._numbers = row.data
-        self._places: list[Place | None] = [None, None]
-        self.upcoming: Place | None = None
-        """What `place` will be after the next change that names this writer as its stream."""
+        """State shared with kernels, see `change_kernels`."""
+        self._row_view = row.data
+        self._row_view[change_kernels.MUTEX] = lock.address
+        self._positions: list[StreamPosition | None] = [None, None]
+        self.next_position: StreamPosition | None = None
+        """Value of `place` after the next change that names this writer as its stream."""
         self.live_at: float | None = None
-        """Monotonic seconds when a live batch last moved `place`; None: not in this life of it."""
-        self.filling = False
-        """Blocks of a dump are on their way into the slot: it is no use to anybody else yet."""
-        self.unplaced_blocks = False
-        """The slot holds blocks that came without a place: their stream may tell of them again."""
+        """Monotonic seconds when a live batch last moved `place`; None before the first in this
+        life.
+        """
+        self.is_filling = False
+        """True while blocks of a dump are being added: the slot is incomplete for all readers."""
+        self.has_unpositioned_blocks = False
+        """True if the slot has blocks without a stream place: the stream may announce them
+        again.
+        """
         self._slots = slots
         self._tree = tree
         self._lock = lock
         self._open = True
         self._clearing = False
         self.is_half_cleared = False
-        """A clear was given up in the midst of it; until the next one nothing is recorded."""
-        self.rest: Iterator[int] | None = None
-        """What a stream that was given up in the midst of an event had yet to do; see `settling`.
-        Dropping it is right when the slot is cleared."""
-        self._changing = False  # by a change that takes several steps
+        """True after an abandoned clear; until the next clear nothing is recorded."""
+        self.pending_steps: Iterator[int] | None = None
+        """Remaining steps of an event after its stream was closed midway; see `settle_in_steps`.
+        A clear of the slot may drop them.
+        """
+        self._changing = False  # by a change of several steps
         self._clears = 0
 
-    def begin(self, slot: int) -> None:
-        """The slot is its own from now on."""
-        self.slot = self._numbers[change_kernels.SLOT] = slot
+    def assign_slot(self, slot: int) -> None:
+        """Assign a slot to this writer."""
+        self.slot = self._row_view[change_kernels.SLOT] = slot
 
     @property
     def is_open(self) -> bool:
-        """Until `close` or `reopen`; the slot is nobody else's for so long."""
+        """True until `close` or `hand_over_slot`, while the slot belongs to this writer."""
         return self._open
 
     @property
-    def place(self) -> Place | None:
-        """How far the stream of this slot's own rank is applied; None: nothing known."""
-        return self._places[self._numbers[change_kernels.PLACE]]
+    def position(self) -> StreamPosition | None:
+        """Position up to which the stream of this slot's own rank is applied; None if unknown."""
+        return self._positions[self._row_view[change_kernels.PLACE_INDEX]]
 
-    @place.setter
-    def place(self, place: Place | None) -> None:
-        self._places[self._numbers[change_kernels.PLACE]] = place
+    @position.setter
+    def position(self, place: StreamPosition | None) -> None:
+        self._positions[self._row_view[change_kernels.PLACE_INDEX]] = place
 
     @property
     def is_whole(self) -> bool:
-        """Whether the slot has what its streams told of, nothing more and nothing less."""
-        return not (self._clearing or self.filling or self._changing)
+        """True if the slot has exactly the blocks that its streams announced."""
+        return not (self._clearing or self.is_filling or self._changing)
 
     def store(
         self,
@@ -109,21 +117,23 @@ class SlotWriter:
         counted: bool = True,
         stream: "SlotWriter | None" = None,
     ) -> int:
-        """The slot now holds a chain of blocks below `parent` (None: from the root) in `tier`.
+        """Store a chain of blocks below `parent` (None: from the root) in `tier`.
 
-        block_hashes and engine_hashes: uint64 [n], C-contiguous. Returns how many of them are
-        recorded, orphans included; fewer when the index is full.
+        block_hashes and engine_hashes: uint64 [n], C-contiguous. Returns the number of blocks
+        recorded, orphans included; fewer if the index is full.
         """
-        recorded = self.store_at_once(
+        recorded = self.store_in_one_step(
             tier, parent, block_hashes, engine_hashes, counted=counted, stream=stream
         )
         if recorded >= 0:
             return recorded
-        return _end_of(
-            self.storing(tier, parent, block_hashes, engine_hashes, counted=counted, stream=stream)
+        return _run_all(
+            self.store_in_steps(
+                tier, parent, block_hashes, engine_hashes, counted=counted, stream=stream
+            )
         )
 
-    def store_at_once(
+    def store_in_one_step(
         self,
         tier: Tier,
         parent: int | None,
@@ -133,7 +143,7 @@ class SlotWriter:
         counted: bool = True,
         stream: "SlotWriter | None" = None,
     ) -> int:
-        """As `store`, in one short step; -1, and nothing is done, when it takes several."""
+        """Store as `store`, in a short step; return -1, without effect, if several are needed."""
         size = len(block_hashes)
         assert size == len(engine_hashes)
         if size > STEP_BLOCKS_MAX:
@@ -146,31 +156,34 @@ class SlotWriter:
             elif self.slot not in self._tree.orphans:
                 recorded = self._tree.store_chain(holder, parent, block_hashes, engine_hashes)
             if recorded >= 0 and stream is not None:
-                stream.place = stream.upcoming
+                stream.position = stream.next_position
             return recorded
 
-    def carry_out(self, changes: Changes, after: Place, part: Callable[[int], Place]) -> int:
-        """Changes of this slot by its own stream, in one short step. Returns how many are done.
+    def apply_changes(
+        self, changes: ChangeBuffer, after: StreamPosition, part: Callable[[int], StreamPosition]
+    ) -> int:
+        """Apply changes of this slot by its own stream in a short step. Return the number done.
 
-        The others are not begun: they take several steps, or have to wait for `settling`.
-        after: what `place` becomes; part: the same when only so many are done
+        The others do not begin: they need several steps, or have to wait for `settle_in_steps`.
+        after: new `place`; part: function (number of changes done) -> `place`, for fewer
         """
-        self._places[1 - self._numbers[change_kernels.PLACE]] = after
-        done = self._tree.carry_out(changes, 0, changes.used, self._row, self._lock.address)
+        # The kernel cannot store a Python object: both places exist, and the kernel only switches.
+        self._positions[1 - self._row_view[change_kernels.PLACE_INDEX]] = after
+        done = self._tree.apply_changes(changes, 0, changes.used, self._row)
         if done == change_kernels.REFUSED:
             return 0
         if done < changes.used:
-            try:  # the kernel has left the lock to us
-                done = self._tree.go_on(changes, done)
+            try:  # the kernel left the lock to this thread
+                done = self._tree.finish_changes(changes, done)
                 if done:
-                    self.place = after if done == changes.used else part(done)
+                    self.position = after if done == changes.used else part(done)
             finally:
                 self._lock.release()
-        if self._tree.wrong_slots:
-            self._starts_over()
+        if self._tree.slots_to_clear:
+            self._must_clear()
         return done
 
-    def storing(
+    def store_in_steps(
         self,
         tier: Tier,
         parent: int | None,
@@ -180,20 +193,20 @@ class SlotWriter:
         counted: bool = True,
         stream: "SlotWriter | None" = None,
     ) -> Generator[int, None, int]:
-        """As `store`, in steps: yields what each has cost, in blocks or so."""
+        """Store as `store`, in steps: yield the cost of each, roughly in blocks."""
         holder = holder_of(self.slot, tier, counted=counted)
         waiting: list[int] = []
         clears = self._clears
-        recorded = yield from self._storing(
+        recorded = yield from self._store_chain_in_steps(
             holder, parent, block_hashes, engine_hashes, stream, waiting
         )
-        yield from self._starting_over()
+        yield from self._clear_if_needed()
         while waiting:
             with self._lock:
                 if not self._open or self._clearing or self._clears != clears:
                     break
-                self._tree.adopt(self.slot, waiting)
-            yield ADOPT_STEP_MAX * SINGLE_COST
+                self._tree.adopt_orphans(self.slot, waiting)
+            yield ADOPT_STEP_MAX * DETACHED_BLOCK_COST
         return recorded
 
     def store_known(
@@ -204,26 +217,28 @@ class SlotWriter:
         counted: bool = True,
         stream: "SlotWriter | None" = None,
     ) -> int:
-        """Blocks that this slot announced with content, in any tier, are now in `tier` as well.
+        """Record blocks that this slot announced with content, in any tier, in `tier` as well.
 
-        engine_hashes: uint64 [n], C-contiguous. Unknown ones are ignored and counted. Returns how
-        many are recorded.
+        engine_hashes: uint64 [n], C-contiguous. Unknown ones are ignored and counted. Returns
+        the number recorded.
         """
         holder = holder_of(self.slot, tier, counted=counted)
-        return self._in_steps(
-            engine_hashes.size, stream, lambda part: self._know(holder, engine_hashes[part])
+        return self._change_in_steps(
+            engine_hashes.size,
+            stream,
+            lambda part: self._store_known_part(holder, engine_hashes[part]),
         )
 
     def add_copies(self, tier: Tier, engine_hashes: Hashes, copies: NDArray[np.int64]) -> None:
-        """Blocks of this slot and tier, orphans included, were announced more often than once.
+        """Add announcements to blocks of this slot and tier, orphans included.
 
-        engine_hashes: uint64 [n], C-contiguous; those it does not have are ignored. copies: int64
-        [n], the announcements beyond those that are counted already.
+        engine_hashes: uint64 [n], C-contiguous; absent ones are ignored. copies: int64 [n], the
+        announcements beyond the first.
         """
-        self._in_steps(
+        self._change_in_steps(
             engine_hashes.size,
             None,
-            lambda part: self._repeat(tier, engine_hashes[part], copies[part]),
+            lambda part: self._add_copies_part(tier, engine_hashes[part], copies[part]),
         )
 
     def remove(
@@ -234,90 +249,93 @@ class SlotWriter:
         stream: "SlotWriter | None" = None,
         sweep: bool = True,
     ) -> int:
-        """Undo one announcement of each block. Returns how many were known.
+        """Undo an announcement of each block. Return how many were known.
 
-        engine_hashes: uint64 [n], C-contiguous. sweep: False leaves the slot half cleared where it
-        has to start over; `settling` does the rest, which may be much.
+        engine_hashes: uint64 [n], C-contiguous. sweep: False leaves the slot half cleared if it
+        must start over; `settle_in_steps` does the rest, which may be much work.
         """
         holder = holder_of(self.slot, tier, counted=True)
         size = len(engine_hashes)
         if size > STEP_BLOCKS_MAX:
-            removed = self._in_steps(
-                size, stream, lambda part: self._undo(holder, engine_hashes[part])
+            removed = self._change_in_steps(
+                size, stream, lambda part: self._remove_part(holder, engine_hashes[part])
             )
         else:
             with self._lock:
                 if stream is not None:
-                    stream.place = stream.upcoming
+                    stream.position = stream.next_position
                 if not self._open or self._clearing:
                     return 0
-                removed = self._undo(holder, engine_hashes)
-        if removed < size and self._starts_over() and sweep:
+                removed = self._remove_part(holder, engine_hashes)
+        if removed < size and self._must_clear() and sweep:
             self.clear()
         return removed
 
     def clear(self, *, stream: "SlotWriter | None" = None) -> None:
         """Forget all blocks of the slot, in every tier. O(blocks of the index) at most."""
-        for _ in self.clearing(stream=stream):
+        for _ in self.clear_in_steps(stream=stream):
             pass
 
-    def clearing(self, *, stream: "SlotWriter | None" = None) -> Iterator[int]:
-        """As `clear`, in steps: yields after each how many rows it looked at, at most.
+    def clear_in_steps(self, *, stream: "SlotWriter | None" = None) -> Iterator[int]:
+        """Clear as `clear`, in steps: yield the upper limit of rows examined after each.
 
-        Whoever stops in between leaves the slot half cleared; `clear` or `close` goes on with it.
+        A caller that stops in between leaves the slot half cleared; `clear` or `close` continues.
         """
-        self.rest = None
+        self.pending_steps = None
         if self._begin_clear(closing=False, stream=stream):
             yield from self._finish_clear()
 
-    def settling(self) -> Iterator[int]:
-        """What was left undone, in steps: the rest of an event, or of a clear."""
-        while (rest := self.rest) is not None:
+    def settle_in_steps(self) -> Iterator[int]:
+        """Finish unfinished work in steps: the rest of an event, or of a clear."""
+        while (rest := self.pending_steps) is not None:
             cost = next(rest, None)
             if cost is not None:
                 yield cost
-            elif self.rest is rest:
-                self.rest = None
+            elif self.pending_steps is rest:
+                self.pending_steps = None
         if self.is_half_cleared:
-            yield from self.clearing()
+            yield from self.clear_in_steps()
 
     def close(self) -> None:
         """Clear, and free the slot for reuse. Further calls do nothing."""
-        self.rest = None
+        self.pending_steps = None
         if self._begin_clear(closing=True, stream=None):
             self.finish_clear()
 
-    def hand_over(self, fresh: "SlotWriter") -> SlotOrphans:
-        """Give the slot to a new writer; this one is closed.  O(1), with the index locked.
+    def hand_over_slot(self, fresh: "SlotWriter") -> SlotOrphans:
+        """Give the slot to a new writer and close this one.  O(1), with the index locked.
 
-        What the slot holds goes with the new writer's `finish_clear`; until then it stores nothing.
-        Returns what the caller should `discard` when the index is not locked.
+        The blocks of the slot are removed by the new writer's `finish_clear`; until then it stores
+        nothing. Returns the orphans, which the caller should `discard` after unlocking the index.
         """
         assert self._open
-        self._open, self.rest = False, None
-        self._tell_kernels()
+        self._open, self.pending_steps = False, None
+        self._update_row()
         gone = self._tree.orphans.drop_slot(self.slot)
-        fresh.begin(self.slot)
+        fresh.assign_slot(self.slot)
         fresh._clearing = True
-        fresh._tell_kernels()
-        self._slots.replace(fresh)
+        fresh._update_row()
+        # No moment without a writer: the slot must not look free to open_slots.
+        self._slots.replace_owner(fresh)
         return gone
 
-    def _tell_kernels(self) -> None:
-        self._numbers[change_kernels.TAKES] = self._open and not self._clearing
+    def _update_row(self) -> None:
+        self._row_view[change_kernels.TAKES_CHANGES] = self._open and not self._clearing
 
-    # --- steps ----------------------------------------------------------------------------------
+    # Steps: the lock is free between them, so each one checks for a close or a clear in between.
 
-    def _in_steps(
+    def _change_in_steps(
         self, size: int, stream: "SlotWriter | None", change: Callable[[slice], int]
     ) -> int:
-        """Carry out a change of `size` hashes part by part. Returns the sum of what it returns."""
+        """Carry out a change of `size` hashes part by part. Return the sum of the results."""
         result = stop = 0
         clears = self._clears
         while True:
             part = slice(stop, stop + STEP_BLOCKS_MAX)
             with self._lock:
                 if not self._open or self._clearing or self._clears != clears:
+                    # A clear in between makes the rest obsolete: the change counts as earlier than
+                    # the clear.
                     stop = size
                 else:
                     stop = min(size, part.stop)
@@ -325,10 +343,10 @@ class SlotWriter:
                 self._changing = stop < size
                 if not self._changing:
                     if stream is not None:
-                        stream.place = stream.upcoming
+                        stream.position = stream.next_position
                     return result
 
-    def _storing(
+    def _store_chain_in_steps(
         self,
         holder: int,
         parent: int | None,
@@ -337,7 +355,7 @@ class SlotWriter:
         stream: "SlotWriter | None",
         waiting: list[int],
     ) -> Generator[int, None, int]:
-        """The steps of a store up to those that place orphans, which wait under `waiting`."""
+        """Yield the steps of a store before orphans are placed; add their parents to `waiting`."""
         recorded, clears = 0, self._clears
         is_over = False
         while not is_over:
@@ -350,13 +368,13 @@ class SlotWriter:
                         holder, below, blocks[part], engines[part], waiting
                     )
                     if stored < offered:
-                        self._tree.refuse(blocks.size - recorded - offered)
+                        self._tree.count_refused(blocks.size - recorded - offered)
                 recorded += stored
                 is_over = stored < offered or recorded >= blocks.size
                 self._changing = not is_over
                 if is_over and stream is not None:
-                    stream.place = stream.upcoming
-            yield SINGLE_COST * DETACHED_STEP_MAX if stored <= DETACHED_STEP_MAX else stored
+                    stream.position = stream.next_position
+            yield DETACHED_BLOCK_COST * DETACHED_STEP_MAX if stored <= DETACHED_STEP_MAX else stored
         return recorded
 
     def _store_part(
@@ -367,9 +385,9 @@ class SlotWriter:
         engines: Hashes,
         waiting: list[int],
     ) -> tuple[int, int]:
-        """(blocks recorded, blocks that were to be): a part of a store.
+        """Store a part; return (blocks recorded, blocks attempted).
 
-        waiting: gets the names among them under which orphans wait
+        waiting: receives the stored names that are missing parents of orphans
         """
         tree, offered = self._tree, int(blocks.size)
         stored = tree.store_chain(holder, parent, blocks, engines)
@@ -380,10 +398,10 @@ class SlotWriter:
         if self.slot in tree.orphans:
             names = engines[:stored].tolist()
             tree.join_orphans(holder, parent, blocks[:stored].tolist(), names)
-            waiting += tree.orphans.awaited(self.slot, names)
+            waiting += tree.orphans.missing_parents(self.slot, names)
         return stored, offered
 
-    def _know(self, holder: int, engines: Hashes) -> int:
+    def _store_known_part(self, holder: int, engines: Hashes) -> int:
         recorded = self._tree.store_known(holder, engines)
         if self.slot in self._tree.orphans:
             names = engines.tolist()
@@ -391,18 +409,18 @@ class SlotWriter:
             self._tree.drop_placed(self.slot, holder >> 1 & 3, names)
         return recorded
 
-    def _repeat(self, tier: Tier, engines: Hashes, copies: NDArray[np.int64]) -> int:
+    def _add_copies_part(self, tier: Tier, engines: Hashes, copies: NDArray[np.int64]) -> int:
         tree = self._tree
         held = tree.add_copies(holder_of(self.slot, tier, counted=True), engines, copies)
         if self.slot in tree.orphans:
             for name, more in zip(engines.tolist(), copies.tolist(), strict=True):
-                orphan = tree.orphans.get(self.slot, tier, name)
+                orphan = tree.orphans.find_in_tier(self.slot, tier, name)
                 if orphan is not None and more > 0:
                     tree.orphans.add(self.slot, orphan, counted=more)
         return held
 
-    def _undo(self, holder: int, engines: Hashes) -> int:
-        removed = self._tree.remove(holder, engines, every_copy=False)
+    def _remove_part(self, holder: int, engines: Hashes) -> int:
+        removed = self._tree.remove_blocks(holder, engines, every_copy=False)
         if self.slot in self._tree.orphans:
             names = engines.tolist()
             removed += self._tree.forget_orphans(
@@ -410,74 +428,78 @@ class SlotWriter:
             )
         return removed
 
-    # --- clearing -------------------------------------------------------------------------------
+    # Clearing: `_clears` counts, so that a store in another thread notices a clear between two
+    # steps.
 
-    def _starts_over(self) -> bool:
-        """What could not be undone is to be forgotten with everything else: it is half cleared."""
-        if self.slot not in self._tree.wrong_slots:
+    def _must_clear(self) -> bool:
+        """Return whether the slot must be cleared after a removal without memory; mark it half
+        cleared.
+        """
+        if self.slot not in self._tree.slots_to_clear:
             return False
         if not self._clearing:
             with self._lock:
-                self._tree.refuse(self._tree.blocks_of(self.slot))
+                self._tree.count_refused(self._tree.count_blocks(self.slot))
             if self._begin_clear(closing=False, stream=None):
                 self.is_half_cleared = True
         return self.is_half_cleared
 
-    def _starting_over(self) -> Iterator[int]:
-        if self._starts_over() and self._begin_clear(closing=False, stream=None):
+    def _clear_if_needed(self) -> Iterator[int]:
+        if self._must_clear() and self._begin_clear(closing=False, stream=None):
             yield from self._finish_clear()
 
     def _begin_clear(self, *, closing: bool, stream: "SlotWriter | None") -> bool:
-        """Returns whether the caller has to do the clearing."""
+        """Begin a clear; return whether the caller has to finish the clearing."""
         with self._lock:
             if stream is not None:
-                stream.place = stream.upcoming
+                stream.position = stream.next_position
             if not self._open:
                 return False
             self._open = not closing
             begun = self._clearing and not self.is_half_cleared
             self._clearing, self.is_half_cleared, self._changing = True, False, False
-            self._tell_kernels()
+            self._update_row()
             self._clears += 1
             gone = self._tree.orphans.drop_slot(self.slot)
-        gone.discard()
+        # Outside the lock: freeing many small objects takes long and needs no consistency.
+        gone.free_entries()
         return not begun
 
     def finish_clear(self) -> None:
-        """The slow part of a clear, O(blocks of the index); the lock is let go between steps."""
+        """Run the slow part of a clear, O(blocks of the index); the lock is free between steps."""
         for _ in self._finish_clear():
             pass
 
     def _finish_clear(self) -> Iterator[int]:
-        sweep = self._tree.sweep(self.slot)
+        sweep = self._tree.sweep_slot(self.slot)
         try:
-            while rows := self._sweep_on(sweep):
+            while rows := self._next_sweep_step(sweep):
                 yield rows
         except GeneratorExit:
             self.is_half_cleared = True
             raise
         with self._lock:
-            self._tree.wrong_slots.discard(self.slot)
+            self._tree.slots_to_clear.discard(self.slot)
             self._clearing = False
-            self._tell_kernels()
+            self._update_row()
             if not self._open:
-                self._slots.leave(self)
+                self._slots.release_slot(self)
 
-    def _sweep_on(self, sweep: Iterator[int]) -> int:
+    def _next_sweep_step(self, sweep: Iterator[int]) -> int:
         with self._lock:
             return next(sweep, 0)
 
 
-def rows_of_writers(number: int) -> Iterator[NDArray[np.int64]]:
-    """What kernels know of new writers: they take changes, and have no slot."""
-    rows = np.zeros((number, 3), np.int64)
-    rows[:, change_kernels.TAKES] = True
+def make_writer_rows(number: int) -> Iterator[NDArray[np.int64]]:
+    """Return the kernel rows of new writers, which take changes and have no slot."""
+    rows = np.zeros((number, change_kernels.WRITER_LENGTH), np.int64)
+    rows[:, change_kernels.TAKES_CHANGES] = True
     rows[:, change_kernels.SLOT] = change_kernels.NO_SLOT
     return iter(rows)
 
 
-def _end_of(steps: Generator[int, None, int]) -> int:
-    """All of them, one after the other; what they return."""
+def _run_all(steps: Generator[int, None, int]) -> int:
+    """Run all steps of a generator; return the result."""
     while True:
         try:
             next(steps)

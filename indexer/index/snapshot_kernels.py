@@ -1,16 +1,16 @@
-"""Snapshots: a copy of one moment, taken piece by piece while the index goes on.
+"""Copy on write for snapshots: a copy of one moment, taken piece by piece while the index
+continues.
 
-At that moment nothing is copied, only the range of nodes, sets and record slots is noted. What is
-in the range is copied in pieces, first to last; whoever changes something that was not copied yet
-copies it first and says so in its COPIED_ flag. So the copy shows the one moment, and each piece
-is bounded.
+At that moment nothing is copied; only the range of nodes, sets and record slots is recorded. The
+range is copied in pieces, first to last. Code that changes an entry not copied yet copies the old
+content first and sets its COPIED_ flag. So the copy shows the one moment, and each piece is
+bounded.
 """
 
 # mypy: ignore-errors
 # The decorator erases the signature, so that checking types here would prove nothing.
 
-from indexer.compiled import compiled
-from indexer.index.state_kernels import (
+from indexer.index.header_kernels import (
     BITS,
     COPIED_NODES,
     COPIED_RECORDS,
@@ -50,6 +50,7 @@ from indexer.index.state_kernels import (
     u32_view,
     u64_view,
 )
+from indexer.jit.decorators import compiled
 
 U8S, U32S, U64S = "uint8[::1]", "uint32[::1]", "uint64[::1]"
 
@@ -65,8 +66,9 @@ def _copy_node(h, node):
 
 
 @compiled()
-def keep_node(h, node):
-    """The node is about to change."""
+def copy_node_on_write(h, node):
+    """Copy a node that is about to change, if the snapshot still needs its old content."""
+    # Without a snapshot both ends are 0, so the common case costs one comparison.
     if node < h[COPY_NODES_END] and node >= h[COPY_NODES]:
         copied = u8_view(h, COPIED_NODES)
         if copied[node] == 0:
@@ -75,8 +77,8 @@ def keep_node(h, node):
 
 
 @compiled()
-def keep_set(h, set_id):
-    """The row of the set is about to change."""
+def copy_set_on_write(h, set_id):
+    """Copy the row of a set that is about to change, if the snapshot needs its old content."""
     if set_id < h[COPY_SETS_END] and set_id >= h[COPY_SETS]:
         copied = u8_view(h, COPIED_SETS)
         if copied[set_id] == 0:
@@ -89,8 +91,8 @@ def keep_set(h, set_id):
 
 
 @compiled()
-def keep_record(h, i):
-    """Slot i of the record table is about to change."""
+def copy_record_on_write(h, i):
+    """Copy slot i of the record table before a change, if the snapshot needs its old content."""
     if i < h[COPY_ROWS_END] and i >= h[COPY_ROWS]:
         copied = u8_view(h, COPIED_RECORDS)
         if copied[i] == 0:
@@ -129,7 +131,7 @@ def copy_sets(copied, source, target, start, stop):
 
 @compiled(f"void({U8S}, {U32S}, {U32S}, int64, int64)", nogil=True)
 def copy_records(copied, source, target, start, stop):
-    """The same for uint32 [rows * RECORD_FIELDS]."""
+    """Copy rows as `copy_sets` does, for uint32 [rows * RECORD_FIELDS]."""
     for row in range(start, stop):
         if copied[row] == 0:
             for k in range(row * RECORD_FIELDS, (row + 1) * RECORD_FIELDS):
@@ -138,13 +140,11 @@ def copy_records(copied, source, target, start, stop):
 
 @compiled(f"int64({U32S}, {U64S}, int64[:, ::1])", nogil=True)
 def unpack_records(rows, keys, fields):
-    """The live ones among copied records.
+    """Extract the live records of a copied table; return the count.
 
     rows:   uint32 [slots * RECORD_FIELDS]
     keys:   uint64 [slots], out
     fields: int64 [slots, 5], out: slot, tier, kind, node, count
-
-    Returns how many there are.
     """
     n = 0
     for i in range(0, rows.shape[0], RECORD_FIELDS):

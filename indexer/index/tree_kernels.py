@@ -1,17 +1,16 @@
-"""Nodes of the prefix tree: names, edges, allocation. Holders are decided in holding_kernels.
+"""Nodes of the prefix tree: names, edges, allocation. holding_kernels decides about holders.
 
-Node ids are handed out so that a block's only child usually has the next id. Such an edge is
-implicit: it costs no table entry, and a match streams over consecutive ids. To keep it so after
+Node ids are assigned so that a block's only child usually has the next id. Such an edge is
+implicit: it costs no table entry, and a match streams over consecutive ids. To keep this after
 evictions, freed nodes form a doubly linked list from which a new child takes the id right after
-its parent if that is free, else the start of a free run.
+its parent if free, else the start of a free run.
 """
 
 # mypy: ignore-errors
 # The decorator erases the signature, so that checking types here would prove nothing.
 
-from indexer.compiled import compiled
-from indexer.index.snapshot_kernels import keep_node
-from indexer.index.state_kernels import (
+from indexer.index.hash_table_kernels import find_value, mask_of, table_functions
+from indexer.index.header_kernels import (
     BYTES_LEFT,
     EDGES,
     ENGINE,
@@ -33,29 +32,30 @@ from indexer.index.state_kernels import (
     SET_MASK,
     I,
     U,
-    home,
+    home_slot,
     i32_view,
     u32_view,
     u64_view,
 )
-from indexer.index.table_kernels import find_value, mask_of, table_functions
+from indexer.index.snapshot_kernels import copy_node_on_write
+from indexer.jit.decorators import compiled
 
 FREE_RUN_WALK_MAX = 64
 
 
 @compiled()
 def set_of(h, node):
-    """Holder set id of a node in use."""
+    """Return the holder set id of a node in use."""
     return I(u32_view(h, MARK)[node] & SET_MASK)
 
 
-# --- names: primary engine hash -> nodes with holders -----------------------------------------
+# Names: primary engine hash -> nodes with holders.
 
 
 @compiled()
 def name_home(h, column, i, mask):
-    """Preferred table slot of the node in table slot i."""
-    return home(u64_view(h, ENGINE)[I(u32_view(h, column)[i])], mask)
+    """Return the preferred table slot of the node in table slot i."""
+    return home_slot(u64_view(h, ENGINE)[I(u32_view(h, column)[i])], mask)
 
 
 _put_next_name, _, _erase_name, move_names = table_functions(NAMES, 1, 1, name_home)
@@ -63,12 +63,12 @@ _put_next_name, _, _erase_name, move_names = table_functions(NAMES, 1, 1, name_h
 
 @compiled()
 def name_node(h, node):
-    """Enter a node that got its first holder under its primary engine hash."""
+    """Enter a node with its first holder under its primary engine hash."""
     engine = u64_view(h, ENGINE)
     names = u32_view(h, NAMES)
     mask = I(names.shape[0] - 1)
     key = engine[node]
-    first = home(key, mask)
+    first = home_slot(key, mask)
     i = first
     shared = I(0)
     while names[i] != 0:
@@ -84,16 +84,17 @@ def name_node(h, node):
 
 @compiled()
 def unname_node(h, node):
-    """Take a node that lost its last holder out of the name table."""
+    """Take a node without holders out of the name table."""
     engine = u64_view(h, ENGINE)
     names = u32_view(h, NAMES)
     mask = I(names.shape[0] - 1)
     key = engine[node]
-    i = home(key, mask)
+    i = home_slot(key, mask)
     found = i
     shared = I(0)
     while names[i] != 0:
         other = I(names[i])
+        # The whole run is scanned: NAMES_SHARED depends on other nodes with the same hash.
         if other == node:
             found = i
         elif engine[other] == key:
@@ -104,17 +105,17 @@ def unname_node(h, node):
     h[NAMES_SHARED] -= shared
 
 
-# --- edges ------------------------------------------------------------------------------------
+# Edges: only children that do not follow their parent in memory are in the table.
 
 
 @compiled()
 def _edge_home(parent, local, mask):
-    return home(local ^ (U(parent) * U(0xD6E8FEB86659FD93)), mask)
+    return home_slot(local ^ (U(parent) * U(0xD6E8FEB86659FD93)), mask)
 
 
 @compiled()
 def edge_home(h, column, i, mask):
-    """Preferred table slot of the node in table slot i."""
+    """Return the preferred table slot of the node in table slot i."""
     node = I(u32_view(h, column)[i])
     return _edge_home(I(i32_view(h, PARENT)[node]), u64_view(h, LOCAL)[node], mask)
 
@@ -124,7 +125,7 @@ _put_next_edge, _, _erase_edge, move_edges = table_functions(EDGES, 1, 1, edge_h
 
 @compiled()
 def find_edge(h, parent, local):
-    """Child of `parent` by a tabled edge, 0 when there is none."""
+    """Return the child of `parent` in the edge table, or 0."""
     parents = i32_view(h, PARENT)
     locals_ = u64_view(h, LOCAL)
     edges = u32_view(h, EDGES)
@@ -140,7 +141,7 @@ def find_edge(h, parent, local):
 
 @compiled()
 def _insert_edge(h, node):
-    """Put a node, its parent and content set, into the edge table."""
+    """Put a node, with its parent and content set, into the edge table."""
     edges = u32_view(h, EDGES)
     mask = I(edges.shape[0] - 1)
     first = _edge_home(I(i32_view(h, PARENT)[node]), u64_view(h, LOCAL)[node], mask)
@@ -163,7 +164,7 @@ def _delete_edge(h, node):
 
 @compiled()
 def find_child(h, node, local):
-    """Child of `node` with this content, 0 when there is none."""
+    """Return the child of `node` with this content, or 0."""
     following = node + 1
     if (
         following < h[NODES_USED]
@@ -176,7 +177,7 @@ def find_child(h, node, local):
     return find_edge(h, node, local)
 
 
-# --- allocation -------------------------------------------------------------------------------
+# Allocation of node ids.
 
 
 @compiled()
@@ -195,6 +196,7 @@ def _unlink_free(h, node):
 
 @compiled()
 def _start_of_free_run(parents, node):
+    # Bounded, since a free run may have a million nodes; any free id is correct, only less compact.
     for _ in range(FREE_RUN_WALK_MAX):
         if parents[node - 1] != NODE_FREE:
             break
@@ -204,7 +206,7 @@ def _start_of_free_run(parents, node):
 
 @compiled()
 def _take_node(h, parent):
-    """An unused id, the one after `parent` if possible; 0 when the index is full."""
+    """Return an unused id, the one after `parent` if possible; 0 if the index is full."""
     if h[NODES_LIVE] >= h[NODES_MAX]:
         return I(0)
     parents = i32_view(h, PARENT)
@@ -212,6 +214,7 @@ def _take_node(h, parent):
     used = h[NODES_USED]
     if node < used and parents[node] == NODE_FREE:
         _unlink_free(h, node)
+    # Fresh ids after the last node extend the parent's chain; a free run elsewhere would break it.
     elif h[NODE_FREE_HEAD] != 0 and node != used:
         node = _start_of_free_run(parents, h[NODE_FREE_HEAD])
         _unlink_free(h, node)
@@ -224,13 +227,13 @@ def _take_node(h, parent):
         _unlink_free(h, node)
     else:
         return I(0)
-    keep_node(h, node)
+    copy_node_on_write(h, node)
     return node
 
 
 @compiled()
 def add_child(h, parent, local):
-    """New child without holders, name or children; 0 when the index is full.
+    """Add a child without holders, name or children; return 0 if the index is full.
 
     The caller gives it a holder before it returns. Requires room in the name and edge tables.
     """
@@ -254,13 +257,13 @@ def add_child(h, parent, local):
 
 @compiled()
 def drop_if_empty(h, node):
-    """Free a node without holders and children, and every ancestor that becomes such."""
+    """Free a node without holders and children, and every ancestor that becomes one."""
     parents = i32_view(h, PARENT)
     mark = u32_view(h, MARK)
     kids = i32_view(h, KIDS)
     while node != 0 and kids[node] == 0 and mark[node] & SET_MASK == 0:
         parent = I(parents[node])
-        keep_node(h, node)
+        copy_node_on_write(h, node)
         if mark[node] & IMPLICIT == 0:
             _delete_edge(h, node)
         kids[parent] -= 1

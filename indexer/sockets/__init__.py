@@ -1,5 +1,5 @@
-"""The threads and ZMQ sockets that receive KV events.
+"""Threads and ZMQ sockets that receive KV events.
 
-What must wait for an engine enters here; what its messages mean does not.  Nothing else of the
-indexer may import it.
+Code that must wait for an engine belongs here, the meaning of messages does not.  Nothing else of
+the indexer may import this package.
 """

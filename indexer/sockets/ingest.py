@@ -1,11 +1,10 @@
-"""EDGE: the threads that receive KV events and write them into the index.
+"""EDGE: threads that receive KV events and write them into the index.
 
-`follow` states which streams of some workers should exist; every rank stays on one thread while it
-is open, so its batches are applied in order.  The sockets are in `listener`, the decisions in
-`events.feed`.
+`reconcile` sets the streams of some workers; every rank stays on one thread while open, so its
+batches are applied in order.  The sockets are in `listener`, the decisions in `events.feed`.
 
-A thread never ends because of what arrives.  Should a bug end one, Python's thread hook prints it,
-`failure` tells the supervisor, and the other threads go on.
+No message may end a thread.  If a bug ends one, Python's thread hook prints the error, `failure`
+returns it to the supervisor, and the other threads continue.
 """
 
 import contextlib
@@ -21,32 +20,34 @@ from typing import TypeAlias
 
 import zmq
 
-from indexer.events.kv_source import KvSource
-from indexer.sockets.arrivals import Room
-from indexer.sockets.ask_pace import AskPace
-from indexer.sockets.boundary import Boundary
-from indexer.sockets.curve import CurvePair, CurveServer, new_pair
-from indexer.sockets.descriptors import allow_many, present_room
-from indexer.sockets.dial import Sockets
-from indexer.sockets.gathering import Gathering
-from indexer.sockets.listener import Listener
-from indexer.sockets.listener_status import ListenerStatus, Pulse, Unconnected
-from indexer.sockets.names import Names
-from indexer.sockets.readiness import Readiness
-from indexer.sockets.timers import Timers
+from indexer.events.kv_event_source import KvSource
+from indexer.sockets.batching_delay import BatchingDelay
+from indexer.sockets.curve_keypairs import CurveKeyPair, CurveServerKeys, new_key_pair
+from indexer.sockets.dns_resolver import Resolver
+from indexer.sockets.egress_guard import EgressGuard
+from indexer.sockets.file_descriptors import current_limits, raise_descriptor_limit
+from indexer.sockets.listener import RankListener
+from indexer.sockets.listener_status import ListenerStatus, MissingConnection, StreamPulse
+from indexer.sockets.listener_timers import ListenerTimers
+from indexer.sockets.read_ahead import ReceiveBudget
+from indexer.sockets.replay_rate_limiter import ReplayRateLimiter
+from indexer.sockets.socket_poller import SocketPoller
+from indexer.sockets.zmq_connector import SocketSettings
 
-FOLLOW_S_MAX = 2.0
-"""How long `follow` waits for the closings.  A thread looks for commands between two drains, so
-a wait of this length means that the thread is dead or the machine is stalled."""
+RECONCILE_S_MAX = 2.0
+"""Seconds that `reconcile` waits for closings.  A thread checks for commands between two drains, so
+a
+wait of this length means that the thread is dead or the machine is stalled.
+"""
 CLOSE_S_MAX = 1.0
 SOCKETS_MAX = 65_535
-"""libzmq's default is 1023 per context; a rank needs three, two of which tell of the connection of
-the first, and one more while it catches up."""
+"""Sockets per context, where libzmq's default is 1023; a rank needs three, two of them for
+monitoring the connection of the first, and one more during a replay.
+"""
 RANK_SOCKETS = 4
 IO_THREADS = 4
 LISTENERS_AT_ONCE = 4
-"""Opened, started, closed or called by their timers before others have their turn: half a
-millisecond each."""
+"""Listeners opened, started, closed or called by timers per turn: half a millisecond each."""
 
 __all__ = ["Ingest", "KvSource", "ListenerStatus"]
 
@@ -56,16 +57,17 @@ logger = logging.getLogger("indexer.ingest")
 
 
 @dataclass(slots=True)
-class _Change:
-    """What one thread has to do, in this order."""
+class _ListenerChange:
+    """Changes of listeners for one thread, in this order."""
 
-    close: dict[Listener, None] = field(default_factory=dict)
+    close: dict[RankListener, None] = field(default_factory=dict)
     start: bool = False
-    open: dict[Listener, None] = field(default_factory=dict)
+    open: dict[RankListener, None] = field(default_factory=dict)
 
-    def add(self, later: "_Change") -> None:
-        """Both in one.  However many are added, a listener is named once at most."""
+    def merge_later(self, later: "_ListenerChange") -> None:
+        """Merge later changes.  However many are added, a listener occurs at most once."""
         for listener in later.close:
+            # Opened and closed before the thread got to it: neither is needed.
             if listener in self.open:
                 del self.open[listener]
             else:
@@ -74,173 +76,175 @@ class _Change:
         self.open |= later.open
 
 
-class _Changes:
-    """Those that one thread has yet to make, in one, and who waits for them."""
+class _PendingChanges:
+    """Pending changes of a thread, merged, and the callers waiting for them."""
 
     def __init__(self) -> None:
-        self._told = threading.Condition()
-        self._next = _Change()
-        self._asked = self._taken = self._done = 0
-        """How many changes there have been, how many of them the thread knows, and how many have
-        closed what they close."""
+        self._condition = threading.Condition()
+        self._next = _ListenerChange()
+        self._requested = self._done = 0
+        """Numbers of changes requested, and finished with their closings."""
+        self.has_new = False
+        """True if `take_changes` would return a change."""
 
     def __bool__(self) -> bool:
-        return self._asked > self._done
+        return self._requested > self._done
 
-    @property
-    def has_new(self) -> bool:
-        """Is there anything to `take`?"""
-        return self._asked > self._taken
+    def add_change(self, change: _ListenerChange) -> int:
+        """Add a change; return the number to wait for."""
+        with self._condition:
+            self._next.merge_later(change)
+            self._requested += 1
+            self.has_new = True
+            return self._requested
 
-    def ask(self, change: _Change) -> int:
-        """The number to wait for."""
-        with self._told:
-            self._next.add(change)
-            self._asked += 1
-            return self._asked
+    def take_changes(self) -> tuple[_ListenerChange, int]:
+        """Return the pending changes, and the number to report when all closings are done."""
+        with self._condition:
+            change, self._next = self._next, _ListenerChange()
+            self.has_new = False
+            return change, self._requested
 
-    def take(self) -> tuple[_Change, int]:
-        """What is to be done now, and the number to be told when all is closed."""
-        with self._told:
-            change, self._next = self._next, _Change()
-            self._taken = self._asked
-            return change, self._asked
-
-    def closed(self, number: int) -> None:
-        with self._told:
+    def mark_closed(self, number: int) -> None:
+        with self._condition:
             self._done = number
-            self._told.notify_all()
+            self._condition.notify_all()
 
-    def wait(self, number: int, timeout_s: float) -> bool:
-        """Until what was asked before is closed.  False: not in time."""
-        with self._told:
-            return self._told.wait_for(lambda: self._done >= number, timeout_s)
+    def wait_until_closed(self, number: int, timeout_s: float) -> bool:
+        """Wait for all closings up to `number`.  Return False on timeout."""
+        with self._condition:
+            return self._condition.wait_for(lambda: self._done >= number, timeout_s)
 
 
 class _IngestThread(threading.Thread):
-    """Serves its listeners until asked to stop."""
+    """Thread that serves its listeners until stopped."""
 
     def __init__(self, number: int, held: bool) -> None:
         super().__init__(name=f"ingest-{number}", daemon=True)
-        self._held = held
-        self.readiness = Readiness()
-        self.timers: Timers[Listener] = Timers()
-        self.pace = AskPace()
-        self.room = Room()
-        self._gathering = Gathering()
+        self._is_held = held
+        self.readiness = SocketPoller()
+        self.timers: ListenerTimers[RankListener] = ListenerTimers()
+        self.replay_limiter = ReplayRateLimiter()
+        self.budget = ReceiveBudget()
+        self._gathering = BatchingDelay()
         self.is_serving = True
         self.failure: BaseException | None = None
         self.n_listeners = 0
-        """Kept by whoever changes the listeners."""
-        self._open: dict[Listener, None] = {}
+        """Number of listeners, updated by the code that changes them."""
+        self._open: dict[RankListener, None] = {}
         self._stopping = False
-        self._changes = _Changes()
-        self._todo = _Change()
-        """What is left of the changes that were taken, up to this number:"""
+        self._changes = _PendingChanges()
+        self._remaining = _ListenerChange()
+        """Rest of the changes taken, up to `_number`."""
         self._number = 0
-        self._to_start: dict[Listener, None] = {}
-        """Those that were held, and are open."""
+        self._to_start: dict[RankListener, None] = {}
+        """Open listeners that were held back and wait for their start."""
         self._calls: deque[Callable[[], None]] = deque()
         self._wake_out, self._wake_in = socket.socketpair()
         self._wake_out.setblocking(False)
         self._wake_in.setblocking(False)
         self.readiness.watch_file(self._wake_out.fileno(), self._drain_wakes)
 
-    def request(self, change: _Change) -> int:
-        """The number to `await_closed`."""
-        number = self._changes.ask(change)
-        self._wake()
+    def request_change(self, change: _ListenerChange) -> int:
+        """Request a change; return the number for `await_closed`."""
+        number = self._changes.add_change(change)
+        self._wake_thread()
         return number
 
     def await_closed(self, number: int, timeout_s: float) -> bool:
-        """Until nothing is written for those to be closed.  False: not in time."""
-        return self._changes.wait(number, timeout_s)
+        """Wait until closed listeners can write no more.  Return False on timeout."""
+        return self._changes.wait_until_closed(number, timeout_s)
 
-    def call(self, call: Callable[[], None]) -> None:
-        """Have it called soon on this thread; may be called on any."""
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Schedule a call on this thread.  Thread-safe."""
         self._calls.append(call)
-        self._wake()
+        self._wake_thread()
 
-    def stop(self) -> None:
+    def request_stop(self) -> None:
         self._stopping = True
-        self._wake()
+        self._wake_thread()
 
-    def release(self) -> None:
-        """After the end of the thread: close what others used to wake it."""
+    def close_wake_socket(self) -> None:
+        """Close the wake-up socket, after the end of the thread."""
         assert not self.is_alive()
         self._wake_in.close()
 
     def run(self) -> None:
         try:
             while not self._stopping:
-                self._turn()
+                self._run_turn()
         finally:
             self.is_serving = False
             self.failure = sys.exception()
             for listener in self._open:
                 listener.close()
-            self._changes.closed(self._changes.take()[1])
+            # Callers of `reconcile` must not wait for a thread that has ended.
+            self._changes.mark_closed(self._changes.take_changes()[1])
             self.readiness.close()
             self._wake_out.close()
 
-    def _turn(self) -> None:
-        has_more = self._todo.close or self._to_start or self._todo.open
-        if self._gathering.rest_s and not (has_more or self.readiness.has_some):
-            self._gathering.rest()
+    def _run_turn(self) -> None:
+        has_more = self._remaining.close or self._to_start or self._remaining.open
+        if self._gathering.pause_s and not (has_more or self.readiness.has_pending):
+            self._gathering.pause()
         now = time.monotonic()
-        drains = self.readiness.wait(0.0 if has_more else self.timers.patience(now))
+        drains = self.readiness.wait_for_drains(
+            0.0 if has_more else self.timers.seconds_until_due(now)
+        )
         looked = time.monotonic()
         for drain in drains:
+            # Changes are made between two drains, so that `reconcile` waits for a drain and not for
+            # a turn.
             if drain():
-                self.readiness.again(drain)
+                self.readiness.call_again(drain)
             self._make_changes()
-        self._make_changes()
+        if not drains:
+            self._make_changes()
         now = time.monotonic()
         for listener in self.timers.take_due(now, LISTENERS_AT_ONCE):
             listener.tick(now)
-        self._gathering.turned(looked, *self.room.take_received())
+        self._gathering.note_turn(looked, *self.budget.take_counts())
 
     def _make_changes(self) -> None:
-        """A few of them: those who wait for closings wait for nothing else."""
+        """Make a few changes, closings first, since callers wait for those."""
         if self._changes.has_new:
             self._take_changes()
         for _ in range(LISTENERS_AT_ONCE):
-            if not self._change_one():
+            todo = self._remaining
+            if not (todo.close or self._to_start or todo.open):
                 return
+            self._change_one()
 
     def _take_changes(self) -> None:
-        change, self._number = self._changes.take()
-        self._todo.add(change)
-        if self._todo.start and self._held:
-            self._held = False
+        change, self._number = self._changes.take_changes()
+        self._remaining.merge_later(change)
+        if self._remaining.start and self._is_held:
+            self._is_held = False
             self._to_start = self._open.copy()
-        if not self._todo.close:
-            self._changes.closed(self._number)
+        if not self._remaining.close:
+            self._changes.mark_closed(self._number)
 
-    def _change_one(self) -> bool:
-        """Close, start or open one listener.  False: there is none."""
-        todo = self._todo
+    def _change_one(self) -> None:
+        """Close, start or open a listener.  Requires one that is left."""
+        todo = self._remaining
         if todo.close:
             listener = _pop_first(todo.close)
             listener.close()
             del self._open[listener]
             self._to_start.pop(listener, None)
             if not todo.close:
-                self._changes.closed(self._number)
+                self._changes.mark_closed(self._number)
         elif self._to_start:
             _pop_first(self._to_start).start(opened_just_now=False)
-        elif todo.open:
+        else:
             listener = _pop_first(todo.open)
             self._open[listener] = None
             listener.open()
-            if not self._held:
+            if not self._is_held:
                 listener.start(opened_just_now=True)
-        else:
-            return False
-        return True
 
-    def _wake(self) -> None:
-        # A full buffer is reason enough to wake already; the other errors are an ended thread's.
+    def _wake_thread(self) -> None:
+        # A full buffer wakes the thread already; other errors mean that the thread has ended.
         with contextlib.suppress(OSError):
             self._wake_in.send(b"\0")
 
@@ -252,15 +256,15 @@ class _IngestThread(threading.Thread):
         return bool(self._calls)
 
 
-_Running: TypeAlias = tuple[_IngestThread, Listener]
+_Running: TypeAlias = tuple[_IngestThread, RankListener]
 
 
 class Ingest:
-    """Listeners of all ranks.  Methods may be called on any thread but the ingest threads.
+    """Listeners of all ranks.  Methods may be called on any thread except the ingest threads.
 
-    held: listeners connect, but what they receive is kept until `release`.
-    boundary: where this process may connect to; None: everywhere
-    own: our pair of keys, for engines that want to know who listens
+    held: listeners connect, but received messages are queued until `release`.
+    boundary: guard of outgoing connections; None allows all
+    own_pair: key pair of this process, for engines that authenticate listeners
     """
 
     def __init__(
@@ -268,47 +272,55 @@ class Ingest:
         threads: int,
         *,
         held: bool = False,
-        boundary: Boundary | None = None,
-        own: CurvePair | None = None,
+        egress_guard: EgressGuard | None = None,
+        own_pair: CurveKeyPair | None = None,
     ) -> None:
         assert threads >= 1
-        self._own = own
-        allow_many()
-        self.names = Names(boundary=boundary)
-        """For everybody in the process who has names to look up."""
+        self._own_pair = own_pair
+        raise_descriptor_limit()
+        self.resolver = Resolver(egress_guard=egress_guard)
+        """Resolver for all parts of the process."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(IO_THREADS)
         self._context.set(zmq.MAX_SOCKETS, min(SOCKETS_MAX, self._context.get(zmq.SOCKET_LIMIT)))
         self._changing = threading.Lock()
-        """Held from the first command of a change to its last answer, up to FOLLOW_S_MAX."""
+        """Lock from the first command of a change to its last answer, up to RECONCILE_S_MAX."""
         self._listeners: dict[int, dict[int, _Running]] = {}
-        """By worker id and rank.  Those of a worker are replaced as a whole, and who looks copies
-        the outer table in one step of the interpreter: looking needs no lock."""
+        """Listeners by worker id and rank.  The table of a worker is replaced as a whole, and
+        readers copy
+        the outer table in one step of the interpreter: reading needs no lock.
+        """
         self._threads = [_IngestThread(number, held) for number in range(threads)]
         for thread in self._threads:
             thread.start()
-        room = present_room()
+        room = current_limits()
         self.ranks_max = min(room.ranks, SOCKETS_MAX // RANK_SOCKETS)
-        """Ranks that can be listened to."""
-        self.asking_max = room.asking
-        """Connections that are left to ask others over HTTP."""
+        """Limit of ranks to listen to."""
+        self.outgoing_http_max = room.outgoing_http
+        """Limit of outgoing HTTP connections."""
 
-    def follow(self, changed: Mapping[int, Iterable[KvSource]]) -> None:
+    def reconcile(self, changed: Mapping[int, Iterable[KvSource]]) -> None:
         """Open and close listeners until those of the workers in `changed` match their sources.
 
-        changed: by worker id, all sources of its ranks, perhaps none.  Equal ones are left alone,
-        and so are other workers: O(ranks of the workers in `changed`).  On return nothing more is
-        written through the writers of closed listeners.
+        changed: by worker id, all sources of its ranks, perhaps none.  Equal ones stay as they
+        are, and
+        so do other workers: O(ranks of the workers in `changed`).  On return closed listeners no
+        longer write through their writers.
         """
         with self._changing:
-            changes: dict[_IngestThread, _Change] = {}
+            changes: dict[_IngestThread, _ListenerChange] = {}
             for worker_id, sources in changed.items():
-                self._plan(worker_id, {source.dp_rank: source for source in sources}, changes)
-            _make(changes)
+                self._plan_worker(
+                    worker_id, {source.dp_rank: source for source in sources}, changes
+                )
+            _apply_changes(changes)
 
-    def _plan(
-        self, worker_id: int, wanted: dict[int, KvSource], changes: dict[_IngestThread, _Change]
+    def _plan_worker(
+        self,
+        worker_id: int,
+        wanted: dict[int, KvSource],
+        changes: dict[_IngestThread, _ListenerChange],
     ) -> None:
-        """Enter what `wanted` changes, and add to `changes` what each thread has to do for it.
+        """Update the table to `wanted`, and add the resulting work of each thread to `changes`.
 
         wanted: by rank
         """
@@ -317,80 +329,84 @@ class Ingest:
         for dp_rank, each in running.items():
             thread, listener = each
             source = wanted.get(dp_rank)
-            if source is not None and _is_same(listener.source, source):
+            if source is not None and _can_keep_listener(listener.source, source):
                 listener.feed.indexed.writers = source.writers
                 listener.feed.indexed.applier.total_blocks = source.total_blocks
                 kept[dp_rank] = each
             else:
-                changes.setdefault(thread, _Change()).close[listener] = None
+                changes.setdefault(thread, _ListenerChange()).close[listener] = None
                 thread.n_listeners -= 1
         for dp_rank, source in wanted.items():
             if dp_rank not in kept:
-                thread, listener = kept[dp_rank] = self._new(source)
-                changes.setdefault(thread, _Change()).open[listener] = None
+                thread, listener = kept[dp_rank] = self._make_listener(source)
+                changes.setdefault(thread, _ListenerChange()).open[listener] = None
         if kept:
             self._listeners[worker_id] = kept
         else:
             self._listeners.pop(worker_id, None)
 
-    def _new(self, source: KvSource) -> _Running:
-        thread = min(self._threads, key=_burden)
+    def _make_listener(self, source: KvSource) -> _Running:
+        thread = min(self._threads, key=_load_order)
         thread.n_listeners += 1
-        server = None if source.server_key is None else self._server(source.server_key)
-        sockets = Sockets(self._context, self.names, thread.call, server=server)
-        listener = Listener(
-            source, sockets, thread.readiness, thread.timers, thread.pace, thread.room
+        server = None if source.server_key is None else self._server_keys(source.server_key)
+        sockets = SocketSettings(self._context, self.resolver, thread.call_soon, server=server)
+        listener = RankListener(
+            source, sockets, thread.readiness, thread.timers, thread.replay_limiter, thread.budget
         )
         return thread, listener
 
-    def _server(self, public_key: str) -> CurveServer:
-        """An engine that wants to know nobody gets a pair that is made for this process."""
-        if self._own is None:
-            self._own = new_pair()
-        return CurveServer(public_key.encode(), self._own)
+    def _server_keys(self, public_key: str) -> CurveServerKeys:
+        """Return the keys for an engine; without a configured pair, a pair is made for this
+        process.
+        """
+        if self._own_pair is None:
+            self._own_pair = new_key_pair()
+        return CurveServerKeys(public_key.encode(), self._own_pair)
 
-    def release(self) -> None:
-        """Let the listeners take what has arrived; their writers are as they shall begin."""
+    def start_held_listeners(self) -> None:
+        """Let held listeners apply received messages; their writers must be in the initial
+        state.
+        """
         with self._changing:
-            _make({thread: _Change(start=True) for thread in self._threads})
+            _apply_changes({thread: _ListenerChange(start=True) for thread in self._threads})
 
-    def n_ranks(self) -> int:
-        """Return how many ranks are listened to."""
+    def count_ranks(self) -> int:
+        """Return the number of ranks with a listener."""
         return sum(thread.n_listeners for thread in self._threads)
 
     def statuses(self) -> Iterator[tuple[Key, ListenerStatus]]:
-        """Of every rank, each when it is asked for.
+        """Yield the status of every rank, each computed on demand.
 
-        Like those that follow it waits for no thread, whatever `follow` waits for.
+        Like the methods below, this waits for no thread, even while `reconcile` does.
         """
-        return ((key, listener.status()) for key, listener in self._running())
+        return ((key, listener.status()) for key, listener in self._running_listeners())
 
     def status_of(self, key: Key) -> ListenerStatus | None:
-        """None when the rank is not listened to."""
+        """Return the status of a rank; None without a listener."""
         found = self._listeners.get(key[0], {}).get(key[1])
         return None if found is None else found[1].status()
 
-    def pulse_of(self, key: Key) -> Pulse | None:
-        """None when the rank is not listened to."""
+    def pulse_of(self, key: Key) -> StreamPulse | None:
+        """Return the pulse of a rank; None without a listener."""
         found = self._listeners.get(key[0], {}).get(key[1])
         return None if found is None else found[1].pulse()
 
-    def connections(self) -> Iterator[tuple[Key, Unconnected | None]]:
-        """Yield every rank with the connection that is missing, None where it stands."""
-        return ((key, listener.unconnected()) for key, listener in self._running())
+    def missing_connections(self) -> Iterator[tuple[Key, MissingConnection | None]]:
+        """Yield every rank with its missing connection, or None if connected."""
+        return ((key, listener.missing_connection()) for key, listener in self._running_listeners())
 
-    def server_of(self, key: Key) -> CurveServer | None:
-        """With which keys the engine of a rank is talked to; None: with none."""
+    def server_keys_of(self, key: Key) -> CurveServerKeys | None:
+        """Return the keys for the engine of a rank; None means unencrypted."""
         found = self._listeners.get(key[0], {}).get(key[1])
         public_key = None if found is None else found[1].source.server_key
-        return None if public_key is None else self._server(public_key)
+        return None if public_key is None else self._server_keys(public_key)
 
     def sources(self) -> dict[Key, KvSource]:
-        """What the listeners were told.  O(ranks)."""
-        return {key: listener.source for key, listener in self._running()}
+        """Return the sources of all listeners.  O(ranks)."""
+        return {key: listener.source for key, listener in self._running_listeners()}
 
-    def _running(self) -> Iterator[tuple[Key, Listener]]:
-        """As they are now, however slowly they are asked for."""
+    def _running_listeners(self) -> Iterator[tuple[Key, RankListener]]:
+        """Yield the listeners of this moment, however slow the reader is."""
         return (
             ((worker_id, dp_rank), listener)
             for worker_id, ranks in self._listeners.copy().items()
@@ -398,40 +414,40 @@ class Ingest:
         )
 
     def failure(self) -> BaseException | None:
-        """What ended a thread that was not asked to end; None while all is well."""
+        """Return the error that ended a thread; None if all are running."""
         return next((thread.failure for thread in self._threads if thread.failure), None)
 
     def close(self) -> None:
-        """Stop the threads, at most CLOSE_S_MAX."""
+        """Stop the threads, within CLOSE_S_MAX."""
         until = time.monotonic() + CLOSE_S_MAX
         for thread in self._threads:
-            thread.stop()
+            thread.request_stop()
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
         # Ending the context waits for every socket, so only when their owners have closed them.
         if not any(thread.is_alive() for thread in self._threads):
             for thread in self._threads:
-                thread.release()
+                thread.close_wake_socket()
             self._context.term()
 
 
-def _pop_first(listeners: dict[Listener, None]) -> Listener:
+def _pop_first(listeners: dict[RankListener, None]) -> RankListener:
     listener = next(iter(listeners))
     del listeners[listener]
     return listener
 
 
-def _make(changes: dict[_IngestThread, _Change]) -> None:
-    until = time.monotonic() + FOLLOW_S_MAX
+def _apply_changes(changes: dict[_IngestThread, _ListenerChange]) -> None:
+    until = time.monotonic() + RECONCILE_S_MAX
     changes = {thread: change for thread, change in changes.items() if thread.is_serving}
-    numbers = {thread: thread.request(change) for thread, change in changes.items()}
+    numbers = {thread: thread.request_change(change) for thread, change in changes.items()}
     for thread, number in numbers.items():
         if not thread.await_closed(number, max(0.0, until - time.monotonic())):
             logger.error("%s does not respond", thread.name)
 
 
-def _is_same(running: KvSource, wanted: KvSource) -> bool:
-    """May the listener go on?  Its own writer must be the very object, siblings may change."""
+def _can_keep_listener(running: KvSource, wanted: KvSource) -> bool:
+    """Return whether a listener may stay: its own writer must be identical, siblings may change."""
     return (
         running.endpoint == wanted.endpoint
         and running.replay_endpoint == wanted.replay_endpoint
@@ -443,5 +459,5 @@ def _is_same(running: KvSource, wanted: KvSource) -> bool:
     )
 
 
-def _burden(thread: _IngestThread) -> tuple[bool, int]:
+def _load_order(thread: _IngestThread) -> tuple[bool, int]:
     return not thread.is_serving, thread.n_listeners

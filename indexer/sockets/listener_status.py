@@ -1,56 +1,59 @@
-"""What is known of one rank's event stream."""
+"""Status of a rank's event stream."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-State = Literal[
+StreamState = Literal[
     "no_events_yet", "connected", "catching_up", "degraded", "unverified", "unconnected"
 ]
 UNCONNECTED_S = 10.0
-"""A rank whose endpoint has not answered for so long is `unconnected`: an engine that starts anew
-or a network that breaks for a moment takes less."""
+"""Seconds without an answer after which a rank is `unconnected`; a restarting engine or a short
+network fault takes less.
+"""
 
 
-class Pulse(NamedTuple):
-    """The little of a ListenerStatus that is asked for often, and of all ranks."""
+class StreamPulse(NamedTuple):
+    """Part of a ListenerStatus that is read often, and for all ranks."""
 
-    state: State
+    state: StreamState
     batches: int
     last_event_monotonic: float | None
 
 
-class Unconnected(NamedTuple):
-    """A connection that is missing.
+class MissingConnection(NamedTuple):
+    """Missing connection.
 
-    since: monotonic seconds;  error: reason, as far as it is known
+    since: monotonic seconds;  error: reason, if known
     """
 
     endpoint: str
     since: float
     error: str | None
 
-    def lasts(self, now: float) -> bool:
-        """Return whether it is missing for so long that its rank is `unconnected`."""
+    def is_long(self, now: float) -> bool:
+        """Return whether the rank counts as `unconnected` by now."""
         return now - self.since >= UNCONNECTED_S
 
 
 @dataclass(frozen=True, slots=True)
 class ListenerStatus:
-    """Plain numbers of one rank's stream since it was opened.
+    """Status of a rank's stream since it was opened.
 
-    state: degraded means that the index may lack events of this rank (`feed` says until when;
-    after a connection that was cut off, until a message shows whether any are missing), because
-    of `degraded`; unverified that nobody knows, because of `doubt`; both since so many monotonic
-    seconds; unconnected that the endpoint has not answered for UNCONNECTED_S
-    is_counted: duplicate stores are counted, which ends when they prove to be none (`inflations`)
-    connected: there is a connection; connect_error: why not, as far as is known
-    unconnected_monotonic: since when there is none, once that is for UNCONNECTED_S; else None
-    batches counts decoded and applied ones, replayed those of them that came by replay; lost are
-    known to be missing; is_size_wrong: the registered block size is probably not the engine's;
-    stale came twice; dropped counts what was not indexed, by reason.
+    state: degraded means that the index may lack events of this rank, for the reason in `degraded`
+    (`feed` describes how that ends; after a broken connection, until a message shows whether any
+    are missing); unverified means that a loss is possible, for the reason in `doubt`;
+    unconnected means that the endpoint has not answered for UNCONNECTED_S
+    degraded_monotonic, doubted_monotonic: begin of the state, monotonic seconds
+    is_counted: repeated stores count as copies, until they prove to be none (`inflations`)
+    connected: there is a connection; connect_error: reason without one, if known
+    unconnected_monotonic: begin of a connection loss longer than UNCONNECTED_S; else None
+    batches: decoded and applied; replayed: those among them from a replay; lost: known to be
+    missing
+    stale: batches received twice; dropped: events not indexed, by reason
+    is_size_wrong: the registered block size probably differs from the engine's
     """
 
-    state: State
+    state: StreamState
     endpoint: str
     replay_endpoint: str | None
     last_sequence: int | None

@@ -1,8 +1,8 @@
-"""Messages of a socket taken by compiled code that calls libzmq itself.
+"""Receiving of messages by compiled code that calls libzmq itself.
 
-Through pyzmq a frame costs about a microsecond and the question whether there is one two more, as
-each turns names of options and flags into objects and back.  Here a message costs a tenth of that,
-and the end of those that are there is no exception.
+Through pyzmq a frame costs about a microsecond, and checking for the next one two more, as each
+call turns names of options and flags into objects and back.  Here a message costs a tenth of that,
+and an empty socket raises no exception.
 
 Source: zmq_recv(3), zmq_getsockopt(3).
 """
@@ -14,8 +14,7 @@ import errno
 
 import zmq
 
-from indexer.compiled import compiled, intrinsic
-from indexer.events.run_layout import (
+from indexer.events.message_batch_layout import (
     END,
     IS_NUMBERED,
     N_FRAMES,
@@ -24,29 +23,30 @@ from indexer.events.run_layout import (
     PAYLOAD,
     STARTS,
 )
+from indexer.jit.decorators import compiled, intrinsic
 
-# What the kernel is told, and tells.  The first are addresses, two of them of C functions.
+# Arguments and results of the kernel.  The first are addresses, three of them of C functions.
 (
     RECV,
     GETSOCKOPT,
     ERRNO,
-    SELF,  # of this very array
+    SELF,  # address of this very array
     BUFFER,
     BUFFER_BYTES,
     SOCKET,
     BESIDE,  # another socket, or 0
-    FRAMES_MAX,  # of a longer message so many and one more are kept
-    RUN_BYTES,  # no other message is taken once there are so many
-    SKIPPED_MAX,  # frames of a message that has too many, at once
-    IN_SURPLUS,  # what comes next are frames of a message that has too many
-    ERROR,  # out: errno of what ended the run other than DRY
+    FRAMES_MAX,  # of a longer message this number of frames and one more are kept
+    RUN_BYTES,  # size at which a run ends
+    SKIPPED_MAX,  # surplus frames skipped per call
+    IN_SURPLUS,  # 1 if the next frames are the surplus of a message
+    ERROR,  # out: errno that ended the run, unless DRY
     _VALUE,
     _VALUE_SIZE,
 ) = range(15)
 JOB_LENGTH = 15
 
-# What the kernel returns: a number of messages, and
-DRY = 1 << 16  # nothing was left in the socket
+# Result: a number of messages, and these flags.
+DRY = 1 << 16  # the socket is empty
 BESIDE_READY = 1 << 17  # the other socket has a message
 
 _EVENTS, _POLLIN, _MORE = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.RCVMORE)
@@ -54,8 +54,10 @@ _DONTWAIT = int(zmq.DONTWAIT)
 _AGAIN = int(errno.EAGAIN)
 
 
-def _caller(n_arguments):
-    """A C function of so many words that returns an int, called by its address."""
+def _c_function(n_arguments):
+    """Return the typing of a C function of this many words that returns an int, called by
+    address.
+    """
 
     def typed(typingctx, address, *given):
         from llvmlite import ir
@@ -74,18 +76,19 @@ def _caller(n_arguments):
 
 @intrinsic
 def _call_0(typingctx, address):
-    return _caller(0)(typingctx, address)
+    return _c_function(0)(typingctx, address)
 
 
 @intrinsic
 def _call_4(typingctx, address, a, b, c, d):
-    return _caller(4)(typingctx, address, a, b, c, d)
+    return _c_function(4)(typingctx, address, a, b, c, d)
 
 
 @compiled()
-def _option(job, socket, option):
-    """An option that is an int."""
+def _read_option(job, socket, option):
+    """Return an option of type int."""
     job[_VALUE], job[_VALUE_SIZE] = 0, 4
+    # zmq_getsockopt writes to memory: the job array itself serves as the place of value and size.
     value = job[SELF] + 8 * _VALUE
     _call_4(job[GETSOCKOPT], socket, option, value, job[SELF] + 8 * _VALUE_SIZE)
     return job[_VALUE]
@@ -93,19 +96,19 @@ def _option(job, socket, option):
 
 @compiled()
 def _receive_frame(job, at):
-    """Bytes of the next frame, of which those are kept that there is room for; -1: none."""
+    """Return the size of the next frame, -1 without one; the part that fits is stored."""
     left = job[BUFFER_BYTES] - at
     return _call_4(job[RECV], job[SOCKET], job[BUFFER] + at, left, _DONTWAIT)
 
 
 @compiled()
-def _skip(job):
-    """Past the surplus of a message, or some of it.  Returns whether it was all."""
+def _skip_surplus(job):
+    """Skip the surplus of a message, or some of it.  Return whether all of it."""
     for _ in range(job[SKIPPED_MAX]):
         if _receive_frame(job, job[BUFFER_BYTES]) < 0:
             job[ERROR] = _call_0(job[ERRNO])
             return False
-        if _option(job, job[SOCKET], _MORE) == 0:
+        if _read_option(job, job[SOCKET], _MORE) == 0:
             job[IN_SURPLUS] = 0
             return True
     return False
@@ -113,8 +116,9 @@ def _skip(job):
 
 @compiled()
 def _receive_message(job, message, at):
-    """Where the message ends that begins at `at`; -1: none.  One too long for the buffer is told
-    as one of too many frames, and nothing of it is kept.
+    """Receive the message at `at`; return its end, -1 without one.
+
+    A message too long for the buffer is reported as one of too many frames, without content.
     """
     message[STARTS] = at
     frames, more = 0, True
@@ -123,7 +127,8 @@ def _receive_message(job, message, at):
         if size < 0:
             job[ERROR] = _call_0(job[ERRNO])
             return -1
-        more = _option(job, job[SOCKET], _MORE) != 0
+        more = _read_option(job, job[SOCKET], _MORE) != 0
+        # zmq_recv cuts a frame at the end of the buffer and returns its full size.
         if size > job[BUFFER_BYTES] - at:
             at, size, frames = message[STARTS], 0, job[FRAMES_MAX]
             message[STARTS : STARTS + frames] = at
@@ -139,7 +144,7 @@ def _receive_message(job, message, at):
 
 @compiled()
 def _number_message(buffer, message):
-    """Read what the frame before the last says."""
+    """Read the number in the frame before the last."""
     frames = message[N_FRAMES]
     first = message[STARTS + frames - 2] if frames > 1 else message[PAYLOAD]
     message[IS_NUMBERED] = message[PAYLOAD] - first == NUMBER_BYTES
@@ -151,16 +156,16 @@ def _number_message(buffer, message):
 
 @compiled("int64(int64[::1], uint8[::1], int64[:, ::1])")
 def receive_run(job, buffer, messages):
-    """Take the messages that wait, as many as there are rows.  Returns how many, with DRY if
-    nothing was left, and BESIDE_READY.
+    """Receive the available messages, at most one per row.
 
+    Returns the count, with DRY if the socket is empty, and BESIDE_READY.
     job:      int64 [JOB_LENGTH]
-    buffer, messages: out, see `run_layout`
+    buffer, messages: out, see `message_batch_layout`
     """
     used, at = 0, 0
     job[ERROR] = 0
     while used < messages.shape[0] and at < job[RUN_BYTES]:
-        if job[IN_SURPLUS] != 0 and not _skip(job):
+        if job[IN_SURPLUS] != 0 and not _skip_surplus(job):
             break
         at = _receive_message(job, messages[used], at)
         if at < 0:
@@ -171,6 +176,7 @@ def receive_run(job, buffer, messages):
     if job[ERROR] == _AGAIN:
         job[ERROR] = 0
         found |= DRY
-    if used > 0 and job[BESIDE] != 0 and _option(job, job[BESIDE], _EVENTS) & _POLLIN != 0:
+    # Only after a message: the monitor's events matter for the batches that follow them.
+    if used > 0 and job[BESIDE] != 0 and _read_option(job, job[BESIDE], _EVENTS) & _POLLIN != 0:
         found |= BESIDE_READY
     return found

@@ -1,34 +1,35 @@
-"""EDGE: a SUB socket that listens to one endpoint, with its dialling and the monitor of it."""
+"""EDGE: SUB socket of one endpoint, with its connector and its monitor."""
 
 from collections.abc import Iterable
 
 import zmq
 
-from indexer.sockets.dial import Dial, Sockets
-from indexer.sockets.options import Bounds, Socket, reading_socket
+from indexer.sockets.socket_options import QueueLimits, Socket, reading_socket
+from indexer.sockets.zmq_connector import SocketSettings, ZmqConnector
 
 
 class Subscription:
-    """Belongs to one thread.  `socket` and `monitor` are the same from the beginning to `close`."""
+    """Subscription of a thread.  `socket` and `monitor` are the same until `close`."""
 
     def __init__(
         self,
-        sockets: Sockets,
+        sockets: SocketSettings,
         endpoint: str,
-        bounds: Bounds,
+        bounds: QueueLimits,
         *,
         topics: Iterable[bytes],
         events: int,
     ) -> None:
-        """The publisher may be absent.  Raises zmq.ZMQError for an address libzmq refuses.
+        """Open the socket and connect; the publisher may be absent.
 
-        events: the zmq.EVENT_* that the monitor tells of
+        Raises zmq.ZMQError for an address libzmq refuses.
+        events: the zmq.EVENT_* that the monitor reports
         """
         self.socket: Socket = reading_socket(
             sockets.context, zmq.SUB, endpoint, bounds, sockets.server
         )
-        self.dial = Dial(
-            self.socket, endpoint, sockets.names, sockets.call, purpose=sockets.purpose
+        self.connector = ZmqConnector(
+            self.socket, endpoint, sockets.resolver, sockets.call_soon, purpose=sockets.purpose
         )
         try:
             for topic in topics:
@@ -38,13 +39,13 @@ class Subscription:
             self.socket.close()
             raise
         try:
-            self.dial.begin()
+            self.connector.start()
         except zmq.ZMQError:
             self.close()
             raise
 
     def close(self) -> None:
-        self.dial.close()
+        self.connector.close()
         self.socket.disable_monitor()
         self.monitor.close()
         self.socket.close()

@@ -1,19 +1,18 @@
-"""What a decision costs in process, by ranks and hashes: CPU time of one thread.
+"""Cost of a decision in process, by ranks and hashes: CPU time of one thread.
 
     python scripts/bench/decide.py [--ranks 8 256 1024 4096] [--hashes 8 64 512] [--rounds 100]
                                    [--decisions 4096] [--policies work reference]
 
-`place` is the compiled call as Python makes it, `decide` a placement and its answer as records,
-`select` all of POST /select but HTTP and JSON.  Microseconds: the median of the rounds and, in
-parentheses, the fastest, which says what an idle machine would give.  With several policies each
-has a row, measured in turns.  `moving` is `place` when the index has changed since the last one, so
-that `work` looks at the progress of prefills.  Every rank is busy with two
-reservations, and each of 16 prompts, which are asked in turns, is live on some.  What the index
-holds of them:
+`place` is the compiled call from Python, `decide` a placement and its answer as records, `select`
+all of POST /select except HTTP and JSON. Microseconds: the median of the rounds and, in
+parentheses, the fastest, which shows an idle machine. Each of several policies has a row, measured
+in turns. `moving` is `place` after a change of the index, so that `work` examines the progress of
+prefills. Every rank has two reservations, and each of 16 prompts, used in turns, is live on some
+ranks. Contents of the index:
 
     few     four ranks have some of each prompt
-    shared  so they have, and every rank has its first eighth
-    ragged  a quarter of the ranks have some of each prompt, each as much as it happens
+    shared  as above, and every rank has its first eighth
+    ragged  a quarter of the ranks have some of each prompt, of random length
 """
 
 import argparse
@@ -24,15 +23,15 @@ from statistics import median
 import msgspec
 import numpy as np
 
+from indexer.index.header_kernels import CHANGED
 from indexer.index.prefix_index import PrefixIndex
-from indexer.index.state_kernels import CHANGED
 from indexer.tiers import Tier
-from select_service.bodies.selection import SelectAndReserveRequest, SelectRequest
-from select_service.bodies.workers import WorkerRegistration
-from select_service.core.decide.candidates import candidates
-from select_service.core.decide.router_config import POLICY_NAMES, RouterConfig
 from select_service.core.identity import Rank
-from select_service.core.selector import Selector, SelectorConfig
+from select_service.core.placement.candidates import find_candidates
+from select_service.core.placement.router_config import POLICY_NAMES, RouterConfig
+from select_service.core.selector import SelectorConfig, SelectorCore
+from select_service.schemas.selection import SelectAndReserveRequest, SelectRequest
+from select_service.schemas.workers import WorkerRegistration
 
 BLOCK_SIZE = 16
 PROMPTS = 16
@@ -46,15 +45,15 @@ NOW = 1000.0
 def selector_of(ranks, policy, decisions_kept):
     router = RouterConfig(policy=policy)
     config = SelectorConfig(router, use_kv_events=False, decisions_kept=decisions_kept)
-    selector = Selector(config, lambda: PrefixIndex(1 << 18), rng=Random(1))
+    selector = SelectorCore(config, lambda: PrefixIndex(1 << 18), rng=Random(1))
     for worker_id in range(ranks):
         given = {"worker_id": worker_id, "endpoint": "http://w", "block_size": BLOCK_SIZE}
-        selector.register(msgspec.convert(given, WorkerRegistration))
+        selector.register_worker(msgspec.convert(given, WorkerRegistration))
     return selector
 
 
 def prompts_of(hashes):
-    """Block hashes of prompts that begin alike."""
+    """Return block hashes of prompts with a common beginning."""
     rng = np.random.default_rng(1)
     prompts = rng.integers(1, 2**63, (PROMPTS, hashes))
     prompts[:, : hashes // 8] = prompts[0, : hashes // 8]
@@ -68,7 +67,7 @@ def request_of(kind, blocks, **fields):
 
 
 def holders_of(ranks, scene, rng):
-    """(worker, how much of a prompt it has, 0 to 1), for one prompt"""
+    """Yield (worker, share of the prompt, 0 to 1) for one prompt."""
     if scene == "shared":
         yield from ((worker_id, 1 / 8) for worker_id in range(ranks))
     count = ranks // 4 if scene == "ragged" else 4
@@ -82,7 +81,7 @@ def fill(selector, prompts, ranks, scene):
     for blocks in prompts:
         for worker_id, part in holders_of(ranks, scene, rng):
             held = blocks[: int(np.ceil(part * len(blocks)))]
-            partition.table.writer(Rank(worker_id, 0)).store(Tier.GPU, None, held, held)
+            partition.table.writer_of(Rank(worker_id, 0)).store(Tier.GPU, None, held, held)
     for number in range(2 * ranks):
         blocks = rng.integers(1, 2**63, STANDING_BLOCKS)
         there = {"allowed_worker_ids": [number % ranks]}
@@ -92,7 +91,7 @@ def fill(selector, prompts, ranks, scene):
 
 
 def us_of(round_of):
-    """Microseconds of a call.  round_of: is called with the number of a prompt"""
+    """Return the microseconds of a call.  round_of: called with the number of a prompt"""
     begin = time.thread_time_ns()
     for number in range(PROMPTS):
         round_of(number)
@@ -100,17 +99,17 @@ def us_of(round_of):
 
 
 def calls_of(ranks, hashes, scene, policy, decisions_kept):
-    """What is measured: place, moving, decide, select"""
+    """Return the measured calls: place, moving, decide, select."""
     selector, prompts = selector_of(ranks, policy, decisions_kept), prompts_of(hashes)
     fill(selector, prompts, ranks, scene)
     requests = [request_of(SelectRequest, blocks) for blocks in prompts]
-    jobs = [selector._job(request, False, None) for request in requests]
+    jobs = [selector._make_request(request, False, None) for request in requests]
     (partition,) = selector.fleet.partitions.values()
-    eligible = candidates(partition.table, requests[0])
+    eligible = find_candidates(partition.table, requests[0])
 
     def place(number):
         job = jobs[number]
-        partition.placing.place(job.prompt, job.config, eligible, draw=0.5)
+        partition.placer.place(job.prompt, job.config, eligible, draw=0.5)
 
     def moving(number):
         partition.index.header[CHANGED] += 1
@@ -126,7 +125,7 @@ def calls_of(ranks, hashes, scene, policy, decisions_kept):
 
 
 def measure(ranks, hashes, scene, rounds, policies, decisions_kept):
-    """{policy: texts of what was measured, median and fastest}"""
+    """Return {policy: texts of the measurements, median and fastest}."""
     calls = {p: calls_of(ranks, hashes, scene, p, decisions_kept) for p in policies}
     found: dict[str, list[list[float]]] = {
         policy: [[] for _ in own] for policy, own in calls.items()

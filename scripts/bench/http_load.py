@@ -1,7 +1,7 @@
-"""Closed-loop HTTP load: `wrk` when it is installed, otherwise a small client of our own.
+"""Closed-loop HTTP load: `wrk` if installed, otherwise a small client.
 
-The figure that counts in a paired run is the server's CPU time per completed request, which depends
-little on who asks; latencies of the two loaders must not be compared with each other.
+The figure of a paired run is the server's CPU time per completed request, which hardly depends on
+the loader. Latencies of the two loaders are not comparable.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ SCRIPTS = Path(__file__).parent
 
 
 class LoadResult(NamedTuple):
-    """Latencies in microseconds."""
+    """Result of a load. Latencies in microseconds."""
 
     requests: int
     errors: int
@@ -31,29 +31,31 @@ class LoadResult(NamedTuple):
     greatest_us: float
 
 
-def hammer(port: int, bodies: list[bytes], connections: int, seconds: float) -> LoadResult:
-    """POST /select with the bodies in turn, each connection without pause."""
+def load_select(port: int, bodies: list[bytes], connections: int, seconds: float) -> LoadResult:
+    """Send POST /select with the bodies in turn, without pauses on each connection."""
     if shutil.which("wrk"):
-        return Wrk(port, bodies, connections, round(seconds)).result()
-    requests = itertools.cycle([post("/select", body) for body in bodies])
-    return asyncio.run(_own(port, requests, connections, seconds))
+        return BackgroundLoad(port, bodies, connections, round(seconds)).result()
+    requests = itertools.cycle([post_request("/select", body) for body in bodies])
+    return asyncio.run(_run_own_client(port, requests, connections, seconds))
 
 
-def hammer_lives(
+def load_lives(
     port: int, bodies: list[bytes], connections: int, seconds: float, lives: "Lives"
 ) -> LoadResult:
-    """Reserve, complete and free in turn, where `lives` says."""
+    """Reserve, complete and free in turn, with the reservations of `lives`."""
     if shutil.which("wrk"):
         given = (lives.prefix, lives.id_field, str(lives.ahead))
-        return Wrk(port, bodies, connections, round(seconds), "lives.lua", *given).result()
-    return asyncio.run(_own(port, lives.requests(bodies), connections, seconds))
+        return BackgroundLoad(
+            port, bodies, connections, round(seconds), "lives.lua", *given
+        ).result()
+    return asyncio.run(_run_own_client(port, lives.requests(bodies), connections, seconds))
 
 
 class Lives(NamedTuple):
     """Reservations <prefix>1, <prefix>2 and so on.
 
-    2 * `ahead` of them are held when a load begins, the first half of these with a prefill that is
-    completed; so every request finds what it is about, on whichever connection it comes.
+    Initially 2 * `ahead` of them exist, the first half with a completed prefill. Every request
+    therefore finds its reservation, on any connection.
     """
 
     prefix: str
@@ -61,17 +63,18 @@ class Lives(NamedTuple):
     ahead: int
 
     def reserve(self, body: bytes, number: int) -> bytes:
+        # The body is cut before its last brace and gets the id as the last field.
         named = f',"{self.id_field}":"{self.prefix}{number}"}}'.encode()
-        return post("/select_and_reserve", body[:-1] + named)
+        return post_request("/select_and_reserve", body[:-1] + named)
 
     def complete(self, number: int) -> bytes:
-        return post(f"/reservations/{self.prefix}{number}/prefill_complete", b"")
+        return post_request(f"/reservations/{self.prefix}{number}/prefill_complete", b"")
 
     def free(self, number: int) -> bytes:
         return f"DELETE /reservations/{self.prefix}{number} {_VERSION_AND_HOST}\r\n".encode()
 
     def requests(self, bodies: list[bytes]) -> Iterator[bytes]:
-        """What lives.lua sends."""
+        """Yield the requests of lives.lua."""
         for number, body in enumerate(itertools.cycle(bodies), start=1):
             yield self.reserve(body, number + 2 * self.ahead)
             yield self.complete(number + self.ahead)
@@ -81,15 +84,15 @@ class Lives(NamedTuple):
 _VERSION_AND_HOST = "HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 
 
-def post(path: str, body: bytes) -> bytes:
-    """One request as bytes."""
+def post_request(path: str, body: bytes) -> bytes:
+    """Return one request as bytes."""
     kind = "content-type: application/json\r\n" if body else ""
     head = f"POST {path} {_VERSION_AND_HOST}{kind}content-length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
-class Wrk:
-    """A load in the background, for as long as something else is measured."""
+class BackgroundLoad:
+    """Load in the background during another measurement."""
 
     def __init__(
         self,
@@ -102,6 +105,7 @@ class Wrk:
     ) -> None:
         self._bodies = tempfile.NamedTemporaryFile(suffix=".jsonl")  # noqa: SIM115
         self._bodies.write(b"\n".join(bodies) + b"\n")
+        # wrk reads the file by its name.
         self._bodies.flush()
         command = ("wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "-s", str(SCRIPTS / script))
         url = f"http://127.0.0.1:{port}"
@@ -110,7 +114,7 @@ class Wrk:
         )
 
     def result(self) -> LoadResult:
-        """Waits for the end."""
+        """Wait for the end and return the result."""
         output, _ = self._process.communicate()
         self._bodies.close()
         found = re.search(r"requests=(\d+) errors=(\d+) us=([\d.]+) ([\d.]+) ([\d.]+)", output)
@@ -119,8 +123,8 @@ class Wrk:
         return LoadResult(int(requests), int(errors), *map(float, latencies))
 
 
-class _Client(asyncio.Protocol):
-    """One connection: the next request goes out when the answer is complete."""
+class _LoadConnection(asyncio.Protocol):
+    """A connection that sends the next request after each complete answer."""
 
     def __init__(self, requests: Iterator[bytes], until: float) -> None:
         self._requests, self._until = requests, until
@@ -156,15 +160,15 @@ class _Client(asyncio.Protocol):
         self._transport.write(next(self._requests))
 
 
-def _itself(client: _Client) -> _Client:
+def _itself(client: _LoadConnection) -> _LoadConnection:
     return client
 
 
-async def _own(
+async def _run_own_client(
     port: int, requests: Iterator[bytes], connections: int, seconds: float
 ) -> LoadResult:
     loop, until = asyncio.get_running_loop(), time.perf_counter() + seconds
-    clients = [_Client(requests, until) for _ in range(connections)]
+    clients = [_LoadConnection(requests, until) for _ in range(connections)]
     for client in clients:
         await loop.create_connection(partial(_itself, client), "127.0.0.1", port)
     await asyncio.gather(*(client.done for client in clients))

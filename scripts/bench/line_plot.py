@@ -1,4 +1,4 @@
-"""A few polylines as SVG, without a plotting library."""
+"""Polylines as SVG, without a plotting library."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
@@ -12,8 +12,8 @@ COLOURS = ("#c62828", "#1565c0", "#2e7d32", "#ef6c00", "#6a1b9a")
 Points = Sequence[tuple[float, float]]
 
 
-class Axis(NamedTuple):
-    """The horizontal one, from `begin` to `end`."""
+class PlotAxis(NamedTuple):
+    """Horizontal axis from `begin` to `end`."""
 
     begin: float
     end: float
@@ -22,18 +22,18 @@ class Axis(NamedTuple):
     is_log: bool = False
 
 
-class Panel(NamedTuple):
-    """One diagram.  lines: name -> its points (x, y);  level: a dashed line and its name."""
+class PlotPanel(NamedTuple):
+    """A diagram.  lines: name -> points (x, y);  level: a dashed line and its name"""
 
     title: str
     lines: Mapping[str, Points]
-    x: Axis
+    x: PlotAxis
     is_log: bool = False
     level: tuple[str, float] | None = None
 
 
-def svg(panels: Sequence[Panel]) -> str:
-    """The panels below each other."""
+def render_svg(panels: Sequence[PlotPanel]) -> str:
+    """Return the panels below each other."""
     body = "".join(_panel(panel, number * HEIGHT) for number, panel in enumerate(panels))
     total = HEIGHT * len(panels)
     return (
@@ -44,14 +44,14 @@ def svg(panels: Sequence[Panel]) -> str:
 
 
 def log_ticks(values: Iterable[float], base: float = 10.0) -> list[float]:
-    """The powers of `base` from the last one below all values to the first one above them."""
+    """Return the powers of `base` that enclose all values."""
     logarithms = [log10(value) / log10(base) for value in values if value > 0.0]
     first = floor(min(logarithms) + 1e-9)
     last = max(ceil(max(logarithms) - 1e-9), first + 1)
     return [base**power for power in range(first, last + 1)]
 
 
-def _panel(panel: Panel, top: int) -> str:
+def _panel(panel: PlotPanel, top: int) -> str:
     values = [y for points in panel.lines.values() for _, y in points]
     ticks = log_ticks(values) if panel.is_log else _ticks(max(values))
     low, high = top + HEIGHT - BOTTOM, top + TOP
@@ -79,7 +79,7 @@ def _panel(panel: Panel, top: int) -> str:
 def _scale(
     values: tuple[float, float], is_log: bool, places: tuple[float, float]
 ) -> Callable[[float], float]:
-    """Value -> place, `values` being those of the two `places`; lower ones stay at the first."""
+    """Return a function from values to places; values below the range map to its first place."""
     (low, high), (begin, end) = values, places
 
     def share(value: float) -> float:
@@ -91,7 +91,7 @@ def _scale(
 
 
 def _ticks(most: float) -> list[float]:
-    """0 and about four round numbers, the last above all values."""
+    """Return 0 and about four round numbers, the last above all values."""
     size = 10.0 ** int(log10(max(most, 1.0)))
     step = next(s for s in (size / 5, size / 2, size, 2 * size, 5 * size) if 5 * s >= most)
     ticks = [0.0]

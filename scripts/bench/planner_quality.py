@@ -1,14 +1,14 @@
-"""What the planner's decisions are worth: promises kept and GPU hours, against the least possible.
+"""Quality of the planner's decisions: kept promises and GPU hours, against the least possible.
 
     python -m scripts.bench.planner_quality [--scenario NAME] [--mode agg] --trace FILE
     python -m scripts.bench.planner_quality --equal-promise --trace FILE
 
-Everything is simulated, and the same each time. Times that are printed are of the CPU.
+Everything is simulated and reproducible. Printed times are CPU times.
 
-With --equal-promise: what the document's planner costs when it keeps as much. It is given targets
-that are tighter by a factor, and least replicas that are parts of the most that are ever needed, in
-all combinations, with and without the load loop; the cheapest that suffices is what is compared,
-which somebody only knows who has seen the traffic before.
+--equal-promise: cost of the document's planner at the same quality. The document's planner gets
+targets tightened by factors, and minimum replicas as shares of the largest need, in all
+combinations, with and without the load loop. The cheapest sufficient combination is the comparison,
+although its choice needs the traffic in advance.
 """
 
 import argparse
@@ -23,33 +23,46 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from select_service.planner.assembling import deployment_of
-from select_service.planner.core.inputs import Limits, Role
-from select_service.planner.core.settings import Mode, Settings, roles_of
-from select_service.planner.reading import DOCUMENT
-from select_service.planner.replay.engine import Request, Speed
-from select_service.planner.replay.fleet import FleetOptions
-from select_service.planner.replay.least import Promise, least_gpu_hours, least_replicas
-from select_service.planner.replay.run import Course, Outcome, Run, promise_of
-from select_service.planner.replay.traffic import made_requests, trace_requests
+from select_service.planner.config_loader import DOCUMENT_DEFAULTS
+from select_service.planner.core.settings import DeploymentMode, DeploymentSettings, scaled_roles
+from select_service.planner.core.tick_input import EngineLimits, Role
+from select_service.planner.replay.least_gpu_hours import (
+    ServicePromise,
+    find_least_replicas,
+    least_gpu_hours,
+)
+from select_service.planner.replay.planner_run import (
+    PlannerRun,
+    ReplayCourse,
+    ReplayOutcome,
+    make_promise,
+)
+from select_service.planner.replay.replay_traffic import generate_requests, trace_requests
+from select_service.planner.replay.simulated_engine import EngineSpeed, SimulatedRequest
+from select_service.planner.replay.simulated_fleet import FleetOptions
+from select_service.planner.wiring import build_deployment
 
 SEED = 12
 FACTORS = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3)
-"""Of the targets that the document's planner is given."""
+"""Factors of the targets of the document's planner."""
 FLOORS = (0.0, 0.5, 0.75, 1.0)
-"""Its least replicas, as parts of the most that are ever needed."""
+"""Minimum replicas of the document's planner, as shares of the largest need."""
 LEAST_INTERVAL_S = 300.0
 EQUAL_INTERVAL_S = 60.0
 MOST = 16
-SPEED = Speed(base_s=0.01, per_prefill_token_s=1.2e-4, per_kv_token_s=5e-8, per_request_s=2e-4)
+SPEED = EngineSpeed(
+    base_s=0.01, per_prefill_token_s=1.2e-4, per_kv_token_s=5e-8, per_request_s=2e-4
+)
 BURST_S = (1500.0, 1800.0)
 HEAD = f"{'':34}{'kept':>7}{'ttft':>7}{'itl':>7}{'GPU h':>8}{'/least':>7}{'rev/h':>6}"
 
 
 class Scenario(NamedTuple):
-    """Requests of a fleet; `begin`: replicas of a role at first, and three more if they do both."""
+    """Requests of a fleet; `begin`: initial replicas of a role, and three more for an aggregated
+    fleet.
+    """
 
-    requests: Callable[[float], list[Request]]
+    requests: Callable[[float], list[SimulatedRequest]]
     hours: float
     begin: int
     ttft_ms: float = 3000.0
@@ -73,17 +86,19 @@ def heavy_tailed(rng: Random) -> tuple[int, int, int]:
     return isl, isl, round(min(4000.0, 150.0 * rng.paretovariate(1.4)))
 
 
-def _made(
+def _make_scenario(
     rate: Callable[[float], float], most: float, lengths: Callable[..., tuple[int, int, int]]
-) -> Callable[[float], list[Request]]:
-    def requests(until_s: float) -> list[Request]:
-        return list(made_requests(rate, until_s=until_s, rate_max=most, lengths=lengths, seed=SEED))
+) -> Callable[[float], list[SimulatedRequest]]:
+    def requests(until_s: float) -> list[SimulatedRequest]:
+        return list(
+            generate_requests(rate, until_s=until_s, rate_max=most, lengths=lengths, seed=SEED)
+        )
 
     return requests
 
 
 def ramp(peak: float) -> Callable[[float], float]:
-    """10 % to 100 % in two hours, and back."""
+    """Return a rate from 10 % to 100 % in two hours, and back."""
     return lambda now: peak * (0.1 + 0.9 * max(0.0, 1.0 - abs(now - 7200.0) / 7200.0))
 
 
@@ -92,18 +107,20 @@ def waves(mean: float) -> Callable[[float], float]:
 
 
 def noisy(mean: float) -> Callable[[float], float]:
-    """Another rate each minute."""
+    """Return a rate that changes each minute."""
     return lambda now: mean * Random(int(now // 60)).uniform(0.8, 1.2)
 
 
-def conversation(path: Path) -> Callable[[float], list[Request]]:
-    """The trace as it is, but three times as much for five minutes."""
+def conversation(path: Path) -> Callable[[float], list[SimulatedRequest]]:
+    """Return the trace with a threefold rate for five minutes."""
 
-    def requests(until_s: float) -> list[Request]:
+    def requests(until_s: float) -> list[SimulatedRequest]:
         found = [each for each in trace_requests(path) if each.arrived_s < until_s]
         rng = Random(SEED)
         more = [
-            Request(each.arrived_s + rng.uniform(0.0, 3.0), each.isl, each.osl, each.uncached)
+            SimulatedRequest(
+                each.arrived_s + rng.uniform(0.0, 3.0), each.isl, each.osl, each.uncached
+            )
             for each in found
             for _ in range(2)
             if BURST_S[0] <= each.arrived_s < BURST_S[1]
@@ -115,10 +132,10 @@ def conversation(path: Path) -> Callable[[float], list[Request]]:
 
 def scenarios(trace: Path | None) -> dict[str, Scenario]:
     known = {
-        "ramp": Scenario(_made(ramp(7.0), 7.0, normal), 4.0, 1),
-        "bimodal": Scenario(_made(waves(8.0), 12.0, bimodal), 1.5, 5),
-        "heavy": Scenario(_made(waves(10.0), 14.0, heavy_tailed), 1.5, 5),
-        "plateau": Scenario(_made(noisy(10.0), 12.0, normal), 1.5, 5),
+        "ramp": Scenario(_make_scenario(ramp(7.0), 7.0, normal), 4.0, 1),
+        "bimodal": Scenario(_make_scenario(waves(8.0), 12.0, bimodal), 1.5, 5),
+        "heavy": Scenario(_make_scenario(waves(10.0), 14.0, heavy_tailed), 1.5, 5),
+        "plateau": Scenario(_make_scenario(noisy(10.0), 12.0, normal), 1.5, 5),
     }
     if trace is not None:
         known["burst"] = Scenario(conversation(trace), 3500.0 / 3600.0, 6, 10_000.0)
@@ -127,7 +144,7 @@ def scenarios(trace: Path | None) -> dict[str, Scenario]:
 
 def settings_of(
     mode: str, interval: float, load: bool, ttft_ms: float, **given: object
-) -> Settings:
+) -> DeploymentSettings:
     base: dict[str, Any] = {
         "mode": mode,
         "ttft_ms": ttft_ms,
@@ -138,13 +155,13 @@ def settings_of(
         "scale_interval_seconds": 5.0,
         **given,
     }
-    return Settings(**base)
+    return DeploymentSettings(**base)
 
 
-def fleet_of(mode: Mode) -> FleetOptions:
-    roles = roles_of(Settings(mode=mode))
+def fleet_of(mode: DeploymentMode) -> FleetOptions:
+    roles = scaled_roles(DeploymentSettings(mode=mode))
     chunk = 512 if mode == "agg" else 4096
-    limits = Limits(max_num_batched_tokens=chunk, max_num_seqs=256, max_kv_tokens=500_000)
+    limits = EngineLimits(max_num_batched_tokens=chunk, max_num_seqs=256, max_kv_tokens=500_000)
     return FleetOptions(
         roles=roles,
         speed=dict.fromkeys(roles, SPEED),
@@ -153,39 +170,45 @@ def fleet_of(mode: Mode) -> FleetOptions:
     )
 
 
-def fresh(requests: Sequence[Request]) -> Iterator[Request]:
-    return (Request(each.arrived_s, each.isl, each.osl, each.uncached) for each in requests)
+def fresh(requests: Sequence[SimulatedRequest]) -> Iterator[SimulatedRequest]:
+    return (
+        SimulatedRequest(each.arrived_s, each.isl, each.osl, each.uncached) for each in requests
+    )
 
 
-def needed_of(requests: Sequence[Request], mode: Mode, ttft_ms: float) -> dict[Role, list[int]]:
+def needed_of(
+    requests: Sequence[SimulatedRequest], mode: DeploymentMode, ttft_ms: float
+) -> dict[Role, list[int]]:
     settings = settings_of(mode, 60.0, False, ttft_ms)
     options = fleet_of(mode)
     most = dict.fromkeys(options.roles, MOST)
-    return least_replicas(
-        requests, options, promise_of(settings), interval_s=LEAST_INTERVAL_S, most=most
+    return find_least_replicas(
+        requests, options, make_promise(settings), interval_s=LEAST_INTERVAL_S, most=most
     )
 
 
 def least_of(needed: Mapping[Role, Sequence[int]]) -> float:
-    """GPU hours, one GPU a replica."""
+    """Return the least GPU hours, with one GPU a replica."""
     gpus = dict.fromkeys(needed, 1)
     return least_gpu_hours(needed, gpus, interval_s=LEAST_INTERVAL_S, least=gpus)
 
 
-def configurations(mode: str, intervals: Sequence[float], ttft_ms: float) -> dict[str, Settings]:
+def configurations(
+    mode: str, intervals: Sequence[float], ttft_ms: float
+) -> dict[str, DeploymentSettings]:
     found = {}
     for interval in intervals:
         for load in (False, True):
             with_load = " +load" if load else ""
             found[f"ours {interval:g}s{with_load}"] = settings_of(mode, interval, load, ttft_ms)
-            document = {**DOCUMENT, "load_predictor": "kalman"}
+            document = {**DOCUMENT_DEFAULTS, "load_predictor": "kalman"}
             found[f"document {interval:g}s{with_load}"] = settings_of(
                 mode, interval, load, ttft_ms, **document
             )
     return found
 
 
-def row(name: str, found: Outcome) -> str:
+def row(name: str, found: ReplayOutcome) -> str:
     least = found.least_gpu_hours
     part = found.gpu_hours / least if least else 0.0
     return (
@@ -197,8 +220,8 @@ def row(name: str, found: Outcome) -> str:
     )
 
 
-class Tried(NamedTuple):
-    """What the document's planner does with tighter targets and more replicas."""
+class TunedRun(NamedTuple):
+    """Result of the document's planner with tighter targets and more replicas."""
 
     factor: float
     floor: float
@@ -212,10 +235,13 @@ class Tried(NamedTuple):
         return f"{self.kept:.3f} kept, {self.gpu_hours:.2f} GPU h ({given})"
 
 
-def tried(
-    scenario: Scenario, requests: Sequence[Request], mode: str, needed: Mapping[Role, Sequence[int]]
-) -> Iterator[Tried]:
-    """In all combinations."""
+def run_tuned(
+    scenario: Scenario,
+    requests: Sequence[SimulatedRequest],
+    mode: str,
+    needed: Mapping[Role, Sequence[int]],
+) -> Iterator[TunedRun]:
+    """Run all combinations."""
     for factor, floor, load in product(FACTORS, FLOORS, (False, True)):
         least = {
             f"{role}_min_endpoint": max(1, ceil(floor * max(counts)))
@@ -223,48 +249,57 @@ def tried(
         }
         plain = settings_of(mode, EQUAL_INTERVAL_S, load, scenario.ttft_ms)
         tight = {"ttft_ms": plain.ttft_ms * factor, "itl_ms": plain.itl_ms * factor}
-        given = {**DOCUMENT, "load_predictor": "kalman", **least, **tight}
+        given = {**DOCUMENT_DEFAULTS, "load_predictor": "kalman", **least, **tight}
         settings = replace(plain, **given)
-        kept, hours = kept_at(scenario, requests, settings, promise_of(plain))
-        yield Tried(factor, floor, load, kept, hours)
+        kept, hours = kept_at(scenario, requests, settings, make_promise(plain))
+        yield TunedRun(factor, floor, load, kept, hours)
 
 
 def kept_at(
-    scenario: Scenario, requests: Sequence[Request], settings: Settings, promise: Promise
+    scenario: Scenario,
+    requests: Sequence[SimulatedRequest],
+    settings: DeploymentSettings,
+    promise: ServicePromise,
 ) -> tuple[float, float]:
-    """Part of the requests that keep a promise, whatever the planner was told, and GPU hours."""
+    """Return the share of requests that keep a promise, and the GPU hours."""
     own = list(fresh(requests))
-    hours = run_of(scenario, settings).go(own).gpu_hours
+    hours = run_of(scenario, settings).run_course(own).gpu_hours
     return sum(map(promise.is_kept, own)) / len(own), hours
 
 
-class Compared(NamedTuple):
-    """wanted: what ours keeps, or what is promised if that is less"""
+class EqualPromiseComparison(NamedTuple):
+    """Comparison at one promise.
+
+    wanted: quality of this planner, or the promised quality if smaller
+    """
 
     wanted: float
     gpu_hours: float
-    document: Sequence[Tried]
+    document: Sequence[TunedRun]
 
 
-def compare(
-    scenario: Scenario, requests: Sequence[Request], mode: str, needed: Mapping[Role, Sequence[int]]
-) -> Compared:
-    """Ours against the cheapest of the document's that keep the promise, and as much as ours."""
+def compare_scenario(
+    scenario: Scenario,
+    requests: Sequence[SimulatedRequest],
+    mode: str,
+    needed: Mapping[Role, Sequence[int]],
+) -> EqualPromiseComparison:
+    """Compare with the cheapest combination of at least the same quality."""
     settings = settings_of(mode, EQUAL_INTERVAL_S, False, scenario.ttft_ms)
-    kept, hours = kept_at(scenario, requests, settings, promise_of(settings))
+    kept, hours = kept_at(scenario, requests, settings, make_promise(settings))
     print(f"   ours: {kept:.3f} kept, {hours:.2f} GPU h")
-    found = list(tried(scenario, requests, mode, needed))
+    found = list(run_tuned(scenario, requests, mode, needed))
     promised = min(kept, settings.attainment)
     for wanted in dict.fromkeys((promised, kept)):
         enough = [each for each in found if each.kept >= wanted]
         best = min(enough, key=lambda each: each.gpu_hours, default=None)
         print(f"   document, at least {wanted:.3f}: {best or 'never'}", flush=True)
-    return Compared(promised, hours, found)
+    return EqualPromiseComparison(promised, hours, found)
 
 
-def compare_all(mode: str, compared: Sequence[Compared]) -> None:
-    """The cheapest of the document's that suffices everywhere: it needs not be chosen anew."""
-    best: tuple[float, Sequence[Tried]] | None = None
+def compare_all(mode: str, compared: Sequence[EqualPromiseComparison]) -> None:
+    """Print the cheapest combination that suffices in all scenarios."""
+    best: tuple[float, Sequence[TunedRun]] | None = None
     for same in zip(*(each.document for each in compared), strict=True):
         suffices = all(one.kept >= each.wanted for one, each in zip(same, compared, strict=True))
         hours = sum(one.gpu_hours for one in same)
@@ -279,31 +314,34 @@ def compare_all(mode: str, compared: Sequence[Compared]) -> None:
         print(f"   {one}")
 
 
-def run_of(scenario: Scenario, settings: Settings) -> Run:
+def run_of(scenario: Scenario, settings: DeploymentSettings) -> PlannerRun:
     begin = scenario.begin + (3 if settings.mode == "agg" else 0)
-    course = Course(
+    course = ReplayCourse(
         fleet=fleet_of(settings.mode),
-        replicas=dict.fromkeys(roles_of(settings), begin),
+        replicas=dict.fromkeys(scaled_roles(settings), begin),
         until_s=scenario.hours * 3600.0,
     )
-    return Run(settings, deployment_of(settings, 0.0), course)
+    return PlannerRun(settings, build_deployment(settings, 0.0), course)
 
 
-def show(
-    scenario: Scenario, requests: Sequence[Request], mode: Mode, given: argparse.Namespace
-) -> Compared | None:
-    """All configurations, one a line; or what is compared."""
+def print_rows(
+    scenario: Scenario,
+    requests: Sequence[SimulatedRequest],
+    mode: DeploymentMode,
+    given: argparse.Namespace,
+) -> EqualPromiseComparison | None:
+    """Print all configurations, one a line, or the comparison."""
     needed = needed_of(requests, mode, scenario.ttft_ms)
     least = least_of(needed)
     print(f"   least {least:.2f} GPU h:", {str(k): v for k, v in needed.items()})
     if given.equal_promise:
-        return compare(scenario, requests, mode, needed)
+        return compare_scenario(scenario, requests, mode, needed)
     print(HEAD)
     for label, settings in configurations(mode, given.interval, scenario.ttft_ms).items():
         if given.only and given.only not in label:
             continue
         begun = process_time()
-        found = run_of(scenario, settings).go(fresh(requests), least)
+        found = run_of(scenario, settings).run_course(fresh(requests), least)
         print(row(label, found), f"{process_time() - begun:.0f}s", flush=True)
     return None
 
@@ -311,14 +349,14 @@ def show(
 def main() -> int:
     given = _parser().parse_args()
     known = scenarios(given.trace)
-    compared: dict[str, list[Compared]] = {mode: [] for mode in given.mode}
+    compared: dict[str, list[EqualPromiseComparison]] = {mode: [] for mode in given.mode}
     for name in given.scenario or known:
         hours = min(known[name].hours, given.minutes / 60.0)
         scenario = known[name]._replace(hours=hours)
         requests = scenario.requests(hours * 3600.0)
         for mode in given.mode:
             print(f"{name} {mode}: {len(requests)} requests", flush=True)
-            found = show(scenario, requests, mode, given)
+            found = print_rows(scenario, requests, mode, given)
             compared[mode] += [] if found is None else [found]
     for mode, of_mode in compared.items():
         if len(of_mode) > 1:

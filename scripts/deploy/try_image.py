@@ -1,9 +1,8 @@
-"""Starts the service and the planner of an image, and asks them.
+"""Smoke test of an image: starts the service and the planner, and calls both.
 
-    try_image.py COMMAND...    a command line that runs what stands behind it in the image
+    try_image.py COMMAND...    command line that runs its further arguments in the image
 
-Says how long the start took, and ends with status 1 when an answer is not what it should be.
-Needs nothing but the standard library.
+Prints the start time, and ends with status 1 after an unexpected answer. Standard library only.
 """
 
 import http.client
@@ -33,18 +32,18 @@ PROMPT = {"model_name": "m", "token_ids": list(range(64))}
 
 
 class Wrong(Exception):
-    """What was asked of the image, and what came instead."""
+    """Unexpected answer of the image."""
 
 
 def free_port() -> int:
-    """One that nobody listens to just now."""
+    """Return a port without a listener."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])
 
 
-def asked(port: int, method: str, path: str, body: object = None) -> tuple[int, Any]:
-    """Status and body, decoded where it is JSON.  Raises OSError while nobody listens."""
+def request_answer(port: int, method: str, path: str, body: object = None) -> tuple[int, Any]:
+    """Return status and body, decoded if JSON.  Raises OSError without a listener."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S_MAX)
     try:
         content = None if body is None else json.dumps(body)
@@ -60,8 +59,8 @@ def asked(port: int, method: str, path: str, body: object = None) -> tuple[int, 
 
 
 def expect(port: int, method: str, path: str, status: int, body: object = None) -> Any:
-    """The body of the answer.  Raises Wrong for another status."""
-    found, told = asked(port, method, path, body)
+    """Return the body of the answer.  Raises Wrong for another status."""
+    found, told = request_answer(port, method, path, body)
     if found != status:
         raise Wrong(f"{method} {path}: {found} instead of {status}: {told}")
     return told
@@ -69,13 +68,13 @@ def expect(port: int, method: str, path: str, status: int, body: object = None) 
 
 @contextmanager
 def running(command: Sequence[str], port: int, path: str) -> Iterator[float]:
-    """Gives the seconds until `path` is answered with 200.  Raises Wrong."""
+    """Yield the seconds until `path` is answered with 200.  Raises Wrong."""
     began = time.monotonic()
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         while True:
             try:
-                if asked(port, "GET", path)[0] == 200:
+                if request_answer(port, "GET", path)[0] == 200:
                     break
             except (OSError, http.client.HTTPException):
                 pass
@@ -90,7 +89,7 @@ def running(command: Sequence[str], port: int, path: str) -> Iterator[float]:
 
 
 def ended(process: subprocess.Popen[str]) -> str:
-    """Ends it, however many processes it has become; what it has written to standard error."""
+    """End all processes of a start and return its standard error."""
     for number in (signal.SIGINT, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -102,14 +101,14 @@ def ended(process: subprocess.Popen[str]) -> str:
 
 
 def tried(run: Sequence[str]) -> None:
-    """Raises Wrong."""
+    """Run all checks.  Raises Wrong."""
     began = time.monotonic()
     told = subprocess.run([*run, "id", "-u"], capture_output=True, text=True, check=False)
     around = time.monotonic() - began
     who = told.stdout.strip()
     if who != "10001":
         raise Wrong(f"the image runs as `{who}`: {told.stderr.strip()}")
-    # Without KV events a worker can be chosen although no engine is there.
+    # Without KV events a worker may be chosen although no engine exists.
     service = [*run, "env", "DYN_USE_KV_EVENTS=false", "select-service", "--port"]
     port = free_port()
     with running([*service, str(port)], port, "/health") as first:

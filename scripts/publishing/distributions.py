@@ -1,13 +1,12 @@
-"""Builds what is published, into a folder: an sdist, and of it wheels.
+"""Builder of published files: an sdist, and wheels from the sdist.
 
-One wheel is for every platform and has no machine code: a first start there compiles for a minute.
-The others are each for Linux on one architecture and one version of Python, and carry the kernels
-as compiled for any x86-64 processor with AVX2 (x86-64-v3), or for any ARMv8: a first start compiles
-nothing.  Installers prefer them where they fit.  By default there is one, for x86-64 and the Python
-that runs this.
+One wheel is for every platform and has no machine code: a first start compiles for a minute. Each
+of the others is for Linux on one architecture and one version of Python, and contains the kernels
+for any x86-64 processor with AVX2 (x86-64-v3), or for any ARMv8: a first start compiles nothing.
+Installers prefer a matching one. The default is one such wheel, for x86-64 and this Python.
 
-The sdist is made of a copy of the tree, and all wheels of the sdist: neither what an earlier build
-left behind nor what the sdist lacks can end up in them.
+The sdist is built from a copy of the tree, and all wheels from the sdist: files of an earlier
+build, or files missing in the sdist, cannot enter a wheel.
 """
 
 import argparse
@@ -23,8 +22,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PLATFORM = "manylinux_2_27"
-"""As numba and llvmlite, without which it cannot run.  The code itself asks for less: what it calls
-of the C library is older (docs/decisions/0015)."""
+"""Platform tag of numba and llvmlite, both required. The code itself needs only older functions of
+the C library (docs/decisions/0015).
+"""
 MACHINES = ("x86_64", "aarch64")
 TAG = """\
 import sys
@@ -36,7 +36,7 @@ NOT_COPIED = (
     *(".git", ".venv*", ".*_cache", ".hypothesis", ".tools", "fuzz-found"),
 )
 SOURCE_DATE = "315532800"
-"""Of files in archives when nothing else is asked for: 1980, the first that they can name."""
+"""Default date of files in archives: 1980, the earliest possible."""
 
 
 def main() -> int:
@@ -88,7 +88,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def sdist(source: Path, work: Path) -> Path:
-    """The archive of a project's sources, in a folder below `work`."""
+    """Return the archive of a project's sources, in a folder below `work`."""
     copy = work / "copy"
     shutil.copytree(source, copy, symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED))
     _build("--sdist", copy, work / "sdist")
@@ -96,17 +96,18 @@ def sdist(source: Path, work: Path) -> Path:
 
 
 def wheel(archive: Path, work: Path) -> Path:
-    """The wheel for every platform, of an sdist."""
+    """Return the wheel for every platform, built from an sdist."""
     with tarfile.open(archive) as opened:
+        # The filter refuses paths outside of the folder.
         opened.extractall(work / "unpacked", filter="data")
     _build("--wheel", _only(work / "unpacked"), work / "pure")
     return _only(work / "pure")
 
 
 def platform_wheel(pure: Path, work: Path, python: Path, machine: str, cache: str | None) -> Path:
-    """The same with machine code, which is compiled from the sources in it.
+    """Return the wheel with machine code, compiled from its own sources.
 
-    python: one with the dependencies, whose version the wheel is for
+    python: interpreter with the dependencies; the wheel is for its version
     """
     folder = Path(tempfile.mkdtemp(dir=work))
     _run("wheel", "unpack", "--dest", folder / "opened", pure)
@@ -115,6 +116,7 @@ def platform_wheel(pure: Path, work: Path, python: Path, machine: str, cache: st
     kept = ("--cache", Path(cache).absolute()) if cache else ()
     _run("select_service", *portable, *kept, cwd=tree, env={"PYTHONPATH": str(tree)}, python=python)
     shutil.rmtree(tree / "build", ignore_errors=True)
+    # Byte code would be stale or of another Python at the user's.
     for compiled in list(tree.rglob("__pycache__")):
         shutil.rmtree(compiled)
     (description,) = tree.glob("*.dist-info/WHEEL")
@@ -126,16 +128,16 @@ def platform_wheel(pure: Path, work: Path, python: Path, machine: str, cache: st
 
 
 def _with_dependencies(python: str, source: Path, work: Path) -> Path:
-    """A Python of that version with all that is locked; this one has it."""
+    """Return a Python of a version with all locked packages; this one has them."""
     if python == sys.executable:
         return Path(python)
     folder = Path(tempfile.mkdtemp(dir=work))
-    lock = ("--require-hashes", "-r", source / "requirements.lock")
+    lock = ("--require-hashes", "-r", source / "requirements/server.lock")
     for command in (
         ("venv", "--python", python, folder / "venv"),
         ("pip", "install", "--python", folder / "venv", *lock),
     ):
-        uv = [sys.executable, "-m", "uv", "--quiet"]  # of this environment, whatever PATH says
+        uv = [sys.executable, "-m", "uv", "--quiet"]  # of this environment, independent of PATH
         done = subprocess.run([*uv, *map(str, command)], check=False)
         if done.returncode:
             sys.exit(f"scripts/build_wheel: `uv {command[0]}` failed with {done.returncode}")
@@ -143,7 +145,7 @@ def _with_dependencies(python: str, source: Path, work: Path) -> Path:
 
 
 def _tagged(description: str, tag: str) -> str:
-    """The file WHEEL of a wheel with machine code."""
+    """Return the file WHEEL of a wheel with machine code."""
     kept = [
         line
         for line in description.splitlines()
@@ -153,7 +155,7 @@ def _tagged(description: str, tag: str) -> str:
 
 
 def _build(what: str, source: Path, out: Path) -> None:
-    """With the build backend that is installed here, whose version is locked."""
+    """Run the installed build backend, with its locked version."""
     _run("build", "--no-isolation", what, "--outdir", out, source)
 
 
@@ -164,7 +166,8 @@ def _run(
     env: Mapping[str, str] | None = None,
     python: Path | None = None,
 ) -> None:
-    """What goes wrong stands above.  Ends this process then."""
+    """Run a command; ends this process after a failure, with the error above."""
+    # Fixed dates make archives reproducible.
     environment = {"SOURCE_DATE_EPOCH": SOURCE_DATE, **os.environ, **(env or {})}
     command = [python or sys.executable, "-m", module, *map(str, words)]
     done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False, cwd=cwd)

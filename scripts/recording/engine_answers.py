@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Writes what an engine says of itself: the data of tests/recordings/answers.
+"""Recorder of engine documents: the data of tests/recordings/answers.
 
-Runs in an environment that has vLLM or SGLang; neither a GPU nor a model is needed.  Real are the
-engine's own configuration, and the routes and collectors that make documents of it; ours are the
-numbers that a GPU would have given: how many blocks its cache has.  What a document says of the
-machine and of the environment is left out.  Tried with vLLM 0.33 and SGLang 0.5.23.
+Runs in an environment with vLLM or SGLang; needs neither a GPU nor a model. Real are the engine's
+configuration, routes and collectors; simulated are the numbers of a GPU, such as the blocks of its
+cache. Facts about the machine and the environment are removed. Tested with vLLM 0.33 and SGLang
+0.5.23.
 
     python scripts/recording/engine_answers.py vllm --out tests/recordings/answers
     python scripts/recording/engine_answers.py sglang --out tests/recordings/answers
 
-For one rank and for two: of a model "qwen" with another name "qwen-latest" and two adapters.
+For one rank and for two: a model "qwen" with another name "qwen-latest" and two adapters.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 N_BLOCKS = 4096
-"""Of each rank."""
+"""Blocks of each rank."""
 BLOCK_SIZES = {"vllm": 16, "sglang": 64}
 STEP_TOKENS = 8192
 EVENTS = {"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:6557", "topic": "kv-events"}
@@ -49,7 +49,7 @@ def vllm_answers(model: Path, n_ranks: int) -> dict[str, str]:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     import vllm.platforms
 
-    vllm.platforms.current_platform.device_type = "cpu"  # what there is instead of a GPU
+    vllm.platforms.current_platform.device_type = "cpu"  # replaces a GPU
     from vllm.config import KVEventsConfig
     from vllm.engine.arg_utils import EngineArgs
 
@@ -65,7 +65,7 @@ def vllm_answers(model: Path, n_ranks: int) -> dict[str, str]:
     )
     config = arguments.create_engine_config()
     config.parallel_config.data_parallel_size = n_ranks
-    config.cache_config.num_gpu_blocks = N_BLOCKS * n_ranks  # as core_client adds them up
+    config.cache_config.num_gpu_blocks = N_BLOCKS * n_ranks  # summed up as in core_client
     return {
         "/v1/models": asyncio.run(_vllm_models(config)),
         "/metrics": _vllm_metrics(config, n_ranks),
@@ -134,7 +134,7 @@ def sglang_answers(model: Path, n_ranks: int) -> dict[str, str]:
 
 
 def _sglang_models() -> str:
-    """As `available_models` of its HTTP server makes it of what is served."""
+    """Return the models like `available_models` of SGLang's HTTP server."""
     from sglang.srt.entrypoints.openai.protocol import ModelCard, ModelList
 
     cards = [ModelCard(id="qwen", root="qwen", max_model_len=32768)]

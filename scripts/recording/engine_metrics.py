@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Writes the Prometheus text of an engine under a given load: the data of tests/recordings/metrics.
+"""Recorder of an engine's Prometheus text under a given load: the data of tests/recordings/metrics.
 
-Runs in an environment that has vLLM or SGLang; neither a GPU nor a model is needed.  Real is the
-engine's own collector, which names, labels and renders every metric; ours are the numbers that its
-scheduler would report.  Tried with vLLM 0.33 and SGLang 0.5.23.
+Runs in an environment with vLLM or SGLang; needs neither a GPU nor a model. Real is the engine's
+collector, with names, labels and rendering of every metric; simulated are the numbers of its
+scheduler. Tested with vLLM 0.33 and SGLang 0.5.23.
 
     python scripts/recording/engine_metrics.py vllm --out tests/recordings/metrics
     python scripts/recording/engine_metrics.py sglang --out tests/recordings/metrics
 
 For one rank and for two: rank i runs 7+i requests, 3+2i wait, and 0.625+i/8 of its cache is used.
-One more request than that waits in vLLM, deferred.
+In vLLM one more request waits, deferred.
 """
 
 import argparse
@@ -24,11 +24,11 @@ from prometheus_client import REGISTRY, generate_latest
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 STEPS = 20
-"""Steps of the scheduler that fill the histograms a little."""
+"""Scheduler steps that fill the histograms a little."""
 
 
 def loads(n_ranks: int) -> list[tuple[int, int, int, float]]:
-    """(rank, running, waiting, used part of the cache) for every rank."""
+    """Return (rank, running, waiting, used share of the cache) for every rank."""
     return [(i, 7 + i, 3 + 2 * i, 0.625 + i / 8) for i in range(n_ranks)]
 
 
@@ -90,7 +90,7 @@ def sglang_text(n_ranks: int) -> bytes:
 
 
 def _stand_in(module: str, *names: str) -> None:
-    """A module whose import would need packages that the collector does not."""
+    """Replace a module that would import packages unused by the collector."""
     made = ModuleType(module)
     for name in names:
         setattr(made, name, type(name, (), {}))

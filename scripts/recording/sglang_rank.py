@@ -1,11 +1,11 @@
-"""One rank of a real SGLang without GPU and model: its radix cache and its event publisher.
+"""Rank of a real SGLang without GPU and model: radix cache and event publisher.
 
-Real are the radix tree (matching, splitting, LRU eviction of leaves), its block hashes and events,
-and the event publisher with its replay server.  Ours is the budget: before a sequence is inserted,
-as much is evicted as it may need.  Tried with SGLang 0.5.23.
+Real are the radix tree (matching, splitting, LRU eviction of leaves), block hashes, events, and the
+event publisher with its replay server. Simulated is the budget: before each insert, enough blocks
+are evicted. Tested with SGLang 0.5.23.
 
-The modules of SGLang that own GPU memory or describe models are replaced by empty ones, because
-importing them takes packages that neither the tree nor the publisher needs.
+SGLang's modules for GPU memory and models are replaced by empty modules, because importing them
+needs packages that neither the tree nor the publisher uses.
 """
 
 import importlib.abc
@@ -29,7 +29,7 @@ _ABSENT = (
 
 
 class _Empty(types.ModuleType):
-    """Has every name; all of them are classes without content."""
+    """Module with every name; each is a class without content."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -66,7 +66,7 @@ from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey  # noqa: E402
 
 
 class _NoMemory:
-    """Stands in for the allocator of GPU memory: there is none to give back."""
+    """Replacement of the GPU memory allocator without memory to free."""
 
     device = "cpu"
 
@@ -74,8 +74,8 @@ class _NoMemory:
         pass
 
 
-class EngineRank:
-    """One data-parallel rank: a radix cache and its publisher."""
+class SglangEngineRank:
+    """Data-parallel rank: a radix cache and its publisher."""
 
     def __init__(
         self, worker: int, rank: int, options: SimpleNamespace, record: Callable[..., None]
@@ -101,26 +101,26 @@ class EngineRank:
         self._publish()
 
     def restart(self) -> None:
-        """The engine process ends and comes back: empty cache, sequence numbers from 0."""
+        """Restart the engine: empty cache, sequence numbers from 0."""
         self.stream.close()
         self.stream.open()
         self._start()
 
     def reset(self) -> None:
-        """All cached blocks are given up (AllBlocksCleared)."""
+        """Drop all cached blocks (AllBlocksCleared)."""
         self._cache.reset()
         self._publish()
 
     def run(self, prompt: Prompt, output_tokens: int = 0) -> None:
-        """One request from its prompt to its end; the cache takes it in when it is over."""
+        """Run a request from its prompt to its end; the cache stores the request at the end."""
         self._make_room(len(prompt["token_ids"]) + output_tokens)
         self._insert(prompt, prompt["token_ids"])
         if output_tokens:
             output = [RNG.randrange(TOKENS) for _ in range(output_tokens)]
             self._insert(prompt, prompt["token_ids"] + output)
 
-    def held(self, prompt: Prompt) -> tuple[int, int]:
-        """Leading blocks of the prompt in the cache; there is no second tier."""
+    def count_cached(self, prompt: Prompt) -> tuple[int, int]:
+        """Return the leading cached blocks of the prompt; there is no second tier."""
         key = self._key(prompt, prompt["token_ids"])
         found = self._cache.match_prefix(MatchPrefixParams(key=key)).device_prefix_len
         return found // BLOCK_SIZE, found // BLOCK_SIZE

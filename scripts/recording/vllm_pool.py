@@ -1,4 +1,4 @@
-"""The block pool of vLLM, without GPU and model."""
+"""Block pool of vLLM without GPU and model."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 
 
 def block_pool(n_blocks: int) -> Any:
-    """A KVCacheManager that notes its events."""
+    """Return a KVCacheManager that records its events."""
     spec = call_known(
         FullAttentionSpec,
         block_size=BLOCK_SIZE,

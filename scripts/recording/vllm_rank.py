@@ -1,8 +1,8 @@
-"""One rank of a real vLLM without GPU and model: block pool, CPU tier and event publisher.
+"""Rank of a real vLLM without GPU and model: block pool, CPU tier and event publisher.
 
-Real are the block pool (allocation, LRU eviction, duplicate blocks), the block hashing, the policy
-of the CPU tier and the event publisher with its replay server.  Ours is the stand-in for the
-scheduler that moves a request through the pool.  Works with vLLM 0.23 to 0.33.
+Real are the block pool (allocation, LRU eviction, duplicate blocks), block hashing, the policy of
+the CPU tier, and the event publisher with its replay server. Simulated is the scheduler that moves
+a request through the pool. Works with vLLM 0.23 to 0.33.
 
 Source of the shapes of CPU tier events: vLLM's offloading connector.
 """
@@ -38,7 +38,7 @@ HASHER = kv_cache_utils.get_request_block_hasher(BLOCK_SIZE, sha256)
 
 
 class CpuTier:
-    """vLLM's CPU offloading manager without the copying, and the events its connector makes."""
+    """vLLM's CPU offloading manager without the copies, and the events of its connector."""
 
     def __init__(self, n_blocks: int, with_tokens: bool) -> None:
         self._manager = call_known(
@@ -52,7 +52,7 @@ class CpuTier:
         return self._manager._policy.get(make_offload_key(block_hash, 0)) is not None
 
     def store(self, request: Request) -> list[Any]:
-        """Offload the computed full blocks of a request; returns the events of doing so."""
+        """Offload the computed full blocks of a request and return the events."""
         context = call_known(ReqContext, req_id=request.request_id)
         hashes = request.block_hashes[: request.num_computed_tokens // BLOCK_SIZE]
         for i, block_hash in enumerate(hashes):
@@ -96,7 +96,7 @@ class CpuTier:
 
     @property
     def _is_old(self) -> bool:
-        """The connector of 0.23 knows the form without tokens only, and sends the raw hashes."""
+        """Whether the connector is that of 0.23, which sends raw hashes without tokens."""
         return "num_blocks" in inspect.signature(CPUOffloadingManager).parameters
 
     @property
@@ -108,8 +108,8 @@ class CpuTier:
         return hashes if raw else [kv_cache_utils.maybe_convert_block_hash(h) for h in hashes]
 
 
-class EngineRank:
-    """One data-parallel rank: a block pool and its publisher."""
+class VllmEngineRank:
+    """Data-parallel rank: a block pool and its publisher."""
 
     def __init__(
         self, worker: int, rank: int, options: SimpleNamespace, record: Callable[..., None]
@@ -125,18 +125,18 @@ class EngineRank:
             self._cpu = CpuTier(self._options.cpu_blocks, self._options.cpu_tokens)
 
     def restart(self) -> None:
-        """The engine process ends and comes back: empty pool, sequence numbers from 0."""
+        """Restart the engine: empty pool, sequence numbers from 0."""
         self.stream.close()
         self.stream.open()
         self._start()
 
     def reset(self) -> None:
-        """All cached blocks are given up (AllBlocksCleared)."""
+        """Drop all cached blocks (AllBlocksCleared)."""
         assert self._pool.reset_prefix_cache()
         self._publish([])
 
     def run(self, prompt: Prompt, output_tokens: int = 0) -> None:
-        """One request from its prompt to its end."""
+        """Run a request from its prompt to its end."""
         request = request_of(prompt)
         found = self._pool.get_computed_blocks(request)
         blocks, cached = found[0], found[1]
@@ -151,8 +151,8 @@ class EngineRank:
         self._pool.free(request)
         self._publish([] if self._cpu is None else self._cpu.store(request))
 
-    def held(self, prompt: Prompt) -> tuple[int, int]:
-        """Leading blocks of the prompt on GPU, and on GPU continued by the CPU tier."""
+    def count_cached(self, prompt: Prompt) -> tuple[int, int]:
+        """Return the leading blocks of the prompt on GPU, and on GPU continued by the CPU tier."""
         hashes = request_of(prompt).block_hashes
         gpu = count_while(lambda h: self._pool.block_pool.get_cached_block(h, [0]), hashes)
         tier = self._cpu
@@ -185,7 +185,7 @@ def request_of(prompt: Prompt) -> Request:
 
 
 def mm_features_of(prompt: Prompt) -> list[MultiModalFeatureSpec]:
-    """One image per block that has one, filling that block, named by a 64-digit hash."""
+    """Return one image for each block with an image, with a hash of 64 digits."""
     infos = prompt.get("block_mm_infos") or []
     return [
         call_known(

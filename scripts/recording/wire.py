@@ -1,4 +1,4 @@
-"""What the engines of a recording have in common: seeds, prompts, the publisher's sockets."""
+"""Common parts of recorded engines: seeds, prompts, sockets of the publisher."""
 
 import base64
 import inspect
@@ -18,11 +18,11 @@ END_OF_REPLAY = b"\xff" * 8
 RNG = random.Random()
 
 Prompt = dict[str, Any]
-"""`token_ids` and, if any, `lora_name`, `cache_salt`, `block_mm_infos`: the fields of the API."""
+"""Fields of the API: `token_ids` and, if any, `lora_name`, `cache_salt`, `block_mm_infos`."""
 
 
 def call_known(function: Callable[..., Any], **values: Any) -> Any:
-    """Call with those of `values` that this version of the engine has parameters for."""
+    """Call with those `values` for which this version of the engine has parameters."""
     known = inspect.signature(function).parameters
     return function(**{name: value for name, value in values.items() if name in known})
 
@@ -45,7 +45,7 @@ def text_of(data: bytes) -> str:
 
 
 class Wire:
-    """One publisher's two sockets, heard from outside."""
+    """Client of a publisher's two sockets."""
 
     lives = 0
 
@@ -62,20 +62,21 @@ class Wire:
         time.sleep(SUBSCRIPTION_S)
 
     def receive(self, expected: int) -> list[bytes]:
-        """The frames of the next live message, which must carry the sequence number `expected`."""
+        """Return the frames of the next live message; its sequence number must be `expected`."""
         assert self._live.poll(1000 * RECEIVE_S_MAX), f"batch {expected} was not published"
         frames: list[bytes] = self._live.recv_multipart()
         assert int.from_bytes(frames[1], "big") == expected
         return frames
 
     def replay(self, first: int) -> list[list[bytes]]:
-        """What the replay server answers to a request for `first`, without the identity frame."""
+        """Return the replay server's answer to a request for `first`, without identity."""
         context: zmq.Context[Any] = zmq.Context.instance()
         socket = context.socket(zmq.DEALER)
         socket.connect(self._replay_endpoint)
         socket.send_multipart([b"", first.to_bytes(8, "big")])
         answer: list[list[bytes]] = []
         while not answer or answer[-1][-2:] != [END_OF_REPLAY, b""]:
+            # A bound: an engine whose publisher has died would hang the recorder forever.
             assert socket.poll(1000 * RECEIVE_S_MAX), "the replay server does not answer"
             answer.append(socket.recv_multipart())
         socket.close(linger=0)
@@ -87,20 +88,20 @@ class Wire:
 
 
 class Stream:
-    """What one rank publishes, and which of it arrives."""
+    """Messages of one rank and those of them that arrive."""
 
     def __init__(
         self, publisher_class: Any, worker: int, rank: int, record: Callable[..., None]
     ) -> None:
-        """`record` takes the steps of a recording as they happen."""
+        """record: receives the steps of a recording at once"""
         self._publisher_class, self._record = publisher_class, record
         self.worker, self.rank = worker, rank
         self.lose = 0
-        """How many batches from now on do not arrive."""
+        """Number of next batches that do not arrive."""
         self.open()
 
     def open(self) -> None:
-        """A new life of the engine: sequence numbers from 0."""
+        """Start a new life of the engine: sequence numbers from 0."""
         self._wire = Wire(self._publisher_class, self.rank)
         self._batches = 0
         self._lost_from: int | None = None
@@ -109,7 +110,7 @@ class Stream:
         self._wire.close()
 
     def publish(self, batch_at: Callable[[float], Any]) -> None:
-        """Send one batch, made for the given time, and write down what arrives."""
+        """Send one batch, stamped with the given time, and record its arrival."""
         sequence = self._batches
         self._batches += 1
         self._wire.publisher.publish(batch_at(float(sequence)))

@@ -1,4 +1,4 @@
-"""Thin handlers, one file per noun, and the documents that follow from the routes.
+"""HTTP handlers, one module per resource, and the documents generated from the routes.
 
-A further endpoint enters here, declared above its handler.  Handlers decode, call the core, encode.
+Add an endpoint by declaring a route above its handler.  Handlers decode, call the core and encode.
 """

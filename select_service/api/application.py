@@ -1,4 +1,4 @@
-"""The ASGI application: which handler a request reaches, and who supervises it."""
+"""ASGI application: dispatches requests to handlers and supervises every request."""
 
 import errno
 import logging
@@ -7,34 +7,40 @@ from starlette.requests import Request
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from select_service.api.documentation import NOUNS
+from select_service.api.documentation import ENDPOINT_GROUPS
 from select_service.api.resource import NoSuchRoute, Resource
-from select_service.api.service import (
-    InternalError,
-    Service,
-    trace_of,
+from select_service.api.service_context import InternalError, ServiceContext, trace_fields
+from select_service.base.errors import CapacityExceeded, SelectError, ShuttingDown
+from select_service.config.open_interfaces import allowed_hosts
+from select_service.http.body_codec import error_response
+from select_service.http.endpoint import RouteHandler
+from select_service.http.host_checks import (
+    HostCheck,
+    HostNotAllowed,
+    OriginNotAllowed,
+    check_origin,
 )
-from select_service.errors import CapacityExceeded, SelectError, ShuttingDown
-from select_service.http.codec import error_response
-from select_service.http.endpoint import Endpoint
-from select_service.http.hosts import AllowedHosts, HostNotAllowed, OriginNotAllowed, check_origin
-from select_service.settings.reach import allowed_hosts
 
 log = logging.getLogger("select_service")
 
 LOGGED_PATH_CHARS_MAX = 256
 
 
-class Application:
-    """The ASGI application: routes on the raw path, and is the supervisor of every request."""
+class ApiApplication:
+    """ASGI application with routes on the raw path; also the supervisor of every request."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ServiceContext) -> None:
         self._service = service
         hosts = allowed_hosts(service.config)
-        self._hosts = None if hosts is None else AllowedHosts(hosts)
+        self._host_check = None if hosts is None else HostCheck(hosts)
         self._has_no_keys = service.config["api_keys_file"] is None
-        resources = {path: Resource(path, endpoints) for path, endpoints in _by_path().items()}
-        self._plain = {path: each for path, each in resources.items() if "{" not in path}
+        resources = {
+            path: Resource(path, endpoints) for path, endpoints in _endpoints_by_path().items()
+        }
+        # Most requests hit a fixed path: a dictionary finds it without trying regular expressions.
+        self._resources_by_fixed_path = {
+            path: each for path, each in resources.items() if "{" not in path
+        }
         self._router = Router(
             [Route(path, each) for path, each in resources.items() if "{" in path],
             redirect_slashes=False,
@@ -42,74 +48,80 @@ class Application:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, in this order: what every handler needs, where it leads, who asks.
+        """Handle one request: attach the service, check host and origin, then dispatch by path.
 
-        Who may call is declared with each route, and asked for by its `Resource` before anything of
-        the request but its head is read.
+        Each route declares its required role; its `Resource` authenticates the client before
+        reading anything beyond the head of the request.
         """
         assert scope["type"] == "http"
         scope["service"] = self._service
-        # A reservation id may hold an encoded slash, so segments are split before they are decoded.
+        # Reservation ids may contain an encoded slash: split the path first, decode segments later.
         scope["path"] = path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
         try:
-            if self._hosts is not None:
-                self._hosts.check(scope["headers"])
+            if self._host_check is not None:
+                self._host_check.check_host(scope["headers"])
+            # Browsers attach no API key on their own, so with keys another origin's page has no
+            # access.
             if self._has_no_keys:
                 check_origin(scope["method"], scope["headers"])
         except (HostNotAllowed, OriginNotAllowed) as error:
-            self._service.metrics.request("unknown", "any", error.status)
+            self._service.metrics.count_request("unknown", "any", error.status)
             await error_response(error)(scope, receive, send)
             return
         try:
-            await self._plain.get(path, self._router)(scope, receive, send)
+            await self._resources_by_fixed_path.get(path, self._router)(scope, receive, send)
         except Exception as error:
-            await self._failed(_answer_to(error), scope, receive, send)
+            await self._answer_failure(_failure_response(error), scope, receive, send)
 
-    def refused(self, status: int) -> None:
-        """Count an answer that the connection gave before a request had come in."""
-        self._service.metrics.request("unknown", "any", status)
+    def count_refused(self, status: int) -> None:
+        """Count a response that the connection sent before a complete request arrived."""
+        self._service.metrics.count_request("unknown", "any", status)
 
-    def failed(self, callback: str) -> None:
-        """Count, and tell of, what a callback of the event loop raised."""
-        self._service.callback_failed(callback)
+    def report_failure(self, callback: str) -> None:
+        """Count and report an exception raised by a callback of the event loop."""
+        self._service.callbacks.record_failure(callback)
 
-    def draining(self) -> None:
-        """GET /ready says so, for those who choose where requests go."""
-        self._service.is_draining = True
+    def start_draining(self) -> None:
+        """Mark the service as draining, so that GET /ready removes this replica from load
+        balancers.
+        """
+        self._service.process.is_draining = True
         log.info("draining", extra={"fields": {"seconds": self._service.config["drain_s"]}})
 
-    def ending(self) -> None:
-        """Requests that wait for a worker are answered at once."""
-        error = ShuttingDown("the service is ending; nothing was done")
-        self._service.selector.gate.dismiss(error)
-        self._service.live.end()
+    def start_shutdown(self) -> None:
+        """Answer waiting requests at once with an error and end all streams."""
+        error = ShuttingDown("the service is shutting down; nothing was done")
+        self._service.selector.gate.refuse_all_waiting(error)
+        self._service.live.frame_broadcaster.end_streams()
+        # Ends the long polls and streams that wait for migrations.
         if self._service.selector.mover is not None:
-            self._service.selector.mover.end()
+            self._service.selector.mover.notify_shutdown()
 
-    async def _failed(
+    async def _answer_failure(
         self, answer: SelectError, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """The one log line of what no handler expects, and `answer` unless one has begun."""
+        """Log an unexpected exception once; send `answer` unless a response has already begun."""
         request = Request(scope)
         fields = {"method": request.method, "path": scope["path"][:LOGGED_PATH_CHARS_MAX]}
-        log.exception("request failed", extra={"fields": fields | trace_of(request)})
+        log.exception("request failed", extra={"fields": fields | trace_fields(request)})
         if "answering" in scope:
-            return  # uvicorn closes the connection, so that the client sees an answer cut short
+            return  # uvicorn then closes the connection: clients see a truncation
         resource = scope.get("resource", "unknown")
-        self._service.metrics.request(resource, request.method, answer.status)
+        self._service.metrics.count_request(resource, request.method, answer.status)
         await error_response(answer)(scope, receive, send)
 
 
-def _answer_to(error: Exception) -> SelectError:
-    """What a client is told of a failure that is none of its own."""
+def _failure_response(error: Exception) -> SelectError:
+    """Return the error response for a failure that the client did not cause."""
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
-        return CapacityExceeded("there is no memory left for this request; ask again later")
-    return InternalError("internal error; the log of the service has more")
+        return CapacityExceeded("out of memory for this request; retry later")
+    return InternalError("internal error; see the service's log")
 
 
-def _by_path() -> dict[str, list[Endpoint]]:
-    found: dict[str, list[Endpoint]] = {}
-    for noun in NOUNS:
+def _endpoints_by_path() -> dict[str, list[RouteHandler]]:
+    """Group the endpoints of all resources by path."""
+    found: dict[str, list[RouteHandler]] = {}
+    for noun in ENDPOINT_GROUPS:
         for endpoint in noun.endpoints:
             found.setdefault(endpoint.route.path, []).append(endpoint)
     return found

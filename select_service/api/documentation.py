@@ -1,7 +1,7 @@
-"""All nouns of the interface, and the document of their endpoints: GET /openapi.json and /docs.
+"""List of all resources, and the generated documents GET /openapi.json and GET /docs.
 
-The page is Swagger UI (see viewer/manifest.json and scripts/vendor).  It loads nothing from
-elsewhere, and its content security policy would not let it.
+The page is Swagger UI (see viewer/manifest.json and scripts/vendor).  The page loads no outside
+resources; its content security policy forbids them.
 """
 
 import asyncio
@@ -13,38 +13,38 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from select_service.access.roles import ANYONE
-from select_service.api.admission import ADMISSION
-from select_service.api.comparing import COMPARING
-from select_service.api.decisions import DECISIONS
-from select_service.api.discovery import DISCOVERY
-from select_service.api.doctor import DOCTOR
-from select_service.api.draining import DRAINING
+from select_service.api.endpoints.admission import ADMISSION
+from select_service.api.endpoints.decisions import DECISIONS
+from select_service.api.endpoints.discovery import DISCOVERY
+from select_service.api.endpoints.doctor import DOCTOR
+from select_service.api.endpoints.draining import DRAINING
+from select_service.api.endpoints.experiments import EXPERIMENTS
+from select_service.api.endpoints.health import HEALTH
+from select_service.api.endpoints.inspection import INSPECTION
+from select_service.api.endpoints.migrations import MIGRATIONS
+from select_service.api.endpoints.planner import PLANNER
+from select_service.api.endpoints.policies import POLICIES
+from select_service.api.endpoints.probes import SERVICE
+from select_service.api.endpoints.replica_peers import REPLICAS
+from select_service.api.endpoints.reservations import RESERVATIONS
+from select_service.api.endpoints.selection import SELECTION
+from select_service.api.endpoints.workers import WORKERS
 from select_service.api.fleet_page import PAGE
-from select_service.api.health import HEALTH
-from select_service.api.inspection import INSPECTION
-from select_service.api.migrations import MIGRATIONS
-from select_service.api.openapi import document
-from select_service.api.planner import PLANNER
-from select_service.api.policies import POLICIES
-from select_service.api.probes import SERVICE
-from select_service.api.replica_peers import REPLICAS
-from select_service.api.reservations import RESERVATIONS
-from select_service.api.selection import SELECTION
-from select_service.api.service import Service
-from select_service.api.static_files import HTML, JAVASCRIPT, STYLES, StaticFiles
-from select_service.api.workers import WORKERS
-from select_service.errors import NotFound
-from select_service.http.endpoint import JSON, Answer, Route
+from select_service.api.openapi.document import build_document
+from select_service.api.service_context import ServiceContext
+from select_service.api.static_files import CSS, HTML, JAVASCRIPT, StaticFiles
+from select_service.auth.roles import ANYONE
+from select_service.base.errors import NotFound
+from select_service.http.endpoint import JSON, ResponseSpec, RouteSpec
 
-POLICY = (
+CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
-"""The viewer writes styles into its elements and has its icons in its style sheet."""
-NOUNS = (
-    *(SELECTION, DECISIONS, POLICIES, COMPARING, RESERVATIONS, ADMISSION),
+"""Content security policy of /docs; Swagger UI needs inline styles and `data:` icons."""
+ENDPOINT_GROUPS = (
+    *(SELECTION, DECISIONS, POLICIES, EXPERIMENTS, RESERVATIONS, ADMISSION),
     *(WORKERS, DRAINING, DISCOVERY, HEALTH, MIGRATIONS, REPLICAS, INSPECTION, DOCTOR, PLANNER),
     *(PAGE, SERVICE),
 )
@@ -60,52 +60,59 @@ FILES = StaticFiles(
 )
 
 
+# Routes never change in a running process, so the document depends on the version only.
 @lru_cache(maxsize=1)
-def _document(version: str) -> bytes:
-    return msgspec.json.encode(document(NOUNS, version))
+def _encode_document(version: str) -> bytes:
+    return msgspec.json.encode(build_document(ENDPOINT_GROUPS, version))
 
 
-@SERVICE.declare(
-    Route(
+@SERVICE.declare_route(
+    RouteSpec(
         "GET",
         "/openapi.json",
         "openapi",
         "This document",
-        {200: Answer("OpenAPI 3.1.", dict[str, Any])},
+        {200: ResponseSpec("OpenAPI 3.1.", dict[str, Any])},
         may_call=ANYONE,
     )
 )
-async def openapi(service: Service, request: Request) -> Response:
-    """Made on a thread when it is first asked for: it takes longer than an event loop may."""
-    return Response(await asyncio.to_thread(_document, service.version), media_type=JSON)
+async def show_openapi(service: ServiceContext, request: Request) -> Response:
+    """Return the document, built on a thread at the first request: too slow for the event loop."""
+    return Response(await asyncio.to_thread(_encode_document, service.version), media_type=JSON)
 
 
-@SERVICE.declare(
-    Route(
+@SERVICE.declare_route(
+    RouteSpec(
         "GET",
         "/docs",
         "docs",
-        "This document as a page on which every call can be tried",
-        {200: Answer("HTML without outside resources.", None, media_type=HTML)},
+        "Show this document as an interactive page",
+        {200: ResponseSpec("HTML without outside resources.", None, media_type=HTML)},
         may_call=ANYONE,
     )
 )
-async def docs(service: Service, request: Request) -> Response:
+async def show_docs(service: ServiceContext, request: Request) -> Response:
     page = await asyncio.to_thread((_VIEWER / "page.html").read_bytes)
-    return Response(page, media_type=HTML, headers={"content-security-policy": POLICY})
+    return Response(
+        page, media_type=HTML, headers={"content-security-policy": CONTENT_SECURITY_POLICY}
+    )
 
 
-@SERVICE.declare(
-    Route(
+@SERVICE.declare_route(
+    RouteSpec(
         "GET",
         "/docs/{file}",
         "docs_file",
-        "What the page loads",
-        {200: Answer("Style sheet or script.", None, media_type=STYLES, also=(JAVASCRIPT,))},
+        "Get a file of the page",
+        {
+            200: ResponseSpec(
+                "Style sheet or script.", None, media_type=CSS, alternative_types=(JAVASCRIPT,)
+            )
+        },
         may_call=ANYONE,
-        in_path=FILES.parameter("swagger-ui.css"),
+        in_path=FILES.file_parameter("swagger-ui.css"),
         refusals=(NotFound,),
     )
 )
-async def docs_file(service: Service, request: Request, name: str) -> Response:
-    return await FILES.answer(request, name)
+async def show_docs_file(service: ServiceContext, request: Request, name: str) -> Response:
+    return await FILES.serve_file(request, name)

@@ -1,6 +1,6 @@
-"""The page at / that shows the fleet, its files, and the stream that it reads.
+"""Fleet page at /, its files, and the event stream that feeds the page.
 
-The page loads nothing from elsewhere, and its content security policy would not let it.
+The page loads no outside resources; its content security policy forbids them.
 """
 
 from pathlib import Path
@@ -8,21 +8,21 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from select_service.access.roles import ANYONE, CALLER, OPERATOR, within_tenants
-from select_service.api.limits import holder_of
-from select_service.api.live import EVENT_STREAM, events
-from select_service.api.service import Service, grant_of
-from select_service.api.static_files import HTML, IMAGE, JAVASCRIPT, STYLES, StaticFiles
-from select_service.errors import CapacityExceeded, NotFound
-from select_service.http.endpoint import Answer, Noun, Route
-from select_service.http.streams import BoundedStream
+from select_service.api.fleet_frames import EVENT_STREAM, stream_frames
+from select_service.api.process_limits import request_holder
+from select_service.api.service_context import ServiceContext, request_grant
+from select_service.api.static_files import CSS, HTML, JAVASCRIPT, SVG, StaticFiles
+from select_service.auth.roles import ANYONE, CALLER, OPERATOR, tenant_scoped
+from select_service.base.errors import CapacityExceeded, NotFound
+from select_service.http.bounded_stream import BoundedStream
+from select_service.http.endpoint import EndpointGroup, ResponseSpec, RouteSpec
 
-POLICY = (
+CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _FOLDER = Path(__file__).parent / "page"
-_OWN = (
+_OWN_FILES = (
     *("api.js", "ask.js", "candidates.js", "charts.js", "decisions.js", "dom.js", "fleet.js"),
     *(
         "history.js",
@@ -36,71 +36,74 @@ _OWN = (
     ),
     "tables.js",
 )
-_OF_OTHERS = ("uPlot.esm.js", "uPlot.min.css")
+_VENDORED_FILES = ("uPlot.esm.js", "uPlot.min.css")
 FILES = StaticFiles(
-    {name: _FOLDER / name for name in _OWN}
-    | {name: _FOLDER / "uplot" / f"{name}.gz" for name in _OF_OTHERS},
+    {name: _FOLDER / name for name in _OWN_FILES}
+    | {name: _FOLDER / "uplot" / f"{name}.gz" for name in _VENDORED_FILES},
     max_age_s=0,
 )
 _INDEX = StaticFiles({"index.html": _FOLDER / "index.html"}, max_age_s=0)
 
-PAGE = Noun("page", "The fleet as a page, and as the stream that the page reads.")
+PAGE = EndpointGroup("page", "Fleet page, and the event stream of the page.")
 
 
-@PAGE.declare(
-    Route(
+@PAGE.declare_route(
+    RouteSpec(
         "GET",
         "/",
         "page",
-        "The fleet as a page that follows it",
-        {200: Answer("HTML without outside resources.", None, media_type=HTML)},
+        "Show the fleet as a live page",
+        {200: ResponseSpec("HTML without outside resources.", None, media_type=HTML)},
         may_call=ANYONE,
     )
 )
-async def page(service: Service, request: Request) -> Response:
-    answer = await _INDEX.answer(request, "index.html")
-    answer.headers["content-security-policy"] = POLICY
+async def show_page(service: ServiceContext, request: Request) -> Response:
+    answer = await _INDEX.serve_file(request, "index.html")
+    answer.headers["content-security-policy"] = CONTENT_SECURITY_POLICY
     answer.headers["referrer-policy"] = "no-referrer"
     return answer
 
 
-@PAGE.declare(
-    Route(
+@PAGE.declare_route(
+    RouteSpec(
         "GET",
         "/page/{file}",
         "page_file",
-        "What the page loads",
+        "Get a file of the page",
         {
-            200: Answer(
-                "Script, style sheet or picture.", None, media_type=JAVASCRIPT, also=(STYLES, IMAGE)
+            200: ResponseSpec(
+                "Script, style sheet or picture.",
+                None,
+                media_type=JAVASCRIPT,
+                alternative_types=(CSS, SVG),
             )
         },
         may_call=ANYONE,
-        in_path=FILES.parameter("main.js"),
+        in_path=FILES.file_parameter("main.js"),
         refusals=(NotFound,),
     )
 )
-async def page_file(service: Service, request: Request, name: str) -> Response:
-    return await FILES.answer(request, name)
+async def show_page_file(service: ServiceContext, request: Request, name: str) -> Response:
+    return await FILES.serve_file(request, name)
 
 
-@PAGE.declare(
-    Route(
+@PAGE.declare_route(
+    RouteSpec(
         "GET",
         "/live",
         "stream_fleet",
-        "The fleet in numbers once a second, as server-sent events",
-        {200: Answer("Events until the client leaves.", None, media_type=EVENT_STREAM)},
-        may_call=within_tenants(CALLER, OPERATOR),
-        detail="What the page at `/` shows. Its events `history` (once) and `fleet` may get other "
-        "fields in any release. Of a fleet of very many ranks they come less often.",
+        "Stream the fleet in numbers once a second, as server-sent events",
+        {200: ResponseSpec("Events until the client disconnects.", None, media_type=EVENT_STREAM)},
+        may_call=tenant_scoped(CALLER, OPERATOR),
+        detail="Feeds the page at `/`. The fields of the events `history` (sent once) and `fleet` "
+        "may change in any release. Very large fleets get events less often.",
         refusals=(CapacityExceeded,),
     )
 )
-async def live(service: Service, request: Request) -> Response:
+async def stream_live(service: ServiceContext, request: Request) -> Response:
     if request.method == "HEAD":
-        return Response(media_type=EVENT_STREAM)  # what follows has no end
-    content = events(service, grant_of(request))
+        return Response(media_type=EVENT_STREAM)  # the body of GET would never end
+    content = stream_frames(service, request_grant(request))
     headers = {"cache-control": "no-store"}
-    limit, holder = service.limits.live_streams, holder_of(request)
+    limit, holder = service.limits.live_streams, request_holder(request)
     return BoundedStream(limit, holder, content, headers, EVENT_STREAM)

@@ -1,4 +1,4 @@
-"""Files of the package that pages load.  Those made by others are stored compressed."""
+"""Static files of the package for the pages.  Third-party files are stored compressed."""
 
 import asyncio
 import gzip
@@ -10,39 +10,41 @@ from typing import Literal
 from starlette.requests import Request
 from starlette.responses import Response
 
-from select_service.errors import NotFound
+from select_service.base.errors import NotFound
 from select_service.http.endpoint import PathParameter
 
 HTML = "text/html; charset=utf-8"
-STYLES = "text/css; charset=utf-8"
+CSS = "text/css; charset=utf-8"
 JAVASCRIPT = "text/javascript; charset=utf-8"
-IMAGE = "image/svg+xml"
-_TYPES = {"html": HTML, "css": STYLES, "js": JAVASCRIPT, "svg": IMAGE}
+SVG = "image/svg+xml"
+_TYPES = {"html": HTML, "css": CSS, "js": JAVASCRIPT, "svg": SVG}
 FILES_MAX = 64
-"""Files that are kept in memory as they are sent, each in two forms."""
+"""Most files cached in memory as sent, each in two forms."""
 
 
 class StaticFiles:
-    """Files by the names under which they are asked for."""
+    """Files by the names in their URLs."""
 
     def __init__(self, files: Mapping[str, Path], max_age_s: int) -> None:
-        """files: where each is;  max_age_s: how long browsers may keep them unasked"""
+        """files: path of each file by name;  max_age_s: browser cache lifetime, seconds; 0 means
+        revalidate
+        """
         self._files = files
         self._caching = f"public, max-age={max_age_s}" if max_age_s else "no-cache"
 
-    def parameter(self, example: str) -> PathParameter:
-        """The name of a file in a path."""
+    def file_parameter(self, example: str) -> PathParameter:
+        """Return the path parameter with the file's name."""
         names = Literal[tuple(self._files)]  # type: ignore[valid-type]
-        return PathParameter("file", names, "Name of the file.", example, self._known)
+        return PathParameter("file", names, "Name of the file.", example, self._check_name)
 
-    def _known(self, segment: str) -> str:
+    def _check_name(self, segment: str) -> str:
         if segment not in self._files:
             raise NotFound(f"the page has no file `{segment[:64]}`")
         return segment
 
-    async def answer(self, request: Request, name: str) -> Response:
+    async def serve_file(self, request: Request, name: str) -> Response:
         compressed = "gzip" in request.headers.get("accept-encoding", "")
-        data = await asyncio.to_thread(_content, self._files[name], compressed)
+        data = await asyncio.to_thread(_file_content, self._files[name], compressed)
         headers = {
             "vary": "Accept-Encoding",
             "cache-control": self._caching,
@@ -54,8 +56,9 @@ class StaticFiles:
 
 
 @lru_cache(maxsize=2 * FILES_MAX)
-def _content(file: Path, compressed: bool) -> bytes:
+def _file_content(file: Path, compressed: bool) -> bytes:
     stored = file.read_bytes()
     if file.name.endswith(".gz"):
         return stored if compressed else gzip.decompress(stored)
+    # Without mtime=0 the gzip header would contain the current time and differ between replicas.
     return gzip.compress(stored, mtime=0) if compressed else stored

@@ -1,4 +1,4 @@
-"""Workers as /workers and /ready show them: catalog, hints, listeners and admission together."""
+"""Worker records for /workers and /ready: catalog, hints, listeners and admission combined."""
 
 from collections.abc import Generator, Iterator
 from time import monotonic
@@ -7,46 +7,48 @@ import msgspec
 from msgspec import UnsetType
 
 from indexer.sockets.listener_status import ListenerStatus
-from select_service.api.service import Service
-from select_service.bodies.health import WorkerHealth
-from select_service.bodies.workers import (
+from select_service.api.service_context import ServiceContext
+from select_service.core.admission.worker_admission import (
+    RANKS_PER_STEP,
+    WorkerAdmissionContext,
+    make_worker_admission,
+)
+from select_service.core.analysis.accuracy.prediction_accuracy import PredictionAccuracy
+from select_service.core.identity import PartitionKey
+from select_service.core.workers.worker_catalog import RegisteredWorker
+from select_service.schemas.health import WorkerHealth
+from select_service.schemas.workers import (
     KvEventReason,
     KvEventStatus,
     Lifecycle,
     RankPredictions,
     WorkerRecord,
 )
-from select_service.core.admission.worker_view import (
-    RANKS_PER_STEP,
-    AdmissionScene,
-    worker_admission,
-)
-from select_service.core.identity import PartitionKey
-from select_service.core.trust.rank_trust import RankTrust
-from select_service.core.workers.catalog import Worker
 
-WORKERS_AT_ONCE = 32
-"""Records whose busy state is computed together; it costs O(ranks of their partitions)."""
+WORKERS_PER_SCENE = 32
+"""Records that share one computation of busy states, which costs O(ranks of their partitions)."""
 
-NO_CONNECTION = "there is no connection"
-"""What is said where libzmq has told of no reason."""
+NOT_CONNECTED = "not connected"
+"""Reason given when libzmq has reported none."""
 
-Scenes = dict[PartitionKey, AdmissionScene]
+ScenesByPartition = dict[PartitionKey, WorkerAdmissionContext]
 
 
-def records(service: Service, workers: list[Worker]) -> Iterator[WorkerRecord | None]:
-    """The records with what the listeners of their ranks have seen, and with their busy state.
+def build_records(
+    service: ServiceContext, workers: list[RegisteredWorker]
+) -> Iterator[WorkerRecord | None]:
+    """Yield the records with listener status and busy state, and None between steps.
 
-    Each is made when it is asked for; None after a part of the ranks of one.  Workers that were
-    changed meanwhile are left out: they are others now, or gone.
+    Records are built on demand.  Workers changed or deleted during the iteration are left out.
     """
-    for begin in range(0, len(workers), WORKERS_AT_ONCE):
-        scenes: Scenes = {}
+    for begin in range(0, len(workers), WORKERS_PER_SCENE):
+        scenes: ScenesByPartition = {}
         now = monotonic()
-        for worker in workers[begin : begin + WORKERS_AT_ONCE]:
+        for worker in workers[begin : begin + WORKERS_PER_SCENE]:
             lifecycle = worker.lifecycle
-            steps = _record(service, worker, scenes, now)
-            while _stands(service, worker, lifecycle):
+            steps = _build_record(service, worker, scenes, now)
+            # Other tasks run between the steps and may change or delete the worker.
+            while _is_unchanged(service, worker, lifecycle):
                 try:
                     next(steps)
                 except StopIteration as end:
@@ -55,73 +57,78 @@ def records(service: Service, workers: list[Worker]) -> Iterator[WorkerRecord | 
                 yield None
 
 
-def _stands(service: Service, worker: Worker, lifecycle: Lifecycle) -> bool:
-    """Is it as it was?"""
-    known = service.selector.fleet.catalog.find(worker.worker_id)
+def _is_unchanged(service: ServiceContext, worker: RegisteredWorker, lifecycle: Lifecycle) -> bool:
+    """Return whether the worker is unchanged."""
+    known = service.selector.fleet.catalog.find_worker(worker.worker_id)
     return known is worker and worker.lifecycle == lifecycle
 
 
-def _record(
-    service: Service, worker: Worker, scenes: Scenes, now: float
+def _build_record(
+    service: ServiceContext, worker: RegisteredWorker, scenes: ScenesByPartition, now: float
 ) -> Generator[None, None, WorkerRecord]:
-    """scenes: those of partitions that have been looked at"""
+    """Build one record, yielding between steps.  scenes: cache of the admission state by
+    partition
+    """
     selector = service.selector
-    record = selector.record(worker)
-    record.deleted = selector.deletion(worker.worker_id, now) or msgspec.UNSET
-    record.drain = selector.draining.view(worker.worker_id) or msgspec.UNSET
-    if worker.schedulable:
+    record = selector.worker_record(worker)
+    record.deleted = selector.find_deletion(worker.worker_id, now) or msgspec.UNSET
+    record.drain = selector.draining.drain_view(worker.worker_id) or msgspec.UNSET
+    if worker.is_schedulable:
+        # Busy states depend on all ranks of the partition: compute them once for many workers.
         scene = scenes.get(worker.key)
         if scene is None:
             scene = scenes[worker.key] = selector.admission_scene(worker.key, now)
-        record.admission = (yield from worker_admission(scene, worker)) or msgspec.UNSET
-        record.kv_events = (yield from _kv_events(service, worker, now)) or msgspec.UNSET
-        record.health = (yield from _health(service, worker, now)) or msgspec.UNSET
-        record.predictions = (yield from _predictions(service, worker)) or msgspec.UNSET
+        record.admission = (yield from make_worker_admission(scene, worker)) or msgspec.UNSET
+        record.kv_events = (yield from _kv_event_statuses(service, worker, now)) or msgspec.UNSET
+        record.health = (yield from _worker_health(service, worker, now)) or msgspec.UNSET
+        record.predictions = (yield from _prediction_views(service, worker)) or msgspec.UNSET
     return record
 
 
-def _health(
-    service: Service, worker: Worker, now: float
+def _worker_health(
+    service: ServiceContext, worker: RegisteredWorker, now: float
 ) -> Generator[None, None, WorkerHealth | None]:
-    fitness = service.selector.fitness
+    fitness = service.selector.health
     return None if fitness is None else (yield from fitness.worker_health(worker, now))
 
 
-def _kv_events(
-    service: Service, worker: Worker, now: float
+def _kv_event_statuses(
+    service: ServiceContext, worker: RegisteredWorker, now: float
 ) -> Generator[None, None, dict[int, KvEventStatus]]:
-    """By dp_rank, of the ranks that are listened to."""
+    """Return the listener status by dp_rank, for ranks with a listener."""
     found = {}
     for number, dp_rank in enumerate(worker.dp_ranks(), 1):
         status = service.ingest.status_of((worker.worker_id, dp_rank))
         if status is not None:
-            found[dp_rank] = _shown(status, now)
+            found[dp_rank] = _kv_event_status(status, now)
         if number % RANKS_PER_STEP == 0:
             yield
     return found
 
 
-def _predictions(
-    service: Service, worker: Worker
+def _prediction_views(
+    service: ServiceContext, worker: RegisteredWorker
 ) -> Generator[None, None, dict[int, RankPredictions]]:
-    """By dp_rank, of the ranks of which something was found out."""
+    """Return the accuracy of predictions by dp_rank, for ranks with samples."""
     found: dict[int, RankPredictions] = {}
-    checks = service.selector.hindsight.predictions
+    checks = service.selector.analytics.predictions
     partition = service.selector.fleet.partitions.get(worker.key)
     if checks is None or partition is None:
         return found
-    for number, rank in enumerate(worker.ranks(), 1):
-        slot = partition.table.find(rank)
-        known = None if slot is None else checks.of_rank(partition.table.row(slot).writer)
+    for number, rank in enumerate(worker.list_ranks(), 1):
+        slot = partition.table.find_slot(rank)
+        known = None if slot is None else checks.accuracy_of(partition.table.row_at(slot).writer)
         if known is not None:
-            found[rank.dp_rank] = shown_trust(known, service.ingest.status_of(rank))
+            found[rank.dp_rank] = predictions_view(known, service.ingest.status_of(rank))
         if number % RANKS_PER_STEP == 0:
             yield
     return found
 
 
-def shown_trust(known: RankTrust, status: ListenerStatus | None) -> RankPredictions:
-    """status: of the rank's listener, None: there is none"""
+def predictions_view(known: PredictionAccuracy, status: ListenerStatus | None) -> RankPredictions:
+    """Return the view of a rank's accuracy.  status: listener of the rank; None means no
+    listener
+    """
     rate = known.tokens_per_s
     return RankPredictions(
         checks=known.checks,
@@ -129,36 +136,36 @@ def shown_trust(known: RankTrust, status: ListenerStatus | None) -> RankPredicti
         waits=known.waits,
         wait_error=round(known.wait_error, 3) if known.waits else None,
         tokens_per_s=None if rate is None else round(rate, 1),
-        suspect=_likely_cause(status) if known.is_suspect else msgspec.UNSET,
+        suspect=_probable_cause(status) if known.is_suspect else msgspec.UNSET,
     )
 
 
-def _likely_cause(status: ListenerStatus | None) -> str:
-    """Why the blocks of prompts are not announced."""
+def _probable_cause(status: ListenerStatus | None) -> str:
+    """Return why the blocks of prompts are probably not announced."""
     if status is None:
-        return "nobody listens to its KV events"
+        return "no listener for its KV events: registered or changed just now"
     if not status.connected:
-        return f"its KV events do not arrive: {status.connect_error or NO_CONNECTION}"
+        return f"no KV events arrive: {status.connect_error or NOT_CONNECTED}"
     if not status.batches:
-        return "it has published no KV events: are they switched on, and is it the right endpoint?"
+        return "no KV events received: check that the engine publishes them, and the endpoint"
     if status.degraded is not None:
         return f"KV events were lost: {status.degraded}"
     return (
-        "KV events arrive, but not for the blocks of its prompts: another block size, salt or LoRA "
-        "name than the requests have, the events of another rank, or prefix caching is off"
+        "KV events arrive, but not for the blocks of its prompts: block size, salt or LoRA name "
+        "differ from the requests, the events belong to another rank, or prefix caching is off"
     )
 
 
-def _shown(status: ListenerStatus, now: float) -> KvEventStatus:
+def _kv_event_status(status: ListenerStatus, now: float) -> KvEventStatus:
     last = status.last_event_monotonic
     return KvEventStatus(
         state=status.state,
         connected=status.connected,
         connect_error=status.connect_error,
-        degraded=_reason(status.degraded, status.degraded_monotonic, now),
-        unverified=_reason(status.doubt, status.doubted_monotonic, now),
-        unconnected=_reason(
-            status.connect_error or NO_CONNECTION, status.unconnected_monotonic, now
+        degraded=_event_reason(status.degraded, status.degraded_monotonic, now),
+        unverified=_event_reason(status.doubt, status.doubted_monotonic, now),
+        unconnected=_event_reason(
+            status.connect_error or NOT_CONNECTED, status.unconnected_monotonic, now
         ),
         last_sequence=status.last_sequence,
         batches=status.batches,
@@ -174,7 +181,7 @@ def _shown(status: ListenerStatus, now: float) -> KvEventStatus:
     )
 
 
-def _reason(why: str | None, since: float | None, now: float) -> KvEventReason | UnsetType:
+def _event_reason(why: str | None, since: float | None, now: float) -> KvEventReason | UnsetType:
     if why is None or since is None:
         return msgspec.UNSET
     return KvEventReason(reason=why, seconds=round(max(0.0, now - since), 3))

@@ -1,7 +1,7 @@
-"""The Python client of the service: bookings that end, whatever happens to selectors and callers.
+"""Python client of the service: reservations that end even if a selector or the caller fails.
 
-What is imported from here is what programs use.  Of the rest of the service nothing is needed but
-its bodies: no compiled code, no numpy.
+Programs import the names of `__all__`. The client needs no compiled code and no numpy: of the rest
+of the service only the schemas are imported.
 """
 
 try:
@@ -15,12 +15,12 @@ try:
         raise_unavailable,
         round_robin,
     )
-    from select_service.client.hashing import HashedPrompt, PromptHasher
     from select_service.client.lease import AsyncLease, Lease
+    from select_service.client.prompt_hasher import HashedPrompt, PromptHasher
 except ModuleNotFoundError as error:
-    from select_service.extras import advice_to_install
+    from select_service.base.extras import installation_advice
 
-    raise ModuleNotFoundError(advice_to_install(error, "client"), name=error.name) from None
+    raise ModuleNotFoundError(installation_advice(error, "client"), name=error.name) from None
 
 __all__ = [
     "AsyncLease",

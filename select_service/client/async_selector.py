@@ -1,4 +1,4 @@
-"""The client for asyncio."""
+"""Client for asyncio programs."""
 
 import contextlib
 from collections import Counter
@@ -6,39 +6,39 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack, cast, get_args
 
-from select_service.bodies.migrations import MigrationEvent
-from select_service.bodies.reservations import Reservation, ReservationRequest
-from select_service.bodies.selection import SelectAndReserveRequest, Selection
-from select_service.client import booking, streams
+from select_service.client import named_reservations, streamed_answers
 from select_service.client.async_routes import AsyncRoutes
+from select_service.client.client_core import ClientCore
+from select_service.client.client_options import ClientSettings, Options, TransportName
 from select_service.client.errors import Unavailable
-from select_service.client.exchange import Transport
 from select_service.client.fallbacks import KnownRank, raise_unavailable
-from select_service.client.following import Followed
-from select_service.client.hashing import PromptHasher, hasher_of
-from select_service.client.known_workers import KnownWorkers
 from select_service.client.lease import AsyncLease
 from select_service.client.lease_fields import LeaseFields
-from select_service.client.link import Link
-from select_service.client.options import Options, Settings, TransportName
-from select_service.client.routes import sparse
-from select_service.client.streams import Gap
+from select_service.client.move_subscription import MoveSubscription
+from select_service.client.prompt_hasher import PromptHasher, make_hasher
+from select_service.client.route_table import non_default_fields
+from select_service.client.streamed_answers import MoveGap
+from select_service.client.transport import Transport
+from select_service.client.worker_cache import WorkerCache
+from select_service.schemas.migrations import MigrationEvent
+from select_service.schemas.reservations import Reservation, ReservationRequest
+from select_service.schemas.selection import SelectAndReserveRequest, Selection
 
 L = TypeVar("L", bound=AsyncLease)
 
 
 class AsyncSelector(AsyncRoutes):
-    """The selectors of one catalog, as one.  Belongs to the event loop that uses it first."""
+    """Client of all selectors of one catalog. Belongs to the event loop of the first call."""
 
     def __init__(self, urls: Sequence[str], **options: Unpack[Options]) -> None:
-        """urls: of all selectors that share their bookings.  Raises ValueError."""
-        settings = Settings(**options)
-        self.link = Link(urls, settings, opened(settings))
-        self._workers = KnownWorkers(self.link)
-        self._followed = Followed(self.link)
+        """urls: URLs of all selectors that share their reservations.  Raises ValueError."""
+        settings = ClientSettings(**options)
+        self.core = ClientCore(urls, settings, make_transport(settings))
+        self._worker_cache = WorkerCache(self.core)
+        self._move_subscription = MoveSubscription(self.core)
         self._leases: set[AsyncLease] = set()
         self._in_flight: Counter[tuple[int, int]] = Counter()
-        self._fallen_back = 0
+        self._n_fallbacks = 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -47,12 +47,12 @@ class AsyncSelector(AsyncRoutes):
         await self.close()
 
     async def close(self) -> None:
-        """Leases that live are abandoned; what is left to tell is told within `deadline_s`."""
+        """Abandon all live leases; send the pending calls for at most `deadline_s` seconds."""
         for lease in tuple(self._leases):
             lease.abandon()
-        await self.link.close()
+        await self.core.close()
 
-    # --- bookings
+    # Leases and reservations
 
     @contextlib.asynccontextmanager
     async def lease(
@@ -64,13 +64,16 @@ class AsyncSelector(AsyncRoutes):
         subscribe: bool = False,
         **fields: Unpack[LeaseFields],
     ) -> AsyncIterator[AsyncLease]:
-        """The chosen rank, booked until the block ends: well, or with an exception, which blames
-        the rank unless it is a cancellation.
+        """Reserve a rank for the `async with` block.
 
-        prompt: a text for `tokenize`, instead of fields that say what the prompt is
-        headers: of all calls of the lease, as those of a trace
-        deadline_s: instead of the client's, for the booking alone
-        subscribe: hear of moves at once (`AsyncLease.move`), over a connection that all share
+        The block ends the lease: with success, or after an exception with a failure of the rank. A
+        cancellation blames no rank.
+
+        prompt: text for `tokenize`, instead of fields that describe the prompt
+        headers: headers of all calls of the lease, such as trace headers
+        deadline_s: time limit of the reservation call, in seconds; None means the client's
+        subscribe: receive moves at once (`AsyncLease.move`), over a connection that all leases
+        share
         Raises SelectorError.
         """
         async with await self.begin(
@@ -87,48 +90,56 @@ class AsyncSelector(AsyncRoutes):
         subscribe: bool = False,
         **fields: Unpack[LeaseFields],
     ) -> AsyncLease:
-        """A lease that ends when it is told to (`end`, `failed`), or the client is closed."""
-        given = self.fields(prompt, fields)
-        lease = await self.begun(AsyncLease, given, headers, deadline_s)
+        """Return a lease that lives until `end`, `failed` or the close of the client."""
+        given = self.body_fields(prompt, fields)
+        lease = await self.open_lease(AsyncLease, given, headers, deadline_s)
         if subscribe:
-            self._followed.add(lease)
+            self._move_subscription.add(lease)
         return lease
 
-    async def begun(
+    async def open_lease(
         self,
         kind: type[L],
         fields: dict[str, Any],
         headers: Mapping[str, str] | None,
         deadline_s: float | None,
     ) -> L:
-        """kind: of the lease; fields: of the body"""
-        sent = self.link.headers(headers)
-        self._watch(fields)
+        """Reserve a rank, or choose one with the fallback, and return its lease.
+
+        kind: class of the lease;  fields: fields of the body
+        """
+        sent = self.core.call_headers(headers)
+        # Watched before the first failure: without any selector there is no list of workers to
+        # read.
+        self._watch_scope(fields)
         try:
-            until = self.link.until(deadline_s)
-            chosen: booking.Booked | KnownRank = await booking.select_and_reserve(
-                self.link, fields, sent, until
-            )
+            until = self.core.deadline_in(deadline_s)
+            chosen: (
+                named_reservations.MadeReservation | KnownRank
+            ) = await named_reservations.select_and_reserve(self.core, fields, sent, until)
+        # Refusals are raised: only silence of all selectors permits a choice without them.
         except Unavailable as error:
-            chosen = self._chosen_without(fields, error)
-        lease = kind(self.link, chosen, sent, self._ended)
+            chosen = self._choose_by_fallback(fields, error)
+        lease = kind(self.core, chosen, sent, self._forget_lease)
         self._leases.add(lease)
         self._in_flight[lease.worker_id, lease.dp_rank] += 1
         if lease.selector is not None:
-            lease.arm()
-            self.link.ask_ttl(lease.selector, lease.reservation_id, self._rearm)
+            lease.restart_renewal_timer()
+            self.core.fetch_ttl(lease.selector, lease.reservation_id, self._restart_renewal_timers)
         return lease
 
     async def select_and_reserve(self, body: SelectAndReserveRequest) -> Selection:
-        """A booking that the caller renews and frees by itself.  Made once, whatever is lost."""
-        fields, sent = sparse(body), self.link.headers()
+        """Reserve a rank exactly once, whatever answers are lost; the caller renews and frees."""
+        fields, sent = non_default_fields(body), self.core.call_headers()
         return (
-            await booking.select_and_reserve(self.link, fields, sent, self.link.until())
+            await named_reservations.select_and_reserve(
+                self.core, fields, sent, self.core.deadline_in()
+            )
         ).selection
 
     async def reserve(self, body: ReservationRequest) -> Reservation:
-        """The same on a rank that the caller chose."""
-        return await booking.reserve(self.link, sparse(body))
+        """Reserve a rank that the caller chose exactly once; the caller renews and frees."""
+        return await named_reservations.reserve(self.core, non_default_fields(body))
 
     async def prompt_hasher(
         self,
@@ -138,76 +149,87 @@ class AsyncSelector(AsyncRoutes):
         model_name: str | None = None,
         tenant_id: str | None = None,
     ) -> PromptHasher:
-        """For prompts as the workers of a scope hash them, by default the client's own.
+        """Return a hasher of prompts for the workers of a scope, by default the client's scope.
 
-        Raises SelectorError, Unavailable too when no worker says how.
+        Raises SelectorError; Unavailable if no schedulable worker names its block size.
         """
-        scope = self.link.scope_in({"model_name": model_name, "tenant_id": tenant_id})
-        hasher = hasher_of(await self.workers(*scope), lora_name, cache_salt)
+        scope = self.core.scope_of_fields({"model_name": model_name, "tenant_id": tenant_id})
+        hasher = make_hasher(await self.workers(*scope), lora_name, cache_salt)
         if hasher is None:
-            raise Unavailable(f"no schedulable worker of {scope} says how it hashes")
+            raise Unavailable(f"no schedulable worker of {scope} has a block size: register one")
         return hasher
 
-    # --- answers in pieces
+    # Answers in pieces
 
     async def dump(self, path: Path, *, url: str | None = None, compact: bool = False) -> int:
-        """Write the index of a selector, of `url` or of the scope's, to a file; its size in bytes.
+        """Write the index of a selector to a file and return the size in bytes.
 
-        compact: in the form of docs/recovery.md, which is msgpack
-        Raises SelectorError, and then the file may hold a part.
+        url: URL of the selector; None means the selector of the client's scope
+        compact: use the msgpack form of docs/reference/files.md instead of JSON
+        Raises SelectorError; the file may then be incomplete.
         """
-        return await streams.dump(self.link, url or self.link.home(), path, compact=compact)
+        return await streamed_answers.write_dump(
+            self.core, url or self.core.home_selector(), path, compact=compact
+        )
 
-    def moves(self, url: str, after: int | None = None) -> AsyncIterator[MigrationEvent | Gap]:
-        """What the selector at `url` moves, as it happens, behind event `after` or from now on.
+    def moves(self, url: str, after: int | None = None) -> AsyncIterator[MigrationEvent | MoveGap]:
+        """Iterate over the moves of the selector at `url`, after event `after` or from now on.
 
-        Leases that subscribe follow their own moves.  Raises SelectorError.
+        Leases that subscribe receive their own moves.  Raises SelectorError.
         """
-        return streams.moves(self.link, url, after)
+        return streamed_answers.stream_moves(self.core, url, after)
 
-    # --- what leases have in common
+    # Shared with the blocking client and with leases
 
-    def fields(self, prompt: str | None, fields: LeaseFields) -> dict[str, Any]:
-        """Of the body, with the tokens of `prompt`.  Raises ValueError."""
+    def body_fields(self, prompt: str | None, fields: LeaseFields) -> dict[str, Any]:
+        """Return the fields of a body, with the tokens of `prompt` added.  Raises ValueError."""
         given = cast(dict[str, Any], fields)
         if prompt is None:
             return given
-        if self.link.settings.tokenize is None:
-            raise ValueError("a prompt that is a text needs `tokenize` of the selector")
-        return {**given, "token_ids": self.link.settings.tokenize(prompt)}
+        if self.core.settings.tokenize is None:
+            raise ValueError(
+                "a text prompt needs a tokenizer: give the selector the option `tokenize`"
+            )
+        return {**given, "token_ids": self.core.settings.tokenize(prompt)}
 
-    def _ended(self, lease: AsyncLease) -> None:
+    def _forget_lease(self, lease: AsyncLease) -> None:
         self._leases.discard(lease)
-        self._followed.discard(lease)
+        self._move_subscription.discard(lease)
         rank = lease.worker_id, lease.dp_rank
         self._in_flight[rank] -= 1
+        # Entries of zero would pile up over the ranks of a long-lived client.
         if not self._in_flight[rank]:
             del self._in_flight[rank]
 
-    def _rearm(self, url: str) -> None:
-        """The time to live at this selector is known now."""
+    def _restart_renewal_timers(self, url: str) -> None:
+        """Restart the renewal timers of all leases of a selector after its time to live became
+        known.
+        """
         for lease in self._leases:
             if lease.selector == url:
-                lease.arm()
+                lease.restart_renewal_timer()
 
-    # --- without selectors
+    # Fallback without any selector
 
-    def _watch(self, fields: Mapping[str, Any]) -> None:
-        if self.link.settings.fallback is not raise_unavailable:
-            self._workers.watch(self.link.scope_in(fields))
+    def _watch_scope(self, fields: Mapping[str, Any]) -> None:
+        if self.core.settings.fallback is not raise_unavailable:
+            self._worker_cache.watch_scope(self.core.scope_of_fields(fields))
 
-    def _chosen_without(self, fields: Mapping[str, Any], error: Unavailable) -> KnownRank:
-        """Raises `error` when there is no fallback, or no rank is known."""
-        ranks = self._workers.ranks(self.link.scope_in(fields))
-        fallback = self.link.settings.fallback
+    def _choose_by_fallback(self, fields: Mapping[str, Any], error: Unavailable) -> KnownRank:
+        """Return the rank that the fallback chooses.
+
+        Raises `error` if there is no fallback or no rank is known.
+        """
+        ranks = self._worker_cache.ranks_of_scope(self.core.scope_of_fields(fields))
+        fallback = self.core.settings.fallback
         if not ranks or fallback is raise_unavailable:
             raise error
-        self._fallen_back += 1
-        return fallback(ranks, self._in_flight, self._fallen_back - 1)
+        self._n_fallbacks += 1
+        return fallback(ranks, self._in_flight, self._n_fallbacks - 1)
 
 
-def opened(settings: Settings) -> Transport:
-    """Only what is used has to be installed.  Raises ValueError."""
+def make_transport(settings: ClientSettings) -> Transport:
+    """Make the transport of the settings; only its own library is imported.  Raises ValueError."""
     if settings.transport not in get_args(TransportName):
         names = " or ".join(get_args(TransportName))
         raise ValueError(f"transport: expected {names}, got `{settings.transport}`")

@@ -1,20 +1,20 @@
-"""The routes as methods that wait for their answers: `selector.loads()`."""
+"""Routes of the service as blocking methods: `selector.loads()`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
-from select_service.client import routes
-from select_service.client.routes import Route
+from select_service.client import route_table
+from select_service.client.route_table import ClientRoute
 
 P = ParamSpec("P")
 A = TypeVar("A")
 
 
 class BlockingCall(Generic[P, A]):
-    """A route as a method of `BlockingRoutes`."""
+    """Descriptor that turns a route into a method of `BlockingRoutes`."""
 
-    def __init__(self, route: Route[P, A]) -> None:
+    def __init__(self, route: ClientRoute[P, A]) -> None:
         self.route = route
 
     @overload
@@ -32,63 +32,66 @@ class BlockingCall(Generic[P, A]):
 
 
 class BlockingRoutes(ABC):
-    """docs/api.md says what each of them does.  All raise SelectorError."""
+    """All routes that create no reservation; docs/reference/api.md describes them.
+
+    All raise SelectorError.
+    """
 
     @abstractmethod
-    def call(self, route: Route[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
-        """Any route that books nothing.  Raises SelectorError."""
+    def call(self, route: ClientRoute[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
+        """Call a route that creates no reservation.  Raises SelectorError."""
 
-    select = BlockingCall(routes.SELECT)
-    explain = BlockingCall(routes.EXPLAIN)
-    decisions = BlockingCall(routes.DECISIONS)
-    decision = BlockingCall(routes.DECISION)
-    reservations = BlockingCall(routes.RESERVATIONS)
-    reservation = BlockingCall(routes.RESERVATION)
-    prefill_complete = BlockingCall(routes.PREFILL_COMPLETE)
-    output_block = BlockingCall(routes.OUTPUT_BLOCK)
-    renew = BlockingCall(routes.RENEW)
-    free = BlockingCall(routes.FREE)
-    migrated = BlockingCall(routes.MIGRATED)
-    migrations = BlockingCall(routes.MIGRATIONS)
-    workers = BlockingCall(routes.WORKERS)
-    worker = BlockingCall(routes.WORKER)
-    register = BlockingCall(routes.REGISTER)
-    patch = BlockingCall(routes.PATCH)
-    delete_worker = BlockingCall(routes.DELETE_WORKER)
-    state = BlockingCall(routes.STATE)
-    discovery = BlockingCall(routes.DISCOVERY)
-    fleet_health = BlockingCall(routes.FLEET_HEALTH)
-    outcome = BlockingCall(routes.OUTCOME)
-    drain = BlockingCall(routes.DRAIN)
-    undrain = BlockingCall(routes.UNDRAIN)
-    check = BlockingCall(routes.CHECK)
-    learn = BlockingCall(routes.LEARN)
-    set_busy_threshold = BlockingCall(routes.SET_BUSY_THRESHOLD)
-    busy_thresholds = BlockingCall(routes.BUSY_THRESHOLDS)
-    shed = BlockingCall(routes.SHED)
-    admission = BlockingCall(routes.ADMISSION)
-    policy = BlockingCall(routes.POLICY)
-    set_policy = BlockingCall(routes.SET_POLICY)
-    remove_policy = BlockingCall(routes.REMOVE_POLICY)
-    shadow = BlockingCall(routes.SHADOW)
-    begin_experiment = BlockingCall(routes.BEGIN_EXPERIMENT)
-    experiments = BlockingCall(routes.EXPERIMENTS)
-    experiment = BlockingCall(routes.EXPERIMENT)
-    end_experiment = BlockingCall(routes.END_EXPERIMENT)
-    register_peer = BlockingCall(routes.REGISTER_PEER)
-    deregister_peer = BlockingCall(routes.DEREGISTER_PEER)
-    peers = BlockingCall(routes.PEERS)
-    replica_status = BlockingCall(routes.REPLICA_STATUS)
-    loads = BlockingCall(routes.LOADS)
-    potential_loads = BlockingCall(routes.POTENTIAL_LOADS)
-    overlap_scores = BlockingCall(routes.OVERLAP_SCORES)
-    observation = BlockingCall(routes.OBSERVATION)
-    doctor = BlockingCall(routes.DOCTOR)
-    config = BlockingCall(routes.CONFIG)
-    set_log_level = BlockingCall(routes.SET_LOG_LEVEL)
-    health = BlockingCall(routes.HEALTH)
-    ready = BlockingCall(routes.READY)
-    metrics = BlockingCall(routes.METRICS)
-    openapi = BlockingCall(routes.OPENAPI)
-    docs = BlockingCall(routes.DOCS)
-    docs_file = BlockingCall(routes.DOCS_FILE)
+    select = BlockingCall(route_table.SELECT)
+    explain = BlockingCall(route_table.EXPLAIN)
+    decisions = BlockingCall(route_table.DECISIONS)
+    decision = BlockingCall(route_table.DECISION)
+    reservations = BlockingCall(route_table.RESERVATIONS)
+    reservation = BlockingCall(route_table.RESERVATION)
+    prefill_complete = BlockingCall(route_table.PREFILL_COMPLETE)
+    output_block = BlockingCall(route_table.OUTPUT_BLOCK)
+    renew = BlockingCall(route_table.RENEW)
+    free = BlockingCall(route_table.FREE)
+    migrated = BlockingCall(route_table.MIGRATED)
+    migrations = BlockingCall(route_table.MIGRATIONS)
+    workers = BlockingCall(route_table.WORKERS)
+    worker = BlockingCall(route_table.WORKER)
+    register = BlockingCall(route_table.REGISTER)
+    patch = BlockingCall(route_table.PATCH)
+    delete_worker = BlockingCall(route_table.DELETE_WORKER)
+    state = BlockingCall(route_table.STATE)
+    discovery = BlockingCall(route_table.DISCOVERY)
+    fleet_health = BlockingCall(route_table.FLEET_HEALTH)
+    outcome = BlockingCall(route_table.OUTCOME)
+    drain = BlockingCall(route_table.DRAIN)
+    undrain = BlockingCall(route_table.UNDRAIN)
+    check = BlockingCall(route_table.CHECK)
+    learn = BlockingCall(route_table.LEARN)
+    set_busy_threshold = BlockingCall(route_table.SET_BUSY_THRESHOLD)
+    busy_thresholds = BlockingCall(route_table.BUSY_THRESHOLDS)
+    shed = BlockingCall(route_table.SHED)
+    admission = BlockingCall(route_table.ADMISSION)
+    policy = BlockingCall(route_table.POLICY)
+    set_policy = BlockingCall(route_table.SET_POLICY)
+    remove_policy = BlockingCall(route_table.REMOVE_POLICY)
+    shadow = BlockingCall(route_table.SHADOW)
+    begin_experiment = BlockingCall(route_table.BEGIN_EXPERIMENT)
+    experiments = BlockingCall(route_table.EXPERIMENTS)
+    experiment = BlockingCall(route_table.EXPERIMENT)
+    end_experiment = BlockingCall(route_table.END_EXPERIMENT)
+    register_peer = BlockingCall(route_table.REGISTER_PEER)
+    deregister_peer = BlockingCall(route_table.DEREGISTER_PEER)
+    peers = BlockingCall(route_table.PEERS)
+    replica_status = BlockingCall(route_table.REPLICA_STATUS)
+    loads = BlockingCall(route_table.LOADS)
+    potential_loads = BlockingCall(route_table.POTENTIAL_LOADS)
+    overlap_scores = BlockingCall(route_table.OVERLAP_SCORES)
+    observation = BlockingCall(route_table.OBSERVATION)
+    doctor = BlockingCall(route_table.DOCTOR)
+    config = BlockingCall(route_table.CONFIG)
+    set_log_level = BlockingCall(route_table.SET_LOG_LEVEL)
+    health = BlockingCall(route_table.HEALTH)
+    ready = BlockingCall(route_table.READY)
+    metrics = BlockingCall(route_table.METRICS)
+    openapi = BlockingCall(route_table.OPENAPI)
+    docs = BlockingCall(route_table.DOCS)
+    docs_file = BlockingCall(route_table.DOCS_FILE)

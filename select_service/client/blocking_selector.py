@@ -1,6 +1,6 @@
-"""The client for threads: the one for asyncio, on an event loop in a thread of its own.
+"""Client for threads: an `AsyncSelector` on an event loop in a thread of its own.
 
-The thread begins with the first call, and anew in a process that is forked.
+The first call starts the thread. A forked process starts another thread.
 """
 
 import contextlib
@@ -11,40 +11,40 @@ from pathlib import Path
 from typing import NamedTuple, ParamSpec, Self, TypeVar, Unpack
 from weakref import WeakSet
 
-from select_service.bodies.reservations import Reservation, ReservationRequest
-from select_service.bodies.selection import SelectAndReserveRequest, Selection
 from select_service.client.async_selector import AsyncSelector
 from select_service.client.blocking_routes import BlockingRoutes
-from select_service.client.hashing import PromptHasher
+from select_service.client.client_options import Options
 from select_service.client.lease import Lease
 from select_service.client.lease_fields import LeaseFields
 from select_service.client.loop_thread import LoopThread
-from select_service.client.options import Options
-from select_service.client.routes import Route
+from select_service.client.prompt_hasher import PromptHasher
+from select_service.client.route_table import ClientRoute
+from select_service.schemas.reservations import Reservation, ReservationRequest
+from select_service.schemas.selection import SelectAndReserveRequest, Selection
 
 P = ParamSpec("P")
 A = TypeVar("A")
 
 
-class _Running(NamedTuple):
-    """The client of this process, and the thread on which it lives."""
+class _RunningClient(NamedTuple):
+    """Client of this process and the thread of its event loop."""
 
     selector: AsyncSelector
     thread: LoopThread
 
 
 class Selector(BlockingRoutes):
-    """As `AsyncSelector`, for any number of threads; one more renews and tells for all.
+    """Blocking `AsyncSelector` for any number of threads; one more thread renews all leases.
 
-    A process that is forked uses it as its parent does, with connections of its own; leases stay
-    with the process that began them.
+    A forked process uses the selector like its parent, over connections of its own. A lease stays
+    with the process that began the lease.
     """
 
     def __init__(self, urls: Sequence[str], **options: Unpack[Options]) -> None:
-        """urls: of all selectors that share their bookings.  Raises ValueError."""
-        self._unused: AsyncSelector | None = AsyncSelector(urls, **options)
+        """urls: URLs of all selectors that share their reservations.  Raises ValueError."""
+        self._unstarted: AsyncSelector | None = AsyncSelector(urls, **options)
         self._urls, self._options = tuple(urls), options
-        self._running: _Running | None = None
+        self._running: _RunningClient | None = None
         self._is_closed = False
         self._lock = threading.Lock()
         _selectors.add(self)
@@ -56,21 +56,23 @@ class Selector(BlockingRoutes):
         self.close()
 
     def close(self) -> None:
-        """Leases that live are abandoned; what is left to tell is told within `deadline_s`."""
+        """Abandon all live leases; send the pending calls for at most `deadline_s` seconds."""
         with self._lock:
             self._is_closed = True
+            # Taken under the lock, closed outside: closing waits for calls, which may need the
+            # lock.
             running, self._running = self._running, None
         if running is not None:
             running.thread.call(running.selector.close)
             running.thread.close()
 
-    def leave_to_parent(self) -> None:
-        """Begin anew in a process that was just forked: the thread has stayed in its parent."""
-        self._lock = threading.Lock()  # a thread of the parent may have held the former one
+    def reset_after_fork(self) -> None:
+        """Forget the thread of the parent in a process that was just forked."""
+        self._lock = threading.Lock()  # a thread of the parent may hold the former lock forever
         self._running = None
 
-    def _started(self) -> _Running:
-        """Raises RuntimeError when it is closed."""
+    def _ensure_started(self) -> _RunningClient:
+        """Return the running client; start the thread if needed.  Raises RuntimeError if closed."""
         running = self._running
         if running is not None:
             return running
@@ -78,15 +80,17 @@ class Selector(BlockingRoutes):
             if self._is_closed:
                 raise RuntimeError("this Selector is closed: make another one")
             if self._running is None:
-                selector = self._unused or AsyncSelector(self._urls, **self._options)
-                self._unused = None
-                self._running = _Running(selector, LoopThread(selector))
+                selector = self._unstarted or AsyncSelector(self._urls, **self._options)
+                # A forked child builds its own client: the first one belongs to the loop of the
+                # parent.
+                self._unstarted = None
+                self._running = _RunningClient(selector, LoopThread(selector))
             return self._running
 
-    def call(self, route: Route[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
-        """As `Link.call`: any route that books nothing."""
-        selector, thread = self._started()
-        return thread.call(lambda: selector.link.call(route, *args, **kwargs))
+    def call(self, route: ClientRoute[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
+        """Call a route that creates no reservation, see `ClientCore.call`."""
+        selector, thread = self._ensure_started()
+        return thread.call(lambda: selector.core.call(route, *args, **kwargs))
 
     @contextlib.contextmanager
     def lease(
@@ -97,7 +101,7 @@ class Selector(BlockingRoutes):
         deadline_s: float | None = None,
         **fields: Unpack[LeaseFields],
     ) -> Iterator[Lease]:
-        """As `AsyncSelector.lease`."""
+        """See `AsyncSelector.lease`."""
         with self.begin(prompt, headers=headers, deadline_s=deadline_s, **fields) as lease:
             yield lease
 
@@ -109,10 +113,10 @@ class Selector(BlockingRoutes):
         deadline_s: float | None = None,
         **fields: Unpack[LeaseFields],
     ) -> Lease:
-        """As `AsyncSelector.begin`."""
-        selector, thread = self._started()
-        given = selector.fields(prompt, fields)
-        return thread.call(selector.begun, Lease, given, headers, deadline_s)
+        """See `AsyncSelector.begin`."""
+        selector, thread = self._ensure_started()
+        given = selector.body_fields(prompt, fields)
+        return thread.call(selector.open_lease, Lease, given, headers, deadline_s)
 
     def prompt_hasher(
         self,
@@ -122,8 +126,8 @@ class Selector(BlockingRoutes):
         model_name: str | None = None,
         tenant_id: str | None = None,
     ) -> PromptHasher:
-        """As `AsyncSelector.prompt_hasher`."""
-        selector, thread = self._started()
+        """See `AsyncSelector.prompt_hasher`."""
+        selector, thread = self._ensure_started()
         return thread.call(
             lambda: selector.prompt_hasher(
                 lora_name, cache_salt, model_name=model_name, tenant_id=tenant_id
@@ -131,28 +135,29 @@ class Selector(BlockingRoutes):
         )
 
     def dump(self, path: Path, *, url: str | None = None, compact: bool = False) -> int:
-        """As `AsyncSelector.dump`."""
-        selector, thread = self._started()
+        """See `AsyncSelector.dump`."""
+        selector, thread = self._ensure_started()
         return thread.call(selector.dump, path, url=url, compact=compact)
 
     def select_and_reserve(self, body: SelectAndReserveRequest) -> Selection:
-        """A booking that the caller renews and frees by itself.  Made once, whatever is lost."""
-        selector, thread = self._started()
+        """Reserve a rank exactly once, whatever answers are lost; the caller renews and frees."""
+        selector, thread = self._ensure_started()
         return thread.call(selector.select_and_reserve, body)
 
     def reserve(self, body: ReservationRequest) -> Reservation:
-        """The same on a rank that the caller chose."""
-        selector, thread = self._started()
+        """Reserve a rank that the caller chose exactly once; the caller renews and frees."""
+        selector, thread = self._ensure_started()
         return thread.call(selector.reserve, body)
 
 
+# Weak, so that a selector which the program drops does not stay alive for forks.
 _selectors: WeakSet[Selector] = WeakSet()
 
 
-def _leave_to_parent() -> None:
+def _reset_all_after_fork() -> None:
     for selector in tuple(_selectors):
-        selector.leave_to_parent()
+        selector.reset_after_fork()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
-    os.register_at_fork(after_in_child=_leave_to_parent)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_reset_all_after_fork)

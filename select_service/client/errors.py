@@ -1,22 +1,22 @@
-"""How a call to selectors can fail: one refused it, or none answered."""
+"""Errors of the client: a selector refused a call, or no selector answered."""
 
 from typing import Any
 
-from select_service.errors import PortableError
+from select_service.base.errors import PicklableError
 
 
-class SelectorError(PortableError):
-    """Base of all that a selector's client raises on purpose."""
+class SelectorError(PicklableError):
+    """Base of all exceptions that the client raises on purpose."""
 
 
 class Refused(SelectorError):
-    """A selector has answered and said no; nothing was changed there.
+    """A selector refused the call and changed nothing.
 
-    status: of HTTP
-    code: kind of the refusal, for programs; as docs/api.md lists them
-    text: what was wrong, for people
-    retry_after_s: seconds before which to ask again is of no use; None: it does not say
-    details: what the refusal says besides
+    status: HTTP status
+    code: machine-readable kind of the refusal, as listed in docs/reference/api.md
+    text: explanation for people
+    retry_after_s: seconds before which another attempt is useless; None means unknown
+    details: further fields of the refusal
     """
 
     def __init__(
@@ -36,9 +36,9 @@ class Refused(SelectorError):
 
 
 class Unavailable(SelectorError):
-    """No selector has answered in time.
+    """No selector answered in time.
 
-    may_be_done: one may have got the request, and its answer was lost
+    may_be_done: whether a selector may have executed the request and its answer was lost
     """
 
     def __init__(self, text: str, *, may_be_done: bool = False) -> None:

@@ -1,8 +1,9 @@
-"""Exchanges by httpx; the only module that knows it.
+"""HTTP transport based on httpx.
 
-Its transport is used without its client: no cookies, redirects or authentication are wanted, and
-each call costs half as much.  Each transport has one connection: its pool looks at all connections
-for every request, and at all pairs of them, which costs more than the request when there are many.
+Only the transport of httpx is used, not its client: cookies, redirects and authentication are not
+needed, and a call costs half as much. Each transport has one connection, because the pool of httpx
+compares all pairs of connections for each request, which with many connections costs more than
+the request. No other module imports httpx.
 """
 
 import asyncio
@@ -13,16 +14,16 @@ from functools import lru_cache
 
 import httpx
 
-from select_service.client.exchange import (
+from select_service.client.transport import (
     ANSWER_BYTES_MAX,
     CONNECT_S_MAX,
     CONNECTIONS_MAX,
     IDLE_S_MAX,
-    Answer,
-    Asked,
-    Broken,
-    Streamed,
-    too_large,
+    ClientRequest,
+    ClientResponse,
+    StreamedResponse,
+    TransportError,
+    too_large_error,
 )
 
 _UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
@@ -30,56 +31,67 @@ _UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.Un
 
 SELECTORS_KEPT_MAX = 1024
 
-_ONE = httpx.Limits(max_connections=1, keepalive_expiry=IDLE_S_MAX)
+_SINGLE_CONNECTION = httpx.Limits(max_connections=1, keepalive_expiry=IDLE_S_MAX)
 
 
 class HttpxTransport:
-    """Connections that are lent for one exchange each, those used last first."""
+    """Connections that each serve one exchange at a time; the latest used is the next."""
 
     def __init__(self, ssl_context: ssl.SSLContext | None = None) -> None:
-        """ssl_context: of https; None: public CAs are believed"""
+        """ssl_context: TLS settings of https; None means public CAs"""
         self._ssl = ssl_context or httpx.create_ssl_context(trust_env=False)
         self._free: dict[str, list[httpx.AsyncHTTPTransport]] = {}
         self._permits = asyncio.Semaphore(CONNECTIONS_MAX)
 
-    async def send(self, url: str, asked: Asked, timeout_s: float) -> Answer:
-        """As `Transport.send`."""
+    async def send(self, url: str, asked: ClientRequest, timeout_s: float) -> ClientResponse:
+        """See `Transport.send`."""
         try:
-            async with self._lent(url) as http:
-                response = await http.handle_async_request(_request(url, asked, timeout_s))
+            async with self._borrow_connection(url) as http:
+                # Below httpx.Client, with its cookies, redirects and authentication, which cost
+                # half of a call.
+                response = await http.handle_async_request(_make_request(url, asked, timeout_s))
                 try:
-                    content = await _whole(response)
+                    content = await _read_content(response)
                 finally:
                     await response.aclose()
         except httpx.TransportError as error:
-            raise _broken(error) from error
-        return Answer(response.status_code, response.headers, content)
+            raise _transport_error(error) from error
+        return ClientResponse(response.status_code, response.headers, content)
 
     @contextlib.asynccontextmanager
-    async def stream(self, url: str, asked: Asked, silence_s: float) -> AsyncIterator[Streamed]:
-        """As `Transport.stream`."""
+    async def stream(
+        self, url: str, asked: ClientRequest, silence_s: float
+    ) -> AsyncIterator[StreamedResponse]:
+        """See `Transport.stream`."""
         try:
-            async with self._lent(url) as http:
-                response = await http.handle_async_request(_request(url, asked, silence_s))
+            async with self._borrow_connection(url) as http:
+                response = await http.handle_async_request(_make_request(url, asked, silence_s))
                 try:
-                    yield Streamed(response.status_code, response.headers, response.aiter_raw())
+                    yield StreamedResponse(
+                        response.status_code, response.headers, response.aiter_raw()
+                    )
                 finally:
                     await response.aclose()
         except httpx.TransportError as error:
-            raise _broken(error) from error
+            raise _transport_error(error) from error
 
     async def close(self) -> None:
-        """As `Transport.close`."""
+        """See `Transport.close`."""
         for free in self._free.values():
             for http in free:
                 await http.aclose()
         self._free.clear()
 
     @contextlib.asynccontextmanager
-    async def _lent(self, url: str) -> AsyncIterator[httpx.AsyncHTTPTransport]:
+    async def _borrow_connection(self, url: str) -> AsyncIterator[httpx.AsyncHTTPTransport]:
         async with self._permits:
             free = self._free.setdefault(url, [])
-            http = free.pop() if free else httpx.AsyncHTTPTransport(self._ssl, limits=_ONE)
+            # The latest used first, so that surplus connections go idle and are closed.
+            http = (
+                free.pop()
+                if free
+                else httpx.AsyncHTTPTransport(self._ssl, limits=_SINGLE_CONNECTION)
+            )
             try:
                 yield http
             finally:
@@ -87,19 +99,23 @@ class HttpxTransport:
 
 
 @lru_cache(SELECTORS_KEPT_MAX)
-def _parsed(url: str) -> tuple[httpx.URL, str]:
-    """The URL of a selector, and the path that stands before all of its own."""
+def _parse_url(url: str) -> tuple[httpx.URL, str]:
+    """Return the parsed URL of a selector and the path prefix of all its routes."""
     parsed = httpx.URL(url)
     return parsed, parsed.path.rstrip("/")
 
 
-def _request(url: str, asked: Asked, timeout_s: float) -> httpx.Request:
-    """To parse a URL costs as much as a fifth of the whole exchange: only the selector's is."""
-    parsed, prefix = _parsed(url)
+def _make_request(url: str, asked: ClientRequest, timeout_s: float) -> httpx.Request:
+    """Make a request. Only the URL of the selector is parsed, and cached.
+
+    Parsing a URL costs a fifth of a whole exchange.
+    """
+    parsed, prefix = _parse_url(url)
     timeout = {
         "connect": min(CONNECT_S_MAX, timeout_s),
         "read": timeout_s,
         "write": timeout_s,
+        # Never reached: each transport serves one exchange at a time.
         "pool": timeout_s,
     }
     return httpx.Request(
@@ -111,16 +127,16 @@ def _request(url: str, asked: Asked, timeout_s: float) -> httpx.Request:
     )
 
 
-async def _whole(response: httpx.Response) -> bytes:
+async def _read_content(response: httpx.Response) -> bytes:
     pieces, n_bytes = [], 0
     async for piece in response.aiter_raw():
         n_bytes += len(piece)
         if n_bytes > ANSWER_BYTES_MAX:
-            raise too_large(ANSWER_BYTES_MAX)
+            raise too_large_error(ANSWER_BYTES_MAX)
         pieces.append(piece)
     return b"".join(pieces)
 
 
-def _broken(error: httpx.TransportError) -> Broken:
+def _transport_error(error: httpx.TransportError) -> TransportError:
     text = f"{type(error).__name__} {error}".rstrip()
-    return Broken(text, was_sent=not isinstance(error, _UNSENT))
+    return TransportError(text, was_sent=not isinstance(error, _UNSENT))

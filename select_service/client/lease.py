@@ -1,7 +1,7 @@
-"""One request's hold on a rank, from its booking to its end, told to the selector meanwhile.
+"""Lease: the reservation of one request, from its selection to its end.
 
-Nothing here waits: what happens is noted (`progress`), and a task tells it in order.  A lease that
-says nothing for a third of its time to live is renewed.
+No method waits. `progress` collects events, and a task sends them to the selector in order. A lease
+without a call for a third of its time to live is renewed.
 """
 
 import asyncio
@@ -12,73 +12,73 @@ from typing import Any, Self
 
 from msgspec import UnsetType
 
-from select_service.bodies.migrations import MovedTo
-from select_service.bodies.selection import Overlap
-from select_service.client import routes
-from select_service.client.booking import Booked
-from select_service.client.calling import Call
+from select_service.client import route_table
+from select_service.client.client_core import ClientCore, decode_answer
 from select_service.client.errors import Refused, SelectorError
-from select_service.client.exchange import Asked
 from select_service.client.fallbacks import KnownRank
-from select_service.client.link import Link, read
-from select_service.client.progress import Outcome, Progress, Verb
-from select_service.client.routes import Repeats
+from select_service.client.lease_progress import LeaseProgress, Outcome, ReservationVerb
+from select_service.client.named_reservations import MadeReservation
+from select_service.client.retrying_caller import Call
+from select_service.client.route_table import RepeatPolicy
+from select_service.client.transport import ClientRequest
+from select_service.schemas.migrations import MovedTo
+from select_service.schemas.selection import Overlap
 
 RENEWALS_PER_TTL = 3
-"""Two may be lost."""
-AGAIN_S = 1.0
-"""Pause before the first token is told again that no selector has heard of."""
+"""Renewals per time to live, of which two may be lost."""
+REPORT_RETRY_S = 1.0
+"""Pause before the first token is reported again after a failure, in seconds."""
 
-_METHODS = {Verb.FREE: "DELETE"}
+_METHODS = {ReservationVerb.FREE: "DELETE"}
 
 Release = Callable[["AsyncLease"], None]
 
 
 class AsyncLease:
-    """Where a request runs.  Ends with its `async with` block.
+    """Reserved rank of a request. The `async with` block ends the lease.
 
-    worker_id, dp_rank, endpoint: where it runs; after a move as before it, see `moved`
-    block_size: tokens of a block of its engine
-    reservation_id: its name
-    overlap: what the rank had cached of the prompt, in tokens; None: it is not known
-    effective_prefill_tokens: what was left to be computed
-    selector: URL of the selector that booked it; None: nobody did, see `booked`
-    booked: False when no selector answered and a fallback chose the rank
-    lost: no selector knows the reservation any more; it was not booked again
-    moved: where the service has moved it to; None: nowhere
-    cause: why it failed, as the caller said
+    worker_id, dp_rank, endpoint: reserved rank; a move does not change them, see `moved`
+    block_size: block size of the engine, in tokens
+    reservation_id: name of the reservation
+    overlap: cached part of the prompt on the rank, in tokens; None means unknown
+    effective_prefill_tokens: prompt tokens that the rank has to compute
+    selector: URL of the selector that made the reservation; None without one, see `booked`
+    booked: False if no selector answered and a fallback chose the rank
+    lost: whether no selector has the reservation any more; a lost lease is not reserved again
+    moved: rank to which the service moved the reservation; None means no move
+    cause: cause of the failure, as given by the caller
     """
 
     def __init__(
         self,
-        link: Link,
-        chosen: Booked | KnownRank,
+        link: ClientCore,
+        chosen: MadeReservation | KnownRank,
         headers: dict[str, str],
         release: Release,
     ) -> None:
-        """headers: of all its calls; release: is told once that it has ended"""
-        self._link = link
+        """headers: headers of all calls;  release: called once after the end"""
+        self._core = link
         self._headers = headers
         self._release = release
         self.moved: MovedTo | None = None
         self._has_moved = asyncio.Event()
         self.cause = ""
         self._timer: asyncio.TimerHandle | None = None
-        self._is_telling = False
+        self._is_sending = False
         self._loop = asyncio.get_running_loop()
-        self._told_at = self._loop.time()
-        self._hold(chosen)
-        self.progress = Progress(self.block_size)
+        self._last_call_at = self._loop.time()
+        self._store_choice(chosen)
+        self.progress = LeaseProgress(self.block_size)
 
-    def _hold(self, chosen: Booked | KnownRank) -> None:
+    def _store_choice(self, chosen: MadeReservation | KnownRank) -> None:
         self.selector: str | None = None
         self.reservation_id = ""
         self.overlap: Overlap | None = None
         self.effective_prefill_tokens = 0
-        self._doubtful: tuple[str, ...] = ()
-        rank = chosen.selection if isinstance(chosen, Booked) else chosen
-        if isinstance(chosen, Booked):
-            self.selector, self._doubtful = chosen.url, chosen.doubtful
+        self._uncertain: tuple[str, ...] = ()
+        rank = chosen.selection if isinstance(chosen, MadeReservation) else chosen
+        if isinstance(chosen, MadeReservation):
+            self.selector, self._uncertain = chosen.url, chosen.uncertain
             self.reservation_id = chosen.reservation_id
             self.overlap = chosen.selection.overlap
             self.effective_prefill_tokens = chosen.selection.effective_prefill_tokens
@@ -95,165 +95,176 @@ class AsyncLease:
     def lost(self) -> bool:
         return self.progress.is_lost
 
-    # --- what happens
+    # Events of the request
 
     def first_token(self) -> None:
-        """The engine has computed the prompt."""
-        self._do(self.progress.first_token)
+        """Report that the engine has computed the prompt."""
+        self._record(self.progress.record_first_token)
 
     def tokens(self, n: int) -> None:
-        """The engine has put out so many more tokens."""
-        self._do(self.progress.tokens, n)
+        """Report `n` more output tokens."""
+        self._record(self.progress.record_tokens, n)
 
     def failed(self, cause: str = "") -> None:
-        """The engine did not do what it should: its rank is to blame."""
+        """End the lease with a failure of its rank."""
         self.cause = cause
         self.end("failure")
 
     def end(self, outcome: Outcome = "ok") -> None:
-        """It is over; what comes after the first end does not count."""
-        self._do(self.progress.end, outcome)
+        """End the lease; only the first end counts."""
+        self._record(self.progress.record_end, outcome)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.end(outcome_of(kind))
+        self.end(outcome_of_exception(kind))
 
     async def move(self) -> MovedTo:
-        """Where the service moves it to, as soon as it does: see `subscribe` of `lease`.
+        """Wait for the next move and return its target rank; needs `subscribe` of `lease`.
 
-        The move is confirmed by `migrated` of the selector; the next one is waited for after that.
+        The caller confirms a move with `migrated` of the selector, and then waits for the next.
         """
         await self._has_moved.wait()
+        # Cleared before the return: a move that arrives during the caller's work wakes the next
+        # wait.
         self._has_moved.clear()
         assert self.moved is not None
         return self.moved
 
-    def move_to(self, target: MovedTo) -> None:
-        """A selector says so, perhaps not for the first time."""
+    def note_move(self, target: MovedTo) -> None:
+        """Store the target of a move; a repeated notification has no effect."""
+        # Answers to renewals repeat the latest move; only a new one may wake the caller.
         if target != self.moved:
             self.moved = target
             self._has_moved.set()
 
-    def ask(self) -> None:
-        """Renew it now, which says where it is."""
-        self._note(self.progress.renew)
+    def renew_now(self) -> None:
+        """Renew the reservation now; the answer names its current rank."""
+        self._record_on_loop(self.progress.request_renewal)
 
     def abandon(self) -> None:
-        """The client is closed.  On its event loop only."""
-        self._note(self.progress.end, None)
+        """End the lease without an outcome because the client is closed. On its event loop only."""
+        self._record_on_loop(self.progress.record_end, None)
 
-    def _do(self, note: Callable[..., None], *args: Any) -> None:
-        self._note(note, *args)
+    def _record(self, note: Callable[..., None], *args: Any) -> None:
+        self._record_on_loop(note, *args)
 
-    def _note(self, note: Callable[..., None], *args: Any) -> None:
-        """Note what happened, and see that it is told."""
+    def _record_on_loop(self, note: Callable[..., None], *args: Any) -> None:
+        """Record an event and start sending it."""
         had_ended = self.progress.has_ended
         note(*args)
         if self.progress.has_ended and not had_ended:
-            self._link.background.cancel(self._timer)
+            self._core.background.cancel_timer(self._timer)
             self._release(self)
-        self._wake()
+        self._start_sending()
 
-    # --- telling it
+    # Calls to the selector
 
-    def _wake(self) -> None:
-        if self._is_telling or not self.booked:
+    def _start_sending(self) -> None:
+        if self._is_sending or not self.booked:
             return
-        if not self._link.background.is_full:
-            self._is_telling = True
-            self._link.background.spawn(self._tell())
+        if not self._core.background.is_full:
+            self._is_sending = True
+            self._core.background.spawn(self._send_pending())
         elif self.progress.has_ended:
-            self._owe()
+            self._free_everywhere()
 
-    async def _tell(self) -> None:
-        """All that is due, in order."""
+    async def _send_pending(self) -> None:
+        """Send all pending events in order."""
         try:
-            while verbs := self.progress.next():
-                async with self._link.background.permits:
-                    await asyncio.gather(*map(self._say, verbs))
+            # One task per lease sends in order; new events are picked up by the running task.
+            while verbs := self.progress.take_verbs():
+                async with self._core.background.permits:
+                    await asyncio.gather(*map(self._send_verb, verbs))
         finally:
-            self._is_telling = False
+            self._is_sending = False
 
-    async def _say(self, verb: Verb) -> None:
-        call = self._call(verb)
+    async def _send_verb(self, verb: ReservationVerb) -> None:
+        call = self._make_call(verb)
         try:
-            done = read(routes.RENEW, await self._link.caller.call(call))
+            done = decode_answer(route_table.RENEW, await self._core.caller.call(call))
         except SelectorError as error:
-            await self._untold(verb, error)
+            await self._handle_failure(verb, error)
         else:
-            self._told_at = self._loop.time()
+            self._last_call_at = self._loop.time()
             if not isinstance(done.migrated_to, UnsetType):
-                self.move_to(done.migrated_to)
-        if verb is Verb.FREE:
-            self._link.owe(self._besides(call.url), self.reservation_id)
+                self.note_move(done.migrated_to)
+        if verb is ReservationVerb.FREE:
+            self._core.free_when_reachable(self._other_holders(call.url), self.reservation_id)
 
-    async def _untold(self, verb: Verb, error: SelectorError) -> None:
+    async def _handle_failure(self, verb: ReservationVerb, error: SelectorError) -> None:
         if isinstance(error, Refused) and error.status < 500:
+            # The reservation expired or a selector lost it: further calls would only get 404.
             if error.status == 404:
-                self.progress.lose()
-        elif verb is Verb.FREE:
-            self._owe()
-        elif verb is Verb.PREFILL_COMPLETE:
-            await asyncio.sleep(AGAIN_S)
-            self.progress.again(verb)
+                self.progress.mark_lost()
+        elif verb is ReservationVerb.FREE:
+            self._free_everywhere()
+        elif verb is ReservationVerb.PREFILL_COMPLETE:
+            await asyncio.sleep(REPORT_RETRY_S)
+            self.progress.schedule_again(verb)
 
-    def _call(self, verb: Verb) -> Call:
+    def _make_call(self, verb: ReservationVerb) -> Call:
         assert self.selector is not None
-        target = routes.reservation_target(self.reservation_id, verb.value)
-        if verb is Verb.FREE and self.progress.outcome is not None:
+        target = route_table.reservation_target(self.reservation_id, verb.value)
+        if verb is ReservationVerb.FREE and self.progress.outcome is not None:
             target += f"?outcome={self.progress.outcome}"
-        asked = Asked(_METHODS.get(verb, "POST"), target, None, self._headers)
-        repeats = Repeats.NEVER if verb is Verb.OUTPUT_BLOCK else Repeats.FREELY
-        return Call(asked, self._link.scope, repeats, self._link.until(), home=self.selector)
+        asked = ClientRequest(_METHODS.get(verb, "POST"), target, None, self._headers)
+        # A repeated output block would be counted twice; the other verbs are idempotent.
+        repeats = (
+            RepeatPolicy.NEVER if verb is ReservationVerb.OUTPUT_BLOCK else RepeatPolicy.FREELY
+        )
+        return Call(
+            asked, self._core.scope, repeats, self._core.deadline_in(), first_selector=self.selector
+        )
 
-    def _besides(self, freed_at: str) -> list[str]:
-        """Selectors that may hold it still, though another one was told of its end."""
-        return [url for url in (*self._doubtful, self.selector) if url and url != freed_at]
+    def _other_holders(self, freed_at: str) -> list[str]:
+        """Return the other selectors that may still hold the reservation."""
+        return [url for url in (*self._uncertain, self.selector) if url and url != freed_at]
 
-    def _owe(self) -> None:
-        """Nobody could be told of its end: whoever answers first is, and all the others."""
-        self._link.owe(self._link.known.urls, self.reservation_id)
+    def _free_everywhere(self) -> None:
+        """Free the reservation at all selectors, each as soon as it answers."""
+        self._core.free_when_reachable(self._core.pool.urls, self.reservation_id)
 
-    # --- renewal
+    # Renewals
 
-    def arm(self) -> None:
-        """Time the next renewal anew, as its time to live says."""
-        self._link.background.cancel(self._timer)
+    def restart_renewal_timer(self) -> None:
+        """Restart the renewal timer from the time to live of the selector."""
+        self._core.background.cancel_timer(self._timer)
         assert self.selector is not None
-        ttl_s = self._link.ttl_s(self.selector)
+        ttl_s = self._core.ttl_s(self.selector)
         if ttl_s == float("inf") or self.progress.has_ended:
             return
-        seconds = ttl_s / RENEWALS_PER_TTL * self._link.chance.uniform(0.8, 1.0)
-        quiet_s = self._loop.time() - self._told_at
+        seconds = ttl_s / RENEWALS_PER_TTL * self._core.rng.uniform(0.8, 1.0)
+        # Every call renews, so the timer runs from the latest one.
+        quiet_s = self._loop.time() - self._last_call_at
         if quiet_s >= seconds:
-            self.progress.renew()
-            self._wake()
+            self.progress.request_renewal()
+            self._start_sending()
             quiet_s = 0.0
-        self._timer = self._link.background.later(seconds - quiet_s, self._renew)
+        self._timer = self._core.background.call_later(seconds - quiet_s, self._renew)
 
     def _renew(self) -> None:
         self._timer = None
         if not self.lost:
-            self.arm()
+            self.restart_renewal_timer()
 
 
 class Lease(AsyncLease):
-    """The same for another thread than the client's.  Ends with its `with` block.
+    """`AsyncLease` for threads other than the client's. The `with` block ends the lease.
 
-    A process that is forked meanwhile has a copy, whose block ends nothing and whose other methods
-    raise RuntimeError: the lease stays with the process that began it.
+    A forked process gets a copy: the end of its block has no effect, and its other methods raise
+    RuntimeError: the lease belongs to the process that began the lease.
     """
 
     def __init__(
         self,
-        link: Link,
-        chosen: Booked | KnownRank,
+        link: ClientCore,
+        chosen: MadeReservation | KnownRank,
         headers: dict[str, str],
         release: Release,
     ) -> None:
-        """As `AsyncLease`."""
+        """See `AsyncLease`."""
         super().__init__(link, chosen, headers, release)
         self._pid = os.getpid()
 
@@ -261,21 +272,22 @@ class Lease(AsyncLease):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # A forked copy must not end the reservation of its parent.
         if os.getpid() == self._pid:
-            self.end(outcome_of(kind))
+            self.end(outcome_of_exception(kind))
 
-    def _do(self, note: Callable[..., None], *args: Any) -> None:
+    def _record(self, note: Callable[..., None], *args: Any) -> None:
         if os.getpid() != self._pid:
             raise RuntimeError(
-                f"the lease {self.reservation_id} is of process {self._pid}, from which this one "
-                "was forked: use it there, or begin another one here"
+                f"lease {self.reservation_id} belongs to process {self._pid}, and this process "
+                "is a forked child: use the lease there, or begin another one here"
             )
-        with suppress(RuntimeError):  # the client was closed, and has ended it
-            self._loop.call_soon_threadsafe(self._note, note, *args)
+        with suppress(RuntimeError):  # the client is closed and has ended the lease
+            self._loop.call_soon_threadsafe(self._record_on_loop, note, *args)
 
 
-def outcome_of(kind: type[BaseException] | None) -> Outcome:
-    """What an exception that ends a lease says of its rank: to be cancelled is nobody's fault."""
+def outcome_of_exception(kind: type[BaseException] | None) -> Outcome:
+    """Return the outcome for the exception of a block; a cancellation blames no rank."""
     if kind is None:
         return "ok"
     return "failure" if issubclass(kind, Exception) else None

@@ -1,9 +1,9 @@
-"""What a lease may say of its prompt, as fields of POST /select_and_reserve."""
+"""Fields of POST /select_and_reserve that a lease accepts."""
 
 from collections.abc import Sequence
 from typing import TypedDict
 
-from select_service.bodies.prompts import (
+from select_service.schemas.prompts import (
     BlockMmInfo,
     MmRoutingInfo,
     PinnedWorker,
@@ -13,7 +13,10 @@ from select_service.bodies.prompts import (
 
 
 class LeaseFields(TypedDict, total=False):
-    """docs/api.md says what they mean.  Sequences of numbers may be numpy arrays."""
+    """Fields of the prompt and its routing; docs/reference/api.md describes them.
+
+    Sequences of numbers may be numpy arrays.
+    """
 
     model_name: str
     tenant_id: str

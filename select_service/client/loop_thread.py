@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, for programs that have none."""
+"""Event loop in a thread, for programs without an event loop."""
 
 import asyncio
 import threading
@@ -11,19 +11,19 @@ A = TypeVar("A")
 
 
 class LoopThread:
-    """Runs coroutines for other threads.  The thread ends with `close`, or with the process."""
+    """Runs coroutines for other threads. The thread ends with `close` or with the process."""
 
     def __init__(self, kept: object) -> None:
-        """kept: what lives on the loop.
+        """kept: object of the event loop, referenced by the thread
 
-        A process that is forked has no such thread, but what is registered with the system, as
-        connections are, it shares with its parent.  Nothing may close it there: not even the end of
-        the process, which takes objects apart.  References of a thread that is not there are never
-        given back, so `kept` is a variable of the thread.
+        A forked process has no such thread but shares sockets and other system resources with its
+        parent. Nothing may close them there, not even the destruction of objects at the end of the
+        process. References of a thread that does not exist are never released, so `kept` is a
+        variable of the thread.
         """
         started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         self._thread = threading.Thread(
-            target=_run, args=(started, kept), name="select-service-client", daemon=True
+            target=_run_loop, args=(started, kept), name="select-service-client", daemon=True
         )
         self._thread.start()
         self._loop, self._end = started.result()
@@ -33,14 +33,14 @@ class LoopThread:
     def call(
         self, function: Callable[P, Coroutine[Any, Any, A]], *args: P.args, **kwargs: P.kwargs
     ) -> A:
-        """Return what the coroutine returns, or raise what it raises.
+        """Return the result of a coroutine, or raise its exception.
 
-        Raises RuntimeError when the thread was closed, and on the thread itself, which would wait
-        for itself.  Raises CancelledError when it is closed meanwhile.
+        Raises RuntimeError after `close`, and on the loop's own thread, which would wait for
+        itself. Raises CancelledError if the thread is closed meanwhile.
         """
         if threading.get_ident() == self._thread.ident:
             raise RuntimeError(
-                "a Selector cannot be called on its own event loop, as by what it calls back: "
+                "a Selector cannot be called on its own event loop, for example from `tokenize`: "
                 "use an AsyncSelector there"
             )
         with self._lock:
@@ -50,14 +50,18 @@ class LoopThread:
         return future.result()
 
     def close(self) -> None:
-        """End the loop with all that runs on it, and the thread."""
-        with self._lock:  # whoever was let in before is cancelled, and left without an answer never
+        """End the event loop, its tasks and the thread."""
+        with (
+            self._lock
+        ):  # a call that was accepted before is cancelled, never left without a result
             self._is_closed = True
             self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join()
 
 
-def _run(started: "Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]", kept: object) -> None:
+def _run_loop(
+    started: "Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]", kept: object
+) -> None:
     async def until_the_end() -> None:
         end = asyncio.Event()
         started.set_result((asyncio.get_running_loop(), end))

@@ -1,28 +1,30 @@
-"""How many repeats there may be among all calls of a client.  PURE.
+"""Budget of repeats over all calls of a client.  PURE.
 
-Without a bound of this kind selectors that are slow would get every request several times, and be
-slower for it.
+Without a budget slow selectors would receive each request several times and become slower.
 """
 
 REPEATS_PER_CALL = 0.1
 REPEATS_PER_S = 10.0
 REPEATS_SAVED_MAX = 200.0
-"""A selector that dies breaks all calls that are under way there at once."""
+"""Limit of saved repeats: a selector that dies breaks all its calls at once."""
 
 
 class RetryBudget:
-    """A bucket of repeats; calls and time fill it."""
+    """Token bucket of repeats, filled by calls and by time."""
 
     def __init__(self) -> None:
         self._saved = REPEATS_SAVED_MAX
         self._filled_at = 0.0
 
-    def earn(self) -> None:
-        """A call begins."""
+    def add_call(self) -> None:
+        """Add the share of a new call."""
         self._saved = min(REPEATS_SAVED_MAX, self._saved + REPEATS_PER_CALL)
 
-    def spend(self, now: float) -> bool:
-        """Take one repeat; False: there is none.  now: seconds of any clock that goes forward"""
+    def take_repeat(self, now: float) -> bool:
+        """Take one repeat and return whether one was left.
+
+        now: seconds of any monotonic clock
+        """
         passed_s, self._filled_at = now - self._filled_at, now
         self._saved = min(REPEATS_SAVED_MAX, self._saved + passed_s * REPEATS_PER_S)
         if self._saved < 1.0:

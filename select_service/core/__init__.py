@@ -1,4 +1,4 @@
-"""Decisions and the state they need.
+"""Core of the service: decisions, and the state behind these.
 
-Pure: no socket, thread, clock, log or environment; time and randomness are given.
+Pure: no socket, thread, clock, log or environment; callers pass time and randomness.
 """

@@ -1,187 +1,206 @@
-"""Workers that get no new requests, and finish what they have.
+"""Draining of workers, which get no new requests but finish their current ones.
 
-Operators ask for that, the planner of those that it takes away, and sources of workers of those
-that they drop; it lasts until nobody asks for it any more, or the worker is registered anew.
-Without checks of health only the weight of its ranks says so, and what is booked runs out where it
-is; with them the monitor drains, which moves what is booked.  Nothing here is looked at while a
-request is served.
+Operators drain workers, the planner drains workers before removal, and discovery sources drain
+workers they drop.  A drain lasts until every caller has ended its request, or until the worker is
+registered again.  Without health checks, a drain only sets the weight of the ranks to 0, and
+bookings run out in place.  With health checks, the monitor drains and moves bookings.  Serving a
+request never reads this state.
 """
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from select_service.bodies.health import DrainAsker, DrainCaller, DrainView
-from select_service.bodies.state import KeptDrain
-from select_service.core.fleet.fleet import Fleet
+from select_service.base.errors import Conflict
+from select_service.core.dirty_partitions import DirtyPartitions
 from select_service.core.identity import Rank
-from select_service.core.load import load_layout
-from select_service.core.touched import Touched
-from select_service.core.workers.catalog import Worker
-from select_service.errors import Conflict
+from select_service.core.load.compiled import load_layout
+from select_service.core.registry.fleet.fleet import WorkerFleet
+from select_service.core.workers.worker_catalog import RegisteredWorker
+from select_service.schemas.health import DrainCaller, DrainRequester, DrainView
+from select_service.schemas.persisted_state import PersistedDrain
 
 if TYPE_CHECKING:
-    from select_service.core.fitness.fitness import Fitness
+    from select_service.core.health.fleet_health.health_service import HealthService
 
-_KEPT: tuple[DrainCaller, ...] = ("operator", "planner")
-"""Whose drains outlive a restart, and another registration by a source."""
-
-
-class Drain(NamedTuple):
-    """askers: who wants it, one or more;  moves: may what is booked go elsewhere?
-
-    The last one who asked has said so."""
-
-    askers: frozenset[DrainAsker]
-    moves: bool
+_PERSISTED_CALLERS: tuple[DrainCaller, ...] = ("operator", "planner")
+"""Callers with drains that survive a restart and a registration by a source."""
 
 
-class Draining:
-    """Belongs to the thread that decides."""
+class DrainState(NamedTuple):
+    """Drain of one worker.
+
+    callers: callers with an open drain request, at least one
+    moves_bookings: whether bookings may move to other workers, as last requested
+    """
+
+    callers: frozenset[DrainRequester]
+    moves_bookings: bool
+
+
+class DrainRegistry:
+    """Drains of all workers, owned by the deciding thread."""
 
     def __init__(
-        self, fleet: Fleet, touched: Touched, fitness: "Callable[[], Fitness | None]"
+        self,
+        fleet: WorkerFleet,
+        touched: DirtyPartitions,
+        health: "Callable[[], HealthService | None]",
     ) -> None:
-        """fitness: None: health is off"""
+        """Start without drains.
+
+        fitness: returns the health service; None means health is off
+        """
         self._fleet = fleet
         self._touched = touched
-        self._fitness = fitness
-        self._drains: dict[int, Drain] = {}
+        self._health = health
+        self._drains: dict[int, DrainState] = {}
         self.changes = 0
-        """Of what is kept over a restart, since the start."""
+        """Number of changes of the persisted state since the start."""
 
     def __len__(self) -> int:
-        """Workers that drain."""
+        """Return the number of draining workers."""
         return len(self._drains)
 
     def __contains__(self, worker_id: int) -> bool:
         return worker_id in self._drains
 
-    # --- verbs
+    # Operations
 
-    def drain(self, worker_id: int, asker: DrainAsker, moves: bool, now: float) -> Worker:
-        """No new requests from now on, but of many ranks with checks after some turns.
+    def drain_worker(
+        self, worker_id: int, caller: DrainRequester, moves_bookings: bool, now: float
+    ) -> RegisteredWorker:
+        """Stop new requests to a worker; with checks and many ranks, this takes some turns.
 
-        Raises NotFound, Conflict for a worker that gets no requests anyway.
+        Raises NotFound, and Conflict for a worker that receives no requests.
         """
-        worker, fitness = self._known(worker_id), self._fitness()
-        self._note(worker_id, asker, moves)
+        worker, fitness = self._schedulable_worker(worker_id), self._health()
+        self._record_caller(worker_id, caller, moves_bookings)
         if fitness is None:
-            self._close(worker)
+            self._close_worker(worker)
         else:
-            fitness.drain(worker_id, moves, now)
+            fitness.drain_worker(worker_id, moves_bookings, now)
         return worker
 
-    def undrain(self, worker_id: int, asker: DrainAsker, now: float) -> Worker:
-        """It serves again, unless somebody else wants it to drain.  Raises like `drain`."""
-        worker, fitness = self._known(worker_id), self._fitness()
+    def undrain_worker(
+        self, worker_id: int, caller: DrainRequester, now: float
+    ) -> RegisteredWorker:
+        """End the drain of one caller; the worker serves again after the last.  Raises like
+        `drain`.
+        """
+        worker, fitness = self._schedulable_worker(worker_id), self._health()
         drain = self._drains.get(worker_id)
-        left = frozenset[DrainAsker]() if drain is None else drain.askers - {asker}
-        if drain is not None and left != drain.askers:
+        left = frozenset[DrainRequester]() if drain is None else drain.callers - {caller}
+        if drain is not None and left != drain.callers:
             self.changes += 1
             del self._drains[worker_id]
         if drain is not None and left:
-            self._drains[worker_id] = drain._replace(askers=left)
+            self._drains[worker_id] = drain._replace(callers=left)
+        # Also without a drain here: the monitor may drain the worker for a reason of its own.
         elif fitness is not None:
-            fitness.undrain(worker_id, now)
+            fitness.undrain_worker(worker_id, now)
         elif drain is not None:
-            self._weigh(worker, 1.0, "")
+            self._set_weight(worker, 1.0, "")
         return worker
 
-    def again(self, worker_id: int, kept: KeptDrain) -> None:
-        """As `drain`, of a worker that has just been put; of one that gets no requests, later."""
-        for asker in kept.asked_by:
-            self._note(worker_id, asker, kept.migrate)
-        self._enforce(worker_id)
+    def restore_drain(self, worker_id: int, persisted: PersistedDrain) -> None:
+        """Restore a drain for a worker just registered; effective once the worker is
+        schedulable.
+        """
+        for asker in persisted.asked_by:
+            self._record_caller(worker_id, asker, persisted.migrate)
+        self._enforce_drain(worker_id)
 
-    def changed(self, worker_id: int, is_registration: bool) -> None:
-        """It was put or deleted.  One that is registered anew does not drain any more."""
+    def on_worker_changed(self, worker_id: int, is_registration: bool) -> None:
+        """Handle a registered, changed or deleted worker; a new registration ends the drain."""
         if worker_id not in self._drains:
             return
         if is_registration or not self._fleet.catalog.is_registered(worker_id):
             del self._drains[worker_id]
             self.changes += 1
-            worker = self._fleet.catalog.find(worker_id)
-            if worker is not None and worker.schedulable and self._fitness() is None:
-                self._weigh(worker, 1.0, "")
+            worker = self._fleet.catalog.find_worker(worker_id)
+            if worker is not None and worker.is_schedulable and self._health() is None:
+                self._set_weight(worker, 1.0, "")
         else:
-            self._enforce(worker_id)
+            self._enforce_drain(worker_id)
 
-    def _enforce(self, worker_id: int) -> None:
-        """Its ranks may be new."""
-        worker, fitness = self._fleet.catalog.find(worker_id), self._fitness()
-        if worker is None or not worker.schedulable:
+    def _enforce_drain(self, worker_id: int) -> None:
+        """Apply the drain to all ranks, some of which may be new."""
+        worker, fitness = self._fleet.catalog.find_worker(worker_id), self._health()
+        if worker is None or not worker.is_schedulable:
             return
-        self._close(worker)
+        self._close_worker(worker)
         if fitness is not None:
-            fitness.drain_next(worker_id, self._drains[worker_id].moves)
+            fitness.drain_next(worker_id, self._drains[worker_id].moves_bookings)
 
-    def _note(self, worker_id: int, asker: DrainAsker, moves: bool) -> None:
-        before = self._drains.get(worker_id, Drain(frozenset(), moves))
-        self._drains[worker_id] = Drain(before.askers | {asker}, moves)
+    def _record_caller(self, worker_id: int, caller: DrainRequester, moves_bookings: bool) -> None:
+        before = self._drains.get(worker_id, DrainState(frozenset(), moves_bookings))
+        self._drains[worker_id] = DrainState(before.callers | {caller}, moves_bookings)
         self.changes += 1
 
-    def _close(self, worker: Worker) -> None:
-        is_dropped = self._drains[worker.worker_id].askers == {"source"}
-        self._weigh(worker, 0.0, "leaving" if is_dropped else "draining")
+    def _close_worker(self, worker: RegisteredWorker) -> None:
+        # Other callers' drains end with the worker still wanted; a dropped worker is leaving.
+        is_dropped = self._drains[worker.worker_id].callers == {"source"}
+        self._set_weight(worker, 0.0, "leaving" if is_dropped else "draining")
 
-    def _weigh(self, worker: Worker, weight: float, state: str) -> None:
+    def _set_weight(self, worker: RegisteredWorker, weight: float, state: str) -> None:
         table = self._fleet.partitions[worker.key].table
         if table.set_weight_of(worker.worker_id, weight, state):
-            self._touched.capacity(worker.key)
+            # Waiting requests may have lost or gained a candidate.
+            self._touched.mark_capacity(worker.key)
 
-    def _known(self, worker_id: int) -> Worker:
-        worker = self._fleet.catalog.get(worker_id)
-        if not worker.schedulable:
+    def _schedulable_worker(self, worker_id: int) -> RegisteredWorker:
+        worker = self._fleet.catalog.get_worker(worker_id)
+        if not worker.is_schedulable:
             raise Conflict(
-                f"worker {worker_id} is {worker.lifecycle}: it gets no requests anyway; "
-                f"GET /workers/{worker_id} says why"
+                f"worker {worker_id} is {worker.lifecycle} and receives no requests; "
+                f"see GET /workers/{worker_id} for the reason"
             )
         return worker
 
-    # --- reading
+    # Reading
 
-    def kept(self, worker_id: int) -> KeptDrain | None:
-        """What operators and the planner have asked for.  Sources say again what they drop."""
+    def persisted_drain(self, worker_id: int) -> PersistedDrain | None:
+        """Return the persisted drain of a worker, without sources, which repeat their own
+        drains.
+        """
         drain = self._drains.get(worker_id)
-        asked_by = [asker for asker in _KEPT if drain is not None and asker in drain.askers]
+        asked_by = [
+            asker for asker in _PERSISTED_CALLERS if drain is not None and asker in drain.callers
+        ]
         if drain is None or not asked_by:
             return None
-        return KeptDrain(migrate=drain.moves, asked_by=asked_by)
+        return PersistedDrain(migrate=drain.moves_bookings, asked_by=asked_by)
 
-    def view(self, worker_id: int) -> DrainView | None:
-        """None: it does not drain."""
+    def drain_view(self, worker_id: int) -> DrainView | None:
+        """Return the drain of a worker.  None means no drain."""
         drain = self._drains.get(worker_id)
         if drain is None:
             return None
-        left = self.reservations(worker_id)
+        left = self.count_reservations(worker_id)
         return DrainView(
             state="draining" if left else "drained",
-            asked_by=sorted(drain.askers),
+            asked_by=sorted(drain.callers),
             reservations=left,
         )
 
-    def reservations(self, worker_id: int) -> int:
-        """That are booked on a worker."""
-        worker = self._fleet.catalog.find(worker_id)
+    def count_reservations(self, worker_id: int) -> int:
+        """Return the number of reservations on a worker."""
+        worker = self._fleet.catalog.find_worker(worker_id)
         partition = None if worker is None else self._fleet.partitions.get(worker.key)
         if partition is None:
             return 0
         slots = partition.table.slots_of(worker_id)
         return int(partition.load.totals[slots, load_layout.REQUESTS].sum())
 
-    def n_drained(self) -> int:
-        """Workers that have nothing left.  O(workers that drain)"""
-        return sum(not self.reservations(worker_id) for worker_id in self._drains)
-
     def state_of(self, rank: Rank) -> str | None:
-        """In the words of health, where that is off; None: it serves."""
+        """Return the health state of a draining rank where health is off.  None means serving."""
         return "draining" if rank.worker_id in self._drains else None
 
     def check_invariants(self) -> None:
-        """For tests."""
-        assert all(drain.askers for drain in self._drains.values())
-        if self._fitness() is not None:
+        """Check the invariants, for tests."""
+        assert all(drain.callers for drain in self._drains.values())
+        if self._health() is not None:
             return
         for partition in self._fleet.partitions.values():
-            for rank, slot in partition.table.slots():
-                assert not (partition.table.open[slot] and rank.worker_id in self._drains)
+            for rank, slot in partition.table.iterate_slots():
+                assert not (partition.table.open_slots[slot] and rank.worker_id in self._drains)

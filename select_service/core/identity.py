@@ -1,4 +1,4 @@
-"""The two keys of the core."""
+"""Keys of the core: partition and rank."""
 
 from typing import NamedTuple
 
@@ -9,13 +9,13 @@ class PartitionKey(NamedTuple):
     model_name: str
     tenant_id: str
 
-    def within(self, model_name: str | None, tenant_id: str | None) -> bool:
-        """Does a filter admit it?  None admits everything."""
+    def matches(self, model_name: str | None, tenant_id: str | None) -> bool:
+        """Return whether a filter matches; None matches everything."""
         return model_name in (None, self.model_name) and tenant_id in (None, self.tenant_id)
 
 
 class Rank(NamedTuple):
-    """One data-parallel rank of a worker: the unit that is selected."""
+    """One data-parallel rank of a worker, the unit of selection."""
 
     worker_id: int
     dp_rank: int

@@ -1,9 +1,10 @@
-"""The root of the core: one short method per verb of the API.
+"""Root of the core: one short method per operation of the API.
 
-Every refusal is raised before the first write.  Nothing here waits, reads a clock or does I/O:
-`now` is given, in seconds of a monotonic clock, and randomness comes from the generator given at
-the start.  Verbs note in `Touched` what they left to do, and the one outlet, `wake`, asks for a
-call of `settle` soon; it must not block, raise or call back.
+Errors are raised before the first write.  Nothing here waits, reads a clock or does I/O: callers
+pass `now`, in seconds of a monotonic clock, and randomness comes from a generator passed at the
+start.  Operations record pending work in `DirtyPartitions`, and the single callback `wake` requests
+a call
+of `settle` soon; the callback must not block, raise or call back.
 """
 
 from collections.abc import Callable, Container, Iterator
@@ -13,92 +14,98 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import UNSET
 
 from indexer.index.prefix_index import PrefixIndex
-from select_service.bodies.admission import (
+from select_service.base.errors import BadRequest, NotFound
+from select_service.core.admission.admission_gate import AdmissionGate
+from select_service.core.admission.admission_settings import AdmissionSettings
+from select_service.core.admission.admission_state import make_admission_state
+from select_service.core.admission.busy_check import BusyCheck
+from select_service.core.admission.busy_thresholds import ThresholdTable
+from select_service.core.admission.eligibility import eligible_ranks
+from select_service.core.admission.engine_readings import EngineReadings
+from select_service.core.admission.partition_queue import WaitingTicket
+from select_service.core.admission.priority_tiers import PriorityTiers
+from select_service.core.admission.worker_admission import (
+    WorkerAdmissionContext,
+    worker_admission_context,
+)
+from select_service.core.analysis.decision_analytics import AnalyticsConfig, DecisionAnalytics
+from select_service.core.analysis.explanations import Explanations
+from select_service.core.decision_maker import (
+    DecisionMaker,
+    PlacementDecision,
+    PlacementRequest,
+    booked_tokens,
+    check_hash_limit,
+    estimate_prefill,
+    make_reservation_answer,
+)
+from select_service.core.dirty_partitions import DirtyPartitions
+from select_service.core.draining import DrainRegistry
+from select_service.core.idempotency import IdempotentRetries
+from select_service.core.identity import PartitionKey, Rank
+from select_service.core.load.ledger import TURN_WORK_MAX, ExpiryResult, Ledger
+from select_service.core.load.reservations import ReservationFilter, Reservations
+from select_service.core.periodic_task import SECOND_S, PeriodicTask
+from select_service.core.placement.decision_ring import DecisionRing
+from select_service.core.placement.policies.policy_registry import PolicyChoice
+from select_service.core.placement.prompt import (
+    Prompt,
+    ReadAheadPrompt,
+    estimate_blocks,
+    read_booked_prompt,
+)
+from select_service.core.placement.router_config import RouterConfig, apply_override
+from select_service.core.prompt_resolver import PromptResolver
+from select_service.core.registry.fleet.fleet import RegistrationRules, WorkerFleet
+from select_service.core.registry.fleet.partition import Partition
+from select_service.core.replication.load_events import LoadEvent
+from select_service.core.replication.replica_state import ReplicaState
+from select_service.core.replication.router_ids import new_router_id
+from select_service.core.traffic.traffic_observer import CounterSources, TrafficObserver
+from select_service.core.views.dump_parts import DumpPart, list_dump_parts
+from select_service.core.views.rank_views import (
+    list_loads_within,
+    list_overlap,
+    list_potential_loads,
+)
+from select_service.core.views.registration_hints import find_worker_hints
+from select_service.core.workers.engine_load import EngineLoads
+from select_service.core.workers.worker_catalog import RegisteredWorker, WorkerTombstone
+from select_service.schemas.admission import (
     AdmissionState,
     BusyThresholdChange,
     BusyThresholdList,
     BusyThresholdView,
 )
-from select_service.bodies.decisions import DecisionView
-from select_service.bodies.inspection import (
-    OverlapRow,
-    OverlapScores,
-    PartitionLoads,
-    RankLoad,
-)
-from select_service.bodies.prompts import PromptFields, PromptQuery
-from select_service.bodies.reservations import (
+from select_service.schemas.decisions import DecisionView
+from select_service.schemas.inspection import OverlapRow, OverlapScores, PartitionLoads, RankLoad
+from select_service.schemas.prompts import PromptFields, PromptQuery
+from select_service.schemas.reservations import (
     Reservation,
     ReservationPage,
     ReservationRequest,
     ReservationRow,
 )
-from select_service.bodies.selection import SelectAndReserveRequest, SelectRequest
-from select_service.bodies.workers import Deletion, WorkerPatch, WorkerRecord, WorkerRegistration
-from select_service.core.admission.admission_state import admission_state
-from select_service.core.admission.asking import allowed_by
-from select_service.core.admission.busy import BusyJudge
-from select_service.core.admission.engine_readings import EngineReadings
-from select_service.core.admission.gate import Gate
-from select_service.core.admission.priority_tiers import PriorityTiers
-from select_service.core.admission.rules import AdmissionRules
-from select_service.core.admission.thresholds import ThresholdTable
-from select_service.core.admission.waiting import Ticket
-from select_service.core.admission.worker_view import AdmissionScene, admission_scene
-from select_service.core.decide.decision_ring import DecisionRing
-from select_service.core.decide.policies import PolicyChoice
-from select_service.core.decide.prompt import Prompt, PromptRead, booked_prompt_of, n_blocks_of
-from select_service.core.decide.router_config import RouterConfig, overridden
-from select_service.core.decisions import (
-    Decision,
-    Decisions,
-    Job,
-    Wanted,
-    booked_answer,
-    booked_tokens,
-    refuse_unless_told,
-    work_on,
-)
-from select_service.core.draining import Draining
-from select_service.core.due_task import SECOND_S, DueTask
-from select_service.core.engines.engine_load import EngineLoads
-from select_service.core.explanations import Explanations
-from select_service.core.fleet.fleet import Fleet
-from select_service.core.fleet.partition import Partition
-from select_service.core.hindsight import Hindsight, HindsightConfig
-from select_service.core.identity import PartitionKey, Rank
-from select_service.core.load.ledger import TURN_WORK_MAX, Expired, Ledger
-from select_service.core.load.reservations import ReservationFilter, Reservations
-from select_service.core.observing.observing import Observing, Sources
-from select_service.core.prompts import Prompts
-from select_service.core.repeats import Repeats
-from select_service.core.replicas.events import LoadEvent
-from select_service.core.replicas.router_ids import new_router_id
-from select_service.core.replicas.state import ReplicaState
-from select_service.core.touched import Touched
-from select_service.core.views.dump_parts import DumpPart, dump_parts
-from select_service.core.views.hints import worker_hints
-from select_service.core.views.ranks import loads_within, overlap_of, potential_loads_of
-from select_service.core.workers.catalog import Tombstone, Worker
-from select_service.errors import BadRequest, NotFound
+from select_service.schemas.selection import SelectAndReserveRequest, SelectRequest
+from select_service.schemas.workers import Deletion, WorkerPatch, WorkerRecord, WorkerRegistration
 
 if TYPE_CHECKING:
-    from select_service.core.fitness.fitness import Fitness
-    from select_service.core.moving.mover import Mover
+    from select_service.core.health.fleet_health.health_service import HealthService
+    from select_service.core.health.migration.migrator import Migrator
 
 
 class SelectorConfig(NamedTuple):
-    """What two selectors would be given differently.
+    """Settings of a core.
 
-    ranks_max:         how many ranks can be listened to
-    reservation_ttl_s: seconds without renewal after which a reservation expires; 0: never
-    decisions_kept: newest decisions that can be looked up; 0: none
-    shadow: a policy that looks at them, too
-    router_mark: of our key among replicas; None: there is none
+    ranks_max: maximum number of ranks with listeners
+    reservation_ttl_s: seconds without renewal after which a reservation expires; 0 means never
+    decisions_kept: number of recorded decisions; 0 means no recording
+    shadow: policy compared with the real decisions, or None
+    router_mark: mark of our key among replicas; None means no key
     """
 
     router: RouterConfig = RouterConfig()
-    admission: AdmissionRules = AdmissionRules()
+    admission: AdmissionSettings = AdmissionSettings()
     use_kv_events: bool = True
     ranks_max: int = 1 << 32
     reservation_ttl_s: float = 3600.0
@@ -107,8 +114,8 @@ class SelectorConfig(NamedTuple):
     router_mark: int | None = None
 
 
-class Selector:
-    """Workers, partitions and reservations of one process."""
+class SelectorCore:
+    """Core of one process: workers, partitions and reservations."""
 
     def __init__(
         self,
@@ -119,122 +126,142 @@ class Selector:
         emit: Callable[[LoadEvent], None] | None = None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """emit: is told of what clients book, complete and free (see ReplicaState.tell)"""
+        """Build the core.
+
+        emit: receives bookings, completions and releases of clients (see ReplicaState.tell)
+        """
         rules = config.admission
         self._config = config.router
         self.router_id = new_router_id(rng, config.router_mark)
-        self.touched = Touched(wake)
+        self.dirty = DirtyPartitions(wake)
         ring = None
         if config.decisions_kept:
+            # Only a fading credit depends on the least prefill tokens, which are costly to record.
             fades = config.router.overlap_score_credit_decay != 0.0
             ring = DecisionRing(config.decisions_kept, credit_fades=fades)
-        self.fleet = Fleet(
+        self.fleet = WorkerFleet(
             new_index,
-            config.use_kv_events,
+            RegistrationRules(config.use_kv_events, rules.queue is not None, config.ranks_max),
             router=config.router,
-            ranks_max=config.ranks_max,
-            queueing=rules.queue is not None,
-            touched=self.touched,
+            touched=self.dirty,
             decisions=ring,
         )
-        self.held = Reservations(config.reservation_ttl_s, self.router_id)
-        self.ledger = Ledger(self.held, self.touched)
+        self.reservation_table = Reservations(config.reservation_ttl_s, self.router_id)
+        self.ledger = Ledger(self.reservation_table, self.dirty)
         self.replicas = ReplicaState(self.fleet, self.ledger, self.router_id)
         if emit is not None:
-            self.replicas.tell(emit)
-        self.decisions, self.ring, self.random = Decisions(self.ledger, rng, ring), ring, rng.random
-        self.fitness: Fitness | None = None
-        self.mover: Mover | None = None
-        """Of both None: health is off."""
-        self.draining = Draining(self.fleet, self.touched, lambda: self.fitness)
-        self.gate = Gate(
+            self.replicas.start_sending(emit)
+        self.decisions, self.ring, self.random = (
+            DecisionMaker(self.ledger, rng, ring),
+            ring,
+            rng.random,
+        )
+        self.health: HealthService | None = None
+        self.mover: Migrator | None = None
+        """Unset while health is off, like `fitness`."""
+        self.draining = DrainRegistry(self.fleet, self.dirty, lambda: self.health)
+        self.gate = AdmissionGate(
             self.fleet.partitions,
-            BusyJudge(
-                ThresholdTable(rules.thresholds), EngineLoads(rules.engine_stale_s), self.touched
+            BusyCheck(
+                ThresholdTable(rules.thresholds), EngineLoads(rules.engine_stale_s), self.dirty
             ),
             PriorityTiers(rules.tiers, rules.default_tier),
             rules.queue,
             self.decisions,
-            self.touched,
+            self.dirty,
         )
-        self.engines = EngineReadings(self.fleet, self.gate.judge)
+        self.engine_readings = EngineReadings(self.fleet, self.gate.busy_check)
         self.explanations = Explanations(ring, self.gate, self.random)
-        self.prompts = Prompts(self.fleet, self.gate.tally)
-        self.repeats = Repeats(self.prompts, self.ledger, self._config)
-        counted = self.fleet.partitions, self.held.sums.observed, self.gate.waiting.of
-        self.observing = Observing(Sources(*counted, self.gate.tally.take_refused))
-        self.gate.tally.keeps = self.observing.counts
-        self.hindsight = Hindsight(
-            HindsightConfig(config.use_kv_events, config.shadow, config.router),
+        self.prompt_resolver = PromptResolver(self.fleet, self.gate.tally)
+        self.retries = IdempotentRetries(self.prompt_resolver, self.ledger, self._config)
+        counted = (
+            self.fleet.partitions,
+            self.reservation_table.sums.find_observed,
+            self.gate.waiting.backlog_of,
+        )
+        self.traffic = TrafficObserver(CounterSources(*counted, self.gate.tally.take_refused))
+        # Refusals are counted only for partitions that traffic observation follows.
+        self.gate.tally.should_count = self.traffic.counts_refusals
+        self.analytics = DecisionAnalytics(
+            AnalyticsConfig(config.use_kv_events, config.shadow, config.router),
             ring,
             self.fleet,
             self.ledger,
             self.random,
         )
 
-    # --- workers
+    # Workers
 
-    def register(self, given: WorkerRegistration) -> WorkerRecord:
-        """POST /workers.  Raises BadRequest, CapacityExceeded."""
-        return self._put(self.fleet.registered(given), is_registration=True)
+    def register_worker(self, registration: WorkerRegistration) -> WorkerRecord:
+        """Register a worker (POST /workers).  Raises BadRequest, CapacityExceeded."""
+        return self._put_worker(self.fleet.preview_registration(registration), is_registration=True)
 
-    def patch(self, worker_id: int, patch: WorkerPatch) -> WorkerRecord:
-        """PATCH /workers/{worker_id}.  Raises BadRequest, CapacityExceeded, NotFound.
+    def patch_worker(self, worker_id: int, patch: WorkerPatch) -> WorkerRecord:
+        """Change a worker (PATCH /workers/{worker_id}).
 
-        It brings a deleted worker back, as the reference does; the answer says so.
+        Revives a deleted worker, like the reference does, and reports this in the answer.  Raises
+        BadRequest, CapacityExceeded, NotFound.
         """
-        tombstone = self.fleet.catalog.deleted().get(worker_id)
-        record = self._put(self.fleet.patched(worker_id, patch))
+        tombstone = self.fleet.catalog.deleted_workers().get(worker_id)
+        record = self._put_worker(self.fleet.preview_patch(worker_id, patch))
         if tombstone is not None:
-            record.revived = f"worker {worker_id} had been deleted ({tombstone.reason}); it is back"
+            record.revived = (
+                f"worker {worker_id} was deleted ({tombstone.reason}) and is registered again"
+            )
         return record
 
-    def delete(self, worker_id: int, now: float, reason: str | None = None) -> WorkerRecord:
-        """DELETE /workers/{worker_id}: its record stays readable for a while.  Raises NotFound.
+    def delete_worker(self, worker_id: int, now: float, reason: str | None = None) -> WorkerRecord:
+        """Delete a worker (DELETE /workers/{worker_id}); the record stays readable for a while.
 
-        reason: what removed the worker; None: that request
+        reason: cause of the deletion; None means this request
+        Raises NotFound.
         """
-        worker = self.fleet.catalog.get(worker_id)
-        self.fleet.delete(worker, Tombstone(now, reason or f"DELETE /workers/{worker_id}"))
-        self.engines.forget(worker_id)
-        self._changed(worker_id)
-        return worker.record()
+        worker = self.fleet.catalog.get_worker(worker_id)
+        self.fleet.delete_worker(
+            worker, WorkerTombstone(now, reason or f"DELETE /workers/{worker_id}")
+        )
+        self.engine_readings.forget_worker(worker_id)
+        self._on_worker_changed(worker_id)
+        return worker.make_record()
 
-    def deletion(self, worker_id: int, now: float) -> Deletion | None:
-        """When and why a deleted worker left whose record is kept."""
-        if (tombstone := self.fleet.catalog.deleted().get(worker_id)) is None:
+    def find_deletion(self, worker_id: int, now: float) -> Deletion | None:
+        """Return time and reason of a deletion, while the record is kept."""
+        if (tombstone := self.fleet.catalog.deleted_workers().get(worker_id)) is None:
             return None
         return Deletion(seconds_ago=round(now - tombstone.at, 3), reason=tombstone.reason)
 
-    def workers(self, model_name: str | None = None, tenant_id: str | None = None) -> list[Worker]:
-        """By model, tenant and worker id."""
-        return [w for w in self.fleet.catalog if w.key.within(model_name, tenant_id)]
+    def list_workers(
+        self, model_name: str | None = None, tenant_id: str | None = None
+    ) -> list[RegisteredWorker]:
+        """Return the workers of a scope, by model, tenant and worker id."""
+        return [w for w in self.fleet.catalog if w.key.matches(model_name, tenant_id)]
 
-    def worker(self, worker_id: int) -> Worker:
-        """GET /workers/{worker_id}.  Raises NotFound."""
-        return self.fleet.catalog.get(worker_id)
+    def get_worker(self, worker_id: int) -> RegisteredWorker:
+        """Return a worker (GET /workers/{worker_id}).  Raises NotFound."""
+        return self.fleet.catalog.get_worker(worker_id)
 
-    def _put(self, worker: Worker, is_registration: bool = False) -> WorkerRecord:
-        old = self.fleet.catalog.find(worker.worker_id)
-        self.fleet.put(worker)
-        self.engines.changed(old, worker)
-        self._changed(worker.worker_id, is_registration)
-        return self.record(worker)
+    def _put_worker(self, worker: RegisteredWorker, is_registration: bool = False) -> WorkerRecord:
+        old = self.fleet.catalog.find_worker(worker.worker_id)
+        self.fleet.put_worker(worker)
+        self.engine_readings.on_worker_changed(old, worker)
+        self._on_worker_changed(worker.worker_id, is_registration)
+        return self.worker_record(worker)
 
-    def _changed(self, worker_id: int, is_registration: bool = False) -> None:
-        self.touched.wake_if(self.fleet.leaving)
-        if self.fitness is not None:
-            self.fitness.changed(worker_id, is_registration)
-        self.draining.changed(worker_id, is_registration)
+    def _on_worker_changed(self, worker_id: int, is_registration: bool = False) -> None:
+        self.dirty.request_turn_if(self.fleet.leaving)
+        if self.health is not None:
+            self.health.on_worker_changed(worker_id, is_registration)
+        # After health, which must know a new worker before its drain is applied again.
+        self.draining.on_worker_changed(worker_id, is_registration)
 
-    def record(self, worker: Worker) -> WorkerRecord:
-        """What the worker said, and what of it is probably not meant."""
-        record = worker.record()
-        same_engine = self.fleet.catalog.same_engine(worker)
-        record.hints = worker_hints(worker, self.fleet.event_users, same_engine) or UNSET
+    def worker_record(self, worker: RegisteredWorker) -> WorkerRecord:
+        """Return the worker's record, with hints about probable mistakes."""
+        record = worker.make_record()
+        same_engine = self.fleet.catalog.find_same_engine(worker)
+        record.hints = find_worker_hints(worker, self.fleet.event_users, same_engine) or UNSET
         return record
 
-    # --- selection
+    # Selection and booking
 
     def select(
         self,
@@ -242,18 +269,18 @@ class Selector:
         now: float,
         policy_class: str | None = None,
         explain: bool = False,
-        read: PromptRead | None = None,
-    ) -> Decision | Ticket:
-        """POST /select: a decision, or a ticket that becomes one (see Gate).
+        read_ahead: ReadAheadPrompt | None = None,
+    ) -> PlacementDecision | WaitingTicket:
+        """Choose a rank (POST /select): return a decision, or a ticket for a later one (see Gate).
 
-        policy_class: what the client asked for in its header
-        explain:      the decision says what every candidate would have cost
-        read:         the prompt, if it was read ahead
+        policy_class: policy class from the request header
+        explain:      whether the decision lists the costs of every candidate
+        read:         prompt read in advance, or None
         Raises BadRequest, CapacityShed, NoWorkers, InvalidBody, NoEligibleRank, Overloaded,
         QueueFull, QueueTimeout.
         """
-        job = self._job(request, explain, read)
-        return self.gate.admit(job, allowed_by(job, self.gate.tally), now, policy_class)
+        job = self._make_request(request, explain, read_ahead)
+        return self.gate.admit_request(job, eligible_ranks(job, self.gate.tally), now, policy_class)
 
     def select_and_reserve(
         self,
@@ -261,245 +288,278 @@ class Selector:
         now: float,
         policy_class: str | None = None,
         explain: bool = False,
-        read: PromptRead | None = None,
-    ) -> Decision | Ticket:
-        """POST /select_and_reserve: choosing and booking are one step.
+        read_ahead: ReadAheadPrompt | None = None,
+    ) -> PlacementDecision | WaitingTicket:
+        """Choose a rank and book the load in one step (POST /select_and_reserve).
 
         Raises like `select`, and Conflict, CapacityExceeded.
         """
-        if (again := self.repeats.selection(request, read, now)) is not None:
-            return Decision(again)
-        job = self._job(request, explain, read, True, request.reservation_id)
+        # A repeated request needs no capacity: its load is booked already, so the gate is skipped.
+        if (again := self.retries.find_selection(request, read_ahead, now)) is not None:
+            return PlacementDecision(again)
+        job = self._make_request(request, explain, read_ahead, True, request.reservation_id)
         if request.reservation_id is not None:
-            self.ledger.refuse_unless_free(request.reservation_id)
-            self.gate.waiting.refuse_if_waiting(request.reservation_id)
-        return self.gate.admit(job, allowed_by(job, self.gate.tally), now, policy_class)
+            self.ledger.check_id_free(request.reservation_id)
+            self.gate.waiting.check_id_not_waiting(request.reservation_id)
+        return self.gate.admit_request(job, eligible_ranks(job, self.gate.tally), now, policy_class)
 
-    def explain(
-        self, request: SelectRequest, policy_class: str | None, read: PromptRead | None
+    def explain_selection(
+        self, request: SelectRequest, policy_class: str | None, read_ahead: ReadAheadPrompt | None
     ) -> DecisionView:
-        """POST /explain: what `select` would decide now; changes nothing.  Raises like it."""
-        partition, prompt = self.prompts.read(request, read)
-        config = overridden(self._config, request.router_config_override)
-        return self.explanations.asked(Job(partition, prompt, request, config), policy_class)
+        """Return the decision `select` would make now (POST /explain), without changes.  Raises
+        like `select`.
+        """
+        partition, prompt = self.prompt_resolver.read_prompt(request, read_ahead)
+        config = apply_override(self._config, request.router_config_override)
+        return self.explanations.explain_request(
+            PlacementRequest(partition, prompt, request, config), policy_class
+        )
 
-    def _job(
+    def _make_request(
         self,
         request: SelectRequest,
         explains: bool,
-        read: PromptRead | None,
+        read: ReadAheadPrompt | None,
         reserves: bool = False,
         reservation_id: str | None = None,
-    ) -> Job:
-        self.gate.refuse_shed(request)
-        partition, prompt = self.prompts.asked(request, read)
-        refuse_unless_told(request, prompt)
-        config = overridden(self._config, request.router_config_override)
-        return Job(partition, prompt, request, config, reserves, reservation_id, explains)
+    ) -> PlacementRequest:
+        self.gate.check_shed_tier(request)
+        partition, prompt = self.prompt_resolver.read_counted(request, read)
+        check_hash_limit(request, prompt)
+        config = apply_override(self._config, request.router_config_override)
+        return PlacementRequest(
+            partition, prompt, request, config, reserves, reservation_id, explains
+        )
 
     def reserve(
-        self, request: ReservationRequest, now: float, read: PromptRead | None = None
+        self, request: ReservationRequest, now: float, read_ahead: ReadAheadPrompt | None = None
     ) -> Reservation:
-        """POST /reservations: the caller chose the rank.
+        """Book a rank chosen by the caller (POST /reservations).
 
-        Raises NoWorkers, BadRequest, InvalidBody, what `slot_of` does, Conflict, CapacityExceeded.
+        Raises NoWorkers, BadRequest, InvalidBody, the errors of `slot_of`, Conflict,
+        CapacityExceeded.
         """
-        if (again := self.repeats.reservation(request, read, now)) is not None:
+        if (again := self.retries.find_reservation(request, read_ahead, now)) is not None:
             return again
-        partition, prompt = self.prompts.read(request, read, booked_prompt_of)
-        config = overridden(self._config, request.router_config_override)
+        partition, prompt = self.prompt_resolver.read_prompt(
+            request, read_ahead, read_booked_prompt
+        )
+        config = apply_override(self._config, request.router_config_override)
         tokens = booked_tokens(request, prompt, config)
         slot = self.fleet.slot_of(partition, Rank(request.worker_id, request.dp_rank))
-        self.ledger.refuse_unless_free(request.reservation_id)
-        self.gate.waiting.refuse_if_waiting(request.reservation_id)
-        self.held.refuse_unless_room(len(prompt.sequence_hashes))
-        output, lora = request.expected_output_tokens, request.lora_name
-        work = work_on(partition, slot, prompt, config, tokens)
-        booked = Wanted(request.reservation_id, tokens, output, lora, *work, request)
-        self.decisions.book(partition, slot, prompt, config, booked, now)
-        return booked_answer(request.reservation_id, partition, slot)
+        self.ledger.check_id_free(request.reservation_id)
+        self.gate.waiting.check_id_not_waiting(request.reservation_id)
+        self.reservation_table.check_room(len(prompt.sequence_hashes))
+        # Last of the reads: everything that can fail comes before the booking.
+        prefill = estimate_prefill(partition, slot, prompt, config, tokens)
+        tracked = self.decisions.track_prompt(prompt, config)
+        self.decisions.book_prompt(
+            partition, tracked, request, prefill, request.reservation_id, now
+        )
+        return make_reservation_answer(request.reservation_id, partition, slot)
 
     @property
-    def router(self) -> RouterConfig:
-        """By which prompts are placed and booked unless a request says otherwise."""
+    def router_config(self) -> RouterConfig:
+        """Default configuration of placements and bookings, which a request may override in
+        part.
+        """
         return self._config
 
     def new_reservation_id(self) -> str:
-        """For a client that gives none."""
-        return self.decisions.new_id()
+        """Return an id for a client that gives none."""
+        return self.decisions.new_reservation_id()
 
     def book_placed(
         self,
         partition: Partition,
         slot: int,
         prompt: Prompt,
-        reservation_id: str | None,
-        expected_output_tokens: int | None,
+        request: SelectAndReserveRequest,
         now: float,
     ) -> str:
-        """Book the last placement of the partition, which was made by the configuration; its id.
+        """Book the partition's last placement, made with the default configuration; return the id.
 
-        As `select_and_reserve` does what it has placed.  Raises Conflict, CapacityExceeded, and
-        then has changed nothing.
+        Completes a placement like `select_and_reserve` does.  Raises Conflict or CapacityExceeded,
+        without having changed anything.
         """
-        if reservation_id is not None:
-            self.gate.waiting.refuse_if_waiting(reservation_id)
-        return self.decisions.book_placed(
-            partition, slot, prompt, self._config, reservation_id, expected_output_tokens, now
-        )
+        if request.reservation_id is not None:
+            self.gate.waiting.check_id_not_waiting(request.reservation_id)
+        return self.decisions.book_placed(partition, slot, prompt, self._config, request, now)
 
     def may_book(self, partition: Partition, blocks: int) -> bool:
-        """Is a booking of so many blocks a bounded step now?  If not, ask in the next turn."""
+        """Return whether a booking of `blocks` blocks is a bounded step now; if not, retry next
+        turn.
+        """
         return self.ledger.may_book(partition.account.load, blocks)
 
     def may_book_prompt(self, request: PromptFields) -> bool:
-        """As `may_book`, of what a request would book if nothing refuses it."""
-        partition = self.prompts.partition(request)
+        """Return whether the booking of a request, if accepted, is a bounded step now."""
+        partition = self.prompt_resolver.find_partition(request)
+        # A request without workers is refused later, and untracked bookings have no blocks.
         if partition is None or not self._config.track_active_blocks:
             return True
-        return self.may_book(partition, n_blocks_of(request, partition.block_size))
+        return self.may_book(partition, estimate_blocks(request, partition.block_size))
 
-    # --- admission
+    # Admission
 
     def set_thresholds(self, change: BusyThresholdChange) -> BusyThresholdView:
-        """POST /busy_threshold.  Raises NotFound for a model that no worker serves."""
-        if change.of_model not in self.fleet.catalog.models:
-            raise NotFound(f"model `{change.of_model}` not found: no worker is registered for it")
-        changed = self.gate.judge.thresholds.change(change)
-        self.gate.look_everywhere()
+        """Set thresholds (POST /busy_threshold).  Raises NotFound for a model without workers."""
+        if change.resolved_model not in self.fleet.catalog.models:
+            raise NotFound(
+                f"model `{change.resolved_model}` not found: no worker is registered for it"
+            )
+        changed = self.gate.busy_check.thresholds.change_thresholds(change)
+        self.gate.mark_all_queues()
         return changed
 
-    def thresholds(self) -> BusyThresholdList:
-        """GET /busy_threshold."""
-        views = self.gate.judge.thresholds.views(self.fleet.catalog.models.keys())
+    def list_thresholds(self) -> BusyThresholdList:
+        """Return the thresholds (GET /busy_threshold)."""
+        views = self.gate.busy_check.thresholds.list_views(self.fleet.catalog.models.keys())
         return BusyThresholdList(thresholds=views)
 
-    def shed(self, tier: str | None) -> AdmissionState:
-        """POST /admission/shed.  Raises BadRequest for an unknown tier."""
-        self.gate.shed(tier)
-        return admission_state(self.gate, self.thresholds().thresholds)
+    def set_shed_tier(self, tier: str | None) -> AdmissionState:
+        """Set the shed tier (POST /admission/shed).  Raises BadRequest for an unknown tier."""
+        self.gate.set_shed_tier(tier)
+        return make_admission_state(self.gate, self.list_thresholds().thresholds)
 
-    def admission(self) -> AdmissionState:
-        """GET /admission."""
-        return admission_state(self.gate, self.thresholds().thresholds)
+    def get_admission_state(self) -> AdmissionState:
+        """Return the admission state (GET /admission)."""
+        return make_admission_state(self.gate, self.list_thresholds().thresholds)
 
-    def admission_scene(self, key: PartitionKey, now: float) -> AdmissionScene:
-        """What `worker_admission` shows the workers of a partition by.  O(its slots)"""
-        return admission_scene(self.gate.judge, self.fleet.partitions[key], now)
+    def admission_scene(self, key: PartitionKey, now: float) -> WorkerAdmissionContext:
+        """Return the data from which `worker_admission` renders workers of a partition.  O(its
+        slots)
+        """
+        return worker_admission_context(self.gate.busy_check, self.fleet.partitions[key], now)
 
-    # --- lifecycle of reservations
+    # Lifecycle of reservations
 
-    def prefill_complete(self, reservation_id: str, now: float) -> None:
-        """Give back the booked prefill tokens; repeating it changes nothing.  Raises NotFound."""
-        self.ledger.complete(reservation_id, "client", now)
+    def complete_prefill(self, reservation_id: str, now: float) -> None:
+        """Release the booked prefill tokens; repeating changes no load.  Raises NotFound."""
+        self.ledger.complete_by_id(reservation_id, "client", now)
 
-    def output_block(self, reservation_id: str, decay_fraction: float | None, now: float) -> None:
-        """One more output block, then the decay.  Raises BadRequest, NotFound."""
+    def add_output_block(
+        self, reservation_id: str, decay_fraction: float | None, now: float
+    ) -> None:
+        """Add an output block, then apply the decay.  Raises BadRequest, NotFound."""
         if decay_fraction is not None and not 0.0 <= decay_fraction <= 1.0:
             raise BadRequest(f"decay_fraction must be between 0.0 and 1.0, got {decay_fraction}")
+        # Without tracking, an output block still proves that the client is alive.
         if self._config.track_output_blocks and self._config.track_active_blocks:
             self.ledger.add_output_block(reservation_id, decay_fraction, now)
         else:
-            self.ledger.renew(reservation_id, now)
+            self.ledger.renew_lease(reservation_id, now)
 
-    def renew(self, reservation_id: str, now: float) -> None:
-        """Start the lease anew.  Raises NotFound."""
-        self.ledger.renew(reservation_id, now)
+    def renew_reservation(self, reservation_id: str, now: float) -> None:
+        """Restart the lease.  Raises NotFound."""
+        self.ledger.renew_lease(reservation_id, now)
 
-    def free(self, reservation_id: str, now: float) -> None:
-        """Take the whole load of a reservation back.  Raises NotFound."""
-        self.ledger.free(reservation_id, "client", now)
+    def free_reservation(self, reservation_id: str, now: float) -> None:
+        """Remove the whole load of a reservation.  Raises NotFound."""
+        self.ledger.free_by_id(reservation_id, "client", now)
 
-    # --- time, and what verbs left to do
+    # Time, and pending work
 
-    def settle(self, now: float) -> None:
-        """One turn of what verbs left to do, as `wake` asked for; it asks again for the rest."""
-        self.touched.turn_begins()
-        self.empty_leaving(now)
-        self.ledger.prepare()
-        if self.fitness is not None:
-            self.fitness.settle(now)
-        self.gate.serve(now)
+    def run_pending(self, now: float) -> None:
+        """Run one turn of pending work, as requested by `wake`; request another turn for the
+        rest.
+        """
+        self.dirty.begin_turn()
+        self.drain_removed_ranks(now)
+        self.ledger.prepare_step()
+        if self.health is not None:
+            self.health.run_turn(now)
+        self.gate.serve_waiting(now)
 
-    def empty_leaving(self, now: float, work_max: int = TURN_WORK_MAX) -> bool:
-        """Release what is booked on ranks that have left.  Returns whether more is to be done."""
+    def drain_removed_ranks(self, now: float, work_max: int = TURN_WORK_MAX) -> bool:
+        """Release reservations on ranks that have left.  Return whether more remains."""
         leaving = self.fleet.leaving
         while leaving and work_max > 0:
             first = leaving[0]
             work_max -= 1 + self.ledger.empty_slot(first.account, first.slot, now, work_max)
+            # A slot may be reused only when empty; a large slot may take several turns.
             if first.is_empty:
-                self.fleet.retire()
-        self.touched.wake_if(leaving)
+                self.fleet.retire_first_leaving()
+        self.dirty.request_turn_if(leaving)
         return bool(leaving)
 
-    def expire(self, now: float, work_max: int = TURN_WORK_MAX) -> Expired:
-        """Free what nobody renewed in time, as much as one turn may."""
-        return self.ledger.expire(now, work_max)
+    def expire_reservations(self, now: float, work_max: int = TURN_WORK_MAX) -> ExpiryResult:
+        """Release reservations after the end of their lease, up to the budget of one turn."""
+        return self.ledger.expire_leases(now, work_max)
 
-    def upkeep(self) -> list[DueTask]:
-        """What is due besides `expire`."""
+    def periodic_tasks(self) -> list[PeriodicTask]:
+        """Return the periodic tasks, besides `expire`."""
         by_name = {
-            "engines": self.engines.tick,
-            "admission": self.gate.tick,
-            "endings": self.replicas.endings.tick,
-            "shares": self.replicas.shares.tick,
-            "recovered": self.fleet.recovered.tick,
-            "observation": self.observing.step,
+            "engines": self.engine_readings.expire_stale,
+            "admission": self.gate.run_every_second,
+            "endings": self.replicas.tombstones.drop_expired,
+            "shares": self.replicas.shares.run_turn,
+            "recovered": self.fleet.recovered_blocks.drop_expired,
+            "observation": self.traffic.close_slots,
         }
-        if self.fitness is not None:
-            by_name["health"] = self.fitness.tick
-        tasks = [DueTask(name, SECOND_S, step) for name, step in by_name.items()]
-        return tasks + self.hindsight.upkeep()
+        if self.health is not None:
+            by_name["health"] = self.health.advance_timers
+        tasks = [PeriodicTask(name, SECOND_S, step) for name, step in by_name.items()]
+        return tasks + self.analytics.periodic_tasks()
 
-    # --- inspection
+    # Inspection
 
-    def reservation(self, reservation_id: str, now: float) -> ReservationRow:
-        """GET /reservations/{reservation_id}.  Raises NotFound."""
-        return self.held.row(reservation_id, now)
+    def get_reservation(self, reservation_id: str, now: float) -> ReservationRow:
+        """Return a reservation (GET /reservations/{reservation_id}).  Raises NotFound."""
+        return self.reservation_table.get_answer_row(reservation_id, now)
 
-    def reservations(self, wanted: ReservationFilter, now: float) -> ReservationPage:
-        return self.held.page(wanted, now)
+    def list_reservations(
+        self, reservation_filter: ReservationFilter, now: float
+    ) -> ReservationPage:
+        return self.reservation_table.list_page(reservation_filter, now)
 
-    def loads(
+    def partition_loads(
         self,
         model_name: str | None = None,
         tenant_id: str | None = None,
         among: Container[int] | None = None,
     ) -> Iterator[PartitionLoads | None]:
-        """See `loads_within`."""
+        """Iterate over the loads of a scope, see `list_loads_within`."""
         scope = model_name, tenant_id
-        return loads_within(self.fleet.partitions, self.gate.waiting.of, *scope, among)
+        return list_loads_within(self.fleet.partitions, self.gate.waiting.backlog_of, *scope, among)
 
     def potential_loads(
-        self, query: PromptQuery, read: PromptRead | None = None
+        self, query: PromptQuery, read_ahead: ReadAheadPrompt | None = None
     ) -> Iterator[RankLoad]:
-        """By worker and rank.  Raises like `select`."""
-        partition, prompt = self.prompts.read(query, read)
-        config = overridden(self._config, query.router_config_override)
-        return potential_loads_of(partition, prompt, config)
+        """Iterate over the loads with a prompt added, by worker and rank.  Raises like `select`."""
+        partition, prompt = self.prompt_resolver.read_prompt(query, read_ahead)
+        config = apply_override(self._config, query.router_config_override)
+        return list_potential_loads(partition, prompt, config)
 
     def overlap_scores(
-        self, query: PromptQuery, read: PromptRead | None = None
+        self, query: PromptQuery, read_ahead: ReadAheadPrompt | None = None
     ) -> tuple[OverlapScores, Iterator[OverlapRow]]:
-        """The scores without their rows, and the rows.  Raises like `select`."""
-        partition, prompt = self.prompts.read(query, read)
-        config = overridden(self._config, query.router_config_override)
-        return overlap_of(partition, prompt, config)
+        """Return the scores without their rows, and the rows.  Raises like `select`."""
+        partition, prompt = self.prompt_resolver.read_prompt(query, read_ahead)
+        config = apply_override(self._config, query.router_config_override)
+        return list_overlap(partition, prompt, config)
 
-    def dumps(self) -> list[DumpPart]:
-        """All that is known of the index."""
-        return dump_parts(self.fleet.partitions, self.fleet.recovered)
+    def index_dumps(self) -> list[DumpPart]:
+        """Return the parts of an index dump."""
+        return list_dump_parts(self.fleet.partitions, self.fleet.recovered_blocks)
 
     def check_invariants(self) -> None:
-        """For tests."""
-        parts = (self.fleet, self.ledger, self.replicas, self.gate, self.engines, self.hindsight)
-        for part in (*parts, self.observing, self.draining, self.fitness):
+        """Check the invariants, for tests."""
+        parts = (
+            self.fleet,
+            self.ledger,
+            self.replicas,
+            self.gate,
+            self.engine_readings,
+            self.analytics,
+        )
+        for part in (*parts, self.traffic, self.draining, self.health):
             if part is not None:
                 part.check_invariants()
-        for booking in self.held:
+        for booking in self.reservation_table:
             if booking.is_leaving:
                 assert (booking.account, booking.slot) in (left[:2] for left in self.fleet.leaving)
             else:
                 partition = self.fleet.partitions[booking.key]
                 assert partition.account is booking.account
-                assert partition.table.find(booking.rank) == booking.slot
+                assert partition.table.find_slot(booking.rank) == booking.slot

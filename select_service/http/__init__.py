@@ -1,4 +1,4 @@
-"""What is between a socket and a handler: connections, bodies, refusals, words of a route.
+"""HTTP layer between the socket and the handlers: connections, bodies, errors, route declarations.
 
-What is the same for all endpoints enters here.  Knows nothing of workers.
+Code shared by all endpoints belongs here.  This package has no knowledge of workers.
 """

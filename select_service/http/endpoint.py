@@ -1,6 +1,6 @@
-"""What an endpoint is made of, and how it is declared: once, above its handler.
+"""Declaration of endpoints: one declaration above each handler.
 
-    WORKERS = Noun("workers", "The catalog of engines that may be chosen.")
+    WORKERS = Noun("workers", "Catalog of the engines available for selection.")
 
     @WORKERS.declare(
         Route("GET", "/workers", "list_workers", "List the workers", {200: Answer(...)},
@@ -8,8 +8,8 @@
     )
     async def listing(service: Service, request: Request) -> Response: ...
 
-The application routes by these declarations, and the OpenAPI document is made from them, so neither
-can name an endpoint that does not exist or miss one.
+The application routes by these declarations and generates the OpenAPI document from them, so both
+always contain exactly the existing endpoints.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,9 +18,8 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec import StructMeta
 from starlette.responses import Response
 
-from select_service.access.roles import MayCall
-from select_service.bodies.common import Status
-from select_service.errors import (
+from select_service.auth.roles import RoutePermission
+from select_service.base.errors import (
     BadRequest,
     BodyTooLarge,
     CapacityExceeded,
@@ -31,23 +30,25 @@ from select_service.errors import (
     UnknownField,
     UnsupportedMediaType,
 )
+from select_service.schemas.common import Status
 
 JSON = "application/json"
 
 Handler = Callable[..., Awaitable[Response]]
-"""Takes the service, the request, and what the route has of these: its path parameter, its query
-(texts by name of the parameter), its body."""
+"""Handler of a route.  Arguments: the service, the request, and those of the path parameter, query
+(texts by name) and body that the route declares.
+"""
 
-H = TypeVar("H", bound=Handler)
+HandlerType = TypeVar("HandlerType", bound=Handler)
 
 
 class RequestTimeout(SelectError):
-    """Answered by the protocol, before any handler runs."""
+    """The request did not arrive completely in time; sent before any handler runs."""
 
     status, code = 408, "timeout"
 
 
-WITH_BODY: tuple[type[SelectError], ...] = (
+BODY_ERRORS: tuple[type[SelectError], ...] = (
     MalformedJson,
     BadRequest,
     RequestTimeout,
@@ -58,43 +59,43 @@ WITH_BODY: tuple[type[SelectError], ...] = (
     CapacityExceeded,
     ShuttingDown,
 )
-"""What any request with a body may be answered before the service looks at it."""
+"""Errors possible for any request with a body, before the service processes the request."""
 
 
-class Body(NamedTuple):
-    """What a request holds: a type that msgspec can decode, and valid bodies by name.
+class BodySpec(NamedTuple):
+    """Request body: a type that msgspec can decode, and valid examples by name.
 
-    optional: no body, or an empty one, is the same as an empty object
-    unused: what the client should know about fields that do not count beside others
+    optional: a missing or empty body is treated as an empty object
+    unused_fields_warning: returns a warning about fields that are overridden by others, or None
     """
 
     type: Any
     examples: Mapping[str, Any]
     optional: bool = False
-    unused: Callable[[Any], str | None] | None = None
+    unused_fields_warning: Callable[[Any], str | None] | None = None
 
 
-class Answer(NamedTuple):
-    """A body that is not a refusal.  `type` is one that msgspec can describe, or None.
+class ResponseSpec(NamedTuple):
+    """Successful response.  `type` is a type that msgspec can describe, or None.
 
-    media_type: empty where there is no body
+    media_type: empty for a response without a body
     """
 
     summary: str
     type: Any
     example: Any = None
     media_type: str = JSON
-    also: tuple[str, ...] = ()
-    """Media types of other forms: of a JSON document binary ones, which `accept` may ask for."""
+    alternative_types: tuple[str, ...] = ()
+    """Media types of alternative forms, selected by `accept`; binary for a JSON document."""
 
     @property
     def may_be_extended(self) -> bool:
-        """Is it an object that may have a further field?"""
+        """Whether the body is an object to which a field may be added."""
         return isinstance(self.type, StructMeta) and not issubclass(self.type, Status)
 
 
 class PathParameter(NamedTuple):
-    """The `{name}` of a path.  `read` takes the segment as it was sent; raises BadRequest."""
+    """Parameter `{name}` of a path.  `read` decodes the raw segment; raises BadRequest."""
 
     name: str
     type: Any
@@ -104,7 +105,7 @@ class PathParameter(NamedTuple):
 
 
 class QueryParameter(NamedTuple):
-    """An optional query parameter."""
+    """Optional query parameter."""
 
     name: str
     type: Any
@@ -113,55 +114,55 @@ class QueryParameter(NamedTuple):
 
 
 class HeaderParameter(NamedTuple):
-    """An optional request header."""
+    """Optional request header."""
 
     name: str
     summary: str
 
 
-class Route(NamedTuple):
-    """One method of one path: what it takes, what it answers, how it refuses.
+class RouteSpec(NamedTuple):
+    """Method of a path: parameters, responses and errors.
 
-    may_call: whose keys may call it, where keys are on
-    is_strict: unknown fields and parameters are refused, and not only told of: what is left of a
-    scope that is misspelt would be a wider one
+    may_call: roles of the keys that may call this route, where keys are on
+    is_strict: unknown fields and parameters are errors instead of warnings, because dropping a
+    misspelt scope would widen the scope
     """
 
     method: str
     path: str
     operation_id: str
     summary: str
-    answers: Mapping[int, Answer]
-    may_call: MayCall
+    answers: Mapping[int, ResponseSpec]
+    may_call: RoutePermission
     detail: str = ""
     in_path: PathParameter | None = None
     query: tuple[QueryParameter, ...] = ()
     headers: tuple[HeaderParameter, ...] = ()
-    body: Body | None = None
+    body: BodySpec | None = None
     refusals: tuple[type[SelectError], ...] = ()
     is_strict: bool = False
 
 
-class Endpoint(NamedTuple):
-    """A route and what answers it."""
+class RouteHandler(NamedTuple):
+    """Route and its handler."""
 
-    route: Route
+    route: RouteSpec
     handler: Handler
 
 
-class Noun:
-    """The endpoints about one thing, in the order in which the document shows them."""
+class EndpointGroup:
+    """Endpoints of one resource, in the order of the document."""
 
     def __init__(self, name: str, summary: str) -> None:
         self.name = name
         self.summary = summary
-        self.endpoints: list[Endpoint] = []
+        self.endpoints: list[RouteHandler] = []
 
-    def declare(self, route: Route) -> Callable[[H], H]:
-        """Decorates the handler of `route`."""
+    def declare_route(self, route: RouteSpec) -> Callable[[HandlerType], HandlerType]:
+        """Decorate the handler of `route`."""
 
-        def attach(handler: H) -> H:
-            self.endpoints.append(Endpoint(route, handler))
+        def attach(handler: HandlerType) -> HandlerType:
+            self.endpoints.append(RouteHandler(route, handler))
             return handler
 
         return attach

@@ -1,8 +1,8 @@
-"""Warnings: what of a request was not understood, or not used, although it was answered.
+"""Warnings about parts of a request that were ignored although the request succeeded.
 
-A client that misspells a field must hear of it.  An answer that is a JSON object of ours gets a
-last field `warnings`; where the body must stay as it is, a header says the same.  An answer without
-warnings is not touched.
+A client that misspells a field must learn of the mistake.  Responses that are JSON objects of ours
+get a last field `warnings`; where the body must not change, a header carries the warnings.
+Responses without warnings are unchanged.
 """
 
 import json
@@ -12,18 +12,18 @@ from typing import Any, Literal, NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
-from select_service.spelling import nearest, shown
+from select_service.base.suggestions import nearest_name, printable_name
 
-HEADER = "x-select-warnings"
-"""A JSON array of texts, in ASCII."""
+WARNINGS_HEADER = "x-select-warnings"
+"""Name of the header: a JSON array of texts, in ASCII."""
 WARNINGS_MAX = 16
-"""Of one request; further ones are left out."""
+"""Most warnings of one request; further warnings are dropped."""
 
-Kind = Literal["unknown_field", "unknown_parameter", "unused_field", "unknown_policy_class"]
-STRICT: frozenset[Kind] = frozenset(("unknown_field", "unknown_parameter"))
-"""What --strict-fields refuses."""
+WarningKind = Literal["unknown_field", "unknown_parameter", "unused_field", "unknown_policy_class"]
+STRICT_KINDS: frozenset[WarningKind] = frozenset(("unknown_field", "unknown_parameter"))
+"""Kinds that --strict-fields turns into errors."""
 
-OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
+FOREIGN_NAMES: Mapping[str, tuple[str, ...]] = {
     "prompt": ("token_ids",),
     "messages": ("token_ids",),
     "tokens": ("token_ids",),
@@ -38,77 +38,89 @@ OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
     "zmq_endpoint": ("kv_events_endpoint",),
     "reservation_id": (),
 }
-"""What other interfaces call our fields, of which the first that is known here is meant; none: a
-field of other routes, and no slip."""
+"""Names in other APIs and the corresponding fields here, of which the first that the route accepts
+is suggested.  An empty tuple marks a field of other routes, for which nothing is suggested.
+"""
 
 
-class Warned(NamedTuple):
-    kind: Kind
+class RequestWarning(NamedTuple):
+    """Warning with its kind."""
+
+    kind: WarningKind
     text: str
 
 
-def unknown_field(name: str, known: Sequence[str], place: str = "") -> Warned:
-    """place: the object that holds the field, such as `pinned_worker`; empty at the top"""
-    where = f"{shown(name)}` in `{place}" if place else shown(name)
-    return Warned("unknown_field", f"unknown field `{where}`{_proposal(name, known)}")
+def unknown_field(name: str, known: Sequence[str], place: str = "") -> RequestWarning:
+    """Return the warning.  place: object with the field, such as `pinned_worker`; empty at the
+    top
+    """
+    where = f"{printable_name(name)}` in `{place}" if place else printable_name(name)
+    return RequestWarning("unknown_field", f"unknown field `{where}`{_suggestion(name, known)}")
 
 
-def unknown_parameter(name: str, known: Sequence[str]) -> Warned:
-    return Warned(
-        "unknown_parameter", f"unknown query parameter `{shown(name)}`{_proposal(name, known)}"
+def unknown_parameter(name: str, known: Sequence[str]) -> RequestWarning:
+    return RequestWarning(
+        "unknown_parameter",
+        f"unknown query parameter `{printable_name(name)}`{_suggestion(name, known)}",
     )
 
 
-def not_heeded(names: Sequence[str], policy: str) -> Warned:
-    """names: of `router_config_override`, for which the policy that decides has no use"""
+def ignored_override(names: Sequence[str], policy: str) -> RequestWarning:
+    """Return the warning.  names: fields of `router_config_override` that the active policy
+    ignores
+    """
     shown_names = ", ".join(f"`{name}`" for name in names)
-    return Warned(
+    return RequestWarning(
         "unused_field",
-        f"{shown_names} of `router_config_override`: heeded by the policy `reference` alone, and "
-        f"`{policy}` decides here",
+        f"{shown_names} of `router_config_override`: used only by the policy `reference`; the "
+        f"active policy is `{policy}`",
     )
 
 
-def unknown_policy_class(name: str, known: Sequence[str], default: str) -> Warned:
-    """known: families and explicit classes;  default: the family that is taken instead"""
-    text = f"no policy class or family is called `{shown(name)}`, the request counts as `{default}`"
-    return Warned("unknown_policy_class", text + _proposal(name, known))
+def unknown_policy_class(name: str, known: Sequence[str], default: str) -> RequestWarning:
+    """Return the warning.  known: families and explicit classes;  default: family used instead"""
+    text = f"unknown policy class or family `{printable_name(name)}`, using `{default}`"
+    return RequestWarning("unknown_policy_class", text + _suggestion(name, known))
 
 
-def _proposal(name: str, known: Sequence[str]) -> str:
-    words = OTHER_WORDS.get(name, (name,))
+def _suggestion(name: str, known: Sequence[str]) -> str:
+    """Return a "did you mean" suffix, or an empty text."""
+    words = FOREIGN_NAMES.get(name, (name,))
     meant = next((word for word in words if word in known), None)
     if meant is None and words:
-        meant = nearest(name, known)
+        meant = nearest_name(name, known)
     return "" if meant is None else f": did you mean `{meant}`?"
 
 
-def warn(request: Request, warnings: Sequence[Warned]) -> None:
-    """Remember them, at least one, until there is an answer."""
-    held: list[Warned] = request.scope.setdefault("warnings", [])
+def add_warnings(request: Request, warnings: Sequence[RequestWarning]) -> None:
+    """Collect warnings, at least one, until the response."""
+    held: list[RequestWarning] = request.scope.setdefault("warnings", [])
     held += warnings[: WARNINGS_MAX - len(held)]
 
 
-def warned(request: Request) -> Sequence[Warned]:
-    found: Sequence[Warned] = request.scope.get("warnings", ())
+def collected_warnings(request: Request) -> Sequence[RequestWarning]:
+    """Return the warnings collected so far."""
+    found: Sequence[RequestWarning] = request.scope.get("warnings", ())
     return found
 
 
-def tell(response: Response, warnings: Sequence[Warned], in_body: bool) -> None:
-    """Put the warnings, at least one, into an answer.
+def attach_warnings(response: Response, warnings: Sequence[RequestWarning], in_body: bool) -> None:
+    """Attach warnings, at least one, to a response.
 
-    in_body: the answer is a JSON object that may have a further field
+    in_body: whether the response is a JSON object to which a field may be added
     """
-    texts = _json([each.text for each in warnings])
+    texts = _encode_ascii([each.text for each in warnings])
     if not in_body:
-        response.headers[HEADER] = texts.decode()
+        response.headers[WARNINGS_HEADER] = texts.decode()
         return
     body = bytes(response.body)
+    # The field is spliced into the encoded bytes: decoding and encoding again would cost more, and
+    # could change the numbers.
     assert (body[:1], body[-1:]) == (b"{", b"}")
     separator = b"" if body == b"{}" else b","
     response.body = body[:-1] + separator + b'"warnings":' + texts + b"}"
     response.headers["content-length"] = str(len(response.body))
 
 
-def _json(value: Any) -> bytes:
+def _encode_ascii(value: Any) -> bytes:
     return json.dumps(value).encode()

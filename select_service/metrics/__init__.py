@@ -1,4 +1,4 @@
-"""Prometheus families over numbers that the core keeps.
+"""Prometheus metric families over counters of the core.
 
-A further family enters as a row of a table.  Read when scraped; nothing here is called per event.
+A new family is a row of a table.  Families are read at scrape time; nothing is called per event.
 """

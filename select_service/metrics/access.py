@@ -1,5 +1,6 @@
-"""Who was refused, and how the file of keys is: without keys there are no series.  And to where
-this process did not connect.
+"""Metrics of access control, API keys, refused outgoing connections and the audit log.
+
+Without keys there are no key series.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,16 +9,16 @@ from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric
 
-from select_service.metrics.series import COUNTER, GAUGE, Family, itself, series_of
+from select_service.metrics.series import COUNTER, GAUGE, FamilyRow, make_series, record_itself
 
 
 @dataclass(slots=True)
 class AuditCounts:
-    """Since the start.
+    """Counters of the audit log since the start.
 
-    failures: lines that the file system refused
-    summed: requests that are counted in a line for many
-    refusals: actions that were refused as their line could not be written
+    failures: lines that could not be written
+    summed: requests counted in a summary line
+    refusals: actions refused because their line could not be written
     """
 
     lines: int = 0
@@ -27,9 +28,13 @@ class AuditCounts:
 
 
 class AccessReport(NamedTuple):
-    """refusals: by route, name of the key and code
-    keys: that count;  reloads: readings that changed something;  failures: of a wrong file
-    is_stale: is the file wrong now, so that older keys count?
+    """Figures of access control.
+
+    refusals: refused requests by route, key name and code
+    keys: number of valid keys
+    reloads: reads that changed something
+    failures: failed reads
+    is_stale: whether the current file is invalid and older keys are in use
     """
 
     refusals: Mapping[tuple[str, str, str], int]
@@ -39,69 +44,69 @@ class AccessReport(NamedTuple):
     is_stale: bool
 
 
-REFUSED: Sequence[Family[int]] = (
-    Family(
+REFUSED: Sequence[FamilyRow[int]] = (
+    FamilyRow(
         COUNTER,
         "access_refusals",
-        "Requests that were refused for who sent them; the key is `none` where none is known.",
-        itself,
+        "Requests refused by access control; the key is `none` if unknown.",
+        record_itself,
     ),
 )
-CONNECTIONS: Sequence[Family[int]] = (
-    Family(
+CONNECTIONS: Sequence[FamilyRow[int]] = (
+    FamilyRow(
         COUNTER,
         "connections_refused",
-        "Connections of this process that were refused for where they lead, by what they were for.",
-        itself,
+        "Outgoing connections refused by the egress policy, by purpose.",
+        record_itself,
     ),
 )
 _READ = "api_keys_readings"
-_HELP = "Readings of a changed file of keys, by result."
-KEYS: Sequence[Family[AccessReport]] = (
-    Family(GAUGE, "api_keys", "Keys that count.", lambda r: r.keys),
-    Family(COUNTER, _READ, _HELP, lambda r: r.reloads, (("result", "ok"),)),
-    Family(COUNTER, _READ, _HELP, lambda r: r.failures, (("result", "failed"),)),
-    Family(
+_HELP = "Reloads of the API key file, by result."
+KEYS: Sequence[FamilyRow[AccessReport]] = (
+    FamilyRow(GAUGE, "api_keys", "Valid API keys.", lambda r: r.keys),
+    FamilyRow(COUNTER, _READ, _HELP, lambda r: r.reloads, (("result", "ok"),)),
+    FamilyRow(COUNTER, _READ, _HELP, lambda r: r.failures, (("result", "failed"),)),
+    FamilyRow(
         GAUGE,
         "api_keys_stale",
-        "1 while the file of keys is wrong, so that those before go on counting.",
+        "1 while the API key file is invalid and older keys are in use.",
         lambda r: r.is_stale,
     ),
 )
 
 
-AUDITED: Sequence[Family[AuditCounts]] = (
-    Family(COUNTER, "audit_log_lines", "Lines of the audit log.", lambda c: c.lines),
-    Family(
+AUDITED: Sequence[FamilyRow[AuditCounts]] = (
+    FamilyRow(COUNTER, "audit_log_lines", "Lines of the audit log.", lambda c: c.lines),
+    FamilyRow(
         COUNTER,
         "audit_log_failures",
-        "Lines of the audit log that could not be written.",
+        "Failed lines of the audit log.",
         lambda c: c.failures,
     ),
-    Family(
+    FamilyRow(
         COUNTER,
         "audit_log_summed_requests",
-        "Requests that the audit log only counts, in a line for many.",
+        "Requests counted in summary lines of the audit log.",
         lambda c: c.summed,
     ),
-    Family(
+    FamilyRow(
         COUNTER,
         "audit_log_refusals",
-        "Actions refused with --audit-required, as their line could not be written.",
+        "Actions refused with --audit-required because of a failed audit line.",
         lambda c: c.refusals,
     ),
 )
 
 
-def of_audit(counts: AuditCounts) -> Iterator[Metric]:
-    return series_of(AUDITED, (), {(): counts})
+def audit_metrics(counts: AuditCounts) -> Iterator[Metric]:
+    return make_series(AUDITED, (), {(): counts})
 
 
-def of_connections(refused: Mapping[str, int]) -> Iterator[Metric]:
-    """refused: by purpose, those of which some were"""
-    return series_of(CONNECTIONS, ("purpose",), {(each,): n for each, n in refused.items()})
+def connection_metrics(refused: Mapping[str, int]) -> Iterator[Metric]:
+    """Yield the series of refused outgoing connections, by purpose."""
+    return make_series(CONNECTIONS, ("purpose",), {(each,): n for each, n in refused.items()})
 
 
-def of_access(report: AccessReport) -> Iterator[Metric]:
-    yield from series_of(REFUSED, ("route", "key", "code"), report.refusals)
-    yield from series_of(KEYS, (), {(): report})
+def access_metrics(report: AccessReport) -> Iterator[Metric]:
+    yield from make_series(REFUSED, ("route", "key", "code"), report.refusals)
+    yield from make_series(KEYS, (), {(): report})

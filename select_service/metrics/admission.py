@@ -1,4 +1,4 @@
-"""What the admission stage tells Prometheus: under the names of Dynamo's document, and our own.
+"""Metrics of admission, partly under names of the Dynamo document.
 
 Policy classes and tiers are bounded by the configuration; partitions and ranks as in `metrics`.
 """
@@ -10,192 +10,198 @@ from typing import TypeVar
 
 from prometheus_client.metrics_core import Metric
 
-from select_service.bodies.admission import BusyThresholdView
 from select_service.core.admission.admission_report import AdmissionReport
-from select_service.core.admission.busy import BusyCounts
+from select_service.core.admission.busy_check import BusyCounts
 from select_service.core.admission.waiting_list import Backlog
-from select_service.core.engines.engine_load import EngineReading
-from select_service.core.histogram import Histogram
+from select_service.core.duration_histogram import DurationHistogram
+from select_service.core.workers.engine_load import EngineReading
 from select_service.metrics.series import (
     COUNTER,
     GAUGE,
     HISTOGRAM,
     RANK_LABELS,
     SCOPE_LABELS,
-    Family,
+    FamilyRow,
     Labels,
-    itself,
-    series_of,
+    make_series,
+    record_itself,
 )
+from select_service.schemas.admission import BusyThresholdView
 
 V = TypeVar("V")
 L = TypeVar("L", bound=Labels)
 
 DYNAMO = "dynamo_"
 SERIES_MAX = 512
-"""Series of one family at most: the first by name."""
+"""Maximum number of series per family: the first by name."""
 
-_ENGINE_RANKS = "Ranks whose engine has been heard, by whether its last reading counts."
+_ENGINE_RANKS = "Ranks with an engine reading, by its freshness."
 
-STAGE: Sequence[Family[AdmissionReport]] = (
-    Family(
+STAGE: Sequence[FamilyRow[AdmissionReport]] = (
+    FamilyRow(
         COUNTER,
         "tasks_issued",
-        "Requests for a worker that were judged, rejected ones included.",
+        "Requests for a worker that reached admission, including rejected ones.",
         lambda a: a.issued,
         prefix=DYNAMO,
     ),
-    Family(
+    FamilyRow(
         COUNTER,
         "tasks_rejected",
-        "Requests that admission refused.",
+        "Requests rejected by admission.",
         lambda a: a.rejected,
         prefix=DYNAMO,
     ),
-    Family(
+    FamilyRow(
         GAUGE,
         "queued_requests",
-        "Requests that wait now.",
+        "Queued requests.",
         lambda a: a.waiting.requests,
         prefix=DYNAMO,
     ),
-    Family(
+    FamilyRow(
         GAUGE,
         "queue_requests_max",
-        "Requests that may wait; 0 when queueing is off.",
+        "Maximum number of queued requests; 0 without queueing.",
         lambda a: a.bounds.requests,
     ),
-    Family(
+    FamilyRow(
         GAUGE,
         "queue_isl_tokens_max",
-        "Prompt tokens that may wait; 0 when queueing is off.",
+        "Maximum number of queued prompt tokens; 0 without queueing.",
         lambda a: a.bounds.isl_tokens,
     ),
-    Family(
+    FamilyRow(
         GAUGE,
         "engine_ranks",
         _ENGINE_RANKS,
         lambda a: len(a.engine_readings),
         (("state", "fresh"),),
     ),
-    Family(GAUGE, "engine_ranks", _ENGINE_RANKS, lambda a: a.engine_stale, (("state", "stale"),)),
-)
-
-OUTCOMES: Sequence[Family[int]] = (
-    Family(COUNTER, "admission_requests", "Requests by what became of them.", itself),
-)
-
-SHED: Sequence[Family[int]] = (
-    Family(
-        COUNTER,
-        "admission_shed",
-        "Requests refused because their priority tier is shed.",
-        itself,
+    FamilyRow(
+        GAUGE, "engine_ranks", _ENGINE_RANKS, lambda a: a.engine_stale, (("state", "stale"),)
     ),
 )
 
-TIERS: Sequence[Family[bool]] = (
-    Family(GAUGE, "admission_tier_shed", "1 while the priority tier is shed.", itself),
+OUTCOMES: Sequence[FamilyRow[int]] = (
+    FamilyRow(COUNTER, "admission_requests", "Requests by outcome.", record_itself),
 )
 
-BUSY: Sequence[Family[BusyCounts]] = (
-    Family(GAUGE, "busy_ranks", "Ranks above a busy threshold.", lambda b: b.ranks),
-    Family(
+SHED: Sequence[FamilyRow[int]] = (
+    FamilyRow(
+        COUNTER,
+        "admission_shed",
+        "Requests rejected because their priority tier is shed.",
+        record_itself,
+    ),
+)
+
+TIERS: Sequence[FamilyRow[bool]] = (
+    FamilyRow(GAUGE, "admission_tier_shed", "1 while the priority tier is shed.", record_itself),
+)
+
+BUSY: Sequence[FamilyRow[BusyCounts]] = (
+    FamilyRow(GAUGE, "busy_ranks", "Ranks above a busy threshold.", lambda b: b.ranks),
+    FamilyRow(
         GAUGE,
         "busy_workers",
-        "Workers whose ranks are all above a busy threshold.",
+        "Workers with all ranks above a busy threshold.",
         lambda b: b.workers,
     ),
 )
 
-THRESHOLDS: Sequence[Family[BusyThresholdView]] = (
-    Family(
+THRESHOLDS: Sequence[FamilyRow[BusyThresholdView]] = (
+    FamilyRow(
         GAUGE,
         "busy_threshold_decode_blocks",
-        "Part of the KV cache above which a rank is busy; no series when it is not judged.",
+        "Fraction of the KV cache above which a rank is busy; no series if not checked.",
         lambda t: t.active_decode_blocks_threshold,
     ),
-    Family(
+    FamilyRow(
         GAUGE,
         "busy_threshold_prefill_tokens",
-        "Active prefill tokens above which a rank is busy; no series when it is not judged.",
+        "Active prefill tokens above which a rank is busy; no series if not checked.",
         lambda t: t.active_prefill_tokens_threshold,
     ),
 )
 
-CLASSES: Sequence[Family[Backlog]] = (
-    Family(
+CLASSES: Sequence[FamilyRow[Backlog]] = (
+    FamilyRow(
         GAUGE,
         "queue_requests",
-        "Requests that wait, by policy class.",
+        "Queued requests by policy class.",
         lambda w: w.requests,
     ),
-    Family(
+    FamilyRow(
         GAUGE,
         "queue_isl_tokens",
-        "Prompt tokens of the requests that wait, by policy class.",
+        "Prompt tokens of queued requests by policy class.",
         lambda w: w.isl_tokens,
     ),
 )
 
-WAITS: Sequence[Family[Histogram]] = (
-    Family(
+WAITS: Sequence[FamilyRow[DurationHistogram]] = (
+    FamilyRow(
         HISTOGRAM,
         "queue_wait_seconds",
-        "How long requests waited that got a rank after waiting.",
-        itself,
+        "Queueing time of requests that got a rank.",
+        record_itself,
     ),
 )
 
-ENGINES: Sequence[Family[EngineReading]] = (
-    Family(
+ENGINES: Sequence[FamilyRow[EngineReading]] = (
+    FamilyRow(
         GAUGE,
         "engine_kv_usage",
-        "Used part of the KV cache in the words of the engine.",
+        "Used fraction of the KV cache as reported by the engine.",
         lambda r: r.kv_usage,
     ),
-    Family(
+    FamilyRow(
         GAUGE,
         "engine_requests_waiting",
-        "Requests that wait in the engine.",
+        "Waiting requests in the engine.",
         lambda r: r.requests_waiting,
     ),
-    Family(
+    FamilyRow(
         GAUGE,
         "engine_requests_running",
-        "Requests that run in the engine.",
+        "Running requests in the engine.",
         lambda r: r.requests_running,
     ),
 )
 
-SCRAPES: Sequence[Family[int]] = (
-    Family(COUNTER, "engine_scrapes", "Readings of engines' own metrics, by result.", itself),
+SCRAPES: Sequence[FamilyRow[int]] = (
+    FamilyRow(COUNTER, "engine_scrapes", "Scrapes of engine metrics by result.", record_itself),
 )
 
 
-def of_admission(seen: AdmissionReport, scrapes: Mapping[str, int] | None) -> Iterator[Metric]:
-    """scrapes: engine scrapes by result"""
-    yield from series_of(STAGE, (), {(): seen})
-    yield from series_of(OUTCOMES, ("outcome",), _by_name(seen.outcomes))
-    yield from series_of(SHED, ("tier",), _by_name(seen.shed))
-    yield from series_of(TIERS, ("tier",), _by_name(seen.tier_shed))
-    yield from series_of(BUSY, SCOPE_LABELS, _first(seen.busy))
+def admission_metrics(seen: AdmissionReport, scrapes: Mapping[str, int] | None) -> Iterator[Metric]:
+    """Yield the series of admission.
+
+    scrapes: engine scrapes by result
+    """
+    yield from make_series(STAGE, (), {(): seen})
+    yield from make_series(OUTCOMES, ("outcome",), _label_by_name(seen.outcomes))
+    yield from make_series(SHED, ("tier",), _label_by_name(seen.shed))
+    yield from make_series(TIERS, ("tier",), _label_by_name(seen.tier_shed))
+    yield from make_series(BUSY, SCOPE_LABELS, _first_by_name(seen.busy))
     thresholds = {(each.model,): each for each in seen.thresholds}
-    yield from series_of(THRESHOLDS, ("model_name",), _first(thresholds))
-    yield from series_of(CLASSES, ("policy_class",), _first(_by_name(seen.classes)))
-    yield from series_of(WAITS, ("policy_class",), _first(_by_name(seen.waits)))
+    yield from make_series(THRESHOLDS, ("model_name",), _first_by_name(thresholds))
+    yield from make_series(CLASSES, ("policy_class",), _first_by_name(_label_by_name(seen.classes)))
+    yield from make_series(WAITS, ("policy_class",), _first_by_name(_label_by_name(seen.waits)))
     readings = {
         (*key, str(rank.worker_id), str(rank.dp_rank)): reading
         for (key, rank), reading in seen.engine_readings.items()
     }
-    yield from series_of(ENGINES, SCOPE_LABELS + RANK_LABELS, _first(readings))
+    yield from make_series(ENGINES, SCOPE_LABELS + RANK_LABELS, _first_by_name(readings))
     if scrapes is not None:
-        yield from series_of(SCRAPES, ("result",), _by_name(scrapes))
+        yield from make_series(SCRAPES, ("result",), _label_by_name(scrapes))
 
 
-def _by_name(values: Mapping[str, V]) -> dict[Labels, V]:
+def _label_by_name(values: Mapping[str, V]) -> dict[Labels, V]:
     return {(name,): value for name, value in values.items()}
 
 
-def _first(records: Mapping[L, V]) -> dict[L, V]:
+def _first_by_name(records: Mapping[L, V]) -> dict[L, V]:
+    # Sorted, so that the same series survive from scrape to scrape.
     return dict(islice(sorted(records.items(), key=itemgetter(0)), SERIES_MAX))

@@ -1,21 +1,21 @@
-"""What became of the lines of the decision log.  Without a log there are no series."""
+"""Metrics of the decision log; none without a log."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.metrics_core import Metric
 
-from select_service.metrics.series import COUNTER, Family, series_of
+from select_service.metrics.series import COUNTER, FamilyRow, make_series
 
 
 @dataclass(slots=True)
-class LogCounts:
-    """Since the start.
+class DecisionLogCounts:
+    """Counters of the decision log since the start.
 
-    lines:    written
-    missed:   decisions that had ended, or were overwritten, before they were looked at
-    dropped:  lines for which the writer had no room
-    failures: writes that the file system refused, with all lines of them
+    lines: lines written
+    missed: decisions that ended or were overwritten before they were logged
+    dropped: lines dropped because the queue was full
+    failures: failed writes, with all their lines
     """
 
     lines: int = 0
@@ -25,19 +25,19 @@ class LogCounts:
 
 
 _LOST = "decision_log_lost"
-_HELP = "Decisions that are not in the log, by reason."
-LOGGED: Sequence[Family[LogCounts]] = (
-    Family(COUNTER, "decision_log_lines", "Lines of the decision log.", lambda c: c.lines),
-    Family(COUNTER, _LOST, _HELP, lambda c: c.missed, (("reason", "missed"),)),
-    Family(COUNTER, _LOST, _HELP, lambda c: c.dropped, (("reason", "dropped"),)),
-    Family(
+_HELP = "Decisions missing in the log, by reason."
+LOGGED: Sequence[FamilyRow[DecisionLogCounts]] = (
+    FamilyRow(COUNTER, "decision_log_lines", "Lines of the decision log.", lambda c: c.lines),
+    FamilyRow(COUNTER, _LOST, _HELP, lambda c: c.missed, (("reason", "missed"),)),
+    FamilyRow(COUNTER, _LOST, _HELP, lambda c: c.dropped, (("reason", "dropped"),)),
+    FamilyRow(
         COUNTER,
         "decision_log_failures",
-        "Writes of the decision log that failed.",
+        "Failed writes of the decision log.",
         lambda c: c.failures,
     ),
 )
 
 
-def of_decision_log(counts: LogCounts) -> Iterator[Metric]:
-    return series_of(LOGGED, (), {(): counts})
+def decision_log_metrics(counts: DecisionLogCounts) -> Iterator[Metric]:
+    return make_series(LOGGED, (), {(): counts})

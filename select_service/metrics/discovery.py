@@ -1,17 +1,20 @@
-"""How sources of workers are doing.  Without sources there are no series."""
+"""Metrics of discovery sources; none without sources."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric
 
-from select_service.metrics.series import COUNTER, GAUGE, Family, series_of
+from select_service.metrics.series import COUNTER, GAUGE, FamilyRow, make_series
 
 
 class SourceReport(NamedTuple):
-    """changes, failures: readings that said something new, and that failed
-    is_stale: has the last reading failed, so that what was said before counts?
-    The others: workers, as in `bodies.discovery.SourceView`.
+    """Figures of one source.
+
+    changes: reads with a changed result
+    failures: failed reads
+    is_stale: whether the last read failed and older workers are in use
+    The other fields are numbers of workers, as in `bodies.discovery.SourceView`.
     """
 
     name: str
@@ -27,27 +30,27 @@ class SourceReport(NamedTuple):
 
 
 _READ = "discovery_readings"
-_READ_HELP = "Readings of a source of workers that said something new, or failed."
+_READ_HELP = "Reads of a discovery source that changed something or failed."
 _WORKERS = "discovery_workers"
-_WORKERS_HELP = "Workers of a source, by what is to be said of them."
+_WORKERS_HELP = "Workers of a discovery source by state."
 
-SOURCES: Sequence[Family[SourceReport]] = (
-    Family(COUNTER, _READ, _READ_HELP, lambda r: r.changes, (("result", "ok"),)),
-    Family(COUNTER, _READ, _READ_HELP, lambda r: r.failures, (("result", "failed"),)),
-    Family(
+SOURCES: Sequence[FamilyRow[SourceReport]] = (
+    FamilyRow(COUNTER, _READ, _READ_HELP, lambda r: r.changes, (("result", "ok"),)),
+    FamilyRow(COUNTER, _READ, _READ_HELP, lambda r: r.failures, (("result", "failed"),)),
+    FamilyRow(
         GAUGE,
         "discovery_stale",
-        "1 while a source of workers cannot be read, so that what it said before counts.",
+        "1 while a discovery source is unreadable and its older workers are in use.",
         lambda r: r.is_stale,
     ),
-    Family(GAUGE, _WORKERS, _WORKERS_HELP, lambda r: r.desired, (("state", "desired"),)),
-    Family(GAUGE, _WORKERS, _WORKERS_HELP, lambda r: r.owned, (("state", "owned"),)),
-    Family(GAUGE, _WORKERS, _WORKERS_HELP, lambda r: r.leaving, (("state", "leaving"),)),
-    Family(GAUGE, _WORKERS, _WORKERS_HELP, lambda r: r.conflicts, (("state", "conflict"),)),
-    Family(GAUGE, _WORKERS, _WORKERS_HELP, lambda r: r.refused, (("state", "refused"),)),
-    Family(GAUGE, _WORKERS, _WORKERS_HELP, lambda r: r.withheld, (("state", "withheld"),)),
+    FamilyRow(GAUGE, _WORKERS, _WORKERS_HELP, lambda r: r.desired, (("state", "desired"),)),
+    FamilyRow(GAUGE, _WORKERS, _WORKERS_HELP, lambda r: r.owned, (("state", "owned"),)),
+    FamilyRow(GAUGE, _WORKERS, _WORKERS_HELP, lambda r: r.leaving, (("state", "leaving"),)),
+    FamilyRow(GAUGE, _WORKERS, _WORKERS_HELP, lambda r: r.conflicts, (("state", "conflict"),)),
+    FamilyRow(GAUGE, _WORKERS, _WORKERS_HELP, lambda r: r.refused, (("state", "refused"),)),
+    FamilyRow(GAUGE, _WORKERS, _WORKERS_HELP, lambda r: r.withheld, (("state", "withheld"),)),
 )
 
 
-def of_discovery(reports: Sequence[SourceReport]) -> Iterator[Metric]:
-    yield from series_of(SOURCES, ("source",), {(report.name,): report for report in reports})
+def discovery_metrics(reports: Sequence[SourceReport]) -> Iterator[Metric]:
+    yield from make_series(SOURCES, ("source",), {(report.name,): report for report in reports})

@@ -1,116 +1,117 @@
-"""What the replica plane tells Prometheus.  Peers are few and bounded, so each has its series."""
+"""Metrics of the replica protocol.  The number of peers is limited, so each has its own series."""
 
 from collections.abc import Iterator, Sequence
 
 from prometheus_client.metrics_core import Metric
 
-from select_service.bodies.replicas import ReplicaPeer, ReplicaStatus
-from select_service.metrics.series import COUNTER, GAUGE, Family, itself, series_of
+from select_service.metrics.series import COUNTER, GAUGE, FamilyRow, make_series, record_itself
+from select_service.schemas.replicas import ReplicaPeer, ReplicaStatus
 
 PEER_LABELS = ("peer",)
 
-_REPAIRS = "Repairs from the list of the peer, by how they ended."
+_REPAIRS = "Repairs from the list of the peer, by result."
 _REPAIRED = "Reservations that repairs added, dropped or changed."
 
-OUT: Sequence[Family[ReplicaStatus]] = (
-    Family(COUNTER, "replica_frames_out", "Events published.", lambda s: s.frames_out),
-    Family(COUNTER, "replica_digests_out", "Digests published.", lambda s: s.digests_out),
-    Family(
+OUT: Sequence[FamilyRow[ReplicaStatus]] = (
+    FamilyRow(COUNTER, "replica_frames_out", "Events published.", lambda s: s.frames_out),
+    FamilyRow(COUNTER, "replica_digests_out", "Digests published.", lambda s: s.digests_out),
+    FamilyRow(
         COUNTER,
         "replica_progress_out",
-        "Messages about the progress of prefills published.",
+        "Prefill progress messages published.",
         lambda s: s.progress_out,
     ),
-    Family(GAUGE, "replica_subscribers", "Replicas that listen.", lambda s: s.subscribers),
-    Family(
+    FamilyRow(GAUGE, "replica_subscribers", "Subscribed replicas.", lambda s: s.subscribers),
+    FamilyRow(
         COUNTER,
         "replica_refused",
-        "Connections to our port that were refused: an unknown key, or another protocol.",
+        "Connections to the replica port refused for an unknown key or another protocol.",
         lambda s: s.refused,
     ),
-    Family(
+    FamilyRow(
         GAUGE,
         "replica_keys_stale",
-        "Is the file of replica keys wrong, so that the keys before go on counting?",
+        "1 while the replica keys file is invalid and older keys are in use.",
         lambda s: s.keys_error is not None,
     ),
-    Family(
+    FamilyRow(
         COUNTER,
         "replica_frames_out_dropped",
-        "Events not published: the queue was full, or the event too large.",
+        "Events not published because of a full queue or their size.",
         lambda s: s.frames_dropped_out,
     ),
-    Family(GAUGE, "replica_frames_queued", "Events to be published.", lambda s: s.frames_queued),
+    FamilyRow(GAUGE, "replica_frames_queued", "Queued events.", lambda s: s.frames_queued),
 )
 
-PEERS: Sequence[Family[ReplicaPeer]] = (
-    Family(COUNTER, "replica_frames_in", "Messages of the peer.", lambda p: p.frames_in),
-    Family(
-        COUNTER, "replica_applied", "Events of the peer that were followed.", lambda p: p.applied
+PEERS: Sequence[FamilyRow[ReplicaPeer]] = (
+    FamilyRow(
+        COUNTER, "replica_frames_in", "Messages received from the peer.", lambda p: p.frames_in
     ),
-    Family(
+    FamilyRow(COUNTER, "replica_applied", "Events of the peer applied.", lambda p: p.applied),
+    FamilyRow(
         COUNTER,
         "replica_progress",
-        "Messages of the peer about the progress of prefills that were followed.",
+        "Prefill progress messages of the peer applied.",
         lambda p: p.progress,
     ),
-    Family(
+    FamilyRow(
         COUNTER,
         "replica_lost",
-        "Events of the peer that are known not to have arrived.",
+        "Lost events of the peer.",
         lambda p: p.lost,
     ),
-    Family(
+    FamilyRow(
         COUNTER,
         "replica_frames_out_arrived",
-        "Messages of ours that the peer says have arrived.",
+        "Own messages acknowledged in the peer's digest.",
+        # None until the first digest: a counter starts at zero.
         lambda p: p.frames_out or 0,
     ),
-    Family(GAUGE, "replica_connected", "Is the peer connected?", lambda p: p.connected),
-    Family(
+    FamilyRow(GAUGE, "replica_connected", "1 while the peer is connected.", lambda p: p.connected),
+    FamilyRow(
         GAUGE,
         "replica_divergence_reservations",
-        "Reservations in which the peer and this replica differ, at least.",
+        "Minimum number of reservations in which the peer and this replica differ.",
         lambda p: p.divergence_reservations,
     ),
-    Family(
+    FamilyRow(
         GAUGE,
         "replica_divergence_prefill_tokens",
         "Prefill tokens by which the peer and this replica differ.",
         lambda p: p.divergence_prefill_tokens,
     ),
-    Family(
+    FamilyRow(
         COUNTER,
         "replica_repairs",
         _REPAIRS,
         lambda p: p.repairs.runs - p.repairs.failed,
         (("result", "done"),),
     ),
-    Family(
+    FamilyRow(
         COUNTER, "replica_repairs", _REPAIRS, lambda p: p.repairs.failed, (("result", "failed"),)
     ),
-    Family(
+    FamilyRow(
         COUNTER,
         "replica_repaired_reservations",
         _REPAIRED,
         lambda p: p.repairs.added,
         (("change", "added"),),
     ),
-    Family(
+    FamilyRow(
         COUNTER,
         "replica_repaired_reservations",
         _REPAIRED,
         lambda p: p.repairs.dropped,
         (("change", "dropped"),),
     ),
-    Family(
+    FamilyRow(
         COUNTER,
         "replica_repaired_reservations",
         _REPAIRED,
         lambda p: p.repairs.changed,
         (("change", "changed"),),
     ),
-    Family(
+    FamilyRow(
         GAUGE,
         "replica_last_frame_age_seconds",
         "Seconds since the last message of the peer; no series before the first one.",
@@ -118,21 +119,21 @@ PEERS: Sequence[Family[ReplicaPeer]] = (
     ),
 )
 
-DROPPED: Sequence[Family[int]] = (
-    Family(
+DROPPED: Sequence[FamilyRow[int]] = (
+    FamilyRow(
         COUNTER,
         "replica_dropped",
-        "Messages of the peer that changed nothing, by reason.",
-        itself,
+        "Messages of the peer without effect, by reason.",
+        record_itself,
     ),
 )
 
 
-def of_replicas(status: ReplicaStatus) -> Iterator[Metric]:
-    """All families of the replica plane."""
-    yield from series_of(OUT, (), {(): status})
-    yield from series_of(PEERS, PEER_LABELS, {(peer.endpoint,): peer for peer in status.peers})
+def replica_metrics(status: ReplicaStatus) -> Iterator[Metric]:
+    """Yield the series of the replica protocol."""
+    yield from make_series(OUT, (), {(): status})
+    yield from make_series(PEERS, PEER_LABELS, {(peer.endpoint,): peer for peer in status.peers})
     dropped = {
         (peer.endpoint, reason): n for peer in status.peers for reason, n in peer.dropped.items()
     }
-    yield from series_of(DROPPED, (*PEER_LABELS, "reason"), dropped)
+    yield from make_series(DROPPED, (*PEER_LABELS, "reason"), dropped)

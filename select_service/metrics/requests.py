@@ -1,51 +1,58 @@
-"""What is counted as requests pass, and what failed beside them."""
+"""Metrics counted per request, and failures of callbacks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client.metrics_core import Metric
 
-from select_service.core.histogram import Histogram
-from select_service.metrics.series import COUNTER, HISTOGRAM, Family, itself, series_of
+from select_service.core.duration_histogram import DurationHistogram
+from select_service.metrics.series import COUNTER, HISTOGRAM, FamilyRow, make_series, record_itself
 
-ANSWERED: Sequence[Family[int]] = (Family(COUNTER, "requests", "Answered requests.", itself),)
+ANSWERED: Sequence[FamilyRow[int]] = (
+    FamilyRow(COUNTER, "requests", "Answered requests.", record_itself),
+)
 
-WARNED: Sequence[Family[int]] = (
-    Family(
+WARNED: Sequence[FamilyRow[int]] = (
+    FamilyRow(
         COUNTER,
         "request_warnings",
-        "What of requests was not understood, or not used, although they were answered.",
-        itself,
+        "Ignored or unknown parts of answered requests.",
+        record_itself,
     ),
 )
 
-SELECTED: Sequence[Family[Histogram]] = (
-    Family(
+SELECTED: Sequence[FamilyRow[DurationHistogram]] = (
+    FamilyRow(
         HISTOGRAM,
         "selection_duration_seconds",
-        "Time to decide, from the decoded body to the decision; refused requests are left out.",
-        itself,
+        "Time from the decoded body to the decision, without rejected requests.",
+        record_itself,
     ),
 )
 
-FAILED: Sequence[Family[int]] = (
-    Family(
+FAILED: Sequence[FamilyRow[int]] = (
+    FamilyRow(
         COUNTER,
         "callback_failures",
-        "Callbacks of the event loop that failed; each is a bug, of which the log tells.",
-        itself,
+        "Failed event loop callbacks; each is a bug and is logged.",
+        record_itself,
     ),
 )
 
 
-def of_requests(
+def request_metrics(
     requests: Mapping[tuple[str, str, int], int],
     warnings: Mapping[tuple[str, str], int],
-    selections: Mapping[str, Histogram],
+    selections: Mapping[str, DurationHistogram],
     callback_failures: Mapping[str, int],
 ) -> Iterator[Metric]:
-    """requests: by route, method and status;  warnings: by route and kind;  selections: by route"""
+    """Yield the series of requests.
+
+    requests: by route, method and status
+    warnings: by route and kind
+    selections: by route
+    """
     answered = {(route, method, str(status)): n for (route, method, status), n in requests.items()}
-    yield from series_of(ANSWERED, ("route", "method", "status"), answered)
-    yield from series_of(WARNED, ("route", "kind"), warnings)
-    yield from series_of(SELECTED, ("route",), {(route,): d for route, d in selections.items()})
-    yield from series_of(FAILED, ("callback",), {(c,): n for c, n in callback_failures.items()})
+    yield from make_series(ANSWERED, ("route", "method", "status"), answered)
+    yield from make_series(WARNED, ("route", "kind"), warnings)
+    yield from make_series(SELECTED, ("route",), {(route,): d for route, d in selections.items()})
+    yield from make_series(FAILED, ("callback",), {(c,): n for c, n in callback_failures.items()})

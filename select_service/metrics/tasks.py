@@ -1,38 +1,41 @@
-"""What the due tasks of the event loop cost: series by the name of the task."""
+"""Metrics of the periodic tasks, by task name."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.metrics_core import Metric
 
-from select_service.metrics.series import COUNTER, GAUGE, Family, series_of
+from select_service.metrics.series import COUNTER, GAUGE, FamilyRow, make_series
 
 
 @dataclass(slots=True)
 class TaskCounts:
-    """One task since the start; a step is what it does in one turn of the event loop."""
+    """Counters of one task since the start; a step is its work in one event loop iteration."""
 
     steps: int = 0
     overruns: int = 0
-    """Steps that took longer than a turn should."""
+    """Number of steps over the target duration."""
     seconds: float = 0.0
     longest_s: float = 0.0
 
-    def add(self, seconds: float, budget_s: float) -> None:
+    def count_step(self, seconds: float, budget_s: float) -> None:
+        """Count a step."""
         self.steps += 1
         self.overruns += seconds > budget_s
         self.seconds += seconds
         self.longest_s = max(self.longest_s, seconds)
 
 
-TASKS: Sequence[Family[TaskCounts]] = (
-    Family(COUNTER, "task_steps", "Steps of tasks that are due again and again", lambda t: t.steps),
-    Family(COUNTER, "task_seconds", "Time that the steps took", lambda t: t.seconds),
-    Family(COUNTER, "task_overruns", "Steps that took over 5 ms", lambda t: t.overruns),
-    Family(GAUGE, "task_longest_step_seconds", "The longest step", lambda t: t.longest_s),
+TASKS: Sequence[FamilyRow[TaskCounts]] = (
+    FamilyRow(COUNTER, "task_steps", "Steps of periodic tasks", lambda t: t.steps),
+    FamilyRow(COUNTER, "task_seconds", "Total duration of the steps", lambda t: t.seconds),
+    FamilyRow(COUNTER, "task_overruns", "Steps longer than 5 ms", lambda t: t.overruns),
+    FamilyRow(
+        GAUGE, "task_longest_step_seconds", "Duration of the longest step", lambda t: t.longest_s
+    ),
 )
 
 
-def of_tasks(tasks: Mapping[str, TaskCounts]) -> Iterator[Metric]:
-    """Families of all tasks."""
-    return series_of(TASKS, ("task",), {(name,): counts for name, counts in tasks.items()})
+def task_metrics(tasks: Mapping[str, TaskCounts]) -> Iterator[Metric]:
+    """Yield the series of all tasks."""
+    return make_series(TASKS, ("task",), {(name,): counts for name, counts in tasks.items()})

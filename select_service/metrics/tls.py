@@ -1,57 +1,61 @@
-"""How handshakes ended, and how the files of TLS are.  Without TLS there are no series."""
+"""Metrics of TLS handshakes and files; none without TLS."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric
 
-from select_service.metrics.series import COUNTER, GAUGE, Family, itself, series_of
-from select_service.tls.handshakes import HandshakeCounts
-from select_service.tls.kept import TlsReport
+from select_service.metrics.series import COUNTER, GAUGE, FamilyRow, make_series, record_itself
+from select_service.net.tls.current_tls import TlsReport
+from select_service.net.tls.server_handshakes import HandshakeCounts
 
 
-class TlsSeen(NamedTuple):
-    """handshakes: None: plain HTTP is served;  files: by the side, `server` or `client`"""
+class TlsFigures(NamedTuple):
+    """Figures of TLS.
+
+    handshakes: None when the service uses plain HTTP
+    files: by side, `server` or `client`
+    """
 
     handshakes: HandshakeCounts | None
     files: Mapping[str, TlsReport]
 
 
 _ENDED = "tls_handshakes"
-_ENDED_HELP = "Handshakes of connections to this service, by how they ended."
-HANDSHAKES: Sequence[Family[HandshakeCounts]] = (
-    Family(COUNTER, _ENDED, _ENDED_HELP, lambda c: c.completed, (("result", "ok"),)),
-    Family(COUNTER, _ENDED, _ENDED_HELP, lambda c: c.failed, (("result", "failed"),)),
-    Family(COUNTER, _ENDED, _ENDED_HELP, lambda c: c.refused, (("result", "refused"),)),
-    Family(COUNTER, _ENDED, _ENDED_HELP, lambda c: c.abandoned, (("result", "abandoned"),)),
-    Family(GAUGE, "tls_handshakes_open", "Handshakes that are not complete.", lambda c: c.open),
+_ENDED_HELP = "Handshakes of incoming connections by result."
+HANDSHAKES: Sequence[FamilyRow[HandshakeCounts]] = (
+    FamilyRow(COUNTER, _ENDED, _ENDED_HELP, lambda c: c.completed, (("result", "ok"),)),
+    FamilyRow(COUNTER, _ENDED, _ENDED_HELP, lambda c: c.failed, (("result", "failed"),)),
+    FamilyRow(COUNTER, _ENDED, _ENDED_HELP, lambda c: c.refused, (("result", "refused"),)),
+    FamilyRow(COUNTER, _ENDED, _ENDED_HELP, lambda c: c.abandoned, (("result", "abandoned"),)),
+    FamilyRow(GAUGE, "tls_handshakes_open", "Handshakes in progress.", lambda c: c.open),
 )
 _READ = "tls_readings"
-_READ_HELP = "Readings of changed files of TLS, by result."
-FILES: Sequence[Family[TlsReport]] = (
-    Family(COUNTER, _READ, _READ_HELP, lambda r: r.readings, (("result", "ok"),)),
-    Family(COUNTER, _READ, _READ_HELP, lambda r: r.failures, (("result", "failed"),)),
-    Family(
+_READ_HELP = "Reloads of TLS files by result."
+FILES: Sequence[FamilyRow[TlsReport]] = (
+    FamilyRow(COUNTER, _READ, _READ_HELP, lambda r: r.readings, (("result", "ok"),)),
+    FamilyRow(COUNTER, _READ, _READ_HELP, lambda r: r.failures, (("result", "failed"),)),
+    FamilyRow(
         GAUGE,
         "tls_stale",
-        "1 while files of TLS are wrong, so that those before go on counting.",
+        "1 while TLS files are invalid and older ones are in use.",
         lambda r: r.is_stale,
     ),
 )
-ENDS: Sequence[Family[float]] = (
-    Family(
+ENDS: Sequence[FamilyRow[float]] = (
+    FamilyRow(
         GAUGE,
         "tls_certificate_expires_timestamp_seconds",
-        "When the certificate that is shown ends, or one of its chain before it: since 1970.",
-        itself,
+        "Earliest expiry of the certificate and its chain, in seconds since 1970.",
+        record_itself,
     ),
 )
 _SIDE = ("side",)
 
 
-def of_tls(seen: TlsSeen) -> Iterator[Metric]:
+def tls_metrics(seen: TlsFigures) -> Iterator[Metric]:
     if seen.handshakes is not None:
-        yield from series_of(HANDSHAKES, (), {(): seen.handshakes})
-    yield from series_of(FILES, _SIDE, {(side,): report for side, report in seen.files.items()})
+        yield from make_series(HANDSHAKES, (), {(): seen.handshakes})
+    yield from make_series(FILES, _SIDE, {(side,): report for side, report in seen.files.items()})
     ends = {(side,): r.ends_at for side, r in seen.files.items() if r.ends_at is not None}
-    yield from series_of(ENDS, _SIDE, ends)
+    yield from make_series(ENDS, _SIDE, ends)

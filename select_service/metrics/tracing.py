@@ -1,22 +1,22 @@
-"""What became of spans.  Without --otel there are no series."""
+"""Metrics of tracing spans; none without --otel."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.metrics_core import Metric
 
-from select_service.metrics.series import COUNTER, GAUGE, Family, series_of
+from select_service.metrics.series import COUNTER, GAUGE, FamilyRow, make_series
 
 
 @dataclass(slots=True)
 class TracingCounts:
-    """Since the start.  Each number is written by one thread only.
+    """Counters of spans since the start.  Each number is written by one thread only.
 
-    aside:    requests that compiled code left to Python, so that they get their span
-    ended:    spans that wait to be exported, or have been
-    exported, failed: of these, as the exporter said.  failed: they are lost
-    dropped:  spans for which there was no room among those that wait
-    waiting_max: room for those that wait
+    aside: requests that the fast path left to Python for their span
+    ended: spans queued or exported
+    exported, failed: results of the exporter; failed spans are lost
+    dropped: spans dropped because the queue was full
+    waiting_max: capacity of the queue
     """
 
     aside: int = 0
@@ -27,32 +27,32 @@ class TracingCounts:
     waiting_max: int = 0
 
     @property
-    def waiting(self) -> int:
-        """Spans that are not exported yet, those under way included."""
+    def queued_spans(self) -> int:
+        """Number of spans not exported yet, including those being exported."""
         return self.ended - self.exported - self.failed
 
 
 _SPANS = "tracing_spans"
-_HELP = "Spans of selections, by what became of them."
-TRACING: Sequence[Family[TracingCounts]] = (
-    Family(COUNTER, _SPANS, _HELP, lambda c: c.exported, (("result", "exported"),)),
-    Family(COUNTER, _SPANS, _HELP, lambda c: c.failed, (("result", "failed"),)),
-    Family(COUNTER, _SPANS, _HELP, lambda c: c.dropped, (("result", "dropped"),)),
-    Family(GAUGE, "tracing_waiting", "Spans that wait to be exported.", lambda c: c.waiting),
-    Family(
+_HELP = "Selection spans by result."
+TRACING: Sequence[FamilyRow[TracingCounts]] = (
+    FamilyRow(COUNTER, _SPANS, _HELP, lambda c: c.exported, (("result", "exported"),)),
+    FamilyRow(COUNTER, _SPANS, _HELP, lambda c: c.failed, (("result", "failed"),)),
+    FamilyRow(COUNTER, _SPANS, _HELP, lambda c: c.dropped, (("result", "dropped"),)),
+    FamilyRow(GAUGE, "tracing_waiting", "Queued spans.", lambda c: c.queued_spans),
+    FamilyRow(
         GAUGE,
         "tracing_waiting_max",
-        "Room for spans that wait; further ones are dropped.",
+        "Capacity of the span queue; further spans are dropped.",
         lambda c: c.waiting_max,
     ),
-    Family(
+    FamilyRow(
         COUNTER,
         "tracing_aside",
-        "Requests that compiled code left to Python, so that they get their span.",
+        "Requests that the fast path left to Python for their span.",
         lambda c: c.aside,
     ),
 )
 
 
-def of_tracing(counts: TracingCounts) -> Iterator[Metric]:
-    return series_of(TRACING, (), {(): counts})
+def tracing_metrics(counts: TracingCounts) -> Iterator[Metric]:
+    return make_series(TRACING, (), {(): counts})

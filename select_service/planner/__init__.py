@@ -1,5 +1,5 @@
-"""How many replicas a deployment needs: an autoscaler beside the selector, in a process of its own.
+"""Autoscaler of deployments, in a process beside the selector.
 
-`core` decides (pure: the time is an argument), `edge` observes and serves, `connectors` scale,
-`report` shows, `replay` decides again in simulated time.
+The core decides (pure: the time is an argument), the runtime observes and serves, connectors
+scale, the report draws pages, and the replay repeats decisions.
 """

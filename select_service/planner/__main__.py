@@ -1,4 +1,4 @@
-"""The command `select-planner`: reads the configuration, then ticks until a signal."""
+"""Command `select-planner`: reads the configuration, then ticks until a signal."""
 
 import argparse
 import os
@@ -6,132 +6,156 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from select_service.command_line import (
+from select_service.base.command_line import (
     CommandParser,
     UsageError,
-    above_zero,
-    choice,
-    leaving_with_reader,
-    typed,
-    whole,
+    argument_type,
+    exit_quietly_on_closed_output,
+    one_of_words,
+    positive_number,
+    whole_number,
 )
-from select_service.planner.config import PlannerConfig, is_text
-from select_service.planner.reading import PROFILES, ConfigError, Profile, config_of, read_config
-from select_service.spelling import shown
-from select_service.version import package_version
+from select_service.base.suggestions import printable_name
+from select_service.base.version import package_version
+from select_service.planner.config import PlannerConfig, is_printable_name
+from select_service.planner.config_loader import (
+    PROFILES,
+    ConfigProfile,
+    PlannerConfigError,
+    convert_config,
+    read_config,
+)
 
 USAGE_ERROR = 2
 PORT_MAX = 65535
 _MS = "MILLISECONDS"
 LEVELS, FORMATS = ("debug", "info", "warning", "error"), ("text", "json")
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Of linear algebra: matrices of a forecast are small, and threads that wait for their part of one
-turn in circles: six times the CPU on two cores, more on more."""
+"""Thread settings of linear algebra: matrices of a forecast are small, and idle threads spin, which
+costs six times the CPU on two cores and more on more.
+"""
 CHECK, REPLAY = "check", "replay"
 """First words of the other commands."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 after a signal, 1 when it cannot run, 2 for a wrong setting."""
-    if argv is None:  # the process is ours; read when such a library is loaded
+    """Run the command and return its exit status.
+
+    0 after a signal, 1 if the planner cannot run, 2 for a wrong setting.
+    """
+    # The variables are read when the library is loaded, so they must be set before any import of
+    # it. A caller that passes argv owns the process, whose environment is left alone.
+    if argv is None:
         for name in ONE_THREAD:
             os.environ.setdefault(name, "1")
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        with leaving_with_reader():
+        with exit_quietly_on_closed_output():
             if words[:1] == [CHECK]:
-                return _check(words[1:])
+                return _check_command(words[1:])
             if words[:1] == [REPLAY]:
-                from select_service.planner.replay.command import replay_command
+                from select_service.planner.replay.replay_command import replay_command
 
                 return replay_command(words[1:])
-            given = parser().read(words)
+            given = build_parser().parse_arguments(words)
             if given.version:
                 print(f"select-planner {package_version()}")
                 return 0
-        from select_service.planner.edge.process import run  # no check needs an event loop
+        from select_service.planner.runtime.planner_process import (
+            run_planner,  # no check needs an event loop
+        )
 
-        return run(configured(given), given.profile, given.kubeconfig)
+        return run_planner(load_config(given), given.profile, given.kubeconfig)
     except UsageError as error:
         print(f"select-planner: error: {error}", file=sys.stderr)
         return USAGE_ERROR
 
 
-def parser() -> CommandParser:
-    """The command line of a planner that runs."""
+def build_parser() -> CommandParser:
+    """Build the command line of a running planner."""
     result = CommandParser(
         "select-planner",
-        "Number of replicas that a fleet needs, from what its selectors observe: as advice, or "
-        "scaled on a platform.",
+        "Autoscaler of LLM fleets: replica counts from the traffic that selectors "
+        "observe, as advice or applied to a platform.",
         {
             "select-planner --selector http://127.0.0.1:8092 --model-name llama": "advice",
-            "select-planner --config planner.yaml": "as the file says, docs/planner.md",
-            "select-planner check planner.yaml": "one line about what is wrong in it",
+            "select-planner --config planner.yaml": "deployments of a file, see "
+            "docs/guides/planner.md",
+            "select-planner check planner.yaml": "validation of a file",
         },
         "[COMMAND] [OPTION ...]",
         commands={
-            CHECK: "whether a configuration is good",
-            REPLAY: "what other configurations would have done",
+            CHECK: "validation of a configuration",
+            REPLAY: "comparison of configurations on recorded traffic",
         },
     )
     add = result.add_argument
     add("--version", action="store_true", help="version of the package")
-    add("--config", metavar="FILE", help="configuration in YAML (default: none, see below)")
-    _add_profile(result)
+    add("--config", metavar="FILE", help="configuration file, YAML (default: none, see below)")
+    _add_profile_flag(result)
     add(
         "--kubeconfig",
         type=Path,
         metavar="FILE",
-        help="account at Kubernetes (default: the service account of the pod)",
+        help="kubeconfig file (default: the service account of the pod)",
     )
-    level, form = choice(*LEVELS), choice(*FORMATS)
+    level, form = one_of_words(*LEVELS), one_of_words(*FORMATS)
     add(
         "--log-level",
-        type=typed(level),
-        metavar=level.kind,
-        help="least severity that is logged (default: as the file says, else info)",
+        type=argument_type(level),
+        metavar=level.metavar,
+        help="minimum severity of log lines (default: from the file, else info)",
     )
     add(
         "--log-format",
-        type=typed(form),
-        metavar=form.kind,
-        help="format of the log (default: as the file says, else text)",
+        type=argument_type(form),
+        metavar=form.metavar,
+        help="format of the log (default: from the file, else text)",
     )
     add(
         "--host",
-        type=typed(_text),
+        type=argument_type(_parse_text),
         metavar="ADDRESS",
-        help="address of the API (default: as the file says, else 127.0.0.1)",
+        help="address of the API (default: from the file, else 127.0.0.1)",
     )
     add(
         "--port",
-        type=typed(whole(0, PORT_MAX)),
+        type=argument_type(whole_number(0, PORT_MAX)),
         metavar="PORT",
-        help="port of the API, 0 for any free one (default: as the file says, else 8095)",
+        help="port of the API, 0: any free port (default: from the file, else 8095)",
     )
     add(
         "--decision-log",
-        type=typed(_text),
+        type=argument_type(_parse_text),
         metavar="FILE",
-        help="file that gets a line of JSON for each tick, for replays (default: as the file "
-        "says, else none)",
+        help="log file with a JSON line for each tick, for replays (default: from the file, else "
+        "none)",
     )
-    _add_advice(result)
+    _add_advice_flags(result)
     return result
 
 
-def _add_advice(to: CommandParser) -> None:
-    """These stand in a group, and are known as the others are."""
-    mode, milliseconds = choice("disagg", "prefill", "decode", "agg"), typed(above_zero)
+def _add_advice_flags(to: CommandParser) -> None:
+    """Add the flags of advice without a file, as a group."""
+    mode, milliseconds = (
+        one_of_words("disagg", "prefill", "decode", "agg"),
+        argument_type(positive_number),
+    )
     group = to.add_argument_group(
-        "advice without a file", "One deployment with default settings, of which nothing is scaled."
+        "advice without a file", "One deployment with default settings; nothing is scaled."
     )
     for flag, kind, metavar, default, text in (
-        ("--model-name", str, "NAME", None, "model whose replicas are counted"),
+        ("--model-name", str, "NAME", None, "model of the deployment"),
         ("--tenant-id", str, "NAME", "default", "tenant of the model (default `default`)"),
-        ("--mode", typed(mode), mode.kind, "agg", "work of the engines, agg: both (default agg)"),
-        ("--ttft-ms", milliseconds, _MS, 500.0, "promised time to the first token (default 500)"),
-        ("--itl-ms", milliseconds, _MS, 50.0, "promised time between two tokens (default 50)"),
+        (
+            "--mode",
+            argument_type(mode),
+            mode.metavar,
+            "agg",
+            "work of the engines, agg: prefill and decode (default agg)",
+        ),
+        ("--ttft-ms", milliseconds, _MS, 500.0, "target time to first token (default 500)"),
+        ("--itl-ms", milliseconds, _MS, 50.0, "target time between two tokens (default 50)"),
     ):
         to.flags.append(flag)
         group.add_argument(flag, type=kind, metavar=metavar, default=default, help=text)
@@ -140,33 +164,35 @@ def _add_advice(to: CommandParser) -> None:
         "--selector",
         action="append",
         metavar="URL",
-        help="address of a selector; may be repeated, for all replicas of it",
+        help="URL of a selector; repeat for each of its replicas",
     )
 
 
-def _text(given: str) -> str:
-    """Raises ValueError."""
-    if not is_text(given):
+def _parse_text(given: str) -> str:
+    """Validate a text argument. Raises ValueError."""
+    if not is_printable_name(given):
         raise ValueError("some text without control characters")
     return given
 
 
-def configured(given: argparse.Namespace) -> PlannerConfig:
-    """The file, or the one deployment of the command line, with what else the line says.
+def load_config(args: argparse.Namespace) -> PlannerConfig:
+    """Return the configuration of a file or of the flags, with the overrides of the flags.
 
-    Raises ConfigError.
+    Raises PlannerConfigError.
     """
     import msgspec
 
-    if given.config is not None and (given.selector or given.model_name):
-        raise ConfigError("--selector and --model-name are for advice without --config")
-    if given.config is not None:
-        config = read_config(given.config, given.profile)
+    if args.config is not None and (args.selector or args.model_name):
+        raise PlannerConfigError(
+            "--selector and --model-name cannot be combined with --config: remove them, or --config"
+        )
+    if args.config is not None:
+        config = read_config(args.config, args.profile)
     else:
-        config = config_of(_advice(given), given.profile)
-    own = {"decision_log": given.decision_log, "log_level": given.log_level}
-    own["log_format"] = given.log_format
-    api = {"host": given.host, "port": given.port}
+        config = convert_config(_advice_document(args), args.profile)
+    own = {"decision_log": args.decision_log, "log_level": args.log_level}
+    own["log_format"] = args.log_format
+    api = {"host": args.host, "port": args.port}
     api_given = {name: value for name, value in api.items() if value is not None}
     return msgspec.structs.replace(
         config,
@@ -175,58 +201,62 @@ def configured(given: argparse.Namespace) -> PlannerConfig:
     )
 
 
-def _advice(given: argparse.Namespace) -> dict[str, object]:
-    if given.selector and not given.model_name:
-        raise ConfigError("--model-name is missing: name the model that the selectors serve")
-    if given.model_name and not given.selector:
-        raise ConfigError("--selector is missing: give the URL of each selector of the model")
-    if not given.selector:
-        raise ConfigError(
-            "what is to be planned? Give --config FILE, or --selector URL and --model-name NAME "
+def _advice_document(args: argparse.Namespace) -> dict[str, object]:
+    """Build the configuration of advice without a file. Raises PlannerConfigError."""
+    if args.selector and not args.model_name:
+        raise PlannerConfigError("--model-name is missing: name the model that the selectors serve")
+    if args.model_name and not args.selector:
+        raise PlannerConfigError(
+            "--selector is missing: give the URL of each selector of the model"
+        )
+    if not args.selector:
+        raise PlannerConfigError(
+            "no deployment given: use --config FILE, or --selector URL and --model-name NAME "
             "for advice (see --help)"
         )
     deployment = {
-        "name": given.model_name,
-        "model_name": given.model_name,
-        "tenant_id": given.tenant_id,
-        "mode": given.mode,
-        "ttft_ms": given.ttft_ms,
-        "itl_ms": given.itl_ms,
+        "name": args.model_name,
+        "model_name": args.model_name,
+        "tenant_id": args.tenant_id,
+        "mode": args.mode,
+        "ttft_ms": args.ttft_ms,
+        "itl_ms": args.itl_ms,
         "throughput_adjustment_interval_seconds": 60,
         "advisory": True,
     }
-    return {"selectors": given.selector, "deployments": [deployment]}
+    return {"selectors": args.selector, "deployments": [deployment]}
 
 
-def _add_profile(to: CommandParser) -> None:
-    profile = choice(*PROFILES)
+def _add_profile_flag(to: CommandParser) -> None:
+    """Add the flag `--profile`."""
+    profile = one_of_words(*PROFILES)
     to.add_argument(
         "--profile",
-        type=typed(profile),
-        metavar=profile.kind,
+        type=argument_type(profile),
+        metavar=profile.metavar,
         default="ours",
-        help="values of settings that are not given; document: those of the reference planner "
-        "(default ours)",
+        help="defaults of omitted settings; document: the reference planner's (default ours)",
     )
 
 
-def _check(words: Sequence[str]) -> int:
+def _check_command(words: Sequence[str]) -> int:
+    """Run the command `check`."""
     checking = CommandParser(
         "select-planner check",
-        "Whether a configuration is good. Exit status: 0, or 2 with one line that says why not.",
+        "Validation of a configuration. Exit status: 0, or 2 with the fault in one line.",
         {
-            "select-planner check planner.yaml": "the file as it is",
-            "select-planner check planner.yaml --profile document": "as the reference decides",
-            "select-planner check planner.yaml && kubectl apply -f .": "before it is used",
+            "select-planner check planner.yaml": "default profile",
+            "select-planner check planner.yaml --profile document": "reference's defaults",
+            "select-planner check planner.yaml && kubectl apply -f .": "check first",
         },
         "FILE [OPTION ...]",
     )
-    checking.add_argument("file", metavar="FILE", help="configuration in YAML")
-    _add_profile(checking)
-    given = checking.read(words)
-    profile: Profile = given.profile
+    checking.add_argument("file", metavar="FILE", help="configuration file, YAML")
+    _add_profile_flag(checking)
+    given = checking.parse_arguments(words)
+    profile: ConfigProfile = given.profile
     config = read_config(given.file, profile)
-    names = ", ".join(shown(each.name) for each in config.deployments)
+    names = ", ".join(printable_name(each.name) for each in config.deployments)
     print(f"{given.file}: good, {len(config.deployments)} deployment(s): {names}")
     return 0
 

@@ -1,25 +1,29 @@
-"""Ray runs selectors, and Ray's programs find and use them: actors, Serve.
+"""Integration with Ray: selectors as actors, and their use by Ray programs and Ray Serve.
 
-`fleet` starts selectors as actors and finds them by name (`members`): `selector_actor` is one of
-them, with its service in a `process` of its own.  `router` chooses replicas of Serve, which
-register themselves (`replica`) and say how requests go on (`reporting`).  `following` keeps the
-catalog of all selectors (`one_selector`) in step with actors and replicas (`sources`).
-`selection_service` lets Ray's own KV-aware router ask selectors.  `credentials` is what all of them
-show to selectors.
-Only this room imports ray; of the rest of the service it knows the client, the bodies, and how
-commands present a key and read a CA.
+`deployment` starts selectors as named actors and finds the actors by name (`deployment_members`).
+Each actor is a
+`selector_actor` with its service in a `child_process`. `router` chooses replicas of Ray Serve. The
+replicas register themselves (`replica`) and report the progress of requests (`progress_report`).
+`catalog_reconciler` keeps the catalog of all selectors (`selector_client`) equal to the actors and
+replicas in
+Ray (`worker_sources`). `selection_service` lets Ray's own KV-aware router use selectors.
+`credentials` has
+the keys and CAs of all calls.
+
+No other package imports ray. This package imports only the client, the schemas, and the reading of
+keys and CAs from the rest of the service.
 """
 
 try:
-    from select_service.ray.fleet import deploy, find, remove
-    from select_service.ray.following import Follower, Seen
+    from select_service.ray.catalog_reconciler import Follower, Seen
+    from select_service.ray.deployment import deploy, find, remove
+    from select_service.ray.progress_report import Report
     from select_service.ray.replica import register_replica
-    from select_service.ray.reporting import Report
-    from select_service.ray.sources import NamedActors, ServeReplicas
+    from select_service.ray.worker_sources import NamedActors, ServeReplicas
 except ModuleNotFoundError as error:
-    from select_service.extras import advice_to_install
+    from select_service.base.extras import installation_advice
 
-    raise ModuleNotFoundError(advice_to_install(error, "ray"), name=error.name) from None
+    raise ModuleNotFoundError(installation_advice(error, "ray"), name=error.name) from None
 
 __all__ = [
     "Follower",

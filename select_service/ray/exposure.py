@@ -1,8 +1,8 @@
-"""Who may call the selectors of a deployment: the network of the cluster reaches their ports."""
+"""Access to the selectors of a deployment: the whole cluster network reaches their ports."""
 
 from collections.abc import Mapping, Sequence
 
-from select_service.ray.process import is_given
+from select_service.ray.child_process import is_setting_given
 
 KEYS = "--api-keys-file"
 INSECURE = "--insecure"
@@ -16,32 +16,37 @@ def check_exposure(
     *,
     insecure: bool,
 ) -> None:
-    """Raises ValueError where others could call everything and nobody has said that they may.
+    """Check that a deployment has API keys or is explicitly insecure.
 
-    api_key_file: what the selectors show to each other
+    api_key_file: key file for calls between the selectors
+    Raises ValueError.
     """
-    asks_for_keys = is_given(KEYS, flags, environment)
-    is_meant = insecure or is_given(INSECURE, flags, environment)
+    asks_for_keys = is_setting_given(KEYS, flags, environment)
+    is_meant = insecure or is_setting_given(INSECURE, flags, environment)
     if not asks_for_keys and not is_meant:
         raise ValueError(
-            "selectors of Ray listen on all addresses of their nodes, and without keys everybody "
-            f'who reaches them may call everything: deploy(flags=("{KEYS}", FILE), '
-            "api_key_file=FILE), or deploy(insecure=True) on a network that you trust"
+            "selectors of Ray listen on all addresses of their nodes and have no API keys: use "
+            f'deploy(flags=("{KEYS}", FILE), api_key_file=FILE), or deploy(insecure=True) on a '
+            "trusted network"
         )
     if asks_for_keys and is_meant:
-        raise ValueError(f"insecure=True and {KEYS} contradict each other: leave one of them out")
+        raise ValueError(f"insecure=True and {KEYS} contradict each other: remove one of them")
     if asks_for_keys and api_key_file is None:
         raise ValueError(
-            f"{KEYS} needs api_key_file, the file of the key that the selectors show to each "
-            "other, of the roles operator and replica"
+            f"{KEYS} needs api_key_file: give the file of the key that the selectors use for each "
+            "other, with the roles operator and replica"
         )
 
 
 def exposing_flags(flags: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Return the flags that say that the service is meant to be open, as far as it has no keys."""
+    """Return the flags that make the service listen on all addresses, without keys if none are
+    given.
+    """
     found = ["--host", "0.0.0.0"]
-    if not is_given(KEYS, flags, environment) and not is_given(INSECURE, flags, environment):
+    if not is_setting_given(KEYS, flags, environment) and not is_setting_given(
+        INSECURE, flags, environment
+    ):
         found.append(INSECURE)
-    if not is_given(REPLICA_KEYS, flags, environment):
+    if not is_setting_given(REPLICA_KEYS, flags, environment):
         found.append("--replica-sync-insecure")
     return found

@@ -1,4 +1,4 @@
-"""What a replica of Ray Serve does to be a worker: it registers itself, and leaves."""
+"""Registration of a Ray Serve replica as a worker."""
 
 import hashlib
 from collections.abc import Sequence
@@ -6,12 +6,12 @@ from typing import Any
 
 from ray import serve
 
-from select_service.ray.fleet import NAME, found_by
-from select_service.ray.following import Follower, Seen
-from select_service.ray.sources import described
+from select_service.ray.catalog_reconciler import Follower, Seen
+from select_service.ray.deployment import NAME, make_lookup
+from select_service.ray.worker_sources import make_registration
 
 INTERVAL_S = 5.0
-"""How often a replica looks whether all selectors know it."""
+"""Time between two checks that all selectors have the replica, in seconds."""
 
 
 def register_replica(
@@ -21,16 +21,16 @@ def register_replica(
     ca_file: str | None = None,
     **facts: Any,
 ) -> Follower:
-    """Make the replica that calls this a worker of all selectors, as long as it lives.
+    """Register the calling replica as a worker of all selectors for its whole life.
 
-    selectors: the name with which they were deployed, or their URLs.
+    selectors: name of the deployment of selectors, or their URLs.
     api_key_file, ca_file: see `deploy`; the key needs the role operator.
-    facts: fields of a registration, as `model_name`, `block_size`, `kv_events_endpoint`,
-        `replay_endpoint`, `max_num_batched_tokens` and `total_kv_blocks`; worker id and endpoint
-        are those of the replica.
-    Close the answer in the `__del__` of the deployment, which Serve calls when a replica has run
-    what it had: that takes the worker out of the selectors.  So do the routers that see the
-    replica go, and what was taken out is not registered again.
+    facts: fields of a registration, such as `model_name`, `block_size`, `kv_events_endpoint`,
+        `replay_endpoint`, `max_num_batched_tokens` and `total_kv_blocks`. The worker id and the
+        endpoint are derived from the replica.
+    Returns the follower. Close it in `__del__` of the deployment, which Serve calls after the last
+    request: the worker is then removed from the selectors. Routers that see the replica leave
+    remove the worker as well, and a removed worker is not registered again.
     Raises ValueError for a wrong field or file, and RayServeException outside of a replica.
     """
     replica_id = serve.get_replica_context().replica_id
@@ -38,11 +38,12 @@ def register_replica(
         "worker_id": worker_id_of(replica_id.unique_id),
         "endpoint": f"ray://{replica_id.to_full_id_str()}",
     }
-    worker = described({**own, **facts})
+    worker = make_registration({**own, **facts})
     return Follower(
         lambda: Seen([worker], True),
-        found_by(selectors),
+        make_lookup(selectors),
         interval_s=INTERVAL_S,
+        # A router that saw the replica leave removed the worker for good.
         revives=False,
         api_key_file=api_key_file,
         ca_file=ca_file,
@@ -50,5 +51,5 @@ def register_replica(
 
 
 def worker_id_of(unique_id: str) -> int:
-    """The worker that a replica of this unique id is: the same number that Ray's own router has."""
+    """Return the worker id of a replica: the number that Ray's own router uses."""
     return int.from_bytes(hashlib.blake2b(unique_id.encode(), digest_size=8).digest(), "big")

@@ -1,17 +1,17 @@
-"""Requests to a deployment of Ray Serve go to the replica that the selectors choose.
+"""Request router of Ray Serve that sends each request to the replica chosen by the selectors.
 
     RequestRouterConfig(request_router_class="select_service.ray.router:SelectServiceRouter",
                         request_router_kwargs={"model_name": "qwen"})
 
-A choice is a booking: Serve asks many times at once, and without bookings all of these requests
-would go to the replica that is idle at that moment.  What Serve's routers have to live with:
+Each choice is a reservation: Serve routes many requests at once, and without reservations all of
+them would go to the replica that is idle at that moment. Properties of Serve's routing:
 
-* It asks again for a request whose replica was full or is gone: the former booking is given back,
+* Serve routes a request again if its replica was full or is gone: the former reservation is freed
   and another replica is chosen.
-* Calls that a request makes of other deployments have the id of that request, and so have several
-  of them to one deployment: what counts is the `PendingRequest`, never the id.
-* A request may be cancelled before it was sent: then only its future tells.
-* Without `should_backoff` Serve would ask again without a pause as long as all replicas are full.
+* Calls to other deployments carry the id of the original request, and several calls to one
+  deployment share the id: the key is the `PendingRequest`, never the id.
+* A request may be cancelled before the send; then only its future shows the cancellation.
+* Without `should_backoff` Serve would retry without a pause while all replicas are full.
 """
 
 import asyncio
@@ -26,41 +26,44 @@ from weakref import WeakKeyDictionary
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from select_service.client import AsyncLease, Refused, SelectorError
+from select_service.client.client_options import Options
 from select_service.client.lease_fields import LeaseFields
-from select_service.client.options import Options
-from select_service.client.progress import Outcome
+from select_service.client.lease_progress import Outcome
 from select_service.ray.credentials import Credentials
-from select_service.ray.fleet import NAME, found_by
-from select_service.ray.found_selectors import FoundSelectors
-from select_service.ray.one_selector import remove_everywhere
+from select_service.ray.deployment import NAME, make_lookup
+from select_service.ray.discovered_selectors import DiscoveredSelectors
 from select_service.ray.replica import worker_id_of
+from select_service.ray.selector_client import remove_everywhere
 
 TOKENS = ("request_token_ids", "token_ids", "prompt_token_ids")
 """Names of arguments, or of fields of the first argument, with the prompt; the first is Ray's."""
 OUTPUT_TOKENS = ("max_completion_tokens", "max_tokens")
 DEADLINE_S = 1.0
-"""How long a choice may take; then Serve chooses."""
-LEFT_ALONE_S = 1.0
-"""How long nobody asks again after no selector has answered in time."""
-BOOKING_S_MAX = 3600.0
-"""After which a booking is given back of whose request Serve has not told the end."""
+"""Time limit of a choice, in seconds; afterwards Serve chooses."""
+UNAVAILABLE_PAUSE_S = 1.0
+"""Time without calls to selectors after no selector has answered, in seconds."""
+RESERVATION_S_MAX = 3600.0
+"""Time after which a reservation is freed although Serve has not reported the end, in seconds."""
 
 log = logging.getLogger("ray.serve")
 
 
-class Booking(NamedTuple):
-    """A request that was, or is about to be, sent to the replica that was chosen for it."""
+class RoutedRequest(NamedTuple):
+    """A request and the replica reserved for its execution.
+
+    until: time of the forced release, in seconds of time.monotonic()
+    """
 
     request: PendingRequest
     replica_id: ReplicaID
     lease: AsyncLease
-    until: float
-    passed: frozenset[ReplicaID]
-    """Replicas that were chosen for it before."""
+    release_at: float
+    earlier_replicas: frozenset[ReplicaID]
+    """Replicas that were chosen earlier for the same request."""
 
 
 class SelectServiceRouter(RequestRouter):  # type: ignore[misc]
-    """One for each handle of the deployment, in the process of whoever has the handle."""
+    """Router of one deployment handle, in the process of the handle."""
 
     def initialize_state(
         self,
@@ -73,87 +76,95 @@ class SelectServiceRouter(RequestRouter):  # type: ignore[misc]
         api_key_file: str | None = None,
         ca_file: str | None = None,
     ) -> None:
-        """selectors: the name with which they were deployed, or their URLs.
+        """Store the arguments of `request_router_kwargs`.
 
-        reservation_kwarg: argument of the deployment's method in which a replica is told where to
-            report, for `Report`; nothing is told when left out.
-        api_key_file, ca_file: see `deploy`, on the node of whoever has the handle; the key needs
-            the roles caller and operator.
+        selectors: name of the deployment of selectors, or their URLs.
+        reservation_kwarg: argument of the deployment's method that receives the data for `Report`;
+            None means no reports.
+        api_key_file, ca_file: see `deploy`, on the node of the handle; the key needs the roles
+            caller and operator.
         """
         self._credentials = Credentials(api_key_file, ca_file)
-        self._urls = found_by(selectors)
+        self._urls = make_lookup(selectors)
         options: Options = {
-            **self._credentials.options(),
+            **self._credentials.client_options(),
             "model_name": model_name,
             "tenant_id": tenant_id,
             "deadline_s": deadline_s,
         }
-        self._found = FoundSelectors(self._urls, **options)
+        self._selectors = DiscoveredSelectors(self._urls, **options)
         self._reservation_kwarg = reservation_kwarg
-        self._bookings: OrderedDict[int, Booking] = OrderedDict()
+        self._routed: OrderedDict[int, RoutedRequest] = OrderedDict()
         self._keys: dict[tuple[ReplicaID, str], list[int]] = {}
-        self._asking: WeakKeyDictionary[Any, PendingRequest] = WeakKeyDictionary()
-        self._left_alone_until = 0.0
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._request_of_task: WeakKeyDictionary[Any, PendingRequest] = WeakKeyDictionary()
+        self._unavailable_until = 0.0
+        self._removal_tasks: set[asyncio.Task[None]] = set()
 
-    # --- what Serve calls
+    # Methods that Serve calls
 
     async def choose_replicas(
         self,
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """The replica of the rank that was booked; where there is no booking, two by chance, of
-        which Serve takes the one with the shorter queue."""
+        """Return the replica of the reserved rank.
+
+        Without a reservation, return two random replicas, of which Serve takes the shorter queue.
+        """
         if pending_request is None or not self._is_being_sent(pending_request):
-            return two_by_chance(candidate_replicas)
-        self._asking[asyncio.current_task()] = pending_request
+            return two_random_replicas(candidate_replicas)
+        # Serve passes no request to `_fulfill_next_pending_request`; the task identifies the
+        # request.
+        self._request_of_task[asyncio.current_task()] = pending_request
         tokens = prompt_tokens(pending_request)
         if tokens is None:
-            return two_by_chance(candidate_replicas)
+            return two_random_replicas(candidate_replicas)
+        # Otherwise Serve retries without a pause while the chosen replica is full.
         pending_request.routing_context.should_backoff = True
-        passed = self._give_up(pending_request)
+        passed = self._end_former_lease(pending_request)
         candidates = {worker_id_of(r.replica_id.unique_id): r for r in candidate_replicas}
         allowed = [i for i, r in candidates.items() if r.replica_id not in passed]
-        lease = await self._lease(tokens, allowed or list(candidates), pending_request)
+        # After all replicas were tried, any of them may be chosen again.
+        lease = await self._begin_lease(tokens, allowed or list(candidates), pending_request)
         if lease is None:
-            return two_by_chance(candidate_replicas)
+            return two_random_replicas(candidate_replicas)
         replica = candidates[lease.worker_id]
+        # All replicas were tried, so a new round begins.
         former = passed if allowed else frozenset()
-        until = time.monotonic() + BOOKING_S_MAX
-        self._keep(
-            Booking(
+        until = time.monotonic() + RESERVATION_S_MAX
+        self._keep_lease(
+            RoutedRequest(
                 pending_request, replica.replica_id, lease, until, former | {replica.replica_id}
             )
         )
         return [[replica]]
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Of requests with one id at one replica the oldest is as good as any."""
+        """End a lease. Requests of one id at one replica are equal, so the oldest lease ends."""
         keys = self._keys.get((replica_id, internal_request_id))
         if keys:
-            self._end(keys[0], "ok")
+            self._end_lease(keys[0], "ok")
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        """What it had is over, and it is to be chosen no more."""
+        """End all leases of a dead replica and remove the replica from the selectors."""
         super().on_replica_actor_died(replica_id)
-        self._leave({replica_id}, "failure")
+        self._drop_replicas({replica_id}, "failure")
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Those that are gone leave the selectors, if they have not done so themselves."""
+        """Remove replicas that are gone from the selectors, if still registered."""
         before = set(self.curr_replicas)
         super().update_replicas(replicas)
-        self._leave(before - set(self.curr_replicas), None)
+        self._drop_replicas(before - set(self.curr_replicas), None)
 
     def _fulfill_next_pending_request(
         self, replica: RunningReplica, request_metadata: Any = None
     ) -> None:
-        """The replica is for the request that it was chosen for.
+        """Give the replica to the request for which the replica was chosen.
 
-        Serve would look for it by its id, find the first of several that share it, and never the
-        others: their callers would wait for ever.
+        Serve would search by request id and always find the first of several requests with that id;
+        the others would wait forever.
         """
-        request = self._asking.get(asyncio.current_task())
+        request = self._request_of_task.get(asyncio.current_task())
         if request is None or request.metadata is not request_metadata:
             super()._fulfill_next_pending_request(replica, request_metadata)
         elif not request.future.done():
@@ -162,110 +173,116 @@ class SelectServiceRouter(RequestRouter):  # type: ignore[misc]
             self._remove_pending_request_from_indices(request)
 
     def _is_being_sent(self, request: PendingRequest) -> bool:
-        """Otherwise somebody only asks where it would go, and nobody would tell its end."""
+        """Return whether the request will be sent; otherwise its end would never be reported."""
         return request.future in self._routing_task_by_pending_request_future
 
-    # --- bookings
+    # Reservations
 
-    async def _lease(
+    async def _begin_lease(
         self, tokens: Sequence[int], allowed: list[int], request: PendingRequest
     ) -> AsyncLease | None:
-        """None: no selector answers, or none knows any of these replicas."""
-        if time.monotonic() < self._left_alone_until:
+        """Reserve a rank; None means no selector answers or none has any of these replicas."""
+        if time.monotonic() < self._unavailable_until:
             return None
         fields: LeaseFields = {"token_ids": tokens, "allowed_worker_ids": allowed}
         expected = output_tokens(request)
         if expected is not None:
             fields["expected_output_tokens"] = expected
         try:
-            client = await self._found.client()
+            client = await self._selectors.current_client()
             return await client.begin(**fields)
         except Refused as refused:
-            log.debug("selectors refuse to choose: %s", refused)
+            log.debug("selection refused: %s", refused)
         except (SelectorError, LookupError) as error:
-            self._left_alone_until = time.monotonic() + LEFT_ALONE_S
-            log.warning("Serve chooses by itself for now: %s", error)
-        except Exception:  # Serve would never answer a request whose router has failed
-            self._left_alone_until = time.monotonic() + LEFT_ALONE_S
-            log.exception("Serve chooses by itself for now")
+            self._unavailable_until = time.monotonic() + UNAVAILABLE_PAUSE_S
+            log.warning("selectors unavailable, Serve chooses: %s", error)
+        except Exception:  # Serve would never answer a request after an exception of its router
+            self._unavailable_until = time.monotonic() + UNAVAILABLE_PAUSE_S
+            log.exception("selection failed, Serve chooses")
         return None
 
-    def _keep(self, booking: Booking) -> None:
-        """Until Serve says that the request is over, or that it will never be sent."""
+    def _keep_lease(self, booking: RoutedRequest) -> None:
+        """Keep a lease until Serve reports the end of the request, or its cancellation."""
         key, request = id(booking.request), booking.request
-        self._bookings[key] = booking
-        self._keys.setdefault(name_of(booking), []).append(key)
+        self._routed[key] = booking
+        self._keys.setdefault(completion_key(booking), []).append(key)
         if self._reservation_kwarg is not None:
             request.kwargs[self._reservation_kwarg] = {
                 "reservation_id": booking.lease.reservation_id,
                 "selector": booking.lease.selector,
                 "block_size": booking.lease.block_size,
             }
-        request.future.add_done_callback(lambda future: self._decided(key, future))
-        while next(iter(self._bookings.values())).until < time.monotonic():
-            self._end(next(iter(self._bookings)), None)
+        request.future.add_done_callback(lambda future: self._end_if_cancelled(key, future))
+        # In order of insertion, so the first entry is the oldest.
+        while next(iter(self._routed.values())).release_at < time.monotonic():
+            self._end_lease(next(iter(self._routed)), None)
 
-    def _decided(self, key: int, future: asyncio.Future[Any]) -> None:
+    def _end_if_cancelled(self, key: int, future: asyncio.Future[Any]) -> None:
         if future.cancelled():
-            self._end(key, None)
+            self._end_lease(key, None)
 
-    def _give_up(self, request: PendingRequest) -> frozenset[ReplicaID]:
-        """The former booking of a request that is asked about again.  Who was chosen so far."""
+    def _end_former_lease(self, request: PendingRequest) -> frozenset[ReplicaID]:
+        """End the former lease of a request that is routed again; return all replicas chosen so
+        far.
+        """
         if self._reservation_kwarg is not None:
+            # Serve may send the request without a new choice, and then without a reservation.
             request.kwargs.pop(self._reservation_kwarg, None)
-        former = self._bookings.get(id(request))
+        former = self._routed.get(id(request))
         if former is None:
             return frozenset()
-        self._end(id(request), None)
-        return former.passed
+        self._end_lease(id(request), None)
+        return former.earlier_replicas
 
-    def _end(self, key: int, outcome: Outcome) -> None:
-        booking = self._bookings.pop(key, None)
+    def _end_lease(self, key: int, outcome: Outcome) -> None:
+        booking = self._routed.pop(key, None)
         if booking is None:
             return
         booking.lease.end(outcome)
-        name = name_of(booking)
+        name = completion_key(booking)
         self._keys[name].remove(key)
         if not self._keys[name]:
             del self._keys[name]
 
-    def _leave(self, gone: Collection[ReplicaID], outcome: Outcome) -> None:
-        """Replicas that are gone, with all that was booked on them."""
+    def _drop_replicas(self, gone: Collection[ReplicaID], outcome: Outcome) -> None:
+        """End all leases of replicas that are gone and remove the replicas from the selectors."""
         if not gone:
             return
-        for key in [key for key, each in self._bookings.items() if each.replica_id in gone]:
-            self._end(key, outcome)
+        for key in [key for key, each in self._routed.items() if each.replica_id in gone]:
+            self._end_lease(key, outcome)
         worker_ids = [worker_id_of(replica_id.unique_id) for replica_id in gone]
         removal = asyncio.to_thread(remove_everywhere, self._urls, worker_ids, self._credentials)
         task = self._event_loop.create_task(removal)
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        self._removal_tasks.add(task)
+        # The event loop keeps only weak references to tasks.
+        task.add_done_callback(self._removal_tasks.discard)
 
 
-def name_of(booking: Booking) -> tuple[ReplicaID, str]:
-    """By what Serve tells the end of its request."""
+def completion_key(booking: RoutedRequest) -> tuple[ReplicaID, str]:
+    """Return the key that Serve uses to report the end of the request."""
     return booking.replica_id, booking.request.metadata.internal_request_id
 
 
-def two_by_chance(replicas: Sequence[RunningReplica]) -> list[list[RunningReplica]]:
-    """What Serve does by itself: of the two it takes the one with the shorter queue."""
+def two_random_replicas(replicas: Sequence[RunningReplica]) -> list[list[RunningReplica]]:
+    """Return two random replicas: Serve's own choice, of which the shorter queue wins."""
+    # Two choices: much better balance than one, at the cost of one more queue length.
     return [random.sample(replicas, min(2, len(replicas)))] if replicas else []
 
 
 def prompt_tokens(request: PendingRequest) -> Sequence[int] | None:
-    """The token ids of a request; None: it shows none."""
-    found = argument(request, TOKENS)
+    """Return the token ids of a request; None means that the request has none."""
+    found = find_argument(request, TOKENS)
     return found if found is not None and len(found) > 0 else None
 
 
 def output_tokens(request: PendingRequest) -> int | None:
-    """How many tokens the answer may have; None: it does not say."""
-    found = argument(request, OUTPUT_TOKENS)
+    """Return the largest number of output tokens of a request; None means unknown."""
+    found = find_argument(request, OUTPUT_TOKENS)
     return found if isinstance(found, int) and found > 0 else None
 
 
-def argument(request: PendingRequest, names: Sequence[str]) -> Any:
-    """The first of these names that is an argument, or a field of the first argument."""
+def find_argument(request: PendingRequest, names: Sequence[str]) -> Any:
+    """Return the first of these names that is an argument, or a field of the first argument."""
     first = request.args[0] if request.args else None
     for name in names:
         if request.kwargs.get(name) is not None:

@@ -1,8 +1,8 @@
-"""A stand-in for the class `SelectionService` of `dynamo.llm`, over HTTP to our selectors.
+"""Replacement of the class `SelectionService` of `dynamo.llm` that uses selectors over HTTP.
 
-Ray's `KVAwareRouter` asks a `KVTokenTracker`, and that one an instance of this class in its own
-process.  `install` makes the import that it does find this class, so that Ray's router runs
-unchanged, and its ingress replicas share what they know instead of each keeping an index.
+Ray's `KVAwareRouter` calls a `KVTokenTracker`, which calls an instance of this class in its own
+process. `install` registers this class for the import in Ray, so Ray's router runs unchanged, and
+its ingress replicas share the selectors instead of an index each.
 
     HOOK = "select_service.ray.selection_service.install"
     ray.init(runtime_env={"worker_process_setup_hook": HOOK})
@@ -22,21 +22,22 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from select_service.bodies.reservations import ReservationRequest
-from select_service.bodies.selection import SelectAndReserveRequest
-from select_service.bodies.workers import WorkerRegistration
 from select_service.client import AsyncSelector, Refused, SelectorError
+from select_service.ray.catalog_reconciler import Follower, Seen
 from select_service.ray.credentials import Credentials
-from select_service.ray.fleet import NAME, found_by
-from select_service.ray.following import Follower, Seen
-from select_service.ray.found_selectors import FoundSelectors
+from select_service.ray.deployment import NAME, make_lookup
+from select_service.ray.discovered_selectors import DiscoveredSelectors
+from select_service.schemas.reservations import ReservationRequest
+from select_service.schemas.selection import SelectAndReserveRequest
+from select_service.schemas.workers import WorkerRegistration
 
 VARIABLE = "SELECT_SERVICE_URLS"
-"""Comma-separated URLs of selectors; otherwise those that `deploy` started are found by name."""
+"""Variable with comma-separated URLs of selectors; unset means the selectors that `deploy` started.
+"""
 KEY_VARIABLE, CA_VARIABLE = "SELECT_SERVICE_CLIENT_KEY_FILE", "SELECT_SERVICE_CLIENT_CA_FILE"
-"""Files of the key that is shown to selectors, and of whom to believe; see `deploy`."""
-OTHERS_MAX = 65_536
-"""Reservations of other ingress replicas that are remembered."""
+"""Variables with the files of the API key and of the trusted CAs; see `deploy`."""
+FOREIGN_RESERVATIONS_MAX = 65_536
+"""Limit of remembered reservations of other ingress replicas."""
 IN_USE, UNKNOWN = 409, 404
 
 MODULES = ("dynamo", "dynamo.llm")
@@ -45,16 +46,19 @@ B = TypeVar("B", SelectAndReserveRequest, ReservationRequest)
 
 
 def install() -> None:
-    """Make `from dynamo.llm import SelectionService` find the class of this module.
+    """Make `from dynamo.llm import SelectionService` return the class of this module.
 
-    Raises ImportError where the real package is installed, which it would hide.
+    Raises ImportError if the real package is installed, because the replacement would hide it.
     """
     present = sys.modules.get("dynamo.llm")
     if present is not None and getattr(present, "SelectionService", None) is SelectionService:
         return
     if _is_installed():
-        raise ImportError("ai-dynamo is installed here, and would be hidden by the stand-in")
+        raise ImportError(
+            "ai-dynamo is installed and would be hidden: remove it, or do not call install()"
+        )
     package, module = map(ModuleType, MODULES)
+    # An empty path makes the module a package without files.
     package.__path__ = []
     module.SelectionService = SelectionService  # type: ignore[attr-defined]
     package.llm = module  # type: ignore[attr-defined]
@@ -62,55 +66,55 @@ def install() -> None:
 
 
 class SelectionService:
-    """Belongs to one event loop; every method is called on it.
+    """Class with the interface of Dynamo's. Belongs to one event loop.
 
-    What the class of the reference refuses with an exception raises RuntimeError here.
+    Errors that raise other exceptions in Dynamo raise RuntimeError here.
     """
 
     def __init__(self, indexer_threads: int = 4) -> None:
-        """indexer_threads: of an index that is in this process; ours are in the selectors.
+        """indexer_threads: ignored; the index is in the selectors
 
-        Raises ValueError for a file of the environment that cannot be read.
+        Raises ValueError for an unreadable file of the environment.
         """
         given = [url for url in os.environ.get(VARIABLE, "").split(",") if url]
-        urls = found_by(given or NAME)
+        urls = make_lookup(given or NAME)
         self._workers: dict[int, WorkerRegistration] = {}
         shown = Credentials(os.environ.get(KEY_VARIABLE), os.environ.get(CA_VARIABLE))
         self._follower = Follower(
             lambda: Seen(list(self._workers.values()), True), urls, **shown._asdict()
         )
-        self._found = FoundSelectors(urls, **shown.options())
-        self._others: OrderedDict[str, None] = OrderedDict()
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._selectors = DiscoveredSelectors(urls, **shown.client_options())
+        self._foreign_reservations: OrderedDict[str, None] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    # --- workers
+    # Workers
 
     async def upsert_worker(self, worker: Mapping[str, Any]) -> None:
-        """Register it at all selectors, now and whenever one lacks it."""
+        """Register a worker at all selectors, now and whenever a selector lacks the worker."""
         registration = msgspec.convert(dict(worker), WorkerRegistration, strict=False)
         self._workers[registration.worker_id] = registration
-        await asyncio.to_thread(self._look)
+        await asyncio.to_thread(self._reconcile)
 
     async def delete_worker(self, worker_id: int) -> None:
-        """Remove it everywhere, with its reservations."""
+        """Remove a worker and its reservations from all selectors."""
         self._workers.pop(worker_id, None)
-        await asyncio.to_thread(self._look)
+        await asyncio.to_thread(self._reconcile)
 
-    def _look(self) -> None:
-        with suppress(LookupError):  # selectors that start later are found by the follower
+    def _reconcile(self) -> None:
+        with suppress(LookupError):  # the follower finds selectors that start later
             self._follower.turn()
 
-    # --- reservations
+    # Reservations
 
     async def select_and_reserve(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Choose and book in one step; the reservation has the name `selection_id`.
+        """Reserve a rank; `selection_id` is the name of the reservation.
 
-        A name that is in use is that of the same request, which Ray routes again: its former
-        booking is given back.
+        A name in use belongs to the same request, which Ray routes again: the former reservation is
+        freed.
         """
-        body = body_of({**request, "include_hashes": True}, SelectAndReserveRequest)
-        client = await self._client()
-        with as_ray_expects():
+        body = reservation_body({**request, "include_hashes": True}, SelectAndReserveRequest)
+        client = await self._current_client()
+        with raising_runtime_errors():
             try:
                 selection = await client.select_and_reserve(body)
             except Refused as refused:
@@ -121,61 +125,63 @@ class SelectionService:
         return dict(msgspec.to_builtins(selection))
 
     async def create_reservation(self, request: Mapping[str, Any]) -> None:
-        """Book what another ingress replica has chosen, if the selectors do not have it yet.
+        """Reserve the rank that another ingress replica has chosen, unless the reservation exists.
 
-        They do when both ingress replicas use them; then the other one tells its output.
+        The reservation exists if both ingress replicas use selectors; then the other replica
+        reports the output.
         """
-        body = body_of(request, ReservationRequest)
-        client = await self._client()
-        with as_ray_expects():
+        body = reservation_body(request, ReservationRequest)
+        client = await self._current_client()
+        with raising_runtime_errors():
             try:
                 await client.reserve(body)
             except Refused as refused:
                 if refused.status != IN_USE:
                     raise
-                self._others[body.reservation_id] = None
-                if len(self._others) > OTHERS_MAX:
-                    self._others.popitem(last=False)
+                # The other replica reports the output, so this one must not count the blocks twice.
+                self._foreign_reservations[body.reservation_id] = None
+                if len(self._foreign_reservations) > FOREIGN_RESERVATIONS_MAX:
+                    self._foreign_reservations.popitem(last=False)
 
     async def prefill_complete(self, name: str) -> None:
-        """The prompt is computed.  Several ingress replicas may say so."""
-        client = await self._client()
-        with as_ray_expects(), unless_gone():
+        """Report that the prompt is computed. Several ingress replicas may send the same report."""
+        client = await self._current_client()
+        with raising_runtime_errors(), ignoring_not_found():
             await client.prefill_complete(name)
 
     def add_output_block(self, name: str, decay_fraction: float | None = None) -> None:
-        """One more block of output; told in the background, by the replica that booked."""
-        if name not in self._others:
-            task = asyncio.create_task(self._tell_output_block(name, decay_fraction))
-            self._under_way.add(task)
-            task.add_done_callback(self._under_way.discard)
+        """Report one output block in the background, from the replica that made the reservation."""
+        if name not in self._foreign_reservations:
+            task = asyncio.create_task(self._send_output_block(name, decay_fraction))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def free_reservation(self, name: str) -> None:
-        """The end.  Several ingress replicas may say so."""
-        self._others.pop(name, None)
-        client = await self._client()
-        with as_ray_expects(), unless_gone():
+        """Free a reservation. Several ingress replicas may free the same reservation."""
+        self._foreign_reservations.pop(name, None)
+        client = await self._current_client()
+        with raising_runtime_errors(), ignoring_not_found():
             await client.free(name)
 
-    async def _tell_output_block(self, name: str, decay_fraction: float | None) -> None:
-        with suppress(SelectorError, RuntimeError):  # a lost block is made good by the end
-            await (await self._client()).output_block(name, decay_fraction)
+    async def _send_output_block(self, name: str, decay_fraction: float | None) -> None:
+        with suppress(SelectorError, RuntimeError):  # the end of the request corrects a lost block
+            await (await self._current_client()).output_block(name, decay_fraction)
 
-    async def _client(self) -> AsyncSelector:
-        with as_ray_expects():
-            return await self._found.client()
+    async def _current_client(self) -> AsyncSelector:
+        with raising_runtime_errors():
+            return await self._selectors.current_client()
 
 
-def body_of(request: Mapping[str, Any], kind: type[B]) -> B:
-    """A request of Ray, whose reservation is called `selection_id`."""
+def reservation_body(request: Mapping[str, Any], kind: type[B]) -> B:
+    """Return the body of a request of Ray, with `selection_id` as the reservation id."""
     fields = {name: value for name, value in request.items() if value is not None}
     fields["reservation_id"] = fields.pop("selection_id")
     return msgspec.convert(fields, kind, strict=False)
 
 
 @contextmanager
-def as_ray_expects() -> Iterator[None]:
-    """What goes wrong is a RuntimeError, as it is with the class of the reference."""
+def raising_runtime_errors() -> Iterator[None]:
+    """Raise RuntimeError for all failures, as Dynamo's class does."""
     try:
         yield
     except (SelectorError, LookupError) as error:
@@ -183,8 +189,8 @@ def as_ray_expects() -> Iterator[None]:
 
 
 @contextmanager
-def unless_gone() -> Iterator[None]:
-    """Somebody else has freed it, or its worker is gone."""
+def ignoring_not_found() -> Iterator[None]:
+    """Ignore a 404: the reservation was freed elsewhere, or its worker is gone."""
     try:
         yield
     except Refused as refused:

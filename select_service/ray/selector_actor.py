@@ -1,9 +1,8 @@
-"""One selector: an actor that starts the service, joins it with its replicas and watches it.
+"""Actor of one selector: starts the service, connects it with its replicas and watches it.
 
-The service is a process of its own, because it is made to be one: its event loop, its threads and
-its kernels share nothing with Ray's worker.  Whichever of the two ends, the other one follows, and
-Ray starts the actor anew, here or on another node.  It then takes the index and the workers from
-the others, and finds out by itself where they are.
+The service is a process of its own with its own event loop, threads and kernels. If the actor or
+the service ends, the other ends too, and Ray restarts the actor on this or another node. The
+restarted service takes its index and workers from the other selectors.
 """
 
 import logging
@@ -17,24 +16,32 @@ from subprocess import TimeoutExpired
 import httpx
 import ray
 
+from select_service.ray.child_process import (
+    POLL_S,
+    START_S_MAX,
+    launch_service,
+    serves_tls,
+    take_port,
+)
 from select_service.ray.credentials import Credentials
+from select_service.ray.deployment_members import SelectorAddress, fetch_addresses, list_members
 from select_service.ray.exposure import exposing_flags
-from select_service.ray.members import Address, addresses, members
-from select_service.ray.one_selector import OneSelector
-from select_service.ray.process import POLL_S, START_S_MAX, launch, serves_tls, take_port
+from select_service.ray.selector_client import SingleSelector
 
-TEND_S = 1.0
-"""Between two looks at who the replicas are and how the service is."""
+WATCH_INTERVAL_S = 1.0
+"""Time between two checks of the service and its replicas, in seconds."""
 PEERS_S_MAX = 2.0
-"""How long others may take to say where they are; a restarting one is asked in the next turn."""
+"""Time limit for the addresses of the others, in seconds; the next turn asks restarting actors
+again.
+"""
 HUNG_S = 30.0
-"""A service that has not answered for so long is ended, and with it the actor."""
+"""Time without an answer after which the service and its actor are ended, in seconds."""
 
 log = logging.getLogger("select_service.ray")
 
 
 class SelectorActor:
-    """Lives as long as its service does."""
+    """Ray actor that lives as long as its service."""
 
     def __init__(
         self,
@@ -44,7 +51,7 @@ class SelectorActor:
         environment: dict[str, str],
         credentials: Credentials,
     ) -> None:
-        """port: preferred for HTTP; the one after it for what replicas tell each other."""
+        """port: preferred HTTP port; the next port is for replica synchronization"""
         self._deployment, self._credentials = deployment, credentials
         context = ray.get_runtime_context()
         self._name = context.get_actor_name()
@@ -55,25 +62,27 @@ class SelectorActor:
             take_port(port + 1),
         )
         scheme = "https" if serves_tls(flags, environment) else "http"
-        self._address = Address(
+        self._address = SelectorAddress(
             f"{scheme}://{host}:{http_port}", f"tcp://{host}:{sync_port}", context.get_node_id()
         )
-        others = self._others()
-        places = self._places(http_port, sync_port, others.values())
+        others = self._other_addresses()
+        places = self._address_flags(http_port, sync_port, others.values())
         exposing = exposing_flags(flags, environment)
-        self._process = launch([*exposing, *places, *flags], environment)
-        self._own = OneSelector(self._address.url, credentials)
+        self._process = launch_service([*exposing, *places, *flags], environment)
+        self._own_selector = SingleSelector(self._address.url, credentials)
         self._wait_until_healthy()
-        self._join(others)
-        self._register_what_others_know(others.values())
-        threading.Thread(target=self._tend, name="tend", daemon=True).start()
+        self._connect_peers(others)
+        self._copy_workers(others.values())
+        threading.Thread(target=self._watch_service, name="tend", daemon=True).start()
 
-    def address(self) -> Address:
-        """Where the service is; it answers there."""
+    def address(self) -> SelectorAddress:
+        """Return the address of the service, which answers there."""
         return self._address
 
-    def _places(self, http_port: int, sync_port: int, others: Iterable[Address]) -> list[str]:
-        # Engines may be on its own node, which Ray perhaps knows by its loopback address.
+    def _address_flags(
+        self, http_port: int, sync_port: int, others: Iterable[SelectorAddress]
+    ) -> list[str]:
+        # Engines may run on this node, which Ray may know by its loopback address.
         flags = ["--connect-to-loopback"]
         flags += ["--port", str(http_port), "--replica-sync-port", str(sync_port)]
         flags += ["--advertise-url", self._address.url]
@@ -84,60 +93,71 @@ class SelectorActor:
         urls = ",".join(other.url for other in others)
         return [*flags, "--indexer-peers", urls] if urls else flags
 
-    def _others(self) -> dict[str, Address]:
-        names = (name for name in members(self._deployment) if name != self._name)
-        return addresses(names, PEERS_S_MAX)
+    def _other_addresses(self) -> dict[str, SelectorAddress]:
+        names = (name for name in list_members(self._deployment) if name != self._name)
+        return fetch_addresses(names, PEERS_S_MAX)
 
     def _wait_until_healthy(self) -> None:
         until = time.monotonic() + START_S_MAX
-        while not self._own.is_healthy():
+        while not self._own_selector.is_healthy():
             if self._process.poll() is not None:
-                raise RuntimeError(f"the service ended with status {self._process.returncode}")
+                raise RuntimeError(
+                    f"the service ended with status {self._process.returncode}: see its log"
+                )
             if time.monotonic() > until:
                 self._process.kill()
-                raise RuntimeError(f"the service did not answer within {START_S_MAX:.0f} s")
+                raise RuntimeError(
+                    f"the service did not answer within {START_S_MAX:.0f} s: see its log"
+                )
             time.sleep(POLL_S)
 
-    def _register_what_others_know(self, others: Iterable[Address]) -> None:
-        """Workers are told to those selectors that are there; this one may not have been."""
+    def _copy_workers(self, others: Iterable[SelectorAddress]) -> None:
+        """Copy the workers of the other selectors, registered before this selector started."""
         for other in others:
-            with suppress(httpx.HTTPError), OneSelector(other.url, self._credentials) as peer:
-                known = self._own.known()
-                for worker_id, worker in peer.workers().items():
+            with suppress(httpx.HTTPError), SingleSelector(other.url, self._credentials) as peer:
+                known = self._own_selector.registration_states()
+                for worker_id, worker in peer.registered_workers().items():
                     if worker_id not in known:
-                        self._own.register(worker)
+                        self._own_selector.register_worker(worker)
 
-    def _join(self, others: Mapping[str, Address]) -> None:
-        """Listen to all others at where they are now.  Who does not answer may come back there."""
+    def _connect_peers(self, others: Mapping[str, SelectorAddress]) -> None:
+        """Receive from all others at their current addresses; an actor without an answer may still
+        return.
+        """
         for name, other in others.items():
             endpoint, old = other.sync_endpoint, self._peers.get(name)
             if endpoint == old:
                 continue
-            self._own.add_peer(endpoint)
+            # The new endpoint first, so that no event is missed while the old one is dropped.
+            self._own_selector.add_peer(endpoint)
             if old is not None:
-                self._own.drop_peer(old)
+                self._own_selector.drop_peer(old)
             self._peers[name] = endpoint
 
-    def _leave_gone(self) -> None:
-        for name in self._peers.keys() - members(self._deployment):
-            self._own.drop_peer(self._peers[name])
+    def _drop_gone_peers(self) -> None:
+        for name in self._peers.keys() - list_members(self._deployment):
+            self._own_selector.drop_peer(self._peers[name])
             del self._peers[name]
 
-    def _tend(self) -> None:
-        """Until the service ends, or hangs; then the actor's process ends, and Ray starts anew."""
+    def _watch_service(self) -> None:
+        """Watch the service; after its end or hang, end the actor's process, which Ray restarts."""
         answered = time.monotonic()
         while time.monotonic() - answered < HUNG_S:
             with suppress(TimeoutExpired):
-                self._process.wait(TEND_S)
+                # Doubles as the pause between two turns.
+                self._process.wait(WATCH_INTERVAL_S)
                 break
-            if not self._own.is_healthy():
+            if not self._own_selector.is_healthy():
                 continue
             answered = time.monotonic()
             try:
-                self._join(self._others())
-                self._leave_gone()
-            except Exception:  # of Ray's control plane or of the service: the next turn tries again
-                log.exception("replicas could not be looked up")
-        log.error("the service ended or hung; the actor ends")
+                self._connect_peers(self._other_addresses())
+                self._drop_gone_peers()
+            except (
+                Exception
+            ):  # raised by Ray's control plane or by the service; the next turn tries again
+                log.exception("replica lookup failed")
+        log.error("service ended or hung, ending the actor")
         self._process.kill()
+        # Not sys.exit, which in a thread would end the thread only.
         os._exit(1)

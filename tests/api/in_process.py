@@ -10,11 +10,10 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import httpx
 
-from select_service.api.application import Application
-from select_service.building import build, doctor_of
-from select_service.edge.http_client import HttpClient
-from select_service.settings.config import parse
-from select_service.starting.wanted import wanted_of
+from select_service.api.application import ApiApplication
+from select_service.config.settings_loader import parse_config
+from select_service.server.build import build_service
+from select_service.server.startup_settings import validate_settings
 
 T = TypeVar("T")
 
@@ -39,30 +38,28 @@ class Api:
     """
 
     def __init__(self, *flags: str, **environment: str) -> None:
-        config = parse(
+        config = parse_config(
             ["--threads", "1", "--allowed-hosts", "*", *flags],
             {"DYN_USE_KV_EVENTS": "false", **environment},
         )
-        parts = build(wanted_of(config, "1.2.3"))
-        self.discovery = parts.discovery
-        self.service, self.follower = parts.service, parts.follower
+        parts = build_service(validate_settings(config, "1.2.3"))
+        self._optional, self.discovery = parts.optional, parts.optional.discovery
+        self.service, self.follower, self._http = parts.service, parts.follower, parts.http
         self._levels = {name: logging.getLogger(name).level for name in LEVELLED}
-        transport = httpx.ASGITransport(Application(self.service), raise_app_exceptions=True)
+        transport = httpx.ASGITransport(ApiApplication(self.service), raise_app_exceptions=True)
         self._client = httpx.AsyncClient(transport=transport, base_url="http://service")
         self._runner = asyncio.Runner()
         self.wait_for(self._start())
 
     async def _start(self) -> None:
         self.follower.start()
-        self._http = HttpClient(self.service.ingest.names)
-        self.service.doctor = doctor_of(self.service, self._http, None)
         if self.discovery is not None:
             self.discovery.start(self._http)
 
     def follow_sources(self, done: Callable[[], bool]) -> None:
         """Until what they say has become so."""
         assert self.discovery is not None
-        (task,) = self.discovery.tasks()
+        (task,) = self.discovery.periodic_tasks()
         until = monotonic() + PATIENCE_S
 
         async def follow() -> None:
@@ -87,22 +84,22 @@ class Api:
             self._runner.run(self.discovery.stop())
         self._runner.run(self.follower.stop())
         self._runner.run(self._http.close())
-        if self.service.audit is not None:
-            self._runner.run(self.service.audit.close())
+        if self._optional.audit is not None:
+            self._runner.run(self._optional.audit.close_log())
         self._runner.run(self._client.aclose())
         self._runner.close()
         for name, level in self._levels.items():
             logging.getLogger(name).setLevel(level)
         self.service.ingest.close()
-        if self.service.replicas is not None:
-            self.service.replicas.close()
+        if self._optional.replicas is not None:
+            self._optional.replicas.close()
         if error is None:
             self.service.selector.check_invariants()
 
     def get(self, path: str) -> Answer:
         return self.call("GET", path)
 
-    def delete(self, path: str) -> Answer:
+    def delete_worker(self, path: str) -> Answer:
         return self.call("DELETE", path)
 
     def post(self, path: str, body: Any = None, **headers: str) -> Answer:

@@ -1,8 +1,8 @@
 """The declared routes, as tests go through them."""
 
-from select_service.api.documentation import NOUNS
+from select_service.api.documentation import ENDPOINT_GROUPS
 
-ROUTES = [endpoint.route for noun in NOUNS for endpoint in noun.endpoints]
+ROUTES = [endpoint.route for noun in ENDPOINT_GROUPS for endpoint in noun.endpoints]
 BY_ID = {route.operation_id: route for route in ROUTES}
 
 

@@ -5,14 +5,14 @@ import threading
 
 import pytest
 
-from select_service.access import audit
-from select_service.edge import audit_log
-from select_service.settings.config import ConfigError, parse
-from tests.access.keys import bearer, entry, keys_file, secret
+from select_service.adapters.logs import audit_log
+from select_service.auth import audit_lines
+from select_service.config.settings_loader import ConfigError, parse_config
 from tests.api.in_process import Api
+from tests.auth.keys import bearer, entry, keys_file, secret
 from tests.builders import worker_body
 from tests.full_disk import full_disk
-from tests.patience import PATIENCE_S
+from tests.polling import PATIENCE_S
 
 
 def lines_of(path):
@@ -98,8 +98,8 @@ def test_without_keys_nobody_has_a_name(tmp_path):
 
 
 def test_one_key_cannot_push_out_the_lines_of_others(audited, tmp_path, monkeypatch):
-    monkeypatch.setattr(audit, "LINES_AT_ONCE", 5)
-    monkeypatch.setattr(audit, "LINES_PER_S", 0.0)
+    monkeypatch.setattr(audit_lines, "LINES_AT_ONCE", 5)
+    monkeypatch.setattr(audit_lines, "LINES_PER_S", 0.0)
     for number in range(200):
         asked = audited.call("DELETE", f"/workers/{number}", authorization=bearer("all"))
         assert asked.status == 404
@@ -114,8 +114,8 @@ def metrics_of(api):
 
 
 def test_what_was_only_counted_is_written_at_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(audit, "LINES_AT_ONCE", 5)
-    monkeypatch.setattr(audit, "LINES_PER_S", 0.0)
+    monkeypatch.setattr(audit_lines, "LINES_AT_ONCE", 5)
+    monkeypatch.setattr(audit_lines, "LINES_PER_S", 0.0)
     path = tmp_path / "audit.jsonl"
     with Api("--audit-log", str(path)) as api:
         for number in range(8):
@@ -159,8 +159,8 @@ def test_with_required_lines_an_action_is_in_the_log_before_it_is_done(tmp_path)
 
 
 def test_with_required_lines_what_is_beyond_the_bound_is_not_done(tmp_path, monkeypatch):
-    monkeypatch.setattr(audit, "LINES_AT_ONCE", 5)
-    monkeypatch.setattr(audit, "LINES_PER_S", 0.0)
+    monkeypatch.setattr(audit_lines, "LINES_AT_ONCE", 5)
+    monkeypatch.setattr(audit_lines, "LINES_PER_S", 0.0)
     with Api("--audit-log", str(tmp_path / "audit.jsonl"), "--audit-required") as api:
         answers = [api.post("/workers", worker_body(n + 1)) for n in range(8)]
         assert [each.status for each in answers] == [*[201] * 5, *[503] * 3]
@@ -201,7 +201,7 @@ def test_with_required_lines_a_full_disk_refuses_actions_and_nothing_else(tmp_pa
 def test_a_disk_that_hangs_refuses_actions_in_bounded_time(tmp_path, monkeypatch):
     monkeypatch.setattr(audit_log, "WRITE_S", 0.05)
     hangs = threading.Event()
-    monkeypatch.setattr(audit_log.NumberedFiles, "write", lambda *_: hangs.wait(PATIENCE_S))
+    monkeypatch.setattr(audit_log.RotatingFile, "add_line", lambda *_: hangs.wait(PATIENCE_S))
     with Api("--audit-log", str(tmp_path / "audit.jsonl"), "--audit-required") as api:
         assert [api.post("/workers", worker_body(n)).status for n in (1, 2)] == [503, 503]
         assert api.get("/workers").body == []
@@ -210,4 +210,4 @@ def test_a_disk_that_hangs_refuses_actions_in_bounded_time(tmp_path, monkeypatch
 
 def test_required_lines_need_a_file():
     with pytest.raises(ConfigError, match="--audit-required requires --audit-log"):
-        parse(["--audit-required"], {})
+        parse_config(["--audit-required"], {})

@@ -5,8 +5,8 @@ import json
 import msgspec
 import pytest
 
-from select_service.http.codec import BODY_BYTES_MAX, BODY_STRINGS_MAX
-from select_service.http.second_reading import BodyForm
+from select_service.http.body_codec import BODY_BYTES_MAX, BODY_STRINGS_MAX
+from select_service.http.lenient_decode import BodySchema
 from tests.api.routes import ROUTES
 from tests.builders import worker_body
 
@@ -51,9 +51,9 @@ def test_json_content_types_are_read(fleet, kind):
 @pytest.mark.parametrize("kind", ["text/plain", "", "application/jsonp", "text/json", "json"])
 def test_other_content_types_are_unsupported(fleet, kind):
     error = refused(fleet.post("/select", b"{", content_type=kind), 415, "unsupported_media_type")
-    seen = f"got `{kind}`" if kind else "got none"
+    seen = f"got `{kind}`" if kind else "got no content type"
     assert error == (
-        "expected a JSON body and its content type `application/json`, "
+        "expected a JSON body with content type `application/json`, "
         f"{seen}; with curl: -H 'content-type: application/json'"
     )
 
@@ -80,7 +80,7 @@ def test_an_output_block_needs_no_body(fleet):
 )
 def test_what_is_missing_is_said_on_every_route_with_a_body(fleet, method, path):
     error = refused(fleet.call(method, path), 415, "unsupported_media_type")
-    assert "got none; with curl: -H 'content-type: application/json'" in error
+    assert "got no content type; with curl: -H 'content-type: application/json'" in error
 
 
 def test_an_empty_body_is_called_so(fleet):
@@ -235,10 +235,10 @@ def test_null_means_the_same_as_leaving_out_every_field_that_may_be_left_out(rou
     nulls = json.dumps(dict.fromkeys(optional, None)).encode()
     example = next(iter(route.body.examples.values()))
     given = json.dumps(dict.fromkeys(optional, None) | example).encode()
-    form = BodyForm(route.body.type)
+    form = BodySchema(route.body.type)
     if route.operation_id != "set_busy_threshold":  # where null clears
-        assert form.decode(form.pruned(given).body) == form.decode(json.dumps(example).encode())
-    assert form.pruned(nulls).warnings == []
+        assert form.decode(form.prune_body(given).body) == form.decode(json.dumps(example).encode())
+    assert form.prune_body(nulls).warnings == []
 
 
 def test_a_route_without_a_body_ignores_one(fleet):

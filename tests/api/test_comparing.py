@@ -2,7 +2,7 @@
 
 import pytest
 
-from select_service.edge.due_tasks import due_tasks
+from select_service.adapters.service_tasks import make_service_tasks
 from tests.api.in_process import Api
 from tests.builders import worker_body
 
@@ -27,7 +27,7 @@ def test_the_shadow_says_what_it_would_have_chosen(shadowed):
     for _ in range(3):
         shadowed.post("/select", PROMPT)
     assert shadowed.get("/shadow").body["backlog"] == 3
-    shadowed.service.selector.hindsight.shadow.step(0.0)
+    shadowed.service.selector.analytics.shadow.run_turn(0.0)
     (row,) = shadowed.get("/shadow").body["policies"]
     assert row == {
         "policy": "work",
@@ -78,10 +78,10 @@ def test_an_experiment_runs_until_it_is_ended(fleet):
     shown = fleet.get("/experiments/1").body
     assert shown.pop("pairs") == []
     assert {**listed, "seconds": 0} == {**shown, "seconds": 0}
-    ended = fleet.delete("/experiments/1").body
+    ended = fleet.delete_worker("/experiments/1").body
     assert (ended["state"], ended["ending"], ended["current"]) == ("ended", "deleted", None)
     assert policy_now(fleet) == "work"
-    assert fleet.delete("/experiments/1").body == ended == fleet.get("/experiments/1").body
+    assert fleet.delete_worker("/experiments/1").body == ended == fleet.get("/experiments/1").body
 
 
 def test_the_policies_that_count_say_what_is_only_tried(fleet):
@@ -90,19 +90,19 @@ def test_the_policies_that_count_say_what_is_only_tried(fleet):
     (tried,) = fleet.get("/policy").body["tried"]
     assert "+".join([tried.pop("policy"), *tried.pop("options")]) == current == policy_now(fleet)
     assert tried == {"model_name": "m", "tenant_id": None}
-    fleet.delete("/experiments/1")
+    fleet.delete_worker("/experiments/1")
     assert fleet.get("/policy").body["tried"] == []
 
 
 def test_what_was_measured_is_shown(fleet):
-    experiments = fleet.service.selector.hindsight.experiments
+    experiments = fleet.service.selector.analytics.experiments
     begin(fleet, slot_s=120)
-    experiment = experiments.get("1")
+    experiment = experiments.get_experiment("1")
     for number in range(5):
         times = [(1.0, 2.0 + number), (3.0,)]
         for seconds in times[experiment.slots[-1].arm]:
-            experiment.measured(experiment.slots[-1], seconds)
-        experiments.step(experiment.slots[-1].began_at + 120)
+            experiment.add_measurement(experiment.slots[-1], seconds)
+        experiments.run_turn(experiment.slots[-1].began_at + 120)
     found = fleet.get("/experiments/1").body
     assert (found["pairs_measured"], found["pairs_left_out"]) == (2, 0)
     first, second = (arm["mean_ttft_s"] for arm in found["policies"])
@@ -116,12 +116,12 @@ def test_what_was_measured_is_shown(fleet):
 def test_rules_inside_of_an_experiment_are_refused_and_those_around_it_are_not(fleet):
     begin(fleet, scope={"model_name": "m"})
     rule = {"model_name": "m", "tenant_id": "default", "policy": "least_work"}
-    for answer in (fleet.call("PUT", "/policy", rule), fleet.delete("/policy?model_name=m")):
+    for answer in (fleet.call("PUT", "/policy", rule), fleet.delete_worker("/policy?model_name=m")):
         assert (answer.status, answer.body["code"]) == (409, "conflict")
         assert "an experiment runs for model `m`, tenant all" in answer.body["error"]
     assert fleet.call("PUT", "/policy", {"policy": "least_work"}).status == 200
     assert policy_now(fleet) in BOTH
-    fleet.delete("/experiments/1")
+    fleet.delete_worker("/experiments/1")
     assert policy_now(fleet) == "least_work"
 
 
@@ -139,7 +139,7 @@ def test_two_experiments_may_not_switch_the_same_requests(fleet):
     [
         ({"policies": ["work"]}, 422, "`policies`"),
         ({"policies": ["work", "reference", "least_work"]}, 422, "`policies`"),
-        ({"policies": ["work", "work"]}, 422, "two different ones"),
+        ({"policies": ["work", "work"]}, 422, "two different policies"),
         ({"policies": ["reference", "wrok"]}, 422, "`policies[1]`: the policies are"),
         ({"policies": ["work+strict_tail", "reference"]}, 422, "did you mean `strict-tail`?"),
         (
@@ -149,7 +149,7 @@ def test_two_experiments_may_not_switch_the_same_requests(fleet):
         ),
         ({"slot_s": 60}, 422, "`slot_s`"),
         ({"slot_s": 301}, 422, "`slot_s`"),
-        ({"scope": {"tenant_id": "t"}}, 400, "give its `model_name`"),
+        ({"scope": {"tenant_id": "t"}}, 400, "without `model_name`"),
         ({"scope": "m"}, 422, "`scope`"),
     ],
 )
@@ -162,7 +162,7 @@ def test_bad_experiments_are_refused_and_change_nothing(fleet, fields, status, t
 
 
 def test_an_experiment_that_there_is_not_is_not_found(fleet):
-    for answer in (fleet.get("/experiments/7"), fleet.delete("/experiments/7")):
+    for answer in (fleet.get("/experiments/7"), fleet.delete_worker("/experiments/7")):
         assert (answer.status, answer.body["code"]) == (404, "not_found")
 
 
@@ -191,7 +191,7 @@ def test_metrics_say_which_policy_is_measured(fleet):
 
 
 def tasks_of(api):
-    return due_tasks(api.service.selector, api.service.ingest, api.follower, None).counts
+    return make_service_tasks(api.service.selector, api.service.ingest, api.follower, None).counts
 
 
 def test_the_shadow_has_a_task_of_its_own_where_there_is_one(shadowed, api):

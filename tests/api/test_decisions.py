@@ -122,7 +122,7 @@ def test_without_decisions_both_routes_say_so(path):
         answer = api.get(path)
         assert (answer.status, answer.body["error"]) == (
             404,
-            "no decisions are kept: the service runs with --decisions 0",
+            "decisions are not recorded: start the service with --decisions above 0",
         )
         assert chosen(api.post("/explain", PROMPT).body)["worker_id"] == 1
 
@@ -156,7 +156,7 @@ def test_the_share_of_prefills_whose_end_is_reported_is_shown(fleet):
     assert shares() == (1.0, 1.0)
     for at in range(50):
         fleet.post("/select_and_reserve", {**PROMPT, "reservation_id": f"r{at}"})
-        fleet.delete(f"/reservations/r{at}")
+        fleet.delete_worker(f"/reservations/r{at}")
     asked, told = shares()
     assert asked == told < 0.5
     assert 0.5 < fleet.get("/decisions/r5").body["reported_share"] < 1.0

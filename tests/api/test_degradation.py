@@ -19,8 +19,8 @@ def lost(api, *worker_ids):
         assert api.post(f"/workers/{worker_id}/outcome", fatal).status == 204
     selector, begin = api.service.selector, monotonic()
     for second in range(7):
-        selector.settle(begin + second)
-        selector.fitness.tick(begin + second)
+        selector.run_pending(begin + second)
+        selector.health.advance_timers(begin + second)
 
 
 def a_fleet(*flags):

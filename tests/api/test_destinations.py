@@ -6,7 +6,7 @@ import pytest
 
 from tests.api.in_process import Api
 from tests.builders import worker_body
-from tests.patience import eventually
+from tests.polling import eventually
 
 LINK_LOCAL = "169.254.169.254"
 KEYLESS = ("--host", "0.0.0.0", "--insecure")
@@ -83,7 +83,7 @@ def test_only_what_is_listed():
 
 def test_a_name_that_leads_elsewhere_is_told_in_the_worker(elsewhere, monkeypatch):
     monkeypatch.setattr(
-        elsewhere.service.ingest.names,
+        elsewhere.service.ingest.resolver,
         "_lookup",
         lambda *_, **__: [(2, 1, 6, "", (LINK_LOCAL, 0))],
     )
@@ -92,7 +92,7 @@ def test_a_name_that_leads_elsewhere_is_told_in_the_worker(elsewhere, monkeypatc
 
     def told():
         status = elsewhere.get("/workers").body[0]["kv_events"]["0"]
-        return "engine.example leads to 169.254.169.254" in (status["connect_error"] or "")
+        return "engine.example resolves to 169.254.169.254" in (status["connect_error"] or "")
 
     eventually(told)
     text = elsewhere.get("/metrics").body

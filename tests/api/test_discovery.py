@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from select_service.core.discovery import following
+from select_service.core.registry.discovery import reconciler
 from tests.api.in_process import Api
 from tests.builders import worker_body
 
@@ -50,16 +50,16 @@ def test_a_source_is_shown_with_what_became_of_it(path):
 
 
 def test_a_worker_that_its_source_drops_is_removed_in_its_name(path, monkeypatch):
-    monkeypatch.setattr(following, "GRACE_S", 0.0)
+    monkeypatch.setattr(reconciler, "GRACE_S", 0.0)
     with Api("--workers-file", path) as api:
         api.follow_sources(lambda: listed(api) == [1, 2])
-        assert api.delete("/workers/1").status == 200
+        assert api.delete_worker("/workers/1").status == 200
         written(Path(path).parent, worker_body(1))
         api.follow_sources(lambda: listed(api) == [])
         deleted = {w["worker_id"]: w["deleted"]["reason"] for w in api.get("/workers").body}
         assert deleted == {
             1: "DELETE /workers/1",
-            2: "the source `workers-file` no longer has it",
+            2: "removed from the source `workers-file`",
         }
 
 
@@ -68,9 +68,9 @@ def test_workers_of_a_source_are_not_registered_over_http_but_patched_and_delete
         api.follow_sources(lambda: listed(api) == [1, 2])
         refused = api.post("/workers", worker_body(1))
         assert (refused.status, refused.body["code"]) == (409, "conflict")
-        assert "belongs to the source `workers-file`" in refused.body["error"]
+        assert "is owned by the source `workers-file`" in refused.body["error"]
         assert api.patch("/workers/1", {"taints": ["x"]}).status == 200
-        assert api.delete("/workers/2").status == 200
+        assert api.delete_worker("/workers/2").status == 200
         api.follow_sources(lambda: source_of(api)["deleted"] == [2])
         assert source_of(api)["patched"] == [1]
         assert api.post("/workers", worker_body(2)).status == 201
@@ -87,6 +87,6 @@ def test_with_health_checks_a_worker_that_is_dropped_drains(tmp_path, path):
         api.follow_sources(lambda: source_of(api)["leaving"] == 1)
         ranks = api.get("/health/fleet").body["partitions"][0]["ranks"]
         assert {r["worker_id"]: r["state"] for r in ranks}[chosen] == "draining"
-        assert api.delete("/reservations/r").status in (200, 204)
+        assert api.delete_worker("/reservations/r").status in (200, 204)
         api.follow_sources(lambda: source_of(api)["leaving"] == 0)
         assert listed(api) == [3 - chosen]

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from tests.access.keys import bearer, entry, keys_file
 from tests.api.in_process import Api
+from tests.auth.keys import bearer, entry, keys_file
 from tests.builders import worker_body
 
 
@@ -39,7 +39,7 @@ def test_workers_are_examined_in_pages_by_their_ids(wide):
         seen += report["examined"]
         after = f"&after={report['next']}"
     assert report["next"] is None
-    assert wide.delete("/workers/4").status == 200
+    assert wide.delete_worker("/workers/4").status == 200
     assert wide.get("/doctor?after=3").body["examined"] == [5]
     assert wide.get("/doctor?worker_id=4").status == 404
 

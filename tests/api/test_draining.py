@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
-from tests.access.keys import bearer
 from tests.api.in_process import Api
 from tests.api.test_tenants import a_worker_of, keys_of_tenants
+from tests.auth.keys import bearer
 from tests.builders import worker_body
 
 SELECT = {"model_name": "m", "token_ids": [1, 2, 3, 4]}
@@ -30,7 +30,7 @@ def booked(api, name, worker_id):
 
 
 def settled(api):
-    api.service.selector.settle(0.0)
+    api.service.selector.run_pending(0.0)
 
 
 def record(api, worker_id):
@@ -53,7 +53,7 @@ def test_a_worker_drains_and_is_then_shown_as_drained(api):
     assert api.get("/workers/1").body["drain"] == view
     assert states(api)[1] == "draining"
     assert {api.post("/select", SELECT).body["worker_id"] for _ in range(10)} == {2}
-    assert api.delete("/reservations/r").status in (200, 204)
+    assert api.delete_worker("/reservations/r").status in (200, 204)
     settled(api)
     assert record(api, 1)["drain"]["state"] == "drained"
     assert states(api)[1] == "drained"
@@ -95,9 +95,9 @@ def test_drains_of_an_operator_and_of_the_planner_are_kept_apart(api, caplog):
     assert "drain" not in api.post("/workers/1/undrain", {"by": "operator"}).body
     settled(api)
     assert "drain" not in record(api, 1)
-    assert [m for m in caplog.messages if m.startswith("the planner")] == [
-        "the planner lets a worker drain",
-        "the planner lets a worker serve again",
+    assert [m for m in caplog.messages if m.endswith("by planner")] == [
+        "worker drained by planner",
+        "worker undrained by planner",
     ]
 
 
@@ -137,7 +137,7 @@ def test_an_unknown_worker_is_not_found_and_what_makes_no_sense_is_refused(api, 
     api.post("/workers", worker_body(3, block_size=0))
     refusal = api.post(f"/workers/3/{verb}")
     assert (refusal.status, refusal.body["code"]) == (409, "conflict")
-    assert "gets no requests anyway" in refusal.body["error"]
+    assert "receives no requests" in refusal.body["error"]
 
 
 def test_without_checks_there_are_no_ranks_in_the_answer():

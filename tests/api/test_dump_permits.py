@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from select_service.api.application import Application
-from select_service.api.limits import DUMPS_MAX
-from select_service.http import streams
+from select_service.api.application import ApiApplication
+from select_service.api.process_limits import DUMPS_MAX
+from select_service.http import bounded_stream
 from tests.api.in_process import Api
 
 AT_ONCE = 24
@@ -33,7 +33,7 @@ class Reader:
         self.status = 0
         self.body = b""
         self.gone = asyncio.Event()
-        self._may_go_on = may_go_on
+        self._charge_quotas = may_go_on
 
     async def receive(self) -> dict[str, Any]:
         await self.gone.wait()
@@ -42,7 +42,7 @@ class Reader:
     async def send(self, message: Any) -> None:
         self.status = message.get("status", self.status)
         if message["type"] == "http.response.body":
-            await self._may_go_on.wait()
+            await self._charge_quotas.wait()
             self.body += message["body"]
 
 
@@ -58,7 +58,7 @@ def refused(readers: list[Reader]) -> list[Reader]:
 
 @pytest.mark.parametrize("accept", FORMS)
 def test_of_many_that_ask_at_once_only_so_many_are_sent(fleet: Api, accept: bytes) -> None:
-    app = Application(fleet.service)
+    app = ApiApplication(fleet.service)
 
     async def ask() -> list[Reader]:
         may_go_on = asyncio.Event()
@@ -78,7 +78,7 @@ def test_of_many_that_ask_at_once_only_so_many_are_sent(fleet: Api, accept: byte
 
 @pytest.mark.parametrize("accept", FORMS)
 def test_a_client_that_goes_away_gives_its_permit_back(fleet: Api, accept: bytes) -> None:
-    app = Application(fleet.service)
+    app = ApiApplication(fleet.service)
 
     async def ask_and_leave() -> None:
         for _ in range(2 * DUMPS_MAX):
@@ -94,7 +94,7 @@ def test_a_client_that_goes_away_gives_its_permit_back(fleet: Api, accept: bytes
 
 
 def test_an_answer_that_cannot_be_sent_gives_its_permit_back(fleet: Api) -> None:
-    app = Application(fleet.service)
+    app = ApiApplication(fleet.service)
 
     async def ask() -> None:
         reader = Reader(FORMS[0], asyncio.Event())
@@ -118,7 +118,7 @@ def test_what_streams_need_is_not_imported_on_the_event_loop(
         threads.append(threading.current_thread())
         importlib.import_module(name)
 
-    monkeypatch.setattr(streams, "import_module", noting)
+    monkeypatch.setattr(bounded_stream, "import_module", noting)
     assert fleet.call(method, "/dump").status == 200
     assert len(threads) == 1
     assert threads[0] is not threading.current_thread()

@@ -10,13 +10,13 @@ import pytest
 
 from select_service.api import fleet_page
 from select_service.api.fleet_page import FILES
-from select_service.api.static_files import HTML, IMAGE, JAVASCRIPT, STYLES
-from select_service.core.decide.policies import POLICIES
+from select_service.api.static_files import CSS, HTML, JAVASCRIPT, SVG
+from select_service.core.placement.policies.policy_registry import POLICIES
 
 FOLDER = Path(fleet_page.__file__).parent / "page"
 OWN = sorted(path.name for path in FOLDER.iterdir() if path.is_file())
 MANIFEST = json.loads((FOLDER / "uplot" / "manifest.json").read_text())
-TYPES = {"js": JAVASCRIPT, "css": STYLES, "svg": IMAGE}
+TYPES = {"js": JAVASCRIPT, "css": CSS, "svg": SVG}
 
 
 def test_the_page_has_a_strict_policy(api):
@@ -57,14 +57,14 @@ def test_every_file_is_served_and_imports_are_among_them(api):
             assert set(imported) <= served
     for name in ("index.html", "manifest.json", "..%2Flive.py", "x"):
         assert api.get(f"/page/{name}").status == 404
-    assert FILES.parameter("main.js").read("main.js") == "main.js"
+    assert FILES.file_parameter("main.js").read("main.js") == "main.js"
 
 
 def test_every_term_of_every_policy_has_a_text():
     text = (FOLDER / "candidates.js").read_text()
     block = re.search(r"const TERMS = \{(.*?)\};", text, re.DOTALL)[1]
     known = set(re.findall(r"^  (\w+): \"", block, re.MULTILINE))
-    terms = {name for policy in POLICIES.values() for name in policy.terms}
+    terms = {name for policy in POLICIES.values() for name in policy.term_names}
     assert known == terms - {"cost"}
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from select_service.api.application import Application
-from select_service.api.documentation import NOUNS
-from select_service.api.openapi import document
+from select_service.api.application import ApiApplication
+from select_service.api.documentation import ENDPOINT_GROUPS
+from select_service.api.openapi.document import build_document
 from tests.api.in_process import Api
 
 PACKAGE = "generated_select_client"
@@ -23,7 +23,7 @@ def package(tmp_path_factory):
     """The generated package, on the path of this process."""
     folder = tmp_path_factory.mktemp("generated")
     described = folder / "openapi.json"
-    described.write_text(json.dumps(document(NOUNS, "1.0.0")))
+    described.write_text(json.dumps(build_document(ENDPOINT_GROUPS, "1.0.0")))
     settings = folder / "settings.yml"
     settings.write_text("post_hooks: []\n")
     files = ["--path", described, "--config", settings, "--output-path", folder / PACKAGE]
@@ -44,7 +44,7 @@ class Client:
 
     def __init__(self, package, api):
         self._package, self._api = package, api
-        transport = httpx.ASGITransport(Application(api.service))
+        transport = httpx.ASGITransport(ApiApplication(api.service))
         http = httpx.AsyncClient(transport=transport, base_url="http://service")
         client = importlib.import_module(f"{package}.client").Client(base_url="http://service")
         self._client = client.set_async_httpx_client(http)

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from select_service.core.health.kinds import State
+from select_service.core.health.health_kinds import RankHealthState
 from select_service.core.identity import Rank
 from tests.api.in_process import Api
 from tests.builders import worker_body
@@ -80,7 +80,7 @@ def test_a_thousand_refused_requests_take_nobody_out(healthy):
     for _ in range(3):
         report(healthy, status=422, count=1000)
     assert ranks_of(healthy)[1, 0]["state"] == "healthy"
-    assert healthy.service.selector.fitness.reports.counts == (0, 0)
+    assert healthy.service.selector.health.reports.report_counts == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -96,18 +96,18 @@ def test_a_status_alone_is_classified(healthy, status, state):
 def test_the_end_of_a_reservation_says_how_it_went(healthy):
     for n in range(3):
         reserve(healthy, f"r{n}")
-        answer = healthy.delete(f"/reservations/r{n}?outcome=failure")
+        answer = healthy.delete_worker(f"/reservations/r{n}?outcome=failure")
         assert (answer.status, answer.body) == (200, {"status": "ok"})
-        assert healthy.delete(f"/reservations/r{n}?outcome=failure").status == 404
+        assert healthy.delete_worker(f"/reservations/r{n}?outcome=failure").status == 404
     assert ranks_of(healthy)[1, 0]["state"] == "suspicious"
     reserve(healthy, "last")
-    assert healthy.delete("/reservations/last?outcome=lost").status == 400
-    assert healthy.delete("/reservations/last?outcome=ok").status == 200
+    assert healthy.delete_worker("/reservations/last?outcome=lost").status == 400
+    assert healthy.delete_worker("/reservations/last?outcome=ok").status == 200
 
 
 def test_an_outcome_that_nobody_heeds_frees_all_the_same(fleet):
     reserve(fleet, "r")
-    assert fleet.delete("/reservations/r?outcome=failure").status == 200
+    assert fleet.delete_worker("/reservations/r?outcome=failure").status == 200
     assert fleet.get("/reservations").body["total"] == 0
 
 
@@ -135,10 +135,10 @@ def test_an_operator_drains_and_undrains(healthy, caplog):
     assert (answer.status, answer.body["state"]) == (202, "healthy")
     assert answer.body["ranks"]["0"]["weight"] == 0.25
     assert healthy.post("/workers/1/undrain").status == 202
-    said = [r.message for r in caplog.records if r.message.startswith("an operator")]
+    said = [r.message for r in caplog.records if r.message.endswith("by operator")]
     assert said[:3:2] == [
-        "an operator lets a worker drain",
-        "an operator lets a worker serve again",
+        "worker drained by operator",
+        "worker undrained by operator",
     ]
 
 
@@ -275,7 +275,10 @@ def test_a_worker_that_is_registered_again_begins_anew(healthy):
     assert ranks_of(healthy)[1, 0]["state"] == "suspicious"
     healthy.post("/workers", worker_body(1, data_parallel_size=2))
     assert ranks_of(healthy)[1, 0]["state"] == "healthy"
-    assert healthy.service.selector.fitness.monitor.record(Rank(1, 0)).state is State.HEALTHY
+    assert (
+        healthy.service.selector.health.monitor.record_of(Rank(1, 0)).state
+        is RankHealthState.HEALTHY
+    )
 
 
 def test_a_spare_is_shown_as_one(healthy):

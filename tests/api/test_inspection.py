@@ -5,9 +5,9 @@ import json
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from select_service.edge.keeping import peer_dump
+from select_service.adapters.persistence import peer_dump_download
 from tests.builders import a_worker
-from tests.core.fleet.test_recovered import a_dump
+from tests.core.registry.fleet.test_recovered import a_dump
 
 PROMPT = {"model_name": "m", "token_ids": list(range(34))}
 
@@ -92,7 +92,7 @@ def test_a_dump_says_what_its_form_depends_on(fleet, accept):
         ("Application/MsgPack", "msgpack"),
         ("text/plain;q=0.9 , application/msgpack;v=1;Q=0.9,application/json;q=0.5", "msgpack"),
         ("application/msgpack, */*", "msgpack"),
-        (peer_dump.ACCEPT, "msgpack"),
+        (peer_dump_download.ACCEPT, "msgpack"),
     ],
 )
 def test_a_dump_has_the_form_that_the_client_prefers(fleet, accept, form):
@@ -103,17 +103,20 @@ def test_a_dump_has_the_form_that_the_client_prefers(fleet, accept, form):
 @pytest.mark.parametrize("accept", ["application/json", "application/msgpack"])
 def test_who_asks_for_the_head_of_a_dump_has_none_made(fleet, accept):
     got = fleet.call("GET", "/dump", accept=accept)
-    made = fleet.service.json_dumps + fleet.service.compact_dumps
+    process = fleet.service.process
+    made = process.json_dumps + process.compact_dumps
     head = fleet.call("HEAD", "/dump", accept=accept)
     assert (head.status, head.body) == (200, "")
     assert head.headers == got.headers
-    assert fleet.service.json_dumps + fleet.service.compact_dumps == made == 1
+    assert process.json_dumps + process.compact_dumps == made == 1
 
 
 def test_a_dump_has_a_rank_that_is_just_taking_over_recovered_blocks(fleet):
     """It is no longer among what waits, and its slot is not to be copied yet."""
-    fleet.service.selector.fleet.recovered.offer([a_dump(2, name="m:default")], 0.0)
-    fleet.service.selector.register(a_worker(2))
+    fleet.service.selector.fleet.recovered_blocks.store_partitions(
+        [a_dump(2, name="m:default")], 0.0
+    )
+    fleet.service.selector.register_worker(a_worker(2))
     assert '"worker_id": 2' in json.dumps(fleet.get("/dump").body)
 
 

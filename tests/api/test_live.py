@@ -6,18 +6,19 @@ from time import monotonic
 
 import pytest
 
-from select_service.access.guard import EVERYTHING, Grant
-from select_service.api import live, watching
-from select_service.api.limits import WATCHERS_MAX
-from select_service.api.watching import INTERVAL_S, Live, Parts
-from tests.access.keys import bearer, entry, keys_file
+from select_service.api import fleet_frames
+from select_service.api.live import live_stream
+from select_service.api.live.live_stream import FRAME_INTERVAL_S, FrameBroadcaster, FrameContents
+from select_service.api.process_limits import LIVE_STREAMS_MAX
+from select_service.auth.guard import UNRESTRICTED_GRANT, Grant
 from tests.api.in_process import Api
+from tests.auth.keys import bearer, entry, keys_file
 from tests.builders import worker_body
 
 PROMPT = {"model_name": "m", "token_ids": list(range(34))}
 
 
-def frames(api, n=1, grant=EVERYTHING):
+def frames(api, n=1, grant=UNRESTRICTED_GRANT):
     """The first ones of a stream."""
 
     async def read():
@@ -29,9 +30,9 @@ def frames(api, n=1, grant=EVERYTHING):
     return [data_of(event) for event in api.wait_for(read())]
 
 
-async def stream_of(api, grant=EVERYTHING):
+async def stream_of(api, grant=UNRESTRICTED_GRANT):
     """A stream whose history has been read."""
-    stream = live.events(api.service, grant)
+    stream = fleet_frames.stream_frames(api.service, grant)
     assert (await anext(stream)).startswith(b"event: history\ndata: {")
     return stream
 
@@ -45,8 +46,8 @@ def data_of(event):
 @pytest.fixture
 def soon(monkeypatch):
     """Frames follow each other without a pause."""
-    monkeypatch.setattr(watching, "INTERVAL_S", 0.0)
-    monkeypatch.setattr(watching, "COST_SHARE_MAX", 1e9)
+    monkeypatch.setattr(live_stream, "FRAME_INTERVAL_S", 0.0)
+    monkeypatch.setattr(live_stream, "CPU_SHARE_MAX", 1e9)
 
 
 def test_a_frame_tells_of_ranks_decisions_and_what_waits(fleet):
@@ -66,7 +67,7 @@ def test_a_frame_tells_of_ranks_decisions_and_what_waits(fleet):
     }
     (decision,) = frame["decisions"]
     assert (decision["reservation_id"], decision["worker_id"]) == ("r", booked["worker_id"])
-    assert (frame["version"], frame["interval_s"]) == ("1.2.3", INTERVAL_S)
+    assert (frame["version"], frame["interval_s"]) == ("1.2.3", FRAME_INTERVAL_S)
     assert (frame["queue"], frame["queueing"]) == ([], False)
     assert "replicas" not in frame
 
@@ -89,7 +90,7 @@ def test_later_frames_tell_what_has_changed(fleet, soon):
     async def read():
         stream = await stream_of(fleet)
         before = await anext(stream)
-        fleet.service.selector.delete(1, monotonic())
+        fleet.service.selector.delete_worker(1, monotonic())
         return before, await anext(stream)
 
     before, after = map(data_of, fleet.wait_for(read()))
@@ -127,7 +128,7 @@ def test_a_stream_ends_when_the_keys_are_others(tmp_path, soon):
         async def read():
             stream = await stream_of(api)
             await anext(stream)
-            assert api.service.guard.replace([])
+            assert api.service.guard.replace_keys([])
             return [event async for event in stream]
 
         assert api.wait_for(read()) == []
@@ -143,31 +144,31 @@ def watched(costs, n_watchers=1):
 
     async def look():
         made.append(monotonic())
-        return Parts([], [], {}, costs[len(made) - 1] if len(made) <= len(costs) else 0.0)
+        return FrameContents([], [], {}, costs[len(made) - 1] if len(made) <= len(costs) else 0.0)
 
     async def watch(shown):
         numbers = [0]
         while numbers[-1] < len(costs):
-            numbers.append((await shown.after(numbers[-1], look)).number)
+            numbers.append((await shown.frame_after(numbers[-1], look)).number)
         return numbers[1:]
 
     async def all_of_them():
-        shown = Live()
+        shown = FrameBroadcaster()
         return await asyncio.gather(*(watch(shown) for _ in range(n_watchers)))
 
     return made, asyncio.run(all_of_them())
 
 
 def test_all_who_watch_get_the_same_frames(monkeypatch):
-    monkeypatch.setattr(watching, "INTERVAL_S", 0.05)
+    monkeypatch.setattr(live_stream, "FRAME_INTERVAL_S", 0.05)
     made, seen = watched([0.0] * 5, n_watchers=10)
     assert 5 <= len(made) < 10
     assert all(numbers == sorted(set(numbers)) and numbers[-1] >= 5 for numbers in seen)
 
 
 def test_frames_have_an_interval(monkeypatch):
-    monkeypatch.setattr(watching, "INTERVAL_S", 0.05)
-    monkeypatch.setattr(watching, "COST_SHARE_MAX", 0.1)
+    monkeypatch.setattr(live_stream, "FRAME_INTERVAL_S", 0.05)
+    monkeypatch.setattr(live_stream, "CPU_SHARE_MAX", 0.1)
     made, _ = watched([0.0, 0.02, 0.0])
     first, second = (made[i + 1] - made[i] for i in range(2))
     assert first >= 0.05
@@ -176,19 +177,19 @@ def test_frames_have_an_interval(monkeypatch):
 
 def test_nothing_is_made_while_nobody_watches(fleet):
     frames(fleet)
-    number = fleet.service.live._frame.number
+    number = fleet.service.live.frame_broadcaster._frame.number
 
     async def later():
-        await asyncio.sleep(1.5 * INTERVAL_S)
+        await asyncio.sleep(1.5 * FRAME_INTERVAL_S)
 
     fleet.wait_for(later())
-    assert fleet.service.live._frame.number == number == 1
+    assert fleet.service.live.frame_broadcaster._frame.number == number == 1
 
 
 def test_whoever_comes_late_gets_no_old_frame(fleet, monkeypatch):
-    monkeypatch.setattr(watching, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(live_stream, "FRAME_INTERVAL_S", 0.01)
     frames(fleet)
-    fleet.service.selector.delete(1, monotonic())
+    fleet.service.selector.delete_worker(1, monotonic())
 
     async def pause():
         await asyncio.sleep(0.05)
@@ -200,15 +201,15 @@ def test_whoever_comes_late_gets_no_old_frame(fleet, monkeypatch):
 
 def test_streams_are_bounded_and_end_with_the_service(fleet):
     async def watch():
-        calls = [fleet._client.get("/live") for _ in range(WATCHERS_MAX + 3)]
+        calls = [fleet._client.get("/live") for _ in range(LIVE_STREAMS_MAX + 3)]
         answers = [asyncio.ensure_future(call) for call in calls]
-        while fleet.service.limits.live_streams.used < WATCHERS_MAX:
+        while fleet.service.limits.live_streams.used < LIVE_STREAMS_MAX:
             await asyncio.sleep(0.001)
-        fleet.service.live.end()
+        fleet.service.live.frame_broadcaster.end_streams()
         return await asyncio.gather(*answers)
 
     statuses = sorted(answer.status_code for answer in fleet.wait_for(watch()))
-    assert statuses == [200] * WATCHERS_MAX + [503] * 3
+    assert statuses == [200] * LIVE_STREAMS_MAX + [503] * 3
     assert fleet.service.limits.live_streams.used == 0
 
 

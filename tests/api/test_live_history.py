@@ -2,9 +2,9 @@
 
 import pytest
 
-from select_service.access.guard import EVERYTHING, Grant
-from select_service.api import live_history
-from select_service.api.live_history import COLUMNS, SAMPLE_S, SAMPLES, LiveHistory
+from select_service.api.live import live_history
+from select_service.api.live.live_history import HISTORY_COLUMNS, SAMPLE_S, SAMPLES_MAX, LiveHistory
+from select_service.auth.guard import UNRESTRICTED_GRANT, Grant
 from tests.builders import worker_body
 
 PROMPT = {"model_name": "m", "token_ids": list(range(34))}
@@ -24,12 +24,12 @@ def sampled(history, number):
     return turns
 
 
-def seen(history, now, grant=EVERYTHING):
-    return history.columns(grant, now)
+def seen(history, now, grant=UNRESTRICTED_GRANT):
+    return history.visible_columns(grant, now)
 
 
 def test_before_the_first_sample_there_is_nothing(history):
-    assert seen(history, 0.0) == {"ages_s": [], **{name: [] for name in COLUMNS}}
+    assert seen(history, 0.0) == {"ages_s": [], **{name: [] for name in HISTORY_COLUMNS}}
 
 
 def test_decisions_are_differences_and_live_requests_are_counted(api, history):
@@ -38,7 +38,7 @@ def test_decisions_are_differences_and_live_requests_are_counted(api, history):
     for number in range(3):
         api.post("/select_and_reserve", PROMPT | {"reservation_id": f"r{number}"})
     sampled(history, 1)
-    api.delete("/reservations/r0")
+    api.delete_worker("/reservations/r0")
     api.post("/select", PROMPT)
     sampled(history, 2)
     assert seen(history, 2 * SAMPLE_S + 0.5) == {
@@ -55,13 +55,13 @@ def test_decisions_are_differences_and_live_requests_are_counted(api, history):
 def test_the_oldest_goes_when_ten_minutes_are_full(api, history):
     api.post("/workers", worker_body(1))
     api.post("/select", PROMPT)
-    for number in range(SAMPLES + 5):
-        if number == SAMPLES:
+    for number in range(SAMPLES_MAX + 5):
+        if number == SAMPLES_MAX:
             api.post("/select", PROMPT)
         sampled(history, number)
-    found = seen(history, (SAMPLES + 4) * SAMPLE_S)
-    assert len(found["ages_s"]) == SAMPLES - 1
-    assert found["ages_s"][0] == (SAMPLES - 2) * SAMPLE_S
+    found = seen(history, (SAMPLES_MAX + 4) * SAMPLE_S)
+    assert len(found["ages_s"]) == SAMPLES_MAX - 1
+    assert found["ages_s"][0] == (SAMPLES_MAX - 2) * SAMPLE_S
     assert found["decided"][-5:] == [1, 0, 0, 0, 0]
     assert sum(found["decided"]) == 1
 
@@ -72,10 +72,10 @@ def test_what_a_partition_had_stays_after_it_has_gone_and_a_new_one_begins_at_no
         api.post("/workers", worker_body(1))
         api.post("/select", PROMPT)
         sampled(history, 2 * number)
-        api.delete("/workers/1")
+        api.delete_worker("/workers/1")
         sampled(history, 2 * number + 1)
     assert seen(history, 9.0)["decided"] == [0, 1, 0, 1, 0]
-    for number in range(SAMPLES):
+    for number in range(SAMPLES_MAX):
         sampled(history, number + 9)
     assert history._rows == history._before == {}
 

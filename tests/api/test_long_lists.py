@@ -2,7 +2,7 @@
 
 import pytest
 
-from select_service.api.compact import RANKS_PER_STEP, compact_ranks
+from select_service.api.compact_views import RANKS_PER_STEP, compact_ranks
 from tests.api.in_process import Api
 from tests.builders import worker_body
 
@@ -18,7 +18,7 @@ def scopes(api):
         body = worker_body(worker_id, model_name=model, data_parallel_size=2, total_kv_blocks=10)
         assert api.post("/workers", body).status == 201
     api.post("/workers", {"worker_id": 5, "model_name": "n", "data_parallel_size": 2})
-    assert api.delete("/workers/1").status == 200
+    assert api.delete_worker("/workers/1").status == 200
     return api
 
 
@@ -74,9 +74,9 @@ def test_a_worker_that_leaves_meanwhile_is_left_out(api):
     for worker_id in (1, 2, 3, 4):
         body = worker_body(worker_id, data_parallel_size=half)
         assert api.post("/workers", body).status == 201
-    steps = compact_ranks(api.service, api.service.selector.workers())
+    steps = compact_ranks(api.service, api.service.selector.list_workers())
     assert next(steps) is None
-    assert api.delete("/workers/4").status == 200
+    assert api.delete_worker("/workers/4").status == 200
     assert api.post("/workers", worker_body(3, data_parallel_size=half)).status == 201
     *_, shown = steps
     assert set(shown.worker_ids) == {1, 2, 4}

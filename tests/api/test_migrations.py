@@ -7,9 +7,9 @@ from time import monotonic
 import httpx
 import pytest
 
-from select_service.access.guard import EVERYTHING, Grant
-from select_service.api import migrations
-from select_service.http.connection import Connection
+from select_service.api.endpoints import migrations
+from select_service.auth.guard import UNRESTRICTED_GRANT, Grant
+from select_service.http.client_connection import ClientConnection
 from tests.api.in_process import Api
 from tests.builders import worker_body
 
@@ -36,14 +36,14 @@ def drain(api, worker_id=1):
 
 def settle(api):
     selector = api.service.selector
-    selector.settle(monotonic())
+    selector.run_pending(monotonic())
     while selector.mover.is_busy:
-        selector.settle(monotonic())
+        selector.run_pending(monotonic())
 
 
 def begin(api):
     """The number before the first event."""
-    return api.service.selector.mover.moves.after(0, 1).next
+    return api.service.selector.mover.move_log.events_after(0, 1).next
 
 
 TWO = {"worker_id": 2, "dp_rank": 0, "endpoint": "http://w2:8000"}
@@ -170,7 +170,7 @@ def test_a_call_that_waits_is_answered_when_its_time_or_the_service_ends(fleet):
         waiting = asyncio.ensure_future(call)
         while not fleet.service.limits.migration_waiters.used:
             await asyncio.sleep(0)
-        fleet.service.selector.mover.end()
+        fleet.service.selector.mover.notify_shutdown()
         return await waiting
 
     assert fleet.run(wait_and_end()).status == 200
@@ -193,15 +193,17 @@ def read(stream):
             yield lines["event"], lines.get("id"), json.loads(lines["data"])
 
 
-def stream_of(api, headers=None, grant=EVERYTHING):
+def stream_of(api, headers=None, grant=UNRESTRICTED_GRANT):
     """What is there of a stream that begins behind an event."""
 
     async def read_all():
         pieces, mover = [], api.service.selector.mover
         begin = 0 if headers is None else int(headers[migrations.LAST_EVENT_ID])
-        async for piece in migrations._events(api.service, grant, mover, begin, Connection()):
+        async for piece in migrations._stream_events(
+            api.service, grant, mover, begin, ClientConnection()
+        ):
             pieces.append(piece)
-            if mover.moves.next - 1 <= last_of(pieces):
+            if mover.move_log.next_number - 1 <= last_of(pieces):
                 break
         return httpx.Response(200, content=b"".join(pieces))
 
@@ -242,7 +244,7 @@ def test_a_stream_ends_with_the_service(fleet):
         waiting = asyncio.ensure_future(call)
         while not fleet.service.selector.mover._watchers:
             await asyncio.sleep(0.001)
-        fleet.service.selector.mover.end()
+        fleet.service.selector.mover.notify_shutdown()
         return await waiting
 
     answer = fleet.run(stream())
@@ -263,8 +265,8 @@ def test_reservations_leave_a_rank_whose_process_is_lost(fleet):
 def test_moves_of_other_tenants_are_not_shown(fleet):
     reserve(fleet, "a")
     drain(fleet)
-    page = migrations.mover_of(fleet.service).moves.after(0, 9)
+    page = migrations.require_mover(fleet.service).move_log.events_after(0, 9)
     for tenants, n in ((None, 1), ({"default"}, 1), ({"red"}, 0)):
         grant = Grant(None, tenants, None)
-        assert len(migrations._page(fleet.service, grant, page).events) == n
+        assert len(migrations._page_view(fleet.service, grant, page).events) == n
     assert len(stream_of(fleet, grant=Grant(None, frozenset({"default"}), None))) == 1

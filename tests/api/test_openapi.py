@@ -15,17 +15,17 @@ import schemathesis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service import bodies
-from select_service.api.documentation import NOUNS
-from select_service.api.openapi import U32_KEY, document
-from select_service.api.reservations import PAGE_ROWS, PAGE_ROWS_MAX
-from select_service.api.static_files import HTML, JAVASCRIPT, STYLES
-from select_service.errors import Overloaded
+from select_service import schemas
+from select_service.api.documentation import ENDPOINT_GROUPS
+from select_service.api.endpoints.reservations import PAGE_ROWS, PAGE_ROWS_MAX
+from select_service.api.openapi.document import U32_KEY, build_document
+from select_service.api.static_files import CSS, HTML, JAVASCRIPT
+from select_service.base.errors import Overloaded
 from tests.api.in_process import Api
 from tests.api.routes import BY_ID, ROUTES, path_of
 from tests.builders import worker_body
 
-DOCUMENT = document(NOUNS, "1.2.3")
+DOCUMENT = build_document(ENDPOINT_GROUPS, "1.2.3")
 COMPONENTS = DOCUMENT["components"]["schemas"]
 BASES = {"Struct", "RequestBody", "Scope", "WorkerFields", "PromptFields", "DecisionFacts"}
 REQUEST_EXAMPLES = [
@@ -88,7 +88,7 @@ def test_every_reference_leads_somewhere_and_every_schema_is_used():
 def test_every_body_of_the_schema_is_described():
     described = {
         name
-        for module in pkgutil.iter_modules(bodies.__path__, f"{bodies.__name__}.")
+        for module in pkgutil.iter_modules(schemas.__path__, f"{schemas.__name__}.")
         for name, kind in vars(importlib.import_module(module.name)).items()
         if isinstance(kind, type)
         and issubclass(kind, msgspec.Struct)
@@ -112,7 +112,7 @@ def test_every_schema_says_what_it_is():
 
 
 def test_a_noun_is_a_tag_with_its_endpoints():
-    for noun, tag in zip(NOUNS, DOCUMENT["tags"], strict=True):
+    for noun, tag in zip(ENDPOINT_GROUPS, DOCUMENT["tags"], strict=True):
         assert tag == {"name": noun.name, "description": noun.summary}
         assert noun.endpoints
         assert all(operation(each.route)["tags"] == [noun.name] for each in noun.endpoints)
@@ -302,7 +302,7 @@ def test_the_service_serves_this_document(api):
 MEDIA_TYPES = {
     "swagger-ui-bundle.js": JAVASCRIPT,
     "start.js": JAVASCRIPT,
-    "swagger-ui.css": STYLES,
+    "swagger-ui.css": CSS,
 }
 VIEWER = resources.files("select_service.api") / "viewer"
 MANIFEST = json.loads((VIEWER / "manifest.json").read_text())

@@ -5,8 +5,11 @@ from time import monotonic
 import msgspec
 import pytest
 
-from select_service.planner.core.inputs import Role
-from select_service.planner.edge.observation import Observation, observed
+from select_service.planner.core.tick_input import Role
+from select_service.planner.runtime.selector_observation import (
+    SelectorObservation,
+    combine_observations,
+)
 from tests.api.in_process import Api
 from tests.builders import worker_body
 
@@ -64,13 +67,13 @@ def test_requests_are_seen_at_once(fleet):
 
 def test_the_planner_reads_all_that_it_needs(fleet):
     """What one part of the project says another one understands."""
-    fleet.service.selector.observing.step(monotonic() - 5.0)
+    fleet.service.selector.traffic.close_slots(monotonic() - 5.0)
     fleet.post("/select_and_reserve", {**TOKENS, "reservation_id": "a"})
     for verb in ("prefill_complete", "output_block", "output_block"):
         fleet.post(f"/reservations/a/{verb}", {})
     answer = fleet.get(f"{PATH}?model_name=m&window_s=5")
-    told = observed(
-        [msgspec.convert(answer.body, Observation)], window_s=5.0, ttft_s=60.0, itl_s=60.0
+    told = combine_observations(
+        [msgspec.convert(answer.body, SelectorObservation)], window_s=5.0, ttft_s=60.0, itl_s=60.0
     )
     traffic = told.traffic
     assert (traffic.requests, traffic.isl, traffic.kv_hit_rate) == (1.0, 10.0, 0.0)

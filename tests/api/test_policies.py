@@ -6,11 +6,11 @@ from random import Random
 import msgspec
 import pytest
 
-from select_service.core.decide.policies import choice_named
-from select_service.core.fleet import scoped_policies
-from select_service.core.fleet.scoped_policies import ScopedPolicies
-from select_service.core.views.policies import policy_rules
-from select_service.edge.keeping.kept_policies import KeptPoliciesFile
+from select_service.adapters.persistence.policies_file import PoliciesFile
+from select_service.core.placement.policies.policy_registry import parse_policy_choice
+from select_service.core.registry.fleet import scoped_policies
+from select_service.core.registry.fleet.scoped_policies import ScopedPolicies
+from select_service.core.views.policy_views import policy_rules
 from tests.api.in_process import Api
 from tests.builders import worker_body
 
@@ -48,10 +48,10 @@ def test_the_most_specific_rule_counts_until_it_is_taken_back(fleet):
     assert answer.body["partitions"] == [{**PARTITION, **STRICT}]
     exact = put(fleet, model_name="m", routing_group="default", policy="least_work")
     assert exact.body["partitions"][0]["policy"] == "least_work"
-    fleet.delete("/policy?model_name=m&tenant_id=default")
-    left = fleet.delete("/policy?model_name=m").body
+    fleet.delete_worker("/policy?model_name=m&tenant_id=default")
+    left = fleet.delete_worker("/policy?model_name=m").body
     assert left["partitions"] == [{**PARTITION, **REFERENCE}]
-    assert fleet.delete("/policy").body == {
+    assert fleet.delete_worker("/policy").body == {
         "default": WORK,
         "rules": [],
         "tried": [],
@@ -100,7 +100,7 @@ def test_bad_bodies_are_refused_and_change_nothing(fleet, body, text):
 def test_a_scope_that_makes_no_sense_is_refused(fleet):
     assert put(fleet, tenant_id="t", **WORK).status == 400
     assert put(fleet, model_name="m", tenant_id="t", routing_group="u", **WORK).status == 400
-    assert fleet.delete("/policy?tenant_id=t").status == 400
+    assert fleet.delete_worker("/policy?tenant_id=t").status == 400
     assert fleet.get("/policy").body["rules"] == []
 
 
@@ -108,7 +108,7 @@ def test_a_misspelt_scope_is_refused_as_what_is_left_of_it_is_wider(fleet):
     put(fleet, **REFERENCE)
     for answer in (
         put(fleet, modle_name="m", **WORK),
-        fleet.delete("/policy?modle_name=m"),
+        fleet.delete_worker("/policy?modle_name=m"),
         fleet.post("/experiments", {"policies": ["work", "reference"], "scope": {"model": "m"}}),
     ):
         assert (answer.status, answer.body["code"]) == (422, "unknown_field")
@@ -119,7 +119,7 @@ def test_a_misspelt_scope_is_refused_as_what_is_left_of_it_is_wider(fleet):
 
 def test_what_was_not_set_cannot_be_taken_back(fleet):
     put(fleet, model_name="m", **REFERENCE)
-    answer = fleet.delete("/policy?model_name=m&tenant_id=default")
+    answer = fleet.delete_worker("/policy?model_name=m&tenant_id=default")
     assert (answer.status, answer.body["code"]) == (404, "not_found")
     assert "model `m`, tenant `default`" in answer.body["error"]
 
@@ -141,7 +141,7 @@ def test_rules_count_again_after_a_restart(path):
         assert put(api, **REFERENCE).body["kept"]
         put(api, model_name="m", tenant_id="\u00e4/1", **STRICT)
         put(api, model_name="gone", **WORK)
-        before = api.delete("/policy?model_name=gone").body
+        before = api.delete_worker("/policy?model_name=gone").body
     with a_service(path) as api:
         assert api.get("/policy").body == before
         api.post("/workers", worker_body(1))
@@ -161,13 +161,15 @@ def test_a_flipped_bit_is_found_wherever_it_is(path):
         put(api, **STRICT)
         put(api, model_name="m", tenant_id="t", **REFERENCE)
     text, random = beside.read_bytes(), Random(27)
-    before = ScopedPolicies(choice_named("work"), {})
-    KeptPoliciesFile(path, before).read()
+    before = ScopedPolicies(parse_policy_choice("work"), {})
+    PoliciesFile(path, before).restore_policies()
     for _ in range(500):
         content = bytearray(text)
         content[random.randrange(len(text))] ^= 1 << random.randrange(8)
         beside.write_bytes(content)
-        KeptPoliciesFile(path, found := ScopedPolicies(choice_named("work"), {})).read()
+        PoliciesFile(
+            path, found := ScopedPolicies(parse_policy_choice("work"), {})
+        ).restore_policies()
         assert not policy_rules(found) or policy_rules(found) == policy_rules(before)
 
 
@@ -203,7 +205,7 @@ def test_a_file_that_cannot_be_used_is_moved_aside(path, content, caplog, monkey
         put(api, **REFERENCE)
     assert path.with_name("index.policies.refused").read_bytes() == content
     assert json.loads(beside.read_bytes())["rules"] == [{**EVERYTHING, **REFERENCE}]
-    assert "the file of policies cannot be used" in caplog.text
+    assert "policies file unusable" in caplog.text
 
 
 def test_rules_that_cannot_be_written_count_and_say_so(path, caplog):
@@ -215,6 +217,6 @@ def test_rules_that_cannot_be_written_count_and_say_so(path, caplog):
         assert (answer.status, answer.body["kept"]) == (200, False)
         assert not api.get("/policy").body["kept"]
         assert answer.body["rules"] == [{**EVERYTHING, **REFERENCE}]
-        assert "could not be written" in caplog.text
+        assert "policies file write failed" in caplog.text
         blocking.rmdir()
         assert put(api, **REFERENCE).body["kept"]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from select_service.api.worker_records import shown_trust
+from select_service.api.worker_records import predictions_view
+from select_service.core.analysis.accuracy.prediction_accuracy import CHECKS_MIN, PredictionAccuracy
 from select_service.core.identity import Rank
-from select_service.core.trust.rank_trust import JUDGED_FROM, RankTrust
 from tests.api.in_process import Api
 from tests.builders import worker_body
 from tests.metrics.test_metrics import a_status
@@ -14,23 +14,23 @@ def one_request(api, number, now):
     tokens = [number * 100 + k for k in range(40)]
     body = {"model_name": "m", "token_ids": tokens, "reservation_id": "r"}
     assert api.post("/select_and_reserve", body).status == 200
-    checks = api.service.selector.hindsight.predictions
-    checks.step(now)
+    checks = api.service.selector.analytics.predictions
+    checks.run_turn(now)
     assert api.post("/reservations/r/prefill_complete").status == 200
-    assert api.delete("/reservations/r").status == 200
-    checks.step(now + 1.0)
-    checks.step(now + 3.0)
+    assert api.delete_worker("/reservations/r").status == 200
+    checks.run_turn(now + 1.0)
+    checks.run_turn(now + 3.0)
 
 
 def test_a_rank_whose_events_never_come_is_shown_with_the_cause():
     with Api("--policy", "work", DYN_USE_KV_EVENTS="true") as api:
         api.post("/workers", worker_body(1, kv_events_endpoint="ipc:///nowhere/trust"))
         assert "predictions" not in api.get("/workers/1").body
-        for number in range(JUDGED_FROM):
+        for number in range(CHECKS_MIN):
             one_request(api, number, 10.0 * number)
         shown = api.get("/workers/1").body["predictions"]["0"]
-        assert (shown["checks"], shown["trust"]) == (JUDGED_FROM, 0.0)
-        assert shown["suspect"].startswith("its KV events do not arrive")
+        assert (shown["checks"], shown["trust"]) == (CHECKS_MIN, 0.0)
+        assert shown["suspect"].startswith("no KV events arrive")
         (row,) = api.get("/workers").body
         assert row["predictions"] == {"0": shown}
 
@@ -38,15 +38,15 @@ def test_a_rank_whose_events_never_come_is_shown_with_the_cause():
 @pytest.mark.parametrize(
     ("status", "cause"),
     [
-        (None, "nobody listens"),
-        (a_status(connected=False, connect_error="refused"), "do not arrive: refused"),
-        (a_status(), "has published no KV events"),
+        (None, "no listener for its KV events"),
+        (a_status(connected=False, connect_error="refused"), "no KV events arrive: refused"),
+        (a_status(), "no KV events received"),
         (a_status(batches=3, degraded="lost batch 7"), "were lost: lost batch 7"),
-        (a_status(batches=3), "another block size, salt"),
+        (a_status(batches=3), "block size, salt or LoRA name"),
     ],
 )
 def test_the_likely_cause_is_what_the_listener_has_seen(status, cause):
-    known = RankTrust(Rank(1, 0))
-    for _ in range(JUDGED_FROM):
-        known.proved(0.0)
-    assert cause in shown_trust(known, status).suspect
+    known = PredictionAccuracy(Rank(1, 0))
+    for _ in range(CHECKS_MIN):
+        known.add_check(0.0)
+    assert cause in predictions_view(known, status).suspect

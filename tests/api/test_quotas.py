@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.access.keys import bearer, entry, keys_file
 from tests.api.in_process import Api
+from tests.auth.keys import bearer, entry, keys_file
 from tests.builders import worker_body
 
 

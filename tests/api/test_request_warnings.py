@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from select_service.http.request_warnings import HEADER, WARNINGS_MAX
-from select_service.http.second_reading import LIST_BYTES_MAX
+from select_service.http.lenient_decode import LIST_BYTES_MAX
+from select_service.http.request_warnings import WARNINGS_HEADER, WARNINGS_MAX
 from tests.api.in_process import Api
 from tests.builders import worker_body
 
@@ -14,7 +14,7 @@ PROMPT = {"model_name": "m", "token_ids": [1, 2]}
 
 
 def told_in_header(answer):
-    return json.loads(answer.headers[HEADER])
+    return json.loads(answer.headers[WARNINGS_HEADER])
 
 
 def deep_mm_infos(n_bytes):
@@ -63,7 +63,7 @@ def test_an_unknown_field_is_told_with_the_nearest_name(fleet, fields, warning):
 def test_an_answer_to_a_request_without_unknown_fields_has_no_warnings(fleet):
     answer = fleet.post("/select", PROMPT)
     assert "warnings" not in answer.body
-    assert HEADER not in answer.headers
+    assert WARNINGS_HEADER not in answer.headers
 
 
 def test_known_fields_beside_unknown_ones_count_as_ever(fleet):
@@ -130,9 +130,9 @@ def test_objects_have_the_warnings_of_their_query_in_the_body(fleet):
 
 
 def test_a_prompt_in_two_forms_is_told_as_everything_else_is(fleet):
-    text = "token_ids are given, so block_hashes, sequence_hashes and isl_tokens are not used"
+    text = "block_hashes, sequence_hashes and isl_tokens are ignored, because token_ids are given"
     answer = fleet.post("/select", PROMPT | {"block_hashes": [1]})
-    assert (answer.body["warnings"], HEADER in answer.headers) == ([text], False)
+    assert (answer.body["warnings"], WARNINGS_HEADER in answer.headers) == ([text], False)
     answer = fleet.post("/select", PROMPT | {"block_hashes": [1], "x": 1})
     assert answer.body["warnings"] == ["unknown field `x`", text]
     answer = fleet.post("/potential_loads", PROMPT | {"block_hashes": [1]})
@@ -275,7 +275,7 @@ def test_what_other_interfaces_call_a_field_is_known(api):
 def test_a_compressed_body_is_called_so(api):
     answer = api.post("/select", gzip.compress(b'{"token_ids": [1]}'))
     assert (answer.status, answer.body["code"]) == (400, "malformed_json")
-    assert answer.body["error"] == "the request body is compressed; send it as it is"
+    assert answer.body["error"] == "the request body is compressed: send it uncompressed"
 
 
 CLASSES = """
@@ -303,8 +303,7 @@ def test_an_unknown_policy_class_is_told_and_changes_nothing_else(classed, path)
     said = classed.post(path, PROMPT, **{CLASS_HEADER: "batches"})
     assert said.status == 200
     assert said.body.pop("warnings") == [
-        "no policy class or family is called `batches`, the request counts as `chat`: "
-        "did you mean `batch`?"
+        "unknown policy class or family `batches`, using `chat`: did you mean `batch`?"
     ]
     without = classed.post(path, PROMPT)
     assert said.body.keys() == without.body.keys()
@@ -329,8 +328,8 @@ def test_overrides_that_the_policy_does_not_heed_are_told(fleet):
     for path in ("/select", "/select_and_reserve", "/explain"):
         answer = fleet.post(path, PROMPT | {"router_config_override": override})
         assert answer.body["warnings"] == [
-            "`prefill_load_scale` of `router_config_override`: heeded by the policy `reference` "
-            "alone, and `work` decides here"
+            "`prefill_load_scale` of `router_config_override`: used only by the policy "
+            "`reference`; the active policy is `work`"
         ]
     fleet.call("PUT", "/policy", {"policy": "reference"})
     answer = fleet.post("/select", PROMPT | {"router_config_override": override})

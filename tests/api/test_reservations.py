@@ -37,7 +37,7 @@ def test_the_whole_life_leaves_no_load(fleet):
     assert load_of(fleet)["potential_prefill_tokens"] == 0
     assert fleet.post("/reservations/r/output_block", {"decay_fraction": 0.5}).status == 200
     assert fleet.post("/reservations/r/renew").body == {"status": "ok"}
-    assert fleet.delete("/reservations/r").body == {"status": "ok"}
+    assert fleet.delete_worker("/reservations/r").body == {"status": "ok"}
     rows = fleet.get("/loads").body[0]["loads"]
     assert {(row["potential_decode_blocks"], row["active_requests"]) for row in rows} == {(0, 0)}
 
@@ -51,8 +51,8 @@ def test_a_verb_on_an_unknown_reservation_is_not_found(fleet, verb):
 
 def test_freeing_twice_is_not_found(fleet):
     book(fleet, "r")
-    assert fleet.delete("/reservations/r").status == 200
-    assert fleet.delete("/reservations/r").status == 404
+    assert fleet.delete_worker("/reservations/r").status == 200
+    assert fleet.delete_worker("/reservations/r").status == 404
 
 
 @pytest.mark.parametrize(

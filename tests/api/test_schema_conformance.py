@@ -20,14 +20,14 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from select_service.api import migrations
-from select_service.errors import HealthOff
-from select_service.fast import service_answerer
-from select_service.fast.counts import ROUTES as FAST_PATH
+from select_service.api.endpoints import migrations
+from select_service.base.errors import HealthChecksOff
+from select_service.fastpath import service_handler
+from select_service.fastpath.fastpath_counts import ROUTES as FAST_PATH
 from tests.api.routes import ROUTES
-from tests.exploring import explores
-from tests.fast.two_services import Counting
-from tests.patience import PATIENCE_S
+from tests.fastpath.two_services import Counting
+from tests.hypothesis_profiles import explores
+from tests.polling import PATIENCE_S
 from tests.process.in_thread import InThread
 
 pytestmark = pytest.mark.process
@@ -45,11 +45,10 @@ LEFT_OUT = [
     # Tested by tests/api/test_routing.py, on every path.
     unsupported_method,
 ]
-FAST, ORDINARY, LOOPS, HEALTH = "fast", "ordinary", "loops", "health"
+FAST, ORDINARY, HEALTH = "fast", "ordinary", "health"
 FLAGS = {
     FAST: (),
     ORDINARY: ("--no-fast-path",),
-    LOOPS: ("--input-loops", "1"),
     HEALTH: ("--health-checks", "on", "--degradation", "auto"),
 }
 
@@ -63,7 +62,7 @@ class Documented(NamedTuple):
 
 @contextmanager
 def documented(way: str) -> Iterator[Documented]:
-    """A service with the fast path, without it, with a loop before it, or with health."""
+    """A service with the fast path, without it, or with health."""
     fast = []
 
     def counting(*given):
@@ -71,7 +70,7 @@ def documented(way: str) -> Iterator[Documented]:
         return fast[0]
 
     with (
-        mock.patch.object(service_answerer, "ServiceAnswerer", counting),
+        mock.patch.object(service_handler, "ServiceHandler", counting),
         mock.patch.object(migrations, "TIMEOUT_MS_MAX", 10),
         InThread("--threads", "1", *FLAGS[way]) as service,
     ):
@@ -90,24 +89,21 @@ def service(request):
 
 def is_about_health(route):
     """Is the answer another one while ranks are checked?"""
-    return HealthOff in route.refusals or route.path in ("/workers", "/admission", "/metrics")
+    return HealthChecksOff in route.refusals or route.path in ("/workers", "/admission", "/metrics")
 
 
 def is_asked(way, route):
-    """What the fast path never answers is asked for once, what loops never answer only there, and
-    what has no end nowhere."""
+    """What the fast path never answers is asked for once, and what has no end nowhere."""
     name = (route.method, route.path)
     asked = {
         FAST: route.path != "/live",
         ORDINARY: name in FAST_ROUTES,
-        LOOPS: name in LOOP_ROUTES,
         HEALTH: is_about_health(route) and route.path != "/migrations/stream",
     }
     return asked[way]
 
 
 FAST_ROUTES = {(method, path) for path, method, _ in FAST_PATH.values()}
-LOOP_ROUTES = {("POST", "/select")}
 CASES = [
     (way, route.method, route.path, mode)
     for way in FLAGS
@@ -167,6 +163,4 @@ def test_answers_to_usual_requests_are_as_documented(way):
             assert answer.status_code == (201 if path == "/reservations" else 200)
             case.validate_response(answer, excluded_checks=LEFT_OUT)
         answered = sum(each.answered for each in service.fast)
-    by_a_loop = sum((method, path) in LOOP_ROUTES for method, path, _, _ in LIVES)
-    fast = {FAST: len(LIVES), ORDINARY: 0, LOOPS: len(LIVES) - by_a_loop, HEALTH: len(LIVES)}
-    assert answered == fast[way]
+    assert answered == (0 if way == ORDINARY else len(LIVES))

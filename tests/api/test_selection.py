@@ -7,10 +7,10 @@ import uuid
 
 import pytest
 
-from select_service.api.application import Application
-from select_service.core.decide.prompt import BOOKED_PROMPT_MISSING, PROMPT_MISSING
-from select_service.core.views.absence import SCOPES_SHOWN_MAX
-from select_service.http.connection import EXTENSION, Connection
+from select_service.api.application import ApiApplication
+from select_service.core.placement.prompt import BOOKED_PROMPT_MISSING, PROMPT_MISSING
+from select_service.core.views.no_worker_error import SCOPES_SHOWN_MAX
+from select_service.http.client_connection import EXTENSION_KEY, ClientConnection
 from tests.api.in_process import Api
 from tests.builders import worker_body
 
@@ -117,14 +117,14 @@ def test_without_workers_the_answer_is_unavailable(api):
     answer = api.post("/select", PROMPT)
     assert answer.status == 503
     assert answer.body == {
-        "error": "no schedulable workers are available: none is registered; POST /workers "
-        "registers one",
+        "error": "no schedulable workers are available: none is registered; register "
+        "one with POST /workers",
         "code": "no_schedulable_workers",
     }
     api.post("/workers", {"worker_id": 1})
     assert api.post("/select", PROMPT).body["error"] == (
-        "no schedulable workers are available: of 1 registered none is schedulable; "
-        "GET /workers says why"
+        "no schedulable workers are available: none of 1 registered workers is "
+        "schedulable; see GET /workers"
     )
 
 
@@ -218,7 +218,7 @@ class Asked:
         self._body = body
 
     def of(self, connection):
-        self.scope["extensions"] = {EXTENSION: connection}
+        self.scope["extensions"] = {EXTENSION_KEY: connection}
         return self
 
     async def receive(self):
@@ -231,13 +231,13 @@ class Asked:
 @pytest.mark.parametrize("path", ["/select_and_reserve", "/reservations"])
 def test_a_client_that_went_away_before_booking_books_nothing(fleet, path):
     body = json.dumps({**PROMPT, "reservation_id": "r", "worker_id": 1}).encode()
-    app, closed = Application(fleet.service), Connection()
-    closed.lost()
+    app, closed = ApiApplication(fleet.service), ClientConnection()
+    closed.mark_lost()
     gone = Asked(path, body).of(closed)
     asyncio.run(app(gone.scope, gone.receive, gone.send))
     assert gone.sent == []
     assert fleet.get("/reservations").body["total"] == 0
-    here = Asked(path, body).of(Connection())
+    here = Asked(path, body).of(ClientConnection())
     asyncio.run(app(here.scope, here.receive, here.send))
     assert here.sent[0]["status"] in (200, 201)
     assert fleet.get("/reservations").body["total"] == 1
@@ -257,7 +257,7 @@ def test_a_client_that_goes_away_while_it_sends_is_no_error(fleet, caplog):
     async def send(message):
         raise AssertionError(message)
 
-    asyncio.run(Application(fleet.service)(scope_of("/select"), receive, send))
+    asyncio.run(ApiApplication(fleet.service)(scope_of("/select"), receive, send))
     assert caplog.records == []
 
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tests.access.keys import bearer, entry, keys_file
 from tests.api.in_process import Api
+from tests.auth.keys import bearer, entry, keys_file
 from tests.builders import worker_body
-from tests.exploring import explores
+from tests.hypothesis_profiles import explores
 
 TENANTS = ("red", "blue")
 IDS = st.sampled_from(["a", "b", "c"])
@@ -87,7 +87,7 @@ class TenantsAreApart(RuleBasedStateMachine):
 
     def _let_leave(self, worker_id):
         self.held = {name: at for name, at in self.held.items() if at[1] != worker_id}
-        while self.api.service.selector.empty_leaving(0.0):
+        while self.api.service.selector.drain_removed_ranks(0.0):
             continue
 
     @rule(tenant=WHO, worker_id=WORKERS, verb=st.sampled_from(["drain", "undrain", "check"]))
@@ -229,6 +229,6 @@ def test_hints_of_a_bound_key_do_not_speak_of_others(tmp_path):
             answer = api.post("/workers", body, authorization=bearer(tenant))
             assert "hints" not in answer.body
         seen = api.call("GET", "/workers/2", authorization=bearer("all")).body
-        assert "is also that of worker 1" in str(seen["hints"])
+        assert "is also used by worker 1" in str(seen["hints"])
         for path in ("/workers/2", "/ready"):
             assert "hints" not in str(api.call("GET", path, authorization=bearer("blue")).body)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from indexer.hashing.hashes import block_hashes
+from indexer.hashing.block_hashing import compute_block_hashes
 from indexer.tiers import Tier
 from select_service.core.identity import PartitionKey, Rank
 from tests.api.in_process import Api
@@ -16,11 +16,11 @@ def test_a_changed_event_endpoint_takes_what_came_from_the_old_one():
         body = worker_body(1, kv_events_endpoint="ipc:///nowhere/a")
         assert api.call("POST", "/workers", body).status == 201
         partition = api.service.selector.fleet.partitions[PartitionKey("m", "default")]
-        hashes = block_hashes(np.array(TOKENS, np.uint32), 4)
-        partition.table.writer(Rank(1, 0)).store(Tier.GPU, None, hashes, hashes)
+        hashes = compute_block_hashes(np.array(TOKENS, np.uint32), 4)
+        partition.table.writer_of(Rank(1, 0)).store(Tier.GPU, None, hashes, hashes)
         moved = api.call("PATCH", "/workers/1", {"kv_events_endpoint": "ipc:///nowhere/b"})
         assert (moved.status, partition.index.stats().blocks) == (200, 0)
-        assert partition.table.writer(Rank(1, 0)).store(Tier.GPU, None, hashes, hashes) == 4
+        assert partition.table.writer_of(Rank(1, 0)).store(Tier.GPU, None, hashes, hashes) == 4
 
 
 def test_its_blocks_leave_the_index_and_its_slot_comes_back_empty():
@@ -28,8 +28,8 @@ def test_its_blocks_leave_the_index_and_its_slot_comes_back_empty():
         for worker_id in (1, 2):
             assert api.call("POST", "/workers", worker_body(worker_id)).status == 201
         partition = api.service.selector.fleet.partitions[PartitionKey("m", "default")]
-        hashes = block_hashes(np.array(TOKENS, np.uint32), 4)
-        partition.table.writer(Rank(1, 0)).store(Tier.GPU, None, hashes, hashes)
+        hashes = compute_block_hashes(np.array(TOKENS, np.uint32), 4)
+        partition.table.writer_of(Rank(1, 0)).store(Tier.GPU, None, hashes, hashes)
         assert partition.index.stats().blocks == 4
         assert api.call("DELETE", "/workers/1").status == 200
         assert partition.index.stats().blocks == 0

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from indexer.index.prefix_index import PrefixIndex
-from select_service.core.fleet.fleet import Fleet
+from select_service.core.registry.fleet.fleet import WorkerFleet
 from tests.api.in_process import Api
 from tests.builders import worker_body
 
@@ -70,7 +70,7 @@ def test_an_incomplete_worker_is_created_and_told_why(api):
     ready = api.get("/ready")
     assert ready.status == 503
     assert ready.body["workers"] == [answer.body]
-    assert ready.body["reason"] == "no registered worker can be chosen: GET /workers says why"
+    assert ready.body["reason"].startswith("no registered worker is schedulable: ")
 
 
 def test_a_service_that_is_not_ready_says_why(api):
@@ -78,12 +78,12 @@ def test_a_service_that_is_not_ready_says_why(api):
     assert body["reason"] == "no worker is registered: POST /workers, or --workers-file"
     api.post("/workers", worker_body(1))
     assert "reason" not in api.get("/ready").body
-    api.service.is_draining = True
+    api.service.process.is_draining = True
     ready = api.get("/ready")
     assert ready.status == 503
-    assert ready.body["reason"] == "the process answers its last requests and ends"
-    api.service.is_draining = False
-    api.delete("/workers/1")
+    assert ready.body["reason"] == "the process is draining before it ends"
+    api.service.process.is_draining = False
+    api.delete_worker("/workers/1")
     assert api.get("/ready").body["reason"].startswith("no worker is registered")
 
 
@@ -97,7 +97,7 @@ def test_a_patch_completes_a_worker(api):
 
 def test_a_deleted_worker_is_unschedulable_and_may_be_deleted_again(fleet):
     for _ in range(2):
-        answer = fleet.delete("/workers/1")
+        answer = fleet.delete_worker("/workers/1")
         assert (answer.status, answer.body["lifecycle"]) == (200, "unschedulable")
     assert fleet.post("/select", {"model_name": "m", "token_ids": [1]}).status == 503
     assert fleet.patch("/workers/1", {}).body["lifecycle"] == "schedulable"
@@ -132,7 +132,7 @@ def test_a_listener_opens_and_closes_with_its_worker(listening):
     assert status["seconds_since_last_event"] is None
     shown = listening.get("/ready").body["workers"][0]["kv_events"]["0"]
     assert shown | {"connect_error": ...} == status | {"connect_error": ...}
-    listening.delete("/workers/7")
+    listening.delete_worker("/workers/7")
     assert "kv_events" not in listening.get("/workers").body[0]
     assert listening.service.ingest.sources() == {}
 
@@ -149,7 +149,7 @@ def test_every_change_of_a_worker_is_one_info_line(api, caplog):
     with caplog.at_level(logging.INFO, "select_service"):
         api.post("/workers", {"worker_id": 1}, traceparent="00-a-b-01")
         api.patch("/workers/1", {"endpoint": "http://w", "block_size": 4})
-        api.delete("/workers/1")
+        api.delete_worker("/workers/1")
     lines = [(record.message, record.fields["lifecycle"]) for record in caplog.records]
     assert lines == [
         ("worker registered", "incomplete"),
@@ -201,7 +201,7 @@ def test_the_list_says_what_a_registration_probably_does_not_mean(listening):
     ]
     patched = listening.patch("/workers/7", {"endpoint": "http://w"}).body
     assert patched["hints"] == first["hints"][1:]
-    listening.delete("/workers/7")
+    listening.delete_worker("/workers/7")
     assert "hints" not in listening.get("/workers").body[1]
 
 
@@ -226,7 +226,7 @@ def test_room_for_more_ranks_is_made_before_they_come(api, verb, monkeypatch):
 
 @pytest.mark.parametrize(("ranks", "order"), [(2, ["put", "others"]), (512, ["others", "put"])])
 def test_a_worker_of_many_ranks_is_put_in_a_turn_of_its_own(api, ranks, order, monkeypatch):
-    seen, making_room, put = [], Fleet.making_room, Fleet.put
+    seen, making_room, put = [], WorkerFleet.prepare_room, WorkerFleet.put_worker
 
     def room_is_made(fleet, worker):
         yield from making_room(fleet, worker)
@@ -236,8 +236,8 @@ def test_a_worker_of_many_ranks_is_put_in_a_turn_of_its_own(api, ranks, order, m
         seen.append("put")
         put(fleet, worker)
 
-    monkeypatch.setattr(Fleet, "making_room", room_is_made)
-    monkeypatch.setattr(Fleet, "put", is_put)
+    monkeypatch.setattr(WorkerFleet, "prepare_room", room_is_made)
+    monkeypatch.setattr(WorkerFleet, "put_worker", is_put)
     assert api.post("/workers", worker_body(1, data_parallel_size=ranks)).status == 201
     assert seen == order
 

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -18,32 +17,7 @@ ENGINE_PYTHON = "SELECT_SERVICE_{}_PYTHON"
 """Variable that names the Python of an environment with the engine."""
 
 RUNS = {
-    "scripts/bench/admission.py": "--starts 1",
-    "scripts/bench/canaries.py": "--checks 20 --ranks 100 --seconds 1",
-    "scripts/bench/client.py": "--leases 40 --at-once 4 --tokens 64",
-    "scripts/bench/client_hashing.py": "--tokens 256 --rounds 2",
-    "scripts/bench/client_outage.py": "--leases 60 --at-once 10 --every 3",
     "scripts/bench/decide.py": "--ranks 8 --hashes 8 --scenes few --rounds 2",
-    "scripts/bench/discovery.py": "--workers 20 --edits 2",
-    "scripts/bench/engine_metrics.py": "--scrapes 20",
-    "scripts/bench/health_costs.py": "--rounds 1 --seconds 1 --ranks 8",
-    "scripts/bench/health_steps.py": "--ranks 100 --rounds 1",
-    "scripts/bench/hold.py": "--rounds 1",
-    "scripts/bench/hostile_servers.py": "--engines 1 --seconds 1 --rounds 1 --attack headers",
-    "scripts/bench/index_memory.py": "--workers 4",
-    "scripts/bench/keyed_events.py": "--batches 200 --rounds 1",
-    "scripts/bench/lock_holds.py": "--blocks 20000 --runs 1",
-    "scripts/bench/lookup.py": "--workers 8 --repeats 1",
-    "scripts/bench/moves.py": "--reservations 20 --workers 8",
-    "scripts/bench/observation.py": "--rounds 1",
-    "scripts/bench/overload.py": "--minutes 3",
-    "scripts/bench/page.py": "--workers 4 --ranks 2 --seconds 2 --watchers 1",
-    "scripts/bench/protocols.py": "--repeats 1 --connections 1",
-    "scripts/bench/recovery.py": "--blocks 20000",
-    "scripts/bench/replicas.py": "--rate 50 --seconds 2",
-    "scripts/bench/soak.py": "--blocks 20000 --leases 1000",
-    "scripts/bench/views.py": "--workers 8 --ranks 2 --times 1",
-    "scripts.bench.keys": "--rounds 1",
     "scripts.bench.planner": "--trace TRACE --minutes 2 --speedup 20 --out FOLDER",
     "scripts.bench.planner_quality": (
         "--scenario burst --mode agg --interval 60 --minutes 10 --trace TRACE"
@@ -54,20 +28,18 @@ RUNS = {
     "scripts.bench.quality.over_http": "--workloads tenants --seeds 1 --requests 40",
     "scripts.bench.quality.switchback": "agents --requests 400",
     "scripts.bench.suite": "select --quick --no-reference --repeats 1 --seconds 1 --out FOLDER",
-    "scripts.bench.tls": "--rounds 1",
-    "scripts.bench.tracing": "--rounds 1 --seconds 1",
 }
 """By what a page calls it: the smallest arguments.  TRACE: a trace of Mooncake;  FOLDER: an empty
 one."""
 OF_ENGINES = {
-    "scripts/bench/engine_restarts.py": (
-        "--engine ENGINE --engine-python PYTHON --rounds 1 --only TEXT"
-    ),
     "scripts/record_engine_streams.py": "ENGINE --out FOLDER",
     "scripts/recording/engine_answers.py": "ENGINE --out FOLDER",
 }
 """What needs a real engine."""
-NOT_RUN = {"scripts/netns_replicas.py": "as root it makes namespaces of the network"}
+NOT_RUN = {
+    "scripts.docs": "tests/pages/test_docs.py runs it",
+    "scripts/netns_replicas.py": "as root it makes namespaces of the network",
+}
 
 
 def named() -> set[str]:
@@ -121,15 +93,6 @@ def test_a_measurement_runs_to_its_end(name: str, tmp_path: Path) -> None:
     run(name, [places.get(word, word) for word in RUNS[name].split()])
 
 
-def stand_in(folder: Path) -> str:
-    """Return a command like a Python of an environment with vLLM."""
-    command = folder / "python"
-    run_it = f'exec {sys.executable} -m tests.bench.stand_in_engine "$@"'
-    command.write_text(f"#!/bin/sh\ncd {ROOT} && PYTHONPATH={ROOT} {run_it}\n")
-    command.chmod(command.stat().st_mode | stat.S_IXUSR)
-    return str(command)
-
-
 def engine_python(engine: str) -> str | None:
     return os.environ.get(ENGINE_PYTHON.format(engine.upper()))
 
@@ -137,23 +100,7 @@ def engine_python(engine: str) -> str | None:
 @pytest.mark.slow
 @pytest.mark.timeout(RUN_S_MAX)
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_overlaps_are_right_after_engines_were_killed(engine: str, tmp_path: Path) -> None:
-    """With the real engine where there is one, for vLLM else with a stand-in."""
-    python = engine_python(engine) or (stand_in(tmp_path) if engine == "vllm" else None)
-    if python is None:
-        pytest.skip(f"{ENGINE_PYTHON.format(engine.upper())} is not set")
-    given = {"ENGINE": engine, "PYTHON": python, "TEXT": "below idle direct stays alive"}
-    name = "scripts/bench/engine_restarts.py"
-    output = run(name, [given.get(word, word) for word in OF_ENGINES[name].split()])
-    found = re.findall(r"'values': (\d+), 'wrong': (\d+)", output)
-    assert found
-    assert all(int(values) > 0 and int(wrong) == 0 for values, wrong in found), output
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(RUN_S_MAX)
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-@pytest.mark.parametrize("name", [each for each in OF_ENGINES if "record" in each])
+@pytest.mark.parametrize("name", OF_ENGINES)
 def test_a_real_engine_is_recorded(name: str, engine: str, tmp_path: Path) -> None:
     python = engine_python(engine)
     if python is None:

@@ -5,33 +5,33 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from scripts.bench.line_plot import Axis, Panel, log_ticks, svg
-from scripts.bench.suite import curves, report
-from scripts.bench.suite.earlier import OtherRunError, earlier_in
-from scripts.bench.suite.machine import Machine, Noise
-from scripts.bench.suite.samples import Measure, Row, Sample, Table
+from scripts.bench.line_plot import PlotAxis, PlotPanel, log_ticks, render_svg
+from scripts.bench.suite import benchmark_report, curve_panels
+from scripts.bench.suite.earlier_run import OtherRunError, earlier_in
+from scripts.bench.suite.machine_facts import Disturbance, MachineFacts
+from scripts.bench.suite.result_tables import ResultColumn, ResultRow, ResultSample, ResultTable
 
-MEASURES = (Measure("CPU us"), Measure("requests/s", more_is_better=True))
-MACHINE = Machine("a CPU", 2, 24.0, "6.1", "3.11.7", 20.0, 3.0, "abc1234", {"numba": "0.68"})
-QUIET, BUSY = Noise(0.5, 0.0, 1.0), Noise(8.0, 12.0, 30.0)
+MEASURES = (ResultColumn("CPU us"), ResultColumn("requests/s", more_is_better=True))
+MACHINE = MachineFacts("a CPU", 2, 24.0, "6.1", "3.11.7", 20.0, 3.0, "abc1234", {"numba": "0.68"})
+QUIET, BUSY = Disturbance(0.5, 0.0, 1.0), Disturbance(8.0, 12.0, 30.0)
 
 
 def a_table():
     """8 hashes three times; 512 hashes, where the answers of ours were wrong once."""
-    table = Table("Selecting", "prompt", MEASURES, judged=0, curve="hashes")
+    table = ResultTable("Selecting", "prompt", MEASURES, judged=0, curve="hashes")
     for ours, theirs in ((40.0, 90.0), (30.0, 120.0), (900.0, 100.0)):
-        row = Row("8 hashes", 8, "8 workers", goal=2.0)
-        table.add(row, "ours", Sample((ours, 3000.0), QUIET))
-        table.add(row, "1.3.1", Sample((theirs, 1500.0), BUSY))
-    row = Row("512 hashes", 512, "8 workers", goal=3.3)
-    table.add(row, "ours", Sample((100.0, 1000.0), QUIET))
-    table.add(row, "ours", Sample(None, BUSY))
-    table.add(row, "1.3.1", Sample((200.0, 500.0), Noise(1.0, 0.0, None)))
+        row = ResultRow("8 hashes", 8, "8 workers", goal=2.0)
+        table.add(row, "ours", ResultSample((ours, 3000.0), QUIET))
+        table.add(row, "1.3.1", ResultSample((theirs, 1500.0), BUSY))
+    row = ResultRow("512 hashes", 512, "8 workers", goal=3.3)
+    table.add(row, "ours", ResultSample((100.0, 1000.0), QUIET))
+    table.add(row, "ours", ResultSample(None, BUSY))
+    table.add(row, "1.3.1", ResultSample((200.0, 500.0), Disturbance(1.0, 0.0, None)))
     return table
 
 
 def found(*tables, base="1.3.1", problems=()):
-    return report.Found(
+    return benchmark_report.BenchmarkRun(
         MACHINE,
         "suite",
         "today",
@@ -66,13 +66,13 @@ def test_what_was_never_measured_has_no_median_and_no_ratio():
 
 
 def test_markdown_shows_goals_that_are_reached_and_missed():
-    text = report.markdown(found(a_table()))
+    text = benchmark_report.render_markdown(found(a_table()))
     assert "| 8 hashes: CPU us | 1.3.1 | **2.50** | 2 |" in text
     assert "| 512 hashes: CPU us | 1.3.1 | 2.00, missed | 3.3 |" in text
 
 
 def test_markdown_has_the_machine_and_what_disturbed_each_row():
-    text = report.markdown(found(a_table()))
+    text = benchmark_report.render_markdown(found(a_table()))
     assert "a CPU, 2 CPUs, 24.0 GB" in text
     assert "abc1234, Python 3.11.7, numba 0.68" in text
     assert "| 8 hashes | ours | 40 (2.50) | 3000 (2.00) | 0.5 | 0 | 1 |" in text
@@ -80,45 +80,45 @@ def test_markdown_has_the_machine_and_what_disturbed_each_row():
 
 
 def test_markdown_says_what_is_void_and_what_went_wrong():
-    table = Table("Selecting", "prompt", MEASURES)
-    table.add(Row("8 hashes"), "ours", Sample(None, QUIET))
-    text = report.markdown(found(table, problems=["8 hashes: 3 errors"]))
+    table = ResultTable("Selecting", "prompt", MEASURES)
+    table.add(ResultRow("8 hashes"), "ours", ResultSample(None, QUIET))
+    text = benchmark_report.render_markdown(found(table, problems=["8 hashes: 3 errors"]))
     assert "| 8 hashes | ours | void | void |" in text
     assert "* 8 hashes: 3 errors" in text
 
 
 def test_without_another_service_there_are_values_and_no_goals():
-    text = report.markdown(found(a_table(), base=None))
+    text = benchmark_report.render_markdown(found(a_table(), base=None))
     assert "Goals" not in text
     assert "| 8 hashes | ours | 40 | 3000 |" in text
 
 
 def test_goals_are_not_about_this_service_as_it_was():
     whole = found(a_table())._replace(contenders=["ours", "1.3.1"], ours=["ours", "1.3.1"])
-    assert "Goals" not in report.markdown(whole)
+    assert "Goals" not in benchmark_report.render_markdown(whole)
 
 
 def test_a_goal_may_be_about_this_service_as_it_was():
-    table = Table("Starting", "", [Measure("CPU s")])
-    row = Row("warm start", goal_before=2.0)
+    table = ResultTable("Starting", "", [ResultColumn("CPU s")])
+    row = ResultRow("warm start", goal_before=2.0)
     for name, value in (("ours", 1.0), ("before (abc)", 3.0), ("1.3.1", 0.1)):
-        table.add(row, name, Sample((value,), QUIET))
+        table.add(row, name, ResultSample((value,), QUIET))
     names = ["ours", "before (abc)", "1.3.1"]
     whole = found(table)._replace(contenders=names, ours=names[:2])
     for base in ("1.3.1", "before (abc)"):
-        text = report.markdown(whole._replace(base=base))
+        text = benchmark_report.render_markdown(whole._replace(base=base))
         assert text.count("| warm start: CPU s |") == 1
         assert "| warm start: CPU s | before (abc) | **3.00** |  | 2 |" in text
 
 
 def test_without_goals_nothing_is_said_of_them():
-    table = Table("Selecting", "prompt", MEASURES)
-    table.add(Row("8 hashes"), "ours", Sample((1.0, 1.0), QUIET))
-    assert "Goals" not in report.markdown(found(table))
+    table = ResultTable("Selecting", "prompt", MEASURES)
+    table.add(ResultRow("8 hashes"), "ours", ResultSample((1.0, 1.0), QUIET))
+    assert "Goals" not in benchmark_report.render_markdown(found(table))
 
 
 def test_the_document_keeps_every_value_and_is_json():
-    document = json.loads(json.dumps(report.document(found(a_table()))))
+    document = json.loads(json.dumps(benchmark_report.render_document(found(a_table()))))
     (table,) = document["tables"]
     first, second = table["rows"]
     assert (first["label"], first["goal"], table["judged"]) == ("8 hashes", 2.0, "CPU us")
@@ -137,13 +137,15 @@ def test_the_document_keeps_every_value_and_is_json():
 def test_tables_of_an_earlier_run_are_those_that_it_wrote(tmp_path):
     table = a_table()
     table.note = "of a machine"
-    written = report.document(found(table, problems=["p"]))
+    written = benchmark_report.render_document(found(table, problems=["p"]))
     (tmp_path / "result.json").write_text(json.dumps(written))
     read = earlier_in(tmp_path, "abc1234", ["ours", "1.3.1"], 3)
     assert read is not None
     whole = found(*read.tables, problems=read.problems)
-    assert report.document(whole) == written
-    assert report.markdown(whole) == report.markdown(found(table, problems=["p"]))
+    assert benchmark_report.render_document(whole) == written
+    assert benchmark_report.render_markdown(whole) == benchmark_report.render_markdown(
+        found(table, problems=["p"])
+    )
 
 
 @pytest.mark.parametrize(
@@ -152,27 +154,31 @@ def test_tables_of_an_earlier_run_are_those_that_it_wrote(tmp_path):
 )
 def test_a_run_of_another_commit_or_other_services_is_not_gone_on_with(tmp_path, other):
     assert earlier_in(tmp_path, *other) is None
-    (tmp_path / "result.json").write_text(json.dumps(report.document(found(a_table()))))
+    (tmp_path / "result.json").write_text(
+        json.dumps(benchmark_report.render_document(found(a_table())))
+    )
     with pytest.raises(OtherRunError):
         earlier_in(tmp_path, *other)
 
 
 def test_a_table_with_a_curve_is_drawn_with_one_line_per_service():
-    (panel,) = curves.panels([a_table()], ["ours", "1.3.1"])
+    (panel,) = curve_panels.panels([a_table()], ["ours", "1.3.1"])
     assert panel.title == "CPU us by hashes, 8 workers"
     assert panel.lines == {"ours": [(8, 40.0), (512, 100.0)], "1.3.1": [(8, 100.0), (512, 200.0)]}
     assert (panel.x.begin, panel.x.end) == (8, 512)
 
 
 def test_a_table_of_one_row_is_not_drawn():
-    table = Table("Selecting", "prompt", MEASURES, curve="hashes")
-    table.add(Row("8 hashes", 8), "ours", Sample((1.0, 1.0), QUIET))
-    assert curves.panels([table], ["ours"]) == []
+    table = ResultTable("Selecting", "prompt", MEASURES, curve="hashes")
+    table.add(ResultRow("8 hashes", 8), "ours", ResultSample((1.0, 1.0), QUIET))
+    assert curve_panels.panels([table], ["ours"]) == []
 
 
 def test_lines_end_at_the_edges_of_their_diagram_and_text_is_escaped():
     lines = {"a < b": [(1.0, 1.0), (100.0, 100.0)]}
-    picture = svg([Panel("CPU & time", lines, Axis(1, 100, [1, 10, 100], is_log=True), True)])
+    picture = render_svg(
+        [PlotPanel("CPU & time", lines, PlotAxis(1, 100, [1, 10, 100], is_log=True), True)]
+    )
     root = ET.fromstring(picture)
     texts = [element.text for element in root.iter() if element.tag.endswith("text")]
     assert {"CPU & time", "a < b", "10"} <= set(texts)

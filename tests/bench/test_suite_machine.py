@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from scripts.bench.contenders import process_cpu_s, reference
-from scripts.bench.suite.machine import TICKS, Ticks, noise_between, read_ticks
-from scripts.bench.suite.reference import of_python
-from scripts.bench.suite.work import Depth, Extent
+from scripts.bench.services_under_test import process_cpu_s, reference_service
+from scripts.bench.suite.machine_facts import TICKS, Ticks, noise_between, read_ticks
+from scripts.bench.suite.measurement_order import MeasurementExtent, RowDepth
+from scripts.bench.suite.reference_environment import of_python
 
 STAT = """\
 cpu  100 10 50 800 5 3 2 30 7 1
@@ -46,27 +46,33 @@ def test_ticks_that_did_not_move_are_no_noise():
 def test_reservations_are_named_as_the_version_of_the_reference_wants(
     version, id_field, monkeypatch
 ):
-    monkeypatch.setattr("scripts.bench.suite.reference.installed", lambda *_: version)
+    monkeypatch.setattr(
+        "scripts.bench.suite.reference_environment.installed_version", lambda *_: version
+    )
     found = of_python("/a/python")
     assert (found.name, found.id_field, found.is_ours) == (version, id_field, False)
 
 
 def test_the_reference_logs_no_line_for_every_selection():
-    assert reference("/a/python").variables == {"DYN_LOG": "warn"}
+    assert reference_service("/a/python").variables == {"DYN_LOG": "warn"}
 
 
 def test_variables_and_flags_are_added_to_a_contender():
-    made = reference("/a/python").with_variables(DYN_USE_KV_EVENTS="false").with_flags("--x", "1")
+    made = (
+        reference_service("/a/python")
+        .with_variables(DYN_USE_KV_EVENTS="false")
+        .with_flags("--x", "1")
+    )
     assert made.variables == {"DYN_LOG": "warn", "DYN_USE_KV_EVENTS": "false"}
     assert made.command[-2:] == ("--x", "1")
 
 
 @pytest.mark.parametrize(
     ("depth", "rows"),
-    [(Depth.QUICK, [2]), (Depth.FULL, [1, 2]), (Depth.SLOW, [1, 2, 9])],
+    [(RowDepth.QUICK, [2]), (RowDepth.FULL, [1, 2]), (RowDepth.SLOW, [1, 2, 9])],
 )
 def test_rows_are_those_of_the_extent_in_order(depth, rows):
-    assert Extent(3, 1, depth).of((2,), (1,), (9,)) == rows
+    assert MeasurementExtent(3, 1, depth).of((2,), (1,), (9,)) == rows
 
 
 def test_the_clock_of_a_process_is_the_one_that_it_reads_itself():

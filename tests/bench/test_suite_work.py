@@ -1,12 +1,19 @@
 """The order of work of the benchmark suite; nothing is measured."""
 
-from scripts.bench.contenders import ours, reference
 from scripts.bench.http_load import Lives, LoadResult
+from scripts.bench.services_under_test import own_service, reference_service
 from scripts.bench.suite.__main__ import PARTS
-from scripts.bench.suite.samples import Measure, Row
-from scripts.bench.suite.work import Depth, Extent, Part, Run, checked, work_through
+from scripts.bench.suite.measurement_order import (
+    MeasurementExtent,
+    RowDepth,
+    SuitePart,
+    SuiteRun,
+    check_answers,
+    execute_parts,
+)
+from scripts.bench.suite.result_tables import ResultColumn, ResultRow
 
-EXTENT = Extent(repeats=2, cell_s=1, depth=Depth.QUICK)
+EXTENT = MeasurementExtent(repeats=2, cell_s=1, depth=RowDepth.QUICK)
 
 
 class Clock:
@@ -28,19 +35,19 @@ class FakeSite:
 
 
 def a_run():
-    return Run([ours(), reference("/a/python")], EXTENT)
+    return SuiteRun([own_service(), reference_service("/a/python")], EXTENT)
 
 
 def test_sites_are_measured_in_turn_and_wrong_answers_are_void():
     run, asked = a_run(), []
-    table = run.table("T", "row", [Measure("m")])
+    table = run.table("T", "row", [ResultColumn("m")])
 
     def measure(place):
         asked.append(place.name)
         errors = 3 if len(asked) == 2 else 0
-        return (float(checked(LoadResult(10, errors, 1.0, 1.0, 1.0)).requests),)
+        return (float(check_answers(LoadResult(10, errors, 1.0, 1.0, 1.0)).requests),)
 
-    run.turns(table, Row("r"), [FakeSite("a"), FakeSite("b")], measure)
+    run.turns(table, ResultRow("r"), [FakeSite("a"), FakeSite("b")], measure)
     assert asked == ["a", "b", "a", "b"]
     assert table.values("r", "a", 0) == [10.0, 10.0]
     assert table.values("r", "b", 0) == [10.0]
@@ -49,7 +56,7 @@ def test_sites_are_measured_in_turn_and_wrong_answers_are_void():
 
 def test_the_same_title_is_the_same_table():
     run = a_run()
-    assert run.table("T", "row", [Measure("m")]) is run.table("T", "row", [Measure("m")])
+    assert run.table("T", "row", [ResultColumn("m")]) is run.table("T", "row", [ResultColumn("m")])
 
 
 def test_a_part_that_fails_is_told_and_does_not_keep_others_from_their_turn():
@@ -59,10 +66,10 @@ def test_a_part_that_fails_is_told_and_does_not_keep_others_from_their_turn():
         raise OSError("no socket")
 
     parts = [
-        Part("first", "", (), fails),
-        Part("second", "", (), lambda _, places: done.append(places.sites)),
+        SuitePart("first", "", (), fails),
+        SuitePart("second", "", (), lambda _, places: done.append(places.sites)),
     ]
-    work_through(run, parts)
+    execute_parts(run, parts)
     assert run.problems == ["first: OSError: no socket"]
     assert done == [()]
 
@@ -82,31 +89,37 @@ def test_every_step_of_a_life_is_about_a_reservation_that_was_made_before():
 
 
 def test_rows_without_the_text_that_is_asked_for_are_not_measured():
-    run, asked = Run([ours()], EXTENT, ["512 hashes"]), []
-    table = run.table("T", "row", [Measure("m")])
+    run, asked = SuiteRun([own_service()], EXTENT, ["512 hashes"]), []
+    table = run.table("T", "row", [ResultColumn("m")])
     for label in ("8 hashes, 8 workers", "512 hashes, 8 workers"):
         run.turns(
-            table, Row(label), [FakeSite("ours")], lambda _, of=label: asked.append(of) or (1,)
+            table,
+            ResultRow(label),
+            [FakeSite("ours")],
+            lambda _, of=label: asked.append(of) or (1,),
         )
     assert asked == 2 * ["512 hashes, 8 workers"]
 
 
 def test_a_run_goes_on_where_another_has_ended():
     """One row is complete, of one an answer was wrong, one was not begun."""
-    first = Run([ours()], EXTENT)
-    table, answers = first.table("T", "row", [Measure("m")]), iter((0, 0, 0, 1))
+    first = SuiteRun([own_service()], EXTENT)
+    table, answers = first.table("T", "row", [ResultColumn("m")]), iter((0, 0, 0, 1))
 
     def measure(place):
-        return (float(checked(LoadResult(10, next(answers), 1.0, 1.0, 1.0)).requests),)
+        return (float(check_answers(LoadResult(10, next(answers), 1.0, 1.0, 1.0)).requests),)
 
     for label in ("a", "b"):
-        first.turns(table, Row(label), [FakeSite("ours")], measure)
-    run, measured = Run([ours()], EXTENT), []
+        first.turns(table, ResultRow(label), [FakeSite("ours")], measure)
+    run, measured = SuiteRun([own_service()], EXTENT), []
     run.go_on([table], first.problems)
-    again = run.table("T", "row", [Measure("m")])
+    again = run.table("T", "row", [ResultColumn("m")])
     for label in ("a", "b", "c"):
         run.turns(
-            again, Row(label), [FakeSite("ours")], lambda _, of=label: measured.append(of) or (1,)
+            again,
+            ResultRow(label),
+            [FakeSite("ours")],
+            lambda _, of=label: measured.append(of) or (1,),
         )
     assert measured == ["b", "b", "c", "c"]
     assert again.values("a", "ours", 0) == [10.0, 10.0]
@@ -116,6 +129,6 @@ def test_a_run_goes_on_where_another_has_ended():
 
 def test_what_is_found_is_kept_after_each_part():
     run, kept = a_run(), []
-    parts = [Part(name, "", (), lambda *_: None) for name in ("first", "second")]
-    work_through(run, parts, lambda: kept.append(len(kept)))
+    parts = [SuitePart(name, "", (), lambda *_: None) for name in ("first", "second")]
+    execute_parts(run, parts, lambda: kept.append(len(kept)))
     assert kept == [0, 1]

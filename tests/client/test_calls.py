@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from select_service.client import AsyncSelector, Refused, Selector, Unavailable
-from select_service.client.exchange import Answer
-from select_service.client.refusals import refusal_of
+from select_service.client.refusals import classify_refusal
 from select_service.client.retry_budget import REPEATS_SAVED_MAX, RetryBudget
+from select_service.client.transport import ClientResponse
 from tests.client.world import (
     URLS,
     World,
@@ -31,7 +31,7 @@ def test_a_call_goes_to_the_selector_of_its_scope():
         async with client(World()) as selector:
             await selector.health()
             await selector.health()
-            assert selector.link.transport.calls("/health") == [home_of(selector)] * 2
+            assert selector.core.transport.calls("/health") == [home_of(selector)] * 2
 
     run(main())
 
@@ -177,15 +177,15 @@ def test_the_deadline_holds_when_all_answer_too_late():
 
 def test_a_budget_bounds_repeats_and_calls_and_time_fill_it():
     budget = RetryBudget()
-    assert sum(budget.spend(0.0) for _ in range(1000)) == REPEATS_SAVED_MAX
+    assert sum(budget.take_repeat(0.0) for _ in range(1000)) == REPEATS_SAVED_MAX
     for _ in range(101):
-        budget.earn()
-    assert sum(budget.spend(0.0) for _ in range(1000)) == 10
-    assert sum(budget.spend(1.0) for _ in range(1000)) == 10
+        budget.add_call()
+    assert sum(budget.take_repeat(0.0) for _ in range(1000)) == 10
+    assert sum(budget.take_repeat(1.0) for _ in range(1000)) == 10
 
 
 def test_a_url_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="no URL of a selector"):
+    with pytest.raises(ValueError, match="not the URL of a selector"):
         client(World(), urls=("localhost:8092",))
 
 
@@ -209,5 +209,5 @@ def test_a_transport_that_is_none_is_refused() -> None:
 
 def test_a_refusal_tells_of_fields_that_no_route_knows() -> None:
     said = {"error": "a prompt is missing", "code": "bad_request", "warnings": ["`tokenids`: no"]}
-    refused, _ = refusal_of(Answer(400, {}, json.dumps(said).encode()))
+    refused, _ = classify_refusal(ClientResponse(400, {}, json.dumps(said).encode()))
     assert str(refused) == "400 bad_request: a prompt is missing; `tokenids`: no"

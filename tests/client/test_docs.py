@@ -1,4 +1,4 @@
-"""The programs of docs/client.md run as they stand, against the service."""
+"""The programs of docs/reference/client.md run as they stand, against the service."""
 
 import asyncio
 import re
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from select_service.client.options import Options, Settings
+from select_service.client.client_options import ClientSettings, Options
 from tests.builders import worker_body
 from tests.process.in_thread import InThread
 
-PAGE = (Path(__file__).parents[2] / "docs" / "client.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "client.md").read_text()
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
@@ -42,7 +42,10 @@ def test_a_program_of_the_page_runs(service, number, tmp_path, monkeypatch, caps
     text = re.sub(
         r"http://selector-[ab]:8092", f"http://127.0.0.1:{service.port}", PROGRAMS[number]
     )
-    exec(compile(text, f"docs/client.md:{number}", "exec"), globals() | {"__name__": "__main__"})
+    exec(
+        compile(text, f"docs/reference/client.md:{number}", "exec"),
+        globals() | {"__name__": "__main__"},
+    )
     said = capsys.readouterr().out
     assert said.count("\n") == PROGRAMS[number].count("print(") + (
         "for turn in" in PROGRAMS[number]
@@ -51,7 +54,7 @@ def test_a_program_of_the_page_runs(service, number, tmp_path, monkeypatch, caps
 
 
 def test_every_option_is_in_the_table_with_its_default():
-    assert set(Options.__annotations__) == set(Settings.__dataclass_fields__)
+    assert set(Options.__annotations__) == set(ClientSettings.__dataclass_fields__)
     for name in Options.__annotations__:
         assert re.search(rf"^\| (?:`\w+`, )?`{name}`", PAGE, re.MULTILINE), name
-    assert f"| {Settings().deadline_s:g} |" in PAGE
+    assert f"| {ClientSettings().deadline_s:g} |" in PAGE

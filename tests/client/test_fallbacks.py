@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from select_service.bodies.workers import WorkerRecord
 from select_service.client import Unavailable, least_in_flight, raise_unavailable, round_robin
-from select_service.client.fallbacks import ranks_of
+from select_service.client.fallbacks import eligible_ranks
+from select_service.schemas.workers import WorkerRecord
 from tests.client.world import worker
 
 
@@ -14,7 +14,7 @@ def record(worker_id, **fields):
 
 
 def places(*records):
-    return [(rank.worker_id, rank.dp_rank) for rank in ranks_of(records)]
+    return [(rank.worker_id, rank.dp_rank) for rank in eligible_ranks(records)]
 
 
 def test_every_rank_of_a_schedulable_worker_may_be_chosen():
@@ -30,16 +30,16 @@ def test_a_worker_that_is_not_schedulable_is_not_chosen(fields):
 
 
 def test_round_robin_takes_one_after_the_other():
-    ranks = ranks_of([record(1), record(2), record(3)])
+    ranks = eligible_ranks([record(1), record(2), record(3)])
     assert [round_robin(ranks, {}, turn).worker_id for turn in range(4)] == [1, 2, 3, 1]
 
 
 def test_least_in_flight_takes_the_idlest_and_turns_among_equals():
-    ranks = ranks_of([record(1), record(2), record(3)])
+    ranks = eligible_ranks([record(1), record(2), record(3)])
     in_flight = {(1, 0): 2, (2, 0): 1, (3, 0): 1}
     assert [least_in_flight(ranks, in_flight, turn).worker_id for turn in range(3)] == [2, 2, 3]
 
 
 def test_without_a_fallback_nobody_is_chosen():
     with pytest.raises(Unavailable):
-        raise_unavailable(ranks_of([record(1)]), {}, 0)
+        raise_unavailable(eligible_ranks([record(1)]), {}, 0)

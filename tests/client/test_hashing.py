@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from indexer.hashing.hashes import block_hashes, sequence_hashes
-from select_service.client.hashing import PromptHasher, hasher_of
+from indexer.hashing.block_hashing import compute_block_hashes, compute_sequence_hashes
+from select_service.client.prompt_hasher import PromptHasher, make_hasher
 from tests.api.in_process import Api
 from tests.builders import a_selector, a_worker, worker_body
-from tests.exploring import explores
+from tests.hypothesis_profiles import explores
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "block_hashes.json").read_text())
 HEX_SALT = "0123456789abcdef" * 4
@@ -58,7 +58,7 @@ def test_what_has_grown_is_hashed_as_the_service_hashes_the_whole(
         before = hasher.prompt()
         hasher.extend(part)
         tokens += part
-        blocks = block_hashes(
+        blocks = compute_block_hashes(
             np.array(tokens, np.uint32),
             block_size,
             lora_name=lora_name,
@@ -67,7 +67,7 @@ def test_what_has_grown_is_hashed_as_the_service_hashes_the_whole(
         )
         found = hasher.prompt()
         assert found["block_hashes"] == blocks.tolist()
-        assert found["sequence_hashes"] == sequence_hashes(blocks).tolist()
+        assert found["sequence_hashes"] == compute_sequence_hashes(blocks).tolist()
         assert found["isl_tokens"] == len(tokens)
         assert found["block_hashes"][: len(before["block_hashes"])] == before["block_hashes"]
 
@@ -119,11 +119,11 @@ def test_a_block_has_a_size():
 def test_a_hasher_hashes_as_the_workers_of_its_scope_do(eagle):
     selector = a_selector()
     records = [
-        selector.register(a_worker(1, block_size=None)),
-        selector.register(a_worker(2, block_size=8, is_eagle=eagle)),
+        selector.register_worker(a_worker(1, block_size=None)),
+        selector.register_worker(a_worker(2, block_size=8, is_eagle=eagle)),
     ]
-    assert hasher_of(records[:1]) is None
-    hasher = hasher_of(records, "adapter-a", "gold")
+    assert make_hasher(records[:1]) is None
+    hasher = make_hasher(records, "adapter-a", "gold")
     hasher.extend(range(40))
     assert hasher.prompt() == hashed(range(40), 8, "adapter-a", "gold", bool(eagle))
 

@@ -12,5 +12,8 @@ def test_the_client_brings_nothing_of_the_server():
     loaded = set(found.stdout.split())
     assert "select_service.client.lease" in loaded
     assert not loaded.intersection(UNWANTED)
-    ours = {name.split(".")[1] for name in loaded if name.startswith("select_service.")}
-    assert ours == {"bodies", "client", "errors", "unreadable_json", "urls", "version"}
+    ours = {name.split(".", 1)[1] for name in loaded if name.startswith("select_service.")}
+    packages = {name.split(".")[0] for name in ours}
+    assert packages == {"base", "client", "net", "schemas"}
+    shared = {name for name in ours if name.startswith(("base.", "net."))}
+    assert shared == {"base.decode_errors", "base.errors", "base.version", "net.urls"}

@@ -2,61 +2,61 @@
 
 import random
 
-from select_service.client.known_selectors import REST_S_MAX, REST_S_MIN, KnownSelectors
+from select_service.client.selector_pool import EXCLUSION_S_MAX, EXCLUSION_S_MIN, SelectorPool
 
 URLS = ["http://a", "http://b", "http://c"]
 
 
 def known(urls=URLS):
-    return KnownSelectors(urls, random.Random(1))
+    return SelectorPool(urls, random.Random(1))
 
 
 def test_clients_of_one_scope_meet_at_one_selector_whatever_the_order_of_their_lists():
     for scope in [("m", str(i)) for i in range(50)]:
-        assert known().next(scope, 0.0) == known(URLS[::-1]).next(scope, 0.0)
+        assert known().next_selector(scope, 0.0) == known(URLS[::-1]).next_selector(scope, 0.0)
 
 
 def test_scopes_spread_over_all_selectors():
     scopes = [("m", str(i)) for i in range(300)]
-    homes = [known().next(scope, 0.0) for scope in scopes]
+    homes = [known().next_selector(scope, 0.0) for scope in scopes]
     assert all(70 < homes.count(url) < 130 for url in URLS)
 
 
 def test_only_the_scopes_of_a_selector_that_fails_move():
     selectors, scopes = known(), [("m", str(i)) for i in range(100)]
-    before = {scope: selectors.next(scope, 0.0) for scope in scopes}
-    selectors.failed("http://b", 0.0)
-    after = {scope: selectors.next(scope, 0.1) for scope in scopes}
+    before = {scope: selectors.next_selector(scope, 0.0) for scope in scopes}
+    selectors.exclude("http://b", 0.0)
+    after = {scope: selectors.next_selector(scope, 0.1) for scope in scopes}
     assert all(after[scope] == url for scope, url in before.items() if url != "http://b")
     assert {after[scope] for scope, url in before.items() if url == "http://b"} == {
         "http://a",
         "http://c",
     }
-    assert selectors.answered("http://b")
-    assert {scope: selectors.next(scope, 0.2) for scope in scopes} == before
+    assert selectors.readmit("http://b")
+    assert {scope: selectors.next_selector(scope, 0.2) for scope in scopes} == before
 
 
 def test_rests_double_up_to_their_bound():
     selectors, now, rests = known(), 0.0, []
     for _ in range(12):
-        seconds = selectors.failed("http://a", now)
-        assert selectors.failed("http://a", now + seconds / 2) is None
+        seconds = selectors.exclude("http://a", now)
+        assert selectors.exclude("http://a", now + seconds / 2) is None
         rests.append(seconds)
         now += seconds
-    assert REST_S_MIN / 2 <= rests[0] <= REST_S_MIN
-    assert REST_S_MAX / 2 <= rests[-1] <= REST_S_MAX
+    assert EXCLUSION_S_MIN / 2 <= rests[0] <= EXCLUSION_S_MIN
+    assert EXCLUSION_S_MAX / 2 <= rests[-1] <= EXCLUSION_S_MAX
     assert rests[0] < rests[3] < rests[5]
 
 
 def test_when_all_rest_the_one_whose_rest_ends_first_is_asked():
     selectors = known()
-    rests = {url: selectors.failed(url, 0.0) for url in URLS}
-    assert selectors.next(("m", "t"), 0.1) == min(rests, key=rests.get)
+    rests = {url: selectors.exclude(url, 0.0) for url in URLS}
+    assert selectors.next_selector(("m", "t"), 0.1) == min(rests, key=rests.get)
 
 
 def test_the_home_of_a_lease_comes_first_while_it_serves():
     selectors = known()
     for url in URLS:
-        assert selectors.next(("m", "t"), 0.0, home=url) == url
-    selectors.failed("http://a", 0.0)
-    assert selectors.next(("m", "t"), 0.1, home="http://a") != "http://a"
+        assert selectors.next_selector(("m", "t"), 0.0, home=url) == url
+    selectors.exclude("http://a", 0.0)
+    assert selectors.next_selector(("m", "t"), 0.1, home="http://a") != "http://a"

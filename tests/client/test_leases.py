@@ -245,7 +245,7 @@ def test_headers_of_traces_and_the_key_are_sent_with_every_call_of_a_lease():
         world = World()
         options = {"trace_headers": lambda: {"traceparent": "00-1"}, "api_key": "secret"}
         async with client(world, ttl_s=TTL_S, **options) as selector:
-            assert "secret" not in repr(selector.link.settings)
+            assert "secret" not in repr(selector.core.settings)
             async with selector.lease(token_ids=IDS, headers={"tracestate": "a=b"}) as lease:
                 lease.first_token()
             await asyncio.sleep(1.0)

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from select_service.bodies.migrations import MigratedRequest
 from select_service.client import AsyncSelector, SelectorError
-from select_service.client.streams import Gap, read_event
+from select_service.client.streamed_answers import MoveGap, decode_event
+from select_service.schemas.migrations import MigratedRequest
 from tests.builders import worker_body
-from tests.patience import PATIENCE_S, eventually_on_loop
+from tests.polling import PATIENCE_S, eventually_on_loop
 from tests.process.in_thread import InThread
 
 IDS = list(range(10))
@@ -69,8 +69,8 @@ EVENT = (
 
 
 def test_events_are_read_as_the_service_writes_them():
-    assert read_event(EVENT).seq == 7
-    assert read_event(b'event: gap\ndata: {"next":9}') == Gap(9)
-    assert read_event(b": alive") is None
+    assert decode_event(EVENT).seq == 7
+    assert decode_event(b'event: gap\ndata: {"next":9}') == MoveGap(9)
+    assert decode_event(b": alive") is None
     with pytest.raises(SelectorError):
-        read_event(b"data: {}")
+        decode_event(b"data: {}")

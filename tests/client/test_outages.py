@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from select_service.client import SelectorError
-from select_service.client.known_selectors import REST_S_MAX
+from select_service.client.selector_pool import EXCLUSION_S_MAX
 from tests.client.world import (
     URLS,
     World,
@@ -19,13 +19,13 @@ from tests.client.world import (
     refuse,
     run,
 )
-from tests.exploring import explores
+from tests.hypothesis_profiles import explores
 
 PROMPT = list(range(8))
 DEADLINE_S = 4.0
 TTL_S = 200.0
 SLACK_S = 0.1
-SETTLED_S = 3 * REST_S_MAX
+SETTLED_S = 3 * EXCLUSION_S_MAX
 LATE_S = 8.0
 
 

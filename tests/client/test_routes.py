@@ -7,20 +7,20 @@ from typing import get_args
 import msgspec
 import pytest
 
-from select_service.api.documentation import NOUNS
-from select_service.bodies.reservations import OutputBlockRequest
-from select_service.bodies.selection import SelectAndReserveRequest, SelectRequest
-from select_service.bodies.workers import WorkerPatch
-from select_service.client import AsyncSelector, Selector, routes
+from select_service.api.documentation import ENDPOINT_GROUPS
+from select_service.client import AsyncSelector, Selector, route_table
 from select_service.client.async_routes import AsyncCall
 from select_service.client.blocking_routes import BlockingCall
 from select_service.client.lease_fields import LeaseFields
-from select_service.client.routes import STREAMED, Route, sparse
+from select_service.client.route_table import STREAMED, ClientRoute, non_default_fields
+from select_service.schemas.reservations import OutputBlockRequest
+from select_service.schemas.selection import SelectAndReserveRequest, SelectRequest
+from select_service.schemas.workers import WorkerPatch
 
-TABLE = {name: each for name, each in vars(routes).items() if isinstance(each, Route)}
+TABLE = {name: each for name, each in vars(route_table).items() if isinstance(each, ClientRoute)}
 DECLARED = {
     f"{endpoint.route.method} {endpoint.route.path}": endpoint.route
-    for noun in NOUNS
+    for noun in ENDPOINT_GROUPS
     for endpoint in noun.endpoints
 }
 OF_BROWSERS = {"GET /", "GET /page/{file}", "GET /live"}
@@ -39,14 +39,16 @@ def test_no_route_is_missing_and_none_is_made_up():
 def test_a_route_answers_what_the_document_says(name):
     route = TABLE[name]
     declared = DECLARED[f"{route.method} {route.path}"]
-    good = {status: a for status, a in declared.answers.items() if status not in route.good}
+    good = {
+        status: a for status, a in declared.answers.items() if status not in route.good_statuses
+    }
     for answer in good.values():
         if answer.media_type == "application/json":
             if f"{route.method} {route.path}" not in MADE_OF_STRUCTS_OF_THE_SERVER:
                 assert route.answer == _unless_asked_otherwise(answer.type)
         else:
             assert route.answer is (str if answer.media_type else type(None))
-    assert set(route.good) == {status for status in declared.answers if status >= 300}
+    assert set(route.good_statuses) == {status for status in declared.answers if status >= 300}
 
 
 def _unless_asked_otherwise(kind):
@@ -72,23 +74,23 @@ def test_a_lease_takes_every_field_of_the_body():
 
 
 def test_fields_as_they_are_when_left_out_are_not_sent():
-    assert sparse(SelectRequest(token_ids=[1])) == {"token_ids": [1]}
-    assert sparse(OutputBlockRequest()) == {}
-    assert sparse(WorkerPatch(taints=[])) == {"taints": []}
+    assert non_default_fields(SelectRequest(token_ids=[1])) == {"token_ids": [1]}
+    assert non_default_fields(OutputBlockRequest()) == {}
+    assert non_default_fields(WorkerPatch(taints=[])) == {"taints": []}
 
 
 def test_a_drain_says_who_asks():
-    assert routes.DRAIN.want(1).fields == routes.UNDRAIN.want(1).fields == {}
-    assert routes.DRAIN.want(1, migrate=False, by="planner").fields == {
+    assert route_table.DRAIN.make_call(1).fields == route_table.UNDRAIN.make_call(1).fields == {}
+    assert route_table.DRAIN.make_call(1, migrate=False, by="planner").fields == {
         "migrate": False,
         "by": "planner",
     }
-    assert routes.UNDRAIN.want(1, by="planner").fields == {"by": "planner"}
+    assert route_table.UNDRAIN.make_call(1, by="planner").fields == {"by": "planner"}
 
 
 def test_ids_are_encoded_in_paths():
-    assert routes.FREE.want("a/b c", "ok").target == "/reservations/a%2Fb%20c?outcome=ok"
-    assert routes.RESERVATION.want("a/b").target == "/reservations/a%2Fb"
-    assert routes.RESERVATIONS.want(worker_id=0, sequence_hashes=True).target == (
+    assert route_table.FREE.make_call("a/b c", "ok").target == "/reservations/a%2Fb%20c?outcome=ok"
+    assert route_table.RESERVATION.make_call("a/b").target == "/reservations/a%2Fb"
+    assert route_table.RESERVATIONS.make_call(worker_id=0, sequence_hashes=True).target == (
         "/reservations?worker_id=0&sequence_hashes=true"
     )

@@ -5,14 +5,14 @@ import threading
 
 import pytest
 
-from select_service.bodies.reservations import ReservationRequest
-from select_service.bodies.selection import SelectAndReserveRequest, SelectRequest
-from select_service.bodies.workers import WorkerPatch, WorkerRegistration
+from scripts.processes.launched_process import free_port
 from select_service.client import AsyncSelector, Refused, Selector, Unavailable
+from select_service.schemas.reservations import ReservationRequest
+from select_service.schemas.selection import SelectAndReserveRequest, SelectRequest
+from select_service.schemas.workers import WorkerPatch, WorkerRegistration
 from tests.builders import worker_body
-from tests.patience import eventually, eventually_on_loop
+from tests.polling import eventually, eventually_on_loop
 from tests.process.in_thread import InThread
-from tests.process.launched import free_port
 
 pytestmark = pytest.mark.process
 IDS = list(range(10))

@@ -9,7 +9,12 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from select_service.client import AsyncSelector
-from select_service.client.exchange import Answer, Asked, Broken, Streamed
+from select_service.client.transport import (
+    ClientRequest,
+    ClientResponse,
+    StreamedResponse,
+    TransportError,
+)
 
 T = TypeVar("T")
 URLS = ("http://a:1", "http://b:1", "http://c:1")
@@ -44,16 +49,16 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         return runner.run(main)
 
 
-def refusal(status: int, code: str, retry_after: str | None = None) -> Answer:
+def refusal(status: int, code: str, retry_after: str | None = None) -> ClientResponse:
     headers = {} if retry_after is None else {"retry-after": retry_after}
-    return Answer(status, headers, json.dumps({"error": "no", "code": code}).encode())
+    return ClientResponse(status, headers, json.dumps({"error": "no", "code": code}).encode())
 
 
-def _done(status: int = 200, **fields: Any) -> Answer:
-    return Answer(status, {}, json.dumps(fields or {"status": "ok"}).encode())
+def _done(status: int = 200, **fields: Any) -> ClientResponse:
+    return ClientResponse(status, {}, json.dumps(fields or {"status": "ok"}).encode())
 
 
-Behaviour = Callable[["World", str, Asked], Any]
+Behaviour = Callable[["World", str, ClientRequest], Any]
 """Acts in place of a selector for one request; an awaitable answer, or raises Broken."""
 
 
@@ -88,43 +93,45 @@ class World:
 
     # --- the transport
 
-    async def send(self, url: str, asked: Asked, timeout_s: float) -> Answer:
+    async def send(self, url: str, asked: ClientRequest, timeout_s: float) -> ClientResponse:
         await asyncio.sleep(0.001)
         if url in self.down:
-            raise Broken("refused", was_sent=False)
+            raise TransportError("refused", was_sent=False)
         if self.next.get(url):
             return await self.next[url].pop(0)(self, url, asked)
         return self.answer(url, asked)
 
     @contextlib.asynccontextmanager
-    async def stream(self, url: str, asked: Asked, silence_s: float) -> AsyncIterator[Streamed]:
+    async def stream(
+        self, url: str, asked: ClientRequest, silence_s: float
+    ) -> AsyncIterator[StreamedResponse]:
         answer = await self.send(url, asked, silence_s)
 
         async def pieces() -> AsyncIterator[bytes]:
             yield answer.content
 
-        yield Streamed(answer.status, answer.headers, pieces())
+        yield StreamedResponse(answer.status, answer.headers, pieces())
 
     async def close(self) -> None:
         self.down = set(URLS)
 
     # --- a selector
 
-    def answer(self, url: str, asked: Asked) -> Answer:
+    def answer(self, url: str, asked: ClientRequest) -> ClientResponse:
         self.heard.append((url, asked.method, asked.target))
         self.headers.append(dict(asked.headers))
         parts = urlsplit(asked.target)
         if asked.target == "/select_and_reserve":
             return self._select(json.loads(asked.content or b""))
         if parts.path == "/workers":
-            return Answer(200, {}, json.dumps([worker(1), worker(2)]).encode())
+            return ClientResponse(200, {}, json.dumps([worker(1), worker(2)]).encode())
         if parts.path.startswith("/workers/"):
-            return Answer(200, {}, json.dumps(worker(1)).encode())
+            return ClientResponse(200, {}, json.dumps(worker(1)).encode())
         if parts.path.startswith("/reservations/"):
-            return self._life(asked.method, parts.path, parse_qs(parts.query))
+            return self._reservation_life(asked.method, parts.path, parse_qs(parts.query))
         return _done()
 
-    def _select(self, body: dict[str, Any]) -> Answer:
+    def _select(self, body: dict[str, Any]) -> ClientResponse:
         name = body["reservation_id"]
         if name in self.live() and not (body.get("repeat") and self.knows_repeats):
             return refusal(409, "conflict")
@@ -133,7 +140,9 @@ class World:
         self.booked[name] = self.now
         return _done(**selection(name))
 
-    def _life(self, method: str, path: str, query: dict[str, list[str]]) -> Answer:
+    def _reservation_life(
+        self, method: str, path: str, query: dict[str, list[str]]
+    ) -> ClientResponse:
         name = unquote(path.split("/")[2])
         if name not in self.live():
             return refusal(404, "not_found")
@@ -196,21 +205,21 @@ def row(name: str, ttl_s: float) -> dict[str, Any]:
 # --- what a selector does wrong
 
 
-async def lose_answer(world: World, url: str, asked: Asked) -> Answer:
+async def lose_answer(world: World, url: str, asked: ClientRequest) -> ClientResponse:
     world.answer(url, asked)
-    raise Broken("reset", was_sent=True)
+    raise TransportError("reset", was_sent=True)
 
 
-async def lose_request(world: World, url: str, asked: Asked) -> Answer:
-    raise Broken("reset", was_sent=True)
+async def lose_request(world: World, url: str, asked: ClientRequest) -> ClientResponse:
+    raise TransportError("reset", was_sent=True)
 
 
-async def bad_gateway(world: World, url: str, asked: Asked) -> Answer:
-    return Answer(502, {}, b"<html>bad gateway</html>")
+async def bad_gateway(world: World, url: str, asked: ClientRequest) -> ClientResponse:
+    return ClientResponse(502, {}, b"<html>bad gateway</html>")
 
 
 def refuse(status: int, code: str, retry_after: str | None = None) -> Behaviour:
-    async def behave(world: World, url: str, asked: Asked) -> Answer:
+    async def behave(world: World, url: str, asked: ClientRequest) -> ClientResponse:
         return refusal(status, code, retry_after)
 
     return behave
@@ -219,14 +228,14 @@ def refuse(status: int, code: str, retry_after: str | None = None) -> Behaviour:
 def late(seconds: float) -> Behaviour:
     """Does it all the same, and answers when perhaps nobody listens."""
 
-    async def behave(world: World, url: str, asked: Asked) -> Answer:
+    async def behave(world: World, url: str, asked: ClientRequest) -> ClientResponse:
         doing = asyncio.ensure_future(_later(world, url, asked, seconds))
         return await asyncio.shield(doing)
 
     return behave
 
 
-async def _later(world: World, url: str, asked: Asked, seconds: float) -> Answer:
+async def _later(world: World, url: str, asked: ClientRequest, seconds: float) -> ClientResponse:
     await asyncio.sleep(seconds)
     return world.answer(url, asked)
 
@@ -234,14 +243,14 @@ async def _later(world: World, url: str, asked: Asked, seconds: float) -> Answer
 def client(world: World, urls: tuple[str, ...] = URLS, **options: Any) -> AsyncSelector:
     """A client of this world, on the running loop."""
     selector = AsyncSelector(urls, model_name="m", **options)
-    selector.link.transport = selector.link.caller.transport = world
+    selector.core.transport = selector.core.caller.transport = world
     return selector
 
 
 def is_without_debts(selector: AsyncSelector) -> bool:
-    return not any(selector.link._debts._owed.values())
+    return not any(selector.core._pending_frees._pending.values())
 
 
 def home_of(selector: AsyncSelector) -> str:
     """The selector that calls of its scope go to."""
-    return selector.link.home()
+    return selector.core.home_selector()

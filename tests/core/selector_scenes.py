@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from indexer.hashing.hashes import block_hashes
+from indexer.hashing.block_hashing import compute_block_hashes
 from indexer.tiers import Tier
 from select_service.core.identity import PartitionKey
 
@@ -12,7 +12,7 @@ KEY = PartitionKey("m", "default")
 def load_of(selector, worker_id=1, dp_rank=0):
     (row,) = [
         row
-        for loads in selector.loads()
+        for loads in selector.partition_loads()
         for row in loads.loads
         if (row.worker_id, row.dp_rank) == (worker_id, dp_rank)
     ]
@@ -20,6 +20,6 @@ def load_of(selector, worker_id=1, dp_rank=0):
 
 
 def store(selector, rank, tokens, tier=Tier.GPU):
-    hashes = block_hashes(np.arange(tokens, dtype=np.uint32), 4)
+    hashes = compute_block_hashes(np.arange(tokens, dtype=np.uint32), 4)
     engine_hashes = hashes + np.uint64(rank.worker_id * 1000)
-    selector.fleet.partitions[KEY].table.writer(rank).store(tier, None, hashes, engine_hashes)
+    selector.fleet.partitions[KEY].table.writer_of(rank).store(tier, None, hashes, engine_hashes)

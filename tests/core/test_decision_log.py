@@ -8,13 +8,17 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from indexer.hashing.hashes import block_hashes, sequence_hashes
-from select_service.core import decision_log
-from select_service.core.decide.router_config import RouterConfig
-from select_service.core.decision_lines import LoggedDecision, LoggedFleet, blocks_of_hash
-from select_service.core.decision_log import DecisionLog, as_numbers
+from indexer.hashing.block_hashing import compute_block_hashes, compute_sequence_hashes
+from select_service.core.analysis import decision_log
+from select_service.core.analysis.decision_log import DecisionLogWriter, parse_hashes
+from select_service.core.analysis.decision_log_lines import (
+    LoggedDecision,
+    LoggedFleet,
+    blocks_of_hash,
+)
+from select_service.core.placement.router_config import RouterConfig
 from tests.builders import a_select, a_select_and_reserve, a_selector, a_worker
-from tests.exploring import explored
+from tests.hypothesis_profiles import explored
 
 BLOCK, UNIX_S = 4, 1e9
 RESERVED, SELECTED = "reserved", "selected"
@@ -27,11 +31,11 @@ class Scene:
         config = RouterConfig(policy=policy)
         self.selector = a_selector(config, decisions_kept=decisions_kept)
         for worker_id in (1, 2):
-            self.selector.register(a_worker(worker_id, total_kv_blocks=1000 * worker_id))
+            self.selector.register_worker(a_worker(worker_id, total_kv_blocks=1000 * worker_id))
         self.lines = []
         self.room = room
-        kept = self.selector.ring, self.selector.held, self.selector.fleet.partitions
-        self.log = DecisionLog(*kept, self.offer, UNIX_S)
+        kept = self.selector.ring, self.selector.reservation_table, self.selector.fleet.partitions
+        self.log = DecisionLogWriter(*kept, self.offer, UNIX_S)
 
     def offer(self, line):
         if len(self.lines) >= self.room:
@@ -48,12 +52,12 @@ class Scene:
         return [line for line in self.lines if isinstance(line, LoggedDecision)]
 
     def finish(self, now):
-        self.lines += self.log.rest(now)
+        self.lines += self.log.drain_lines(now)
 
 
 def hashes_of(tokens):
     """What the log is to have of a prompt: every 16th sequence hash."""
-    hashes = sequence_hashes(block_hashes(np.array(tokens, np.uint32), BLOCK))
+    hashes = compute_sequence_hashes(compute_block_hashes(np.array(tokens, np.uint32), BLOCK))
     every = blocks_of_hash(BLOCK)
     return hashes[every - 1 :: every].tolist()
 
@@ -63,18 +67,18 @@ def test_a_line_has_the_prompt_as_hashes_and_the_answer_as_it_was_reported():
         scene = Scene(policy)
         tokens = list(range(1000, 1150))
         chosen = scene.reserve("a", tokens, 5.0)
-        scene.log.step(5.01)
+        scene.log.write_step(5.01)
         assert [type(line) for line in scene.lines] == [LoggedFleet]
-        scene.selector.prefill_complete("a", 6.0)
+        scene.selector.complete_prefill("a", 6.0)
         for _ in range(3):
-            scene.selector.output_block("a", None, 6.5)
-        scene.selector.free("a", 7.0)
-        scene.log.step(7.01)
+            scene.selector.add_output_block("a", None, 6.5)
+        scene.selector.free_reservation("a", 7.0)
+        scene.log.write_step(7.01)
         (line,) = scene.decisions
         assert (line.at, line.isl_tokens, line.policy) == (UNIX_S + 5.0, 150, policy)
         assert (line.worker_id, line.dp_rank) == (chosen.worker_id, chosen.dp_rank)
-        assert as_numbers(line.hashes).tolist() == hashes_of(tokens)
-        assert len(as_numbers(line.hashes)) == 150 // 64
+        assert parse_hashes(line.hashes).tolist() == hashes_of(tokens)
+        assert len(parse_hashes(line.hashes)) == 150 // 64
         assert line.output_tokens == 3 * BLOCK
         assert (line.candidates, line.waited_s, line.reserved) == (2, 0.0, True)
 
@@ -83,10 +87,10 @@ def test_the_fleet_is_told_before_its_first_decision_and_when_it_has_changed():
     scene = Scene()
     for number in range(2):
         scene.reserve(str(number), [1] * 8, 1.0)
-        scene.log.step(1.0)
-    scene.selector.register(a_worker(3))
+        scene.log.write_step(1.0)
+    scene.selector.register_worker(a_worker(3))
     scene.reserve("2", [1] * 8, 1.0)
-    scene.log.step(1.0)
+    scene.log.write_step(1.0)
     fleets = [line for line in scene.lines if isinstance(line, LoggedFleet)]
     assert [[rank.worker_id for rank in fleet.ranks] for fleet in fleets] == [[1, 2], [1, 2, 3]]
     assert [rank.total_kv_blocks for rank in fleets[0].ranks] == [1000, 2000]
@@ -95,22 +99,22 @@ def test_the_fleet_is_told_before_its_first_decision_and_when_it_has_changed():
 def test_a_fleet_for_which_there_was_no_room_is_told_again():
     scene = Scene(room=0)
     scene.reserve("0", [1] * 8, 1.0)
-    scene.log.step(1.0)
+    scene.log.write_step(1.0)
     scene.room = 10
     scene.reserve("1", [1] * 8, 1.0)
-    scene.log.step(1.0)
+    scene.log.write_step(1.0)
     assert [type(line) for line in scene.lines] == [LoggedFleet]
 
 
 def test_what_ended_before_a_step_or_was_overwritten_is_missed_and_counted():
     scene = Scene(decisions_kept=8)
     scene.reserve("a", [1] * 8, 1.0)
-    scene.selector.free("a", 1.0)
-    scene.log.step(1.0)
+    scene.selector.free_reservation("a", 1.0)
+    scene.log.write_step(1.0)
     assert scene.log.missed == 1
     for number in range(20):
         scene.selector.select(a_select(8, selection_id=str(number)), 2.0)
-    scene.log.step(2.0)
+    scene.log.write_step(2.0)
     assert scene.log.missed == 1 + 20 - 8
     assert [line.decision for line in scene.decisions] == list(range(14, 22))
 
@@ -118,20 +122,20 @@ def test_what_ended_before_a_step_or_was_overwritten_is_missed_and_counted():
 def test_another_reservation_in_the_same_row_is_not_taken_for_the_one_that_ended():
     scene = Scene()
     scene.reserve("a", [1] * 8, 1.0)
-    scene.log.step(1.0)
-    scene.selector.free("a", 2.0)
+    scene.log.write_step(1.0)
+    scene.selector.free_reservation("a", 2.0)
     scene.reserve("b", [2] * 8, 3.0)
-    scene.selector.output_block("b", None, 3.0)
-    scene.log.step(3.0)
+    scene.selector.add_output_block("b", None, 3.0)
+    scene.log.write_step(3.0)
     assert [line.output_tokens for line in scene.decisions] == [None]
 
 
 def test_what_is_booked_a_moment_after_the_decision_is_not_missed():
     scene = Scene()
     scene.reserve("a", [1] * 200, 1.0)
-    booked = scene.selector.held.find("a")
+    booked = scene.selector.reservation_table.find_reservation("a")
     with patch.object(type(booked), "booked_at", 1.5):
-        scene.log.step(1.6)
+        scene.log.write_step(1.6)
     assert (scene.log.missed, scene.log.pending) == (0, 1)
 
 
@@ -141,9 +145,9 @@ def test_a_later_reservation_of_the_same_name_is_not_taken_for_the_one_that_was_
 ):
     scene = Scene()
     scene.reserve("a", [1] * 200, 1.0)
-    scene.selector.free("a", 1.05)
+    scene.selector.free_reservation("a", 1.05)
     scene.reserve("a", [2] * n, again_at)
-    scene.log.step(again_at)
+    scene.log.write_step(again_at)
     scene.finish(again_at)
     assert scene.log.missed == 1
     assert [line.at for line in scene.decisions] == [UNIX_S + again_at]
@@ -178,20 +182,20 @@ class LogMachine(RuleBasedStateMachine):
     def output(self, pick):
         if self.live:
             name = sorted(self.live)[pick % len(self.live)]
-            self.scene.selector.output_block(name, None, self.now)
+            self.scene.selector.add_output_block(name, None, self.now)
             self.blocks[name] += 1
 
     @rule(pick=st.integers(0, 99))
     def free(self, pick):
         if self.live:
             name = sorted(self.live)[pick % len(self.live)]
-            self.scene.selector.free(name, self.now)
+            self.scene.selector.free_reservation(name, self.now)
             del self.live[name]
 
     @rule()
     def step(self):
         with patch.object(decision_log, "ROWS_MAX", 3):
-            while self.scene.log.step(self.now):
+            while self.scene.log.write_step(self.now):
                 self.scene.log.check_invariants()
 
     @invariant()
@@ -209,7 +213,7 @@ class LogMachine(RuleBasedStateMachine):
         for number, line in lines.items():
             name, tokens, kind = self.asked[number]
             assert (line.isl_tokens, line.reserved) == (len(tokens), kind == RESERVED)
-            assert as_numbers(line.hashes).tolist() == (
+            assert parse_hashes(line.hashes).tolist() == (
                 hashes_of(tokens) if kind == RESERVED else []
             )
             told = line.output_tokens or 0

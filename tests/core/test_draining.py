@@ -5,11 +5,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from select_service.bodies.state import KeptDrain
+from select_service.base.errors import Conflict, NoEligibleRank, NotFound, SelectError
 from select_service.core.identity import Rank
-from select_service.errors import Conflict, NoEligibleRank, NotFound, SelectError
+from select_service.schemas.persisted_state import PersistedDrain
 from tests.builders import a_patch, a_select, a_select_and_reserve, a_selector, a_worker
-from tests.core.fitness.test_fitness import Scene
+from tests.core.health.fleet_health.test_fitness import Scene
 from tests.core.selector_scenes import KEY
 
 WIDE = a_worker(1, data_parallel_size=3)
@@ -18,7 +18,7 @@ WIDE = a_worker(1, data_parallel_size=3)
 def a_fleet(*workers):
     selector = a_selector()
     for worker in workers or (a_worker(1), a_worker(2)):
-        selector.register(worker)
+        selector.register_worker(worker)
     return selector
 
 
@@ -38,39 +38,38 @@ def test_a_worker_that_drains_gets_nothing_new_and_runs_out():
     selector.select_and_reserve(
         a_select_and_reserve(pinned_worker={"worker_id": 1, "dp_rank": 0}), 0.0
     )
-    selector.draining.drain(1, "operator", True, 0.0)
-    view = selector.draining.view(1)
+    selector.draining.drain_worker(1, "operator", True, 0.0)
+    view = selector.draining.drain_view(1)
     assert (view.state, view.asked_by, view.reservations) == ("draining", ["operator"], 1)
     assert {chosen(selector) for _ in range(20)} == {2}
-    (booking,) = selector.held
-    selector.free(booking.reservation_id, 0.0)
-    assert selector.draining.view(1).state == "drained"
-    assert selector.draining.n_drained() == 1
+    (booking,) = selector.reservation_table
+    selector.free_reservation(booking.reservation_id, 0.0)
+    assert selector.draining.drain_view(1).state == "drained"
     selector.check_invariants()
 
 
 def test_who_asks_when_all_drain_is_told_why():
     selector = a_fleet(a_worker(1), a_worker(2))
     for worker_id in (1, 2, 2):
-        selector.draining.drain(worker_id, "operator", True, 0.0)
+        selector.draining.drain_worker(worker_id, "operator", True, 0.0)
     assert "none of the ranks that fit is in rotation (2 draining)" in refused(selector)
-    selector.draining.undrain(2, "operator", 0.0)
+    selector.draining.undrain_worker(2, "operator", 0.0)
     assert chosen(selector) == 2
-    selector.draining.undrain(2, "operator", 0.0)
+    selector.draining.undrain_worker(2, "operator", 0.0)
     selector.check_invariants()
 
 
 def test_a_source_s_drain_and_an_operator_s_end_each_by_themselves():
     selector = a_fleet(a_worker(1))
     draining = selector.draining
-    draining.drain(1, "source", True, 0.0)
+    draining.drain_worker(1, "source", True, 0.0)
     assert "1 leaving" in refused(selector)
-    assert draining.kept(1) is None
-    draining.drain(1, "operator", False, 0.0)
-    draining.undrain(1, "source", 0.0)
-    assert draining.kept(1) == KeptDrain(migrate=False)
+    assert draining.persisted_drain(1) is None
+    draining.drain_worker(1, "operator", False, 0.0)
+    draining.undrain_worker(1, "source", 0.0)
+    assert draining.persisted_drain(1) == PersistedDrain(migrate=False)
     assert "1 draining" in refused(selector)
-    draining.undrain(1, "operator", 0.0)
+    draining.undrain_worker(1, "operator", 0.0)
     assert chosen(selector) == 1
     assert len(draining) == 0
 
@@ -80,49 +79,49 @@ def test_an_operator_s_drain_and_the_planner_s_end_each_by_themselves(last):
     first = "planner" if last == "operator" else "operator"
     selector = a_fleet(a_worker(1))
     draining = selector.draining
-    draining.drain(1, first, True, 0.0)
-    draining.drain(1, last, False, 0.0)
-    draining.undrain(1, first, 0.0)
-    assert draining.view(1).asked_by == [last]
-    assert draining.kept(1) == KeptDrain(migrate=False, asked_by=[last])
-    draining.undrain(1, first, 0.0)
+    draining.drain_worker(1, first, True, 0.0)
+    draining.drain_worker(1, last, False, 0.0)
+    draining.undrain_worker(1, first, 0.0)
+    assert draining.drain_view(1).asked_by == [last]
+    assert draining.persisted_drain(1) == PersistedDrain(migrate=False, asked_by=[last])
+    draining.undrain_worker(1, first, 0.0)
     assert "1 draining" in refused(selector)
-    draining.undrain(1, last, 0.0)
+    draining.undrain_worker(1, last, 0.0)
     assert chosen(selector) == 1
     selector.check_invariants()
 
 
 def test_ranks_that_come_by_a_patch_drain_and_a_registration_ends_it():
     selector = a_fleet(a_worker(1), a_worker(2))
-    selector.draining.drain(1, "operator", True, 0.0)
-    selector.patch(1, a_patch(data_parallel_size=4))
+    selector.draining.drain_worker(1, "operator", True, 0.0)
+    selector.patch_worker(1, a_patch(data_parallel_size=4))
     selector.check_invariants()
     assert selector.fleet.partitions[KEY].table.n_closed == 4
-    selector.register(a_worker(1))
-    assert selector.draining.view(1) is None
+    selector.register_worker(a_worker(1))
+    assert selector.draining.drain_view(1) is None
     assert selector.fleet.partitions[KEY].table.n_closed == 0
 
 
 def test_one_that_is_incomplete_for_a_while_goes_on_draining():
     selector = a_fleet(a_worker(1), a_worker(2))
-    selector.draining.drain(1, "operator", True, 0.0)
-    selector.patch(1, a_patch(block_size=64))
-    assert not selector.worker(1).schedulable
-    with pytest.raises(Conflict, match="gets no requests anyway"):
-        selector.draining.drain(1, "operator", True, 0.0)
-    selector.patch(1, a_patch(block_size=selector.worker(2).given.block_size))
-    assert selector.worker(1).schedulable
+    selector.draining.drain_worker(1, "operator", True, 0.0)
+    selector.patch_worker(1, a_patch(block_size=64))
+    assert not selector.get_worker(1).is_schedulable
+    with pytest.raises(Conflict, match="receives no requests"):
+        selector.draining.drain_worker(1, "operator", True, 0.0)
+    selector.patch_worker(1, a_patch(block_size=selector.get_worker(2).registration.block_size))
+    assert selector.get_worker(1).is_schedulable
     assert {chosen(selector) for _ in range(20)} == {2}
 
 
 def test_a_deleted_worker_does_not_drain_and_an_unknown_one_is_not_found():
     selector = a_fleet()
-    selector.draining.drain(1, "operator", True, 0.0)
-    selector.delete(1, 0.0)
-    assert selector.draining.view(1) is None
-    selector.patch(1, a_patch(taints=["x"]))
-    assert selector.draining.view(1) is None
-    for verb in (lambda: selector.draining.undrain(9, "operator", 0.0),):
+    selector.draining.drain_worker(1, "operator", True, 0.0)
+    selector.delete_worker(1, 0.0)
+    assert selector.draining.drain_view(1) is None
+    selector.patch_worker(1, a_patch(taints=["x"]))
+    assert selector.draining.drain_view(1) is None
+    for verb in (lambda: selector.draining.undrain_worker(9, "operator", 0.0),):
         with pytest.raises(NotFound):
             verb()
 
@@ -132,48 +131,48 @@ def test_a_deleted_worker_does_not_drain_and_an_unknown_one_is_not_found():
 
 def test_with_checks_the_monitor_drains():
     scene = Scene()
-    scene.selector.draining.drain(1, "operator", True, scene.now)
+    scene.selector.draining.drain_worker(1, "operator", True, scene.now)
     scene.settle()
-    assert scene.state(1).word == "draining"
+    assert scene.state(1).label == "draining"
     assert scene.weight(1) == 0.0
-    scene.selector.draining.undrain(1, "operator", scene.now)
+    scene.selector.draining.undrain_worker(1, "operator", scene.now)
     scene.settle()
-    assert scene.state(1).serves
+    assert scene.state(1).is_serving
 
 
 def test_with_checks_the_monitor_drains_until_nobody_asks_for_it():
     scene = Scene()
     draining = scene.selector.draining
-    draining.drain(1, "planner", False, scene.now)
-    draining.drain(1, "operator", True, scene.now)
-    draining.undrain(1, "planner", scene.now)
+    draining.drain_worker(1, "planner", False, scene.now)
+    draining.drain_worker(1, "operator", True, scene.now)
+    draining.undrain_worker(1, "planner", scene.now)
     scene.settle()
-    assert (scene.state(1).word, scene.weight(1)) == ("draining", 0.0)
-    draining.undrain(1, "operator", scene.now)
+    assert (scene.state(1).label, scene.weight(1)) == ("draining", 0.0)
+    draining.undrain_worker(1, "operator", scene.now)
     scene.settle()
-    assert scene.state(1).serves
+    assert scene.state(1).is_serving
 
 
 def test_with_checks_new_ranks_of_a_worker_that_drains_get_nothing_at_any_time():
     scene = Scene(a_worker(1), a_worker(2))
-    scene.selector.draining.drain(1, "operator", False, scene.now)
+    scene.selector.draining.drain_worker(1, "operator", False, scene.now)
     scene.settle()
-    scene.selector.patch(1, a_patch(data_parallel_size=200))
+    scene.selector.patch_worker(1, a_patch(data_parallel_size=200))
     table = scene.selector.fleet.partitions[KEY].table
     for _ in range(20):
         assert table.n_closed == 200
         scene.settle()
     for dp_rank in (0, 1, 199):
-        assert scene.state(1, dp_rank).word == "draining"
+        assert scene.state(1, dp_rank).label == "draining"
 
 
 def test_with_checks_a_registration_ends_it():
     scene = Scene()
-    scene.selector.draining.drain(1, "operator", True, scene.now)
+    scene.selector.draining.drain_worker(1, "operator", True, scene.now)
     scene.settle()
-    scene.selector.register(a_worker(1))
+    scene.selector.register_worker(a_worker(1))
     scene.settle()
-    assert scene.selector.draining.view(1) is None
+    assert scene.selector.draining.drain_view(1) is None
     assert scene.weight(1) == 1.0
 
 
@@ -183,30 +182,30 @@ class DrainsMatchAModel(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.selector = a_selector()
-        self.there, self.askers = {}, {}
+        self.there, self.callers = {}, {}
 
     @rule(worker_id=st.integers(1, 3), ranks=st.integers(1, 3))
     def register(self, worker_id, ranks):
-        self.selector.register(a_worker(worker_id, data_parallel_size=ranks))
-        self.there[worker_id], self.askers[worker_id] = ranks, set()
+        self.selector.register_worker(a_worker(worker_id, data_parallel_size=ranks))
+        self.there[worker_id], self.callers[worker_id] = ranks, set()
 
     @rule(worker_id=st.integers(1, 3), ranks=st.integers(1, 3))
     def patch(self, worker_id, ranks):
         try:
-            self.selector.patch(worker_id, a_patch(data_parallel_size=ranks))
+            self.selector.patch_worker(worker_id, a_patch(data_parallel_size=ranks))
         except NotFound:
-            assert worker_id not in self.askers
+            assert worker_id not in self.callers
             return
         if worker_id not in self.there:
-            self.askers[worker_id] = set()
+            self.callers[worker_id] = set()
         self.there[worker_id] = ranks
 
     @rule(worker_id=st.integers(1, 3))
-    def delete(self, worker_id):
+    def delete_worker(self, worker_id):
         if worker_id in self.there:
-            self.selector.delete(worker_id, 0.0)
+            self.selector.delete_worker(worker_id, 0.0)
             del self.there[worker_id]
-            self.askers[worker_id] = set()
+            self.callers[worker_id] = set()
 
     @rule(
         worker_id=st.integers(1, 3),
@@ -217,24 +216,24 @@ class DrainsMatchAModel(RuleBasedStateMachine):
         draining = self.selector.draining
         try:
             if on:
-                draining.drain(worker_id, asker, True, 0.0)
+                draining.drain_worker(worker_id, asker, True, 0.0)
             else:
-                draining.undrain(worker_id, asker, 0.0)
+                draining.undrain_worker(worker_id, asker, 0.0)
         except SelectError:
             assert worker_id not in self.there
             return
-        (self.askers[worker_id].add if on else self.askers[worker_id].discard)(asker)
+        (self.callers[worker_id].add if on else self.callers[worker_id].discard)(asker)
 
     @invariant()
     def who_serves_is_who_serves(self):
         self.selector.check_invariants()
-        draining = {worker_id for worker_id, askers in self.askers.items() if askers}
+        draining = {worker_id for worker_id, askers in self.callers.items() if askers}
         assert {n for n in self.there if n in self.selector.draining} == draining
         partition = self.selector.fleet.partitions.get(KEY)
         for worker_id, ranks in self.there.items():
             for dp_rank in range(ranks):
-                slot = partition.table.find(Rank(worker_id, dp_rank))
-                assert partition.table.open[slot] == (worker_id not in draining)
+                slot = partition.table.find_slot(Rank(worker_id, dp_rank))
+                assert partition.table.open_slots[slot] == (worker_id not in draining)
 
 
 TestDrainsMatchAModel = DrainsMatchAModel.TestCase

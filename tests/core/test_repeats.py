@@ -2,11 +2,11 @@
 
 import pytest
 
-from select_service.core.decide.router_config import RouterConfig
-from select_service.core.decisions import TOLD_HASHES_MAX
+from select_service.base.errors import BadRequest, Conflict, NoEligibleRank, NoWorkers
+from select_service.core.decision_maker import RETURNED_HASHES_MAX
 from select_service.core.identity import Rank
-from select_service.core.replicas.events import Admitted
-from select_service.errors import BadRequest, Conflict, NoEligibleRank, NoWorkers
+from select_service.core.placement.router_config import RouterConfig
+from select_service.core.replication.load_events import ReservationAdmitted
 from tests.builders import a_reservation, a_select, a_select_and_reserve, a_selector, a_worker
 from tests.core.selector_scenes import KEY, load_of, store
 
@@ -16,8 +16,8 @@ OVERRIDES = [{}, {"assume_kv_reuse": False}, {"track_prefill_tokens": False}]
 @pytest.fixture
 def selector():
     selector = a_selector()
-    selector.register(a_worker(1))
-    selector.register(a_worker(2))
+    selector.register_worker(a_worker(1))
+    selector.register_worker(a_worker(2))
     return selector
 
 
@@ -40,7 +40,7 @@ def test_a_repeat_is_answered_with_the_booking(selector, override):
 
 def test_a_repeat_is_answered_without_load_tracking_too():
     selector = a_selector(RouterConfig(track_active_blocks=False))
-    selector.register(a_worker(1))
+    selector.register_worker(a_worker(1))
     first = booked(selector, reservation_id="r")
     assert booked(selector, reservation_id="r", repeat=True) == first
     with pytest.raises(Conflict):
@@ -72,7 +72,7 @@ def test_without_the_word_the_id_is_in_use(selector):
     ],
 )
 def test_a_repeat_of_another_prompt_is_a_conflict(selector, other):
-    selector.register(a_worker(3, tenant_id="t"))
+    selector.register_worker(a_worker(3, tenant_id="t"))
     first = booked(selector, reservation_id="r")
     loads = all_loads(selector)
     with pytest.raises(Conflict, match=f"already exists .worker {first.worker_id} "):
@@ -88,20 +88,20 @@ def test_a_repeat_says_the_overlap_of_now_and_the_tokens_as_booked(selector):
     again = booked(selector, reservation_id="r", selection_id="s", repeat=True)
     assert (again.overlap.gpu, again.overlap.dp, again.overlap.disk) == (4, {0: 4}, 4)
     assert (again.effective_prefill_tokens, again.selection_id) == (8, "s")
-    selector.prefill_complete("r", 0.0)
+    selector.complete_prefill("r", 0.0)
     assert booked(selector, reservation_id="r", repeat=True).effective_prefill_tokens == 0
 
 
 def test_a_repeat_starts_the_lease_anew(selector):
-    selector.held.ttl_s = 10.0
+    selector.reservation_table.ttl_s = 10.0
     booked(selector, reservation_id="r")
     booked(selector, 6.0, reservation_id="r", repeat=True)
-    assert selector.held.get("r").renewed_at == 6.0
+    assert selector.reservation_table.get_reservation("r").renewed_at == 6.0
 
 
 def test_a_repeat_does_not_pass_the_gate_again(selector):
     first = booked(selector, reservation_id="r")
-    selector.shed(selector.gate.tiers.names[0])
+    selector.set_shed_tier(selector.gate.tiers.names[0])
     assert booked(selector, reservation_id="r", repeat=True) == first
     selector.fleet.set_weight(Rank(first.worker_id, 0), 0.0, "unhealthy")
     assert booked(selector, reservation_id="r", repeat=True) == first
@@ -109,10 +109,10 @@ def test_a_repeat_does_not_pass_the_gate_again(selector):
 
 def test_what_leaves_with_its_rank_is_not_repeated(selector):
     first = booked(selector, reservation_id="r")
-    selector.delete(first.worker_id, 0.0)
+    selector.delete_worker(first.worker_id, 0.0)
     second = booked(selector, reservation_id="r", repeat=True)
     assert {first.worker_id, second.worker_id} == {1, 2}
-    selector.delete(second.worker_id, 0.0)
+    selector.delete_worker(second.worker_id, 0.0)
     with pytest.raises(NoWorkers):
         booked(selector, reservation_id="r", repeat=True)
 
@@ -127,8 +127,8 @@ def test_a_reservation_is_repeated_on_the_rank_where_it_is(selector):
 
 def test_what_another_replica_has_booked_is_answered_here(selector):
     """Replicas are told how many blocks a prompt has, and not how many tokens."""
-    hashes = selector.prompts.read(a_select(11))[1].sequence_hashes
-    told = Admitted(
+    hashes = selector.prompt_resolver.read_prompt(a_select(11))[1].sequence_hashes
+    told = ReservationAdmitted(
         router_id=77,
         model_name=KEY.model_name,
         tenant_id=KEY.tenant_id,
@@ -138,7 +138,7 @@ def test_what_another_replica_has_booked_is_answered_here(selector):
         block_size=4,
         prefill_tokens_hint=11,
     )
-    assert selector.replicas.apply(told, 0.0) is None
+    assert selector.replicas.apply_event(told, 0.0) is None
     again = booked(selector, reservation_id="r", tokens=11, repeat=True)
     assert (again.worker_id, again.effective_prefill_tokens) == (2, 11)
     with pytest.raises(Conflict):
@@ -154,7 +154,7 @@ def test_of_a_very_long_prompt_the_blocks_that_are_kept_are_compared(selector):
 
 
 def test_hashes_are_told_when_they_are_asked_for(selector):
-    prompt = selector.prompts.read(a_select(9))[1]
+    prompt = selector.prompt_resolver.read_prompt(a_select(9))[1]
     plain = selector.select(a_select(9), 0.0).selection
     told = selector.select(a_select(9, include_hashes=True), 0.0).selection
     assert told.sequence_hashes == prompt.sequence_hashes.tolist()
@@ -167,7 +167,7 @@ def test_hashes_are_told_when_they_are_asked_for(selector):
 
 
 def test_too_many_hashes_are_refused_before_anything_is_booked(selector):
-    n = TOLD_HASHES_MAX + 1
+    n = RETURNED_HASHES_MAX + 1
     prompt = {"block_hashes": [1] * n, "sequence_hashes": [1] * n, "isl_tokens": 4 * n}
     for fields in ({}, {"repeat": True}):
         with pytest.raises(BadRequest, match="include_hashes: the prompt has 131073 blocks"):

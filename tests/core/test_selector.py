@@ -2,10 +2,7 @@
 
 import pytest
 
-from select_service.core.decide.router_config import RouterConfig
-from select_service.core.identity import Rank
-from select_service.core.load.reservations import ReservationFilter
-from select_service.errors import (
+from select_service.base.errors import (
     BadRequest,
     Conflict,
     InvalidBody,
@@ -13,6 +10,9 @@ from select_service.errors import (
     NotFound,
     NoWorkers,
 )
+from select_service.core.identity import Rank
+from select_service.core.load.reservations import ReservationFilter
+from select_service.core.placement.router_config import RouterConfig
 from tests.builders import (
     a_patch,
     a_reservation,
@@ -28,20 +28,20 @@ from tests.ticks import ticked
 @pytest.fixture
 def selector():
     selector = a_selector()
-    selector.register(a_worker(1))
+    selector.register_worker(a_worker(1))
     return selector
 
 
 def test_contradicting_tenant_names_are_refused(selector):
     with pytest.raises(BadRequest, match="differ"):
-        selector.register(a_worker(2, tenant_id="a", routing_group="b"))
+        selector.register_worker(a_worker(2, tenant_id="a", routing_group="b"))
     with pytest.raises(BadRequest, match="differ"):
         selector.select(a_select(tenant_id="a", routing_group="b"), 0.0)
-    assert [w.worker_id for w in selector.workers()] == [1]
+    assert [w.worker_id for w in selector.list_workers()] == [1]
 
 
 def test_routing_group_is_the_tenant(selector):
-    selector.register(a_worker(2, routing_group="gold"))
+    selector.register_worker(a_worker(2, routing_group="gold"))
     selection = selector.select(a_select(routing_group="gold"), 0.0).selection
     assert (selection.tenant_id, selection.worker_id) == ("gold", 2)
 
@@ -92,14 +92,14 @@ def test_hashes_beyond_64_bits_are_refused(selector, value):
 
 
 def test_reservation_ids_are_unique_over_partitions(selector):
-    selector.register(a_worker(2, tenant_id="t2"))
+    selector.register_worker(a_worker(2, tenant_id="t2"))
     selector.select_and_reserve(a_select_and_reserve(reservation_id="same"), now=0.0)
     with pytest.raises(Conflict, match="reservation same already exists"):
         selector.select_and_reserve(
             a_select_and_reserve(reservation_id="same", tenant_id="t2"), now=0.0
         )
     assert load_of(selector, 2) == (0, 0, 0)
-    selector.free("same", 0.0)
+    selector.free_reservation("same", 0.0)
     assert load_of(selector, 1) == (0, 0, 0)
 
 
@@ -118,7 +118,7 @@ def test_reservation_without_effective_prefill_tokens_books_the_prompt(selector)
 
 def test_given_effective_prefill_tokens_are_booked_even_when_tracking_is_off():
     selector = a_selector(RouterConfig(track_prefill_tokens=False))
-    selector.register(a_worker(1))
+    selector.register_worker(a_worker(1))
     selector.reserve(a_reservation("r", effective_prefill_tokens=5), now=0.0)
     selector.reserve(a_reservation("s"), now=0.0)
     assert load_of(selector)[0] == 5
@@ -141,10 +141,10 @@ def test_reservation_names_a_schedulable_worker_and_rank(selector):
 
 def test_unknown_reservations_are_not_found(selector):
     for call in (
-        lambda: selector.free("x", 0.0),
-        lambda: selector.prefill_complete("x", 0.0),
-        lambda: selector.output_block("x", None, 0.0),
-        lambda: selector.renew("x", 0.0),
+        lambda: selector.free_reservation("x", 0.0),
+        lambda: selector.complete_prefill("x", 0.0),
+        lambda: selector.add_output_block("x", None, 0.0),
+        lambda: selector.renew_reservation("x", 0.0),
     ):
         with pytest.raises(NotFound, match="reservation x not found"):
             call()
@@ -153,13 +153,13 @@ def test_unknown_reservations_are_not_found(selector):
 def test_decay_fraction_is_checked_before_the_id(selector):
     for fraction in (1.5, -0.1, float("nan")):
         with pytest.raises(BadRequest, match=r"between 0\.0 and 1\.0"):
-            selector.output_block("x", fraction, 0.0)
+            selector.add_output_block("x", fraction, 0.0)
 
 
 def test_prefill_complete_is_idempotent(selector):
     selector.reserve(a_reservation("r"), now=0.0)
-    selector.prefill_complete("r", 1.0)
-    selector.prefill_complete("r", 2.0)
+    selector.complete_prefill("r", 1.0)
+    selector.complete_prefill("r", 2.0)
     assert load_of(selector) == (0, 2, 1)
 
 
@@ -187,25 +187,25 @@ def test_constraints_that_nobody_meets_are_refused_and_change_nothing(selector, 
 
 
 def test_required_taints_select_by_label(selector):
-    selector.register(a_worker(2, taints=["a", "b"]))
+    selector.register_worker(a_worker(2, taints=["a", "b"]))
     request = a_select(routing_constraints={"required_taints": ["b"]})
     assert selector.select(request, 0.0).selection.worker_id == 2
 
 
 def test_preferred_taints_outweigh_equal_costs(selector):
-    selector.register(a_worker(2, taints=["fast"]))
+    selector.register_worker(a_worker(2, taints=["fast"]))
     request = a_select(routing_constraints={"preferred_taints": {"fast": 1.0, "none": -9.0}})
     assert {selector.select(request, 0.0).selection.worker_id for _ in range(20)} == {2}
 
 
 def test_hostile_preference_weights_do_not_break_the_choice(selector):
-    selector.register(a_worker(2, taints=["a", "b"]))
+    selector.register_worker(a_worker(2, taints=["a", "b"]))
     request = a_select(routing_constraints={"preferred_taints": {"a": 1e308, "b": -1e308}})
     assert selector.select(request, 0.0).selection.worker_id in (1, 2)
 
 
 def test_overlap_is_a_summary_over_the_ranks_of_the_worker(selector):
-    selector.patch(1, a_patch(data_parallel_size=2))
+    selector.patch_worker(1, a_patch(data_parallel_size=2))
     store(selector, Rank(1, 0), 4)
     store(selector, Rank(1, 1), 8)
     selection = selector.select(
@@ -217,7 +217,7 @@ def test_overlap_is_a_summary_over_the_ranks_of_the_worker(selector):
 
 
 def test_more_overlap_wins_until_load_outweighs_it(selector):
-    selector.register(a_worker(2))
+    selector.register_worker(a_worker(2))
     store(selector, Rank(2, 0), 16)
     assert selector.select(a_select(16), 0.0).selection.worker_id == 2
     for name in "abc":
@@ -233,88 +233,89 @@ def test_request_override_stands_in_for_the_configuration(selector):
 
 def test_without_kv_reuse_no_two_requests_share_a_block():
     selector = a_selector(RouterConfig(assume_kv_reuse=False))
-    selector.register(a_worker(1))
+    selector.register_worker(a_worker(1))
     for name in "ab":
         selector.reserve(a_reservation(name), now=0.0)
     assert load_of(selector) == (16, 4, 2)
-    selector.free("a", 0.0)
+    selector.free_reservation("a", 0.0)
     assert load_of(selector) == (8, 2, 1)
 
 
 def test_without_active_block_tracking_only_prefill_counts():
     selector = a_selector(RouterConfig(track_active_blocks=False))
-    selector.register(a_worker(1))
+    selector.register_worker(a_worker(1))
     selector.reserve(a_reservation("r"), now=0.0)
-    selector.output_block("r", None, 0.0)
+    selector.add_output_block("r", None, 0.0)
     assert load_of(selector) == (8, 0, 1)
 
 
 def test_without_output_block_tracking_output_does_not_count():
     selector = a_selector(RouterConfig(track_output_blocks=False))
-    selector.register(a_worker(1))
+    selector.register_worker(a_worker(1))
     selector.reserve(a_reservation("r"), now=0.0)
-    selector.output_block("r", 0.0, 0.0)
+    selector.add_output_block("r", 0.0, 0.0)
     assert load_of(selector) == (8, 2, 1)
 
 
 def test_lease_ends_unless_a_lifecycle_call_renews_it():
     selector = a_selector(ttl_s=10.0)
-    selector.register(a_worker(1))
+    selector.register_worker(a_worker(1))
     for name in "abcd":
         selector.reserve(a_reservation(name), now=0.0)
-    selector.prefill_complete("a", 5.0)
-    selector.output_block("b", None, 5.0)
-    selector.renew("c", 5.0)
+    selector.complete_prefill("a", 5.0)
+    selector.add_output_block("b", None, 5.0)
+    selector.renew_reservation("c", 5.0)
     assert ticked(selector, 9.9) == []
     assert ticked(selector, 10.0) == ["d"]
     assert load_of(selector)[2] == 3
     assert ticked(selector, 15.0) == ["a", "b", "c"]
     assert load_of(selector) == (0, 0, 0)
-    assert selector.ledger.expired == 4
+    assert selector.ledger.expired_count == 4
 
 
 def test_zero_time_to_live_never_expires():
     selector = a_selector(ttl_s=0.0)
-    selector.register(a_worker(1))
+    selector.register_worker(a_worker(1))
     selector.reserve(a_reservation("r"), now=0.0)
     assert ticked(selector, 1e12) == []
     assert (
-        selector.reservations(ReservationFilter(), 5.0).reservations[0].expires_in_seconds is None
+        selector.list_reservations(ReservationFilter(), 5.0).reservations[0].expires_in_seconds
+        is None
     )
 
 
 def test_reservations_are_paged_oldest_first(selector):
-    selector.register(a_worker(2, tenant_id="t2"))
+    selector.register_worker(a_worker(2, tenant_id="t2"))
     for i in range(5):
         selector.reserve(a_reservation(f"r{i}"), now=float(i))
     selector.reserve(a_reservation("other", 2, tenant_id="t2"), now=5.0)
     ids, after = [], None
     while True:
-        page = selector.reservations(ReservationFilter(limit=2, after=after), 6.0)
+        page = selector.list_reservations(ReservationFilter(limit=2, after=after), 6.0)
         ids += [row.reservation_id for row in page.reservations]
         after = page.next
         if after is None:
             break
     assert ids == ["r0", "r1", "r2", "r3", "r4", "other"]
-    page = selector.reservations(ReservationFilter(tenant_id="t2"), 6.0)
+    page = selector.list_reservations(ReservationFilter(tenant_id="t2"), 6.0)
     assert [row.reservation_id for row in page.reservations] == ["other"]
     assert page.reservations[0].age_seconds == 1.0
     with pytest.raises(BadRequest):
-        selector.reservations(ReservationFilter(after="²"), 6.0)
+        selector.list_reservations(ReservationFilter(after="²"), 6.0)
 
 
 def test_page_cursor_survives_the_end_of_the_reservation_it_names(selector):
     for i in range(4):
         selector.reserve(a_reservation(f"r{i}"), now=0.0)
-    page = selector.reservations(ReservationFilter(limit=2), 0.0)
-    selector.free("r1", 0.0)
-    selector.free("r2", 0.0)
-    rest = selector.reservations(ReservationFilter(limit=2, after=page.next), 0.0)
+    page = selector.list_reservations(ReservationFilter(limit=2), 0.0)
+    selector.free_reservation("r1", 0.0)
+    selector.free_reservation("r2", 0.0)
+    rest = selector.list_reservations(ReservationFilter(limit=2, after=page.next), 0.0)
     assert [row.reservation_id for row in rest.reservations] == ["r3"]
 
 
 def test_potential_loads_add_the_prompt_to_every_rank(selector):
-    selector.register(a_worker(2))
+    selector.register_worker(a_worker(2))
     selector.reserve(a_reservation("r"), now=0.0)
     rows = selector.potential_loads(a_select(9))
     assert [
@@ -334,6 +335,6 @@ def test_no_worker_at_all_is_told_apart_from_none_in_the_partition():
     selector = a_selector()
     with pytest.raises(NoWorkers, match="no schedulable workers are available"):
         selector.select(a_select(), 0.0)
-    selector.register(a_worker(1))
+    selector.register_worker(a_worker(1))
     with pytest.raises(NoWorkers, match="no schedulable workers for model=x tenant=default"):
         selector.select(a_select(model_name="x"), 0.0)

@@ -3,10 +3,10 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from select_service.base.errors import Conflict, NoEligibleRank, NotFound, NoWorkers
 from select_service.core.load.reservations import ReservationFilter
-from select_service.errors import Conflict, NoEligibleRank, NotFound, NoWorkers
 from tests.builders import a_patch, a_reservation, a_select_and_reserve, a_selector, a_worker
-from tests.exploring import explored
+from tests.hypothesis_profiles import explored
 from tests.models.selector_model import ModelWorker, SelectorModel
 from tests.refusals import is_refused
 from tests.ticks import ticked
@@ -38,7 +38,7 @@ class SelectorMatchesModel(RuleBasedStateMachine):
         dp_size=st.integers(0, 3),
     )
     def register(self, worker_id, key, endpoint, block_size, dp_size):
-        record = self.selector.register(
+        record = self.selector.register_worker(
             a_worker(
                 worker_id,
                 endpoint=endpoint,
@@ -48,7 +48,7 @@ class SelectorMatchesModel(RuleBasedStateMachine):
             )
         )
         self.model.put(worker_id, ModelWorker(key, block_size, endpoint, dp_size))
-        self.selector.settle(self.now)
+        self.selector.run_pending(self.now)
         assert record.lifecycle == self.model.workers[worker_id].lifecycle
 
     @rule(
@@ -61,10 +61,10 @@ class SelectorMatchesModel(RuleBasedStateMachine):
         change = a_patch(endpoint=endpoint, block_size=block_size, data_parallel_size=dp_size)
         old = self.model.workers.get(worker_id)
         if old is None:
-            is_refused(NotFound, self.selector.patch, worker_id, change)
+            is_refused(NotFound, self.selector.patch_worker, worker_id, change)
             return
-        record = self.selector.patch(worker_id, change)
-        self.selector.settle(self.now)
+        record = self.selector.patch_worker(worker_id, change)
+        self.selector.run_pending(self.now)
         new = ModelWorker(
             old.key,
             old.block_size if block_size is None else block_size,
@@ -75,13 +75,13 @@ class SelectorMatchesModel(RuleBasedStateMachine):
         assert record.lifecycle == new.lifecycle
 
     @rule(worker_id=WORKER_IDS)
-    def delete(self, worker_id):
+    def delete_worker(self, worker_id):
         if worker_id not in self.model.workers:
-            is_refused(NotFound, self.selector.delete, worker_id, self.now)
+            is_refused(NotFound, self.selector.delete_worker, worker_id, self.now)
             return
-        assert self.selector.delete(worker_id, 0.0).lifecycle == "unschedulable"
-        self.selector.settle(self.now)
-        self.model.delete(worker_id)
+        assert self.selector.delete_worker(worker_id, 0.0).lifecycle == "unschedulable"
+        self.selector.run_pending(self.now)
+        self.model.delete_worker(worker_id)
 
     @rule(
         name=NAMES,
@@ -169,21 +169,21 @@ class SelectorMatchesModel(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def prefill_complete(self, name):
-        if self.lifecycle(name, self.selector.prefill_complete, name, self.now):
+        if self.lifecycle(name, self.selector.complete_prefill, name, self.now):
             self.model.held[name].prefill_tokens = 0
 
     @rule(name=NAMES, fraction=st.none() | st.sampled_from([0.0, 0.25, 0.5, 1.0]))
     def output_block(self, name, fraction):
-        if self.lifecycle(name, self.selector.output_block, name, fraction, self.now):
+        if self.lifecycle(name, self.selector.add_output_block, name, fraction, self.now):
             self.model.output_block(name, fraction)
 
     @rule(name=NAMES)
     def renew(self, name):
-        self.lifecycle(name, self.selector.renew, name, self.now)
+        self.lifecycle(name, self.selector.renew_reservation, name, self.now)
 
     @rule(name=NAMES)
     def free(self, name):
-        if self.lifecycle(name, self.selector.free, name, self.now):
+        if self.lifecycle(name, self.selector.free_reservation, name, self.now):
             self.model.free(name)
 
     @rule(seconds=st.floats(0, 2 * TTL_S))
@@ -208,14 +208,14 @@ class SelectorMatchesModel(RuleBasedStateMachine):
                 row.potential_decode_blocks,
                 row.active_requests,
             )
-            for p in self.selector.loads()
+            for p in self.selector.partition_loads()
             for row in p.loads
         }
         assert got == self.model.loads()
 
     @invariant()
     def reservations_agree(self):
-        rows = self.selector.reservations(ReservationFilter(), self.now).reservations
+        rows = self.selector.list_reservations(ReservationFilter(), self.now).reservations
         assert {
             row.reservation_id: (row.worker_id, row.dp_rank, row.prefill_tokens, row.output_blocks)
             for row in rows

@@ -7,24 +7,24 @@ from random import Random
 import numpy as np
 import pytest
 
-from indexer import endpoints
+from indexer import zmq_endpoints
 from indexer.index import prefix_index
 from indexer.index.prefix_index import PrefixIndex
 from indexer.index.slot_writer import SlotWriter
-from select_service.bodies.admission import BusyThresholdChange
-from select_service.bodies.common import RANKS_PER_WORKER_MAX
-from select_service.bodies.workers import WorkerPatch
-from select_service.core.admission import admission_report, engine_readings, worker_view
-from select_service.core.engines.engine_load import EngineReading
-from select_service.core.fleet import fleet as fleets
+from select_service.base.errors import CapacityExceeded
+from select_service.core.admission import admission_report, engine_readings, worker_admission
 from select_service.core.load.ledger import MANY_BLOCKS
-from select_service.core.selector import Selector, SelectorConfig
-from select_service.core.views import ranks as ranks_view
+from select_service.core.registry.fleet import fleet as fleets
+from select_service.core.selector import SelectorConfig, SelectorCore
+from select_service.core.views import rank_views as ranks_view
 from select_service.core.views import state_report
-from select_service.core.views.hints import RANKS_MAX
-from select_service.core.workers import catalog
-from select_service.core.workers.taints import TaintNames
-from select_service.errors import CapacityExceeded
+from select_service.core.views.registration_hints import RANKS_MAX
+from select_service.core.workers import worker_catalog as catalog
+from select_service.core.workers.engine_load import EngineReading
+from select_service.core.workers.taint_bits import TaintBits
+from select_service.schemas.admission import BusyThresholdChange
+from select_service.schemas.common import RANKS_PER_WORKER_MAX
+from select_service.schemas.workers import WorkerPatch
 from tests.builders import a_reservation, a_selector, a_worker
 from tests.core.selector_scenes import KEY
 from tests.steps import lines_of, longest_step, result_of
@@ -36,13 +36,15 @@ READING = EngineReading(0.5, 0, 0)
 def a_fleet_of(workers, **fields):
     selector = a_selector()
     for worker_id in range(workers):
-        selector.register(a_worker(worker_id, metrics_endpoint=METRICS, **fields))
+        selector.register_worker(a_worker(worker_id, metrics_endpoint=METRICS, **fields))
     return selector
 
 
 def heard(selector, now):
-    for worker_id in selector.engines.workers():
-        selector.engines.read(selector.engines.target(worker_id), {0: READING}, now)
+    for worker_id in selector.engine_readings.workers_to_read():
+        selector.engine_readings.accept_readings(
+            selector.engine_readings.find_target(worker_id), {0: READING}, now
+        )
 
 
 def usage_of(selector, worker_id):
@@ -58,12 +60,12 @@ def test_verbs_that_need_few_records_do_not_look_at_the_catalog():
         heard(selector, 0.0)
         change = BusyThresholdChange(model="m", active_decode_blocks_threshold=0.9)
         verbs = {
-            "thresholds": selector.thresholds,
+            "thresholds": selector.list_thresholds,
             "set": lambda s=selector, c=change: s.set_thresholds(c),
-            "admission": selector.admission,
-            "target": lambda s=selector: s.engines.target(1),
-            "engines": lambda s=selector: s.engines.tick(1.0),
-            "tick": lambda s=selector: s.gate.tick(1.0),
+            "admission": selector.get_admission_state,
+            "target": lambda s=selector: s.engine_readings.find_target(1),
+            "engines": lambda s=selector: s.engine_readings.expire_stale(1.0),
+            "tick": lambda s=selector: s.gate.run_every_second(1.0),
         }
         costs.append({name: lines_of(verb) for name, verb in verbs.items()})
     few, many = costs
@@ -74,11 +76,13 @@ def test_engines_that_fall_silent_together_are_believed_no_more_a_budget_per_tur
     monkeypatch.setattr(engine_readings, "STALE_PER_TURN_MAX", 4)
     selector = a_fleet_of(10)
     heard(selector, 0.0)
-    selector.engines.read(selector.engines.target(0), {0: READING}, 1.0)
-    stale_s = selector.gate.judge.engines.stale_s
-    assert not selector.engines.tick(stale_s - 0.001)
+    selector.engine_readings.accept_readings(
+        selector.engine_readings.find_target(0), {0: READING}, 1.0
+    )
+    stale_s = selector.gate.busy_check.engines.stale_s
+    assert not selector.engine_readings.expire_stale(stale_s - 0.001)
     believed = []
-    while selector.engines.tick(stale_s):
+    while selector.engine_readings.expire_stale(stale_s):
         selector.check_invariants()
         believed.append(sum(usage_of(selector, w) == 0.5 for w in range(10)))
     assert believed == [6, 2]
@@ -88,21 +92,21 @@ def test_engines_that_fall_silent_together_are_believed_no_more_a_budget_per_tur
 def test_a_worker_that_changes_keeps_what_its_engine_said_unless_its_metrics_move():
     selector = a_fleet_of(1)
     heard(selector, 0.0)
-    selector.register(a_worker(0, metrics_endpoint=METRICS, model_name="other"))
-    selector.register(a_worker(0, metrics_endpoint=METRICS))
+    selector.register_worker(a_worker(0, metrics_endpoint=METRICS, model_name="other"))
+    selector.register_worker(a_worker(0, metrics_endpoint=METRICS))
     assert usage_of(selector, 0) == 0.5
-    selector.register(a_worker(0, metrics_endpoint=METRICS + "2"))
+    selector.register_worker(a_worker(0, metrics_endpoint=METRICS + "2"))
     assert usage_of(selector, 0) != 0.5
     selector.check_invariants()
 
 
 def test_models_are_known_while_there_is_a_record_of_them():
     selector = a_selector()
-    selector.register(a_worker(1))
-    selector.register(a_worker(2, model_name="other"))
-    selector.register(a_worker(2, model_name="third"))
+    selector.register_worker(a_worker(1))
+    selector.register_worker(a_worker(2, model_name="other"))
+    selector.register_worker(a_worker(2, model_name="third"))
     assert set(selector.fleet.catalog.models) == {"m", "third"}
-    selector.delete(1, 0.0)
+    selector.delete_worker(1, 0.0)
     assert set(selector.fleet.catalog.models) == {"m", "third"}
     selector.check_invariants()
 
@@ -110,17 +114,17 @@ def test_models_are_known_while_there_is_a_record_of_them():
 def test_recovered_blocks_are_handed_out_some_ranks_a_turn(monkeypatch):
     monkeypatch.setattr(fleets, "CLAIMS_PER_TURN_MAX", 2)
     selector = a_fleet_of(5)
-    selector.register(a_worker(9, model_name="other"))
-    monkeypatch.setattr(selector.fleet.recovered, "has", lambda key: key == KEY)
-    assert sum(1 for _ in selector.fleet.claiming()) == 3
+    selector.register_worker(a_worker(9, model_name="other"))
+    monkeypatch.setattr(selector.fleet.recovered_blocks, "may_have_blocks", lambda key: key == KEY)
+    assert sum(1 for _ in selector.fleet.claim_recovered_blocks()) == 3
 
 
 def test_taints_cost_once_per_worker_and_not_per_rank():
     def cost_of(ranks, taints):
         given = a_worker(1, data_parallel_size=ranks, taints=[f"t{n}" for n in range(taints)])
         selector = a_selector()
-        selector.register(a_worker(2))
-        return lines_of(lambda: selector.register(given))
+        selector.register_worker(a_worker(2))
+        return lines_of(lambda: selector.register_worker(given))
 
     few, many = (cost_of(ranks, 100) - cost_of(ranks, 0) for ranks in (2, 64))
     assert many == few
@@ -128,8 +132,8 @@ def test_taints_cost_once_per_worker_and_not_per_rank():
 
 def test_a_worker_whose_taints_find_no_memory_changes_nothing(monkeypatch):
     selector = a_selector()
-    selector.register(a_worker(1, taints=["a"]))
-    real, left = TaintNames._add, [2]
+    selector.register_worker(a_worker(1, taints=["a"]))
+    real, left = TaintBits._add_name, [2]
 
     def add(names, name, number):
         left[0] -= 1
@@ -138,14 +142,14 @@ def test_a_worker_whose_taints_find_no_memory_changes_nothing(monkeypatch):
         real(names, name, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TaintNames, "_add", add)
+        patch.setattr(TaintBits, "_add_name", add)
         for worker_id in (1, 2):
             left[0] = 2
             with pytest.raises(CapacityExceeded):
-                selector.register(a_worker(worker_id, taints=["b", "c", "d"]))
+                selector.register_worker(a_worker(worker_id, taints=["b", "c", "d"]))
             selector.check_invariants()
-    assert selector.register(a_worker(2, taints=["b", "c", "d"])).lifecycle == "schedulable"
-    selector.delete(1, 0.0)
+    assert selector.register_worker(a_worker(2, taints=["b", "c", "d"])).lifecycle == "schedulable"
+    selector.delete_worker(1, 0.0)
     selector.check_invariants()
 
 
@@ -153,8 +157,10 @@ def a_wide_fleet(partitions, ranks):
     """As many partitions with one rank, and one with many ranks."""
     selector = a_selector()
     for number in range(partitions):
-        selector.register(a_worker(number, model_name=f"m{number}", metrics_endpoint=METRICS))
-    selector.register(a_worker(9999, data_parallel_size=ranks))
+        selector.register_worker(
+            a_worker(number, model_name=f"m{number}", metrics_endpoint=METRICS)
+        )
+    selector.register_worker(a_worker(9999, data_parallel_size=ranks))
     return selector
 
 
@@ -168,8 +174,8 @@ def test_loads_and_metrics_are_made_in_steps_that_do_not_grow_with_the_fleet(mon
         heard(selector, 0.0)
         reporting = admission_report.admission_report
         steps = {
-            "loads": selector.loads(),
-            "report": state_report.report(selector.fleet, selector.ledger, 8),
+            "loads": selector.partition_loads(),
+            "report": state_report.build_state_report(selector.fleet, selector.ledger, 8),
             "admission": reporting(selector.gate, selector.fleet.partitions, 0.0),
         }
         costs.append({name: longest_step(found) for name, found in steps.items()})
@@ -180,23 +186,23 @@ def test_loads_and_metrics_are_made_in_steps_that_do_not_grow_with_the_fleet(mon
 
 def test_a_partition_that_leaves_while_others_are_shown_is_left_out():
     selector = a_wide_fleet(3, 1)
-    loads = selector.loads()
-    reporting = state_report.report(selector.fleet, selector.ledger, 8)
+    loads = selector.partition_loads()
+    reporting = state_report.build_state_report(selector.fleet, selector.ledger, 8)
     assert next(loads).model_name == "m"
     next(reporting)
-    selector.delete(1, 0.0)
+    selector.delete_worker(1, 0.0)
     assert [view.model_name for view in loads] == ["m0", "m2"]
     assert [p.model_name for p in result_of(reporting).partitions] == ["m0", "m2", "m"]
 
 
 def test_a_worker_of_many_ranks_is_shown_in_steps_that_do_not_grow_with_it(monkeypatch):
-    monkeypatch.setattr(worker_view, "RANKS_PER_STEP", 4)
+    monkeypatch.setattr(worker_admission, "RANKS_PER_STEP", 4)
     costs = []
     for ranks in (8, 64):
         selector = a_selector()
-        selector.register(a_worker(1, data_parallel_size=ranks, metrics_endpoint=METRICS))
-        scene, worker = selector.admission_scene(KEY, 0.0), selector.worker(1)
-        steps = worker_view.worker_admission(scene, worker)
+        selector.register_worker(a_worker(1, data_parallel_size=ranks, metrics_endpoint=METRICS))
+        scene, worker = selector.admission_scene(KEY, 0.0), selector.get_worker(1)
+        steps = worker_admission.make_worker_admission(scene, worker)
         next(steps)
         costs.append(lines_of(lambda s=steps: next(s)))
         assert len(result_of(steps).ranks) == ranks
@@ -205,18 +211,18 @@ def test_a_worker_of_many_ranks_is_shown_in_steps_that_do_not_grow_with_it(monke
 
 def test_endpoints_of_a_worker_of_many_ranks_are_looked_at_in_turns_and_then_known(monkeypatch):
     looked_at = []
-    monkeypatch.setattr(endpoints, "_tcp_fault", lambda address: looked_at.append(address))
-    endpoints._known_fault.cache_clear()
+    monkeypatch.setattr(zmq_endpoints, "_tcp_fault", lambda address: looked_at.append(address))
+    zmq_endpoints._cached_fault.cache_clear()
     ends = {rank: f"tcp://engine:{5000 + rank}" for rank in range(RANKS_PER_WORKER_MAX)}
     given = a_worker(1, data_parallel_size=len(ends), kv_events_endpoints=ends)
     selector = a_selector(use_kv_events=True)
-    making_room = selector.fleet.making_room(selector.fleet.catalog.registered(given))
+    making_room = selector.fleet.prepare_room(selector.fleet.catalog.preview_registration(given))
     steps = [0, *(len(looked_at) for _ in making_room), len(looked_at)]
     assert max(after - before for before, after in pairwise(steps)) <= catalog.RANKS_PER_STEP
     assert len(looked_at) == len(ends)
-    assert selector.register(given).lifecycle == "schedulable"
+    assert selector.register_worker(given).lifecycle == "schedulable"
     assert len(looked_at) == len(ends)
-    endpoints._known_fault.cache_clear()
+    zmq_endpoints._cached_fault.cache_clear()
 
 
 def test_a_rank_of_a_worker_with_many_costs_a_few_lines_where_it_registers_or_changes():
@@ -226,10 +232,10 @@ def test_a_rank_of_a_worker_with_many_costs_a_few_lines_where_it_registers_or_ch
         ends = {rank: f"tcp://engine:{5000 + rank}" for rank in range(ranks)}
         given = a_worker(2, data_parallel_size=ranks, kv_events_endpoints=ends)
         selector = a_selector(use_kv_events=True)
-        selector.register(a_worker(1, kv_events_endpoint="tcp://other:5000"))
+        selector.register_worker(a_worker(1, kv_events_endpoint="tcp://other:5000"))
         verbs = {
-            "register": lambda s=selector, g=given: s.register(g),
-            "patch": lambda s=selector: s.patch(2, WorkerPatch(taints=["x"])),
+            "register": lambda s=selector, g=given: s.register_worker(g),
+            "patch": lambda s=selector: s.patch_worker(2, WorkerPatch(taints=["x"])),
         }
         costs.append({name: lines_of(verb) for name, verb in verbs.items()})
     few, many = costs
@@ -241,17 +247,17 @@ def test_a_rank_of_a_worker_with_many_costs_a_few_lines_where_it_registers_or_ch
 def test_what_many_blocks_at_once_will_need_is_prepared_in_turns_that_ask_for_the_next():
     asked = []
     new = partial(PrefixIndex, 4096)
-    selector = Selector(
+    selector = SelectorCore(
         SelectorConfig(use_kv_events=False), new, rng=Random(0), wake=lambda: asked.append(1)
     )
-    selector.register(a_worker(1))
+    selector.register_worker(a_worker(1))
     selector.reserve(a_reservation("few", tokens=4 * 8), 0.0)
     assert not asked
     selector.reserve(a_reservation("many", tokens=4 * MANY_BLOCKS), 0.0)
     turns = 0
     while asked:
         asked.clear()
-        selector.settle(0.0)
+        selector.run_pending(0.0)
         turns += 1
     assert turns > 3
     selector.check_invariants()
@@ -259,12 +265,12 @@ def test_what_many_blocks_at_once_will_need_is_prepared_in_turns_that_ask_for_th
 
 def test_all_who_know_a_rank_have_the_same_object():
     selector = a_selector()
-    selector.register(a_worker(1, data_parallel_size=2))
-    worker = selector.fleet.catalog.get(1)
+    selector.register_worker(a_worker(1, data_parallel_size=2))
+    worker = selector.fleet.catalog.get_worker(1)
     table = selector.fleet.partitions[worker.key].table
-    for rank in worker.ranks():
-        assert table.row(table.find(rank)).rank is rank
-        assert next(known for known in table.ranks() if known == rank) is rank
+    for rank in worker.list_ranks():
+        assert table.row_at(table.find_slot(rank)).rank is rank
+        assert next(known for known in table.sorted_ranks() if known == rank) is rank
 
 
 def test_the_writers_of_many_ranks_are_made_in_turns_before_the_worker_is_put(monkeypatch):
@@ -278,7 +284,7 @@ def test_the_writers_of_many_ranks_are_made_in_turns_before_the_worker_is_put(mo
 
     def prepared(worker):
         """Writers made in each step before a change, and then in the change."""
-        steps = [0, *(len(made) for _ in selector.fleet.making_room(worker)), len(made)]
+        steps = [0, *(len(made) for _ in selector.fleet.prepare_room(worker)), len(made)]
         return [after - before for before, after in pairwise(steps)]
 
     ends = {rank: f"tcp://engine:{5000 + rank}" for rank in range(RANKS_PER_WORKER_MAX)}
@@ -286,15 +292,23 @@ def test_the_writers_of_many_ranks_are_made_in_turns_before_the_worker_is_put(mo
     moved = {rank: f"tcp://other:{5000 + rank}" for rank in ends} | {0: ends[0]}
     patch = WorkerPatch(kv_events_endpoints=moved)
     selector = a_selector(use_kv_events=True)
-    selector.register(a_worker(1, kv_events_endpoint="tcp://other:4000"))
+    selector.register_worker(a_worker(1, kv_events_endpoint="tcp://other:4000"))
     catalog = selector.fleet.catalog
     for worker_of, verb, count in (
-        (lambda: catalog.registered(given), lambda: selector.register(given), len(ends)),
-        (lambda: catalog.patched(2, patch), lambda: selector.patch(2, patch), len(ends) - 1),
+        (
+            lambda: catalog.preview_registration(given),
+            lambda: selector.register_worker(given),
+            len(ends),
+        ),
+        (
+            lambda: catalog.preview_patch(2, patch),
+            lambda: selector.patch_worker(2, patch),
+            len(ends) - 1,
+        ),
     ):
         made.clear()
         steps = prepared(worker_of())
-        assert max(steps) <= prefix_index.WRITERS_MADE_AT_ONCE
+        assert max(steps) <= prefix_index.WRITERS_PER_STEP
         assert sum(steps) == count
         verb()
         assert len(made) == count
@@ -303,14 +317,14 @@ def test_the_writers_of_many_ranks_are_made_in_turns_before_the_worker_is_put(mo
 
 def test_writers_that_were_made_ahead_in_vain_serve_the_next_worker():
     selector = a_selector()
-    selector.register(a_worker(1))
+    selector.register_worker(a_worker(1))
     fleet, wide = selector.fleet, a_worker(2, data_parallel_size=RANKS_PER_WORKER_MAX)
     for _ in range(2):
-        for _ in fleet.making_room(fleet.catalog.registered(wide)):
+        for _ in fleet.prepare_room(fleet.catalog.preview_registration(wide)):
             pass
     (partition,) = fleet.partitions.values()
     assert len(partition.index._spare) == RANKS_PER_WORKER_MAX
-    selector.register(wide)
+    selector.register_worker(wide)
     assert not partition.index._spare
     selector.check_invariants()
 
@@ -321,11 +335,17 @@ def test_the_first_worker_of_a_partition_has_its_writers_made_ahead(monkeypatch,
     monkeypatch.setattr(prefix_index, "SlotWriter", lambda *_: made.append(1) or SlotWriter(*_))
     selector = a_selector()
     fleet, wide = selector.fleet, a_worker(2, data_parallel_size=RANKS_PER_WORKER_MAX)
-    steps = [0, *(len(made) for _ in fleet.making_room(fleet.catalog.registered(wide))), len(made)]
-    assert max(np.diff(steps)) <= prefix_index.WRITERS_MADE_AT_ONCE
+    steps = [
+        0,
+        *(len(made) for _ in fleet.prepare_room(fleet.catalog.preview_registration(wide))),
+        len(made),
+    ]
+    assert max(np.diff(steps)) <= prefix_index.WRITERS_PER_STEP
     assert not fleet.partitions
     made.clear()
-    selector.register(a_worker(2, data_parallel_size=RANKS_PER_WORKER_MAX, block_size=block_size))
+    selector.register_worker(
+        a_worker(2, data_parallel_size=RANKS_PER_WORKER_MAX, block_size=block_size)
+    )
     assert len(made) == (0 if block_size == 4 else RANKS_PER_WORKER_MAX)
     assert fleet._draft is None
     selector.check_invariants()

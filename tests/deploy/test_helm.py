@@ -85,7 +85,7 @@ def test_a_wrong_field_would_be_noticed():
 
 def test_rules_and_dashboard_are_those_of_the_documents():
     found = {d["kind"]: d for d in map(yaml.safe_load, rendered(values_of("full")))}
-    observability = CHART.parents[2] / "docs" / "observability"
+    observability = CHART.parents[2] / "docs" / "examples" / "monitoring"
     rules = yaml.safe_load((observability / "alerts.yml").read_text())
     assert found["PrometheusRule"]["spec"] == rules
     (data,) = (

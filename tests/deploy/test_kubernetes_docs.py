@@ -1,4 +1,4 @@
-"""docs/kubernetes.md names every value of the chart with its default, and no others."""
+"""docs/reference/chart.md names every value of the chart with its default, and no others."""
 
 import re
 
@@ -8,7 +8,7 @@ import yaml
 from tests.deploy.chart import CHART
 
 ROOT = CHART.parents[2]
-PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "chart.md").read_text()
 TOLD_IN_WORDS = {"resources", "planner.resources"}
 
 

@@ -9,12 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.access.keys import bearer, entry, keys_file, secret
+from scripts.processes.launched_process import (
+    STOP_S_MAX,
+    LaunchedProcess,
+    free_port,
+    own_command,
+    own_environment,
+)
+from tests.auth.keys import bearer, entry, keys_file, secret
 from tests.deploy.chart import NAMESPACE, arguments, container
-from tests.patience import eventually
-from tests.process.launched import STOP_S_MAX, Launched, free_port, own_command, own_environment
+from tests.net.tls.certificates import authority
+from tests.polling import eventually
 from tests.process.running import Reached, request
-from tests.tls.certificates import authority
 
 pytestmark = pytest.mark.process
 
@@ -41,13 +47,13 @@ class Pod(Reached):
 
     def started(
         self, others: list["Pod"], folder: Path, secrets: Path, values: str = "minimal"
-    ) -> Launched:
+    ) -> LaunchedProcess:
         """folder, secrets: where its volumes are"""
         given = arguments(values, self.name)
         words = [self.here(word, others, folder, secrets) for word in given]
         variables = {"DYN_USE_KV_EVENTS": "false", "SELECT_SERVICE_CONNECT_TO_LOOPBACK": "true"}
         environment = own_environment(variables)
-        return Launched(own_command(*words), environment, self.port)
+        return LaunchedProcess(own_command(*words), environment, self.port)
 
     def here(self, word: str, others: list["Pod"], folder: Path, secrets: Path) -> str:
         for pod in [self, *others]:

@@ -5,11 +5,11 @@ import re
 import pytest
 import yaml
 
-from select_service.planner.reading import config_of
-from select_service.settings.config import parse
-from select_service.settings.discovery import source_settings
-from select_service.settings.reach import check_reach, is_open
-from select_service.settings.table import SETTINGS
+from select_service.config.discovery_sources import source_settings
+from select_service.config.open_interfaces import check_open_interfaces, is_unauthenticated
+from select_service.config.settings_loader import parse_config
+from select_service.config.settings_table import SETTINGS
+from select_service.planner.config_loader import convert_config
 from tests.api.routes import ROUTES
 from tests.deploy.chart import (
     CHART,
@@ -31,7 +31,7 @@ FLAGS = {setting.flag for setting in SETTINGS if setting.flag}
 
 
 def config(name):
-    return parse(arguments(name), variables(name))
+    return parse_config(arguments(name), variables(name))
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -51,8 +51,8 @@ def test_the_version_is_that_of_the_package():
 
 @pytest.mark.parametrize("name", VALUES)
 def test_the_service_accepts_its_arguments(name):
-    check_reach(config(name))
-    assert is_open(config(name)) is (name == "open")
+    check_open_interfaces(config(name))
+    assert is_unauthenticated(config(name)) is (name == "open")
 
 
 def test_every_flag_of_the_templates_exists():
@@ -71,7 +71,7 @@ def test_flags_that_the_chart_gives_cannot_be_given_as_settings():
 
 def test_each_replica_leaves_itself_out():
     for number in range(3):
-        found = parse(arguments("minimal", f"select-service-{number}"), variables("minimal"))
+        found = parse_config(arguments("minimal", f"select-service-{number}"), variables("minimal"))
         others = {f"select-service-{i}" for i in range(3) if i != number}
         hosts = [re.findall(r"://(select-service-\d)\.", url) for url in found["indexer_peers"]]
         assert {host for (host,) in hosts} == others
@@ -133,7 +133,9 @@ def test_files_of_the_arguments_lie_on_volumes():
 def test_sources_are_accepted_by_the_service(tmp_path):
     data = one("full", "ConfigMap", "-config")["data"]
     (tmp_path / "discovery.yaml").write_text(data["discovery.yaml"])
-    found = source_settings(parse(["--discovery-config", str(tmp_path / "discovery.yaml")], {}))
+    found = source_settings(
+        parse_config(["--discovery-config", str(tmp_path / "discovery.yaml")], {})
+    )
     assert [source.place for source in found] == [
         "pods (own namespace) app=vllm",
         "endpointslices lab kubernetes.io/service-name=sglang",
@@ -193,7 +195,7 @@ def test_selectors_find_the_pods_that_they_mean_and_no_others(name):
 
 
 def test_prometheus_calls_the_job_as_the_alerts_do():
-    alerts = (ROOT / "docs" / "observability" / "alerts.yml").read_text()
+    alerts = (ROOT / "docs" / "examples" / "monitoring" / "alerts.yml").read_text()
     monitor = one("full", "ServiceMonitor", "select-service")
     service = one("full", "Service", "-replicas")
     labels = service["metadata"]["labels"]
@@ -271,7 +273,9 @@ def test_a_token_is_mounted_only_where_the_cluster_is_asked(name):
 
 
 def planner_config(name="full"):
-    return config_of(yaml.safe_load(one(name, "ConfigMap", "-planner")["data"]["planner.yaml"]))
+    return convert_config(
+        yaml.safe_load(one(name, "ConfigMap", "-planner")["data"]["planner.yaml"])
+    )
 
 
 def test_the_planner_accepts_its_file_and_knows_the_selectors():
@@ -300,7 +304,7 @@ def test_files_of_the_planner_lie_on_volumes():
 
 
 def test_the_planner_is_asked_where_it_answers():
-    app = (ROOT / "docs" / "planner.md").read_text()
+    app = (ROOT / "docs" / "guides" / "planner.md").read_text()
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         path = container("full", "Deployment")[probe]["httpGet"]["path"]
         assert f"| `GET {path}` |" in app

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tests.edge.health.toy_engine import LOWEST, Step
+from tests.adapters.health.toy_engine import LOWEST, Step
 
 VOCAB, WIDTH, LAYERS, HEADS, HIDDEN = 256, 64, 3, 4, 192
 LIKELY = 5
@@ -73,10 +73,10 @@ class Decoder:
             ahead = guess[len(steps) : count - 1]
             for logits in self._logits(tokens + ahead, len(tokens) - 1):
                 steps.append(_chosen(logits + noise * rng.standard_normal(VOCAB)))
-                tokens.append(steps[-1].token)
+                tokens.append(steps[-1].read_token)
                 if guess[len(steps) - 1 : len(steps)] != tokens[-1:]:
                     break
-        guess[:] = [step.token for step in steps]
+        guess[:] = [step.read_token for step in steps]
         return steps
 
     def spoil(self) -> None:

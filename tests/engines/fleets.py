@@ -4,17 +4,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
+from tests.adapters.health.toy_engine import Fault, ToyEngine, drifted, truncated, wrong_token
 from tests.builders import worker_body
-from tests.edge.health.toy_engine import (
-    Fault,
-    ToyEngine,
-    drifted,
-    truncated,
-    wrong_token,
-)
 from tests.engines.decoder import Decoder, Flip
 from tests.engines.served import ServedEngines
-from tests.patience import eventually
+from tests.polling import eventually
 from tests.process.in_thread import InThread
 
 SIZE, SICK = 4, 2
@@ -86,7 +80,7 @@ CASES: dict[str, Case] = {
     "drift": Case(fault(Fault(drifted)), ("logit_drift",)),
     "truncated": Case(fault(Fault(truncated)), ("token_mismatch",)),
     "hang": Case(fault(Fault(hangs=True)), ("timeout",)),
-    "slow": Case(fault(Fault(wait_s=SLOW_S)), ("latency_spike",)),
+    "slow": Case(fault(Fault(seconds_to_wait=SLOW_S)), ("latency_spike",)),
     "500": Case(fault(Fault(status=500)), ("http_5xx",)),
     "reset": Case(fault(Fault(resets=True)), ("connect",)),
     "cut": Case(fault(Fault(cuts=True)), ("malformed",)),
@@ -98,7 +92,7 @@ CASES: dict[str, Case] = {
 WHOLE: dict[str, Case] = {
     "update": Case(update, decodes=True, everywhere=True),
     "network": Case(fault(Fault(hangs=True)), everywhere=True),
-    "alone_slow": Case(fault(Fault(wait_s=SLOW_S)), size=1),
+    "alone_slow": Case(fault(Fault(seconds_to_wait=SLOW_S)), size=1),
     "alone_wrong": Case(fault(Fault(wrong_token)), ("token_mismatch",), size=1),
 }
 """All of a fleet are."""

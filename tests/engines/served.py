@@ -6,8 +6,8 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from tests.edge.health.toy_engine import ToyEngine, serving
-from tests.patience import PATIENCE_S
+from tests.adapters.health.toy_engine import ToyEngine, serving
+from tests.polling import PATIENCE_S
 
 
 class ServedEngines:

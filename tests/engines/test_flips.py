@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from select_service.core.health.canary_prompts import default_prompts
-from select_service.core.health.judging import Answer, judge
-from select_service.core.health.kinds import Kind
-from select_service.core.health.pooling import mean_answer
+from select_service.core.health.answers.answer_averaging import mean_answer
+from select_service.core.health.answers.answer_check import CanaryAnswer, judge_answer
+from select_service.core.health.checks.canary_prompts import default_prompts
+from select_service.core.health.health_kinds import CheckKind
 from tests.engines.decoder import Decoder
 
 FLIPS = 200
@@ -21,8 +21,8 @@ PROMPTS = default_prompts()
 
 def answer(model, prompt, seed=0, noise=0.0):
     steps = model.generate(list(prompt.prompt), prompt.max_tokens, seed, noise)
-    return Answer(
-        [step.token for step in steps],
+    return CanaryAnswer(
+        [step.read_token for step in steps],
         [step.logprob for step in steps],
         [step.likely for step in steps],
     )
@@ -31,7 +31,8 @@ def answer(model, prompt, seed=0, noise=0.0):
 def found(model, references):
     """Is any answer wrong?"""
     return any(
-        judge(reference, answer(model, prompt), SMALLEST_TOLERANCE).kind is not Kind.PASS
+        judge_answer(reference, answer(model, prompt), SMALLEST_TOLERANCE).kind
+        is not CheckKind.PASS
         for prompt, reference in zip(PROMPTS, references, strict=True)
     )
 
@@ -56,6 +57,6 @@ def test_noise_of_one_answer_looks_like_a_wrong_weight_and_that_of_nine_does_not
     model, prompt = Decoder(1), PROMPTS[0]
     reference = answer(model, prompt)
     answers = [answer(model, prompt, seed, 0.01) for seed in range(9)]
-    alone = [judge(reference, each, SMALLEST_TOLERANCE).kind for each in answers]
-    assert Kind.PASS not in alone[:1] or Kind.LOGIT_DRIFT in alone
-    assert judge(reference, mean_answer(answers), SMALLEST_TOLERANCE).kind is Kind.PASS
+    alone = [judge_answer(reference, each, SMALLEST_TOLERANCE).kind for each in answers]
+    assert CheckKind.PASS not in alone[:1] or CheckKind.LOGIT_DRIFT in alone
+    assert judge_answer(reference, mean_answer(answers), SMALLEST_TOLERANCE).kind is CheckKind.PASS

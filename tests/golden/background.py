@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.golden.service_process import Answer, ServiceClient
-from tests.patience import PATIENCE_S, eventually
+from tests.polling import PATIENCE_S, eventually
 
 
 class BackgroundCalls:

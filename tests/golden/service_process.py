@@ -9,15 +9,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from tests.patience import eventually
-from tests.process.launched import (
+from scripts.processes.launched_process import (
     ANSWER_S_MAX,
     START_S_MAX,
-    Launched,
+    LaunchedProcess,
     free_port,
     own_command,
     own_environment,
 )
+from tests.polling import eventually
 
 
 class Answer(NamedTuple):
@@ -94,7 +94,7 @@ class ServiceProcess(ServiceClient):
         super().__init__(free_port())
         place = ("--host", "127.0.0.1", "--port", str(self.port))
         command = own_command(*place, "--policy", "reference")
-        self._launched = Launched(command, own_environment(environment), self.port)
+        self._launched = LaunchedProcess(command, own_environment(environment), self.port)
 
     def __enter__(self) -> Self:
         self._launched.wait_until_healthy()

@@ -8,16 +8,16 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from indexer.events.feed import EventFeed
-from indexer.events.kv_source import KvSource
+from indexer.events.event_feed import EventFeed
+from indexer.events.kv_event_source import KvSource
 from indexer.index.prefix_index import PrefixIndex
-from select_service.bodies.reservations import OutputBlockRequest, ReservationRequest
-from select_service.bodies.selection import SelectAndReserveRequest, SelectRequest
-from select_service.bodies.workers import WorkerPatch, WorkerRegistration
-from select_service.core.decide.router_config import RouterConfig
-from select_service.core.selector import Decision, Selector, SelectorConfig
-from select_service.errors import SelectError
-from select_service.http.second_reading import BodyForm
+from select_service.base.errors import SelectError
+from select_service.core.placement.router_config import RouterConfig
+from select_service.core.selector import PlacementDecision, SelectorConfig, SelectorCore
+from select_service.http.lenient_decode import BodySchema
+from select_service.schemas.reservations import OutputBlockRequest, ReservationRequest
+from select_service.schemas.selection import SelectAndReserveRequest, SelectRequest
+from select_service.schemas.workers import WorkerPatch, WorkerRegistration
 from tests.golden import deviations, exchanges
 from tests.golden.kv_publisher import batch
 
@@ -35,7 +35,7 @@ class InProcess:
     """A selector behind the calls of a scenario; the refusals are not looked at here."""
 
     def __init__(self, environment: dict[str, str]) -> None:
-        self.selector = Selector(
+        self.selector = SelectorCore(
             SelectorConfig(
                 _config(environment),
                 use_kv_events=environment.get("DYN_USE_KV_EVENTS") != "false",
@@ -60,7 +60,7 @@ class InProcess:
         self._next_seq[port] = seq + 1
         feed.receive(seq, payload, float(next(self._clock)))
 
-    def call(self, step: dict[str, Any]) -> Decision | None:
+    def call(self, step: dict[str, Any]) -> PlacementDecision | None:
         """Do what the call asks for; a decision if it makes one, None if it refuses."""
         method, path, body, _ = exchanges.request_of(step)
         try:
@@ -73,12 +73,12 @@ class InProcess:
         parts = path.split("?")[0].strip("/").split("/")
         match parts:
             case ["workers"]:
-                return _posted(lambda b: selector.register(_read(b, WorkerRegistration)))
+                return _posted(lambda b: selector.register_worker(_read(b, WorkerRegistration)))
             case ["workers", worker_id]:
                 key = int(worker_id)
                 return {
-                    "PATCH": lambda b: selector.patch(key, _read(b, WorkerPatch)),
-                    "DELETE": lambda _: selector.delete(key, 0.0),
+                    "PATCH": lambda b: selector.patch_worker(key, _read(b, WorkerPatch)),
+                    "DELETE": lambda _: selector.delete_worker(key, 0.0),
                 }
             case ["select"]:
                 return _posted(
@@ -93,22 +93,22 @@ class InProcess:
                 reservation = ReservationRequest
                 return _posted(lambda b: selector.reserve(_read(b, reservation), now))
             case ["reservations", name]:
-                return {"DELETE": lambda _: selector.free(name, 0.0)}
+                return {"DELETE": lambda _: selector.free_reservation(name, 0.0)}
             case ["reservations", name, "prefill_complete"]:
-                return _posted(lambda _: selector.prefill_complete(name, now))
+                return _posted(lambda _: selector.complete_prefill(name, now))
             case ["reservations", name, "output_block"]:
                 return _posted(lambda b: self._output_block(name, b, now))
         return {method: lambda _: None for method in ("GET", "POST", "PUT", "HEAD", "DELETE")}
 
     def _output_block(self, name: str, body: bytes, now: float) -> None:
         given = _read(body, OutputBlockRequest)
-        self.selector.output_block(name, given.decay_fraction, now)
+        self.selector.add_output_block(name, given.decay_fraction, now)
 
 
 def _read(body: bytes, kind: type[T]) -> T:
     """As the interface reads bodies, unknown fields left out."""
-    form = BodyForm(kind)
-    return form.decode(form.pruned(body).body)
+    form = BodySchema(kind)
+    return form.decode(form.prune_body(body).body)
 
 
 def _posted(action: Callable[[bytes], Any]) -> dict[str, Callable[[bytes], Any]]:
@@ -155,7 +155,7 @@ def test_the_terms_of_every_candidate_are_those_of_the_reference(scenario: str) 
     assert not complaints, "\n".join(complaints)
 
 
-def _terms(decision: Decision) -> dict[str, list[float]]:
+def _terms(decision: PlacementDecision) -> dict[str, list[float]]:
     """Cost, prefill blocks before the credit, the credit, decode blocks."""
     names = ("cost", "raw", "credit", "decode")
     return {

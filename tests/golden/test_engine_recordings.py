@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from indexer.events.actions import Action, StartReplay
-from indexer.events.feed import EventFeed
-from indexer.events.kv_source import KvSource
-from indexer.hashing.hashes import block_hashes
+from indexer.events.event_feed import EventFeed
+from indexer.events.kv_event_source import KvSource
+from indexer.events.replay_actions import Action, StartReplay
+from indexer.hashing.block_hashing import compute_block_hashes
 from indexer.index.prefix_index import PrefixIndex
 from tests.golden.recordings import Live, Place, Recording, Replay, Truth, load, names
 
@@ -60,7 +60,7 @@ class Readers:
 
     def _act(self, place: Place, action: Action) -> None:
         while self.feeds[place].is_busy:
-            action = self.feeds[place].go_on(0.0)
+            action = self.feeds[place].continue_work(0.0)
         if isinstance(action, StartReplay):
             self.wanted[place] = (action.start, self.delay)
         elif action is not None:
@@ -105,7 +105,7 @@ def path_of(prompt: dict[str, Any], block_size: int, is_eagle: bool) -> np.ndarr
     ]
     if mm_hashes:
         mm_hashes += [[]] * (len(tokens) // block_size - len(mm_hashes))
-    return block_hashes(
+    return compute_block_hashes(
         tokens,
         block_size,
         lora_name=prompt.get("lora_name"),

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import zmq
 
+from scripts.processes.launched_process import free_port
 from tests.golden import deviations, exchanges
 from tests.golden.background import BackgroundCalls
 from tests.golden.kv_publisher import KvPublisher, batch
 from tests.golden.service_process import ServiceClient, run_to_end
 from tests.process.in_thread import InThread
-from tests.process.launched import free_port
 from tests.process.running import complaint
 
 pytestmark = pytest.mark.process
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.process
 Step = dict[str, Any]
 
 
-PATHS = {"fast": (), "ordinary": ("--no-fast-path",), "loops": ("--input-loops", "1")}
+PATHS = {"fast": (), "ordinary": ("--no-fast-path",)}
 
 
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from select_service.edge.keeping import recovery as keeping_recovery
+from select_service.adapters.persistence import index_recovery as keeping_recovery
 from tests.process.in_thread import InThread
 from tests.process.recovery_scenes import Liar, ended, head, says
 

@@ -15,7 +15,7 @@ from tests.golden import deviations
 from tests.golden.exchanges import Differences
 from tests.golden.kv_publisher import KvPublisher, batch
 from tests.golden.service_process import ServiceProcess
-from tests.patience import PATIENCE_S
+from tests.polling import PATIENCE_S
 
 pytestmark = pytest.mark.process
 

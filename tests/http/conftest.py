@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import pytest
 import uvloop
 
-from select_service.api.application import Application
-from select_service.fast.protocol import Lean
-from select_service.fast.service_answerer import ServiceAnswerer
-from select_service.http.server import server_of
+from select_service.api.application import ApiApplication
+from select_service.fastpath.fastpath_protocol import FastPath
+from select_service.fastpath.service_handler import ServiceHandler
+from select_service.http.http_server import make_http_server
 from tests.api.in_process import Api
 from tests.builders import worker_body
-from tests.fast.usual import KnownAnswerer
+from tests.fastpath.usual import KnownAnswerer
 from tests.http.conversation import Conversation
 from tests.process.running import Client
 from tests.process.running import request as raw_request
@@ -56,10 +56,10 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         is_lean = request.param == "lean"
-        front = Lean(known) if is_lean else None
+        front = FastPath(known) if is_lean else None
         if request.param == "fast":
-            front = Lean(ServiceAnswerer(api.service.selector, api.service.metrics))
-        server = server_of(Application(api.service), front)
+            front = FastPath(ServiceHandler(api.service.selector, api.service.metrics))
+        server = make_http_server(ApiApplication(api.service), front)
         thread = threading.Thread(target=uvloop.run, args=(server.serve([listener]),))
         thread.start()
         state = server.server_state

@@ -6,9 +6,9 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
-from select_service.fast.protocol import Lean
-from select_service.http.protocol import KEEP_ALIVE_S, BoundedProtocol
-from tests.fast.usual import EvenAnswerer
+from select_service.fastpath.fastpath_protocol import FastPath
+from select_service.http.bounded_protocol import KEEP_ALIVE_S, BoundedProtocol
+from tests.fastpath.usual import EvenAnswerer
 from tests.http.wire import Wire
 
 
@@ -31,7 +31,7 @@ class Conversation:
         self.scopes: list[dict[str, Any]] = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()
-        self.answerer = EvenAnswerer(self.may_answer.is_set, self.asked.append)
+        self.handler = EvenAnswerer(self.may_answer.is_set, self.asked.append)
         self.wire = wire or Wire()
         config = uvicorn.Config(
             self,
@@ -44,7 +44,7 @@ class Conversation:
         )
         config.load()
         self.state = ServerState()
-        make: Any = Lean(self.answerer) if self.is_lean else BoundedProtocol
+        make: Any = FastPath(self.handler) if self.is_lean else BoundedProtocol
         self.protocol = make(config, self.state, {}, asyncio.get_running_loop())
         self.protocol.connection_made(self.wire)
 
@@ -53,13 +53,13 @@ class Conversation:
         """The BoundedProtocol of the connection."""
         return self.protocol._ordinary if self.is_lean else self.protocol
 
-    def refused(self, status: int) -> None:
+    def count_refused(self, status: int) -> None:
         self.refusals.append(status)
 
-    def failed(self, callback: str) -> None:
+    def report_failure(self, callback: str) -> None:
         self.failures.append(callback)
 
-    def ending(self) -> None:
+    def start_shutdown(self) -> None:
         """Nobody waits."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

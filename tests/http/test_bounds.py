@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from select_service.http import protocol
-from select_service.http.head import HEADERS_MAX
+from select_service.http import bounded_protocol
+from select_service.http.request_head import HEADERS_MAX
 from tests.http.conftest import PROMPT, Server
-from tests.patience import eventually
+from tests.polling import eventually
 from tests.process.running import Client, request
 
 pytestmark = pytest.mark.process
@@ -85,7 +85,9 @@ def test_what_is_around_a_body_has_an_end(server: Server, kind: str) -> None:
 @pytest.mark.parametrize("around", [b"a: %s\r\n", b"%s"], ids=["a line", "half a name"])
 def test_trailers_have_the_room_of_a_head(server: Server, around: bytes) -> None:
     with server.client() as client:
-        client.send(CHUNKED + chunk(BODY) + b"0\r\n" + around % (b"x" * protocol.HEAD_BYTES_MAX))
+        client.send(
+            CHUNKED + chunk(BODY) + b"0\r\n" + around % (b"x" * bounded_protocol.HEAD_BYTES_MAX)
+        )
         answer = client.answer()
         assert (answer.status, answer.body["code"]) == (431, "head_too_large")
         assert answer.headers["connection"] == "close"

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.errors import InvalidBody
-from select_service.http import duplicates
-from select_service.http.codec import BODY_STRINGS_MAX, decoded
-from select_service.http.duplicates import TooManyStrings, duplicate_key
+from select_service.base.errors import InvalidBody
+from select_service.http import duplicate_keys
+from select_service.http.body_codec import BODY_STRINGS_MAX, decode_body
+from select_service.http.duplicate_keys import TooManyStrings, find_duplicate_key
 
 MANY = 1_000_000
 ANY = msgspec.json.Decoder()
@@ -67,7 +67,7 @@ TEXTS = st.recursive(PLAIN, lambda inner: arrays(inner) | objects(inner), max_le
 @given(TEXTS)
 def test_it_finds_what_a_parser_finds(text: str) -> None:
     body = text.encode()
-    assert (duplicate_key(body, MANY) is None) == (slowly(body) is None)
+    assert (find_duplicate_key(body, MANY) is None) == (slowly(body) is None)
 
 
 @pytest.mark.parametrize(
@@ -93,43 +93,43 @@ def test_it_finds_what_a_parser_finds(text: str) -> None:
     ],
 )
 def test_the_key_is_named(text: bytes, key: str | None) -> None:
-    assert duplicate_key(text, MANY) == key
+    assert find_duplicate_key(text, MANY) == key
 
 
 def test_a_refusal_names_the_key_and_only_its_beginning() -> None:
     key = "k" * 1000
     with pytest.raises(InvalidBody, match=rf"duplicate field `{'k' * 64}`$"):
-        decoded(f'{{"{key}":1,"{key}":2}}'.encode(), ANY)
+        decode_body(f'{{"{key}":1,"{key}":2}}'.encode(), ANY)
 
 
 def test_what_is_not_json_never_gets_so_far() -> None:
     """The structure between the strings is only looked at when the decoder took it."""
     for text in (b'}"a":1,"a"', b'{"a"', b'"a":"a":', b'{"a":1}}', b"{]"):
         with pytest.raises(Exception, match="JSON"):
-            decoded(text, ANY)
+            decode_body(text, ANY)
 
 
 @given(TEXTS, TEXTS)
 def test_numbers_and_strings_of_any_number_change_nothing(first: str, second: str) -> None:
     """Long texts, and those of many strings, are looked at in other ways."""
-    numbers = ",".join(["123"] * duplicates.LONG_TEXT)
-    many = ",".join(f'{{"k":{n}}}' for n in range(duplicates.MANY_PARTS))
+    numbers = ",".join(["123"] * duplicate_keys.LONG_TEXT)
+    many = ",".join(f'{{"k":{n}}}' for n in range(duplicate_keys.MANY_PARTS))
     for between in (numbers, many):
         body = f'[{first},{between},{{"x":[{between}],"y":{second}}},{second}]'.encode()
-        assert (duplicate_key(body, MANY) is None) == (slowly(body) is None)
+        assert (find_duplicate_key(body, MANY) is None) == (slowly(body) is None)
 
 
 def test_strings_are_counted() -> None:
     body = b'{"a":["b","c"]}'
-    assert duplicate_key(body, 3) is None
+    assert find_duplicate_key(body, 3) is None
     with pytest.raises(TooManyStrings):
-        duplicate_key(body, 2)
+        find_duplicate_key(body, 2)
 
 
 def test_numbers_and_empty_objects_are_not_walked() -> None:
     """A body may have millions of them."""
     many = b"{},1," * 1000 + b"0"
-    assert len(duplicates._structure([b"{", b":[" + many + b"],", b":1}"])) < 10
+    assert len(duplicate_keys._structure_of([b"{", b":[" + many + b"],", b":1}"])) < 10
 
 
 class Undecided:
@@ -143,9 +143,9 @@ class Undecided:
 def test_far_too_many_strings_are_refused_before_a_decoder_makes_them(item):
     text = b"[" + b",".join([item] * (3 * BODY_STRINGS_MAX)) + b"]"
     with pytest.raises(InvalidBody, match="more than 65536 strings"):
-        decoded(text, Undecided())
+        decode_body(text, Undecided())
 
 
 def test_escaped_quotes_are_no_strings():
     text = b'["' + b'\\"' * (3 * BODY_STRINGS_MAX) + b'"]'
-    assert decoded(text, ANY) == ['"' * (3 * BODY_STRINGS_MAX)]
+    assert decode_body(text, ANY) == ['"' * (3 * BODY_STRINGS_MAX)]

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from select_service.http import protocol as bounds
-from select_service.http.protocol import CALLBACK, BoundedProtocol
+from select_service.http import bounded_protocol as bounds
+from select_service.http.bounded_protocol import FAILURE_NAME, BoundedProtocol
 from tests.api.in_process import Api
 from tests.http.conversation import Conversation
 
@@ -25,11 +25,11 @@ def test_a_failure_in_what_is_received_ends_the_connection(
 ) -> None:
     async def scene() -> None:
         conversation = Conversation()
-        monkeypatch.setattr(BoundedProtocol, "_parse", fail)
+        monkeypatch.setattr(BoundedProtocol, "_parse_part", fail)
         conversation.say(sent)
         await conversation.settle()
-        assert conversation.failures == [CALLBACK]
-        assert conversation.wire.closed
+        assert conversation.failures == [FAILURE_NAME]
+        assert conversation.wire.mark_closed
 
     asyncio.run(scene())
 
@@ -41,10 +41,10 @@ def test_a_failure_in_what_is_parsed_later_ends_the_connection(
         conversation = Conversation()
         conversation.say(GET * 2000)
         assert not conversation.wire.reading
-        monkeypatch.setattr(BoundedProtocol, "_parse", fail)
+        monkeypatch.setattr(BoundedProtocol, "_parse_part", fail)
         await conversation.settle()
-        assert conversation.failures == [CALLBACK]
-        assert conversation.wire.closed
+        assert conversation.failures == [FAILURE_NAME]
+        assert conversation.wire.mark_closed
 
     asyncio.run(scene())
 
@@ -56,8 +56,8 @@ def test_a_failure_in_writing_ends_the_connection(monkeypatch: pytest.MonkeyPatc
         conversation.may_answer.set()
         conversation.say(GET)
         await conversation.settle()
-        assert conversation.failures == [CALLBACK]
-        assert conversation.wire.closed
+        assert conversation.failures == [FAILURE_NAME]
+        assert conversation.wire.mark_closed
 
     asyncio.run(scene())
 
@@ -70,7 +70,7 @@ def test_a_failure_of_the_watch_ends_the_connection(monkeypatch: pytest.MonkeyPa
         conversation.say(GET)
         while not conversation.failures:
             await asyncio.sleep(0.001)
-        assert conversation.wire.closed
+        assert conversation.wire.mark_closed
         conversation.protocol.connection_lost(None)
 
     asyncio.run(scene())
@@ -80,9 +80,9 @@ def test_failures_of_connections_are_a_metric(api: Api) -> None:
     try:
         fail()
     except ZeroDivisionError:
-        api.service.callback_failed(CALLBACK)
+        api.service.callbacks.record_failure(FAILURE_NAME)
     text = api.get("/metrics").body
-    assert f'select_service_callback_failures_total{{callback="{CALLBACK}"}} 1.0' in text
+    assert f'select_service_callback_failures_total{{callback="{FAILURE_NAME}"}} 1.0' in text
 
 
 @pytest.fixture

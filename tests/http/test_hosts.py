@@ -2,15 +2,15 @@
 
 import pytest
 
-from select_service import app
-from select_service.http.hosts import AllowedHosts, HostNotAllowed
-from tests.access.keys import bearer, entry, keys_file
+from select_service.http.host_checks import HostCheck, HostNotAllowed
+from select_service.server import lifecycle
 from tests.api.in_process import Api
+from tests.auth.keys import bearer, entry, keys_file
 from tests.builders import worker_body
 from tests.process.in_thread import InThread
 from tests.process.running import Running, request
 
-HOSTS = AllowedHosts(("localhost", "selector.example", ".svc.example"))
+HOSTS = HostCheck(("localhost", "selector.example", ".svc.example"))
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ HOSTS = AllowedHosts(("localhost", "selector.example", ".svc.example"))
     ],
 )
 def test_names_that_were_given_and_addresses_are_answered(host):
-    HOSTS.check([(b"host", host.encode())])
+    HOSTS.check_host([(b"host", host.encode())])
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_names_that_were_given_and_addresses_are_answered(host):
 )
 def test_others_are_refused(host):
     with pytest.raises(HostNotAllowed, match="--allowed-hosts"):
-        HOSTS.check([(b"host", host.encode("latin-1"))])
+        HOSTS.check_host([(b"host", host.encode("latin-1"))])
 
 
 @pytest.mark.parametrize("path", ["/health", "/select", "/nowhere"])
@@ -74,13 +74,13 @@ def selected(service, host, **headers):
 
 def answered_in_python(monkeypatch):
     """A list that grows with each request that the application sees."""
-    seen, called = [], app.Application.__call__
+    seen, called = [], lifecycle.ApiApplication.__call__
 
     async def noting(self, scope, receive, send):
         seen.append(scope["path"])
         await called(self, scope, receive, send)
 
-    monkeypatch.setattr(app.Application, "__call__", noting)
+    monkeypatch.setattr(lifecycle.ApiApplication, "__call__", noting)
     return seen
 
 
@@ -122,7 +122,7 @@ def test_ready_says_that_everybody_may_call():
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("path", [(), ("--no-fast-path",), ("--input-loops", "1")])
+@pytest.mark.parametrize("path", [(), ("--no-fast-path",)])
 def test_a_request_without_a_name_is_let_in(path):
     """HAProxy asks so for health; its usual version, 1.0, needs no `Host`."""
     with Running("--allowed-hosts", "localhost", *path) as service:

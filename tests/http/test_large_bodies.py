@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from starlette.requests import Request
 
-from select_service.bodies.selection import SelectRequest
-from select_service.errors import InvalidBody
-from select_service.http.codec import BODY_BYTES_AT_ONCE, body_as
-from select_service.http.second_reading import BodyForm
+from select_service.base.errors import InvalidBody
+from select_service.http.body_codec import LONG_BODY_BYTES, read_body
+from select_service.http.lenient_decode import BodySchema
+from select_service.schemas.selection import SelectRequest
 
-FORM = BodyForm(SelectRequest)
+FORM = BodySchema(SelectRequest)
 
 
 def body(n_bytes: int, **fields: Any) -> bytes:
@@ -26,16 +26,16 @@ def turns_of(sent: bytes) -> int:
         return {"type": "http.request", "body": sent, "more_body": False}
 
     headers = [(b"content-type", b"application/json")]
-    reading = body_as(Request({"type": "http", "headers": headers}, receive), FORM)
+    reading = read_body(Request({"type": "http", "headers": headers}, receive), FORM)
     return 1 + sum(1 for _ in reading.__await__())
 
 
 @pytest.mark.parametrize("fields", [{}, {"unknown": 1}])
 def test_a_large_body_takes_two_turns_and_any_other_one(fields: dict[str, Any]) -> None:
-    assert turns_of(body(BODY_BYTES_AT_ONCE, **fields)) == 1
-    assert turns_of(body(BODY_BYTES_AT_ONCE + 1, **fields)) == 2
+    assert turns_of(body(LONG_BODY_BYTES, **fields)) == 1
+    assert turns_of(body(LONG_BODY_BYTES + 1, **fields)) == 2
 
 
 def test_what_is_wrong_with_a_large_body_is_said_at_once() -> None:
     with pytest.raises(InvalidBody):
-        turns_of(body(BODY_BYTES_AT_ONCE + 1, token_ids="x"))
+        turns_of(body(LONG_BODY_BYTES + 1, token_ids="x"))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from select_service.http import codec, protocol
+from select_service.http import body_codec, bounded_protocol
 from tests.http.conftest import PROMPT, Server
 from tests.process.running import Client, request
 
@@ -83,8 +83,10 @@ BAD = {
     "chunk longer than its size": Case(CHUNKED + b"1\r\nabc\r\n", [400], closes=True),
     "long head": Case(head(b"GET / HTTP/1.1", b"a: " + b"b" * 70_000), [431], closes=True),
     "long url": Case(head(b"GET /" + b"a" * 70_000 + b" HTTP/1.1"), [431], closes=True),
-    "long body": Case(HEAD + b"content-length: %d\r\n\r\n" % (codec.BODY_BYTES_MAX + 1), [413]),
-    "long chunked body": Case(CHUNKED + chunks(b" " * (codec.BODY_BYTES_MAX + 1)), [413]),
+    "long body": Case(
+        HEAD + b"content-length: %d\r\n\r\n" % (body_codec.BODY_BYTES_MAX + 1), [413]
+    ),
+    "long chunked body": Case(CHUNKED + chunks(b" " * (body_codec.BODY_BYTES_MAX + 1)), [413]),
 }
 
 
@@ -109,7 +111,7 @@ def test_what_is_wrong_behind_an_offer_of_another_protocol_is_said(server: Serve
         assert client.answer().status == 200
         refusal = client.answer()
         assert refusal.status == 400
-        assert "must have a `Host` header" in refusal.body["error"]
+        assert "needs a `Host` header" in refusal.body["error"]
 
 
 def test_a_client_that_waits_to_be_asked_for_its_body_is_asked(server: Server) -> None:
@@ -163,4 +165,4 @@ def test_slow_clients_do_not_hold_up_others(server: Server) -> None:
         for n, client in enumerate(clients):
             client.send(SELECT[n:])
         assert {client.answer().status for client in clients} == {200}
-    assert len(SELECT) < protocol.CONNECTIONS_MAX
+    assert len(SELECT) < bounded_protocol.CONNECTIONS_MAX

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from select_service.http import protocol as bounds
+from select_service.http import bounded_protocol as bounds
 from tests.http.conversation import Conversation
 
 pytestmark = pytest.mark.usefixtures("_either_protocol")
@@ -79,7 +79,7 @@ def test_many_requests_at_once_are_answered_in_order_and_few_are_kept() -> None:
         conversation.say(b"".join(GET % n for n in range(5000)))
         await conversation.settle()
         kept = len(conversation.ordinary.pipeline)
-        assert 0 < kept <= bounds.PARSED_AT_ONCE // len(GET % 0)
+        assert 0 < kept <= bounds.PARSE_STEP_BYTES // len(GET % 0)
         assert not conversation.wire.reading
         conversation.may_answer.set()
         while len(conversation.asked) < 5000:
@@ -99,9 +99,9 @@ def test_a_turn_of_the_loop_parses_a_bounded_number_of_chunks() -> None:
         conversation.say(b"POST /c HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
         conversation.say(b"8\r\n12345678\r\n" * n)
         assert len(conversation.ordinary.cycle.body) <= (
-            bounds.PARTS_PER_TURN * bounds.PARSED_AT_ONCE
+            bounds.PARSE_STEPS_PER_ITERATION * bounds.PARSE_STEP_BYTES
         )
-        while len(conversation.ordinary._held):
+        while len(conversation.ordinary._unparsed):
             await asyncio.sleep(0)
         conversation.say(b"0\r\n\r\n")
         await conversation.settle()
@@ -114,7 +114,7 @@ def test_a_long_body_of_known_size_is_parsed_at_once() -> None:
     async def body() -> None:
         conversation = Conversation()
         conversation.say(POST % (1, 200_000) + b"x" * 200_000 + GET % 2)
-        assert len(conversation.ordinary._held) == 0
+        assert len(conversation.ordinary._unparsed) == 0
         await conversation.settle()
         assert [len(body) for _, body in conversation.asked] == [200_000, 0]
 
@@ -134,7 +134,7 @@ def test_a_refusal_waits_for_the_answers_before_it() -> None:
         assert statuses == [200, 200, 400]
         assert json.loads(conversation.answers()[-1][1])["code"] == "malformed_http"
         assert conversation.refusals == [400]
-        assert conversation.wire.closed
+        assert conversation.wire.mark_closed
         assert [path for path, _ in conversation.asked] == ["/1", "/2"]
 
     asyncio.run(refused())
@@ -150,16 +150,16 @@ def test_a_body_behind_a_request_without_an_answer_is_not_late() -> None:
         await conversation.settle()
         protocol = conversation.ordinary
         for _ in range(2):
-            protocol._began = protocol.loop.time() - 2 * bounds.REQUEST_READ_S_MAX
+            protocol._deadline_from = protocol.loop.time() - 2 * bounds.REQUEST_READ_S_MAX
             protocol._check_progress()
         assert conversation.wire.written == b""
         conversation.may_answer.set()
         await conversation.settle()
         assert conversation.answers() == [(200, b"/1 ")]
-        protocol._began = protocol.loop.time() - 2 * bounds.REQUEST_READ_S_MAX
+        protocol._deadline_from = protocol.loop.time() - 2 * bounds.REQUEST_READ_S_MAX
         protocol._check_progress()
         assert [status for status, _ in conversation.answers()] == [200, 408]
-        assert conversation.wire.closed
+        assert conversation.wire.mark_closed
 
     asyncio.run(late())
 
@@ -188,7 +188,7 @@ def test_a_client_that_goes_away_is_told_of_to_the_request_that_is_answered(behi
         conversation.protocol.connection_lost(None)
         await conversation.settle()
         assert conversation.gone == ["/1"]
-        assert conversation.scopes[0]["extensions"]["select_service.connection"].gone
+        assert conversation.scopes[0]["extensions"]["select_service.connection"].is_gone
         assert len(conversation.scopes) == 1
 
     asyncio.run(gone())
@@ -215,7 +215,7 @@ def test_a_parser_without_memory_refuses(monkeypatch: pytest.MonkeyPatch) -> Non
         def fail(*_: Any) -> int:
             raise MemoryError
 
-        monkeypatch.setattr(bounds, "checked_head", fail)
+        monkeypatch.setattr(bounds, "check_head", fail)
         conversation.say(GET % 1)
         assert [status for status, _ in conversation.answers()] == [503]
 

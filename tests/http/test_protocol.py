@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from select_service.http import codec, protocol
+from select_service.http import body_codec, bounded_protocol
 from tests.http.conftest import PROMPT
-from tests.patience import eventually
+from tests.polling import eventually
 from tests.process.running import Client, request
 
 pytestmark = pytest.mark.process
@@ -18,9 +18,9 @@ SHORT_S = 0.3
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch):
     """For the connections that a test opens."""
-    monkeypatch.setattr(protocol, "REQUEST_READ_S_MAX", SHORT_S)
-    monkeypatch.setattr(protocol, "UNREAD_S_MAX", SHORT_S)
-    monkeypatch.setattr(protocol, "WATCH_EVERY_S", SHORT_S / 10)
+    monkeypatch.setattr(bounded_protocol, "REQUEST_READ_S_MAX", SHORT_S)
+    monkeypatch.setattr(bounded_protocol, "UNREAD_S_MAX", SHORT_S)
+    monkeypatch.setattr(bounded_protocol, "WATCH_EVERY_S", SHORT_S / 10)
 
 
 def refusal(client):
@@ -61,7 +61,7 @@ def test_an_idle_connection_is_kept_after_its_answer(server):
 
 def test_a_refused_body_that_goes_on_gets_no_second_answer(server):
     with Client(server.port) as client:
-        head = request("POST", "/select", None, content_length=str(codec.BODY_BYTES_MAX + 1))
+        head = request("POST", "/select", None, content_length=str(body_codec.BODY_BYTES_MAX + 1))
         client.send(head)
         assert refusal(client) == (413, "body_too_large")
         assert client.ended()
@@ -100,7 +100,7 @@ def test_a_client_that_reads_no_answers_is_not_read_either_and_cut_off(server):
 
 def test_a_client_that_reads_late_gets_every_answer_in_order(server, monkeypatch):
     for bound in ("UNREAD_S_MAX", "REQUEST_READ_S_MAX"):
-        monkeypatch.setattr(protocol, bound, 60)
+        monkeypatch.setattr(bounded_protocol, bound, 60)
     n = 3000
     fast, slow = request("POST", "/select", PROMPT), request("GET", "/ready")
     with Client(server.port) as client:
@@ -117,7 +117,7 @@ def test_a_client_that_reads_late_gets_every_answer_in_order(server, monkeypatch
 
 def test_more_connections_than_allowed_are_refused(server, monkeypatch):
     eventually(lambda: not server.connections)
-    monkeypatch.setattr(protocol, "CONNECTIONS_MAX", 3)
+    monkeypatch.setattr(bounded_protocol, "CONNECTIONS_MAX", 3)
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(Client(server.port)) for _ in range(3)]
         for client in clients:
@@ -142,10 +142,10 @@ def test_answers_of_the_connection_are_counted(server):
 
 
 def test_slow_large_bodies_are_refused_before_small_ones(server, monkeypatch):
-    monkeypatch.setattr(codec.BODY_BUDGET, "total", 1024 * 1024)
+    monkeypatch.setattr(body_codec.BODY_BUDGET, "total", 1024 * 1024)
     with Client(server.port) as client:
         client.send(request("POST", "/select", b"[" * 3 * 1024 * 1024)[:-1])
         assert refusal(client) == (503, "capacity_exceeded")
         assert server.is_alive()
         client.socket.close()
-    eventually(lambda: codec.BODY_BUDGET.used == 0)
+    eventually(lambda: body_codec.BODY_BUDGET.used == 0)

@@ -3,8 +3,8 @@
 import asyncio
 from typing import Any
 
-from select_service.http.head import Headers
-from select_service.http.server import server_of
+from select_service.http.http_server import make_http_server
+from select_service.http.request_head import Headers
 
 
 class Front:
@@ -16,14 +16,14 @@ class Front:
     def __call__(self, *_: Any, **__: Any) -> asyncio.Protocol:
         return asyncio.Protocol()
 
-    def say(self, headers: Headers) -> None:
+    def set_common_headers(self, headers: Headers) -> None:
         self.said.append(headers)
 
 
 def test_the_front_is_told_of_new_headers_and_of_no_others() -> None:
     front = Front()
     application: Any = None
-    server = server_of(application, front)
+    server = make_http_server(application, front)
     server.config.load()
 
     async def ticks() -> None:

@@ -44,7 +44,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.scopes: list[dict[str, Any]] = []
-        self.received: list[dict[str, Any]] = []
+        self.receive: list[dict[str, Any]] = []
         self.may_read, self.may_answer = asyncio.Event(), asyncio.Event()
         self.transport = Wire()
         self.config = uvicorn.Config(
@@ -58,7 +58,7 @@ class Scene:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.scopes.append(scope)
         await self.may_read.wait()
-        self.received.append(await receive())
+        self.receive.append(await receive())
         await self.may_answer.wait()
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body"})
@@ -175,11 +175,11 @@ async def test_a_receive_ends_with_the_event_of_its_cycle_and_says_whether_it_is
     scene.protocol.data_received(POST % (1, 5))
     await turns()
     cycle = scene.protocol.cycle
-    assert scene.received == []
+    assert scene.receive == []
     cycle.disconnected = True
     cycle.message_event.set()
     await turns()
-    assert scene.received == [{"type": "http.disconnect"}]
+    assert scene.receive == [{"type": "http.disconnect"}]
     scene.may_answer.set()
     await turns()
     assert scene.transport.written == b""

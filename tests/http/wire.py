@@ -10,20 +10,20 @@ class Wire(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.written = b""
-        self.closed = False
+        self.mark_closed = False
         self.reading = True
 
     def write(self, data: Any) -> None:
         self.written += bytes(data)
 
     def close(self) -> None:
-        self.closed = True
+        self.mark_closed = True
 
     def abort(self) -> None:
-        self.closed = True
+        self.mark_closed = True
 
     def is_closing(self) -> bool:
-        return self.closed
+        return self.mark_closed
 
     def pause_reading(self) -> None:
         self.reading = False

@@ -1,6 +1,6 @@
 """What only tests ask of an index."""
 
-from indexer.index import state_kernels as state
+from indexer.index import header_kernels as state
 from indexer.tiers import N_TIERS
 
 

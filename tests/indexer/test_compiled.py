@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from numba import njit
 
-from indexer import kernel_compiler, kernel_sources
 from indexer.events.msgpack_kernels import read_int
-from indexer.kernel_sources import closure, kernel_modules
-from indexer.machine_code import load
+from indexer.jit import kernel_compiler, kernel_sources
+from indexer.jit.kernel_sources import import_closure, kernel_modules
+from indexer.jit.machine_code import link_code
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = [ROOT / "indexer", ROOT / "select_service"]
@@ -24,7 +24,7 @@ SOURCES = [path for package in PACKAGES for path in sorted(package.rglob("*.py")
 LAYOUT = "FIRST, SECOND = {first}, {second}\n"
 MIDDLE = "from indexer.layout import FIRST, SECOND\nCOLUMNS = (FIRST, SECOND)\n"
 KERNEL = """\
-from indexer.compiled import compiled
+from indexer.jit.decorators import compiled
 from indexer.middle import COLUMNS
 
 FIRST = COLUMNS[0]
@@ -49,11 +49,12 @@ print(first(np.array([10, 20])), "numba" not in sys.modules)
 """
 COPIED = (
     "__init__",
-    "compiled",
-    "kernel_baseline",
-    "kernel_cache",
-    "kernel_compiler",
-    "kernel_sources",
+    "jit/__init__",
+    "jit/decorators",
+    "jit/kernel_cache",
+    "jit/kernel_compiler",
+    "jit/kernel_sources",
+    "jit/wheel_code",
 )
 NO_BYTE_CODE = {"PYTHONDONTWRITEBYTECODE": "1"}
 AGE_NS = 50_000_000
@@ -67,9 +68,9 @@ class Project:
         self._root, self._cache = folder / "project", folder / "cache"
         self._sources = self._root / "indexer"
         self._written_s = int(time.time()) - 1000
-        self._sources.mkdir(parents=True)
-        for name in (*COPIED, "machine_code"):
-            shutil.copy(ROOT / "indexer" / f"{name}.py", self._sources)
+        (self._sources / "jit").mkdir(parents=True)
+        for name in (*COPIED, "jit/machine_code"):
+            shutil.copy(ROOT / "indexer" / f"{name}.py", self._sources / f"{name}.py")
         (self._sources / "middle.py").write_text(MIDDLE)
         (self._sources / "some_kernels.py").write_text(KERNEL)
         self.write_layout(0, 1)
@@ -144,7 +145,7 @@ def rewritten(project: Project) -> str:
     "step",
     [
         "import indexer.layout\n",
-        "from indexer.kernel_sources import checksum_of; checksum_of('indexer.some_kernels')\n",
+        "from indexer.jit.kernel_sources import checksum_of; checksum_of('indexer.some_kernels')\n",
         "",
     ],
     ids=["after the import", "after the checksum", "before anything is read"],
@@ -230,7 +231,7 @@ def test_a_helper_is_part_of_the_kernels_that_call_it() -> None:
 
 def test_nothing_else_compiles() -> None:
     users = [path for path in SOURCES if "njit" in path.read_text()]
-    assert users == [ROOT / "indexer" / "kernel_compiler.py"]
+    assert users == [ROOT / "indexer" / "jit" / "kernel_compiler.py"]
 
 
 def test_every_kernel_stands_in_a_module_that_is_found_by_its_name() -> None:
@@ -252,11 +253,11 @@ def _is_entry(node: ast.AST) -> bool:
 
 @pytest.mark.parametrize("module", sorted(kernel_modules()))
 def test_the_closure_of_a_kernel_module_is_what_python_imports(module: str) -> None:
-    for name in closure(module) - {"indexer.compiled", "indexer.kernel_compiler"}:
+    for name in import_closure(module) - {"indexer.jit.decorators", "indexer.jit.kernel_compiler"}:
         path = kernel_sources.path_of(name)
         assert path is not None
         imported = _imports(ast.parse(path.read_text()))
-        assert imported <= closure(module), name
+        assert imported <= import_closure(module), name
 
 
 def _imports(tree: ast.Module) -> set[str]:
@@ -281,7 +282,7 @@ def _name_of(path: Path) -> str:
 
 
 def test_a_helper_is_compiled_once_for_all_constants() -> None:
-    nth = kernel_compiler.helper(lambda row, column: row[column], {})
+    nth = kernel_compiler.make_helper(lambda row, column: row[column], {})
 
     @njit
     def sum_of_two(row: np.ndarray) -> int:
@@ -297,7 +298,7 @@ def test_other_code_cannot_find_the_helpers_of_an_entry() -> None:
     def halvings(number: int, unused: int) -> int:
         return 0 if number == 0 else 1 + again(number >> 1, unused)  # type: ignore[no-any-return]
 
-    again = kernel_compiler.helper(halvings, {})
+    again = kernel_compiler.make_helper(halvings, {})
 
     def entry(number: int) -> int:
         return again(number, 7)  # type: ignore[no-any-return]
@@ -305,5 +306,5 @@ def test_other_code_cannot_find_the_helpers_of_an_entry() -> None:
     code = kernel_compiler.compile_kernel(entry, "int64(int64)", {})
     assert f"\0{code.entry}\0".encode() in code.object_file
     assert b"\0_ZN5tests" not in code.object_file
-    assert load(code, __name__, "entry")(10**6) == 20
+    assert link_code(code, __name__, "entry")(10**6) == 20
     assert njit("int64(int64)")(entry)(10**6) == 20

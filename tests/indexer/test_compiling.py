@@ -10,23 +10,24 @@ from typing import Any
 
 import pytest
 
-from indexer.compiling import Work
+from indexer.jit.parallel_compile import CompileQueue
 
 ROOT = Path(__file__).parents[2]
 MODULES = (
     "__init__",
-    "compiled",
-    "compiling",
-    "kernel_baseline",
-    "kernel_cache",
-    "kernel_compiler",
-    "kernel_sources",
-    "machine_code",
+    "jit/__init__",
+    "jit/decorators",
+    "jit/kernel_cache",
+    "jit/kernel_compiler",
+    "jit/kernel_sources",
+    "jit/machine_code",
+    "jit/parallel_compile",
+    "jit/wheel_code",
 )
 AGE_NS = 50_000_000
 """A source that is older than this is known to be older than a process that is started now."""
 TWICE = """\
-from indexer.compiled import compiled
+from indexer.jit.decorators import compiled
 
 
 @compiled("int64(int64)")
@@ -34,7 +35,7 @@ def twice(number):
     return 2 * number
 """
 FOUR_TIMES = """\
-from indexer.compiled import compiled
+from indexer.jit.decorators import compiled
 from indexer.twice_kernels import twice
 
 
@@ -45,10 +46,10 @@ def four_times(number):
 WRONG = FOUR_TIMES.replace("twice(number)", "twice('number')")
 RUN = """\
 import sys
-from indexer.compiling import CompileError, compile_missing
+from indexer.jit.parallel_compile import CompileError, compile_missing
 said = []
 try:
-    compile_missing(lambda *counts: said.append(counts), without=("select_service",))
+    compile_missing(lambda *counts: said.append(counts), excluded=("select_service",))
 except CompileError as error:
     said.append(str(error))
 from indexer.twice_kernels import twice
@@ -60,9 +61,9 @@ print(said, "numba" in sys.modules)
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     folder = tmp_path / "indexer"
-    folder.mkdir()
+    (folder / "jit").mkdir(parents=True)
     for name in MODULES:
-        shutil.copy(ROOT / "indexer" / f"{name}.py", folder)
+        shutil.copy(ROOT / "indexer" / f"{name}.py", folder / f"{name}.py")
     (folder / "twice_kernels.py").write_text(TWICE)
     return folder
 
@@ -90,7 +91,7 @@ def test_each_kernel_is_compiled_once_also_by_who_imports_it(project: Path) -> N
 
 def test_what_cannot_be_compiled_is_told(project: Path) -> None:
     said = run(project, WRONG)
-    assert "a process that compiles kernels failed" in said
+    assert "a compiler process failed" in said
 
 
 class Process:
@@ -111,10 +112,10 @@ class Process:
 
 
 def test_processes_take_from_both_ends_what_is_small_in_one_package_and_large_in_another() -> None:
-    small, large = "indexer.mutex_kernels", "indexer.index.kernels"
-    last = "select_service.core.load.ledger_kernels"
-    work, processes = Work([large, last, small]), [Process(), Process()]
+    small, large = "indexer.jit.mutex_kernels", "indexer.index.store_kernels"
+    last = "select_service.core.load.compiled.ledger_kernels"
+    work, processes = CompileQueue([large, last, small]), [Process(), Process()]
     for number in (0, 1, 1, 0, 1):
-        work.hand_out(number, processes[number])  # type: ignore[arg-type]
+        work.send_next(number, processes[number])  # type: ignore[arg-type]
     assert [process.told for process in processes] == [[last], [small, large]]
     assert all(process.is_closed for process in processes)

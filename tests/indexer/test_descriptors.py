@@ -2,26 +2,26 @@
 
 import pytest
 
-from indexer.sockets.descriptors import (
-    ASKING_FILES_MIN,
+from indexer.sockets.file_descriptors import (
     HTTP_FILES,
+    OUTGOING_FILES_MIN,
     OWN_FILES,
     RANK_FILES,
-    Room,
-    room_of,
+    DescriptorLimits,
+    limits_for,
 )
 
 
 @pytest.mark.parametrize(
     ("limit", "room"),
     [
-        (64, Room(0, ASKING_FILES_MIN)),
-        (256, Room(16, 14)),
-        (1024, Room(128, 110)),
-        (1_048_576, Room(173_373, 8192)),
+        (64, DescriptorLimits(0, OUTGOING_FILES_MIN)),
+        (256, DescriptorLimits(16, 14)),
+        (1024, DescriptorLimits(128, 110)),
+        (1_048_576, DescriptorLimits(173_373, 8192)),
     ],
 )
 def test_what_http_and_the_process_itself_need_is_kept(limit, room):
-    assert room_of(limit, 30) == room
-    taken = room.ranks * RANK_FILES + room.asking + OWN_FILES + HTTP_FILES + 30
+    assert limits_for(limit, 30) == room
+    taken = room.ranks * RANK_FILES + room.outgoing_http + OWN_FILES + HTTP_FILES + 30
     assert limit < 142 or taken <= limit

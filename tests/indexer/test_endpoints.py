@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.endpoints import endpoint_error, port_plus
+from indexer.zmq_endpoints import endpoint_error, offset_port
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,14 @@ def test_well_formed_endpoint_has_no_error(endpoint):
         ("tcp://host:http", "invalid TCP port: invalid digit found in string"),
         ("tcp://host:-1", "invalid TCP port: invalid digit found in string"),
         ("tcp://host:٣", "invalid TCP port: invalid digit found in string"),
-        ("tcp://[name]:1", "`[name]` is no IPv6 address"),
-        ("tcp://[127.0.0.1]:1", "`[127.0.0.1]` is no IPv6 address"),
-        ("tcp://[fe80::1%a;name]:1", "`[fe80::1%a;name]` is no IPv6 address"),
-        ("tcp://127.0.0.1;name:1", "`127.0.0.1;name` is no host name"),
-        ("tcp://name*:1", "`name*` is no host name"),
-        ("tcp://name%eth0:1", "`name%eth0` is no host name"),
-        ("tcp://a..b:1", "`a..b` is no host name"),
-        ("tcp://" + "a" * 64 + ":1", f"`{'a' * 64}` is no host name"),
+        ("tcp://[name]:1", "`[name]` is not an IPv6 address"),
+        ("tcp://[127.0.0.1]:1", "`[127.0.0.1]` is not an IPv6 address"),
+        ("tcp://[fe80::1%a;name]:1", "`[fe80::1%a;name]` is not an IPv6 address"),
+        ("tcp://127.0.0.1;name:1", "`127.0.0.1;name` is not a host name"),
+        ("tcp://name*:1", "`name*` is not a host name"),
+        ("tcp://name%eth0:1", "`name%eth0` is not a host name"),
+        ("tcp://a..b:1", "`a..b` is not a host name"),
+        ("tcp://" + "a" * 64 + ":1", f"`{'a' * 64}` is not a host name"),
         ("tcp://ho st:1", "unprintable character in address"),
         ("ipc://a\x00b", "unprintable character in address"),
     ],
@@ -74,7 +74,7 @@ def test_malformed_endpoint_is_named_with_its_fault(endpoint, fault):
 def test_any_text_is_judged_without_failing(text):
     error = endpoint_error(text)
     assert error is None or error.startswith("invalid ZMQ endpoint `")
-    port_plus(text, 1)
+    offset_port(text, 1)
 
 
 @pytest.mark.parametrize(
@@ -93,4 +93,4 @@ def test_any_text_is_judged_without_failing(text):
     ],
 )
 def test_replay_port_of_a_rank_is_the_first_port_plus_its_position(endpoint, position, expected):
-    assert port_plus(endpoint, position) == expected
+    assert offset_port(endpoint, position) == expected

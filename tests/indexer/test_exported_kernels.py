@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numba import njit
 
-from indexer.compiled import compiled
-from indexer.exported_kernels import exported
+from indexer.jit.decorators import compiled
+from indexer.jit.function_pointers import export_function
 
 
 @compiled()
@@ -19,7 +19,9 @@ def weighed(numbers: Any, k: int, weight: float, negative: bool) -> int:
     return int(numbers[k] * weight) * (-1 if negative else 1)
 
 
-address_of_weighed, call_weighed = exported("int64(int64[::1], int64, float64, boolean)", weighed)
+address_of_weighed, call_weighed = export_function(
+    "int64(int64[::1], int64, float64, boolean)", weighed
+)
 
 
 @njit

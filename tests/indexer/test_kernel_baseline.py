@@ -10,13 +10,19 @@ from typing import Any
 import pytest
 from llvmlite import binding
 
-from indexer import kernel_baseline, kernel_cache
-from indexer.kernel_baseline import FEATURES, MANIFEST, fault, fill, name_of
-from indexer.kernel_cache import directory_of, find, incomplete, keep
-from indexer.kernel_sources import baseline, checksum_of, kernel_modules
-from indexer.machine_code import MachineCode
+from indexer.jit import kernel_cache, wheel_code
+from indexer.jit.kernel_cache import directory_of, find_code, incomplete_modules, store_code
+from indexer.jit.kernel_sources import baseline_settings, checksum_of, kernel_modules
+from indexer.jit.machine_code import MachineCode
+from indexer.jit.wheel_code import (
+    FEATURES,
+    MANIFEST,
+    directory_name,
+    unusable_reason,
+    write_wheel_code,
+)
 
-MODULE = "indexer.hashing.kernels"
+MODULE = "indexer.hashing.xxh3_kernels"
 NEEDED = FEATURES[platform.machine()]
 CODE = MachineCode("entry", "environment", b"\x7fELF of\nsomething")
 OWN_NAME = f"{MODULE}-{checksum_of(MODULE)}"
@@ -28,13 +34,13 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in [name for name in os.environ if name.startswith("NUMBA_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(kernel_cache, "package_root", lambda: tmp_path / "filled")
-    monkeypatch.setattr(kernel_baseline, "root", lambda: tmp_path / "kernels_of_wheel")
-    monkeypatch.setattr(kernel_baseline, "_ignored", False)
+    monkeypatch.setattr(wheel_code, "wheel_root", lambda: tmp_path / "kernels_of_wheel")
+    monkeypatch.setattr(wheel_code, "_is_ignored", False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(
         binding, "get_host_cpu_features", lambda: binding.FeatureMap.fromkeys(NEEDED, True)
     )
-    fill(made_below(tmp_path / "made"))
+    write_wheel_code(made_below(tmp_path / "made"))
     _forget()
     yield tmp_path
     _forget()
@@ -42,16 +48,16 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def _forget() -> None:
     directory_of.cache_clear()
-    fault.cache_clear()
+    unusable_reason.cache_clear()
     checksum_of.cache_clear()
 
 
 def made_below(folder: Path) -> Path:
     """As the compiler leaves the code of all modules."""
     for module in kernel_modules():
-        directory = folder / name_of(module)
+        directory = folder / directory_name(module)
         directory.mkdir(parents=True)
-        (directory / "some.kernel").write_bytes(kernel_cache._encoded(CODE))
+        (directory / "some.kernel").write_bytes(kernel_cache._encode(CODE))
         (directory / "complete").touch()
     return folder
 
@@ -65,23 +71,23 @@ def rewrite(places: Path, **fields: Any) -> None:
 def assert_left_alone(places: Path, why: str) -> None:
     """`why`: what stands in the reason."""
     _forget()
-    assert why in (fault() or "nothing")
+    assert why in (unusable_reason() or "nothing")
     assert directory_of(MODULE) == places / "home" / "select-service" / "kernels" / OWN_NAME
-    assert incomplete() == list(kernel_modules())
+    assert incomplete_modules() == list(kernel_modules())
 
 
 def test_code_of_the_package_is_used_where_there_is_none_of_ones_own(places: Path) -> None:
-    assert fault() is None
-    assert incomplete() == []
-    assert kernel_cache.is_baseline()
-    assert find(MODULE, "some") == CODE
+    assert unusable_reason() is None
+    assert incomplete_modules() == []
+    assert kernel_cache.is_from_wheel()
+    assert find_code(MODULE, "some") == CODE
 
 
 def test_a_directory_that_is_given_and_empty_is_not_filled(
     places: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(places / "given"))
-    assert incomplete() == []
+    assert incomplete_modules() == []
     assert not (places / "given").exists()
 
 
@@ -99,28 +105,28 @@ def test_ones_own_code_goes_before_it(
 
 def test_nothing_is_written_to_it(places: Path) -> None:
     before = sorted((places / "kernels_of_wheel").rglob("*"))
-    keep(MODULE, "another", CODE)
+    store_code(MODULE, "another", CODE)
     assert sorted((places / "kernels_of_wheel").rglob("*")) == before
 
 
 def test_who_compiles_does_not_see_it(places: Path) -> None:
-    kernel_baseline.ignore()
-    assert incomplete() == list(kernel_modules())
-    assert not kernel_cache.is_baseline()
+    wheel_code.ignore_wheel_code()
+    assert incomplete_modules() == list(kernel_modules())
+    assert not kernel_cache.is_from_wheel()
 
 
 def test_without_code_in_the_package_there_is_no_fault(
     places: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel_baseline, "root", lambda: places / "nothing")
-    assert fault() is None
-    assert incomplete() == list(kernel_modules())
+    monkeypatch.setattr(wheel_code, "wheel_root", lambda: places / "nothing")
+    assert unusable_reason() is None
+    assert incomplete_modules() == list(kernel_modules())
 
 
 @pytest.mark.parametrize("name", ["machine", "abi", "numba", "llvmlite"])
 def test_code_for_another_environment_is_left_alone(places: Path, name: str) -> None:
     rewrite(places, **{name: "another"})
-    assert_left_alone(places, f"it is for {name} another, and this is ")
+    assert_left_alone(places, f"built for {name} another, running on ")
 
 
 @pytest.mark.parametrize("feature", ["avx2", "bmi2", "fma", "movbe"])
@@ -134,9 +140,9 @@ def test_code_for_a_better_processor_is_left_alone(
 
 def test_code_of_other_sources_is_left_alone(places: Path) -> None:
     digests = json.loads((places / "kernels_of_wheel" / MANIFEST).read_text())["digests"]
-    del digests[name_of(MODULE)]
+    del digests[directory_name(MODULE)]
     rewrite(places, digests=digests)
-    assert_left_alone(places, f"the sources of {MODULE} are not those that it was made of")
+    assert_left_alone(places, f"the sources of {MODULE} have changed since the code was compiled")
 
 
 def flip(path: Path) -> None:
@@ -146,10 +152,10 @@ def flip(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("harm", "why"),
-    [(flip, "some.kernel is damaged"), (Path.unlink, "it cannot be read: FileNotFoundError")],
+    [(flip, "some.kernel is damaged"), (Path.unlink, "unreadable: FileNotFoundError")],
 )
 def test_damaged_code_is_left_alone(places: Path, harm: Callable[[Path], None], why: str) -> None:
-    harm(places / "kernels_of_wheel" / name_of(MODULE) / "some.kernel")
+    harm(places / "kernels_of_wheel" / directory_name(MODULE) / "some.kernel")
     assert_left_alone(places, why)
 
 
@@ -160,24 +166,26 @@ def test_damaged_code_is_left_alone(places: Path, harm: Callable[[Path], None], 
 )
 def test_a_manifest_that_says_nothing_is_left_alone(places: Path, text: str) -> None:
     (places / "kernels_of_wheel" / MANIFEST).write_bytes(text.encode("latin-1"))
-    assert_left_alone(places, "it cannot be read: ")
+    assert_left_alone(places, "unreadable: ")
 
 
-@pytest.mark.parametrize("where", ["", MANIFEST, name_of(MODULE), f"{name_of(MODULE)}/some.kernel"])
+@pytest.mark.parametrize(
+    "where", ["", MANIFEST, directory_name(MODULE), f"{directory_name(MODULE)}/some.kernel"]
+)
 @pytest.mark.parametrize("bits", [0o002, 0o020])
 def test_code_that_more_can_write_than_the_sources_is_left_alone(
     places: Path, where: str, bits: int
 ) -> None:
     path = places / "kernels_of_wheel" / where
-    assert not Path(kernel_baseline.__file__).stat().st_mode & bits, "the checkout is open itself"
+    assert not Path(wheel_code.__file__).stat().st_mode & bits, "the checkout is open itself"
     path.chmod(path.stat().st_mode | bits)
-    assert_left_alone(places, "others can write to ")
+    assert_left_alone(places, "other users can write to ")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
 def test_code_of_a_stranger_is_left_alone(places: Path) -> None:
-    os.chown(places / "kernels_of_wheel" / name_of(MODULE) / "some.kernel", 12_345, 0)
-    assert_left_alone(places, "others can write to ")
+    os.chown(places / "kernels_of_wheel" / directory_name(MODULE) / "some.kernel", 12_345, 0)
+    assert_left_alone(places, "other users can write to ")
 
 
 @pytest.mark.parametrize(
@@ -188,25 +196,25 @@ def test_who_asks_for_other_code_does_not_get_this(
 ) -> None:
     monkeypatch.setenv(variable, value)
     _forget()
-    assert fault() == "variables NUMBA_... ask for other code"
-    assert not kernel_cache.is_baseline()
+    assert unusable_reason() == "NUMBA_... variables request other code"
+    assert not kernel_cache.is_from_wheel()
 
 
 def test_who_asks_for_the_same_code_by_name_gets_it(
     places: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in baseline() or ():
+    for name, value in baseline_settings() or ():
         monkeypatch.setenv(f"NUMBA_{name}", value)
     _forget()
-    assert fault() is None
-    assert name_of(MODULE) == f"{MODULE}-{checksum_of(MODULE)}"
-    assert incomplete() == []
+    assert unusable_reason() is None
+    assert directory_name(MODULE) == f"{MODULE}-{checksum_of(MODULE)}"
+    assert incomplete_modules() == []
 
 
 def test_filling_replaces_what_was_there(places: Path) -> None:
     (places / "kernels_of_wheel" / "old").mkdir()
-    size = fill(places / "made")
-    assert size == len(kernel_modules()) * len(kernel_cache._encoded(CODE))
+    size = write_wheel_code(places / "made")
+    assert size == len(kernel_modules()) * len(kernel_cache._encode(CODE))
     names = {path.name for path in (places / "kernels_of_wheel").iterdir()}
-    assert names == {MANIFEST, *map(name_of, kernel_modules())}
+    assert names == {MANIFEST, *map(directory_name, kernel_modules())}
     assert not (places / "kernels_of_wheel.part").exists()

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from indexer import kernel_cache
-from indexer.kernel_cache import (
-    KEPT_MAX,
-    clear,
+from indexer.jit import kernel_cache
+from indexer.jit.kernel_cache import (
+    DIRECTORIES_MAX,
+    clear_root,
     directory_of,
-    filled_roots,
-    find,
-    incomplete,
-    keep,
+    find_code,
+    incomplete_modules,
     mark_complete,
     private_root,
+    store_code,
+    user_filled_roots,
 )
-from indexer.kernel_sources import checksum_of, kernel_modules
-from indexer.machine_code import MachineCode
+from indexer.jit.kernel_sources import checksum_of, kernel_modules
+from indexer.jit.machine_code import MachineCode
 
-MODULE = "indexer.hashing.kernels"
+MODULE = "indexer.hashing.xxh3_kernels"
 CODE = MachineCode("entry", "environment", b"\x7fELF of\nsomething")
 NAME = f"{MODULE}-{checksum_of(MODULE)}"
 
@@ -80,7 +80,7 @@ def test_a_complete_directory_needs_not_be_writable(places, monkeypatch):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(places / "given"))
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert directory_of(MODULE) == directory
-    assert MODULE not in incomplete()
+    assert MODULE not in incomplete_modules()
 
 
 def test_without_a_home_the_code_is_kept_in_a_private_directory(places, monkeypatch):
@@ -104,7 +104,7 @@ def test_a_temporary_directory_that_others_might_write_to_is_not_used(places, mo
         monkeypatch.setattr(kernel_cache, "private_root", lambda: root)
         monkeypatch.setattr(os, "getuid", lambda: real + 1)
     assert directory_of(MODULE) is None
-    assert MODULE not in incomplete(), "there is no place where it could become complete"
+    assert MODULE not in incomplete_modules(), "there is no place where it could become complete"
 
 
 def no_temporary_directory(monkeypatch):
@@ -128,49 +128,49 @@ def test_without_a_home_and_a_temporary_directory_the_code_is_kept_nowhere(place
     no_temporary_directory(monkeypatch)
     no_home(monkeypatch, places)
     assert directory_of(MODULE) is None
-    keep(MODULE, "kernel", CODE)
-    assert find(MODULE, "kernel") is None
+    store_code(MODULE, "kernel", CODE)
+    assert find_code(MODULE, "kernel") is None
 
 
 def keep_all():
     for number in range(kernel_modules()[MODULE]):
-        keep(MODULE, f"kernel_{number}", CODE)
+        store_code(MODULE, f"kernel_{number}", CODE)
 
 
 def test_marking_completes_a_module(places):
-    assert incomplete() == list(kernel_modules())
+    assert incomplete_modules() == list(kernel_modules())
     keep_all()
     mark_complete(MODULE)
-    assert MODULE not in incomplete()
+    assert MODULE not in incomplete_modules()
 
 
 def test_a_module_of_which_a_kernel_could_not_be_kept_is_not_complete(places):
-    keep(MODULE, "kernel_0", CODE)
+    store_code(MODULE, "kernel_0", CODE)
     mark_complete(MODULE)
-    assert MODULE in incomplete()
+    assert MODULE in incomplete_modules()
 
 
 def test_code_is_found_as_it_was_kept(places):
-    assert find(MODULE, "kernel_0") is None
-    keep(MODULE, "kernel_0", CODE)
-    assert find(MODULE, "kernel_0") == CODE
+    assert find_code(MODULE, "kernel_0") is None
+    store_code(MODULE, "kernel_0", CODE)
+    assert find_code(MODULE, "kernel_0") == CODE
     assert [path.name for path in directory_of(MODULE).iterdir()] == ["kernel_0.kernel"]
 
 
 def test_a_reader_beside_many_writers_sees_whole_files_only(places):
     """They may differ: two compilers number the same symbols differently."""
     codes = [CODE._replace(object_file=bytes([number]) * 100_000) for number in range(4)]
-    keep(MODULE, "kernel_0", codes[0])
+    store_code(MODULE, "kernel_0", codes[0])
     done = threading.Event()
 
     def write(code):
         while not done.is_set():
-            keep(MODULE, "kernel_0", code)
+            store_code(MODULE, "kernel_0", code)
 
     threads = [threading.Thread(target=write, args=(code,)) for code in codes]
     for thread in threads:
         thread.start()
-    found = [find(MODULE, "kernel_0") for _ in range(100)]
+    found = [find_code(MODULE, "kernel_0") for _ in range(100)]
     done.set()
     for thread in threads:
         thread.join()
@@ -185,29 +185,32 @@ def test_a_disk_that_is_full_leaves_nothing_behind(places, monkeypatch):
         raise OSError(errno.ENOSPC, "no space")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    keep(MODULE, "kernel_0", CODE)
+    store_code(MODULE, "kernel_0", CODE)
     assert list(directory.iterdir()) == []
 
 
 def test_the_oldest_directories_of_a_module_go_and_nothing_else(places):
     root = places / "home" / "select-service" / "kernels"
-    for age in range(KEPT_MAX + 2):
+    for age in range(DIRECTORIES_MAX + 2):
         old = root / f"{MODULE}-{age:08x}"
         old.mkdir(parents=True)
         (old / "kernels.f-k.py311.1.nbc").touch()
         os.utime(old, (1e9 - age, 1e9 - age))
-    others = [root / "indexer.hashing.kernels-notes", root / "indexer.index.kernels-00000000"]
+    others = [
+        root / "indexer.hashing.xxh3_kernels-notes",
+        root / "indexer.index.store_kernels-00000000",
+    ]
     for other in others:
         other.mkdir()
-    foreign = root / f"{MODULE}-{KEPT_MAX:08x}" / "notes.txt"
+    foreign = root / f"{MODULE}-{DIRECTORIES_MAX:08x}" / "notes.txt"
     foreign.touch()
-    os.utime(foreign.parent, (1e9 - KEPT_MAX, 1e9 - KEPT_MAX))
+    os.utime(foreign.parent, (1e9 - DIRECTORIES_MAX, 1e9 - DIRECTORIES_MAX))
 
     keep_all()
     mark_complete(MODULE)
 
     left = {path.name for path in root.iterdir()}
-    kept = {f"{MODULE}-{age:08x}" for age in range(KEPT_MAX - 1)}
+    kept = {f"{MODULE}-{age:08x}" for age in range(DIRECTORIES_MAX - 1)}
     assert left == {NAME, *kept, foreign.parent.name, *(other.name for other in others)}
     assert foreign.exists()
 
@@ -215,11 +218,11 @@ def test_the_oldest_directories_of_a_module_go_and_nothing_else(places):
 def test_all_code_of_a_root_is_removed_and_the_root_with_it(places):
     keep_all()
     mark_complete(MODULE)
-    (root,) = filled_roots()
+    (root,) = user_filled_roots()
     size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
-    assert clear(root) == size > 0
+    assert clear_root(root) == size > 0
     assert list((places / "home").iterdir()) == []
-    assert filled_roots() == []
+    assert user_filled_roots() == []
 
 
 def test_what_others_keep_in_a_root_stays(places, monkeypatch):
@@ -235,8 +238,8 @@ def test_what_others_keep_in_a_root_stays(places, monkeypatch):
         path.touch()
     elsewhere = complete(places / "elsewhere")
     (places / "given" / "indexer.linked-0123456789abcdef").symlink_to(elsewhere)
-    assert filled_roots() == [places / "given"]
-    assert clear(places / "given") > 0
+    assert user_filled_roots() == [places / "given"]
+    assert clear_root(places / "given") > 0
     assert not directory_of(MODULE).exists()
     assert all(path.exists() for path in others)
     assert (elsewhere / "complete").exists()
@@ -245,12 +248,12 @@ def test_what_others_keep_in_a_root_stays(places, monkeypatch):
 def test_a_directory_of_a_module_with_files_of_others_is_told(places):
     (complete(places / "given") / "notes.txt").touch()
     with pytest.raises(OSError, match="not empty"):
-        clear(places / "given")
+        clear_root(places / "given")
     assert [path.name for path in (places / "given" / NAME).iterdir()] == ["notes.txt"]
 
 
 def test_a_private_root_that_others_may_write_to_is_left_alone(places):
     private_root().mkdir(mode=0o700)
-    assert filled_roots() == [private_root()]
+    assert user_filled_roots() == [private_root()]
     private_root().chmod(0o777)
-    assert filled_roots() == []
+    assert user_filled_roots() == []

@@ -11,15 +11,15 @@ import pytest
 from numba import njit
 from numba.core.errors import NumbaRuntimeError
 
-from indexer import kernel_compiler, kernel_sources
-from indexer.machine_code import load
+from indexer.jit import kernel_compiler, kernel_sources
+from indexer.jit.machine_code import link_code
 
 VALUES = np.arange(12) * 3 - 7
 
 
 def kernel(function: Callable[..., Any], signature: str) -> Callable[..., Any]:
     code = kernel_compiler.compile_kernel(function, signature, {})
-    return load(code, __name__, function.__name__)
+    return link_code(code, __name__, function.__name__)
 
 
 def checked(function: Callable[..., Any], signature: str, *arrays: np.ndarray, **given: int) -> Any:
@@ -111,8 +111,8 @@ def test_a_kernel_that_would_own_memory_is_refused() -> None:
 
 
 def test_a_helper_within_helpers_is_there_for_other_code_of_numba_too() -> None:
-    inner = kernel_compiler.helper(lambda a, n: a[n] * 2, {})
-    outer = kernel_compiler.helper(lambda a, n: inner(a, n) + inner(a, -1), {})
+    inner = kernel_compiler.make_helper(lambda a, n: a[n] * 2, {})
+    outer = kernel_compiler.make_helper(lambda a, n: inner(a, n) + inner(a, -1), {})
 
     def entry(a: Any, n: int) -> int:
         return outer(a, n) - inner(a, 0)  # type: ignore[no-any-return]
@@ -124,11 +124,24 @@ def test_a_helper_within_helpers_is_there_for_other_code_of_numba_too() -> None:
     assert len(inner.signatures) == 1
 
 
+def test_two_helpers_with_a_common_helper_are_there_for_other_code_of_numba_too() -> None:
+    inner = kernel_compiler.make_helper(lambda a, n: a[n] * 2, {})
+    left = kernel_compiler.make_helper(lambda a, n: inner(a, n) + 1, {})
+    right = kernel_compiler.make_helper(lambda a, n: inner(a, n) + 3, {})
+
+    def entry(a: Any, n: int) -> int:
+        return left(a, n) * right(a, n)  # type: ignore[no-any-return]
+
+    expected = (2 * VALUES[3] + 1) * (2 * VALUES[3] + 3)
+    assert kernel(entry, "int64(int64[::1], int64)")(VALUES, 3) == expected
+    assert njit(entry)(VALUES, 3) == expected
+
+
 AARCH64 = 183
 """EM_AARCH64 of elf.h."""
 FOR_ANOTHER_MACHINE = """
 import sys
-from indexer import kernel_compiler
+from indexer.jit import kernel_compiler
 code = kernel_compiler.compile_kernel(lambda a, n: a[n] + a[-1], "int64(int64[::1], int64)", {})
 sys.stdout.buffer.write(code.object_file)
 """
@@ -152,5 +165,5 @@ def test_code_for_another_machine_is_kept_apart(monkeypatch: pytest.MonkeyPatch)
     generic, found = (("CPU_NAME", "generic"), ("CPU_FEATURES", "")), set()
     for machine in ("x86_64", "aarch64"):
         monkeypatch.setenv(kernel_sources.MACHINE_VARIABLE, machine)
-        found.add(kernel_sources._machine.__wrapped__(generic))
+        found.add(kernel_sources._machine_fingerprint.__wrapped__(generic))
     assert len(found) == 2

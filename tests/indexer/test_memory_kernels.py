@@ -6,10 +6,10 @@
 import numpy as np
 from numba import njit
 
-from indexer.compiled import carray, compiled
-from indexer.memory_kernels import give_back, on_stack, pointer, take_zeroed
+from indexer.jit.decorators import carray, compiled
+from indexer.jit.memory_kernels import as_pointer, calloc, free, stack_array
 
-four = on_stack("uint64", 4)
+four = stack_array("uint64", 4)
 
 
 @compiled()
@@ -30,13 +30,13 @@ def depths(n):
 @njit
 def squares(n):
     """(sum of what was there, sum of what is there)"""
-    address = take_zeroed(8 * n)
-    numbers = carray(pointer(address), n, np.int64)
+    address = calloc(8 * n)
+    numbers = carray(as_pointer(address), n, np.int64)
     before = numbers.sum()
     for k in range(n):
         numbers[k] = k * k
     after = numbers.sum()
-    give_back(address)
+    free(address)
     return before, after
 
 

@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 from numba import njit
 
-from indexer.mutex import Mutex
-from indexer.mutex_kernels import OURS, acquire, enter, leave, release, stay
+from indexer.jit.mutex import Mutex
+from indexer.jit.mutex_kernels import (
+    ALREADY_LOCKED,
+    keep_mutex,
+    lock_mutex,
+    unlock_mutex,
+)
 
 DEADLINE_S = 60.0
 
@@ -18,11 +23,11 @@ DEADLINE_S = 60.0
 def add_waiting(address: int, counter: Any, times: int) -> None:
     """Read, and write one more, `times` times; without the interpreter lock."""
     for _ in range(times):
-        acquire(address)
+        thread = lock_mutex(address)
         seen = counter[0]
         counter[1] = (seen * 7919) % 104729
         counter[0] = seen + 1
-        release(address)
+        unlock_mutex(address, thread)
 
 
 @njit
@@ -30,19 +35,19 @@ def add_entering(address: int, counter: Any, times: int) -> int:
     """As `add_waiting`, with the interpreter lock.  Returns how often it had to wait."""
     waited = 0
     for _ in range(times):
-        thread = enter(address)
+        thread = lock_mutex(address)
         counter[0] += 1
-        leave(address, thread)
-        waited += thread not in (0, OURS)
+        unlock_mutex(address, thread)
+        waited += thread not in (0, ALREADY_LOCKED)
     return waited
 
 
 @njit
 def add_and_stay(address: int, counter: Any) -> None:
     """The mutex is the caller's afterwards."""
-    thread = enter(address)
+    thread = lock_mutex(address)
     counter[0] += 1
-    stay(thread)
+    keep_mutex(thread)
 
 
 def warm_up(counter: Any) -> None:
@@ -176,7 +181,7 @@ def test_an_exception_gives_it_back() -> None:
 
 def test_taking_it_twice_is_an_error_and_no_standstill() -> None:
     mutex = Mutex()
-    with mutex, pytest.raises(RuntimeError, match="has the mutex already"), mutex:
+    with mutex, pytest.raises(RuntimeError, match="holds the mutex already"), mutex:
         pytest.fail("it was taken twice")
     with mutex:
         pass
@@ -184,7 +189,7 @@ def test_taking_it_twice_is_an_error_and_no_standstill() -> None:
 
 def test_only_its_holder_gives_it_back() -> None:
     mutex = Mutex()
-    with pytest.raises(RuntimeError, match="does not have the mutex"):
+    with pytest.raises(RuntimeError, match="does not hold the mutex"):
         mutex.__exit__(None, None, None)
     refused: list[bool] = []
 

@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from indexer.sockets import names as names_module
-from indexer.sockets.names import Addresses, Names
-from tests.patience import PATIENCE_S
+from indexer.sockets import dns_resolver as names_module
+from indexer.sockets.dns_resolver import ResolvedAddresses, Resolver
+from tests.polling import PATIENCE_S
 
 V4 = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 0))
 V4_TOO = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.2", 0))
@@ -18,40 +18,40 @@ class Told:
     """Waits for what a lookup tells."""
 
     def __init__(self):
-        self._came = threading.Event()
+        self._recovered = threading.Event()
         self.addresses = None
         self.thread = None
 
     def __call__(self, addresses):
         self.addresses, self.thread = addresses, threading.current_thread()
-        self._came.set()
+        self._recovered.set()
 
     def wait(self):
-        assert self._came.wait(PATIENCE_S)
+        assert self._recovered.wait(PATIENCE_S)
         return self.addresses
 
 
 def look_up(names, host):
     told = Told()
-    names.look_up(host, told)
+    names.resolve(host, told)
     return told
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "fe80::1%lo"])
 def test_an_address_is_told_at_once_and_no_thread_is_begun(address):
-    told = look_up(Names(lambda *_, **__: pytest.fail("looked up")), address)
-    assert told.addresses == Addresses((address,))
+    told = look_up(Resolver(lambda *_, **__: pytest.fail("looked up")), address)
+    assert told.addresses == ResolvedAddresses((address,))
     assert told.thread is threading.current_thread()
 
 
 def test_a_name_may_have_several_addresses_and_those_of_ipv4_come_first():
-    told = look_up(Names(lambda *_, **__: [V6, V4, V4, V4_TOO]), "name")
-    assert told.wait() == Addresses(("10.0.0.1", "10.0.0.2", "fd00::1"))
+    told = look_up(Resolver(lambda *_, **__: [V6, V4, V4, V4_TOO]), "name")
+    assert told.wait() == ResolvedAddresses(("10.0.0.1", "10.0.0.2", "fd00::1"))
     assert told.thread.daemon
 
 
 def test_a_real_name_is_found():
-    assert {"127.0.0.1", "::1"} & set(look_up(Names(), "localhost").wait().found)
+    assert {"127.0.0.1", "::1"} & set(look_up(Resolver(), "localhost").wait().found)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_name_that_is_not_found_is_told_with_the_reason(error):
     def fail(*_, **__):
         raise error
 
-    addresses = look_up(Names(fail), "name").wait()
+    addresses = look_up(Resolver(fail), "name").wait()
     assert addresses.found == ()
     assert addresses.error.startswith("name: ")
 
@@ -82,7 +82,7 @@ class Hanging:
 
 def test_names_that_nobody_answers_for_do_not_keep_others_waiting():
     server = Hanging()
-    names = Names(server)
+    names = Resolver(server)
     hanging = [look_up(names, f"bad{n}") for n in range(names_module.THREADS_MAX - 1)]
     for _ in range(3):
         assert look_up(names, "good").wait().found == ("10.0.0.1",)
@@ -93,7 +93,7 @@ def test_names_that_nobody_answers_for_do_not_keep_others_waiting():
 
 def test_a_name_is_looked_up_once_for_all_who_ask_meanwhile():
     server = Hanging()
-    names = Names(server)
+    names = Resolver(server)
     both = [look_up(names, "bad") for _ in range(2)]
     server.go_on.set()
     assert all(told.wait().found for told in both)
@@ -103,9 +103,9 @@ def test_a_name_is_looked_up_once_for_all_who_ask_meanwhile():
 def test_names_that_wait_have_a_bound(monkeypatch):
     monkeypatch.setattr(names_module, "NAMES_MAX", 20)
     server = Hanging()
-    names = Names(server)
+    names = Resolver(server)
     waiting = [look_up(names, f"bad{n}") for n in range(20)]
-    assert "the most there may be" in look_up(names, "one more").wait().error
+    assert "limit of 20 concurrent" in look_up(names, "one more").wait().error
     server.go_on.set()
     assert all(told.wait().found for told in waiting)
 
@@ -126,7 +126,7 @@ class NoThreads:
 
 
 def test_without_a_thread_whoever_asks_is_told_so(monkeypatch):
-    machine, names = NoThreads(monkeypatch), Names(lambda *_, **__: [V4])
+    machine, names = NoThreads(monkeypatch), Resolver(lambda *_, **__: [V4])
     for _ in range(2 * names_module.THREADS_MAX):
         assert "no thread" in look_up(names, "name").wait().error
     machine.there_are = True
@@ -135,7 +135,7 @@ def test_without_a_thread_whoever_asks_is_told_so(monkeypatch):
 
 def test_without_further_threads_the_one_there_is_looks_all_names_up(monkeypatch):
     machine, server = NoThreads(monkeypatch), Hanging()
-    names = Names(server)
+    names = Resolver(server)
     machine.there_are = True
     waiting = [look_up(names, "bad")]
     machine.there_are = False
@@ -145,11 +145,11 @@ def test_without_further_threads_the_one_there_is_looks_all_names_up(monkeypatch
 
 
 def test_a_name_for_later_waits_until_there_is_a_thread(monkeypatch):
-    machine, names = NoThreads(monkeypatch), Names(lambda *_, **__: [V4])
+    machine, names = NoThreads(monkeypatch), Resolver(lambda *_, **__: [V4])
     told = Told()
-    names.look_up("name", told, after_s=0.001)
-    names.tend()
+    names.resolve("name", told, after_s=0.001)
+    names.retry_threads()
     assert told.addresses is None
     machine.there_are = True
-    names.tend()
+    names.retry_threads()
     assert told.wait().found == ("10.0.0.1",)

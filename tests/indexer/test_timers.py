@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.sockets.timers import Timers
+from indexer.sockets.listener_timers import ListenerTimers
 
 STEPS = st.lists(
     st.tuples(st.integers(0, 4), st.none() | st.integers(0, 20)) | st.integers(0, 20), max_size=40
@@ -12,11 +12,11 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_timers_tell_who_is_due_and_how_long_nobody_is(steps):
-    timers, twin = Timers(), {}
+    timers, twin = ListenerTimers(), {}
     for step in steps:
         if isinstance(step, tuple):
             owner, due = step
-            timers.set(owner, due)
+            timers.set_time(owner, due)
             twin.pop(owner, None)
             if due is not None:
                 twin[owner] = due
@@ -31,15 +31,15 @@ def test_timers_tell_who_is_due_and_how_long_nobody_is(steps):
             for owner in taken:
                 del twin[owner]
         timers.check_invariants()
-        patience = timers.patience(0)
+        patience = timers.seconds_until_due(0)
         assert (patience is None) == (not twin)
         assert patience is None or patience <= min(twin.values())
     assert sorted(timers.take_due(100, 100)) == sorted(twin)
-    assert timers.patience(0) is None
+    assert timers.seconds_until_due(0) is None
 
 
 def test_equal_times_need_no_order_of_their_owners():
-    timers = Timers()
+    timers = ListenerTimers()
     for owner in (object(), object()):
-        timers.set(owner, 1.0)
+        timers.set_time(owner, 1.0)
     assert len(timers.take_due(1.0, 5)) == 2

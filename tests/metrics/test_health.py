@@ -2,27 +2,27 @@
 
 import pytest
 
-from select_service.bodies.health import CapacityView
-from select_service.core.fitness import check_times
-from select_service.core.health.kinds import Came
-from select_service.core.health.move_cost import Method
-from select_service.core.moving.mover import MoveCounts
-from select_service.metrics.health import of_moves
-from select_service.metrics.service_metrics import Edges, Metrics
+from select_service.core.health.fleet_health import check_times
+from select_service.core.health.health_kinds import AttemptResult
+from select_service.core.health.migration.migrator import MigrationCounters
+from select_service.core.health.migration.move_cost import MoveMethod
+from select_service.metrics.health import move_metrics
+from select_service.metrics.service_metrics import ComponentFigures, ServiceMetrics
+from select_service.schemas.health import CapacityView
 from tests.builders import a_worker
-from tests.core.fitness.test_fitness import Scene
+from tests.core.health.fleet_health.test_fitness import Scene
 from tests.metrics.test_metrics import Scraped
 from tests.steps import result_of
 
 
 @pytest.fixture
 def metrics():
-    return Metrics("1.2.3", lambda: 0.0)
+    return ServiceMetrics("1.2.3", lambda: 0.0)
 
 
 def scraped(metrics, scene):
-    observation = result_of(metrics.observe(scene.selector, Edges({})))
-    return Scraped(metrics.text(observation).decode())
+    observation = result_of(metrics.copy_state(scene.selector, ComponentFigures({})))
+    return Scraped(metrics.render_text(observation).decode())
 
 
 def value(seen, name, **labels):
@@ -43,7 +43,7 @@ def sick_scene():
     scene = Scene()
     for _ in range(60):
         scene.settle(1.0)
-        scene.make_checks(Came.HTTP_5XX)
+        scene.make_checks(AttemptResult.HTTP_5XX)
     return scene
 
 
@@ -76,7 +76,7 @@ def test_workers_beyond_the_bound_have_only_sums_that_never_fall(metrics, monkey
     scene = Scene(a_worker(2), a_worker(1))
     for _ in range(60):
         scene.settle(1.0)
-        scene.make_checks(Came.HTTP_5XX)
+        scene.make_checks(AttemptResult.HTTP_5XX)
     failures = {"worker_id": "other", "reason": "http_5xx"}
     before = scraped(metrics, scene)
     assert value(before, "select_service_health_failures_total", **failures) == 3
@@ -86,9 +86,9 @@ def test_workers_beyond_the_bound_have_only_sums_that_never_fall(metrics, monkey
     shown = [f for name, f in before.families.items() if any(word in name for word in words)]
     names = {sample.labels.get("worker_id") for family in shown for sample in family.samples}
     assert names == {None, "2", "other"}
-    scene.selector.delete(1, scene.now)
+    scene.selector.delete_worker(1, scene.now)
     scene.settle()
-    scene.selector.register(a_worker(3))
+    scene.selector.register_worker(a_worker(3))
     scene.settle()
     scene.reserve("r", worker_id=3)
     scene.report("fatal", "r", worker_id=3)
@@ -100,7 +100,7 @@ def test_workers_beyond_the_bound_have_only_sums_that_never_fall(metrics, monkey
 
 def test_spares_and_capacity_are_shown(metrics):
     scene = Scene(a_worker(1), a_worker(2, spare=True))
-    scene.fitness.capacity_of = lambda key: CapacityView(level=2, ratio=0.625)
+    scene.health.capacity_of = lambda key: CapacityView(level=2, ratio=0.625)
     seen = scraped(metrics, scene)
     assert value(seen, "select_service_spares", state="healthy") == 1
     assert value(seen, "dynamo_degradation_level", model_name="m") == 2
@@ -108,10 +108,10 @@ def test_spares_and_capacity_are_shown(metrics):
 
 
 def test_moves_are_shown_by_pairs_of_workers():
-    counts = MoveCounts({}, 3, {})
-    moves = {(1, 2, Method.TRANSFER): 1, (1, None, Method.ABORT): 2}
-    moves |= {(None, None, Method.REPREFILL): 7}
-    families = {f.name: f for f in of_moves(counts._replace(moves=moves))}
+    counts = MigrationCounters({}, 3, {})
+    moves = {(1, 2, MoveMethod.TRANSFER): 1, (1, None, MoveMethod.ABORT): 2}
+    moves |= {(None, None, MoveMethod.REPREFILL): 7}
+    families = {f.name: f for f in move_metrics(counts._replace(moves=moves))}
     shown = {tuple(s.labels.values()): s.value for s in families["dynamo_migration"].samples}
     assert shown == {
         ("1", "2", "transfer"): 1,

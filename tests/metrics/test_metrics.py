@@ -1,6 +1,6 @@
 """The text that Prometheus reads: true, bounded, and with counters that never fall."""
 
-import re
+import os
 from pathlib import Path
 
 import msgspec
@@ -9,24 +9,28 @@ import pytest
 from prometheus_client import ProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
-from indexer.hashing.hashes import block_hashes
+from indexer.hashing.block_hashing import compute_block_hashes
 from indexer.sockets.listener_status import ListenerStatus
 from indexer.tiers import Tier
-from select_service.bodies.replicas import ReplicaStatus
-from select_service.core.decide.policies import PolicyChoice
-from select_service.core.fleet.scoped_policies import PolicyScope
+from scripts.docs.metrics_page import metrics_page
 from select_service.core.identity import PartitionKey, Rank
+from select_service.core.placement.policies.policy_registry import PolicyChoice
+from select_service.core.registry.fleet.scoped_policies import PolicyScope
 from select_service.metrics import service_metrics as metrics_module
 from select_service.metrics.access import AccessReport, AuditCounts
-from select_service.metrics.decision_log import LogCounts
+from select_service.metrics.decision_log import DecisionLogCounts
 from select_service.metrics.discovery import SourceReport
-from select_service.metrics.input_loops import REASONS, LoopCounts
-from select_service.metrics.series import Chosen, GrowingSums
-from select_service.metrics.service_metrics import SELECTION_BUCKETS_S, Edges, Metrics
-from select_service.metrics.tls import TlsSeen
+from select_service.metrics.series import GrowingSums, SeriesChooser
+from select_service.metrics.service_metrics import (
+    SELECTION_BUCKETS_S,
+    ComponentFigures,
+    ServiceMetrics,
+)
+from select_service.metrics.tls import TlsFigures
 from select_service.metrics.tracing import TracingCounts
-from select_service.tls.handshakes import HandshakeCounts
-from select_service.tls.kept import TlsReport
+from select_service.net.tls.current_tls import TlsReport
+from select_service.net.tls.server_handshakes import HandshakeCounts
+from select_service.schemas.replicas import ReplicaStatus
 from tests.api.in_process import Api
 from tests.api.routes import BY_ID
 from tests.builders import (
@@ -36,12 +40,14 @@ from tests.builders import (
     a_selector,
     a_worker,
 )
-from tests.core.trust.test_checks import Scene, served
+from tests.core.analysis.test_checks import Scene, served
+from tests.planner.runtime.test_metrics import scraped as planner_scraped
+from tests.planner.runtime.test_metrics import statuses_of as planner_statuses
 from tests.steps import result_of
 from tests.ticks import ticked
 
 NOW = 1000.0
-DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 
 
 class Listeners:
@@ -107,7 +113,7 @@ class Scraped:
 @pytest.fixture
 def selector():
     selector = a_selector(ttl_s=10.0)
-    selector.register(a_worker(1, data_parallel_size=2))
+    selector.register_worker(a_worker(1, data_parallel_size=2))
     return selector
 
 
@@ -118,12 +124,12 @@ def listeners():
 
 @pytest.fixture
 def metrics():
-    return Metrics("1.2.3", clock=lambda: NOW)
+    return ServiceMetrics("1.2.3", clock=lambda: NOW)
 
 
 def scraped(metrics, selector, listeners):
-    seen = result_of(metrics.observe(selector, Edges(listeners.statuses)))
-    return Scraped(metrics.text(seen).decode())
+    seen = result_of(metrics.copy_state(selector, ComponentFigures(listeners.statuses)))
+    return Scraped(metrics.render_text(seen).decode())
 
 
 @pytest.fixture
@@ -136,7 +142,7 @@ SCOPE = {"model_name": "m", "tenant_id": "default"}
 
 def test_requests_are_counted_by_route_method_and_status(metrics, scrape):
     for status in (200, 200, 503):
-        metrics.request("/select", "POST", status)
+        metrics.count_request("/select", "POST", status)
     seen = scrape()
     assert seen.value("requests_total", route="/select", method="POST", status=200) == 2
     assert seen.value("requests_total", route="/select", method="POST", status=503) == 1
@@ -144,7 +150,7 @@ def test_requests_are_counted_by_route_method_and_status(metrics, scrape):
 
 def test_invented_methods_share_one_series(metrics, scrape):
     for method in ("BREW", "WHEN", "PROPFIND"):
-        metrics.request("/select", method, 405)
+        metrics.count_request("/select", method, 405)
     seen = scrape()
     assert seen.value("requests_total", route="/select", method="other", status=405) == 3
     assert len(seen.series("requests_total")) == 1
@@ -152,7 +158,7 @@ def test_invented_methods_share_one_series(metrics, scrape):
 
 def test_the_latency_histogram_is_cumulative_and_includes_its_bounds(metrics, scrape):
     for seconds in (1e-6, SELECTION_BUCKETS_S[0], SELECTION_BUCKETS_S[1], 2.0):
-        metrics.selection("/select", seconds)
+        metrics.record_selection("/select", seconds)
     seen = scrape()
     first, second = SELECTION_BUCKETS_S[:2]
     bucket = "selection_duration_seconds_bucket"
@@ -181,7 +187,7 @@ def test_the_process_is_shown_under_the_names_of_all_processes(scrape):
 def test_selector_state_is_read_at_scrape_time(selector, scrape):
     selector.reserve(a_reservation("a", 1, tokens=8), 0.0)
     selector.reserve(a_reservation("b", 1, tokens=8), 0.0)
-    selector.prefill_complete("b", 0.0)
+    selector.complete_prefill("b", 0.0)
     seen = scrape()
     rank = {**SCOPE, "worker_id": 1, "dp_rank": 0}
     assert seen.value("reservations", state="prefill") == 1
@@ -199,7 +205,7 @@ def test_selector_state_is_read_at_scrape_time(selector, scrape):
 
 
 def test_kv_blocks_are_shown_by_rank_and_their_number_where_it_is_known(selector, scrape):
-    selector.register(a_worker(2, total_kv_blocks=100))
+    selector.register_worker(a_worker(2, total_kv_blocks=100))
     selector.reserve(a_reservation("a", 2, tokens=8), 0.0)
     seen = scrape()
     assert seen.value("kv_blocks_active", **SCOPE, worker_id=2, dp_rank=0) == 2
@@ -209,7 +215,7 @@ def test_kv_blocks_are_shown_by_rank_and_their_number_where_it_is_known(selector
 
 
 def test_workers_are_shown_by_lifecycle(selector, scrape):
-    selector.register(a_worker(2, endpoint=None))
+    selector.register_worker(a_worker(2, endpoint=None))
     seen = scrape()
     assert seen.value("workers", lifecycle="schedulable") == 1
     assert seen.value("workers", lifecycle="incomplete") == 1
@@ -217,10 +223,10 @@ def test_workers_are_shown_by_lifecycle(selector, scrape):
 
 
 def test_the_policy_of_a_partition_is_a_label(selector, scrape):
-    selector.register(a_worker(2, tenant_id="t"))
+    selector.register_worker(a_worker(2, tenant_id="t"))
     policies = selector.fleet.policies
-    policies.put(PolicyScope("m", "t"), PolicyChoice("least_work"))
-    for _ in policies.following():
+    policies.put_rule(PolicyScope("m", "t"), PolicyChoice("least_work"))
+    for _ in policies.apply_to_partitions():
         pass
     assert scrape().series("policy") == [
         {**SCOPE, "policy": "work"},
@@ -230,8 +236,8 @@ def test_the_policy_of_a_partition_is_a_label(selector, scrape):
 
 def test_decisions_and_overlap_are_counters_of_blocks(selector, scrape):
     partition = selector.fleet.partitions[PartitionKey("m", "default")]
-    blocks = block_hashes(np.arange(8, dtype=np.uint32), 4)
-    partition.table.writer(Rank(1, 1)).store(Tier.GPU, None, blocks, blocks)
+    blocks = compute_block_hashes(np.arange(8, dtype=np.uint32), 4)
+    partition.table.writer_of(Rank(1, 1)).store(Tier.GPU, None, blocks, blocks)
     selector.select(a_select(20), 0.0)
     selector.select_and_reserve(a_select_and_reserve(20), 0.0)
     seen = scrape()
@@ -275,7 +281,7 @@ def test_dropped_events_stay_counted_when_their_rank_leaves(listeners, scrape):
 
 def test_labels_of_any_text_are_escaped_and_read_back(selector, scrape):
     evil = 'a"b\\c\nd{}é'
-    selector.register(a_worker(7, model_name=evil, tenant_id=""))
+    selector.register_worker(a_worker(7, model_name=evil, tenant_id=""))
     seen = scrape()
     assert seen.value("ranks", model_name=evil, tenant_id="") == 1
 
@@ -296,9 +302,9 @@ def test_ranks_beyond_the_bound_are_summed(monkeypatch, selector, scrape):
 
 def test_partitions_beyond_the_bound_are_summed(monkeypatch, selector, listeners):
     monkeypatch.setattr(metrics_module, "PARTITION_SERIES_MAX", 1)
-    metrics = Metrics("1")
+    metrics = ServiceMetrics("1")
     for worker_id in (2, 3):
-        selector.register(a_worker(worker_id, model_name=f"m{worker_id}"))
+        selector.register_worker(a_worker(worker_id, model_name=f"m{worker_id}"))
         selector.select(a_select(8, model_name=f"m{worker_id}"), 0.0)
         selector.reserve(
             a_reservation(f"r{worker_id}", worker_id, tokens=8, model_name=f"m{worker_id}"), 0.0
@@ -314,7 +320,7 @@ def test_partitions_beyond_the_bound_are_summed(monkeypatch, selector, listeners
 
 
 def test_a_partition_that_is_really_called_other_makes_no_second_series(selector, scrape):
-    selector.register(a_worker(5, model_name="other", tenant_id="other"))
+    selector.register_worker(a_worker(5, model_name="other", tenant_id="other"))
     seen = scrape()  # raises on equal series
     assert seen.value("ranks", model_name="other", tenant_id="other") == 1
 
@@ -323,7 +329,7 @@ def test_listeners_beyond_the_bound_are_summed_and_the_sum_never_falls(
     monkeypatch, selector, listeners
 ):
     monkeypatch.setattr(metrics_module, "RANK_SERIES_MAX", 1)
-    metrics = Metrics("1")
+    metrics = ServiceMetrics("1")
 
     def others():
         seen = scraped(metrics, selector, listeners)
@@ -339,20 +345,20 @@ def test_listeners_beyond_the_bound_are_summed_and_the_sum_never_falls(
 
 
 def test_a_place_that_becomes_free_goes_to_a_newcomer():
-    chosen = Chosen(2)
-    assert chosen.of("abc") == {"a", "b"}
-    assert chosen.of("cab") == {"a", "b"}
-    assert chosen.of("bc") == {"b"}
-    assert chosen.of("bcd") == {"b", "d"}
-    assert chosen.of("") == set()
+    chosen = SeriesChooser(2)
+    assert chosen.choose_keys("abc") == {"a", "b"}
+    assert chosen.choose_keys("cab") == {"a", "b"}
+    assert chosen.choose_keys("bc") == {"b"}
+    assert chosen.choose_keys("bcd") == {"b", "d"}
+    assert chosen.choose_keys("") == set()
 
 
 def test_a_counter_that_started_anew_counts_from_zero():
     sums = GrowingSums()
-    assert sums.grow("x", {"a": 10}) == 10
-    assert sums.grow("x", {"a": 4}) == 14
-    assert sums.grow("x", {}) == 14
-    assert sums.grow("x", {"b": 1}) == 15
+    assert sums.add_growth("x", {"a": 10}) == 10
+    assert sums.add_growth("x", {"a": 4}) == 14
+    assert sums.add_growth("x", {}) == 14
+    assert sums.add_growth("x", {"b": 1}) == 15
 
 
 def test_ranks_are_shown_with_what_became_of_predictions(metrics, listeners, monkeypatch):
@@ -361,7 +367,7 @@ def test_ranks_are_shown_with_what_became_of_predictions(metrics, listeners, mon
         served(scene, 1, 2 * number, 10.0 * number, announced=10)
         served(scene, 2, 2 * number + 500, 10.0 * number + 5, announced=0)
     scene.reserve(1, [5] * 40, 100.0)
-    scene.checks.step(100.0)
+    scene.checks.run_turn(100.0)
     seen = scraped(metrics, scene.selector, listeners)
     assert seen.value("rank_trust", worker_id=1, dp_rank=0) == 1
     assert seen.value("rank_trust", worker_id=2, dp_rank=0) == 0
@@ -379,45 +385,40 @@ def test_ranks_are_shown_with_what_became_of_predictions(metrics, listeners, mon
 # --- the document
 
 
-def test_every_family_is_documented_and_every_documented_one_exists(metrics, listeners):
+def test_the_page_of_all_families_is_current(metrics, listeners):
     selector = a_selector(use_kv_events=True, decisions_kept=1, shadow=PolicyChoice("reference"))
-    selector.register(a_worker(1, kv_events_endpoint="ipc:///nowhere/a"))
+    selector.register_worker(a_worker(1, kv_events_endpoint="ipc:///nowhere/a"))
     selector.select(a_select(), NOW)
-    selector.hindsight.shadow.step(NOW)
+    selector.analytics.shadow.run_turn(NOW)
     policies = PolicyChoice("work"), PolicyChoice("reference")
-    selector.hindsight.experiments.begin(policies, 120.0, PolicyScope("m"), NOW)
+    selector.analytics.experiments.begin_experiment(policies, 120.0, PolicyScope("m"), NOW)
     listeners.statuses = {(1, 0): a_status(last_event_monotonic=NOW, dropped={"medium": 1})}
-    metrics.request("/select", "POST", 200)
-    metrics.selection("/select", 1e-4)
+    metrics.count_request("/select", "POST", 200)
+    metrics.record_selection("/select", 1e-4)
     replicas = msgspec.convert(BY_ID["replica_status"].answers[200].example, ReplicaStatus)
-    loop = LoopCounts(1, 1, (1,) * len(REASONS), 1, 1, 1, 1)
-    edges = Edges(
+    edges = ComponentFigures(
         listeners.statuses,
         replicas,
         engine_scrapes={"ok": 1},
-        input_loops=[loop],
-        decision_log=LogCounts(),
+        decision_log=DecisionLogCounts(),
         access=AccessReport({("/select", "web", "forbidden"): 1}, 1, 1, 0, False),
         audit=AuditCounts(),
         discovery=[SourceReport("a", 1, 0, False, 1, 1, 0, 0, 0, 0)],
-        tls=TlsSeen(HandshakeCounts(1, 1, 1, 1, 1), {"server": TlsReport(1.0, 1, 1, False)}),
+        tls=TlsFigures(HandshakeCounts(1, 1, 1, 1, 1), {"server": TlsReport(1.0, 1, 1, False)}),
         tracing=TracingCounts(),
         followed={"api_keys_file": 0.5},
     )
-    seen = Scraped(metrics.text(result_of(metrics.observe(selector, edges))).decode())
+    seen = Scraped(metrics.render_text(result_of(metrics.copy_state(selector, edges))).decode())
     with Api("--health-checks=on") as api:
         healthy = Scraped(api.get("/metrics").body)
-    exposed = {
-        name + ("_total" if family.type == "counter" else "")
-        for name, family in (seen.families | healthy.families).items()
-        if not name.startswith("process_")
-    }
-    rows = r"^\| `((?:select_service|dynamo)_\w+)`"
-    documented = set(re.findall(rows, DOCUMENT.read_text(), re.MULTILINE))
-    of_the_planner = {name for name in documented if name.startswith("dynamo_planner_")}
-    assert exposed == documented - of_the_planner
+    families = [*seen.families.values(), *healthy.families.values()]
+    families += planner_scraped(planner_statuses("a")).values()
+    page = metrics_page(each for each in families if not each.name.startswith("process_"))
+    if os.environ.get("UPDATE_PAGES"):
+        DOCUMENT.write_text(page)
+    assert page == DOCUMENT.read_text(), "write the page: UPDATE_PAGES=1 pytest " + __file__
 
 
 def test_every_family_has_a_help_text(metrics, scrape):
-    metrics.selection("/select", 1e-4)
+    metrics.record_selection("/select", 1e-4)
     assert all(family.documentation.strip() for family in scrape().families.values())

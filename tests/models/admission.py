@@ -67,7 +67,7 @@ class AdmissionModel(SelectorModel):
         self.default = (None, None)
         self.own_thresholds: dict[str, tuple[float | None, int | None]] = {}
         self.shed_from: str | None = None
-        self.fitness: dict[tuple[int, int], float] = {}
+        self.health: dict[tuple[int, int], float] = {}
         self.stored: dict[tuple[int, int], dict[str, set[tuple[int, ...]]]] = {}
         self.heard: dict[tuple[int, int], tuple[float | None, float]] = {}
         self.believed: dict[tuple[int, int], float] = {}
@@ -88,7 +88,7 @@ class AdmissionModel(SelectorModel):
         continued &= worker.lifecycle == "schedulable"
         self.forget(self.stored, worker_id, worker.dp_size if continued else 0)
         self.forget(self.believed, worker_id, worker.dp_size if continued else 0)
-        self.forget(self.fitness, worker_id, worker.dp_size if continued else 0)
+        self.forget(self.health, worker_id, worker.dp_size if continued else 0)
         if old is None or old.url != worker.url:
             self.forget(self.heard, worker_id, 0)
             self.forget(self.believed, worker_id, 0)
@@ -98,9 +98,9 @@ class AdmissionModel(SelectorModel):
                 if usage is not None and rank not in self.stale:
                     self.believed[rank] = usage
 
-    def delete(self, worker_id):
-        super().delete(worker_id)
-        for what in (self.stored, self.believed, self.heard, self.fitness):
+    def delete_worker(self, worker_id):
+        super().delete_worker(worker_id)
+        for what in (self.stored, self.believed, self.heard, self.health):
             self.forget(what, worker_id, 0)
 
     def forget(self, what, worker_id, first_dp_rank):
@@ -112,7 +112,7 @@ class AdmissionModel(SelectorModel):
 
     def open_ranks(self, key):
         """Those that may be chosen."""
-        return {rank for rank in self.ranks(key) if self.fitness.get(rank, 1.0)}
+        return {rank for rank in self.ranks(key) if self.health.get(rank, 1.0)}
 
     def block_size(self, key):
         return next(iter(self.schedulable(key).values())).block_size
@@ -269,7 +269,7 @@ class AdmissionModel(SelectorModel):
             asked=asked,
             cached=cached,
             policy=policy,
-            arrived=now,
+            arrived_at=now,
             deadline=now + min(asked.timeout_s, self.timeout_s or math.inf),
             number=self.numbers,
             block_size=self.block_size(asked.key),
@@ -342,7 +342,7 @@ class AdmissionModel(SelectorModel):
 
     def cost(self, asked, rank, eligible):
         own = cost(self.state(asked, rank), self.query(asked, eligible), Weights)
-        return weighed(own, self.fitness.get(rank, 1.0))
+        return weighed(own, self.health.get(rank, 1.0))
 
     # --- leaving the queue
 

@@ -30,9 +30,9 @@ class RecordingWriter:
         self.slot = slot
         self.calls = []
         self.clears = 0
-        self.place = self.upcoming = None
-        self.unplaced_blocks = self.is_half_cleared = False
-        self.rest = None
+        self.position = self.next_position = None
+        self.has_unpositioned_blocks = self.is_half_cleared = False
+        self.pending_steps = None
 
     def store(self, tier, parent, block_hashes, engine_hashes, *, counted=True, stream=None):
         assert block_hashes.dtype == engine_hashes.dtype == np.uint64
@@ -42,9 +42,9 @@ class RecordingWriter:
         )
         return len(engine_hashes)
 
-    store_at_once = store
+    store_in_one_step = store
 
-    def storing(self, *given, **named):
+    def store_in_steps(self, *given, **named):
         yield len(given[3])
         return self.store(*given, **named)
 
@@ -57,14 +57,14 @@ class RecordingWriter:
         self.calls.append(("remove", tier, engine_hashes.tolist()))
         return len(engine_hashes)
 
-    def clearing(self, *, stream=None):
+    def clear_in_steps(self, *, stream=None):
         self.calls.clear()
         self.clears += 1
         yield 1
 
-    def settling(self):
+    def settle_in_steps(self):
         if self.is_half_cleared:
-            yield from self.clearing()
+            yield from self.clear_in_steps()
 
     def identities(self):
         """(life, seq) of the identified batches since the last clear, in order."""

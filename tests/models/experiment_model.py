@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from select_service.core.comparing.experiment import DROPPED_S
+from select_service.core.analysis.comparison.switchback_experiment import UNMEASURED_S
 
 NEVER = -1.0
 
@@ -24,7 +24,7 @@ class Booked:
     @property
     def is_measured(self):
         experiment = self.experiment
-        return experiment is not None and self.at >= experiment.slots[self.slot][0] + DROPPED_S
+        return experiment is not None and self.at >= experiment.slots[self.slot][0] + UNMEASURED_S
 
     def say(self, field, now):
         """Only what is said first counts, and what is said while the experiment runs."""
@@ -51,7 +51,7 @@ class ExperimentModel:
     def is_due(self, now):
         return self.ended_at is None and now - self.slots[-1][0] >= self.slot_s
 
-    def contains(self, key):
+    def contains_scope(self, key):
         return all(mine in (None, its) for mine, its in zip(self.scope, key, strict=True))
 
     def times(self, slot):

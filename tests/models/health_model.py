@@ -1,6 +1,6 @@
 """Naive twin of the state machine of health: all ranks are looked at for everything.
 
-Actions are words; a rank is a name.  It is written from the table in docs/health.md.
+Actions are words; a rank is a name.  It is written from the table in docs/guides/health.md.
 """
 
 from dataclasses import dataclass, field
@@ -231,7 +231,7 @@ class HealthModel:
         if self.ranks[name].operator:
             self.recover(self.ranks[name], now)
 
-    def forgive(self, name):
+    def clear_suspicion(self, name):
         if self.ranks[name].state == "suspicious":
             self.heal(self.ranks[name])
 

@@ -4,7 +4,7 @@ from a list of prefills.
 
 from dataclasses import dataclass
 
-from select_service.core.decide.router_config import RouterConfig
+from select_service.core.placement.router_config import RouterConfig
 from tests.models import work_model
 from tests.models.admission import AdmissionModel
 from tests.models.waiting import Asked
@@ -58,9 +58,9 @@ class HoldModel(AdmissionModel):
         super().put(worker_id, worker)
         self.tells = True
 
-    def delete(self, worker_id):
+    def delete_worker(self, worker_id):
         self.tells = False
-        super().delete(worker_id)
+        super().delete_worker(worker_id)
         self.tells = True
 
     def there(self, rank, path):

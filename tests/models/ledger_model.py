@@ -30,7 +30,7 @@ class LedgerModel:
     def renew(self, name, now):
         self.held[name].renewed_at, self.held[name].lease_ends_at = now, None
 
-    def overdue(self, now):
+    def find_overdue(self, now):
         """Names by whether their lease has ended."""
         return {name for name, held in self.held.items() if self.end_of(held) <= now}
 

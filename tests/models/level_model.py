@@ -1,6 +1,6 @@
 """Naive twin of the levels of degradation: everything since the last change is looked at again."""
 
-from select_service.core.health.degradation import LEVELS, level_of
+from select_service.core.health.degradation.degradation_levels import LEVELS, level_of
 
 
 def naive_levels(steps, worsen_s, restore_s, margin):

@@ -3,7 +3,7 @@
 Every rank is looked at for everything.  The states of a partition are those of `HealthModel`; a
 rank is a name, a check a dictionary.  Answers are right or wrong by themselves here: what is learnt
 of them has tests of its own, as has who goes first where checks are scarce.  It is written from
-docs/health.md.
+docs/guides/health.md.
 """
 
 from collections import Counter
@@ -43,7 +43,7 @@ class MonitorModel:
                 self.partitions.setdefault(key, HealthModel(self.rules, (), ()))
                 self.partitions[key].join(name, is_spare)
             self.ranks[name] = {"key": key, "endpoint": endpoint, **UNKNOWN}
-            self.next_round(name, now)
+            self.plan_regular_check(name, now)
             self.told[name] = self.weight(name, now)
         self.follow({}, now)
 
@@ -81,7 +81,7 @@ class MonitorModel:
 
     # --- turns: (when, which prompt or that of the round, must it not be skipped?)
 
-    def next_round(self, name, now):
+    def plan_regular_check(self, name, now):
         interval, offset = self.rules.interval_s, self.phases[name] * self.rules.interval_s
         at = offset + (floor((now - offset) / interval) + 1) * interval
         self.turn(name, at, None, False)
@@ -90,20 +90,20 @@ class MonitorModel:
         if self.is_checked(name):
             self.ranks[name]["turn"] = (at, prompt, is_extra)
 
-    def may_ask(self, name, now, again_s=ASKED_AGAIN_S):
+    def may_request(self, name, now, again_s=ASKED_AGAIN_S):
         rank = self.ranks[name]
         is_planned = rank["turn"] is not None and name not in self.running
         return is_planned and now - rank["asked_at"] >= again_s
 
     def ask(self, name, now, again_s=ASKED_AGAIN_S):
-        if self.may_ask(name, now, again_s):
+        if self.may_request(name, now, again_s):
             self.ranks[name]["asked_at"] = now
             self.turn(name, now)
 
-    def ask_peers(self, name, now):
+    def schedule_peer_checks(self, name, now):
         key = self.ranks[name]["key"]
         peers = [peer for peer in self.ranks if self.ranks[peer]["key"] == key and peer != name]
-        peers = [p for p in peers if self.rank(p).state not in OUT and self.may_ask(p, now)]
+        peers = [p for p in peers if self.rank(p).state not in OUT and self.may_request(p, now)]
         assert len(peers) <= SLOW_PEERS, "which of them are asked is not said anywhere"
         self.asked.append((peers, [now + at * PEERS_APART_S for at in range(len(peers))]))
 
@@ -126,7 +126,7 @@ class MonitorModel:
                 continue
             at, prompt, is_extra = rank["turn"]
             if name in self.running or (now - at > LATE_S and not is_extra):
-                self.next_round(name, now)
+                self.plan_regular_check(name, now)
                 continue
             rank["turn"] = None
             prompt = floor(now / self.rules.interval_s) if prompt is None else prompt
@@ -142,7 +142,7 @@ class MonitorModel:
         behind = [r for r in self.ranks.values() if r["endpoint"] == self.ranks[name]["endpoint"]]
         return prompt, attempts_max, rank.state in OUT, len(behind) > 1
 
-    def attempted(self, name, came, latency_ms, now):
+    def process_attempt(self, name, came, latency_ms, now):
         """came: what the attempt would be alone, or busy, or misconfigured
         latency_ms: None: it does not count
 
@@ -157,10 +157,10 @@ class MonitorModel:
         if not is_over and len(check["came"]) < check["attempts_max"]:
             self.running[name] = check
             return True
-        self.over(name, check, latency_ms if came == "pass" else None, now)
+        self.is_over(name, check, latency_ms if came == "pass" else None, now)
         return False
 
-    def over(self, name, check, latency_ms, now):
+    def is_over(self, name, check, latency_ms, now):
         rank, came = self.ranks[name], check["came"]
         kind = came[-1]
         rank["busy"] = rank["busy"] + 1 if kind == "busy" else 0
@@ -173,9 +173,9 @@ class MonitorModel:
         if kind in ("busy", "misconfigured"):
             self.counts[kind] += 1
             kind = "neutral"
-        self.deliver(name, kind, check, latency_ms, now)
+        self.deliver_result(name, kind, check, latency_ms, now)
 
-    def deliver(self, name, kind, check, latency_ms, now):
+    def deliver_result(self, name, kind, check, latency_ms, now):
         before = self.snapshot()
         if latency_ms is not None and self.states(name).is_spike(self.rank(name), latency_ms):
             kind = "latency_spike"
@@ -189,7 +189,7 @@ class MonitorModel:
             self.states(other).check(other, kind, latency_ms or 0.0, latency_ms is not None, now)
             self.plan(other, kind, check, now)
         if kind in SLOW and not was_failing:
-            self.ask_peers(name, now)
+            self.schedule_peer_checks(name, now)
         self.follow(before, now)
 
     def unless_common(self, name, kind, now):
@@ -206,7 +206,7 @@ class MonitorModel:
         self.counts["common mode"] += 1
         for other in slow:
             if self.rank(other).cause in SLOW:
-                self.states(other).forgive(other)
+                self.states(other).clear_suspicion(other)
         return "neutral"
 
     def concerned(self, name, kind, started_at, now):
@@ -231,7 +231,7 @@ class MonitorModel:
         if rank.state == "suspicious" and not is_decided:
             self.turn(name, max(now, check["at"] + rules.confirm_s), check["prompt"])
         elif rank.state not in OUT:
-            self.next_round(name, now)
+            self.plan_regular_check(name, now)
         elif rank.state == "dead" and rank.passes:
             self.turn(name, now + PROBES_APART_S)
         elif rank.breaker == "half_open" and kind == "neutral":
@@ -259,7 +259,7 @@ class MonitorModel:
                 elif word in OUT:
                     self.ranks[name]["turn"] = None
                 elif word == "healthy" and was in OUT:
-                    self.next_round(name, now)
+                    self.plan_regular_check(name, now)
                 elif word == "suspicious" and is_doubted and turn and turn[0] > confirm_at:
                     self.turn(name, confirm_at)
                 self.counts["withheld"] += word == "withheld"

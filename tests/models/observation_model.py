@@ -1,9 +1,9 @@
-"""The naive twin of `Observing`: a list of all that happened, and when it was looked."""
+"""The naive twin of `TrafficObserver`: a list of all that happened, and when it was looked."""
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from select_service.core.load.bins import TIME_EDGES_S, TOKEN_EDGES
+from select_service.core.load.histogram_bins import TIME_EDGES_S, TOKEN_EDGES
 
 SLOT_S_MIN = 0.9
 REASONS = ("busy", "shed", "queue_full", "queue_timeout", "client_gone", "no_rank", "no_workers")
@@ -30,16 +30,16 @@ class ObservationModel:
     prefills: frozenset = frozenset()
     decodes: frozenset = frozenset()
     """Workers of these roles."""
-    entries: list[tuple] = field(default_factory=list)
+    iterate_entries: list[tuple] = field(default_factory=list)
     live: dict[str, LiveRequest] = field(default_factory=dict)
 
     def note(self, *entry):
-        self.entries.append(entry)
+        self.iterate_entries.append(entry)
 
     def look(self, now):
-        looks = [entry[1] for entry in self.entries if entry[0] == "look"]
+        looks = [entry[1] for entry in self.iterate_entries if entry[0] == "look"]
         if not looks:
-            self.entries.clear()
+            self.iterate_entries.clear()
         if not looks or now - looks[-1] >= SLOT_S_MIN:
             self.note("look", now)
 
@@ -83,7 +83,7 @@ class ObservationModel:
         blocks = sum(r.isl // self.block_size + r.blocks for r in there)
         return len(there), blocks * self.block_size
 
-    def freed(self, name):
+    def record_freed(self, name):
         request = self.live.pop(name)
         if request.blocks:
             self.note("osl", request.blocks * self.block_size)
@@ -93,16 +93,18 @@ class ObservationModel:
 
     # --- what an observation must say
 
-    def window(self, window_s, now):
+    def read_window(self, window_s, now):
         """(its begin, what happened since)"""
-        if not any(entry[0] == "look" for entry in self.entries):
+        if not any(entry[0] == "look" for entry in self.iterate_entries):
             self.look(now)
-        looks = [(at, entry[1]) for at, entry in enumerate(self.entries) if entry[0] == "look"]
+        looks = [
+            (at, entry[1]) for at, entry in enumerate(self.iterate_entries) if entry[0] == "look"
+        ]
         at, begin = next((look for look in looks if look[1] >= now - window_s - 0.5), looks[-1])
-        return begin, self.entries[at:]
+        return begin, self.iterate_entries[at:]
 
     def expected(self, window_s, now):
-        begin, since = self.window(window_s, now)
+        begin, since = self.read_window(window_s, now)
         of = {name: [e[1:] for e in since if e[0] == name] for name in {e[0] for e in since}}
 
         def values(name):

@@ -36,7 +36,7 @@ class RankTableModel:
         row.weight, row.state = weight, state
         return changed
 
-    def closed(self):
+    def mark_closed(self):
         """{slot: state} of the ranks that may not be chosen"""
         return {slot: row.state for slot, row in self.rows.items() if not row.weight}
 

@@ -52,7 +52,7 @@ class ReplicaModel:
         self.held[name].update(tokens=0, prefilling=False, renewed=now, work=0)
         return None
 
-    def freed(self, name, by, now):
+    def record_freed(self, name, by, now):
         if name not in self.held:
             if self.how_it_ended(name, now) != "freed":
                 self.ended[name] = ("freed early", now, by)

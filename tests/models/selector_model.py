@@ -55,7 +55,7 @@ class SelectorModel:
                 if not continues or held.rank[1] >= worker.dp_size:
                     self.free(name)
 
-    def delete(self, worker_id):
+    def delete_worker(self, worker_id):
         self.workers[worker_id].lifecycle = "unschedulable"
         for name, held in list(self.held.items()):
             if held.rank[0] == worker_id:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from select_service.core.comparing import shadow
+from select_service.core.analysis.comparison import shadow_policy
 
 
 @dataclass
@@ -24,12 +24,12 @@ class ShadowModel:
         self.waiting, self.skipped, self.by_policy = [], 0, {}
 
     def step(self):
-        too_many = max(0, len(self.waiting) - shadow.BACKLOG_MAX)
+        too_many = max(0, len(self.waiting) - shadow_policy.BACKLOG_MAX)
         self.skipped += too_many
         del self.waiting[:too_many]
-        for made, other in self.waiting[: shadow.ROWS_MAX]:
+        for made, other in self.waiting[: shadow_policy.ROWS_MAX]:
             compare(self.by_policy.setdefault(made.policy, Expected()), made, other)
-        del self.waiting[: shadow.ROWS_MAX]
+        del self.waiting[: shadow_policy.ROWS_MAX]
 
 
 def compare(expected, made, other):
@@ -45,7 +45,9 @@ def compare(expected, made, other):
         cheapest = [chosen]
     expected.regrets.append(costs[chosen] - lowest)
     expected.lowest.append(lowest)
-    for sums, extra in ((expected.waits, waits_of(other)), (expected.prefills, own_of(other))):
+    # The shadow reads the numbers of the real decision: `work` updates the progress of prefills
+    # when it places, `reference` does not, so the waits of `other` may be older.
+    for sums, extra in ((expected.waits, waits_of(made)), (expected.prefills, own_of(other))):
         sums.append((extra[chosen], sum(extra[name] for name in cheapest) / len(cheapest)))
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from select_service.core.trust import checks, rank_trust
+from select_service.core.analysis.accuracy import prediction_accuracy, prediction_checks
 
 
 @dataclass
@@ -32,12 +32,12 @@ class RankModel:
     def trust(self):
         mean = 1.0
         for n, share in enumerate(self.shares, 1):
-            mean += (share - mean) / min(n, rank_trust.REMEMBERED)
+            mean += (share - mean) / min(n, prediction_accuracy.MEMORY_CHECKS)
         return mean
 
     def rate(self, n):
         """After n waits."""
-        kept = 1 - 1 / rank_trust.REMEMBERED
+        kept = 1 - 1 / prediction_accuracy.MEMORY_CHECKS
         weights = [kept ** (n - 1 - k) for k in range(n)]
         seconds = sum(w * s for w, (_, s) in zip(weights, self.waits, strict=False))
         return sum(w * t for w, (t, _) in zip(weights, self.waits, strict=False)) / seconds
@@ -52,25 +52,25 @@ class RankModel:
         mean = 0.0
         for n, ratio in enumerate(self.ratios(), 1):
             error = 1 - min(ratio, 1 / ratio)
-            mean += (error - mean) / min(n, rank_trust.REMEMBERED)
+            mean += (error - mean) / min(n, prediction_accuracy.MEMORY_CHECKS)
         return mean
 
 
 class TrustModel:
     def __init__(self):
-        self.new, self.pending, self.ranks = [], [], {}
+        self.make_protocol, self.pending, self.ranks = [], [], {}
 
     def rank(self, worker_id):
         return self.ranks.setdefault(worker_id, RankModel())
 
     def step(self, now, blocks_there):
         """blocks_there: a booking -> leading blocks of its prompt that the engine announced"""
-        looks, rest = checks.MATCHES_MAX, []
+        looks, rest = prediction_checks.MATCHES_MAX, []
         for booked in self.pending:
             if booked.rank_left:
                 continue
             if booked.ended_at is None and booked.live and booked.prefilling:
-                if now - booked.booked_at <= checks.PREFILL_S_MAX:
+                if now - booked.booked_at <= prediction_checks.PREFILL_S_MAX:
                     rest.append(booked)
                 continue
             if booked.ended_at is None:
@@ -83,8 +83,8 @@ class TrustModel:
             looks -= 1
             new = blocks_there(booked) - booked.cached
             share = min(1, max(0, new / (booked.blocks - booked.cached)))
-            if share < 1 and now < booked.ended_at + checks.GRACE_S:
-                booked.due_at = booked.ended_at + checks.GRACE_S
+            if share < 1 and now < booked.ended_at + prediction_checks.GRACE_S:
+                booked.due_at = booked.ended_at + prediction_checks.GRACE_S
                 rest.append(booked)
             else:
                 self.rank(booked.worker_id).shares.append(share)
@@ -98,8 +98,8 @@ class TrustModel:
             self.rank(booked.worker_id).waits.append(wait)
 
     def take(self):
-        newest = self.new[::-1][: checks.ROWS_MAX]
+        newest = self.make_protocol[::-1][: prediction_checks.ROWS_MAX]
         fit = [b for b in newest if b.live and b.prefilling and b.blocks]
-        if len(self.pending) < checks.PENDING_MAX:
+        if len(self.pending) < prediction_checks.PENDING_MAX:
             self.pending += fit[:1]
-        self.new = []
+        self.make_protocol = []

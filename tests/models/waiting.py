@@ -32,7 +32,7 @@ class Waiter:
     asked: Asked
     cached: int
     policy: dict
-    arrived: float
+    arrived_at: float
     deadline: float
     number: int
     block_size: int
@@ -48,10 +48,10 @@ class Waiter:
         """Lower goes first."""
         jump = max(0.0, self.asked.jump)
         score = {
-            "fcfs": jump - self.arrived,
-            "lcfs": jump + self.arrived,
+            "fcfs": jump - self.arrived_at,
+            "lcfs": jump + self.arrived_at,
             "wspt": (1.0 + jump) / self.cost,
-            "work": jump - self.arrived - self.own_s,
+            "work": jump - self.arrived_at - self.own_s,
         }[self.policy.get("queue_policy", "fcfs")]
         return (-self.asked.strict, -score, self.number)
 

@@ -8,7 +8,8 @@ import urllib.request
 import pytest
 
 from indexer.sockets import listener_status
-from tests.access.keys import entry, keys_file, secret
+from scripts.processes.launched_process import free_port
+from tests.auth.keys import entry, keys_file, secret
 from tests.page.browsing import (
     MODEL,
     a_browser,
@@ -20,7 +21,6 @@ from tests.page.browsing import (
     sync_api,
 )
 from tests.process.in_thread import InThread
-from tests.process.launched import free_port
 from tests.process.running import Running
 
 pytestmark = [needs_chromium, pytest.mark.process]
@@ -123,7 +123,7 @@ def test_a_frame_that_cannot_be_shown_is_told_of_as_that(three, browser):
         body = 'event: fleet\ndata: {"interval_s": 1.}\n\n'
         page.route("**/live", lambda route: route.fulfill(body=body))
         page.reload()
-        sync_api.expect(page.locator("#connection")).to_contain_text("what came cannot be shown")
+        sync_api.expect(page.locator("#connection")).to_contain_text("frame cannot be displayed")
         page.unroute("**/live")
         sync_api.expect(page.locator(".rank")).to_have_count(3, timeout=20_000)
         sync_api.expect(page.locator(LIVE)).to_have_text("live")
@@ -146,7 +146,7 @@ def test_ranks_at_whose_event_port_nobody_answers_are_marked(listening, browser,
             "aria-label", "rank 1/0, schedulable, events unconnected"
         )
         assert cell.evaluate("node => getComputedStyle(node, '::after').content") == '"⊘"'
-        sync_api.expect(tile(page, "no event source")).to_have_text("1")
+        sync_api.expect(tile(page, "without events")).to_have_text("1")
         cell.click()
         sync_api.expect(page.locator("#rank")).to_contain_text("connection refused, for ")
         sync_api.expect(page.locator("#rank")).to_contain_text(endpoint)
@@ -158,10 +158,10 @@ def test_workers_that_refuse_health_checks_are_marked(browser):
         url = f"http://127.0.0.1:{service.port}"
         register(url, 2, endpoint=url)  # which has no such route
         with opened(browser, url) as page:
-            cells = page.locator('.rank[aria-label*="refuses health checks"]')
+            cells = page.locator('.rank[aria-label*="rejects health checks"]')
             sync_api.expect(cells).to_have_count(2, timeout=30_000)
             cells.first.click()
-            sync_api.expect(page.locator("#rank")).to_contain_text("Health check refused")
+            sync_api.expect(page.locator("#rank")).to_contain_text("Health checks rejected")
             sync_api.expect(page.locator("#rank")).to_contain_text("status 404")
 
 
@@ -269,7 +269,7 @@ def test_a_rank_that_is_selected_shows_all_that_is_known(three, browser):
         sync_api.expect(panel).to_contain_text(f"Worker {chosen['worker_id']}, rank 0")
         sync_api.expect(panel).to_contain_text(f"http://engine-{chosen['worker_id']}:8000")
         sync_api.expect(panel).to_contain_text("333")
-        sync_api.expect(panel).to_contain_text("not listened to")
+        sync_api.expect(panel).to_contain_text("no listener")
 
 
 def test_ranks_that_get_no_requests_say_so_not_by_color_alone(three, browser):
@@ -341,7 +341,7 @@ def test_all_of_it_can_be_used_by_keyboard(three, browser):
     with opened(browser, three) as page:
         sync_api.expect(page.locator("#decisions tbody tr")).to_have_count(1)
         page.keyboard.press("Tab")
-        assert "To the fleet" in focused(page)
+        assert "Skip to the fleet" in focused(page)
         page.keyboard.press("Enter")
         page.keyboard.press("Tab")
         assert "rank 1/0" in focused(page)
@@ -418,7 +418,7 @@ def test_with_keys_on_it_asks_for_one_and_shows_what_that_may_see(tmp_path, brow
             page.keyboard.press("Enter")
             page.wait_for_selector(LIVE)
             sync_api.expect(page.locator("#fleet")).to_contain_text("No worker")
-            sync_api.expect(page.locator("#queue")).to_contain_text("may not see")
+            sync_api.expect(page.locator("#queue")).to_contain_text("no permission to see")
 
 
 def test_a_service_that_ends_is_told_of(browser):

@@ -3,21 +3,27 @@
 import math
 import random
 
-from select_service.planner.connectors.base import Status, everywhere
-from select_service.planner.core.contracts import Said
+from select_service.planner.connectors.connector import ConnectorStatus, same_outcome
 from select_service.planner.core.diagnostics import (
-    Diagnostics,
-    Loaded,
+    LoadRecord,
     RoleDiagnostics,
-    Sized,
-    Stabilised,
+    SizingRecord,
+    StabiliserRecord,
+    TickDiagnostics,
 )
-from select_service.planner.core.inputs import ForwardPass, Replicas, Role, TickInput, Traffic
+from select_service.planner.core.forecast_contracts import ForecastRecord
 from select_service.planner.core.reasons import Reason
 from select_service.planner.core.schedule import NextTick
-from select_service.planner.core.settings import Settings
-from select_service.planner.core.tick import Effects
-from select_service.planner.status import DeploymentStatus, Statuses
+from select_service.planner.core.settings import DeploymentSettings
+from select_service.planner.core.tick import TickEffects
+from select_service.planner.core.tick_input import (
+    ForwardPass,
+    Role,
+    RoleReplicas,
+    TickInput,
+    TrafficWindow,
+)
+from select_service.planner.deployment_status import DeploymentStatus, DeploymentStatuses
 
 START_S = 1_800_000_000.0
 
@@ -27,10 +33,12 @@ def effects(now_s, roles=None, *, wished=None, advisory=False, **said):
     values = {"run_load": True, "run_throughput": True, **said}
     if roles is None:
         roles, values["reasons"] = {}, (Reason.REPLICAS_UNKNOWN,)
-    diagnostics = Diagnostics(now_s=now_s, roles=roles, **values)
+    diagnostics = TickDiagnostics(now_s=now_s, roles=roles, **values)
     next_tick = NextTick(at_s=now_s + 5.0, run_load=True, run_throughput=False, traffic_s=None)
     scale_to = None if advisory else wished
-    return Effects(scale_to=scale_to, wished=wished, next_tick=next_tick, diagnostics=diagnostics)
+    return TickEffects(
+        scale_to=scale_to, wished=wished, next_tick=next_tick, diagnostics=diagnostics
+    )
 
 
 def a_role(ready, starting=0, final=None, **fields):
@@ -39,22 +47,22 @@ def a_role(ready, starting=0, final=None, **fields):
 
 def a_tick(now_s, traffic=None, passes=None):
     return TickInput(
-        now_s=now_s, replicas={Role.DECODE: Replicas(ready=1)}, traffic=traffic, passes=passes
+        now_s=now_s, replicas={Role.DECODE: RoleReplicas(ready=1)}, traffic=traffic, passes=passes
     )
 
 
 def a_day(name="llama", ticks=2000, step_s=60.0, seed=1, settings=None, start_s=START_S):
     """A status after a sine of traffic, with an outage and starts that take five ticks."""
-    status = DeploymentStatus(name, settings or Settings(enable_load_scaling=True))
+    status = DeploymentStatus(name, settings or DeploymentSettings(enable_load_scaling=True))
     tell(status, ticks, step_s, seed, start_s)
     return status
 
 
 def statuses_of(*names, ticks=20, settings=None):
-    found = Statuses()
+    found = DeploymentStatuses()
     for name in names:
-        found.changed(name, settings or Settings(enable_load_scaling=True), START_S)
-        tell(found.get(name), ticks, 60.0, 1, START_S)
+        found.changed(name, settings or DeploymentSettings(enable_load_scaling=True), START_S)
+        tell(found.find_status(name), ticks, 60.0, 1, START_S)
     return found
 
 
@@ -72,7 +80,7 @@ def tell(status, ticks, step_s, seed, start_s):
         wished = {role: n for role, n in need.items() if n > have[role] or n < have[role] - 1}
         outage = 0.4 < i / ticks < 0.43
         part = max(0.6, min(1.0, 0.97 + rng.gauss(0, 0.02)))
-        traffic = Traffic(
+        traffic = TrafficWindow(
             duration_s=step_s,
             requests=None if outage else max(0.0, rate) * step_s,
             isl=1800.0,
@@ -84,7 +92,7 @@ def tell(status, ticks, step_s, seed, start_s):
         )
         roles = {role: _role(role, ready, starting, wished, need, rng) for role in Role}
         forecast = None if outage else _forecast(status.settings, rate, rng)
-        status.ticked(
+        status.add_tick(
             TickInput(now_s=now_s, replicas={}, traffic=traffic, passes=_passes(ready)),
             effects(
                 now_s,
@@ -95,7 +103,7 @@ def tell(status, ticks, step_s, seed, start_s):
                 forecast=forecast,
                 reasons=(Reason.UP,) if wished else (),
             ),
-            everywhere(wished, Status.APPLIED) if wished else None,
+            same_outcome(wished, ConnectorStatus.APPLIED) if wished else None,
         )
         for role, n in wished.items():
             if n > have[role]:
@@ -109,12 +117,12 @@ def _role(role, ready, starting, wished, need, rng):
         ready=ready[role],
         starting=starting[role],
         floor=1,
-        sized=Sized(replicas=need[role], reason=Reason.SET_LOWER_BOUND, engine_rps=6.0),
-        load=Loaded(
+        sized=SizingRecord(replicas=need[role], reason=Reason.SET_LOWER_BOUND, engine_rps=6.0),
+        load=LoadRecord(
             reason=Reason.NO_CHANGE,
             estimate_ms=rng.uniform(250, 520) if role is Role.PREFILL else rng.uniform(30, 48),
         ),
-        stabilised=Stabilised(wanted=float(need[role]), target=None, reason=Reason.UP),
+        stabilised=StabiliserRecord(wanted=float(need[role]), target=None, reason=Reason.UP),
         final=wished.get(role, ready[role] + starting[role]),
         startup_s=300.0,
     )
@@ -122,7 +130,7 @@ def _role(role, ready, starting, wished, need, rng):
 
 def _forecast(settings, rate, rng):
     requests = max(0.0, rate + rng.gauss(0, 1.5)) * settings.throughput_adjustment_interval_seconds
-    return Said(
+    return ForecastRecord(
         requests=requests,
         isl=1800.0,
         osl=220.0,

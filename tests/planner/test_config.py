@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from select_service.planner.config import DryRunConnector, VirtualConnector
-from select_service.planner.core.inputs import Role
-from select_service.planner.core.settings import roles_of
-from select_service.planner.reading import ConfigError, config_of, read_config
+from select_service.planner.config import DryRunConnectorConfig, VirtualConnectorConfig
+from select_service.planner.config_loader import PlannerConfigError, convert_config, read_config
+from select_service.planner.core.settings import scaled_roles
+from select_service.planner.core.tick_input import Role
 
 KUBERNETES: dict[str, Any] = {
     "kind": "kubernetes",
@@ -29,10 +29,10 @@ def document(top: dict[str, Any] | None = None, **deployment: Any) -> dict[str, 
 
 
 def test_the_least_file_is_advice_in_a_dry_run() -> None:
-    config = config_of(document())
+    config = convert_config(document())
     (only,) = config.deployments
     assert (only.mode, only.sizing, only.stabilise) == ("disagg", "queue", True)
-    assert only.connector == DryRunConnector()
+    assert only.connector == DryRunConnectorConfig()
     assert only.scale_interval_seconds == 180.0
 
 
@@ -42,25 +42,25 @@ def test_ticks_come_at_the_greatest_common_divisor_of_both_loops() -> None:
         load_adjustment_interval_seconds=7.5,
         throughput_adjustment_interval_seconds=60,
     )
-    assert config_of(given).deployments[0].scale_interval_seconds == 7.5
+    assert convert_config(given).deployments[0].scale_interval_seconds == 7.5
 
 
 def test_easy_modes_scale_by_load_alone() -> None:
-    (only,) = config_of(document(optimization_target="latency")).deployments
+    (only,) = convert_config(document(optimization_target="latency")).deployments
     assert (only.enable_load_scaling, only.enable_throughput_scaling) == (True, False)
     assert only.scale_interval_seconds == 5.0
 
 
 def test_the_document_s_profile_counts_where_nothing_was_given() -> None:
     given = document(load_predictor="constant", robust=True)
-    (only,) = config_of(given, "document").deployments
+    (only,) = convert_config(given, "document").deployments
     assert (only.sizing, only.stabilise, only.load_guards) == ("mean", False, False)
     assert (only.load_predictor, only.robust) == ("constant", True)
 
 
 def test_engines_that_do_both_count_as_decode() -> None:
-    (only,) = config_of(document(mode="agg")).deployments
-    assert roles_of(only) == (Role.DECODE,)
+    (only,) = convert_config(document(mode="agg")).deployments
+    assert scaled_roles(only) == (Role.DECODE,)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_engines_that_do_both_count_as_decode() -> None:
             {"mode": "both"},
             "mode: expected one of disagg, prefill, decode, agg, got `both`",
         ),
-        ({"enable_throughput_scaling": False}, "or enable_load_scaling must be true"),
+        ({"enable_throughput_scaling": False}, "both loops are off"),
         (
             {"enable_load_scaling": True, "load_adjustment_interval_seconds": 200},
             "expected more than load_adjustment_interval_seconds (200), got 180",
@@ -87,11 +87,11 @@ def test_engines_that_do_both_count_as_decode() -> None:
         ({"throughput_adjustment_interval_seconds": 0.0001}, "expected a divisor of 0.0001, got 0"),
         (
             {"enable_load_scaling": True, "load_adjustment_interval_seconds": 5.001},
-            "scale_interval_seconds: a tick of 5.001 and 180 would come every 3 ms",
+            "scale_interval_seconds: intervals 5.001 and 180 need a tick every 3 ms",
         ),
-        ({"max_gpu_budget": 1}, "the least replicas need 2 GPUs, got 1"),
+        ({"max_gpu_budget": 1}, "the minimum replicas need 2 GPUs, got 1"),
         ({"min_gpu_budget": 9}, "expected at most max_gpu_budget (8), got 9"),
-        ({"fpm_sample_bucket_size": 15}, "expected a perfect square as 16, got 15"),
+        ({"fpm_sample_bucket_size": 15}, "expected a perfect square such as 16, got 15"),
         ({"load_min_observations": 2}, "load_min_observations: expected 5 to"),
         ({"load_min_observations": 65}, "expected at most max_num_fpm_samples (64), got 65"),
         (
@@ -114,8 +114,8 @@ def test_engines_that_do_both_count_as_decode() -> None:
     ],
 )
 def test_one_line_says_what_is_wrong(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        config_of(document(**given))
+    with pytest.raises(PlannerConfigError) as caught:
+        convert_config(document(**given))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -123,68 +123,71 @@ def test_one_line_says_what_is_wrong(given: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     ("top", "said"),
     [
-        ({"selectors": []}, "nothing to observe"),
+        ({"selectors": []}, "no source of traffic"),
         ({"selectors": ["selector:8092"]}, "does not begin with http:// or https://"),
         ({"deployments": []}, "length >= 1"),
-        ({"client_key_file": "tls.key"}, "client_cert_file and client_key_file belong together"),
-        ({"cluster_gpus": 1}, "the least replicas of all deployments need 2 GPUs, got 1"),
+        (
+            {"client_key_file": "tls.key"},
+            "client_cert_file and client_key_file must be given together",
+        ),
+        ({"cluster_gpus": 1}, "the minimum replicas of all deployments need 2 GPUs, got 1"),
         ({"depolyments": []}, "did you mean `deployments`?"),
         (
             {"deployments": [{"name": "a", "model_name": "m"}] * 2},
-            "the name `a` is there twice",
+            "name `a` is given twice",
         ),
         (
             {"selectors": ["http://selector:8092", "http://selector:8092/"]},
-            "selectors: `http://selector:8092` is there twice",
+            "selectors: `http://selector:8092` is given twice",
         ),
         (
             {"deployments": [of(name, {"kind": "virtual", "path": path}) for name, path in PATHS]},
-            "the decision in `/d/one.json` would be scaled by two at a time",
+            "the decision in `/d/one.json` is the target of two roles or deployments",
         ),
         (
             {"deployments": [of(name, KUBERNETES, mode="agg") for name in "ab"]},
-            "connector: Deployment decode would be scaled by two at a time",
+            "connector: Deployment decode is the target of two roles or deployments",
         ),
         (
             {"deployments": [of("a", {**KUBERNETES, "prefill": KUBERNETES["decode"]})]},
-            "connector: Deployment decode would be scaled by two at a time",
+            "connector: Deployment decode is the target of two roles or deployments",
         ),
         ({"api": {"host": "localhost\0"}}, "matching regex"),
     ],
 )
 def test_and_of_the_whole_file(top: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        config_of(document(top))
+    with pytest.raises(PlannerConfigError) as caught:
+        convert_config(document(top))
     assert said in str(caught.value)
 
 
 def test_a_predictor_that_is_not_installed_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("select_service.planner.judging.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'select-service\[prophet\]'"):
-        config_of(document(load_predictor="prophet"))
+    monkeypatch.setattr("select_service.planner.validation.find_spec", lambda name: None)
+    with pytest.raises(PlannerConfigError, match=r"pip install 'select-service\[prophet\]'"):
+        convert_config(document(load_predictor="prophet"))
 
 
 def test_a_file_is_named_with_its_fault(tmp_path: Path) -> None:
     path = tmp_path / "planner.yaml"
-    with pytest.raises(ConfigError, match="No such file"):
+    with pytest.raises(PlannerConfigError, match="No such file"):
         read_config(str(path))
     path.write_text("deployments: [")
-    with pytest.raises(ConfigError, match=str(path)):
+    with pytest.raises(PlannerConfigError, match=str(path)):
         read_config(str(path))
     path.write_text(
         "selectors: [http://localhost:8092]\n"
         "deployments:\n- {name: a, model_name: m, connector: {kind: virtual}}\n"
     )
-    assert read_config(str(path)).deployments[0].connector == VirtualConnector()
+    assert read_config(str(path)).deployments[0].connector == VirtualConnectorConfig()
 
 
 def test_thresholds_that_are_not_used_may_stand_as_they_are() -> None:
-    (only,) = config_of(document(decode_scale_up_kv_rate=10)).deployments
+    (only,) = convert_config(document(decode_scale_up_kv_rate=10)).deployments
     assert only.decode_scale_down_kv_rate == 30.0
 
 
 def test_deployments_may_scale_targets_of_one_name_in_their_own_namespaces() -> None:
     each = [of(name, {**KUBERNETES, "namespace": name}, mode="agg") for name in "ab"]
-    assert len(config_of(document({"deployments": each})).deployments) == 2
+    assert len(convert_config(document({"deployments": each})).deployments) == 2

@@ -4,28 +4,30 @@ from pathlib import Path
 
 import pytest
 
-from select_service.planner.core.inputs import (
-    Bins,
+from select_service.planner.core.proposal_merge import BoundType, Proposal, ProposedCount
+from select_service.planner.core.settings import DeploymentSettings
+from select_service.planner.core.tick_input import (
     ForwardPass,
-    PrefillSample,
-    Replicas,
+    LengthBins,
+    PrefillTiming,
     Role,
+    RoleReplicas,
     TickInput,
-    Traffic,
+    TrafficWindow,
 )
-from select_service.planner.core.merge import Bound, Proposal, Target
-from select_service.planner.core.settings import Settings
-from select_service.planner.decision_lines import (
-    LogError,
+from select_service.planner.planner_log_lines import (
+    DecisionLogError,
     SettingsLine,
     TickLine,
-    encoded,
+    encode_line,
     read_lines,
 )
-from select_service.planner.edge.decision_log import DecisionLog
+from select_service.planner.runtime.planner_decision_log import PlannerDecisionLog
 from tests.full_disk import full_disk
 
-SETTINGS = SettingsLine(deployment="chat", at_s=0.0, settings=Settings(mode="agg"), started_s=0.0)
+SETTINGS = SettingsLine(
+    deployment="chat", at_s=0.0, settings=DeploymentSettings(mode="agg"), started_s=0.0
+)
 
 
 def tick(now_s: float) -> TickLine:
@@ -33,16 +35,18 @@ def tick(now_s: float) -> TickLine:
         deployment="chat",
         tick=TickInput(
             now_s=now_s,
-            replicas={Role.DECODE: Replicas(ready=2, pending=1)},
-            traffic=Traffic(
+            replicas={Role.DECODE: RoleReplicas(ready=2, pending=1)},
+            traffic=TrafficWindow(
                 duration_s=5.0,
                 requests=3.0,
-                uncached_isl=Bins(means=(10.0,), counts=(3.0,)),
-                prefill_samples=(PrefillSample(10.0, 0.25, 0.0),),
+                uncached_isl=LengthBins(means=(10.0,), counts=(3.0,)),
+                prefill_samples=(PrefillTiming(10.0, 0.25, 0.0),),
             ),
             passes={Role.DECODE: (ForwardPass(worker="w", wall_s=0.5),)},
             proposals=(
-                Proposal(source="x", priority=1, targets=(Target("decode", Bound.SET, 3),)),
+                Proposal(
+                    source="x", priority=1, targets=(ProposedCount("decode", BoundType.SET, 3),)
+                ),
             ),
         ),
         scale_to={Role.DECODE: 3},
@@ -51,23 +55,23 @@ def tick(now_s: float) -> TickLine:
 
 def test_lines_come_back_as_they_were(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
-    log = DecisionLog(path)
+    log = PlannerDecisionLog(path)
     lines = [SETTINGS, tick(5.0), tick(10.0)]
     for line in lines:
-        log.write(line)
+        log.write_line(line)
     log.close()
     read = list(read_lines(path))
-    assert list(map(encoded, read)) == list(map(encoded, lines))
+    assert list(map(encode_line, read)) == list(map(encode_line, lines))
     assert isinstance(read[1], TickLine)
     assert read[1].tick == tick(5.0).tick
 
 
 def test_each_file_begins_with_the_settings(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
-    log = DecisionLog(path, bytes_max=2 * len(encoded(SETTINGS)), files_max=3)
-    log.write(SETTINGS)
+    log = PlannerDecisionLog(path, bytes_max=2 * len(encode_line(SETTINGS)), files_max=3)
+    log.write_line(SETTINGS)
     for number in range(40):
-        log.write(tick(float(number)))
+        log.write_line(tick(float(number)))
     log.close()
     files = sorted(tmp_path.iterdir())
     assert len(files) == 3
@@ -80,7 +84,7 @@ def test_each_file_begins_with_the_settings(tmp_path: Path) -> None:
 
 def test_a_line_that_was_being_written_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
-    path.write_bytes(encoded(SETTINGS) + b"\n" + encoded(tick(1.0))[:-5])
+    path.write_bytes(encode_line(SETTINGS) + b"\n" + encode_line(tick(1.0))[:-5])
     assert list(read_lines(path)) == [SETTINGS]
 
 
@@ -88,36 +92,36 @@ def test_a_planner_that_was_killed_in_a_line_does_not_break_the_log_of_the_next(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "decisions.jsonl"
-    path.write_bytes(encoded(SETTINGS) + b"\n" + encoded(tick(1.0))[:-5])
-    log = DecisionLog(path)
-    log.write(SETTINGS)
-    log.write(tick(2.0))
+    path.write_bytes(encode_line(SETTINGS) + b"\n" + encode_line(tick(1.0))[:-5])
+    log = PlannerDecisionLog(path)
+    log.write_line(SETTINGS)
+    log.write_line(tick(2.0))
     log.close()
     assert list(read_lines(path)) == [SETTINGS, SETTINGS, tick(2.0)]
 
 
 def test_only_a_beginning_follows_a_line_that_is_torn(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
-    torn = encoded(tick(1.0))[:-5]
-    path.write_bytes(b"\n".join([encoded(SETTINGS), torn, encoded(tick(2.0)), b""]))
-    with pytest.raises(LogError, match="line 2"):
+    torn = encode_line(tick(1.0))[:-5]
+    path.write_bytes(b"\n".join([encode_line(SETTINGS), torn, encode_line(tick(2.0)), b""]))
+    with pytest.raises(DecisionLogError, match="line 2"):
         list(read_lines(path))
 
 
 def test_what_is_no_log(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
-    path.write_bytes(encoded(SETTINGS) + b'\n{"line": "tock"}\n')
-    with pytest.raises(LogError, match=r"line 2: Invalid value 'tock'"):
+    path.write_bytes(encode_line(SETTINGS) + b'\n{"line": "tock"}\n')
+    with pytest.raises(DecisionLogError, match=r"line 2: Invalid value 'tock'"):
         list(read_lines(path))
 
 
 def test_a_full_disk_costs_lines_and_no_tick(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    log = DecisionLog(path)
+    log = PlannerDecisionLog(path)
     with full_disk(path):
-        log.write(SETTINGS)
-        log.write(tick(1.0))
-    assert log.lost == 2
-    log.write(SETTINGS)
+        log.write_line(SETTINGS)
+        log.write_line(tick(1.0))
+    assert log.lost_lines == 2
+    log.write_line(SETTINGS)
     log.close()
     assert list(read_lines(path)) == [SETTINGS]

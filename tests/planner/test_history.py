@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.planner.history import History, thinned
+from select_service.planner.thinned_history import ThinnedHistory, thin_table
 
 
 def a_table(rows, columns=3, seed=0):
@@ -15,35 +15,35 @@ def a_table(rows, columns=3, seed=0):
 
 
 def test_what_fits_stays_as_it_is():
-    history = History(2, 8)
+    history = ThinnedHistory(2, 8)
     for i in range(8):
-        history.add([i, None if i == 3 else i * 2.0])
+        history.add_row([i, None if i == 3 else i * 2.0])
     expected = np.array([[i, np.nan if i == 3 else i * 2.0] for i in range(8)])
-    np.testing.assert_array_equal(history.table(), expected)
+    np.testing.assert_array_equal(history.copy_table(), expected)
 
 
 def test_a_full_history_goes_on_with_half_of_its_rows():
-    history = History(2, 8)
+    history = ThinnedHistory(2, 8)
     for i in range(9):
-        history.add([i, 100.0 if i == 2 else 0.0])
+        history.add_row([i, 100.0 if i == 2 else 0.0])
     history.check_invariants()
-    table = history.table()
+    table = history.copy_table()
     assert len(table) == 5
     assert table[-1].tolist() == [8.0, 0.0]
     assert table[:, 1].max() == 100.0
 
 
 def test_a_full_history_is_thinned_a_little_with_each_row():
-    history = History(3, 1000)
+    history = ThinnedHistory(3, 1000)
     table = a_table(4000)
     moved = []
     for row in table:
         before = len(history)
-        history.add(row)
+        history.add_row(row)
         moved.append(1 + before - len(history))
         history.check_invariants()
     assert max(moved) == 16
-    thin = history.table()
+    thin = history.copy_table()
     assert 480 <= len(thin) <= 1000
     assert (thin[0, 0], thin[-1, 0]) == (0.0, 3999.0)
     for column in (1, 2):
@@ -61,7 +61,7 @@ def test_each_column_keeps_its_least_and_greatest_known_value(rows, groups, seed
     table = a_table(rows, seed=seed)
     for hole in holes:
         table[hole % rows, 1] = np.nan
-    thin = thinned(table, groups)
+    thin = thin_table(table, groups)
     assert len(thin) <= max(2 * groups, 1)
     assert np.all(np.diff(thin[:, 0]) >= 0)
     for column in range(3):
@@ -75,10 +75,10 @@ def test_each_column_keeps_its_least_and_greatest_known_value(rows, groups, seed
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=400), st.integers(4, 40))
 def test_a_history_never_has_more_rows_than_it_may_and_keeps_the_peak(values, rows_max):
-    history = History(2, rows_max)
+    history = ThinnedHistory(2, rows_max)
     for i, value in enumerate(values):
-        history.add([i, value])
+        history.add_row([i, value])
         history.check_invariants()
-    table = history.table()
+    table = history.copy_table()
     assert table[-1, 0] == len(values) - 1
     assert table[:, 1].max() == max(values)

@@ -1,4 +1,4 @@
-"""What docs/planner.md says of settings, files and commands is what the planner knows."""
+"""What docs/guides/planner.md says of settings, files and commands is what the planner knows."""
 
 import re
 from pathlib import Path
@@ -8,55 +8,10 @@ import pytest
 import yaml
 
 from select_service.planner import __main__ as command
-from select_service.planner.config import DeploymentConfig, PlannerConfig
-from select_service.planner.reading import DOCUMENT, config_of
+from select_service.planner.config_loader import convert_config
 
 DOCS = Path(__file__).parents[2] / "docs"
-TEXT = (DOCS / "planner.md").read_text()
-SETTINGS = TEXT.split("## Settings")[1]
-
-
-def rows() -> dict[str, tuple[str, str]]:
-    """Setting -> its default and that of the document, as the table has them."""
-    result = {}
-    for line in SETTINGS.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 4 and cells[0].startswith("`"):
-            names = re.findall(r"`(\w+)`", cells[0])
-            defaults = cells[1].split(", ") if len(names) > 1 else [cells[1]]
-            if len(defaults) != len(names):
-                defaults = defaults[:1] * len(names)
-            for name, default in zip(names, defaults, strict=True):
-                result[name] = default.strip("`"), cells[3].strip("`")
-    return result
-
-
-def test_every_setting_has_a_row() -> None:
-    assert set(rows()) >= set(DeploymentConfig.__struct_fields__)
-
-
-def test_the_defaults_are_those_of_the_table() -> None:
-    fields, defaults = DeploymentConfig.__struct_fields__, DeploymentConfig.__struct_defaults__
-    known = dict(zip(fields[-len(defaults) :], defaults, strict=True))
-    for name, (told, _) in rows().items():
-        default = known.get(name)
-        if isinstance(default, bool):
-            assert told == str(default).lower(), name
-        elif isinstance(default, int | float):
-            assert float(told) == default, name
-        elif isinstance(default, str):
-            assert told == default, name
-
-
-def test_what_the_document_has_otherwise_stands_in_the_last_column() -> None:
-    said = {name: document for name, (_, document) in rows().items() if document}
-    expected = {name: str(value).lower() for name, value in DOCUMENT.items() if name != "step"}
-    assert said == expected
-
-
-def test_the_file_s_own_settings_are_named() -> None:
-    for name in PlannerConfig.__struct_fields__:
-        assert f"`{name}`" in SETTINGS, name
+TEXT = (DOCS / "guides" / "planner.md").read_text()
 
 
 def files() -> list[Any]:
@@ -67,17 +22,17 @@ def files() -> list[Any]:
 
 
 def test_files_of_the_documentation_are_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("select_service.planner.judging.find_spec", lambda name: True)
+    monkeypatch.setattr("select_service.planner.validation.find_spec", lambda name: True)
     whole = [each for each in files() if "deployments" in each]
     assert len(whole) >= 2
     for each in whole:
-        assert config_of(each).deployments
+        assert convert_config(each).deployments
 
 
 def test_help_and_faults_of_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert command.main(["--version"]) == 0
     assert command.main([]) == 2
-    assert "what is to be planned?" in capsys.readouterr().err
+    assert "no deployment given" in capsys.readouterr().err
     assert command.main(["--selector", "http://s"]) == 2
     assert "--model-name is missing" in capsys.readouterr().err
     assert command.main(["--model-name", "m"]) == 2

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from select_service.file_claims import claim_file
+from select_service.files.file_claims import claim_file
 from select_service.planner.__main__ import ONE_THREAD, main
 
 FOLDER = "FOLDER"
@@ -24,7 +24,7 @@ FOLDER = "FOLDER"
             {},
             "token file `FOLDER/none` cannot be read: No",
         ),
-        ({"api_key_file": f"{FOLDER}/empty"}, {}, "token file `FOLDER/empty`: there is no token"),
+        ({"api_key_file": f"{FOLDER}/empty"}, {}, "token file `FOLDER/empty`: the file is empty"),
         (
             {"ca_file": f"{FOLDER}/none"},
             {},
@@ -33,28 +33,60 @@ FOLDER = "FOLDER"
         (
             {"ca_file": f"{FOLDER}/planner.yaml"},
             {},
-            "`FOLDER/planner.yaml`: there is no",
+            "`FOLDER/planner.yaml`: no PEM certificate in the file",
         ),
-        ({"report": {"path": f"{FOLDER}/no/r.html"}}, {}, "report: there is no directory"),
-        ({"report": {"path": "/dev/null"}}, {}, "report: cannot use `/dev/null`: it is a device"),
-        ({"report": {"path": f"{FOLDER}/planner.yaml"}}, {}, "planner.yaml` is no report of ours"),
-        ({}, {"connector": {"kind": "dry-run", "path": FOLDER}}, "it is a directory"),
-        ({}, {"connector": {"kind": "dry-run", "path": f"{FOLDER}/planner.yaml"}}, "no JSON lines"),
+        ({"report": {"path": f"{FOLDER}/no/r.html"}}, {}, "report: directory "),
+        (
+            {"report": {"path": "/dev/null"}},
+            {},
+            "report: cannot use `/dev/null`: not a regular file but a device, give a regular file",
+        ),
+        (
+            {"report": {"path": f"{FOLDER}/planner.yaml"}},
+            {},
+            "planner.yaml` is not a planner report",
+        ),
+        (
+            {},
+            {"connector": {"kind": "dry-run", "path": FOLDER}},
+            "not a regular file but a directory, give a regular file",
+        ),
+        (
+            {},
+            {"connector": {"kind": "dry-run", "path": f"{FOLDER}/planner.yaml"}},
+            "does not contain JSON lines",
+        ),
         (
             {},
             {"connector": {"kind": "virtual", "path": f"{FOLDER}/planner.yaml"}},
-            "no decisions of",
+            "is not a decision file of",
         ),
-        ({"decision_log": f"{FOLDER}/planner.yaml"}, {}, "holds no JSON lines"),
-        ({"decision_log": f"{FOLDER}/pipe"}, {}, "it is a pipe, give a regular file"),
-        ({"api_key_file": f"{FOLDER}/pipe"}, {}, "it is a pipe, give a regular file"),
-        ({"ca_file": f"{FOLDER}/pipe"}, {}, "it is a pipe, give a regular file"),
-        ({}, {"connector": {"kind": "virtual", "path": f"{FOLDER}/pipe"}}, "it is a pipe"),
-        ({}, {"warmup_trace": f"{FOLDER}/pipe"}, "it is a pipe"),
+        (
+            {"decision_log": f"{FOLDER}/planner.yaml"},
+            {},
+            "existing file has no JSON lines, give another",
+        ),
+        (
+            {"decision_log": f"{FOLDER}/pipe"},
+            {},
+            "not a regular file but a pipe, give a regular file",
+        ),
+        (
+            {"api_key_file": f"{FOLDER}/pipe"},
+            {},
+            "not a regular file but a pipe, give a regular file",
+        ),
+        ({"ca_file": f"{FOLDER}/pipe"}, {}, "not a regular file but a pipe, give a regular file"),
+        (
+            {},
+            {"connector": {"kind": "virtual", "path": f"{FOLDER}/pipe"}},
+            "not a regular file but a pipe",
+        ),
+        ({}, {"warmup_trace": f"{FOLDER}/pipe"}, "not a regular file but a pipe"),
         (
             {"decision_log": f"{FOLDER}/log", "report": {"path": f"{FOLDER}/log"}},
             {},
-            "report and decision_log both mean `FOLDER/log`",
+            "report and decision_log both name `FOLDER/log`",
         ),
         ({}, {"warmup_trace": f"{FOLDER}/planner.yaml"}, "warmup_trace: "),
     ],
@@ -85,7 +117,7 @@ def test_a_second_planner_on_one_file_is_refused(
     with claim_file(log):
         words = ["--selector", "http://127.0.0.1:9", "--model-name", "m", "--port", "0"]
         assert main([*words, "--decision-log", str(log)]) == 2
-    assert f"decision_log: `{log}` is kept by another process" in capsys.readouterr().err
+    assert f"decision_log: `{log}` is in use by another process" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["--host", "--decision-log"])
@@ -153,7 +185,7 @@ def test_a_port_in_use_names_the_way_to_a_free_one(capsys: pytest.CaptureFixture
         port = str(taken.getsockname()[1])
         words = ["--selector", "http://127.0.0.1:9", "--model-name", "m", "--port", port]
         assert main(words) == 2
-    assert f"127.0.0.1:{port} cannot be used: Address already in use" in (
+    assert f"127.0.0.1:{port} cannot be bound: Address already in use" in (
         fault := capsys.readouterr().err
     )
     assert "--port 0" in fault

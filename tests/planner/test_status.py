@@ -5,15 +5,20 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from select_service.planner.connectors.base import Status, everywhere
-from select_service.planner.core.diagnostics import Loaded, Sized
-from select_service.planner.core.inputs import Role, Traffic
+from select_service.planner.connectors.connector import ConnectorStatus, same_outcome
+from select_service.planner.core.diagnostics import LoadRecord, SizingRecord
 from select_service.planner.core.reasons import Reason
-from select_service.planner.core.settings import Settings
-from select_service.planner.status import COLUMNS, OBSERVED, DeploymentStatus, Statuses
+from select_service.planner.core.settings import DeploymentSettings
+from select_service.planner.core.tick_input import Role, TrafficWindow
+from select_service.planner.deployment_status import (
+    COLUMNS,
+    OBSERVED,
+    DeploymentStatus,
+    DeploymentStatuses,
+)
 from tests.planner.made_up import a_day, a_role, a_tick, effects
 
-AGG = Settings(mode="agg")
+AGG = DeploymentSettings(mode="agg")
 D = Role.DECODE
 
 
@@ -25,7 +30,7 @@ def status():
 def tick(status, at_s, ready, starting=0, wanted=None, traffic=None, applied=None, **said):
     wished = None if wanted is None else {D: wanted}
     told = effects(at_s, {D: a_role(ready, starting, wanted, num_gpu=2)}, wished=wished, **said)
-    status.ticked(a_tick(at_s, traffic), told, applied)
+    status.add_tick(a_tick(at_s, traffic), told, applied)
     status.check_invariants()
 
 
@@ -39,7 +44,7 @@ def test_gpu_hours_are_of_what_stood_between_two_ticks(status):
 
 def test_unknown_replicas_cost_what_was_known_last(status):
     tick(status, 0.0, ready=2)
-    status.ticked(a_tick(1800.0), effects(1800.0), None)
+    status.add_tick(a_tick(1800.0), effects(1800.0), None)
     tick(status, 3600.0, ready=2)
     assert status.gpu_hours == pytest.approx(4.0)
     assert status.by_reason[Reason.REPLICAS_UNKNOWN] == 1
@@ -67,7 +72,7 @@ def test_a_reversal_is_a_change_against_the_last_one(status):
 
 
 def test_a_change_knows_its_reasons_and_what_became_of_it(status):
-    applied = everywhere({D: 4}, Status.DRAINING)
+    applied = same_outcome({D: 4}, ConnectorStatus.DRAINING)
     tick(status, 0.0, ready=2, wanted=4, applied=applied, reasons=(Reason.UP, Reason.UP))
     (change,) = status.changes
     assert change.reasons == (Reason.UP,)
@@ -81,26 +86,26 @@ def test_a_tick_counts_once_for_each_of_its_reasons(status):
 
 def test_windows_that_overlap_count_their_new_part_only(status):
     def window(seconds, requests, met):
-        return Traffic(duration_s=seconds, requests=requests, ttft_met=met, itl_met=None)
+        return TrafficWindow(duration_s=seconds, requests=requests, ttft_met=met, itl_met=None)
 
     tick(status, 100.0, ready=1, traffic=window(100.0, 100.0, 0.5))
     tick(status, 110.0, ready=1, traffic=window(100.0, 100.0, 1.0))
     assert status.met["ttft"].requests == pytest.approx(110.0)
-    assert status.met["ttft"].part == pytest.approx(60 / 110)
-    assert status.met["itl"].part is None
+    assert status.met["ttft"].attained_part == pytest.approx(60 / 110)
+    assert status.met["itl"].attained_part is None
 
 
 def test_what_a_loop_said_stays_until_it_runs_again(status):
-    sized = Sized(replicas=9, reason=Reason.SLO_OUT_OF_REACH)
+    sized = SizingRecord(replicas=9, reason=Reason.SLO_OUT_OF_REACH)
     told = effects(0.0, {D: a_role(1, sized=sized)}, throughput_reason=Reason.SCALE)
-    status.ticked(a_tick(0.0), told, None)
+    status.add_tick(a_tick(0.0), told, None)
     tick(status, 5.0, ready=1, run_throughput=False)
     assert status.slo_out_of_reach
     assert status.throughput_reason is Reason.SCALE
 
 
 def test_a_window_of_the_load_loop_is_no_demand_beside_the_forecast(status):
-    traffic = Traffic(duration_s=5.0, requests=50.0)
+    traffic = TrafficWindow(duration_s=5.0, requests=50.0)
     tick(status, 5.0, ready=1, traffic=traffic, run_throughput=False)
     assert "requests_s" not in status.latest
     tick(status, 10.0, ready=1, traffic=traffic)
@@ -108,26 +113,28 @@ def test_a_window_of_the_load_loop_is_no_demand_beside_the_forecast(status):
 
 
 def test_what_was_observed_is_gone_while_traffic_is_unknown(status):
-    met = Traffic(duration_s=60.0, requests=600.0, isl=100.0, ttft_s=0.2, itl_s=0.01, ttft_met=1.0)
+    met = TrafficWindow(
+        duration_s=60.0, requests=600.0, isl=100.0, ttft_s=0.2, itl_s=0.01, ttft_met=1.0
+    )
     tick(status, 60.0, ready=1, traffic=met)
     assert set(OBSERVED) - set(status.latest) == {"itl_met"}
     tick(status, 65.0, ready=1, run_throughput=False)
     assert status.latest["requests_s"] == 10.0, "nobody has asked"
-    for at_s, unknown in ((120.0, None), (240.0, Traffic(duration_s=60.0))):
+    for at_s, unknown in ((120.0, None), (240.0, TrafficWindow(duration_s=60.0))):
         tick(status, at_s, ready=1, traffic=met)
         assert status.traffic is met
         tick(status, at_s + 60.0, ready=1, traffic=unknown)
         assert not set(OBSERVED) & set(status.latest)
         assert status.traffic is None
-    tick(status, 360.0, ready=1, traffic=Traffic(duration_s=60.0, requests=0.0))
+    tick(status, 360.0, ready=1, traffic=TrafficWindow(duration_s=60.0, requests=0.0))
     assert status.latest["requests_s"] == 0.0
     assert "ttft_observed_ms" not in status.latest
 
 
 def test_a_load_loop_that_hears_of_no_traffic_takes_it_back_too():
-    status = DeploymentStatus("m", Settings(mode="agg", enable_load_scaling=True))
-    tick(status, 60.0, ready=1, traffic=Traffic(duration_s=60.0, requests=600.0))
-    short = Traffic(duration_s=5.0, requests=5.0)
+    status = DeploymentStatus("m", DeploymentSettings(mode="agg", enable_load_scaling=True))
+    tick(status, 60.0, ready=1, traffic=TrafficWindow(duration_s=60.0, requests=600.0))
+    short = TrafficWindow(duration_s=5.0, requests=5.0)
     tick(status, 65.0, ready=1, traffic=short, run_throughput=False)
     assert status.latest["requests_s"] == 10.0
     tick(status, 70.0, ready=1, run_throughput=False)
@@ -135,10 +142,10 @@ def test_a_load_loop_that_hears_of_no_traffic_takes_it_back_too():
 
 
 def test_replicas_and_estimates_are_gone_while_nobody_says_them(status):
-    estimated = a_role(2, load=Loaded(estimate_ms=200.0, itl_ms=9.0))
-    status.ticked(a_tick(0.0), effects(0.0, {D: estimated}), None)
+    estimated = a_role(2, load=LoadRecord(estimate_ms=200.0, itl_ms=9.0))
+    status.add_tick(a_tick(0.0), effects(0.0, {D: estimated}), None)
     assert (status.latest["decode_ready"], status.latest["itl_estimated_ms"]) == (2.0, 9.0)
-    status.ticked(a_tick(5.0), effects(5.0, run_load=False), None)
+    status.add_tick(a_tick(5.0), effects(5.0, run_load=False), None)
     assert "decode_ready" not in status.latest
     assert status.latest["itl_estimated_ms"] == 9.0
     tick(status, 10.0, ready=2)
@@ -148,29 +155,29 @@ def test_replicas_and_estimates_are_gone_while_nobody_says_them(status):
 
 def test_a_row_of_the_history_has_all_columns():
     status = a_day(ticks=50)
-    assert status.table().shape == (50, len(COLUMNS))
+    assert status.history_table().shape == (50, len(COLUMNS))
 
 
 def test_other_settings_do_not_forget_what_was_counted():
-    statuses = Statuses()
+    statuses = DeploymentStatuses()
     statuses.changed("a", AGG, 0.0)
     told = effects(0.0, {D: a_role(1)})
     statuses.ticked("a", a_tick(0.0), told, None)
-    statuses.changed("a", Settings(mode="agg", ttft_ms=9.0), 1.0)
+    statuses.changed("a", DeploymentSettings(mode="agg", ttft_ms=9.0), 1.0)
     (status,) = statuses
     assert (status.ticks, status.settings.ttft_ms) == (1, 9.0)
 
 
 def test_many_deployments_share_the_rows_of_all_histories(monkeypatch):
-    monkeypatch.setattr("select_service.planner.status.HISTORIES_ROWS_MAX", 40)
-    statuses = Statuses(4)
+    monkeypatch.setattr("select_service.planner.deployment_status.HISTORIES_ROWS_MAX", 40)
+    statuses = DeploymentStatuses(4)
     statuses.changed("a", AGG, 0.0)
     for at_s in range(30):
         statuses.ticked("a", a_tick(float(at_s)), effects(float(at_s), {D: a_role(1)}), None)
     (status,) = statuses
     status.check_invariants()
     assert status.ticks == 30
-    assert len(status.table()) <= 10
+    assert len(status.history_table()) <= 10
 
 
 class CountsAsANaiveTwin(RuleBasedStateMachine):
@@ -217,4 +224,4 @@ def test_replicas_that_become_ready_are_never_counted_twice_in_a_thinned_history
         starting = 2 if at_s % 4 == 1 else 0
         ready = 4 if at_s % 4 > 1 else 2
         tick(status, float(at_s), ready, starting)
-    assert status.table()[:, COLUMNS.index("decode_total")].max() == 4.0
+    assert status.history_table()[:, COLUMNS.index("decode_total")].max() == 4.0

@@ -15,10 +15,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from indexer.sockets.curve import CurvePair, CurveServer, connecting_options, new_pair
-from tests.access.keys import entry, keys_file, secret
-from tests.process.launched import ANSWER_S_MAX
-from tests.tls.certificates import authority, believing
+from indexer.sockets.curve_keypairs import (
+    CurveKeyPair,
+    CurveServerKeys,
+    connecting_options,
+    new_key_pair,
+)
+from scripts.processes.launched_process import ANSWER_S_MAX
+from tests.auth.keys import entry, keys_file, secret
+from tests.net.tls.certificates import authority, believing
 
 HOST = "127.0.0.1"
 
@@ -94,8 +99,8 @@ class Secured(Open):
             *("--peer-api-key-file", str(peer), "--connect-to-loopback"),
         )
         self._folder, self._replicas = folder, folder / "replicas.toml"
-        self._pairs: dict[str, CurvePair] = {}
-        self._listener = new_pair()
+        self._pairs: dict[str, CurveKeyPair] = {}
+        self._listener = new_key_pair()
         self._replicas.write_text(_known("listener", self._listener))
 
     def connection(self, port: int, timeout_s: float = ANSWER_S_MAX) -> http.client.HTTPConnection:
@@ -106,7 +111,7 @@ class Secured(Open):
         return self.trust.wrap_socket(super().socket(port), server_hostname=HOST)
 
     def replica(self, endpoint: str, port: int) -> tuple[str, ...]:
-        pair = self._pairs[endpoint] = new_pair()
+        pair = self._pairs[endpoint] = new_key_pair()
         name = f"replica-{len(self._pairs)}"
         own = _private(self._folder / f"{name}.key", pair.secret)
         with self._replicas.open("a") as file:
@@ -114,7 +119,7 @@ class Secured(Open):
         return ("--replica-key-file", str(own), "--replica-keys-file", str(self._replicas))
 
     def listening_to(self, endpoint: str) -> dict[int, Any]:
-        return connecting_options(CurveServer(self._pairs[endpoint].public, self._listener))
+        return connecting_options(CurveServerKeys(self._pairs[endpoint].public, self._listener))
 
 
 @contextmanager
@@ -139,7 +144,7 @@ def _private(path: Path, content: bytes) -> Path:
     return path
 
 
-def _known(name: str, pair: CurvePair, **fields: str) -> str:
+def _known(name: str, pair: CurveKeyPair, **fields: str) -> str:
     """The entry of a replica in TOML."""
     given = {"name": name, "public_key": pair.public.decode(), **fields}
     return "[[replicas]]\n" + "".join(f"{key} = '{text}'\n" for key, text in given.items())

@@ -8,9 +8,9 @@ import numpy as np
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from indexer.hashing.hashes import block_hashes
-from tests.patience import PATIENCE_S
-from tests.process.launched import free_port
+from indexer.hashing.block_hashing import compute_block_hashes
+from scripts.processes.launched_process import free_port
+from tests.polling import PATIENCE_S
 
 BLOCK_SIZE = 4
 END = [b"", b"\xff" * 8, b""]
@@ -46,7 +46,7 @@ class Chain:
 
     def path(self, n_blocks):
         tokens = [token for block in range(n_blocks) for token in self.tokens(block)]
-        return block_hashes(np.array(tokens, np.uint32), BLOCK_SIZE)
+        return compute_block_hashes(np.array(tokens, np.uint32), BLOCK_SIZE)
 
 
 class _Known:
@@ -87,7 +87,7 @@ class FakeEngine:
     ):
         self.ring = deque(((seq, encode(event)) for seq, event in enumerate(past)), ring_max)
         self.next_seq = len(past)
-        self.context, self._pair = zmq.Context(), pair
+        self.context, self._to_pair = zmq.Context(), pair
         self._authenticator = None if known is None else _letting_in(self.context, known)
         self.pub = self.context.socket(zmq.XPUB)
         self.pub.set_hwm(0)
@@ -96,17 +96,17 @@ class FakeEngine:
         self.replay_endpoint = None
         self._answer = answer or (self._answer_with_topic if topic else self._answer_plainly)
         self._stop = threading.Event()
-        self._server = threading.Thread(target=self._serve, daemon=True)
+        self._server_keys = threading.Thread(target=self._serve, daemon=True)
         if replay:
             self._router = self.context.socket(zmq.ROUTER)
             self._router.set_hwm(0)
             self.replay_endpoint = self._bind(self._router, replay_port)
-            self._server.start()
+            self._server_keys.start()
 
     def _bind(self, socket, port):
         socket.linger = 0
-        if self._pair is not None:
-            socket.curve_server, socket.curve_secretkey = True, self._pair.secret
+        if self._to_pair is not None:
+            socket.curve_server, socket.curve_secretkey = True, self._to_pair.secret
         endpoint = f"tcp://127.0.0.1:{port or free_port()}"
         socket.bind(endpoint)
         return endpoint
@@ -139,8 +139,8 @@ class FakeEngine:
 
     def close(self):
         self._stop.set()
-        if self._server.is_alive():
-            self._server.join()
+        if self._server_keys.is_alive():
+            self._server_keys.join()
         if self._authenticator is not None:
             self._authenticator.stop()
         self.context.destroy(linger=0)

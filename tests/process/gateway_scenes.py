@@ -12,9 +12,15 @@ from typing import Any
 
 import aiohttp
 
+from scripts.processes.launched_process import (
+    ROOT,
+    LaunchedProcess,
+    free_port,
+    own_command,
+    own_environment,
+)
 from tests.builders import worker_body
-from tests.patience import PATIENCE_S
-from tests.process.launched import ROOT, Launched, free_port, own_command, own_environment
+from tests.polling import PATIENCE_S
 from tests.process.running import Reached
 from tests.process.token_engine import generated, ids_of, text_of
 
@@ -26,7 +32,7 @@ TOKENS = 40
 _worker_ids = itertools.count(1)
 
 
-class Engine(Launched):
+class Engine(LaunchedProcess):
     """One process, and the worker that it is."""
 
     def __init__(self, service: Reached, **fields: Any) -> None:
@@ -61,14 +67,14 @@ class Engine(Launched):
         self.leave()
 
 
-class Gateway(Launched):
+class Gateway(LaunchedProcess):
     def __init__(self, service: Reached, *flags: str) -> None:
         port = free_port()
         place = ("--selector", f"http://127.0.0.1:{service.port}", "--port", str(port))
         command = (sys.executable, str(PATH), *place, "--model", "m", *flags)
         super().__init__(command, own_environment({}), port)
         self.wait_until_healthy()
-        assert self.log().splitlines()[0] == str(port)
+        assert self.read_log().splitlines()[0] == str(port)
 
     @property
     def url(self) -> str:

@@ -14,13 +14,13 @@ from types import TracebackType
 from typing import Any, Self
 from unittest import mock
 
-from select_service import app
-from select_service.log import shows_debug
-from select_service.settings.config import arguments_of, load
-from select_service.starting.listening import bind
-from select_service.starting.threads import begun_threads
-from select_service.starting.wanted import wanted_of
-from tests.patience import PATIENCE_S, eventually
+from select_service.base.log_format import shows_debug
+from select_service.config.settings_loader import load_config, parse_arguments
+from select_service.server import lifecycle
+from select_service.server.listening_socket import bind_listener
+from select_service.server.startup_settings import validate_settings
+from select_service.server.thread_pool import start_threads
+from tests.polling import PATIENCE_S, eventually
 from tests.process.running import Reached
 
 PLACE = ("--host", "127.0.0.1", "--port", "0", "--allowed-hosts", "*")
@@ -37,8 +37,8 @@ class InThread(Reached):
         """folder: where relative paths in its settings begin"""
         given = {"DYN_USE_KV_EVENTS": "false"} if environment is None else environment
         with contextlib.chdir(folder):
-            config = load(arguments_of([*PLACE, *flags]), given)
-            wanted = wanted_of(config, "1.2.3")
+            config = load_config(parse_arguments([*PLACE, *flags]), given)
+            wanted = validate_settings(config, "1.2.3")
         self._kept = contextlib.ExitStack()
         self._kept.callback(sys.setswitchinterval, sys.getswitchinterval())
         self._kept.callback(shows_debug.__setitem__, 0, shows_debug[0])
@@ -46,12 +46,14 @@ class InThread(Reached):
             logger = logging.getLogger(name)
             self._kept.callback(logger.setLevel, logger.level)
         self._servers: list[Any] = []
-        self._kept.enter_context(mock.patch.object(app, "Freezing"))
-        self._kept.enter_context(mock.patch.object(app, "server_of", self._server_of))
-        listener = self._kept.enter_context(bind("127.0.0.1", 0))
+        self._kept.enter_context(mock.patch.object(lifecycle, "GcFreezer"))
+        self._kept.enter_context(mock.patch.object(lifecycle, "make_http_server", self._server_of))
+        listener = self._kept.enter_context(bind_listener("127.0.0.1", 0))
         super().__init__(listener.getsockname()[1])
-        parts = app.opened(wanted, listener)
-        self._thread = threading.Thread(target=app.run, args=(parts, listener, begun_threads()))
+        parts = lifecycle.open_sockets(wanted, listener)
+        self._thread = threading.Thread(
+            target=lifecycle.run_service, args=(parts, listener, start_threads())
+        )
         self._thread.start()
 
     def __enter__(self) -> Self:
@@ -69,7 +71,7 @@ class InThread(Reached):
         assert not self._thread.is_alive()
         self._kept.close()
 
-    def _server_of(self, *given: Any, make: Any = app.server_of) -> Any:
+    def _server_of(self, *given: Any, make: Any = lifecycle.make_http_server) -> Any:
         """For the end, which comes by a signal elsewhere."""
         self._servers.append(make(*given))
         return self._servers[0]

@@ -1,7 +1,7 @@
 """What tests of ingest have in common: sources, listeners and what an index holds of them."""
 
-from indexer.events.kv_source import KvSource
-from tests.patience import PATIENCE_S
+from indexer.events.kv_event_source import KvSource
+from tests.polling import PATIENCE_S
 from tests.process.fake_engine import BLOCK_SIZE, Chain
 
 CHAIN = Chain()
@@ -35,7 +35,7 @@ def follow(ingest, sources):
     changed = {worker_id: [] for worker_id, _ in ingest.sources()}
     for source in sources:
         changed.setdefault(source.worker_id, []).append(source)
-    ingest.follow(changed)
+    ingest.reconcile(changed)
 
 
 def listen(ingest, index, engine, **source):

@@ -59,13 +59,13 @@ class Receiver:
             def log_message(self, *_: Any) -> None:
                 """Not on the console."""
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._server_keys = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server_keys.serve_forever, daemon=True)
 
     @property
     def environment(self) -> dict[str, str]:
         """Lets a service export here, and soon."""
-        url = f"http://127.0.0.1:{self._server.server_port}"
+        url = f"http://127.0.0.1:{self._server_keys.server_port}"
         return {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_BSP_SCHEDULE_DELAY": "50"}
 
     def __enter__(self) -> Self:
@@ -79,8 +79,8 @@ class Receiver:
         at: TracebackType | None,
     ) -> None:
         self._ends.set()
-        self._server.shutdown()
-        self._server.server_close()
+        self._server_keys.shutdown()
+        self._server_keys.server_close()
 
 
 def decoded(body: bytes) -> list[Received]:

@@ -13,21 +13,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from scripts.bench.planner.platform import MODEL, Fleet, Platform
-from select_service.planner.core.inputs import Limits
-from select_service.planner.replay.engine import Request, Speed
-from select_service.planner.replay.least import Promise
-from tests.patience import eventually
-from tests.process.launched import Launched, free_port, own_command, own_environment
+from scripts.bench.planner.simulated_platform import MODEL, EngineFleetSpec, SimulatedPlatform
+from scripts.processes.launched_process import (
+    LaunchedProcess,
+    free_port,
+    own_command,
+    own_environment,
+)
+from select_service.planner.core.tick_input import EngineLimits
+from select_service.planner.replay.least_gpu_hours import ServicePromise
+from select_service.planner.replay.simulated_engine import EngineSpeed, SimulatedRequest
+from tests.polling import eventually
 from tests.process.planner_process import Planner
 from tests.process.running import Reached
 
 REQUESTS_S = 8.0
 PROMPT, ANSWER = 200, 120
 """Tokens; an answer takes about 1 s."""
-SPEED = Speed(base_s=0.008, per_prefill_token_s=5e-5, per_kv_token_s=3e-8, per_request_s=1e-4)
-LIMITS = Limits(max_num_batched_tokens=8192, max_num_seqs=256, max_kv_tokens=1_000_000)
-PROMISE = Promise(ttft_s=1.0, itl_s=0.1, attainment=0.95)
+SPEED = EngineSpeed(base_s=0.008, per_prefill_token_s=5e-5, per_kv_token_s=3e-8, per_request_s=1e-4)
+LIMITS = EngineLimits(max_num_batched_tokens=8192, max_num_seqs=256, max_kv_tokens=1_000_000)
+PROMISE = ServicePromise(ttft_s=1.0, itl_s=0.1, attainment=0.95)
 
 
 class Selector(Reached):
@@ -46,7 +51,7 @@ class Selector(Reached):
 
     def start(self) -> None:
         environment = own_environment({"DYN_USE_KV_EVENTS": "false"})
-        self.process = Launched(own_command(*self._flags), environment, self.port)
+        self.process = LaunchedProcess(own_command(*self._flags), environment, self.port)
         self.process.wait_until_healthy()
 
     def states(self) -> dict[int, str]:
@@ -75,7 +80,7 @@ class PlannedFleet:
             **given,
         }
         self._folder = folder
-        fleet = Fleet(
+        fleet = EngineFleetSpec(
             speed=SPEED, limits=LIMITS, startup_s=startup_s, replicas=replicas, promise=PROMISE
         )
         self._closing = contextlib.ExitStack()
@@ -92,7 +97,7 @@ class PlannedFleet:
             self.planner = Planner(self._folder, config)
             starting.enter_context(self.planner)
             url = f"http://127.0.0.1:{self.planner.port}"
-            self.platform = Platform(self._fleet, self.selector.url, url, speedup=1.0)
+            self.platform = SimulatedPlatform(self._fleet, self.selector.url, url, speedup=1.0)
             self._living = threading.Thread(target=self._lives, args=(prepared,))
             self._living.start()
             starting.callback(self.end)
@@ -115,16 +120,16 @@ class PlannedFleet:
     async def _live(self, prepared: threading.Event) -> None:
         self._loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        self._life = task
-        await self.platform.prepare()
+        self._reservation_life = task
+        await self.platform.create_first_engines()
         prepared.set()
-        await self.platform.live(self._requests())
+        await self.platform.run_traffic(self._requests())
 
-    def _requests(self) -> Iterator[Request]:
+    def _requests(self) -> Iterator[SimulatedRequest]:
         """Until the end."""
         at_s = 0.0
         while not self._is_over.is_set():
-            yield Request(at_s, PROMPT, ANSWER, PROMPT)
+            yield SimulatedRequest(at_s, PROMPT, ANSWER, PROMPT)
             at_s += 1.0 / REQUESTS_S
 
     def end(self) -> bool:
@@ -133,7 +138,7 @@ class PlannedFleet:
         self._living.join(30.0)
         if not self._living.is_alive():
             return True
-        self._loop.call_soon_threadsafe(self._life.cancel)
+        self._loop.call_soon_threadsafe(self._reservation_life.cancel)
         self._living.join()
         return False
 

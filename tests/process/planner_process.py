@@ -8,8 +8,13 @@ from typing import Any, Self
 
 import yaml
 
-from tests.patience import eventually
-from tests.process.launched import Launched, free_port, own_command, own_environment
+from scripts.processes.launched_process import (
+    LaunchedProcess,
+    free_port,
+    own_command,
+    own_environment,
+)
+from tests.polling import eventually
 from tests.process.running import Client
 
 
@@ -66,6 +71,6 @@ class Planner:
     def _start(self) -> None:
         document = {**self._config, "api": {"port": self.port}}
         self._path.write_text(yaml.safe_dump(document))
-        self.process = Launched(self._command, own_environment({}), self.port)
+        self.process = LaunchedProcess(self._command, own_environment({}), self.port)
         self.process.wait_until_healthy("/healthz")
         eventually(lambda: self.get("/v1/status")["deployments"])

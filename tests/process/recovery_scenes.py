@@ -5,8 +5,8 @@ import json
 import socket
 import threading
 
-from tests.patience import eventually
-from tests.process.launched import ANSWER_S_MAX
+from scripts.processes.launched_process import ANSWER_S_MAX
+from tests.polling import eventually
 
 KV = {"DYN_USE_KV_EVENTS": "true"}
 
@@ -62,8 +62,8 @@ class Liar:
     def __init__(self, talk, port=0):
         self._talk = talk
         self._stop = threading.Event()
-        self._server = socket.create_server(("127.0.0.1", port))
-        self.url = f"http://127.0.0.1:{self._server.getsockname()[1]}"
+        self._server_keys = socket.create_server(("127.0.0.1", port))
+        self.url = f"http://127.0.0.1:{self._server_keys.getsockname()[1]}"
         threading.Thread(target=self._serve, daemon=True).start()
 
     def __enter__(self):
@@ -71,12 +71,12 @@ class Liar:
 
     def __exit__(self, *_):
         self._stop.set()
-        self._server.close()
+        self._server_keys.close()
 
     def _serve(self):
         while not self._stop.is_set():
             try:
-                connection, _ = self._server.accept()
+                connection, _ = self._server_keys.accept()
             except OSError:
                 return
             threading.Thread(target=self._answer, args=(connection,), daemon=True).start()

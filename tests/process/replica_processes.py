@@ -3,16 +3,16 @@
 import json
 from urllib.parse import quote
 
-from tests.builders import worker_body
-from tests.patience import eventually
-from tests.process.access import OPEN
-from tests.process.launched import (
-    Launched,
+from scripts.processes.launched_process import (
+    LaunchedProcess,
     free_port,
     own_command,
     own_environment,
     plain_environment,
 )
+from tests.builders import worker_body
+from tests.polling import eventually
+from tests.process.access import OPEN
 
 TENANT = {"tenant_id": "t", "routing_group": "t"}
 """Under both of its names, so that every version of the reference understands it."""
@@ -56,7 +56,7 @@ class Replica:
         self.kill()
 
     def start(self):
-        self._launched = Launched(
+        self._launched = LaunchedProcess(
             self._command, self._environment, self.port, trust=self._access.trust
         )
         self._launched.wait_until_healthy()

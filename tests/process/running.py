@@ -9,15 +9,15 @@ import subprocess
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from tests.patience import eventually
-from tests.process.launched import (
+from scripts.processes.launched_process import (
     ANSWER_S_MAX,
     START_S_MAX,
-    Launched,
+    LaunchedProcess,
     free_port,
     own_command,
     own_environment,
 )
+from tests.polling import eventually
 
 
 class Answer(NamedTuple):
@@ -147,12 +147,12 @@ class Running(Reached):
     ) -> None:
         """module: whose command is run; the service's own unless a test changes a constant.
 
-        trust: as in `Launched`
+        trust: as in `LaunchedProcess`
         """
         super().__init__(free_port())
         place = ("--host", "127.0.0.1", "--port", str(self.port), "--allowed-hosts", "*")
         place += ("--log-format", "json")
-        self._launched = Launched(
+        self._launched = LaunchedProcess(
             own_command(*place, *arguments, module=module),
             own_environment({"DYN_USE_KV_EVENTS": "false", **environment}),
             self.port,
@@ -190,4 +190,4 @@ class Running(Reached):
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Send a signal; the exit status."""
-        return self._launched.stop(number)[0]
+        return self._launched.stop_with_signal(number)[0]

@@ -3,10 +3,10 @@
 import sys
 
 from select_service.__main__ import main
-from select_service.core.observing import slots
+from select_service.core.traffic import time_slots
 
-slots.WINDOW_S_MAX = 4
-slots.SLOTS_MAX = 200
+time_slots.WINDOW_S_MAX = 4
+time_slots.SLOTS_MAX = 200
 
 if __name__ == "__main__":
     sys.exit(main())

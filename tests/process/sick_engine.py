@@ -10,8 +10,8 @@ from time import time
 
 import msgspec
 
+from scripts.processes.launched_process import free_port
 from tests.process.fake_engine import FakeEngine
-from tests.process.launched import free_port
 
 BLOCK_SIZE = 4
 MODEL = "m"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import uvloop
 
-from select_service.http.server import ACCEPTS_PER_TURN, duplicates
-from select_service.starting.listening import LISTEN_BACKLOG
+from select_service.http.http_server import LISTENER_DUPLICATES, duplicate_listener
+from select_service.server.listening_socket import LISTEN_BACKLOG
 
 pytestmark = pytest.mark.process
 
@@ -57,5 +57,5 @@ async def turns_until_all_are_in(listeners: list[socket.socket], clients: int) -
 def test_clients_that_come_at_once_are_taken_in_within_a_few_turns(
     listener: socket.socket, waiting_clients: int
 ) -> None:
-    turns = uvloop.run(turns_until_all_are_in(duplicates(listener), waiting_clients))
-    assert turns <= 2 * CLIENTS // ACCEPTS_PER_TURN + 2
+    turns = uvloop.run(turns_until_all_are_in(duplicate_listener(listener), waiting_clients))
+    assert turns <= 2 * CLIENTS // LISTENER_DUPLICATES + 2

@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from select_service.core.decision_lines import LoggedDecision, LogLine
-from select_service.core.decision_log import as_numbers
-from select_service.settings.config import ConfigError, parse
+from select_service.config.settings_loader import ConfigError, parse_config
+from select_service.core.analysis.decision_log import parse_hashes
+from select_service.core.analysis.decision_log_lines import LoggedDecision, LogLine
 from tests.builders import worker_body
-from tests.patience import eventually
+from tests.polling import eventually
 from tests.process.in_thread import InThread
 
 
@@ -34,7 +34,7 @@ def test_decisions_are_in_the_file_with_their_ends(tmp_path, flags):
         assert 'decision_log_lost_total{reason="missed"} 0.0' in metrics_of(service)
     first, second = sorted(decisions_in(path), key=lambda line: line.decision)
     assert first.hashes == second.hashes
-    assert len(as_numbers(first.hashes)) == 200 // 64
+    assert len(parse_hashes(first.hashes)) == 200 // 64
     assert (first.isl_tokens, first.worker_id, first.reserved) == (200, 1, True)
     assert first.output_tokens == first.block_size
     assert second.output_tokens is None
@@ -42,8 +42,10 @@ def test_decisions_are_in_the_file_with_their_ends(tmp_path, flags):
 
 def test_a_start_refuses_what_cannot_work(tmp_path):
     with pytest.raises(ConfigError, match="--decision-log requires --decisions"):
-        parse(["--decision-log", "x", "--decisions", "0"], {})
-    with pytest.raises(ConfigError, match=r"--decision-log: cannot write `.*`: it is a directory"):
+        parse_config(["--decision-log", "x", "--decisions", "0"], {})
+    with pytest.raises(
+        ConfigError, match=r"--decision-log: cannot write `.*`: not a regular file but a directory"
+    ):
         InThread("--decision-log", str(tmp_path))
 
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tests.builders import worker_body
-from tests.patience import eventually
+from tests.polling import eventually
 from tests.process.running import Running, complaint, run_to_end
 
 pytestmark = pytest.mark.process
@@ -31,7 +31,7 @@ def test_a_service_begins_with_the_workers_of_its_file_and_follows_it(tmp_path):
         write(path, 5)
         eventually(lambda: schedulable(service) == 5)
         path.write_text("workers: [{worker: 1}]")
-        service.line("a source of workers cannot be read")
+        service.line("discovery source read failed")
         (source,) = service.call("GET", "/discovery").body["sources"]
         assert source["error"].startswith("record 1: unknown field `worker`")
         assert service.call("GET", "/ready").status == 200

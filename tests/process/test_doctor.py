@@ -5,10 +5,10 @@ import subprocess
 
 import pytest
 
-from select_service.edge.doctor import examination, probing, replays, workers
-from tests.patience import eventually
+from scripts.processes.launched_process import own_command, own_environment
+from select_service.adapters.doctor import examination, prompt_probe, replay_check, worker_examiner
+from tests.polling import eventually
 from tests.process.in_thread import InThread
-from tests.process.launched import own_command, own_environment
 from tests.process.sick_engine import MODEL, SickEngine, a_mute_port, closed_port
 
 PROMPT = list(range(100, 116))
@@ -25,7 +25,11 @@ def brief_looks():
 @pytest.fixture
 def impatient(monkeypatch):
     """For what never comes: it is waited for less."""
-    for module, name in ((workers, "HTTP_S"), (probing, "EVENTS_S"), (replays, "TIMEOUT_S")):
+    for module, name in (
+        (worker_examiner, "HTTP_S"),
+        (prompt_probe, "EVENTS_S"),
+        (replay_check, "TIMEOUT_S"),
+    ):
         assert getattr(module, name) >= 3.0
         monkeypatch.setattr(module, name, 0.5)
 
@@ -126,7 +130,7 @@ def test_a_wrong_block_size_by_its_events(fleet):
 
 
 def test_a_replay_that_is_dead_or_missing_is_seen_without_waiting(fleet, monkeypatch):
-    monkeypatch.setattr(replays, "TIMEOUT_S", 3600.0)
+    monkeypatch.setattr(replay_check, "TIMEOUT_S", 3600.0)
     with SickEngine() as engine:
         with_events(fleet, engine, replay_endpoint=closed_port())
         assert found(fleet) == ["replay_unreachable"]
@@ -226,7 +230,7 @@ def test_the_command_says_why_nobody_could_be_asked(fleet):
     assert "worker 77 not found" in told
     status, _, told = doctor(fleet, "--url", closed_port().replace("tcp", "http"))
     assert status == 2
-    assert "connection refused: is the service running there?" in told
+    assert "connection refused: start the service" in told
     status, _, told = doctor(fleet, "--api-key-file", "/no/such/file")
     assert status == 2
     assert "`/no/such/file` cannot be read" in told

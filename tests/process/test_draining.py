@@ -12,10 +12,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from scripts.processes.launched_process import (
+    LaunchedProcess,
+    free_port,
+    own_command,
+    own_environment,
+)
 from tests.builders import worker_body
-from tests.patience import PATIENCE_S, eventually
+from tests.polling import PATIENCE_S, eventually
 from tests.process.access import OPEN, Open, Secured, access
-from tests.process.launched import Launched, free_port, own_command, own_environment
 from tests.process.running import Running, request
 from tests.process.tls_running import SecuredRunning
 
@@ -25,19 +30,17 @@ PROMPT = {"model_name": "m", "token_ids": list(range(64))}
 DRAIN_S = 1.5
 CLIENTS = 16
 MANY_CLIENTS = 64
-LOOPS = (("--input-loops", "1"), ())
 
 
-def draining(*flags: str, drain_s: float = DRAIN_S, how: Open = OPEN) -> Running:
-    flags = ("--threads", "1", "--drain-secs", str(drain_s), *flags)
+def draining(drain_s: float = DRAIN_S, how: Open = OPEN) -> Running:
+    flags = ("--threads", "1", "--drain-secs", str(drain_s))
     service = SecuredRunning(how, *flags) if isinstance(how, Secured) else Running(*flags)
     assert service.call("POST", "/workers", worker_body(1)).status == 201
     return service
 
 
-@pytest.mark.parametrize("flags", LOOPS)
-def test_every_answer_of_a_process_that_drains_is_the_last_of_its_connection(flags):
-    with draining(*flags, drain_s=PATIENCE_S) as service, contextlib.ExitStack() as stack:
+def test_every_answer_of_a_process_that_drains_is_the_last_of_its_connection():
+    with draining(drain_s=PATIENCE_S) as service, contextlib.ExitStack() as stack:
         idle, busy, late = (stack.enter_context(service.client()) for _ in range(3))
         for client in (idle, busy):
             client.send(request("POST", "/select", PROMPT))
@@ -84,13 +87,13 @@ def test_an_interrupt_does_not_drain():
 class Fleet:
     """Three selectors, and which of them say that they are ready."""
 
-    def __init__(self, *flags: str, how: Open = OPEN) -> None:
-        self._flags, self._how = flags, how
-        self._services = [draining(*flags, how=how) for _ in range(3)]
+    def __init__(self, how: Open = OPEN) -> None:
+        self._how = how
+        self._services = [draining(how=how) for _ in range(3)]
         self._ready = [service.port for service in self._services]
         self._next = itertools.count()
 
-    def pick(self) -> int:
+    def pick_rank(self) -> int:
         return self._ready[next(self._next) % len(self._ready)]
 
     def restart_each(self) -> None:
@@ -100,7 +103,7 @@ class Fleet:
             eventually(lambda service=service: service.call("GET", "/ready").status == 503)
             self._ready = [port for port in self._ready if port != service.port]
             assert service.process.wait(PATIENCE_S) == 0
-            self._services[number] = draining(*self._flags, how=self._how)
+            self._services[number] = draining(how=self._how)
             self._ready = [*self._ready, self._services[number].port]
 
     def end(self) -> None:
@@ -172,9 +175,8 @@ many = pytest.mark.parametrize(
 
 
 @many
-@pytest.mark.parametrize("flags", LOOPS)
-def test_no_request_fails_while_one_process_after_the_other_is_restarted(n_clients, flags):
-    nobody_loses_a_request(Fleet(*flags), n_clients)
+def test_no_request_fails_while_one_process_after_the_other_is_restarted(n_clients):
+    nobody_loses_a_request(Fleet(), n_clients)
 
 
 @many
@@ -185,7 +187,7 @@ def test_none_fails_with_keys_and_tls_either(n_clients):
 
 def nobody_loses_a_request(fleet: Fleet, n_clients: int, how: Open = OPEN) -> None:
     try:
-        with clients_of(fleet.pick, n_clients, how) as clients:
+        with clients_of(fleet.pick_rank, n_clients, how) as clients:
             fleet.restart_each()
             all_get_answers(clients)
         assert {client.statuses == {200} for client in clients} == {True}
@@ -194,25 +196,24 @@ def nobody_loses_a_request(fleet: Fleet, n_clients: int, how: Open = OPEN) -> No
         fleet.end()
 
 
-def sharing(port: int, *flags: str) -> Launched:
+def sharing(port: int) -> LaunchedProcess:
     """A service on an address that it shares."""
     place = f"--host=127.0.0.1 --port={port} --reuse-port --threads=1 --drain-secs={DRAIN_S}"
     environment = own_environment({"DYN_USE_KV_EVENTS": "false"})
-    return Launched(own_command(*place.split(), *flags), environment, port)
+    return LaunchedProcess(own_command(*place.split()), environment, port)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="addresses are shared on Linux")
-@pytest.mark.parametrize("flags", LOOPS)
-def test_no_connection_breaks_while_a_new_process_takes_the_port_over(flags):
+def test_no_connection_breaks_while_a_new_process_takes_the_port_over():
     port = free_port()
     with contextlib.ExitStack() as stack:
-        old = stack.enter_context(sharing(port, *flags))
+        old = stack.enter_context(sharing(port))
         old.wait_until_healthy()
         with clients_of(lambda: port) as clients:
             for _ in range(2):
-                new = stack.enter_context(sharing(port, *flags))
-                eventually(lambda new=new: "listening" in new.log())
-                assert old.stop(signal.SIGTERM)[0] == 0
+                new = stack.enter_context(sharing(port))
+                eventually(lambda new=new: "listening" in new.read_log())
+                assert old.stop_with_signal(signal.SIGTERM)[0] == 0
                 all_get_answers(clients)
                 old = new
         assert {client.statuses == {503} for client in clients} == {True}, "nobody has a worker"

@@ -6,7 +6,7 @@ import pytest
 
 from tests.engines.fleets import CASES, SIZE, WHOLE, begun
 from tests.engines.served import ServedEngines
-from tests.patience import eventually
+from tests.polling import eventually
 from tests.process.in_thread import InThread
 
 pytestmark = pytest.mark.process

@@ -10,7 +10,7 @@ import pytest
 
 from tests.builders import worker_body
 from tests.engine_metric_texts import recorded
-from tests.patience import eventually
+from tests.polling import eventually
 from tests.process.running import Running
 from tests.process.waiting_clients import PROMPT, metric
 
@@ -136,5 +136,5 @@ def test_an_engine_that_falls_silent_is_believed_for_a_while_and_then_our_own_co
     eventually(lambda: "Connection refused" in engine_error(service))
     assert metric(service, FRESH, state="stale") == 1
     assert metric(service, "select_service_engine_kv_usage", worker_id="1") is None
-    line = service.line("engine metrics cannot be read")
+    line = service.line("engine metrics scrape failed")
     assert (line["level"], line["worker_id"]) == ("WARNING", 1)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from indexer.kernel_sources import kernel_modules
-from tests.patience import eventually
-from tests.process.launched import START_S_MAX, free_port, own_command, own_environment
+from indexer.jit.kernel_sources import kernel_modules
+from scripts.processes.launched_process import START_S_MAX, free_port, own_command, own_environment
+from tests.polling import eventually
 from tests.process.running import Running, run_to_end
 
 pytestmark = pytest.mark.process
-LEFT_OUT = ("select_service.loops.", "select_service.replaying.")
-"""Compiled only for starts with input loops, and for replays."""
+LEFT_OUT = ("select_service.sim.replay.",)
+"""Compiled only for replays."""
 N_KERNELS = sum(n for name, n in kernel_modules().items() if not name.startswith(LEFT_OUT))
 
 
@@ -36,7 +36,7 @@ def test_a_signal_while_kernels_are_compiled_ends_all_processes(tmp_path, number
             process.kill()
     assert "listening" not in rest
     eventually(lambda: not any(_runs(child) for child in children))
-    assert not list(tmp_path.glob("indexer.index.kernels-*/complete")), "it was too late"
+    assert not list(tmp_path.glob("indexer.index.store_kernels-*/complete")), "it was too late"
 
 
 def _children(pid: int) -> list[int]:
@@ -55,14 +55,15 @@ def test_when_all_is_there_nothing_is_compiled_and_nothing_said():
     assert run_to_end("compile")[0] == 0
     status, said, progress = run_to_end("compile")
     assert (status, progress) == (0, "")
-    assert said.startswith("all kernels were there: ")
+    assert said.startswith("all kernels were compiled already: ")
     with Running() as service:
         assert not [line for line in service.all_lines() if "compil" in line["message"]]
 
 
 def test_a_start_that_finds_all_code_imports_no_compiler(warm_cache):
     script = (
-        "import sys, select_service.app; print('numba' in sys.modules, 'llvmlite' in sys.modules)"
+        "import sys, select_service.server.lifecycle; "
+        "print('numba' in sys.modules, 'llvmlite' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -81,7 +82,7 @@ def test_a_cache_that_cannot_be_written_to_is_told(tmp_path):
     assert status == 2
     assert errors == (
         f"select-service: error: machine code cannot be written to {tmp_path}/file/cache: give "
-        "--cache DIR, a directory that this user may write in\n"
+        "--cache DIR, a directory writable for this user\n"
     )
 
 

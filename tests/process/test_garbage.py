@@ -9,10 +9,10 @@ from itertools import count
 
 import pytest
 
+from scripts.processes.launched_process import free_port
 from tests.builders import worker_body
-from tests.patience import eventually
+from tests.polling import eventually
 from tests.process.counting_garbage import FOUND
-from tests.process.launched import free_port
 from tests.process.running import Running, request
 from tests.process.waiting_clients import BATCH_TOKENS, QUEUE, pending
 

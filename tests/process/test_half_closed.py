@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from select_service.http.half_closed import FIRST_LOOK_S
+from select_service.http.half_closed_poller import FIRST_POLL_S
 from tests.builders import worker_body
-from tests.patience import eventually
+from tests.polling import eventually
 from tests.process.running import Client, Running, request
 from tests.process.waiting_clients import PROMPT, QUEUE, a_full_worker, held, pending, waiting
 
@@ -18,7 +18,6 @@ pytestmark = pytest.mark.process
 PATHS = {
     "fast": (),
     "ordinary": ("--no-fast-path",),
-    "loops": ("--input-loops", "1"),
 }
 WORKER = worker_body(1, max_num_batched_tokens=1_000_000)
 LONG = {**PROMPT, "token_ids": list(range(20_000))}
@@ -90,7 +89,7 @@ def test_a_request_that_is_not_complete_is_refused(service: Running) -> None:
     for part in (whole[:20], whole[:-1]):
         answer = asked(service, part)
         assert status_of(answer) == 400
-        assert "middle of a request" in json.loads(answer.split(b"\r\n\r\n")[1])["error"]
+        assert "incomplete request" in json.loads(answer.split(b"\r\n\r\n")[1])["error"]
 
 
 def test_who_asks_for_nothing_gets_nothing(service: Running) -> None:
@@ -106,7 +105,7 @@ def test_a_half_closed_client_stays_in_the_queue(service: Running) -> None:
     a_full_worker(service)
     with waiting(service, reservation_id="waits") as client:
         client.socket.shutdown(socket.SHUT_WR)
-        time.sleep(4 * FIRST_LOOK_S)  # nobody takes it for a client that has gone
+        time.sleep(4 * FIRST_POLL_S)  # nobody takes it for a client that has gone
         assert pending(service) == 1
         assert service.call("DELETE", "/reservations/full-1").status == 200
         answer = everything(client)
@@ -129,7 +128,7 @@ def test_a_client_that_goes_leaves_the_queue(service: Running, closes_first: boo
     client = waiting(service, reservation_id="goes")
     if closes_first:
         client.socket.shutdown(socket.SHUT_WR)
-        time.sleep(4 * FIRST_LOOK_S)
+        time.sleep(4 * FIRST_POLL_S)
         assert pending(service) == 1
     client.socket.close()
     eventually(lambda: pending(service) == 0)

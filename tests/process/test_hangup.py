@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.access.keys import bearer, entry, keys_file
+from tests.auth.keys import bearer, entry, keys_file
 from tests.builders import worker_body
-from tests.patience import eventually
+from tests.polling import eventually
 from tests.process.planner_process import Planner
 from tests.process.running import Running
 
 pytestmark = pytest.mark.process
 
-RECEIVED = "SIGHUP received, followed files are read again"
+RECEIVED = "SIGHUP received, reloading followed files"
 
 
 def write_unseen(path: Path, text: str) -> None:
@@ -32,7 +32,7 @@ def workers(taint: str) -> str:
     return json.dumps([{**worker_body(1), "taints": [taint]}])
 
 
-@pytest.mark.parametrize("flags", [(), ("--no-fast-path",), ("--input-loops", "1")])
+@pytest.mark.parametrize("flags", [(), ("--no-fast-path",)])
 def test_a_service_that_follows_nothing_goes_on(flags: tuple[str, ...]) -> None:
     with Running(*flags) as service:
         for number in (1, 2, 3):
@@ -59,7 +59,7 @@ def test_a_service_reads_all_that_it_follows(tmp_path: Path) -> None:
         eventually(lambda: taints() == ["two"])
         path.write_text("[")
         service.process.send_signal(signal.SIGHUP)
-        service.line("a source of workers cannot be read")
+        service.line("discovery source read failed")
         assert taints() == ["two"]
         assert service.stop() == 0
 
@@ -78,4 +78,4 @@ def test_a_planner_goes_on(tmp_path: Path) -> None:
         for _ in range(3):
             planner.process.process.send_signal(signal.SIGHUP)
             planner.ticks_on(1)
-        assert planner.process.stop()[0] == 0
+        assert planner.process.stop_with_signal()[0] == 0

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.adapters.health.toy_engine import Fault, ToyEngine, serving, wrong_token
 from tests.builders import worker_body
-from tests.edge.health.toy_engine import Fault, ToyEngine, serving, wrong_token
-from tests.patience import PATIENCE_S, eventually
+from tests.polling import PATIENCE_S, eventually
 from tests.process.in_thread import InThread
 
 pytestmark = pytest.mark.process
@@ -115,7 +115,7 @@ def test_an_engine_that_refuses_checks_is_told_of_once_and_found_by_the_doctor(c
             "status 404: The model `m` does not exist."
         }
         assert fleet.states() == ["healthy"] * 4
-        (line,) = lines("health check refused")
+        (line,) = lines("health check rejected, health unknown")
         assert (line.levelname, line.fields["worker_id"]) == ("WARNING", 1)
         assert line.fields["endpoint"] == endpoint
         assert line.fields["why"] == "status 404: The model `m` does not exist."
@@ -124,7 +124,7 @@ def test_an_engine_that_refuses_checks_is_told_of_once_and_found_by_the_doctor(c
         assert "The model `m` does not exist." in found["text"]
         engine.faults = {}
         eventually(lambda: lines("health check accepted again"))
-        assert len(lines("health check refused")) == 1
+        assert len(lines("health check rejected, health unknown")) == 1
         findings = service.call("GET", "/doctor").body["findings"]
         assert "check_refused" not in [each["code"] for each in findings]
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from indexer.sockets.ingest import Ingest
-from tests.patience import PATIENCE_S, eventually
+from tests.polling import PATIENCE_S, eventually
 from tests.process.fake_engine import FakeEngine, encode
 from tests.process.ingest_scenes import (
     CHAIN,

@@ -8,10 +8,11 @@ import time
 import pytest
 import zmq
 
-from indexer.sockets import arrivals, dial, listener, listener_status, live_connection
+from indexer.sockets import listener, listener_status, live_connection, read_ahead, zmq_connector
+from indexer.sockets.dns_resolver import Resolver
 from indexer.sockets.ingest import Ingest
-from indexer.sockets.names import Names
-from tests.patience import PATIENCE_S, eventually
+from scripts.processes.launched_process import free_port
+from tests.polling import PATIENCE_S, eventually
 from tests.process.fake_engine import Chain, FakeEngine
 from tests.process.ingest_scenes import (
     CHAIN,
@@ -23,7 +24,6 @@ from tests.process.ingest_scenes import (
     publish_chain,
     status,
 )
-from tests.process.launched import free_port
 
 pytestmark = pytest.mark.process
 
@@ -32,9 +32,9 @@ def cut_off(ingest, engine):
     """The engine sends a message that is too long; returns once the listener is connected anew."""
     seq = engine.next_seq.to_bytes(8, "big")
     engine.next_seq += 1
-    engine.send([b"x", seq, bytes(arrivals.MESSAGE_BYTES_MAX + 1)])
+    engine.send([b"x", seq, bytes(read_ahead.MESSAGE_BYTES_MAX + 1)])
     eventually(lambda: engine.pub.poll(0) and engine.pub.recv() == b"\x01")
-    assert "broken off" in status(ingest).last_error
+    assert "protocol violation" in status(ingest).last_error
     assert status(ingest).state == "degraded"
 
 
@@ -42,7 +42,7 @@ def cut_off(ingest, engine):
 def test_engine_that_sent_a_message_of_absurd_length_is_heard_again(
     ingest, index, replay, monkeypatch, caplog
 ):
-    monkeypatch.setattr(arrivals, "MESSAGE_BYTES_MAX", 10_000)
+    monkeypatch.setattr(read_ahead, "MESSAGE_BYTES_MAX", 10_000)
     with FakeEngine(replay=replay) as engine:
         writer = listen(ingest, index, engine)
         publish_chain(engine, range(2))
@@ -58,7 +58,7 @@ def test_engine_that_sent_a_message_of_absurd_length_is_heard_again(
         assert now.degraded.startswith("lost batches ")
         assert now.degraded_monotonic is not None
         assert now.restarts == 0
-        lines = [r.getMessage() for r in caplog.records if "connected anew" in r.getMessage()]
+        lines = [r.getMessage() for r in caplog.records if "reconnected" in r.getMessage()]
         assert len(lines) == 1
         engine.publish(["AllBlocksCleared"])
         eventually(lambda: status(ingest).state == "connected")
@@ -66,7 +66,7 @@ def test_engine_that_sent_a_message_of_absurd_length_is_heard_again(
 
 
 def test_another_protocol_at_the_endpoint_is_told_of_and_tried_again(ingest, index, monkeypatch):
-    monkeypatch.setattr(listener, "CONNECT_ANEW_S", 0.05)
+    monkeypatch.setattr(listener, "RECONNECT_DELAY_S", 0.05)
     with zmq.Context() as context, context.socket(zmq.PULL) as other:
         port = other.bind_to_random_port("tcp://127.0.0.1")
         writer = index.open_slot()
@@ -95,7 +95,7 @@ def test_the_http_port_of_an_engine_at_the_place_of_its_events_is_told_of(ingest
             while client.recv(64):
                 pass
         eventually(lambda: status(ingest).dropped.get("frames"))
-    assert "messages that are no KV events" in status(ingest).last_error
+    assert "messages other than KV events" in status(ingest).last_error
     assert status(ingest).state == "no_events_yet"
     follow(ingest, [])
 
@@ -112,7 +112,7 @@ def test_connections_are_told_of_while_a_recovery_holds_what_comes(index):
     assert (status(ingest).connected, status(ingest).batches) == (False, 0)
     with FakeEngine(port=port, replay=False):
         eventually(lambda: status(ingest).connected)
-        ingest.release()
+        ingest.start_held_listeners()
         eventually(lambda: held(index, writer, 1) == 1)
         assert status(ingest).connected
     close(ingest)
@@ -257,7 +257,7 @@ def test_a_name_that_is_never_answered_keeps_neither_other_ranks_nor_the_end_wai
         raise OSError("over")
 
     ingest = Ingest(threads=1)
-    ingest.names = Names(look_up)
+    ingest.resolver = Resolver(look_up)
     with FakeEngine() as engine:
         writers = [index.open_slot() for _ in range(40)]
         sources = [
@@ -280,8 +280,8 @@ def test_a_name_that_is_never_answered_keeps_neither_other_ranks_nor_the_end_wai
 def test_an_engine_and_its_replay_are_found_by_name_whatever_it_takes(
     ingest, index, answers, monkeypatch
 ):
-    monkeypatch.setattr(dial, "LOOK_AGAIN_S", 0.01)
-    monkeypatch.setattr(dial, "NOT_FOUND_S", 0.01)
+    monkeypatch.setattr(zmq_connector, "LOOKUP_INTERVAL_S", 0.01)
+    monkeypatch.setattr(zmq_connector, "NOT_FOUND_RETRY_S", 0.01)
     left = list(answers)
 
     def look_up(host, *rest, **how):
@@ -297,7 +297,7 @@ def test_an_engine_and_its_replay_are_found_by_name_whatever_it_takes(
         writer = index.open_slot()
         endpoint = engine.endpoint.replace("127.0.0.1", "engine.example")
         replay = engine.replay_endpoint.replace("127.0.0.1", "localhost")
-        ingest.names = Names(look_up)
+        ingest.resolver = Resolver(look_up)
         follow(ingest, [a_source(endpoint, writer, replay=replay)])
         engine.await_subscriber()
         publish_chain(engine, [5])

@@ -7,9 +7,9 @@ import time
 import pytest
 import zmq
 
-from indexer.events.feed import EventFeed
-from indexer.sockets import arrivals, listener, replay_connection
-from tests.patience import PATIENCE_S, eventually
+from indexer.events.event_feed import EventFeed
+from indexer.sockets import listener, read_ahead, replay_connection
+from tests.polling import PATIENCE_S, eventually
 from tests.process.fake_engine import END, Chain, FakeEngine, encode
 from tests.process.ingest_scenes import CHAIN, a_source, follow, held, listen, publish_chain, status
 
@@ -207,7 +207,7 @@ def test_a_replay_that_cannot_be_sent_only_loses_the_gap(ingest, index, monkeypa
 
 
 def test_message_of_absurd_length_in_a_replay_only_loses_the_gap(ingest, index, monkeypatch):
-    monkeypatch.setattr(arrivals, "MESSAGE_BYTES_MAX", 10_000)
+    monkeypatch.setattr(read_ahead, "MESSAGE_BYTES_MAX", 10_000)
     with FakeEngine() as engine:
         writer = listen(ingest, index, engine)
         publish_chain(engine, [0])

@@ -7,17 +7,18 @@ import numpy as np
 import pytest
 import zmq
 
-from indexer.events.run import Run
-from indexer.sockets import arrivals, listener
+from indexer.events.message_batch import MessageBatch
 from indexer.sockets import ingest as ingest_module
-from indexer.sockets.arrivals import Room
-from indexer.sockets.ask_pace import AskPace
-from indexer.sockets.dial import Sockets
+from indexer.sockets import listener
+from indexer.sockets import read_ahead as arrivals
+from indexer.sockets.dns_resolver import Resolver
 from indexer.sockets.ingest import Ingest
-from indexer.sockets.names import Names
-from indexer.sockets.readiness import Readiness
-from indexer.sockets.timers import Timers
-from tests.patience import PATIENCE_S, eventually
+from indexer.sockets.listener_timers import ListenerTimers
+from indexer.sockets.read_ahead import ReceiveBudget
+from indexer.sockets.replay_rate_limiter import ReplayRateLimiter
+from indexer.sockets.socket_poller import SocketPoller
+from indexer.sockets.zmq_connector import SocketSettings
+from tests.polling import PATIENCE_S, eventually
 from tests.process.fake_engine import FakeEngine, encode
 from tests.process.ingest_scenes import CHAIN, a_source, close, follow, held, publish_chain, status
 from tests.process.raw_publisher import RawPublisher, message
@@ -41,7 +42,7 @@ def test_what_waits_for_a_held_thread_is_bounded_in_bytes_and_its_loss_is_notice
     follow(ingest, [a_source(engine.endpoint, writer)])
     engine.accept()
     if why == "stuck":
-        ingest._threads[0].call(stuck.wait)
+        ingest._threads[0].call_soon(stuck.wait)
     taken = 0
     for seq in range(400):
         frames = [bytes(256 * 1024), *a_live_batch(seq)]
@@ -51,28 +52,29 @@ def test_what_waits_for_a_held_thread_is_bounded_in_bytes_and_its_loss_is_notice
             break
     assert taken < 64 * 2**20
     stuck.set()
-    ingest.release()
+    ingest.start_held_listeners()
     engine.send([b"", *a_live_batch(seq + 4)])
     eventually(lambda: status(ingest).last_sequence == seq + 4)
     assert (status(ingest).lost, status(ingest).state) == (3, "degraded")
-    assert ingest._threads[0].room.used == 0
+    assert ingest._threads[0].budget.used_bytes == 0
     assert held(index, writer, seq + 1) == seq + 1
     engine.close()
     close(ingest)
 
 
 def test_status_waits_neither_for_a_stuck_thread_nor_for_those_who_do(ingest, index, monkeypatch):
-    monkeypatch.setattr(ingest_module, "FOLLOW_S_MAX", 10 * PATIENCE_S)
+    monkeypatch.setattr(ingest_module, "RECONCILE_S_MAX", 10 * PATIENCE_S)
     stuck, go_on = threading.Event(), threading.Event()
 
     class Stuck:
-        slot, place, upcoming, live_at, rest, unplaced_blocks = 0, None, None, None, None, False
+        slot, position, next_position, pending_steps = 0, None, None, None
+        live_at, has_unpositioned_blocks = None, False
         is_half_cleared = False
 
-        def settling(self):
+        def settle_in_steps(self):
             return iter(())
 
-        def store_at_once(self, *_, **__):
+        def store_in_one_step(self, *_, **__):
             stuck.set()
             go_on.wait(10 * PATIENCE_S)
             return 0
@@ -95,13 +97,14 @@ def test_status_waits_neither_for_a_stuck_thread_nor_for_those_who_do(ingest, in
 
 def test_a_bug_ends_one_listener_and_says_so_and_its_thread_goes_on(index, caplog):
     class Broken:
-        slot, place, upcoming, rest, unplaced_blocks = 0, None, None, None, False
+        slot, position, next_position, pending_steps = 0, None, None, None
+        has_unpositioned_blocks = False
         is_half_cleared = False
 
-        def settling(self):
+        def settle_in_steps(self):
             return iter(())
 
-        def store_at_once(self, *_, **__):
+        def store_in_one_step(self, *_, **__):
             raise ZeroDivisionError
 
     ingest = Ingest(threads=1)
@@ -129,25 +132,27 @@ def test_a_bug_ends_one_listener_and_says_so_and_its_thread_goes_on(index, caplo
 
 def test_a_message_that_a_tick_has_seen_is_drained_in_the_next_turn(index):
     """To look at a socket takes the news from its file descriptor."""
-    readiness = Readiness()
+    readiness = SocketPoller()
     with FakeEngine() as engine, zmq.Context() as context:
         source = a_source(engine.endpoint, index.open_slot(), replay=engine.replay_endpoint)
-        sockets = Sockets(context, Names(), lambda what: what())
-        alone = listener.Listener(source, sockets, readiness, Timers(), AskPace(), Room())
+        sockets = SocketSettings(context, Resolver(), lambda what: what())
+        alone = listener.RankListener(
+            source, sockets, readiness, ListenerTimers(), ReplayRateLimiter(), ReceiveBudget()
+        )
         alone.open()
         alone.start(opened_just_now=True)
 
         def is_asked_about_next():
-            for drain in readiness.wait(0.01):
+            for drain in readiness.wait_for_drains(0.01):
                 if drain():
-                    readiness.again(drain)
+                    readiness.call_again(drain)
             return alone.feed.wake_at is not None and engine.pub.poll(0)
 
         eventually(is_asked_about_next)
         publish_chain(engine, [0])
-        eventually(lambda: alone._live.arrivals.has_some)
+        eventually(lambda: alone._live.queue.has_messages)
         alone.tick(alone.feed.wake_at)
-        assert alone.drain_live in readiness.wait(0)
+        assert alone.drain_live in readiness.wait_for_drains(0)
         alone.close()
     readiness.close()
 
@@ -155,15 +160,15 @@ def test_a_message_that_a_tick_has_seen_is_drained_in_the_next_turn(index):
 class Endless:
     """Messages that are of no use, without end."""
 
-    is_over = has_news = False
+    is_drained = has_messages = has_news = False
 
     def __init__(self):
         self.times_read_ahead = 0
 
-    def run(self):
-        return Run(np.zeros(1, np.uint8), np.array([[1, 0, 0, 0, 1, 0, 0, 0, 0, 0]]))
+    def next_messages(self):
+        return MessageBatch(np.zeros(1, np.uint8), np.array([[1, 0, 0, 0, 1, 0, 0, 0, 0, 0]]))
 
-    def take(self, messages):
+    def mark_done(self, messages):
         assert messages == 1
 
     def read_ahead(self):
@@ -175,11 +180,13 @@ class Endless:
 def test_whoever_drains_one_socket_leaves_the_other_alone(index, which):
     """To look at a socket takes the news from its file descriptor: it would not be drained."""
     source = a_source("tcp://127.0.0.1:1", index.open_slot())
-    readiness = Readiness()
-    alone = listener.Listener(source, None, readiness, Timers(), AskPace(), Room())
+    readiness = SocketPoller()
+    alone = listener.RankListener(
+        source, None, readiness, ListenerTimers(), ReplayRateLimiter(), ReceiveBudget()
+    )
     alone._started = True
     both = Endless(), Endless()
-    alone._live, alone._replay = [SimpleNamespace(arrivals=each) for each in both]
+    alone._live, alone._replay = [SimpleNamespace(queue=each) for each in both]
     drain = (alone.drain_live, alone.drain_replay)[which]
     assert drain()
     assert [each.times_read_ahead for each in both] == [1 - which, which]

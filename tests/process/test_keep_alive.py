@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from select_service.http.protocol import WATCH_EVERY_S
+from select_service.http.bounded_protocol import WATCH_EVERY_S
 from tests.process.running import Running, request
 
 pytestmark = pytest.mark.process
 
-PATHS = ((), ("--no-fast-path",), ("--input-loops", "1"))
+PATHS = ((), ("--no-fast-path",))
 SHORT_S = 1
 
 

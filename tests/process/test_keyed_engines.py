@@ -5,9 +5,9 @@ import contextlib
 import pytest
 
 from indexer.sockets import listener
-from indexer.sockets.curve import new_pair
+from indexer.sockets.curve_keypairs import new_key_pair
 from indexer.sockets.ingest import Ingest
-from tests.patience import eventually
+from tests.polling import eventually
 from tests.process.fake_engine import FakeEngine
 from tests.process.ingest_scenes import (
     a_source,
@@ -21,13 +21,13 @@ from tests.process.ingest_scenes import (
 
 pytestmark = pytest.mark.process
 
-ENGINE, OURS, OTHER = new_pair(), new_pair(), new_pair()
+ENGINE, OURS, OTHER = new_key_pair(), new_key_pair(), new_key_pair()
 KEY, WRONG_KEY = ENGINE.public.decode(), OTHER.public.decode()
 
 
 @contextlib.contextmanager
 def listening_as(pair):
-    ingest = Ingest(threads=1, own=pair)
+    ingest = Ingest(threads=1, own_pair=pair)
     try:
         yield ingest
     finally:
@@ -51,7 +51,7 @@ def test_events_and_replays_come_over_curve(index, known):
 def test_an_engine_of_another_key_is_not_heard_until_the_right_one_is_given(
     index, key, monkeypatch
 ):
-    monkeypatch.setattr(listener, "CONNECT_ANEW_S", 0.1)
+    monkeypatch.setattr(listener, "RECONNECT_DELAY_S", 0.1)
     with listening_as(OURS) as ingest, FakeEngine(pair=ENGINE, replay=False) as engine:
         writer = index.open_slot()
         follow(ingest, [a_source(engine.endpoint, writer, key=key)])
@@ -65,7 +65,7 @@ def test_an_engine_of_another_key_is_not_heard_until_the_right_one_is_given(
 
 
 def test_a_listener_that_the_engine_does_not_know_hears_nothing(index, monkeypatch):
-    monkeypatch.setattr(listener, "CONNECT_ANEW_S", 0.1)
+    monkeypatch.setattr(listener, "RECONNECT_DELAY_S", 0.1)
     engine = FakeEngine(pair=ENGINE, known={OURS.public}, replay=False)
     with engine, listening_as(OTHER) as ingest:
         follow(ingest, [a_source(engine.endpoint, index.open_slot(), key=KEY)])
@@ -75,7 +75,7 @@ def test_a_listener_that_the_engine_does_not_know_hears_nothing(index, monkeypat
 
 
 def test_who_is_plain_where_a_key_is_expected_is_not_heard(index, monkeypatch):
-    monkeypatch.setattr(listener, "CONNECT_ANEW_S", 0.1)
+    monkeypatch.setattr(listener, "RECONNECT_DELAY_S", 0.1)
     with listening_as(None) as ingest, FakeEngine(replay=False) as impostor:
         writer = index.open_slot()
         follow(ingest, [a_source(impostor.endpoint, writer, key=KEY)])

@@ -4,8 +4,8 @@ import subprocess
 
 import pytest
 
-from tests.patience import eventually
-from tests.process.launched import own_command, own_environment
+from scripts.processes.launched_process import own_command, own_environment
+from tests.polling import eventually
 from tests.process.replica_processes import Replica, mesh, until_equal
 
 pytestmark = pytest.mark.process

@@ -5,9 +5,9 @@ import signal
 
 import pytest
 
-from tests.access.keys import bearer, entry, keys_file
+from tests.auth.keys import bearer, entry, keys_file
 from tests.hung_mount import hung_mount
-from tests.patience import eventually
+from tests.polling import eventually
 from tests.process.running import Running, complaint, run_to_end
 
 pytestmark = pytest.mark.process
@@ -28,7 +28,7 @@ def test_keys_come_and_go_while_the_service_runs(tmp_path):
         eventually(lambda: status_of(service, "second") == 200)
         assert status_of(service, "first") == 401
         path.write_text("keys = [")
-        service.line("the file of keys is wrong; the keys before go on counting")
+        service.line("API key file is invalid; keeping the previous keys")
         assert status_of(service, "second") == 200
         assert service.stop() == 0
 
@@ -58,8 +58,8 @@ def test_a_pipe_in_the_place_of_the_file_is_told_of_and_not_waited_for(tmp_path)
     with Running("--api-keys-file", str(path)) as service:
         path.unlink()
         os.mkfifo(path)
-        line = service.line("the file of keys is wrong; the keys before go on counting")
-        assert line["error"] == "it is a pipe, give a regular file"
+        line = service.line("API key file is invalid; keeping the previous keys")
+        assert line["error"] == "not a regular file but a pipe, give a regular file"
         assert status_of(service, "ops") == 200
         path.unlink()
         keys_file(tmp_path, entry("other", "operator"))
@@ -85,19 +85,17 @@ def test_a_start_with_a_key_for_peers_that_cannot_be_read_ends_with_one_line(tmp
     path.write_text("two words")
     status, _, errors = run_to_end("--peer-api-key-file", str(path))
     assert status == 2
-    assert complaint(errors).endswith("does not hold a key, which is one word")
+    assert complaint(errors).endswith("does not contain a key: expected a single word")
 
 
 def test_others_are_not_let_in_by_accident():
     status, _, errors = run_to_end("--host", "0.0.0.0")
     assert status == 2
-    assert "--insecure says that this is meant" in complaint(errors)
+    assert "or --insecure to permit this" in complaint(errors)
 
 
 def test_an_open_service_says_so_at_the_start():
     with Running("--host", "0.0.0.0", "--insecure") as service:
-        line = service.line(
-            "insecure: no key is asked for, so everybody who reaches the port may call everything"
-        )
+        line = service.line("insecure: no API keys, anyone reaching the port has full access")
         assert line["level"] == "WARNING"
         assert service.call("GET", "/ready").body["insecure"] is True

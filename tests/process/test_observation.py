@@ -3,7 +3,7 @@
 import pytest
 
 from tests.builders import worker_body
-from tests.patience import eventually
+from tests.polling import eventually
 from tests.process.running import Running
 from tests.process.test_service import PATHS
 

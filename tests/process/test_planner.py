@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from select_service.planner.decision_lines import TickLine, read_lines
+from scripts.processes.launched_process import free_port
+from select_service.planner.planner_log_lines import TickLine, read_lines
 from tests.builders import worker_body
-from tests.patience import eventually
-from tests.process.launched import free_port
+from tests.polling import eventually
 from tests.process.planner_process import Planner
 from tests.process.running import Running, request
 
@@ -77,7 +77,7 @@ def test_a_decision_outlives_the_planner_and_silence_scales_nothing(tmp_path: Pa
                 "replicas_unknown",
             }
             assert wanted(planner) == (decision, 3)
-            assert planner.process.stop()[0] == 0
+            assert planner.process.stop_with_signal()[0] == 0
     lines = list(read_lines(tmp_path / "decisions.jsonl"))
     ticks = [line for line in lines if isinstance(line, TickLine)]
     assert len(ticks) >= 8
@@ -90,7 +90,7 @@ def test_what_is_wrong_is_said_before_the_first_tick(tmp_path: Path) -> None:
         given = config(selector, tmp_path, throughput_adjustment_interval_seconds=600)
         with Planner(tmp_path, given) as planner:
             status = eventually(lambda: (now := planner.status())["faults"] and now)
-            assert "no schedulable worker serves it" in status["faults"]["model"]
+            assert "no schedulable worker serves the model" in status["faults"]["model"]
         given["selectors"].append(dead)
         selector.call("POST", "/workers", worker_body(1))
         with Planner(tmp_path, given) as planner:
@@ -99,8 +99,8 @@ def test_what_is_wrong_is_said_before_the_first_tick(tmp_path: Path) -> None:
             assert dead in status["faults"]
             assert [each["code"] for each in status["reasons"]] == ["before_first_tick"]
             assert 0.0 < status["next_tick_s"] - time.time() <= 600.0
-            log = planner.process.log()
-            assert f"a selector is not heard url={dead}" in log
+            log = planner.process.read_log()
+            assert f"selector not readable url={dead}" in log
             assert "deployment observed deployment=fleet" in log
 
 
@@ -117,13 +117,13 @@ def test_the_end_answers_whoever_waits_for_a_decision(tmp_path: Path) -> None:
             f"PATCH /v1/deployments/fleet HTTP/1.1\r\nhost: localhost\r\n{head}\r\n\r\n{{".encode()
         )
         planner.ticks_on(1)
-        status, _ = planner.process.stop()
+        status, _ = planner.process.stop_with_signal()
         assert status == 0
         answer = poller.answer()
         assert (answer.status, answer.body["decision_id"]) == (200, -1)
         cut_off = unfinished.answer()
         assert (cut_off.status, cut_off.body["code"]) == (503, "shutting_down")
-    assert "Traceback" not in planner.process.log()
+    assert "Traceback" not in planner.process.read_log()
 
 
 def test_what_it_is_told_counts_or_is_refused_in_words(tmp_path: Path) -> None:
@@ -141,5 +141,5 @@ def test_what_it_is_told_counts_or_is_refused_in_words(tmp_path: Path) -> None:
         assert wanted(planner)[0] == -1
         planner.send("PATCH", "/v1/deployments/fleet", {"advisory": False})
         assert eventually(lambda: wanted(planner)[0] == 0)
-        assert planner.process.stop()[0] == 0
-    assert "Traceback" not in planner.process.log()
+        assert planner.process.stop_with_signal()[0] == 0
+    assert "Traceback" not in planner.process.read_log()

@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from tests.builders import worker_body
-from tests.patience import eventually
+from tests.polling import eventually
 from tests.process.planned_fleet import PlannedFleet, Selector
 from tests.process.planner_process import Planner
 

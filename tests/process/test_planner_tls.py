@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.builders import worker_body
-from tests.patience import eventually
+from tests.net.tls.certificates import Issued, authority, believing
+from tests.net.tls.served import TlsService, copied
+from tests.polling import eventually
 from tests.process.planner_process import Planner
-from tests.tls.certificates import Issued, authority, believing
-from tests.tls.served import TlsService, copied
 
 pytestmark = pytest.mark.process
 
@@ -39,4 +39,4 @@ def test_a_planner_shows_the_certificate_that_its_files_say_now(tmp_path: Path) 
             copied(authority().issue(), own)
             eventually(lambda: url not in planner.ticks_on()["faults"])
             assert planner.status()["replicas"]["decode"]["ready"] == 2
-            assert planner.process.stop()[0] == 0
+            assert planner.process.stop_with_signal()[0] == 0

@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from tests.patience import eventually
+from tests.polling import eventually
 from tests.process.fake_engine import Chain, FakeEngine
 from tests.process.recovery_scenes import (
     KV,

@@ -5,11 +5,11 @@ import os
 
 import pytest
 
-from select_service.edge.keeping import asked_peer
-from select_service.edge.keeping import recovery as keeping_recovery
-from tests.patience import PATIENCE_S, eventually
+from scripts.processes.launched_process import free_port
+from select_service.adapters.persistence import index_recovery as keeping_recovery
+from select_service.adapters.persistence import peer_dump_request
+from tests.polling import PATIENCE_S, eventually
 from tests.process.in_thread import InThread
-from tests.process.launched import free_port
 from tests.process.recovery_scenes import (
     EVENT,
     GOOD,
@@ -52,7 +52,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("lie", LIES, ids=str)
 def test_a_lying_peer_does_not_keep_the_service_from_a_good_one(lie, monkeypatch):
-    monkeypatch.setattr(asked_peer, "CHOICE_S_MAX", 1.5)
+    monkeypatch.setattr(peer_dump_request, "CHOICE_S_MAX", 1.5)
     good = says(head() + json.dumps(GOOD).encode())
     with (
         Liar(LIES[lie]) as liar,
@@ -118,14 +118,14 @@ def test_an_impossible_peer_ends_the_start_with_one_line():
     status, _, errors = run_to_end("--port", "0", "--indexer-peers", "http://a..b:80")
     assert status == 2
     assert "--indexer-peers" in complaint(errors)
-    assert "`a..b` is no host name" in complaint(errors)
+    assert "`a..b` is not a host name" in complaint(errors)
 
 
 def test_a_peer_that_comes_late_is_still_asked():
     good = says(head() + json.dumps(GOOD).encode())
     port = free_port()
     with Running("--indexer-peers", f"http://127.0.0.1:{port}") as service:
-        eventually(lambda: service.lines("a download of a dump failed"))
+        eventually(lambda: service.lines("dump download failed"))
         with Liar(good, port):
             assert ended(service)["state"] == "found"
 
@@ -140,12 +140,12 @@ def test_each_distinct_failure_of_a_peer_is_told_once():
         assert ended(service)["state"] == "empty"
         service.stop()
         log = service.log()
-    told = [x for x in log if x["message"] == "a download of a dump failed"]
+    told = [x for x in log if x["message"] == "dump download failed"]
     assert [(x["level"], x["peer"], x["error"], x["attempt"]) for x in told] == [
         ("WARNING", peer.url, "status 500", 1),
         ("WARNING", peer.url, "status 404", 3),
     ]
-    (line,) = [x for x in log if x["message"] == "a dump was downloaded"]
+    (line,) = [x for x in log if x["message"] == "dump downloaded"]
     assert (line["peer"], line["form"], line["bytes"], line["blocks"]) == (peer.url, "json", 2, 0)
 
 
@@ -159,7 +159,7 @@ def test_a_download_under_way_is_seen_in_ready_and_in_the_log():
         eventually(lambda: recovery(service)["bytes"] > 100)
         seen = recovery(service)
         assert (seen["state"], seen["peer"]) == ("running", peer.url)
-        line = service.line("recovery goes on")
+        line = service.line("recovery in progress")
         assert (line["level"], line["state"], line["peer"]) == ("INFO", "running", peer.url)
         assert line["bytes"] > 100
         assert line["elapsed_s"] >= 5

@@ -5,10 +5,10 @@ import time
 import pytest
 import zmq
 
-from select_service.core.replicas import digest as replica_digest
-from select_service.core.replicas import events as replica_events
-from select_service.core.replicas import progress as replica_progress
-from tests.patience import eventually
+from select_service.core.replication import digest as replica_digest
+from select_service.core.replication import load_events as replica_events
+from select_service.core.replication import prefill_progress as replica_progress
+from tests.polling import eventually
 from tests.process.replica_processes import Replica, mesh, until_equal
 
 pytestmark = pytest.mark.process
@@ -71,16 +71,16 @@ def test_hostile_frames_change_nothing_and_stop_nothing(pair):
         endpoint = f"tcp://127.0.0.1:{port}"
         assert b.post("/replica_sync/register_peer", {"endpoint": endpoint})[0] == 201
         hostile = [
-            [replica_events.TOPIC],
-            [replica_events.TOPIC, b""],
-            [replica_events.TOPIC, b"\xc1"],
-            [replica_events.TOPIC, b"{}", b"x"],
-            [replica_events.TOPIC, b"\x91" * 100_000],
-            [replica_events.TOPIC, b"\xdd\xff\xff\xff\xff"],
-            [replica_events.TOPIC + b"x", b"\x80"],
-            [replica_digest.TOPIC, b"\x00"],
-            [replica_progress.TOPIC, b"\x81"],
-            [replica_events.TOPIC] + [b"y"] * 1000,
+            [replica_events.EVENT_TOPIC],
+            [replica_events.EVENT_TOPIC, b""],
+            [replica_events.EVENT_TOPIC, b"\xc1"],
+            [replica_events.EVENT_TOPIC, b"{}", b"x"],
+            [replica_events.EVENT_TOPIC, b"\x91" * 100_000],
+            [replica_events.EVENT_TOPIC, b"\xdd\xff\xff\xff\xff"],
+            [replica_events.EVENT_TOPIC + b"x", b"\x80"],
+            [replica_digest.DIGEST_TOPIC, b"\x00"],
+            [replica_progress.PROGRESS_TOPIC, b"\x81"],
+            [replica_events.EVENT_TOPIC] + [b"y"] * 1000,
         ]
 
         def has_seen_all():

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from indexer.dumps.compact_dump import compact_chunks
-from tests.patience import eventually
+from indexer.dumps.compact_writer import compact_chunks
+from tests.polling import eventually
 from tests.process.fake_engine import Chain, FakeEngine
 from tests.process.recovery_scenes import KV, Liar, ended, head, overlap, register, says
 from tests.process.running import Running, complaint, run_to_end
@@ -49,7 +49,7 @@ def test_a_file_that_cannot_be_used_is_moved_aside(tmp_path, content):
     path = tmp_path / "index.snapshot"
     path.write_bytes(content)
     with Running("--snapshot-path", str(path)) as service:
-        line = service.line("the snapshot file cannot be used; starting without it")
+        line = service.line("snapshot file unusable, starting without it")
         assert line["level"].lower() == "warning"
         assert ended(service)["state"] == "empty"
         assert service.stop() == 0
@@ -104,9 +104,9 @@ def test_a_path_where_nothing_can_be_kept_ends_the_start(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     for name, told in {
-        "no/such": f"there is no directory `{tmp_path}/no`",
-        "file/x": f"there is no directory `{tmp_path}/file`",
-        "": f"cannot use `{tmp_path}`: it is a directory, give a regular file",
+        "no/such": f"directory `{tmp_path}/no` does not exist",
+        "file/x": f"directory `{tmp_path}/file` does not exist",
+        "": f"cannot use `{tmp_path}`: not a regular file but a directory, give a regular file",
         "dangling": f"cannot use `{tmp_path}/dangling`: No such file or directory",
     }.items():
         status, _, errors = run_to_end("--port", "0", "--snapshot-path", str(tmp_path / name))
@@ -121,7 +121,7 @@ def test_a_snapshot_that_cannot_be_written_is_told(tmp_path):
         ended(service)
         shutil.rmtree(directory)
         assert service.stop() == 0
-        assert service.lines("the snapshot could not be written")
+        assert service.lines("snapshot write failed")
 
 
 def test_a_kill_at_any_moment_leaves_a_readable_file(tmp_path):

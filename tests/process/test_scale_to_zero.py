@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.patience import eventually
+from tests.polling import eventually
 from tests.process.planner_process import Planner
 from tests.process.running import Running
 from tests.process.sleeping_fleets import (
@@ -90,5 +90,5 @@ def test_a_fleet_wakes_serves_sleeps_and_wakes_again(
             fleet.refused = 0
             until(fleet.wake)
             assert fleet.refused > 0
-        assert planner.process.stop()[0] == 0
-    assert "Traceback" not in planner.process.log()
+        assert planner.process.stop_with_signal()[0] == 0
+    assert "Traceback" not in planner.process.read_log()

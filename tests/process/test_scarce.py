@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.builders import worker_body
-from tests.patience import eventually
+from tests.polling import eventually
 from tests.process.running import Running, request
 from tests.process.with_few_files import FILES_MAX
 from tests.process.without_names import LOOKED_UP
@@ -64,17 +64,3 @@ def test_with_few_files_workers_are_refused_their_sockets_and_clients_are_answer
     said = str(short_of_files.call("GET", "/workers").body)
     assert "the limit of open files (ulimit -n)" in said
     assert FILES_MAX == 64
-
-
-def test_with_few_files_loops_take_in_clients_as_others_leave() -> None:
-    with Running("--input-loops", "1", module="tests.process.with_few_files") as service:
-        assert service.call("POST", "/workers", worker_body(1)).status == 201
-        asked = request("POST", "/select", {"model_name": "m", "token_ids": [1]})
-        clients = [service.client() for _ in range(2 * FILES_MAX)]
-        for client in clients:
-            client.send(asked)
-        for client in clients:
-            assert client.answer().status == 200
-            client.socket.close()
-        metrics = service.call("GET", "/metrics").body.decode()
-        assert 'input_loop_accept_pauses_total{loop="1"} 0.0' not in metrics

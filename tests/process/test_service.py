@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.builders import worker_body
-from tests.patience import eventually
+from tests.polling import eventually
 from tests.process.running import Running, complaint, request, run_to_end
 
 pytestmark = pytest.mark.process
@@ -20,7 +20,7 @@ QUICK_S = 0.5
 PROMPT = {"model_name": "m", "token_ids": list(range(10))}
 
 
-PATHS = {"fast": (), "ordinary": ("--no-fast-path",), "loops": ("--input-loops", "1")}
+PATHS = {"fast": (), "ordinary": ("--no-fast-path",)}
 
 
 @pytest.fixture(scope="module", params=PATHS.values(), ids=PATHS)
@@ -47,7 +47,7 @@ def test_the_first_lines_tell_where_it_listens_and_how_it_is_configured():
         assert configuration["indexer-peers"] == f"{peers} (command line)"
         shown = configuration["DYN_ROUTER_TEMPERATURE"]
         assert shown == "0.5 (environment DYN_ROUTER_TEMPERATURE)"
-        assert configuration["others"] == "as by default, see GET /config"
+        assert configuration["others"] == "defaults, see GET /config"
         assert "policy" not in configuration
 
 
@@ -158,7 +158,7 @@ def test_a_reservation_that_nobody_renews_expires_and_is_logged():
         running.call("POST", "/workers", worker_body(1))
         body = {**PROMPT, "reservation_id": "left behind"}
         assert running.call("POST", "/select_and_reserve", body).status == 200
-        line = running.line("reservations expired, their load is freed")
+        line = running.line("reservations expired")
         assert line["reservation_ids"] == ["left behind"]
         assert running.call("GET", "/reservations").body["total"] == 0
         (partition,) = running.call("GET", "/loads").body

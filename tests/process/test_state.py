@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.builders import worker_body
-from tests.patience import eventually
+from tests.polling import eventually
 from tests.process.running import Running, complaint, run_to_end
 
 pytestmark = pytest.mark.process
@@ -46,7 +46,7 @@ def test_what_operators_did_survives(tmp_path, how):
             service.process.wait()
     with Running("--state-path", str(path)) as service:
         is_as_before(service)
-        service.line("workers and admission are as before")
+        service.line("workers and admission settings restored")
 
 
 def drain_of(service, worker_id=1):
@@ -121,7 +121,7 @@ def test_a_file_that_is_damaged_is_moved_aside(tmp_path):
     path = tmp_path / "state"
     path.write_text('{"format":"select-service state","workers": 3}')
     with Running("--state-path", str(path)) as service:
-        service.line("the state file cannot be used")
+        service.line("state file unusable")
         assert service.call("GET", "/workers").body == []
     assert (tmp_path / "state.refused").exists()
 
@@ -136,7 +136,7 @@ def test_a_file_of_somebody_else_stops_the_start_and_stays(tmp_path):
     ):
         status, _, errors = run_to_end(*flags, str(path))
         assert status == 2
-        assert complaint(errors).startswith(f"{flags[-1]}: `{path}` is no ")
+        assert complaint(errors).startswith(f"{flags[-1]}: `{path}` is not a ")
         assert [each.name for each in tmp_path.iterdir()] == ["notes.txt"]
     assert path.read_text() == "shopping list"
 
@@ -144,4 +144,4 @@ def test_a_file_of_somebody_else_stops_the_start_and_stays(tmp_path):
 def test_a_place_where_nothing_can_be_kept_stops_the_start(tmp_path):
     status, _, errors = run_to_end("--state-path", str(tmp_path / "none" / "state"))
     assert status == 2
-    assert complaint(errors).startswith("--state-path: there is no directory")
+    assert complaint(errors).startswith("--state-path: directory `")

@@ -4,14 +4,14 @@ import signal
 
 import pytest
 
-from indexer.sockets.curve import new_pair
+from indexer.sockets.curve_keypairs import new_key_pair
 from tests.builders import worker_body
-from tests.patience import PATIENCE_S, eventually
+from tests.net.tls.certificates import Issued, authority
+from tests.net.tls.served import copied
+from tests.polling import PATIENCE_S, eventually
 from tests.process.running import complaint, request, run_to_end
 from tests.process.tls_running import TlsRunning
 from tests.process.waiting_clients import PROMPT
-from tests.tls.certificates import Issued, authority
-from tests.tls.served import copied
 
 pytestmark = pytest.mark.process
 
@@ -27,7 +27,7 @@ def test_sighup_reads_a_new_certificate_and_sigterm_ends_connections(tmp_path):
             assert busy.answer().status == 200
             copied(authority().issue(), place)
             service.process.send_signal(signal.SIGHUP)
-            service.line("files of TLS were read")
+            service.line("TLS files reloaded")
             with service.client() as new:
                 assert new.shown != old
             service.process.send_signal(signal.SIGTERM)
@@ -48,13 +48,13 @@ def test_secrets_that_everybody_can_read_are_told(tmp_path):
     copied(authority().issue(), place)
     peer, engine = tmp_path / "peer.key", tmp_path / "engine.key"
     peer.write_text("ssk_secret")
-    engine.write_bytes(new_pair().secret)
+    engine.write_bytes(new_key_pair().secret)
     for path, mode in ((place.key, 0o644), (peer, 0o604), (engine, 0o640)):
         path.chmod(mode)
     flags = ("--peer-api-key-file", str(peer), "--engine-curve-key-file", str(engine))
     with TlsRunning(place, *flags) as service:
         assert service.call("GET", "/health").status == 200
-        told = service.lines("everybody on this machine can read a secret key")
+        told = service.lines("secret key readable by all users of this machine")
         assert {line["setting"]: line["path"] for line in told} == {
             "--tls-key": str(place.key),
             "--peer-api-key-file": str(peer),
@@ -66,7 +66,12 @@ def test_a_start_with_wrong_files_says_what_is_wrong(tmp_path):
     missing = str(tmp_path / "missing")
     for flags, text in {
         ("--tls-cert", missing, "--tls-key", str(one.key)): "cannot be read: No such file",
-        ("--tls-cert", str(one.certificate), "--tls-key", str(other.key)): "is not that of",
+        (
+            "--tls-cert",
+            str(one.certificate),
+            "--tls-key",
+            str(other.key),
+        ): "does not match the certificate",
         ("--tls-ca", missing): "--tls-ca, --tls-client-cert, --tls-client-key: `",
         ("--tls-cert", missing): "--tls-cert requires --tls-key",
     }.items():

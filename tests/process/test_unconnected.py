@@ -3,10 +3,10 @@
 import pytest
 
 from indexer.sockets import listener_status
-from tests.patience import eventually
+from scripts.processes.launched_process import free_port
+from tests.polling import eventually
 from tests.process.fake_engine import FakeEngine
 from tests.process.in_thread import InThread
-from tests.process.launched import free_port
 
 pytestmark = pytest.mark.process
 

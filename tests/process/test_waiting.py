@@ -1,7 +1,7 @@
 """Requests that wait for a worker, over real sockets: when they are answered, and with what.
 
 The services here do not look at their queues from time to time, as the real one does: an answer
-follows from the event that made it possible.  How soon, docs/benchmarks.md says.
+follows from the event that made it possible.  How soon, docs/measurements/speed.md says.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import worker_body
-from tests.patience import PATIENCE_S, eventually
+from tests.polling import PATIENCE_S, eventually
 from tests.process.running import Running, request
 from tests.process.waiting_clients import (
     PROMPT,

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from tests.net.tls.certificates import Issued, authority, believing
+from tests.net.tls.served import TlsClient
 from tests.process.access import Secured
 from tests.process.running import Answer, Running
-from tests.tls.certificates import Issued, authority, believing
-from tests.tls.served import TlsClient
 
 
 class TlsRunning(Running):

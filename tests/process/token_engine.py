@@ -86,7 +86,7 @@ class TokenEngine:
         choice = self._choice(body, tokens, text_of(tokens), "length")
         choice["logprobs"] = logprobs(tokens)
         usage = {"prompt_tokens": 1, "completion_tokens": len(tokens), "total_tokens": 1}
-        return JSONResponse({**self._chunk(choice), "usage": usage})
+        return JSONResponse({**self._read_chunk(choice), "usage": usage})
 
     async def chat(self, request: Request) -> Response:
         """The prompt is the content of all messages."""
@@ -100,7 +100,9 @@ class TokenEngine:
         message = {"role": "assistant", "content": text_of(tokens)}
         choice = {"index": 0, "message": message, "finish_reason": "length"}
         usage = {"prompt_tokens": 1, "completion_tokens": len(tokens), "total_tokens": 1}
-        return JSONResponse({**self._chunk(choice), "object": "chat.completion", "usage": usage})
+        return JSONResponse(
+            {**self._read_chunk(choice), "object": "chat.completion", "usage": usage}
+        )
 
     async def _chat_stream(self, body: dict[str, Any]) -> AsyncIterator[str]:
         async for event in self._stream(body):
@@ -133,7 +135,7 @@ class TokenEngine:
                 choice = self._choice(body, [token], text, reason)
                 if number == 0:
                     choice["prompt_token_ids"] = prompt
-                yield f"data: {json.dumps(self._chunk(choice))}\n\n"
+                yield f"data: {json.dumps(self._read_chunk(choice))}\n\n"
             yield "data: [DONE]\n\n"
         finally:
             self._streams -= 1
@@ -144,7 +146,7 @@ class TokenEngine:
             return "data: [DONE]\n\n"
         error = {"error": {"message": "EngineCore encountered an issue", "code": 500}}
         is_abort = self._fails["by"] == "abort"
-        last = self._chunk(self._choice(body, [], "", "abort")) if is_abort else error
+        last = self._read_chunk(self._choice(body, [], "", "abort")) if is_abort else error
         return f"data: {json.dumps(last)}\n\n"
 
     def _choice(
@@ -153,7 +155,7 @@ class TokenEngine:
         ids = tokens if body.get("return_token_ids") else None
         return {"index": 0, "text": text, "finish_reason": reason, "token_ids": ids}
 
-    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+    def _read_chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         head = {"id": f"cmpl-{os.getpid()}", "object": "text_completion", "created": 1}
         return {**head, "model": "m", "choices": [choice]}
 
@@ -162,7 +164,7 @@ class TokenEngine:
         self._goes.clear()
         return Response()
 
-    async def go(self, request: Request) -> Response:
+    async def run_course(self, request: Request) -> Response:
         self._hold_after = None
         self._goes.set()
         return Response()
@@ -197,7 +199,7 @@ def main() -> None:
         Route("/v1/chat/completions", engine.chat, methods=["POST"]),
         Route("/tokenize", engine.tokenize, methods=["POST"]),
         Route("/hold", engine.hold, methods=["POST"]),
-        Route("/go", engine.go, methods=["POST"]),
+        Route("/go", engine.run_course, methods=["POST"]),
         Route("/fail", engine.fail, methods=["POST"]),
         Route("/streams", engine.streams),
         Route("/health", engine.health),

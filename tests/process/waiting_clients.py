@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from tests.builders import worker_body
-from tests.patience import eventually
+from tests.polling import eventually
 from tests.process.running import Client, Running, request
 
 BATCH_TOKENS = 16

@@ -9,7 +9,7 @@ import sys
 import threading
 from typing import Any
 
-from indexer.endpoints import is_address
+from indexer.zmq_endpoints import is_address
 from select_service.__main__ import main
 
 LOOKED_UP = "a name is looked up"

@@ -7,10 +7,10 @@ machine is.
 import sys
 
 from select_service.__main__ import main
+from select_service.adapters import service_tasks
 from select_service.core import selector
-from select_service.edge import due_tasks
 
-selector.SECOND_S = due_tasks.SECOND_S = 86_400.0
+selector.SECOND_S = service_tasks.SECOND_S = 86_400.0
 
 if __name__ == "__main__":
     sys.exit(main())

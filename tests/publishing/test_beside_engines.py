@@ -1,13 +1,12 @@
 """scripts/beside_engines says what a resolver found; a stand-in resolves here."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.process.launched import ROOT
+from tests.publishing.checkout import copy_scripts, mark_current
 
 UV = """\
 #!{python}
@@ -27,22 +26,12 @@ print("httpx==0.28.1", asked.replace("[llm]", ""), "xxhash==4.1.0", sep="\\n")
 
 def run_with(folder: Path, mode: str) -> subprocess.CompletedProcess[str]:
     """Return what the script says in a checkout whose environment has the stand-in for uv."""
-    (folder / "scripts").mkdir()
-    (folder / ".venv" / "bin").mkdir(parents=True)
-    for name in ("scripts/beside_engines", "scripts/environment.sh"):
-        shutil.copy(ROOT / name, folder / name)
-    for name in ("pyproject.toml", "requirements-dev.lock"):
-        shutil.copy(ROOT / name, folder)
+    copy_scripts(folder, ("beside_engines", "environment.sh"))
     (folder / ".venv/bin/python").symlink_to(sys.executable)
     uv = folder / ".venv/bin/uv"
     uv.write_text(UV.format(python=sys.executable, mode=mode))
     uv.chmod(0o755)
-    mark_current = """
-        . scripts/environment.sh
-        lock=requirements-dev.lock
-        fingerprint "$venv/bin/python" "$root/$lock" >"$venv/.$lock.stamp"
-    """
-    subprocess.run(["bash", "-euc", mark_current], cwd=folder, check=True)
+    mark_current(folder)
     command = [folder / "scripts" / "beside_engines"]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from scripts.processes.launched_process import ROOT
 from tests.builders import worker_body
 from tests.process.in_thread import InThread
-from tests.process.launched import ROOT
 from tests.publishing.client_packages import CLIENT, NO_EXTRA, n_bytes, packages, python_with
 
 BYTES_MAX = 60_000_000
@@ -33,8 +33,8 @@ with Selector([sys.argv[1]], model_name="m") as selector:
 """
 COMMAND = """
 import sys
-from select_service.installed_commands import {name}
-sys.exit({name}())
+from select_service.cli.entry_points import run_{name}
+sys.exit(run_{name}())
 """
 
 
@@ -110,7 +110,10 @@ def test_the_client_names_the_extra_that_it_lacks(plain_python: Path) -> None:
 def test_a_module_of_the_project_that_is_missing_is_no_lack_of_an_extra(
     client_python: Path,
 ) -> None:
-    code = "from select_service import installed_commands as c; c._run('x', 'select_service.none')"
+    code = (
+        "from select_service.cli import entry_points as e; "
+        "e._run_module('x', 'select_service.none')"
+    )
     done = run(client_python, code)
     assert "No module named 'select_service.none'" in done.stderr
     assert "pip install" not in done.stderr

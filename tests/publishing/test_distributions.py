@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from indexer.kernel_sources import kernel_modules
+from indexer.jit.kernel_sources import kernel_modules
+from scripts.processes.launched_process import ROOT, LaunchedProcess, free_port
 from scripts.publishing import distributions
-from tests.patience import eventually
-from tests.process.launched import ROOT, Launched, free_port
+from tests.polling import eventually
 from tests.process.running import run_to_end
 
 pytestmark = pytest.mark.process
@@ -114,7 +114,7 @@ def test_the_metadata_say_what_it_is(wheel: zipfile.ZipFile) -> None:
     assert "Typing :: Typed" in found.get_all("Classifier", [])
     assert "vllm" in found["Keywords"].split(",")
     assert found["Description-Content-Type"] == "text/markdown"
-    assert "# select_service" in str(found.get_payload())
+    assert "# select-service" in str(found.get_payload())
     (requirement,) = [
         each for each in found.get_all("Requires-Dist", []) if each.startswith("uvicorn")
     ]
@@ -130,7 +130,7 @@ def test_the_metadata_say_what_it_is(wheel: zipfile.ZipFile) -> None:
 def test_a_wheel_with_machine_code_starts_without_compiling(tmp_path: Path, settings: str) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
     _copy_project(source, settings)
-    status, said, _ = run_to_end("compile", "--input-loops")
+    status, said, _ = run_to_end("compile")
     assert status == 0
     cache = said.strip().rpartition(": ")[2]
     (path,) = [
@@ -146,7 +146,7 @@ def test_a_wheel_with_machine_code_starts_without_compiling(tmp_path: Path, sett
     python = _installed(path, tmp_path / "venv")
     log, home = _log_of_a_start(python, tmp_path)
     assert "compiling" not in log
-    assert "machine code is that of the package" in log
+    assert "using machine code of the package" in log
     assert list(home.iterdir()) == [], "nothing was compiled, so nothing was kept"
 
     damaged = next(
@@ -178,7 +178,7 @@ def _copy_project(folder: Path, settings: str) -> None:
         (folder / name).write_bytes((ROOT / name).read_bytes())
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         (folder / name).write_bytes((ROOT / name).read_bytes())
-    sources = folder / "indexer" / "kernel_sources.py"
+    sources = folder / "indexer" / "jit" / "kernel_sources.py"
     text = sources.read_text()
     assert SETTINGS in text
     sources.write_text(text.replace(SETTINGS, settings))
@@ -202,22 +202,22 @@ def _log_of_a_start(python: Path, folder: Path) -> tuple[str, Path]:
     """Of a start without anything that the caller has; its home afterwards."""
     with _started(python, folder / "home") as service:
         service.wait_until_healthy()
-        assert service.stop()[0] == 0
-        return service.log(), folder / "home"
+        assert service.stop_with_signal()[0] == 0
+        return service.read_log(), folder / "home"
 
 
 def _assert_not_used(python: Path, folder: Path, why: str) -> None:
     """A start says so and compiles; it is ended as soon as it does."""
     with _started(python, folder / "another") as service:
-        eventually(lambda: "compiling kernels: 0 of" in service.log())
-        assert service.stop()[0] == 0
-        assert f'machine code of the package is not used why="{why}"' in service.log()
+        eventually(lambda: "compiling kernels: 0 of" in service.read_log())
+        assert service.stop_with_signal()[0] == 0
+        assert f'machine code of the package not used why="{why}"' in service.read_log()
 
 
-def _started(python: Path, home: Path) -> Launched:
+def _started(python: Path, home: Path) -> LaunchedProcess:
     home.mkdir()
     port = free_port()
     place = ("--host", "127.0.0.1", "--port", str(port), "--drain-secs", "0")
     command = (python.with_name("select-service"), *place)
     environment = {"HOME": str(home), "TMPDIR": str(home), "PATH": os.environ["PATH"]}
-    return Launched(command, environment, port, folder=home)
+    return LaunchedProcess(command, environment, port, folder=home)

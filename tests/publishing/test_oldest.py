@@ -1,14 +1,13 @@
 """scripts/test_oldest installs what pyproject.toml allows at least; a stand-in installs here."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from tests.process.launched import ROOT
+from tests.publishing.checkout import copy_scripts, mark_current
 from tests.publishing.client_packages import PROJECT
 
 PYTHON = """\
@@ -36,21 +35,11 @@ def oldest() -> list[str]:
 def install(folder: Path, pip: int) -> subprocess.CompletedProcess[str]:
     """Run `--install` in a checkout with a stand-in for pip, which ends with this status."""
     if not (folder / "scripts").exists():
-        (folder / "scripts").mkdir()
-        (folder / ".venv" / "bin").mkdir(parents=True)
-        for name in ("test_oldest", "environment.sh", "kernel_tests.sh"):
-            shutil.copy(ROOT / "scripts" / name, folder / "scripts")
-        for name in ("pyproject.toml", "requirements-dev.lock"):
-            shutil.copy(ROOT / name, folder)
+        copy_scripts(folder, ("test_oldest", "environment.sh", "kernel_tests.sh"))
         python = folder / ".venv/bin/python"
         python.write_text(PYTHON.format(python=sys.executable))
         python.chmod(0o755)
-        mark_current = """
-            . scripts/environment.sh
-            lock=requirements-dev.lock
-            fingerprint "$venv/bin/python" "$root/$lock" >"$venv/.$lock.stamp"
-        """
-        subprocess.run(["bash", "-euc", mark_current], cwd=folder, check=True)
+        mark_current(folder)
     environment = os.environ | {"WORK": str(folder), "PIP": str(pip)}
     command = [folder / "scripts" / "test_oldest", "--install"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

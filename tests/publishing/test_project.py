@@ -1,4 +1,4 @@
-"""What pyproject.toml says, and what the README says of it."""
+"""What pyproject.toml says, and what README and guides say of it."""
 
 import re
 import tomllib
@@ -6,14 +6,17 @@ import tomllib
 import pytest
 from packaging.requirements import Requirement
 
-from tests.process.launched import ROOT
+from scripts.processes.launched_process import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 README = (ROOT / "README.md").read_text()
+UPGRADE = (ROOT / "docs" / "guides" / "upgrade.md").read_text()
 
 
-def test_the_readme_says_what_each_extra_is_for() -> None:
-    (table,) = re.findall(r"^\| extra \| for \|\n(.*?)\n\n", README, re.DOTALL | re.MULTILINE)
+def test_the_guide_says_what_each_extra_is_for() -> None:
+    (table,) = re.findall(
+        r"^\| extra \| contents \|\n(.*?)\n(?:\n|\Z)", UPGRADE, re.DOTALL | re.MULTILINE
+    )
     named = {
         name for row in table.splitlines() for name in re.findall(r"`(.*?)`", row.split("|")[1])
     }

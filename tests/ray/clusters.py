@@ -12,12 +12,12 @@ import numpy as np
 import ray
 from ray.cluster_utils import Cluster
 
+from scripts.processes.launched_process import free_port
 from select_service.ray import find, remove
-from select_service.ray.members import NAMESPACE
-from select_service.simulator.engine import Engine as Cache
-from select_service.simulator.engine import Job, chain_keys
-from tests.patience import eventually
-from tests.process.launched import free_port
+from select_service.ray.deployment_members import NAMESPACE
+from select_service.sim.demo.prefix_cache import CacheJob, chain_keys
+from select_service.sim.demo.prefix_cache import PrefixCache as Cache
+from tests.polling import eventually
 
 NODE = {"object_store_memory": 80 * 1024 * 1024, "include_dashboard": False}
 FLAGS = ("--threads", "1")
@@ -124,5 +124,5 @@ def cached_by(cache: Cache, tokens: list[int]) -> None:
     """A request comes and goes, and leaves its full blocks."""
     array = np.array(tokens, np.uint32)
     keys = chain_keys(array, cache.block_size)
-    running, _ = cache.admit(Job(keys, array, len(keys), 0, False))
-    cache.finish(running)
+    running, _ = cache.admit_job(CacheJob(keys, array, len(keys), 0, False))
+    cache.release_job(running)

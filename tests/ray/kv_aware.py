@@ -15,8 +15,8 @@ from ray.llm._internal.serve.routing_policies.kv_aware.kv_token_tracker import (
 )
 from ray.serve.config import RequestRouterConfig
 
-from select_service.simulator.engine import Engine as Cache
-from select_service.simulator.publisher import Publisher
+from select_service.sim.demo.kv_publisher import KvPublisherSockets
+from select_service.sim.demo.prefix_cache import PrefixCache as Cache
 from tests.ray.clusters import cached_by
 
 BLOCK_SIZE = 16
@@ -36,7 +36,7 @@ class LLMServer:
 
     async def __init__(self) -> None:
         self.cache = Cache(1000, BLOCK_SIZE, hash_seed=random.getrandbits(64))
-        self.events = Publisher(zmq.asyncio.Context(), dp_rank=0)
+        self.events = KvPublisherSockets(zmq.asyncio.Context(), dp_rank=0)
         self.replays = asyncio.create_task(self.events.serve_replay())
 
     def record_routing_stats(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class LLMServer:
 
     async def generate(self, request_token_ids: list[int], hold_s: float) -> int:
         cached_by(self.cache, request_token_ids)
-        self.events.publish(self.cache.take_events())
+        self.events.publish_batch(self.cache.take_events())
         await asyncio.sleep(hold_s)
         return os.getpid()
 

@@ -7,9 +7,9 @@ import pytest
 import ray
 
 from select_service.ray import deploy, find, remove
-from select_service.ray.fleet import NAME
-from select_service.ray.members import addresses, members
-from tests.patience import eventually
+from select_service.ray.deployment import NAME
+from select_service.ray.deployment_members import fetch_addresses, list_members
+from tests.polling import eventually
 from tests.ray.clusters import (
     FLAGS,
     are_found,
@@ -30,7 +30,7 @@ ENVIRONMENT = {"DYN_USE_KV_EVENTS": "false"}
 
 def nodes_of_selectors() -> set[str]:
     """Of those that answer."""
-    return {each.node_id for each in addresses(members(NAME), 5.0).values()}
+    return {each.node_id for each in fetch_addresses(list_members(NAME), 5.0).values()}
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,14 @@ import pytest
 import ray
 
 from select_service.ray import Follower, Seen, deploy, find
+from select_service.ray.child_process import serves_tls
 from select_service.ray.credentials import Credentials
-from select_service.ray.one_selector import OneSelector
-from select_service.ray.process import serves_tls
-from select_service.ray.sources import described
-from tests.access.keys import entry, keys_file, secret
-from tests.patience import eventually
+from select_service.ray.selector_client import SingleSelector
+from select_service.ray.worker_sources import make_registration
+from tests.auth.keys import entry, keys_file, secret
+from tests.net.tls.certificates import Authority
+from tests.polling import eventually
 from tests.ray.clusters import FLAGS, cluster, kill_selector, port, service_pids
-from tests.tls.certificates import Authority
 
 pytestmark = pytest.mark.process
 ENVIRONMENT = {"DYN_USE_KV_EVENTS": "false"}
@@ -24,7 +24,9 @@ ENVIRONMENT = {"DYN_USE_KV_EVENTS": "false"}
 def get(url, path, credentials):
     """None: it does not answer now."""
     context = credentials.ssl_context()
-    with httpx.Client(base_url=url, verify=context, auth=credentials.auth(), timeout=5.0) as http:
+    with httpx.Client(
+        base_url=url, verify=context, auth=credentials.make_auth(), timeout=5.0
+    ) as http:
         try:
             return http.get(path).raise_for_status().json()
         except httpx.HTTPError:
@@ -64,12 +66,12 @@ def test_selectors_with_keys_and_tls_are_found_filled_and_take_from_each_other(f
         assert urls == find()
         assert all(url.startswith("https://") for url in urls)
         assert httpx.get(urls[0] + "/workers", verify=credentials.ssl_context()).status_code == 401
-        worker = described(
+        worker = make_registration(
             {"worker_id": 7, "model_name": "m", "endpoint": "http://e", "block_size": 16}
         )
         follower = Follower(lambda: Seen([worker], True), find, **credentials._asdict())
         eventually(lambda: all_know(urls, credentials, {7}, 0))
-        with OneSelector(urls[0], credentials) as selector:
+        with SingleSelector(urls[0], credentials) as selector:
             body = {"model_name": "m", "reservation_id": "r", "token_ids": list(range(64))}
             selector._send("POST", "/select_and_reserve", body)
         eventually(lambda: all_know(urls, credentials, {7}, 1))
@@ -112,14 +114,14 @@ def test_a_new_key_counts_for_the_next_call_and_one_that_is_gone_fails_it(tmp_pa
         server.seen = []
         Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
-        with OneSelector(url, Credentials(str(file))) as selector:
+        with SingleSelector(url, Credentials(str(file))) as selector:
             for key in ("one", "two"):
                 file.write_text(key + "\n")
                 assert selector.is_healthy()
             file.unlink()
             assert not selector.is_healthy()
             with pytest.raises(httpx.HTTPError, match="cannot be read"):
-                selector.remove(1)
+                selector.remove_worker(1)
         server.shutdown()
     assert server.seen == ["Bearer one", "Bearer two"]
 

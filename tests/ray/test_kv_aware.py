@@ -7,7 +7,7 @@ import pytest
 from ray import serve
 
 from select_service.ray import deploy
-from tests.patience import eventually
+from tests.polling import eventually
 from tests.ray.clusters import FLAGS, cluster, get, port, reservations, worker_ids
 from tests.ray.kv_aware import HOOK, LLMRouter, LLMServer
 
@@ -31,7 +31,7 @@ def ingress(urls, request):
     handle = serve.run(app, route_prefix=None)
     eventually(lambda: {len(worker_ids(url)) for url in urls} == {former + REPLICAS})
     yield handle
-    serve.delete("default")
+    serve.delete_worker("default")
 
 
 def prompt(number):

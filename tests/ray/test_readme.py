@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.pages.test_readme import README, worker
 from tests.ray.clusters import cluster
-from tests.test_readme import README, commands
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -23,10 +23,9 @@ print([httpx.get(url + "/reservations").json()["total"] for url in find()])
 
 
 def test_the_section_on_ray_runs_as_it_stands(tmp_path: Path) -> None:
-    (section,) = re.findall(r"### From Ray\n+```python\n(.*?)```", README, re.DOTALL)
-    ((_, _, worker),) = commands("2. Register the workers")
+    (section,) = re.findall(r"## In Ray\n+```python\n(.*?)```", README, re.DOTALL)
     program = tmp_path / "program.py"
-    program.write_text(section + USE.format(worker=worker))
+    program.write_text(section + USE.format(worker=worker()))
     with cluster((4,)) as nodes:
         done = subprocess.run(
             [sys.executable, program],

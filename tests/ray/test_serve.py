@@ -7,7 +7,7 @@ import pytest
 from ray import serve
 
 from select_service.ray import deploy, remove
-from tests.patience import eventually
+from tests.polling import eventually
 from tests.ray.clusters import (
     FLAGS,
     cluster,
@@ -38,7 +38,7 @@ def engine(urls, request):
     handle = serve.run(Engine.options(num_replicas=REPLICAS, **options).bind(), route_prefix=None)
     eventually(lambda: [len(worker_ids(url)) for url in urls] == [REPLICAS] * len(urls))
     yield handle
-    serve.delete("default")
+    serve.delete_worker("default")
     eventually(lambda: [worker_ids(url) for url in urls] == [set()] * len(urls))
 
 
@@ -125,7 +125,7 @@ def test_calls_that_share_the_id_of_a_request_are_booked_each_for_itself(urls):
     booked = [ran.booked["reservation_id"] for ran in response.result()]
     assert len(set(booked)) == 5
     nothing_is_left(urls)
-    serve.delete("nested")
+    serve.delete_worker("nested")
 
 
 def test_serve_chooses_by_itself_when_no_selector_answers(urls):
@@ -137,13 +137,13 @@ def test_serve_chooses_by_itself_when_no_selector_answers(urls):
     answers = [response.result() for response in ask(handle, 12, hold_s=0.5)]
     assert {ran.booked for ran in answers} == {None}
     assert len({ran.pid for ran in answers}) > 1
-    serve.delete("alone")
+    serve.delete_worker("alone")
 
 
 def test_a_request_without_a_prompt_is_sent_all_the_same(urls):
     handle = serve.run(Engine.options(num_replicas=1).bind(), name="plain", route_prefix=None)
     assert asyncio.run(_pid(handle)) > 0
-    serve.delete("plain")
+    serve.delete_worker("plain")
 
 
 async def _pid(handle):

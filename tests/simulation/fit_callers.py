@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from select_service.core.admission.waiting import Ticket
-from select_service.core.health.move_cost import Method
-from select_service.core.health.moves import KEPT_S
+from select_service.base.errors import NotFound, SelectError
+from select_service.core.admission.partition_queue import WaitingTicket
+from select_service.core.health.migration.move_cost import MoveMethod
+from select_service.core.health.migration.move_log import RETENTION_S
 from select_service.core.identity import Rank
-from select_service.errors import NotFound, SelectError
 from tests.builders import a_reservation, a_select_and_reserve
 
 ATTEMPTS_MAX = 4
@@ -28,7 +28,7 @@ class Call:
     node: object
     rank: Rank
     life: int
-    method: Method | None = None
+    method: MoveMethod | None = None
     """Of a move that it has to follow."""
     is_aborted: bool = False
 
@@ -46,7 +46,7 @@ class Gateway:
     @property
     def is_lazy(self):
         """Does it miss events that are not kept for it?"""
-        return self.poll_s > KEPT_S
+        return self.poll_s > RETENTION_S
 
     # --- moves
 
@@ -60,7 +60,7 @@ class Gateway:
         node = self.world.nodes[number]
         page = None
         while page is None or page.events:
-            page = node.mover.moves.after(self._after.get(number, 0), POLLED_MAX)
+            page = node.mover.move_log.events_after(self._after.get(number, 0), POLLED_MAX)
             if page.gap:
                 self.gaps.add(node)
             self._after[number] = page.next
@@ -84,10 +84,10 @@ class Gateway:
         while self.world.time < until_s:
             yield self.rng.expovariate(per_s)
             self._n += 1
-            self.world.go(self._request(f"g{self.number}-{self._n}"))
+            self.world.run_course(self._request(f"g{self.number}-{self._n}"))
 
     def _request(self, name):
-        call = yield from self._admitted(name)
+        call = yield from self._apply_admitted(name)
         if call is None:
             return
         self.calls[name], self.world.running[name] = call, call.node.number
@@ -99,14 +99,14 @@ class Gateway:
             del self.calls[name], self.world.running[name]
             self.world.vanished.add(name)
 
-    def _admitted(self, name):
+    def _apply_admitted(self, name):
         for attempt in range(ATTEMPTS_MAX):
             node = self.rng.choice(self.world.nodes)
             try:
                 if self.rng.random() < 0.1:
                     return self._reserved(node, name)
                 answer = node.selector.select_and_reserve(self._body(name), node.now())
-                if isinstance(answer, Ticket):
+                if isinstance(answer, WaitingTicket):
                     answer = yield from _outcome(node, answer)
             except SelectError:
                 yield self.rng.uniform(0.5, 1.5) * 2**attempt
@@ -155,7 +155,7 @@ class Gateway:
             if self._is_broken(call) and not (yield from self._waited_for_move(call)):
                 return False
             if step == 0:
-                self.world.anywhere(call.name, "prefill_complete")
+                self.world.anywhere(call.name, "complete_prefill")
             else:
                 self._output(call)
         return True
@@ -170,7 +170,7 @@ class Gateway:
         """Go on at the rank that it was told of."""
         method, call.method = call.method, None
         yield self.rng.uniform(0.01, 1.0)
-        ok = method is Method.REPREFILL or self.rng.random() < 0.8
+        ok = method is MoveMethod.REPREFILL or self.rng.random() < 0.8
         self._confirm(call, ok)
         if not ok and call.method is None:  # what was to be carried over is computed instead
             yield self.rng.uniform(0.1, 1.0)
@@ -180,7 +180,7 @@ class Gateway:
         node = call.node
         if node.is_running:
             try:
-                node.mover.confirmed(call.name, ok, 5.0, node.now())
+                node.mover.confirm_move(call.name, ok, 5.0, node.now())
             except NotFound:
                 return
 
@@ -202,7 +202,7 @@ class Gateway:
     def _output(self, call):
         if call.node.is_running:
             try:
-                call.node.selector.output_block(call.name, None, call.node.now())
+                call.node.selector.add_output_block(call.name, None, call.node.now())
             except NotFound:
                 return
 

@@ -7,23 +7,23 @@ played: checks reach simulated engines, and what verbs leave to do is done in th
 from random import Random
 
 from indexer.index.prefix_index import PrefixIndex
-from select_service.bodies.health import OutcomeRequest
-from select_service.core.admission.policy_classes import QueueRules, single_class
-from select_service.core.admission.rules import AdmissionRules
-from select_service.core.decide.router_config import RouterConfig
-from select_service.core.degrading.capacity_watch import CapacityWatch, ModelCapacity
-from select_service.core.fitness.fitness import Fitness
-from select_service.core.health.canary_prompts import default_prompts
-from select_service.core.health.checked import Attempt
-from select_service.core.health.degradation import Degradation
-from select_service.core.health.kinds import Came
-from select_service.core.health.rules import HealthRules
-from select_service.core.load.move_wishes import KeptWishes
-from select_service.core.moving.learnt import Learnt
-from select_service.core.moving.mover import Mover
-from select_service.core.moving.targets import Layouts
-from select_service.core.selector import Selector, SelectorConfig
-from select_service.errors import Conflict, NotFound
+from select_service.base.errors import Conflict, NotFound
+from select_service.core.admission.admission_settings import AdmissionSettings
+from select_service.core.admission.policy_classes import QueueRules, single_class_profile
+from select_service.core.health.checks.canary_prompts import default_prompts
+from select_service.core.health.checks.check_state import Attempt
+from select_service.core.health.degradation.capacity_watch import CapacityWatch, ModelCapacity
+from select_service.core.health.degradation.degradation_levels import DegradationLevel
+from select_service.core.health.fleet_health.health_service import HealthService
+from select_service.core.health.health_kinds import AttemptResult
+from select_service.core.health.health_rules import HealthRules
+from select_service.core.health.migration.booking_observer import BookingObserver
+from select_service.core.health.migration.migrator import Migrator, MovableBookings
+from select_service.core.health.migration.rank_snapshot import CacheLayouts
+from select_service.core.load.move_constraints import MoveConstraintStore
+from select_service.core.placement.router_config import RouterConfig
+from select_service.core.selector import SelectorConfig, SelectorCore
+from select_service.schemas.health import OutcomeRequest
 from tests.simulation.fit_rules import HealthTwin
 from tests.simulation.world import Node
 
@@ -35,22 +35,22 @@ RULES = HealthRules(
     dead_probe_s=60.0,
 )
 """As usual where it is about finding faults; where it is about waiting, sooner."""
-ADMISSION = AdmissionRules(queue=QueueRules(single_class("fcfs", 4.0), timeout_s=10.0))
+ADMISSION = AdmissionSettings(queue=QueueRules(single_class_profile("fcfs", 4.0), timeout_s=10.0))
 
 
 TURN_S = 0.02
 """Until what verbs have left to do gets its turn, at the longest."""
 
 
-class RecordedLevels(Degradation):
+class RecordedLevels(DegradationLevel):
     """looks: (time, ratio, level) of each look at the model"""
 
     def __init__(self):
         super().__init__()
         self.looks = []
 
-    def update(self, ratio, now):
-        has_changed = super().update(ratio, now)
+    def update_level(self, ratio, now):
+        has_changed = super().update_level(ratio, now)
         self.looks.append((now, ratio, self.level))
         return has_changed
 
@@ -65,7 +65,7 @@ class FitNode(Node):
     # --- its parts
 
     def new_selector(self, seed, ttl_s):
-        selector = Selector(
+        selector = SelectorCore(
             SelectorConfig(
                 RouterConfig(policy="work"), ADMISSION, use_kv_events=False, reservation_ttl_s=ttl_s
             ),
@@ -74,25 +74,28 @@ class FitNode(Node):
             wake=lambda: self.soon(self.world.rng.uniform(0.0, TURN_S), self.settle),
         )
         prompts, (fleet, ledger) = default_prompts(), (selector.fleet, selector.ledger)
-        self.fitness = selector.fitness = Fitness(
-            RULES, lambda key: prompts, fleet, ledger, selector.touched
+        self.health = selector.health = HealthService(
+            RULES, lambda key: prompts, fleet, ledger, selector.dirty
         )
-        monitor, learnt = self.fitness.monitor, Learnt(KeptWishes())
-        selector.decisions.keeps_wishes = True
-        ledger.follow(learnt, tells_moves=False)
-        layouts = Layouts(fleet.catalog)
-        self.mover = selector.mover = Mover(
-            *(monitor, fleet.partitions, ledger, learnt, layouts.of, selector.touched),
-            begin=int(1000.0 * self.born),
+        monitor, learnt = self.health.monitor, BookingObserver(MoveConstraintStore())
+        selector.decisions.keeps_move_constraints = True
+        ledger.add_listener(learnt, needs_moves=False)
+        layouts = CacheLayouts(fleet.catalog)
+        self.mover = selector.mover = Migrator(
+            monitor,
+            MovableBookings(fleet.partitions, ledger, selector.dirty),
+            learnt,
+            layouts.layout_of,
+            first_number=int(1000.0 * self.born),
         )
         self.watch = CapacityWatch(
-            *(monitor, fleet.partitions, learnt.pace, self.world.promises, selector.gate)
+            *(monitor, fleet.partitions, learnt.speeds, self.world.promises, selector.gate)
         )
         self.levels = RecordedLevels()
         self.watch.models["m"] = ModelCapacity(self.levels)
         self.twin = HealthTwin(self, RULES)
-        ledger.follow(self.twin)
-        self.fitness.followers += [self.mover, self.watch, self.twin]
+        ledger.add_listener(self.twin)
+        self.health.listeners += [self.mover, self.watch, self.twin]
         return selector
 
     def workers(self, n_workers):
@@ -110,35 +113,35 @@ class FitNode(Node):
         self.world.at(delay_s, lambda: self.is_running and action())
 
     def settle(self):
-        self.selector.settle(self.now())
+        self.selector.run_pending(self.now())
 
     # --- checks
 
     def look(self):
         """Begin the checks that are due."""
-        while (order := self.fitness.due(self.now())) is not None:
+        while (order := self.health.next_due_check(self.now())) is not None:
             self._ask(order, order.seed)
 
     def _ask(self, order, seed):
-        seconds, attempt = 5.0, Attempt(Came.TIMEOUT)
+        seconds, attempt = 5.0, Attempt(AttemptResult.TIMEOUT)
         if (self.number, order.rank.worker_id) not in self.world.unreachable:
             engine = self.world.engines.get(order.rank)
             if engine is None:  # it was deleted meanwhile
-                seconds, attempt = 0.001, Attempt(Came.CONNECT)
+                seconds, attempt = 0.001, Attempt(AttemptResult.CONNECT)
             else:
                 seconds, attempt = engine.attempt(order.prompt, self.now(), seed)
-        self.soon(seconds, lambda: self._attempted(order, attempt, seed))
+        self.soon(seconds, lambda: self._attempt_and_report(order, attempt, seed))
 
-    def _attempted(self, order, attempt, seed):
-        pause_s = self.fitness.attempted(order, attempt, self.now())
+    def _attempt_and_report(self, order, attempt, seed):
+        pause_s = self.health.process_attempt(order, attempt, self.now())
         if pause_s is not None:
-            self.soon(pause_s, lambda: self._resumed(order, seed + 1))
+            self.soon(pause_s, lambda: self._resume_position(order, seed + 1))
 
-    def _resumed(self, order, seed):
-        if self.fitness.resumes(order):
+    def _resume_position(self, order, seed):
+        if self.health.may_continue(order):
             self._ask(order, seed)
         else:
-            self.soon(0.02, lambda: self._resumed(order, seed))
+            self.soon(0.02, lambda: self._resume_position(order, seed))
 
     # --- callers
 
@@ -147,13 +150,13 @@ class FitNode(Node):
             dp_rank=rank.dp_rank, outcome=outcome, reservation_id=reservation_id, status=status
         )
         try:
-            self.fitness.reported(rank.worker_id, given, False, self.now())
+            self.health.process_report(rank.worker_id, given, False, self.now())
         except (NotFound, Conflict):
             return False
         return True
 
     def free(self, name, outcome):
         """DELETE /reservations/{reservation_id}?outcome=.  Raises NotFound."""
-        rank = self.selector.held.get(name).rank
-        self.selector.free(name, self.now())
-        self.fitness.ended(name, rank, outcome, self.now())
+        rank = self.selector.reservation_table.get_reservation(name).rank
+        self.selector.free_reservation(name, self.now())
+        self.health.process_outcome(name, rank, outcome, self.now())

@@ -7,10 +7,15 @@ and knows from the world what really happened to the engines.
 from collections import Counter
 from math import floor
 
-from select_service.core.health.effects import Promoted, Reset, StateChanged
-from select_service.core.health.kinds import LIMITED, WRONG_ANSWERS, Kind, State
-from select_service.core.load import load_layout as layout
-from select_service.errors import Conflict, NotFound
+from select_service.base.errors import Conflict, NotFound
+from select_service.core.health.health_effects import RankReset, SparePromoted, StateChanged
+from select_service.core.health.health_kinds import (
+    EJECTION_LIMITED,
+    WRONG_ANSWERS,
+    CheckKind,
+    RankHealthState,
+)
+from select_service.core.load.compiled import load_layout as layout
 from tests.models.level_model import naive_levels
 
 CHECK_S = 1.2
@@ -44,28 +49,28 @@ class HealthTwin:
 
     def state(self, rank):
         """As it was told last; what follows from it has been done."""
-        return self.states.get(rank, State.HEALTHY)
+        return self.states.get(rank, RankHealthState.HEALTHY)
 
     @property
     def _roster(self):
-        (_, partition), *_ = self._node.fitness.monitor.partitions()
-        return partition.health.roster
+        (_, partition), *_ = self._node.health.monitor.iterate_partitions()
+        return partition.health.registry
 
     # --- health
 
-    def follow(self, effect, now):
+    def on_effect(self, effect, now):
         match effect:
             case StateChanged(rank, was, state, cause):
                 assert self.state(rank) is was, (rank, was, self.state(rank))
                 self.states[rank], self.changed_at[rank] = state, now
-                if state.serves and not was.serves:
+                if state.is_serving and not was.is_serving:
                     self.serving_since[rank] = self._node.world.time
-                elif state is State.UNHEALTHY:
+                elif state is RankHealthState.UNHEALTHY:
                     self._ejected(rank, cause)
-            case Reset(rank):
-                self.states[rank] = State.HEALTHY
+            case RankReset(rank):
+                self.states[rank] = RankHealthState.HEALTHY
                 self.serving_since[rank] = self._node.world.time
-            case Promoted(spare, failed):
+            case SparePromoted(spare, failed):
                 self.spares[spare], self.spares[failed] = False, True
 
     def _ejected(self, rank, cause):
@@ -73,39 +78,40 @@ class HealthTwin:
         assert world.explains(self._node, rank, cause), (
             f"{rank} is out for {cause} at {self._node.number}, at {world.time:.1f}"
         )
-        if cause not in LIMITED or roster[rank].by_operator:
+        if cause not in EJECTION_LIMITED or roster[rank].is_drained_by_operator:
             return
         here = [record.rank for record in roster if not self._is_spare(record.rank)]
-        out = [other for other in here if not self.state(other).serves]
+        out = [other for other in here if not self.state(other).is_serving]
         if rank in here:
             assert len(out) <= max(1, floor(self._rules.max_eject * len(here))), (rank, cause, out)
-        if cause is Kind.LATENCY_SPIKE and rank in here:
+        if cause is CheckKind.LATENCY_SPIKE and rank in here:
             assert len(out) < len(here)
 
     def _is_spare(self, rank):
         return self.spares.get(rank, self._node.world.is_spare(rank))
 
-    def settle(self, now):
+    def run_turn(self, now):
         """Nothing was noted that takes turns."""
 
-    def tick(self, now):
+    def run_every_second(self, now):
         """Ranks that have left are forgotten."""
-        for rank in [rank for rank in self.states if not self._node.fitness.monitor.knows(rank)]:
+        monitor = self._node.health.monitor
+        for rank in [rank for rank in self.states if not monitor.is_registered(rank)]:
             for of in (self.states, self.spares, self.serving_since):
                 of.pop(rank, None)
 
     # --- load
 
-    def booked(self, booking, cause, now):
+    def on_booked(self, booking, cause, now):
         if cause == "moved":
             source = self._left.pop(booking.reservation_id)
             if source != booking.rank:  # else its prefill begins anew where it is
                 self.moves.append((booking.reservation_id, source, booking.rank))
 
-    def prefill_completed(self, booking, cause, now):
+    def on_prefill_completed(self, booking, cause, now):
         """Of no interest."""
 
-    def released(self, booking, cause, now):
+    def on_released(self, booking, cause, now):
         if cause == "moved":
             self._left[booking.reservation_id] = booking.rank
         elif cause == "given_up":
@@ -116,14 +122,14 @@ def check_loads(node):
     """The load of each rank is what its reservations say."""
     for partition in node.selector.fleet.partitions.values():
         load = partition.load
-        active, totals = load.active_blocks(), load.totals
+        active, totals = load.compute_active_blocks(), load.totals
         requests, tokens, outputs, blocks = Counter(), Counter(), Counter(), {}
-        for booking in node.selector.held:
+        for booking in node.selector.reservation_table:
             if booking.account is partition.account:
                 requests[booking.slot] += 1
                 tokens[booking.slot] += booking.prefill_tokens
                 outputs[booking.slot] += booking.output_blocks
-                blocks.setdefault(booking.slot, set()).update(booking.named.tolist())
+                blocks.setdefault(booking.slot, set()).update(booking.hashed_blocks.tolist())
         for slot in range(load.n_slots):
             assert totals[slot, layout.REQUESTS] == requests[slot]
             assert totals[slot, layout.PREFILL_TOKENS] == tokens[slot]
@@ -135,45 +141,50 @@ def check_ranks_out(node, now):
 
     now: by the clock of the node
     """
-    monitor, twin = node.fitness.monitor, node.twin
-    for booking in node.selector.held:
+    monitor, twin = node.health.monitor, node.twin
+    for booking in node.selector.reservation_table:
         rank = booking.rank
-        if booking.origin is not None or twin.state(rank).serves or not monitor.knows(rank):
+        if booking.origin is not None or twin.state(rank).is_serving:
             continue
-        record = monitor.record(rank)
+        if not monitor.is_registered(rank):
+            continue
+        record = monitor.record_of(rank)
         if now - twin.changed_at[rank] <= MOVED_S:
             continue
-        assert record.state is not State.DEAD, (rank, booking.reservation_id)
-        if record.state is State.DRAINING:
+        assert record.state is not RankHealthState.DEAD, (rank, booking.reservation_id)
+        if record.state is RankHealthState.DRAINING:
             assert now - record.draining_since <= twin.rules.drain_s + MOVED_S, rank
-        if record.cause is not Kind.LATENCY_SPIKE and rank.worker_id not in node.world.stays:
-            event = node.mover.moves.of(booking.reservation_id)
+        if record.cause is not CheckKind.LATENCY_SPIKE and rank.worker_id not in node.world.stays:
+            event = node.mover.move_log.latest_move_of(booking.reservation_id)
             assert event is not None, (node.number, rank, record, booking.reservation_id)
             assert (event.source, event.target) == (rank, None)
 
 
 def check_deaths(node, now):
     """Who has been out for too long is dead, and gets nothing."""
-    for key, partition in node.fitness.monitor.partitions():
+    for key, partition in node.health.monitor.iterate_partitions():
         table = node.selector.fleet.partitions[key].table
-        for record in partition.health.roster:
-            slot = table.find(record.rank)
-            if slot is not None and not node.twin.state(record.rank).serves:
+        for record in partition.health.registry:
+            slot = table.find_slot(record.rank)
+            if slot is not None and not node.twin.state(record.rank).is_serving:
                 assert table.columns.weight[slot] == 0.0, record
-            if record.state in (State.UNHEALTHY, State.DRAINING) and not record.by_operator:
-                assert now - record.out_since <= node.twin.rules.dead_after_s + 1.5, record
+            if (
+                record.state in (RankHealthState.UNHEALTHY, RankHealthState.DRAINING)
+                and not record.is_drained_by_operator
+            ):
+                assert now - record.unhealthy_since <= node.twin.rules.dead_after_s + 1.5, record
 
 
 def check_corrupt(node):
     """A rank that gives wrong answers is out in time, and stays out."""
     world = node.world
-    if world.time - world.doubtful.get(node.number, 0.0) <= OUT_S:
+    if world.time - world.uncertain.get(node.number, 0.0) <= OUT_S:
         return
     for rank, since in world.corrupt.items():
-        if not node.fitness.monitor.knows(rank):
+        if not node.health.monitor.is_registered(rank):
             continue
         begin = max(since, node.born + LEARNT_S, node.twin.serving_since.get(rank, 0.0))
-        if node.fitness.monitor.record(rank).state.serves:
+        if node.health.monitor.record_of(rank).state.is_serving:
             assert world.time - begin <= OUT_S, f"{rank} at {node.number}, corrupt since {since}"
 
 
@@ -183,13 +194,13 @@ def causes_of(fault):
         "wrong": WRONG_ANSWERS,
         "drift": WRONG_ANSWERS,
         "nan": WRONG_ANSWERS,
-        "connect": {Kind.CONNECT, Kind.PASSIVE, Kind.FATAL},
-        "hang": {Kind.TIMEOUT, Kind.PASSIVE},
-        "500": {Kind.HTTP_5XX, Kind.PASSIVE},
-        "truncated": {Kind.MALFORMED, Kind.PASSIVE},
-        "busy": {Kind.TIMEOUT},
-        "slow": {Kind.LATENCY_SPIKE},
-        "cut": {Kind.TIMEOUT},
+        "connect": {CheckKind.CONNECT, CheckKind.PASSIVE, CheckKind.FATAL},
+        "hang": {CheckKind.TIMEOUT, CheckKind.PASSIVE},
+        "500": {CheckKind.HTTP_5XX, CheckKind.PASSIVE},
+        "truncated": {CheckKind.MALFORMED, CheckKind.PASSIVE},
+        "busy": {CheckKind.TIMEOUT},
+        "slow": {CheckKind.LATENCY_SPIKE},
+        "cut": {CheckKind.TIMEOUT},
         "refuses": set(),
     }[fault]
 

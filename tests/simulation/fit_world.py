@@ -9,7 +9,7 @@ from random import Random
 
 import msgspec
 
-from select_service.core.health.capacity import Slo
+from select_service.core.health.capacity_estimate import ServiceObjective
 from select_service.core.identity import Rank
 from tests.builders import a_patch, a_worker
 from tests.core.health.fleet_scene import Engine
@@ -32,7 +32,7 @@ CORRUPT_MAX, FAULTY_MAX = 2, 4
 """Ranks at the same time, of eight: of the answers that come two thirds must be right."""
 POLLS_S = (1.0, 4.0, 650.0)
 """Of the gateways; the last one misses events that are forgotten meanwhile."""
-PROMISED = Slo(ttft_ms=500.0, itl_ms=20.0, rps=10.0)
+PROMISED = ServiceObjective(ttft_ms=500.0, itl_ms=20.0, rps=10.0)
 LAYOUT = {"layers": 2, "kv_heads": 2, "head_dim": 8}
 
 
@@ -50,7 +50,7 @@ class Trouble:
 
 class FitWorld(World):
     """catalog: what operators have registered, by worker;  stays: whose reservations are not to be
-    moved;  corrupt: ranks and since when;  doubtful: when a process last could not see all ranks;
+    moved;  corrupt: ranks and since when;  uncertain: when a process last could not see all ranks;
     unreachable: (process, worker);  vanished: reservations that nobody will free;
     promises: for the model, which half of all seeds have"""
 
@@ -59,7 +59,7 @@ class FitWorld(World):
         for worker_id, size in enumerate(DP_SIZES):
             self.catalog[worker_id] = _worker(worker_id, size)
         self.engines, self._lives, self.troubles, self.model = {}, {}, [], 1
-        self.stays, self.corrupt, self.doubtful = set(), {}, {}
+        self.stays, self.corrupt, self.uncertain = set(), {}, {}
         self.unreachable, self.vanished = set(), set()
         self.processes, self.promises = [], {"m": PROMISED} if seed % 2 else {}
         super().__init__(seed, n_nodes, ttl_s=TTL_S)
@@ -67,17 +67,17 @@ class FitWorld(World):
             self._start_engines(worker_id)
         self.gateways = [Gateway(self, number, poll_s) for number, poll_s in enumerate(POLLS_S)]
         for number in range(n_nodes):
-            self.go(self._looking(number))
+            self.run_course(self._looking(number))
         for gateway in self.gateways:
-            self.go(gateway.polling())
-        self.go(self._checking())
+            self.run_course(gateway.polling())
+        self.run_course(self._checking())
 
     def new_node(self, number):
         node = FitNode(self, number, self._ttl_s)
         self.processes.append(node)
         return node
 
-    def go(self, process):
+    def run_course(self, process):
         """Run a process: a generator that says for how many seconds it sleeps."""
 
         def step():
@@ -134,7 +134,7 @@ class FitWorld(World):
         while self.time + (pause_s := self.rng.expovariate(1 / 12.0)) < until_s:
             yield pause_s
             (kind,) = self.rng.choices(list(kinds), list(kinds.values()))
-            self.go(kind())
+            self.run_course(kind())
 
     def _duration(self):
         return self.rng.choice([10.0, 60.0, 200.0]) * self.rng.uniform(0.5, 1.0)
@@ -186,10 +186,10 @@ class FitWorld(World):
         self.troubles.append(trouble)
         self.unreachable |= links
         for _ in range(int(self._duration())):
-            self.doubtful[number] = self.time
+            self.uncertain[number] = self.time
             yield 1.0
         self.unreachable -= links
-        trouble.end = self.doubtful[number] = self.time
+        trouble.end = self.uncertain[number] = self.time
 
     def _cut_from_peers(self):
         rng, numbers = self.rng, range(len(self.nodes))
@@ -222,9 +222,9 @@ class FitWorld(World):
         worker_id, moves = self.rng.choice(list(self.catalog)), self.rng.random() < 0.8
         if not moves:
             self.stays.add(worker_id)
-        self._tell_all(lambda node: node.fitness.drain(worker_id, moves, node.now()))
+        self._tell_all(lambda node: node.health.drain_worker(worker_id, moves, node.now()))
         yield self._duration()
-        self._tell_all(lambda node: node.fitness.undrain(worker_id, node.now()))
+        self._tell_all(lambda node: node.health.undrain_worker(worker_id, node.now()))
         self.stays.discard(worker_id)
 
     def _readdress(self):
@@ -235,7 +235,7 @@ class FitWorld(World):
         self.catalog[worker_id] = msgspec.structs.replace(given, endpoint=patch.endpoint)
         self._begin("connect", self.ranks_of(worker_id)).end = self.time
         self._start_engines(worker_id)
-        self._tell_all(lambda node: node.selector.patch(worker_id, patch))
+        self._tell_all(lambda node: node.selector.patch_worker(worker_id, patch))
         yield 0.0
 
     def _replace(self):
@@ -248,24 +248,24 @@ class FitWorld(World):
         for rank in self.ranks_of(worker_id):
             del self.engines[rank]
             self.corrupt.pop(rank, None)
-        self._tell_all(lambda node: node.selector.delete(worker_id, node.now()))
+        self._tell_all(lambda node: node.selector.delete_worker(worker_id, node.now()))
         yield self.rng.uniform(3.0, 30.0)
         self.catalog[worker_id], trouble.end = given, self.time
         self._start_engines(worker_id)
-        self._tell_all(lambda node: node.selector.register(given))
+        self._tell_all(lambda node: node.selector.register_worker(given))
 
     def _small_verbs(self):
         """What changes nothing for long, and a client that blames whom it never called."""
         worker_id = self.rng.choice(list(self.catalog))
-        self._tell_all(lambda node: node.fitness.check(worker_id, node.now()))
+        self._tell_all(lambda node: node.health.check_worker(worker_id, node.now()))
         shed = self.rng.choice([None, "best_effort", "standard"])
-        self._tell_all(lambda node: node.selector.shed(shed))
+        self._tell_all(lambda node: node.selector.set_shed_tier(shed))
         for _ in range(5):
             yield 0.5
             rank, node = self.rng.choice(list(self.engines)), self.rng.choice(self.nodes)
             node.report(rank, "failure", self.rng.choice([None, "not-one-of-mine"]))
             node.report(rank, None, status=self.rng.choice([400, 404, 429, 503]))
-        self._tell_all(lambda node: node.selector.shed(None))
+        self._tell_all(lambda node: node.selector.set_shed_tier(None))
 
     def update_model(self):
         """Other weights everywhere at once, which nothing is held against anybody for."""
@@ -283,7 +283,7 @@ class FitWorld(World):
             for rank in self.ranks_of(worker_id):
                 if self.engines[rank].fault == "connect":
                     self._start_engines(worker_id)
-            self._tell_all(lambda node, w=worker_id: node.fitness.undrain(w, node.now()))
+            self._tell_all(lambda node, w=worker_id: node.health.undrain_worker(w, node.now()))
         for engine in self.engines.values():
             engine.fault = ""
         self.corrupt.clear()

@@ -18,13 +18,13 @@ import numpy as np
 
 from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import Tier
-from select_service.bodies.selection import SelectAndReserveRequest
-from select_service.core.admission.waiting import Ticket
-from select_service.core.decide.router_config import RouterConfig
+from select_service.base.errors import SelectError
+from select_service.core.admission.partition_queue import WaitingTicket
 from select_service.core.identity import Rank
-from select_service.core.selector import Selector, SelectorConfig
-from select_service.core.views.ranks import loads_of
-from select_service.errors import SelectError
+from select_service.core.placement.router_config import RouterConfig
+from select_service.core.selector import SelectorConfig, SelectorCore
+from select_service.core.views.rank_views import list_loads
+from select_service.schemas.selection import SelectAndReserveRequest
 from tests.builders import a_worker
 from tests.simulation.overload_engine import BLOCK_TOKENS, Engine, Job, Progress
 from tests.simulation.overload_record import WARM_MINUTES, Minute, Record, Sample, figures
@@ -52,7 +52,7 @@ class Request:
     reservation_id: str = ""
     rank: Rank | None = None
     job: Job | None = None
-    ticket: Ticket | None = None
+    ticket: WaitingTicket | None = None
     accepted_at: float = 0.0
     asked_at: float = 0.0
     has_token: bool = False
@@ -75,9 +75,9 @@ class World:
         self._rng = Random(seed)
         self.traffic = Traffic(seed, ALIVE_PER_RANK * fleet.n_ranks)
         self.selector = self._new_selector(fleet, rules, seed)
-        self.controller = Controller(self.selector) if rules.shedding else None
+        self.controller = Controller(self.selector) if rules.is_shedding else None
         (self.partition,) = self.selector.fleet.partitions.values()
-        self.engines = {rank: Engine(fleet.speed) for rank in self.partition.table.ranks()}
+        self.engines = {rank: Engine(fleet.speed) for rank in self.partition.table.sorted_ranks()}
         self._jobs: dict[Job, Request] = {}
         self._stepping: set[Rank] = set()
         self._ids = count(1)
@@ -86,8 +86,8 @@ class World:
         self.open = 0
         self._ends_at = 0.0
 
-    def _new_selector(self, fleet: Fleet, rules: Rules, seed: int) -> Selector:
-        selector = Selector(
+    def _new_selector(self, fleet: Fleet, rules: Rules, seed: int) -> SelectorCore:
+        selector = SelectorCore(
             SelectorConfig(
                 RouterConfig(policy=rules.policy),
                 admission=rules.admission(),
@@ -95,10 +95,10 @@ class World:
             ),
             lambda: PrefixIndex(2 * fleet.n_ranks * fleet.speed.kv_blocks),
             rng=Random(seed),
-            wake=lambda: self.at(self.time, lambda: self.selector.settle(self.time)),
+            wake=lambda: self.at(self.time, lambda: self.selector.run_pending(self.time)),
         )
         for worker_id, dp_size in enumerate(fleet.dp_sizes):
-            selector.register(
+            selector.register_worker(
                 a_worker(
                     worker_id,
                     block_size=BLOCK_TOKENS,
@@ -153,20 +153,20 @@ class World:
         if self.controller is not None:
             self.controller.tick()
         if self.time < self._ends_at:
-            self.record.samples.append(self._sample())
+            self.record.samples.append(self._take_sample())
         if self.open or self.time < self._ends_at:
             self.at(self.time + 1.0, self._tick)
 
-    def _sample(self) -> Sample:
-        (shown,) = loads_of(self.partition, 0, 0)
+    def _take_sample(self) -> Sample:
+        (shown,) = list_loads(self.partition, 0, 0)
         return Sample(
             at=self.time,
             prefill_tokens=tuple(row.potential_prefill_tokens for row in shown.loads),
             active_blocks=tuple(row.potential_decode_blocks for row in shown.loads),
             running=sum(len(engine.running) for engine in self.engines.values()),
             waiting=sum(len(engine.waiting) for engine in self.engines.values()),
-            queued=self.selector.gate.waiting.requests,
-            busy_ranks=self.selector.gate.judge.counts(self.partition).ranks,
+            queue_length=self.selector.gate.waiting.requests,
+            busy_ranks=self.selector.gate.busy_check.count_busy(self.partition).ranks,
             shed_tier=self.selector.gate.tiers.shed_tier,
             attempts=self.record.attempts,
         )
@@ -201,9 +201,9 @@ class World:
             self._refused(request, error)
             return
         self.at(self.time + patience_s, self._give_up, request, request.reservation_id)
-        if isinstance(answer, Ticket):
+        if isinstance(answer, WaitingTicket):
             request.ticket = answer
-            answer.settled = lambda: self._settled(request)
+            answer.on_settled = lambda: self._settled(request)
         else:
             self._accepted(request, answer)
 
@@ -249,8 +249,8 @@ class World:
         self._minute.timed_out += 1
         if request.ticket is not None:
             ticket, request.ticket = request.ticket, None
-            ticket.settled = lambda: None
-            self.selector.gate.leave(ticket)
+            ticket.on_settled = lambda: None
+            self.selector.gate.remove_disconnected(ticket)
         else:
             assert request.job is not None
             assert request.rank is not None
@@ -258,7 +258,7 @@ class World:
                 self._waited(request)
             self.engines[request.rank].cancel(request.job)
             del self._jobs[request.job]
-            self.selector.free(reservation_id, self.time)
+            self.selector.free_reservation(reservation_id, self.time)
             self._tell_index(request.rank)
         self._again(request, 0.0)
 
@@ -293,12 +293,12 @@ class World:
             request = self._jobs[job]
             request.has_token = True
             self._waited(request)
-            self.selector.prefill_complete(request.reservation_id, self.time)
+            self.selector.complete_prefill(request.reservation_id, self.time)
         for job in done.blocks:
-            self.selector.output_block(self._jobs[job].reservation_id, None, self.time)
+            self.selector.add_output_block(self._jobs[job].reservation_id, None, self.time)
         for job in done.finished:
             request = self._jobs.pop(job)
-            self.selector.free(request.reservation_id, self.time)
+            self.selector.free_reservation(request.reservation_id, self.time)
             request.reservation_id = ""
             self._minute.answered[request.turn.tier] += 1
             self._minute.answered_tokens += request.turn.output_tokens
@@ -306,7 +306,7 @@ class World:
 
     def _tell_index(self, rank: Rank) -> None:
         """The KV events of a rank, without a wire in between."""
-        pool, writer = self.engines[rank].pool, self.partition.table.writer(rank)
+        pool, writer = self.engines[rank].pool, self.partition.table.writer_of(rank)
         for change in pool.changes:
             blocks = np.array(change.keys, np.uint64)
             if change.is_stored:

@@ -82,7 +82,7 @@ class Pool:
         self._evicted: list[int] = []
         self._stored: list[Change] = []
 
-    def hits(self, keys: list[int]) -> int:
+    def count_cached(self, keys: list[int]) -> int:
         """Leading keys that are cached."""
         return sum(1 for _ in takewhile(lambda k: k in self.references or k in self.idle, keys))
 
@@ -240,7 +240,7 @@ class Engine:
                     budget -= chunk
         while budget and self.waiting and may_admit and self.preemptions == preempted:
             job = self.waiting[0]
-            found = min(self.pool.hits(job.keys[: job.goal]), job.goal - 1)
+            found = min(self.pool.count_cached(job.keys[: job.goal]), job.goal - 1)
             chunk = min(budget, job.goal - found)
             full = len(self.running) >= self.speed.running_max
             if full or not self.pool.has_room(chunk, job.keys[:found]):
@@ -256,12 +256,12 @@ class Engine:
             parent = job.keys[job.held - 1] if job.held else None
             if self.pool.take(job.keys[job.held], parent):
                 job.held += 1
-            elif self._preempt() is job:
+            elif self._preempt_latest() is job:
                 break
         self.pool.taken()
         return job.held >= blocks
 
-    def _preempt(self) -> Job:
+    def _preempt_latest(self) -> Job:
         """The last one admitted begins anew later."""
         job = self.running[-1]
         if job.decoding:

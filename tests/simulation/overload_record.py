@@ -59,7 +59,7 @@ class Sample(NamedTuple):
     active_blocks: tuple[int, ...]
     running: int
     waiting: int
-    queued: int
+    queue_length: int
     busy_ranks: int
     shed_tier: str | None
     attempts: int

@@ -2,10 +2,10 @@
 
 from typing import NamedTuple
 
-from select_service.core.admission.policy_classes import QueueRules, single_class
-from select_service.core.admission.rules import AdmissionRules
-from select_service.core.admission.thresholds import BusyThresholds
-from select_service.core.selector import Selector
+from select_service.core.admission.admission_settings import AdmissionSettings
+from select_service.core.admission.busy_thresholds import BusyThresholds
+from select_service.core.admission.policy_classes import QueueRules, single_class_profile
+from select_service.core.selector import SelectorCore
 from tests.simulation.overload_engine import Speed
 
 
@@ -20,14 +20,16 @@ class Rules(NamedTuple):
     thresholds: BusyThresholds = BusyThresholds()
     queue_frac: float | None = None
     queue_s: float = 10.0
-    shedding: bool = False
+    is_shedding: bool = False
     policy: str = "work"
 
-    def admission(self) -> AdmissionRules:
+    def admission(self) -> AdmissionSettings:
         queue = None
         if self.queue_frac is not None:
-            queue = QueueRules(single_class("fcfs", self.queue_frac), timeout_s=self.queue_s)
-        return AdmissionRules(thresholds=self.thresholds, queue=queue)
+            queue = QueueRules(
+                single_class_profile("fcfs", self.queue_frac), timeout_s=self.queue_s
+            )
+        return AdmissionSettings(thresholds=self.thresholds, queue=queue)
 
 
 class Fleet(NamedTuple):
@@ -53,7 +55,7 @@ class Controller:
     CALM_S = 60
     """Seconds below LOW after which the tier may come back."""
 
-    def __init__(self, selector: Selector) -> None:
+    def __init__(self, selector: SelectorCore) -> None:
         self._selector = selector
         self._sheds = False
         self._seen: list[tuple[int, int]] = []
@@ -61,7 +63,7 @@ class Controller:
 
     def tick(self) -> None:
         """Once a second."""
-        outcomes = self._selector.gate.tally.outcomes()
+        outcomes = self._selector.gate.tally.outcome_counts()
         refused = outcomes["busy"] + outcomes["queue_full"] + outcomes["queue_timeout"]
         self._seen.append((refused, refused + outcomes["admitted"]))
         if len(self._seen) <= self.WINDOW_S:
@@ -76,7 +78,7 @@ class Controller:
 
     def _throw(self, tier: str | None) -> None:
         self._sheds = tier is not None
-        self._selector.shed(tier)
+        self._selector.set_shed_tier(tier)
         self._seen.clear()
         self._calm_s = 0
 
@@ -87,9 +89,11 @@ OVERLOAD = 1.5
 SCENARIOS = {
     "nothing": Rules(),
     "thresholds": Rules(BusyThresholds(0.95, 8000)),
-    "thresholds, shedding": Rules(BusyThresholds(0.95, 8000), shedding=True),
+    "thresholds, shedding": Rules(BusyThresholds(0.95, 8000), is_shedding=True),
     "queue": Rules(queue_frac=2.0),
-    "thresholds, queue, shedding": Rules(BusyThresholds(0.95, 8000), queue_frac=2.0, shedding=True),
+    "thresholds, queue, shedding": Rules(
+        BusyThresholds(0.95, 8000), queue_frac=2.0, is_shedding=True
+    ),
 }
 """Thresholds for throughput.  They refuse before anything may wait, so with a queue that of the
 prefill tokens lies above the load at which waiting begins: 2 * 1,024."""

@@ -17,10 +17,10 @@ four levels of degradation one after the other."""
 def a_bad_time(world, seconds=BAD_S):
     """After a good one, in which the model is updated and nobody has done anything wrong."""
     for gateway in world.gateways:
-        world.go(gateway.arriving(1.0, WELL_UNTIL_S + seconds))
+        world.run_course(gateway.arriving(1.0, WELL_UNTIL_S + seconds))
     world.at(UPDATED_S, world.update_model)
     world.run(WELL_UNTIL_S)
-    world.go(world.troubling(WELL_UNTIL_S + seconds))
+    world.run_course(world.troubling(WELL_UNTIL_S + seconds))
     world.run(seconds)
     world.calm()
 
@@ -30,8 +30,8 @@ def check_that_all_is_well(world):
         states = {record.rank: record for record in node.twin._roster}
         assert len(states) == len(world.engines)
         for record in states.values():
-            assert record.state.serves, (node.number, record)
-            assert record.is_spare or record.told_weight == 1.0
+            assert record.state.is_serving, (node.number, record)
+            assert record.is_spare or record.published_weight == 1.0
         assert node.levels.level == 0
 
 

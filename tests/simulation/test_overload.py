@@ -1,14 +1,14 @@
 """A fleet that is offered 150 % of what it can do: with limits it works on, without it melts down.
 
 Six minutes of virtual time on four ranks; scripts/test_slow runs the full hour on six.
-docs/overload.md shows the same runs.
+docs/measurements/quality.md shows the same runs.
 """
 
 from functools import cache
 
 import pytest
 
-from select_service.core.views.ranks import loads_of
+from select_service.core.views.rank_views import list_loads
 from tests.simulation.overload import World, capacity
 from tests.simulation.overload_engine import BLOCK_TOKENS, Engine, Job, Speed
 from tests.simulation.overload_record import WARM_MINUTES, figures
@@ -22,7 +22,7 @@ WAIT_P99_S_MAX = 5.0
 """From acceptance to the first token."""
 GOODPUT_SHARE_MIN = {"reference": 0.95, "work": 0.92}
 """Of the measured capacity, by policy.  Where most ranks are refused there is little to choose, and
-a policy that makes more of its choice has more to lose: docs/overload.md."""
+a policy that makes more of its choice has more to lose: docs/measurements/quality.md."""
 LOAD_CV_MAX = 0.1
 """Of the blocks booked on any one rank: standard deviation / mean."""
 GOODPUT_CV_MAX = 0.1
@@ -66,11 +66,11 @@ def assert_all_is_well(found, at_best, policy):
 def assert_nothing_is_left(world):
     world.selector.check_invariants()
     assert world.open == 0
-    assert len(world.selector.held) == 0
+    assert len(world.selector.reservation_table) == 0
     assert world.selector.gate.waiting.requests == 0
     assert {
         (row.potential_prefill_tokens, row.potential_decode_blocks, row.active_requests)
-        for view in loads_of(world.partition, 0, 0)
+        for view in list_loads(world.partition, 0, 0)
         for row in view.loads
     } == {(0, 0, 0)}
     for engine in world.engines.values():

@@ -2,11 +2,11 @@
 
 import pytest
 
-from indexer.sockets.options import REACHED_S_MAX
+from indexer.sockets.socket_options import REACHED_S_MAX
 from tests.simulation.world import World
 
 AGREE_S = 45.0
-"""The stated bound (docs/replicas.md): from the end of all faults to equal reservations."""
+"""Stated bound of docs/explanation/replication.md: last fault to equal reservations."""
 SEEDS = range(12)
 
 
@@ -126,7 +126,7 @@ def test_a_selector_that_was_cut_off_while_ids_were_used_again_follows():
     world.arrivals(per_s=5, until_s=5.0, life_s=1e9)
     world.run(8.0)
     for name in list(world.running)[:10]:
-        world.nodes[0].selector.free(name, world.nodes[0].now())
+        world.nodes[0].selector.free_reservation(name, world.nodes[0].now())
     world.run(0.5)
     for name in list(world.running)[:10]:
         world.book(name, world.nodes[1])

@@ -12,14 +12,14 @@ from random import Random
 import numpy as np
 
 from indexer.tiers import Tier
-from select_service.core.decide.router_config import RouterConfig
+from select_service.base.errors import NotFound
 from select_service.core.load.reservations import ReservationFilter
-from select_service.core.replicas import digest as replica_digest
-from select_service.core.replicas import events as replica_events
-from select_service.core.replicas import progress as replica_progress
-from select_service.core.replicas.agreement import Agreement
-from select_service.core.replicas.repair import AnotherProcess, PageAnswer, Repair
-from select_service.errors import NotFound
+from select_service.core.placement.router_config import RouterConfig
+from select_service.core.replication import digest as replica_digest
+from select_service.core.replication import load_events as replica_events
+from select_service.core.replication import prefill_progress as replica_progress
+from select_service.core.replication.peer_agreement import PeerAgreement
+from select_service.core.replication.repair import Repair, ReservationPageAnswer, UnexpectedProcess
 from tests.builders import a_select_and_reserve, a_selector, a_worker
 from tests.ticks import ticked
 
@@ -56,12 +56,12 @@ class Node:
         self.clock_ahead_s = world.rng.uniform(0, 1e5)
         self.sent = self.digests = self.repairs = 0
         self.agreements = {}
-        self.encode = replica_events.EventEncoder().encode
+        self.encode = replica_events.LoadEventEncoder().encode_event
         self.repairing = set()
         self.selector = self.new_selector(world.rng.getrandbits(64), ttl_s)
-        self.selector.replicas.tell(self.publish_event)
+        self.selector.replicas.start_sending(self.publish_event)
         for worker in self.workers(n_workers):
-            self.selector.register(worker)
+            self.selector.register_worker(worker)
 
     def new_selector(self, seed, ttl_s):
         return a_selector(RouterConfig(policy="work"), seed=seed, ttl_s=ttl_s)
@@ -80,49 +80,51 @@ class Node:
     def tick(self):
         ticked(self.selector, self.now())
         self.digests += 1
-        digest = self.selector.replicas.digest(self.digests, self.sent, 1, None)
-        self.world.broadcast(self, "digest", replica_digest.encode(digest))
+        digest = self.selector.replicas.make_digest(self.digests, self.sent, 1, None)
+        self.world.broadcast(self, "digest", replica_digest.encode_digest(digest))
         for peer, agreement in self.agreements.items():
-            if agreement.repair_due(self.now()) and peer not in self.repairing:
+            if agreement.is_repair_due(self.now()) and peer not in self.repairing:
                 self.start_repair(peer, agreement)
 
     def tell_progress(self):
         def say(payload):
             self.world.broadcast(self, "progress", payload)
 
-        while self.selector.replicas.progress.step(self.now(), say):
+        while self.selector.replicas.progress.run_turn(self.now(), say):
             pass
 
     def compute(self, rank, blocks):
         """An engine announces that it has computed them."""
         (partition,) = self.selector.fleet.partitions.values()
-        partition.table.writer(rank).store(Tier.GPU, None, blocks, blocks)
+        partition.table.writer_of(rank).store(Tier.GPU, None, blocks, blocks)
 
     def receive(self, sender, kind, payload):
         if kind == "progress":
-            self.selector.replicas.progress.hear(replica_progress.decode(payload))
+            self.selector.replicas.progress.apply_progress(
+                replica_progress.decode_progress(payload)
+            )
             return
-        agreement = self.agreements.setdefault(sender, Agreement())
+        agreement = self.agreements.setdefault(sender, PeerAgreement())
         if kind == "event":
-            event = replica_events.decode(payload)
-            agreement.event_came(event.router_id)
-            self.selector.replicas.apply(event, self.now())
+            event = replica_events.decode_event(payload)
+            agreement.count_event(event.router_id)
+            self.selector.replicas.apply_event(event, self.now())
         else:
-            digest = replica_digest.decode(payload)
-            self.selector.replicas.compare(digest, agreement, self.now())
+            digest = replica_digest.decode_digest(payload)
+            self.selector.replicas.compare_digest(digest, agreement, self.now())
 
     def start_repair(self, peer, agreement):
         self.repairing.add(peer)
         self.repairs += 1
         repair = Repair(self.selector.replicas, agreement.router_id, self.now())
-        walk = repair.walk()
+        walk = repair.run_repair()
 
         def ended(is_complete):
             self.repairing.discard(peer)
             if is_complete:
-                agreement.repair_ended(repair.done.progress, self.now())
+                agreement.record_repair(repair.result.has_progress, self.now())
             else:
-                agreement.repair_failed(self.now())
+                agreement.record_failed_repair(self.now())
 
         def ask(wanted):
             asked_at = self.now()
@@ -130,7 +132,7 @@ class Node:
                 self,
                 peer,
                 wanted._replace(limit=4),
-                lambda page: arrived(PageAnswer(page, asked_at, self.now())),
+                lambda page: arrived(ReservationPageAnswer(page, asked_at, self.now())),
                 lambda: ended(False),
             )
 
@@ -141,7 +143,7 @@ class Node:
                     wanted = walk.send(None)
             except StopIteration:
                 ended(True)
-            except AnotherProcess:
+            except UnexpectedProcess:
                 ended(False)
             else:
                 ask(wanted)
@@ -214,7 +216,7 @@ class World:
 
         def answer():
             node = self.nodes[peer]
-            page = node.selector.reservations(wanted, node.now())
+            page = node.selector.list_reservations(wanted, node.now())
             self._carry((peer, asking.number), lambda: once(arrived, page))
 
         self._carry((asking.number, peer), answer)
@@ -231,7 +233,7 @@ class World:
     def _arrive(self, life_s):
         name = f"r{next(self._names)}"
         self.book(name, self.rng.choice(self.nodes))
-        self.at(self.rng.expovariate(2 / life_s), lambda: self.anywhere(name, "prefill_complete"))
+        self.at(self.rng.expovariate(2 / life_s), lambda: self.anywhere(name, "complete_prefill"))
         self.at(self.rng.expovariate(1 / life_s), lambda: self.end(name))
 
     def book(self, name, node):
@@ -248,7 +250,7 @@ class World:
             node.now(),
         )
         self.running[name] = node.number
-        rank = node.selector.held.get(name).rank
+        rank = node.selector.reservation_table.get_reservation(name).rank
         computed = np.array(hashes[: self.rng.randrange(len(hashes) + 1)], np.uint64)
         if len(computed):
             self.at(self.rng.uniform(0, 1), lambda: self._computed(rank, computed))
@@ -258,7 +260,7 @@ class World:
             node.compute(rank, blocks)
 
     def end(self, name):
-        if name in self.running and self.anywhere(name, "free"):
+        if name in self.running and self.anywhere(name, "free_reservation"):
             del self.running[name]
 
     def anywhere(self, name, verb):
@@ -272,7 +274,7 @@ class World:
             except NotFound:
                 continue
             return True
-        return verb == "free"  # nobody knows it (a node died with it): it is over
+        return verb == "free_reservation"  # nobody knows it (a node died with it): it is over
 
     def restart(self, number):
         """The process dies and starts anew, empty and under another router id."""
@@ -285,10 +287,10 @@ class World:
         return [
             {
                 b.reservation_id: (
-                    *(b.key, b.rank, b.prefill_tokens, b.work),
+                    *(b.key, b.rank, b.prefill_tokens, b.prefill_work),
                     sorted(b.sequence_hashes),
                 )
-                for b in node.selector.held
+                for b in node.selector.reservation_table
             }
             for node in self.nodes
         ]

@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from select_service.core.identity import Rank
-from select_service.core.replicas.events import (
-    KEPT_BLOCKS,
+from select_service.core.replication.load_events import (
+    ARRAY_FORM_BYTES_MAX,
+    BUFFERED_BLOCKS,
     MIXED_BLOCKS_MAX,
-    PATIENT_BYTES_MAX,
     SEQUENCE_BLOCKS_MAX,
-    Admitted,
-    EventEncoder,
-    FrameError,
-    Freed,
+    LoadEventEncoder,
+    PeerFrameError,
     PrefillCompleted,
-    decode,
+    ReservationAdmitted,
+    ReservationFreed,
+    decode_event,
 )
 from tests.builders import a_selector, a_worker
 
@@ -29,18 +29,18 @@ FILE = Path(__file__).parent / "replica_frames.json"
 FRAMES = json.loads(FILE.read_text())
 WORKERS = (1, 2)
 pack = msgspec.msgpack.encode
-encode = EventEncoder().encode
+encode = LoadEventEncoder().encode_event
 
 
 def injected_loads(payloads):
     """Load of every busy rank after each frame."""
     selector = a_selector()
     for worker_id in WORKERS:
-        selector.register(a_worker(worker_id, tenant_id="t", data_parallel_size=2))
+        selector.register_worker(a_worker(worker_id, tenant_id="t", data_parallel_size=2))
     seen = []
     for payload in payloads:
-        selector.replicas.apply(decode(payload), now=0.0)
-        rows = next(selector.loads()).loads
+        selector.replicas.apply_event(decode_event(payload), now=0.0)
+        rows = next(selector.partition_loads()).loads
         seen.append(
             {
                 f"{row.worker_id}:{row.dp_rank}": [
@@ -60,7 +60,7 @@ def injected_loads(payloads):
 def test_an_event_has_the_bytes_of_the_reference_and_the_newer_tenant_key(case):
     theirs = bytes.fromhex(case["payload"])
     assert theirs[0] == 0x84  # a map of four, ours has five
-    ours = encode(decode(theirs))
+    ours = encode(decode_event(theirs))
     assert ours == b"\x85" + theirs[1:] + pack("routing_group") + pack("t")
 
 
@@ -81,8 +81,8 @@ def test_frames_have_the_effect_that_they_have_on_the_reference_except_where_lis
 
 
 def test_an_end_that_no_caller_asked_for_is_a_field_more():
-    plain = decode(pack(body(event__data="Free")))
-    told = decode(encode(msgspec.structs.replace(plain, by_caller=False)))
+    plain = decode_event(pack(body(event__data="Free")))
+    told = decode_event(encode(msgspec.structs.replace(plain, by_caller=False)))
     assert (plain.by_caller, told.by_caller) == (True, False)
     assert b"by_caller" not in encode(plain)
 
@@ -122,8 +122,8 @@ def body(**changes):
 
 
 def test_own_work_is_a_field_more_where_it_is_not_the_hint():
-    plain = decode(pack(body()))
-    told = decode(encode(msgspec.structs.replace(plain, work=3)))
+    plain = decode_event(pack(body()))
+    told = decode_event(encode(msgspec.structs.replace(plain, work=3)))
     assert (plain.work, told.work) == (None, 3)
     assert len(encode(told)) - len(encode(plain)) == len(pack("work")) + len(pack(3))
     assert b"work" not in encode(plain).replace(b"worker", b"")
@@ -133,32 +133,32 @@ def test_own_work_is_a_field_more_where_it_is_not_the_hint():
 def test_own_work_out_of_range_is_no_event(work):
     data = body()["event"]["data"]
     data["AddRequest"]["work"] = work
-    with pytest.raises(FrameError):
-        decode(pack(body(event__data=data)))
+    with pytest.raises(PeerFrameError):
+        decode_event(pack(body(event__data=data)))
 
 
 def test_structures_may_be_arrays():
-    plain = decode(pack(body()))
+    plain = decode_event(pack(body()))
     hint = [8, None]
     arrays = ["m", "t", 4, ["x", [2**64 - 1, 1], {"AddRequest": [[21, 22], True, None, hint]}, 777]]
-    assert repr(decode(pack(arrays))) == repr(plain)
+    assert repr(decode_event(pack(arrays))) == repr(plain)
     ends = ["m", "t", 4, ["x", [1, 0], "Free", 777, None]]
-    assert decode(pack(ends)) == decode(
+    assert decode_event(pack(ends)) == decode_event(
         pack(body(event__data="Free", event__worker={"worker_id": 1, "dp_rank": 0}))
     )
 
 
 def test_either_name_of_the_tenant_will_do_but_not_two_tenants():
-    assert decode(pack(body(tenant_id=None, routing_group="t"))).tenant_id == "t"
-    assert decode(pack(body(routing_group="t"))).tenant_id == "t"
-    with pytest.raises(FrameError, match="differ"):
-        decode(pack(body(routing_group="u")))
-    with pytest.raises(FrameError, match="no `tenant_id`"):
-        decode(pack(body(tenant_id=None)))
+    assert decode_event(pack(body(tenant_id=None, routing_group="t"))).tenant_id == "t"
+    assert decode_event(pack(body(routing_group="t"))).tenant_id == "t"
+    with pytest.raises(PeerFrameError, match="differ"):
+        decode_event(pack(body(routing_group="u")))
+    with pytest.raises(PeerFrameError, match="no `tenant_id`"):
+        decode_event(pack(body(tenant_id=None)))
 
 
 def test_what_may_be_absent_has_its_default():
-    event = decode(pack(body(event__data={"AddRequest": {}}, event__lora_name=None)))
+    event = decode_event(pack(body(event__data={"AddRequest": {}}, event__lora_name=None)))
     assert (event.sequence_hashes.tolist(), event.prefill_tokens) == ([], 0)
     assert event.track_prefill_tokens
     assert event.lora_name is None
@@ -168,8 +168,8 @@ def test_what_may_be_absent_has_its_default():
     "field", ["model_name", "block_size", "event", "event__request_id", "event__worker"]
 )
 def test_what_is_required_is_missed(field):
-    with pytest.raises(FrameError):
-        decode(pack(body(**{field: None})))
+    with pytest.raises(PeerFrameError):
+        decode_event(pack(body(**{field: None})))
 
 
 @pytest.mark.parametrize(
@@ -193,17 +193,17 @@ def test_what_is_required_is_missed(field):
     ],
 )
 def test_what_is_out_of_range_is_refused(field, value):
-    with pytest.raises(FrameError):
-        decode(pack(body(**{field: value})))
+    with pytest.raises(PeerFrameError):
+        decode_event(pack(body(**{field: value})))
 
 
 def test_sequences_have_a_bound():
     too_many = pack(body()).replace(
         pack([21, 22]), b"\xdd" + (SEQUENCE_BLOCKS_MAX + 1).to_bytes(4, "big")
     )
-    with pytest.raises(FrameError):
-        decode(too_many + b"\0" * (SEQUENCE_BLOCKS_MAX + 1))
-    event = decode(pack(body()))
+    with pytest.raises(PeerFrameError):
+        decode_event(too_many + b"\0" * (SEQUENCE_BLOCKS_MAX + 1))
+    event = decode_event(pack(body()))
     long = msgspec.structs.replace(
         event, sequence_hashes=np.zeros(SEQUENCE_BLOCKS_MAX + 1, np.uint64)
     )
@@ -216,11 +216,14 @@ def test_an_unusual_form_has_a_bound_of_its_own():
         hashes = [2**64 - 1] * n
         return pack(["m", "t", 4, ["x", [1, 1], {"AddRequest": [hashes]}, 777]])
 
-    assert len(decode(arrays(PATIENT_BYTES_MAX // 10)).sequence_hashes) == PATIENT_BYTES_MAX // 10
-    with pytest.raises(FrameError):
-        decode(arrays(PATIENT_BYTES_MAX // 9))
-    with pytest.raises(FrameError):
-        decode(pack([[]] * PATIENT_BYTES_MAX))
+    assert (
+        len(decode_event(arrays(ARRAY_FORM_BYTES_MAX // 10)).sequence_hashes)
+        == ARRAY_FORM_BYTES_MAX // 10
+    )
+    with pytest.raises(PeerFrameError):
+        decode_event(arrays(ARRAY_FORM_BYTES_MAX // 9))
+    with pytest.raises(PeerFrameError):
+        decode_event(pack([[]] * ARRAY_FORM_BYTES_MAX))
 
 
 def test_hashes_that_become_python_objects_have_a_bound_of_their_own():
@@ -228,17 +231,17 @@ def test_hashes_that_become_python_objects_have_a_bound_of_their_own():
     for n in (MIXED_BLOCKS_MAX, MIXED_BLOCKS_MAX + 1):
         event["event"]["data"]["AddRequest"]["token_sequence"] = [2**64 - 1] * (n - 1) + [3]
         if n <= MIXED_BLOCKS_MAX:
-            assert decode(pack(event)).sequence_hashes[-1] == 3
+            assert decode_event(pack(event)).sequence_hashes[-1] == 3
         else:
-            with pytest.raises(FrameError, match="in this form"):
-                decode(pack(event))
+            with pytest.raises(PeerFrameError, match="in this form"):
+                decode_event(pack(event))
 
 
 def test_an_array_form_is_read_without_an_object_for_each_of_its_hashes():
     hashes = [2**64 - 1] * 50_000
     payload = pack(["m", "t", 4, ["x", [1, 1], {"AddRequest": [hashes]}, 777]])
     tracemalloc.start()
-    decode(payload)
+    decode_event(payload)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 4 * len(payload)  # of objects it would be 32 bytes for each 9
@@ -258,9 +261,9 @@ COMMON = {
 HASHES = st.lists(U64, max_size=40).map(lambda values: np.array(values, np.uint64))
 EVENTS = st.one_of(
     st.builds(PrefillCompleted, **COMMON),
-    st.builds(Freed, **COMMON),
+    st.builds(ReservationFreed, **COMMON),
     st.builds(
-        Admitted,
+        ReservationAdmitted,
         **COMMON,
         sequence_hashes=HASHES,
         prefill_tokens_hint=st.none() | st.integers(0, 2**40),
@@ -272,7 +275,7 @@ EVENTS = st.one_of(
 
 @given(event=EVENTS)
 def test_an_event_survives_its_bytes(event):
-    decoded = decode(encode(event))
+    decoded = decode_event(encode(event))
     assert type(decoded) is type(event)
     for name in event.__struct_fields__:
         ours, back = getattr(event, name), getattr(decoded, name)
@@ -283,18 +286,18 @@ def test_an_event_survives_its_bytes(event):
 
 def test_long_sequences_have_the_bytes_of_any_encoder_whatever_was_encoded_before():
     rng = np.random.default_rng(0)
-    admitted = decode(pack(body()))
-    for n in (24, KEPT_BLOCKS + 1, KEPT_BLOCKS, 23, 25, 0, 70_000):
+    admitted = decode_event(pack(body()))
+    for n in (24, BUFFERED_BLOCKS + 1, BUFFERED_BLOCKS, 23, 25, 0, 70_000):
         hashes = rng.integers(2**32, 2**64, n, np.uint64)
         event = msgspec.structs.replace(admitted, sequence_hashes=hashes)
         assert pack(hashes.tolist()) in encode(event)
-        assert decode(encode(event)).sequence_hashes.tolist() == hashes.tolist()
+        assert decode_event(encode(event)).sequence_hashes.tolist() == hashes.tolist()
 
 
 @given(payload=st.binary(max_size=60))
 def test_random_bytes_raise_only_decode_error(payload):
-    with pytest.raises(FrameError):
-        decode(payload)
+    with pytest.raises(PeerFrameError):
+        decode_event(payload)
 
 
 ANYTHING = st.recursive(
@@ -307,8 +310,8 @@ ANYTHING = st.recursive(
 @given(value=ANYTHING, place=st.sampled_from(["event", "event__data", "event__worker"]))
 def test_anything_in_the_place_of_a_structure_raises_only_decode_error(value, place):
     try:
-        decode(pack(body(**{place: value if value is not None else 0})))
-    except FrameError:
+        decode_event(pack(body(**{place: value if value is not None else 0})))
+    except PeerFrameError:
         return
 
 
@@ -318,6 +321,6 @@ def test_damaged_frames_raise_only_decode_error(cut, flip, bit):
     payload[flip % len(payload)] ^= 1 << bit
     for damaged in (bytes(payload), bytes(payload[:cut])):
         try:
-            decode(damaged)
-        except FrameError:
+            decode_event(damaged)
+        except PeerFrameError:
             continue

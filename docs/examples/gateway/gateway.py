@@ -1,16 +1,15 @@
-"""A gateway to start from: OpenAI's interface, each request on the rank that the service chooses.
+r"""OpenAI-compatible gateway to start from; the selection service chooses the rank of each request.
 
     python docs/examples/gateway/gateway.py --selector http://selector:8092 --model qwen --port 8080
     curl localhost:8080/v1/chat/completions -H 'content-type: application/json' \\
       -d '{"model": "qwen", "messages": [{"role": "user", "content": "Hello"}], "stream": true}'
 
-Each request is made token ids (by `/tokenize` of an engine, as vLLM has it), leased, sent to the
-engine, and passed on as it comes.  An engine that cannot be reached, breaks off, or answers 5xx or
-that it is too busy, before its client has got anything, is left for another one.  What engines and
-the service refuse, its client is told as it is.  A stream that breaks later ends with an event
-`{"error": ...}`: docs/examples/surviving_gateway carries it on.  Needs select-service[client],
-starlette and uvicorn.
-SELECTOR_API_KEY in the environment is shown to selectors, SSL_CERT_FILE is the CA of https URLs.
+Each request is tokenized by an engine (`/tokenize` of vLLM), leased, sent to the engine and
+streamed to the client. An engine that fails or is busy before the first byte is replaced by another
+one. Refusals of engines and service are passed on. A stream that breaks later ends with an event
+`{"error": ...}`; docs/examples/surviving_gateway continues such streams.
+Needs select-service[client], starlette and uvicorn. Environment: SELECTOR_API_KEY is sent to the
+selectors, SSL_CERT_FILE is the CA of https URLs.
 """
 
 import argparse
@@ -37,14 +36,14 @@ from select_service.client.lease import AsyncLease
 ATTEMPTS_MAX = 3
 BODY_BYTES_MAX = 8 << 20
 TOKENIZE_S_MAX = 5.0
-CHARS_OF_A_TOKEN = 4  # about, where nobody could tell
+CHARS_OF_A_TOKEN = 4  # estimate without a tokenizer
 BUSY = {429, 503}
-KEPT = ("content-type", "retry-after")  # of what engines refuse with
+KEPT = ("content-type", "retry-after")  # headers of engine refusals that are passed on
 PATHS = ("/v1/completions", "/v1/chat/completions")
 
 
 class Answered(Exception):
-    """What the client is told instead of an answer of an engine, a Response."""
+    """Final response for the client instead of an engine's answer; its argument is a Response."""
 
 
 def refusal(status: int, message: str, headers: dict[str, str] | None = None) -> Answered:
@@ -53,7 +52,10 @@ def refusal(status: int, message: str, headers: dict[str, str] | None = None) ->
 
 
 class Failed(Exception):
-    """An engine did not begin; another one may.  told: that it is busy, which is no fault of it"""
+    """Engine that did not begin to answer; another one may be tried.
+
+    told: response of a busy engine, which is not at fault
+    """
 
     def __init__(self, why: str, told: Response | None = None) -> None:
         super().__init__(why)
@@ -61,7 +63,7 @@ class Failed(Exception):
 
 
 class Begun(NamedTuple):
-    """first: the first event, and lines what follows; or all of an answer in one piece"""
+    """Begun answer: `first` is the first event before `lines`, or a whole answer."""
 
     answer: httpx.Response
     first: str
@@ -69,7 +71,7 @@ class Begun(NamedTuple):
 
 
 class Gateway:
-    """What all requests share."""
+    """State shared by all requests: HTTP client, selector, and options."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._model, self._selectors = options.model, options.selector
@@ -86,7 +88,7 @@ class Gateway:
             yield
 
     async def complete(self, request: Request) -> Response:
-        """POST /v1/completions and /v1/chat/completions."""
+        """Answer POST /v1/completions and /v1/chat/completions."""
         try:
             body = {"model": self._model, **await body_of(request)}
             lease, begun = await unless_left(request, self._begun(request.url.path, body))
@@ -99,11 +101,11 @@ class Gateway:
         return Response(begun.first, media_type="application/json")
 
     async def models(self, request: Request) -> Response:
-        """GET /v1/models."""
+        """Answer GET /v1/models."""
         return JSONResponse({"object": "list", "data": [{"id": self._model, "object": "model"}]})
 
     async def _prompt(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """As fields of a lease."""
+        """Return the prompt as fields of a lease."""
         given = body.get("prompt") if path == PATHS[0] else body.get("messages")
         if not given:
             raise refusal(400, "`prompt` is missing" if path == PATHS[0] else "no `messages`")
@@ -112,10 +114,10 @@ class Gateway:
         if (ids := await self._told_by_engine(path, body)) is not None:
             return {"token_ids": ids}
         isl = max(1, len(json.dumps(given)) // CHARS_OF_A_TOKEN)
-        return {"block_hashes": [], "sequence_hashes": [], "isl_tokens": isl}  # load decides
+        return {"block_hashes": [], "sequence_hashes": [], "isl_tokens": isl}  # load alone decides
 
     async def _told_by_engine(self, path: str, body: dict[str, Any]) -> list[int] | None:
-        """By any engine: all of one model make the same of a text."""
+        """Return the token ids from any engine, because all engines of a model tokenize equally."""
         endpoints = [each.endpoint for each in await self._able()]
         names = ("model", "prompt", "messages", "tools", "add_special_tokens", "chat_template")
         question = {name: body[name] for name in names if name in body}
@@ -129,14 +131,14 @@ class Gateway:
         return None
 
     async def _able(self) -> list[Any]:
-        """Workers that may be chosen; none when no selector tells."""
+        """Return the schedulable workers; empty if no selector answers."""
         with contextlib.suppress(SelectorError):
             workers = await self._selector.workers(self._model)
             return [each for each in workers if each.lifecycle == "schedulable"]
         return []
 
     async def _begun(self, path: str, body: dict[str, Any]) -> tuple[AsyncLease, Begun]:
-        """Raises Answered."""
+        """Return the begun answer of some engine. Raises Answered."""
         prompt = await self._prompt(path, body)
         failed: list[int] = []
         why = Failed("no engine was tried")
@@ -158,7 +160,7 @@ class Gateway:
     async def _leased(
         self, prompt: dict[str, Any], failed: Sequence[int], body: dict[str, Any]
     ) -> AsyncLease:
-        """Not on those that have failed while there are others."""
+        """Return a lease that avoids failed workers while others exist."""
         fields = dict(prompt)
         if isinstance(most := body.get("max_tokens"), int) and most > 0:
             fields["expected_output_tokens"] = most
@@ -175,7 +177,7 @@ class Gateway:
             raise refusal(503, str(error), {"retry-after": "1"}) from error
 
     async def _sent(self, lease: AsyncLease, path: str, body: dict[str, Any]) -> Begun:
-        """Raises Failed, Answered."""
+        """Send the request and return the begun answer. Raises Failed, Answered."""
         headers = {"x-data-parallel-rank": str(lease.dp_rank)}
         url = f"{lease.endpoint.rstrip('/')}{path}"
         request = self._engines.build_request("POST", url, json=body, headers=headers)
@@ -198,30 +200,33 @@ class Gateway:
 
 
 async def unless_left(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
-    """Work that ends when the client leaves: after its body nothing else can come."""
+    """Return the result of the work, or cancel it when the client disconnects.
+
+    After the request body only a disconnect can arrive.
+    """
     working, leaving = asyncio.create_task(work), asyncio.create_task(request.receive())
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        raise Answered(Response(status_code=499))  # which nobody reads
+        raise Answered(Response(status_code=499))  # no client reads this response
     finally:
         working.cancel()
         leaving.cancel()
 
 
 class Passed(StreamingResponse):
-    """A stream whose lease ends with it, also when its client left before it began."""
+    """Streaming response that ends its lease, also if the client left before the first byte."""
 
     def __init__(self, lease: AsyncLease, begun: Begun) -> None:
         super().__init__(passed_on(lease, begun), media_type="text/event-stream")
-        self._lease, self._answer = lease, begun.answer
+        self._begin_lease, self._answer = lease, begun.answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._lease.end(None)  # nothing, if it has ended
+            self._begin_lease.end(None)  # no effect if the lease has ended
             await self._answer.aclose()
 
 
@@ -233,7 +238,7 @@ async def first_event(lines: AsyncIterator[str]) -> str:
 
 
 async def passed_on(lease: AsyncLease, begun: Begun) -> AsyncIterator[bytes]:
-    """The events of the engine as they come; the lease ends with them."""
+    """Yield the events of the engine and end the lease."""
     line, is_done = begun.first, False
     try:
         while not is_done:
@@ -253,7 +258,7 @@ async def passed_on(lease: AsyncLease, begun: Begun) -> AsyncIterator[bytes]:
 
 
 def tokens_in(event: str) -> int:
-    """One for each choice that brings something, unless it says more."""
+    """Return the tokens of an event: one per choice with content, or the reported number."""
     with contextlib.suppress(ValueError, AttributeError, TypeError):
         choices = json.loads(event).get("choices") or []
         return sum(len(ids) if (ids := each.get("token_ids")) else brings(each) for each in choices)
@@ -266,14 +271,14 @@ def brings(choice: dict[str, Any]) -> bool:
 
 
 def tokens_of(answer: str) -> int:
-    """Of one in one piece."""
+    """Return the number of output tokens of a whole answer."""
     with contextlib.suppress(ValueError, AttributeError, TypeError):
         return int(json.loads(answer)["usage"]["completion_tokens"])
     return 0
 
 
 async def body_of(request: Request) -> dict[str, Any]:
-    """Raises Answered."""
+    """Return the request body. Raises Answered."""
     content = bytearray()
     async for piece in request.stream():
         content += piece

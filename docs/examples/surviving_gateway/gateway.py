@@ -1,31 +1,29 @@
-"""A gateway whose clients do not notice when an engine dies.
+r"""Gateway whose clients do not notice the loss of an engine.
 
     cd docs/examples/surviving_gateway
     python gateway.py --selector http://selector:8092 --port 8080 --model qwen
     curl -N localhost:8080/v1/completions -H 'content-type: application/json' \\
       -d '{"prompt": [1, 2, 3], "max_tokens": 200, "stream": true}'
 
-For each request it asks the selection service for a rank, streams from its engine (vLLM or SGLang,
-by OpenAI's completions interface with `return_token_ids`), reports how that goes, and passes the
-stream on.  When the engine dies, stalls, answers 5xx or is drained by an operator, the answer goes
-on elsewhere, in the middle of a word, and the client sees one stream: how, is in
-`gateway_answer.py`.  Start the service with `--health-checks on`: without it broken streams go on
-elsewhere all the same, but nothing moves before it breaks.
+For each request it books a rank, streams from its engine (vLLM or SGLang, OpenAI's completions with
+`return_token_ids`), reports the result, and passes the stream on. When the engine dies, stalls,
+answers 5xx or is drained, the answer continues on another one, even within a word, and the client
+sees one stream; `gateway_answer.py` does this. Start the service with `--health-checks on`: without
+it broken streams continue elsewhere, but nothing moves before it breaks.
 
-What clients get besides: refusals of the service as they are (503 with `retry-after` when the fleet
-is full), refusals of the engine (4xx), 502 when engine after engine has failed.  An error in a
-stream that has begun is an event `{"error": ...}`, and no `[DONE]` follows.  A client that leaves
-frees its reservation at once, also while it waits for its first token.
+Clients also get refusals of the service (503 with `retry-after` when the fleet is full), refusals
+of the engine (4xx), and 502 after repeated engine failures. An error in a begun stream is an event
+`{"error": ...}` without `[DONE]`. A client that leaves frees its reservation at once.
 
-What is not as if nothing had happened: with a temperature above 0 the rest is drawn anew (from the
-right distribution); penalties take what was generated before the move for a part of the prompt; a
-stop string across the border is not seen; `text_offset` begins anew.  Requests with a grammar or a
-schema are not carried on, and several answers to one prompt not accepted.  A prompt may be a text;
-then ranks are chosen by load alone, since only token ids say who has it in the cache.
+Differences from an undisturbed answer: with a temperature above 0 the rest is drawn anew (from the
+right distribution); penalties count earlier output as prompt; a stop string across the border is
+missed; `text_offset` restarts. Requests with a grammar or schema are not continued, and several
+answers to one prompt are refused. A text prompt is placed by load alone, because only token ids
+identify cached blocks.
 
-SELECTOR_API_KEY in the environment is shown to the service, a key of the roles caller and metrics
-(without the second, an engine has a minute for its first token); where its URL is https,
-SSL_CERT_FILE is the CA.  Needs aiohttp, starlette, uvicorn.
+Environment: SELECTOR_API_KEY is the key of the roles caller and metrics (without metrics an engine
+has a minute for its first token), SSL_CERT_FILE the CA of https URLs. Needs aiohttp, starlette,
+uvicorn.
 """
 
 import argparse
@@ -51,17 +49,17 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 ANSWERS_MAX = 4096
-"""At one time."""
+"""Concurrent answers of the process."""
 ANSWER_S_MAX = 3600.0
 BODY_BYTES_MAX = 8 << 20
 SHUTDOWN_S = 30
 MAX_TOKENS = 16
-"""What OpenAI's interface says."""
+"""Default of OpenAI's interface."""
 ONE_ANSWER = {"n": 1, "best_of": 1, "echo": False, "suffix": None, "use_beam_search": False}
 
 
 class Gateway:
-    """All answers of this process, and what they share."""
+    """State shared by all answers of this process."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
@@ -73,7 +71,7 @@ class Gateway:
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX)
-        # One connection a request: an engine that closes idle ones is not one that fails.
+        # A new connection per request: an engine that closes idle connections has not failed.
         to_engines = aiohttp.TCPConnector(limit=0, force_close=True)
         to_selector = aiohttp.TCPConnector(limit=0)
         key = os.environ.get("SELECTOR_API_KEY")
@@ -85,7 +83,7 @@ class Gateway:
             self._selector = Selector(http, self._options.selector)
             self._first_tokens = FirstTokens(self._selector, self._options.first_token_secs)
             following = [
-                asyncio.create_task(self._selector.follow(self._moved, self._missed)),
+                asyncio.create_task(self._selector.follow(self._moved, self._record_error)),
                 asyncio.create_task(self._first_tokens.follow()),
             ]
             yield
@@ -95,15 +93,17 @@ class Gateway:
 
     def _moved(self, event: Mapping[str, Any]) -> None:
         answer = self._live.get(event["reservation_id"])
-        if answer is not None and event["to"] is not None:  # without: it stays where it is
+        if (
+            answer is not None and event["to"] is not None
+        ):  # without a target the request stays at its rank
             answer.moved(event["reservation_id"], Rank.of(event["to"]), event["method"])
 
-    def _missed(self) -> None:
+    def _record_error(self) -> None:
         for answer in list(self._live.values()):
             answer.ask_where()
 
     async def complete(self, request: Request) -> "Response | Served":
-        """POST /v1/completions."""
+        """Answer POST /v1/completions."""
         try:
             if self._n_answers >= ANSWERS_MAX:
                 raise NoAnswer.because(503, f"{ANSWERS_MAX} requests at once", "1")
@@ -118,7 +118,7 @@ class Gateway:
         return Served(self, answer, wanted)
 
     def ends(self, answer: Answer) -> None:
-        """Whatever became of it."""
+        """End the answer, whatever its result."""
         self._n_answers -= 1
         task = asyncio.create_task(answer.end())
         self._ending.add(task)
@@ -126,7 +126,7 @@ class Gateway:
 
 
 class Served:
-    """An answer on its way to its client."""
+    """Answer on its way to the client."""
 
     def __init__(self, gateway: Gateway, answer: Answer, request: Mapping[str, Any]) -> None:
         self._gateway, self._answer, self._request = gateway, answer, request
@@ -171,7 +171,7 @@ class Served:
         await send(event(last, more=False))
 
     async def _whole(self, chunk: dict[str, Any] | None) -> dict[str, Any]:
-        """For clients that do not want a stream."""
+        """Return the whole answer for clients without streaming."""
         assert chunk is not None
         (whole,) = chunk["choices"]
         while (more := await self._answer.next()) is not None:
@@ -195,7 +195,7 @@ async def until_left(receive: Receive) -> None:
 
 
 async def body_of(request: Request) -> Any:
-    """Raises NoAnswer."""
+    """Return the request body. Raises NoAnswer."""
     content = bytearray()
     async for piece in request.stream():
         content += piece
@@ -208,7 +208,7 @@ async def body_of(request: Request) -> Any:
 
 
 def checked(body: Any, model: str) -> dict[str, Any]:
-    """A request that an engine can take over from another one.  Raises NoAnswer."""
+    """Return a request that another engine could continue. Raises NoAnswer."""
     if not isinstance(body, dict):
         raise NoAnswer.because(400, "the body is no object")
     wanted = {"model": model, "max_tokens": MAX_TOKENS, **body}

@@ -1,13 +1,13 @@
-"""One answer for a client, from as many engines as it takes.
+"""One answer for a client, computed by as many engines as needed.
 
-An answer is at one rank at a time.  What has come so far is kept as token ids, and a rank that
-goes on is sent the prompt and these: whatever has not been passed on to the client is computed
-again, so no token is lost and none comes twice.  Reasons to go on elsewhere:
+An answer is at one rank at a time. Tokens received so far are kept as ids; the next rank gets the
+prompt and these ids. Output that was not passed on is computed again, so no token is lost or
+repeated. The answer continues elsewhere when
 
-* the selection service has moved the reservation: its rank is drained, or was found to be sick;
-* the stream breaks, or nothing comes for `stall_s`.  The failure is reported.  When many report,
-  the service moves what is there at once; when it has not done so after `move_s`, the reservation
-  is freed and another one made, on another worker.
+* the service moved the reservation, because its rank is drained or sick;
+* the stream breaks or stalls for `stall_s`. The failure is reported, and with several reports the
+  service moves all reservations of the rank. After `move_s` without a move the reservation is freed
+  and another worker is booked.
 """
 
 import asyncio
@@ -23,15 +23,15 @@ from gateway_engine import EngineFailed, EngineStream
 from gateway_selector import Booking, NoAnswer, Rank, Selector, Unreachable, Wanted
 
 FAILURES_MAX = 5
-"""Of engines, without a token between them."""
+"""Engine failures in a row without a token."""
 RESUME_S_MAX = 60.0
-"""How long room is looked for when the client has a part of its answer."""
+"""Longest search for room, in seconds, while the client has a part of its answer."""
 CALLS_MAX = 8
-"""Calls to the service that are not answered; further blocks of output are reported later."""
+"""Unanswered calls to the service; further output blocks are reported later."""
 HELD_TOKENS_MAX = 8
-"""Without any text; more are no part of a character."""
+"""Tokens without text that are held back; more of them are no incomplete character."""
 FREE_FORM = "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_grammar"
-"""Fields with which an engine keeps state that a prompt does not carry to another one."""
+"""Request fields with engine state that a prompt cannot carry to another engine."""
 
 COMMON = "id", "object", "created", "model"
 
@@ -39,11 +39,11 @@ T = TypeVar("T")
 
 
 class Patience(NamedTuple):
-    """In seconds.
+    """Time limits in seconds.
 
-    first_token_s: from the request to an engine until its first token, its queue included
+    first_token_s: from the request to the first token, including the engine's queue
     stall_s:       between two tokens
-    move_s:        how long a broken answer waits for the service to move it
+    move_s:        wait of a broken answer for a move by the service
     """
 
     first_token_s: float
@@ -52,11 +52,11 @@ class Patience(NamedTuple):
 
 
 class Moved(Exception):
-    """The reservation is elsewhere now."""
+    """Raised when the reservation has moved to another rank."""
 
 
 class Answer:
-    """Ask `next` until it says None or raises NoAnswer; then `end`, and that in any case."""
+    """Answer in progress. Call `next` until None or NoAnswer, then always `end`."""
 
     def __init__(
         self,
@@ -66,41 +66,43 @@ class Answer:
         patience: Patience,
         live: MutableMapping[str, "Answer"],
     ) -> None:
-        """request: a checked one;  live: answers by reservation, which this one keeps up to date"""
+        """request: checked request
+        live: running answers by reservation id, kept up to date by this answer
+        """
         self._request, self._selector, self._engines = request, selector, engines
         self._patience, self._live = patience, live
         given = request["prompt"]
         self._prompt: list[int] | None = None if isinstance(given, str) else given
         self._tokens: list[int] = []
         self._head: dict[str, Any] = {}
-        """What all chunks have in common; empty before the first."""
+        """Fields common to all chunks; empty before the first."""
         self._keeps_no_state = not any(request.get(name) for name in FREE_FORM)
         self._held: dict[str, Any] | None = None
-        """What came and is not passed on yet."""
+        """Received output that is not passed on yet."""
         self._has_ids = True
         self._has_reason = self.is_over = False
         self._id = ""
-        """Of the reservation."""
+        """Id of the reservation."""
         self._booking: Booking | None = None
         self._stream: EngineStream | None = None
         self._failures = 0
         self._failed_on: set[int] = set()
         self._target: Rank | None = None
-        """Where the reservation is, if the answer has not followed it yet."""
+        """Rank of the reservation while the answer has not followed it."""
         self._has_target = asyncio.Event()
         self._moved_at: float | None = None
-        """When the move was heard of that is to be confirmed."""
+        """Time of the move that is still to be confirmed."""
         self._wait: asyncio.Timeout | None = None
         self._calls: set[asyncio.Task[None]] = set()
         self._order = asyncio.Lock()
         self._tokens_told = 0
 
-    # --- for the client
+    # Called by the client's side
 
     async def next(self) -> dict[str, Any] | None:
-        """The next chunk, as if there were only one engine; None after the last.
+        """Return the next chunk as if from one engine, or None after the last.
 
-        Raises NoAnswer: nobody can go on.
+        Raises NoAnswer if no engine can continue.
         """
         while not self.is_over:
             try:
@@ -126,33 +128,35 @@ class Answer:
         return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": total}
 
     async def end(self) -> None:
-        """Free what is booked: the client has all, has gone, or was told that there is no more."""
+        """Free the reservation: the answer is complete, failed, or its client has gone."""
         self._leave()
-        self._give_back("?outcome=ok" if self.is_over else "")
+        self._return_piece("?outcome=ok" if self.is_over else "")
         await asyncio.gather(*self._calls)
 
-    # --- for the service
+    # Called for events of the service
 
     def moved(self, reservation_id: str, to: Rank, method: str = "reprefill") -> None:
-        """A reservation is there now; may be told in any order, and more than once."""
+        """Note the new rank of a reservation; events may repeat and arrive in any order."""
         here = None if self._booking is None else self._booking.rank
         if reservation_id != self._id or to in (here, self._target) or not self._can_go_on():
             return
         self._target, self._moved_at = to, time.monotonic()
         self._has_target.set()
         if self._wait is not None and not self._wait.expired():
-            self._wait.reschedule(0.0)  # whatever it waits for
-        if method == "transfer":  # no caches are carried here: the target computes it again
+            self._wait.reschedule(0.0)  # interrupts any wait
+        if (
+            method == "transfer"
+        ):  # this gateway carries no caches: the target computes the prompt again
             self._tell("POST", "/migrated", {"ok": False})
 
     def ask_where(self) -> None:
-        """Events were missed."""
+        """Query the current rank after missed events."""
         self._tell("POST", "/renew")
 
-    # --- from rank to rank
+    # From rank to rank
 
     async def _book(self) -> None:
-        """Raises NoAnswer.  Who has a part of the answer waits for longer."""
+        """Book a rank; wait longer for a client that has a part of its answer. Raises NoAnswer."""
         until = time.monotonic() + (RESUME_S_MAX if self._head else 0.0)
         while self._booking is None:
             self._id = uuid.uuid4().hex
@@ -162,7 +166,7 @@ class Answer:
                 self._booking = await self._selector.reserve(self._id, wanted, self._failed_on)
             except NoAnswer as refusal:
                 if isinstance(refusal, Unreachable):
-                    self._give_back()
+                    self._return_piece()
                 else:
                     self._forget()
                 pause_s = float(refusal.retry_after or 1) + random.random()
@@ -173,7 +177,7 @@ class Answer:
     def _wanted(self) -> Wanted:
         model, given = self._request["model"], self._request["prompt"]
         may_move = self._keeps_no_state and self._has_ids
-        if self._prompt is None:  # a text: some four characters are a token
+        if self._prompt is None:  # estimate for a text: four characters per token
             return Wanted(model, None, len(given) // 4 + 1, may_move)
         ids = self._prompt + self._tokens
         return Wanted(model, ids, len(ids), may_move)
@@ -185,7 +189,7 @@ class Answer:
         self._has_target.clear()
 
     async def _survive(self, failure: EngineFailed) -> None:
-        """Stay where the service says, or book elsewhere.  Raises NoAnswer."""
+        """Follow the move of the service, or book another worker. Raises NoAnswer."""
         assert self._booking is not None
         self._leave()
         self._failures += 1
@@ -199,10 +203,10 @@ class Answer:
                 await asyncio.wait_for(self._has_target.wait(), self._patience.move_s)
         if self._target is None:
             self._failed_on.add(rank.worker_id)
-            self._give_back()
+            self._return_piece()
 
     def _can_go_on(self) -> bool:
-        """May another engine do the rest?"""
+        """Whether another engine can compute the rest."""
         is_known = self._prompt is not None and self._has_ids and self._keeps_no_state
         return not self._has_reason and (is_known or not self._head)
 
@@ -211,22 +215,22 @@ class Answer:
             self._stream.close()
             self._stream, self._held = None, None
 
-    def _give_back(self, outcome: str = "") -> None:
+    def _return_piece(self, outcome: str = "") -> None:
         if self._id:
             self._tell("DELETE", outcome)
             self._forget()
 
     def _forget(self) -> None:
-        """The reservation."""
+        """Drop the reservation."""
         self._live.pop(self._id, None)
         self._id, self._booking, self._target, self._moved_at = "", None, None, None
         self._has_target.clear()
-        self._tokens_told = len(self._tokens)  # what is there is part of the next prompt
+        self._tokens_told = len(self._tokens)  # the output so far becomes a part of the next prompt
 
-    # --- at a rank
+    # At one rank
 
     async def _open(self, rank: Rank) -> None:
-        """Raises Moved, EngineFailed, NoAnswer."""
+        """Open the stream of the booked rank. Raises Moved, EngineFailed, NoAnswer."""
         body = {**self._request, "stream": True, "return_token_ids": True}
         if self._tokens:
             assert self._prompt is not None
@@ -239,17 +243,17 @@ class Answer:
         self._stream = await self._within(self._patience.first_token_s, opening)
 
     async def _read(self, stream: EngineStream) -> dict[str, Any] | None:
-        """Raises Moved, EngineFailed."""
+        """Return the next chunk of the engine. Raises Moved, EngineFailed."""
         while (chunk := await self._received(stream)) is not None:
             choices = chunk["choices"]
             chunk["choices"] = [whole for each in choices if (whole := self._legible(each))]
             if chunk["choices"] or not choices:
-                return self._noted(chunk)
+                return self._current_faults(chunk)
         self.is_over = True
         return None
 
     async def _received(self, stream: EngineStream) -> dict[str, Any] | None:
-        """None: there is no more, and no more is needed."""
+        """Return the next chunk, or None if the answer is complete."""
         seconds = self._patience.stall_s if stream.has_begun else self._patience.first_token_s
         try:
             chunk = await self._within(seconds, stream.next())
@@ -265,10 +269,10 @@ class Answer:
         return chunk
 
     def _legible(self, choice: dict[str, Any]) -> dict[str, Any] | None:
-        """With what was held back before it; None: it is held back, too.
+        """Return the chunk joined with held output, or None while its text is incomplete.
 
-        A token without a text is a part of a character: an engine that was given it as the end of
-        a prompt would not write the rest, so it has to be computed again, too.
+        A token without text is a part of a character. An engine whose prompt ends with it would not
+        write the rest, so held tokens are computed again after a move.
         """
         if self._held is not None:
             add(self._held, choice)
@@ -278,8 +282,8 @@ class Answer:
         self._held = choice if is_held else None
         return None if is_held else choice
 
-    def _noted(self, chunk: dict[str, Any]) -> dict[str, Any]:
-        """As the client gets it."""
+    def _current_faults(self, chunk: dict[str, Any]) -> dict[str, Any]:
+        """Count the chunk and return it as the client gets it."""
         for choice in chunk["choices"]:
             self._note(choice)
         if chunk.get("usage"):
@@ -303,13 +307,13 @@ class Answer:
         self._tell_blocks()
 
     def _closing(self) -> dict[str, Any]:
-        """All tokens are there; the engine failed before it said so."""
+        """Return the last chunk for an engine that failed after its last token."""
         self._has_reason = self.is_over = True
         choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": "length"}
         return {"choices": [choice | {"token_ids": []}], **self._head}
 
     async def _within(self, seconds: float, work: Awaitable[T]) -> T:
-        """Raises EngineFailed when it takes longer, Moved as soon as the reservation does."""
+        """Await within a time limit. Raises EngineFailed at its end, Moved on a move."""
         try:
             async with asyncio.timeout(seconds) as self._wait:
                 return await work
@@ -320,10 +324,10 @@ class Answer:
         finally:
             self._wait = None
 
-    # --- calls about the reservation
+    # Calls about the reservation
 
     def _began(self) -> None:
-        """The first token is there."""
+        """Report the first token."""
         if self._moved_at is None:
             self._tell("POST", "/prefill_complete")
             return
@@ -339,7 +343,7 @@ class Answer:
             self._tell("POST", "/output_block")
 
     def _tell(self, method: str, verb: str, body: Mapping[str, Any] | None = None) -> None:
-        """In their order, without waiting for any."""
+        """Queue a call; calls keep their order and are not awaited."""
         if self._id:
             call = asyncio.create_task(self._told(method, self._id, verb, body))
             self._calls.add(call)
@@ -356,7 +360,7 @@ class Answer:
 
 
 def add(whole: dict[str, Any], choice: Mapping[str, Any]) -> None:
-    """The next chunk of it: texts and lists grow, of everything else the last value counts."""
+    """Add a chunk to a whole answer: texts and lists grow, other fields take the last value."""
     for name, value in choice.items():
         before = whole.get(name)
         if before is None or not (name == "text" or isinstance(value, list | dict | None)):

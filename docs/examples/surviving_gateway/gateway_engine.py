@@ -1,4 +1,4 @@
-"""An engine, as a gateway uses it: one stream of completions, and what can go wrong with it."""
+"""One stream of completions from an engine, and its failures."""
 
 import json
 from collections.abc import Mapping
@@ -9,13 +9,16 @@ from gateway_selector import NoAnswer, Rank
 
 CONNECT_S_MAX = 3.0
 EVENT_BYTES_MAX = 4 << 20
-"""Of one event of the stream: the first has the ids of the whole prompt."""
+"""Bytes of one event; the first event repeats the ids of the whole prompt."""
 ERROR_BYTES_MAX = 64 << 10
 BUSY = {429, 503}
 
 
 class EngineFailed(Exception):
-    """is_fault: is it to be reported?  An engine that is too busy is not sick."""
+    """Failure of an engine.
+
+    is_fault: whether to report it; a busy engine is not sick
+    """
 
     def __init__(self, why: str, is_fault: bool = True) -> None:
         super().__init__(why)
@@ -23,17 +26,17 @@ class EngineFailed(Exception):
 
 
 class EngineStream:
-    """The events of one `POST /v1/completions`."""
+    """Events of one `POST /v1/completions`."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.has_begun = False
-        """Has a token come?"""
+        """Whether a token has arrived."""
         self._response = response
         self._rest = b""
 
     @classmethod
     async def open(cls, http: aiohttp.ClientSession, rank: Rank, body: Mapping[str, Any]) -> Self:
-        """Raises EngineFailed, NoAnswer when the engine refuses the request itself."""
+        """Send the request. Raises EngineFailed, or NoAnswer if the engine refuses the request."""
         headers = {"x-data-parallel-rank": str(rank.dp_rank)}
         url = f"{rank.endpoint.rstrip('/')}/v1/completions"
         try:
@@ -49,7 +52,7 @@ class EngineStream:
         raise NoAnswer(response.status, content)
 
     async def next(self) -> dict[str, Any] | None:
-        """The next chunk; None when the engine says that it is done.  Raises EngineFailed."""
+        """Return the next chunk, or None at the end of the stream. Raises EngineFailed."""
         try:
             data = await self._data()
             if data == b"[DONE]":
@@ -80,5 +83,5 @@ class EngineStream:
             self._rest += more
 
     def close(self) -> None:
-        """The engine stops computing when its client has gone."""
+        """Close the connection, which makes the engine stop computing."""
         self._response.close()

@@ -1,7 +1,7 @@
-"""The selection service, as a gateway uses it: ask, tell, and hear what has moved.
+"""Client of the selection service for a gateway: book, report, and follow moves.
 
-Accounting never stops an answer: what the service cannot be told now is not told (a reservation
-that nobody frees ends with its lease).  Only asking for a rank can fail.
+Reports never stop an answer: what cannot be sent now is dropped, and a reservation that is not
+freed ends with its lease. Only a booking can fail.
 """
 
 import asyncio
@@ -15,19 +15,19 @@ import aiohttp
 log = logging.getLogger("gateway")
 
 SELECT_S_MAX = 30.0
-"""How long a request may wait for room in the service's own queue."""
+"""Longest wait for room in the service's queue, in seconds."""
 CALL_S_MAX = 5.0
 POLL_S = 20.0
 OBSERVED_S = 600
 PAUSE_S = 0.5
-"""After a poll that failed."""
+"""Pause after a failed poll, in seconds."""
 
 
 class NoAnswer(Exception):
-    """What the client is told instead: status and body, and when to come again."""
+    """Refusal for the client: status, body, and `retry-after`."""
 
     def __init__(self, status: int, content: bytes, retry_after: str | None = None) -> None:
-        """content: JSON"""
+        """content: JSON body"""
         super().__init__(status, content[:200])
         self.status, self.content, self.retry_after = status, content, retry_after
 
@@ -37,13 +37,13 @@ class NoAnswer(Exception):
         return cls(status, json.dumps({"error": error}).encode(), retry_after)
 
     def as_event(self) -> bytes:
-        """In a stream that has begun."""
+        """Return the refusal as an event of a begun stream."""
         error = {"message": message_of(self.content), "code": self.status}
         return json.dumps({"error": error}).encode()
 
 
 def message_of(content: bytes) -> str:
-    """Return what an answer says in words, as the service, engines and `NoAnswer.because` do."""
+    """Return the text of a refusal of the service, of an engine, or of `NoAnswer.because`."""
     try:
         error = json.loads(content)["error"]
         message = error if isinstance(error, str) else error["message"]
@@ -53,11 +53,11 @@ def message_of(content: bytes) -> str:
 
 
 class Unreachable(NoAnswer):
-    """Nobody knows whether something was booked."""
+    """Raised when it is unknown whether the service booked."""
 
 
 class Rank(NamedTuple):
-    """Where a request runs."""
+    """Rank and endpoint of a request."""
 
     worker_id: int
     dp_rank: int
@@ -65,19 +65,25 @@ class Rank(NamedTuple):
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Self:
-        """From any answer of the service that names one."""
+        """Return the rank named in an answer of the service."""
         return cls(record["worker_id"], record["dp_rank"], record["endpoint"])
 
 
 class Booking(NamedTuple):
-    """block_size: tokens after which a block of output is reported"""
+    """Reservation of a rank.
+
+    block_size: tokens after which an output block is reported
+    """
 
     rank: Rank
     block_size: int
 
 
 class Wanted(NamedTuple):
-    """prompt: token ids; None: not known, and the service looks at load alone"""
+    """Request for a rank.
+
+    prompt: token ids; None means unknown, and the load alone decides
+    """
 
     model: str
     prompt: list[int] | None
@@ -92,7 +98,7 @@ class Wanted(NamedTuple):
 
 
 class Selector:
-    """One selection service."""
+    """Client of one selection service."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         self._http = http
@@ -100,9 +106,9 @@ class Selector:
         self._is_refusal_logged = False
 
     async def reserve(self, reservation_id: str, wanted: Wanted, avoid: Set[int]) -> Booking:
-        """Choose and book.  Raises NoAnswer, Unreachable.
+        """Choose and book a rank. Raises NoAnswer, Unreachable.
 
-        avoid: workers to be used only if there are no others
+        avoid: workers to be used only without others
         """
         body = wanted.body() | {
             "reservation_id": reservation_id,
@@ -122,7 +128,7 @@ class Selector:
         url = f"{self._url}/select_and_reserve"
         async with self._http.post(url, json=body, timeout=timeout) as answer:
             content = await answer.read()
-        if answer.status != 200:  # busy, shed, nobody there: the client is told the same
+        if answer.status != 200:  # busy, shed, or no worker: passed to the client
             raise NoAnswer(answer.status, content, answer.headers.get("retry-after"))
         chosen = json.loads(content)
         return Booking(Rank.of(chosen), chosen["block_size"])
@@ -138,7 +144,7 @@ class Selector:
     async def tell(
         self, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """What it answers; nothing if that is a refusal, or if it cannot be reached."""
+        """Send a report and return its answer, empty for a refusal or without a connection."""
         timeout = aiohttp.ClientTimeout(total=CALL_S_MAX)
         try:
             url = f"{self._url}{path}"
@@ -153,9 +159,9 @@ class Selector:
         return {}
 
     async def observed(self, model: str) -> Mapping[str, Any]:
-        """Return what the service has seen of the last ten minutes' requests, or nothing.
+        """Return the observation of the last ten minutes, or an empty one.
 
-        With keys that needs one of the role metrics or operator besides caller.
+        With API keys this needs a key of the role metrics or operator besides caller.
         """
         timeout = aiohttp.ClientTimeout(total=CALL_S_MAX)
         url, query = f"{self._url}/planner/observation", {"model_name": model}
@@ -172,7 +178,7 @@ class Selector:
         return {}
 
     def _warn_of_refusal(self, status: int) -> None:
-        """Log once that times to a first token stay unknown; 404 means that no request came."""
+        """Log once that first-token times stay unknown; 404 means that the model had no request."""
         if status == 404 or self._is_refusal_logged:
             return
         self._is_refusal_logged = True
@@ -185,9 +191,10 @@ class Selector:
     async def follow(
         self, moved: Callable[[Mapping[str, Any]], None], missed: Callable[[], None]
     ) -> None:
-        """Hear of moves for ever, by long poll.
+        """Follow moves by long poll until cancelled.
 
-        moved: is told each event;  missed: some are not kept any more, or the service is another
+        moved: called for each event
+        missed: called when events were lost, or the service restarted
         """
         after, is_told = 0, True
         while True:
@@ -211,6 +218,6 @@ class Selector:
         timeout = aiohttp.ClientTimeout(total=POLL_S + CALL_S_MAX)
         url = f"{self._url}/migrations"
         async with self._http.get(url, params=query, timeout=timeout) as answer:
-            answer.raise_for_status()  # 409: health is off
+            answer.raise_for_status()  # 409: health checks are off
             page: Mapping[str, Any] = await answer.json()
             return page

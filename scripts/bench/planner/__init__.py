@@ -1,1 +1,1 @@
-"""A fleet under a planner: real processes, simulated engines, time that runs faster."""
+"""A fleet under a planner: real processes, simulated engines, accelerated time."""

@@ -1,15 +1,15 @@
-"""Fleets under the same traffic: one with our planner, others with the document's.
+"""Fleets under the same traffic: one with this planner, others with the document's.
 
-    python -m scripts.bench.planner --trace mooncake.jsonl.gz --out docs/planner
+    python -m scripts.bench.planner --trace mooncake.jsonl.gz --out docs/measurements/planner
 
-Real processes: for each fleet a selector (health on, so that it drains) and `select-planner` with
-the virtual connector. Prints a table, writes it with a picture.
+Real processes: each fleet has a selector (health on, for drains) and `select-planner` with the
+virtual connector. Prints a table and writes the table with a picture.
 
-The document's planner saves what its requests then miss. So `--tighter` adds fleets for which it is
-given latencies that are tighter by a factor; what it keeps of the promise itself is what counts.
+The document's planner saves replicas at the cost of missed promises. `--tighter` adds fleets with
+latency targets tightened by a factor; the figure is the kept share of the original promise.
 
-`--speedup` makes a run shorter, and worse: selectors count by real seconds, so a minute that takes
-ten has only ten counts.
+`--speedup` shortens a run and makes the result worse: selectors count real seconds, so a minute in
+ten seconds has only ten counts.
 """
 
 import argparse
@@ -26,24 +26,28 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from scripts.bench.line_plot import Axis, Panel, svg
-from scripts.bench.planner.platform import MODEL, Fleet, Platform
-from select_service.planner.core.inputs import Limits, Role
-from select_service.planner.replay.engine import Request, Speed
-from select_service.planner.replay.fleet import FleetOptions
-from select_service.planner.replay.least import Promise, least_gpu_hours, least_replicas
-from select_service.planner.replay.traffic import trace_requests
-from select_service.simulator.service_process import checked_port
+from scripts.bench.line_plot import PlotAxis, PlotPanel, render_svg
+from scripts.bench.planner.simulated_platform import MODEL, EngineFleetSpec, SimulatedPlatform
+from select_service.planner.core.tick_input import EngineLimits, Role
+from select_service.planner.replay.least_gpu_hours import (
+    ServicePromise,
+    find_least_replicas,
+    least_gpu_hours,
+)
+from select_service.planner.replay.replay_traffic import trace_requests
+from select_service.planner.replay.simulated_engine import EngineSpeed, SimulatedRequest
+from select_service.planner.replay.simulated_fleet import FleetOptions
+from select_service.sim.demo.service_process import choose_port
 
-SPEED = Speed(base_s=0.008, per_prefill_token_s=5e-5, per_kv_token_s=3e-8, per_request_s=1e-4)
-LIMITS = Limits(max_num_batched_tokens=8192, max_num_seqs=256, max_kv_tokens=1_000_000)
+SPEED = EngineSpeed(base_s=0.008, per_prefill_token_s=5e-5, per_kv_token_s=3e-8, per_request_s=1e-4)
+LIMITS = EngineLimits(max_num_batched_tokens=8192, max_num_seqs=256, max_kv_tokens=1_000_000)
 GPUS_MAX = 12
 INTERVAL_S, LEAST_S = 60.0, 300.0
 START_S = 120.0
 
 
-class Tried(NamedTuple):
-    """A planner.  targets: what it is told of the latencies, as a part of those that count"""
+class PlannerVariant(NamedTuple):
+    """A planner.  targets: its latency targets as a share of the promise"""
 
     profile: str
     targets: float = 1.0
@@ -53,11 +57,11 @@ class Tried(NamedTuple):
         return self.profile if self.targets == 1.0 else f"{self.profile}-{self.targets:g}"
 
 
-def traffic(trace: Path, minutes: float, peak: float) -> list[Request]:
-    """A morning: the trace, of which ever more requests stay, with three minutes of a burst.
+def traffic(trace: Path, minutes: float, peak: float) -> list[SimulatedRequest]:
+    """Return a morning: the trace with a growing share of requests and a burst of three minutes.
 
-    peak: requests of the trace that stay in the end, as a part; in the burst twice as many, by
-    copies. What prompts share is left out, so that every token is computed.
+    peak: share of the trace's requests at the end, doubled in the burst by copies. Shared prefixes
+    are left out, so that every token is computed.
     """
     end, result = minutes * 60.0, []
     burst = (0.75 * end, 0.75 * end + 180.0)
@@ -69,16 +73,16 @@ def traffic(trace: Path, minutes: float, peak: float) -> list[Request]:
             part *= 1.6
         copies = int(part) + ((number * 0.6180339887) % 1.0 < part % 1.0)
         result += [
-            Request(each.arrived_s + 0.31 * copy, each.isl, min(each.osl, 800), each.isl)
+            SimulatedRequest(each.arrived_s + 0.31 * copy, each.isl, min(each.osl, 800), each.isl)
             for copy in range(copies)
         ]
     return sorted(result, key=lambda each: each.arrived_s)
 
 
 def planner_yaml(
-    selector: str, port: int, speedup: float, promise: Promise, targets: float
+    selector: str, port: int, speedup: float, promise: ServicePromise, targets: float
 ) -> dict[str, Any]:
-    """Everything that is a time, in the fast seconds of the run."""
+    """Return the planner's configuration, with all times in accelerated seconds."""
     own = {
         "name": "fleet",
         "model_name": MODEL,
@@ -103,9 +107,11 @@ def planner_yaml(
 class Processes:
     """A selector and a planner."""
 
-    def __init__(self, tried: Tried, speedup: float, promise: Promise, folder: Path) -> None:
+    def __init__(
+        self, tried: PlannerVariant, speedup: float, promise: ServicePromise, folder: Path
+    ) -> None:
         name = tried.name
-        selector, planner = checked_port(0), checked_port(0)
+        selector, planner = choose_port(0), choose_port(0)
         self.selector, self.planner = (f"http://127.0.0.1:{port}" for port in (selector, planner))
         self.log = folder / f"{name}.jsonl"
         canaries, config = folder / "canaries.yaml", folder / f"{name}.yaml"
@@ -130,7 +136,7 @@ class Processes:
         self._wait(f"{self.selector}/health")
 
     def plan(self) -> None:
-        """Begin with the planner, once the first engines are there."""
+        """Start the planner after the first engines."""
         self._running.append(self._begun("select_service.planner", *self._planning))
         self._wait(f"{self.planner}/healthz")
 
@@ -143,7 +149,7 @@ class Processes:
         )
 
     def _wait(self, url: str) -> None:
-        """Until it answers; raises RuntimeError when a process has ended."""
+        """Wait for an answer.  Raises RuntimeError if a process has ended."""
         for _ in range(600):
             try:
                 urllib.request.urlopen(url, timeout=5).close()
@@ -171,30 +177,30 @@ class Processes:
         self._output.close()
 
 
-async def together(
-    platforms: list[Platform], begun: list[Processes], requests: list[Request]
+async def run_together(
+    platforms: list[SimulatedPlatform], begun: list[Processes], requests: list[SimulatedRequest]
 ) -> list[dict[str, Any]]:
-    """What each planner says of itself when its last request has ended."""
+    """Return the status of each planner at the end of its last request."""
     for platform, processes in zip(platforms, begun, strict=True):
-        await platform.prepare()
+        await platform.create_first_engines()
         await asyncio.to_thread(processes.plan)
     copies = [
-        [Request(each.arrived_s, each.isl, each.osl, each.uncached) for each in requests]
+        [SimulatedRequest(each.arrived_s, each.isl, each.osl, each.uncached) for each in requests]
         for _ in platforms
     ]
     every = zip(platforms, begun, copies, strict=True)
-    return await asyncio.gather(*(_lived(*each) for each in every))
+    return await asyncio.gather(*(_run_fleet(*each) for each in every))
 
 
-async def _lived(
-    platform: Platform, processes: Processes, requests: list[Request]
+async def _run_fleet(
+    platform: SimulatedPlatform, processes: Processes, requests: list[SimulatedRequest]
 ) -> dict[str, Any]:
-    await platform.live(requests)
+    await platform.run_traffic(requests)
     return await asyncio.to_thread(processes.status)
 
 
 def row(
-    name: str, platform: Platform, status: dict[str, Any], least: float, hours: float
+    name: str, platform: SimulatedPlatform, status: dict[str, Any], least: float, hours: float
 ) -> dict[str, Any]:
     totals = platform.totals
     gpu_hours = totals.gpu_s / 3600.0
@@ -232,38 +238,45 @@ def main() -> None:
     given = parsed()
     if given.trace is None:
         raise SystemExit("--trace is needed: a request trace in the Mooncake format")
-    promise = Promise(ttft_s=given.ttft, itl_s=given.itl, attainment=0.95)
+    promise = ServicePromise(ttft_s=given.ttft, itl_s=given.itl, attainment=0.95)
     requests = traffic(given.trace, given.minutes, given.peak)
     options = FleetOptions(
         roles=(Role.DECODE,), speed={Role.DECODE: SPEED}, limits={Role.DECODE: LIMITS}
     )
-    needed = least_replicas(
+    needed = find_least_replicas(
         requests, options, promise, interval_s=LEAST_S, most={Role.DECODE: GPUS_MAX}
     )
     one = {Role.DECODE: 1}
     least = least_gpu_hours(needed, one, interval_s=LEAST_S, least=one)
     print(f"{len(requests)} requests, at least {least:.2f} GPU hours", flush=True)
-    fleet = Fleet(speed=SPEED, limits=LIMITS, startup_s=START_S, replicas=2, promise=promise)
-    tried = [Tried("ours"), *(Tried("document", part) for part in (1.0, *given.tighter))]
+    fleet = EngineFleetSpec(
+        speed=SPEED, limits=LIMITS, startup_s=START_S, replicas=2, promise=promise
+    )
+    tried = [
+        PlannerVariant("ours"),
+        *(PlannerVariant("document", part) for part in (1.0, *given.tighter)),
+    ]
     with tempfile.TemporaryDirectory() as folder:
         begun = [Processes(each, given.speedup, promise, Path(folder)) for each in tried]
         try:
-            platforms = [Platform(fleet, b.selector, b.planner, given.speedup) for b in begun]
-            statuses = asyncio.run(together(platforms, begun, requests))
+            platforms = [
+                SimulatedPlatform(fleet, b.selector, b.planner, given.speedup) for b in begun
+            ]
+            statuses = asyncio.run(run_together(platforms, begun, requests))
             rows = [
                 row(each.name, platform, status, least, given.minutes / 60.0)
                 for each, platform, status in zip(tried, platforms, statuses, strict=True)
             ]
-            told(given, rows, platforms, needed[Role.DECODE], begun)
+            latency_targets(given, rows, platforms, needed[Role.DECODE], begun)
         finally:
             for each in begun:
                 each.end()
 
 
-def told(
+def latency_targets(
     given: argparse.Namespace,
     rows: list[dict[str, Any]],
-    platforms: list[Platform],
+    platforms: list[SimulatedPlatform],
     needed: list[int],
     begun: list[Processes],
 ) -> None:
@@ -287,16 +300,19 @@ def told(
 
 
 def picture(
-    rows: list[dict[str, Any]], platforms: list[Platform], needed: list[int], minutes: float
+    rows: list[dict[str, Any]],
+    platforms: list[SimulatedPlatform],
+    needed: list[int],
+    minutes: float,
 ) -> str:
-    """GPUs over time, against the least that would have done."""
+    """Return GPUs over time, next to the least sufficient number."""
     least = [(at * LEAST_S / 60.0, float(n)) for at, n in enumerate(needed)]
     lines = {"least possible": stairs([*least, (minutes, least[-1][1])])}
     for each, platform in zip(rows, platforms, strict=True):
         points = [(at / 60.0, float(held)) for at, _, held in platform.samples]
         lines[each["profile"]] = stairs(points)
-    axis = Axis(0.0, minutes, [10.0 * at for at in range(int(minutes / 10) + 1)], " min")
-    return svg([Panel("GPUs that are held", lines, axis)])
+    axis = PlotAxis(0.0, minutes, [10.0 * at for at in range(int(minutes / 10) + 1)], " min")
+    return render_svg([PlotPanel("GPUs that are held", lines, axis)])
 
 
 def stairs(points: list[tuple[float, float]]) -> list[tuple[float, float]]:

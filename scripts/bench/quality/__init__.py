@@ -1,15 +1,15 @@
-"""How well is chosen: the real core in virtual time against simulated engines.
+"""Quality of placement: the real core in virtual time against simulated engines.
 
     python -m scripts.bench.quality --help
 
-The engines, virtual time and the choosers of one selector are those of `select_service.replaying`.
+Engines, virtual time and the routers of one selector come from `select_service.sim.replay`.
 
-workloads, traces                          what is asked, as chains of blocks
-replicas                                   several selectors that tell each other
+workloads, traces                          requests as chains of blocks
+replicas                                   several selectors that exchange events
 switchback                                 an experiment next to runs of either policy alone
 work, work_account                         the rule `work` and its variants in Python
-named_choosers                             all that choose, by name
-cells, figures, report                     what is measured, and how it is shown
+named_choosers                             all routers by name
+cells, figures, report                     measurements and their presentation
 
-Everything follows from a seed.  Nothing here is part of the service.
+A seed determines everything. Nothing here is part of the service.
 """

@@ -1,7 +1,7 @@
-"""How well policies choose: the core in virtual time, next to routers that know less.
+"""Quality of policies: the core in virtual time, next to simple routers.
 
-Runs that --json has already are not repeated, so that it can go on where it was stopped, and a new
-policy costs only its own runs.
+Runs that --json contains are not repeated: a stopped session continues, and a new policy costs
+only its own runs.
 """
 
 import argparse
@@ -10,9 +10,9 @@ import time
 from itertools import product
 from pathlib import Path
 
-from scripts.bench.quality import cells, named_choosers, report
-from scripts.bench.quality.figures import Key, Results
-from scripts.bench.quality.named_choosers import names
+from scripts.bench.quality import named_routers, quality_report, quality_runs
+from scripts.bench.quality.named_routers import router_names
+from scripts.bench.quality.quality_figures import Results, RunKey
 
 LOADS, SEEDS = (0.6, 0.85), (1, 2, 3)
 BASE = "reference"
@@ -32,47 +32,49 @@ def main() -> None:
     options = parser.parse_args()
     if options.base not in options.choosers:
         parser.error(f"--base {options.base} is none of --choosers")
-    cases = cells.cases(options.mooncake, options.azure, options.requests)
+    cases = quality_runs.make_cases(options.mooncake, options.azure, options.requests)
     wanted = options.workloads or list(cases)
     if options.capacity:
         _measure({name: cases[name] for name in wanted})
         return
-    results = report.loaded(options.json) if options.json else {}
+    results = quality_report.from_json(options.json) if options.json else {}
     cases_of_seed = product(options.seeds, wanted, options.loads, options.choosers)
-    keys = [Key(name, load, seed, chooser) for seed, name, load, chooser in cases_of_seed]
+    keys = [RunKey(name, load, seed, chooser) for seed, name, load, chooser in cases_of_seed]
     for key in keys:
         if key not in results and not options.show:
             _run(key, cases[key.workload], results)
             if options.json:
-                _write(options.json, report.saved(results))
+                _write(options.json, quality_report.to_json(results))
     results = {key: results[key] for key in keys if key in results}
-    text = report.markdown(results, options.base)
+    text = quality_report.render_markdown(results, options.base)
     print(text)
     if options.markdown:
         options.markdown.write_text(text)
     if options.svg:
-        options.svg.write_text(report.picture(results, options.base))
+        options.svg.write_text(quality_report.render_svg(results, options.base))
 
 
 def _write(path: Path, text: str) -> None:
-    """Whenever it is stopped, the file is whole."""
+    """Replace the file at once, so that the file is complete after any stop."""
     partial = path.with_name(f"{path.name}.partial")
     partial.write_text(text)
     partial.replace(path)
 
 
-def _run(key: Key, case: cells.Case, results: Results) -> None:
+def _run(key: RunKey, case: quality_runs.WorkloadCase, results: Results) -> None:
     begin = time.process_time()
-    results[key] = found = cells.run(key, case)
+    results[key] = found = quality_runs.run_cell(key, case)
     shown = f"TTFT {found.ttft_mean:.3f} s, p99 {found.ttft_p99:.2f} s"
     print(
         f"{key}: {shown}; {time.process_time() - begin:.1f} s of CPU", file=sys.stderr, flush=True
     )
 
 
-def _measure(cases: dict[str, cells.Case]) -> None:
+def _measure(cases: dict[str, quality_runs.WorkloadCase]) -> None:
     for name, case in cases.items():
-        rates = {live: cells.capacity(case, live, seed=99) for live in cells.CLOSED}
+        rates = {
+            live: quality_runs.measure_capacity(case, live, seed=99) for live in quality_runs.CLOSED
+        }
         shown = ", ".join(f"{rate:.1f} with {live}" for live, rate in rates.items())
         print(f"{name}: {shown} requests per rank", flush=True)
 
@@ -81,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m scripts.bench.quality",
         description=__doc__,
-        epilog=f"Choosers: {', '.join(names())}.\n\n{named_choosers.__doc__}",
+        epilog=f"Choosers: {', '.join(router_names())}.\n\n{named_routers.__doc__}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument

@@ -1,11 +1,11 @@
-"""Quality as users meet it: services as processes, asked over HTTP and told over ZMQ.
+"""Quality of whole services: processes with HTTP calls and ZMQ events.
 
     python -m scripts.bench.quality.over_http [--workloads tenants:bursts] [--seeds 1:2]
 
-The engines and clients are those of the simulation, and so is their time, which here goes at most
-`--pace` times as fast as the clock, and stands still while the service is asked: what a call takes
-is added to the wait of its request as it is.  KV events go out at the end of the step that made
-them, and arrive when they do, which is `--pace` times as late in the time of the engines.
+Engines and clients are those of the simulation. Their virtual time runs at most `--pace` times as
+fast as the clock and stops during calls of the service: the duration of a call is added to the wait
+of its request. KV events leave at the end of their step and arrive in real time, which is `--pace`
+times as late in virtual time.
 """
 
 import argparse
@@ -18,25 +18,25 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scripts.bench.quality import cells
-from scripts.bench.quality.cells import CAPACITY, Case
-from scripts.bench.quality.figures import Key, Results, outcome_of
-from scripts.bench.quality.report import markdown
-from scripts.bench.quality.service_chooser import EventStreams, PacedWorld, ServiceChooser
-from select_service.core.decide.router_config import POLICY_NAMES
-from select_service.replaying.hardware import Fleet
-from select_service.simulator.client import SelectorClient
-from select_service.simulator.service_process import ServiceProcess, checked_port
+from scripts.bench.quality import quality_runs
+from scripts.bench.quality.quality_figures import Results, RunKey, compute_outcome
+from scripts.bench.quality.quality_report import render_markdown
+from scripts.bench.quality.quality_runs import CAPACITY, WorkloadCase
+from scripts.bench.quality.service_router import EventStreams, PacedWorld, ServiceRouter
+from select_service.core.placement.router_config import POLICY_NAMES
+from select_service.sim.demo.service_client import ServiceClient
+from select_service.sim.demo.service_process import ServiceProcess, choose_port
+from select_service.sim.replay.gpu_hardware import Fleet
 
 POLICIES = ("reference", "work")
 PACE = 4.0
 
 
-class Run(NamedTuple):
-    """What a run brought besides the outcome.
+class HttpRunResult(NamedTuple):
+    """Further results of a run.
 
-    calls_s:   float64[n], how long each choice took
-    late_s:    of the engines' time, behind the clock when the machine was too slow
+    calls_s:   float64[n], duration of each choice
+    late_s:    delay of virtual time behind the clock on a slow machine
     unread:    batches of KV events that the service had not read at the end
     held:      reservations that were left
     """
@@ -48,36 +48,39 @@ class Run(NamedTuple):
 
 
 @contextmanager
-def a_service(policy: str) -> Iterator[int]:
-    """The port of a service of its own."""
-    port = checked_port(0)
+def running_service(policy: str) -> Iterator[int]:
+    """Yield the port of a new service."""
+    port = choose_port(0)
     process = ServiceProcess(port, "--policy", policy)
     try:
-        asyncio.run(_alive(process))
+        asyncio.run(_is_alive(process))
         yield port
     finally:
         process.stop()
 
 
-async def _alive(process: ServiceProcess) -> None:
-    client = SelectorClient(process.base_url, "m")
+async def _is_alive(process: ServiceProcess) -> None:
+    client = ServiceClient(process.base_url, "m")
     try:
         await process.wait_until_alive(client)
     finally:
         await client.close()
 
 
-def run(key: Key, case: Case, pace: float, results: Results) -> Run:
-    """One run against a service that begins with it."""
+def run_over_http(key: RunKey, case: WorkloadCase, pace: float, results: Results) -> HttpRunResult:
+    """Make one run against a new service."""
     workload = case.workload(key.seed)
     world = PacedWorld(workload, case.fleet, pace)
-    with a_service(key.chooser) as port, streams_of(case.fleet) as streams:
-        chooser = ServiceChooser(port, world, streams)
-        chooser.register(case.fleet)
-        per_s = key.load * CAPACITY[key.workload] / workload.turns
-        results[key] = outcome_of(world.run_open(chooser, per_s))
-        return Run(
-            np.array(chooser.calls_s), world.late_s, chooser.unread_batches(), chooser.held()
+    with running_service(key.chooser) as port, streams_of(case.fleet) as streams:
+        chooser = ServiceRouter(port, world, streams)
+        chooser.register_workers(case.fleet)
+        per_s = key.load * CAPACITY[key.workload] / workload.mean_session_length
+        results[key] = compute_outcome(world.run_open(chooser, per_s))
+        return HttpRunResult(
+            np.array(chooser.calls_s),
+            world.late_s,
+            chooser.unread_batches(),
+            chooser.count_reservations(),
         )
 
 
@@ -102,7 +105,7 @@ def main() -> None:
     add("--requests", type=int, default=1000, metavar="N", help="of a run")
     add("--pace", type=float, default=PACE, help="seconds of the engines per second, at most")
     options = parser.parse_args()
-    cases = cells.cases(None, None, options.requests)
+    cases = quality_runs.make_cases(None, None, options.requests)
     policies = options.policies.split(":")
     results: Results = {}
     for seed, name, load, policy in product(
@@ -111,8 +114,8 @@ def main() -> None:
         map(float, options.loads.split(":")),
         policies,
     ):
-        key = Key(name, load, seed, policy)
-        done = run(key, cases[name], options.pace, results)
+        key = RunKey(name, load, seed, policy)
+        done = run_over_http(key, cases[name], options.pace, results)
         p50, p99 = 1e3 * np.quantile(done.calls_s, (0.5, 0.99))
         print(
             f"{key}: {results[key].ttft_mean:.3f} s, p99 {results[key].ttft_p99:.2f} s; a choice "
@@ -121,7 +124,7 @@ def main() -> None:
             file=sys.stderr,
             flush=True,
         )
-    print(markdown(results, policies[0]))
+    print(render_markdown(results, policies[0]))
 
 
 if __name__ == "__main__":

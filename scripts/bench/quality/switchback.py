@@ -1,8 +1,8 @@
-"""Do experiments find out what is true?  Two policies in an experiment, and each of them alone.
+"""Accuracy of experiments: two policies in an experiment, and each of them alone.
 
     python -m scripts.bench.quality.switchback agents "mixed lengths" --policies work:reference
 
-The experiment of the core runs in virtual time on one fleet; what is true is the difference of two
+The experiment of the core runs in virtual time on one fleet. The truth is the difference of two
 further runs of the same requests, in which either policy has the whole fleet all the time.
 """
 
@@ -10,20 +10,23 @@ import argparse
 from statistics import fmean
 from typing import NamedTuple
 
-from scripts.bench.quality import cells
-from select_service.core.comparing.experiment import Experiment, Result
-from select_service.core.decide.policies import PolicyChoice, choice_named
-from select_service.core.fleet.scoped_policies import PolicyScope
-from select_service.replaying.core_choosers import REFERENCE, CoreChooser, Scene
-from select_service.replaying.world import World
+from scripts.bench.quality import quality_runs
+from select_service.core.analysis.comparison.switchback_experiment import (
+    ExperimentResult,
+    SwitchbackExperiment,
+)
+from select_service.core.placement.policies.policy_registry import PolicyChoice, parse_policy_choice
+from select_service.core.registry.fleet.scoped_policies import PolicyScope
+from select_service.sim.replay.core_router import REFERENCE, CoreRouter, CoreScene
+from select_service.sim.replay.replay_world import ReplayWorld
 
 LOAD = 0.85
 STEP_S = 1.0
-"""Between looks at the clock, as in the service."""
+"""Time between two steps of the experiment, in seconds, as in the service."""
 
 
-class Plan(NamedTuple):
-    """What is run."""
+class SwitchbackPlan(NamedTuple):
+    """Parameters of the runs."""
 
     workload: str
     policies: tuple[PolicyChoice, PolicyChoice]
@@ -32,53 +35,60 @@ class Plan(NamedTuple):
     slot_s: float
 
 
-class Found(NamedTuple):
-    """result: of the experiment;  alone: mean times of the policies that had the fleet, seconds"""
+class SwitchbackResult(NamedTuple):
+    """Results.
 
-    result: Result
+    result: of the experiment;  alone: mean times of the policies with the whole fleet, in seconds
+    """
+
+    result: ExperimentResult
     alone: tuple[float, float]
 
 
-def found(plan: Plan) -> Found:
-    """Three runs."""
+def run_switchback(plan: SwitchbackPlan) -> SwitchbackResult:
+    """Make three runs."""
     first, second = (_alone(plan, policy) for policy in plan.policies)
-    return Found(_switched(plan), (first, second))
+    return SwitchbackResult(_run_experiment(plan), (first, second))
 
 
-def _alone(plan: Plan, policy: PolicyChoice) -> float:
-    world, chooser, per_s = _made(plan, policy)
+def _alone(plan: SwitchbackPlan, policy: PolicyChoice) -> float:
+    world, chooser, per_s = _make_workload(plan, policy)
     record = world.run_open(chooser, per_s)
-    return fmean(life.first_s - life.asked_s for life in record.lives)
+    return fmean(life.first_s - life.arrived_s for life in record.histories)
 
 
-def _switched(plan: Plan) -> Result:
-    world, chooser, per_s = _made(plan, plan.policies[0])
-    experiment = _begun(plan, world, chooser)
+def _run_experiment(plan: SwitchbackPlan) -> ExperimentResult:
+    world, chooser, per_s = _make_workload(plan, plan.policies[0])
+    experiment = _begin_experiment(plan, world, chooser)
     world.run_open(chooser, per_s)
-    return experiment.result()
+    return experiment.compute_result()
 
 
-def _made(plan: Plan, policy: PolicyChoice) -> tuple[World, CoreChooser, float]:
-    """With the sessions that start per second."""
-    case = cells.cases(None, None, plan.requests)[plan.workload]
+def _make_workload(
+    plan: SwitchbackPlan, policy: PolicyChoice
+) -> tuple[ReplayWorld, CoreRouter, float]:
+    """Return the workload and its sessions per second."""
+    case = quality_runs.make_cases(None, None, plan.requests)[plan.workload]
     workload = case.workload(plan.seed)
-    scene = Scene(case.fleet, workload.n_blocks, plan.seed)
-    chooser = CoreChooser(scene, policy.within(REFERENCE))
-    per_s = LOAD * cells.CAPACITY[plan.workload] / workload.turns
-    return World(workload, case.fleet), chooser, per_s
+    scene = CoreScene(case.fleet, workload.n_blocks, plan.seed)
+    chooser = CoreRouter(scene, policy.apply_to(REFERENCE))
+    per_s = LOAD * quality_runs.CAPACITY[plan.workload] / workload.mean_session_length
+    return ReplayWorld(workload, case.fleet), chooser, per_s
 
 
-def _begun(plan: Plan, world: World, chooser: CoreChooser) -> Experiment:
+def _begin_experiment(
+    plan: SwitchbackPlan, world: ReplayWorld, chooser: CoreRouter
+) -> SwitchbackExperiment:
     selector = chooser.selector
-    experiments = selector.hindsight.experiments
-    experiment = experiments.begin(plan.policies, plan.slot_s, PolicyScope(), world.time)
-    for _ in selector.fleet.policies.following():
+    experiments = selector.analytics.experiments
+    experiment = experiments.begin_experiment(plan.policies, plan.slot_s, PolicyScope(), world.time)
+    for _ in selector.fleet.policies.apply_to_partitions():
         pass
 
     def step() -> None:
-        experiments.step(world.time)
+        experiments.run_turn(world.time)
 
-    world.every(STEP_S, step)
+    world.schedule_every(STEP_S, step)
     return experiment
 
 
@@ -92,15 +102,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--slot", type=float, default=120.0, metavar="SECONDS")
     options = parser.parse_args()
-    first, second = map(choice_named, options.policies.split(":"))
+    first, second = map(parse_policy_choice, options.policies.split(":"))
     print("| workload | pairs | B less A, measured | 95 % | B less A, each alone |")
     print("|---|---|---|---|---|")
     for workload in options.workloads:
-        plan = Plan(workload, (first, second), options.requests, options.seed, options.slot)
-        print(_row(workload, found(plan)), flush=True)
+        plan = SwitchbackPlan(
+            workload, (first, second), options.requests, options.seed, options.slot
+        )
+        print(_row(workload, run_switchback(plan)), flush=True)
 
 
-def _row(workload: str, seen: Found) -> str:
+def _row(workload: str, seen: SwitchbackResult) -> str:
     alone, measured = seen.alone[1] - seen.alone[0], seen.result.difference
     interval = ("", "")
     if measured is not None:

@@ -1,28 +1,28 @@
-"""How much work each rank has left, as one selector knows it: what it booked, heard and saw.
+"""Account of the work left on each rank, from own reservations, events of peers and KV events.
 
-Follows the ledger of a real selector, so that whatever ends a prefill there ends it here.  All in
+Follows the ledger of a real selector, so that every end of a prefill there is an end here. All in
 tokens.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from indexer.hashing.hashes import Hashes
-from select_service.core.fleet.partition import Partition
-from select_service.core.load.booking import NewBooking
-from select_service.core.load.held_booking import Booking
+from indexer.hashing.block_hashing import Hashes
 from select_service.core.load.ledger import Cause
-from select_service.replaying.hardware import BLOCK_TOKENS
+from select_service.core.load.new_reservation import NewReservation
+from select_service.core.load.reservation_view import ReservationView
+from select_service.core.registry.fleet.partition import Partition
+from select_service.sim.replay.gpu_hardware import BLOCK_TOKENS
 
 REPORTS_REMEMBERED = 64
 
 
 @dataclass(slots=True)
-class Prefill:
-    """Work booked on a rank that is not known to be over.
+class BookedPrefill:
+    """Work of a reservation on a rank that is not known to be finished.
 
-    hashes: of the prompt's blocks, None for what peers booked;  work: tokens
-    before: blocks of the prompt that the rank had when it was booked;  told: tokens done, by a peer
+    hashes: block hashes of the prompt, None for reservations of peers;  work: tokens
+    before: cached blocks at the reservation;  told: finished tokens, as reported by a peer
     """
 
     hashes: Hashes | None
@@ -33,32 +33,32 @@ class Prefill:
 
 class WorkAccount:
     def __init__(self, partition: Partition, n_ranks: int, *, progress: bool) -> None:
-        """progress: is what the oldest prefill of a rank has done taken off?"""
+        """progress: whether the finished part of the oldest prefill of a rank is subtracted"""
         self.peers_work: dict[str, float] = {}
-        """Own work of reservations of peers, as their events say it; without, what was booked."""
-        self.upcoming: Sequence[Prefill] = ()
-        """By rank, of what is about to be booked here on one of them."""
+        """Own work of peers' reservations from their events; otherwise the booked tokens."""
+        self.upcoming: Sequence[BookedPrefill] = ()
+        """Own work by rank of the reservation that is about to be made."""
         self.reported = 1.0
-        """Share of ended prefills that the caller reported, of the last hundred or so."""
+        """Share of reported ends among the last hundred or so prefills that ended."""
         self._partition = partition
         self._has_progress = progress
-        self._prefills: list[dict[str, Prefill]] = [{} for _ in range(n_ranks)]
+        self._prefills: list[dict[str, BookedPrefill]] = [{} for _ in range(n_ranks)]
         self._booked = [0.0] * n_ranks
         self._done = [0.0] * n_ranks
         self._stale = [False] * n_ranks
 
-    # --- what is asked
+    # Queries
 
-    def work(self, rank: int) -> float:
-        """Work of the rank that is not known to be over."""
+    def total_work(self, rank: int) -> float:
+        """Return the work of the rank that is not known to be finished."""
         return self._booked[rank]
 
-    def left(self, rank: int) -> float:
-        """Work of the rank that is not done."""
-        return self._booked[rank] - self.done(rank)
+    def unfinished_work(self, rank: int) -> float:
+        """Return the unfinished work of the rank."""
+        return self._booked[rank] - self.finished_work(rank)
 
-    def done(self, rank: int) -> float:
-        """Work of its oldest prefill that is done."""
+    def finished_work(self, rank: int) -> float:
+        """Return the finished part of its oldest prefill."""
         if self._stale[rank]:
             self._stale[rank] = False
             looks = self._has_progress and bool(self._prefills[rank])
@@ -66,7 +66,7 @@ class WorkAccount:
         return self._done[rank]
 
     def _progress(self, rank: int) -> float:
-        """Tokens of the oldest prefill that the rank has computed, as events say."""
+        """Return the computed tokens of the oldest prefill, according to events."""
         oldest = next(iter(self._prefills[rank].values()))
         if oldest.hashes is None:
             return min(oldest.work, oldest.told)
@@ -74,46 +74,46 @@ class WorkAccount:
         return min(oldest.work, max(0.0, BLOCK_TOKENS * float(there - oldest.before)))
 
     def progress(self) -> Iterator[tuple[str, float]]:
-        """Of the oldest prefills of ranks, where they are our own: what peers are told."""
+        """Yield the progress of the oldest own prefills, for peers."""
         for rank, prefills in enumerate(self._prefills):
             for name, oldest in prefills.items():
                 if oldest.hashes is not None:
                     yield name, self._progress(rank)
                 break
 
-    # --- what is seen and heard
+    # Events
 
     def index_changed(self, rank: int) -> None:
         self._stale[rank] = True
 
-    def told(self, name: str, done: float) -> None:
-        """A peer says how far a prefill of its own is."""
+    def receive_progress(self, name: str, done: float) -> None:
+        """Receive the progress of a peer's prefill."""
         for rank, prefills in enumerate(self._prefills):
             if name in prefills:
                 prefills[name].told = max(prefills[name].told, done)
                 self._stale[rank] = True
 
-    # --- as a follower of the ledger
+    # Follower of the ledger
 
-    def booked(self, booking: NewBooking, cause: Cause, now: float) -> None:
+    def on_booked(self, booking: NewReservation, cause: Cause, now: float) -> None:
         name, rank = booking.reservation_id, booking.slot
         if self.upcoming:
             prefill, self.upcoming = self.upcoming[rank], ()
         else:
             work = self.peers_work.get(name, float(max(1, booking.prefill_tokens)))
-            prefill = Prefill(None, work, 0)
-        if booking.prefilling:
+            prefill = BookedPrefill(None, work, 0)
+        if booking.is_prefilling:
             self._stale[rank] |= not self._prefills[rank]
             self._prefills[rank][name] = prefill
             self._booked[rank] += prefill.work
 
-    def prefill_completed(self, booking: Booking, cause: Cause, now: float) -> None:
+    def on_prefill_completed(self, booking: ReservationView, cause: Cause, now: float) -> None:
         self._end(booking, 1.0)
 
-    def released(self, booking: Booking, cause: Cause, now: float) -> None:
+    def on_released(self, booking: ReservationView, cause: Cause, now: float) -> None:
         self._end(booking, 0.0)
 
-    def _end(self, booking: Booking, reported: float) -> None:
+    def _end(self, booking: ReservationView, reported: float) -> None:
         rank = booking.slot
         ended = self._prefills[rank].pop(booking.reservation_id, None)
         if ended is not None:
@@ -122,7 +122,7 @@ class WorkAccount:
             self.reported += (reported - self.reported) / REPORTS_REMEMBERED
 
     def check_invariants(self) -> None:
-        """For tests."""
+        """Recompute the incremental state.  For tests."""
         for booked, prefills in zip(self._booked, self._prefills, strict=True):
             assert abs(booked - sum(prefill.work for prefill in prefills.values())) < 1e-3
-        assert all(self.left(rank) >= -1e-3 for rank in range(len(self._booked)))
+        assert all(self.unfinished_work(rank) >= -1e-3 for rank in range(len(self._booked)))

@@ -1,6 +1,7 @@
-"""The benchmark suite: this service and others in turns, cell by cell (scripts/benchmark).
+"""Benchmark suite: this service and others in turns, cell by cell (scripts/benchmark).
 
-__main__ reads the command line; work goes through the parts; requests, events, scale and starts are
-the parts; stages starts and fills what they measure; samples holds what was found, report and
-curves show it; machine says where it was found; reference makes the environment of the reference.
+`__main__` reads the command line; `work` executes the parts, which are in `requests`, `events`,
+`scale` and `starts`. `stages` starts and fills services; `samples` stores results; `report` and
+`curves` present them. `machine` describes the machine; `reference` makes the environment of the
+reference.
 """

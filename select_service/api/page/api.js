@@ -1,7 +1,7 @@
-// Calls of the service, with the key if there is one.
+// HTTP calls to the service, with the API key if there is one.
 
 const KEY = "select_service.key";
-// What stands before and behind keeps the digits of a fraction out: 1.4455593000001876 is no long id.
+// The lookarounds exclude the digits of a fraction: 1.4455593000001876 is not a long id.
 const LONG_NUMBER_OR_TEXT = /"(?:[^"\\]|\\.)*"|(?<![\d.])-?\d{16,}(?![\d.eE])/g;
 
 export class Refused extends Error {
@@ -11,7 +11,7 @@ export class Refused extends Error {
   }
 }
 
-// Ids may use 64 bits, of which a JavaScript number keeps 53: long ones become texts.
+// Parses JSON with long integers as strings: ids have up to 64 bits, JavaScript numbers 53.
 export function parse(text) {
   const kept = (found) => (found[0] === '"' ? found : `"${found}"`);
   return JSON.parse(text.replace(LONG_NUMBER_OR_TEXT, kept));
@@ -24,7 +24,7 @@ function headers(more) {
   return key ? { ...more, authorization: `Bearer ${key}` } : more;
 }
 
-// A good answer, its body unread.  Throws Refused.
+// Returns a successful response with the body unread.  Throws Refused.
 export async function open(path, options = {}) {
   const answer = await fetch(path, { ...options, headers: headers(options.headers ?? {}) });
   if (answer.ok) return answer;
@@ -33,7 +33,7 @@ export async function open(path, options = {}) {
     const body = parse(await answer.text());
     text = body.error ?? body.message ?? text;
   } catch {
-    // a proxy answered, in words of its own
+    // not our JSON: probably a response of a proxy
   }
   throw new Refused(answer.status, text);
 }

@@ -1,4 +1,4 @@
-// "Where would this prompt go?"  Asks /explain, which books nothing.
+// Form "Where would this prompt go?": sends a dry run to /explain, which books nothing.
 
 import { post } from "./api.js";
 import { candidatesOf } from "./candidates.js";
@@ -6,7 +6,7 @@ import { el } from "./dom.js";
 
 const JSON_LIST = /^\[?[\d\s,]*\]?$/;
 
-// The body of the request; scope: {model_name, tenant_id}.  Throws Error.
+// Returns the request body; scope: {model_name, tenant_id}.  Throws Error.
 function bodyOf(text, scope) {
   const given = text.trim();
   if (given.startsWith("{")) return given;
@@ -29,7 +29,7 @@ export class Ask {
     });
   }
 
-  // The models and tenants that there are, to choose from.
+  // Fills the selection with the models and tenants of the frame.
   offer(partitions) {
     const scopes = partitions.map(({ ranks }) => [ranks.model_name, ranks.tenant_id]);
     const text = JSON.stringify(scopes);

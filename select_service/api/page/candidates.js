@@ -1,54 +1,54 @@
-// One decision with the terms of all its candidates side by side.
+// Table of one decision: the cost terms of all candidates side by side.
 
 import { el, table } from "./dom.js";
 import { cost, count } from "./numbers.js";
 import { rankText } from "./decisions.js";
 
 const CHOICES = {
-  cheapest: "it alone has the lowest cost",
-  tie: "drawn among those that cost the least",
-  drawn: "drawn by chance, as the temperature says",
-  pinned: "the request named it",
-  only: "no other might be chosen",
+  cheapest: "the lowest cost",
+  tie: "random among ranks of equal lowest cost",
+  drawn: "random, weighted by the temperature",
+  pinned: "pinned by the request",
+  only: "the only eligible rank",
 };
 const KNOWN = [
   ["requests", "active_requests", "Live requests"],
-  ["prefill", "prefill_tokens", "Prompt tokens that were booked"],
-  ["left", "left_work_tokens", "Prompt tokens that are still to be computed"],
-  ["active", "active_blocks", "Blocks that live requests hold"],
-  ["run", "leading_run", "Leading blocks of the prompt that live requests have"],
-  ["cached", "external_blocks", "Leading blocks of the prompt that it holds, in whatever storage"],
-  ["on GPU", "gpu_blocks", "Those of them in GPU memory"],
-  ["+wait", "extra_wait_tokens", "Work before the prompt, above the least of the candidates"],
-  ["+prefill", "extra_prefill_tokens", "What the prompt would compute, above the least of the candidates"],
+  ["prefill", "prefill_tokens", "Booked prompt tokens, not yet computed"],
+  ["left", "left_work_tokens", "Prompt tokens left to compute"],
+  ["active", "active_blocks", "Blocks held by live requests"],
+  ["run", "leading_run", "Leading blocks of the prompt shared with live requests"],
+  ["cached", "external_blocks", "Leading blocks of the prompt held by the rank, in any storage"],
+  ["on GPU", "gpu_blocks", "Leading blocks of the prompt in GPU memory"],
+  ["+wait", "extra_wait_tokens", "Work queued before the prompt, above the minimum of the candidates"],
+  ["+prefill", "extra_prefill_tokens", "Prompt tokens to compute here, above the minimum of the candidates"],
 ];
 
 const FACTORS = {
-  weight: "How fit the rank is, up to 1: its cost is divided by it",
-  speed: "Its declared prefill speed over the median: its cost is divided by it",
-  factor: "What preferred taints of the request multiply its cost by",
+  weight: "Health weight of the rank, up to 1; divides the cost",
+  speed: "Declared prefill speed relative to the median; divides the cost",
+  factor: "Factor on the cost from the preferred taints of the request",
 };
 const TERMS = {
-  raw: "Prompt tokens that are booked here and all of this prompt's, in blocks",
-  credit: "Cached blocks of the prompt, by what they are worth, which come off raw",
-  prefill: "Raw less credit: what is to be computed, in blocks",
-  cached_tokens: "Tokens of the prompt that it holds, weighed by storage",
+  raw: "Booked prompt tokens plus all tokens of this prompt, in blocks",
+  credit: "Cached blocks of the prompt, weighted by tier; subtracted from raw",
+  prefill: "Raw minus credit: work to compute, in blocks",
+  cached_tokens: "Cached tokens of the prompt, weighted by tier",
   effective_prefill_tokens: "Tokens of the prompt that are not cached here",
-  own_work: "Prompt tokens that this prompt would still have to compute here",
-  booked_work: "Prompt tokens that unfinished prompts would compute here in all",
-  progress: "Of the oldest unfinished prompt, tokens that its KV events show to be done",
-  left_price: "What waits before the prompt: booked work less progress",
-  share_price: "How much dearer own work is because steps serve live requests, too",
-  request_price: "What live requests cost, each the same",
-  live_price: "What tokens that are active here cost; 0 unless decode counts",
-  memory_price: "What tokens cost that the KV cache has hardly room for",
-  outside_price: "What it costs to leave the ranks that this replica uses first",
-  decode: "Blocks of live requests and of this prompt, shared ones once",
+  own_work: "Tokens of this prompt left to compute here",
+  booked_work: "Prompt tokens to compute here for all unfinished prefills",
+  progress: "Computed tokens of the oldest unfinished prefill, according to KV events",
+  left_price: "Work queued before the prompt: booked work minus progress",
+  share_price: "Extra cost of own work, because steps also serve live requests",
+  request_price: "Fixed cost for each live request",
+  live_price: "Cost of active tokens; 0 unless decode counts",
+  memory_price: "Cost of tokens that hardly fit into the KV cache",
+  outside_price: "Cost of using a rank outside this replica's preferred ranks",
+  decode: "Blocks of live requests and of this prompt; shared blocks count once",
 };
 
-const RANK = { title: "rank", hint: "Worker and data-parallel rank; ★ was chosen", of: (row) => (row.chosen ? `★ ${rankText(row)}` : rankText(row)) };
+const RANK = { title: "rank", hint: "Worker and data-parallel rank; ★ marks the choice", of: (row) => (row.chosen ? `★ ${rankText(row)}` : rankText(row)) };
 
-const COST = { title: "cost", hint: "What the terms come to; the lowest is chosen", number: true, of: (row) => cost(row.terms.cost ?? null) };
+const COST = { title: "cost", hint: "Total cost from all terms; the lowest is chosen", number: true, of: (row) => cost(row.terms.cost ?? null) };
 
 // view: a DecisionView
 export function candidatesOf(view) {
@@ -72,13 +72,13 @@ export function candidatesOf(view) {
 function facts(view) {
   const chosen = view.candidates.find((row) => row.chosen);
   const shown = view.candidates.length;
-  const some = shown < view.candidate_count ? `; the ${shown} that matter are shown` : "";
+  const some = shown < view.candidate_count ? `; ${shown} shown` : "";
   const verdict = chosen ? `Rank ${rankText(chosen)} of ${view.candidate_count} candidates: ${CHOICES[view.choice]}` : "";
   const prompt = `${count(view.isl_tokens)} tokens, ${count(view.prompt_blocks)} blocks of ${view.block_size}; `
     + `${view.model_name}, tenant ${view.tenant_id}, policy ${view.policy}`;
   const notes = [];
-  if (view.would_wait) notes.push("It would wait: no rank has room now.");
-  if (view.waited) notes.push(`It waited ${view.waited.seconds.toFixed(2)} s in class ${view.waited.policy_class}.`);
+  if (view.would_wait) notes.push("The request would wait: no rank has capacity now.");
+  if (view.waited) notes.push(`The request waited ${view.waited.seconds.toFixed(2)} s in class ${view.waited.policy_class}.`);
   if (view.reported_share < 0.5) notes.push("Few ends of prefills are reported, so what is booked counts less.");
   return [el("p", { class: "verdict" }, `${verdict}${some}.`), el("p", { class: "facts" }, prompt),
     ...notes.map((note) => el("p", { class: "facts" }, note))];

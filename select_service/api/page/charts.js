@@ -1,4 +1,4 @@
-// The last ten minutes as the service has kept them, and from then on a point for every frame.
+// Charts: the last ten minutes from the service's history, then a point for every frame.
 
 import uPlot from "./uPlot.esm.js";
 import { el } from "./dom.js";
@@ -26,7 +26,7 @@ const CHARTS = [
   {
     title: "Requests",
     value: count,
-    incrs: WHOLE, // half a request has no label
+    incrs: WHOLE, // no axis labels at half requests
     series: [
       { label: "live", color: "--load", of: (now) => now.live },
       { label: "waiting", color: "--warn", of: (now) => now.waiting },
@@ -52,7 +52,7 @@ export class Charts {
     again();
   }
 
-  // points: [[time_s, what each series takes its value of], …], instead of all that is there
+  // Replaces all points.  points: [[time_s, values for the series], …]
   begin(points) {
     this.#times.length = 0;
     for (const { data } of this.#drawn) for (const series of data) series.length = 0;
@@ -60,7 +60,7 @@ export class Charts {
     for (const drawn of this.#drawn) this.#show(drawn);
   }
 
-  // now: what each series takes its value of
+  // Adds a point.  now: values for the series
   add(time_s, now) {
     this.#push(time_s, now);
     for (const drawn of this.#drawn) this.#show(drawn);
@@ -91,7 +91,7 @@ function keep(values, value) {
   if (values.length > POINTS_MAX) values.shift();
 }
 
-// In the legend, while the pointer is not on the chart.
+// Shows the newest values in the legend while the pointer is off the chart.
 function showNewest(plot) {
   if (plot.cursor.left >= 0 || !plot.data[0].length) return;
   plot.setLegend({ idx: plot.data[0].length - 1 }, false);

@@ -1,4 +1,4 @@
-// The last decisions, newest first, each with the question why.
+// List of recent decisions, newest first, each with a button that explains the decision.
 
 import { el } from "./dom.js";
 import { age, cost, count } from "./numbers.js";
@@ -12,13 +12,13 @@ export const rankText = (row) => (row.worker_id === null ? "gone" : nameOf(row.w
 export class Decisions {
   #root;
   #onWhy;
-  #rows = new Map(); // by number of the decision; they stay, so that the focus stays
+  #rows = new Map(); // by number of the decision; reused, so that the focus survives updates
   #body = el("tbody");
   #table = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Recent decisions" },
     el("table", {}, el("thead", {}, el("tr", {}, TITLES.map((title) =>
       el("th", { scope: "col", class: NUMBERS.has(title) ? "number" : "" }, title)))), this.#body));
 
-  // onWhy(number) is called with the number of a decision
+  // onWhy(number): called with the number of the decision to explain
   constructor(root, onWhy) {
     this.#root = root;
     this.#onWhy = onWhy;
@@ -26,11 +26,11 @@ export class Decisions {
 
   show(decisions) {
     if (!decisions.length) {
-      this.#root.replaceChildren(el("p", { class: "empty" }, "No decisions are kept, or none were made yet."));
+      this.#root.replaceChildren(el("p", { class: "empty" }, "No decisions yet, or recording is off (--decisions)."));
       return;
     }
     if (this.#table.parentNode !== this.#root) this.#root.replaceChildren(this.#table);
-    else if (this.#table.matches(":hover, :focus-within")) return; // nobody can press what moves away
+    else if (this.#table.matches(":hover, :focus-within")) return; // a row that moves away cannot be clicked
     const rows = new Map();
     for (const decision of decisions) {
       const row = this.#rows.get(decision.decision) ?? this.#row(decision);
@@ -41,7 +41,7 @@ export class Decisions {
     this.#arrange([...rows.values()].map((row) => row.node));
   }
 
-  // Only what is new is put in: a row that is moved would lose the focus.
+  // Insert only new rows: a row that is moved in the DOM loses the focus.
   #arrange(nodes) {
     const wanted = new Set(nodes);
     for (const node of [...this.#body.children]) if (!wanted.has(node)) node.remove();

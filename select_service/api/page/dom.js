@@ -1,5 +1,5 @@
-// Elements made of values.  Every text becomes a text node: nothing that came from the service is
-// ever read as HTML.
+// Construction of DOM elements.  Every text becomes a text node: nothing from the service is ever
+// parsed as HTML.
 
 export function el(tag, properties = {}, ...children) {
   const made = document.createElement(tag);
@@ -14,7 +14,7 @@ export function el(tag, properties = {}, ...children) {
 
 export const byId = (id) => document.getElementById(id);
 
-// Writes only what is new: most of a large fleet is as it was a second ago.
+// Write only changes: most of a large fleet is the same as a second ago.
 export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
@@ -23,7 +23,7 @@ export function setData(node, name, value) {
   if (node.dataset[name] !== value) node.dataset[name] = value;
 }
 
-// A table of texts (or nodes); columns: {title, number, of: row => text}.
+// Returns a table of texts or nodes; columns: {title, number, hint, of: row => text}.
 export function table(columns, rows, rowProperties = () => ({})) {
   const cell = (column, row) =>
     el("td", column.number ? { class: "number" } : {}, column.of(row));

@@ -1,15 +1,15 @@
-// The map of the fleet: a cell for every rank, with its load and its KV usage as bars.
+// Map of the fleet: a cell for every rank, with its load and KV usage as bars.
 
 import { el, setData, setText } from "./dom.js";
 import { count, rate, share } from "./numbers.js";
 import { nameOf } from "./rates.js";
 
-const WIDE_MAX = 32; // up to so many ranks have cells with their numbers in them
-const NAMED_MAX = 256; // and up to so many their names
+const WIDE_MAX = 32; // most ranks for cells with numbers
+const NAMED_MAX = 256; // most ranks for cells with names
 const DOUBTFUL = new Set(["degraded", "unverified", "catching_up", "unconnected"]);
 const GOES_ON = new Set(["schedulable", "healthy", "suspicious"]);
 
-// Rows of one partition; what the page shows of a rank.
+// Returns the rows of one partition: the values shown for each rank.
 function rowsOf({ ranks, checks_refused: refused }, eventsPerS) {
   const unchecked = new Set(refused);
   const mostTokens = Math.max(1, ...ranks.prefill_tokens);
@@ -39,7 +39,7 @@ function moodOf({ state, busy, eventState, unchecked }) {
 
 export function stateText({ state, busy, eventState, unchecked }) {
   const words = [state];
-  if (unchecked) words.push("refuses health checks");
+  if (unchecked) words.push("rejects health checks");
   if (busy) words.push("busy");
   if (DOUBTFUL.has(eventState)) words.push(`events ${eventState.replace("_", " ")}`);
   return words.join(", ");
@@ -58,7 +58,7 @@ export class Fleet {
     root.addEventListener("keydown", (event) => this.#move(event));
   }
 
-  // Shows a frame; returns all rows by name of the rank.
+  // Displays a frame; returns all rows by name of the rank.
   show(frame, eventsPerS) {
     const found = new Map();
     const groups = new Map();
@@ -125,7 +125,7 @@ export class Fleet {
     this.#onSelect(this.selected);
   }
 
-  // Arrow keys go from rank to rank; only one of a map is a stop of the tab key.
+  // Arrow keys move between ranks; each map is a single tab stop (roving tabindex).
   #move(event) {
     const cell = event.target.closest(".rank");
     if (!cell) return;

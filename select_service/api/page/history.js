@@ -1,8 +1,8 @@
-// What the service has kept of the last ten minutes, as points of the charts.
+// Conversion of the service's history of ten minutes into points of the charts.
 
-const WINDOW = 3; // samples that rates are made of: about as long as those of frames
+const WINDOW = 3; // samples per rate: about the window of live rates (see rates.js)
 
-// history: columns of samples, oldest first; returns [[time_s, values], …] as `Charts.begin` takes them.
+// Returns [[time_s, values], …] for `Charts.begin`.  history: columns of samples, oldest first
 export function pointsOf(history, now_s) {
   const { ages_s: ages } = history;
   const points = [];

@@ -1,4 +1,4 @@
-// Joins the parts of the page with the stream that they show.
+// Entry point: connects the parts of the page to the event stream.
 
 import { get, keepKey } from "./api.js";
 import { Ask } from "./ask.js";
@@ -67,7 +67,7 @@ function summarise(now) {
     "decisions/s": rate(now.decisionsPerS),
     "cache hits": share(now.hit),
     "events/s": rate(now.events),
-    "no event source": count(now.unconnected),
+    "without events": count(now.unconnected),
   };
   for (const [name, text] of Object.entries(texts)) {
     if (!tiles.has(name)) {
@@ -89,7 +89,7 @@ async function why(number) {
   }
 }
 
-// Asks for a key until one was given.
+// Shows the key dialog; resolves once a key was entered.
 function needKey(text) {
   const [dialog, form] = [byId("key"), byId("key-form")];
   setText(byId("key-text"), text);

@@ -1,4 +1,4 @@
-// Numbers as people read them.
+// Formatting of numbers for people.
 
 const plain = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });

@@ -1,4 +1,4 @@
-// All that is known of the rank that was selected.
+// Panel with all facts of the selected rank.
 
 import { get } from "./api.js";
 import { el, setText } from "./dom.js";
@@ -11,7 +11,7 @@ const LIVE = {
   "Prompt tokens to compute": (row) => count(row.prefillTokens),
   "Active blocks": (row) => count(row.activeBlocks),
   "KV cache used": (row) => share(row.kvUsage),
-  "KV events": (row) => (row.eventState ? row.eventState.replaceAll("_", " ") : "not listened to"),
+  "KV events": (row) => (row.eventState ? row.eventState.replaceAll("_", " ") : "no listener"),
   "Events per second": (row) => rate(row.eventsPerS),
   "Last event": (row) => (row.eventState ? age(row.eventAge_s) : "–"),
 };
@@ -30,7 +30,7 @@ export class RankPanel {
     this.#root = root;
   }
 
-  // row: undefined when the rank has left
+  // row: undefined once the rank has left
   update(row) {
     for (const [name, node] of this.#values) setText(node, row ? LIVE[name](row) : "–");
   }
@@ -58,7 +58,7 @@ export class RankPanel {
   #showRecord(record, dpRank) {
     const events = record.kv_events?.[dpRank];
     const health = record.health?.ranks?.[dpRank];
-    const told = record.predictions?.[dpRank];
+    const predictions = record.predictions?.[dpRank];
     this.#add("Endpoint", record.endpoint);
     this.#add("Events from", record.kv_events_endpoints?.[dpRank] ?? record.kv_events_endpoint);
     this.#add("Missing", record.not_schedulable_reasons?.join("; "));
@@ -66,10 +66,10 @@ export class RankPanel {
     this.#add("Taints", record.taints.join(", "));
     this.#add("Connection", connectionText(events));
     this.#add("Last error", events?.last_error);
-    this.#add("Health check refused", health?.misconfigured);
+    this.#add("Health checks rejected", health?.misconfigured);
     this.#add("Health", health?.cause ?? health?.last_error);
-    this.#add("Announced of its prompts", told?.trust == null ? null : share(told.trust));
-    this.#add("Suspect", told?.suspect);
+    this.#add("Prompt blocks announced", predictions?.trust == null ? null : share(predictions.trust));
+    this.#add("Probable fault", predictions?.suspect);
   }
 
   #add(name, text) {

@@ -1,18 +1,18 @@
-// What cumulative counts of frames come to by second: rates of events by rank, of decisions and of
-// the overlap of prompts.
+// Rates per second from the cumulative counts of frames: events by rank, decisions, and the overlap
+// of prompts.
 
 const WINDOW_S = 5;
 
 export const nameOf = (workerId, dpRank) => `${workerId}/${dpRank}`;
 
-// Remembers the last frames; `add` returns what has happened in the last seconds.
+// Window of recent frames; `add` returns the rates over the last WINDOW_S seconds.
 export class Rates {
   #seen = [];
 
   add(frame, now_s) {
     const counted = countsOf(frame, now_s);
     const last = this.#seen.at(-1);
-    if (last && counted.decided < last.decided) this.#seen = []; // the service began anew
+    if (last && counted.decided < last.decided) this.#seen = []; // the service was restarted
     this.#seen.push(counted);
     while (this.#seen.length > 2 && this.#seen[1].now_s <= now_s - WINDOW_S) this.#seen.shift();
     const before = this.#seen[0];

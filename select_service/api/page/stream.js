@@ -1,16 +1,16 @@
-// One stream of frames, begun again when it breaks, and given up while nobody looks at the page.
-// fetch and not EventSource, which cannot send a key.
+// Event stream with automatic reconnection; closed while the page is hidden.
+// Uses fetch, because EventSource cannot send an authorization header.
 
 import { open, parse } from "./api.js";
 
 const PATIENCE_MS = 15_000;
 const PAUSE_MS_MAX = 15_000;
 
-// A frame came, and this page could make nothing of it.
+// A frame arrived that this page cannot display.
 class NotShown extends Error {}
 
-// Calls onHistory(history) once for each stream, onFrame(frame), onState(state, text) with "live", "waiting" or "stopped", and needKey(text),
-// whose promise is kept once there is one.
+// Runs the stream: onHistory(history) once per connection, onFrame(frame), onState(state, text) with
+// state "live", "waiting" or "stopped", and needKey(text), which resolves once a key was entered.
 export async function watch({ onHistory, onFrame, onState, needKey }) {
   let pause_ms = 500;
   for (;;) {
@@ -28,14 +28,14 @@ export async function watch({ onHistory, onFrame, onState, needKey }) {
         },
       };
       await follow(abort, onEvent);
-      onState("waiting", "the stream ended; trying again");
+      onState("waiting", "stream ended; reconnecting");
     } catch (error) {
       if (error.status === 401) {
-        onState("stopped", "a key is needed");
+        onState("stopped", "API key required");
         await needKey(error.message);
         continue;
       }
-      onState(error.status === 403 ? "stopped" : "waiting", told(error, abort));
+      onState(error.status === 403 ? "stopped" : "waiting", failureText(error, abort));
     } finally {
       document.removeEventListener("visibilitychange", hide);
     }
@@ -44,14 +44,14 @@ export async function watch({ onHistory, onFrame, onState, needKey }) {
   }
 }
 
-function told(error, abort) {
+function failureText(error, abort) {
   if (abort.signal.reason === "hidden") return "paused";
   if (error.status) return error.message;
-  if (error instanceof NotShown) return `what came cannot be shown: ${error.message}; trying again`;
-  return "the service does not answer; trying again";
+  if (error instanceof NotShown) return `frame cannot be displayed: ${error.message}; reconnecting`;
+  return "service not answering; reconnecting";
 }
 
-// onEvent: by the name of the event, what takes its data
+// onEvent: handler of the data, by event name
 async function follow(abort, onEvent) {
   let silent = setTimeout(() => abort.abort("silent"), PATIENCE_MS);
   try {
@@ -65,7 +65,7 @@ async function follow(abort, onEvent) {
       rest = events.pop();
       for (const event of events) {
         clearTimeout(silent);
-        const interval_s = shown(event, onEvent);
+        const interval_s = dispatch(event, onEvent);
         silent = setTimeout(() => abort.abort("silent"), PATIENCE_MS + 3000 * interval_s);
       }
     }
@@ -75,15 +75,15 @@ async function follow(abort, onEvent) {
   }
 }
 
-// After how many seconds the next event is to come.
-function shown(event, onEvent) {
+// Handles an event; returns the seconds until the next event is due.
+function dispatch(event, onEvent) {
   try {
     const name = /^event: (.*)$/m.exec(event)?.[1];
     const body = parse(event.slice(event.indexOf("data: ") + 6));
-    onEvent[name]?.(body); // an event of a later release is left out
+    onEvent[name]?.(body); // ignore unknown events of later releases
     return body.interval_s ?? 0;
   } catch (error) {
-    console.error(error); // a fault of the page, and not of the connection
+    console.error(error); // a bug of the page, not a connection failure
     throw new NotShown(error.message, { cause: error });
   }
 }

@@ -1,9 +1,9 @@
-// What waits, and how the replicas agree.
+// Tables of the queue and of the replicas.
 
 import { el, table } from "./dom.js";
 import { age, count } from "./numbers.js";
 
-const NOT_SHOWN = "The key that is used may not see this.";
+const NOT_SHOWN = "Hidden: the API key has no permission to see this.";
 
 const CLASSES = [
   { title: "class", of: (row) => row.policy_class },
@@ -13,13 +13,13 @@ const CLASSES = [
 
 const PEERS = [
   { title: "peer", of: (peer) => peer.endpoint },
-  { title: "connection", of: (peer) => (peer.self ? "itself" : peer.connected ? "stands" : "× none") },
-  { title: "last heard", of: (peer) => age(peer.seconds_since_last_frame) },
-  { title: "differs by", number: true, hint: "Reservations that one side has and the other has not",
+  { title: "connection", of: (peer) => (peer.self ? "itself" : peer.connected ? "connected" : "× none") },
+  { title: "last message", of: (peer) => age(peer.seconds_since_last_frame) },
+  { title: "differs by", number: true, hint: "Reservations known to one side only",
     of: (peer) => count(peer.divergence_reservations) },
-  { title: "tokens", number: true, hint: "Prefill tokens that one side counts and the other does not",
+  { title: "tokens", number: true, hint: "Prefill tokens counted by one side only",
     of: (peer) => count(peer.divergence_prefill_tokens) },
-  { title: "lost", number: true, hint: "Events that are known not to have arrived", of: (peer) => count(peer.lost) },
+  { title: "lost", number: true, hint: "Events known to be lost", of: (peer) => count(peer.lost) },
   { title: "repairs", number: true, of: (peer) => count(peer.repairs.runs) },
   { title: "last error", of: (peer) => peer.last_error ?? "" },
 ];
@@ -32,8 +32,8 @@ export function showQueue(root, frame) {
 
 function queueOf({ queue, queueing }) {
   if (queue === undefined) return empty(NOT_SHOWN);
-  if (!queueing) return empty("Requests do not wait for room: no queue is configured.");
-  return queue.length ? table(CLASSES, queue) : empty("Nothing has waited yet.");
+  if (!queueing) return empty("Queueing is off: requests are placed or refused at once.");
+  return queue.length ? table(CLASSES, queue) : empty("No request has waited yet.");
 }
 
 export function showReplicas(root, frame) {

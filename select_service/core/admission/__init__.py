@@ -1,5 +1,4 @@
-"""Who may pass: busy thresholds, the waiting queue, priority tiers.
+"""Admission: busy thresholds, the waiting queue, and priority tiers.
 
-A further reason to refuse a request or to let it wait enters here; which rank a request gets does
-not.
+New reasons to refuse or queue a request belong here; the choice of a rank does not.
 """

@@ -1,26 +1,30 @@
-"""The admission stage as plain numbers, for metrics."""
+"""Numbers of the admission stage, for metrics."""
 
 from collections.abc import Generator, Mapping
 from typing import NamedTuple
 
-from select_service.bodies.admission import BusyThresholdView
-from select_service.core.admission.busy import BusyCounts
-from select_service.core.admission.gate import Gate
+from select_service.core.admission.admission_gate import AdmissionGate
+from select_service.core.admission.busy_check import BusyCounts
 from select_service.core.admission.waiting_list import Backlog
-from select_service.core.engines.engine_load import EngineReading
-from select_service.core.fleet.partition import Partition
-from select_service.core.histogram import Histogram
+from select_service.core.duration_histogram import DurationHistogram
 from select_service.core.identity import PartitionKey, Rank
+from select_service.core.registry.fleet.partition import Partition
+from select_service.core.workers.engine_load import EngineReading
+from select_service.schemas.admission import BusyThresholdView
 
-NO_BOUND = Backlog(0, 0)
+NO_BACKLOG_LIMIT = Backlog(0, 0)
 
 
 RANKS_PER_STEP = 256
-"""Ranks whose engines' readings are looked at before others may be served."""
+"""Ranks with engine readings handled in one step of the event loop."""
 
 
 class AdmissionReport(NamedTuple):
-    """issued: requests that were judged, the waiting ones among them;  bounds: of what may wait."""
+    """Numbers of the admission stage.
+
+    issued: number of requests judged, including waiting ones
+    bounds: limits of the waiting requests
+    """
 
     issued: int
     rejected: int
@@ -30,7 +34,7 @@ class AdmissionReport(NamedTuple):
     shed: Mapping[str, int]
     tier_shed: Mapping[str, bool]
     classes: Mapping[str, Backlog]
-    waits: Mapping[str, Histogram]
+    waits: Mapping[str, DurationHistogram]
     busy: Mapping[PartitionKey, BusyCounts]
     thresholds: tuple[BusyThresholdView, ...]
     engine_readings: Mapping[tuple[PartitionKey, Rank], EngineReading]
@@ -38,40 +42,40 @@ class AdmissionReport(NamedTuple):
 
 
 def admission_report(
-    gate: Gate, partitions: Mapping[PartitionKey, Partition], now: float
+    gate: AdmissionGate, partitions: Mapping[PartitionKey, Partition], now: float
 ) -> Generator[None, None, AdmissionReport]:
-    """The numbers of now, in steps.  Costs O(ranks + waiting classes)."""
+    """Return the current numbers, in steps.  Costs O(ranks + waiting classes)."""
     tally, tiers, rules = gate.tally, gate.tiers, gate.rules
-    busy = yield from _busy(gate, partitions)
-    readings, stale = yield from _engines(gate, partitions, now)
-    outcomes = tally.outcomes()
+    busy = yield from _busy_counts(gate, partitions)
+    readings, stale = yield from _fresh_readings(gate, partitions, now)
+    outcomes = tally.outcome_counts()
     models = {key.model_name for key in partitions}
     return AdmissionReport(
         issued=sum(outcomes.values()) + gate.waiting.requests,
-        rejected=tally.rejected,
+        rejected=tally.n_rejected,
         waiting=Backlog(gate.waiting.requests, gate.waiting.isl_tokens),
-        bounds=NO_BOUND if rules is None else Backlog(*rules.bounds),
+        bounds=NO_BACKLOG_LIMIT if rules is None else Backlog(*rules.bounds),
         outcomes=outcomes,
         shed={tier: tally.shed_tiers[tier] for tier in tiers.names},
         tier_shed={tier: tier in tiers.shed_names for tier in tiers.names},
-        classes=gate.by_class(),
+        classes=gate.backlog_by_class(),
         waits={name: waits.copy() for name, waits in tally.waits.items()},
         busy=busy,
-        thresholds=tuple(gate.judge.thresholds.views(models)),
+        thresholds=tuple(gate.busy_check.thresholds.list_views(models)),
         engine_readings=readings,
         engine_stale=stale,
     )
 
 
-def _engines(
-    gate: Gate, partitions: Mapping[PartitionKey, Partition], now: float
+def _fresh_readings(
+    gate: AdmissionGate, partitions: Mapping[PartitionKey, Partition], now: float
 ) -> Generator[None, None, tuple[dict[tuple[PartitionKey, Rank], EngineReading], int]]:
-    """Fresh readings, and how many are stale."""
-    engines = gate.judge.engines
+    """Return the fresh readings, and the number of stale ones."""
+    engines = gate.busy_check.engines
     fresh, stale = {}, 0
     for key, partition in list(partitions.items()) if engines else ():
-        for number, rank in enumerate(partition.table.ranks(), 1):
-            heard = engines.last(rank)
+        for number, rank in enumerate(partition.table.sorted_ranks(), 1):
+            heard = engines.last_reading(rank)
             if heard is not None and engines.is_fresh(heard, now):
                 fresh[(key, rank)] = heard.reading
             else:
@@ -82,15 +86,16 @@ def _engines(
     return fresh, stale
 
 
-def _busy(
-    gate: Gate, partitions: Mapping[PartitionKey, Partition]
+def _busy_counts(
+    gate: AdmissionGate, partitions: Mapping[PartitionKey, Partition]
 ) -> Generator[None, None, dict[PartitionKey, BusyCounts]]:
-    """Empty when nobody is judged."""
+    """Return the busy counts of each partition; empty without thresholds."""
     found: dict[PartitionKey, BusyCounts] = {}
-    if gate.judge.thresholds.off:
+    if gate.busy_check.thresholds.is_off:
         return found
     for key, partition in list(partitions.items()):
+        # The partition may have been removed or replaced since the copy, between two steps.
         if partitions.get(key) is partition:
-            found[key] = gate.judge.counts(partition)
+            found[key] = gate.busy_check.count_busy(partition)
             yield
     return found

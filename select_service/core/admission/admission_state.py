@@ -1,18 +1,20 @@
-"""What operators see of the admission stage."""
+"""State of the admission stage, for operators."""
 
 from msgspec import UNSET
 
-from select_service.bodies.admission import (
+from select_service.core.admission.admission_gate import AdmissionGate
+from select_service.schemas.admission import (
     AdmissionState,
     BusyThresholdView,
     ClassState,
     DegradedModel,
 )
-from select_service.core.admission.gate import Gate
 
 
-def admission_state(gate: Gate, thresholds: list[BusyThresholdView]) -> AdmissionState:
-    """GET /admission."""
+def make_admission_state(
+    gate: AdmissionGate, thresholds: list[BusyThresholdView]
+) -> AdmissionState:
+    """Return the answer of GET /admission."""
     tiers, rules = gate.tiers, gate.rules
     return AdmissionState(
         tiers=list(tiers.names),
@@ -29,24 +31,25 @@ def admission_state(gate: Gate, thresholds: list[BusyThresholdView]) -> Admissio
                 waiting_requests=waiting.requests,
                 waiting_isl_tokens=waiting.isl_tokens,
             )
-            for name, waiting in sorted(gate.by_class().items())
+            for name, waiting in sorted(gate.backlog_by_class().items())
         ],
         thresholds=thresholds,
-        outcomes=gate.tally.outcomes(),
-        degraded=_degraded(gate) or UNSET,
+        outcomes=gate.tally.outcome_counts(),
+        # The field is absent, not empty, while no model is degraded.
+        degraded=_degraded_models(gate) or UNSET,
     )
 
 
-def _degraded(gate: Gate) -> list[DegradedModel]:
+def _degraded_models(gate: AdmissionGate) -> list[DegradedModel]:
     names = gate.tiers.names
     return [
         DegradedModel(
             model_name=model_name,
             level=brake.level,
             shed_tier=None if brake.shed_from is None else names[brake.shed_from],
-            refuses_new=brake.refuses,
+            refuses_new=brake.refuses_all,
             batch_multiplier=brake.batch_share,
             latency_multiplier=brake.latency_share,
         )
-        for model_name, brake in sorted(gate.brakes.items())
+        for model_name, brake in sorted(gate.load_shed_rules.items())
     ]

@@ -1,113 +1,114 @@
-"""Compiled loops of admission: which of the candidates are not busy.
+"""Kernels of the busy check over the slots of a partition.
 
-Arrays have one row per slot of a partition.  A limit that is not set is infinite, and so is a
-capacity that is not known; infinity times zero is no number, and nothing is above that.
+Missing limits and unknown capacities are infinite.  Infinity times zero is NaN, and no number
+exceeds NaN, so such a limit excludes no rank.
 """
 
 # mypy: ignore-errors
-# The decorator erases the signature, so that checking types here would prove nothing.
+# mypy is off: the decorator erases the signature, so checking types here would
+# prove nothing.
 
 import numpy as np
 
-from indexer.compiled import compiled
-from select_service.core.load.kernels import active_blocks_of
-from select_service.core.load.load_layout import (
+from indexer.index.header_kernels import HEADER, f64_view, i64_view
+from indexer.jit.decorators import compiled
+from select_service.core.load.compiled.active_load_kernels import active_blocks_of
+from select_service.core.load.compiled.load_layout import (
     FRACTIONAL_BLOCKS,
+    FRACTIONS,
+    N_TOTALS,
     PREFILL_TOKENS,
+    TOTALS,
     WHOLE_BLOCKS,
 )
+from select_service.core.workers.rank_table_layout import BATCH_TOKENS, KV_BLOCKS, KV_USAGE
 
 I64 = np.int64
 
 
-@compiled(
-    "int64(boolean[::1], int64[:, ::1], float64[::1], float64[::1], float64[::1], float64[::1],"
-    " float64, float64, float64, float64, boolean[::1])",
-)
-def free_ranks(
-    candidates,
-    totals,
-    fractions,
-    kv_blocks,
-    kv_usage,
-    batch_tokens,
-    decode_max,
-    prefill_max,
-    room_max,
-    batches_max,
-    out,
-):
-    """out[slot] = is a candidate and below all limits; returns how many are.
+DECODE_MAX, PREFILL_MAX, ROOM_MAX, BATCHES_MAX = range(4)
+"""Limits, as in `RankLoadLimits`.
 
-    candidates   bool[n_slots];  totals int64[n_slots, N_TOTALS], fractions float64[n_slots]: load
-    kv_blocks    float64[n_slots], blocks of the KV cache
-    kv_usage     float64[n_slots], used part of it in the words of the engine; NaN: our own count
-    batch_tokens float64[n_slots], max_num_batched_tokens
-    decode_max   used part of the KV cache above which a rank is busy;  prefill_max: in tokens
-    room_max     active prefill tokens above which it has no room for one more prompt of a class;
-    batches_max  the same as a multiple of its batch_tokens
+DECODE_MAX: used share of the KV cache above which a rank is busy
+PREFILL_MAX: active prefill tokens above which a rank is busy
+ROOM_MAX: active prefill tokens above which there is no room for another prompt of a class
+BATCHES_MAX: the same limit as a multiple of max_num_batched_tokens
+"""
+BLOCKS_PER_S, TOKENS_PER_S, UNKNOWN_S = range(3)
+"""Drain rates of a rank, and the seconds of a drain without a rate."""
+
+
+@compiled()
+def _active_blocks(load, slot):
+    totals, row = i64_view(load, TOTALS), slot * N_TOTALS
+    fraction = f64_view(load, FRACTIONS)[slot]
+    return active_blocks_of(totals[row + WHOLE_BLOCKS], totals[row + FRACTIONAL_BLOCKS], fraction)
+
+
+@compiled(f"int64(boolean[::1], {HEADER}, {HEADER}, UniTuple(float64, 4), boolean[::1])")
+def fill_free_ranks(candidates, load, ranks, limits, out):
+    """Write whether each slot is a candidate below all limits to `out`; return their number.
+
+    candidates  bool[n_slots]
+    load        header of the load, see load_layout
+    ranks       header of the rank table, see rank_table_layout; a NaN in KV_USAGE means that the
+                own count applies
+    limits      four numbers, see DECODE_MAX
     """
     n_free = I64(0)
-    tokens_max = min(prefill_max, room_max)
+    totals, batch_tokens = i64_view(load, TOTALS), f64_view(ranks, BATCH_TOKENS)
+    tokens_max, batches_max = min(limits[PREFILL_MAX], limits[ROOM_MAX]), limits[BATCHES_MAX]
     for slot in range(candidates.shape[0]):
-        tokens = float(totals[slot, PREFILL_TOKENS])
+        tokens = float(totals[slot * N_TOTALS + PREFILL_TOKENS])
+        # Bitwise operators avoid branches, so the compiler can vectorize the loop.
         loaded = (tokens > tokens_max) | (tokens > batches_max * batch_tokens[slot])
         out[slot] = candidates[slot] & (not loaded)
         n_free += out[slot]
+    # Most models have no block threshold and skip the second loop.
+    decode_max = limits[DECODE_MAX]
     if decode_max == np.inf:
         return n_free
     n_free = I64(0)
+    kv_blocks, kv_usage = f64_view(ranks, KV_BLOCKS), f64_view(ranks, KV_USAGE)
     for slot in range(candidates.shape[0]):
-        row = totals[slot]
-        blocks = active_blocks_of(row[WHOLE_BLOCKS], row[FRACTIONAL_BLOCKS], fractions[slot])
+        blocks = _active_blocks(load, slot)
         told = kv_usage[slot]
+        # NaN is unequal to itself.
         usage = blocks / kv_blocks[slot] if told != told else told
+        # `not >` instead of `<=`: NaN, from an unknown capacity, must not make a rank busy.
         out[slot] &= not usage > decode_max
         n_free += out[slot]
     return n_free
 
 
 @compiled()
-def drain_s(work, per_second, unknown_s):
-    """Seconds until `work` has drained."""
+def drain_seconds(work, per_second, unknown_s):
+    """Return the seconds until `work` has drained; `unknown_s` without a rate."""
     if work <= 0.0:
         return 0.0
     seconds = work / per_second if per_second > 0.0 else np.inf
     return unknown_s if seconds == np.inf else seconds
 
 
-@compiled(
-    "float64(boolean[::1], int64[:, ::1], float64[::1], float64[::1], float64[::1], float64,"
-    " float64, float64, float64, float64)",
-)
-def least_wait_s(
-    candidates,
-    totals,
-    fractions,
-    kv_blocks,
-    kv_usage,
-    decode_max,
-    prefill_max,
-    blocks_per_s,
-    tokens_per_s,
-    unknown_s,
-):
-    """Seconds until the first candidate is below both busy thresholds, if every rank drains at
-    these rates; arguments as for `free_ranks`.
+@compiled(f"float64(boolean[::1], {HEADER}, {HEADER}, UniTuple(float64, 4), UniTuple(float64, 3))")
+def least_wait_seconds(candidates, load, ranks, limits, rates):
+    """Return the seconds until the first candidate is below both busy thresholds.
 
-    unknown_s: for what has no rate
+    Assumes that every rank drains at the given rates.  Other arguments: see `fill_free_ranks`.
+
+    rates: three numbers, see BLOCKS_PER_S
     """
-    least = np.inf
+    kv_blocks, kv_usage = f64_view(ranks, KV_BLOCKS), f64_view(ranks, KV_USAGE)
+    totals, least = i64_view(load, TOTALS), np.inf
     for slot in range(candidates.shape[0]):
         if candidates[slot]:
             used = kv_usage[slot] * kv_blocks[slot]
             if kv_usage[slot] != kv_usage[slot]:
-                row = totals[slot]
-                used = active_blocks_of(row[WHOLE_BLOCKS], row[FRACTIONAL_BLOCKS], fractions[slot])
-            blocks = used - decode_max * kv_blocks[slot]
-            tokens = float(totals[slot, PREFILL_TOKENS]) - prefill_max
-            wait = drain_s(tokens, tokens_per_s, unknown_s)
-            if np.isfinite(blocks):  # else there is no threshold or no capacity
-                wait = max(wait, drain_s(blocks, blocks_per_s, unknown_s))
+                used = _active_blocks(load, slot)
+            blocks = used - limits[DECODE_MAX] * kv_blocks[slot]
+            tokens = float(totals[slot * N_TOTALS + PREFILL_TOKENS]) - limits[PREFILL_MAX]
+            wait = drain_seconds(tokens, rates[TOKENS_PER_S], rates[UNKNOWN_S])
+            if np.isfinite(blocks):  # otherwise without threshold or capacity
+                wait = max(wait, drain_seconds(blocks, rates[BLOCKS_PER_S], rates[UNKNOWN_S]))
             least = min(least, wait)
     return least

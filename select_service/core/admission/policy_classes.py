@@ -1,13 +1,12 @@
-"""Policy classes: in which queue a request waits, in which order that queue is served, and how full
-it may get.
+"""Policy classes: the queue of a request, the order of service, and the limits of the queue.
 
-A client names a *family* (header `x-dynamo-meta-policy-class`); the service knows how many tokens
-of the prompt no candidate has cached, which puts it in a *bucket*; family and bucket together name
-one class.  A class without family and bucket is *explicit*: only its exact name selects it.
-Unknown names count as the default family.
+A client names a *family* (header `x-dynamo-meta-policy-class`).  The uncached prompt tokens (cached
+on no candidate) select a *bucket*.  Family and bucket together select one class.  A class without
+family and bucket is *explicit*: only its exact name selects it.  Unknown names count as the default
+family.
 
 Source: the policy file of the reference (Dynamo router, "Policy-Class Queues"); `lcfs` and `work`
-are ours.
+are extensions.
 """
 
 from bisect import bisect_right
@@ -30,17 +29,19 @@ _Count = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
 
 
 class PolicyError(ValueError):
-    """One line that says what is wrong with a policy document."""
+    """Error in a policy document, described in one line."""
 
 
 class PolicyClass(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One queue.
+    """Policy class: the rules of one queue.
 
     quantum: tokens of credit per round of the deficit round robin
     prefill_busy_threshold, ..._frac: a rank is busy for this class when its active prefill tokens
-        exceed the first, or the second times its max_num_batched_tokens; none given: 16 times.
-        With the queue policy `work` its work left must exceed both (see `room`)
-    ..._limit_per_worker: bounds of what may wait, times the number of workers
+        exceed the first, or the second times its max_num_batched_tokens.  Without either, the
+        factor
+        is 16.  With the queue policy `work` the remaining work must exceed both (see
+        `headroom_parameters`)
+    ..._limit_per_worker: limits of the queue, multiplied by the number of workers
     """
 
     name: _Name
@@ -55,49 +56,56 @@ class PolicyClass(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     cached_token_queue_limit_per_worker: _Count | None = None
 
     @property
-    def holds(self) -> bool:
-        """Is room for it said by the work that is left, and not by the load?"""
+    def waits_for_work(self) -> bool:
+        """Whether remaining work, instead of load, determines room."""
         return self.queue_policy == "work"
 
     @property
-    def room(self) -> tuple[bool, int | None, float | None]:
-        """What says on which ranks there is room for it."""
-        return self.holds, self.prefill_busy_threshold, self.prefill_busy_threshold_frac
+    def headroom_parameters(self) -> tuple[bool, int | None, float | None]:
+        """Parameters that determine the ranks with room for this class."""
+        return self.waits_for_work, self.prefill_busy_threshold, self.prefill_busy_threshold_frac
 
 
-class Bucket(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Prompts of at least `min_tokens` uncached tokens, up to the next bucket."""
+class CacheBucket(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Bucket of prompts with at least `min_tokens` uncached tokens, up to the next bucket."""
 
     min_tokens: _Count
     bucket: _Name
 
 
 class PolicyDocument(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The classes of every model that has none of its own."""
+    """Classes of all models without a document of their own."""
 
     default_policy_family: _Name
-    uncached_isl_buckets: Annotated[list[Bucket], Meta(min_length=1, max_length=BUCKETS_MAX)]
+    uncached_isl_buckets: Annotated[list[CacheBucket], Meta(min_length=1, max_length=BUCKETS_MAX)]
     policy_classes: Annotated[list[PolicyClass], Meta(min_length=1, max_length=CLASSES_MAX)]
 
 
 class PolicyFile(PolicyDocument, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The document and those of single models, which replace it as a whole."""
+    """Policy document, with complete replacements for single models."""
 
     models: Annotated[dict[_Name, PolicyDocument], Meta(max_length=MODELS_MAX)] = {}
 
 
-class Profile:
-    """The classes of one model, checked, and the way from a request to its class."""
+class PolicyClassProfile:
+    """Validated classes of one model, with the mapping from requests to classes."""
 
     def __init__(self, document: PolicyDocument) -> None:
-        """Raises PolicyError unless every pair of family and bucket names exactly one class."""
+        """Validate a document.
+
+        Raises PolicyError unless every pair of family and bucket selects exactly one class.
+        """
         self.classes: Sequence[PolicyClass] = tuple(document.policy_classes)
-        self.only = self.classes[0] if len(self.classes) == 1 else None
-        """The class of all requests, if there are no others."""
-        self.holds = any(each.holds for each in self.classes)
-        self.only_by_load = None if self.holds else self.only
-        self.rooms: Sequence[PolicyClass] = tuple({c.room: c for c in self.classes}.values())
-        """One class for each way to have room."""
+        self.only_class = self.classes[0] if len(self.classes) == 1 else None
+        """Class of all requests, if there is only one class."""
+        self.waits_for_work = any(each.waits_for_work for each in self.classes)
+        # Lets the gate skip the size of the prompt, which needs an index lookup.
+        self.only_class_by_load = None if self.waits_for_work else self.only_class
+        # Later classes with equal parameters replace earlier ones: each kind of room occurs once.
+        self.headroom_classes: Sequence[PolicyClass] = tuple(
+            {c.headroom_parameters: c for c in self.classes}.values()
+        )
+        """One class for each different way to have room."""
         self._floors = [bucket.min_tokens for bucket in document.uncached_isl_buckets]
         self._buckets = [bucket.bucket for bucket in document.uncached_isl_buckets]
         self.default_family = document.default_policy_family
@@ -108,19 +116,22 @@ class Profile:
         self._fill_matrix()
         self._check_matrix()
 
-    def knows(self, wanted: str) -> bool:
-        """Is it a family or an explicit class?  If not, it counts as the default family."""
-        return wanted in self._matrix or wanted in self._explicit
+    def is_known_name(self, name: str) -> bool:
+        """Return whether the name is a family or an explicit class; others count as the default
+        family.
+        """
+        return name in self._matrix or name in self._explicit
 
-    def names(self) -> Sequence[str]:
-        """What a request may ask for."""
+    def selectable_names(self) -> Sequence[str]:
+        """Return the names a request may use."""
         return (*self._matrix, *self._explicit)
 
-    def class_of(self, wanted: str | None, uncached_tokens: int) -> int:
-        """Index of the class of a request."""
-        if wanted in self._explicit:
-            return self._explicit[wanted]
-        family = self._matrix.get(wanted or self.default_family)
+    def find_class(self, name: str | None, uncached_tokens: int) -> int:
+        """Return the index of the class of a request."""
+        if name in self._explicit:
+            return self._explicit[name]
+        family = self._matrix.get(name or self.default_family)
+        # Unknown families count as the default one, like in the reference.
         family = family or self._matrix[self.default_family]
         return family[self._buckets[bisect_right(self._floors, uncached_tokens) - 1]]
 
@@ -129,15 +140,15 @@ class Profile:
             if each.policy_family is None or each.cache_bucket is None:
                 if each.policy_family is not None or each.cache_bucket is not None:
                     raise PolicyError(
-                        f"policy class `{each.name}` must have both policy_family and "
-                        "cache_bucket, or neither to be chosen by its name alone"
+                        f"policy class `{each.name}` needs both policy_family and cache_bucket, "
+                        "or neither to be selected by its exact name"
                     )
                 continue
             row = self._matrix.setdefault(each.policy_family, {})
             if each.cache_bucket not in self._buckets:
                 raise PolicyError(
-                    f"policy class `{each.name}` names the bucket `{each.cache_bucket}`, which is "
-                    "not among uncached_isl_buckets"
+                    f"policy class `{each.name}` has the unknown bucket `{each.cache_bucket}`: "
+                    "add it to uncached_isl_buckets"
                 )
             if each.cache_bucket in row:
                 raise PolicyError(
@@ -162,7 +173,7 @@ class Profile:
             raise PolicyError(f"`{min(both)}` is an explicit policy class and a policy family")
 
 
-def _check_buckets(buckets: Sequence[Bucket]) -> None:
+def _check_buckets(buckets: Sequence[CacheBucket]) -> None:
     floors = [bucket.min_tokens for bucket in buckets]
     if floors[0] != 0:
         raise PolicyError("the first of uncached_isl_buckets must have min_tokens 0")
@@ -177,41 +188,46 @@ def _check_names(classes: Sequence[PolicyClass]) -> None:
     names = [each.name for each in classes]
     for name in names:
         if names.count(name) > 1:
-            raise PolicyError(f"two policy classes are called `{name}`")
+            raise PolicyError(f"two policy classes have the name `{name}`: rename one")
 
 
 class QueueBounds(NamedTuple):
-    """What may wait in the whole process, whatever the classes allow."""
+    """Limits of all waiting requests of the process, besides those of the classes."""
 
     requests_max: int = 4096
     isl_tokens_max: int = 64_000_000
 
 
 class QueueRules:
-    """Which classes each model has, when queueing is on."""
+    """Classes of each model, with queueing on."""
 
     def __init__(
         self,
-        default: Profile,
-        of_model: Mapping[str, Profile] | None = None,
+        default: PolicyClassProfile,
+        of_model: Mapping[str, PolicyClassProfile] | None = None,
         *,
         timeout_s: float = 0.0,
         bounds: QueueBounds | None = None,
     ) -> None:
-        """timeout_s: how long a request waits at most; 0 = for ever."""
+        """Build the rules.
+
+        timeout_s: maximum waiting time, seconds; 0 = for ever
+        """
         self._default = default
         self._of_model = dict(of_model or {})
         self.timeout_s = timeout_s
         self.bounds = bounds or QueueBounds()
-        self.holds = any(profile.holds for profile in (default, *self._of_model.values()))
-        """Does any class have room by the work that is left?"""
+        self.waits_for_work = any(
+            profile.waits_for_work for profile in (default, *self._of_model.values())
+        )
+        """Whether remaining work determines room for any class."""
 
-    def profile(self, model_name: str) -> Profile:
+    def profile_of(self, model_name: str) -> PolicyClassProfile:
         return self._of_model.get(model_name, self._default)
 
 
-def single_class(policy: QueuePolicy, threshold_frac: float) -> Profile:
-    """The profile without a policy file: one class for everything."""
+def single_class_profile(policy: QueuePolicy, threshold_frac: float) -> PolicyClassProfile:
+    """Return the profile used without a policy file: one class for all requests."""
     only = PolicyClass(
         name="default",
         policy_family="default",
@@ -219,10 +235,10 @@ def single_class(policy: QueuePolicy, threshold_frac: float) -> Profile:
         queue_policy=policy,
         prefill_busy_threshold_frac=threshold_frac,
     )
-    return Profile(
+    return PolicyClassProfile(
         PolicyDocument(
             default_policy_family="default",
-            uncached_isl_buckets=[Bucket(min_tokens=0, bucket="all")],
+            uncached_isl_buckets=[CacheBucket(min_tokens=0, bucket="all")],
             policy_classes=[only],
         )
     )

@@ -1,36 +1,39 @@
-"""Priority tiers, and which of them are shed.
+"""Priority tiers and the shed tier.
 
-Tiers are ordered from the highest to the lowest.  Shedding a tier refuses it and everything below
-it, whatever the load is: a plain switch, for an operator or for a controller that knows how much
-capacity is left.
+Tiers are ordered from the highest to the lowest.  Shedding a tier refuses this tier and all lower
+ones at any load.  The switch is meant for operators, or for a controller that knows the remaining
+capacity.
 
 Source: "Priority-Based Traffic Shedding" of the fault tolerance requirements of Dynamo: a request
-is accepted when its tier is above the shed one.
+is accepted when its tier is above the shed tier.
 """
 
 from collections.abc import Sequence
 
-from select_service.errors import BadRequest
+from select_service.base.errors import BadRequest
 
 SHED_RETRY_AFTER_S = 30
-"""Shedding lasts until somebody ends it, so there is nothing to estimate."""
+"""Retry-After of shed tiers, seconds; a fixed number, as an operator ends the shedding."""
 
 
 class PriorityTiers:
-    """Names of tiers, highest first, and the switch."""
+    """Names of the tiers, highest first, and the shed tier."""
 
     def __init__(self, names: Sequence[str], default: str) -> None:
-        """default: the tier of requests that name none; one of `names`."""
+        """Build the tiers.
+
+        default: tier of requests without one, among `names`
+        """
         assert default in names
         self.names = tuple(names)
         self.default = self.names.index(default)
-        self._places = {name: place for place, name in enumerate(names)}
+        self._indexes = {name: place for place, name in enumerate(names)}
         self._shed_from: int | None = None
         self.changes = 0
 
     @property
     def shed_tier(self) -> str | None:
-        """The highest tier that is shed."""
+        """Highest shed tier."""
         return None if self._shed_from is None else self.names[self._shed_from]
 
     @property
@@ -38,21 +41,24 @@ class PriorityTiers:
         return () if self._shed_from is None else self.names[self._shed_from :]
 
     @property
-    def shedding(self) -> bool:
+    def is_shedding(self) -> bool:
         return self._shed_from is not None
 
-    def shed(self, name: str | None) -> None:
-        """Shed `name` and all below it; None accepts every tier.  Raises BadRequest."""
+    def set_shed_tier(self, name: str | None) -> None:
+        """Shed `name` and all lower tiers; None accepts every tier.  Raises BadRequest."""
         self._shed_from = None if name is None else self.index_of(name)
         self.changes += 1
 
     def index_of(self, name: str | None) -> int:
-        """Place of a request's tier, 0 the highest.  Raises BadRequest for an unknown name."""
+        """Return the index of a request's tier, 0 for the highest.  Raises BadRequest for an
+        unknown name.
+        """
         if name is None:
             return self.default
-        place = self._places.get(name)
+        place = self._indexes.get(name)
         if place is None:
             known = ", ".join(self.names)
+            # The name comes from a client and may be long, hence the cut.
             raise BadRequest(f"priority tier `{name[:64]}` is unknown; the tiers are {known}")
         return place
 

@@ -1,7 +1,6 @@
-"""All requests that wait in the process: a queue per partition, their ids and deadlines, and the
-bounds of it all.
+"""All waiting requests of the process: queues by partition, ids, deadlines and overall limits.
 
-A ticket is in exactly one queue, and counted here, from `add` until it is removed or forgotten.
+A ticket is in exactly one queue, and counted here, from `add` until removed or forgotten.
 """
 
 from collections.abc import Iterator
@@ -12,59 +11,63 @@ from typing import NamedTuple
 import numpy as np
 from sortedcontainers import SortedDict
 
+from select_service.base.errors import Conflict, NoWorkers, QueueFull, SelectError
+from select_service.core.admission.partition_queue import (
+    PartitionQueue,
+    TableVersion,
+    WaitingTicket,
+)
 from select_service.core.admission.policy_classes import QueueBounds
-from select_service.core.admission.queue_view import bits_of
-from select_service.core.admission.waiting import PartitionQueue, TableVersion, Ticket
-from select_service.core.decide.candidates import candidates
-from select_service.core.fleet.partition import Partition
+from select_service.core.admission.queue_headroom import mask_to_int
 from select_service.core.identity import PartitionKey
-from select_service.errors import Conflict, NoWorkers, QueueFull, SelectError
+from select_service.core.placement.candidates import find_candidates
+from select_service.core.registry.fleet.partition import Partition
 
 WAITING_BLOCKS_MAX = 4_194_304
-"""Prompt blocks of all waiting requests; 16 bytes each."""
+"""Maximum prompt blocks of all waiting requests; 16 bytes each."""
 WAITING_ALLOWED_IDS_MAX = 1_048_576
-"""Entries of the `allowed_worker_ids` of all waiting requests; about 100 bytes each."""
+"""Maximum entries of `allowed_worker_ids` of all waiting requests; about 100 bytes each."""
 
 STRANDED_PER_TURN_MAX = 256
-"""Requests that are refused in one turn because nobody is left who could serve them."""
+"""Requests refused in one turn because their partition has no workers left."""
 
 
 class Backlog(NamedTuple):
-    """What waits somewhere."""
+    """Number and prompt tokens of waiting requests."""
 
     requests: int
     isl_tokens: int
 
 
 class WaitingList:
-    """Queues exist only while somebody waits in them."""
+    """All queues; a queue exists only while requests wait in the queue."""
 
     def __init__(self, bounds: QueueBounds) -> None:
         self.queues: dict[PartitionKey, PartitionQueue] = {}
         self.requests = 0
-        self.waits = np.zeros(1, np.int64)
-        """[0]: `requests`.  For kernels; the array stays."""
+        self.n_requests_array = np.zeros(1, np.int64)
+        """int64[1], `requests` for kernels; the array is never replaced."""
         self.isl_tokens = 0
         self.bounds = bounds
         self._blocks = 0
         self._allowed_ids = 0
         self._ids: set[str] = set()
-        self._by_deadline: SortedDict[tuple[float, int], Ticket] = SortedDict()
+        self._by_deadline: SortedDict[tuple[float, int], WaitingTicket] = SortedDict()
 
-    def __iter__(self) -> Iterator[Ticket]:
+    def __iter__(self) -> Iterator[WaitingTicket]:
         for queue in self.queues.values():
             yield from queue
 
-    # --- arrivals
+    # Arrivals
 
-    def refuse_if_waiting(self, reservation_id: str) -> None:
-        """Raises Conflict when a waiting request will take this id."""
+    def check_id_not_waiting(self, reservation_id: str) -> None:
+        """Raise Conflict when a waiting request will take this id."""
         if reservation_id in self._ids:
-            raise Conflict(f"reservation {reservation_id} is waiting for a worker already")
+            raise Conflict(f"reservation {reservation_id} is already waiting for a worker")
 
-    def refuse_beyond_bounds(self, ticket: Ticket) -> None:
-        """Raises QueueFull."""
-        for what, current, more, limit in (
+    def check_bounds(self, ticket: WaitingTicket) -> None:
+        """Raise QueueFull when the ticket exceeds an overall limit."""
+        for kind, current, more, limit in (
             ("requests", self.requests, 1, self.bounds.requests_max),
             ("prompt tokens", self.isl_tokens, ticket.size.isl_tokens, self.bounds.isl_tokens_max),
             ("prompt blocks", self._blocks, _n_blocks(ticket), WAITING_BLOCKS_MAX),
@@ -72,40 +75,44 @@ class WaitingList:
         ):
             if current + more > limit:
                 raise QueueFull(
-                    f"the queue is full: {current} {what} are waiting, {limit} is the most"
+                    f"the queue is full: {current} {kind} are waiting, the limit is {limit}"
                 )
 
-    def add(self, queue: PartitionQueue, ticket: Ticket) -> None:
-        """queue: that of the ticket's partition, new or known"""
-        partition = ticket.job.partition
-        queue.add(ticket, bits_of(candidates(partition.table, ticket.request)))
+    def add(self, queue: PartitionQueue, ticket: WaitingTicket) -> None:
+        """Add a ticket.
+
+        queue: queue of the ticket's partition, possibly new
+        """
+        partition = ticket.placement_request.partition
+        queue.add(ticket, mask_to_int(find_candidates(partition.table, ticket.request)))
         self.queues[partition.key] = queue
-        self._count(ticket, 1)
-        if ticket.job.reservation_id is not None:
-            self._ids.add(ticket.job.reservation_id)
+        self._add_to_counts(ticket, 1)
+        if ticket.placement_request.reservation_id is not None:
+            self._ids.add(ticket.placement_request.reservation_id)
+        # Tickets without a deadline never expire and need no entry.
         if ticket.deadline < inf:
             self._by_deadline[(ticket.deadline, ticket.number)] = ticket
 
-    # --- departures
+    # Departures
 
-    def remove(self, ticket: Ticket) -> None:
-        self.queues[ticket.job.partition.key].remove(ticket)
-        self.forget(ticket)
+    def remove(self, ticket: WaitingTicket) -> None:
+        self.queues[ticket.placement_request.partition.key].remove(ticket)
+        self.forget_ticket(ticket)
 
-    def forget(self, ticket: Ticket) -> None:
-        """Its queue has let it out."""
-        self._count(ticket, -1)
-        if ticket.job.reservation_id is not None:
-            self._ids.discard(ticket.job.reservation_id)
+    def forget_ticket(self, ticket: WaitingTicket) -> None:
+        """Drop the counts of a ticket already removed from its queue."""
+        self._add_to_counts(ticket, -1)
+        if ticket.placement_request.reservation_id is not None:
+            self._ids.discard(ticket.placement_request.reservation_id)
         self._by_deadline.pop((ticket.deadline, ticket.number), None)
-        key = ticket.job.partition.key
-        queue = self.queues.get(key)  # several may have left it before one of them is forgotten
+        key = ticket.placement_request.partition.key
+        queue = self.queues.get(key)  # more tickets may have left before this call
         if queue is not None and not len(queue):
             del self.queues[key]
 
-    def overdue(self, now: float, tickets_max: int) -> list[Ticket]:
-        """Whose time is over, the longest first; at most so many."""
-        found: list[Ticket] = []
+    def find_overdue(self, now: float, tickets_max: int) -> list[WaitingTicket]:
+        """Return up to `tickets_max` tickets past their deadline, the longest overdue first."""
+        found: list[WaitingTicket] = []
         for (deadline, _), ticket in self._by_deadline.items():
             if deadline > now or len(found) == tickets_max:
                 break
@@ -114,10 +121,10 @@ class WaitingList:
 
     def take_stranded(
         self, key: PartitionKey, partition: Partition | None
-    ) -> tuple[list[tuple[Ticket, SelectError]], bool]:
-        """Take out those who wait in vain, and why: their ranks have all gone.
+    ) -> tuple[list[tuple[WaitingTicket, SelectError]], bool]:
+        """Remove requests without possible ranks; return these with their errors.
 
-        Also returns whether there are more to be looked at, in another turn.
+        Also returns whether more remain for another turn.
         """
         queue, more = self.queues.get(key), False
         if queue is None:
@@ -125,55 +132,63 @@ class WaitingList:
         if partition is None:
             text = f"no schedulable workers for model={key.model_name} tenant={key.tenant_id}"
             first = islice(queue, STRANDED_PER_TURN_MAX)
-            stranded: list[tuple[Ticket, SelectError]] = [(t, NoWorkers(text)) for t in first]
+            stranded: list[tuple[WaitingTicket, SelectError]] = [
+                (t, NoWorkers(text)) for t in first
+            ]
             for ticket, _ in stranded:
                 queue.remove(ticket)
             more = len(queue) > 0
         else:
-            stranded = _rebound(queue, partition)
+            stranded = _rebind_requests(queue, partition)
             table = partition.table
             seen = TableVersion(table, table.version)
-            unfit, more = queue.refresh(seen, lambda r: bits_of(candidates(table, r)))
+            unfit, more = queue.refresh_candidates(
+                seen, lambda r: mask_to_int(find_candidates(table, r))
+            )
+            # Both kinds have left their queue already; only the counts remain.
             stranded += unfit
         for ticket, _ in stranded:
-            self.forget(ticket)
+            self.forget_ticket(ticket)
         return stranded, more
 
-    def _count(self, ticket: Ticket, sign: int) -> None:
+    def _add_to_counts(self, ticket: WaitingTicket, sign: int) -> None:
         self.requests += sign
-        self.waits[0] = self.requests
+        # The fast path reads this array to learn whether any request waits.
+        self.n_requests_array[0] = self.requests
         self.isl_tokens += sign * ticket.size.isl_tokens
         self._blocks += sign * _n_blocks(ticket)
         self._allowed_ids += sign * _n_allowed_ids(ticket)
 
-    # --- views
+    # Views
 
-    def of(self, key: PartitionKey) -> Backlog:
+    def backlog_of(self, key: PartitionKey) -> Backlog:
         queue = self.queues.get(key)
         return Backlog(0, 0) if queue is None else Backlog(len(queue), queue.isl_tokens)
 
     @property
-    def size(self) -> tuple[int, int, int, int]:
-        """All that waits, counted as by `size_of`."""
+    def total_size(self) -> tuple[int, int, int, int]:
+        """Total of all waiting requests, in the units of `measure_ticket`."""
         return self.requests, self.isl_tokens, self._blocks, self._allowed_ids
 
-    def by_class(self) -> dict[str, Backlog]:
-        """What waits, by policy class, over all partitions."""
+    def backlog_by_class(self) -> dict[str, Backlog]:
+        """Return the backlog by policy class, over all partitions."""
         found: dict[str, Backlog] = {}
         for queue in self.queues.values():
-            for name, requests, tokens in queue.counts():
+            for name, requests, tokens in queue.class_counts():
                 old = found.get(name, Backlog(0, 0))
                 found[name] = Backlog(old.requests + requests, old.isl_tokens + tokens)
         return found
 
     def check_invariants(self) -> None:
-        """For tests."""
+        """Check the invariants, for tests."""
         tickets = list(self)
         assert self.requests == len(tickets)
         assert self.isl_tokens == sum(ticket.size.isl_tokens for ticket in tickets)
         assert self._blocks == sum(map(_n_blocks, tickets))
         assert self._allowed_ids == sum(map(_n_allowed_ids, tickets))
-        assert {i for t in tickets if (i := t.job.reservation_id) is not None} == self._ids
+        assert {
+            i for t in tickets if (i := t.placement_request.reservation_id) is not None
+        } == self._ids
         timed = {(t.deadline, t.number) for t in tickets if t.deadline < inf}
         assert timed == set(self._by_deadline)
         for queue in self.queues.values():
@@ -181,33 +196,37 @@ class WaitingList:
             assert len(queue)
 
 
-def _rebound(queue: PartitionQueue, partition: Partition) -> list[tuple[Ticket, SelectError]]:
-    """All workers of a partition may have been replaced at once: its requests follow to the new
-    ones.  Takes out and returns those whose blocks were hashed in another size.
+def _rebind_requests(
+    queue: PartitionQueue, partition: Partition
+) -> list[tuple[WaitingTicket, SelectError]]:
+    """Rebind the requests of a partition after a replacement of all its workers.
+
+    Removes and returns the requests with blocks hashed with another block size.
     """
-    stranded: list[tuple[Ticket, SelectError]] = []
+    stranded: list[tuple[WaitingTicket, SelectError]] = []
     for ticket in queue:
-        old = ticket.job.partition
+        old = ticket.placement_request.partition
+        # Requests are rebound all at once, so the first one shows whether any is left to do.
         if old is partition:
             break
         if (old.block_size, old.is_eagle) == (partition.block_size, partition.is_eagle):
-            ticket.job = ticket.job._replace(partition=partition)
+            ticket.placement_request = ticket.placement_request._replace(partition=partition)
         else:
-            text = f"the workers of model={old.key.model_name} have another block size now"
+            text = f"the block size of model={old.key.model_name} changed: send the request again"
             stranded.append((ticket, NoWorkers(text)))
     for ticket, _ in stranded:
         queue.remove(ticket)
     return stranded
 
 
-def size_of(ticket: Ticket) -> tuple[int, int, int, int]:
-    """Return what a ticket counts: requests, prompt tokens, prompt blocks and allowed ids."""
+def measure_ticket(ticket: WaitingTicket) -> tuple[int, int, int, int]:
+    """Return the requests, prompt tokens, prompt blocks and allowed ids of a ticket."""
     return 1, ticket.size.isl_tokens, _n_blocks(ticket), _n_allowed_ids(ticket)
 
 
-def _n_blocks(ticket: Ticket) -> int:
-    return len(ticket.job.prompt.sequence_hashes)
+def _n_blocks(ticket: WaitingTicket) -> int:
+    return len(ticket.placement_request.prompt.sequence_hashes)
 
 
-def _n_allowed_ids(ticket: Ticket) -> int:
+def _n_allowed_ids(ticket: WaitingTicket) -> int:
     return len(ticket.request.allowed_worker_ids or ())

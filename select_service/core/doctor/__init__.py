@@ -1,5 +1,7 @@
-"""What is wrong with a service and its engines: facts -> findings, each with its fix.
+"""Doctor: findings about a service and its engines from facts, each with a fix.
 
-`codes` is the one table of what can be found, `facts` what was looked at; `judging_workers` and
-`judging_service` make findings of facts.  Nothing here asks anybody: `edge/doctor` does.
+`finding_codes` is the table of possible findings, `facts` the examined values; `worker_findings`
+and
+`service_findings` derive findings from facts. Nothing here does I/O: `adapters.doctor` collects the
+facts.
 """

@@ -1,25 +1,25 @@
-"""What was looked at, as plain values.  None: it was not looked at, or nobody can tell."""
+"""Facts examined by the doctor, as plain values. None means not examined, or unknown."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from indexer.sockets.listener_status import ListenerStatus
-from select_service.bodies.discovery import SourceView
-from select_service.bodies.doctor import Machine
-from select_service.bodies.health import DrainView
-from select_service.bodies.replicas import ReplicaPeer
-from select_service.bodies.workers import RankPredictions
+from select_service.schemas.discovery import SourceView
+from select_service.schemas.doctor import Machine
+from select_service.schemas.health import DrainView
+from select_service.schemas.replicas import ReplicaPeer
+from select_service.schemas.workers import RankPredictions
 
 
-class Replayed(NamedTuple):
-    """What became of a question for the newest batches.
+class ReplayFacts(NamedTuple):
+    """Result of a replay request for the newest batches.
 
-    error:       why no answer came; None: one came, perhaps without a batch
-    reached:     was there a TCP connection?
-    batches:     that came
-    block_sizes: of the blocks that were stored in them
-    clock_s:     by how much the engine's clock was ahead of ours when it published the last batch
-    checked, found: leading blocks of its prompts that were looked for, and found, in the index
+    error: reason for a missing answer; None means an answer came, perhaps without a batch
+    reached: whether a TCP connection was established
+    batches: number of received batches
+    block_sizes: sizes of the blocks stored in them
+    clock_s: lead of the engine's clock at its latest batch, s
+    checked, found: leading prompt blocks looked up, and found, in the index
     """
 
     error: str | None = None
@@ -32,11 +32,13 @@ class Replayed(NamedTuple):
 
 
 class RankFacts(NamedTuple):
-    """events_error: why no connection to the endpoint of events comes about; None: it does, or was
-    not tried as the listener has one
-    status:       of the listener; None: nobody listens
-    replay:       None: the rank has no replay endpoint
-    requests:     reservations on the rank
+    """Facts about a rank.
+
+    events_error: reason why the events endpoint is unreachable; None means reachable, or not tried
+        because the listener is connected
+    status: status of the listener; None means no listener
+    replay: None means no replay endpoint
+    requests: reservations on the rank
     """
 
     dp_rank: int
@@ -44,20 +46,21 @@ class RankFacts(NamedTuple):
     events_error: str | None = None
     status: ListenerStatus | None = None
     replay_endpoint: str | None = None
-    replay: Replayed | None = None
+    replay: ReplayFacts | None = None
     predictions: RankPredictions | None = None
     requests: int = 0
     silent_s: float | None = None
-    """Since the last event; None before the first."""
+    """Time since the last event, s; None before the first."""
     unconnected_s: float | None = None
-    """How long the endpoint of events has not answered; None before that is long."""
+    """Time for which the events endpoint has not answered, s; None while short."""
 
 
-class Probed(NamedTuple):
-    """A prompt that was sent through the engine.
+class ProbeFacts(NamedTuple):
+    """Result of a probe prompt sent through the engine.
 
-    error: why the engine did not answer it;  blocks: that it should have stored
-    found: leading ones of these that came into the index for any rank of the worker in time
+    error: reason for a missing answer
+    blocks: number of blocks the engine should have stored
+    found: leading blocks that reached the index in time, for any rank of the worker
     """
 
     error: str | None = None
@@ -66,8 +69,8 @@ class Probed(NamedTuple):
     waited_s: float = 0.0
 
 
-class EngineSaid(NamedTuple):
-    """See `discovery.engine_facts`."""
+class EngineReportedFacts(NamedTuple):
+    """Facts reported by the engine, see `discovery.engine_facts`."""
 
     engine: str | None
     block_size: int | None = None
@@ -76,11 +79,13 @@ class EngineSaid(NamedTuple):
 
 
 class WorkerFacts(NamedTuple):
-    """endpoint_error: why there is no TCP connection to its HTTP endpoint
-    http_error:     why HTTP is not answered there, though there is a connection
-    clock_s:        by how much the engine's clock is ahead of ours, by HTTP; to a second or so
-    reasons:        why it is not schedulable
-    check_refused:  why its engine refuses health checks; empty: it does not, or there are none
+    """Facts about a worker.
+
+    endpoint_error: reason why its HTTP endpoint is unreachable by TCP
+    http_error: reason why HTTP fails there despite a connection
+    clock_s: lead of the engine's clock by HTTP, s, to about a second
+    reasons: reasons why the worker is not schedulable
+    check_refused: reason why its engine rejects health checks; empty if accepted, or without checks
     """
 
     worker_id: int
@@ -92,19 +97,22 @@ class WorkerFacts(NamedTuple):
     endpoint: str | None = None
     endpoint_error: str | None = None
     http_error: str | None = None
-    said: EngineSaid | None = None
+    said: EngineReportedFacts | None = None
     clock_s: float | None = None
     ranks: Sequence[RankFacts] = ()
     n_ranks: int = 0
     drain: DrainView | None = None
-    probed: Probed | None = None
+    probed: ProbeFacts | None = None
     check_refused: str = ""
     is_cut_short: bool = False
 
 
 class TlsFacts(NamedTuple):
-    """side: `server` or `client`;  left_s: until its certificate ends; None: there is none
-    error: why the files count no more as they are
+    """Facts about TLS files.
+
+    side: `server` or `client`
+    left_s: time until the certificate expires, s; None without a certificate
+    error: reason why the current files are not in use
     """
 
     side: str
@@ -113,12 +121,14 @@ class TlsFacts(NamedTuple):
 
 
 class ServiceFacts(NamedTuple):
-    """workers, schedulable: how many there are
-    is_insecure:     no key is asked for although others can reach the address
-    keys_error:      why the file of keys counts no more as it is
-    state_failures, snapshot_failures: writings that failed
-    snapshot_age_s:  None: none was written yet, or none is wanted
-    recovery_failed: nobody answered well
+    """Facts about the service.
+
+    workers, schedulable: numbers of workers
+    is_insecure: other hosts can reach the address without keys
+    keys_error: reason why the current key file is not in use
+    state_failures, snapshot_failures: failed writes
+    snapshot_age_s: None without a snapshot so far, or with snapshots disabled
+    recovery_failed: no peer provided the index
     """
 
     machine: Machine

@@ -1,13 +1,14 @@
-"""Which ranks are fit to serve, and what is done about those that are not.
+"""Health of ranks: canary checks, circuit breakers, reported failures, and their consequences.
 
-kinds, rules, effects: words;  health_record with baseline, breaker: what is known of one rank;
-roster, partition_health: the state machine of the ranks of one partition
-schedule, spread: who is due;  canary_prompts: for what;  checking, delivering: what became of it
-judging, agreement, reference_book, pooling, questions: is an answer right?
-common_mode: is it the ranks at all?  outcomes: what callers report;  checked: who is known
-monitor: all of it;  following: what effects mean for the schedule
-capacity, degradation: what the ranks that are left can carry
-migration with move_cost, moves: where the reservations of a rank go;  learnt: rates and means
+health_kinds, health_rules, health_effects: vocabulary and settings
+rank_state: record, breaker and baseline of one rank; the state machine of one partition's ranks
+checks: canary prompts, their schedule, attempts and results
+answers: correctness of responses
+outcome_trust: client reports
+health_monitor: facade over all of these
+capacity_estimate, degradation: load that the remaining ranks can carry
+migration: new ranks for the reservations of unfit ranks
+fleet_health: connection with the worker catalog and the rank tables
 
 Time is an argument everywhere, in seconds of a monotonic clock.
 """

@@ -1,4 +1,4 @@
-"""Who is busy with what: active load per slot, and the reservations it comes from.
+"""Active load of each slot, and the reservations behind the load.
 
-Only what the ledger writes enters; whom a request goes to is decided elsewhere.
+Only the ledger writes here; the choice of a rank belongs to the placement.
 """

@@ -1,12 +1,12 @@
-"""The only writer of load: what is booked, completed, released and expired, for whatever reason.
+"""The ledger, the only writer of load: bookings, completions, releases and expiries.
 
-Clients, other replicas, time and ranks that leave all change load through the same few methods, so
-that the tables behind it (ids and leases in `Reservations`, block references in the `ActiveLoad` of
-each account, sums by origin) cannot disagree.  Those who want to know are `followers`; they are
-told after each change, must not change load themselves, and cost nothing while there are none.
+Clients, other replicas, expiry and leaving ranks all change load through the same few methods.  The
+tables behind (ids and leases in `Reservations`, block references in each account's `ActiveLoad`,
+sums by origin) therefore cannot disagree.  Followers are notified after each change and must not
+change load; without followers there is no cost.
 
-Whatever may be long has a budget in *work*: releasing a reservation is RELEASE_WORK and one more
-for every prompt block, about a microsecond each.
+Long operations have a budget in *work*: a release costs RELEASE_WORK plus one for every prompt
+block, about a microsecond each.
 """
 
 from collections.abc import Callable
@@ -15,114 +15,125 @@ from math import inf, nan
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 from weakref import WeakSet
 
-from select_service.core.load import ledger_call_kernels as verbs
+from select_service.base.errors import CapacityExceeded, Conflict
+from select_service.core.dirty_partitions import DirtyPartitions
 from select_service.core.load.active_load import ActiveLoad
-from select_service.core.load.booking import BOOKED_BLOCKS_MAX, Account, NewBooking
-from select_service.core.load.held_booking import Booking
-from select_service.core.load.ledger_kernels import NO_ROOM, TAKEN, assign
-from select_service.core.load.ledger_layout import (
-    CALL_LOAD,
-    FOLLOWERS,
-    LEFT_BEFORE,
-    LIVED_NUMBERS,
+from select_service.core.load.compiled import ledger_entry_kernels as verbs
+from select_service.core.load.compiled.ledger_kernels import ID_TAKEN, NO_ROOM, assign_origin
+from select_service.core.load.compiled.ledger_layout import (
+    HISTORY_NUMBERS,
+    LOAD_TO_RELEASE,
     MANY_BLOCKS,
+    N_LISTENERS,
     WAS_MOVED,
+    WORK_LEFT_BEFORE,
 )
-from select_service.core.load.moving import MoveTo, as_new, moved
-from select_service.core.load.reservations import Reservations, not_found
-from select_service.core.touched import Touched
-from select_service.errors import CapacityExceeded, Conflict
+from select_service.core.load.ledger_memory import pack_booking
+from select_service.core.load.new_reservation import BOOKED_BLOCKS_MAX, LoadAccount, NewReservation
+from select_service.core.load.reservation_move import (
+    MoveTarget,
+    as_new_reservation,
+    values_after_move,
+)
+from select_service.core.load.reservation_view import ReservationView
+from select_service.core.load.reservations import Reservations, reservation_not_found
 
 TURN_WORK_MAX = 1024
-"""What one turn of the event loop releases; some one to two milliseconds."""
+"""Release work of one turn of the event loop, some one to two milliseconds."""
 RELEASE_WORK = 8
 
 Cause: TypeAlias = Literal["client", "replica", "expiry", "rank_left", "moved", "given_up"]
-"""Who made a change.  client: one of ours; moved: to another rank; given_up: its rank is dead."""
-NOT_REPORTED = frozenset(("rank_left", "moved", "given_up"))
-"""Ends that say nothing of whether callers report the ends of prefills."""
+"""Origin of a change: client (one of ours), moved (to another rank), given_up (the rank is
+dead).
+"""
+UNREPORTED_CAUSES = frozenset(("rank_left", "moved", "given_up"))
+"""Ends that do not show whether callers report the ends of prefills."""
 
 
-class LoadFollower(Protocol):
-    """Somebody who is told of every change of load, but for output blocks: those are too many."""
+class LoadListener(Protocol):
+    """Listener notified of every change of load except output blocks, which are too many."""
 
-    def booked(self, booking: NewBooking, cause: Cause, now: float) -> None: ...
-    def prefill_completed(self, booking: Booking, cause: Cause, now: float) -> None: ...
-    def released(self, booking: Booking, cause: Cause, now: float) -> None: ...
+    def on_booked(self, booking: NewReservation, cause: Cause, now: float) -> None: ...
+    def on_prefill_completed(self, booking: ReservationView, cause: Cause, now: float) -> None: ...
+    def on_released(self, booking: ReservationView, cause: Cause, now: float) -> None: ...
 
 
-class Expired(NamedTuple):
-    """The ids of what one turn of expiry released, and whether more is due."""
+class ExpiryResult(NamedTuple):
+    """Ids released in one turn of expiry, and whether more is due."""
 
-    ended: list[str]
-    more: bool
+    ended_ids: list[str]
+    has_more: bool
 
 
 class Ledger:
-    """All reservations of one process and the load they stand for.
+    """All reservations of one process, with their load.
 
-    What a client asks for by id is one compiled call, open to other kernels: `ledger_call_kernels`.
+    Client operations by id are one compiled call each, also usable by kernels:
+    `ledger_entry_kernels`.
     """
 
-    def __init__(self, held: Reservations, touched: Touched) -> None:
-        self.held = held
-        self._memory = held.memory
-        self.followers: list[LoadFollower] = []
-        self._of_bookings: list[LoadFollower] = []
-        self._of_moves: list[LoadFollower] = []
-        self.tells_bookings = False
-        """Does a follower want to know of bookings?"""
-        self.expired = 0
-        self.dropped_with_rank = 0
-        self._touched = touched
+    def __init__(self, reservations: Reservations, touched: DirtyPartitions) -> None:
+        self.reservations = reservations
+        self._memory = reservations.memory
+        self.listeners: list[LoadListener] = []
+        self._booking_listeners: list[LoadListener] = []
+        self._move_listeners: list[LoadListener] = []
+        self.notifies_bookings = False
+        """Whether a follower receives bookings."""
+        self.expired_count = 0
+        self.released_with_rank = 0
+        self._dirty = touched
         self._expecting: WeakSet[ActiveLoad] = WeakSet()
-        """Bookings of many blocks were seen there: it is prepared for those to come."""
+        """Loads that have had a large booking and are prepared for the next one."""
         self._preparing: dict[ActiveLoad, None] = {}
 
-    def follow(
-        self, follower: LoadFollower, tells_bookings: bool = True, tells_moves: bool = True
+    def add_listener(
+        self, listener: LoadListener, needs_bookings: bool = True, needs_moves: bool = True
     ) -> None:
-        """Tell it of every change from now on; who changes load by kernels calls `tell_*` then.
+        """Notify a follower of every change from now on.
 
-        tells_bookings: it must hear of bookings, which cost most to tell of
-        tells_moves:    it must hear of a move, as of an end and a booking
+        Code changing load through kernels must call the `tell_*` methods.
+
+        needs_bookings: whether the follower needs bookings, the most expensive notification
+        needs_moves: whether the follower receives a move, as a release followed by a booking
         """
-        self.followers.append(follower)
-        if tells_bookings:
-            self._of_bookings.append(follower)
-        if tells_moves:
-            self._of_moves.append(follower)
-        self.tells_bookings = bool(self._of_bookings)
-        self._memory.numbers[FOLLOWERS] = len(self.followers)
+        self.listeners.append(listener)
+        if needs_bookings:
+            self._booking_listeners.append(listener)
+        if needs_moves:
+            self._move_listeners.append(listener)
+        self.notifies_bookings = bool(self._booking_listeners)
+        self._memory.numbers[N_LISTENERS] = len(self.listeners)
 
-    def unfollow(self, follower: LoadFollower) -> None:
-        self.followers.remove(follower)
-        if follower in self._of_bookings:
-            self._of_bookings.remove(follower)
-        if follower in self._of_moves:
-            self._of_moves.remove(follower)
-        self.tells_bookings = bool(self._of_bookings)
-        self._memory.numbers[FOLLOWERS] = len(self.followers)
+    def remove_listener(self, listener: LoadListener) -> None:
+        self.listeners.remove(listener)
+        if listener in self._booking_listeners:
+            self._booking_listeners.remove(listener)
+        if listener in self._move_listeners:
+            self._move_listeners.remove(listener)
+        self.notifies_bookings = bool(self._booking_listeners)
+        self._memory.numbers[N_LISTENERS] = len(self.listeners)
 
-    # --- refusals, before anything is written
+    # Checks, before anything is written
 
-    def refuse_unless_free(self, reservation_id: str) -> None:
-        """Raises Conflict when the id is in use, in whatever partition."""
-        held = self.standing(reservation_id)
-        if held is not None:
-            raise in_use(held)
+    def check_id_free(self, reservation_id: str) -> None:
+        """Raise Conflict when any partition uses the id."""
+        row = verbs.find_reservation(self._memory.header, reservation_id.encode())
+        # The usual id is free, and then no view is needed.
+        if row and not (held := self.reservations.view_row(row)).is_leaving:
+            raise id_in_use_error(held)
 
-    def standing(self, reservation_id: str) -> Booking | None:
-        """What is booked under an id, unless it is about to be released with its rank."""
-        held = self.held.find(reservation_id)
+    def find_active(self, reservation_id: str) -> ReservationView | None:
+        """Return the reservation of an id, unless its rank has left and the release is pending."""
+        held = self.reservations.find_reservation(reservation_id)
         return None if held is None or held.is_leaving else held
 
-    # --- bookings of many blocks
+    # Preparation for large bookings
 
     def may_book(self, load: ActiveLoad, blocks: int) -> bool:
-        """Is a booking of so many blocks a bounded step now?
+        """Return whether a booking of `blocks` blocks is a bounded step now.
 
-        If not, the load is prepared for it from the next turn on; ask again in each.
+        On False, preparation starts with the next turn; try again in each turn.
         """
         if blocks < MANY_BLOCKS or load.is_prepared(min(blocks, BOOKED_BLOCKS_MAX)):
             return True
@@ -130,272 +141,296 @@ class Ledger:
         self._prepare_again(load)
         return False
 
-    def keeps_up(self, load: ActiveLoad) -> bool:
-        """`may_book` as many blocks as a booking may have, where such bookings were seen."""
+    def is_ready_for_max_booking(self, load: ActiveLoad) -> bool:
+        """Return whether the largest possible booking is a bounded step, where large bookings
+        occurred.
+        """
         return load not in self._expecting or self.may_book(load, BOOKED_BLOCKS_MAX)
 
-    def keeps_up_everywhere(self) -> bool:
-        """`keeps_up` of every load."""
-        return all(self.keeps_up(load) for load in list(self._expecting))
+    def is_ready_everywhere(self) -> bool:
+        """Return whether `is_ready_for_max_booking` holds for every load."""
+        return all(self.is_ready_for_max_booking(load) for load in list(self._expecting))
 
     def _prepare_again(self, load: ActiveLoad) -> None:
         if load in self._expecting:
             self._preparing[load] = None
-            self._touched.wake_if(self._preparing)
+            self._dirty.request_turn_if(self._preparing)
 
-    def prepare(self) -> None:
-        """One step for bookings of many blocks, on loads that have seen one."""
+    def prepare_step(self) -> None:
+        """Take one step of preparation on a load that has had a large booking."""
         load = next(iter(self._preparing), None)
-        if load is not None and not load.prepare(BOOKED_BLOCKS_MAX):
+        if load is not None and not load.prepare_step(BOOKED_BLOCKS_MAX):
             del self._preparing[load]
-        self._touched.wake_if(self._preparing)
+        self._dirty.request_turn_if(self._preparing)
 
-    # --- changes
+    # Changes of one reservation
 
     def book(
-        self, booking: NewBooking, cause: Cause, now: float, lease_s: float | None = None
+        self, booking: NewReservation, cause: Cause, now: float, lease_s: float | None = None
     ) -> int:
-        """Book it in the place of whatever has its id.  lease_s: a first lease that is shorter.
+        """Book a reservation in place of any previous one of the same id; return its row.
 
-        Returns its row.  Raises MemoryError and CapacityExceeded, and then has changed nothing.
+        lease_s: duration of a shorter first lease, seconds
+        Raises MemoryError and CapacityExceeded without having changed anything.
         """
-        assert booking.slot not in booking.account.leaving
-        self.held.rows.know(booking.account)
-        lease_s = min(self.held.ttl_s or inf, inf if lease_s is None else lease_s)
-        while (row := self._put(booking, now, lease_s)) < 0:
-            self._make_way(row, booking, cause, now)
-        if self._memory.numbers[CALL_LOAD]:
-            self.give_back()
-        if booking.n_named >= MANY_BLOCKS:
-            self._expecting.add(booking.account.load)
-            self._prepare_again(booking.account.load)
-        self.tell_booked(booking, cause, now)
+        account, n_hashed = booking.account, booking.n_hashed
+        assert booking.slot not in account.leaving_slots
+        if account.registrar is not self.reservations.rows:
+            self.reservations.rows.register_account(account)
+        lease_s = min(self.reservations.ttl_s or inf, inf if lease_s is None else lease_s)
+        # A refusal changes nothing, so the booking is repeated once its reason is gone.
+        while (row := self._try_book(booking, n_hashed, now, lease_s)) < 0:
+            self._make_room(row, booking, cause, now)
+        if self._memory.numbers[LOAD_TO_RELEASE]:
+            self.release_memory()
+        if n_hashed >= MANY_BLOCKS:
+            self._expecting.add(account.load)
+            self._prepare_again(account.load)
+        if self._booking_listeners:
+            self.notify_booked(booking, cause, now)
         return row
 
-    def tell_booked(self, booking: NewBooking, cause: Cause, now: float) -> None:
-        """Tell the followers."""
-        for follower in self._of_bookings:
-            follower.booked(booking, cause, now)
+    def notify_booked(self, booking: NewReservation, cause: Cause, now: float) -> None:
+        """Notify the followers of a booking."""
+        for follower in self._booking_listeners:
+            follower.on_booked(booking, cause, now)
 
-    def _put(self, booking: NewBooking, now: float, lease_s: float) -> int:
-        """The row of it, or why there is none."""
-        rank, account = booking.rank, booking.account
-        row: int = verbs.book(
-            self._memory.header,
+    def _try_book(self, booking: NewReservation, n_hashed: int, now: float, lease_s: float) -> int:
+        """Return the row of a booking, or a negative refusal code."""
+        memory, account, rank = self._memory, booking.account, booking.rank
+        pack_booking(
+            *(memory.booking, 0, booking.slot, n_hashed, booking.untracked_blocks),
+            *(booking.isl_tokens, booking.prefill_tokens, booking.is_prefilling),
+            *(rank.worker_id, rank.dp_rank),
+            self.reservations.sums.number_of(account.key, booking.origin),
+            *(booking.prefill_work, booking.cached_blocks, booking.booked_at, now, lease_s),
+        )
+        row: int = verbs.book_reservation(
+            memory.header,
             account.load.header,
             booking.reservation_id.encode(),
-            booking.slot,
             booking.sequence_hashes,
-            booking.n_named,
-            booking.nameless,
-            booking.isl_tokens,
-            booking.prefill_tokens,
-            booking.prefilling,
-            rank.worker_id,
-            rank.dp_rank,
-            self.held.sums.number_of(account.key, booking.origin),
-            booking.booked_at,
-            now,
-            lease_s,
-            booking.work,
-            booking.cached_blocks,
             booking.prompt,
         )
         return row
 
-    def give_back(self) -> None:
-        """One step for the load that a booking called for; each booking on it calls again."""
-        address, self._memory.numbers[CALL_LOAD] = self._memory.numbers[CALL_LOAD], 0
-        account = self.held.rows.accounts.get(address)
-        if account is not None:
-            account.load.give_back()
-
-    def _make_way(self, refusal: int, booking: NewBooking, cause: Cause, now: float) -> None:
-        """Raises MemoryError, CapacityExceeded."""
-        if refusal == NO_ROOM:
-            booking.account.load.reserve_room(booking.n_named)
-            self._prepare_again(booking.account.load)
-        elif refusal == TAKEN:
-            booking.account.load.reserve_room(booking.n_named)
-            old = self.held.get(booking.reservation_id)
-            self._release(old, "rank_left" if old.is_leaving else cause, now, tells=False)
-        else:
-            self.held.refuse_unless_room(len(booking.sequence_hashes))
-            raise CapacityExceeded("the ids of all reservations take as much as they may")
-
-    def renew(self, reservation_id: str, now: float) -> None:
-        """Start the lease anew; every lifecycle call does.  Raises NotFound."""
-        if not verbs.renew(self._memory.header, reservation_id.encode(), now):
-            raise not_found(reservation_id)
-
-    def complete(self, reservation_id: str, cause: Cause, now: float) -> None:
-        """Renew, and give back the booked prefill tokens; repeating that changes nothing here.
-
-        Followers hear of every call: other replicas are told each time, as the reference does, so
-        that one which missed the first hears the second.  Raises NotFound.
+    def release_memory(self) -> None:
+        """Release memory of the load flagged by the last booking; every booking there flags
+        again.
         """
-        row = verbs.complete(self._memory.header, reservation_id.encode(), now)
+        address, self._memory.numbers[LOAD_TO_RELEASE] = self._memory.numbers[LOAD_TO_RELEASE], 0
+        account = self.reservations.rows.accounts.get(address)
+        if account is not None:
+            account.load.release_memory()
+
+    def _make_room(self, refusal: int, booking: NewReservation, cause: Cause, now: float) -> None:
+        """Remove the reason of a refusal.  Raises MemoryError, CapacityExceeded."""
+        if refusal == NO_ROOM:
+            booking.account.load.reserve_room(booking.n_hashed)
+            self._prepare_again(booking.account.load)
+        elif refusal == ID_TAKEN:
+            booking.account.load.reserve_room(booking.n_hashed)
+            old = self.reservations.get_reservation(booking.reservation_id)
+            self._release(old, "rank_left" if old.is_leaving else cause, now, counts_report=False)
+        else:
+            self.reservations.check_room(len(booking.sequence_hashes))
+            # Count and blocks are checked above, but long ids may use up all chunks before.
+            raise CapacityExceeded(
+                "the reservation ids fill their memory: free reservations or use shorter ids"
+            )
+
+    def renew_lease(self, reservation_id: str, now: float) -> None:
+        """Restart the lease, as every lifecycle call does.  Raises NotFound."""
+        if not verbs.renew_reservation(self._memory.header, reservation_id.encode(), now):
+            raise reservation_not_found(reservation_id)
+
+    def complete_by_id(self, reservation_id: str, cause: Cause, now: float) -> None:
+        """Renew the lease and release the booked prefill tokens; repeating changes no load.
+
+        Followers are notified of every call.  Peers thus receive repeated completions, like in the
+        reference, and a peer that missed the first gets the second.  Raises NotFound.
+        """
+        row = verbs.complete_reservation(self._memory.header, reservation_id.encode(), now)
         if not row:
-            raise not_found(reservation_id)
-        self._completed(abs(row), row > 0, cause, now, reservation_id)
+            raise reservation_not_found(reservation_id)
+        self._finish_completion(abs(row), row > 0, cause, now, reservation_id)
 
-    def complete_prefill(self, booking: Booking, cause: Cause, now: float) -> None:
-        """As `complete`, but the lease goes on as it was."""
+    def complete_prefill(self, booking: ReservationView, cause: Cause, now: float) -> None:
+        """Release the booked prefill tokens without renewing the lease."""
         tokens = verbs.complete_row(self._memory.header, booking.row)
-        self._completed(booking.row, tokens > 0, cause, now)
+        self._finish_completion(booking.row, tokens > 0, cause, now)
 
-    def _completed(
+    def _finish_completion(
         self, row: int, has_freed: bool, cause: Cause, now: float, name: str | None = None
     ) -> None:
         if has_freed:
-            self._touch(row)
-        self.tell_completed(row, cause, now, name)
+            self._mark_dirty(row)
+        self.notify_completed(row, cause, now, name)
 
-    def tell_completed(self, row: int, cause: Cause, now: float, name: str | None = None) -> None:
-        """Tell the followers.  name: the id of the reservation, where it is at hand"""
-        if self.followers:
-            booking = self.held.at(row, name)
-            for follower in self.followers:
-                follower.prefill_completed(booking, cause, now)
+    def notify_completed(self, row: int, cause: Cause, now: float, name: str | None = None) -> None:
+        """Notify the followers of a completed prefill.
+
+        name: reservation id, if at hand
+        """
+        if self.listeners:
+            booking = self.reservations.view_row(row, name)
+            for follower in self.listeners:
+                follower.on_prefill_completed(booking, cause, now)
 
     def add_output_block(
         self, reservation_id: str, decay_fraction: float | None, now: float
     ) -> None:
-        """Renew, and one more output block, then the decay if one is given.  Raises NotFound."""
+        """Renew the lease, add an output block, then apply the decay if given.  Raises NotFound."""
         weight = nan if decay_fraction is None else decay_fraction
         header = self._memory.header
         row = verbs.add_output_block(header, reservation_id.encode(), weight, now)
         if not row:
-            raise not_found(reservation_id)
+            raise reservation_not_found(reservation_id)
         assert row > 0, "a block of a live reservation is not booked"
         if decay_fraction is not None:
-            self._touch(row)
+            self._mark_dirty(row)
 
-    def assign(self, booking: Booking, origin: int | None) -> None:
-        """Another replica answers for the booking from now on."""
-        number = self.held.sums.number_of(booking.key, origin)
-        assign(self._memory.header, booking.row, number)
+    def assign_origin(self, booking: ReservationView, origin: int | None) -> None:
+        """Make another replica responsible for the booking."""
+        number = self.reservations.sums.number_of(booking.key, origin)
+        assign_origin(self._memory.header, booking.row, number)
 
-    def free(self, reservation_id: str, cause: Cause, now: float) -> None:
-        """Take the whole load of a reservation back.  Raises NotFound."""
-        row = verbs.release(self._memory.header, reservation_id.encode())
+    def free_by_id(self, reservation_id: str, cause: Cause, now: float) -> None:
+        """Remove the whole load of a reservation.  Raises NotFound."""
+        row = verbs.release_reservation(self._memory.header, reservation_id.encode())
         if not row:
-            raise not_found(reservation_id)
-        self._released(row, cause, now, reservation_id)
+            raise reservation_not_found(reservation_id)
+        self._finish_release(row, cause, now, reservation_id)
 
     def release(
-        self, booking: Booking, cause: Cause, now: float, *, is_report: bool = True
+        self, booking: ReservationView, cause: Cause, now: float, *, is_report: bool = True
     ) -> None:
-        """As `free`, of one that is held.  is_report: does a caller say so, if only to a peer?"""
-        self._release(booking, cause, now, tells=is_report and cause not in NOT_REPORTED)
+        """Remove the whole load of a booking.
 
-    def _release(self, booking: Booking, cause: Cause, now: float, *, tells: bool) -> None:
-        """tells: is an end before that of the prefill one that nobody reported?  Not where the
-        reservation goes on elsewhere
+        is_report: whether a caller reported the end, here or to a peer
         """
-        row = verbs.release_row(self._memory.header, booking.row, tells)
-        self._released(row, cause, now)
+        self._release(
+            booking, cause, now, counts_report=is_report and cause not in UNREPORTED_CAUSES
+        )
 
-    def move(self, booking: Booking, to: MoveTo, now: float) -> Booking:
-        """Book it on another rank and free it here, in one step.
+    def _release(
+        self, booking: ReservationView, cause: Cause, now: float, *, counts_report: bool
+    ) -> None:
+        """Remove the whole load of a booking.
 
-        Followers hear of the end and of the booking.  Raises MemoryError, and then has changed
-        nothing.
+        counts_report: whether an end before the end of the prefill counts as unreported; False
+        where the
+               reservation continues elsewhere
+        """
+        row = verbs.release_row(self._memory.header, booking.row, counts_report)
+        self._finish_release(row, cause, now)
+
+    def move(self, booking: ReservationView, to: MoveTarget, now: float) -> ReservationView:
+        """Book a reservation on another rank and free it here, in one step.
+
+        Followers receive a release and a booking.  Raises MemoryError without having changed
+        anything.
         """
         is_roomy, move_row = _move_kernels()
         load, name = booking.account.load, booking.reservation_id.encode()
-        if not is_roomy(load.header, blocks := booking.n_named):
+        if not is_roomy(load.header, blocks := booking.n_hashed):
             load.reserve_room(blocks)
-        new, rank = moved(self._memory, booking, to), to.rank
-        for follower in self._of_moves:
-            follower.released(booking, "moved", now)
-        row = move_row(
-            *(self._memory.header, booking.row, name, to.slot, rank.worker_id, rank.dp_rank),
-            *(new.prefill_tokens, new.prefilling, new.own_work, new.cached_blocks, new.prompt),
+        new, rank = values_after_move(self._memory, booking, to), to.rank
+        for follower in self._move_listeners:
+            follower.on_released(booking, "moved", now)
+        # A move leaves the fields unchanged that are 0 here.
+        pack_booking(
+            *(self._memory.booking, 0, to.slot, 0, 0, 0, new.prefill_tokens, new.is_prefilling),
+            *(rank.worker_id, rank.dp_rank, 0, new.own_work, new.cached_blocks, 0.0, 0.0, 0.0),
         )
-        assert row > 0, "what has moved was not booked"
-        if self._memory.numbers[CALL_LOAD]:
-            self.give_back()
-        self._touch(row)
-        self._memory.lived[row * LIVED_NUMBERS + LEFT_BEFORE] = WAS_MOVED
-        there = self.held.at(row)
-        if self._of_moves:
-            self._tell_moved(there, now)
+        row = move_row(self._memory.header, booking.row, name, new.prompt)
+        assert row > 0, "a moved reservation was not booked"
+        if self._memory.numbers[LOAD_TO_RELEASE]:
+            self.release_memory()
+        self._mark_dirty(row)
+        self._memory.history[row * HISTORY_NUMBERS + WORK_LEFT_BEFORE] = WAS_MOVED
+        there = self.reservations.view_row(row)
+        if self._move_listeners:
+            self._notify_moved(there, now)
         return there
 
-    def _tell_moved(self, booking: Booking, now: float) -> None:
-        """Tell those who hear of it as of another booking."""
-        for follower in self._of_moves:
-            if follower in self._of_bookings:
-                follower.booked(as_new(booking), "moved", now)
-            if not booking.prefilling:
-                follower.prefill_completed(booking, "moved", now)
+    def _notify_moved(self, booking: ReservationView, now: float) -> None:
+        """Notify those followers that receive a move as a booking."""
+        for follower in self._move_listeners:
+            if follower in self._booking_listeners:
+                follower.on_booked(as_new_reservation(booking), "moved", now)
+            if not booking.is_prefilling:
+                follower.on_prefill_completed(booking, "moved", now)
 
-    def _released(self, row: int, cause: Cause, now: float, name: str | None = None) -> None:
+    def _finish_release(self, row: int, cause: Cause, now: float, name: str | None = None) -> None:
         assert row > 0, "more was released than had been booked"
-        self.expired += cause == "expiry"
-        self.dropped_with_rank += cause == "rank_left"
-        self._touch(row)
-        self.tell_released(row, cause, now, name)
+        self.expired_count += cause == "expiry"
+        self.released_with_rank += cause == "rank_left"
+        self._mark_dirty(row)
+        self.notify_released(row, cause, now, name)
 
-    def tell_released(self, row: int, cause: Cause, now: float, name: str | None = None) -> None:
-        """Tell the followers, before something new is booked.  name: as in `tell_completed`"""
-        if self.followers:
-            booking = self.held.at(row, name)
-            for follower in self.followers:
-                follower.released(booking, cause, now)
+    def notify_released(self, row: int, cause: Cause, now: float, name: str | None = None) -> None:
+        """Notify the followers of a release, before the next booking reuses the row.
 
-    def _touch(self, row: int) -> None:
-        if self._touched.is_watching:
-            self._touched.capacity(self.held.at(row).key)
+        name: reservation id, if at hand
+        """
+        if self.listeners:
+            booking = self.reservations.view_row(row, name)
+            for follower in self.listeners:
+                follower.on_released(booking, cause, now)
 
-    # --- changes of many, a budget at a time
+    def _mark_dirty(self, row: int) -> None:
+        if self._dirty.is_watching:
+            self._dirty.mark_capacity(self.reservations.view_row(row).key)
 
-    def expire(self, now: float, work_max: int) -> Expired:
-        """Release what nobody renewed in time, the oldest first."""
+    # Changes of many reservations, with a budget
+
+    def expire_leases(self, now: float, work_max: int) -> ExpiryResult:
+        """Release reservations after the end of their lease, oldest first."""
         ended: list[str] = []
         work = 0
         releases_max = -(-work_max // RELEASE_WORK)
-        overdue = self.held.overdue(now, releases_max + 1)
+        overdue = self.reservations.find_overdue(now, releases_max + 1)
         for booking in overdue:
             if work >= work_max:
                 break
-            work += RELEASE_WORK + booking.n_named
+            work += RELEASE_WORK + booking.n_hashed
             ended.append(booking.reservation_id)
             self.release(booking, "expiry", now)
-        return Expired(ended, len(ended) < len(overdue))
+        return ExpiryResult(ended, len(ended) < len(overdue))
 
-    def empty_slot(self, account: Account, slot: int, now: float, work_max: int) -> int:
-        """Release what is booked on a slot whose rank has left.  Returns the work that it took;
-        the slot is not empty when that is all there was.
+    def empty_slot(self, account: LoadAccount, slot: int, now: float, work_max: int) -> int:
+        """Release reservations of a slot without its former rank; return the work done.
+
+        The slot is empty only if the result is below `work_max`.
         """
         work = 0
-        for booking in self.held.on_slot(account, slot):
+        for booking in self.reservations.iterate_slot(account, slot):
             if work >= work_max:
                 break
-            work += RELEASE_WORK + booking.n_named
+            work += RELEASE_WORK + booking.n_hashed
             self.release(booking, "rank_left", now)
         return work
 
     def check_invariants(self) -> None:
-        """For tests."""
-        self.held.check_invariants()
-        accounts = {id(b.account): b.account for b in self.held}
+        """Check the invariants, for tests."""
+        self.reservations.check_invariants()
+        accounts = {id(b.account): b.account for b in self.reservations}
         for account in accounts.values():
             account.check_invariants()
 
 
-def in_use(held: Booking) -> Conflict:
-    """The refusal of its id."""
-    text = f"reservation {held.reservation_id} already exists"
-    refusal = Conflict(f"{text} (worker {held.rank.worker_id} dp_rank {held.rank.dp_rank})")
+def id_in_use_error(existing: ReservationView) -> Conflict:
+    """Return the error for an id in use."""
+    text = f"reservation {existing.reservation_id} already exists"
+    refusal = Conflict(f"{text} (worker {existing.rank.worker_id} dp_rank {existing.rank.dp_rank})")
     refusal.bound_text = text
     return refusal
 
 
 @cache
 def _move_kernels() -> tuple[Callable[..., bool], Callable[..., int]]:
-    """Only where something moves they are loaded."""
-    from select_service.core.load.move_kernels import is_roomy, move_row
+    """Return the move kernels, loaded only when something moves."""
+    from select_service.core.load.compiled.move_kernels import has_room_for, move_row
 
-    return is_roomy, move_row
+    return has_room_for, move_row

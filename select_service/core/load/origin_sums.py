@@ -1,9 +1,10 @@
-"""Sums over reservations by partition and by the replica that admitted them.
+"""Sums over reservations by partition and by admitting replica.
 
-Two replicas compare these few numbers instead of their reservations.  The sum of marks is
-independent of order, and equal sums mean, but for a chance of 2**-64, equal sets of ids and ranks.
+Two replicas compare these few numbers instead of their reservations.  The sum of marks does not
+depend on the order, and equal sums mean equal sets of ids and ranks, except with a chance of
+2**-64.
 
-Of what this replica has admitted it is also counted what becomes of it (observed_layout).
+The course of reservations admitted by this replica is counted as well (observed_layout).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,20 +15,26 @@ import numpy.typing as npt
 
 from indexer.hashing.seeds import U64_MASK
 from select_service.core.identity import PartitionKey
-from select_service.core.load import observed_layout
-from select_service.core.load.ledger_layout import OBSERVED, SUM_BLOCKS, SUM_NUMBERS, SUMS
+from select_service.core.load.compiled import observation_layout
+from select_service.core.load.compiled.ledger_layout import (
+    OBSERVED_PAIR,
+    SUM_BLOCKS,
+    SUM_NUMBERS,
+    SUMS,
+)
 from select_service.core.load.ledger_memory import LedgerMemory
 
-_ROWS_AT_FIRST = 16
-Observed = npt.NDArray[np.int64]
-_LOOKS_PER_NEW = 2
-"""Old sums that are looked at, whether they may go, for every new one."""
+_INITIAL_ROWS = 16
+ObservedCounters = npt.NDArray[np.int64]
+_CHECKS_PER_NEW_SUM = 2
+"""Old sums checked for removal with every new sum."""
 
 
-class Sum(NamedTuple):
-    """`marks` is the sum of the reservations' marks, modulo 2**64.
+class OriginSum(NamedTuple):
+    """Sum over reservations.
 
-    prefilling: those whose prefill is not over; with all of a prompt cached, one has no tokens
+    marks: sum of the reservations' marks, modulo 2**64
+    prefilling: number of unfinished prefills; a fully cached prompt has no tokens but counts here
     """
 
     requests: int = 0
@@ -36,136 +43,144 @@ class Sum(NamedTuple):
     prefilling: int = 0
 
 
-NOTHING = Sum()
+EMPTY_SUM = OriginSum()
 
 
-class Place(NamedTuple):
-    """What a sum is about; origin None is this replica."""
+class PartitionOrigin(NamedTuple):
+    """Subject of a sum; origin None is this replica."""
 
     key: PartitionKey
     origin: int | None
 
 
 class OriginSums:
-    """(partition, origin) -> Sum.  Kernels change the numbers; here is what they are about."""
+    """Sums by (partition, origin).  Kernels change the numbers; this class maps numbers to
+    subjects.
+    """
 
     def __init__(
         self, memory: LedgerMemory, block_size_of: Callable[[PartitionKey], int | None]
     ) -> None:
-        """block_size_of: of a partition in which a reservation may still be booked; else None"""
+        """Build an empty table of sums.
+
+        block_size_of: returns the block size of a partition still open for bookings, else None
+        """
         self._memory = memory
         self._block_size_of = block_size_of
-        self._rows = np.zeros((_ROWS_AT_FIRST, SUM_NUMBERS), np.int64)
-        memory.name(SUMS, self._rows)
-        self._places: list[Place | None] = []
+        self._rows = np.zeros((_INITIAL_ROWS, SUM_NUMBERS), np.int64)
+        memory.set_array(SUMS, self._rows)
+        self._subjects: list[PartitionOrigin | None] = []
         self._numbers: dict[int | None, dict[PartitionKey, int]] = {}
         self._free: list[int] = []
         self._looked_at = 0
-        self._observed: dict[PartitionKey, Observed] = {}
+        self._observed: dict[PartitionKey, ObservedCounters] = {}
         self.changes = np.zeros(1, np.int64)
-        """How often a number has come to stand for another place."""
+        """Number of times a row has changed its subject."""
 
     def number_of(self, key: PartitionKey, origin: int | None) -> int:
-        """Its row, made when there was none."""
+        """Return the row of a sum, created if missing."""
         mine = self._numbers.get(origin)
         found = None if mine is None else mine.get(key)
-        return self._new(Place(key, origin)) if found is None else found
+        return self._add_subject(PartitionOrigin(key, origin)) if found is None else found
 
-    def within(self, tenants: frozenset[str]) -> npt.NDArray[np.bool_]:
-        """By number: is it of one of these tenants?  As long as `changes` stays.  O(sums)"""
-        places = self._places
+    def tenants_mask(self, tenants: frozenset[str]) -> npt.NDArray[np.bool_]:
+        """Return a mask of the sums of these tenants, valid while `changes` stays.  O(sums)"""
+        places = self._subjects
         return np.array([p is not None and p.key.tenant_id in tenants for p in places], np.bool_)
 
-    def counted(self, numbers: npt.NDArray[np.bool_]) -> tuple[int, int]:
+    def count_reservations(self, numbers: npt.NDArray[np.bool_]) -> tuple[int, int]:
         """Return the reservations and the prompt blocks of these sums together.  O(sums)"""
         rows = self._rows[: len(numbers)][numbers]
         return int(rows[:, 0].sum()), int(rows[:, SUM_BLOCKS].sum())
 
-    def place(self, number: int) -> Place:
-        """What a row that counts something is about."""
-        place = self._places[number]
+    def subject_of(self, number: int) -> PartitionOrigin:
+        """Return the subject of a used row."""
+        place = self._subjects[number]
         assert place is not None
         return place
 
     def __len__(self) -> int:
-        """Sums of something, over all origins."""
+        """Return the number of nonempty sums, over all origins."""
         return int(np.count_nonzero(self._rows[:, 0]))
 
-    def origins(self) -> Iterator[int]:
-        """Those of whose reservations there are any, without this replica.  O(sums)"""
-        found = dict.fromkeys(self.place(number).origin for number in self._live())
+    def peer_origins(self) -> Iterator[int]:
+        """Iterate over the other replicas with reservations here.  O(sums)"""
+        found = dict.fromkeys(self.subject_of(number).origin for number in self._nonempty_rows())
         return (origin for origin in found if origin is not None)
 
-    def of(self, origin: int | None) -> Mapping[PartitionKey, Sum]:
-        """What there is of one origin, by partition."""
+    def sums_of_origin(self, origin: int | None) -> Mapping[PartitionKey, OriginSum]:
+        """Return the nonempty sums of one origin, by partition."""
         numbers = self._numbers.get(origin, {})
-        sums = {key: self._sum(number) for key, number in numbers.items()}
+        sums = {key: self._read_sum(number) for key, number in numbers.items()}
         return {key: held for key, held in sums.items() if held.requests}
 
-    def items(self) -> Iterator[tuple[Place, Sum]]:
-        """All of them.  O(sums)"""
-        for number in self._live():
-            yield self.place(number), self._sum(number)
+    def iterate_sums(self) -> Iterator[tuple[PartitionOrigin, OriginSum]]:
+        """Iterate over all nonempty sums.  O(sums)"""
+        for number in self._nonempty_rows():
+            yield self.subject_of(number), self._read_sum(number)
 
-    def _live(self) -> list[int]:
+    def _nonempty_rows(self) -> list[int]:
         live: list[int] = np.flatnonzero(self._rows[:, 0]).tolist()
         return live
 
-    def _sum(self, number: int) -> Sum:
+    def _read_sum(self, number: int) -> OriginSum:
         requests, tokens, marks, prefilling, *_ = self._rows[number].tolist()
-        return Sum(requests, tokens, marks & U64_MASK, prefilling)
+        return OriginSum(requests, tokens, marks & U64_MASK, prefilling)
 
-    def _new(self, place: Place) -> int:
-        for _ in range(min(_LOOKS_PER_NEW, len(self._places))):
-            self._looked_at = (self._looked_at + 1) % len(self._places)
+    def _add_subject(self, place: PartitionOrigin) -> int:
+        for _ in range(min(_CHECKS_PER_NEW_SUM, len(self._subjects))):
+            # Two checks per new sum keep the table proportional to its use without a scan.
+            self._looked_at = (self._looked_at + 1) % len(self._subjects)
             self._forget_if_idle(self._looked_at)
         if not self._free:
-            self._free.append(len(self._places))
-            self._places.append(None)
+            self._free.append(len(self._subjects))
+            self._subjects.append(None)
             self._make_room()
         number = self._free.pop()
-        self._places[number] = place
+        self._subjects[number] = place
         self.changes += 1
         self._numbers.setdefault(place.origin, {})[place.key] = number
         if place.origin is None:
-            self._observe(place.key, number)
+            self._start_observing(place.key, number)
         return number
 
-    def observed(self, key: PartitionKey) -> Observed | None:
-        """What is counted of our own reservations of a partition; None before the first."""
+    def find_observed(self, key: PartitionKey) -> ObservedCounters | None:
+        """Return the counters of this replica's reservations of a partition.  None before the
+        first.
+        """
         return self._observed.get(key)
 
-    def sized(self, key: PartitionKey, block_size: int) -> None:
-        """Blocks of the partition are of so many tokens from now on."""
+    def set_block_size(self, key: PartitionKey, block_size: int) -> None:
+        """Set the block size of a partition, in tokens."""
         if key in self._observed:
-            self._observed[key][observed_layout.BLOCK_SIZE] = block_size
+            self._observed[key][observation_layout.BLOCK_SIZE] = block_size
 
-    def _observe(self, key: PartitionKey, number: int) -> None:
-        """Let it be counted from now on what becomes of those that are booked under the number."""
-        observed = np.zeros(observed_layout.OBSERVED_LENGTH, np.int64)
-        observed[observed_layout.BLOCK_SIZE] = self._block_size_of(key) or 1
-        for samples in (observed_layout.PREFILLS, observed_layout.DECODES):
-            observed[samples + observed_layout.STRIDE] = 1
+    def _start_observing(self, key: PartitionKey, number: int) -> None:
+        """Start counting the course of reservations booked under the row."""
+        observed = np.zeros(observation_layout.OBSERVED_LENGTH, np.int64)
+        observed[observation_layout.BLOCK_SIZE] = self._block_size_of(key) or 1
+        for samples in (observation_layout.PREFILLS, observation_layout.DECODES):
+            observed[samples + observation_layout.STRIDE] = 1
         self._observed[key] = observed
-        self._rows[number, OBSERVED : OBSERVED + 2] = observed.ctypes.data, observed.size
+        self._rows[number, OBSERVED_PAIR : OBSERVED_PAIR + 2] = observed.ctypes.data, observed.size
 
     def _forget_if_idle(self, number: int) -> None:
-        place = self._places[number]
+        place = self._subjects[number]
         if place is None or self._rows[number, 0]:
             return
         if place.origin is None and self._block_size_of(place.key) is not None:
-            return  # its number may be known to those who book
+            return  # bookings in progress may still use the row
         mine = self._numbers[place.origin]
         del mine[place.key]
         if not mine:
             del self._numbers[place.origin]
-        self._places[number] = None
+        self._subjects[number] = None
         if place.origin is None:
             del self._observed[place.key]
-            self._rows[number, OBSERVED : OBSERVED + 2] = 0
+            self._rows[number, OBSERVED_PAIR : OBSERVED_PAIR + 2] = 0
         self._free.append(number)
 
     def _make_room(self) -> None:
-        if len(self._places) > len(self._rows):
+        if len(self._subjects) > len(self._rows):
             self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-            self._memory.name(SUMS, self._rows)
+            self._memory.set_array(SUMS, self._rows)

@@ -1,4 +1,1 @@
-"""Plain numbers and texts for metrics, reports, dumps and refusals.
-
-What somebody wants to see of the core enters here; nothing is changed.
-"""
+"""Views: plain numbers and texts for metrics, reports, dumps and error messages; read-only."""

@@ -1,6 +1,6 @@
-"""Workers, partitions and reservations as plain numbers, for metrics and whoever else watches.
+"""State report: workers, partitions and reservations as plain numbers for metrics.
 
-Taking a report changes nothing.  It costs O(partitions + workers + ranks asked for).
+Building a report changes nothing. It costs O(partitions + workers + requested ranks).
 """
 
 from collections import Counter
@@ -11,21 +11,21 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.index.prefix_index import IndexStats
-from select_service.bodies.workers import Lifecycle
-from select_service.core.decide.placing import Tally
-from select_service.core.fleet.fleet import Fleet
-from select_service.core.fleet.partition import Partition
-from select_service.core.load import load_layout as layout
+from select_service.core.load.compiled import load_layout as layout
 from select_service.core.load.ledger import Ledger
-from select_service.core.workers.catalog import Worker
+from select_service.core.placement.placer import PlacementTally
+from select_service.core.registry.fleet.fleet import WorkerFleet
+from select_service.core.registry.fleet.partition import Partition
+from select_service.core.workers.worker_catalog import RegisteredWorker
+from select_service.schemas.workers import Lifecycle
 
 
-class Load(NamedTuple):
+class RankLoadSums(NamedTuple):
     """Load of one rank, or the sum of several.
 
-    kv_blocks_active: blocks of the KV cache in use as admission judges them: in the words of the
-    engine where it is heard and the size of the cache is known, else `active_blocks`.
-    kv_blocks_max: blocks of the KV cache; 0 when not known.
+    kv_blocks_active: KV cache blocks in use as counted by admission: as reported by the engine if
+        its reading is fresh and the cache size is known, else `active_blocks`
+    kv_blocks_max: blocks of the KV cache; 0 if unknown
     """
 
     prefill_tokens: int
@@ -38,13 +38,13 @@ class Load(NamedTuple):
 class RankReport(NamedTuple):
     worker_id: int
     dp_rank: int
-    load: Load
+    load: RankLoadSums
 
 
 class PartitionReport(NamedTuple):
-    """One partition.  `load` sums all its `n_ranks` ranks, `ranks` may hold fewer of them.
+    """State of one partition. `load` sums all `n_ranks` ranks, `ranks` may hold fewer.
 
-    reported_share: of the last prefills that ended, those whose end callers reported
+    reported_share: share of the latest ended prefills whose end was reported by the client
     """
 
     model_name: str
@@ -53,17 +53,17 @@ class PartitionReport(NamedTuple):
     policy: str
     reported_share: float
     prefix_index: IndexStats
-    tally: Tally
+    tally: PlacementTally
     n_ranks: int
-    load: Load
+    load: RankLoadSums
     ranks: tuple[RankReport, ...]
 
 
-class Report(NamedTuple):
-    """Partitions are in the order of their creation, ranks by worker and rank.
+class StateReport(NamedTuple):
+    """State report; partitions in order of creation, ranks by worker and rank.
 
-    expired and dropped_with_rank are totals since the start: reservations that nobody renewed in
-    time, and reservations that ended because their rank left.
+    expired, dropped_with_rank: reservations ended since start-up by expiry, and by departure of
+        their rank
     """
 
     partitions: tuple[PartitionReport, ...]
@@ -79,59 +79,62 @@ class Report(NamedTuple):
         return sum(partition.n_ranks for partition in self.partitions)
 
 
-def report(fleet: Fleet, ledger: Ledger, ranks_max: int) -> Generator[None, None, Report]:
-    """The numbers of now, with at most `ranks_max` single ranks over all partitions.
+def build_state_report(
+    fleet: WorkerFleet, ledger: Ledger, ranks_max: int
+) -> Generator[None, None, StateReport]:
+    """Build the report, with at most `ranks_max` ranks over all partitions, one step per partition.
 
-    In steps, one for each partition; partitions that leave meanwhile are left out.
+    Partitions removed meanwhile are left out.
     """
     partitions = []
     room = ranks_max
     for key, partition in list(fleet.partitions.items()):
         if fleet.partitions.get(key) is partition:
-            partitions.append(_partition(partition, room))
+            partitions.append(_partition_report(partition, room))
             room -= len(partitions[-1].ranks)
             yield
-    held = ledger.held
-    return Report(
+    held = ledger.reservations
+    return StateReport(
         partitions=tuple(partitions),
         workers=_by_lifecycle(list(fleet.catalog)),
-        reservations_prefill=held.prefilling,
-        reservations_decode=len(held) - held.prefilling,
-        reserved_blocks=held.blocks,
-        expired=ledger.expired,
-        dropped_with_rank=ledger.dropped_with_rank,
+        reservations_prefill=held.n_prefilling,
+        reservations_decode=len(held) - held.n_prefilling,
+        reserved_blocks=held.n_blocks,
+        expired=ledger.expired_count,
+        dropped_with_rank=ledger.released_with_rank,
     )
 
 
-def _by_lifecycle(workers: list[Worker]) -> dict[Lifecycle, int]:
-    """Every lifecycle has a number, also when it is 0."""
+def _by_lifecycle(workers: list[RegisteredWorker]) -> dict[Lifecycle, int]:
+    """Return the number of workers for every lifecycle, including 0."""
     counted = Counter(worker.lifecycle for worker in workers)
     return {lifecycle: counted[lifecycle] for lifecycle in get_args(Lifecycle)}
 
 
-def _partition(partition: Partition, ranks_max: int) -> PartitionReport:
-    loads = _loads(partition)
-    by_rank = sorted(partition.table.slots()) if ranks_max else []
+def _partition_report(partition: Partition, ranks_max: int) -> PartitionReport:
+    loads = _loads_by_slot(partition)
+    by_rank = sorted(partition.table.iterate_slots()) if ranks_max else []
     return PartitionReport(
         model_name=partition.key.model_name,
         tenant_id=partition.key.tenant_id,
         block_size=partition.block_size,
-        policy=partition.placing.choice.policy,
+        policy=partition.placer.policy_choice.policy,
         reported_share=partition.load.reported_share,
         prefix_index=partition.index.stats(),
-        tally=partition.placing.tally,
+        tally=partition.placer.total_tally,
         n_ranks=len(partition.table),
-        load=Load(*loads.sum(axis=0).tolist()),
+        load=RankLoadSums(*loads.sum(axis=0).tolist()),
         ranks=tuple(
-            RankReport(*rank, Load(*loads[slot].tolist())) for rank, slot in by_rank[:ranks_max]
+            RankReport(*rank, RankLoadSums(*loads[slot].tolist()))
+            for rank, slot in by_rank[:ranks_max]
         ),
     )
 
 
-def _loads(partition: Partition) -> npt.NDArray[np.int64]:
-    """int64[n_slots, fields of Load]"""
-    totals, blocks = partition.load.totals, partition.load.active_blocks()
-    columns = partition.table.columns.first(len(blocks))
+def _loads_by_slot(partition: Partition) -> npt.NDArray[np.int64]:
+    """Return int64[n_slots, fields of Load]."""
+    totals, blocks = partition.load.totals, partition.load.compute_active_blocks()
+    columns = partition.table.columns.first_rows(len(blocks))
     known = np.isfinite(columns.kv_blocks)
     kv_blocks = np.where(known, columns.kv_blocks, 0.0)
     told = known & ~np.isnan(columns.kv_usage)

@@ -1,5 +1,4 @@
-"""Which workers are registered, and one row of plain facts for each of their ranks.
+"""Registered workers, and a table with one row of facts per rank.
 
-What a later feature knows of a rank enters as a column of the table; load, blocks and choices are
-elsewhere.
+New facts about ranks become columns of the table; load, blocks and decisions are elsewhere.
 """

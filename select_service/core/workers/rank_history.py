@@ -1,44 +1,48 @@
-"""Who stood in a row of a rank table before the rank that stands there now."""
+"""History of the ranks in a row of a rank table."""
 
 from collections import deque
 from typing import NamedTuple
 
 from select_service.core.identity import Rank
 
-REMEMBERED_MAX = 4
-"""Ranks that left a row."""
+FORMER_RANKS_MAX = 4
+"""Maximum number of former ranks per row."""
 
 
-class Left(NamedTuple):
-    """version: of the table when it left"""
+class FormerRank(NamedTuple):
+    """Former rank.
+
+    version: version of the table when the rank left
+    """
 
     version: int
     rank: Rank
 
 
 class RankHistory:
-    """The last ranks that left each row; O(rows)."""
+    """Latest former ranks of each row; O(rows) memory."""
 
     def __init__(self) -> None:
-        self._left: dict[int, deque[Left]] = {}
-        self._forgotten: dict[int, int] = {}
+        self._former_ranks: dict[int, deque[FormerRank]] = {}
+        self._dropped_until: dict[int, int] = {}
 
-    def left(self, slot: int, version: int, rank: Rank) -> None:
-        """A rank stands there no more.  version: of the table, higher than every one before"""
-        ranks = self._left.get(slot)
+    def record_departure(self, slot: int, version: int, rank: Rank) -> None:
+        """Record that a rank left a row; version is higher than all earlier ones."""
+        ranks = self._former_ranks.get(slot)
         if ranks is None:
-            ranks = self._left[slot] = deque()
-        elif len(ranks) == REMEMBERED_MAX:
-            self._forgotten[slot] = ranks.popleft().version
-        ranks.append(Left(version, rank))
+            ranks = self._former_ranks[slot] = deque()
+        elif len(ranks) == FORMER_RANKS_MAX:
+            # Remembers up to which version answers would be wrong.
+            self._dropped_until[slot] = ranks.popleft().version
+        ranks.append(FormerRank(version, rank))
 
     def is_forgotten(self, slot: int, version: int) -> bool:
-        """Does nobody know any more who stood there?"""
-        return version < self._forgotten.get(slot, 0)
+        """Return whether the history of this version was dropped."""
+        return version < self._dropped_until.get(slot, 0)
 
-    def find(self, slot: int, version: int) -> Rank | None:
-        """Who stood there when the table had this version and has left since; None: nobody."""
-        for left in self._left.get(slot, ()):
+    def find_former_rank(self, slot: int, version: int) -> Rank | None:
+        """Return the rank of a row at a version if the rank has left since, else None."""
+        for left in self._former_ranks.get(slot, ()):
             if version < left.version:
                 return left.rank
         return None

@@ -1,4 +1,4 @@
-"""Where decisions become replicas: over HTTP, in a file, in Kubernetes, or nowhere (dry run).
+"""Connectors that carry out decisions: over HTTP, in a file, in Kubernetes, or none (dry run).
 
-A connector never decides how many, and never tries again by itself: the next tick decides anew.
+A connector never chooses a count and never retries by itself: the next tick decides anew.
 """

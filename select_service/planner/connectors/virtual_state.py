@@ -1,8 +1,8 @@
-"""Numbered decisions that somebody else carries out: a state machine; the time is an argument.
+"""State machine of numbered decisions carried out by an external program; the time is an argument.
 
-A decision is *open* until it is acknowledged.  Meanwhile a wish that differs is kept; when wishes
-have differed for two ticks in a row, the newest replaces what is open.  Acknowledgements never go
-back.  Transitions give a new state, so that it can be written before anybody sees it.
+A decision is *open* until its acknowledgement.  Meanwhile different desired counts are kept; after
+differences in two consecutive ticks the newest counts replace the open decision.  Acknowledgements
+never go back.  Transitions return a new state, which can be stored before any client sees it.
 """
 
 from collections.abc import Mapping
@@ -12,62 +12,62 @@ from typing import Self
 import msgspec
 from msgspec import Struct
 
-from select_service.planner.core.inputs import Role
+from select_service.planner.core.tick_input import Role
 
 NEVER = -1
-"""Number before the first decision, and count of a role that was never decided."""
+"""Number before the first decision, and count of a role never decided."""
 TICKS_TO_SUPERSEDE = 2
-"""Wishes in a row that must differ from an open decision before one replaces it."""
+"""Number of consecutive ticks with other counts before an open decision is replaced."""
 ADOPT_AFTER_S = 60.0
-"""More replicas than were decided, so long after the acknowledgement, are somebody's own wish."""
+"""Time after the acknowledgement from which surplus replicas count as added on purpose, seconds."""
 
 
-class Change(StrEnum):
-    """What a wish did."""
+class CountsEffect(StrEnum):
+    """Effect of desired counts."""
 
     DECIDED = "decided"
     SUPERSEDED = "superseded"
-    """Decided, in place of one that was still open."""
+    """Decided, in place of an open decision."""
     UNCHANGED = "unchanged"
     KEPT = "kept"
-    """An open decision is in the way; kept, and told."""
+    """Kept and reported: an open decision has precedence."""
     DROPPED = "dropped"
-    """Document profile only: an open decision is in the way."""
+    """Document profile only: dropped, as a decision is open."""
 
 
-class Completion(StrEnum):
-    """What an acknowledgement did."""
+class AcknowledgementEffect(StrEnum):
+    """Effect of an acknowledgement."""
 
     COMPLETED = "completed"
     SUPERSEDED = "superseded"
-    """Of an older decision: nothing changed."""
+    """Acknowledgement of an older decision: no change."""
 
 
-class UnknownDecision(Exception):
-    """No decision has that number."""
+class UnknownDecisionNumber(Exception):
+    """Error of a number without a decision."""
 
 
 class VirtualDecision(Struct, frozen=True, kw_only=True):
-    """What the platform is asked for; -1: never decided."""
+    """Decision for the platform; -1 means never decided."""
 
     num_prefill: int = NEVER
     num_decode: int = NEVER
     decision_id: int = NEVER
     superseded: bool = False
-    """Did it replace one that was still open?"""
+    """Whether the decision replaced an open one."""
     decided_at: float = 0.0
     victims: tuple[int, ...] = ()
-    """Workers that were drained for it and should be the ones that go."""
+    """Workers that were drained for the decision and should be removed."""
 
-    def count(self, role: Role) -> int | None:
-        """None: never decided."""
+    def role_count(self, role: Role) -> int | None:
+        """Return the count of a role, or None if never decided."""
         count = self.num_prefill if role == Role.PREFILL else self.num_decode
         return None if count == NEVER else count
 
-    def followed(
+    def next_decision(
         self, wanted: Mapping[Role, int], now: float, superseded: bool, victims: tuple[int, ...]
     ) -> "VirtualDecision":
-        """The next decision; roles that are not named keep their number."""
+        """Return the next decision; unnamed roles keep their number."""
         return VirtualDecision(
             num_prefill=wanted.get(Role.PREFILL, self.num_prefill),
             num_decode=wanted.get(Role.DECODE, self.num_decode),
@@ -79,85 +79,93 @@ class VirtualDecision(Struct, frozen=True, kw_only=True):
 
 
 class VirtualState(Struct, frozen=True, kw_only=True):
-    """All that outlives the process."""
+    """State that outlives the process."""
 
     decision: VirtualDecision = VirtualDecision()
     acknowledged: int = NEVER
     acknowledged_at: float = 0.0
     reported: Mapping[Role, int] = {}
-    """Replicas that were there, as the last acknowledgement said."""
+    """Replicas reported by the last acknowledgement."""
     adopted: Mapping[Role, int] = {}
-    """Replicas that somebody else has added since the decision."""
+    """Replicas added by other actors since the decision."""
     kept: Mapping[Role, int] | None = None
-    """The newest wish that an open decision is in the way of."""
+    """Newest desired counts that an open decision delays."""
     kept_ticks: int = 0
     draining: tuple[int, ...] = ()
-    """Workers that drain for a wish that is not decided yet."""
+    """Workers that drain for a pending decision."""
 
     @property
     def is_open(self) -> bool:
-        """Is a decision not acknowledged yet?"""
+        """Whether the decision is not acknowledged yet."""
         return self.acknowledged < self.decision.decision_id
 
-    def expected(self, role: Role) -> int | None:
-        """Replicas that should be there; None: nobody has decided."""
-        return self.adopted.get(role, self.decision.count(role))
+    def expected_count(self, role: Role) -> int | None:
+        """Return the expected replicas of a role, or None before any decision."""
+        return self.adopted.get(role, self.decision.role_count(role))
 
-    def updated(
+    def with_counts(
         self, wanted: Mapping[Role, int], now: float, victims: tuple[int, ...] = ()
-    ) -> tuple[Self, Change]:
-        """A wish of one tick."""
-        if all(self.expected(role) == count for role, count in wanted.items()):
-            return msgspec.structs.replace(self, kept=None, kept_ticks=0), Change.UNCHANGED
+    ) -> tuple[Self, CountsEffect]:
+        """Apply the desired counts of a tick."""
+        if all(self.expected_count(role) == count for role, count in wanted.items()):
+            return msgspec.structs.replace(self, kept=None, kept_ticks=0), CountsEffect.UNCHANGED
         if not self.is_open:
-            return self._decided(wanted, now, victims), Change.DECIDED
+            return self._with_decision(wanted, now, victims), CountsEffect.DECIDED
         ticks = self.kept_ticks + 1
+        # A single different tick may be noise; replacing a decision under way costs the client its
+        # work.
         if ticks < TICKS_TO_SUPERSEDE:
             kept = dict(self.kept or {}) | dict(wanted)
-            return msgspec.structs.replace(self, kept=kept, kept_ticks=ticks), Change.KEPT
-        return self._decided(wanted, now, victims), Change.SUPERSEDED
+            return msgspec.structs.replace(self, kept=kept, kept_ticks=ticks), CountsEffect.KEPT
+        return self._with_decision(wanted, now, victims), CountsEffect.SUPERSEDED
 
-    def _decided(self, wanted: Mapping[Role, int], now: float, victims: tuple[int, ...]) -> Self:
+    def _with_decision(
+        self, wanted: Mapping[Role, int], now: float, victims: tuple[int, ...]
+    ) -> Self:
+        """Return the state with the next decision."""
+        # Roles without a new count keep what others added, else they would be reduced by accident.
         counts = {**self.adopted, **wanted}
-        decision = self.decision.followed(counts, now, self.is_open, victims)
+        decision = self.decision.next_decision(counts, now, self.is_open, victims)
         return msgspec.structs.replace(
             self, decision=decision, adopted={}, kept=None, kept_ticks=0, draining=()
         )
 
-    def completed(
+    def with_acknowledgement(
         self, decision_id: int, now: float, reported: Mapping[Role, int]
-    ) -> tuple[Self, Completion]:
-        """An acknowledgement.  Raises UnknownDecision."""
+    ) -> tuple[Self, AcknowledgementEffect]:
+        """Apply an acknowledgement.  Raises UnknownDecisionNumber."""
         if not 0 <= decision_id <= self.decision.decision_id:
-            raise UnknownDecision(decision_id)
+            raise UnknownDecisionNumber(decision_id)
         if decision_id < self.decision.decision_id:
-            return self, Completion.SUPERSEDED
+            return self, AcknowledgementEffect.SUPERSEDED
         if not self.is_open:
+            # A repeated acknowledgement must not delay the adoption of surplus replicas.
             now = self.acknowledged_at
         counts = dict(self.reported) | dict(reported)
         state = msgspec.structs.replace(
             self, acknowledged=decision_id, acknowledged_at=now, reported=counts
         )
-        return state, Completion.COMPLETED
+        return state, AcknowledgementEffect.COMPLETED
 
-    def observed(self, ready: Mapping[Role, int], now: float) -> Self:
-        """What is there.  Takes what others have added as it is, some time after the last word."""
+    def with_observation(self, ready: Mapping[Role, int], now: float) -> Self:
+        """Apply an observation: adopt surplus replicas some time after the last acknowledgement."""
+        # Right after an acknowledgement ending replicas may still be counted as ready.
         if self.is_open or now - self.acknowledged_at < ADOPT_AFTER_S:
             return self
         adopted = {
             role: count
             for role, count in ready.items()
-            if (decided := self.decision.count(role)) is not None and count > decided
+            if (decided := self.decision.role_count(role)) is not None and count > decided
         }
         if adopted == self.adopted:
             return self
         return msgspec.structs.replace(self, adopted=adopted)
 
     def check_invariants(self) -> None:
-        """For tests."""
+        """Raise AssertionError if an invariant is broken (for tests)."""
         assert NEVER <= self.acknowledged <= self.decision.decision_id
         assert 0 <= self.kept_ticks < TICKS_TO_SUPERSEDE
         assert (self.kept is None) == (self.kept_ticks == 0)
         assert self.decision.decision_id > NEVER or not (self.reported or self.adopted)
         for role in Role:
-            assert (self.decision.count(role) or 0) >= 0
+            assert (self.decision.role_count(role) or 0) >= 0

@@ -1,1 +1,1 @@
-"""From what was observed to how many replicas: no clock, socket, thread or log."""
+"""Decision of replica counts from observations; no clock, socket, thread or log."""

@@ -1,19 +1,21 @@
-"""Several deployments on the GPUs of one cluster, decided in one place in one tick."""
+"""Cluster of deployments that share GPUs, decided together in one tick."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from select_service.planner.core.allowance import Allowance
-from select_service.planner.core.inputs import Role, TickInput
-from select_service.planner.core.tick import Deployment, Effects, Plan
+from select_service.planner.core.budgets.role_budget import RoleBudget
+from select_service.planner.core.tick import PlannedDeployment, TickEffects, TickPlan
+from select_service.planner.core.tick_input import Role, TickInput
 
 
-class Claim(NamedTuple):
-    """Of one deployment, in GPUs.
+class GpuClaim(NamedTuple):
+    """Claim of a deployment on the cluster's GPUs.
 
-    priority: a smaller one goes first
-    lost:     attainment that is lost for each GPU it does not get
-    least:    of its minima;  now: of what is there or on its way;  wanted: of what it wishes
+    priority: rank in the order of grants, smaller first
+    lost:     attainment lost for each GPU that is refused
+    least:    GPUs of the minimums
+    now:      GPUs of replicas that run or start
+    wanted:   GPUs of the target
     """
 
     priority: int
@@ -23,26 +25,30 @@ class Claim(NamedTuple):
     wanted: int
 
 
-def shares(claims: Sequence[Claim], gpus: int) -> list[int]:
-    """GPUs of each claim: minima always, then in order of priority.
+def divide_gpus(claims: Sequence[GpuClaim], gpus: int) -> list[int]:
+    """Return the GPUs of each claim: minimums always, the rest in order of priority.
 
-    Among those of one priority what each has and still wants comes first, and growth goes by loss:
-    who has enough must not be cut for a peer, which would be cut for it the next time.
+    Within a priority, GPUs that are in use and still needed come first, and growth goes by loss.
+    Otherwise a satisfied deployment would be cut for a peer, and the peer for it in the next tick.
 
-    What somebody else still has is not given away before it is free, so that the sum of what runs
-    and what is asked for stays within `gpus` as long as it was.
+    GPUs that another deployment still uses are granted only after release. So the sum of running
+    and requested GPUs stays within `gpus` if the sum was within before.
     """
     order = sorted(range(len(claims)), key=lambda at: (claims[at].priority, -claims[at].lost, at))
+    # Never more than the target, even if the minimum is higher.
     given = [min(claim.least, claim.wanted) for claim in claims]
     left = gpus - sum(given)
     for priority in dict.fromkeys(claims[at].priority for at in order):
         equals = [at for at in order if claims[at].priority == priority]
+        # First round: keep GPUs in use. Second round: grow by the loss of attainment.
         for keeps in (True, False):
             for at in equals:
                 goal = min(claims[at].now, claims[at].wanted) if keeps else claims[at].wanted
                 more = min(max(0, goal - given[at]), max(0, left))
                 given[at] += more
                 left -= more
+    # GPUs of a shrinking deployment stay in use until its replicas have ended, so the growth of
+    # others is limited by the larger of use and grant.
     free = gpus - sum(max(claim.now, got) for claim, got in zip(claims, given, strict=True))
     for at in reversed(order):
         beyond = given[at] - max(claims[at].now, min(claims[at].least, claims[at].wanted))
@@ -54,108 +60,125 @@ def shares(claims: Sequence[Claim], gpus: int) -> list[int]:
     return given
 
 
-def _granted(claims: Mapping[str, Claim], gpus: int) -> dict[str, int]:
-    """Shares by name; nothing where all can have what they want."""
+def _grant_claims(claims: Mapping[str, GpuClaim], gpus: int) -> dict[str, int]:
+    """Return the shares by name; empty if every target fits."""
     if sum(max(claim.now, claim.wanted) for claim in claims.values()) <= gpus:
         return {}
-    return dict(zip(claims, shares(list(claims.values()), gpus), strict=True))
+    return dict(zip(claims, divide_gpus(list(claims.values()), gpus), strict=True))
 
 
-class Cluster:
-    """Belongs to whoever owns the deployments. Remembers what those have that are not due."""
+class ClusterPlanner:
+    """Arbiter of the cluster's GPUs.
+
+    It also remembers the GPUs of deployments that are not due.
+    """
 
     def __init__(
         self,
-        deployments: Mapping[str, Deployment],
+        deployments: Mapping[str, PlannedDeployment],
         priorities: Mapping[str, int],
         cluster_gpus: int | None,
     ) -> None:
         self.deployments = deployments
         self._priorities = priorities
         self._gpus = cluster_gpus
-        self._taken: dict[str, int] = {}
-        """GPUs that each has or was promised when it was last read."""
+        self._gpus_taken: dict[str, int] = {}
+        """GPUs that each deployment had or was promised at its last reading."""
         self.paused: set[str] = set()
-        """Names of those of which nothing is carried out, whatever they decide."""
+        """Names of deployments with decisions that are recorded and not carried out."""
 
-    def tick(self, told: Mapping[str, TickInput]) -> dict[str, Effects]:
-        """Of deployments that are due. Those that are not keep what they have.
+    def tick(self, inputs: Mapping[str, TickInput]) -> dict[str, TickEffects]:
+        """Decide the deployments that are due; the others keep their GPUs.
 
-        One that is advised only, or paused, is told what it would get, and takes nothing from
+        Advisory and paused deployments get the decision they would get, and take nothing from
         others.
         """
-        plans = {name: self.deployments[name].plan(tick) for name, tick in told.items()}
-        counts = self._shared(plans)
-        self._remember(plans, counts)
+        plans = {name: self.deployments[name].plan_tick(tick) for name, tick in inputs.items()}
+        counts = self._divide_cluster(plans)
+        self._store_gpus_taken(plans, counts)
         return {
-            name: self.deployments[name].finish(plan, counts.get(name))
+            name: self.deployments[name].finish_tick(plan, counts.get(name))
             for name, plan in plans.items()
         }
 
-    def _remember(
-        self, plans: Mapping[str, Plan], counts: Mapping[str, Mapping[Role, int]]
+    def _store_gpus_taken(
+        self, plans: Mapping[str, TickPlan], counts: Mapping[str, Mapping[Role, int]]
     ) -> None:
+        """Store the GPUs in use or promised, for the ticks of other deployments."""
         for name, plan in plans.items():
-            if plan.settled is None or plan.standing is None:
+            if plan.settled is None or plan.counts_now is None:
                 continue
-            allowance = Allowance(self.deployments[name].settings)
-            wished = allowance.total(counts.get(name, plan.settled.counts))
-            have = allowance.total(plan.standing.have)
-            self._taken[name] = max(wished, have) if self._acts(name) else have
+            allowance = RoleBudget(self.deployments[name].settings)
+            wished = allowance.total_gpus(counts.get(name, plan.settled.counts))
+            have = allowance.total_gpus(plan.counts_now.running_or_starting)
+            self._gpus_taken[name] = max(wished, have) if self._is_acting(name) else have
 
-    def _acts(self, name: str) -> bool:
+    def _is_acting(self, name: str) -> bool:
+        """Return whether the decisions of this deployment are carried out."""
         return not (self.deployments[name].settings.advisory or name in self.paused)
 
-    def _shared(self, plans: Mapping[str, Plan]) -> dict[str, dict[Role, int]]:
-        """What is left of the wishes; nothing where no deployment has to give way."""
+    def _divide_cluster(self, plans: Mapping[str, TickPlan]) -> dict[str, dict[Role, int]]:
+        """Return the reduced targets; empty if no deployment has to give way."""
         known = {
             name: plan
             for name, plan in sorted(plans.items())
-            if plan.settled is not None and plan.standing is not None
+            if plan.settled is not None and plan.counts_now is not None
         }
         if self._gpus is None or not known:
             return {}
-        claims = {name: self._claim(name, plan) for name, plan in known.items()}
-        others = [self._taken.get(name) for name in self.deployments if name not in known]
-        if None in others:  # nobody grows into what another one may hold
+        claims = {name: self._make_claim(name, plan) for name, plan in known.items()}
+        others = [self._gpus_taken.get(name) for name in self.deployments if name not in known]
+        # A deployment that was never read may use any number of GPUs, so the others must not grow.
+        if None in others:
             got = {name: min(claim.now, claim.wanted) for name, claim in claims.items()}
-            return {name: self._cut(name, plan, got[name]) for name, plan in known.items()}
+            return {name: self._cut_to_share(name, plan, got[name]) for name, plan in known.items()}
         free = self._gpus - sum(gpus for gpus in others if gpus is not None)
+        # Real grants are computed as if advisory deployments kept their GPUs, and the advice as if
+        # all acted: advice must not take GPUs from a deployment that acts.
         calm = {
-            name: claim if self._acts(name) else claim._replace(wanted=claim.now, least=claim.now)
+            name: claim
+            if self._is_acting(name)
+            else claim._replace(wanted=claim.now, least=claim.now)
             for name, claim in claims.items()
         }
-        real, advised = _granted(calm, free), _granted(claims, free)
-        granted = {name: real if self._acts(name) else advised for name in known}
+        real, advised = _grant_claims(calm, free), _grant_claims(claims, free)
+        granted = {name: real if self._is_acting(name) else advised for name in known}
         return {
-            name: self._cut(name, plan, granted[name][name])
+            name: self._cut_to_share(name, plan, granted[name][name])
             for name, plan in known.items()
             if name in granted[name]
         }
 
-    def _claim(self, name: str, plan: Plan) -> Claim:
+    def _make_claim(self, name: str, plan: TickPlan) -> GpuClaim:
+        """Return the claim of a planned deployment."""
         assert plan.settled is not None
-        assert plan.standing is not None
-        allowance = Allowance(self.deployments[name].settings)
-        wanted, have = plan.settled.counts, plan.standing.have
-        now = allowance.total(have)
-        gpus = allowance.total(wanted)
+        assert plan.counts_now is not None
+        allowance = RoleBudget(self.deployments[name].settings)
+        wanted, have = plan.settled.counts, plan.counts_now.running_or_starting
+        now = allowance.total_gpus(have)
+        gpus = allowance.total_gpus(wanted)
+        # The scarcer role limits the service, so its shortage counts.
         short = max(1.0 - have[role] / n if n else 0.0 for role, n in wanted.items())
         lost = short / max(1, gpus - now)
-        return Claim(self._priorities[name], lost, allowance.total(allowance.minimums), now, gpus)
+        return GpuClaim(
+            self._priorities[name], lost, allowance.total_gpus(allowance.minimums), now, gpus
+        )
 
-    def _cut(self, name: str, plan: Plan, gpus: int) -> dict[Role, int]:
-        """The wish under a share, which turns no movement round: as near to it as what is there
-        allows. Less than that is in proportion, and minima that do not fit are no reason to end
-        what runs."""
+    def _cut_to_share(self, name: str, plan: TickPlan, gpus: int) -> dict[Role, int]:
+        """Return the target under a share of GPUs, without reversing a movement.
+
+        Below the GPUs in use the cut is in proportion. Infeasible minimums end no running replica.
+        """
         assert plan.settled is not None
-        assert plan.standing is not None
-        wanted, have = plan.settled.counts, plan.standing.have
-        allowance = Allowance(self.deployments[name].settings, gpus)
-        if allowance.total(wanted) <= gpus:
+        assert plan.counts_now is not None
+        wanted, have = plan.settled.counts, plan.counts_now.running_or_starting
+        allowance = RoleBudget(self.deployments[name].settings, gpus)
+        if allowance.total_gpus(wanted) <= gpus:
             return wanted
-        if not allowance.budget.feasible:
+        # Growth is refused, and running replicas stay, although the minimums do not fit into the
+        # share.
+        if not allowance.budget.is_feasible:
             return {role: min(have[role], n) for role, n in wanted.items()}
-        if allowance.total(have) <= gpus:
-            return allowance.under_ceiling(have, wanted)
-        return allowance.clamped(wanted)
+        if allowance.total_gpus(have) <= gpus:
+            return allowance.fit_under_ceiling(have, wanted)
+        return allowance.clamp_counts(wanted)

@@ -1,21 +1,21 @@
-"""What one tick thought, stage by stage: for metrics, the log, the report and people."""
+"""Diagnostics of a tick, stage by stage: for metrics, the log and the report."""
 
 from msgspec import Struct
 
-from select_service.planner.core.contracts import Said
-from select_service.planner.core.inputs import Role
+from select_service.planner.core.forecast_contracts import ForecastRecord
 from select_service.planner.core.reasons import Reason
+from select_service.planner.core.tick_input import Role
 
 
-class Sized(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The throughput proposer, of one role.
+class SizingRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Result of the throughput proposer for a role.
 
-    replicas:    what the forecast needs, before steps and budgets; None: cannot be said
-    exact:       the same before rounding; rounded while less is kept than was promised
-    spare:       the same with the slack that a step down must leave
-    engine_rps:  requests/s of one engine that is always busy
-    attainment:  part of the requests that would keep the target
-    wanted:      attainment that was sized for, corrected by what was observed
+    replicas:    replicas the forecast needs, before steps and budgets; None if unknown
+    exact:       replicas before rounding; already rounded while attainment is below the target
+    spare:       replicas including the slack that a step down must leave
+    engine_rps:  requests/s of an engine that is always busy
+    attainment:  predicted part of the requests that keep the target
+    wanted:      attainment sized for, corrected by observed misses
     """
 
     replicas: int | None
@@ -27,8 +27,8 @@ class Sized(Struct, frozen=True, kw_only=True, omit_defaults=True):
     wanted: float | None = None
 
 
-class Loaded(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The load proposer, of one role. estimate_ms: the worst engine"""
+class LoadRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Result of the load proposer for a role. estimate_ms: latency of the worst engine"""
 
     reason: Reason | None = None
     target: int | None = None
@@ -38,8 +38,8 @@ class Loaded(Struct, frozen=True, kw_only=True, omit_defaults=True):
     notes: tuple[Reason, ...] = ()
 
 
-class Stabilised(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """wanted: replicas as a real number"""
+class StabiliserRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Result of the stabiliser. wanted: desired replicas, not rounded"""
 
     wanted: float
     target: int | None
@@ -47,30 +47,30 @@ class Stabilised(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RoleDiagnostics(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All stages of one role. num_gpu: of one replica, as it counts"""
+    """Results of all stages for a role. num_gpu: GPUs of a replica, as counted"""
 
     ready: int
     starting: int
     floor: int
     num_gpu: int = 1
     model_source: str | None = None
-    sized: Sized | None = None
-    load: Loaded | None = None
+    sized: SizingRecord | None = None
+    load: LoadRecord | None = None
     merged: int | None = None
-    stabilised: Stabilised | None = None
+    stabilised: StabiliserRecord | None = None
     final: int | None = None
     reasons: tuple[Reason, ...] = ()
     pending_s: float = 0.0
     startup_s: float | None = None
 
 
-class Diagnostics(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One tick of one deployment.
+class TickDiagnostics(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Diagnostics of a tick of a deployment.
 
-    load_reason, throughput_reason: of both roles together, in the words of the reference
-    reasons: why the result is what it is, in the order of the stages
-    set_dropped: roles for which a constraint had a SET, which is none
-    stale:   nothing has been observed for three throughput intervals
+    load_reason, throughput_reason: reason of both roles together, in the reference's words
+    reasons:     reasons of the result, in the order of the stages
+    set_dropped: roles for which an invalid SET was dropped from a constraint
+    stale:       whether nothing has been observed for three throughput intervals
     """
 
     now_s: float
@@ -79,7 +79,7 @@ class Diagnostics(Struct, frozen=True, kw_only=True, omit_defaults=True):
     roles: dict[Role, RoleDiagnostics]
     load_reason: Reason | None = None
     throughput_reason: Reason | None = None
-    forecast: Said | None = None
+    forecast: ForecastRecord | None = None
     reasons: tuple[Reason, ...] = ()
     rejected: str | None = None
     set_dropped: tuple[str, ...] = ()

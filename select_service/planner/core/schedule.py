@@ -1,18 +1,18 @@
-"""Which loops are due at a tick, and when the next one is."""
+"""Schedule of the load and throughput loops, and of the next tick."""
 
 from functools import reduce
 from math import gcd
 
 from msgspec import Struct
 
-from select_service.planner.core.settings import Settings, intervals_of
+from select_service.planner.core.settings import DeploymentSettings, loop_intervals
 
-EARLY_S = 1e-9
-"""Sums of intervals are not exact."""
+TIME_TOLERANCE_S = 1e-9
+"""Tolerance, seconds: sums of intervals are not exact."""
 
 
 class NextTick(Struct, frozen=True, kw_only=True):
-    """What the next tick needs. traffic_s: window of the traffic; None: it is not looked at."""
+    """Needs of the next tick. traffic_s: traffic window, seconds; None if traffic is not read"""
 
     at_s: float
     run_load: bool
@@ -20,55 +20,65 @@ class NextTick(Struct, frozen=True, kw_only=True):
     traffic_s: float | None
 
 
-class Due(Struct, frozen=True, kw_only=True):
-    """Loops of one tick."""
+class DueLoops(Struct, frozen=True, kw_only=True):
+    """Loops that are due in a tick."""
 
     load: bool
     throughput: bool
 
 
-def scale_interval_s(settings: Settings) -> float:
-    """Between two ticks: as set, or the greatest common divisor of the loops, in ms."""
+def scale_interval_s(settings: DeploymentSettings) -> float:
+    """Return the seconds between two ticks.
+
+    The interval is as set, or the greatest common divisor of the loops in ms.
+    """
     if settings.scale_interval_seconds is not None:
         return settings.scale_interval_seconds
-    return reduce(gcd, (round(each * 1000) for each in intervals_of(settings))) / 1000
+    # Integers of milliseconds, as gcd needs integers.
+    return reduce(gcd, (round(each * 1000) for each in loop_intervals(settings))) / 1000
 
 
-def load_on(settings: Settings) -> bool:
-    """Easy modes know nothing else."""
+def is_load_enabled(settings: DeploymentSettings) -> bool:
+    """Return whether the load loop proposes; in easy modes always."""
     return settings.enable_load_scaling or settings.optimization_target != "sla"
 
 
-def throughput_on(settings: Settings) -> bool:
+def is_throughput_enabled(settings: DeploymentSettings) -> bool:
+    """Return whether the throughput loop runs."""
     return settings.enable_throughput_scaling and settings.optimization_target == "sla"
 
 
-class Schedule:
-    """The first tick comes a scale interval after `start_s`, each loop after its own."""
+class TickSchedule:
+    """Schedule of ticks.
 
-    def __init__(self, settings: Settings, start_s: float) -> None:
+    The first tick comes a scale interval after `start_s`, each loop after its own interval.
+    """
+
+    def __init__(self, settings: DeploymentSettings, start_s: float) -> None:
         self._settings = settings
         self._interval_s = scale_interval_s(settings)
         self._is_watching = False
-        """Whether ticks look for demand as often as load is looked at: nothing is ready."""
+        """Whether ticks look for demand at the load interval, because nothing is ready."""
         self._load_s = self._throughput_s = start_s
         self.last_s = start_s
-        """When a tick last ran."""
+        """Time of the last tick."""
 
-    def due(self, now_s: float) -> Due:
-        """A disabled load loop still runs: it keeps the models up to date."""
-        return Due(load=self._load_due(now_s), throughput=self._throughput_due(now_s))
+    def due_loops(self, now_s: float) -> DueLoops:
+        """Return the due loops. A disabled load loop still runs: it keeps the models up to date."""
+        return DueLoops(load=self._is_load_due(now_s), throughput=self._is_throughput_due(now_s))
 
-    def ran(self, now_s: float, due: Due, *, is_asleep: bool = False) -> NextTick:
-        """After a tick.
+    def record_tick(self, now_s: float, due: DueLoops, *, is_asleep: bool = False) -> NextTick:
+        """Record a tick and return the next.
 
-        is_asleep: whether no replica is ready, so that the first request counts soon
+        is_asleep: whether no replica is ready, so that the first request must be noticed soon
         """
         self.last_s = now_s
+        # The throughput interval may be minutes; the first request after a pause must not wait so
+        # long.
         if is_asleep and self._settings.load_guards:
             self._is_watching = True
-        elif due.throughput or not throughput_on(self._settings):
-            self._is_watching = False  # ticks are at their times again
+        elif due.throughput or not is_throughput_enabled(self._settings):
+            self._is_watching = False  # the regular ticks have caught up
         if due.load:
             self._load_s = now_s
         if due.throughput:
@@ -76,26 +86,33 @@ class Schedule:
         return self.next_after(now_s)
 
     def next_after(self, now_s: float) -> NextTick:
+        """Return the needs of the tick after this time."""
         interval_s = self._interval_s
         if self._is_watching:
             interval_s = min(interval_s, self._settings.load_adjustment_interval_seconds)
-        return self.needs(now_s + interval_s)
+        return self.tick_needs(now_s + interval_s)
 
-    def needs(self, at_s: float) -> NextTick:
-        """Of a tick at this time, however late it is."""
-        throughput = self._throughput_due(at_s)
-        load = self._load_due(at_s)
+    def tick_needs(self, at_s: float) -> NextTick:
+        """Return the needs of a tick at this time, however late."""
+        throughput = self._is_throughput_due(at_s)
+        load = self._is_load_due(at_s)
         window: float | None = None
+        # The longer window wins if both loops run: the load loop can use it, but not the reverse.
         if throughput:
             window = self._settings.throughput_adjustment_interval_seconds
-        elif load and (load_on(self._settings) or self._is_watching):
+        elif load and (is_load_enabled(self._settings) or self._is_watching):
             window = self._settings.load_adjustment_interval_seconds
         return NextTick(at_s=at_s, run_load=load, run_throughput=throughput, traffic_s=window)
 
-    def _load_due(self, now_s: float) -> bool:
+    def _is_load_due(self, now_s: float) -> bool:
+        """Return whether the load interval has passed."""
         interval = self._settings.load_adjustment_interval_seconds
-        return now_s - self._load_s >= interval - EARLY_S
+        return now_s - self._load_s >= interval - TIME_TOLERANCE_S
 
-    def _throughput_due(self, now_s: float) -> bool:
+    def _is_throughput_due(self, now_s: float) -> bool:
+        """Return whether the throughput loop runs and its interval has passed."""
         interval = self._settings.throughput_adjustment_interval_seconds
-        return throughput_on(self._settings) and now_s - self._throughput_s >= interval - EARLY_S
+        return (
+            is_throughput_enabled(self._settings)
+            and now_s - self._throughput_s >= interval - TIME_TOLERANCE_S
+        )

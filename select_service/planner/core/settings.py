@@ -1,4 +1,4 @@
-"""The settings of one deployment, as the core reads them; `planner.config` judges them."""
+"""Settings of a deployment, as read by the core; validated elsewhere."""
 
 from collections.abc import Mapping
 from typing import Final, Literal, TypeVar
@@ -6,20 +6,20 @@ from typing import Final, Literal, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from select_service.planner.core.inputs import Role
+from select_service.planner.core.tick_input import Role
 
-Mode = Literal["disagg", "prefill", "decode", "agg"]
-Target = Literal["sla", "throughput", "latency", "load"]
+DeploymentMode = Literal["disagg", "prefill", "decode", "agg"]
+OptimizationTarget = Literal["sla", "throughput", "latency", "load"]
 Predictor = Literal["auto", "constant", "kalman", "arima", "prophet", "seasonal"]
 
 GPU_FIELDS: Final = {Role.PREFILL: "prefill_engine_num_gpu", Role.DECODE: "decode_engine_num_gpu"}
 
 
-class Settings(Struct, frozen=True, kw_only=True):
-    """Defaults are the planner's; `document()` in `planner.config` gives those of the reference."""
+class DeploymentSettings(Struct, frozen=True, kw_only=True):
+    """Settings with the planner's defaults; the document profile has the reference's."""
 
-    mode: Mode = "disagg"
-    optimization_target: Target = "sla"
+    mode: DeploymentMode = "disagg"
+    optimization_target: OptimizationTarget = "sla"
     ttft_ms: float = 500.0
     itl_ms: float = 50.0
     attainment: float = 0.95
@@ -38,7 +38,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     prophet_window_size: int = 50
     forecast_quantile: float = 0.8
     lead: bool = True
-    """Forecast for the end of a start-up, not for the next window."""
+    """Whether forecasts are for the end of a start-up, not for the next window."""
 
     max_num_fpm_samples: int = 64
     fpm_sample_bucket_size: int = 16
@@ -52,7 +52,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     decode_scale_up_kv_rate: float = 80.0
     decode_scale_down_kv_rate: float = 30.0
     load_guards: bool = True
-    """Hot engine, missing data, medians of three ticks, queue of the selector (spec: OURS)."""
+    """Whether the guards of the load loop are on: hot engine, missing data, medians of three ticks,
+    queue at the selector (spec: OURS).
+    """
     step: Literal["single", "proportional"] = "single"
 
     sizing: Literal["queue", "mean"] = "queue"
@@ -60,7 +62,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     down_window_s: float = 300.0
     down_cooldown_s: float = 60.0
     startup_s: float = 120.0
-    """How long a replica starts, until that has been measured."""
+    """Start-up time of a replica until measured, seconds."""
 
     min_endpoint: int = 1
     prefill_min_endpoint: int | None = None
@@ -68,22 +70,22 @@ class Settings(Struct, frozen=True, kw_only=True):
     min_gpu_budget: int = -1
     max_gpu_budget: int = 8
     gradual_reconcile: bool = True
-    """A lowered budget is reached one replica per role and tick."""
+    """Whether a lowered budget is reached one replica a role and tick."""
     max_throughput_scaling_replicas: int = 8
     prefill_engine_num_gpu: int | None = None
     decode_engine_num_gpu: int | None = None
-    """None: what the platform says of a replica, and 1 where it says nothing."""
+    """GPUs of a replica; None means the number reported by the platform, or 1 without a report."""
     speculative_nextn: int = 0
     scaling_max_wait: float = 1800.0
     pending_stuck_secs: float = 300.0
     advisory: bool = False
 
 
-_Settings = TypeVar("_Settings", bound=Settings)
+_Settings = TypeVar("_Settings", bound=DeploymentSettings)
 
 
-def roles_of(settings: Settings) -> tuple[Role, ...]:
-    """What is scaled in this mode; engines of `agg` count as decode."""
+def scaled_roles(settings: DeploymentSettings) -> tuple[Role, ...]:
+    """Return the scaled roles of the mode; engines of `agg` count as decode."""
     return {
         "disagg": (Role.PREFILL, Role.DECODE),
         "prefill": (Role.PREFILL,),
@@ -92,31 +94,31 @@ def roles_of(settings: Settings) -> tuple[Role, ...]:
     }[settings.mode]
 
 
-def min_endpoint_of(settings: Settings, role: Role) -> int:
-    """The least replicas of a role."""
+def minimum_replicas(settings: DeploymentSettings, role: Role) -> int:
+    """Return the minimum number of replicas of a role."""
     is_prefill = role is Role.PREFILL
     own = settings.prefill_min_endpoint if is_prefill else settings.decode_min_endpoint
     return settings.min_endpoint if own is None else own
 
 
-def gpus_of(settings: Settings, role: Role) -> int:
-    """GPUs of one replica, 1 where nobody has said it."""
+def replica_gpus(settings: DeploymentSettings, role: Role) -> int:
+    """Return the GPUs of a replica; 1 if neither set nor reported."""
     own: int | None = getattr(settings, GPU_FIELDS[role])
     return 1 if own is None else own
 
 
-def with_gpus(settings: _Settings, said: Mapping[Role, int]) -> _Settings:
-    """With what the platform says of the GPUs of replicas, where no setting says it."""
+def with_reported_gpus(settings: _Settings, reported: Mapping[Role, int]) -> _Settings:
+    """Return the settings with the reported GPUs of replicas, where no setting gives the number."""
     given = {
         GPU_FIELDS[role]: count
-        for role, count in said.items()
+        for role, count in reported.items()
         if getattr(settings, GPU_FIELDS[role]) is None
     }
     return replace(settings, **given) if given else settings
 
 
-def intervals_of(settings: Settings) -> list[float]:
-    """Of the loops that are on, in seconds."""
+def loop_intervals(settings: DeploymentSettings) -> list[float]:
+    """Return the intervals of the enabled loops, seconds."""
     easy = settings.optimization_target != "sla"
     result = []
     if settings.enable_load_scaling or easy:

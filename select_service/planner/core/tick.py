@@ -1,7 +1,7 @@
-"""One tick of one deployment: (TickInput, state) -> Effects.
+"""Tick of a deployment: (TickInput, state) -> Effects.
 
-OBSERVE, PREDICT, PROPOSE, RECONCILE, CONSTRAIN, EXECUTE, without a clock: a deployment that is told
-the same inputs again is in the same state again, and says the same.
+Stages OBSERVE, PREDICT, PROPOSE, RECONCILE, CONSTRAIN, EXECUTE, without a clock: equal inputs lead
+to equal state and equal effects.
 """
 
 from collections.abc import Mapping
@@ -10,358 +10,405 @@ from typing import NamedTuple, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from select_service.planner.core.contracts import Forecaster
 from select_service.planner.core.diagnostics import (
-    Diagnostics,
-    Loaded,
+    LoadRecord,
     RoleDiagnostics,
+    TickDiagnostics,
 )
-from select_service.planner.core.inputs import (
-    Role,
-    TickInput,
-    Traffic,
-    gpus_said,
-    hit_rate_used,
+from select_service.planner.core.final_counts import (
+    CountSettler,
+    DesiredScale,
+    FinalCounts,
+    settle_without_stabiliser,
 )
-from select_service.planner.core.load_stage import Heard, LoadStage, Opinion
-from select_service.planner.core.merge import (
+from select_service.planner.core.forecast_contracts import Forecaster
+from select_service.planner.core.performance.engine_model import EngineModel
+from select_service.planner.core.proposal_merge import (
     LOAD_PRIORITY,
     THROUGHPUT_PRIORITY,
-    Bound,
-    Merged,
+    BoundType,
+    MergeResult,
     Proposal,
-    Target,
-    merge,
+    ProposedCount,
+    merge_proposals,
 )
-from select_service.planner.core.perf.model import EngineModel
+from select_service.planner.core.proposers.load_loop import LoadLoop, LoadProposal, TrafficMetadata
+from select_service.planner.core.proposers.throughput_loop import ThroughputLoop, ThroughputProposal
 from select_service.planner.core.reasons import Reason
+from select_service.planner.core.replicas.replica_counts import ReplicaCounts, ReplicaInventory
 from select_service.planner.core.schedule import (
-    Due,
+    DueLoops,
     NextTick,
-    Schedule,
-    load_on,
-    throughput_on,
+    TickSchedule,
+    is_load_enabled,
+    is_throughput_enabled,
 )
-from select_service.planner.core.settings import Settings, gpus_of, roles_of, with_gpus
-from select_service.planner.core.settle import Settled, Settler, Wish, settle_plainly
-from select_service.planner.core.standing import Inventory, Standing
-from select_service.planner.core.throughput_stage import Thought, ThroughputStage
+from select_service.planner.core.settings import (
+    DeploymentSettings,
+    replica_gpus,
+    scaled_roles,
+    with_reported_gpus,
+)
+from select_service.planner.core.tick_input import (
+    Role,
+    TickInput,
+    TrafficWindow,
+    reported_gpus,
+    usable_hit_rate,
+)
 
-_Settings = TypeVar("_Settings", bound=Settings)
+_Settings = TypeVar("_Settings", bound=DeploymentSettings)
 
 
-class Effects(Struct, frozen=True, kw_only=True):
-    """scale_to: replicas of roles that shall change; None: nothing is scaled.
+class TickEffects(Struct, frozen=True, kw_only=True):
+    """Effects of a tick.
 
-    wished: the same whether or not the deployment is only advised
+    scale_to: replicas of roles that shall change; None means no change
+    wished:   the same, also in advisory mode
     """
 
     scale_to: dict[Role, int] | None
     wished: dict[Role, int] | None
     next_tick: NextTick
-    diagnostics: Diagnostics
+    diagnostics: TickDiagnostics
 
 
-class Plan(NamedTuple):
-    """What a deployment would do, before others are asked. counts: all roles; standing: now"""
+class TickPlan(NamedTuple):
+    """Plan of a deployment before the cluster's budget is applied."""
 
-    told: TickInput
-    due: Due
-    standing: Standing | None
-    thought: Thought | None
-    opinion: Opinion | None
-    merged: Merged | None
-    settled: Settled | None
+    tick_input: TickInput
+    due: DueLoops
+    counts_now: ReplicaCounts | None
+    throughput: ThroughputProposal | None
+    load: LoadProposal | None
+    merged: MergeResult | None
+    settled: FinalCounts | None
 
 
-class Deployment:
-    """All that outlives a tick. Not to be shared between threads."""
+class PlannedDeployment:
+    """State of a deployment that outlives a tick. Not thread-safe."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: DeploymentSettings,
         models: Mapping[Role, EngineModel],
         forecaster: Forecaster,
         start_s: float,
     ) -> None:
-        """models: of every role of the mode"""
+        """Create the stages. models: performance models of every role of the mode"""
         self.settings = settings
-        """As given, with the GPUs of replicas that the platform has said."""
-        self._given = settings
-        self._gpus_said: dict[Role, int] = {}
-        self.roles = roles_of(settings)
+        """Settings as given, completed by the platform's GPUs of replicas."""
+        self._given_settings = settings
+        self._reported_gpus: dict[Role, int] = {}
+        self.roles = scaled_roles(settings)
         self._models = models
-        self._schedule = Schedule(settings, start_s)
-        self._inventory = Inventory(settings)
-        self._throughput = ThroughputStage(settings, models, forecaster)
-        self._load = LoadStage(settings, models)
-        self._settler = Settler(settings)
+        self._schedule = TickSchedule(settings, start_s)
+        self._inventory = ReplicaInventory(settings)
+        self._throughput = ThroughputLoop(settings, models, forecaster)
+        self._load = LoadLoop(settings, models)
+        self._settler = CountSettler(settings)
         self._hit_rate = 0.0
         self._accept_length = 1.0
 
     @property
     def next_tick(self) -> NextTick:
-        """The first one, before any."""
+        """Next tick, also before the first."""
         return self._schedule.next_after(self._schedule.last_s)
 
     @property
     def last_s(self) -> float:
-        """Of the last tick; before the first one where its schedule begins."""
+        """Time of the last tick; before the first the start of the schedule."""
         return self._schedule.last_s
 
-    def needs(self, now_s: float) -> NextTick:
-        """What a tick that runs now has to be told."""
-        return self._schedule.needs(now_s)
+    def tick_needs(self, now_s: float) -> NextTick:
+        """Return the inputs that a tick at this time needs."""
+        return self._schedule.tick_needs(now_s)
 
-    def tick(self, told: TickInput) -> Effects:
-        """Times of ticks never go back."""
-        return self.finish(self.plan(told), None)
+    def run_tick(self, tick_input: TickInput) -> TickEffects:
+        """Run a tick; times of ticks must not decrease."""
+        return self.finish_tick(self.plan_tick(tick_input), None)
 
-    def plan(self, told: TickInput) -> Plan:
-        """Everything but the share of a cluster."""
-        due = self._schedule.due(told.now_s)
-        standing = self._inventory.observe(told)
-        self._count_gpus(told)
-        self._learn(told, due)
+    def plan_tick(self, tick_input: TickInput) -> TickPlan:
+        """Run a tick up to the cluster's budget."""
+        due = self._schedule.due_loops(tick_input.now_s)
+        # Replicas, GPUs and models are updated in every tick, even if no decision follows, so that
+        # a later decision has no gap in its data.
+        standing = self._inventory.observe_replicas(tick_input)
+        self._count_gpus(tick_input)
+        self._update_models(tick_input, due)
         if standing is None:
-            return Plan(told, due, None, None, None, None, None)
-        thought = self._think(told, standing) if due.throughput else None
-        opinion = self._listen(told, standing) if due.load else None
-        merged = self._merged(told, standing, thought, opinion)
-        settled = self._settled(told, standing, merged, thought, opinion)
-        return Plan(told, due, standing, thought, opinion, merged, settled)
+            return TickPlan(tick_input, due, None, None, None, None, None)
+        thought = self._propose_throughput(tick_input, standing) if due.throughput else None
+        opinion = self._propose_load(tick_input, standing) if due.load else None
+        merged = self._merge_proposals(tick_input, standing, thought, opinion)
+        settled = self._settle_counts(tick_input, standing, merged, thought, opinion)
+        return TickPlan(tick_input, due, standing, thought, opinion, merged, settled)
 
-    def finish(self, plan: Plan, counts: Mapping[Role, int] | None) -> Effects:
-        """counts: what the cluster leaves of what was planned; None: all of it."""
-        wished, final = self._wished(plan, counts)
+    def finish_tick(self, plan: TickPlan, counts: Mapping[Role, int] | None) -> TickEffects:
+        """Complete a tick. counts: replicas granted by the cluster; None means all as planned"""
+        wished, final = self._changed_counts(plan, counts)
         cut = counts is not None and plan.settled is not None and counts != plan.settled.counts
         due = plan.due
-        if plan.standing is None:  # the forecast's turn is not used up
-            due = Due(load=due.load, throughput=False)
-        is_asleep = plan.standing is not None and plan.standing.is_asleep
-        next_tick = self._schedule.ran(plan.told.now_s, due, is_asleep=is_asleep)
-        return Effects(
+        if plan.counts_now is None:  # the throughput loop stays due
+            due = DueLoops(load=due.load, throughput=False)
+        is_asleep = plan.counts_now is not None and plan.counts_now.is_asleep
+        next_tick = self._schedule.record_tick(plan.tick_input.now_s, due, is_asleep=is_asleep)
+        return TickEffects(
             scale_to=None if self.settings.advisory else wished,
             wished=wished,
             next_tick=next_tick,
-            diagnostics=self._diagnostics(plan, final, cut),
+            diagnostics=self._tick_diagnostics(plan, final, cut),
         )
 
-    def reconfigure(self, settings: Settings) -> None:
-        """Bounds and switches of the same mode; what was learnt stays.
+    def reconfigure(self, settings: DeploymentSettings) -> None:
+        """Change bounds and switches of the same mode; learnt state is kept.
 
-        Raises ValueError for another mode, and changes nothing.
+        Raises ValueError for another mode, and then changes nothing.
         """
-        if roles_of(settings) != self.roles or settings.mode != self.settings.mode:
+        if scaled_roles(settings) != self.roles or settings.mode != self.settings.mode:
             raise ValueError(f"mode {self.settings.mode} cannot become {settings.mode}")
-        self._given = settings
-        self._use(self.completed(settings))
+        self._given_settings = settings
+        self._apply_settings(self.complete_settings(settings))
 
-    def completed(self, settings: _Settings) -> _Settings:
-        """With the GPUs of replicas that the platform has said."""
-        return with_gpus(settings, self._gpus_said)
+    def complete_settings(self, settings: _Settings) -> _Settings:
+        """Return the settings completed by the platform's GPUs of replicas."""
+        return with_reported_gpus(settings, self._reported_gpus)
 
-    def _count_gpus(self, told: TickInput) -> None:
-        """A role without replicas may say nothing: what it said before counts."""
-        self._gpus_said |= gpus_said(told.replicas)
-        settings = self.completed(self._given)
+    def _count_gpus(self, tick_input: TickInput) -> None:
+        """Update the GPUs of replicas; a role without replicas keeps its last known number."""
+        self._reported_gpus |= reported_gpus(tick_input.replicas)
+        settings = self.complete_settings(self._given_settings)
         if settings != self.settings:
-            self._use(settings)
+            self._apply_settings(settings)
 
-    def _use(self, settings: Settings) -> None:
+    def _apply_settings(self, settings: DeploymentSettings) -> None:
+        """Apply settings to all stages."""
         self.settings = settings
         for part in (self._throughput, self._load, self._settler):
             part.settings = settings
             part.allowance = type(part.allowance)(settings)
 
-    def _learn(self, told: TickInput, due: Due) -> None:
-        """Models and metadata, also while nothing may be proposed."""
+    def _update_models(self, tick_input: TickInput, due: DueLoops) -> None:
+        """Update models and metadata, also while no proposal is possible."""
         if due.load and self.settings.optimization_target == "sla":
             for role in self.roles:
-                passes = [each for each in (told.passes or {}).get(role, ()) if not each.booked]
+                passes = [
+                    each for each in (tick_input.passes or {}).get(role, ()) if not each.booked
+                ]
                 if passes:
-                    self._models[role].observe(passes, told.now_s)
-        if told.traffic is None or not (due.throughput or not throughput_on(self.settings)):
+                    self._models[role].observe_passes(passes, tick_input.now_s)
+        if tick_input.traffic is None or not (
+            due.throughput or not is_throughput_enabled(self.settings)
+        ):
             return
         if self.settings.optimization_target == "sla":
             for role in self.roles:
-                self._models[role].observe_traffic(told.traffic, told.now_s)
-        self._hear(told.traffic)
+                self._models[role].observe_traffic(tick_input.traffic, tick_input.now_s)
+        self._update_metadata(tick_input.traffic)
 
-    def _hear(self, traffic: Traffic) -> None:
+    def _update_metadata(self, traffic: TrafficWindow) -> None:
+        """Update the last known hit rate and accept length."""
         if traffic.kv_hit_rate is not None:
-            self._hit_rate = hit_rate_used(traffic.kv_hit_rate)
+            self._hit_rate = usable_hit_rate(traffic.kv_hit_rate)
         if traffic.accept_length is not None:
             most = self.settings.speculative_nextn + 1.0
             self._accept_length = min(max(traffic.accept_length, 1.0), most)
 
-    def _think(self, told: TickInput, standing: Standing) -> Thought:
-        current = standing.have if self.settings.stabilise else standing.ready
-        return self._throughput.think(
-            told.traffic,
+    def _propose_throughput(
+        self, tick_input: TickInput, counts_now: ReplicaCounts
+    ) -> ThroughputProposal:
+        """Run the throughput loop."""
+        current = counts_now.running_or_starting if self.settings.stabilise else counts_now.ready
+        return self._throughput.propose(
+            tick_input.traffic,
             current,
             self._inventory.limits,
             self._inventory.startup_s,
-            standing.moving,
+            counts_now.is_changing,
         )
 
-    def _listen(self, told: TickInput, standing: Standing) -> Opinion:
-        heard = Heard(self._hit_rate, self._accept_length, self._throughput.forecast is not None)
-        return self._load.think(
-            told, standing, self._throughput.floors, self._inventory.limits, heard
+    def _propose_load(self, tick_input: TickInput, counts_now: ReplicaCounts) -> LoadProposal:
+        """Run the load loop."""
+        heard = TrafficMetadata(
+            self._hit_rate, self._accept_length, self._throughput.forecast is not None
+        )
+        return self._load.propose(
+            tick_input, counts_now, self._throughput.floors, self._inventory.limits, heard
         )
 
-    def _merged(
+    def _merge_proposals(
         self,
-        told: TickInput,
-        standing: Standing,
-        thought: Thought | None,
-        opinion: Opinion | None,
-    ) -> Merged:
-        """What is there, where nobody has an opinion."""
-        baseline = standing.have if self.settings.stabilise else standing.ready
-        proposals = list(told.proposals)
-        if opinion is not None and opinion.targets is not None:
-            proposals.append(_proposal("load", LOAD_PRIORITY, opinion.targets))
-        if thought is not None and thought.targets is not None:
-            proposals.append(_proposal("throughput", THROUGHPUT_PRIORITY, thought.targets))
-        if self._floor_stands:
-            proposals.append(_floor(self._throughput.floors))
-        if waking := self._waking(told, standing):
-            proposals.append(_floor(dict.fromkeys(waking, 1)))
-        merged = merge(proposals, {str(role): n for role, n in baseline.items()})
-        if merged.rejected is not None or not told.constraints:
+        tick_input: TickInput,
+        counts_now: ReplicaCounts,
+        throughput: ThroughputProposal | None,
+        load: LoadProposal | None,
+    ) -> MergeResult:
+        """Merge all proposals; roles without a proposal keep their replicas."""
+        baseline = counts_now.running_or_starting if self.settings.stabilise else counts_now.ready
+        proposals = list(tick_input.proposals)
+        if load is not None and load.targets is not None:
+            proposals.append(_set_proposal("load", LOAD_PRIORITY, load.targets))
+        if throughput is not None and throughput.targets is not None:
+            proposals.append(_set_proposal("throughput", THROUGHPUT_PRIORITY, throughput.targets))
+        # Repeated in every tick: without it a tick without a load proposal would forget the
+        # forecast.
+        if self._has_floor:
+            proposals.append(_floor_proposal(self._throughput.floors))
+        # As a proposal, not as an exception, so that external constraints still apply.
+        if waking := self._roles_to_wake(tick_input, counts_now):
+            proposals.append(_floor_proposal(dict.fromkeys(waking, 1)))
+        merged = merge_proposals(proposals, {str(role): n for role, n in baseline.items()})
+        if merged.rejected is not None or not tick_input.constraints:
             return merged
         upstream = {name: n for name, n in merged.targets.items() if n is not None}
-        bounded = merge(told.constraints, upstream, set_allowed=False)
+        # Constraints see the merged result of all proposals, and may only bound it.
+        bounded = merge_proposals(tick_input.constraints, upstream, set_allowed=False)
         return replace(bounded, final_from=bounded.final_from or merged.final_from)
 
-    def _waking(self, told: TickInput, standing: Standing) -> list[Role]:
-        """Return the roles that must not stay at zero: somebody asks, and nothing is ready.
+    def _roles_to_wake(self, tick_input: TickInput, counts_now: ReplicaCounts) -> list[Role]:
+        """Return the roles that must not stay at zero: requests arrive and no replica is ready.
 
         Neither a model nor a whole window is needed: one refused request is certain.
         """
-        traffic = told.traffic
+        traffic = tick_input.traffic
         if not self.settings.load_guards or traffic is None:
             return []
-        if not (traffic.requests or traffic.is_turned_away):
+        if not (traffic.requests or traffic.has_refusals_or_queue):
             return []
         minimums = self._settler.allowance.minimums
-        return [r for r, now in standing.roles.items() if not now.ready and not minimums[r]]
+        return [r for r, now in counts_now.roles.items() if not now.ready and not minimums[r]]
 
     @property
-    def _floor_stands(self) -> bool:
-        """Also in ticks in which load has no opinion; the reference forgets it then."""
-        known = self._throughput.forecast is not None
-        return known and load_on(self.settings) and self.settings.load_guards
+    def _has_floor(self) -> bool:
+        """Whether the floor counts without an opinion of load.
 
-    def _settled(
+        The reference drops the floor then.
+        """
+        known = self._throughput.forecast is not None
+        return known and is_load_enabled(self.settings) and self.settings.load_guards
+
+    def _settle_counts(
         self,
-        told: TickInput,
-        standing: Standing,
-        merged: Merged,
-        thought: Thought | None,
-        opinion: Opinion | None,
-    ) -> Settled:
-        why = self._held_because(merged)
-        if why is Reason.OBSERVATION_STALE and self._waking(told, standing):
+        tick_input: TickInput,
+        counts_now: ReplicaCounts,
+        merged: MergeResult,
+        throughput: ThroughputProposal | None,
+        load: LoadProposal | None,
+    ) -> FinalCounts:
+        """Return the final counts of a tick."""
+        why = self._why_held(merged)
+        # A refused request is a certain observation, even if the totals of the window are unknown.
+        if why is Reason.OBSERVATION_STALE and self._roles_to_wake(tick_input, counts_now):
             why = None
         targets = {Role(name): n for name, n in merged.targets.items() if n is not None}
         if why is not None:
-            held = standing.have if self.settings.stabilise else standing.ready
+            held = counts_now.running_or_starting if self.settings.stabilise else counts_now.ready
             if self.settings.stabilise and targets:
-                wish = self._wish(told, standing, targets, thought, opinion)
-                self._settler.note(told.now_s, wish, standing)
-            return Settled(held, (why,), {})
+                wish = self._desired_scale(tick_input, counts_now, targets, throughput, load)
+                self._settler.note_desired(tick_input.now_s, wish, counts_now)
+            return FinalCounts(held, (why,), {})
+        # The reference compares with ready replicas, the stabiliser with those that run or start.
         if not self.settings.stabilise:
-            plainly = settle_plainly(self._settler.allowance, targets, standing)
-            if opinion is not None and opinion.partial:
-                kept = {**standing.ready, **(opinion.targets or {})}
-                reasons = (Reason.STARTUP_DOWN,) if opinion.targets else ()
+            plainly = settle_without_stabiliser(self._settler.allowance, targets, counts_now)
+            if load is not None and load.partial:
+                kept = {**counts_now.ready, **(load.targets or {})}
+                reasons = (Reason.STARTUP_DOWN,) if load.targets else ()
                 return plainly._replace(counts=kept, reasons=reasons)
             return plainly
-        wish = self._wish(told, standing, targets, thought, opinion)
-        return self._settler.settle(told.now_s, wish, standing)
+        wish = self._desired_scale(tick_input, counts_now, targets, throughput, load)
+        return self._settler.settle_counts(tick_input.now_s, wish, counts_now)
 
-    def _wish(
+    def _desired_scale(
         self,
-        told: TickInput,
-        standing: Standing,
+        tick_input: TickInput,
+        counts_now: ReplicaCounts,
         targets: Mapping[Role, int],
-        thought: Thought | None,
-        opinion: Opinion | None,
-    ) -> Wish:
-        """Of roles that somebody has spoken of."""
-        spoken = {role for role, n in targets.items() if n != standing.have[role]}
-        for of in (thought, opinion):
+        throughput: ThroughputProposal | None,
+        load: LoadProposal | None,
+    ) -> DesiredScale:
+        """Return the desired scale of roles with an opinion."""
+        # A role without any opinion must not enter the stabiliser: "no opinion" would count as a
+        # need for the present number, and hold up steps down for a whole window.
+        spoken = {role for role, n in targets.items() if n != counts_now.running_or_starting[role]}
+        for of in (throughput, load):
             spoken |= set(of.targets or ()) if of is not None else set()
-        if thought is not None and thought.reason is Reason.NO_TRAFFIC_DATA:
-            spoken |= set(self.roles)  # whatever is there may have been needed
-        wished = self._beyond_steps(targets, standing, opinion)
-        return Wish(
+        if throughput is not None and throughput.reason is Reason.NO_TRAFFIC_DATA:
+            spoken |= set(self.roles)  # without traffic, all replicas may be needed
+        wished = self._lower_to_floor(targets, counts_now, load)
+        return DesiredScale(
             {role: n for role, n in wished.items() if role in spoken} or None,
             self._throughput.spare,
             self._throughput.exact,
-            self._unknown(told),
+            self._why_unknown(tick_input),
         )
 
-    def _held_because(self, merged: Merged) -> Reason | None:
-        """Whatever is wished.  Minima beyond the budget: the platform has said larger replicas."""
+    def _why_held(self, merged: MergeResult) -> Reason | None:
+        """Return why the counts must not change, or None.
+
+        Reported GPUs can make minimums infeasible.
+        """
         if merged.rejected is not None:
             return Reason.REJECTED
-        if self._throughput.stale:
+        if self._throughput.is_stale:
             return Reason.OBSERVATION_STALE
-        feasible = self._settler.allowance.budget.feasible
+        feasible = self._settler.allowance.budget.is_feasible
         return None if feasible else Reason.GPU_BUDGET_HOLD
 
-    def _unknown(self, told: TickInput) -> Reason | None:
-        """Traffic, as far as this tick has asked for it, and in the last window; or how far demand
-        goes beyond its forecasts."""
-        asked = self._schedule.needs(told.now_s).traffic_s is not None
-        heard = told.traffic is not None and told.traffic.requests is not None
-        if self._throughput.unknown or (asked and not heard):
+    def _why_unknown(self, tick_input: TickInput) -> Reason | None:
+        """Return why demand is unknown, or None.
+
+        Unknown is traffic that was requested and not read, and an unmeasured excess over forecasts.
+        """
+        # A tick that did not request traffic has none, which is not a failure.
+        asked = self._schedule.tick_needs(tick_input.now_s).traffic_s is not None
+        heard = tick_input.traffic is not None and tick_input.traffic.requests is not None
+        if self._throughput.unknown_windows or (asked and not heard):
             return Reason.NO_TRAFFIC_DATA
         forecast = self._throughput.forecast
         if forecast is None or forecast.proven or self._throughput.is_idle:
             return None
         return Reason.NO_FORECAST_YET
 
-    def _beyond_steps(
-        self, targets: Mapping[Role, int], standing: Standing, opinion: Opinion | None
+    def _lower_to_floor(
+        self, targets: Mapping[Role, int], counts_now: ReplicaCounts, load: LoadProposal | None
     ) -> dict[Role, int]:
-        """Load asks for one replica less and means: as few as the forecast allows.
+        """Lower the load loop's targets to the forecast's floor, as load steps by one replica only.
 
-        As a wish of its own each step would hold up the next one for a whole window.
+        As separate targets, each step would restart the scale-down window.
         """
         found = dict(targets)
-        if opinion is None or opinion.targets is None or not self._floor_stands:
+        if load is None or load.targets is None or not self._has_floor:
             return found
-        for role, said in opinion.targets.items():
-            if found[role] == said < standing.have[role]:
+        for role, said in load.targets.items():
+            if found[role] == said < counts_now.running_or_starting[role]:
+                # As separate targets, each step of one replica would restart the scale-down window.
                 found[role] = min(said, self._throughput.floors[role])
         return found
 
-    def _wished(
-        self, plan: Plan, counts: Mapping[Role, int] | None
+    def _changed_counts(
+        self, plan: TickPlan, counts: Mapping[Role, int] | None
     ) -> tuple[dict[Role, int] | None, dict[Role, int]]:
-        """What changes, and all of it."""
-        if plan.settled is None or plan.standing is None:
+        """Return the changed counts, and all counts."""
+        if plan.settled is None or plan.counts_now is None:
             return None, {}
         final = dict(plan.settled.counts if counts is None else counts)
-        standing = plan.standing
-        if plan.opinion is not None and plan.opinion.partial and not self.settings.stabilise:
-            return dict(plan.opinion.targets or {}) or None, final
+        standing = plan.counts_now
+        if plan.load is not None and plan.load.partial and not self.settings.stabilise:
+            return dict(plan.load.targets or {}) or None, final
         if not self.settings.stabilise:
             return (final if final != standing.ready else None), final
-        changed = {role: n for role, n in final.items() if n != standing.have[role]}
+        changed = {role: n for role, n in final.items() if n != standing.running_or_starting[role]}
         return changed or None, final
 
-    def _diagnostics(self, plan: Plan, final: Mapping[Role, int], cut: bool) -> Diagnostics:
-        thought, opinion, settled = plan.thought, plan.opinion, plan.settled
+    def _tick_diagnostics(
+        self, plan: TickPlan, final: Mapping[Role, int], cut: bool
+    ) -> TickDiagnostics:
+        """Return the diagnostics of a tick."""
+        thought, opinion, settled = plan.throughput, plan.load, plan.settled
         reasons = () if settled is None else settled.reasons
-        if plan.standing is None:
+        if plan.counts_now is None:
             reasons = (Reason.REPLICAS_UNKNOWN,)
-        elif self._waking(plan.told, plan.standing):
+        elif self._roles_to_wake(plan.tick_input, plan.counts_now):
             reasons = (Reason.WAKE_UP, *reasons)
         if plan.merged is not None and plan.merged.final_from is not None:
             reasons = (Reason.OVERRIDDEN, *reasons)
@@ -370,9 +417,9 @@ class Deployment:
         if self.settings.advisory:
             reasons = (*reasons, Reason.ADVISORY)
         sizes = {} if thought is None else thought.sizes
-        traffic = plan.told.traffic
-        return Diagnostics(
-            now_s=plan.told.now_s,
+        traffic = plan.tick_input.traffic
+        return TickDiagnostics(
+            now_s=plan.tick_input.now_s,
             run_load=plan.due.load,
             run_throughput=plan.due.throughput,
             roles={role: self._role_diagnostics(role, plan, final) for role in self.roles},
@@ -382,21 +429,22 @@ class Deployment:
             reasons=reasons,
             rejected=None if plan.merged is None else plan.merged.rejected,
             set_dropped=() if plan.merged is None else plan.merged.set_dropped,
-            stale=self._throughput.stale,
+            stale=self._throughput.is_stale,
             slo_out_of_reach=any(size.reason is Reason.SLO_OUT_OF_REACH for size in sizes.values()),
-            miss_correction=self._throughput.correction.factor,
+            miss_correction=self._throughput.correction.miss_ratio,
             ttft_met=None if traffic is None else traffic.ttft_met,
             itl_met=None if traffic is None else traffic.itl_met,
         )
 
     def _role_diagnostics(
-        self, role: Role, plan: Plan, final: Mapping[Role, int]
+        self, role: Role, plan: TickPlan, final: Mapping[Role, int]
     ) -> RoleDiagnostics:
-        now = None if plan.standing is None else plan.standing.roles[role]
-        thought, opinion, settled = plan.thought, plan.opinion, plan.settled
-        load: Loaded | None = None if opinion is None else opinion.roles.get(role)
+        """Return the diagnostics of a role."""
+        now = None if plan.counts_now is None else plan.counts_now.roles[role]
+        thought, opinion, settled = plan.throughput, plan.load, plan.settled
+        load: LoadRecord | None = None if opinion is None else opinion.roles.get(role)
         return RoleDiagnostics(
-            num_gpu=gpus_of(self.settings, role),
+            num_gpu=replica_gpus(self.settings, role),
             ready=0 if now is None else now.ready,
             starting=0 if now is None else now.starting,
             floor=self._throughput.floors[role],
@@ -407,26 +455,30 @@ class Deployment:
             stabilised=None if settled is None else settled.stabilised.get(role),
             final=final.get(role),
             pending_s=0.0 if now is None else now.waiting.pending_s,
-            startup_s=self._inventory.startup_of(role),
+            startup_s=self._inventory.startup_seconds_of(role),
         )
 
     def check_invariants(self) -> None:
-        """For tests."""
+        """Raise AssertionError if an invariant is broken (for tests)."""
         for part in (self._inventory, self._throughput, self._load, self._settler):
             part.check_invariants()
 
 
-def _proposal(source: str, priority: int, targets: Mapping[Role, int]) -> Proposal:
+def _set_proposal(source: str, priority: int, targets: Mapping[Role, int]) -> Proposal:
+    """Return a proposal that sets the targets."""
     return Proposal(
         source=source,
         priority=priority,
-        targets=tuple(Target(str(role), Bound.SET, n) for role, n in targets.items()),
+        targets=tuple(ProposedCount(str(role), BoundType.SET, n) for role, n in targets.items()),
     )
 
 
-def _floor(floors: Mapping[Role, int]) -> Proposal:
+def _floor_proposal(floors: Mapping[Role, int]) -> Proposal:
+    """Return a proposal with lower bounds."""
     return Proposal(
         source="throughput",
         priority=THROUGHPUT_PRIORITY,
-        targets=tuple(Target(str(role), Bound.AT_LEAST, n) for role, n in floors.items()),
+        targets=tuple(
+            ProposedCount(str(role), BoundType.AT_LEAST, n) for role, n in floors.items()
+        ),
     )

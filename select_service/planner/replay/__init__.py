@@ -1,1 +1,1 @@
-"""The planner's core in simulated time: engines, a fleet that starts and drains them, figures."""
+"""Planner's core in simulated time: engines, a fleet that starts and drains engines, results."""

@@ -1,1 +1,1 @@
-"""One HTML file that shows what a planner did. Opens without network and without scripts."""
+"""Report of a planner: an HTML file that opens without network and without scripts."""

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from scripts.bench.quality.work import LEAST_WORK, REPORTED_MIN, WORK, WorkChooser
-from scripts.bench.quality.workloads import KINDS, made
-from select_service.core.decide.router_config import RouterConfig
-from select_service.replaying.core_choosers import CoreChooser, Scene, Setting
-from select_service.replaying.hardware import BLOCK_TOKENS, EQUAL, KV_BYTES, MIXED
-from select_service.replaying.world import World
+from scripts.bench.quality.generated_workloads import KINDS, make_workload
+from scripts.bench.quality.work_rule import LEAST_WORK, REPORTED_MIN, WORK, WorkRouter
+from select_service.core.placement.router_config import RouterConfig
+from select_service.sim.replay.core_router import CoreRouter, CoreScene, SelectorUsage
+from select_service.sim.replay.gpu_hardware import BLOCK_TOKENS, EQUAL, KV_BYTES, MIXED
+from select_service.sim.replay.replay_world import ReplayWorld
 
 REQUESTS = 120
 PROMPT_BLOCKS_MAX = 200
@@ -23,7 +23,7 @@ RULES = {
 }
 
 
-class Twins(WorkChooser):
+class Twins(WorkRouter):
     """The core chooses and books; the rule says what every rank costs, from accounts of its own."""
 
     def __init__(self, scene, rule, setting, config):
@@ -31,29 +31,31 @@ class Twins(WorkChooser):
         self.compared = self.with_work_left = self.with_progress = self.short_of_memory = 0
 
     def choose(self, ask, now):
-        read = self.prompt_of(ask)
+        read = self.read_prompt(ask)
         costs = self.costs_of(read)
-        compiled = self.partition.placing.scratch.costs[: len(costs.cost)]
+        compiled = self.partition.placer.scratch.costs[: len(costs.cost)]
         np.testing.assert_allclose(compiled, costs.cost, rtol=1e-12)
-        self.expect(read, costs)
-        rank = CoreChooser.choose(self, ask, now)
+        self.announce_prompt(read, costs)
+        rank = CoreRouter.choose(self, ask, now)
         assert costs.cost[rank] == pytest.approx(min(costs.cost), rel=1e-12)
         self.compared += 1
         self.with_work_left += any(slot.left > 0 for slot in costs.slots)
         self.short_of_memory += any(slot.live > 0.95 * slot.memory for slot in costs.slots)
-        self.with_progress += any(self.account.done(rank) > 0 for rank in range(len(costs.cost)))
+        self.with_progress += any(
+            self.account.finished_work(rank) > 0 for rank in range(len(costs.cost))
+        )
         return rank
 
 
 def compare(workload, fleet, per_s, policy, options, reports):
     """Run as many requests, and compare before each."""
-    made_of = made(KINDS[workload], 5, REQUESTS)
-    world = World(made_of, fleet)
+    made_of = make_workload(KINDS[workload], 5, REQUESTS)
+    world = ReplayWorld(made_of, fleet)
     config = RouterConfig(policy=policy, policy_options=options)
-    scene, setting = Scene(fleet, made_of.n_blocks, 5), Setting(reports=reports)
+    scene, setting = CoreScene(fleet, made_of.n_blocks, 5), SelectorUsage(reports=reports)
     chooser = Twins(scene, RULES[policy, options], setting, config)
     record = world.run_open(chooser, per_s)
-    assert chooser.compared == len(record.lives) >= REQUESTS
+    assert chooser.compared == len(record.histories) >= REQUESTS
     return chooser
 
 
@@ -65,9 +67,9 @@ def test_the_compiled_policy_chooses_as_the_rule_does(policy, options):
 
 
 def test_so_it_does_where_speeds_are_declared():
-    made_of = made(KINDS["mixed lengths"], 5, REQUESTS)
-    world, scene = World(made_of, MIXED), Scene(MIXED, made_of.n_blocks, 5)
-    rule, setting = WORK._replace(speeds=True), Setting(speeds=True)
+    made_of = make_workload(KINDS["mixed lengths"], 5, REQUESTS)
+    world, scene = ReplayWorld(made_of, MIXED), CoreScene(MIXED, made_of.n_blocks, 5)
+    rule, setting = WORK._replace(speeds=True), SelectorUsage(speeds=True)
     chooser = Twins(scene, rule, setting, RouterConfig(policy="work"))
     world.run_open(chooser, 20.0)
     assert chooser.compared >= REQUESTS

@@ -5,16 +5,11 @@ import time
 import numpy as np
 import pytest
 
-from scripts.bench.quality import cells, over_http
-from scripts.bench.quality.figures import Key, ratio
-from scripts.bench.quality.report import MEAN
-from scripts.bench.quality.service_chooser import (
-    EventStreams,
-    PacedWorld,
-    ServiceChooser,
-    tokens_of,
-)
-from select_service.replaying.hardware import BLOCK_TOKENS, EQUAL
+from scripts.bench.quality import over_http, quality_runs
+from scripts.bench.quality.quality_figures import RunKey, compute_ratio
+from scripts.bench.quality.quality_report import MEAN
+from scripts.bench.quality.service_router import EventStreams, PacedWorld, ServiceRouter, tokens_of
+from select_service.sim.replay.gpu_hardware import BLOCK_TOKENS, EQUAL
 from tests.process.in_thread import InThread
 
 
@@ -25,7 +20,7 @@ def test_the_tokens_of_a_block_follow_from_its_number_alone():
 
 
 def test_virtual_time_waits_for_the_clock_and_is_not_caught_up_with():
-    workload = cells.cases(None, None, 10)["few-shot"].workload(1)
+    workload = quality_runs.make_cases(None, None, 10)["few-shot"].workload(1)
     world = PacedWorld(workload, EQUAL, pace=1000.0)
     begin = time.monotonic()
     world.pass_time(20.0)
@@ -37,19 +32,19 @@ def test_virtual_time_waits_for_the_clock_and_is_not_caught_up_with():
 
 
 def test_a_service_hears_all_of_a_run_and_keeps_nothing_of_it():
-    case = cells.cases(None, None, 30)["few-shot"]
+    case = quality_runs.make_cases(None, None, 30)["few-shot"]
     workload = case.workload(1)
     world, streams = PacedWorld(workload, case.fleet, pace=100.0), EventStreams(len(case.fleet))
     with InThread(environment={}) as service:
-        chooser = ServiceChooser(service.port, world, streams)
-        chooser.register(case.fleet)
+        chooser = ServiceRouter(service.port, world, streams)
+        chooser.register_workers(case.fleet)
         record = world.run_open(chooser, 20.0)
         assert chooser.unread_batches() == 0
-        assert chooser.held() == 0
-        assert all(life.end_s > life.first_s > life.asked_s for life in record.lives)
+        assert chooser.count_reservations() == 0
+        assert all(life.end_s > life.first_s > life.arrived_s for life in record.histories)
         asked = {"model_name": "m", "token_ids": tokens_of(workload.sessions[-1][0].chain)}
         rows = service.call("POST", "/overlap_scores", asked).body["workers"]
-    last = record.lives[-1]
+    last = record.histories[-1]
     matched = {row["worker_id"]: row["device_blocks"] for row in rows}
     assert matched[last.rank] == len(workload.sessions[-1][0].chain)
     streams.close()
@@ -59,12 +54,12 @@ def test_a_service_hears_all_of_a_run_and_keeps_nothing_of_it():
 @pytest.mark.timeout(1800)
 def test_the_default_policy_is_the_better_one_over_http_and_zmq():
     found, keys = {}, []
-    all_cases = cells.cases(None, None, 300)
+    all_cases = quality_runs.make_cases(None, None, 300)
     for name in ("tenants", "bursts"):
         for policy in over_http.POLICIES:
-            key = Key(name, 0.85, 1, policy)
-            done = over_http.run(key, all_cases[name], over_http.PACE, found)
+            key = RunKey(name, 0.85, 1, policy)
+            done = over_http.run_over_http(key, all_cases[name], over_http.PACE, found)
             assert (done.unread, done.held) == (0, 0)
             keys.append(key)
-    both = ratio(found, {key.cell for key in keys}, "work", "reference", MEAN)
+    both = compute_ratio(found, {key.cell for key in keys}, "work", "reference", MEAN)
     assert both.mean <= 0.85

@@ -7,29 +7,35 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from scripts.bench.quality import cells, report, traces
-from scripts.bench.quality.figures import Key, Outcome, interval, ratio
-from scripts.bench.quality.named_choosers import BLIND, chooser_of, core_of, link_of, names
-from scripts.bench.quality.replicas import Link, Replicated
-from scripts.bench.quality.work import WORK, WorkChooser
-from scripts.bench.quality.workloads import KINDS, made
-from select_service.core.load.ledger_layout import FIELDS, TOLD
-from select_service.replaying.core_choosers import CoreChooser, Scene, Setting
-from select_service.replaying.hardware import BLOCK_TOKENS, EQUAL
-from select_service.replaying.world import World
+from scripts.bench.quality import quality_report, quality_runs, trace_workloads
+from scripts.bench.quality.generated_workloads import KINDS, make_workload
+from scripts.bench.quality.named_routers import (
+    BLIND,
+    make_core,
+    make_named_router,
+    parse_link,
+    router_names,
+)
+from scripts.bench.quality.quality_figures import RunKey, RunOutcome, compute_ratio, interval
+from scripts.bench.quality.replicated_selectors import ReplicaNetwork, ReplicatedRouter
+from scripts.bench.quality.work_rule import WORK, WorkRouter
+from select_service.core.load.compiled.ledger_layout import FIELDS, SYNCED_TOKENS
+from select_service.sim.replay.core_router import CoreRouter, CoreScene, SelectorUsage
+from select_service.sim.replay.gpu_hardware import BLOCK_TOKENS, EQUAL
+from select_service.sim.replay.replay_world import ReplayWorld
 
 REQUESTS = 150
 
 
 def a_run(chooser, workload="tenants", load=0.8, seed=3):
     """The key and the outcome of a small run."""
-    key = Key(workload, load, seed, chooser)
-    return key, cells.run(key, cells.cases(None, None, REQUESTS)[workload])
+    key = RunKey(workload, load, seed, chooser)
+    return key, quality_runs.run_cell(key, quality_runs.make_cases(None, None, REQUESTS)[workload])
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_workload_is_what_its_seed_says(name):
-    first, again, other = (made(KINDS[name], seed, REQUESTS) for seed in (1, 1, 2))
+    first, again, other = (make_workload(KINDS[name], seed, REQUESTS) for seed in (1, 1, 2))
     assert first.requests >= REQUESTS
     assert np.array_equal(first.units, again.units)
     assert not np.array_equal(first.units, other.units[: len(first.units)])
@@ -41,7 +47,7 @@ def test_a_workload_is_what_its_seed_says(name):
 
 
 def test_turns_of_a_conversation_begin_with_what_was_said():
-    for session in made(KINDS["conversation"], 1, REQUESTS).sessions:
+    for session in make_workload(KINDS["conversation"], 1, REQUESTS).sessions:
         for turn, following in pairwise(session):
             assert following.prompt_tokens > turn.prompt_tokens + turn.output_tokens
             assert np.array_equal(following.chain[: len(turn.chain)], turn.chain)
@@ -61,28 +67,28 @@ def test_the_core_finds_more_than_taking_turns():
 
 
 def a_world(kind="conversation", seed=1):
-    workload = made(KINDS[kind], seed, REQUESTS)
-    return World(workload, EQUAL), Scene(EQUAL, workload.n_blocks, seed)
+    workload = make_workload(KINDS[kind], seed, REQUESTS)
+    return ReplayWorld(workload, EQUAL), CoreScene(EQUAL, workload.n_blocks, seed)
 
 
 def test_all_requests_end_and_the_core_holds_nothing():
     world, scene = a_world()
-    chooser = CoreChooser(scene)
+    chooser = CoreRouter(scene)
     record = world.run_open(chooser, 2.0)
-    assert all(0.0 <= life.asked_s < life.first_s <= life.end_s for life in record.lives)
-    assert len(chooser.selector.held) == 0
+    assert all(0.0 <= life.arrived_s < life.first_s <= life.end_s for life in record.histories)
+    assert len(chooser.selector.reservation_table) == 0
     chooser.selector.check_invariants()
     for rank, engine in enumerate(world.engines):
         engine.check_invariants()
-        blocks = np.array(sorted(engine.pool.cached()), np.int32)
+        blocks = np.array(sorted(engine.pool.cached_blocks()), np.int32)
         assert chooser.partition.index.stats().memberships >= len(blocks)
         for block in blocks[:20]:
-            path = chooser.names[_chain_to(record, int(block))]
+            path = chooser.block_hashes[_chain_to(record, int(block))]
             assert chooser.partition.index.match(path)[rank, 0] <= len(path)
 
 
 def _chain_to(record, block):
-    for life in record.lives:
+    for life in record.histories:
         at = np.flatnonzero(life.turn.chain == block)
         if len(at):
             return life.turn.chain[: at[0] + 1]
@@ -91,36 +97,41 @@ def _chain_to(record, block):
 
 def test_the_index_holds_exactly_what_the_engines_hold():
     world, scene = a_world("agents")
-    chooser = CoreChooser(scene)
+    chooser = CoreRouter(scene)
     world.run_open(chooser, 1.0)
-    held = sum(len(engine.pool.cached()) for engine in world.engines)
+    held = sum(len(engine.pool.cached_blocks()) for engine in world.engines)
     assert chooser.partition.index.stats().memberships == held
 
 
 @pytest.mark.parametrize("reports", [True, False])
 def test_the_account_of_work_is_empty_at_the_end(reports):
     world, scene = a_world("mixed lengths")
-    chooser = WorkChooser(scene, WORK._replace(hold_tokens=2048.0), Setting(reports=reports))
+    chooser = WorkRouter(scene, WORK._replace(hold_tokens=2048.0), SelectorUsage(reports=reports))
     record = world.run_open(chooser, 6.0)
-    assert all(life.end_s > 0.0 for life in record.lives)
+    assert all(life.end_s > 0.0 for life in record.histories)
     chooser.account.check_invariants()
-    assert [chooser.account.left(rank) for rank in range(len(EQUAL))] == [0.0] * len(EQUAL)
+    assert [chooser.account.unfinished_work(rank) for rank in range(len(EQUAL))] == [0.0] * len(
+        EQUAL
+    )
 
 
 def replicated(link, kind="tenants"):
     world, scene = a_world(kind)
-    members = [core_of("reference", scene, number) for number in range(link.selectors)]
-    return world, members, Replicated(members, link, world, 1)
+    members = [make_core("reference", scene, number) for number in range(link.selectors)]
+    return world, members, ReplicatedRouter(members, link, world, 1)
 
 
 def bookings(members):
-    return [{(b.reservation_id, b.rank) for b in member.selector.held} for member in members]
+    return [
+        {(b.reservation_id, b.rank) for b in member.selector.reservation_table}
+        for member in members
+    ]
 
 
 def test_peers_know_of_each_others_bookings():
-    world, members, group = replicated(Link(2, 0.005))
+    world, members, group = replicated(ReplicaNetwork(2, 0.005))
     seen = []
-    world.at(5.0, lambda: seen.extend(bookings(members)))
+    world.schedule_at(5.0, lambda: seen.extend(bookings(members)))
     world.run_open(group, 30.0)
     one, other = seen
     assert len(one) > 20
@@ -129,9 +140,9 @@ def test_peers_know_of_each_others_bookings():
 
 @pytest.mark.parametrize("loss", [0.0, 0.3])
 def test_replicas_agree_in_the_end_though_events_are_lost(loss):
-    world, members, group = replicated(Link(3, 0.02, loss=loss), "conversation")
+    world, members, group = replicated(ReplicaNetwork(3, 0.02, loss=loss), "conversation")
     record = world.run_open(group, 2.0)
-    assert all(life.end_s > 0.0 for life in record.lives)
+    assert all(life.end_s > 0.0 for life in record.histories)
     for member in members:
         member.selector.check_invariants()
     held = set().union(*bookings(members))
@@ -142,19 +153,19 @@ def test_replicas_agree_in_the_end_though_events_are_lost(loss):
 def test_cores_tell_each_other_how_far_prefills_are(helps):
     """What a rank has left is the same for both, but for the last tenth of a second."""
     world, scene = a_world("mixed lengths")
-    members = [core_of("work", scene, number) for number in range(2)]
-    link = Link(2, 0.005) if helps else Link(2, 0.005, help=frozenset())
-    group = Replicated(members, link, world, 1)
+    members = [make_core("work", scene, number) for number in range(2)]
+    link = ReplicaNetwork(2, 0.005) if helps else ReplicaNetwork(2, 0.005, help=frozenset())
+    group = ReplicatedRouter(members, link, world, 1)
     told = [0, 0]
 
     def look():
         for at, member in enumerate(members):
-            for booking in member.selector.held:
-                rows = member.selector.held.memory.fields
-                of_peer = booking.origin is not None and booking.work
-                told[at] += bool(of_peer and rows[booking.row * FIELDS + TOLD])
+            for booking in member.selector.reservation_table:
+                rows = member.selector.reservation_table.memory.fields
+                of_peer = booking.origin is not None and booking.prefill_work
+                told[at] += bool(of_peer and rows[booking.row * FIELDS + SYNCED_TOKENS])
 
-    world.every(0.1, look, first=1.05)
+    world.schedule_every(0.1, look, first=1.05)
     world.run_open(group, 20.0)
     assert all(told) == any(told) == helps
     for member in members:
@@ -162,10 +173,10 @@ def test_cores_tell_each_other_how_far_prefills_are(helps):
 
 
 def test_links_are_read_from_names():
-    assert link_of("2 x 5 ms") == Link(2, 0.005)
-    assert link_of("4 x 50 ms, loss 20, sticky") == Link(4, 0.05, 0.2, True)
-    assert link_of("2 x 1 ms, no help") == Link(2, 0.001, help=frozenset())
-    assert link_of("2 x 1 ms, no work, no share") == Link(2, 0.001, help={"progress"})
+    assert parse_link("2 x 5 ms") == ReplicaNetwork(2, 0.005)
+    assert parse_link("4 x 50 ms, loss 20, sticky") == ReplicaNetwork(4, 0.05, 0.2, True)
+    assert parse_link("2 x 1 ms, no help") == ReplicaNetwork(2, 0.001, help=frozenset())
+    assert parse_link("2 x 1 ms, no work, no share") == ReplicaNetwork(2, 0.001, help={"progress"})
 
 
 @pytest.mark.parametrize(
@@ -182,20 +193,20 @@ def test_links_are_read_from_names():
 def test_names_that_there_are_not(name):
     _, scene = a_world()
     with pytest.raises(KeyError):
-        core_of(name, scene, 0)
+        make_core(name, scene, 0)
 
 
 def test_every_name_is_a_chooser():
     world, scene = a_world()
-    for name in names():
-        assert chooser_of(name, scene, world) is not None
+    for name in router_names():
+        assert make_named_router(name, scene, world) is not None
 
 
 def test_with_a_queue_requests_wait_for_room_and_all_end():
     world, scene = a_world("mixed lengths")
-    chooser = core_of("reference, queue fcfs 0.5", scene, 0)
+    chooser = make_core("reference, queue fcfs 0.5", scene, 0)
     record = world.run_open(chooser, 60.0)
-    assert all(life.first_s > life.asked_s for life in record.lives)
+    assert all(life.first_s > life.arrived_s for life in record.histories)
     assert chooser.selector.gate.tally.waits, "somebody waited"
     chooser.selector.check_invariants()
 
@@ -207,7 +218,9 @@ def test_a_mooncake_trace_keeps_its_prefixes(tmp_path):
     ]
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
-    workload = traces.of_trace(traces.mooncake(path), 1, 12, spread_s=3.0)
+    workload = trace_workloads.trace_workload(
+        trace_workloads.read_mooncake(path), 1, 12, spread_s=3.0
+    )
     chains = [turn.chain for (turn,) in workload.sessions]
     assert len({len(chain) for chain in chains}) == 1
     starts = {tuple(chain[:8].tolist()) for chain in chains}
@@ -219,21 +232,21 @@ def test_an_azure_trace_shares_nothing(tmp_path):
     path = tmp_path / "trace.csv"
     lines = [f"2023-11-16 18:15:{n:02}.6805900,{300 + n},40" for n in range(20)]
     path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]))
-    workload = traces.of_trace(traces.azure(path), 1, 20)
+    workload = trace_workloads.trace_workload(trace_workloads.read_azure(path), 1, 20)
     assert workload.requests == 20
     assert len(np.unique(np.concatenate([t.chain for (t,) in workload.sessions]))) == (
         workload.n_blocks
     )
 
 
-OUTCOME = Outcome(1.0, 4.0, 8.0, 0.05, 0.5, 0)
+OUTCOME = RunOutcome(1.0, 4.0, 8.0, 0.05, 0.5, 0)
 
 
 def test_ratios_are_geometric_means_with_intervals_over_seeds():
     halves = [OUTCOME._replace(ttft_mean=x) for x in (0.5, 0.25)]
-    results = {Key("w", 0.5, seed, "reference"): OUTCOME for seed in (1, 2)}
-    results |= {Key("w", 0.5, s, "other"): half for s, half in enumerate(halves, 1)}
-    found = ratio(results, [("w", 0.5)], "other", "reference", report.MEAN)
+    results = {RunKey("w", 0.5, seed, "reference"): OUTCOME for seed in (1, 2)}
+    results |= {RunKey("w", 0.5, s, "other"): half for s, half in enumerate(halves, 1)}
+    found = compute_ratio(results, [("w", 0.5)], "other", "reference", quality_report.MEAN)
     assert found.mean == pytest.approx(0.125**0.5)
     assert found.low < 0.25 < 0.5 < found.high
     assert interval([0.0]) == (1.0, 1.0, 1.0)
@@ -249,16 +262,16 @@ def test_results_are_shown_and_read_again(tmp_path):
         ]
     )
     path = tmp_path / "results.json"
-    path.write_text(report.saved(results))
-    assert report.loaded(path) == results
-    text = report.markdown(results, "reference")
+    path.write_text(quality_report.to_json(results))
+    assert quality_report.from_json(path) == results
+    text = quality_report.render_markdown(results, "reference")
     assert "| round robin |" in text
     assert "tenants, 0.8" in text
-    ET.fromstring(report.picture(results, "reference"))
+    ET.fromstring(quality_report.render_svg(results, "reference"))
 
 
 def test_results_that_are_not_complete_are_shown():
-    results = {Key("w", 0.5, 1, "work"): OUTCOME, Key("v", 0.5, 1, "reference"): OUTCOME}
+    results = {RunKey("w", 0.5, 1, "work"): OUTCOME, RunKey("v", 0.5, 1, "reference"): OUTCOME}
     for some in (results, dict([*results.items()][:1])):
-        assert "| work |" in report.markdown(some, "reference")
-        ET.fromstring(report.picture(some, "reference"))
+        assert "| work |" in quality_report.render_markdown(some, "reference")
+        ET.fromstring(quality_report.render_svg(some, "reference"))

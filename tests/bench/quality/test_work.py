@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from indexer.tiers import Tier
-from scripts.bench.quality.replicas import share_of
-from scripts.bench.quality.work import LEAST_WORK, WORK, Slot, WorkChooser, cost_of
-from select_service.replaying.core_choosers import Scene, Setting
-from select_service.replaying.hardware import BLOCK_TOKENS, EQUAL
-from select_service.replaying.pool import Removed, Stored
-from select_service.replaying.world import Ask
+from scripts.bench.quality.replicated_selectors import share_of
+from scripts.bench.quality.work_rule import LEAST_WORK, WORK, CostInputs, WorkRouter, cost_of
+from select_service.sim.replay.core_router import CoreScene, SelectorUsage
+from select_service.sim.replay.gpu_hardware import BLOCK_TOKENS, EQUAL
+from select_service.sim.replay.kv_block_pool import RemovedBlocks, StoredBlocks
+from select_service.sim.replay.replay_world import RankRequest
 
 FLEET = EQUAL[:2]
-IDLE = Slot(left=0.0, own=1000.0, requests=0, live=1000.0, memory=100_000.0, outside=False)
+IDLE = CostInputs(left=0.0, own=1000.0, requests=0, live=1000.0, memory=100_000.0, outside=False)
 
 
 @pytest.mark.parametrize(
@@ -33,17 +33,17 @@ def test_a_cost_is_the_sum_of_its_terms(slot, rule, cost):
 
 
 def a_chooser(rule=WORK, number=0):
-    return WorkChooser(Scene(FLEET, 1000, 1), rule, Setting(selector_number=number))
+    return WorkRouter(CoreScene(FLEET, 1000, 1), rule, SelectorUsage(selector_number=number))
 
 
 def an_ask(number, first=0, blocks=10, tail=5):
     chain = np.arange(first, first + blocks, dtype=np.int32)
-    return Ask(number, chain, blocks * BLOCK_TOKENS + tail, 0)
+    return RankRequest(number, chain, blocks * BLOCK_TOKENS + tail, 0)
 
 
 def left(chooser):
     chooser.account.check_invariants()
-    return [chooser.account.left(rank) for rank in range(len(FLEET))]
+    return [chooser.account.unfinished_work(rank) for rank in range(len(FLEET))]
 
 
 def test_work_is_booked_and_ends_with_the_first_token():
@@ -60,11 +60,11 @@ def test_progress_is_what_events_prove_of_the_oldest():
     chooser = a_chooser()
     rank = chooser.choose(an_ask(1), 0.0)
     chain = an_ask(1).chain
-    chooser.changed(rank, [Stored(chain, 0, 4)], 0.1)
+    chooser.changed(rank, [StoredBlocks(chain, 0, 4)], 0.1)
     assert left(chooser)[rank] == 645.0 - 4 * BLOCK_TOKENS
-    chooser.changed(rank, [Removed(chain[3:4])], 0.2)
+    chooser.changed(rank, [RemovedBlocks(chain[3:4])], 0.2)
     assert left(chooser)[rank] == 645.0 - 3 * BLOCK_TOKENS
-    chooser.changed(rank, [Stored(chain, 3, 10)], 0.3)
+    chooser.changed(rank, [StoredBlocks(chain, 3, 10)], 0.3)
     assert left(chooser)[rank] == 5.0
 
 
@@ -72,10 +72,10 @@ def test_what_was_there_before_is_no_progress():
     chooser = a_chooser()
     chain = an_ask(1).chain
     for rank in range(2):
-        chooser.changed(rank, [Stored(chain, 0, 6)], 0.0)
+        chooser.changed(rank, [StoredBlocks(chain, 0, 6)], 0.0)
     rank = chooser.choose(an_ask(1), 0.1)
     assert left(chooser)[rank] == 645.0 - 6 * BLOCK_TOKENS
-    chooser.changed(rank, [Stored(chain, 6, 8)], 0.2)
+    chooser.changed(rank, [StoredBlocks(chain, 6, 8)], 0.2)
     assert left(chooser)[rank] == 645.0 - 8 * BLOCK_TOKENS
 
 
@@ -83,7 +83,7 @@ def test_what_was_there_before_is_no_progress():
 def test_a_prompt_that_is_under_way_is_followed_by_its_twin(leading, together):
     chooser = a_chooser(WORK._replace(leading=leading))
     rank = chooser.choose(an_ask(1), 0.0)
-    chooser.changed(rank, [Stored(an_ask(1).chain, 0, 6)], 0.1)
+    chooser.changed(rank, [StoredBlocks(an_ask(1).chain, 0, 6)], 0.1)
     assert (chooser.choose(an_ask(2), 0.1) == rank) == together
 
 
@@ -117,14 +117,14 @@ def test_peers_count_own_work_as_told_and_what_they_heard_of_its_progress():
     one, other = a_chooser(), a_chooser(number=1)
     other.account.peers_work = one.account.peers_work
     heard = []
-    one.selector.replicas.tell(heard.append)
+    one.selector.replicas.start_sending(heard.append)
     rank = one.choose(an_ask(1), 0.0)
     for event in heard:
-        assert other.selector.replicas.apply(event, 0.1) is None
+        assert other.selector.replicas.apply_event(event, 0.1) is None
     assert left(other)[rank] == 645.0
-    one.changed(rank, [Stored(an_ask(1).chain, 0, 4)], 0.1)
+    one.changed(rank, [StoredBlocks(an_ask(1).chain, 0, 4)], 0.1)
     for name, done in one.account.progress():
-        other.account.told(name, done)
+        other.account.receive_progress(name, done)
     assert left(other)[rank] == left(one)[rank] == 645.0 - 4 * BLOCK_TOKENS
 
 
@@ -137,18 +137,18 @@ def test_every_rank_belongs_to_the_share_of_one_selector():
 def test_the_core_books_what_the_rule_chose():
     chooser = a_chooser()
     rank = chooser.choose(an_ask(1), 0.0)
-    (booking,) = chooser.selector.held
+    (booking,) = chooser.selector.reservation_table
     assert (booking.rank.worker_id, booking.prefill_tokens) == (rank, 645)
     assert chooser.partition.index.stats().memberships == 0
-    chooser.changed(rank, [Stored(an_ask(1).chain, 0, 4)], 0.1)
-    matched = chooser.partition.index.match(chooser.names[an_ask(1).chain])
+    chooser.changed(rank, [StoredBlocks(an_ask(1).chain, 0, 4)], 0.1)
+    matched = chooser.partition.index.match(chooser.block_hashes[an_ask(1).chain])
     assert matched[rank, Tier.GPU] == 4
 
 
 def test_what_a_rank_can_hold_is_learnt_from_the_first_block_that_goes():
     chooser = a_chooser(WORK._replace(memory=4.0, declared=False))
     chain = an_ask(1, blocks=20).chain
-    chooser.changed(0, [Stored(chain, 0, 20)], 0.0)
+    chooser.changed(0, [StoredBlocks(chain, 0, 20)], 0.0)
     assert chooser._memory[0] == float("inf")
-    chooser.changed(0, [Removed(chain[15:]), Stored(chain, 15, 18)], 0.1)
+    chooser.changed(0, [RemovedBlocks(chain[15:]), StoredBlocks(chain, 15, 18)], 0.1)
     assert chooser._memory == [20.0 * BLOCK_TOKENS, float("inf")]

@@ -7,21 +7,21 @@ import numpy as np
 
 from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import Tier
-from select_service.bodies.admission import BusyThresholdChange
+from select_service.base.errors import SelectError
+from select_service.core.admission.admission_settings import AdmissionSettings
+from select_service.core.admission.busy_thresholds import BusyThresholds
 from select_service.core.admission.policy_classes import (
+    PolicyClassProfile,
     PolicyDocument,
-    Profile,
     QueueBounds,
     QueueRules,
-    single_class,
+    single_class_profile,
 )
-from select_service.core.admission.rules import AdmissionRules
-from select_service.core.admission.thresholds import BusyThresholds
-from select_service.core.decisions import Decision
-from select_service.core.engines.engine_load import EngineReading, EngineTarget
+from select_service.core.decision_maker import PlacementDecision
 from select_service.core.identity import PartitionKey, Rank
-from select_service.core.selector import Selector, SelectorConfig
-from select_service.errors import SelectError
+from select_service.core.selector import SelectorConfig, SelectorCore
+from select_service.core.workers.engine_load import EngineReading, EngineTarget
+from select_service.schemas.admission import BusyThresholdChange
 from tests.builders import a_reservation, a_select, a_select_and_reserve, a_worker
 from tests.ticks import ticked
 
@@ -31,7 +31,7 @@ METRICS = "http://w1:8000/metrics"
 
 def one_class(policy="fcfs", frac=0.0, **rules):
     """A rank has room while it has no active prefill tokens, unless `frac` says otherwise."""
-    return QueueRules(single_class(policy, frac), **rules)
+    return QueueRules(single_class_profile(policy, frac), **rules)
 
 
 def classes(*policies, buckets=((0, "all"),), family="main", **rules):
@@ -41,7 +41,7 @@ def classes(*policies, buckets=((0, "all"),), family="main", **rules):
         "uncached_isl_buckets": [{"min_tokens": n, "bucket": name} for n, name in buckets],
         "policy_classes": list(policies),
     }
-    return QueueRules(Profile(msgspec.convert(document, PolicyDocument)), **rules)
+    return QueueRules(PolicyClassProfile(msgspec.convert(document, PolicyDocument)), **rules)
 
 
 def a_class(name="main", **fields):
@@ -57,9 +57,11 @@ class Scene:
         self.now, self.wakes = 0.0, 0
         self.served, self.outcomes = [], {}
         self.tickets = {}
-        self.selector = Selector(
+        self.selector = SelectorCore(
             SelectorConfig(
-                admission=AdmissionRules(thresholds=BusyThresholds(decode, prefill), queue=queue),
+                admission=AdmissionSettings(
+                    thresholds=BusyThresholds(decode, prefill), queue=queue
+                ),
                 use_kv_events=False,
                 reservation_ttl_s=ttl_s,
             ),
@@ -83,7 +85,7 @@ class Scene:
 
     def register(self, worker_id=1, **shape):
         shape = {"max_num_batched_tokens": 16, **shape}
-        return self.selector.register(a_worker(worker_id, **shape))
+        return self.selector.register_worker(a_worker(worker_id, **shape))
 
     def ask(self, name, tokens=8, header=None, **fields):
         """select_and_reserve under this name; also returns what came of it at once."""
@@ -102,17 +104,17 @@ class Scene:
         except SelectError as error:
             self.outcomes[name] = error
             return error
-        if isinstance(outcome, Decision):
+        if isinstance(outcome, PlacementDecision):
             self._ended(name, outcome)
         else:
             self.tickets[name] = outcome
-            outcome.settled = lambda: self._ended(name, outcome.outcome)
+            outcome.on_settled = lambda: self._ended(name, outcome.outcome)
         return outcome
 
     def _ended(self, name, outcome):
         self.outcomes[name] = outcome
         self.tickets.pop(name, None)
-        if isinstance(outcome, Decision):
+        if isinstance(outcome, PlacementDecision):
             self.served.append(name)
 
     def fill(self, worker_id=1, tokens=16, name=None, **fields):
@@ -121,14 +123,14 @@ class Scene:
         self.selector.reserve(a_reservation(name, worker_id, tokens, **fields), self.now)
 
     def free(self, name):
-        self.selector.free(name, self.now)
+        self.selector.free_reservation(name, self.now)
 
     def free_and_serve(self, name):
         self.free(name)
         self.serve()
 
     def serve(self):
-        self.selector.settle(self.now)
+        self.selector.run_pending(self.now)
         self.selector.check_invariants()
 
     def tick(self, seconds=1.0):
@@ -147,7 +149,7 @@ class Scene:
         )
 
     def engine_says(self, usage, worker_id=1, dp_rank=0, url=METRICS):
-        self.selector.engines.read(
+        self.selector.engine_readings.accept_readings(
             EngineTarget(worker_id, url, (dp_rank,)),
             {dp_rank: EngineReading(usage, 3, 4)},
             self.now,
@@ -185,4 +187,4 @@ def hashes(blocks, isl_tokens):
 def store(scene, worker_id, blocks):
     """Let rank 0 of a worker have these blocks on its GPU."""
     array = np.array(blocks, np.uint64)
-    scene.partition.table.writer(Rank(worker_id, 0)).store(Tier.GPU, None, array, array)
+    scene.partition.table.writer_of(Rank(worker_id, 0)).store(Tier.GPU, None, array, array)

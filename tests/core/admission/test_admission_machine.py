@@ -5,14 +5,18 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from select_service.bodies.admission import BusyThresholdChange
+from select_service.base.errors import SelectError
 from select_service.core.admission.policy_classes import (
-    single_class,
+    single_class_profile,
 )
-from select_service.core.decisions import Decision
+from select_service.core.decision_maker import PlacementDecision
 from select_service.core.identity import Rank
-from select_service.core.replicas.events import Admitted, Freed, PrefillCompleted
-from select_service.errors import SelectError
+from select_service.core.replication.load_events import (
+    PrefillCompleted,
+    ReservationAdmitted,
+    ReservationFreed,
+)
+from select_service.schemas.admission import BusyThresholdChange
 from tests.builders import a_reservation
 from tests.core.admission.cases import (
     ANY,
@@ -27,7 +31,7 @@ from tests.core.admission.cases import (
     with_policy,
 )
 from tests.core.admission.twins import Twins
-from tests.exploring import explored
+from tests.hypothesis_profiles import explored
 from tests.models.admission import TIERS, names
 from tests.models.waiting import Asked
 from tests.ticks import ticked
@@ -99,11 +103,11 @@ class AdmissionMatchesModel(Twins):
             outcome = verb(body_of(asked, timeout_ms), self.now, asked.header)
         except SelectError as error:
             return type(error).__name__
-        if isinstance(outcome, Decision):
+        if isinstance(outcome, PlacementDecision):
             self.tell(asked.name, outcome)
             return "served"
         self.tickets[asked.name] = outcome
-        outcome.settled = lambda: self.settled(asked.name)
+        outcome.on_settled = lambda: self.settled(asked.name)
         return "waits"
 
     @rule(
@@ -126,7 +130,7 @@ class AdmissionMatchesModel(Twins):
             model_name=key[0],
             tenant_id=key[1],
         )
-        if self.model.fitness.get(rank) == 0.0:
+        if self.model.health.get(rank) == 0.0:
             assert self.refusal(self.selector.reserve, request, self.now) == "NoEligibleRank"
             return
         if name != f"r{self.count}":
@@ -142,7 +146,12 @@ class AdmissionMatchesModel(Twins):
         return held[number % len(held)]
 
     @precondition(lambda self: self.model.held)
-    @rule(number=ANY, verb=st.sampled_from(["free", "free", "prefill_complete", "renew"]))
+    @rule(
+        number=ANY,
+        verb=st.sampled_from(
+            ["free_reservation", "free_reservation", "complete_prefill", "renew_reservation"]
+        ),
+    )
     def a_reservation_goes_on(self, number, verb):
         name = self.some_held(number)
         getattr(self.selector, verb)(name, self.now)
@@ -150,13 +159,13 @@ class AdmissionMatchesModel(Twins):
 
     def goes_on(self, name, verb):
         self.model.held[name].renewed_at = self.now
-        if verb == "free":
+        if verb == "free_reservation":
             self.model.free(name)
-        elif verb == "prefill_complete":
+        elif verb == "complete_prefill":
             self.model.held[name].prefill_tokens = 0
 
     @precondition(lambda self: len(self.model.held) > 1)
-    @rule(verb=st.sampled_from(["free", "prefill_complete"]), some=st.integers(1, 9))
+    @rule(verb=st.sampled_from(["free_reservation", "complete_prefill"]), some=st.integers(1, 9))
     def many_reservations_go_on(self, verb, some):
         for name in sorted(self.model.held)[-some:]:
             getattr(self.selector, verb)(name, self.now)
@@ -166,17 +175,17 @@ class AdmissionMatchesModel(Twins):
     @rule(number=ANY, fraction=st.none() | st.sampled_from([0.0, 0.5]))
     def output_block(self, number, fraction):
         name = self.some_held(number)
-        self.selector.output_block(name, fraction, self.now)
+        self.selector.add_output_block(name, fraction, self.now)
         self.model.held[name].renewed_at = self.now
         self.model.output_block(name, fraction)
 
     @precondition(lambda self: self.model.held)
-    @rule(number=ANY, kind=st.sampled_from([Freed, PrefillCompleted]))
+    @rule(number=ANY, kind=st.sampled_from([ReservationFreed, PrefillCompleted]))
     def a_peer_says_that_load_goes(self, number, kind):
         name = self.some_held(number)
         held = self.model.held[name]
         assert self.apply(kind, name, held.key, held.rank) is None
-        self.goes_on(name, "free" if kind is Freed else "prefill_complete")
+        self.goes_on(name, "free_reservation" if kind is ReservationFreed else "complete_prefill")
 
     @rule(
         number=ANY, path=PATHS, tokens=st.integers(1, 9), own_id=st.sampled_from(["new", "taken"])
@@ -191,11 +200,11 @@ class AdmissionMatchesModel(Twins):
             "sequence_hashes": np.array(names(path), np.uint64),
             "prefill_tokens_hint": tokens,
         }
-        assert self.apply(Admitted, name, key, rank, **fields) is None
+        assert self.apply(ReservationAdmitted, name, key, rank, **fields) is None
         self.model.reserve(name, key, rank, names(path), tokens, ISL, self.now)
 
     def apply(self, kind, name, key, rank, **fields):
-        return self.selector.replicas.apply(
+        return self.selector.replicas.apply_event(
             kind(
                 model_name=key[0],
                 tenant_id=key[1],
@@ -214,7 +223,7 @@ class AdmissionMatchesModel(Twins):
     def settle(self):
         while self.woken:
             self.woken = False
-            self.selector.settle(self.now)
+            self.selector.run_pending(self.now)
         self.model.serve_all(self.now)
         self.agree_on_departures()
         assert not self.model.may_leave()
@@ -229,7 +238,7 @@ class AdmissionMatchesModel(Twins):
         ended = set(ticked(self.selector, self.now))
         while self.woken:
             self.woken = False
-            self.selector.settle(self.now)
+            self.selector.run_pending(self.now)
         assert ended == set(self.model.tick(self.now))
         self.agree_on_departures()
 
@@ -240,10 +249,10 @@ class AdmissionMatchesModel(Twins):
         waiter = waiters[number % len(waiters)]
         ticket = self.tickets[waiter.asked.name]
         if gone:
-            self.selector.gate.leave(ticket)
+            self.selector.gate.remove_disconnected(ticket)
             self.model.settle(waiter, "QueueTimeout", "client_gone")
         elif waiter.deadline <= self.now:
-            self.selector.gate.time_out(ticket, self.now)
+            self.selector.gate.time_out_ticket(ticket, self.now)
             self.model.time_out(waiter)
         self.agree_on_departures()
 
@@ -274,7 +283,7 @@ class AdmissionMatchesModel(Twins):
     @precondition(lambda self: self.tickets or self.model.shed_from)
     @rule(tier=st.sampled_from([None, None, None, "best_effort", *TIERS]))
     def shed(self, tier):
-        self.selector.shed(tier)
+        self.selector.set_shed_tier(tier)
         self.model.shed(tier)
         self.agree_on_departures()
 
@@ -283,7 +292,7 @@ class ShortestUncachedFirst(AdmissionMatchesModel):
     """One class, least uncached tokens first, with a common timeout."""
 
     document = with_policy({"queue_policy": "wspt", "prefill_busy_threshold_frac": 0.0})
-    profile = single_class("wspt", 0.0)
+    profile = single_class_profile("wspt", 0.0)
     timeout_s = 2.0
 
 
@@ -310,8 +319,8 @@ class ClassesShareTheRoom(AdmissionMatchesModel):
 
     def a_reservation_ends(self, name):
         if name in self.model.held:
-            self.selector.free(name, self.now)
-            self.goes_on(name, "free")
+            self.selector.free_reservation(name, self.now)
+            self.goes_on(name, "free_reservation")
 
 
 class ThresholdsOnly(AdmissionMatchesModel):
@@ -325,7 +334,7 @@ class ThresholdsAndSmallTurns(AdmissionMatchesModel):
     """Busy thresholds beside the queue; two requests leave it per turn; small bounds."""
 
     document = with_policy({"prefill_busy_threshold_frac": 0.0})
-    profile = single_class("fcfs", 0.0)
+    profile = single_class_profile("fcfs", 0.0)
     keys = (("m", "default"),)
     thresholds = (0.9, None)
     bounds = (6, 80)

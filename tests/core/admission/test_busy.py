@@ -5,15 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.bodies.admission import BusyThresholdChange
-from select_service.bodies.prompts import PromptQuery
+from select_service.base.errors import CapacityExceeded, NotFound, Overloaded
 from select_service.core.admission import busy_kernels
-from select_service.core.admission.busy import BUSY_TEXT
-from select_service.core.admission.thresholds import BusyThresholds, ThresholdTable
-from select_service.core.admission.worker_view import worker_admission
-from select_service.core.decisions import Decision
-from select_service.core.load import load_layout as layout
-from select_service.errors import CapacityExceeded, NotFound, Overloaded
+from select_service.core.admission.busy_check import BUSY_TEXT, RankLoadLimits
+from select_service.core.admission.busy_thresholds import BusyThresholds, ThresholdTable
+from select_service.core.admission.worker_admission import make_worker_admission
+from select_service.core.array_types import store_pointer
+from select_service.core.decision_maker import PlacementDecision
+from select_service.core.load.compiled import load_layout as layout
+from select_service.core.workers import rank_table_layout
+from select_service.schemas.admission import BusyThresholdChange
+from select_service.schemas.prompts import PromptQuery
 from tests.builders import a_patch
 from tests.core.admission.scenes import METRICS, Scene, hashes, pinned, store, where
 from tests.steps import result_of
@@ -21,16 +23,16 @@ from tests.steps import result_of
 
 def admissions_of(scene, now):
     found = {}
-    for worker in scene.selector.workers():
-        if worker.schedulable:
+    for worker in scene.selector.list_workers():
+        if worker.is_schedulable:
             at = scene.selector.admission_scene(worker.key, now)
-            found[worker.worker_id] = result_of(worker_admission(at, worker))
+            found[worker.worker_id] = result_of(make_worker_admission(at, worker))
     return {worker_id: admission for worker_id, admission in found.items() if admission}
 
 
 def passes(outcome):
-    assert isinstance(outcome, Decision | Overloaded), outcome
-    return isinstance(outcome, Decision)
+    assert isinstance(outcome, PlacementDecision | Overloaded), outcome
+    return isinstance(outcome, PlacementDecision)
 
 
 # --- one rank
@@ -61,8 +63,8 @@ def test_faded_blocks_count_as_the_rounded_sum_that_loads_shows():
     scene = Scene(decode=0.5, total_kv_blocks=4)
     scene.fill(1, 4 * 3, name="a")
     assert not passes(scene.look("full"))
-    scene.selector.output_block("a", 0.5, scene.now)
-    assert next(scene.selector.loads()).loads[0].potential_decode_blocks == 2
+    scene.selector.add_output_block("a", 0.5, scene.now)
+    assert next(scene.selector.partition_loads()).loads[0].potential_decode_blocks == 2
     assert passes(scene.look("faded"))
 
 
@@ -92,15 +94,15 @@ def test_a_refused_client_is_told_to_retry_later():
         "Service temporarily unavailable: All workers are busy, please retry later"
     )
     assert error.retry_after_s >= 1
-    assert scene.gate.tally.outcomes()["busy"] == 1
+    assert scene.gate.tally.outcome_counts()["busy"] == 1
 
 
 def test_a_refused_request_changes_nothing():
     scene = Scene(prefill=0)
     scene.fill(1)
-    before = list(scene.selector.loads())
+    before = list(scene.selector.partition_loads())
     scene.ask("a")
-    assert list(scene.selector.loads()) == before
+    assert list(scene.selector.partition_loads()) == before
     scene.free("load1")
     assert passes(scene.ask("a"))
 
@@ -115,9 +117,9 @@ def test_only_the_candidates_of_a_request_are_judged():
 def test_a_worker_is_busy_only_when_all_its_ranks_are():
     scene = Scene(prefill=0, data_parallel_size=2)
     scene.fill(1)
-    assert scene.gate.judge.counts(scene.partition) == (1, 0)
+    assert scene.gate.busy_check.count_busy(scene.partition) == (1, 0)
     scene.fill(1, dp_rank=1, name="other")
-    assert scene.gate.judge.counts(scene.partition) == (2, 1)
+    assert scene.gate.busy_check.count_busy(scene.partition) == (2, 1)
 
 
 def test_a_pinned_request_is_judged_for_its_worker():
@@ -148,7 +150,7 @@ def test_null_clears_a_threshold_and_what_is_left_out_stays():
     assert view.active_prefill_tokens_threshold is None
     assert scene.set_thresholds(decode=0.9).active_prefill_tokens_threshold is None
     view = scene.set_thresholds(decode=None)
-    assert scene.selector.thresholds().thresholds == [view]
+    assert scene.selector.list_thresholds().thresholds == [view]
 
 
 def test_thresholds_belong_to_a_model():
@@ -159,13 +161,13 @@ def test_thresholds_belong_to_a_model():
     scene.fill(2, model_name="n")
     assert passes(scene.look("a"))
     assert not passes(scene.look("b", model_name="n"))
-    assert [view.model for view in scene.selector.thresholds().thresholds] == ["n"]
+    assert [view.model for view in scene.selector.list_thresholds().thresholds] == ["n"]
 
 
 def test_the_thresholds_of_the_process_are_listed_for_every_model_with_workers():
     scene = Scene(prefill=5)
     scene.register(2, model_name="n")
-    views = scene.selector.thresholds().thresholds
+    views = scene.selector.list_thresholds().thresholds
     assert [(v.model, v.active_prefill_tokens_threshold) for v in views] == [("m", 5), ("n", 5)]
 
 
@@ -173,17 +175,17 @@ def test_a_model_that_no_worker_serves_has_no_thresholds():
     scene = Scene()
     with pytest.raises(NotFound, match="model `x` not found"):
         scene.set_thresholds("x", prefill=5)
-    assert scene.selector.thresholds().thresholds == []
+    assert scene.selector.list_thresholds().thresholds == []
 
 
 def test_the_table_of_thresholds_has_an_end(monkeypatch):
-    monkeypatch.setattr("select_service.core.admission.thresholds.MODELS_MAX", 1)
+    monkeypatch.setattr("select_service.core.admission.busy_thresholds.MODELS_MAX", 1)
     table = ThresholdTable(BusyThresholds())
-    table.change(BusyThresholdChange(model="a", active_prefill_tokens_threshold=1))
+    table.change_thresholds(BusyThresholdChange(model="a", active_prefill_tokens_threshold=1))
     with pytest.raises(CapacityExceeded):
-        table.change(BusyThresholdChange(model="b", active_prefill_tokens_threshold=1))
-    table.change(BusyThresholdChange(model="a", active_prefill_tokens_threshold=None))
-    assert table.off
+        table.change_thresholds(BusyThresholdChange(model="b", active_prefill_tokens_threshold=1))
+    table.change_thresholds(BusyThresholdChange(model="a", active_prefill_tokens_threshold=None))
+    assert table.is_off
 
 
 # --- the engine's own word
@@ -250,7 +252,7 @@ def test_a_reading_from_an_address_that_is_not_asked_any_more_is_ignored():
 def test_an_engine_that_moved_is_forgotten_at_once():
     scene = Scene(decode=0.5, metrics_endpoint=METRICS)
     scene.engine_says(0.9)
-    scene.selector.patch(1, a_patch(metrics_endpoint="http://w1:9/metrics"))
+    scene.selector.patch_worker(1, a_patch(metrics_endpoint="http://w1:9/metrics"))
     assert passes(scene.look("a"))
     assert admissions_of(scene, scene.now)[1].ranks[0].engine is None
 
@@ -258,7 +260,7 @@ def test_an_engine_that_moved_is_forgotten_at_once():
 def test_a_worker_that_comes_back_is_not_judged_by_what_its_engine_said_before():
     scene = Scene(decode=0.5, workers=2, metrics_endpoint=METRICS)
     scene.engine_says(0.9)
-    scene.selector.delete(1, 0.0)
+    scene.selector.delete_worker(1, 0.0)
     scene.register(1, metrics_endpoint=METRICS)
     assert passes(scene.look("a", allowed_worker_ids=[1]))
 
@@ -290,7 +292,9 @@ def test_a_worker_says_which_threshold_cannot_judge_it():
     scene.fill(1)
     assert passes(scene.look("a"))
     shown = admissions_of(scene, 0.0).get(1)
-    assert shown.not_judged == ["active_decode_blocks_threshold: total_kv_blocks is not known"]
+    assert shown.not_judged == [
+        "active_decode_blocks_threshold: total_kv_blocks is unknown; declare it"
+    ]
     assert (shown.busy, shown.ranks[0].kv_usage) == (False, None)
 
 
@@ -306,9 +310,9 @@ def test_a_worker_without_capacity_is_judged_once_its_engine_speaks():
 
 def test_an_engine_that_does_not_answer_is_shown_until_it_does():
     scene = Scene(metrics_endpoint=METRICS)
-    target = scene.selector.engines.target(1)
+    target = scene.selector.engine_readings.find_target(1)
     assert target == (1, METRICS, (0,))
-    scene.selector.engines.failed(target, "x" * 1000, 1.0)
+    scene.selector.engine_readings.record_failure(target, "x" * 1000, 1.0)
     assert admissions_of(scene, 1.0)[1].engine_error == "x" * 300
     scene.engine_says(0.1)
     assert admissions_of(scene, 1.0)[1].engine_error is None
@@ -318,10 +322,12 @@ def test_only_schedulable_workers_with_a_metrics_endpoint_are_asked():
     scene = Scene(workers=2, metrics_endpoint=METRICS, data_parallel_size=2)
     scene.register(3)
     scene.register(4, metrics_endpoint=METRICS, endpoint="")
-    scene.selector.delete(2, 0.0)
-    asked = map(scene.selector.engines.target, scene.selector.engines.workers())
+    scene.selector.delete_worker(2, 0.0)
+    asked = map(
+        scene.selector.engine_readings.find_target, scene.selector.engine_readings.workers_to_read()
+    )
     assert [target for target in asked if target] == [(1, METRICS, (0, 1))]
-    assert not any(map(scene.selector.engines.target, (2, 3, 4, 5)))
+    assert not any(map(scene.selector.engine_readings.find_target, (2, 3, 4, 5)))
 
 
 # --- kernels
@@ -343,14 +349,22 @@ SLOTS = st.lists(
 )
 
 
-def arrays(slots):
+def kernel_arrays(slots):
+    """Return (candidates, header of the load, header of the ranks, arrays to keep alive)."""
     columns = [np.array(column) for column in zip(*slots, strict=True)]
     candidates, tokens, blocks, fractions, kv_blocks, kv_usage, batch_tokens = columns
     totals = np.zeros((len(slots), layout.N_TOTALS), np.int64)
     totals[:, layout.PREFILL_TOKENS] = tokens
     totals[:, layout.WHOLE_BLOCKS] = blocks
     totals[:, layout.FRACTIONAL_BLOCKS] = fractions > 0.0
-    return candidates.astype(np.bool_), totals, fractions, kv_blocks, kv_usage, batch_tokens
+    load = np.zeros(layout.HEADER_LENGTH, np.int64)
+    store_pointer(load, layout.TOTALS, totals)
+    store_pointer(load, layout.FRACTIONS, fractions)
+    ranks = np.zeros(rank_table_layout.HEADER_LENGTH, np.int64)
+    store_pointer(ranks, rank_table_layout.KV_BLOCKS, kv_blocks)
+    store_pointer(ranks, rank_table_layout.KV_USAGE, kv_usage)
+    store_pointer(ranks, rank_table_layout.BATCH_TOKENS, batch_tokens)
+    return candidates.astype(np.bool_), load, ranks, (totals, *columns)
 
 
 @given(slots=SLOTS, decode_max=LIMITS, prefill_max=TOKENS, room_max=TOKENS, batches_max=LIMITS)
@@ -358,9 +372,9 @@ def test_free_ranks_are_those_of_the_formulas(
     slots, decode_max, prefill_max, room_max, batches_max
 ):
     out = np.empty(len(slots), np.bool_)
-    n_free = busy_kernels.free_ranks(
-        *arrays(slots), decode_max, prefill_max, room_max, batches_max, out
-    )
+    *arrays, _alive = kernel_arrays(slots)
+    limits = RankLoadLimits(decode_max, prefill_max, room_max, batches_max)
+    n_free = busy_kernels.fill_free_ranks(*arrays, limits, out)
     expected = []
     for candidate, tokens, blocks, fraction, capacity, usage, batch in slots:
         rounded = int(blocks + fraction + 0.5)
@@ -376,5 +390,5 @@ def test_an_engine_that_answers_without_its_cache_usage_is_shown_as_such():
     scene = Scene(decode=0.5, total_kv_blocks=8, metrics_endpoint=METRICS)
     scene.engine_says(None)
     shown = admissions_of(scene, 1.0)[1]
-    assert shown.engine_error == "kv_usage of dp_rank 0 is missing or not credible"
+    assert shown.engine_error == "kv_usage of dp_rank 0 is missing or invalid"
     assert shown.ranks[0].source == "accounting"

@@ -5,45 +5,45 @@ from math import exp
 
 import pytest
 
-from select_service.core.admission.drain import (
+from select_service.core.admission.drain_rate import (
     RETRY_AFTER_S_MAX,
     RETRY_AFTER_UNKNOWN_S,
     DrainRate,
-    retry_after_s,
+    retry_after_seconds,
 )
-from select_service.core.load.booking import Drained
+from select_service.core.load.new_reservation import DrainedTotals
 from tests.core.admission.scenes import Scene, one_class
 
 
 def test_a_steady_flow_becomes_the_rate():
-    rate = DrainRate(Drained(0, 0), 0.0)
+    rate = DrainRate(DrainedTotals(0, 0), 0.0)
     for second in range(1, 121):
-        rate.observe(Drained(100 * second, 7 * second), float(second))
+        rate.observe_totals(DrainedTotals(100 * second, 7 * second), float(second))
     assert rate.tokens_per_s == pytest.approx(100.0, rel=1e-4)
     assert rate.blocks_per_s == pytest.approx(7.0, rel=1e-4)
 
 
 def test_the_rate_fades_when_nothing_drains():
-    rate = DrainRate(Drained(0, 0), 0.0)
-    rate.observe(Drained(1000, 0), 10.0)
+    rate = DrainRate(DrainedTotals(0, 0), 0.0)
+    rate.observe_totals(DrainedTotals(1000, 0), 10.0)
     first = rate.tokens_per_s
     assert first == pytest.approx(100.0 * (1 - exp(-1.0)))
-    rate.observe(Drained(1000, 0), 20.0)
+    rate.observe_totals(DrainedTotals(1000, 0), 20.0)
     assert rate.tokens_per_s == pytest.approx(first * exp(-1.0))
 
 
 def test_two_looks_at_one_instant_change_nothing():
-    rate = DrainRate(Drained(0, 0), 5.0)
-    rate.observe(Drained(50, 5), 5.0)
+    rate = DrainRate(DrainedTotals(0, 0), 5.0)
+    rate.observe_totals(DrainedTotals(50, 5), 5.0)
     assert (rate.tokens_per_s, rate.blocks_per_s) == (0.0, 0.0)
-    rate.observe(Drained(50, 5), 6.0)
+    rate.observe_totals(DrainedTotals(50, 5), 6.0)
     assert rate.tokens_per_s > 0.0
 
 
 def test_sums_that_begin_again_never_make_the_rate_negative():
-    rate = DrainRate(Drained(0, 0), 0.0)
-    rate.observe(Drained(1000, 100), 1.0)
-    rate.observe(Drained(10, 1), 2.0)
+    rate = DrainRate(DrainedTotals(0, 0), 0.0)
+    rate.observe_totals(DrainedTotals(1000, 100), 1.0)
+    rate.observe_totals(DrainedTotals(10, 1), 2.0)
     assert rate.tokens_per_s > 0.0
     assert rate.blocks_per_s > 0.0
 
@@ -62,7 +62,7 @@ def test_sums_that_begin_again_never_make_the_rate_negative():
     ],
 )
 def test_the_estimate_is_whole_seconds_within_its_bounds(work, per_second, seconds):
-    assert retry_after_s(work, per_second) == seconds
+    assert retry_after_seconds(work, per_second) == seconds
 
 
 def drained_scene(**options):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from select_service.core.admission.drain import TOKEN_S, TOKEN_S_MAX, TOKEN_S_MIN, DrainRate
-from select_service.core.load.booking import Drained
+from select_service.core.admission.drain_rate import TOKEN_S, TOKEN_S_MAX, TOKEN_S_MIN, DrainRate
+from select_service.core.load.new_reservation import DrainedTotals
 from tests.builders import a_reservation
 from tests.core.admission.scenes import Scene, hashes, one_class, pinned, store, where
 
@@ -33,7 +33,7 @@ def test_who_finds_much_work_left_everywhere_waits_until_a_prefill_ends():
         busy(scene, worker_id, MUCH)
     scene.ask("a")
     assert scene.gate.waiting.requests == 1
-    scene.selector.prefill_complete("load2", scene.now)
+    scene.selector.complete_prefill("load2", scene.now)
     scene.serve()
     assert where(scene.outcomes["a"]) == (2, 0)
 
@@ -64,14 +64,14 @@ def test_what_an_engine_has_computed_makes_room_and_nothing_else_says_so():
     (worker_id, _) = where(scene.outcomes["long"])
     busy(scene, 3 - worker_id, MUCH)
     scene.ask("a")
-    scene.gate.look_for_progress(scene.now)
+    scene.gate.wake_by_progress(scene.now)
     scene.serve()
     assert scene.gate.waiting.requests == 1
     scene.wakes = 0
-    scene.gate.look_for_progress(scene.now)
+    scene.gate.wake_by_progress(scene.now)
     assert not scene.wakes
     store(scene, worker_id, prompt[:6])
-    scene.gate.look_for_progress(scene.now)
+    scene.gate.wake_by_progress(scene.now)
     assert scene.wakes == 1
     scene.serve()
     assert where(scene.outcomes["a"]) == (worker_id, 0)
@@ -97,7 +97,7 @@ def test_less_own_work_goes_before_who_came_a_little_earlier():
     scene.ask("short")
     scene.now += 5.0
     scene.ask("late")
-    scene.selector.prefill_complete("load1", scene.now)
+    scene.selector.complete_prefill("load1", scene.now)
     scene.serve()
     assert scene.served == ["short", "long"]  # 20,000 tokens are 2.4 s
     assert scene.gate.waiting.requests == 1
@@ -132,16 +132,14 @@ def test_nobody_waits_where_callers_do_not_report_the_ends_of_prefills():
     assert scene.served == ["a"]
 
 
-def test_kernels_of_input_loops_are_told_nothing_and_the_fast_path_the_ranks():
+def test_the_fast_path_may_choose_among_ranks_with_room_while_nobody_waits():
     scene = holding()
-    scene.gate.show(scene.partition)
-    assert not scene.partition.limits.any()
     busy(scene, 1, MUCH)
-    assert np.flatnonzero(scene.gate.free_at_once(scene.partition)).tolist() == [0, 1]
+    assert np.flatnonzero(scene.gate.ranks_without_waiting(scene.partition)).tolist() == [0, 1]
     busy(scene, 2, MUCH)
-    assert scene.gate.free_at_once(scene.partition) is None
+    assert scene.gate.ranks_without_waiting(scene.partition) is None
     scene.ask("a")
-    assert scene.gate.free_at_once(scene.partition) is None
+    assert scene.gate.ranks_without_waiting(scene.partition) is None
 
 
 @pytest.mark.parametrize(
@@ -149,7 +147,7 @@ def test_kernels_of_input_loops_are_told_nothing_and_the_fast_path_the_ranks():
     [(0, TOKEN_S), (80_000, 2 / 80_000), (1, TOKEN_S_MAX), (10**9, TOKEN_S_MIN)],
 )
 def test_a_token_takes_what_ranks_drain_in(tokens, expected):
-    rate = DrainRate(Drained(), 0.0)
-    rate.observe(Drained(tokens), 1e9)
+    rate = DrainRate(DrainedTotals(), 0.0)
+    rate.observe_totals(DrainedTotals(tokens), 1e9)
     rate.tokens_per_s = float(tokens)
-    assert rate.token_s(2) == expected
+    assert rate.seconds_per_token(2) == expected

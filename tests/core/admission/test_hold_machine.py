@@ -5,13 +5,13 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from select_service.core.admission import drain
-from select_service.core.admission.policy_classes import PolicyDocument, Profile
-from select_service.core.load.load_layout import REPORTED
+from select_service.core.admission import drain_rate
+from select_service.core.admission.policy_classes import PolicyClassProfile, PolicyDocument
+from select_service.core.load.compiled.load_layout import REPORTED_SHARE
 from tests.core.admission.cases import ANY, PATHS, SHAPES, with_policy
 from tests.core.admission.test_admission_machine import AdmissionMatchesModel
 from tests.core.admission.twins import MEDIA
-from tests.exploring import explored
+from tests.hypothesis_profiles import explored
 from tests.models.hold import TOKEN_S, HoldModel
 
 HELD = {"queue_policy": "work", "prefill_busy_threshold": 6, "prefill_busy_threshold_frac": 0.5}
@@ -21,7 +21,7 @@ class HoldMatchesModel(AdmissionMatchesModel):
     """One class; a rank has room while 6 tokens are left on it, or half a batch."""
 
     document = with_policy(HELD)
-    profile = Profile(msgspec.convert(document, PolicyDocument))
+    profile = PolicyClassProfile(msgspec.convert(document, PolicyDocument))
     keys = (("m", "default"),)
     policy = "work"
     model_class = HoldModel
@@ -30,7 +30,7 @@ class HoldMatchesModel(AdmissionMatchesModel):
     def __init__(self):
         super().__init__()
         for name in ("TOKEN_S", "TOKEN_S_MIN", "TOKEN_S_MAX"):
-            self.patched.setattr(drain, name, TOKEN_S)
+            self.patched.setattr(drain_rate, name, TOKEN_S)
 
     @initialize(
         seed=st.integers(0, 2**32),
@@ -42,7 +42,7 @@ class HoldMatchesModel(AdmissionMatchesModel):
         """share: of the prefills that ended before, those whose end was reported"""
         super().start(seed, shapes)
         (self.partition,) = self.selector.fleet.partitions.values()
-        self.partition.load.header.view(np.float64)[REPORTED] = share
+        self.partition.load.header.view(np.float64)[REPORTED_SHARE] = share
         self.model.reported = share
         for number in range(some):
             self.a_caller_reserves_where_it_went(number, (1,), 9, "new")
@@ -60,14 +60,14 @@ class HoldMatchesModel(AdmissionMatchesModel):
 
     def goes_on(self, name, verb):
         super().goes_on(name, verb)
-        if verb == "prefill_complete":
+        if verb == "complete_prefill":
             self.model.ends(name, True)
 
     @precondition(lambda self: self.ranks())
     @rule(number=ANY, medium=st.sampled_from(sorted(MEDIA)), path=PATHS)
     def blocks_are_stored(self, number, medium, path):
         super().blocks_are_stored(number, medium, path)
-        self.selector.gate.look_for_progress(self.now)
+        self.selector.gate.wake_by_progress(self.now)
 
     @precondition(lambda self: any(p.path for p in self.model.unfinished))
     @rule(number=ANY, blocks=st.integers(1, 4))
@@ -89,9 +89,9 @@ class HoldMatchesModel(AdmissionMatchesModel):
     @invariant()
     def who_asks_at_once_is_told_the_same(self):
         for key, partition in self.selector.fleet.partitions.items():
-            free = self.selector.gate.free_at_once(partition)
+            free = self.selector.gate.ranks_without_waiting(partition)
             if free is not None:
-                ranks = [tuple(partition.table.row(slot).rank) for slot in np.flatnonzero(free)]
+                ranks = [tuple(partition.table.row_at(slot).rank) for slot in np.flatnonzero(free)]
                 assert not self.model.line.of(key)
                 assert set(ranks) == self.model.open_ranks(key) - self.model.busy(key)
                 (policy,) = self.model.document["policy_classes"]
@@ -102,7 +102,7 @@ class ByBatchesWithThresholds(HoldMatchesModel):
     """A batch, since so much is left on no rank; busy thresholds beside it; small turns."""
 
     document = with_policy({**HELD, "prefill_busy_threshold": 0, "prefill_busy_threshold_frac": 1})
-    profile = Profile(msgspec.convert(document, PolicyDocument))
+    profile = PolicyClassProfile(msgspec.convert(document, PolicyDocument))
     thresholds = (0.9, 40)
     timeout_s = 2.0
     turn_max = 2

@@ -2,9 +2,9 @@
 
 import pytest
 
-from select_service.core.admission import waiting, waiting_list
-from select_service.core.decisions import Decision
-from select_service.errors import QueueFull, QueueTimeout
+from select_service.base.errors import QueueFull, QueueTimeout
+from select_service.core.admission import partition_queue, waiting_list
+from select_service.core.decision_maker import PlacementDecision
 from tests.core.admission.scenes import Scene, a_class, bounds, classes, hashes, one_class, store
 
 
@@ -40,7 +40,7 @@ def test_a_class_limits_its_requests_and_says_which_limit_was_reached():
         "limit": 2,
     }
     assert error.retry_after_s >= 1
-    assert scene.gate.tally.outcomes()["queue_full"] == 1
+    assert scene.gate.tally.outcome_counts()["queue_full"] == 1
 
 
 def test_a_class_limits_the_prompt_tokens_that_wait():
@@ -63,7 +63,7 @@ def test_a_class_limits_the_cached_tokens_that_wait():
 
 def test_a_limit_of_zero_lets_nobody_wait_but_passes_who_has_room():
     scene = Scene(classes(a_class(request_queue_limit_per_worker=0)))
-    assert isinstance(scene.ask("a"), Decision)
+    assert isinstance(scene.ask("a"), PlacementDecision)
     assert isinstance(scene.ask("b"), QueueFull)
 
 
@@ -72,7 +72,7 @@ def test_limits_are_per_worker():
     assert waits(scene, "a")
     assert waits(scene, "b")
     assert scene.ask("c").details["limit"] == 2
-    scene.selector.delete(2, 0.0)
+    scene.selector.delete_worker(2, 0.0)
     assert scene.ask("d").details == {
         "policy_class": "main",
         "limit_kind": "requests",
@@ -91,7 +91,7 @@ def test_one_class_does_not_use_up_the_limit_of_another():
 
 
 def test_different_constraints_among_those_who_wait_are_limited(monkeypatch):
-    monkeypatch.setattr(waiting, "LANES_MAX", 2)
+    monkeypatch.setattr(partition_queue, "LANES_MAX", 2)
     scene = full_scene(workers=3)
     assert waits(scene, "a", allowed_worker_ids=[1])
     assert waits(scene, "b", allowed_worker_ids=[1, 2])
@@ -110,7 +110,7 @@ def test_so_many_requests_wait_in_the_whole_process():
     assert waits(scene, "a")
     assert waits(scene, "b", model_name="n")
     error = scene.ask("c")
-    assert str(error) == "the queue is full: 2 requests are waiting, 2 is the most"
+    assert str(error) == "the queue is full: 2 requests are waiting, the limit is 2"
     assert error.details is None
 
 
@@ -118,7 +118,7 @@ def test_so_many_prompt_tokens_wait_in_the_whole_process():
     scene = full_scene(one_class(bounds=bounds(tokens=20)))
     assert waits(scene, "a", 12)
     assert str(scene.ask("b", 9)) == (
-        "the queue is full: 12 prompt tokens are waiting, 20 is the most"
+        "the queue is full: 12 prompt tokens are waiting, the limit is 20"
     )
     assert waits(scene, "c", 8)
 
@@ -128,7 +128,7 @@ def test_so_many_prompt_blocks_wait_in_the_whole_process(monkeypatch):
     scene = full_scene()
     assert waits(scene, "a", 12)
     assert str(scene.ask("b", 12)) == (
-        "the queue is full: 3 prompt blocks are waiting, 5 is the most"
+        "the queue is full: 3 prompt blocks are waiting, the limit is 5"
     )
     assert waits(scene, "c", 11)
 
@@ -138,11 +138,11 @@ def test_so_many_allowed_ids_wait_in_the_whole_process(monkeypatch):
     scene = full_scene()
     ticket = scene.ask("a", allowed_worker_ids=[1, 7, 8])
     assert str(scene.ask("b", allowed_worker_ids=[1, 7, 8])) == (
-        "the queue is full: 3 allowed ids are waiting, 5 is the most"
+        "the queue is full: 3 allowed ids are waiting, the limit is 5"
     )
     assert waits(scene, "c", allowed_worker_ids=[1, 7])
     assert waits(scene, "anywhere")
-    scene.gate.leave(ticket)
+    scene.gate.remove_disconnected(ticket)
     assert waits(scene, "d", allowed_worker_ids=[1, 7, 8])
 
 
@@ -150,7 +150,7 @@ def test_a_bound_is_free_again_when_a_request_has_left():
     scene = full_scene(one_class(bounds=bounds(requests=1)))
     ticket = scene.ask("a")
     assert isinstance(scene.ask("b"), QueueFull)
-    scene.gate.leave(ticket)
+    scene.gate.remove_disconnected(ticket)
     assert waits(scene, "c")
 
 
@@ -158,7 +158,7 @@ def test_a_refused_request_leaves_its_id_free():
     scene = full_scene(one_class(bounds=bounds(requests=0)))
     assert isinstance(scene.ask("a"), QueueFull)
     scene.free("load1")
-    assert isinstance(scene.ask("a"), Decision)
+    assert isinstance(scene.ask("a"), PlacementDecision)
 
 
 # --- timeouts
@@ -174,7 +174,7 @@ def test_a_request_is_refused_when_its_own_time_is_over():
     assert (type(error), error.status, error.code) == (QueueTimeout, 503, "queue_timeout")
     assert str(error) == ("queue_timeout: no worker had room within 1.500 s (policy class default)")
     assert error.retry_after_s >= 1
-    assert scene.gate.tally.outcomes()["queue_timeout"] == 1
+    assert scene.gate.tally.outcome_counts()["queue_timeout"] == 1
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_without_timeouts_a_request_waits_as_long_as_it_takes():
 
 def test_a_timeout_of_zero_takes_room_or_nothing():
     scene = Scene(one_class())
-    assert isinstance(scene.ask("a", timeout_ms=0), Decision)
+    assert isinstance(scene.ask("a", timeout_ms=0), PlacementDecision)
     error = scene.ask("b", timeout_ms=0)
     assert isinstance(error, QueueTimeout)
     assert scene.gate.waiting.requests == 0
@@ -206,20 +206,20 @@ def test_a_deadline_may_be_called_by_a_timer_and_later_by_the_tick():
     scene = full_scene()
     ticket = scene.ask("a", timeout_ms=500)
     scene.now = 0.5
-    scene.gate.time_out(ticket, scene.now)
-    scene.gate.time_out(ticket, scene.now)
+    scene.gate.time_out_ticket(ticket, scene.now)
+    scene.gate.time_out_ticket(ticket, scene.now)
     scene.tick(1.0)
-    assert scene.gate.tally.outcomes()["queue_timeout"] == 1
+    assert scene.gate.tally.outcome_counts()["queue_timeout"] == 1
 
 
 def test_a_request_that_was_served_cannot_time_out():
     scene = full_scene()
     ticket = scene.ask("a", timeout_ms=500)
     scene.free_and_serve("load1")
-    scene.gate.time_out(ticket, 0.5)
+    scene.gate.time_out_ticket(ticket, 0.5)
     scene.tick(1.0)
-    assert isinstance(scene.outcomes["a"], Decision)
-    assert scene.gate.tally.outcomes()["queue_timeout"] == 0
+    assert isinstance(scene.outcomes["a"], PlacementDecision)
+    assert scene.gate.tally.outcome_counts()["queue_timeout"] == 0
 
 
 def test_nobody_waits_any_more_when_the_process_ends():
@@ -227,8 +227,8 @@ def test_nobody_waits_any_more_when_the_process_ends():
     scene.ask("a", timeout_ms=500)
     scene.ask("b")
     error = QueueFull("over")
-    scene.gate.dismiss(error)
+    scene.gate.refuse_all_waiting(error)
     assert (scene.outcomes["a"], scene.outcomes["b"]) == (error, error)
     assert scene.gate.waiting.requests == 0
-    assert scene.gate.tally.outcomes()["no_rank"] == 2
+    assert scene.gate.tally.outcome_counts()["no_rank"] == 2
     scene.selector.check_invariants()

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from select_service.core.admission.policy_classes import (
+    PolicyClassProfile,
     PolicyDocument,
     PolicyError,
     PolicyFile,
-    Profile,
     QueueRules,
-    single_class,
+    single_class_profile,
 )
 
 DOCUMENT = """
@@ -33,7 +33,7 @@ def the_document():
 
 
 def profile_of(document):
-    return Profile(msgspec.convert(document, PolicyDocument))
+    return PolicyClassProfile(msgspec.convert(document, PolicyDocument))
 
 
 def changed(change):
@@ -66,7 +66,7 @@ def test_family_and_bucket_name_the_class_or_the_exact_name_of_an_explicit_one(
     wanted, uncached, name
 ):
     profile = profile_of(the_document())
-    assert profile.classes[profile.class_of(wanted, uncached)].name == name
+    assert profile.classes[profile.find_class(wanted, uncached)].name == name
 
 
 def test_what_a_class_leaves_out_has_a_default():
@@ -78,22 +78,22 @@ def test_what_a_class_leaves_out_has_a_default():
 
 
 def test_without_a_file_there_is_one_class_for_everything():
-    profile = single_class("wspt", 0.5)
+    profile = single_class_profile("wspt", 0.5)
     (only,) = profile.classes
     assert (only.name, only.queue_policy, only.prefill_busy_threshold_frac) == (
         "default",
         "wspt",
         0.5,
     )
-    assert profile.class_of("whatever", 10**9) == 0
+    assert profile.find_class("whatever", 10**9) == 0
 
 
 def test_a_model_of_its_own_has_only_its_own_classes():
-    own = single_class("lcfs", 1.0)
+    own = single_class_profile("lcfs", 1.0)
     default = profile_of(the_document())
     rules = QueueRules(default, {"m": own})
-    assert rules.profile("m") is own
-    assert rules.profile("other") is default
+    assert rules.profile_of("m") is own
+    assert rules.profile_of("other") is default
 
 
 # --- documents that contradict themselves
@@ -118,20 +118,23 @@ def set_in(collection, index, **fields):
             set_in("uncached_isl_buckets", 1, bucket="short"),
             "two of uncached_isl_buckets have the same name",
         ),
-        (set_in("policy_classes", 1, name="cs"), "two policy classes are called `cs`"),
+        (
+            set_in("policy_classes", 1, name="cs"),
+            "two policy classes have the name `cs`: rename one",
+        ),
         (
             lambda document: document["policy_classes"][1].pop("cache_bucket"),
-            "policy class `cl` must have both policy_family and cache_bucket, or neither to be "
-            "chosen by its name alone",
+            "policy class `cl` needs both policy_family and cache_bucket, or neither to be "
+            "selected by its exact name",
         ),
         (
             lambda document: document["policy_classes"][1].pop("policy_family"),
-            "policy class `cl` must have both policy_family and cache_bucket, or neither to be "
-            "chosen by its name alone",
+            "policy class `cl` needs both policy_family and cache_bucket, or neither to be "
+            "selected by its exact name",
         ),
         (
             set_in("policy_classes", 1, cache_bucket="huge"),
-            "policy class `cl` names the bucket `huge`, which is not among uncached_isl_buckets",
+            "policy class `cl` has the unknown bucket `huge`: add it to uncached_isl_buckets",
         ),
         (
             set_in("policy_classes", 1, cache_bucket="short"),

@@ -2,8 +2,8 @@
 
 import pytest
 
-from select_service.core.decisions import Decision
-from select_service.errors import Conflict, NoWorkers
+from select_service.base.errors import Conflict, NoWorkers
+from select_service.core.decision_maker import PlacementDecision
 from tests.builders import a_patch, a_reservation
 from tests.core.admission.scenes import (
     KEY,
@@ -145,7 +145,7 @@ def test_a_class_with_more_room_does_not_wait_for_one_with_less():
     vip = {"name": "vip", "prefill_busy_threshold": 100}
     scene = full_scene(classes(patient, vip))
     scene.ask("a")
-    assert isinstance(scene.ask("b", header="vip"), Decision)
+    assert isinstance(scene.ask("b", header="vip"), PlacementDecision)
     assert list(scene.tickets) == ["a"]
 
 
@@ -203,9 +203,9 @@ def test_pinned_requests_wait_for_the_worker_as_they_are_judged():
     """Its own rank may be above the busy threshold while another of the worker is not."""
     scene = Scene(one_class(), decode=0.5, total_kv_blocks=8, data_parallel_size=2)
     scene.fill(1, 4 * 6)
-    assert not isinstance(scene.ask("a", **pinned(1, 0)), Decision)
-    scene.selector.prefill_complete("load1", scene.now)
-    assert scene.gate.judge.counts(scene.partition) == (1, 0)
+    assert not isinstance(scene.ask("a", **pinned(1, 0)), PlacementDecision)
+    scene.selector.complete_prefill("load1", scene.now)
+    assert scene.gate.busy_check.count_busy(scene.partition) == (1, 0)
     scene.serve()
     assert where(scene.outcomes["a"]) == (1, 0)
 
@@ -233,10 +233,10 @@ def test_a_client_that_goes_makes_no_room_and_leaves_no_trace():
     scene = full_scene()
     gone = scene.ask("gone")
     scene.ask("next")
-    scene.gate.leave(gone)
-    scene.gate.leave(gone)
+    scene.gate.remove_disconnected(gone)
+    scene.gate.remove_disconnected(gone)
     assert scene.gate.waiting.requests == 1
-    assert scene.gate.tally.outcomes()["client_gone"] == 1
+    assert scene.gate.tally.outcome_counts()["client_gone"] == 1
     scene.free_and_serve("load1")
     assert scene.served == ["next"]
     assert isinstance(scene.ask("gone", priority_jump=1.0), type(gone))
@@ -260,10 +260,10 @@ def test_a_decision_says_how_it_was_waited_for():
     scene.ask("b")
     scene.now += 2.5
     scene.free_and_serve("load1")
-    assert scene.outcomes["a"].waited == ("default", 1, 2.5)
+    assert scene.outcomes["a"].queue_wait == ("default", 1, 2.5)
     scene.now += 1.0
     scene.free_and_serve("a")
-    assert scene.outcomes["b"].waited == ("default", 2, 3.5)
+    assert scene.outcomes["b"].queue_wait == ("default", 2, 3.5)
     waits = scene.gate.tally.waits["default"]
     assert (sum(waits.counts), waits.total_s) == (2, 6.0)
 
@@ -279,16 +279,16 @@ def test_what_waits_is_shown_with_the_loads():
     scene = full_scene()
     scene.ask("a", 8)
     scene.look("b", 5)
-    (loads,) = scene.selector.loads()
+    (loads,) = scene.selector.partition_loads()
     assert (loads.pending_count, loads.pending_isl_tokens) == (2, 13)
-    assert scene.gate.by_class()["default"] == (2, 13)
+    assert scene.gate.backlog_by_class()["default"] == (2, 13)
 
 
 def test_a_waiting_request_holds_no_tokens():
     scene = full_scene()
     ticket = scene.ask("a", 8)
     assert ticket.request.token_ids is None
-    assert ticket.job.request.token_ids is None
+    assert ticket.placement_request.request.token_ids is None
 
 
 # --- ids
@@ -299,7 +299,7 @@ def test_a_reservation_id_belongs_to_the_request_that_waits_for_it():
     scene.ask("a")
     error = scene.ask("a")
     assert (type(error), error.status) == (Conflict, 409)
-    assert str(error) == "reservation a is waiting for a worker already"
+    assert str(error) == "reservation a is already waiting for a worker"
     with pytest.raises(Conflict):
         scene.selector.reserve(a_reservation("a"), scene.now)
     assert scene.gate.waiting.requests == 1
@@ -307,7 +307,7 @@ def test_a_reservation_id_belongs_to_the_request_that_waits_for_it():
 
 def test_an_id_is_free_again_when_its_request_has_given_up():
     scene = full_scene()
-    scene.gate.leave(scene.ask("a"))
+    scene.gate.remove_disconnected(scene.ask("a"))
     scene.fill(1, name="a")
     scene.free("a")
     scene.ask("a")
@@ -321,7 +321,7 @@ def test_reservations_and_questions_never_wait():
     scene = full_scene()
     scene.ask("a")
     scene.fill(1, name="one more")
-    row = next(scene.selector.loads()).loads[0]
+    row = next(scene.selector.partition_loads()).loads[0]
     assert (row.active_requests, row.potential_prefill_tokens) == (2, 32)
 
 
@@ -332,11 +332,11 @@ def test_requests_are_refused_at_once_when_the_last_worker_goes():
     scene = full_scene()
     for name in "abc":
         scene.ask(name)
-    scene.selector.delete(1, 0.0)
+    scene.selector.delete_worker(1, 0.0)
     scene.serve()
     assert [type(scene.outcomes[name]) for name in "abc"] == [NoWorkers] * 3
     assert str(scene.outcomes["a"]) == "no schedulable workers for model=m tenant=default"
-    assert scene.gate.tally.outcomes()["no_rank"] == 3
+    assert scene.gate.tally.outcome_counts()["no_rank"] == 3
 
 
 def test_requests_for_a_worker_that_goes_are_refused_and_others_go_on_waiting():
@@ -344,7 +344,7 @@ def test_requests_for_a_worker_that_goes_are_refused_and_others_go_on_waiting():
     scene.fill(2)
     for name, fields in (("a", pinned(1)), ("b", {"allowed_worker_ids": [1]}), ("c", {})):
         scene.ask(name, **fields)
-    scene.selector.delete(1, 0.0)
+    scene.selector.delete_worker(1, 0.0)
     scene.serve()
     assert [scene.outcomes[name].code for name in "ab"] == ["no_eligible_rank"] * 2
     assert list(scene.tickets) == ["c"]
@@ -353,7 +353,7 @@ def test_requests_for_a_worker_that_goes_are_refused_and_others_go_on_waiting():
 def test_requests_whose_taints_went_are_refused():
     scene = full_scene(taints=["a100"])
     scene.ask("a", routing_constraints={"required_taints": ["a100"]})
-    scene.selector.patch(1, a_patch(taints=["h100"]))
+    scene.selector.patch_worker(1, a_patch(taints=["h100"]))
     scene.serve()
     assert scene.outcomes["a"].code == "no_eligible_rank"
 
@@ -362,11 +362,11 @@ def test_requests_follow_to_the_workers_that_replace_all_others():
     scene = full_scene()
     scene.ask("a")
     scene.ask("b")
-    scene.selector.delete(1, 0.0)
+    scene.selector.delete_worker(1, 0.0)
     scene.register(2)
     scene.serve()
     assert where(scene.outcomes["a"]) == (2, 0)
-    assert scene.tickets["b"].job.partition is scene.selector.fleet.partitions[KEY]
+    assert scene.tickets["b"].placement_request.partition is scene.selector.fleet.partitions[KEY]
     scene.free_and_serve("a")
     assert scene.served == ["a", "b"]
 
@@ -377,7 +377,7 @@ def test_requests_that_followed_know_all_ranks_of_the_new_workers():
     scene.ask("a")
     scene.tick()
     version = scene.partition.table.version
-    scene.selector.delete(1, 0.0)
+    scene.selector.delete_worker(1, 0.0)
     scene.register(2, data_parallel_size=2)
     assert scene.partition.table.version == version
     scene.fill(2)
@@ -389,8 +389,8 @@ def test_requests_do_not_follow_to_workers_with_another_block_size():
     scene = full_scene()
     scene.ask("a")
     scene.ask("b")
-    scene.selector.delete(1, 0.0)
+    scene.selector.delete_worker(1, 0.0)
     scene.register(2, block_size=8)
     scene.serve()
     assert [type(scene.outcomes[name]) for name in "ab"] == [NoWorkers] * 2
-    assert str(scene.outcomes["a"]) == "the workers of model=m have another block size now"
+    assert str(scene.outcomes["a"]) == "the block size of model=m changed: send the request again"

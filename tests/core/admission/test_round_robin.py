@@ -4,8 +4,14 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from select_service.core.admission.partition_queue import (
+    ConstraintLane,
+    PartitionQueue,
+    RequestSize,
+    WaitingTicket,
+    score_of,
+)
 from select_service.core.admission.policy_classes import PolicyClass
-from select_service.core.admission.waiting import Lane, PartitionQueue, Size, Ticket, score_of
 from select_service.core.identity import Rank
 from tests.builders import a_select
 from tests.models.waiting import Asked, Waiter, WaitingModel
@@ -42,17 +48,19 @@ class Both:
 
     def add(self, number, class_index, cost, slot):
         class_index %= len(self.policies)
-        policy, size = self.policies[class_index], Size(cost, 0)
+        policy, size = self.policies[class_index], RequestSize(cost, 0)
         arrived = float(number)
-        ticket = Ticket(
-            job=None,
+        ticket = WaitingTicket(
+            placement_request=None,
             request=a_select(),
-            lane=Lane(None if slot % 2 else Rank(slot, 0), frozenset([slot]), frozenset()),
+            lane=ConstraintLane(
+                None if slot % 2 else Rank(slot, 0), frozenset([slot]), frozenset()
+            ),
             size=size,
             class_index=class_index,
             policy_class=policy["name"],
             tier=0,
-            arrived=arrived,
+            arrived_at=arrived,
             deadline=float("inf"),
             order=(0.0, -score_of(policy["queue_policy"], 0.0, arrived, size), number),
         )
@@ -75,7 +83,7 @@ class Both:
             ticket, _, of_lane = next(pair for pair in self.pairs if pair[1] is waiter)
             return of_lane & bits(ticket.class_index, ticket.lane.pinned is not None)
 
-        ticket, waiter = self.queue.next(bits), self.model.take(KEY, has_room)
+        ticket, waiter = self.queue.take_next(bits), self.model.take(KEY, has_room)
         assert (ticket is None) == (waiter is None)
         if ticket is not None:
             assert str(ticket.number) == waiter.asked.name
@@ -131,4 +139,4 @@ def test_a_long_prompt_behind_a_tiny_quantum_takes_one_step_not_a_million_rounds
     both = Both([("fcfs", 1), ("fcfs", 1)])
     both.add(0, 0, 2**40, 0)
     both.add(1, 1, 2**40 - 1, 0)
-    assert both.queue.next(lambda index, pinned: 0b11).number == 1
+    assert both.queue.take_next(lambda index, pinned: 0b11).number == 1

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from select_service.core.admission import gate, waiting, waiting_list
+from select_service.core.admission import admission_gate, partition_queue, waiting_list
 from select_service.core.load import active_load, growing_table
 from select_service.core.load.ledger import Ledger
 from tests.builders import a_patch
@@ -60,7 +60,7 @@ def served_per_turn(scene):
     left = [scene.gate.waiting.requests]
     while scene.wakes:
         scene.wakes = 0
-        scene.selector.settle(scene.now)
+        scene.selector.run_pending(scene.now)
         left.append(scene.gate.waiting.requests)
     return [before - after for before, after in pairwise(left)]
 
@@ -69,20 +69,22 @@ def test_bookings_of_many_blocks_leave_the_queue_a_few_per_turn():
     scene = long_scene()
     served = served_per_turn(scene)
     assert sum(served) == 10
-    assert max(served) <= 1 + gate.SERVED_PER_TURN_MAX // (BLOCKS // waiting.BOOKED_PER_STEP)
+    assert max(served) <= 1 + admission_gate.SERVED_PER_TURN_MAX // (
+        BLOCKS // partition_queue.BOOKED_PER_STEP
+    )
 
 
 def test_nobody_leaves_the_queue_while_tables_are_prepared_for_many_blocks(monkeypatch):
     for module in (growing_table, active_load):
         monkeypatch.setattr(module, "TOUCHED_IN_A_STEP", 1 << 14)
     scene = long_scene()
-    load, prepared, book = scene.partition.account.load, {}, Ledger._put
+    load, prepared, book = scene.partition.account.load, {}, Ledger._try_book
 
-    def put(ledger, booking, now, lease_s):
+    def put(ledger, booking, *numbers):
         prepared.setdefault(booking.reservation_id, load.is_prepared(BLOCKS))
-        return book(ledger, booking, now, lease_s)
+        return book(ledger, booking, *numbers)
 
-    monkeypatch.setattr(Ledger, "_put", put)
+    monkeypatch.setattr(Ledger, "_try_book", put)
     served = served_per_turn(scene)
     assert sum(served) == 10
     assert 0 in served
@@ -94,29 +96,29 @@ def errors(scene):
 
 
 def test_who_is_shed_is_refused_a_few_per_turn(monkeypatch):
-    monkeypatch.setattr(gate, "SETTLED_PER_TURN_MAX", PER_TURN)
+    monkeypatch.setattr(admission_gate, "SETTLED_PER_TURN_MAX", PER_TURN)
     scene = waiting_scene()
-    scene.selector.shed("premium")
+    scene.selector.set_shed_tier("premium")
     assert turns(scene) == [4, 1, 0]
     assert errors(scene) == {"CapacityShed"}
 
 
 def test_who_is_shed_is_not_served_before_its_refusal(monkeypatch):
-    monkeypatch.setattr(gate, "SETTLED_PER_TURN_MAX", PER_TURN)
+    monkeypatch.setattr(admission_gate, "SETTLED_PER_TURN_MAX", PER_TURN)
     scene = waiting_scene()
     scene.free("load1")
-    scene.selector.shed("premium")
+    scene.selector.set_shed_tier("premium")
     turns(scene)
     assert errors(scene) == {"CapacityShed"}
     assert len(scene.outcomes) == WAITING
 
 
 def test_whose_time_is_over_is_refused_a_few_per_turn(monkeypatch):
-    monkeypatch.setattr(gate, "SETTLED_PER_TURN_MAX", PER_TURN)
+    monkeypatch.setattr(admission_gate, "SETTLED_PER_TURN_MAX", PER_TURN)
     scene = waiting_scene(timeout_ms=500)
     left, more = [], True
     while more:
-        more = scene.gate.tick(scene.now + 1.0)
+        more = scene.gate.run_every_second(scene.now + 1.0)
         left.append(scene.gate.waiting.requests)
     assert left == [4, 1, 0]
     assert errors(scene) == {"QueueTimeout"}
@@ -126,21 +128,21 @@ def test_who_waits_for_a_partition_that_ended_is_refused_a_few_per_turn(monkeypa
     monkeypatch.setattr(waiting_list, "STRANDED_PER_TURN_MAX", PER_TURN)
     scene = waiting_scene()
     for worker_id in (1, 2):
-        scene.selector.delete(worker_id, 0.0)
+        scene.selector.delete_worker(worker_id, 0.0)
     assert turns(scene) == [7, 4, 1, 0]
     assert errors(scene) == {"NoWorkers"}
 
 
 @pytest.mark.parametrize("gone", [True, False])
 def test_the_candidates_of_lanes_are_found_anew_a_few_per_turn(monkeypatch, gone):
-    monkeypatch.setattr(waiting, "REFRESHED_PER_TURN_MAX", PER_TURN)
+    monkeypatch.setattr(partition_queue, "REFRESHED_PER_TURN_MAX", PER_TURN)
     scene = waiting_scene()
     if gone:
-        scene.selector.delete(1, 0.0)
+        scene.selector.delete_worker(1, 0.0)
         assert turns(scene) == [7, 4, 1, 0]
         assert errors(scene) == {"NoEligibleRank"}
     else:
-        scene.selector.patch(1, a_patch(taints=["y"]))
+        scene.selector.patch_worker(1, a_patch(taints=["y"]))
         assert turns(scene) == [7] * 4
         scene.free("load1")
         assert turns(scene)[-1] == 0
@@ -149,12 +151,12 @@ def test_the_candidates_of_lanes_are_found_anew_a_few_per_turn(monkeypatch, gone
 
 @pytest.mark.parametrize("gone", [True, False])
 def test_long_lists_of_allowed_workers_count_as_more_work(monkeypatch, gone):
-    monkeypatch.setattr(waiting, "ALLOWED_PER_STEP", 1)
-    monkeypatch.setattr(waiting, "REFRESHED_PER_TURN_MAX", PER_TURN)
-    monkeypatch.setattr(gate, "SERVED_PER_TURN_MAX", PER_TURN)
+    monkeypatch.setattr(partition_queue, "ALLOWED_PER_STEP", 1)
+    monkeypatch.setattr(partition_queue, "REFRESHED_PER_TURN_MAX", PER_TURN)
+    monkeypatch.setattr(admission_gate, "SERVED_PER_TURN_MAX", PER_TURN)
     scene = waiting_scene()
     if gone:
-        scene.selector.delete(1, 0.0)
+        scene.selector.delete_worker(1, 0.0)
     else:
         scene.free("load1")
     assert sorted(set(turns(scene)), reverse=True) == [7, 6, 5, 4, 3, 2, 1, 0]

@@ -3,9 +3,13 @@
 import numpy as np
 import pytest
 
-from select_service.core.admission import gate
+from select_service.core.admission import admission_gate
 from select_service.core.identity import Rank
-from select_service.core.replicas.events import Admitted, Freed, PrefillCompleted
+from select_service.core.replication.load_events import (
+    PrefillCompleted,
+    ReservationAdmitted,
+    ReservationFreed,
+)
 from tests.builders import a_patch
 from tests.core.admission.scenes import METRICS, Scene, one_class, pinned
 
@@ -33,15 +37,17 @@ def a_peers(kind, name):
 
 FREED_BY = {
     "a reservation is freed": lambda s: s.free("load1"),
-    "a prefill is complete": lambda s: s.selector.prefill_complete("load1", s.now),
-    "a peer frees": lambda s: s.selector.replicas.apply(a_peers(Freed, "load1"), s.now),
-    "a peer completes a prefill": lambda s: s.selector.replicas.apply(
+    "a prefill is complete": lambda s: s.selector.complete_prefill("load1", s.now),
+    "a peer frees": lambda s: s.selector.replicas.apply_event(
+        a_peers(ReservationFreed, "load1"), s.now
+    ),
+    "a peer completes a prefill": lambda s: s.selector.replicas.apply_event(
         a_peers(PrefillCompleted, "load1"), s.now
     ),
     "a worker is added": lambda s: s.register(2),
-    "a worker gets more ranks": lambda s: s.selector.patch(1, a_patch(data_parallel_size=2)),
+    "a worker gets more ranks": lambda s: s.selector.patch_worker(1, a_patch(data_parallel_size=2)),
     "a worker moves to another model": lambda s: s.register(1, model_name="n"),
-    "the last worker is deleted": lambda s: s.selector.delete(1, 0.0),
+    "the last worker is deleted": lambda s: s.selector.delete_worker(1, 0.0),
 }
 
 
@@ -57,7 +63,7 @@ def test_the_queue_is_woken_once_when(event):
 
 def test_the_queue_is_woken_when_a_larger_batch_makes_room():
     scene = full_scene(one_class(frac=0.5))
-    scene.selector.patch(1, a_patch(max_num_batched_tokens=64))
+    scene.selector.patch_worker(1, a_patch(max_num_batched_tokens=64))
     assert scene.wakes == 1
     scene.serve()
     assert scene.served == ["a"]
@@ -77,7 +83,7 @@ def above_a_threshold(**shape):
     scene.fill(1, 16, name="load1")
     scene.ask("a")
     scene.fill(1, token_ids=list(range(50, 66)), name="more", effective_prefill_tokens=0)
-    scene.selector.prefill_complete("load1", scene.now)
+    scene.selector.complete_prefill("load1", scene.now)
     scene.serve()
     assert scene.gate.waiting.requests == 1
     scene.wakes = 0
@@ -86,9 +92,9 @@ def above_a_threshold(**shape):
 
 def test_the_queue_is_woken_when_output_makes_blocks_fade():
     scene = above_a_threshold()
-    scene.selector.output_block("load1", None, scene.now)
+    scene.selector.add_output_block("load1", None, scene.now)
     assert scene.wakes == 0
-    scene.selector.output_block("load1", 0.0, scene.now)
+    scene.selector.add_output_block("load1", 0.0, scene.now)
     assert scene.wakes == 1
     scene.serve()
     assert scene.served == ["a"]
@@ -124,14 +130,14 @@ def test_nobody_is_woken_while_nobody_waits():
     scene.fill(1)
     scene.fill(2)
     scene.free("load1")
-    scene.selector.prefill_complete("load2", scene.now)
+    scene.selector.complete_prefill("load2", scene.now)
     scene.free("load2")
-    scene.selector.delete(2, 0.0)
+    scene.selector.delete_worker(2, 0.0)
     scene.fill(1, name="expires")
-    scene.selector.patch(1, a_patch(taints=["x"]))
+    scene.selector.patch_worker(1, a_patch(taints=["x"]))
     scene.set_thresholds(prefill=5)
-    scene.selector.shed("best_effort")
-    scene.selector.shed(None)
+    scene.selector.set_shed_tier("best_effort")
+    scene.selector.set_shed_tier(None)
     scene.tick(100.0)
     assert scene.wakes == 0
 
@@ -160,7 +166,7 @@ def test_nothing_is_served_before_the_event_loop_comes_to_it():
 
 
 def test_serving_is_bounded_and_asks_to_be_woken_again(monkeypatch):
-    monkeypatch.setattr(gate, "SERVED_PER_TURN_MAX", 3)
+    monkeypatch.setattr(admission_gate, "SERVED_PER_TURN_MAX", 3)
     scene = many_wait(8)
     turns = []
     while scene.gate.waiting.requests:
@@ -172,8 +178,8 @@ def test_serving_is_bounded_and_asks_to_be_woken_again(monkeypatch):
 
 
 def test_where_many_lanes_wait_fewer_are_served_per_turn(monkeypatch):
-    monkeypatch.setattr(gate, "SERVED_PER_TURN_MAX", 4)
-    monkeypatch.setattr(gate, "LANES_PER_STEP", 3)
+    monkeypatch.setattr(admission_gate, "SERVED_PER_TURN_MAX", 4)
+    monkeypatch.setattr(admission_gate, "LANES_PER_STEP", 3)
     scene = Scene(one_class())
     scene.fill(1)
     for number in range(8):
@@ -198,7 +204,7 @@ def many_wait(count):
 
 
 def test_a_request_that_comes_between_two_turns_does_not_overtake(monkeypatch):
-    monkeypatch.setattr(gate, "SERVED_PER_TURN_MAX", 3)
+    monkeypatch.setattr(admission_gate, "SERVED_PER_TURN_MAX", 3)
     scene = many_wait(5)
     scene.look("late")
     assert scene.served == ["r0", "r1", "r2"]
@@ -208,7 +214,7 @@ def test_a_request_that_comes_between_two_turns_does_not_overtake(monkeypatch):
 
 
 def test_every_partition_gets_its_turn(monkeypatch):
-    monkeypatch.setattr(gate, "SERVED_PER_TURN_MAX", 2)
+    monkeypatch.setattr(admission_gate, "SERVED_PER_TURN_MAX", 2)
     scene = many_wait(2)
     scene.register(2, model_name="n")
     scene.fill(2, model_name="n")
@@ -223,7 +229,7 @@ def test_every_partition_gets_its_turn(monkeypatch):
 def test_an_id_that_a_peer_took_meanwhile_refuses_only_its_own_request():
     scene = full_scene()
     scene.ask("b")
-    event = Admitted(
+    event = ReservationAdmitted(
         model_name="m",
         tenant_id="default",
         block_size=4,
@@ -233,7 +239,7 @@ def test_an_id_that_a_peer_took_meanwhile_refuses_only_its_own_request():
         sequence_hashes=np.zeros(0, np.uint64),
         prefill_tokens_hint=0,
     )
-    assert scene.selector.replicas.apply(event, scene.now) is None
+    assert scene.selector.replicas.apply_event(event, scene.now) is None
     scene.free_and_serve("load1")
     assert scene.outcomes["a"].code == "conflict"
     assert scene.served == ["b"]

@@ -56,18 +56,18 @@ def test_with_all_ranks_out_requests_are_refused_and_do_not_wait(queue):
     scene = Scene(queue, decode=0.5)
     weigh(scene, 1, 0.0)
     assert scene.ask("a").code == "no_eligible_rank"
-    assert scene.gate.free_at_once(scene.partition) is None
+    assert scene.gate.ranks_without_waiting(scene.partition) is None
 
 
 def test_ranks_out_of_rotation_are_neither_busy_nor_free():
     scene = Scene(prefill=4, workers=3)
-    judge, partition = scene.gate.judge, scene.partition
+    judge, partition = scene.gate.busy_check, scene.partition
     for worker_id in (1, 2):
         scene.fill(worker_id)
-    assert judge.counts(partition) == (2, 2)
+    assert judge.count_busy(partition) == (2, 2)
     weigh(scene, 1, 0.0)
     weigh(scene, 3, 0.0)
-    assert judge.counts(partition) == (1, 1)
+    assert judge.count_busy(partition) == (1, 1)
     assert scene.ask("a").code == "service_unavailable"
 
 

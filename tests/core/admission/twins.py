@@ -12,22 +12,21 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import Tier
-from select_service.core.admission import gate
-from select_service.core.admission.busy import Limits, ranks_below
+from select_service.base.errors import SelectError
+from select_service.core.admission import admission_gate
+from select_service.core.admission.admission_settings import AdmissionSettings
+from select_service.core.admission.busy_thresholds import BusyThresholds
 from select_service.core.admission.policy_classes import (
+    PolicyClassProfile,
     PolicyDocument,
-    Profile,
     QueueBounds,
     QueueRules,
-    single_class,
+    single_class_profile,
 )
-from select_service.core.admission.rules import AdmissionRules
-from select_service.core.admission.thresholds import BusyThresholds
-from select_service.core.decide.router_config import RouterConfig
-from select_service.core.engines.engine_load import EngineReading, EngineTarget
 from select_service.core.identity import PartitionKey, Rank
-from select_service.core.selector import Selector, SelectorConfig
-from select_service.errors import SelectError
+from select_service.core.placement.router_config import RouterConfig
+from select_service.core.selector import SelectorConfig, SelectorCore
+from select_service.core.workers.engine_load import EngineReading, EngineTarget
 from tests.builders import a_patch, a_worker
 from tests.core.admission.cases import (
     ANY,
@@ -48,7 +47,7 @@ class Twins(RuleBasedStateMachine):
     """One class, first come first served."""
 
     document = ONE_CLASS
-    profile = single_class("fcfs", 0.5)
+    profile = single_class_profile("fcfs", 0.5)
     keys = (("m", "default"), ("n", "gold"))
     thresholds = (None, None)
     timeout_s = 0.0
@@ -62,7 +61,7 @@ class Twins(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.patched = pytest.MonkeyPatch()
-        self.patched.setattr(gate, "SERVED_PER_TURN_MAX", self.turn_max)
+        self.patched.setattr(admission_gate, "SERVED_PER_TURN_MAX", self.turn_max)
 
     def teardown(self):
         self.patched.undo()
@@ -72,10 +71,10 @@ class Twins(RuleBasedStateMachine):
         self.now, self.woken = 0.0, False
         self.count, self.tickets, self.log = 0, {}, []
         queueing = self.document is not None
-        self.selector = Selector(
+        self.selector = SelectorCore(
             SelectorConfig(
                 RouterConfig(policy=self.policy),
-                admission=AdmissionRules(
+                admission=AdmissionSettings(
                     thresholds=BusyThresholds(*self.thresholds),
                     queue=self.queue_rules() if queueing else None,
                     engine_stale_s=STALE_S,
@@ -99,10 +98,9 @@ class Twins(RuleBasedStateMachine):
         for worker_id, shape in enumerate(shapes, 1):
             shape = {**shape, "batch_tokens": shape["batch_tokens"] or 8}
             self.register(worker_id, self.keys[0], shape, 4, "http://e:1/metrics")
-        self.selector.gate.show(self.selector.fleet.partitions[PartitionKey(*self.keys[0])])
 
     def queue_rules(self):
-        profile = self.profile or Profile(msgspec.convert(self.document, PolicyDocument))
+        profile = self.profile or PolicyClassProfile(msgspec.convert(self.document, PolicyDocument))
         return QueueRules(profile, timeout_s=self.timeout_s, bounds=QueueBounds(*self.bounds))
 
     def wake(self):
@@ -114,7 +112,7 @@ class Twins(RuleBasedStateMachine):
         self.log.append((name, error))
         if error == "served":
             self.tell(name, outcome)
-            assert outcome.waited.seconds >= 0.0
+            assert outcome.queue_wait.seconds >= 0.0
 
     def tell(self, name, decision):
         """The twin is told which of equally good ranks was taken."""
@@ -154,7 +152,7 @@ class Twins(RuleBasedStateMachine):
         self.register(worker_id, self.keys[key == 0 and len(self.keys) - 1], shape, block_size, url)
 
     def register(self, worker_id, key, shape, block_size, url):
-        record = self.selector.register(
+        record = self.selector.register_worker(
             a_worker(
                 worker_id,
                 model_name=key[0],
@@ -167,7 +165,7 @@ class Twins(RuleBasedStateMachine):
                 metrics_endpoint=url,
             )
         )
-        self.selector.empty_leaving(self.now)
+        self.selector.drain_removed_ranks(self.now)
         queueing = self.document is not None
         new = Machine(key, block_size, "http://w", **shape, url=url, queueing=queueing)
         self.model.put(worker_id, new)
@@ -191,10 +189,10 @@ class Twins(RuleBasedStateMachine):
             metrics_endpoint=url,
         )
         if old is None:
-            assert self.refusal(self.selector.patch, worker_id, change) == "NotFound"
+            assert self.refusal(self.selector.patch_worker, worker_id, change) == "NotFound"
             return
-        record = self.selector.patch(worker_id, change)
-        self.selector.empty_leaving(self.now)
+        record = self.selector.patch_worker(worker_id, change)
+        self.selector.drain_removed_ranks(self.now)
         new = Machine(
             old.key,
             old.block_size,
@@ -211,12 +209,12 @@ class Twins(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.ranks()) > 2 or len(self.tickets) > 1)
     @rule(worker_id=WORKERS, all_of_them=st.booleans())
-    def delete(self, worker_id, all_of_them):
+    def delete_worker(self, worker_id, all_of_them):
         for gone in [1, 2, 3] if all_of_them and self.tickets else [worker_id]:
             if gone in self.model.workers:
-                self.selector.delete(gone, 0.0)
-                self.selector.empty_leaving(self.now)
-                self.model.delete(gone)
+                self.selector.delete_worker(gone, 0.0)
+                self.selector.drain_removed_ranks(self.now)
+                self.model.delete_worker(gone)
 
     def ranks(self):
         return [(rank, key) for key in self.keys for rank in self.model.ranks(key)]
@@ -231,7 +229,7 @@ class Twins(RuleBasedStateMachine):
         found = self.some_rank(number)
         if found and path:
             rank, key = found
-            writer = self.selector.fleet.partitions[PartitionKey(*key)].table.writer(Rank(*rank))
+            writer = self.selector.fleet.partitions[PartitionKey(*key)].table.writer_of(Rank(*rank))
             hashes = np.array(path, np.uint64), np.array(names(path), np.uint64)
             writer.store(MEDIA[medium], None, *hashes, counted=False)
             self.model.store(rank, medium, path)
@@ -241,7 +239,7 @@ class Twins(RuleBasedStateMachine):
         found = self.some_rank(number)
         if found and path:
             rank, key = found
-            writer = self.selector.fleet.partitions[PartitionKey(*key)].table.writer(Rank(*rank))
+            writer = self.selector.fleet.partitions[PartitionKey(*key)].table.writer_of(Rank(*rank))
             writer.remove(MEDIA[medium], np.array(names(path)[-1:], np.uint64))
             self.model.drop(rank, medium, path)
 
@@ -255,7 +253,9 @@ class Twins(RuleBasedStateMachine):
         asked = self.model.workers.get(worker_id)
         url = other or (asked and asked.url) or "http://e:1/metrics"
         readings = {d: EngineReading(usage, None, None) for d, usage in usages.items()}
-        self.selector.engines.read(EngineTarget(worker_id, url, (0,)), readings, self.now)
+        self.selector.engine_readings.accept_readings(
+            EngineTarget(worker_id, url, (0,)), readings, self.now
+        )
         worker = self.model.workers.get(worker_id)
         if worker is not None and worker.lifecycle == "schedulable" and worker.url == url:
             self.model.read_engine(worker_id, usages, self.now)
@@ -265,7 +265,7 @@ class Twins(RuleBasedStateMachine):
         found = self.some_rank(number)
         if found:
             self.selector.fleet.set_weight(Rank(*found[0]), weight, "unhealthy")
-            self.model.fitness[found[0]] = weight
+            self.model.health[found[0]] = weight
 
     # --- after every step
 
@@ -280,7 +280,7 @@ class Twins(RuleBasedStateMachine):
                 mine = [
                     tickets[id(t)]
                     for t in got
-                    if (t.job.partition.key, t.policy_class) == (key, policy["name"])
+                    if (t.placement_request.partition.key, t.policy_class) == (key, policy["name"])
                 ]
                 assert mine == [w.asked.name for w in self.model.line.of(key, policy["name"])]
 
@@ -291,7 +291,7 @@ class Twins(RuleBasedStateMachine):
     @invariant()
     def loads_agree(self):
         got, pending = {}, {}
-        for p in self.selector.loads():
+        for p in self.selector.partition_loads():
             key = (p.model_name, p.tenant_id)
             pending[key] = (p.pending_count, p.pending_isl_tokens)
             for row in p.loads:
@@ -308,32 +308,13 @@ class Twins(RuleBasedStateMachine):
     @invariant()
     def the_same_ranks_and_workers_are_busy(self):
         for key, partition in self.selector.fleet.partitions.items():
-            counts = self.selector.gate.judge.counts(partition)
+            counts = self.selector.gate.busy_check.count_busy(partition)
             busy = self.model.busy(key)
             assert counts == (len(busy), len(self.model.busy_workers(key)))
 
     @invariant()
-    def kernels_are_told_what_the_gate_would_say(self):
-        """Never while somebody waits."""
-        judged = self.selector.gate
-        for key, partition in self.selector.fleet.partitions.items():
-            *limits, is_said = partition.limits.tolist()
-            if judged.is_open or not is_said:
-                continue
-            assert key not in judged.waiting.queues
-            free, n_free = ranks_below(partition, partition.table.open, Limits(*limits))
-            expected = judged.free_at_once(partition)
-            if expected is not None:
-                assert np.array_equal(free, expected)
-            elif not self.is_touched(key):
-                assert n_free == 0
-
-    def is_touched(self, key):
-        return key in self.selector.gate._touched.partitions
-
-    @invariant()
     def outcomes_are_counted(self):
-        got = self.selector.gate.tally.outcomes()
+        got = self.selector.gate.tally.outcome_counts()
         assert got == {outcome: self.model.tally[outcome] for outcome in got}
 
     @invariant()

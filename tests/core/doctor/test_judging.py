@@ -9,24 +9,24 @@ import msgspec
 import pytest
 
 from indexer.sockets.listener_status import ListenerStatus
-from select_service.bodies.discovery import SourceView
-from select_service.bodies.doctor import Machine, Severity
-from select_service.bodies.health import DrainView
-from select_service.bodies.replicas import ReplicaPeer, ReplicaRepairs
-from select_service.bodies.workers import RankPredictions
-from select_service.core.doctor import judging_service, judging_workers
-from select_service.core.doctor.codes import CODES
+from select_service.core.doctor import service_findings, worker_findings
 from select_service.core.doctor.facts import (
-    EngineSaid,
-    Probed,
+    EngineReportedFacts,
+    ProbeFacts,
     RankFacts,
-    Replayed,
+    ReplayFacts,
     ServiceFacts,
     TlsFacts,
     WorkerFacts,
 )
+from select_service.core.doctor.finding_codes import FINDING_CODES
+from select_service.schemas.discovery import SourceView
+from select_service.schemas.doctor import Machine, Severity
+from select_service.schemas.health import DrainView
+from select_service.schemas.replicas import ReplicaPeer, ReplicaRepairs
+from select_service.schemas.workers import RankPredictions
 
-DOCS = Path(__file__).parents[3] / "docs" / "doctor.md"
+DOCS = Path(__file__).parents[3] / "docs" / "reference" / "doctor-codes.md"
 STATUS = ListenerStatus(
     state="connected",
     endpoint="tcp://e:1",
@@ -62,7 +62,7 @@ RANK = RankFacts(
     events_endpoint="tcp://e:1",
     status=STATUS,
     replay_endpoint="tcp://e:2",
-    replay=Replayed(batches=3, block_sizes=(16,), clock_s=0.01, checked=2, found=2),
+    replay=ReplayFacts(batches=3, block_sizes=(16,), clock_s=0.01, checked=2, found=2),
     silent_s=1.0,
 )
 WORKER = WorkerFacts(
@@ -71,7 +71,7 @@ WORKER = WorkerFacts(
     block_size=16,
     data_parallel_size=1,
     endpoint="http://e:8000",
-    said=EngineSaid("vllm", 16, ("m",), None),
+    said=EngineReportedFacts("vllm", 16, ("m",), None),
     clock_s=0.0,
     ranks=(RANK,),
     n_ranks=1,
@@ -90,7 +90,7 @@ def a_status(**changes):
 
 
 def codes(facts):
-    return [each.code for each in judging_workers.findings_of(facts)]
+    return [each.code for each in worker_findings.find_worker_faults(facts)]
 
 
 def test_of_a_well_worker_nothing_is_found():
@@ -108,23 +108,35 @@ def test_of_a_well_worker_nothing_is_found():
         (
             WORKER._replace(drain=DrainView(state="draining", asked_by=["source"], reservations=2)),
             "worker_drains",
-            "drains for the source; 2 reservations are left",
+            "drains on request of source; 2 reservations are left",
         ),
         (WORKER._replace(endpoint_error="refused", said=None), "engine_unreachable", "refused"),
         (WORKER._replace(http_error="no answer", said=None), "engine_no_answer", "is open, but"),
-        (WORKER._replace(said=EngineSaid(None)), "engine_unknown", "neither as vLLM nor"),
         (
-            WORKER._replace(said=EngineSaid("vllm", 32, ("m",))),
+            WORKER._replace(said=EngineReportedFacts(None)),
+            "engine_unknown",
+            "match neither vLLM nor",
+        ),
+        (
+            WORKER._replace(said=EngineReportedFacts("vllm", 32, ("m",))),
             "block_size_differs",
             "block_size 16, the engine has 32",
         ),
         (
             a_status(dropped={"block_size": 5}, is_size_wrong=True),
             "block_size_differs",
-            "5 events have another and none has this one",
+            "5 events have another size and none has this size",
         ),
-        (WORKER._replace(said=EngineSaid("vllm", 16, ("x",))), "model_name_differs", "serves `x`"),
-        (WORKER._replace(said=EngineSaid("sglang", 16, ("m",), 4)), "ranks_differ", "has 4"),
+        (
+            WORKER._replace(said=EngineReportedFacts("vllm", 16, ("x",))),
+            "model_name_differs",
+            "serves `x`",
+        ),
+        (
+            WORKER._replace(said=EngineReportedFacts("sglang", 16, ("m",), 4)),
+            "ranks_differ",
+            "has 4",
+        ),
         (a_rank(status=UNCONNECTED, events_error="refused"), "events_unreachable", "refused"),
         (a_rank(status=UNCONNECTED), "events_not_connected", "is open, but"),
         (
@@ -137,23 +149,27 @@ def test_of_a_well_worker_nothing_is_found():
             "events_not_connected",
             "; unconnected for 61 s",
         ),
-        (a_rank(status=SILENT, requests=3), "events_silent", "3 requests"),
+        (a_rank(status=SILENT, requests=3), "events_silent", "3 active requests"),
         (a_rank(status=SILENT, predictions=SUSPECT), "events_silent", "after 20 prompts"),
         (a_rank(silent_s=900.0, requests=1), "events_silent", "900 s"),
         (
-            a_rank(status=SILENT)._replace(probed=Probed(blocks=2, waited_s=4.0)),
+            a_rank(status=SILENT)._replace(probed=ProbeFacts(blocks=2, waited_s=4.0)),
             "events_silent",
             "4.0 s after the answer",
         ),
         (a_status(lost=3, degraded="a gap"), "events_lost", "3 batches of 13 are lost: a gap"),
-        (a_status(decode_errors=2, last_error="what?"), "events_unreadable", "last: what?"),
+        (a_status(decode_errors=2, last_error="what?"), "events_unreadable", "latest error: what?"),
         (a_status(dropped={"rank": 4}), "events_not_indexed", "4 by `rank`"),
         (a_rank(replay_endpoint=None, replay=None), "replay_missing", "no replay endpoint"),
-        (a_rank(replay=Replayed("refused", False)), "replay_unreachable", "refused"),
-        (a_rank(replay=Replayed("no answer", True)), "replay_silent", "no answer"),
-        (a_rank(replay=Replayed(batches=1, checked=4)), "blocks_not_found", "none of 4 blocks"),
+        (a_rank(replay=ReplayFacts("refused", False)), "replay_unreachable", "refused"),
+        (a_rank(replay=ReplayFacts("no answer", True)), "replay_silent", "no answer"),
         (
-            WORKER._replace(probed=Probed(blocks=2, waited_s=4.0)),
+            a_rank(replay=ReplayFacts(batches=1, checked=4)),
+            "blocks_not_found",
+            "none of the 4 blocks",
+        ),
+        (
+            WORKER._replace(probed=ProbeFacts(blocks=2, waited_s=4.0)),
             "blocks_not_found",
             "a prompt of 2 blocks",
         ),
@@ -161,22 +177,22 @@ def test_of_a_well_worker_nothing_is_found():
         (
             WORKER._replace(check_refused="status 404: no such model"),
             "check_refused",
-            "health checks for the model `m`, so its health is not known: status 404: no such",
+            "health checks for the model `m`, so its health is unknown: status 404: no such",
         ),
-        (WORKER._replace(probed=Probed("HTTP status 404")), "probe_refused", "404"),
-        (a_rank(replay=Replayed(clock_s=5.0)), "clock_off", "5.0 s ahead of ours, by its events"),
-        (WORKER._replace(clock_s=-9.0), "clock_off", "9.0 s behind of ours, by its HTTP"),
+        (WORKER._replace(probed=ProbeFacts("HTTP status 404")), "probe_refused", "404"),
+        (a_rank(replay=ReplayFacts(clock_s=5.0)), "clock_off", "5.0 s ahead of ours, measured by"),
+        (WORKER._replace(clock_s=-9.0), "clock_off", "9.0 s behind of ours, measured by HTTP"),
         (WORKER._replace(n_ranks=20), "ranks_left_out", "first 1 of 20"),
-        (WORKER._replace(is_cut_short=True, ranks=(), n_ranks=0), "not_examined", "time was over"),
+        (WORKER._replace(is_cut_short=True, ranks=(), n_ranks=0), "not_examined", "time limit"),
     ],
 )
 def test_a_cause_is_one_finding(facts, code, text):
-    (finding,) = judging_workers.findings_of(facts)
+    (finding,) = worker_findings.find_worker_faults(facts)
     assert (finding.code, finding.worker_id) == (code, 7)
     assert text in finding.text
     assert (finding.severity, finding.fix) == (
-        CODES[code].severity,
-        CODES[code].fix.replace("{worker_id}", "7"),
+        FINDING_CODES[code].severity,
+        FINDING_CODES[code].fix.replace("{worker_id}", "7"),
     )
 
 
@@ -184,11 +200,11 @@ def test_a_cause_is_one_finding(facts, code, text):
     "facts",
     [
         a_rank(status=SILENT),  # nobody has asked it anything
-        a_rank(replay=Replayed(clock_s=-1.8e9)),  # no clock of days
+        a_rank(replay=ReplayFacts(clock_s=-1.8e9)),  # no clock of days
         a_status(dropped={"medium": 9, "attention_group": 3}),  # as some models have it
         a_status(dropped={"other_size": 9, "partial_block": 3, "block_size": 1}),
-        a_rank(replay=Replayed(batches=0)),
-        WORKER._replace(probed=Probed(blocks=2, found=2)),
+        a_rank(replay=ReplayFacts(batches=0)),
+        WORKER._replace(probed=ProbeFacts(blocks=2, found=2)),
         WORKER._replace(clock_s=2.0),
     ],
 )
@@ -199,11 +215,13 @@ def test_what_is_usual_is_no_finding(facts):
 def test_what_follows_from_a_cause_is_not_found_again():
     wrong = a_rank(
         status=replace(STATUS, dropped={"block_size": 5}, is_size_wrong=True),
-        replay=Replayed(batches=1, checked=4),
+        replay=ReplayFacts(batches=1, checked=4),
         predictions=SUSPECT,
     )
-    assert codes(wrong._replace(said=EngineSaid("vllm", 32, ("m",)))) == ["block_size_differs"]
-    off = a_rank(replay=Replayed(clock_s=9.0))._replace(clock_s=9.0)
+    assert codes(wrong._replace(said=EngineReportedFacts("vllm", 32, ("m",)))) == [
+        "block_size_differs"
+    ]
+    off = a_rank(replay=ReplayFacts(clock_s=9.0))._replace(clock_s=9.0)
     assert codes(off) == ["clock_off"]
 
 
@@ -280,7 +298,7 @@ def a_source(**changes):
 
 
 def test_of_a_well_service_nothing_is_found():
-    assert judging_service.findings_of(SERVICE) == []
+    assert service_findings.find_service_faults(SERVICE) == []
 
 
 @pytest.mark.parametrize(
@@ -291,7 +309,7 @@ def test_of_a_well_service_nothing_is_found():
             SERVICE._replace(schedulable=0, workers=1),
             "no_workers",
             "warning",
-            "1 worker is registered and cannot be chosen",
+            "1 worker is registered, and is not schedulable",
         ),
         (
             SERVICE._replace(schedulable=0, workers=0),
@@ -307,7 +325,7 @@ def test_of_a_well_service_nothing_is_found():
         (on(loop_late_ms=25.0), "loop_late", "warning", "25.0 ms"),
         (on(loop_late_ms_max=900.0), "loop_late", "warning", "900 ms"),
         (on(processor="x86-64-v3"), "kernels_generic", "note", "`x86-64-v3`"),
-        (SERVICE._replace(is_insecure=True), "open_to_everybody", "warning", "no key"),
+        (SERVICE._replace(is_insecure=True), "open_to_everybody", "warning", "no API key"),
         (SERVICE._replace(keys_error="line 3"), "keys_stale", "fault", "line 3"),
         (
             SERVICE._replace(tls=(TlsFacts("server", error="no key"),)),
@@ -319,37 +337,37 @@ def test_of_a_well_service_nothing_is_found():
             SERVICE._replace(tls=(TlsFacts("server", 86400.0),)),
             "certificate_ends",
             "warning",
-            "ends in 1.0 days",
+            "expires in 1.0 days",
         ),
         (
             SERVICE._replace(tls=(TlsFacts("client", -86400.0),)),
             "certificate_ends",
             "fault",
-            "ended 1.0 days ago",
+            "expired 1.0 days ago",
         ),
         (a_peer(connected=False, last_error="gone"), "peer_unreachable", "fault", "gone"),
         (a_peer(is_self=True), "peer_is_self", "note", "this process"),
         (a_peer(divergence_reservations=4), "peer_differs", "warning", "4 reservations"),
         (a_peer(seconds_since_last_frame=30.0), "peer_silent", "warning", "30 s"),
-        (SERVICE._replace(state_failures=3), "state_not_kept", "fault", "3 times"),
+        (SERVICE._replace(state_failures=3), "state_not_kept", "fault", "3 writes"),
         (SERVICE._replace(snapshot_failures=2), "snapshot_not_kept", "fault", "none was written"),
-        (SERVICE._replace(recovery_failed=True), "recovery_failed", "warning", "nobody"),
+        (SERVICE._replace(recovery_failed=True), "recovery_failed", "warning", "no peer"),
         (a_source(error="no such file"), "source_unread", "fault", "no such file"),
         (a_source(refused=2, withheld=1), "source_refused", "warning", "2 refused, 1 withheld"),
     ],
 )
 def test_each_fact_about_the_service_is_one_finding(facts, code, severity, text):
-    (finding,) = judging_service.findings_of(facts)
+    (finding,) = service_findings.find_service_faults(facts)
     assert (finding.code, finding.severity) == (code, severity)
     assert text in finding.text
 
 
 def test_a_snapshot_that_failed_and_then_went_well_is_no_finding():
     facts = SERVICE._replace(snapshot_failures=2, snapshot_age_s=30.0, snapshot_interval_s=60.0)
-    assert judging_service.findings_of(facts) == []
+    assert service_findings.find_service_faults(facts) == []
 
 
 def test_every_code_is_explained():
-    rows = re.findall(r"^\| `(\w+)` \| (\w+)", DOCS.read_text(), re.MULTILINE)
-    assert dict(rows) == {code: each.severity for code, each in CODES.items()}
-    assert {each.severity for each in CODES.values()} == {*get_args(Severity)}
+    rows = re.findall(r"^\|`(\w+)`\|(\w+)\|", DOCS.read_text(), re.MULTILINE)
+    assert dict(rows) == {code: each.severity for code, each in FINDING_CODES.items()}
+    assert {each.severity for each in FINDING_CODES.values()} == {*get_args(Severity)}

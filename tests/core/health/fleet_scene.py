@@ -6,16 +6,17 @@ from heapq import heappop, heappush
 from itertools import count
 from random import Random
 
-from select_service.core.health.canary_prompts import default_prompts
-from select_service.core.health.checked import Attempt, CheckedWorker
-from select_service.core.health.effects import StateChanged
-from select_service.core.health.judging import Answer
-from select_service.core.health.kinds import Came, State
-from select_service.core.health.monitor import HealthMonitor
-from select_service.core.health.rules import HealthRules
-from select_service.core.health.spread import drawn, mixed
+from select_service.core.dirty_partitions import DirtyPartitions
+from select_service.core.health.answers.answer_check import CanaryAnswer
+from select_service.core.health.checks.canary_prompts import default_prompts
+from select_service.core.health.checks.check_state import Attempt, CheckedWorker
+from select_service.core.health.checks.hash_mixing import draw_numbers
+from select_service.core.health.health_effects import StateChanged
+from select_service.core.health.health_kinds import AttemptResult, RankHealthState
+from select_service.core.health.health_monitor import HealthMonitor
+from select_service.core.health.health_rules import HealthRules
 from select_service.core.identity import PartitionKey, Rank
-from select_service.core.touched import Touched
+from select_service.core.split_mix import mix_bits
 
 KEY = PartitionKey("model", "default")
 STEP_S = 0.05
@@ -46,26 +47,26 @@ class Engine:
         took = self.latency_s
         match self.fault:
             case "connect":
-                return 0.001, Attempt(Came.CONNECT)
+                return 0.001, Attempt(AttemptResult.CONNECT)
             case "hang":
-                return 5.0, Attempt(Came.TIMEOUT)
+                return 5.0, Attempt(AttemptResult.TIMEOUT)
             case "500":
-                return took, Attempt(Came.HTTP_5XX)
+                return took, Attempt(AttemptResult.HTTP_5XX)
             case "truncated":
-                return took, Attempt(Came.MALFORMED)
+                return took, Attempt(AttemptResult.MALFORMED)
             case "busy":
-                return took, Attempt(Came.BUSY)
+                return took, Attempt(AttemptResult.BUSY)
             case "refuses":
-                return took, Attempt(Came.MISCONFIGURED, why="400 no such field")
+                return took, Attempt(AttemptResult.MISCONFIGURED, why="400 no such field")
             case "slow":
                 took += 1.0
         latency_ms = 1000 * took * self.rng.uniform(0.9, 1.1)
         answer = self.answer(prompt, seed)
-        attempt = Attempt(Came.ANSWER, latency_ms, answer, "vllm", self.weight_version)
+        attempt = Attempt(AttemptResult.ANSWER, latency_ms, answer, "vllm", self.weight_version)
         return took, attempt._replace(host_ms=self.host_ms)
 
     def answer(self, prompt, seed):
-        numbers = drawn(mixed(self.model * 1000 + len(prompt.prompt)), 0, 1 << 32)
+        numbers = draw_numbers(mix_bits(self.model * 1000 + len(prompt.prompt)), 0, 1 << 32)
         tokens = [next(numbers) % 1000 for _ in range(16)]
         logprobs = [-(next(numbers) % 2000) / 1000 for _ in range(16)]
         if self.fault == "wrong":
@@ -76,7 +77,7 @@ class Engine:
             logprobs = [None] * 16
         rng = Random(seed) if self.repeats else self.rng
         noisy = [None if p is None else p + rng.gauss(0, self.noise) for p in logprobs]
-        return Answer(tokens, noisy, [{t: p} for t, p in zip(tokens, logprobs, strict=True)])
+        return CanaryAnswer(tokens, noisy, [{t: p} for t, p in zip(tokens, logprobs, strict=True)])
 
 
 class FleetScene:
@@ -87,9 +88,12 @@ class FleetScene:
         self.rules = rules or HealthRules()
         self.wakes = 0
         self.monitor = HealthMonitor(
-            self.rules, lambda key: default_prompts(), self.booked.__getitem__, Touched(self.wake)
+            self.rules,
+            lambda key: default_prompts(),
+            self.booked.__getitem__,
+            DirtyPartitions(self.wake),
         )
-        self.engines, self.out_at, self.effects, self.in_flight = {}, {}, [], 0
+        self.engines, self.out_at, self.current_effects, self.in_flight = {}, {}, [], 0
         self._events, self._numbers = [], count()
         self.rng = Random(seed)
         self.crowded, self.slowed = (), 0
@@ -105,7 +109,7 @@ class FleetScene:
             self.engines[Rank(worker_id, dp_rank)] = engine
         is_spare, endpoint = worker_id in self.spares, f"http://{worker_id}"
         worker = CheckedWorker(worker_id, KEY, range(self.dp), endpoint, is_spare)
-        self.monitor.joined(worker, self.now)
+        self.monitor.register_worker(worker, self.now)
 
     def break_ranks(self, fault, *ranks):
         for rank in ranks:
@@ -120,7 +124,7 @@ class FleetScene:
         return list(self.engines)
 
     def state(self, rank):
-        return self.monitor.record(rank).state
+        return self.monitor.record_of(rank).state
 
     def states(self):
         return Counter(self.state(rank) for rank in self.engines)
@@ -136,15 +140,15 @@ class FleetScene:
         while self._events and self._events[0][0] <= self.now:
             at, _, order, attempt, seed = heappop(self._events)
             if attempt is None:
-                self._resumed(order, at, seed)
+                self._resume_position(order, at, seed)
             else:
                 self._ended(order, attempt, at, seed)
-        while (order := self.monitor.due(self.now)) is not None:
+        while (order := self.monitor.next_due_check(self.now)) is not None:
             self.in_flight += 1
             self._ask(order, self.now, order.seed)
         assert self.in_flight <= 32
         if self.now % 1.0 < STEP_S:
-            self.monitor.tick(self.now)
+            self.monitor.advance_timers(self.now)
         self._take()
 
     def _ask(self, order, at, seed):
@@ -155,14 +159,14 @@ class FleetScene:
         heappush(self._events, (at + took, next(self._numbers), order, attempt, seed))
 
     def _ended(self, order, attempt, at, seed):
-        pause_s = self.monitor.attempted(order, attempt, at)
+        pause_s = self.monitor.process_attempt(order, attempt, at)
         self.in_flight -= 1
         if pause_s is not None:
             heappush(self._events, (at + pause_s, next(self._numbers), order, None, seed + 1))
 
-    def _resumed(self, order, at, seed):
+    def _resume_position(self, order, at, seed):
         """The pause is over."""
-        if self.monitor.resumes(order):
+        if self.monitor.may_continue(order):
             self.in_flight += 1
             assert self.in_flight <= 32
             self._ask(order, at, seed)
@@ -171,6 +175,6 @@ class FleetScene:
 
     def _take(self):
         for effect in self.monitor.take_effects():
-            self.effects.append(effect)
-            if isinstance(effect, StateChanged) and effect.state is State.UNHEALTHY:
+            self.current_effects.append(effect)
+            if isinstance(effect, StateChanged) and effect.state is RankHealthState.UNHEALTHY:
                 self.out_at.setdefault(effect.rank, self.now)

@@ -3,11 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core.health import delivering, monitor
-from select_service.core.health.checked import RankSet
-from select_service.core.health.effects import StateChanged
-from select_service.core.health.kinds import Kind, State
-from select_service.core.health.rules import HealthRules
+from select_service.core.health import health_monitor
+from select_service.core.health.checks import result_dispatcher
+from select_service.core.health.checks.check_state import RankSet
+from select_service.core.health.health_effects import StateChanged
+from select_service.core.health.health_kinds import CheckKind, RankHealthState
+from select_service.core.health.health_rules import HealthRules
 from select_service.core.identity import Rank
 from tests.core.health.fleet_scene import FleetScene
 
@@ -24,10 +25,10 @@ def test_ranks_in_no_order_are_a_set_with_numbers(changes):
     for joins, number in changes:
         rank = Rank(number, 0)
         if joins and rank not in model:
-            ranks.add(rank)
+            ranks.add_rank(rank)
             model.add(rank)
         elif not joins and rank in model:
-            ranks.remove(rank)
+            ranks.remove_rank(rank)
             model.remove(rank)
         assert len(ranks) == len(model)
         assert {ranks[at] for at in range(len(ranks))} == model
@@ -43,7 +44,7 @@ def test_half_of_a_fleet_hangs_and_each_is_out_in_time():
     assert scene.out_at.keys() == set(hanging)
     assert max(scene.out_at.values()) - broken_at <= HANGING_BOUND_S
     others = {scene.state(rank) for rank in scene.ranks if rank not in scene.out_at}
-    assert others == {State.HEALTHY}
+    assert others == {RankHealthState.HEALTHY}
 
 
 def test_half_of_a_large_fleet_fails_at_once_and_pauses_keep_nobody_waiting():
@@ -64,7 +65,7 @@ def test_a_quarter_of_a_fleet_hangs_and_the_others_are_checked_all_the_time():
     scene.run(90)
     assert len(scene.out_at) == 64
     others = [rank for rank in scene.ranks if rank not in scene.out_at]
-    seen = [scene.monitor.checked(rank).last.at for rank in others]
+    seen = [scene.monitor.check_state_of(rank).last_check.at for rank in others]
     assert min(seen) > scene.now - 2 * 30 - 1
 
 
@@ -77,53 +78,53 @@ def test_when_all_hang_at_most_half_goes():
 
 
 def test_a_connection_that_fails_is_told_of_some_ranks_a_turn(monkeypatch):
-    monkeypatch.setattr(delivering, "RANKS_PER_STEP", 8)
+    monkeypatch.setattr(result_dispatcher, "RANKS_PER_STEP", 8)
     scene = FleetScene(100, dp=100, rules=HealthRules(retries=0))
     scene.break_ranks("connect", *scene.ranks)
-    while not scene.monitor.counts.checks[Kind.CONNECT]:
+    while not scene.monitor.counters.checks[CheckKind.CONNECT]:
         scene.step()
-    assert scene.states()[State.SUSPICIOUS] == 8
+    assert scene.states()[RankHealthState.SUSPICIOUS] == 8
     scene.wakes = 0
     turns = 1
-    while scene.monitor.go_on(scene.now):
+    while scene.monitor.continue_work(scene.now):
         turns += 1
     assert turns == 12
-    assert scene.states() == {State.SUSPICIOUS: 100}
-    assert scene.monitor.counts.failures[0, Kind.CONNECT] == 100
+    assert scene.states() == {RankHealthState.SUSPICIOUS: 100}
+    assert scene.monitor.counters.failures[0, CheckKind.CONNECT] == 100
 
 
 def test_ranks_that_left_meanwhile_are_told_nothing(monkeypatch):
-    monkeypatch.setattr(delivering, "RANKS_PER_STEP", 8)
+    monkeypatch.setattr(result_dispatcher, "RANKS_PER_STEP", 8)
     scene = FleetScene(20, dp=20, rules=HealthRules(retries=0))
     scene.break_ranks("connect", *scene.ranks)
-    while not scene.monitor.counts.checks[Kind.CONNECT]:
+    while not scene.monitor.counters.checks[CheckKind.CONNECT]:
         scene.step()
-    scene.monitor.left(0)
-    while scene.monitor.go_on(scene.now):
+    scene.monitor.remove_worker(0)
+    while scene.monitor.continue_work(scene.now):
         pass
     scene.monitor.check_invariants()
 
 
 def test_time_passes_for_some_ranks_a_turn(monkeypatch):
-    monkeypatch.setattr(monitor, "RANKS_PER_STEP", 4)
+    monkeypatch.setattr(health_monitor, "RANKS_PER_STEP", 4)
     scene = FleetScene(10)
     for worker_id in range(10):
-        scene.monitor.drain(worker_id, scene.now)
+        scene.monitor.drain_ranks(worker_id, scene.now)
     turns = 1
-    while scene.monitor.tick(scene.now + 300.0):
+    while scene.monitor.advance_timers(scene.now + 300.0):
         turns += 1
     assert turns == 3
-    scene.monitor.left(3)
+    scene.monitor.remove_worker(3)
     for worker_id in range(10):
-        scene.monitor.undrain(worker_id, scene.now + 300.0)
-    assert scene.monitor.tick(scene.now + 301.0)
-    scene.monitor.left(9)
-    while scene.monitor.tick(scene.now + 331.0):
+        scene.monitor.undrain_ranks(worker_id, scene.now + 300.0)
+    assert scene.monitor.advance_timers(scene.now + 301.0)
+    scene.monitor.remove_worker(9)
+    while scene.monitor.advance_timers(scene.now + 331.0):
         pass
-    while scene.monitor.tick(scene.now + 332.0):
+    while scene.monitor.advance_timers(scene.now + 332.0):
         pass
     left = [rank for rank in scene.ranks if rank.worker_id not in (3, 9)]
-    assert {scene.monitor.record(rank).told_weight for rank in left} == {1.0}
+    assert {scene.monitor.record_of(rank).published_weight for rank in left} == {1.0}
     drained = [e for e in scene.monitor.take_effects() if isinstance(e, StateChanged)]
     assert len(drained) == 19
     scene.monitor.check_invariants()

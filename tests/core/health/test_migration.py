@@ -4,28 +4,28 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core.health.migration import Movable, plan
-from select_service.core.health.move_cost import (
+from select_service.core.health.migration.migration_plan import MovableReservation, plan_moves
+from select_service.core.health.migration.move_cost import (
     LINKS,
-    KvLayout,
-    Method,
+    CacheLayout,
+    MoveMethod,
     MoveTerms,
-    Place,
-    link_between,
+    TopologyPosition,
+    find_link_between,
     move_cost,
 )
-from select_service.core.health.plan_targets import Target
+from select_service.core.health.migration.plan_targets import MigrationTarget
 from select_service.core.identity import Rank
 
 BLOCK = 16
-SIZE = KvLayout(BLOCK, 80, 8, 128, 2, 8).block_bytes_per_shard
+SIZE = CacheLayout(BLOCK, 80, 8, 128, 2, 8).block_bytes_per_shard
 RANKS = [Rank(worker, dp) for worker in (10, 2, 3) for dp in (1, 0)]
 N = len(RANKS)
 
 
 def a_target(rank):
     return st.builds(
-        Target,
+        MigrationTarget,
         st.just(rank),
         st.sampled_from([0.0, 0.25, 0.5, 1.0]),
         st.none() | st.integers(0, 300),
@@ -46,7 +46,7 @@ AT = {rank: at for at, rank in enumerate(RANKS)}
 """They are given in this order, which is not that of their names."""
 MOVABLES = st.lists(
     st.builds(
-        Movable,
+        MovableReservation,
         st.text("abcdef", min_size=1, max_size=4),
         st.integers(0, 2),
         st.integers(0, 5).map(float),
@@ -109,7 +109,7 @@ class Twin:
         target = min(priced, key=lambda each: each[:2])[2]
         cost = self.price(movable, target)
         self.room[target.rank] -= blocks
-        if cost.method is Method.REPREFILL:
+        if cost.method is MoveMethod.REPREFILL:
             new = movable.tokens - overlap_of(movable, target) * BLOCK
             self.waiting[target.rank] += max(0, new)
         return target.rank, cost, bool(near)
@@ -121,7 +121,7 @@ class Twin:
 
 @given(MOVABLES, TARGETS, TERMS)
 def test_a_plan_is_what_the_prices_say(movables, targets, terms):
-    moves = {move.id: move for move in plan(movables, targets, terms)}
+    moves = {move.id: move for move in plan_moves(movables, targets, terms)}
     order = sorted(movables, key=lambda m: (-m.priority, m.created, m.id))
     assert list(moves) == [movable.id for movable in order]
     twin = Twin(targets, terms)
@@ -130,7 +130,7 @@ def test_a_plan_is_what_the_prices_say(movables, targets, terms):
         move = moves[movable.id]
         expected = twin.move(movable, together) if movable.migratable else None
         if expected is None:
-            assert (move.target, move.method) == (None, Method.ABORT)
+            assert (move.target, move.method) == (None, MoveMethod.ABORT)
             assert move.why == ("no room" if movable.migratable else "not migratable")
             continue
         rank, cost, lockstep = expected
@@ -141,25 +141,30 @@ def test_a_plan_is_what_the_prices_say(movables, targets, terms):
 
 
 def test_a_plan_can_stop_between_two_moves():
-    movables = [Movable(str(n), 0, float(n), 160) for n in range(5)]
-    targets = [Target(RANKS[0], 1.0, None, 0, 0, LINKS["pcie"])]
-    moves = plan(movables, targets, MoveTerms(16, None, True))
+    movables = [MovableReservation(str(n), 0, float(n), 160) for n in range(5)]
+    targets = [MigrationTarget(RANKS[0], 1.0, None, 0, 0, LINKS["pcie"])]
+    moves = plan_moves(movables, targets, MoveTerms(16, None, True))
     assert next(moves).id == "0"
     assert [move.id for move in moves] == ["1", "2", "3", "4"]
-    assert list(plan([], [], MoveTerms(16, None, True))) == []
+    assert list(plan_moves([], [], MoveTerms(16, None, True))) == []
 
 
 def test_the_fastest_link_that_two_have_in_common():
-    here = Place("nv", "rack", "fabric", "host")
-    assert link_between(here, here) is LINKS["nvlink"]
-    assert link_between(here, here._replace(kv_transfer_domain="x")) is LINKS["nvswitch"]
-    assert link_between(here, Place(fabric="fabric", host="host")) is LINKS["infiniband"]
-    assert link_between(here, Place(host="host")) is LINKS["pcie"]
-    assert link_between(Place(), Place()) is LINKS["unknown"], "what is unknown is not the same"
+    here = TopologyPosition("nv", "rack", "fabric", "host")
+    assert find_link_between(here, here) is LINKS["nvlink"]
+    assert find_link_between(here, here._replace(kv_transfer_domain="x")) is LINKS["nvswitch"]
+    assert (
+        find_link_between(here, TopologyPosition(fabric="fabric", host="host"))
+        is LINKS["infiniband"]
+    )
+    assert find_link_between(here, TopologyPosition(host="host")) is LINKS["pcie"]
+    assert find_link_between(TopologyPosition(), TopologyPosition()) is LINKS["unknown"], (
+        "what is unknown is not the same"
+    )
 
 
 def test_heads_that_do_not_divide_evenly_are_rounded_up():
-    layout = KvLayout(16, 80, 8, 128, 2, 8)
+    layout = CacheLayout(16, 80, 8, 128, 2, 8)
     assert layout.block_bytes_per_shard == 655_360
     assert layout._replace(tp=3).block_bytes_per_shard == 3 * 655_360
     assert layout.block_bytes == 8 * 655_360

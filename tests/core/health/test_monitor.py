@@ -4,16 +4,16 @@ from itertools import pairwise
 
 import pytest
 
-from select_service.core.health.effects import (
+from select_service.core.health.health_effects import (
     ChecksAccepted,
     ChecksRefused,
-    Promoted,
+    EjectionWithheld,
+    SparePromoted,
     StateChanged,
     WeightChanged,
-    Withheld,
 )
-from select_service.core.health.kinds import WRONG_ANSWERS, Kind, State
-from select_service.core.health.rules import HealthRules
+from select_service.core.health.health_kinds import WRONG_ANSWERS, CheckKind, RankHealthState
+from select_service.core.health.health_rules import HealthRules
 from select_service.core.identity import Rank
 from tests.core.health.fleet_scene import KEY, Engine, FleetScene
 
@@ -22,14 +22,14 @@ CAUSES = dict(
     zip(
         FAULTS,
         [
-            Kind.CONNECT,
-            Kind.TIMEOUT,
-            Kind.HTTP_5XX,
-            Kind.MALFORMED,
-            Kind.TOKEN_MISMATCH,
-            Kind.LOGIT_DRIFT,
-            Kind.LOGIT_DRIFT,
-            Kind.LATENCY_SPIKE,
+            CheckKind.CONNECT,
+            CheckKind.TIMEOUT,
+            CheckKind.HTTP_5XX,
+            CheckKind.MALFORMED,
+            CheckKind.TOKEN_MISMATCH,
+            CheckKind.LOGIT_DRIFT,
+            CheckKind.LOGIT_DRIFT,
+            CheckKind.LATENCY_SPIKE,
         ],
         strict=True,
     )
@@ -51,7 +51,7 @@ def test_a_faulty_rank_is_out_in_time_and_the_others_stay(fault, phase):
     latency_s = CHECK_S.get(fault, 1.15)
     assert scene.out_at.keys() == {sick}
     assert scene.out_at[sick] - broken_at <= 30 + 2 * (2 + latency_s)
-    assert scene.monitor.record(sick).cause is CAUSES[fault]
+    assert scene.monitor.record_of(sick).cause is CAUSES[fault]
 
 
 def test_a_rank_that_is_wrong_from_the_start_is_outvoted():
@@ -70,14 +70,16 @@ def test_a_rank_comes_back_after_three_probes_with_different_prompts():
     scene.break_ranks("", sick)
     asked = len(scene.engines[sick].asked)
     scene.run(60)
-    assert scene.state(sick) is State.HEALTHY
+    assert scene.state(sick) is RankHealthState.HEALTHY
     first, second, third = scene.engines[sick].asked[asked : asked + 3]
     assert second - first == pytest.approx(1.05, abs=0.1)
     assert third - second == pytest.approx(1.05, abs=0.1)
-    weights = [e.weight for e in scene.effects if isinstance(e, WeightChanged) and e.rank == sick]
+    weights = [
+        e.weight for e in scene.current_effects if isinstance(e, WeightChanged) and e.rank == sick
+    ]
     assert weights[:3] == [0.5, 0.0, 0.25]
     scene.run(40)
-    assert scene.monitor.record(sick).told_weight == 1.0
+    assert scene.monitor.record_of(sick).published_weight == 1.0
 
 
 class AnswersOnce(Engine):
@@ -98,12 +100,12 @@ def test_a_wrong_answer_is_put_next_to_others_though_none_comes_behind_it(then):
     for engine in scene.engines.values():  # the model is another one
         engine.model = 2
     scene.run(100)
-    assert scene.monitor.counts.reference_changes
-    assert not WRONG_ANSWERS & {kind for _, kind in scene.monitor.counts.failures}
+    assert scene.monitor.counters.reference_changes
+    assert not WRONG_ANSWERS & {kind for _, kind in scene.monitor.counters.failures}
     odd.model = 3
     scene.run(100)
     assert scene.out_at.keys() == {Rank(1, 0)}
-    assert scene.monitor.record(Rank(1, 0)).cause in WRONG_ANSWERS
+    assert scene.monitor.record_of(Rank(1, 0)).cause in WRONG_ANSWERS
 
 
 def test_noise_ejects_nobody_in_ten_thousand_checks():
@@ -111,7 +113,7 @@ def test_noise_ejects_nobody_in_ten_thousand_checks():
     for engine in scene.engines.values():
         engine.noise = 0.01
     scene.run(1300)
-    assert sum(scene.monitor.counts.checks.values()) >= 10_000
+    assert sum(scene.monitor.counters.checks.values()) >= 10_000
     assert not scene.out_at
 
 
@@ -129,7 +131,7 @@ def test_noise_that_begins_when_the_right_answers_are_known_ejects_nobody(noisy,
     for engine in list(scene.engines.values())[noisy]:
         engine.noise = 0.01
     scene.run(1300)
-    assert sum(scene.monitor.counts.checks.values()) >= 10_000
+    assert sum(scene.monitor.counters.checks.values()) >= 10_000
     assert not scene.out_at
 
 
@@ -154,7 +156,7 @@ def test_what_is_off_by_the_same_every_time_is_no_noise(off):
     sick.fault, sick.drift = "drift", off
     scene.run(100)
     assert scene.out_at.keys() == {Rank(2, 0)}
-    assert scene.monitor.record(Rank(2, 0)).cause is Kind.LOGIT_DRIFT
+    assert scene.monitor.record_of(Rank(2, 0)).cause is CheckKind.LOGIT_DRIFT
 
 
 def test_a_model_update_on_all_ranks_ejects_nobody():
@@ -164,8 +166,8 @@ def test_a_model_update_on_all_ranks_ejects_nobody():
         engine.model = 2
     scene.run(200)
     assert not scene.out_at
-    assert scene.monitor.counts.reference_changes == 3, "one for each prompt"
-    assert Kind.TOKEN_MISMATCH not in scene.monitor.counts.checks, "no failure is counted"
+    assert scene.monitor.counters.reference_changes == 3, "one for each prompt"
+    assert CheckKind.TOKEN_MISMATCH not in scene.monitor.counters.checks, "no failure is counted"
 
 
 def test_an_update_that_goes_through_a_fleet_in_seconds_ejects_nobody():
@@ -203,10 +205,10 @@ def test_a_time_that_a_busy_host_explains_is_not_judged(host_ms, goes):
     scene.run(BASELINE_S + 60)
     sick = scene.engines[Rank(2, 0)]
     sick.fault, sick.host_ms = "slow", host_ms
-    baseline_ms = scene.monitor.record(Rank(2, 0)).baseline.value_ms
+    baseline_ms = scene.monitor.record_of(Rank(2, 0)).baseline.value_ms
     scene.run(100)
     assert bool(scene.out_at) is goes
-    learnt = scene.monitor.record(Rank(2, 0)).baseline.value_ms
+    learnt = scene.monitor.record_of(Rank(2, 0)).baseline.value_ms
     assert learnt == pytest.approx(baseline_ms), "and teaches nothing"
 
 
@@ -216,7 +218,7 @@ def test_peers_of_a_slow_rank_are_not_asked_all_at_once():
     scene.run(BASELINE_S + 30 + 3)
     sick, asked = Rank(2, 0), {}
     scene.break_ranks("slow", sick)
-    while scene.state(sick) is not State.SUSPICIOUS:
+    while scene.state(sick) is not RankHealthState.SUSPICIOUS:
         scene.step()
     begun = scene.now
     scene.run(1.9)
@@ -236,7 +238,7 @@ def test_peers_that_are_asked_together_are_not_slow_for_that():
     scene.run(60)
     assert scene.slowed
     assert set(scene.out_at) == {wrong}
-    changed = {each.rank for each in scene.effects if isinstance(each, StateChanged)}
+    changed = {each.rank for each in scene.current_effects if isinstance(each, StateChanged)}
     assert changed == {wrong}
 
 
@@ -246,8 +248,8 @@ def test_when_all_are_slow_nobody_is_sick():
     scene.break_ranks("slow", *scene.ranks)
     scene.run(300)
     assert not scene.out_at
-    assert scene.monitor.counts.common_mode > 8
-    assert scene.states() == {State.HEALTHY: 8}
+    assert scene.monitor.counters.common_mode > 8
+    assert scene.states() == {RankHealthState.HEALTHY: 8}
 
 
 def test_one_or_two_ranks_are_judged_by_what_they_said_first():
@@ -263,7 +265,7 @@ def test_two_that_differ_from_the_start_both_stay():
     scene.break_ranks("wrong", Rank(0, 0))
     scene.run(200)
     assert not scene.out_at
-    assert scene.monitor.counts.disagreements > 0
+    assert scene.monitor.counters.disagreements > 0
 
 
 def test_a_rank_that_is_busy_is_not_sick_until_it_always_is():
@@ -281,17 +283,17 @@ def test_a_request_that_is_refused_is_our_fault_and_shown():
     scene.break_ranks("refuses", Rank(0, 0))
     scene.run(300)
     assert not scene.out_at
-    assert scene.monitor.checked(Rank(0, 0)).misconfigured == "400 no such field"
-    assert scene.monitor.counts.misconfigured >= 9
+    assert scene.monitor.check_state_of(Rank(0, 0)).refusal_reason == "400 no such field"
+    assert scene.monitor.counters.misconfigured >= 9
     scene.break_ranks("", Rank(0, 0))
     scene.run(31)
-    assert scene.monitor.checked(Rank(0, 0)).misconfigured == ""
+    assert scene.monitor.check_state_of(Rank(0, 0)).refusal_reason == ""
     refusal = ChecksRefused(Rank(0, 0), "http://0", KEY.model_name, "400 no such field")
     assert told_of_refusals(scene) == [refusal, ChecksAccepted(Rank(0, 0))]
 
 
 def told_of_refusals(scene):
-    return [e for e in scene.effects if isinstance(e, ChecksRefused | ChecksAccepted)]
+    return [e for e in scene.current_effects if isinstance(e, ChecksRefused | ChecksAccepted)]
 
 
 def test_of_a_worker_that_refuses_checks_it_is_said_once_whatever_its_ranks_do():
@@ -300,18 +302,18 @@ def test_of_a_worker_that_refuses_checks_it_is_said_once_whatever_its_ranks_do()
     scene.break_ranks("refuses", *of_worker)
     scene.run(100)
     assert len(told_of_refusals(scene)) == 1
-    assert scene.monitor.checks_refused(0) == "400 no such field"
-    assert scene.monitor.checks_refused(1) == ""
+    assert scene.monitor.refusal_reason(0) == "400 no such field"
+    assert scene.monitor.refusal_reason(1) == ""
     scene.break_ranks("", *of_worker[1:])
     scene.run(100)
     scene.break_ranks("connect", of_worker[0])  # which says nothing of the request
     scene.run(100)
     assert len(told_of_refusals(scene)) == 1
-    assert scene.monitor.checks_refused(0) == "400 no such field"
+    assert scene.monitor.refusal_reason(0) == "400 no such field"
     scene.break_ranks("", of_worker[0])
     scene.run(600)
     assert told_of_refusals(scene)[1:] == [ChecksAccepted(of_worker[0])]
-    assert scene.monitor.checks_refused(0) == ""
+    assert scene.monitor.refusal_reason(0) == ""
 
 
 def test_a_worker_that_refused_checks_and_is_registered_again_begins_anew():
@@ -319,11 +321,11 @@ def test_a_worker_that_refused_checks_and_is_registered_again_begins_anew():
     scene.break_ranks("refuses", Rank(0, 0))
     scene.run(60)
     scene.join(0, "refuses")
-    assert scene.monitor.checks_refused(0) == ""
+    assert scene.monitor.refusal_reason(0) == ""
     scene.run(60)
     assert [type(effect) for effect in told_of_refusals(scene)] == [ChecksRefused] * 2
-    scene.monitor.left(0)
-    assert scene.monitor.checks_refused(0) == ""
+    scene.monitor.remove_worker(0)
+    assert scene.monitor.refusal_reason(0) == ""
 
 
 def test_a_connection_that_fails_is_one_of_all_ranks_behind_the_endpoint():
@@ -349,8 +351,8 @@ def test_a_spare_takes_the_place_of_who_goes():
     scene.run(60)
     scene.break_ranks("wrong", Rank(1, 0))
     scene.run(40)
-    assert Promoted(Rank(3, 0), Rank(1, 0)) in scene.effects
-    assert scene.monitor.record(Rank(3, 0)).told_weight == 1.0
+    assert SparePromoted(Rank(3, 0), Rank(1, 0)) in scene.current_effects
+    assert scene.monitor.record_of(Rank(3, 0)).published_weight == 1.0
 
 
 def test_everybody_has_a_turn_in_every_interval_and_no_more():
@@ -368,13 +370,13 @@ def test_a_dead_rank_is_asked_every_five_minutes_and_comes_back():
     rank = Rank(0, 0)
     scene.break_ranks("connect", rank)
     scene.run(700)
-    assert scene.state(rank) is State.DEAD
+    assert scene.state(rank) is RankHealthState.DEAD
     asked = len(scene.engines[rank].asked)
     scene.run(301)
     assert 1 <= len(scene.engines[rank].asked) - asked <= 3
     scene.break_ranks("", rank)
     scene.run(310)
-    assert scene.state(rank) is State.HEALTHY
+    assert scene.state(rank) is RankHealthState.HEALTHY
 
 
 def test_the_last_that_serves_is_withheld_for_what_may_be_the_network():
@@ -383,5 +385,5 @@ def test_the_last_that_serves_is_withheld_for_what_may_be_the_network():
     scene.break_ranks("500", *scene.ranks)
     scene.run(100)
     assert len(scene.out_at) == 1
-    assert any(isinstance(effect, Withheld) for effect in scene.effects)
-    assert scene.monitor.counts.withheld > 0
+    assert any(isinstance(effect, EjectionWithheld) for effect in scene.current_effects)
+    assert scene.monitor.counters.withheld > 0

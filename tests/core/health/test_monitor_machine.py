@@ -5,17 +5,17 @@ from random import Random
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from select_service.core.health.canary_prompts import default_prompts
-from select_service.core.health.checked import CheckedWorker
-from select_service.core.health.effects import StateChanged, WeightChanged
-from select_service.core.health.kinds import Outcome
-from select_service.core.health.monitor import HealthMonitor
-from select_service.core.health.outcomes import OutcomeReport
-from select_service.core.health.rules import HealthRules
+from select_service.core.dirty_partitions import DirtyPartitions
+from select_service.core.health.checks.canary_prompts import default_prompts
+from select_service.core.health.checks.check_state import CheckedWorker
+from select_service.core.health.health_effects import StateChanged, WeightChanged
+from select_service.core.health.health_kinds import RequestOutcome
+from select_service.core.health.health_monitor import HealthMonitor
+from select_service.core.health.health_rules import HealthRules
+from select_service.core.health.outcome_trust import OutcomeReport
 from select_service.core.identity import PartitionKey, Rank
-from select_service.core.touched import Touched
 from tests.core.health.fleet_scene import Engine
-from tests.exploring import explored
+from tests.hypothesis_profiles import explored
 
 KEYS = [PartitionKey("a", "t"), PartitionKey("b", "t")]
 WORKERS = st.integers(0, 7)
@@ -30,12 +30,15 @@ class AnythingHappens(RuleBasedStateMachine):
         super().__init__()
         self.now, self.booked, self.rng = 0.0, {}, Random(0)
         self.monitor = HealthMonitor(
-            RULES, lambda key: default_prompts(), self.booked_on, Touched(lambda: None)
+            RULES,
+            lambda key: default_prompts(),
+            self.count_reservations,
+            DirtyPartitions(lambda: None),
         )
         self.workers, self.faults, self.orders = {}, {}, []
         self.weights, self.states = {}, {}
 
-    def booked_on(self, rank):
+    def count_reservations(self, rank):
         return self.booked.get(rank, 0)
 
     @rule(
@@ -49,17 +52,17 @@ class AnythingHappens(RuleBasedStateMachine):
         endpoint = f"http://{worker_id}" if has_endpoint else None
         worker = CheckedWorker(worker_id, key, range(ranks), endpoint, is_spare)
         old = self.workers.get(worker_id)
-        kept = set(old.ranks()) & set(worker.ranks()) if old and old.key == key else set()
-        for rank in {*worker.ranks(), *(old.ranks() if old else ())} - kept:
+        kept = set(old.list_ranks()) & set(worker.list_ranks()) if old and old.key == key else set()
+        for rank in {*worker.list_ranks(), *(old.list_ranks() if old else ())} - kept:
             self.weights.pop(rank, None)
         self.workers[worker_id] = worker
-        self.monitor.joined(worker, self.now)
+        self.monitor.register_worker(worker, self.now)
 
     @rule(worker_id=WORKERS)
     def leave(self, worker_id):
-        self.monitor.left(worker_id)
+        self.monitor.remove_worker(worker_id)
         worker = self.workers.pop(worker_id, None)
-        for rank in worker.ranks() if worker else ():
+        for rank in worker.list_ranks() if worker else ():
             self.weights.pop(rank, None)
 
     @rule(worker_id=WORKERS, fault=FAULTS, model=st.sampled_from([1, 1, 2]))
@@ -69,40 +72,40 @@ class AnythingHappens(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.1, 0.5, 2.0, 5.0]))
     def ask(self, seconds):
         self.now += seconds
-        while (order := self.monitor.due(self.now)) is not None:
+        while (order := self.monitor.next_due_check(self.now)) is not None:
             self.orders.append(order)
 
     @rule(n=st.integers(1, 40), newest=st.booleans())
     def answer(self, n, newest):
         for _ in range(min(n, len(self.orders))):
             order = self.orders.pop(-1 if newest else 0)
-            assert self.monitor.resumes(order)
+            assert self.monitor.may_continue(order)
             engine = self.faults.setdefault(order.rank.worker_id, Engine(self.rng))
             _, attempt = engine.attempt(order.prompt, self.now, order.seed)
-            if self.monitor.attempted(order, attempt, self.now) is not None:
+            if self.monitor.process_attempt(order, attempt, self.now) is not None:
                 self.orders.append(order)
 
     @rule(seconds=st.sampled_from([1.0, 60.0, 300.0, 600.0]))
     def pass_time(self, seconds):
         self.now += seconds
-        self.monitor.tick(self.now)
+        self.monitor.advance_timers(self.now)
 
     @rule(worker_id=WORKERS, count=st.integers(0, 3))
     def book(self, worker_id, count):
         self.booked[Rank(worker_id, 0)] = count
 
-    @rule(worker_id=WORKERS, outcome=st.sampled_from(Outcome), believed=st.booleans())
+    @rule(worker_id=WORKERS, outcome=st.sampled_from(RequestOutcome), believed=st.booleans())
     def report(self, worker_id, outcome, believed):
         report = OutcomeReport(Rank(worker_id, 0), outcome, times=2)
-        self.monitor.reported(report, believed, self.now)
+        self.monitor.process_report(report, believed, self.now)
 
-    @rule(worker_id=WORKERS, verb=st.sampled_from(["drain", "undrain", "check"]))
+    @rule(worker_id=WORKERS, verb=st.sampled_from(["drain_ranks", "undrain_ranks", "check_worker"]))
     def operate(self, worker_id, verb):
         getattr(self.monitor, verb)(worker_id, self.now)
 
     @rule()
     def forget_references(self):
-        self.monitor.learn("a")
+        self.monitor.forget_references("a")
 
     @invariant()
     def what_is_told_is_true(self):
@@ -113,10 +116,10 @@ class AnythingHappens(RuleBasedStateMachine):
             elif isinstance(effect, StateChanged):
                 self.states[effect.rank] = effect.state
         for worker in self.workers.values():
-            for rank in worker.ranks():
-                record = self.monitor.record(rank)
-                assert self.weights.get(rank, 1.0) == record.told_weight
-                assert not record.by_operator or self.monitor.next_check_at(rank) is None
+            for rank in worker.list_ranks():
+                record = self.monitor.record_of(rank)
+                assert self.weights.get(rank, 1.0) == record.published_weight
+                assert not record.is_drained_by_operator or self.monitor.next_check_at(rank) is None
         assert len({order.number for order in self.orders}) == len(self.orders) <= 32
 
 

@@ -9,42 +9,42 @@ from itertools import cycle
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from scripts.playing.health_states import word_of
-from select_service.core.health.canary_prompts import CanaryPrompt
-from select_service.core.health.checked import Attempt, CheckedWorker
-from select_service.core.health.effects import ReleaseAsked, WeightChanged
-from select_service.core.health.judging import Answer, Expected
-from select_service.core.health.kinds import Came, Kind, Outcome
-from select_service.core.health.monitor import HealthMonitor
-from select_service.core.health.outcomes import OutcomeReport
-from select_service.core.health.rules import DOCUMENT, HealthRules
-from select_service.core.health.spread import phase
+from select_service.core.dirty_partitions import DirtyPartitions
+from select_service.core.health.answers.answer_check import CanaryAnswer, ExpectedAnswer
+from select_service.core.health.checks.canary_prompts import CanaryPrompt
+from select_service.core.health.checks.check_state import Attempt, CheckedWorker
+from select_service.core.health.checks.hash_mixing import phase_of
+from select_service.core.health.health_effects import ReleaseRequested, WeightChanged
+from select_service.core.health.health_kinds import AttemptResult, CheckKind, RequestOutcome
+from select_service.core.health.health_monitor import HealthMonitor
+from select_service.core.health.health_rules import DESIGN_DOCUMENT_RULES, HealthRules
+from select_service.core.health.outcome_trust import OutcomeReport
 from select_service.core.identity import PartitionKey, Rank
-from select_service.core.touched import Touched
-from tests.exploring import explored
+from tests.hypothesis_profiles import explored
 from tests.models.monitor_model import MonitorModel
+from tests.vectors.health_states import word_of
 
 A, B, NOT_CHECKED = (PartitionKey(name, "t") for name in ("a", "b", "c"))
 N_PROMPTS = {A: 3, B: 1, NOT_CHECKED: 0}
 RANKS_MAX = 9
 """Of a partition: which of more peers are asked is a matter of chance."""
-EXPECTED = Expected([5, 6], (-2.0, 0.0), checks_logprobs=True)
+EXPECTED = ExpectedAnswer([5, 6], (-2.0, 0.0), checks_logprobs=True)
 
 
 def an_answer(*tokens, first=-1.0):
-    return Answer(tokens, [first, *[-1.0] * (len(tokens) - 1)])
+    return CanaryAnswer(tokens, [first, *[-1.0] * (len(tokens) - 1)])
 
 
 CAME = {
-    "pass": Attempt(Came.ANSWER, 50.0, an_answer(5, 6)),
-    "token_mismatch": Attempt(Came.ANSWER, 50.0, an_answer(5, 7)),
-    "logit_drift": Attempt(Came.ANSWER, 50.0, an_answer(5, 6, first=-3.0)),
-    "malformed": Attempt(Came.MALFORMED),
-    "connect": Attempt(Came.CONNECT),
-    "timeout": Attempt(Came.TIMEOUT),
-    "http_5xx": Attempt(Came.HTTP_5XX),
-    "busy": Attempt(Came.BUSY),
-    "misconfigured": Attempt(Came.MISCONFIGURED, why="400"),
+    "pass": Attempt(AttemptResult.ANSWER, 50.0, an_answer(5, 6)),
+    "token_mismatch": Attempt(AttemptResult.ANSWER, 50.0, an_answer(5, 7)),
+    "logit_drift": Attempt(AttemptResult.ANSWER, 50.0, an_answer(5, 6, first=-3.0)),
+    "malformed": Attempt(AttemptResult.MALFORMED),
+    "connect": Attempt(AttemptResult.CONNECT),
+    "timeout": Attempt(AttemptResult.TIMEOUT),
+    "http_5xx": Attempt(AttemptResult.HTTP_5XX),
+    "busy": Attempt(AttemptResult.BUSY),
+    "misconfigured": Attempt(AttemptResult.MISCONFIGURED, why="400"),
 }
 FAULTS = st.sampled_from(["slow", "unmeasured", "connect", *CAME])
 WORKERS = st.integers(0, 7)
@@ -61,7 +61,7 @@ WORKER = st.fixed_dictionaries(
 
 class MonitorMatchesModel(RuleBasedStateMachine):
     @initialize(
-        rules=st.sampled_from([HealthRules(), HealthRules(), DOCUMENT]),
+        rules=st.sampled_from([HealthRules(), HealthRules(), DESIGN_DOCUMENT_RULES]),
         workers=st.lists(WORKER, min_size=2, max_size=8),
     )
     def begin(self, rules, workers):
@@ -75,15 +75,15 @@ class MonitorMatchesModel(RuleBasedStateMachine):
         self.booked = dict.fromkeys(self.ranks, 0)
         self.faults, self.orders, self.pausing, self.weights = {}, {}, set(), {}
         self.monitor = HealthMonitor(
-            rules, prompts.__getitem__, self.booked_on, Touched(lambda: None)
+            rules, prompts.__getitem__, self.count_reservations, DirtyPartitions(lambda: None)
         )
-        phases = {name: phase(rank) for name, rank in self.ranks.items()}
+        phases = {name: phase_of(rank) for name, rank in self.ranks.items()}
         self.model = MonitorModel(rules, N_PROMPTS, phases)
         self.now = 0.0
         for worker_id, worker in enumerate(workers):
             self.join(worker_id, worker)
 
-    def booked_on(self, rank):
+    def count_reservations(self, rank):
         return self.booked[self.names[rank]]
 
     # --- who is here
@@ -99,17 +99,19 @@ class MonitorMatchesModel(RuleBasedStateMachine):
             return
         urls = {"own": f"http://{worker_id}", "shared": "http://shared", None: None}
         endpoint, is_spare = urls[worker["endpoint"]], worker["is_spare"]
-        self.monitor.joined(CheckedWorker(worker_id, key, range(n), endpoint, is_spare), self.now)
+        self.monitor.register_worker(
+            CheckedWorker(worker_id, key, range(n), endpoint, is_spare), self.now
+        )
         names = [f"{worker_id}.{dp_rank}" for dp_rank in range(n)]
         for name in self.here(worker_id):
             if name not in names:
                 self.model.leave(name)
         self.model.join(names, key, endpoint, is_spare, self.now)
-        self.carry_out()
+        self.apply_changes()
 
     @rule(worker_id=WORKERS)
     def leave(self, worker_id):
-        self.monitor.left(worker_id)
+        self.monitor.remove_worker(worker_id)
         for name in self.here(worker_id):
             self.model.leave(name)
 
@@ -137,9 +139,14 @@ class MonitorMatchesModel(RuleBasedStateMachine):
     def ask(self, seconds):
         self.now += seconds
         begun = {}
-        while (order := self.monitor.due(self.now)) is not None:
+        while (order := self.monitor.next_due_check(self.now)) is not None:
             name = self.names[order.rank]
-            begun[name] = order.prompt_number, order.attempts_max, order.is_probe, order.names_rank
+            begun[name] = (
+                order.prompt_number,
+                order.attempts_max,
+                order.is_probe,
+                order.must_name_rank,
+            )
             assert name not in self.orders
             self.orders[name] = order
         assert begun == self.model.due(self.now)
@@ -157,10 +164,10 @@ class MonitorMatchesModel(RuleBasedStateMachine):
         counts, order = fault != "unmeasured", self.orders.pop(name)
         if name in self.pausing:
             self.pausing.discard(name)
-            assert self.monitor.resumes(order)
+            assert self.monitor.may_continue(order)
         attempt = CAME[came]._replace(latency_ms=took_ms, counts_latency=counts)
-        pause_s = self.monitor.attempted(order, attempt, self.now)
-        again = self.model.attempted(name, came, took_ms if counts else None, self.now)
+        pause_s = self.monitor.process_attempt(order, attempt, self.now)
+        again = self.model.process_attempt(name, came, took_ms if counts else None, self.now)
         assert pause_s == (0.5 if again else None)
         if again:
             self.orders[name] = order
@@ -168,7 +175,7 @@ class MonitorMatchesModel(RuleBasedStateMachine):
         self.model.learn_order(
             {n: self.monitor.next_check_at(self.ranks[n]) for n in self.model.ranks}
         )
-        self.carry_out()
+        self.apply_changes()
 
     @rule(seconds=SECONDS)
     def live(self, seconds):
@@ -185,9 +192,9 @@ class MonitorMatchesModel(RuleBasedStateMachine):
     def pass_time(self, seconds):
         self.now += seconds
         self.look()
-        assert not self.monitor.tick(self.now)
+        assert not self.monitor.advance_timers(self.now)
         self.model.tick(self.now)
-        self.carry_out()
+        self.apply_changes()
 
     # --- others
 
@@ -205,21 +212,26 @@ class MonitorMatchesModel(RuleBasedStateMachine):
     def report(self, worker_id, outcome, times, is_believed, after_s):
         self.live(after_s)
         self.look()
-        report = OutcomeReport(Rank(worker_id, 0), Outcome(outcome), times=times)
-        self.monitor.reported(report, is_believed, self.now)
+        report = OutcomeReport(Rank(worker_id, 0), RequestOutcome(outcome), times=times)
+        self.monitor.process_report(report, is_believed, self.now)
         self.model.report(f"{worker_id}.0", outcome, times, is_believed, self.now)
-        self.carry_out()
+        self.apply_changes()
 
     @rule(worker_id=WORKERS, verb=st.sampled_from(["drain", "undrain", "check"]))
     def operate(self, worker_id, verb):
         self.look()
-        getattr(self.monitor, verb)(worker_id, self.now)
+        operations = {
+            "drain": self.monitor.drain_ranks,
+            "undrain": self.monitor.undrain_ranks,
+            "check": self.monitor.check_worker,
+        }
+        operations[verb](worker_id, self.now)
         for name in self.here(worker_id):
             if verb == "check":
                 self.model.ask(name, self.now, again_s=0.0)
             else:
                 self.model.operate(verb, name, self.now)
-        self.carry_out()
+        self.apply_changes()
 
     def look(self):
         """The twin sees at once what is booked."""
@@ -227,12 +239,12 @@ class MonitorMatchesModel(RuleBasedStateMachine):
             if self.model.rank(name).booked != self.booked[name]:
                 self.model.states(name).book(name, self.booked[name])
 
-    def carry_out(self):
+    def apply_changes(self):
         effects = self.monitor.take_effects()
         for effect in effects:
             if isinstance(effect, WeightChanged):
                 self.weights[self.names[effect.rank]] = effect.weight
-            elif isinstance(effect, ReleaseAsked):
+            elif isinstance(effect, ReleaseRequested):
                 self.booked[self.names[effect.rank]] = 0
         words = [word_of(effect, self.names) for effect in effects]
         said = [word for word in words if word is not None and not word.startswith("drained")]
@@ -246,35 +258,40 @@ class MonitorMatchesModel(RuleBasedStateMachine):
         if not hasattr(self, "model"):
             return
         self.monitor.check_invariants()
-        assert {self.names[rank] for rank in self.monitor.ranks()} == set(self.model.ranks)
+        assert {self.names[rank] for rank in self.monitor.iterate_ranks()} == set(self.model.ranks)
         for name in self.model.ranks:
             assert self.shown(name) == self.expected(name), name
         for key in self.model.partitions:
-            health = self.monitor.partition(key).health
-            for cause in (Kind.TIMEOUT, Kind.LATENCY_SPIKE, Kind.CONNECT, Kind.LOGIT_DRIFT):
-                assert health.roster.may_eject(cause) == self.model.may_eject(key, cause)
+            health = self.monitor.find_partition(key).health
+            for cause in (
+                CheckKind.TIMEOUT,
+                CheckKind.LATENCY_SPIKE,
+                CheckKind.CONNECT,
+                CheckKind.LOGIT_DRIFT,
+            ):
+                assert health.registry.may_eject(cause) == self.model.may_eject(key, cause)
         self.counts_agree()
 
     def counts_agree(self):
-        counts, expected = self.monitor.counts, self.model.counts
+        counts, expected = self.monitor.counters, self.model.counts
         for kind in (*CAME, "neutral", "latency_spike"):
             if kind not in ("busy", "misconfigured"):
-                assert counts.checks[Kind(kind)] == expected[kind], kind
+                assert counts.checks[CheckKind(kind)] == expected[kind], kind
         names = ("flaky", "withheld", "common mode", "busy", "misconfigured")
         found = [counts.flaky, counts.withheld, counts.common_mode]
         assert [*found, counts.busy, counts.misconfigured] == [expected[name] for name in names]
 
     def shown(self, name):
-        record = self.monitor.record(self.ranks[name])
+        record = self.monitor.record_of(self.ranks[name])
         at = self.monitor.next_check_at(self.ranks[name])
         return (
-            record.state.word,
+            record.state.label,
             record.failures,
             record.cause,
-            record.breaker.state.word,
+            record.breaker.state.label,
             record.is_spare,
             record.baseline.value_ms,
-            record.told_weight,
+            record.published_weight,
             None if at is None else round(at, 6),
         )
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from select_service.core.health import outcomes
-from select_service.core.health.kinds import Outcome
-from select_service.core.health.outcomes import (
-    REMEMBERED_S,
-    Believing,
+from select_service.core.health import outcome_trust
+from select_service.core.health.health_kinds import RequestOutcome
+from select_service.core.health.outcome_trust import (
+    RETENTION_S,
     EndedReservations,
     OutcomeReport,
+    ReportTrust,
     outcome_of_status,
 )
 from select_service.core.identity import Rank
@@ -19,17 +19,17 @@ A, B = Rank(1, 0), Rank(2, 0)
 @pytest.mark.parametrize(
     ("status", "outcome"),
     [
-        (200, Outcome.OK),
-        (204, Outcome.OK),
-        (302, Outcome.NEUTRAL),
-        (400, Outcome.NEUTRAL),
-        (404, Outcome.NEUTRAL),
-        (429, Outcome.NEUTRAL),
-        (499, Outcome.NEUTRAL),
-        (500, Outcome.FAILURE),
-        (502, Outcome.FAILURE),
-        (503, Outcome.NEUTRAL),
-        (504, Outcome.FAILURE),
+        (200, RequestOutcome.OK),
+        (204, RequestOutcome.OK),
+        (302, RequestOutcome.NEUTRAL),
+        (400, RequestOutcome.NEUTRAL),
+        (404, RequestOutcome.NEUTRAL),
+        (429, RequestOutcome.NEUTRAL),
+        (499, RequestOutcome.NEUTRAL),
+        (500, RequestOutcome.FAILURE),
+        (502, RequestOutcome.FAILURE),
+        (503, RequestOutcome.NEUTRAL),
+        (504, RequestOutcome.FAILURE),
     ],
 )
 def test_a_status_says_whose_fault_it_was(status, outcome):
@@ -37,50 +37,50 @@ def test_a_status_says_whose_fault_it_was(status, outcome):
 
 
 def a_failure(reservation_id="r", is_trusted=False, rank=A):
-    return OutcomeReport(rank, Outcome.FAILURE, reservation_id, is_trusted)
+    return OutcomeReport(rank, RequestOutcome.FAILURE, reservation_id, is_trusted)
 
 
 def test_a_failure_counts_with_a_reservation_that_was_there_and_once():
-    believing = Believing()
-    assert believing.believed(a_failure(), A, 0.0)
-    assert not believing.believed(a_failure(), A, 1.0)
-    assert not believing.believed(a_failure(is_trusted=True), A, 1.0), "at most one of each"
-    assert not believing.believed(a_failure("other"), B, 1.0)
-    assert not believing.believed(a_failure("other"), None, 1.0)
-    assert not believing.believed(a_failure(None), None, 1.0)
+    believing = ReportTrust()
+    assert believing.is_trusted(a_failure(), A, 0.0)
+    assert not believing.is_trusted(a_failure(), A, 1.0)
+    assert not believing.is_trusted(a_failure(is_trusted=True), A, 1.0), "at most one of each"
+    assert not believing.is_trusted(a_failure("other"), B, 1.0)
+    assert not believing.is_trusted(a_failure("other"), None, 1.0)
+    assert not believing.is_trusted(a_failure(None), None, 1.0)
 
 
 def test_a_trusted_reporter_needs_no_reservation():
-    believing = Believing()
+    believing = ReportTrust()
     for _ in range(3):
-        assert believing.believed(a_failure(None, is_trusted=True), None, 0.0)
-    assert believing.believed(a_failure("unknown", is_trusted=True), None, 0.0)
+        assert believing.is_trusted(a_failure(None, is_trusted=True), None, 0.0)
+    assert believing.is_trusted(a_failure("unknown", is_trusted=True), None, 0.0)
 
 
 def test_good_news_is_believed_from_everybody():
-    assert Believing().believed(OutcomeReport(A, Outcome.OK), None, 0.0)
-    assert Believing().believed(OutcomeReport(A, Outcome.NEUTRAL), None, 0.0)
+    assert ReportTrust().is_trusted(OutcomeReport(A, RequestOutcome.OK), None, 0.0)
+    assert ReportTrust().is_trusted(OutcomeReport(A, RequestOutcome.NEUTRAL), None, 0.0)
 
 
 def test_what_was_reported_is_forgotten_with_time_and_room(monkeypatch):
-    believing = Believing()
-    believing.believed(a_failure("a"), A, 0.0)
-    assert believing.believed(a_failure("a"), A, REMEMBERED_S + 1)
-    monkeypatch.setattr(outcomes, "REMEMBERED_MAX", 2)
+    believing = ReportTrust()
+    believing.is_trusted(a_failure("a"), A, 0.0)
+    assert believing.is_trusted(a_failure("a"), A, RETENTION_S + 1)
+    monkeypatch.setattr(outcome_trust, "RETAINED_MAX", 2)
     for name in "bcd":
-        believing.believed(a_failure(name), A, REMEMBERED_S + 2)
-    assert believing.believed(a_failure("b"), A, REMEMBERED_S + 2)
+        believing.is_trusted(a_failure(name), A, RETENTION_S + 2)
+    assert believing.is_trusted(a_failure("b"), A, RETENTION_S + 2)
 
 
 def test_where_a_reservation_was_is_known_for_a_while(monkeypatch):
     ended = EndedReservations()
-    ended.note("a", A, 0.0)
-    ended.note("b", B, 300.0)
-    assert ended.rank_of("a", REMEMBERED_S) == A
-    assert ended.rank_of("a", REMEMBERED_S + 1) is None
-    assert ended.rank_of("b", REMEMBERED_S + 1) == B
+    ended.record_end("a", A, 0.0)
+    ended.record_end("b", B, 300.0)
+    assert ended.rank_of("a", RETENTION_S) == A
+    assert ended.rank_of("a", RETENTION_S + 1) is None
+    assert ended.rank_of("b", RETENTION_S + 1) == B
     assert ended.rank_of("c", 0.0) is None
-    monkeypatch.setattr(outcomes, "REMEMBERED_MAX", 2)
+    monkeypatch.setattr(outcome_trust, "RETAINED_MAX", 2)
     for name in "cd":
-        ended.note(name, A, 301.0)
+        ended.record_end(name, A, 301.0)
     assert ended.rank_of("b", 301.0) is None

@@ -6,21 +6,25 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from scripts.playing.health_states import Scene
-from select_service.core.health.effects import (
-    MovesAsked,
-    ReleaseAsked,
+from select_service.core.health.health_effects import (
+    MigrationRequested,
+    ReleaseRequested,
     StateChanged,
     WeightChanged,
 )
-from select_service.core.health.kinds import Kind, State
-from select_service.core.health.partition_health import PartitionHealth
-from select_service.core.health.rules import DOCUMENT, HealthRules
+from select_service.core.health.health_kinds import CheckKind, RankHealthState
+from select_service.core.health.health_rules import DESIGN_DOCUMENT_RULES, HealthRules
+from select_service.core.health.rank_state.partition_health import PartitionHealth
 from select_service.core.identity import Rank
-from tests.exploring import explored
+from tests.hypothesis_profiles import explored
 from tests.models.health_model import HealthModel
+from tests.vectors.health_states import Scene
 
-RESULTS = [kind for kind in Kind if kind not in (Kind.PASSIVE, Kind.FATAL, Kind.OPERATOR)]
+RESULTS = [
+    kind
+    for kind in CheckKind
+    if kind not in (CheckKind.PASSIVE, CheckKind.FATAL, CheckKind.OPERATOR)
+]
 NAMES = ("a", "b", "c", "d", "e", "y", "z")
 SPARES = ("y", "z")
 FEW = st.integers(1, 5)
@@ -36,7 +40,7 @@ class HealthMatchesModel(RuleBasedStateMachine):
         self.names = [*NAMES[:n], *SPARES[:spares]]
         case = {"config": config, "ranks": self.names, "spares": SPARES[:spares]}
         self.scene = Scene(case)
-        rules = {"default": HealthRules(), "seed": DOCUMENT}[config]
+        rules = {"default": HealthRules(), "seed": DESIGN_DOCUMENT_RULES}[config]
         self.model = HealthModel(rules, self.names, SPARES[:spares])
         self.now = 0.0
 
@@ -62,7 +66,7 @@ class HealthMatchesModel(RuleBasedStateMachine):
 
     @rule(
         which=st.integers(0, 6),
-        result=st.sampled_from([Kind.PASS, Kind.PASS, *RESULTS]),
+        result=st.sampled_from([CheckKind.PASS, CheckKind.PASS, *RESULTS]),
         latency_ms=st.sampled_from([10.0, 12.0, 20.0, 60.0, 300.0]),
         counts=st.booleans(),
         times=st.integers(1, 3),
@@ -113,21 +117,21 @@ class HealthMatchesModel(RuleBasedStateMachine):
     def leave(self, which):
         if len(self.model.ranks) > 1:
             name = self.name(which)
-            self.health.leave(self.rank(name))
+            self.health.remove_rank(self.rank(name))
             self.model.leave(name)
 
     @rule(which=st.integers(0, 6), is_spare=st.booleans())
     def join(self, which, is_spare):
         name = self.names[which % len(self.names)]
         if name not in self.model.ranks:
-            self.health.join(self.rank(name), is_spare, self.now)
+            self.health.add_rank(self.rank(name), is_spare, self.now)
             self.model.join(name, is_spare)
 
     @rule(which=st.integers(0, 6))
-    def forgive(self, which):
+    def clear_suspicion(self, which):
         name = self.name(which)
-        self.health.forgive(self.rank(name), self.now)
-        self.model.forgive(name)
+        self.health.clear_suspicion(self.rank(name), self.now)
+        self.model.clear_suspicion(name)
 
     @rule(seconds=WAITS)
     def wait(self, seconds):
@@ -149,80 +153,80 @@ def a_partition(*ranks, rules=None, spares=()):
     effects = []
     health = PartitionHealth(rules or HealthRules(), effects)
     for rank in ranks:
-        health.join(rank, rank in spares, 0.0)
+        health.add_rank(rank, rank in spares, 0.0)
     return health, effects
 
 
 def fail(health, rank, kind, now=0.0, times=3):
     for _ in range(times):
-        health.checked(rank, kind, now)
+        health.apply_check(rank, kind, now)
 
 
 def test_a_weight_is_told_when_it_changes_and_grows_after_a_recovery():
     health, effects = a_partition(A, B)
     assert effects == [], "weight 1 is what ranks have"
-    fail(health, A, Kind.CONNECT)
+    fail(health, A, CheckKind.CONNECT)
     weights = [effect.weight for effect in effects if isinstance(effect, WeightChanged)]
     assert weights == [0.5, 0.0]
-    health.tick(60.0)
-    health.checked(A, Kind.PASS, 60.0, 20.0)
+    health.advance_timers(60.0)
+    health.apply_check(A, CheckKind.PASS, 60.0, 20.0)
     del effects[:]
     for now in range(60, 100, 10):
-        health.tick(float(now))
+        health.advance_timers(float(now))
     assert effects == [WeightChanged(A, 0.5), WeightChanged(A, 0.75), WeightChanged(A, 1.0)]
     del effects[:]
-    health.tick(200.0)
+    health.advance_timers(200.0)
     assert effects == []
 
 
 def test_the_last_rank_stays_for_slowness_and_goes_for_wrong_answers():
     health, _ = a_partition(A)
-    fail(health, A, Kind.LATENCY_SPIKE, times=9)
-    assert health.roster[A].state is State.SUSPICIOUS
-    fail(health, A, Kind.TOKEN_MISMATCH, times=1)
-    assert health.roster[A].state is State.UNHEALTHY
+    fail(health, A, CheckKind.LATENCY_SPIKE, times=9)
+    assert health.registry[A].state is RankHealthState.SUSPICIOUS
+    fail(health, A, CheckKind.TOKEN_MISMATCH, times=1)
+    assert health.registry[A].state is RankHealthState.UNHEALTHY
 
 
-@pytest.mark.parametrize("kind", [Kind.CONNECT, Kind.TOKEN_MISMATCH])
+@pytest.mark.parametrize("kind", [CheckKind.CONNECT, CheckKind.TOKEN_MISMATCH])
 def test_what_is_not_limited_takes_out_all(kind):
     health, _ = a_partition(A, B, C)
     for rank in (A, B, C):
         fail(health, rank, kind)
-    assert {record.state for record in health.roster} == {State.UNHEALTHY}
+    assert {record.state for record in health.registry} == {RankHealthState.UNHEALTHY}
 
 
 def test_a_rank_that_leaves_makes_room_for_another_to_go():
     health, _ = a_partition(A, B, C)
-    fail(health, A, Kind.TIMEOUT)
-    fail(health, B, Kind.TIMEOUT)
-    assert health.roster[B].state is State.SUSPICIOUS, "one of three at most"
-    health.leave(A)
-    fail(health, B, Kind.TIMEOUT, times=1)
-    assert health.roster[B].state is State.UNHEALTHY
+    fail(health, A, CheckKind.TIMEOUT)
+    fail(health, B, CheckKind.TIMEOUT)
+    assert health.registry[B].state is RankHealthState.SUSPICIOUS, "one of three at most"
+    health.remove_rank(A)
+    fail(health, B, CheckKind.TIMEOUT, times=1)
+    assert health.registry[B].state is RankHealthState.UNHEALTHY
     health.check_invariants()
 
 
 def test_who_is_forgiven_is_healthy_and_who_is_out_stays_out():
     health, effects = a_partition(A, B)
-    fail(health, A, Kind.TIMEOUT, times=2)
-    fail(health, B, Kind.TIMEOUT)
+    fail(health, A, CheckKind.TIMEOUT, times=2)
+    fail(health, B, CheckKind.TIMEOUT)
     del effects[:]
     for rank in (A, B):
-        health.forgive(rank, 1.0)
+        health.clear_suspicion(rank, 1.0)
     assert [e for e in effects if isinstance(e, StateChanged)] == [
-        StateChanged(A, State.SUSPICIOUS, State.HEALTHY, None)
+        StateChanged(A, RankHealthState.SUSPICIOUS, RankHealthState.HEALTHY, None)
     ]
 
 
 def test_a_second_drain_plans_what_is_still_there():
     health, effects = a_partition(A, B)
-    health.booked(A, 5)
-    health.drain(A, 0.0)
-    health.booked(A, 2)
-    health.drain(A, 100.0)
-    moves = [effect for effect in effects if isinstance(effect, MovesAsked)]
-    assert moves == [MovesAsked(A, 5), MovesAsked(A, 2)]
-    health.tick(399.0)
-    assert not any(isinstance(effect, ReleaseAsked) for effect in effects)
-    health.tick(400.0)
-    assert ReleaseAsked(A, 2) in effects
+    health.set_reservations(A, 5)
+    health.drain_rank(A, 0.0)
+    health.set_reservations(A, 2)
+    health.drain_rank(A, 100.0)
+    moves = [effect for effect in effects if isinstance(effect, MigrationRequested)]
+    assert moves == [MigrationRequested(A, 5), MigrationRequested(A, 2)]
+    health.advance_timers(399.0)
+    assert not any(isinstance(effect, ReleaseRequested) for effect in effects)
+    health.advance_timers(400.0)
+    assert ReleaseRequested(A, 2) in effects

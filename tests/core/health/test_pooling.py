@@ -2,31 +2,35 @@
 
 import pytest
 
-from select_service.core.health.judging import Answer, judge
-from select_service.core.health.kinds import Kind
-from select_service.core.health.pooling import POOL_MAX, Pool, mean_answer
-from select_service.core.health.reference_book import ReferenceKey
+from select_service.core.health.answers.answer_averaging import (
+    WRONG_ANSWERS_MAX,
+    WrongAnswers,
+    mean_answer,
+)
+from select_service.core.health.answers.answer_check import CanaryAnswer, judge_answer
+from select_service.core.health.answers.reference_answers import ReferenceKey
+from select_service.core.health.health_kinds import CheckKind
 
 TOP = [{1: -0.5, 9: -0.55}, {2: -0.5}, {3: -0.5}]
-RIGHT = Answer([1, 2, 3], [-0.5, -0.5, -0.5], TOP)
+RIGHT = CanaryAnswer([1, 2, 3], [-0.5, -0.5, -0.5], TOP)
 KEY = ReferenceKey("model", "default", "prompt")
 
 
 def off(*by, tokens=(1, 2, 3), top=TOP):
-    return Answer(list(tokens), [-0.5 + x for x in by], top)
+    return CanaryAnswer(list(tokens), [-0.5 + x for x in by], top)
 
 
 def kind_of(*answers):
-    return judge(RIGHT, mean_answer(answers), 0.02).kind
+    return judge_answer(RIGHT, mean_answer(answers), 0.02).kind
 
 
 NOISE = [off(0.03, 0, 0), off(0, -0.03, 0), off(-0.03, 0.03, 0.03)]
 
 
 def test_noise_vanishes_and_what_is_off_every_time_does_not():
-    assert {kind_of(each) for each in NOISE} == {Kind.LOGIT_DRIFT}
-    assert kind_of(*NOISE) is Kind.PASS
-    assert kind_of(*[off(0, 0.021, 0)] * 9) is Kind.LOGIT_DRIFT
+    assert {kind_of(each) for each in NOISE} == {CheckKind.LOGIT_DRIFT}
+    assert kind_of(*NOISE) is CheckKind.PASS
+    assert kind_of(*[off(0, 0.021, 0)] * 9) is CheckKind.LOGIT_DRIFT
 
 
 def test_one_alone_is_what_it_was():
@@ -47,21 +51,21 @@ def test_a_tie_that_most_take_the_other_way_is_one():
     """Nothing after it is compared."""
     top = [{1: -0.53, 9: -0.50}, {}, {}]
     aside = [off(0.0, 9, 9, tokens=(9, 7, 7), top=top), off(-0.06, 1, 1, tokens=(9, 7, 7), top=top)]
-    assert kind_of(*aside, off(0.03, 0, 0)) is Kind.PASS
+    assert kind_of(*aside, off(0.03, 0, 0)) is CheckKind.PASS
 
 
 WRONG = [
-    (off(0, 0, 0, tokens=(1, 5, 3)), Kind.TOKEN_MISMATCH),
-    (Answer([1], [-0.5], TOP[:1]), Kind.TOKEN_MISMATCH),
-    (Answer([1, 2, 3], [-0.5, None, -0.5], TOP), Kind.LOGIT_DRIFT),
-    (Answer([0, 0, 0], [-9999.0] * 3, TOP), Kind.LOGIT_DRIFT),
+    (off(0, 0, 0, tokens=(1, 5, 3)), CheckKind.TOKEN_MISMATCH),
+    (CanaryAnswer([1], [-0.5], TOP[:1]), CheckKind.TOKEN_MISMATCH),
+    (CanaryAnswer([1, 2, 3], [-0.5, None, -0.5], TOP), CheckKind.LOGIT_DRIFT),
+    (CanaryAnswer([0, 0, 0], [-9999.0] * 3, TOP), CheckKind.LOGIT_DRIFT),
 ]
 
 
 @pytest.mark.parametrize(("wrong", "kind"), WRONG)
 def test_what_is_wrong_every_time_stays_so(wrong, kind):
     found = kind_of(wrong, wrong, wrong)
-    assert found is kind or found is judge(RIGHT, wrong, 0.02).kind
+    assert found is kind or found is judge_answer(RIGHT, wrong, 0.02).kind
 
 
 @pytest.mark.parametrize("at", range(3))
@@ -73,21 +77,21 @@ def test_an_end_too_early_or_no_number_is_no_noise(at):
 
 
 def test_a_pool_is_about_one_prompt_and_ends_with_a_right_answer():
-    pool = Pool()
-    assert pool.size("prompt") == 0
+    pool = WrongAnswers()
+    assert pool.count_answers("prompt") == 0
     for n in range(1, 4):
-        pool.with_another(KEY, NOISE[0])
-        assert (pool.size("prompt"), pool.size("another")) == (n, 0)
-    mean = pool.with_another(KEY._replace(weight_version="2"), NOISE[1])
+        pool.add_answer(KEY, NOISE[0])
+        assert (pool.count_answers("prompt"), pool.count_answers("another")) == (n, 0)
+    mean = pool.add_answer(KEY._replace(weight_version="2"), NOISE[1])
     assert mean.logprobs == NOISE[1].logprobs
-    assert pool.size("prompt") == 1
-    pool.clear()
-    assert pool.size("prompt") == 0
+    assert pool.count_answers("prompt") == 1
+    pool.remove_all()
+    assert pool.count_answers("prompt") == 0
 
 
 def test_a_pool_is_bounded():
-    pool = Pool()
-    for n in range(2 * POOL_MAX):
-        pool.with_another(KEY, off(float(n >= POOL_MAX), 0, 0))
-    assert pool.size("prompt") == POOL_MAX
+    pool = WrongAnswers()
+    for n in range(2 * WRONG_ANSWERS_MAX):
+        pool.add_answer(KEY, off(float(n >= WRONG_ANSWERS_MAX), 0, 0))
+    assert pool.count_answers("prompt") == WRONG_ANSWERS_MAX
     assert mean_answer(pool.answers).logprobs[0] == pytest.approx(0.5)

@@ -3,52 +3,53 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from select_service.core.health.rules import HealthRules
-from select_service.core.health.schedule import (
-    ASKED_AGAIN_S,
+from select_service.core.health.checks.check_schedule import (
     CHECKS_MAX,
-    EXTRAS_AT_LEAST,
+    ENTRIES_EXAMINED_MAX,
+    EXTRA_SLOTS_MIN,
     IN_FLIGHT_MAX,
     LATE_S,
-    LOOKED_AT_MAX,
-    SCARCE,
-    Schedule,
+    REPEAT_AFTER_S,
+    SCARCE_FROM,
+    CheckSchedule,
 )
-from select_service.core.health.spread import drawn, mixed, phase
+from select_service.core.health.checks.hash_mixing import draw_numbers, phase_of
+from select_service.core.health.health_rules import HealthRules
 from select_service.core.identity import Rank
-from tests.exploring import explored
+from select_service.core.split_mix import mix_bits
+from tests.hypothesis_profiles import explored
 
 RULES = HealthRules()
 A, B = Rank(1, 0), Rank(2, 0)
 
 
 def a_schedule(*ranks):
-    schedule = Schedule(RULES)
+    schedule = CheckSchedule(RULES)
     for rank in ranks:
-        schedule.join(rank, 0.0)
+        schedule.add_rank(rank, 0.0)
     return schedule
 
 
 def taken(schedule, now):
     """All that are due, each ended at once."""
     found = []
-    while (due := schedule.due(now)) is not None:
+    while (due := schedule.take_due(now)) is not None:
         found.append(due)
-        schedule.ended(due.rank)
+        schedule.end_check(due.rank)
     return found
 
 
 def test_phases_are_spread_evenly():
     tenths = [0] * 10
     for worker_id in range(10_000):
-        tenths[int(10 * phase(Rank(worker_id, worker_id % 8)))] += 1
+        tenths[int(10 * phase_of(Rank(worker_id, worker_id % 8)))] += 1
     assert min(tenths) > 900
     assert max(tenths) < 1100
 
 
 def test_what_looks_random_is_always_the_same():
-    assert mixed(0) == 0xE220A8397B1DCDAF, "the first number of splitmix64"
-    one, other = drawn(7, 10, 20), drawn(7, 10, 20)
+    assert mix_bits(0) == 0xE220A8397B1DCDAF, "the first number of splitmix64"
+    one, other = draw_numbers(7, 10, 20), draw_numbers(7, 10, 20)
     numbers = [next(one) for _ in range(50)]
     assert numbers == [next(other) for _ in range(50)]
     assert set(numbers) == set(range(10, 20))
@@ -56,11 +57,11 @@ def test_what_looks_random_is_always_the_same():
 
 def test_every_rank_has_one_turn_in_an_interval_at_its_phase():
     schedule = a_schedule(A)
-    at = phase(A) * RULES.interval_s
+    at = phase_of(A) * RULES.interval_s
     assert schedule.next_at(A) == at
     assert taken(schedule, at - 0.01) == []
     assert [due.rank for due in taken(schedule, at)] == [A]
-    schedule.next_round(A, at)
+    schedule.plan_regular_check(A, at)
     assert schedule.next_at(A) == at + RULES.interval_s
 
 
@@ -70,14 +71,14 @@ def test_all_have_the_same_prompt_in_a_round():
     for tenth in range(900):
         for rank, prompt in taken(schedule, tenth / 10):
             seen.setdefault(tenth // 300, set()).add(prompt)
-            schedule.next_round(rank, tenth / 10)
+            schedule.plan_regular_check(rank, tenth / 10)
     assert seen == {0: {0}, 1: {1}, 2: {2}}
 
 
 def test_a_late_turn_is_skipped_and_an_extra_one_is_not():
     schedule = a_schedule(A, B)
     at = schedule.next_at(A)
-    schedule.at(B, at, 5)
+    schedule.plan_extra_check(B, at, 5)
     late = at + LATE_S + 0.1
     assert taken(schedule, late) == [(B, 5)]
     assert schedule.next_at(A) == at + RULES.interval_s
@@ -87,29 +88,29 @@ def test_so_many_are_in_flight_and_no_rank_twice():
     ranks = [Rank(n, 0) for n in range(100)]
     schedule = a_schedule(*ranks)
     for rank in ranks:
-        schedule.at(rank, 1.0)
-    first = [schedule.due(1.0).rank for _ in range(IN_FLIGHT_MAX)]
-    assert schedule.due(1.0) is None
+        schedule.plan_extra_check(rank, 1.0)
+    first = [schedule.take_due(1.0).rank for _ in range(IN_FLIGHT_MAX)]
+    assert schedule.take_due(1.0) is None
     assert len(set(first)) == IN_FLIGHT_MAX
-    schedule.at(first[0], 1.0)
-    schedule.ended(first[1])
-    assert schedule.due(1.0).rank not in first
+    schedule.plan_extra_check(first[0], 1.0)
+    schedule.end_check(first[1])
+    assert schedule.take_due(1.0).rank not in first
 
 
 def test_who_pauses_between_two_requests_leaves_its_place_and_goes_before_new_ones():
     ranks = [Rank(n, 0) for n in range(2 * IN_FLIGHT_MAX)]
     schedule = a_schedule(*ranks)
     for rank in ranks:
-        schedule.at(rank, 0.0)
+        schedule.plan_extra_check(rank, 0.0)
     first, *others = in_flight(schedule, 0.0)
-    schedule.pauses(first)
-    assert not schedule.ask(first, 0.0)
+    schedule.release_slot(first)
+    assert not schedule.request_check(first, 0.0)
     [new] = in_flight(schedule, 0.0)
-    assert not schedule.resumes(first)
-    schedule.ended(new)
-    assert schedule.due(0.0) is None
-    assert schedule.resumes(first)
-    schedule.ended(others[0])
+    assert not schedule.take_slot_again(first)
+    schedule.end_check(new)
+    assert schedule.take_due(0.0) is None
+    assert schedule.take_slot_again(first)
+    schedule.end_check(others[0])
     assert len(in_flight(schedule, 0.0)) == 1
     schedule.check_invariants()
 
@@ -118,14 +119,14 @@ def test_who_waits_and_ends_waits_no_more():
     ranks = [Rank(n, 0) for n in range(2 * IN_FLIGHT_MAX)]
     schedule = a_schedule(*ranks)
     for rank in ranks:
-        schedule.at(rank, 0.0)
+        schedule.plan_extra_check(rank, 0.0)
     first, *others = in_flight(schedule, 0.0)
-    schedule.pauses(first)
+    schedule.release_slot(first)
     assert len(in_flight(schedule, 0.0)) == 1
-    assert not schedule.resumes(first)
-    schedule.ended(first)
-    assert schedule.resumes(first)
-    schedule.ended(others[0])
+    assert not schedule.take_slot_again(first)
+    schedule.end_check(first)
+    assert schedule.take_slot_again(first)
+    schedule.end_check(others[0])
     assert len(in_flight(schedule, 0.0)) == 1
 
 
@@ -133,12 +134,12 @@ def test_so_many_are_under_way_with_those_that_pause():
     ranks = [Rank(n, 0) for n in range(2 * CHECKS_MAX)]
     schedule = a_schedule(*ranks)
     for rank in ranks:
-        schedule.at(rank, 0.0)
+        schedule.plan_extra_check(rank, 0.0)
     begun = 0
     while found := in_flight(schedule, 0.0):
         begun += len(found)
         for rank in found:
-            schedule.pauses(rank)
+            schedule.release_slot(rank)
         schedule.check_invariants()
     assert begun == CHECKS_MAX
     assert not schedule.is_scarce
@@ -147,7 +148,7 @@ def test_so_many_are_under_way_with_those_that_pause():
 def in_flight(schedule, now):
     """All that are due, none of which ends."""
     found = []
-    while (due := schedule.due(now)) is not None:
+    while (due := schedule.take_due(now)) is not None:
         found.append(due.rank)
     return found
 
@@ -156,37 +157,37 @@ def test_when_checks_are_scarce_rounds_go_first_and_a_share_is_left_for_extra_tu
     extras = [Rank(n, 0) for n in range(100)]
     schedule = a_schedule(*extras)
     for rank in extras:
-        schedule.at(rank, 0.0)
+        schedule.plan_extra_check(rank, 0.0)
     rounds = [Rank(n, 1) for n in range(5000)]
     for rank in rounds:
-        schedule.join(rank, 0.0)
+        schedule.add_rank(rank, 0.0)
     now = 0.5
     due = [rank for rank in rounds if schedule.next_at(rank) <= now]
     assert len(due) > IN_FLIGHT_MAX
     first = in_flight(schedule, now)
-    assert first[:EXTRAS_AT_LEAST] == extras[:EXTRAS_AT_LEAST]
-    assert set(first[EXTRAS_AT_LEAST:]) <= set(due)
+    assert first[:EXTRA_SLOTS_MIN] == extras[:EXTRA_SLOTS_MIN]
+    assert set(first[EXTRA_SLOTS_MIN:]) <= set(due)
     assert len(first) == IN_FLIGHT_MAX
-    schedule.ended(first[-1])
+    schedule.end_check(first[-1])
     assert in_flight(schedule, now)[0] in due
-    schedule.ended(first[0])
-    assert in_flight(schedule, now) == [extras[EXTRAS_AT_LEAST]]
+    schedule.end_check(first[0])
+    assert in_flight(schedule, now) == [extras[EXTRA_SLOTS_MIN]]
 
 
 def test_where_nobody_else_waits_all_may_be_extra_turns():
     ranks = [Rank(n, 0) for n in range(100)]
     schedule = a_schedule(*ranks)
     for rank in ranks:
-        schedule.at(rank, -1.0)
+        schedule.plan_extra_check(rank, -1.0)
     assert not schedule.is_scarce
-    for _ in range(SCARCE + 1):
-        schedule.due(-1.0)
+    for _ in range(SCARCE_FROM + 1):
+        schedule.take_due(-1.0)
     assert schedule.is_scarce
-    assert len(in_flight(schedule, -1.0)) == IN_FLIGHT_MAX - SCARCE - 1
+    assert len(in_flight(schedule, -1.0)) == IN_FLIGHT_MAX - SCARCE_FROM - 1
 
 
 def test_many_turns_that_are_skipped_take_several_looks():
-    ranks = [Rank(n, 0) for n in range(3 * LOOKED_AT_MAX)]
+    ranks = [Rank(n, 0) for n in range(3 * ENTRIES_EXAMINED_MAX)]
     schedule = a_schedule(*ranks)
     late = RULES.interval_s + LATE_S + 0.1
     looks = 0
@@ -198,33 +199,33 @@ def test_many_turns_that_are_skipped_take_several_looks():
 
 def test_who_is_asked_often_is_asked_once():
     schedule = a_schedule(A)
-    assert schedule.ask(A, 1.0)
-    assert not schedule.ask(A, 2.0)
+    assert schedule.request_check(A, 1.0)
+    assert not schedule.request_check(A, 2.0)
     assert taken(schedule, 2.0)
-    schedule.next_round(A, 2.0)
-    assert not schedule.ask(A, 1.0 + ASKED_AGAIN_S - 0.1)
-    assert schedule.ask(A, 1.0 + ASKED_AGAIN_S)
+    schedule.plan_regular_check(A, 2.0)
+    assert not schedule.request_check(A, 1.0 + REPEAT_AFTER_S - 0.1)
+    assert schedule.request_check(A, 1.0 + REPEAT_AFTER_S)
 
 
 def test_who_pauses_has_no_turn_and_cannot_be_asked():
     schedule = a_schedule(A)
-    schedule.pause(A)
+    schedule.cancel_next_check(A)
     assert schedule.next_at(A) is None
-    assert not schedule.ask(A, 1.0)
+    assert not schedule.request_check(A, 1.0)
     assert taken(schedule, 100.0) == []
-    schedule.at(A, 101.0)
+    schedule.plan_extra_check(A, 101.0)
     assert taken(schedule, 101.0)
 
 
 def test_who_is_not_here_is_nobody():
     schedule = a_schedule(A)
-    schedule.leave(A)
+    schedule.remove_rank(A)
     assert A not in schedule
     assert schedule.next_at(A) is None
-    for change in (schedule.pause, schedule.leave, schedule.ended):
+    for change in (schedule.cancel_next_check, schedule.remove_rank, schedule.end_check):
         change(A)
-    schedule.at(A, 1.0)
-    assert not schedule.ask(A, 1.0)
+    schedule.plan_extra_check(A, 1.0)
+    assert not schedule.request_check(A, 1.0)
     assert taken(schedule, 100.0) == []
 
 
@@ -233,7 +234,7 @@ class ScheduleMatchesModel(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.schedule, self.turns, self.flying, self.now = Schedule(RULES), {}, set(), 0.0
+        self.schedule, self.turns, self.flying, self.now = CheckSchedule(RULES), {}, set(), 0.0
         self.pausing, self.waiting = set(), set()
 
     @property
@@ -246,22 +247,22 @@ class ScheduleMatchesModel(RuleBasedStateMachine):
     @rule(rank=ranks)
     def join_or_leave(self, rank):
         if rank in self.turns:
-            self.schedule.leave(rank)
+            self.schedule.remove_rank(rank)
             del self.turns[rank]
         else:
-            self.schedule.join(rank, self.now)
+            self.schedule.add_rank(rank, self.now)
             self.turns[rank] = self.schedule.next_at(rank)
 
     @rule(rank=ranks, seconds=st.sampled_from([0.0, 1.0, 2.0]))
     def plan(self, rank, seconds):
         if rank in self.turns:
-            self.schedule.at(rank, self.now + seconds)
+            self.schedule.plan_extra_check(rank, self.now + seconds)
             self.turns[rank] = self.now + seconds
 
     @rule(seconds=st.sampled_from([0.1, 0.5, 1.0]))
     def take(self, seconds):
         self.now += seconds
-        while (due := self.schedule.due(self.now)) is not None:
+        while (due := self.schedule.take_due(self.now)) is not None:
             assert self.turns[due.rank] <= self.now
             assert due.rank not in self.flying
             self.flying.add(due.rank)
@@ -276,16 +277,16 @@ class ScheduleMatchesModel(RuleBasedStateMachine):
         for rank in sorted(self.flying)[:n]:
             for checks in (self.flying, self.pausing, self.waiting):
                 checks.discard(rank)
-            self.schedule.ended(rank)
+            self.schedule.end_check(rank)
             if again and rank in self.turns:
-                self.schedule.next_round(rank, self.now)
+                self.schedule.plan_regular_check(rank, self.now)
                 self.turns[rank] = self.schedule.next_at(rank)
                 assert self.now < self.turns[rank] <= self.now + RULES.interval_s + 1e-9
 
     @rule(n=st.integers(0, 40))
     def pause(self, n):
         for rank in sorted(self.flying - self.pausing)[:n]:
-            self.schedule.pauses(rank)
+            self.schedule.release_slot(rank)
             self.pausing.add(rank)
 
     @rule(n=st.integers(0, 40))
@@ -293,7 +294,7 @@ class ScheduleMatchesModel(RuleBasedStateMachine):
         for rank in sorted(self.flying)[:n]:
             paused = rank in self.pausing
             has_place = not paused or len(self.flying - self.pausing) < IN_FLIGHT_MAX
-            assert self.schedule.resumes(rank) == has_place
+            assert self.schedule.take_slot_again(rank) == has_place
             if has_place:
                 self.pausing.discard(rank)
                 self.waiting.discard(rank)

@@ -2,11 +2,16 @@
 
 import pytest
 
-from select_service.core.health.checked import CheckedWorker
-from select_service.core.health.effects import Drained, MovesAsked, Reset, StateChanged
-from select_service.core.health.kinds import Kind, Outcome, State
-from select_service.core.health.outcomes import OutcomeReport
-from select_service.core.health.reference_book import Source
+from select_service.core.health.answers.reference_answers import ReferenceSource
+from select_service.core.health.checks.check_state import CheckedWorker
+from select_service.core.health.health_effects import (
+    DrainFinished,
+    MigrationRequested,
+    RankReset,
+    StateChanged,
+)
+from select_service.core.health.health_kinds import CheckKind, RankHealthState, RequestOutcome
+from select_service.core.health.outcome_trust import OutcomeReport
 from select_service.core.identity import Rank
 from tests.core.health.fleet_scene import KEY, FleetScene
 
@@ -14,16 +19,19 @@ from tests.core.health.fleet_scene import KEY, FleetScene
 def test_workers_can_share_an_endpoint():
     scene = FleetScene(4)
     for worker_id in (0, 1):
-        scene.monitor.joined(CheckedWorker(worker_id, KEY, range(1), "http://both"), 0.0)
+        scene.monitor.register_worker(CheckedWorker(worker_id, KEY, range(1), "http://both"), 0.0)
     scene.run(100)
     scene.break_ranks("connect", Rank(0, 0), Rank(1, 0))
     scene.run(40)
     first, second = scene.out_at.values()
     assert first == second
-    assert scene.monitor.counts.failures == {(0, Kind.CONNECT): 3, (1, Kind.CONNECT): 3}
-    assert scene.monitor.counts.transitions[State.SUSPICIOUS, State.UNHEALTHY] == 2
-    scene.monitor.left(0)
-    assert scene.monitor.counts.failures == {(1, Kind.CONNECT): 3}
+    assert scene.monitor.counters.failures == {(0, CheckKind.CONNECT): 3, (1, CheckKind.CONNECT): 3}
+    assert (
+        scene.monitor.counters.transitions[RankHealthState.SUSPICIOUS, RankHealthState.UNHEALTHY]
+        == 2
+    )
+    scene.monitor.remove_worker(0)
+    assert scene.monitor.counters.failures == {(1, CheckKind.CONNECT): 3}
 
 
 def test_who_registers_again_begins_anew_also_while_a_check_is_under_way():
@@ -31,14 +39,16 @@ def test_who_registers_again_begins_anew_also_while_a_check_is_under_way():
     scene.run(60)
     sick = Rank(0, 0)
     scene.break_ranks("hang", sick)
-    while len(scene.monitor._checking._running) == 0 or scene.state(sick) is State.HEALTHY:
+    while (
+        len(scene.monitor._checking._running) == 0 or scene.state(sick) is RankHealthState.HEALTHY
+    ):
         scene.step()
     scene.join(0)
     scene._take()
-    assert Reset(sick) in scene.effects
+    assert RankReset(sick) in scene.current_effects
     scene.run(60)
-    assert scene.state(sick) is State.HEALTHY
-    assert scene.monitor.record(sick).failures == 0
+    assert scene.state(sick) is RankHealthState.HEALTHY
+    assert scene.monitor.record_of(sick).failures == 0
     assert sick not in scene.out_at
 
 
@@ -48,26 +58,26 @@ def test_who_leaves_is_forgotten_and_its_check_ends_nowhere():
     while not scene.in_flight:
         scene.step()
     for worker_id in (0, 1):
-        scene.monitor.left(worker_id)
+        scene.monitor.remove_worker(worker_id)
     scene.engines.clear()
     scene.run(10)
     assert scene.in_flight == 0
-    assert not list(scene.monitor.partitions())
-    scene.monitor.left(0)
+    assert not list(scene.monitor.iterate_partitions())
+    scene.monitor.remove_worker(0)
 
 
 def test_a_worker_without_an_endpoint_is_healthy_and_never_asked():
     scene = FleetScene(2)
-    scene.monitor.joined(CheckedWorker(9, KEY, range(1), None), scene.now)
+    scene.monitor.register_worker(CheckedWorker(9, KEY, range(1), None), scene.now)
     scene.run(60)
     rank = Rank(9, 0)
     assert not scene.monitor.is_checked(rank)
     assert scene.monitor.next_check_at(rank) is None
-    assert scene.monitor.record(rank).state is State.HEALTHY
+    assert scene.monitor.record_of(rank).state is RankHealthState.HEALTHY
 
 
 def report(scene, rank, outcome, believed=True, times=1):
-    scene.monitor.reported(OutcomeReport(rank, outcome, times=times), believed, scene.now)
+    scene.monitor.process_report(OutcomeReport(rank, outcome, times=times), believed, scene.now)
     scene._take()
 
 
@@ -76,13 +86,13 @@ def test_reports_make_a_check_and_then_a_failure():
     scene.run(62)
     rank = Rank(0, 0)
     asked = len(scene.engines[rank].asked)
-    report(scene, rank, Outcome.FAILURE)
+    report(scene, rank, RequestOutcome.FAILURE)
     scene.run(0.2)
     assert len(scene.engines[rank].asked) == asked + 1
-    report(scene, rank, Outcome.FAILURE, times=9)
-    assert scene.state(rank) is State.SUSPICIOUS
-    assert scene.monitor.record(rank).cause is Kind.PASSIVE
-    assert scene.monitor.counts.failures == {(0, Kind.PASSIVE): 1}
+    report(scene, rank, RequestOutcome.FAILURE, times=9)
+    assert scene.state(rank) is RankHealthState.SUSPICIOUS
+    assert scene.monitor.record_of(rank).cause is CheckKind.PASSIVE
+    assert scene.monitor.counters.failures == {(0, CheckKind.PASSIVE): 1}
     assert scene.monitor.next_check_at(rank) == pytest.approx(scene.now + 2.0)
 
 
@@ -92,9 +102,9 @@ def test_a_report_that_is_not_believed_makes_a_check_and_no_more():
     rank = Rank(0, 0)
     asked = len(scene.engines[rank].asked)
     for _ in range(100):
-        report(scene, rank, Outcome.FATAL, believed=False)
+        report(scene, rank, RequestOutcome.FATAL, believed=False)
         scene.step()
-    assert scene.state(rank) is State.HEALTHY
+    assert scene.state(rank) is RankHealthState.HEALTHY
     assert len(scene.engines[rank].asked) - asked <= 2
 
 
@@ -103,25 +113,25 @@ def test_a_fatal_report_takes_a_rank_out_at_once_and_moves_what_is_on_it():
     scene.run(5)
     rank = Rank(0, 0)
     scene.booked[rank] = 23
-    report(scene, rank, Outcome.FATAL)
-    assert MovesAsked(rank, 23) in scene.effects
+    report(scene, rank, RequestOutcome.FATAL)
+    assert MigrationRequested(rank, 23) in scene.current_effects
     scene.booked[rank] = 0
     scene.run(2)
-    assert scene.effects[-1] == Drained(rank)
+    assert scene.current_effects[-1] == DrainFinished(rank)
 
 
 def test_an_operator_drains_without_checks_and_ends_it():
     scene = FleetScene(3)
     scene.run(60)
     rank = Rank(0, 0)
-    scene.monitor.drain(0, scene.now)
+    scene.monitor.drain_ranks(0, scene.now)
     asked = len(scene.engines[rank].asked)
     scene.run(700)
-    assert scene.state(rank) is State.DRAINING
+    assert scene.state(rank) is RankHealthState.DRAINING
     assert len(scene.engines[rank].asked) == asked
-    scene.monitor.undrain(0, scene.now)
+    scene.monitor.undrain_ranks(0, scene.now)
     scene.run(40)
-    assert scene.state(rank) is State.HEALTHY
+    assert scene.state(rank) is RankHealthState.HEALTHY
     assert len(scene.engines[rank].asked) > asked
 
 
@@ -129,7 +139,7 @@ def test_an_operator_can_have_a_worker_checked_now():
     scene = FleetScene(3)
     scene.run(62)
     asked = len(scene.engines[Rank(0, 0)].asked)
-    scene.monitor.check(0, scene.now)
+    scene.monitor.check_worker(0, scene.now)
     scene.run(0.2)
     assert len(scene.engines[Rank(0, 0)].asked) == asked + 1
 
@@ -137,24 +147,24 @@ def test_an_operator_can_have_a_worker_checked_now():
 def test_references_are_learnt_kept_and_forgotten():
     scene = FleetScene(4)
     scene.run(100)
-    stored = list(scene.monitor.book.stored())
+    stored = list(scene.monitor.references.iterate_stored())
     assert len(stored) == 3
     other = FleetScene(4, seed=1)
     for reference in stored:
-        other.monitor.book.restore(reference)
-        assert other.monitor.book.source(reference.key) is Source.AGREEMENT
+        other.monitor.references.restore_reference(reference)
+        assert other.monitor.references.source_of(reference.key) is ReferenceSource.AGREEMENT
     other.break_ranks("wrong", *other.ranks[:2])
     other.run(100)
     assert other.out_at.keys() == set(other.ranks[:2]), "without votes to win"
-    other.monitor.learn("model")
-    assert not list(other.monitor.book.stored())
+    other.monitor.forget_references("model")
+    assert not list(other.monitor.references.iterate_stored())
 
 
 def test_effects_wake_somebody():
     scene = FleetScene(2)
     scene.run(60)
     woken = scene.wakes
-    scene.monitor.drain(0, scene.now)
+    scene.monitor.drain_ranks(0, scene.now)
     assert scene.wakes == max(woken, 1)
     assert any(isinstance(e, StateChanged) for e in scene.monitor.take_effects())
     assert scene.monitor.take_effects() == []

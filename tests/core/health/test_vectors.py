@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.playing.__main__ import main
-from scripts.playing.differences import differences
-from scripts.playing.formats import FORMATS, UnknownFormat, format_of
+from tests.vectors.__main__ import main
+from tests.vectors.differences import differences
+from tests.vectors.formats import FORMATS, UnknownFormat, format_of
 
 VECTORS = Path(__file__).parent / "vectors"
 OF_HEALTH = [known for known in FORMATS if known.name.startswith("health ")]
@@ -108,7 +108,7 @@ def test_a_file_that_is_not_there_is_said(tmp_path, capsys):
 
 
 def test_rules_of_a_case_can_be_overridden():
-    from scripts.playing.health_states import rules_of
+    from tests.vectors.health_states import rules_of
 
     given = {"failure_threshold": 5, "max_eject": 0.9, "passive_window": 7, "slow_start": 3}
     rules = rules_of({"config": "default", "overrides": given})

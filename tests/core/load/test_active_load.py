@@ -14,10 +14,10 @@ from hypothesis.stateful import (
 from numba import njit
 
 from select_service.core.load import growing_table
-from select_service.core.load import load_layout as layout
-from select_service.core.load.leading_kernels import leading_runs
+from select_service.core.load.compiled import load_layout as layout
+from select_service.core.load.compiled.shared_prefix_kernels import fill_leading_runs
 from tests.core.load.loads import Loads
-from tests.exploring import explored
+from tests.hypothesis_profiles import explored
 from tests.models.load_model import LoadModel
 
 EDGE_HASHES = [0, 1, 2, 3, 4, 2**63, 2**64 - 1]
@@ -31,7 +31,7 @@ def array(hashes):
 
 @njit("void(int64[::1], uint64[::1], uint64[::1], int64[::1], uint64[::1])")
 def fill_runs(header, hashes, keys, out, running):
-    leading_runs(header, hashes, keys, out, running)
+    fill_leading_runs(header, hashes, keys, out, running)
 
 
 class LeadingRuns:
@@ -67,7 +67,7 @@ class ActiveLoadMatchesModel(RuleBasedStateMachine):
     @initialize(n_slots=st.sampled_from([1, 3, 300]))
     def start(self, n_slots):
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(growing_table, "ROWS_AT_FIRST", 8)
+        self.patch.setattr(growing_table, "INITIAL_ROWS", 8)
         self.patch.setattr(growing_table, "MOVED_IN_A_STEP", 0)
         self.patch.setattr(growing_table, "TOUCHED_IN_A_STEP", 64)
         self.loads, self.model = Loads(n_slots), LoadModel()
@@ -109,7 +109,7 @@ class ActiveLoadMatchesModel(RuleBasedStateMachine):
 
     @rule(blocks=st.integers(0, 40))
     def prepare(self, blocks):
-        self.load.prepare(blocks)
+        self.load.prepare_step(blocks)
 
     @rule(query=HASHES)
     def leading_runs(self, query):
@@ -126,7 +126,7 @@ class ActiveLoadMatchesModel(RuleBasedStateMachine):
 
     @invariant()
     def sums_agree(self):
-        active = self.load.active_blocks()
+        active = self.load.compute_active_blocks()
         used = set(self.booked.values())
         assert not self.load.totals[[s for s in range(self.n_slots) if s not in used]].any()
         for slot in used:
@@ -141,7 +141,7 @@ class ActiveLoadMatchesModel(RuleBasedStateMachine):
     @invariant()
     def counters_agree_with_tables(self):
         self.load.check_invariants()
-        self.loads.ledger.held.check_invariants()
+        self.loads.ledger.reservations.check_invariants()
 
 
 TestActiveLoadMatchesModel = explored(ActiveLoadMatchesModel)
@@ -214,7 +214,7 @@ def test_runs_end_where_they_end_on_every_slot(n_slots):
 def test_tables_grow_and_shrink_without_losing_anything(loads):
     for number in range(40):
         loads.add(number, 1, range(number * 500, number * 500 + 900), 7)
-    assert loads.load.active_blocks().tolist() == [0, 39 * 500 + 900]
+    assert loads.load.compute_active_blocks().tolist() == [0, 39 * 500 + 900]
     loads.load.check_invariants()
     for number in range(40):
         loads.remove(number)
@@ -224,7 +224,7 @@ def test_tables_grow_and_shrink_without_losing_anything(loads):
 
 def test_a_block_that_is_missing_when_it_is_released_is_an_error(loads):
     loads.add("a", 0, [1, 2])
-    for table in loads.load._tables():
+    for table in loads.load._all_tables():
         table.table[:] = 0
     with pytest.raises(AssertionError, match="is not booked"):
         loads.output_block("a", 0.5)

@@ -7,15 +7,19 @@ import numpy as np
 import pytest
 
 from select_service.core.load import growing_table
-from select_service.core.load import load_layout as layout
-from select_service.core.load.booking import BOOKED_BLOCKS_MAX
+from select_service.core.load.compiled import load_layout as layout
+from select_service.core.load.compiled.table_kernels import (
+    MOVED_AT_ONCE_MAX,
+    MOVED_PER_ENTRY,
+    move_rows,
+)
 from select_service.core.load.growing_table import (
+    INITIAL_ROWS,
     MOVED_IN_A_STEP,
-    ROWS_AT_FIRST,
     GrowingTable,
 )
 from select_service.core.load.ledger import MANY_BLOCKS
-from select_service.core.load.table_kernels import MOVED_AT_ONCE_MAX, MOVED_PER_ENTRY, move_rows
+from select_service.core.load.new_reservation import BOOKED_BLOCKS_MAX
 from tests.core.load.loads import Loads
 
 PROMPT = 32
@@ -25,7 +29,9 @@ TABLES = layout.REFERENCES, layout.PREFIXES, layout.HOLDERS
 def moved_rows(load):
     """Rows of tables that still move that need not be looked at any more."""
     header = load.header
-    return sum(int(header[t + layout.MOVED_ROWS]) for t in TABLES if header[t + layout.OLD + 1])
+    return sum(
+        int(header[t + layout.MOVED_ROWS]) for t in TABLES if header[t + layout.OLD_TABLE + 1]
+    )
 
 
 def book(loads, number):
@@ -75,7 +81,7 @@ def test_a_table_that_finds_no_memory_loses_nothing(monkeypatch):
     def none(*_):
         raise MemoryError
 
-    monkeypatch.setattr(growing_table, "zeros", none)
+    monkeypatch.setattr(growing_table, "zeroed_array", none)
     before = load.totals.copy()
     with pytest.raises(MemoryError):
         load.reserve_room(2 * BOOKED_BLOCKS_MAX)
@@ -89,7 +95,7 @@ def test_the_longest_prompt_is_booked_by_a_process_that_has_run_out_of_memory(mo
     def none(*_):
         raise MemoryError
 
-    monkeypatch.setattr(growing_table, "zeros", none)
+    monkeypatch.setattr(growing_table, "zeroed_array", none)
     loads.add("longest", 0, np.arange(BOOKED_BLOCKS_MAX), 1)
     loads.load.check_invariants()
     loads.remove("longest")
@@ -99,17 +105,17 @@ def test_the_longest_prompt_is_booked_by_a_process_that_has_run_out_of_memory(mo
 
 def test_a_replaced_table_is_given_back_in_steps(monkeypatch):
     given = []
-    monkeypatch.setattr(growing_table, "GIVE_BACK_BYTES", 1 << 16)
-    monkeypatch.setattr(growing_table, "give_back", lambda _, at, size: given.append((at, size)))
+    monkeypatch.setattr(growing_table, "RETURN_STEP_BYTES", 1 << 16)
+    monkeypatch.setattr(growing_table, "return_pages", lambda _, at, size: given.append((at, size)))
     header = np.zeros(layout.HEADER_LENGTH, np.int64)
     table = GrowingTable(header, layout.PREFIXES, 2)
-    table.reserve(16 * ROWS_AT_FIRST)
+    table.reserve_entries(16 * INITIAL_ROWS)
     assert table.is_growing
     while table.is_growing:
         move_rows(header, layout.PREFIXES, 2, MOVED_IN_A_STEP)
-    table.give_back()
-    assert given == [(0, ROWS_AT_FIRST * 2 * 8)]
-    table.give_back()
+    table.release_memory()
+    assert given == [(0, INITIAL_ROWS * 2 * 8)]
+    table.release_memory()
     assert len(given) == 1
 
 
@@ -123,7 +129,7 @@ def test_what_a_table_has_left_behind_goes_with_the_bookings_after_it():
         book(loads, number)
         number += 1
     assert len(references.old) == 0
-    assert not loads.load.header[layout.REFERENCES + layout.RETIRED]
+    assert not loads.load.header[layout.REFERENCES + layout.MEMORY_TO_RELEASE]
 
 
 def prepared(ledger):
@@ -131,14 +137,14 @@ def prepared(ledger):
     for step in count():
         if not ledger._preparing:
             return step
-        ledger.prepare()
+        ledger.prepare_step()
     raise AssertionError
 
 
 def test_after_a_booking_of_many_blocks_the_pages_for_the_next_ones_are_touched_in_steps(
     monkeypatch,
 ):
-    touched, real = [], GrowingTable._touch
+    touched, real = [], GrowingTable._touch_pages
 
     def touch(table, which, pages):
         before = table._touched[which]
@@ -146,18 +152,18 @@ def test_after_a_booking_of_many_blocks_the_pages_for_the_next_ones_are_touched_
         touched[-1] += table._touched[which] - before
         return is_new
 
-    monkeypatch.setattr(GrowingTable, "_touch", touch)
+    monkeypatch.setattr(GrowingTable, "_touch_pages", touch)
     loads = Loads()
     for number in range(11):
         first = number * BOOKED_BLOCKS_MAX
         loads.add(number, 0, np.arange(first, first + BOOKED_BLOCKS_MAX))
         while loads.ledger._preparing:
             touched.append(0)
-            loads.ledger.prepare()
+            loads.ledger.prepare_step()
         with monkeypatch.context() as patch:
-            patch.setattr(growing_table, "zeros", None)
+            patch.setattr(growing_table, "zeroed_array", None)
             loads.load.reserve_room(BOOKED_BLOCKS_MAX)
-        for table in loads.load._tables():
+        for table in loads.load._all_tables():
             assert table._touched == [len(table.table), len(table._next)]
     loads.load.check_invariants()
     assert max(touched) == growing_table.TOUCHED_IN_A_STEP
@@ -173,7 +179,7 @@ def test_a_table_that_grows_under_small_bookings_is_touched_ahead_once_large_one
         number += 1
     assert loads.load._references.is_growing
     prepared(loads.ledger)
-    for table in loads.load._tables():
+    for table in loads.load._all_tables():
         assert table._touched[0] == len(table.table)
 
 
@@ -184,7 +190,7 @@ def test_what_finds_no_memory_is_not_prepared(monkeypatch):
     def none(*_):
         raise MemoryError
 
-    monkeypatch.setattr(growing_table, "zeros", none)
+    monkeypatch.setattr(growing_table, "zeroed_array", none)
     prepared(loads.ledger)
     loads.load.check_invariants()
 
@@ -193,7 +199,7 @@ def made(loads, number):
     """Steps of preparing until a booking of as many blocks as there may be is bounded, then it."""
     steps, first = 0, number * BOOKED_BLOCKS_MAX
     while not loads.ledger.may_book(loads.load, BOOKED_BLOCKS_MAX):
-        loads.ledger.prepare()
+        loads.ledger.prepare_step()
         steps += 1
     loads.add(number, 0, np.arange(first, first + BOOKED_BLOCKS_MAX))
     return steps
@@ -207,7 +213,7 @@ def test_no_booking_of_many_blocks_touches_more_new_pages_than_a_step_of_prepari
     loads, touched, steps = Loads(), [], []
     for number in range(25):
         while not loads.ledger.may_book(loads.load, BOOKED_BLOCKS_MAX):
-            loads.ledger.prepare()
+            loads.ledger.prepare_step()
         before = faults()
         steps.append(made(loads, number))
         touched.append(faults() - before)
@@ -218,8 +224,8 @@ def test_no_booking_of_many_blocks_touches_more_new_pages_than_a_step_of_prepari
 def test_few_blocks_may_always_be_booked_and_prepare_nothing():
     loads = loads_of(1)
     assert loads.ledger.may_book(loads.load, MANY_BLOCKS - 1)
-    assert loads.ledger.keeps_up(loads.load)
-    assert loads.ledger.keeps_up_everywhere()
+    assert loads.ledger.is_ready_for_max_booking(loads.load)
+    assert loads.ledger.is_ready_everywhere()
     assert prepared(loads.ledger) == 0
 
 
@@ -235,9 +241,9 @@ def test_where_memory_lacks_a_booking_of_many_blocks_may_try(monkeypatch):
     def none(*_):
         raise MemoryError
 
-    monkeypatch.setattr(growing_table, "zeros", none)
-    loads.load._references._next = loads.load._prefixes._next = growing_table._NOTHING
-    loads.load._holders._next = growing_table._NOTHING
+    monkeypatch.setattr(growing_table, "zeroed_array", none)
+    loads.load._references._next = loads.load._prefixes._next = growing_table._EMPTY_TABLE
+    loads.load._holders._next = growing_table._EMPTY_TABLE
     prepared(loads.ledger)
     assert loads.ledger.may_book(loads.load, BOOKED_BLOCKS_MAX)
 
@@ -247,7 +253,7 @@ def test_no_booking_of_many_blocks_moves_more_rows_than_a_step_of_preparing():
     for number in range(60):
         first = number * BOOKED_BLOCKS_MAX
         while not loads.ledger.may_book(loads.load, BOOKED_BLOCKS_MAX):
-            loads.ledger.prepare()
+            loads.ledger.prepare_step()
         before = moved_rows(loads.load)
         loads.add(number, 0, np.arange(first, first + BOOKED_BLOCKS_MAX))
         steps.append(moved_rows(loads.load) - before)
@@ -262,4 +268,4 @@ def test_rows_move_in_steps_of_preparing_too():
         made(loads, number)
     assert loads.load._references.is_growing
     prepared(loads.ledger)
-    assert not any(table.is_growing for table in loads.load._tables())
+    assert not any(table.is_growing for table in loads.load._all_tables())

@@ -4,17 +4,17 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from select_service.base.errors import Conflict, NotFound
+from select_service.core.dirty_partitions import DirtyPartitions
 from select_service.core.identity import PartitionKey, Rank
-from select_service.core.load import load_layout as layout
-from select_service.core.load.booking import Account, NewBooking
+from select_service.core.load.compiled import load_layout as layout
+from select_service.core.load.compiled.ledger_layout import N_COUNTED
 from select_service.core.load.ledger import RELEASE_WORK, Ledger
-from select_service.core.load.ledger_layout import COUNTED
-from select_service.core.load.live_count import LiveCount
-from select_service.core.load.moving import MoveTo
+from select_service.core.load.live_counter import LiveCounter
+from select_service.core.load.new_reservation import LoadAccount, NewReservation
+from select_service.core.load.reservation_move import MoveTarget
 from select_service.core.load.reservations import Reservations
-from select_service.core.touched import Touched
-from select_service.errors import Conflict, NotFound
-from tests.exploring import explored
+from tests.hypothesis_profiles import explored
 from tests.models.ledger_model import Held, LedgerModel
 from tests.refusals import is_refused
 
@@ -34,18 +34,18 @@ class Heard:
         self.live, self.prefilling, self.causes = set(), set(), []
         self.completions = self.bookings = 0
 
-    def booked(self, booking, cause, now):
+    def on_booked(self, booking, cause, now):
         assert booking.reservation_id not in self.live
         self.live.add(booking.reservation_id)
         self.bookings += 1
         self.prefilling.add(booking.reservation_id)
 
-    def prefill_completed(self, booking, cause, now):
+    def on_prefill_completed(self, booking, cause, now):
         assert booking.reservation_id in self.live
         self.prefilling.discard(booking.reservation_id)
         self.completions += 1
 
-    def released(self, booking, cause, now):
+    def on_released(self, booking, cause, now):
         self.live.remove(booking.reservation_id)
         self.prefilling.discard(booking.reservation_id)
         self.causes.append(cause)
@@ -55,16 +55,16 @@ class LedgerMatchesModel(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.now, self.wakes = 0.0, 0
-        self.touched = Touched(self.wake)
-        self.touched.watch(set(KEYS))
+        self.touched = DirtyPartitions(self.wake)
+        self.touched.watch_partitions(set(KEYS))
         self.ledger = Ledger(Reservations(TTL_S), self.touched)
         self.heard = Heard()
-        self.ledger.follow(self.heard)
-        self.accounts = [Account(key, 4) for key in KEYS]
+        self.ledger.add_listener(self.heard)
+        self.accounts = [LoadAccount(key, 4) for key in KEYS]
         for account in self.accounts:
             account.ensure_slots(SLOTS)
         self.model = LedgerModel(TTL_S)
-        self.counts = [LiveCount(), LiveCount()]
+        self.counts = [LiveCounter(), LiveCounter()]
 
     def wake(self):
         self.wakes += 1
@@ -84,9 +84,9 @@ class LedgerMatchesModel(RuleBasedStateMachine):
         old = self.model.held.get(name)
         taken = old is not None and (old.account, old.slot) not in self.model.leaving
         if cause == "client" and taken:
-            is_refused(Conflict, self.ledger.refuse_unless_free, name)
+            is_refused(Conflict, self.ledger.check_id_free, name)
             return
-        booking = NewBooking(
+        booking = NewReservation(
             name,
             self.accounts[place[0]],
             Rank(place[1], 0),
@@ -106,10 +106,12 @@ class LedgerMatchesModel(RuleBasedStateMachine):
         if name in self.model.held:
             touched, heard = dict(self.touched.partitions), self.heard.completions
             if renews:
-                self.ledger.complete(name, cause, self.now)
+                self.ledger.complete_by_id(name, cause, self.now)
                 self.model.renew(name, self.now)
             else:
-                self.ledger.complete_prefill(self.ledger.held.get(name), cause, self.now)
+                self.ledger.complete_prefill(
+                    self.ledger.reservations.get_reservation(name), cause, self.now
+                )
             assert self.heard.completions == heard + 1  # also when it is repeated
             if not self.model.held[name].prefill_tokens:
                 assert self.touched.partitions == touched
@@ -125,25 +127,25 @@ class LedgerMatchesModel(RuleBasedStateMachine):
     @rule(name=NAMES)
     def renew(self, name):
         if name in self.model.held:
-            self.ledger.renew(name, self.now)
+            self.ledger.renew_lease(name, self.now)
             self.model.renew(name, self.now)
 
     @rule(name=NAMES)
     def nobody_has_the_name(self, name):
         if name not in self.model.held:
-            is_refused(NotFound, self.ledger.renew, name, self.now)
-            is_refused(NotFound, self.ledger.complete, name, "client", self.now)
+            is_refused(NotFound, self.ledger.renew_lease, name, self.now)
+            is_refused(NotFound, self.ledger.complete_by_id, name, "client", self.now)
             is_refused(NotFound, self.ledger.add_output_block, name, None, self.now)
-            is_refused(NotFound, self.ledger.free, name, "client", self.now)
-            assert self.ledger.held.find(name) is None
+            is_refused(NotFound, self.ledger.free_by_id, name, "client", self.now)
+            assert self.ledger.reservations.find_reservation(name) is None
 
     @rule(name=NAMES, cause=CAUSES, by_name=st.booleans())
     def release(self, name, cause, by_name):
         if name in self.model.held:
             if by_name:
-                self.ledger.free(name, cause, self.now)
+                self.ledger.free_by_id(name, cause, self.now)
             else:
-                self.ledger.release(self.ledger.held.get(name), cause, self.now)
+                self.ledger.release(self.ledger.reservations.get_reservation(name), cause, self.now)
             del self.model.held[name]
             assert self.heard.causes[-1] == cause
 
@@ -152,23 +154,23 @@ class LedgerMatchesModel(RuleBasedStateMachine):
         held = self.model.held.get(name)
         if held is None or (held.account, slot) in self.model.leaving:
             return
-        booking, heard = self.ledger.held.get(name), self.heard.bookings
-        was, age = booking.prefilling, booking.booked_at
-        drained = booking.account.drained
-        self.ledger.move(booking, MoveTo(Rank(slot, 0), slot, tokens), self.now)
+        booking, heard = self.ledger.reservations.get_reservation(name), self.heard.bookings
+        was, age = booking.is_prefilling, booking.booked_at
+        drained = booking.account.drained_totals
+        self.ledger.move(booking, MoveTarget(Rank(slot, 0), slot, tokens), self.now)
         self.model.move(name, slot, tokens)
-        moved = self.ledger.held.get(name)
+        moved = self.ledger.reservations.get_reservation(name)
         assert (moved.rank, moved.slot, moved.booked_at) == (Rank(slot, 0), slot, age)
-        assert moved.prefilling == (was if tokens is None else True)
-        assert moved.account.drained == drained
+        assert moved.is_prefilling == (was if tokens is None else True)
+        assert moved.account.drained_totals == drained
         assert self.heard.causes[-1] == "moved"
         assert self.heard.bookings == heard + 1
-        assert (name in self.heard.prefilling) == moved.prefilling
+        assert (name in self.heard.prefilling) == moved.is_prefilling
 
     @rule(name=NAMES, origin=st.sampled_from([None, 7, 8]))
     def assign(self, name, origin):
         if name in self.model.held:
-            self.ledger.assign(self.ledger.held.get(name), origin)
+            self.ledger.assign_origin(self.ledger.reservations.get_reservation(name), origin)
             self.model.held[name].origin = origin
 
     @rule(name=NAMES, number=st.integers(0, 1))
@@ -176,8 +178,11 @@ class LedgerMatchesModel(RuleBasedStateMachine):
         """It is counted as long as it lives, by the first that asks for it."""
         held = self.model.held.get(name)
         if held is not None:
-            memory, row = self.ledger.held.memory, self.ledger.held.get(name).row
-            memory.count(row, self.counts[number])
+            memory, row = (
+                self.ledger.reservations.memory,
+                self.ledger.reservations.get_reservation(name).row,
+            )
+            memory.count_while_live(row, self.counts[number])
             held.counted_by = number if held.counted_by is None else held.counted_by
 
     @rule(seconds=st.sampled_from([1.0, 5.0, 30.0]))
@@ -186,46 +191,46 @@ class LedgerMatchesModel(RuleBasedStateMachine):
 
     @rule(releases=st.integers(1, 4))
     def expire(self, releases):
-        overdue = self.model.overdue(self.now)
-        turn = self.ledger.expire(self.now, releases * ONE_RELEASE)
-        ended = set(turn.ended)
+        overdue = self.model.find_overdue(self.now)
+        turn = self.ledger.expire_leases(self.now, releases * ONE_RELEASE)
+        ended = set(turn.ended_ids)
         assert ended <= overdue
         assert len(ended) <= releases + 1
-        assert turn.more == (ended < overdue)
+        assert turn.has_more == (ended < overdue)
         for name in ended:
             del self.model.held[name]
 
     @rule(place=PLACES)
     def leave(self, place):
-        self.accounts[place[0]].leaving.add(place[1])
+        self.accounts[place[0]].leaving_slots.add(place[1])
         self.model.leaving.add(place)
 
     @precondition(lambda self: self.model.leaving)
     @rule(number=st.integers(0, 9), releases=st.integers(1, 3))
     def empty_slot(self, number, releases):
         place = sorted(self.model.leaving)[number % len(self.model.leaving)]
-        account, before = self.accounts[place[0]], len(self.ledger.held)
+        account, before = self.accounts[place[0]], len(self.ledger.reservations)
         work = self.ledger.empty_slot(account, place[1], self.now, releases * ONE_RELEASE)
-        assert work >= (before - len(self.ledger.held)) * RELEASE_WORK
-        left = {b.reservation_id for b in self.ledger.held.on_slot(account, place[1])}
+        assert work >= (before - len(self.ledger.reservations)) * RELEASE_WORK
+        left = {b.reservation_id for b in self.ledger.reservations.iterate_slot(account, place[1])}
         gone = self.model.on(*place) - left
-        assert len(gone) == before - len(self.ledger.held) <= releases
+        assert len(gone) == before - len(self.ledger.reservations) <= releases
         for name in gone:
             del self.model.held[name]
         if not left:
-            account.leaving.discard(place[1])
+            account.leaving_slots.discard(place[1])
             self.model.leaving.discard(place)
 
     @rule()
-    def turn_begins(self):
-        self.touched.turn_begins()
+    def begin_turn(self):
+        self.touched.begin_turn()
         self.touched.partitions.clear()
         self.wakes = 0
 
     @invariant()
     def they_agree(self):
-        assert [b.reservation_id for b in self.ledger.held] == list(self.model.held)
-        for b in self.ledger.held:
+        assert [b.reservation_id for b in self.ledger.reservations] == list(self.model.held)
+        for b in self.ledger.reservations:
             held = self.model.held[b.reservation_id]
             assert b.sequence_hashes.tolist() == held.hashes
             assert (b.prefill_tokens, b.origin) == (held.prefill_tokens, held.origin)
@@ -236,7 +241,7 @@ class LedgerMatchesModel(RuleBasedStateMachine):
                 totals = account.load.totals[slot]
                 got = int(totals[layout.PREFILL_TOKENS]), int(totals[layout.REQUESTS])
                 assert got == self.model.totals(number, slot)
-        sums = self.ledger.held.sums.items()
+        sums = self.ledger.reservations.sums.iterate_sums()
         got = {(KEYS.index(key), origin): s[:2] for (key, origin), s in sums}
         assert got == self.model.sums()
         counted = [held.counted_by for held in self.model.held.values()]
@@ -246,10 +251,13 @@ class LedgerMatchesModel(RuleBasedStateMachine):
             for by in (0, 1)
         ]
         assert [each.numbers[1] for each in self.counts] == blocks
-        everybody = np.ones(len(self.ledger.held.sums.within(frozenset())), np.bool_)
+        everybody = np.ones(len(self.ledger.reservations.sums.tenants_mask(frozenset())), np.bool_)
         everything = sum(len(h.hashes) for h in self.model.held.values())
-        assert self.ledger.held.sums.counted(everybody) == (len(counted), everything)
-        is_counted = self.ledger.held.memory.numbers[COUNTED]
+        assert self.ledger.reservations.sums.count_reservations(everybody) == (
+            len(counted),
+            everything,
+        )
+        is_counted = self.ledger.reservations.memory.numbers[N_COUNTED]
         assert is_counted == len(counted) - counted.count(None)
         assert self.heard.live == self.model.held.keys()
         assert self.wakes <= 1

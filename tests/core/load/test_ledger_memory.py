@@ -5,18 +5,18 @@ from random import Random
 import numpy as np
 import pytest
 
-from select_service.core.load import ledger_layout as layout
+from select_service.base.errors import CapacityExceeded
 from select_service.core.load import ledger_memory, reservations
-from select_service.core.load.booking import BOOKED_BLOCKS_MAX
+from select_service.core.load.compiled import ledger_layout as layout
+from select_service.core.load.new_reservation import BOOKED_BLOCKS_MAX
 from select_service.core.load.reservations import ReservationFilter
-from select_service.errors import CapacityExceeded
 from tests.core.load.loads import Loads
 
 NAMES = 3000
 
 
 def number(loads, which):
-    return int(loads.ledger.held.memory.header[which])
+    return int(loads.ledger.reservations.memory.header[which])
 
 
 def a_name(rng):
@@ -31,10 +31,10 @@ def test_names_come_and_go_by_thousands_and_are_found():
             name = a_name(rng)
             live[name] = hashes
             loads.add(name, 0, hashes)
-        held = loads.ledger.held
+        held = loads.ledger.reservations
         for name, hashes in live.items():
-            assert held.get(name).sequence_hashes.tolist() == hashes
-        assert held.find("n") is None
+            assert held.get_reservation(name).sequence_hashes.tolist() == hashes
+        assert held.find_reservation("n") is None
         held.check_invariants()
         for name in rng.sample(sorted(live), NAMES if turn == 2 else NAMES // 2):
             loads.remove(name)
@@ -48,11 +48,15 @@ def test_names_come_and_go_by_thousands_and_are_found():
 def test_a_released_row_is_the_next_that_is_taken_and_no_view_is_equal_to_the_other():
     loads = Loads()
     loads.add("a", 0, [1])
-    old = loads.ledger.held.get("a")
+    old = loads.ledger.reservations.get_reservation("a")
     loads.remove("a")
     loads.add("a", 0, [1])
-    new = loads.ledger.held.get("a")
-    assert (old.row, old == new, new == loads.ledger.held.get("a")) == (new.row, False, True)
+    new = loads.ledger.reservations.get_reservation("a")
+    assert (old.row, old == new, new == loads.ledger.reservations.get_reservation("a")) == (
+        new.row,
+        False,
+        True,
+    )
 
 
 def test_marks_are_the_same_in_every_process_and_tell_ranks_and_ids_apart():
@@ -60,11 +64,11 @@ def test_marks_are_the_same_in_every_process_and_tell_ranks_and_ids_apart():
     for loads in (Loads(), Loads()):
         for name, slot in (("", 0), ("a", 1), ("b", 1), ("ab" * 200, 0)):
             loads.add(name, slot, [])
-        marks.append([booking.mark for booking in loads.ledger.held])
+        marks.append([booking.fingerprint for booking in loads.ledger.reservations])
     assert marks[0] == marks[1]
     moved = Loads()
     moved.add("a", 0, [])
-    assert len({*marks[0], moved.ledger.held.get("a").mark}) == 5
+    assert len({*marks[0], moved.ledger.reservations.get_reservation("a").fingerprint}) == 5
 
 
 def test_pages_begin_where_the_one_before_ended_whatever_has_gone():
@@ -77,11 +81,11 @@ def test_pages_begin_where_the_one_before_ended_whatever_has_gone():
     found, after = [], None
     while after is not None or not found:
         wanted = ReservationFilter(limit=4, after=after, sequence_hashes=True)
-        page = loads.ledger.held.page(wanted, 0.0)
+        page = loads.ledger.reservations.list_page(wanted, 0.0)
         found += [row.reservation_id for row in page.reservations]
         after = page.next
     assert found == [str(name) for name in (*range(10), *range(30, 50))] + ["new"]
-    assert loads.ledger.held.some(12, 1)[0].reservation_id == "30"
+    assert loads.ledger.reservations.list_from(12, 1)[0].reservation_id == "30"
 
 
 def test_what_is_full_refuses_and_changes_nothing(monkeypatch):
@@ -98,10 +102,10 @@ def test_what_is_full_refuses_and_changes_nothing(monkeypatch):
         loads.add("b" * 512 * 2, 0, [])
     loads.add("b", 0, range(10))
     loads.add("c", 0, [])
-    with pytest.raises(CapacityExceeded, match="3 reservations"):
+    with pytest.raises(CapacityExceeded, match=r"reservation limit reached \(3\)"):
         loads.add("d", 0, [])
     loads.add("c", 1, [])  # in the place of the other
-    assert [b.reservation_id for b in loads.ledger.held] == ["a", "b", "c"]
+    assert [b.reservation_id for b in loads.ledger.reservations] == ["a", "b", "c"]
     loads.ledger.check_invariants()
 
 

@@ -1,7 +1,7 @@
 import pytest
 
-from select_service.core.views.hints import HINTS_MAX, RANKS_MAX, worker_hints
-from select_service.core.workers.event_users import EventUsers
+from select_service.core.views.registration_hints import HINTS_MAX, RANKS_MAX, find_worker_hints
+from select_service.core.workers.event_endpoint_index import EventEndpointIndex
 from tests.builders import a_patch, a_selector, a_worker
 
 RIGHT = {"kv_events_endpoint": "tcp://w:5557", "replay_endpoint": "tcp://w:5657"}
@@ -13,7 +13,7 @@ def selector():
 
 
 def hints(selector, **fields):
-    record = selector.register(a_worker(1, **(RIGHT | fields)))
+    record = selector.register_worker(a_worker(1, **(RIGHT | fields)))
     selector.check_invariants()
     return record.hints or []
 
@@ -24,15 +24,15 @@ def test_a_registration_as_it_should_be_has_no_hints(selector):
 
 
 def test_an_endpoint_that_is_no_url(selector):
-    expected = ["endpoint `w:8000` is no URL: is `http://w:8000` meant?"]
+    expected = ["endpoint `w:8000` is not a URL: did you mean `http://w:8000`?"]
     assert hints(selector, endpoint="w:8000") == expected
-    assert selector.patch(1, a_patch(taints=["a"])).hints == expected
-    assert not selector.patch(1, a_patch(endpoint="http://w:8000")).hints
+    assert selector.patch_worker(1, a_patch(taints=["a"])).hints == expected
+    assert not selector.patch_worker(1, a_patch(endpoint="http://w:8000")).hints
 
 
 def test_an_address_that_only_an_engine_can_bind(selector):
     [hint] = hints(selector, kv_events_endpoint="tcp://*:5557")
-    assert hint.startswith("KV events endpoint `tcp://*:5557` of dp_rank 0 is what an")
+    assert hint.startswith("KV events endpoint `tcp://*:5557` of dp_rank 0 is a bind")
     endpoints = {"kv_events_endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}
     assert len(hints(selector, **endpoints)) == 2
 
@@ -46,12 +46,12 @@ def test_endpoints_of_ranks_that_it_does_not_have(selector):
     endpoints = {0: "tcp://w:5557", 1: "tcp://w:5558"}
     [hint] = hints(selector, kv_events_endpoints=endpoints)
     assert hint == (
-        "kv_events_endpoints has dp_rank 1, which the worker does not have: with "
+        "kv_events_endpoints has an entry for dp_rank 1, which the worker lacks: with "
         "data_parallel_start_rank 0 and data_parallel_size 1 its ranks are 0 to 0"
     )
     fields = {"data_parallel_size": 2, "data_parallel_start_rank": 1, "replay_endpoints": endpoints}
     [hint] = hints(selector, kv_events_endpoints={1: "tcp://w:5", 2: "tcp://w:6"}, **fields)
-    assert hint.startswith("replay_endpoints has dp_rank 0, which")
+    assert hint.startswith("replay_endpoints has an entry for dp_rank 0, which")
     assert hint.endswith("its ranks are 1 to 2")
 
 
@@ -67,30 +67,30 @@ def test_of_very_many_endpoints_the_first_and_the_last_are_looked_at(selector, p
 
 
 def test_two_ranks_on_one_endpoint_until_one_leaves(selector):
-    selector.register(a_worker(2, kv_events_endpoint="tcp://v:1"))
+    selector.register_worker(a_worker(2, kv_events_endpoint="tcp://v:1"))
     assert hints(selector) == []
     ranks = {0: "tcp://v:1", 1: "tcp://w:5557"}
-    selector.register(a_worker(2, kv_events_endpoints=ranks, data_parallel_size=2))
+    selector.register_worker(a_worker(2, kv_events_endpoints=ranks, data_parallel_size=2))
     [hint] = hints(selector)
-    assert "is also that of worker 2 dp_rank 1" in hint
-    selector.delete(2, 0.0)
+    assert "is also used by worker 2 dp_rank 1" in hint
+    selector.delete_worker(2, 0.0)
     assert hints(selector) == []
 
 
 @pytest.mark.parametrize("other", ["http://w:8000", "http://w:8000/"])
 def test_two_workers_at_one_endpoint_until_one_leaves(other):
     selector = a_selector()
-    selector.register(a_worker(2, endpoint=other))
+    selector.register_worker(a_worker(2, endpoint=other))
     [hint] = hints(selector, endpoint="http://w:8000")
-    assert hint.startswith("endpoint `http://w:8000` is also that of worker 2: ")
-    [hint] = selector.record(selector.worker(2)).hints
-    assert "is also that of worker 1" in hint
-    selector.delete(2, 0.0)
-    assert not selector.record(selector.worker(1)).hints
-    assert not selector.record(selector.worker(2)).hints
-    assert selector.patch(2, a_patch(taints=["back"])).hints
-    assert not selector.patch(2, a_patch(endpoint="http://v:8000")).hints
-    assert not selector.record(selector.worker(1)).hints
+    assert hint.startswith("endpoint `http://w:8000` is also used by worker 2: ")
+    [hint] = selector.worker_record(selector.get_worker(2)).hints
+    assert "is also used by worker 1" in hint
+    selector.delete_worker(2, 0.0)
+    assert not selector.worker_record(selector.get_worker(1)).hints
+    assert not selector.worker_record(selector.get_worker(2)).hints
+    assert selector.patch_worker(2, a_patch(taints=["back"])).hints
+    assert not selector.patch_worker(2, a_patch(endpoint="http://v:8000")).hints
+    assert not selector.worker_record(selector.get_worker(1)).hints
     selector.check_invariants()
 
 
@@ -105,7 +105,7 @@ def test_two_workers_at_one_endpoint_until_one_leaves(other):
 )
 def test_one_endpoint_may_be_that_of_several_models_tenants_and_ranks(other):
     selector, same = a_selector(), {"endpoint": "http://w:8000", "data_parallel_size": 2}
-    selector.register(a_worker(2, **(same | other)))
+    selector.register_worker(a_worker(2, **(same | other)))
     assert hints(selector, kv_events_endpoint=None, replay_endpoint=None, **same) == []
 
 
@@ -127,6 +127,6 @@ def test_of_very_many_ranks_only_the_first_are_looked_at(selector):
 
 
 def test_hints_of_one_who_has_not_entered_are_about_its_url_alone(selector):
-    record = selector.register(a_worker(1, endpoint="w:8000", block_size=None, **RIGHT))
+    record = selector.register_worker(a_worker(1, endpoint="w:8000", block_size=None, **RIGHT))
     assert len(record.hints) == 1
-    assert worker_hints(selector.worker(1), EventUsers(), None) == record.hints
+    assert find_worker_hints(selector.get_worker(1), EventEndpointIndex(), None) == record.hints

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from indexer.hashing.hashes import block_hashes
+from indexer.hashing.block_hashing import compute_block_hashes
 from indexer.tiers import Tier
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.views import state_report
-from select_service.core.views.state_report import Load
+from select_service.core.views.state_report import RankLoadSums
 from tests.builders import (
     a_reservation,
     a_select,
@@ -25,20 +25,20 @@ KEY = PartitionKey("m", "default")
 @pytest.fixture
 def selector():
     selector = a_selector(ttl_s=10.0)
-    selector.register(a_worker(1, data_parallel_size=2))
-    selector.register(a_worker(2))
+    selector.register_worker(a_worker(1, data_parallel_size=2))
+    selector.register_worker(a_worker(2))
     return selector
 
 
 def report(selector, ranks_max):
-    return result_of(state_report.report(selector.fleet, selector.ledger, ranks_max))
+    return result_of(state_report.build_state_report(selector.fleet, selector.ledger, ranks_max))
 
 
 def hold(selector, rank, tokens):
     """Let `rank` hold the complete blocks of tokens 0, 1, 2 ..."""
     partition = selector.fleet.partitions[KEY]
-    blocks = block_hashes(np.arange(tokens, dtype=np.uint32), partition.block_size)
-    partition.table.writer(rank).store(Tier.GPU, None, blocks, blocks)
+    blocks = compute_block_hashes(np.arange(tokens, dtype=np.uint32), partition.block_size)
+    partition.table.writer_of(rank).store(Tier.GPU, None, blocks, blocks)
 
 
 def test_an_empty_selector_reports_zeros_for_every_lifecycle():
@@ -54,8 +54,8 @@ def test_an_empty_selector_reports_zeros_for_every_lifecycle():
 
 
 def test_workers_are_counted_by_lifecycle(selector):
-    selector.register(a_worker(3, endpoint=None))
-    selector.delete(2, 0.0)
+    selector.register_worker(a_worker(3, endpoint=None))
+    selector.delete_worker(2, 0.0)
     assert report(selector, RANKS).workers == {
         "incomplete": 1,
         "schedulable": 1,
@@ -66,9 +66,9 @@ def test_workers_are_counted_by_lifecycle(selector):
 def test_ranks_report_what_loads_shows(selector):
     selector.reserve(a_reservation("a", 1, tokens=8), 0.0)
     selector.reserve(a_reservation("b", 2, tokens=20), 0.0)
-    selector.prefill_complete("b", 0.0)
+    selector.complete_prefill("b", 0.0)
     (partition,) = report(selector, RANKS).partitions
-    (shown,) = selector.loads()
+    (shown,) = selector.partition_loads()
     assert [(r.worker_id, r.dp_rank, *r.load[:3]) for r in partition.ranks] == [
         (
             row.worker_id,
@@ -79,7 +79,7 @@ def test_ranks_report_what_loads_shows(selector):
         )
         for row in shown.loads
     ]
-    assert partition.load == Load(
+    assert partition.load == RankLoadSums(
         prefill_tokens=8,
         active_blocks=7,
         active_requests=2,
@@ -89,11 +89,11 @@ def test_ranks_report_what_loads_shows(selector):
 
 
 def test_kv_blocks_in_use_are_the_engines_where_it_is_heard_else_those_reserved(selector):
-    selector.register(a_worker(2, total_kv_blocks=100))
+    selector.register_worker(a_worker(2, total_kv_blocks=100))
     selector.reserve(a_reservation("a", 2, tokens=20), 0.0)
     (partition,) = selector.fleet.partitions.values()
     usages = {1: 0.5, 2: None}  # of worker 1 it is not known of how many blocks
-    for rank, slot in partition.table.slots():
+    for rank, slot in partition.table.iterate_slots():
         partition.table.set_kv_usage(slot, usages[rank.worker_id])
     seen = report(selector, RANKS).partitions[0]
     assert [rank.load[3:] for rank in seen.ranks] == [(0, 0), (0, 0), (5, 100)]
@@ -104,7 +104,7 @@ def test_kv_blocks_in_use_are_the_engines_where_it_is_heard_else_those_reserved(
 
 
 def test_ranks_beyond_the_bound_are_only_in_the_sum(selector):
-    selector.register(a_worker(3, model_name="other"))
+    selector.register_worker(a_worker(3, model_name="other"))
     selector.reserve(a_reservation("a", 2, tokens=8), 0.0)
     first, second = report(selector, 2).partitions
     assert [(rank.worker_id, rank.dp_rank) for rank in first.ranks] == [(1, 0), (1, 1)]
@@ -117,14 +117,14 @@ def test_ranks_beyond_the_bound_are_only_in_the_sum(selector):
 def test_reservations_are_counted_by_state_and_by_their_end(selector):
     for reservation_id in ("a", "b"):
         selector.reserve(a_reservation(reservation_id, 1, tokens=8), 0.0)
-    selector.prefill_complete("b", 1.0)
+    selector.complete_prefill("b", 1.0)
     selector.reserve(a_reservation("c", 2, tokens=8), 5.0)
     before = report(selector, RANKS)
     assert (before.reservations_prefill, before.reservations_decode) == (2, 1)
     assert before.reserved_blocks == 6
     ticked(selector, 11.5)
-    selector.delete(2, 0.0)
-    selector.settle(11.5)
+    selector.delete_worker(2, 0.0)
+    selector.run_pending(11.5)
     after = report(selector, RANKS)
     assert (after.reservations_prefill, after.reservations_decode) == (0, 0)
     assert (after.expired, after.dropped_with_rank) == (2, 1)
@@ -156,6 +156,6 @@ def test_a_report_does_not_change_afterwards(selector):
 
 
 def test_a_partition_without_ranks_is_gone(selector):
-    selector.delete(1, 0.0)
-    selector.delete(2, 0.0)
+    selector.delete_worker(1, 0.0)
+    selector.delete_worker(2, 0.0)
     assert report(selector, RANKS).partitions == ()

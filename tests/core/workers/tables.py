@@ -2,8 +2,8 @@
 
 from indexer.index.prefix_index import PrefixIndex
 from select_service.core.identity import Rank
-from select_service.core.workers.catalog import Worker
 from select_service.core.workers.rank_table import RankTable
+from select_service.core.workers.worker_catalog import RegisteredWorker
 from tests.builders import a_worker
 
 
@@ -13,7 +13,7 @@ def a_table(*taints):
     for worker_id, names in enumerate(taints):
         writer = index.open_slot()
         table.ensure_slots(index.n_slots)
-        worker = Worker(a_worker(worker_id, taints=names), "schedulable")
-        table.prepare(worker)
-        table.put(worker, {Rank(worker_id, 0): writer})
+        worker = RegisteredWorker(a_worker(worker_id, taints=names), "schedulable")
+        table.prepare_worker(worker)
+        table.put_worker(worker, {Rank(worker_id, 0): writer})
     return table

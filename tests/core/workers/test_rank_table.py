@@ -8,12 +8,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from indexer.index.prefix_index import PrefixIndex
 from select_service.core.identity import Rank
-from select_service.core.workers import rank_layout, taints
-from select_service.core.workers.catalog import Worker
+from select_service.core.workers import rank_table_layout, taint_bits
 from select_service.core.workers.rank_table import RankTable
+from select_service.core.workers.worker_catalog import RegisteredWorker
 from tests.builders import a_worker
 from tests.core.workers.tables import a_table
-from tests.exploring import explored
+from tests.hypothesis_profiles import explored
 from tests.models.rank_table_model import RankTableModel
 
 NAMES = st.sampled_from([f"t{n}" for n in range(5)])
@@ -26,7 +26,7 @@ class RankTableMatchesModel(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.table, self.model, self.index = RankTable(), RankTableModel(), PrefixIndex(64)
-        self.table.names = taints.TaintNames(3)
+        self.table.taint_names = taint_bits.TaintBits(3)
 
     @rule(
         worker_id=WORKERS,
@@ -46,13 +46,13 @@ class RankTableMatchesModel(RuleBasedStateMachine):
             max_num_batched_tokens=tokens,
             prefill_tokens_per_s=speed,
         )
-        old = dict(self.table.slots())
-        known = {rank: self.table.writer(rank) for rank in old}
+        old = dict(self.table.iterate_slots())
+        known = {rank: self.table.writer_of(rank) for rank in old}
         writers = {rank: known.get(rank) or self.index.open_slot() for rank in ranks}
         self.table.ensure_slots(self.index.n_slots)
-        before, worker = self.table.version, Worker(given)
-        self.table.prepare(worker)
-        self.table.put(worker, writers)
+        before, worker = self.table.version, RegisteredWorker(given)
+        self.table.prepare_worker(worker)
+        self.table.put_worker(worker, writers)
         for rank, writer in writers.items():
             self.model.put(writer.slot, rank, given)
         assert self.table.version != before
@@ -63,7 +63,9 @@ class RankTableMatchesModel(RuleBasedStateMachine):
     def drop(self, number, many):
         slot = sorted(self.model.rows)[number % len(self.model.rows)]
         rank = self.model.rows[slot].rank
-        others = [r for r, _ in self.table.slots() if many and r.worker_id == rank.worker_id]
+        others = [
+            r for r, _ in self.table.iterate_slots() if many and r.worker_id == rank.worker_id
+        ]
         self.drop_ranks(others or [rank])
 
     def drop_ranks(self, ranks):
@@ -71,7 +73,7 @@ class RankTableMatchesModel(RuleBasedStateMachine):
         if not ranks:
             return
         before = self.table.version
-        for row in self.table.drop(ranks[0].worker_id, ranks):
+        for row in self.table.remove_ranks(ranks[0].worker_id, ranks):
             assert row.rank == self.model.drop(row.writer.slot)
             row.writer.close()
         assert before != self.table.version
@@ -98,27 +100,29 @@ class RankTableMatchesModel(RuleBasedStateMachine):
     @invariant()
     def they_agree(self):
         table = self.table
-        assert dict(table.slots()) == {row.rank: slot for slot, row in self.model.rows.items()}
-        assert table.ranks() == sorted(dict(table.slots()))
+        assert dict(table.iterate_slots()) == {
+            row.rank: slot for slot, row in self.model.rows.items()
+        }
+        assert table.sorted_ranks() == sorted(dict(table.iterate_slots()))
         assert (len(table), table.n_workers) == (len(self.model.rows), len(self.model.workers()))
         for worker_id in (0, 3, 7):
             assert table.slots_of(worker_id) == self.model.slots_of(worker_id)
-            mine = set(table.slots_of(worker_id)) - self.model.closed().keys()
+            mine = set(table.slots_of(worker_id)) - self.model.mark_closed().keys()
             assert set(np.flatnonzero(table.mask_of(worker_id))) == mine
             assert table.has_only(worker_id) == (self.model.workers() <= {worker_id})
         for slot in range(table.n_slots):
             columns = *table.columns[:5], table.columns.speed
             got = tuple(column[slot] for column in columns)
             np.testing.assert_equal(got, self.model.columns(slot))
-        usual = table.header.view(np.float64)[rank_layout.USUAL_SPEED]
+        usual = table.header.view(np.float64)[rank_table_layout.MEDIAN_SPEED]
         assert usual == self.model.usual_speed()
         assert (table.columns.worker_number < max(1, table.n_slots)).all()
         table.check_invariants()
 
     @invariant()
     def they_agree_on_who_is_closed(self):
-        table, closed = self.table, self.model.closed()
-        assert set(np.flatnonzero(table.standing())) == self.model.rows.keys()
+        table, closed = self.table, self.model.mark_closed()
+        assert set(np.flatnonzero(table.occupied_slots())) == self.model.rows.keys()
         assert table.n_closed == len(closed)
         assert table.is_closed == (closed.keys() == self.model.rows.keys())
         for some in (range(table.n_slots), range(0, table.n_slots, 2)):
@@ -129,8 +133,8 @@ class RankTableMatchesModel(RuleBasedStateMachine):
     @invariant()
     def masks_of_taints_agree(self):
         for wanted in ({"t0"}, {"t4"}, {"t1", "t3"}, {"t2", "unknown"}, set()):
-            mask = self.table.having_all(wanted)
-            got = set(np.flatnonzero(mask & self.table.standing()))
+            mask = self.table.ranks_with_taints(wanted)
+            got = set(np.flatnonzero(mask & self.table.occupied_slots()))
             assert got == self.model.having_all(wanted)
 
 
@@ -138,10 +142,10 @@ TestRankTable = explored(RankTableMatchesModel)
 
 
 def test_names_beyond_the_bits_are_found_as_well():
-    names = [f"name{n}" for n in range(taints.TAINT_BITS + 3)]
+    names = [f"name{n}" for n in range(taint_bits.TAINT_BITS + 3)]
     table = a_table(names, names[-1:], [])
     for name in names:
-        mask = table.having(name)
+        mask = table.ranks_with_taint(name)
         assert mask.tolist() == [True, name == names[-1], False]
 
 
@@ -150,7 +154,7 @@ def test_a_row_is_written_without_a_look_at_the_others():
     table.ensure_slots(1000)
     columns = table.columns
     for slot in range(1000):
-        table.prepare(worker := Worker(a_worker(slot)))
-        table.put(worker, {Rank(slot, 0): index.open_slot()})
+        table.prepare_worker(worker := RegisteredWorker(a_worker(slot)))
+        table.put_worker(worker, {Rank(slot, 0): index.open_slot()})
     assert table.columns is columns
-    assert table.open.all()
+    assert table.open_slots.all()

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 
-from indexer.dumps.held_blocks import Adoption, DumpedPartition, RankKey, adopt
-from indexer.dumps.json_dump import document_chunks
+from indexer.dumps.json_writer import document_chunks
+from indexer.dumps.recovered_blocks import Adoption, DumpedPartition, RankKey, adopt_blocks
+from indexer.index.index_snapshot import IndexSnapshot
 from indexer.index.slot_writer import SlotWriter
-from indexer.index.snapshot import IndexSnapshot
 
 
 def dump_chunks(
@@ -18,4 +18,4 @@ def dump_chunks(
 
 def attach(held: DumpedPartition, rank: RankKey, writer: SlotWriter) -> int:
     """The blocks recorded."""
-    return adopt([Adoption(held, rank, writer)])
+    return adopt_blocks([Adoption(held, rank, writer)])

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.dumps.choice import best_of, blocks_by_slot
-from indexer.dumps.held_blocks import DumpedPartition
+from indexer.dumps.recovered_blocks import DumpedPartition
+from indexer.dumps.source_selection import blocks_by_slot, select_sources
+from indexer.index.index_snapshot import StreamPosition
 from indexer.index.prefix_index import PrefixIndex
-from indexer.index.snapshot import Place
 from indexer.tiers import Tier
 
 
@@ -20,7 +20,7 @@ def a_dump(ranks, name="m:t", block_size=4, *, tells_times=True):
         writer = index.open_slot()
         names = np.arange(1, blocks + 1, dtype=np.uint64)
         writer.store(Tier.GPU, None, names, names)
-        writer.place = Place(place) if isinstance(place, int) else place
+        writer.position = StreamPosition(place) if isinstance(place, int) else place
         writer.live_at = live_at[0] if live_at else None
         slots[worker_id, 0] = writer.slot
     snapshot = index.snapshot()
@@ -37,7 +37,7 @@ def choice(*dumps, file=None):
     """worker_id -> (source, blocks) of single partitions; the file comes last."""
     found = {}
     past = [] if file is None else [[file]]
-    for source, parts in enumerate(best_of([[dump] for dump in dumps], past)):
+    for source, parts in enumerate(select_sources([[dump] for dump in dumps], past)):
         for part in parts:
             blocks = blocks_by_slot(part)
             for (worker_id, _), slot in part.ranks.items():
@@ -58,11 +58,13 @@ def test_a_newer_dump_beats_one_with_some_more_blocks():
 
 
 def test_at_one_number_with_different_batches_the_newer_dump_is_of_the_new_life():
-    old, new = Place(1000, 0, 1), Place(1000, 0, 2)
+    old, new = StreamPosition(1000, 0, 1), StreamPosition(1000, 0, 2)
     assert choice(a_dump({1: (9, new, 90.0)}), a_dump({1: (100, old, 50.0)})) == {1: (0, 9)}
     assert choice(a_dump({1: (100, old, 50.0)}), a_dump({1: (9, new, 90.0)})) == {1: (1, 9)}
     assert choice(a_dump({1: (9, old, 90.0)}), a_dump({1: (100, old, 50.0)})) == {1: (1, 100)}
-    assert choice(a_dump({1: (9, old, 90.0)}), a_dump({1: (100, Place(1000))})) == {1: (1, 100)}
+    assert choice(a_dump({1: (9, old, 90.0)}), a_dump({1: (100, StreamPosition(1000))})) == {
+        1: (1, 100)
+    }
 
 
 def test_dumps_of_one_place_are_told_apart_by_their_blocks():
@@ -112,20 +114,20 @@ def test_each_rank_is_chosen_for_itself_and_what_only_one_has_comes_from_there()
 
 def test_other_names_and_block_sizes_are_other_partitions():
     dumps = [a_dump({1: (5, 1)}), a_dump({1: (9, 2)}, block_size=8), a_dump({1: (9, 2)}, "n:t")]
-    assert [len(parts) for parts in best_of([[dump] for dump in dumps])] == [1, 1, 1]
+    assert [len(parts) for parts in select_sources([[dump] for dump in dumps])] == [1, 1, 1]
 
 
 def test_blocks_of_ranks_that_come_from_elsewhere_are_left_behind():
     peer = a_dump({1: (50, 10), 2: (1, 10)})
     file = a_dump({1: (2, 5), 2: (50, 5)})
-    (from_peer,), (from_file,) = best_of([[peer], [file]])
+    (from_peer,), (from_file,) = select_sources([[peer], [file]])
     assert (set(from_peer.ranks), from_peer.blocks) == ({(1, 0)}, 50)
     assert (set(from_file.ranks), from_file.blocks) == ({(2, 0)}, 50)
 
 
 def test_no_source_gives_nothing():
-    assert best_of([]) == []
-    assert best_of([[], []]) == [[], []]
+    assert select_sources([]) == []
+    assert select_sources([[], []]) == [[], []]
 
 
 RANKS = st.dictionaries(

@@ -7,13 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from indexer.dumps.held_blocks import COPIES_MAX, Adoption, DumpedPartition, adopt, narrowed
+from indexer.dumps.recovered_blocks import (
+    COPIES_MAX,
+    Adoption,
+    DumpedPartition,
+    adopt_blocks,
+    narrow_to_ranks,
+)
+from indexer.index.index_snapshot import StreamPosition
 from indexer.index.prefix_index import PrefixIndex
-from indexer.index.snapshot import Place
 from indexer.tiers import Tier
 from tests.indexer.dumps.dump_scenes import attach
 from tests.indexer.index_view import slot_blocks
-from tests.patience import CPU_S_MAX
+from tests.polling import CPU_S_MAX
 
 PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple)
 TIERS = st.sampled_from(Tier)
@@ -86,7 +92,7 @@ def test_a_narrowed_dump_has_all_of_its_ranks_and_nothing_else(before, after, sl
     index = PrefixIndex(1000)
     play(before, [index.open_slot() for _ in range(3)])
     held = held_of(index)
-    alone = narrowed(held._replace(ranks={(slot, 0): slot}))
+    alone = narrow_to_ranks(held._replace(ranks={(slot, 0): slot}))
     seen = []
     for dump in (held, alone):
         copy = PrefixIndex(1000)
@@ -97,7 +103,7 @@ def test_a_narrowed_dump_has_all_of_its_ranks_and_nothing_else(before, after, sl
     (mine,) = slot_blocks(index)[slot : slot + 1]
     assert alone.blocks <= mine.sum()
     assert alone.snapshot.slots == (slot,)
-    assert narrowed(alone) is alone
+    assert narrow_to_ranks(alone) is alone
 
 
 def test_the_place_of_the_stream_comes_along():
@@ -105,25 +111,25 @@ def test_the_place_of_the_stream_comes_along():
     writers = [index.open_slot() for _ in range(3)]
     writers[0].store(Tier.GPU, None, u64([1]), u64([11]))
     writers[1].store(Tier.GPU, None, u64([1]), u64([11]))
-    writers[0].place = Place(7, 2)
+    writers[0].position = StreamPosition(7, 2)
     copy = PrefixIndex(100)
     copies = [copy.open_slot() for _ in range(3)]
     for slot in range(3):
         attach(held_of(index), (slot, 0), copies[slot])
-    assert [writer.place for writer in copies] == [Place(7, 2), None, None]
-    assert [writer.unplaced_blocks for writer in copies] == [False, True, False]
+    assert [writer.position for writer in copies] == [StreamPosition(7, 2), None, None]
+    assert [writer.has_unpositioned_blocks for writer in copies] == [False, True, False]
 
 
 def test_a_change_and_its_place_are_one_step():
     index = PrefixIndex(100)
     writer, sibling = index.open_slot(), index.open_slot()
-    writer.upcoming = Place(3, 1)
+    writer.next_position = StreamPosition(3, 1)
     sibling.store(Tier.GPU, None, u64([1]), u64([11]), stream=writer)
-    assert index.snapshot().places == {0: Place(3, 1)}
-    writer.upcoming = Place(3, 2)
-    assert index.snapshot().places == {0: Place(3, 1)}
+    assert index.snapshot().positions == {0: StreamPosition(3, 1)}
+    writer.next_position = StreamPosition(3, 2)
+    assert index.snapshot().positions == {0: StreamPosition(3, 1)}
     sibling.clear(stream=writer)
-    assert index.snapshot().places == {0: Place(3, 2)}
+    assert index.snapshot().positions == {0: StreamPosition(3, 2)}
 
 
 @given(STEPS, STEPS, st.integers(0, 5))
@@ -188,13 +194,13 @@ def test_an_adoption_that_nobody_waits_for_ends_between_two_runs():
     fresh = PrefixIndex(100)
     writers = [fresh.open_slot() for _ in range(2)]
     for each in writers:
-        each.filling = True
+        each.is_filling = True
     asked = []
 
     def is_over():
         asked.append(1)
         return len(asked) > 2
 
-    adopt([Adoption(held, (0, 0), each) for each in writers], is_over)
+    adopt_blocks([Adoption(held, (0, 0), each) for each in writers], is_over)
     assert slot_blocks(fresh)[:, 0].tolist() == [3, 0]
-    assert all(each.filling for each in writers)
+    assert all(each.is_filling for each in writers)

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from indexer.dumps.held_blocks import DumpedPartition
-from indexer.dumps.json_dump import CHUNK_BLOCKS_MAX, STORAGE_TIERS, document_chunks
-from indexer.dumps.runs import RUN_BLOCKS_MAX
+from indexer.dumps.block_runs import RUN_BLOCKS_MAX
+from indexer.dumps.json_writer import CHUNK_BLOCKS_MAX, STORAGE_TIERS, document_chunks
+from indexer.dumps.recovered_blocks import DumpedPartition
+from indexer.index.index_snapshot import StreamPosition
 from indexer.index.prefix_index import PrefixIndex
-from indexer.index.snapshot import Place
 from indexer.tiers import Tier
 from tests.indexer.dumps.dump_scenes import dump_chunks
 
@@ -224,7 +224,7 @@ def test_parts_make_one_document_with_event_ids_and_places_of_its_own():
         writer = index.open_slot()
         writer.store(Tier.GPU, None, u64([1, 2]), u64([11, 12]))
         writer.store(Tier.CPU, None, u64([1]), u64([11]))
-        writer.place = Place(worker_id + 5, 0, None if worker_id == 1 else 2**64 - 1)
+        writer.position = StreamPosition(worker_id + 5, 0, None if worker_id == 1 else 2**64 - 1)
         parts.append(DumpedPartition("m:t", 4, {(worker_id, 0): writer.slot}, index.snapshot()))
     document = json.loads(b"".join(document_chunks(parts)))
     assert document == {

@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.dumps import compact_dump
-from indexer.dumps.compact_dump import compact_chunks
-from indexer.dumps.compact_load import CompactLoader, DumpError, LoadLimits
-from indexer.dumps.held_blocks import DumpedPartition
-from indexer.dumps.json_dump import document_chunks
-from indexer.dumps.json_load import JsonLoader
-from indexer.dumps.moment import Moment
+from indexer.dumps import compact_writer
+from indexer.dumps.compact_reader import CompactReader, DumpError, LoadLimits
+from indexer.dumps.compact_writer import compact_chunks
+from indexer.dumps.dump_time import DumpTime
+from indexer.dumps.json_reader import JsonReader
+from indexer.dumps.json_writer import document_chunks
+from indexer.dumps.recovered_blocks import DumpedPartition
+from indexer.index.index_snapshot import StreamPosition
 from indexer.index.prefix_index import PrefixIndex
-from indexer.index.snapshot import Place
 from indexer.tiers import Tier
 from tests.indexer.dumps.dump_scenes import attach, dump_chunks
 from tests.indexer.dumps.test_held_blocks import STEPS, behaviour, held_of, play, u64
-from tests.patience import CPU_S_MAX
+from tests.polling import CPU_S_MAX
 
 LIMITS = LoadLimits(blocks=1_000_000)
 RANKS = {slot: (slot, 0) for slot in range(3)}
@@ -48,7 +48,7 @@ def load(loader, data, piece=1 << 16):
 
 
 def from_json(document, piece=1 << 16, limits=LIMITS):
-    loader = JsonLoader(limits)
+    loader = JsonReader(limits)
     data = document if isinstance(document, bytes) else json.dumps(document).encode()
     return load(loader, data, piece), loader.bad_entries
 
@@ -77,7 +77,7 @@ def without_orphans(steps):
 @given(STEPS, STEPS, st.sampled_from([7, 100, 1 << 16]))
 def test_the_compact_form_loses_nothing(before, after, piece):
     index, writers = an_index(before)
-    (held,) = load(CompactLoader(LIMITS), compact(held_of(index)), piece)
+    (held,) = load(CompactReader(LIMITS), compact(held_of(index)), piece)
     copy, copies = attached(held)
     assert behaviour(copy, copies, before, after) == behaviour(index, writers, before, after)
 
@@ -96,18 +96,18 @@ def test_the_json_form_keeps_matches_counts_and_names(before, after, piece):
 def test_places_block_size_and_names_survive(form):
     index, writers = an_index([("store", 0, Tier.GPU, 0, (1, 2), 0)])
     digest = 2**64 - 1 if form == "compact" else None
-    writers[0].place, writers[1].place = Place(9, 3, digest), Place(0, 1)
+    writers[0].position, writers[1].position = StreamPosition(9, 3, digest), StreamPosition(0, 1)
     writers[1].store(Tier.GPU, None, u64([5]), u64([15]))
     held = held_of(index)._replace(name='llama3:8b:"x"\\ü', block_size=16)
     if form == "compact":
-        (found,) = load(CompactLoader(LIMITS), compact(held), 11)
+        (found,) = load(CompactReader(LIMITS), compact(held), 11)
     else:
         ((found,), _) = from_json(as_json(held), 11)
     assert (found.name, found.block_size) == (held.name, 16)
-    places = {rank: found.snapshot.places.get(slot) for rank, slot in found.ranks.items()}
+    places = {rank: found.snapshot.positions.get(slot) for rank, slot in found.ranks.items()}
     assert (places[0, 0], places[1, 0], places.get((2, 0))) == (
-        Place(9, 3, digest),
-        Place(0, 1),
+        StreamPosition(9, 3, digest),
+        StreamPosition(0, 1),
         None,
     )
 
@@ -123,7 +123,7 @@ def test_the_compact_form_is_small_and_large_columns_come_in_frames():
     chunks = list(compact_chunks([held]))
     assert max(map(len, chunks)) < 2 * 2**20
     assert 5 * sum(map(len, chunks)) < len(as_json(held))
-    (again,) = load(CompactLoader(LIMITS), b"".join(chunks))
+    (again,) = load(CompactReader(LIMITS), b"".join(chunks))
     assert again.blocks == 150_000
     assert attach(again, (0, 0), PrefixIndex(200_000).open_slot()) == 150_000
 
@@ -131,39 +131,39 @@ def test_the_compact_form_is_small_and_large_columns_come_in_frames():
 @pytest.mark.parametrize("digests", [[1], "x", [None, -1, 1], [1, 2, 0.5]])
 def test_digests_of_another_form_are_refused(digests, monkeypatch):
     index, _ = an_index([("store", slot, Tier.GPU, 0, (1, 2), 0) for slot in range(3)])
-    monkeypatch.setattr(compact_dump, "_digests", lambda _: digests)
+    monkeypatch.setattr(compact_writer, "_rank_digests", lambda _: digests)
     with pytest.raises(DumpError, match="digests"):
-        load(CompactLoader(LIMITS), compact(held_of(index)))
+        load(CompactReader(LIMITS), compact(held_of(index)))
 
 
 def test_an_older_file_has_no_digests_and_is_read(monkeypatch):
     index, writers = an_index([("store", slot, Tier.GPU, 0, (1, 2), 0) for slot in range(3)])
-    writers[0].place = Place(9, 3, 77)
-    monkeypatch.setattr(compact_dump, "_digests", lambda _: None)
-    (held,) = load(CompactLoader(LIMITS), compact(held_of(index)))
-    assert held.snapshot.places == {0: Place(9, 3)}
+    writers[0].position = StreamPosition(9, 3, 77)
+    monkeypatch.setattr(compact_writer, "_rank_digests", lambda _: None)
+    (held,) = load(CompactReader(LIMITS), compact(held_of(index)))
+    assert held.snapshot.positions == {0: StreamPosition(9, 3)}
 
 
 def test_a_compact_dump_without_partitions_is_complete():
-    assert load(CompactLoader(LIMITS), compact()) == []
+    assert load(CompactReader(LIMITS), compact()) == []
 
 
 def test_times_travel_as_ages_on_the_clock_of_the_reader():
     index, writers = an_index([("store", slot, Tier.GPU, 0, (1, 2), 0) for slot in range(3)])
     writers[0].live_at, writers[1].live_at = 90.0, 110.0
-    sent = b"".join(compact_chunks([held_of(index)], lambda: Moment(100.0, 7e8)))
+    sent = b"".join(compact_chunks([held_of(index)], lambda: DumpTime(100.0, 7e8)))
     told = []
 
     def live_at(taken_at, age):
         told.append((taken_at, age))
         return 1000.0 - age
 
-    (held,) = load(CompactLoader(LIMITS, live_at), sent)
+    (held,) = load(CompactReader(LIMITS, live_at), sent)
     assert held.snapshot.live_at == {0: 990.0, 1: 1000.0}
     assert told == [(7e8, 10.0), (7e8, 0.0)]
-    (held,) = load(CompactLoader(LIMITS, lambda *_: None), sent)
+    (held,) = load(CompactReader(LIMITS, lambda *_: None), sent)
     assert held.snapshot.live_at is None
-    (held,) = load(CompactLoader(LIMITS, live_at), compact(held_of(index)))
+    (held,) = load(CompactReader(LIMITS, live_at), compact(held_of(index)))
     assert held.snapshot.live_at is None
     copy = PrefixIndex(100).open_slot()
     attach(held_of(index), (0, 0), copy)
@@ -187,8 +187,8 @@ def test_times_travel_as_ages_on_the_clock_of_the_reader():
 )
 def test_ages_that_cannot_be_are_refused(lie):
     with pytest.raises(DumpError):
-        load(CompactLoader(LIMITS, lambda _, age: -age), frames((1, lie)))
-    assert load(CompactLoader(LIMITS), frames((1, lie)))[0].blocks == 2
+        load(CompactReader(LIMITS, lambda _, age: -age), frames((1, lie)))
+    assert load(CompactReader(LIMITS), frames((1, lie)))[0].blocks == 2
 
 
 # --- damage
@@ -202,7 +202,7 @@ def a_compact_dump():
 @pytest.mark.parametrize("cut", [1, 4, 30, 200, -1])
 def test_a_compact_dump_cut_short_is_refused(cut):
     with pytest.raises(DumpError):
-        load(CompactLoader(LIMITS), a_compact_dump()[:cut])
+        load(CompactReader(LIMITS), a_compact_dump()[:cut])
 
 
 @given(st.data())
@@ -210,12 +210,12 @@ def test_a_damaged_compact_dump_is_refused(data):
     whole = bytearray(a_compact_dump())
     whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
     with pytest.raises(DumpError):
-        load(CompactLoader(LIMITS), bytes(whole))
+        load(CompactReader(LIMITS), bytes(whole))
 
 
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_dump_are_refused_or_wanted_more_of(data):
-    for loader in (CompactLoader(LIMITS), JsonLoader(LIMITS)):
+    for loader in (CompactReader(LIMITS), JsonReader(LIMITS)):
         try:
             load(loader, data, 13)
         except DumpError:
@@ -238,7 +238,7 @@ def frames(*changes):
         "holders": zlib.compress(np.array([1, 1], np.uint32).tobytes()),
     }
     content = [
-        {"format": compact_dump.FORMAT, "version": compact_dump.VERSION},
+        {"format": compact_writer.FORMAT, "version": compact_writer.VERSION},
         head,
         nodes,
         {"sets": zlib.compress(SETS.tobytes())},
@@ -246,7 +246,7 @@ def frames(*changes):
     ]
     for number, change in changes:
         content[number] = {**content[number], **change}
-    return b"".join(compact_dump._frame(each) for each in content)
+    return b"".join(compact_writer._encode_frame(each) for each in content)
 
 
 def packed(*numbers):
@@ -254,7 +254,7 @@ def packed(*numbers):
 
 
 def test_the_frames_below_are_valid_but_for_what_is_replaced():
-    (held,) = load(CompactLoader(LIMITS), frames())
+    (held,) = load(CompactReader(LIMITS), frames())
     assert held.blocks == 2
 
 
@@ -297,7 +297,7 @@ def test_the_frames_below_are_valid_but_for_what_is_replaced():
 )
 def test_a_lie_in_a_compact_dump_is_refused(change):
     with pytest.raises(DumpError):
-        load(CompactLoader(LIMITS), frames(change))
+        load(CompactReader(LIMITS), frames(change))
 
 
 @pytest.mark.parametrize("form", ["compact", "json"])
@@ -306,7 +306,7 @@ def test_several_partitions_may_be_full(form):
     dumps = [held_of(an_index(steps)[0])._replace(name=f"m:{steps}") for steps in (one, two)]
     limits = LoadLimits(blocks=3, full_partitions=2)
     if form == "compact":
-        loaded = load(CompactLoader(limits), compact(*dumps))
+        loaded = load(CompactReader(limits), compact(*dumps))
     else:
         loaded, _ = from_json(as_json(*dumps), limits=limits)
     assert [part.blocks for part in loaded] == [3, 3]
@@ -323,7 +323,7 @@ def test_more_than_the_limits_is_refused():
         LoadLimits(9, sets_bytes=many[0].snapshot.sets.nbytes, full_partitions=2),
     ):
         with pytest.raises(DumpError):
-            load(CompactLoader(limits), compact(*many))
+            load(CompactReader(limits), compact(*many))
     for limits in (
         LoadLimits(9, partitions=2),
         LoadLimits(9, ranks=2),
@@ -338,9 +338,9 @@ def test_orphans_of_all_partitions_are_bounded():
     index.open_slot().store(Tier.GPU, 99, u64([1, 2]), u64([11, 12]))
     many = [DumpedPartition(f"m:{i}", 4, {(0, 0): 0}, index.snapshot()) for i in range(3)]
     limits = LoadLimits(9, orphans=2, full_partitions=3)
-    assert len(load(CompactLoader(limits), compact(*many))) == 3
+    assert len(load(CompactReader(limits), compact(*many))) == 3
     with pytest.raises(DumpError, match="orphans"):
-        load(CompactLoader(limits._replace(full_partitions=2)), compact(*many))
+        load(CompactReader(limits._replace(full_partitions=2)), compact(*many))
 
 
 @pytest.mark.parametrize("form", ["compact", "json"])
@@ -352,7 +352,7 @@ def test_copies_cost_bounded_time(form):
     many = [DumpedPartition(f"m:{i}", 4, {(0, 0): 0}, index.snapshot()) for i in range(2)]
     limits = LoadLimits(4, full_partitions=2)  # 16 copies in all
     read = {
-        "compact": lambda limits: load(CompactLoader(limits), compact(*many)),
+        "compact": lambda limits: load(CompactReader(limits), compact(*many)),
         "json": lambda limits: from_json(as_json(*many), limits=limits)[0],
     }[form]
     assert len(read(limits)) == 2
@@ -364,7 +364,7 @@ def test_places_of_streams_that_nobody_can_have_are_not_read():
     absurd = {f"{worker_id}:0": 2**64 - 1 for worker_id in range(300_000)}
     document = {"m:t": {"block_size": 4, "watermarks": absurd, "events": [stored((11, 1))]}}
     ((held,), bad) = from_json(document)
-    assert (bad, held.blocks, held.snapshot.places) == (0, 1, {})
+    assert (bad, held.blocks, held.snapshot.positions) == (0, 1, {})
 
 
 @pytest.mark.parametrize("digest", [0, 2**64 - 1, None])
@@ -372,10 +372,10 @@ def test_json_tells_which_batch_was_the_last(digest):
     index = PrefixIndex(100)
     writer = index.open_slot()
     writer.store(Tier.GPU, None, np.array([1], np.uint64), np.array([11], np.uint64))
-    writer.place = Place(8, 2, digest)
+    writer.position = StreamPosition(8, 2, digest)
     part = DumpedPartition("m:t", 4, {(1, 0): writer.slot}, index.snapshot())
     ((held,), _) = from_json({"m:t": json.loads(b"".join(document_chunks([part])))})
-    assert list(held.snapshot.places.values()) == [Place(8, 2, digest)]
+    assert list(held.snapshot.positions.values()) == [StreamPosition(8, 2, digest)]
 
 
 @pytest.mark.parametrize("digest", [-1, 2**64])
@@ -383,7 +383,7 @@ def test_a_digest_that_is_none_is_not_believed(digest):
     told = {"watermarks": {"1:0": 7}, "digests": {"1:0": digest}}
     document = {"m:t": {"block_size": 4, **told, "events": [stored((11, 1))]}}
     ((held,), _) = from_json(document)
-    assert list(held.snapshot.places.values()) == [Place(8)]
+    assert list(held.snapshot.positions.values()) == [StreamPosition(8)]
 
 
 # --- JSON of others

@@ -1,7 +1,7 @@
 """A feed for tests, and what comes to it over the wire."""
 
-from indexer.events.feed import EventFeed
-from indexer.events.kv_source import KvSource
+from indexer.events.event_feed import EventFeed
+from indexer.events.kv_event_source import KvSource
 from tests.models.event_feed_model import RANK, RecordingWriter, identified
 
 REPLAY = "tcp://127.0.0.1:5558"
@@ -25,7 +25,7 @@ def a_feed(*, replay=True, writers=None, **source):
 def finish(feed, action=None, now=0.0):
     """Everything that a verb has left undone; returns the action in the end."""
     while feed.is_busy:
-        action = feed.go_on(now)
+        action = feed.continue_work(now)
     return action
 
 

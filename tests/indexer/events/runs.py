@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from indexer.events.run import Run
-from indexer.events.run_layout import ROW_LENGTH
+from indexer.events.message_batch import MessageBatch
+from indexer.events.message_batch_layout import ROW_LENGTH
 from tests.indexer.events.feed_scenes import finish
 
 
@@ -15,7 +15,7 @@ def a_run(messages):
         row[:] = 3, 1, np.uint64(number).astype(np.int64), at, end, at, at, at, 0, 0
         at = end
     content = b"xyz" + b"".join(payload for _, payload in messages)
-    return Run(np.frombuffer(content, np.uint8), rows)
+    return MessageBatch(np.frombuffer(content, np.uint8), rows)
 
 
 def take(feed, run, now=0.0):
@@ -25,7 +25,7 @@ def take(feed, run, now=0.0):
         usual = feed.receive_run(run, now)
         if not usual:
             alone += 1
-            feed.receive(run.number, run.payload().tobytes(), now)
+            feed.receive(run.sequence_number, run.payload_ahead().tobytes(), now)
         run.first += usual or 1
         finish(feed, now=now)
         feed.check_invariants()

@@ -2,10 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.events.cursor import END_OF_REPLAY, JUMP_MAX, EventCursor, Verdict
+from indexer.events.event_cursor import END_OF_REPLAY, JUMP_MAX, EventCursor, SequenceVerdict
 
-NEXT, AHEAD, STALE = Verdict.NEXT, Verdict.AHEAD, Verdict.STALE
-SUSPECT, RESTART, UNPLACED = Verdict.SUSPECT, Verdict.RESTART, Verdict.UNPLACED
+NEXT, AHEAD, STALE = SequenceVerdict.NEXT, SequenceVerdict.AHEAD, SequenceVerdict.STALE
+SUSPECT, RESTART, UNPLACED = (
+    SequenceVerdict.SUSPECT,
+    SequenceVerdict.RESTART,
+    SequenceVerdict.UNPLACED,
+)
 
 
 def verdicts(*seqs, cursor=None):

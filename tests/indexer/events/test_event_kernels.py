@@ -11,10 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numba import njit
 
-from indexer.events import desk, kernels, kv_events, repeat_kernels
+from indexer.events import batch_scratch, duplicate_kernels, event_decoder, payload_kernels
+from indexer.events.duplicate_kernels import NAMES_AT_ONCE
+from indexer.events.event_decoder import decode, decode_in_steps, parse_payload, scan_payload
 from indexer.events.event_types import BlockRemoved, BlockStored, DecodeError
-from indexer.events.kernels import JOB_LENGTH, N_COLUMNS, WORDS, scan_batch
-from indexer.events.kv_events import decode, decoding, parse, scan
 from indexer.events.msgpack_kernels import (
     NESTING_MAX,
     RESERVED_BYTE,
@@ -24,9 +24,9 @@ from indexer.events.msgpack_kernels import (
     object_end,
     read_int,
 )
-from indexer.events.repeat_kernels import NAMES_AT_ONCE
-from indexer.pages import LARGE_PAGES_MIN, has_own_pages, scratch
-from tests.exploring import explores
+from indexer.events.payload_kernels import JOB_LENGTH, N_COLUMNS, WORDS, scan_batch
+from indexer.page_memory import LARGE_PAGES_MIN, has_own_pages, scratch_array
+from tests.hypothesis_profiles import explores
 
 encode = msgspec.msgpack.encode
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "kv_event_payloads.json").read_text())
@@ -56,10 +56,10 @@ def event_contents(event):
 
 def assert_read_alike(payload):
     """Returns whether the compiled reader read the payload."""
-    batch = scan(payload)
+    batch = scan_payload(payload)
     if batch is None:
         return False
-    assert contents(batch) == contents(parse(payload))
+    assert contents(batch) == contents(parse_payload(payload))
     for at_once in (1, 3):
         assert contents(read_in_parts(payload, at_once)) == contents(batch)
     return True
@@ -78,8 +78,8 @@ def finished(reading):
 
 def read_in_parts(payload, at_once):
     """None when the compiled reader gives up."""
-    scanned, _ = finished(kv_events._scanning(payload, at_once))
-    return scanned and kv_events.Batch(scanned.rank, scanned.events(payload, scanned.rows))
+    scanned, _ = finished(event_decoder._scan_in_steps(payload, at_once))
+    return scanned and event_decoder.Batch(scanned.rank, scanned.events(payload, scanned.rows))
 
 
 def a_stored(n_blocks=2, **fields):
@@ -213,9 +213,9 @@ def damage(payload, random: Random):
 
 
 def assert_read_alike_or_refused(payload):
-    batch = scan(payload)
+    batch = scan_payload(payload)
     try:
-        patient = parse(payload)
+        patient = parse_payload(payload)
     except DecodeError:
         assert batch is None
         return
@@ -227,7 +227,7 @@ def assert_read_alike_or_refused(payload):
 def test_cut_payload_is_refused_at_every_length(payload):
     end = object_end(np.frombuffer(payload, np.uint8), 0)
     for length in range(max(end, 0)):
-        assert scan(payload[:length]) is None
+        assert scan_payload(payload[:length]) is None
         with pytest.raises(DecodeError):
             decode(payload[:length])
 
@@ -300,7 +300,7 @@ def test_common_event_is_read_by_the_compiled_reader(event):
 )
 def test_unusual_or_bad_event_is_left_to_the_patient_reader(event):
     payload = encode([1.5, [["BlockRemoved", [1]], event], 0])
-    assert scan(payload) is None
+    assert scan_payload(payload) is None
     batch = decode(payload)
     assert event_contents(batch.events[0]) == [[1], None, None, None]
 
@@ -309,7 +309,7 @@ def test_a_field_named_twice_is_left_to_the_patient_reader():
     event = encode({"type": "BlockRemoved", "block_hashes": [1]})
     twice = b"\x83" + event[1:] + encode("block_hashes") + encode([2])
     payload = b"\x92\x01\x91" + twice
-    assert scan(payload) is None
+    assert scan_payload(payload) is None
     assert decode(payload).events[0].block_hashes.tolist() == [2]
 
 
@@ -317,7 +317,7 @@ def test_hashes_chosen_to_collide_cost_no_quadratic_time():
     inverse = pow(0x9E3779B97F4A7C15, -1, 2**64)
     hashes = [inverse * k % 2**64 for k in range(1, 1000)]  # all begin at the first place
     payload = encode([1.5, [["BlockStored", hashes, None, [], 0]]])
-    assert scan(payload) is None
+    assert scan_payload(payload) is None
     assert decode(payload).events[0].block_hashes.tolist() == hashes
 
 
@@ -326,39 +326,39 @@ def test_more_events_than_rows_are_unusual():
     hashes, tokens = np.empty(len(payload), np.uint64), np.empty(len(payload), np.uint32)
     for n_rows, used in ((3, 3), (2, UNUSUAL)):
         rows, job = np.empty((n_rows, N_COLUMNS), np.int64), np.zeros(JOB_LENGTH, np.int64)
-        job[kernels.BUDGET] = kernels.NO_BUDGET
+        job[payload_kernels.BUDGET] = payload_kernels.NO_BUDGET
         assert scan_batch(payload, job, rows, hashes, tokens)[0] == used
 
 
 def test_what_is_given_up_at_once_is_given_up_in_parts():
     for payload in PAYLOADS:
         for end in range(len(payload)):
-            if scan(payload[:end]) is None:
+            if scan_payload(payload[:end]) is None:
                 assert read_in_parts(payload[:end], 2) is None
 
 
 @pytest.mark.parametrize("tokens", [list(range(70_000, 71_000)), [[n, n + 1] for n in range(1000)]])
 @pytest.mark.parametrize("as_map", [False, True])
 def test_a_large_event_is_read_a_bounded_number_of_elements_at_once(tokens, as_map, monkeypatch):
-    monkeypatch.setattr(kv_events, "SCANNED_AT_ONCE", 100)
+    monkeypatch.setattr(event_decoder, "SCANNED_AT_ONCE", 100)
     names = [2**63 + n for n in range(500)]
     event = ["BlockStored", names, None, tokens, 2]
     if as_map:
         fields = ("type", "block_hashes", "parent_block_hash", "token_ids", "block_size")
         event = dict(zip(fields, event, strict=True))
     payload = encode([1.5, [["BlockRemoved", [1]], event, ["BlockRemoved", names]]])
-    calls, real = [], kernels.scan_batch
+    calls, real = [], payload_kernels.scan_batch
 
     def counted(payload, job, *arrays):
         calls.append(1)
-        before = job[[kernels.HASHES, kernels.TOKENS]].sum()
+        before = job[[payload_kernels.HASHES, payload_kernels.TOKENS]].sum()
         result = real(payload, job, *arrays)
-        assert job[[kernels.HASHES, kernels.TOKENS]].sum() - before <= 100
+        assert job[[payload_kernels.HASHES, payload_kernels.TOKENS]].sum() - before <= 100
         return result
 
-    monkeypatch.setattr(kernels, "scan_batch", counted)
-    batch, steps = finished(decoding(payload))
-    assert contents(batch) == contents(parse(payload))
+    monkeypatch.setattr(payload_kernels, "scan_batch", counted)
+    batch, steps = finished(decode_in_steps(payload))
+    assert contents(batch) == contents(parse_payload(payload))
     assert 20 <= len(calls) <= 23
     assert steps > len(calls)
 
@@ -374,15 +374,15 @@ def test_names_of_a_large_event_are_compared_a_bounded_number_at_once(n_names, t
 
     def may_repeat(names):
         compared.append(len(names))
-        return repeat_kernels.may_repeat(names)
+        return duplicate_kernels.may_have_duplicates(names)
 
     def spread(names, *parts):
         assert len(names) <= NAMES_AT_ONCE
-        return repeat_kernels.spread(names, *parts)
+        return duplicate_kernels.spread_names(names, *parts)
 
-    monkeypatch.setattr(kv_events, "may_repeat", may_repeat)
-    monkeypatch.setattr(kv_events, "spread", spread)
-    batch, steps = finished(decoding(payload))
+    monkeypatch.setattr(event_decoder, "may_have_duplicates", may_repeat)
+    monkeypatch.setattr(event_decoder, "spread_names", spread)
+    batch, steps = finished(decode_in_steps(payload))
     if twice is not None:
         assert (batch.events, batch.bad_events) == ([], 1)
     elif n_names <= NAMES_AT_ONCE:
@@ -399,17 +399,17 @@ def test_many_names_chosen_for_one_part_are_left_to_the_patient_reader():
     spreads = [inverse * (k << 32) % 2**64 for k in range(1, 2 * NAMES_AT_ONCE + 2)]
     names = [spread ^ spread >> 32 for spread in spreads]  # what `spread` does is its own inverse
     payload = encode([1.5, [["BlockStored", names, None, [], 0]]])
-    assert scan(payload) is None
+    assert scan_payload(payload) is None
     assert decode(payload).events[0].block_hashes.tolist() == names
 
 
 def test_no_usual_message_has_names_that_nobody_compares():
-    assert desk.BYTES_MAX <= NAMES_AT_ONCE
+    assert batch_scratch.BYTES_MAX <= NAMES_AT_ONCE
 
 
 def test_the_memory_of_a_large_payload_is_on_small_pages():
-    assert has_own_pages(scratch(LARGE_PAGES_MIN, np.uint8))
-    assert not has_own_pages(scratch(LARGE_PAGES_MIN - 1, np.uint8))
+    assert has_own_pages(scratch_array(LARGE_PAGES_MIN, np.uint8))
+    assert not has_own_pages(scratch_array(LARGE_PAGES_MIN - 1, np.uint8))
 
 
 def test_words_are_distinct_and_fit_the_mask_of_seen_fields():

@@ -1,7 +1,7 @@
 import pytest
 
-from indexer.events.actions import StartReplay, StopReplay
-from indexer.events.catch_up import (
+from indexer.events.fault_notices import StreamFault
+from indexer.events.gap_recovery import (
     ATTEMPTS_MAX,
     FRAME_S_MAX,
     PROBE_S,
@@ -10,7 +10,7 @@ from indexer.events.catch_up import (
     WAITING_BATCHES_MAX,
     WAITING_BYTES_MAX,
 )
-from indexer.events.notices import Fault
+from indexer.events.replay_actions import StartReplay, StopReplay
 from tests.indexer.events.feed_scenes import (
     a_feed,
     applied,
@@ -39,7 +39,7 @@ def test_gap_is_replayed_and_live_batches_wait_for_it():
     assert send(feed, 0, 3) == StartReplay(0)
     assert send(feed, 4, 5) is None
     assert applied(feed) == [0]
-    assert feed.catching_up
+    assert feed.is_catching_up
     assert reply(feed, 1) is None
     assert reply(feed, 2) == StopReplay()
     assert applied(feed) == [0, 1, 2, 3, 4, 5]
@@ -58,8 +58,8 @@ def test_gap_without_replay_endpoint_is_lost_at_once():
     assert send(feed, 0, 3, 4) is None
     assert applied(feed) == [0, 3, 4]
     assert (feed.gaps, feed.lost, bool(feed.degraded)) == (1, 2, True)
-    told = feed.indexed.notices.take()
-    assert told == {Fault.LOST: "batches 1 to 2: there is no replay endpoint"}
+    told = feed.indexed.notices.take_pending()
+    assert told == {StreamFault.LOST: "batches 1 to 2: there is no replay endpoint"}
 
 
 def test_degraded_says_what_is_missing_and_why_and_since_the_first_loss():
@@ -74,9 +74,9 @@ def test_degraded_tells_of_a_replay_endpoint_that_was_of_no_help():
     feed = a_feed()
     send(feed, 0, 3, now=1.0)
     tick(feed, feed.wake_at)
-    why = "the replay endpoint was of no help: no useful answer in time"
+    why = "the replay endpoint could not provide them: no useful answer in time"
     assert feed.degraded is not None
-    assert feed.degraded.why == f"lost batches 1 to 2: {why}"
+    assert feed.degraded.reason == f"lost batches 1 to 2: {why}"
 
 
 def test_degraded_tells_that_the_engine_dropped_the_batches():
@@ -86,7 +86,7 @@ def test_degraded_tells_that_the_engine_dropped_the_batches():
     tick(feed, feed.wake_at)
     reply(feed, 5)
     assert feed.degraded is not None
-    assert feed.degraded.why == "lost batches 1 to 4: the engine does not have them any more"
+    assert feed.degraded.reason == "lost batches 1 to 4: the engine no longer has them"
 
 
 def test_replay_running_past_the_gap_closes_gaps_of_the_waiting_batches_too():
@@ -116,10 +116,10 @@ def test_replay_of_another_rank_is_ignored_and_not_asked_for_again():
     send(feed, 2)
     assert reply(feed, 0, 1, rank=RANK + 1) is None
     assert end(feed) == StopReplay()
-    assert not feed.catching_up
+    assert not feed.is_catching_up
     assert applied(feed) == [2]
     assert feed.indexed.applier.dropped["replay_of_other_rank"] == 2
-    assert "from the replay endpoint of this one" in feed.indexed.applier.misfit
+    assert "from this rank's replay endpoint" in feed.indexed.applier.registration_fault
     assert (feed.lost, feed.cursor.last_sequence) == (2, 2)
 
 
@@ -136,14 +136,14 @@ def test_replay_that_ends_early_is_retried_with_growing_pauses_and_then_lost():
     now, pauses = 0.0, []
     for _ in range(ATTEMPTS_MAX - 1):
         assert end(feed, now) == StopReplay()
-        assert feed.catching_up
+        assert feed.is_catching_up
         pauses.append(feed.wake_at - now)
         assert tick(feed, now) is None
         now = feed.wake_at
         assert tick(feed, now) == StartReplay(0)
     assert pauses == sorted(pauses)
     assert end(feed, now) == StopReplay()
-    assert not feed.catching_up
+    assert not feed.is_catching_up
     assert applied(feed) == [3]
     assert (feed.lost, bool(feed.degraded)) == (3, True)
 
@@ -154,7 +154,7 @@ def test_empty_payload_ends_a_replay_whatever_its_number():
     reply(feed, 0)
     assert replayed(feed, 7, b"", 0.0) == StopReplay()
     assert applied(feed) == [0]
-    assert feed.catching_up
+    assert feed.is_catching_up
 
 
 def test_live_batch_that_the_replay_contains_too_is_applied_once():
@@ -224,7 +224,7 @@ def test_replay_endpoint_that_cannot_be_opened_is_as_good_as_dead():
     send(feed, 5)
     assert replay_failed(feed, "no such host", 0.0) == StopReplay()
     assert applied(feed) == [5]
-    assert feed.indexed.notices.take()[Fault.REPLAY_FAILED] == "no such host"
+    assert feed.indexed.notices.take_pending()[StreamFault.REPLAY_FAILED] == "no such host"
 
 
 def test_silence_after_progress_earns_another_attempt():
@@ -240,7 +240,7 @@ def test_replay_that_never_ends_and_never_helps_is_given_up():
     feed = a_feed()
     send(feed, 0, 2)
     now = 0.0
-    while feed.catching_up:
+    while feed.is_catching_up:
         now += FRAME_S_MAX / 2
         reply(feed, 0, now=now)
         tick(feed, now)
@@ -252,7 +252,7 @@ def test_replay_that_dribbles_is_given_up_after_the_total_time():
     feed = a_feed()
     send(feed, 10**6)
     now, seq = 0.0, 0
-    while feed.catching_up:
+    while feed.is_catching_up:
         reply(feed, seq, now=now)
         now, seq = now + 1.0, seq + 1
         tick(feed, now)
@@ -311,7 +311,7 @@ def test_restart_while_a_replay_runs_drops_what_waits():
     send(feed, 0, 10, 11)
     assert send(feed, 0, life=2) == StopReplay()
     assert feed.indexed.writers[RANK].identities() == [(2, 0)]
-    assert not feed.catching_up
+    assert not feed.is_catching_up
 
 
 def test_restart_ends_degraded_and_the_rest_from_a_dead_endpoint():

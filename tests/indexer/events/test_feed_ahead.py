@@ -1,7 +1,7 @@
 """A replay that came further than the live batches: those that follow, are they what it brought?"""
 
-from indexer.events.actions import StartReplay
-from indexer.events.ask_times import SETTLE_S
+from indexer.events.replay_actions import StartReplay
+from indexer.events.replay_schedule import SETTLE_S
 from tests.indexer.events.feed_scenes import a_feed, applied, end, reply, send, tick
 from tests.models.event_feed_model import RANK
 
@@ -10,7 +10,7 @@ def a_replayed_feed(last):
     """All that it knows came by replay; no live batch yet."""
     feed = a_feed()
     feed.begin(0.0, nothing_older_comes=True)
-    feed.connected(0.0)
+    feed.on_connected(0.0)
     assert tick(feed, SETTLE_S) == StartReplay(0)
     reply(feed, *range(last + 1))
     end(feed)
@@ -39,7 +39,7 @@ def test_a_life_that_begins_unheard_behind_a_replay_is_known_by_the_number_of_it
 def test_a_new_life_behind_a_replay_that_is_under_way_ends_the_question():
     feed = a_feed()
     feed.begin(0.0, nothing_older_comes=True)
-    feed.connected(0.0)
+    feed.on_connected(0.0)
     tick(feed, SETTLE_S)
     reply(feed, 0, 1)
     assert send(feed, 1, life=2) == StartReplay(0)

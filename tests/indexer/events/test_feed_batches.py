@@ -1,8 +1,8 @@
 import pytest
 
-from indexer.events import kv_events, parser
-from indexer.events.notices import NOTICE_INTERVAL_S, Fault
-from indexer.events.parser import EVENTS_AT_ONCE
+from indexer.events import event_decoder, payload_parser
+from indexer.events.fault_notices import NOTICE_INTERVAL_S, StreamFault
+from indexer.events.payload_parser import EVENTS_AT_ONCE
 from tests.indexer.events.feed_scenes import a_feed, applied, live, send
 from tests.models.event_feed_model import RANK, RecordingWriter, batch, identified
 
@@ -40,9 +40,9 @@ def test_event_of_another_block_size_is_dropped_and_counted():
     feed = a_feed()
     assert apply_to(feed, stored([11], None, list(range(8)), 8)) == []
     assert feed.indexed.applier.dropped["block_size"] == 1
-    assert feed.indexed.applier.misfit == (
-        "dropped: 1 block of 8 tokens on GPU, while block_size is 4, and nothing of that size has "
-        "come; is it the engine's?"
+    assert feed.indexed.applier.registration_fault == (
+        "dropped: 1 block of 8 tokens on GPU; the registered block_size is 4, "
+        "but no block of that size has come: check it against the engine's block size"
     )
     assert feed.indexed.applier.is_size_wrong
 
@@ -55,17 +55,17 @@ def test_event_of_another_block_size_is_dropped_and_counted():
         (
             stored([11], None, list(range(8)), 8, "GPU", None, None, None, 1, "mla_attention"),
             "other_size",
-            "1 block of 8 tokens on GPU, group 1 (mla_attention); only whole blocks of 4 tokens",
+            "1 block of 8 tokens on GPU, group 1 (mla_attention); the index takes whole ",
         ),
         (
             stored([11], None, [1, 2], 2, "GPU", None, None, None, 0),
             "other_size",
-            "1 block of 2 tokens on GPU, group 0; only",
+            "1 block of 2 tokens on GPU, group 0; the",
         ),
         (
             stored([11], None, [1, 2, 3]),
             "partial_block",
-            "1 block of 4 tokens on GPU, with 3 tokens; only",
+            "1 block of 4 tokens on GPU, with 3 tokens; the",
         ),
     ],
 )
@@ -77,9 +77,9 @@ def test_chunks_and_partial_blocks_are_no_sign_of_another_block_size(
     for each in [event, good] if chunk_comes_first else [good, event]:
         apply_to(feed, each)
     applier = feed.indexed.applier
-    assert (applier.misfit, applier.is_size_wrong) == (None, False)
-    assert applier.left_out.startswith("not indexed: ")
-    assert words in applier.left_out
+    assert (applier.registration_fault, applier.is_size_wrong) == (None, False)
+    assert applier.last_skipped.startswith("not indexed: ")
+    assert words in applier.last_skipped
     is_known_later = chunk_comes_first and reason == "other_size" and "GPU" in words
     assert applier.dropped == {"block_size" if is_known_later else reason: 1}
     assert applier.stored_blocks == 1
@@ -97,7 +97,7 @@ def test_an_event_with_too_few_tokens_for_a_block_is_no_sign_of_another_block_si
     feed = a_feed()
     assert apply_to(feed, stored([11], None, [1, 2, 3])) == []
     applier = feed.indexed.applier
-    assert (applier.dropped["partial_block"], applier.misfit) == (1, None)
+    assert (applier.dropped["partial_block"], applier.registration_fault) == (1, None)
 
 
 def test_event_without_tokens_names_blocks_that_are_known():
@@ -114,8 +114,8 @@ def test_media_name_tiers_and_unknown_ones_are_dropped():
     )
     assert [call[1] for call in calls] == [0, 1, 2]
     assert feed.indexed.applier.dropped["medium"] == 1
-    assert feed.indexed.applier.left_out == (
-        "not indexed: 1 block on HBM, a medium that is not known"
+    assert feed.indexed.applier.last_skipped == (
+        "not indexed: 1 block on HBM: the medium is unknown"
     )
 
 
@@ -144,9 +144,9 @@ def test_batch_of_a_sibling_rank_goes_to_it_and_of_a_stranger_is_dropped():
     live(feed, 1, identified(1, 1, rank=9), 0.0)
     assert (applied(feed), applied(feed, 4)) == ([], [0])
     assert feed.indexed.applier.dropped["rank"] == 1
-    assert feed.indexed.applier.misfit == (
-        "dropped: events of dp_rank 9, which the worker does not have; are its "
-        "data_parallel_start_rank and data_parallel_size right?"
+    assert feed.indexed.applier.registration_fault == (
+        "dropped: events of dp_rank 9, which the worker does not have; check its "
+        "data_parallel_start_rank and data_parallel_size"
     )
     assert feed.cursor.last_sequence == 1
 
@@ -157,7 +157,7 @@ def test_unreadable_batch_is_counted_and_the_next_one_is_no_gap():
     send(feed, 1)
     assert (feed.indexed.decode_errors, feed.gaps, applied(feed)) == (1, 0, [1])
     assert feed.indexed.last_error
-    assert Fault.UNREADABLE in feed.indexed.notices.take()
+    assert StreamFault.UNREADABLE in feed.indexed.notices.take_pending()
 
 
 def test_bad_event_is_counted_and_its_neighbours_are_applied():
@@ -171,7 +171,7 @@ def test_bad_event_is_counted_and_its_neighbours_are_applied():
 def test_a_large_batch_is_read_and_applied_in_short_steps(tail, monkeypatch):
     """No step reads more than some events, whichever of the readers it is."""
     read = []
-    for module, name in ((kv_events, "_event"), (parser, "_parsing_event")):
+    for module, name in ((event_decoder, "_event_of_row"), (payload_parser, "_parse_event")):
         one = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *given, one=one: read.append(1) or one(*given))
     feed = a_feed()
@@ -180,7 +180,7 @@ def test_a_large_batch_is_read_and_applied_in_short_steps(tail, monkeypatch):
     steps, longest = 1, 0
     while feed.is_busy:
         before = len(read)
-        feed.go_on(0.0)
+        feed.continue_work(0.0)
         steps, longest = steps + 1, max(longest, len(read) - before)
     assert len(read) == 3000
     assert longest <= 2 * EVENTS_AT_ONCE
@@ -231,8 +231,8 @@ def test_attention_groups_are_learned_per_rank():
 def test_notices_come_once_per_episode():
     feed = a_feed(replay=False)
     send(feed, 1, 3, 5)
-    assert list(feed.indexed.notices.take()) == [Fault.LOST]
+    assert list(feed.indexed.notices.take_pending()) == [StreamFault.LOST]
     send(feed, 7, now=NOTICE_INTERVAL_S - 1)
-    assert feed.indexed.notices.take() == {}
+    assert feed.indexed.notices.take_pending() == {}
     send(feed, 9, now=NOTICE_INTERVAL_S)
-    assert list(feed.indexed.notices.take()) == [Fault.LOST]
+    assert list(feed.indexed.notices.take_pending()) == [StreamFault.LOST]

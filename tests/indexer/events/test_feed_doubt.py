@@ -2,12 +2,12 @@
 
 import pytest
 
-from indexer.events import stepping
-from indexer.events.actions import StartReplay, StopReplay
-from indexer.events.ask_times import IDLE_S, SETTLE_S
-from indexer.events.catch_up import FRAME_S_MAX, PROBE_S
-from indexer.events.doubt import DIGESTED_BYTES_MAX, Why, payload_digest
-from indexer.index.snapshot import Place
+from indexer.events import step_runner
+from indexer.events.gap_recovery import FRAME_S_MAX, PROBE_S
+from indexer.events.replay_actions import StartReplay, StopReplay
+from indexer.events.replay_schedule import IDLE_S, SETTLE_S
+from indexer.events.uncertainty import DIGESTED_BYTES_MAX, DoubtReason, payload_digest
+from indexer.index.index_snapshot import StreamPosition
 from tests.indexer.events.feed_scenes import (
     a_feed,
     applied,
@@ -25,7 +25,7 @@ def a_feed_at(last, *, replay=True, now=0.0):
     """A connected feed that has applied 0 to `last` and asked nothing about it."""
     feed = a_feed(replay=replay)
     feed.begin(now, nothing_older_comes=True)
-    feed.connected(now)
+    feed.on_connected(now)
     send(feed, *range(last + 1), now=now)
     if replay:
         tick(feed, now + SETTLE_S)
@@ -37,21 +37,21 @@ def a_feed_at(last, *, replay=True, now=0.0):
 
 def reconnect(feed, now=1.0):
     """The connection breaks and comes back; returns what is asked then."""
-    feed.disconnected(now)
-    assert feed.doubt.why is Why.INTERRUPTED
+    feed.on_disconnected(now)
+    assert feed.doubt.reason is DoubtReason.INTERRUPTED
     assert tick(feed, now + 5 * SETTLE_S) is None  # nobody is asked what he could not tell
-    feed.connected(now)
+    feed.on_connected(now)
     assert tick(feed, now) is None
     return tick(feed, now + SETTLE_S)
 
 
 def a_resumed_feed(place, *, replay=True):
     writer = RecordingWriter()
-    writer.place = place
+    writer.position = place
     feed = a_feed(replay=replay, writers={RANK: writer})
     feed.begin(0.0, nothing_older_comes=True)
-    assert feed.doubt.why is Why.RESUMED
-    feed.connected(0.0)
+    assert feed.doubt.reason is DoubtReason.RESUMED
+    feed.on_connected(0.0)
     return feed
 
 
@@ -145,8 +145,8 @@ def test_a_new_life_that_goes_on_at_the_very_next_number_is_noticed():
 
 def test_a_gap_after_a_reconnection_is_asked_for_from_before_it():
     feed = a_feed_at(9)
-    feed.disconnected(1.0)
-    feed.connected(1.0)
+    feed.on_disconnected(1.0)
+    feed.on_connected(1.0)
     send(feed, 10, life=2, now=1.0)  # of the new life, and nobody can tell yet
     assert send(feed, 20, life=2, now=1.0) == StopReplay()
     assert feed.tick(1.0) == StartReplay(9)
@@ -170,7 +170,7 @@ def test_a_dead_replay_endpoint_leaves_the_rank_in_doubt_and_is_asked_again():
     send(feed, 10, now=2.0)
     assert tick(feed, 1.0 + SETTLE_S + FRAME_S_MAX) == StopReplay()
     send(feed, 11, now=4.0)
-    assert (applied(feed)[-1], feed.doubt.why, feed.lost) == (11, Why.INTERRUPTED, 0)
+    assert (applied(feed)[-1], feed.doubt.reason, feed.lost) == (11, DoubtReason.INTERRUPTED, 0)
     assert tick(feed, feed.wake_at) == StartReplay(9)
     reply(feed, *range(9, 12), now=50.0)
     end(feed, 50.0)
@@ -196,8 +196,8 @@ def test_a_connection_that_breaks_during_an_answer_makes_it_void():
     feed = a_feed_at(9)
     reconnect(feed)
     reply(feed, 9, 10, now=1.5)
-    feed.disconnected(2.0)
-    assert feed.connected(2.0) == StopReplay()
+    feed.on_disconnected(2.0)
+    assert feed.on_connected(2.0) == StopReplay()
     assert reply(feed, 11, now=2.0) is None
     assert tick(feed, 2.0 + SETTLE_S) == StartReplay(10)
     reply(feed, 10, 11, now=3.0)
@@ -208,7 +208,7 @@ def test_a_connection_that_breaks_during_an_answer_makes_it_void():
 def test_an_answer_while_the_connection_is_down_ends_no_doubt():
     feed = a_feed_at(9)
     reconnect(feed)
-    feed.disconnected(2.0)
+    feed.on_disconnected(2.0)
     reply(feed, 9, now=2.0)
     end(feed, 2.0)
     assert feed.doubt is not None
@@ -219,7 +219,7 @@ def test_an_answer_of_another_rank_ends_no_doubt_and_forgets_nothing():
     reconnect(feed)
     reply(feed, 9, 10, rank=RANK + 1, now=2.0)
     assert end(feed, 2.0) == StopReplay()
-    assert (applied(feed), feed.doubt.why) == (list(range(10)), Why.INTERRUPTED)
+    assert (applied(feed), feed.doubt.reason) == (list(range(10)), DoubtReason.INTERRUPTED)
 
 
 def test_hostile_numbers_in_an_answer_are_ignored():
@@ -240,8 +240,8 @@ def test_clearing_ends_the_doubt():
 
 def test_a_restart_that_a_live_batch_shows_ends_the_doubt():
     feed = a_feed_at(9)
-    feed.disconnected(1.0)
-    feed.connected(1.0)
+    feed.on_disconnected(1.0)
+    feed.on_connected(1.0)
     send(feed, 0, life=2, now=1.0)
     assert (feed.doubt, feed.indexed.writers[RANK].identities()) == (None, [(2, 0)])
 
@@ -251,35 +251,35 @@ def test_a_restart_that_a_live_batch_shows_ends_the_doubt():
 
 def test_a_fresh_rank_learns_what_a_silent_engine_has():
     feed = a_feed()
-    feed.connected(0.0)
+    feed.on_connected(0.0)
     assert tick(feed, SETTLE_S) == StartReplay(0)
     reply(feed, 0, 1, 2)
     end(feed)
-    assert (applied(feed), feed.gaps, feed.knows_nothing) == ([0, 1, 2], 0, False)
+    assert (applied(feed), feed.gaps, feed.has_seen_nothing) == ([0, 1, 2], 0, False)
     send(feed, 3)
     assert applied(feed) == [0, 1, 2, 3]
 
 
 def test_a_fresh_rank_whose_engine_has_nothing_is_in_no_doubt():
     feed = a_feed()
-    feed.connected(0.0)
+    feed.on_connected(0.0)
     tick(feed, SETTLE_S)
     assert end(feed) == StopReplay()
-    assert (feed.doubt, feed.knows_nothing) == (None, True)
+    assert (feed.doubt, feed.has_seen_nothing) == (None, True)
 
 
 def test_a_fresh_rank_that_nobody_told_what_came_before_is_in_doubt_until_the_first_batch():
     feed = a_feed()
-    feed.connected(0.0)
+    feed.on_connected(0.0)
     tick(feed, SETTLE_S)
     tick(feed, SETTLE_S + FRAME_S_MAX)
-    assert feed.doubt.why is Why.SILENT
+    assert feed.doubt.reason is DoubtReason.SILENT
     send(feed, 0, now=10.0)
     assert feed.doubt is None
 
 
 def test_a_resumed_rank_is_in_doubt_until_the_engine_knows_its_last_batch():
-    feed = a_resumed_feed(Place(5, 0, a_digest(4)))
+    feed = a_resumed_feed(StreamPosition(5, 0, a_digest(4)))
     assert tick(feed, SETTLE_S) == StartReplay(4)
     reply(feed, 4, 5, 6)
     end(feed)
@@ -288,7 +288,7 @@ def test_a_resumed_rank_is_in_doubt_until_the_engine_knows_its_last_batch():
 
 @pytest.mark.parametrize("answer", [(4, 5, 6), ()])
 def test_a_resumed_rank_of_another_life_is_learned_anew(answer):
-    feed = a_resumed_feed(Place(5, 0, a_digest(4)))
+    feed = a_resumed_feed(StreamPosition(5, 0, a_digest(4)))
     tick(feed, SETTLE_S)
     assert (reply(feed, *answer[:1], life=2) if answer else end(feed)) == StartReplay(0)
     reply(feed, *range(3), life=2)
@@ -298,7 +298,7 @@ def test_a_resumed_rank_of_another_life_is_learned_anew(answer):
 
 
 def test_a_place_of_an_older_file_has_no_digest_and_its_number_is_believed():
-    feed = a_resumed_feed(Place(5))
+    feed = a_resumed_feed(StreamPosition(5))
     tick(feed, SETTLE_S)
     reply(feed, 4, 5)
     end(feed)
@@ -306,7 +306,7 @@ def test_a_place_of_an_older_file_has_no_digest_and_its_number_is_believed():
 
 
 def test_without_a_replay_endpoint_a_resumed_rank_is_in_doubt_until_a_batch_connects():
-    feed = a_resumed_feed(Place(5, 0, a_digest(4)), replay=False)
+    feed = a_resumed_feed(StreamPosition(5, 0, a_digest(4)), replay=False)
     assert feed.doubt is not None
     send(feed, 5)
     assert feed.doubt is None
@@ -314,10 +314,10 @@ def test_without_a_replay_endpoint_a_resumed_rank_is_in_doubt_until_a_batch_conn
 
 def test_blocks_of_unknown_place_are_forgotten_when_the_engine_has_published_nothing():
     writer = RecordingWriter()
-    writer.unplaced_blocks = True
+    writer.has_unpositioned_blocks = True
     feed = a_feed(writers={RANK: writer})
     feed.begin(0.0, nothing_older_comes=True)
-    feed.connected(0.0)
+    feed.on_connected(0.0)
     assert tick(feed, SETTLE_S) == StartReplay(0)
     end(feed)
     assert (writer.clears, feed.doubt) == (1, None)
@@ -325,7 +325,7 @@ def test_blocks_of_unknown_place_are_forgotten_when_the_engine_has_published_not
 
 def test_places_carry_the_digest_of_their_last_batch():
     feed = a_feed_at(9)
-    assert feed.indexed.writers[RANK].place == Place(10, 0, a_digest(9))
+    assert feed.indexed.writers[RANK].position == StreamPosition(10, 0, a_digest(9))
 
 
 def test_digests_tell_payloads_apart_however_long_they_are():
@@ -356,7 +356,7 @@ def test_silence_without_an_answer_is_a_doubt_that_a_batch_which_connects_ends()
     feed = a_feed_at(9)
     assert tick(feed, IDLE_S) == StartReplay(9)
     tick(feed, IDLE_S + FRAME_S_MAX)
-    assert feed.doubt.why is Why.SILENT
+    assert feed.doubt.reason is DoubtReason.SILENT
     send(feed, 10, now=IDLE_S + 10)
     assert feed.doubt is None
 
@@ -367,14 +367,14 @@ def test_an_interruption_after_an_unanswered_silence_is_not_ended_by_a_batch_tha
     tick(feed, IDLE_S + FRAME_S_MAX)
     reconnect(feed, 70.0)
     send(feed, 10, life=2, now=71.0)
-    assert feed.doubt.why is Why.INTERRUPTED
+    assert feed.doubt.reason is DoubtReason.INTERRUPTED
 
 
 def test_an_empty_answer_behind_an_unbroken_connection_forgets_nothing():
     feed = a_feed_at(9)
     tick(feed, IDLE_S)
     end(feed, IDLE_S)
-    assert (applied(feed), feed.doubt.why) == (list(range(10)), Why.SILENT)
+    assert (applied(feed), feed.doubt.reason) == (list(range(10)), DoubtReason.SILENT)
     assert tick(feed, IDLE_S + PROBE_S) == StartReplay(9)
 
 
@@ -391,13 +391,13 @@ def test_another_life_behind_an_unbroken_connection_is_noticed():
 
 
 def test_what_waited_for_a_replay_is_applied_in_steps(monkeypatch):
-    monkeypatch.setattr(stepping, "STEP_COST_MAX", 1000)
+    monkeypatch.setattr(step_runner, "STEP_COST_MAX", 1000)
     feed = a_feed()
     send(feed, *range(1, 500))
     steps, action = 0, feed.receive_replayed(0, identified(1, 0), 0.0)
     while feed.is_busy:
         before = len(applied(feed))
-        action = feed.go_on(0.0)
+        action = feed.continue_work(0.0)
         assert len(applied(feed)) - before <= 1000 / 64 + 1
         steps += 1
     assert (applied(feed), action) == (list(range(500)), StopReplay())
@@ -405,13 +405,13 @@ def test_what_waited_for_a_replay_is_applied_in_steps(monkeypatch):
 
 
 def test_a_batch_of_many_events_is_applied_in_steps(monkeypatch):
-    monkeypatch.setattr(stepping, "STEP_COST_MAX", 1000)
+    monkeypatch.setattr(step_runner, "STEP_COST_MAX", 1000)
     feed = a_feed()
     feed.receive(0, batch(*(["BlockRemoved", [n]] for n in range(300))), 0.0)
     assert feed.is_busy
     while feed.is_busy:
         before = len(feed.indexed.writers[RANK].calls)
-        feed.go_on(0.0)
+        feed.continue_work(0.0)
         assert len(feed.indexed.writers[RANK].calls) - before <= 1000 / 32 + 1
     assert len(feed.indexed.writers[RANK].calls) == 300
     assert feed.cursor.next_seq == 1
@@ -423,7 +423,7 @@ def test_a_feed_that_is_closed_at_work_goes_on_at_the_event_where_it_was():
     assert feed.is_busy
     feed.close()
     writer = feed.indexed.writers[RANK]
-    assert writer.upcoming == Place(0, len(writer.calls))
+    assert writer.next_position == StreamPosition(0, len(writer.calls))
 
 
 def test_replays_meanwhile_are_none_of_its_business():
@@ -443,7 +443,7 @@ def an_inflated_feed(*, replay=True):
     """An engine of two blocks tells three times of one that it has once."""
     feed = a_feed(replay=replay, total_blocks=2)
     if replay:
-        feed.connected(0.0)
+        feed.on_connected(0.0)
         tick(feed, SETTLE_S)
         end(feed)
     for seq in range(3):
@@ -454,7 +454,7 @@ def an_inflated_feed(*, replay=True):
 def test_more_copies_than_blocks_prove_that_they_are_none():
     feed = an_inflated_feed()
     assert tick(feed, feed.wake_at) == StartReplay(0)
-    assert (feed.doubt.why, feed.inflations, feed.restarts) == (Why.INFLATED, 1, 0)
+    assert (feed.doubt.reason, feed.inflations, feed.restarts) == (DoubtReason.INFLATED, 1, 0)
     for seq in range(3):
         replayed(feed, seq, batch(*stored(7)), 1.0)
     end(feed, 1.0)

@@ -3,9 +3,9 @@ from collections import deque
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from indexer.events.actions import StartReplay, StopReplay
-from indexer.events.ask_times import SETTLE_S
-from tests.exploring import explored
+from indexer.events.replay_actions import StartReplay, StopReplay
+from indexer.events.replay_schedule import SETTLE_S
+from tests.hypothesis_profiles import explored
 from tests.indexer.events.feed_scenes import a_feed, finish
 from tests.models.event_feed_model import RANK, Publisher, RecordingWriter, batch, identified
 
@@ -90,19 +90,19 @@ class FeedUnderAnyNetwork(RuleBasedStateMachine):
         self.wire.clear()
         self.replay = self.last = None
         if not deaf:
-            self.feed.disconnected(self.now)
+            self.feed.on_disconnected(self.now)
         for _ in range(published):
             self.publisher.publish()
         if not deaf:
-            self.do(self.feed.connected)
+            self.do(self.feed.on_connected)
 
     @rule(published=st.integers(0, 4))
     def reconnect(self, published):
         self.wire.clear()
-        self.feed.disconnected(self.now)
+        self.feed.on_disconnected(self.now)
         for _ in range(published):
             self.publisher.publish()
-        self.do(self.feed.connected)
+        self.do(self.feed.on_connected)
 
     @precondition(lambda self: self.replay)
     @rule(n=st.integers(1, 20), lost=st.booleans())
@@ -149,9 +149,9 @@ class FeedUnderAnyNetwork(RuleBasedStateMachine):
 
     @invariant()
     def places_tell_what_was_applied(self):
-        place = self.writer.place
+        place = self.writer.position
         if place is not None and place.next_seq == self.feed.cursor.next_seq and place.digest:
-            assert self.feed.indexed.last == (place.next_seq - 1, place.digest)
+            assert self.feed.indexed.last_batch == (place.next_seq - 1, place.digest)
 
     def teardown(self):
         """Once the network is whole again, three batches bring the feed up to date.
@@ -170,7 +170,7 @@ class FeedUnderAnyNetwork(RuleBasedStateMachine):
 
     def settle(self):
         """Whatever is asked is answered at once."""
-        while self.feed.is_asking:
+        while self.feed.is_requesting:
             if self.replay:
                 self.do(self.feed.receive_replayed, *self.replay.popleft())
             else:
@@ -191,7 +191,7 @@ class FeedOfAnHonestEngine(FeedUnderAnyNetwork):
     @initialize()
     def begin(self):
         self.set_up(ring_max=10**6, can_replay=True)
-        self.do(self.feed.connected)
+        self.do(self.feed.on_connected)
 
     @rule(published=st.integers(0, 40))
     def restart(self, published):
@@ -202,7 +202,7 @@ class FeedOfAnHonestEngine(FeedUnderAnyNetwork):
     def answer(self, n):
         self.hand_over(n, lost=False)
 
-    @precondition(lambda self: self.feed.is_asking and not self.replay)
+    @precondition(lambda self: self.feed.is_requesting and not self.replay)
     @rule()
     def back_off(self):
         self.pass_time(max(0.0, self.feed.wake_at - self.now))
@@ -266,7 +266,7 @@ class FeedWithADeadReplayEndpoint(FeedOfAnHonestEngine):
 
     @invariant()
     def what_is_wrong_says_so(self):
-        if self.wire or self.feed.is_asking or self.feed.knows_nothing:
+        if self.wire or self.feed.is_requesting or self.feed.has_seen_nothing:
             return
         life, next_seq = self.publisher.life, self.publisher.next_seq
         if self.writer.identities() != [(life, seq) for seq in range(next_seq)]:

@@ -4,12 +4,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from indexer.events.actions import StartReplay
-from indexer.events.cursor import EventCursor, Verdict
-from indexer.events.feed import EventFeed
-from indexer.events.kv_source import KvSource
+from indexer.events.event_cursor import EventCursor, SequenceVerdict
+from indexer.events.event_feed import EventFeed
+from indexer.events.kv_event_source import KvSource
+from indexer.events.replay_actions import StartReplay
+from indexer.index.index_snapshot import StreamPosition
 from indexer.index.prefix_index import PrefixIndex
-from indexer.index.snapshot import Place
 from indexer.tiers import Tier
 from tests.indexer.events.feed_scenes import live, replayed, tick
 
@@ -34,8 +34,8 @@ def a_feed(place, *, replay=True, nothing_older_comes=True):
     """A feed and its writer, which holds one block, 10, announced once."""
     writer = PrefixIndex(100).open_slot()
     writer.store(Tier.GPU, None, u64(99), u64(10))
-    writer.place = place
-    writer.unplaced_blocks = place is None
+    writer.position = place
+    writer.has_unpositioned_blocks = place is None
     endpoint = "tcp://r:1" if replay else None
     feed = EventFeed(KvSource(1, 0, "tcp://e:1", endpoint, 4, False, True, {0: writer}))
     feed.begin(0.0, nothing_older_comes=nothing_older_comes)
@@ -43,30 +43,30 @@ def a_feed(place, *, replay=True, nothing_older_comes=True):
 
 
 def held(writer):
-    return writer._tree.blocks_of(writer.slot)
+    return writer._tree.count_blocks(writer.slot)
 
 
 def test_a_replay_begins_at_the_place():
-    feed, _ = a_feed(Place(5))
+    feed, _ = a_feed(StreamPosition(5))
     live(feed, 8, batch(stored(1)), 0.0)
     assert tick(feed, 0.0) == StartReplay(4)
 
 
 def test_the_next_batch_needs_no_replay():
-    feed, writer = a_feed(Place(5))
+    feed, writer = a_feed(StreamPosition(5))
     assert live(feed, 5, batch(stored(1)), 0.0) is None
-    assert (held(writer), writer.place.at) == (2, (6, 0))
+    assert (held(writer), writer.position.sort_key) == (2, (6, 0))
 
 
 def test_events_that_the_dump_has_already_are_skipped():
-    feed, writer = a_feed(Place(5, 2))
+    feed, writer = a_feed(StreamPosition(5, 2))
     live(feed, 5, batch(stored(10), stored(10), stored(1)), 0.0)
     live(feed, 6, batch(removed(10)), 0.0)
     assert held(writer) == 1
 
 
 def test_batches_that_waited_since_before_the_dump_are_stale():
-    feed, writer = a_feed(Place(5), nothing_older_comes=False)
+    feed, writer = a_feed(StreamPosition(5), nothing_older_comes=False)
     for seq in range(3, 7):
         live(feed, seq, batch(stored(seq)), 0.0)
     assert (feed.stale, feed.restarts, feed.lost, held(writer)) == (2, 0, 0, 3)
@@ -74,13 +74,13 @@ def test_batches_that_waited_since_before_the_dump_are_stale():
 
 @pytest.mark.parametrize("nothing_older_comes", [True, False])
 def test_the_very_first_batch_shows_a_restart(nothing_older_comes):
-    feed, writer = a_feed(Place(5), nothing_older_comes=nothing_older_comes)
+    feed, writer = a_feed(StreamPosition(5), nothing_older_comes=nothing_older_comes)
     live(feed, 0, batch(stored(1)), 0.0)
-    assert (feed.restarts, held(writer), writer.place.at) == (1, 1, (1, 0))
+    assert (feed.restarts, held(writer), writer.position.sort_key) == (1, 1, (1, 0))
 
 
 def test_lower_numbers_show_a_restart_to_a_late_listener():
-    feed, writer = a_feed(Place(50), replay=False)
+    feed, writer = a_feed(StreamPosition(50), replay=False)
     live(feed, 2, batch(stored(1)), 0.0)
     live(feed, 3, batch(stored(2)), 0.0)
     assert (feed.restarts, held(writer)) == (1, 2)
@@ -91,7 +91,7 @@ def test_a_complete_replay_replaces_blocks_of_unknown_place():
     live(feed, 1, batch(stored(2)), 0.0)
     assert tick(feed, 0.0) == StartReplay(0)
     replayed(feed, 0, batch(stored(1)), 0.0)
-    assert (held(writer), writer.unplaced_blocks) == (2, False)
+    assert (held(writer), writer.has_unpositioned_blocks) == (2, False)
 
 
 def test_a_partial_replay_does_not_count_blocks_of_unknown_place_again():
@@ -114,10 +114,10 @@ def test_the_first_batch_of_an_engine_replaces_blocks_of_unknown_place():
 
 
 def test_a_restart_forgets_the_place():
-    feed, writer = a_feed(Place(5))
+    feed, writer = a_feed(StreamPosition(5))
     live(feed, 5, batch(stored(1)), 0.0)
     live(feed, 0, batch(), 0.0)
-    assert (held(writer), writer.place.at) == (0, (1, 0))
+    assert (held(writer), writer.position.sort_key) == (0, (1, 0))
 
 
 def test_a_resumed_cursor_takes_the_next_number():
@@ -125,33 +125,33 @@ def test_a_resumed_cursor_takes_the_next_number():
     cursor.resume(5, nothing_older_comes=True)
     cursor.check_invariants()
     assert cursor.last_sequence == 4
-    assert cursor.observe(5) is Verdict.NEXT
+    assert cursor.observe(5) is SequenceVerdict.NEXT
     cursor.resume(5, nothing_older_comes=False)
     assert [cursor.observe(seq) for seq in (3, 4, 5)] == [
-        Verdict.STALE,
-        Verdict.STALE,
-        Verdict.NEXT,
+        SequenceVerdict.STALE,
+        SequenceVerdict.STALE,
+        SequenceVerdict.NEXT,
     ]
 
 
 def test_only_live_batches_tell_when_the_stream_was_heard():
-    feed, writer = a_feed(Place(5))
+    feed, writer = a_feed(StreamPosition(5))
     writer.live_at = 1.0
     live(feed, 7, batch(stored(1)), 2.0)
     assert tick(feed, 2.0) == StartReplay(4)
     replayed(feed, 4, batch(), 3.0)
     replayed(feed, 5, batch(stored(2)), 3.0)
-    assert (writer.place.at, writer.live_at) == ((6, 0), 1.0)
+    assert (writer.position.sort_key, writer.live_at) == ((6, 0), 1.0)
     replayed(feed, 6, batch(stored(3)), 4.0)
-    assert (writer.place.at, writer.live_at) == ((8, 0), 4.0)
+    assert (writer.position.sort_key, writer.live_at) == ((8, 0), 4.0)
     live(feed, 0, batch(), 9.0)
-    assert (writer.place.at, writer.live_at) == ((1, 0), 9.0)
+    assert (writer.position.sort_key, writer.live_at) == ((1, 0), 9.0)
 
 
 def test_a_new_life_that_is_only_replayed_yet_was_not_heard():
-    feed, writer = a_feed(Place(50))
+    feed, writer = a_feed(StreamPosition(50))
     writer.live_at = 1.0
     live(feed, 3, batch(stored(1)), 2.0)
     assert live(feed, 4, batch(stored(2)), 2.0) == StartReplay(0)
     replayed(feed, 0, batch(stored(3)), 3.0)
-    assert (writer.place.at, writer.live_at) == ((1, 0), None)
+    assert (writer.position.sort_key, writer.live_at) == ((1, 0), None)

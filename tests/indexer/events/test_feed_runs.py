@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.events import desk, usual_kernels
-from indexer.events.feed import EventFeed
-from indexer.events.kv_source import KvSource
+from indexer.events import batch_scratch, common_form_kernels
+from indexer.events.event_feed import EventFeed
+from indexer.events.kv_event_source import KvSource
 from indexer.index.prefix_index import PrefixIndex
 from tests.indexer.events.feed_scenes import finish
 from tests.indexer.events.runs import a_run, take
@@ -85,7 +85,12 @@ class Side:
         counters = (feed.gaps, feed.lost, feed.stale, feed.restarts, feed.inflations)
         return {
             "index": (arrays, snapshot.orphans, snapshot.slots, self.index.stats()),
-            "places": (snapshot.places, snapshot.live_at, indexed.last, feed.last_event_at),
+            "places": (
+                snapshot.positions,
+                snapshot.live_at,
+                indexed.last_batch,
+                feed.last_event_at,
+            ),
             "cursor": vars(feed.cursor),
             "counters": (*counters, indexed.batches, indexed.decode_errors),
             "applied": (applier.stored_blocks, applier.removed_blocks, applier.dropped),
@@ -166,7 +171,7 @@ def test_a_run_stops_at_a_message_that_is_not_usual():
 @pytest.mark.parametrize("bound", ["NAMES_MAX", "MESSAGES_MAX", "EVENTS_MAX"])
 def test_what_is_read_at_once_is_bounded(monkeypatch, bound):
     if bound != "NAMES_MAX":
-        monkeypatch.setattr(desk, bound, 4)
+        monkeypatch.setattr(batch_scratch, bound, 4)
     payloads = usual_payloads(14)
     side = Side()
     for number, payload in enumerate(payloads):
@@ -175,7 +180,11 @@ def test_what_is_read_at_once_is_bounded(monkeypatch, bound):
     events = 3 if bound == "EVENTS_MAX" else 1
     payload = msgspec.msgpack.encode([1.0, [removed(names, ("GPU",))] * events, 0])
     run = a_run([(14 + k, payload) for k in range(10)])
-    most = {"NAMES_MAX": usual_kernels.NAMES_MAX // 600 + 1, "MESSAGES_MAX": 4, "EVENTS_MAX": 2}
+    most = {
+        "NAMES_MAX": common_form_kernels.NAMES_MAX // 600 + 1,
+        "MESSAGES_MAX": 4,
+        "EVENTS_MAX": 2,
+    }
     assert side.feed.receive_run(run, 0.0) == most[bound]
 
 

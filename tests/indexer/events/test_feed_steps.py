@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from indexer.events.batch_applier import STEP_BLOCKS_MAX
-from indexer.events.feed import EventFeed
-from indexer.events.kv_source import KvSource
+from indexer.events.event_feed import EventFeed
+from indexer.events.kv_event_source import KvSource
 from indexer.index.block_tree import ADOPT_STEP_MAX, BlockTree
+from indexer.index.index_snapshot import StreamPosition
 from indexer.index.prefix_index import PrefixIndex
-from indexer.index.snapshot import Place
 from indexer.tiers import Tier
 
 N_LARGE = 5 * STEP_BLOCKS_MAX
@@ -50,11 +50,11 @@ class Scene:
         held = self.held
         self.receive(*events)
         while self.held == held:
-            self.feed.go_on(0.0)
+            self.feed.continue_work(0.0)
 
     def finish(self):
         while self.feed.is_busy:
-            self.feed.go_on(0.0)
+            self.feed.continue_work(0.0)
 
     def send(self, *events):
         self.receive(*events)
@@ -76,14 +76,14 @@ def test_the_parent_of_many_orphans_takes_a_few_of_them_at_a_time(monkeypatch):
     for first in range(2, 2002, 100):
         scene.send(stored(list(range(first, first + 100)), first - 1))
     assert scene.index.stats().orphans == 2000
-    adoptions, steps = count_calls(monkeypatch, "adopt"), 0
+    adoptions, steps = count_calls(monkeypatch, "adopt_orphans"), 0
     scene.receive(stored([1]))
     while True:
         steps += 1
         assert len(adoptions) <= steps
         if not scene.feed.is_busy:
             break
-        scene.feed.go_on(0.0)
+        scene.feed.continue_work(0.0)
     assert steps > 2000 / ADOPT_STEP_MAX
     assert (scene.held, scene.index.stats().orphans) == (2001, 0)
     scene.index.check_invariants()
@@ -96,7 +96,7 @@ def test_orphans_come_home_before_the_next_event_of_the_batch():
     scene.index.check_invariants()
     assert (scene.held, scene.index.stats().orphans) == (2, 0)
     assert scene.feed.indexed.batches == 2
-    assert scene.writer.place.next_seq == 2
+    assert scene.writer.position.next_seq == 2
 
 
 def test_a_closed_listener_leaves_orphans_to_the_next_one():
@@ -124,11 +124,11 @@ def test_a_listener_closed_in_the_midst_of_an_event_leaves_the_rest_to_the_next(
         assert held > 0
         scene.feed.close()
         assert (scene.held, scene.writer.is_whole) == (held, False)
-        assert scene.writer.place == Place(1, 0, scene.writer.place.digest)
+        assert scene.writer.position == StreamPosition(1, 0, scene.writer.position.digest)
         scene.next_feed()
     scene.finish()
-    assert (scene.held, scene.writer.is_whole, scene.writer.rest) == (0, True, None)
-    assert (scene.writer.place.next_seq, scene.writer.place.events) == (1, 1)
+    assert (scene.held, scene.writer.is_whole, scene.writer.pending_steps) == (0, True, None)
+    assert (scene.writer.position.next_seq, scene.writer.position.events) == (1, 1)
     assert scene.feed.cursor.next_seq == 1
     scene.send(removed(names), stored([7]))  # again, as a replay does: it is skipped
     assert scene.held == 1
@@ -142,7 +142,7 @@ def test_the_rest_of_an_event_is_forgotten_with_the_slot(end):
     scene.feed.close()
     assert scene.held > 0
     getattr(scene.writer, end)()
-    assert scene.writer.rest is None
+    assert scene.writer.pending_steps is None
     if end == "clear":
         assert scene.writer.is_whole
         scene.next_feed()
@@ -156,22 +156,22 @@ def test_a_slot_that_starts_over_does_so_in_steps(after, monkeypatch):
     """A removal that finds no room is simulated: it takes memory that nobody has here."""
     scene = Scene()
     scene.send(stored([1, 2, 3]))
-    real = BlockTree.remove
+    real = BlockTree.remove_blocks
 
     def remove(tree, holder, engines, **given):
-        tree.wrong_slots.add(holder >> 3)
+        tree.slots_to_clear.add(holder >> 3)
         return real(tree, holder, engines[1:], **given)
 
-    monkeypatch.setattr(BlockTree, "remove", remove)
+    monkeypatch.setattr(BlockTree, "remove_blocks", remove)
     sweeps = []
-    sweep = BlockTree.sweep
-    monkeypatch.setattr(BlockTree, "sweep", lambda *given: sweeps.append(1) or sweep(*given))
+    sweep = BlockTree.sweep_slot
+    monkeypatch.setattr(BlockTree, "sweep_slot", lambda *given: sweeps.append(1) or sweep(*given))
     scene.receive(removed([1, 2]), *after)
     scene.finish()
     assert len(sweeps) == 1
     assert (scene.held, scene.writer.is_half_cleared) == (len(after), False)
     assert scene.index.stats().refused_blocks == 2
-    assert scene.writer.place.next_seq == 2
+    assert scene.writer.position.next_seq == 2
     scene.index.check_invariants()
     assert np.all(scene.index.match(np.array([1], np.uint64)) == 0)
 
@@ -180,7 +180,9 @@ def test_removing_by_hand_starts_over_at_once(monkeypatch):
     scene = Scene()
     scene.send(stored([1, 2, 3]))
     monkeypatch.setattr(
-        BlockTree, "remove", lambda tree, holder, *_, **__: tree.wrong_slots.add(holder >> 3) or 0
+        BlockTree,
+        "remove_blocks",
+        lambda tree, holder, *_, **__: tree.slots_to_clear.add(holder >> 3) or 0,
     )
     assert scene.writer.remove(Tier.GPU, np.array([1], np.uint64)) == 0
     assert (scene.held, scene.writer.is_half_cleared) == (0, False)

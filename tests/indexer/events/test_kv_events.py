@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from indexer.events import kv_events
-from indexer.events.event_types import hashable_blocks
-from indexer.events.kv_events import (
+from indexer.events import event_decoder
+from indexer.events.event_decoder import (
     EVENTS_PER_BATCH_MAX,
     PAYLOAD_BYTES_MAX,
     AllBlocksCleared,
@@ -18,7 +17,8 @@ from indexer.events.kv_events import (
     decode,
     local_hashes,
 )
-from indexer.hashing.hashes import block_hashes
+from indexer.events.event_types import hashable_blocks
+from indexer.hashing.block_hashing import compute_block_hashes
 
 encode = msgspec.msgpack.encode
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "kv_event_payloads.json").read_text())
@@ -40,7 +40,7 @@ def stored_map(**fields):
 def only(event):
     """The one event of a batch that holds just this one, read both ways."""
     payload = encode([1.5, [event], 0])
-    for batch in (decode(payload), kv_events.parse(payload)):
+    for batch in (decode(payload), event_decoder.parse_payload(payload)):
         assert (batch.bad_events, batch.last_error) == (0, None)
         (read,) = batch.events
     return read
@@ -72,7 +72,7 @@ def test_payload_announces_the_blocks_that_the_reference_service_finds(case):
             decode(payload)
         return
     prompt = np.arange(8, dtype=np.uint32) + case["first_token"]
-    wanted = block_hashes(prompt, 4, lora_name=case.get("lora_name")).tolist()
+    wanted = compute_block_hashes(prompt, 4, lora_name=case.get("lora_name")).tolist()
     events = [event for event in decode(payload).events if isinstance(event, BlockStored)]
     announced = local_hashes(events[0], 4).tolist() if events else []
     while announced != wanted[: len(announced)]:
@@ -226,16 +226,16 @@ def test_event_that_only_names_blocks():
         (stored(hashes=[b""]), "block_hashes holds b''"),
         (stored(parent="x"), "parent_block_hash holds 'x'"),
         (stored_map(block_hashes=None), "block_hashes is None"),
-        (stored(hashes=[5, 5]), "repeat a hash"),
-        (stored(hashes=[5, -1, 2**64 - 1]), "repeat a hash"),
-        (stored(hashes=[0, 1, 0]), "repeat a hash"),
-        (stored(hashes=[5, 6], parent=6), "repeat a hash"),
-        (stored(hashes=[5], parent=5), "repeat a hash"),
+        (stored(hashes=[5, 5]), "contain a repeated hash"),
+        (stored(hashes=[5, -1, 2**64 - 1]), "contain a repeated hash"),
+        (stored(hashes=[0, 1, 0]), "contain a repeated hash"),
+        (stored(hashes=[5, 6], parent=6), "contain a repeated hash"),
+        (stored(hashes=[5], parent=5), "contain a repeated hash"),
         (stored(tokens=[-1]), "outside 0..2^32-1"),
         (stored(tokens=[2**32]), "outside 0..2^32-1"),
-        (stored(tokens=[1, "2"]), "not an integer"),
-        (stored(tokens=[True]), "not an integer"),
-        (stored(tokens=[1, [2, 3]]), "not an integer"),
+        (stored(tokens=[1, "2"]), "holds a non-integer"),
+        (stored(tokens=[True]), "holds a non-integer"),
+        (stored(tokens=[1, [2, 3]]), "holds a non-integer"),
         (stored(tokens=[[1, 2], 3]), "mixes pairs"),
         (stored(tokens=[[1, 2, 3]]), "mixes pairs"),
         (stored(tokens=None), "token_ids is None"),
@@ -275,7 +275,7 @@ def test_text_that_is_not_utf_8_spoils_its_event_only():
     )
     batch = decode(b"\x92\x01\x92" + bad + good)
     assert (batch.bad_events, len(batch.events)) == (1, 1)
-    assert batch.last_error.startswith("event 0: not readable")
+    assert batch.last_error.startswith("event 0: unreadable")
 
 
 # --- what follows the positional fields ----------------------------------------------------------
@@ -406,10 +406,13 @@ def test_salted_event_matches_the_query_with_the_same_salt_and_no_other(salt, lo
     keys = [[lora_name, salt] if lora_name else [salt], [lora_name] if lora_name else None]
     announced = local_hashes(only(stored(None, "GPU", lora_name, keys)), 4)
     tokens = np.array(TOKENS, np.uint32)
-    same = block_hashes(tokens, 4, lora_name=lora_name, cache_salt=salt)
+    same = compute_block_hashes(tokens, 4, lora_name=lora_name, cache_salt=salt)
     assert (announced == same).all()
     for other in (None, "t", SHA[::-1]):
-        assert announced[0] != block_hashes(tokens, 4, lora_name=lora_name, cache_salt=other)[0]
+        assert (
+            announced[0]
+            != compute_block_hashes(tokens, 4, lora_name=lora_name, cache_salt=other)[0]
+        )
 
 
 # --- local hashes --------------------------------------------------------------------------------
@@ -431,7 +434,7 @@ def test_salted_event_matches_the_query_with_the_same_salt_and_no_other(salt, lo
 def test_local_hashes_of_the_leading_full_blocks(n_hashes, n_tokens, event_block_size, n_blocks):
     tokens = list(range(n_tokens))
     event = only(stored(hashes=range(n_hashes), tokens=tokens, block_size=event_block_size))
-    expected = block_hashes(np.array(tokens, np.uint32), 4)[:n_blocks]
+    expected = compute_block_hashes(np.array(tokens, np.uint32), 4)[:n_blocks]
     assert local_hashes(event, 4).tolist() == expected.tolist()
 
 
@@ -461,7 +464,7 @@ def test_hashes_of_parts_are_those_of_the_whole(n_tokens, salt, is_eagle):
 def test_local_hashes_of_pairs_look_one_token_ahead():
     tokens = np.arange(9, dtype=np.uint32)
     pairs = [[i, i + 1] for i in range(8)]
-    expected = block_hashes(tokens, 4, is_eagle=True).tolist()
+    expected = compute_block_hashes(tokens, 4, is_eagle=True).tolist()
     assert len(expected) == 2
     event = only(stored(tokens=pairs))
     assert local_hashes(event, 4).tolist() == local_hashes(event, 4, True).tolist() == expected
@@ -471,10 +474,11 @@ def test_local_hashes_of_pairs_look_one_token_ahead():
 def test_flattened_pairs_of_an_eagle_rank_are_recognised_by_their_last_token():
     tokens = list(range(9))
     event = only(stored(tokens=tokens))
-    eagle = block_hashes(np.array(tokens, np.uint32), 4, is_eagle=True)
+    eagle = compute_block_hashes(np.array(tokens, np.uint32), 4, is_eagle=True)
     assert local_hashes(event, 4, True).tolist() == eagle.tolist()
     assert (
-        local_hashes(event, 4).tolist() == block_hashes(np.arange(8, dtype=np.uint32), 4).tolist()
+        local_hashes(event, 4).tolist()
+        == compute_block_hashes(np.arange(8, dtype=np.uint32), 4).tolist()
     )
 
 

@@ -5,12 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.events.kv_events import (
-    BlockRemoved,
-    DecodeError,
-    decode,
-)
-from tests.exploring import explores
+from indexer.events.event_decoder import BlockRemoved, DecodeError, decode
+from tests.hypothesis_profiles import explores
 
 encode = msgspec.msgpack.encode
 SHA = "0123456789abcdef" * 4

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.events import parser, part_decoding
+from indexer.events import chunked_decoding, payload_parser
 from indexer.events.event_types import BlockStored
-from indexer.events.parser import parse_batch, parsing_batch
-from tests.exploring import explores
+from indexer.events.payload_parser import parse_batch, parse_batch_in_steps
+from tests.hypothesis_profiles import explores
 from tests.steps import result_of
 
 encode = msgspec.msgpack.encode
@@ -55,8 +55,8 @@ REMOVED = st.fixed_dictionaries(
 def small_parts(request):
     """Parts so small that everything has several."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (parser, part_decoding):
-            patch.setattr(module, "PART", request.param)
+        for module in (payload_parser, chunked_decoding):
+            patch.setattr(module, "PART_ELEMENTS", request.param)
             patch.setattr(module, "WHOLE_BYTES_MAX", 0)
         yield
 
@@ -73,17 +73,17 @@ def shown(event):
 @given(value=OBJECTS)
 def test_an_object_in_parts_is_the_object(small_parts, value):
     raw = encode(value)
-    assert result_of(part_decoding.decoding(raw)) == msgspec.msgpack.decode(raw)
+    assert result_of(chunked_decoding.decode_in_steps(raw)) == msgspec.msgpack.decode(raw)
 
 
 @explores(60)
 @given(events=st.lists(STORED | REMOVED, min_size=1, max_size=4))
 def test_events_in_parts_are_the_events(small_parts, events):
     payload = encode([0.0, events, None])
-    found = result_of(parsing_batch(payload))
+    found = result_of(parse_batch_in_steps(payload))
     with pytest.MonkeyPatch.context() as patch:
-        for module in (parser, part_decoding):
-            patch.setattr(module, "PART", 1024)
+        for module in (payload_parser, chunked_decoding):
+            patch.setattr(module, "PART_ELEMENTS", 1024)
             patch.setattr(module, "WHOLE_BYTES_MAX", 2**20)
         whole = parse_batch(payload)
     assert list(map(shown, found.events)) == list(map(shown, whole.events))
@@ -105,7 +105,7 @@ def test_a_long_event_has_a_step_for_every_so_many_of_its_members(more):
         "block_size": 16,
         **more,
     }
-    steps = parsing_batch(encode([0.0, [event], None]))
+    steps = parse_batch_in_steps(encode([0.0, [event], None]))
     n_steps = 0
     while True:
         try:
@@ -115,7 +115,7 @@ def test_a_long_event_has_a_step_for_every_so_many_of_its_members(more):
             break
         n_steps += 1
     n_members = 2 * n_blocks * (1 + 16) + 2 * n_blocks * ("extra_keys" in more)
-    assert n_steps >= n_members // part_decoding.PART
+    assert n_steps >= n_members // chunked_decoding.PART_ELEMENTS
     (found,) = batch.events
     assert isinstance(found, BlockStored)
     assert len(found.block_hashes) == n_blocks

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from indexer.hashing import hashes
-from indexer.hashing.hashes import block_hashes, sequence_hashes
-from indexer.hashing.kernels import chain_hashes, hash_windows
+from indexer.hashing import block_hashing as hashes
+from indexer.hashing.block_hashing import compute_block_hashes, compute_sequence_hashes
 from indexer.hashing.seeds import lora_seed, salt_parts
-from tests.exploring import explores
+from indexer.hashing.xxh3_kernels import chain_hashes, hash_windows
+from tests.hypothesis_profiles import explores
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "block_hashes.json").read_text())
 U64 = st.integers(0, 2**64 - 1)
@@ -71,12 +71,12 @@ def test_sequence_hashes_chain_pairs_of_hashes(hashes):
     out = np.empty(len(hashes), np.uint64)
     chain_hashes(np.array(hashes, np.uint64), out)
     assert out.tolist() == expected
-    assert sequence_hashes(np.array(hashes, np.uint64)).tolist() == expected
+    assert compute_sequence_hashes(np.array(hashes, np.uint64)).tolist() == expected
 
 
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: case["name"])
 def test_hashes_are_those_of_the_reference_service(case):
-    hashes = block_hashes(
+    hashes = compute_block_hashes(
         tokens_of(*case["tokens"]),
         case["block_size"],
         lora_name=case.get("lora_name"),
@@ -85,14 +85,14 @@ def test_hashes_are_those_of_the_reference_service(case):
     )
     assert hashes.dtype == np.uint64
     assert hashes.tolist() == case["block_hashes"]
-    assert sequence_hashes(hashes).tolist() == case["sequence_hashes"]
+    assert compute_sequence_hashes(hashes).tolist() == case["sequence_hashes"]
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 15, 16, 17, 32, 60, 61, 64, 1024])
 @pytest.mark.parametrize("is_eagle", [False, True])
 def test_every_block_size_hashes_each_full_block_on_its_own(block_size, is_eagle):
     tokens = counted(3 * block_size + 1)
-    hashes = block_hashes(tokens, block_size, is_eagle=is_eagle)
+    hashes = compute_block_hashes(tokens, block_size, is_eagle=is_eagle)
     window = block_size + is_eagle
     for block, block_hash in enumerate(hashes[:3]):
         start = block * block_size
@@ -102,34 +102,40 @@ def test_every_block_size_hashes_each_full_block_on_its_own(block_size, is_eagle
 
 @pytest.mark.parametrize(("n_tokens", "is_eagle", "n_blocks"), [(3, 0, 0), (4, 0, 1), (4, 1, 0)])
 def test_an_unfinished_block_has_no_hash(n_tokens, is_eagle, n_blocks):
-    assert len(block_hashes(counted(n_tokens), 4, is_eagle=bool(is_eagle))) == n_blocks
+    assert len(compute_block_hashes(counted(n_tokens), 4, is_eagle=bool(is_eagle))) == n_blocks
 
 
 def test_block_size_0_is_refused():
     with pytest.raises(ValueError, match="at least 1"):
-        block_hashes(counted(4), 0)
+        compute_block_hashes(counted(4), 0)
 
 
 def test_lora_name_changes_every_block_and_an_empty_name_none():
-    plain = block_hashes(counted(8), 4)
-    assert (block_hashes(counted(8), 4, lora_name="a") != plain).all()
-    assert (block_hashes(counted(8), 4, lora_name="") == plain).all()
+    plain = compute_block_hashes(counted(8), 4)
+    assert (compute_block_hashes(counted(8), 4, lora_name="a") != plain).all()
+    assert (compute_block_hashes(counted(8), 4, lora_name="") == plain).all()
     assert lora_seed("adapter-a") == 8842669519798868182
     assert lora_seed(None) == lora_seed("") == 1337
 
 
 def test_multimodal_hashes_of_a_block_count_in_any_order_and_for_that_block_only():
-    plain = block_hashes(counted(12), 4)
-    hashes = block_hashes(counted(12), 4, mm_hashes=[[], [2**64 - 1, 5]])
-    assert (hashes == block_hashes(counted(12), 4, mm_hashes=[[], [5, 2**64 - 1], []])).all()
+    plain = compute_block_hashes(counted(12), 4)
+    hashes = compute_block_hashes(counted(12), 4, mm_hashes=[[], [2**64 - 1, 5]])
+    assert (
+        hashes == compute_block_hashes(counted(12), 4, mm_hashes=[[], [5, 2**64 - 1], []])
+    ).all()
     assert (hashes != plain).tolist() == [False, True, False]
-    assert len(block_hashes(counted(4), 4, mm_hashes=[[1], [2], [3]])) == 1
+    assert len(compute_block_hashes(counted(4), 4, mm_hashes=[[1], [2], [3]])) == 1
 
 
 def test_salt_changes_the_first_block_only():
-    plain = block_hashes(counted(12), 4)
-    assert (block_hashes(counted(12), 4, cache_salt="s") != plain).tolist() == [True, False, False]
-    assert (block_hashes(counted(12), 4, cache_salt="") == plain).all()
+    plain = compute_block_hashes(counted(12), 4)
+    assert (compute_block_hashes(counted(12), 4, cache_salt="s") != plain).tolist() == [
+        True,
+        False,
+        False,
+    ]
+    assert (compute_block_hashes(counted(12), 4, cache_salt="") == plain).all()
 
 
 def test_no_two_of_salt_lora_name_and_multimodal_hash_are_worth_the_same():
@@ -144,18 +150,20 @@ def test_no_two_of_salt_lora_name_and_multimodal_hash_are_worth_the_same():
         {"mm_hashes": [[number]], "cache_salt": text},
         {"cache_salt": HEX_SALT},
     ]
-    firsts = {int(block_hashes(counted(4), 4, **variant)[0]) for variant in variants}
+    firsts = {int(compute_block_hashes(counted(4), 4, **variant)[0]) for variant in variants}
     assert len(firsts) == len(variants)
 
 
 def test_salt_of_64_hex_digits_is_a_multimodal_hash_of_the_first_block():
-    salted = block_hashes(counted(8), 4, cache_salt=HEX_SALT, mm_hashes=[[7], [8]])
-    assert (salted == block_hashes(counted(8), 4, mm_hashes=[[0x0123456789ABCDEF, 7], [8]])).all()
+    salted = compute_block_hashes(counted(8), 4, cache_salt=HEX_SALT, mm_hashes=[[7], [8]])
+    assert (
+        salted == compute_block_hashes(counted(8), 4, mm_hashes=[[0x0123456789ABCDEF, 7], [8]])
+    ).all()
 
 
 def test_namespace_prefix_is_not_part_of_a_salt():
-    bare = block_hashes(counted(4), 4, cache_salt="ns")
-    assert (block_hashes(counted(4), 4, cache_salt="dynamo-cache-salt:ns") == bare).all()
+    bare = compute_block_hashes(counted(4), 4, cache_salt="ns")
+    assert (compute_block_hashes(counted(4), 4, cache_salt="dynamo-cache-salt:ns") == bare).all()
     assert salt_parts("dynamo-cache-salt:") == salt_parts("") == salt_parts(None) == (None, None)
 
 
@@ -171,8 +179,8 @@ def test_salt_parts_is_idempotent(prefixes, text):
 @given(st.integers(0, 60), st.integers(1, 5), st.booleans(), st.integers(1, 9))
 def test_a_long_prompt_is_hashed_piece_by_piece_to_the_same(n_tokens, size, is_eagle, at_once):
     tokens = counted(n_tokens)
-    whole = block_hashes(tokens, size, is_eagle=is_eagle)
-    chain = sequence_hashes(whole)
+    whole = compute_block_hashes(tokens, size, is_eagle=is_eagle)
+    chain = compute_sequence_hashes(whole)
     steps = []
 
     def noting(kernel):
@@ -186,6 +194,6 @@ def test_a_long_prompt_is_hashed_piece_by_piece_to_the_same(n_tokens, size, is_e
         patch.setattr(hashes, "BLOCKS_AT_ONCE", at_once)
         patch.setattr(hashes.hash_kernels, "hash_windows", noting(hash_windows))
         patch.setattr(hashes.hash_kernels, "chain_hashes", noting(chain_hashes))
-        assert block_hashes(tokens, size, is_eagle=is_eagle).tolist() == whole.tolist()
-        assert sequence_hashes(whole).tolist() == chain.tolist()
+        assert compute_block_hashes(tokens, size, is_eagle=is_eagle).tolist() == whole.tolist()
+        assert compute_sequence_hashes(whole).tolist() == chain.tolist()
     assert all(step <= at_once + 1 for step in steps)

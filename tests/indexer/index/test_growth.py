@@ -6,14 +6,14 @@ from random import Random
 import numpy as np
 import pytest
 
-from indexer import pages
-from indexer.index import block_tree, memory, prefix_index
-from indexer.index import state_kernels as state
+from indexer import page_memory
+from indexer.index import block_tree, index_memory, prefix_index
+from indexer.index import header_kernels as state
 from indexer.index.block_tree import ORPHANS_SHARE
 from indexer.index.orphans import ORPHAN_BYTES
 from indexer.index.prefix_index import PrefixIndex
 from indexer.index.slot_writer import STEP_BLOCKS_MAX
-from indexer.mutex import Mutex
+from indexer.jit.mutex import Mutex
 from indexer.tiers import Tier
 from tests.indexer.index_view import slot_blocks
 
@@ -113,11 +113,11 @@ def test_a_large_store_lets_others_work_in_between_and_its_rank_is_not_half_dump
 
     def look():
         snapshot = index.snapshot()
-        seen.append((int(index.match(names)[0, 0]), snapshot.slots, snapshot.places.get(0)))
+        seen.append((int(index.match(names)[0, 0]), snapshot.slots, snapshot.positions.get(0)))
         other.store(Tier.GPU, None, u64([7]), u64([7 + len(seen)]))
 
     lock.work = look
-    writer.upcoming = prefix_index.Place(5)
+    writer.next_position = prefix_index.StreamPosition(5)
     assert writer.store(Tier.GPU, None, names, names, stream=writer) == 10_000
     lock.work = None
     depths = [depth for depth, _, _ in seen]
@@ -125,7 +125,7 @@ def test_a_large_store_lets_others_work_in_between_and_its_rank_is_not_half_dump
     assert all(b - a <= STEP_BLOCKS_MAX for a, b in pairwise(depths))
     for depth, slots, place in seen:
         assert (0 in slots) == (depth == 10_000)
-        assert place == (prefix_index.Place(5) if depth == 10_000 else None)
+        assert place == (prefix_index.StreamPosition(5) if depth == 10_000 else None)
     index.check_invariants()
 
 
@@ -186,7 +186,7 @@ def test_orphans_of_one_parent_are_adopted_in_steps():
 
 
 def test_slots_widen_in_steps_while_others_change_the_sets(monkeypatch):
-    monkeypatch.setattr(memory, "WIDEN_BYTES", 1)
+    monkeypatch.setattr(index_memory, "WIDEN_BYTES", 1)
     lock = Meanwhile()
     index = PrefixIndex(5000, lock=lock)
     writers = [index.open_slot() for _ in range(64)]
@@ -221,17 +221,21 @@ def test_slots_widen_in_steps_while_others_change_the_sets(monkeypatch):
 
 
 def test_room_for_slots_is_made_step_by_step(monkeypatch):
-    monkeypatch.setattr(memory, "WIDEN_BYTES", 1)
+    monkeypatch.setattr(index_memory, "WIDEN_BYTES", 1)
     index = PrefixIndex(5000)
     writers = [index.open_slot() for _ in range(60)]
     for block in range(1, 60):
         for writer in writers[block:]:
             writer.store(Tier.GPU, None, u64([block]), u64([block]))
     steps, widened = 0, []
-    monkeypatch.setattr(memory.kernels, "widen_sets", counted(memory.kernels.widen_sets, widened))
+    monkeypatch.setattr(
+        index_memory.store_kernels,
+        "widen_sets",
+        counted(index_memory.store_kernels.widen_sets, widened),
+    )
     assert index.has_room(4)
     assert not index.has_room(5)
-    while index.widen_on(5):
+    while index.widen_step(5):
         steps += 1
         assert len(widened) == steps
     assert steps > 50
@@ -278,12 +282,12 @@ def rows_of(snapshot):
         (key, int(r["slot"]), int(r["tier"]), int(r["kind"]), int(r["count"]))
         for key, r in zip(keys, snapshot.records, strict=True)
     )
-    return nodes, records, snapshot.slots, dict(snapshot.places), sorted(snapshot.orphans)
+    return nodes, records, snapshot.slots, dict(snapshot.positions), sorted(snapshot.orphans)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_snapshot_shows_its_first_moment_whatever_happens_while_it_is_taken(seed, monkeypatch):
-    monkeypatch.setattr(prefix_index.RawCopy, "step", small_steps)
+    monkeypatch.setattr(prefix_index.SnapshotCopy, "copy_step", small_steps)
     lock = Meanwhile()
     index = PrefixIndex(3000, lock=lock)
     writers = [index.open_slot() for _ in range(4)]
@@ -311,7 +315,7 @@ def test_a_snapshot_shows_its_first_moment_whatever_happens_while_it_is_taken(se
     during = []
 
     def meanwhile():
-        if index._tree.memory.borrowed:
+        if index._tree.memory.snapshot_arrays:
             during.append(1)
             for _ in range(5):
                 change()
@@ -324,9 +328,9 @@ def test_a_snapshot_shows_its_first_moment_whatever_happens_while_it_is_taken(se
     index.check_invariants()
 
 
-def small_steps(copy, step=prefix_index.RawCopy.step):
+def small_steps(copy, step=prefix_index.SnapshotCopy.copy_step):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("indexer.index.snapshot.COPY_STEP_BYTES", 400)
+        patch.setattr("indexer.index.index_snapshot.COPY_STEP_BYTES", 400)
         return step(copy)
 
 
@@ -379,7 +383,7 @@ def test_a_rank_whose_removal_finds_no_room_forgets_everything():
         writers[slot].remove(Tier.GPU, u64([name]))
         held[slot].discard(name)
     assert index.stats().refused_blocks > 0
-    assert tree.wrong_slots == set()
+    assert tree.slots_to_clear == set()
     index.check_invariants()
     for name in range(1, 3001):
         row = index.match(u64([name]))[:, Tier.GPU]
@@ -398,26 +402,26 @@ def test_orphans_take_their_share_of_the_bytes():
 
 
 class Allocator:
-    """Stands for `memory.zeros` and refuses some calls."""
+    """Stands for `memory.zeroed_array` and refuses some calls."""
 
     def __init__(self, refuses):
         self.calls = 0
-        self.refuses = refuses
-        self._zeros = memory.zeros
+        self.refuses_all = refuses
+        self._zeros = index_memory.zeroed_array
 
     def __call__(self, length, dtype):
         self.calls += 1
-        if self.refuses(self.calls):
+        if self.refuses_all(self.calls):
             raise MemoryError
         return self._zeros(length, dtype)
 
 
 def test_an_index_for_which_there_is_no_memory_is_not_made(monkeypatch):
     counting = Allocator(lambda _: False)
-    monkeypatch.setattr(memory, "zeros", counting)
+    monkeypatch.setattr(index_memory, "zeroed_array", counting)
     PrefixIndex(100_000)
     for n in range(1, counting.calls + 1):
-        monkeypatch.setattr(memory, "zeros", Allocator(lambda call, n=n: call == n))
+        monkeypatch.setattr(index_memory, "zeroed_array", Allocator(lambda call, n=n: call == n))
         with pytest.raises(MemoryError):
             PrefixIndex(100_000)
 
@@ -426,7 +430,7 @@ def test_what_the_system_refuses_is_a_memory_error(monkeypatch):
     def refuse(*_, **__):
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(pages, "mmap", refuse)
+    monkeypatch.setattr(page_memory, "mmap", refuse)
     with pytest.raises(MemoryError):
         PrefixIndex(1 << 20)
 
@@ -434,7 +438,7 @@ def test_what_the_system_refuses_is_a_memory_error(monkeypatch):
 def test_a_table_that_cannot_grow_refuses_and_grows_when_it_can(monkeypatch):
     index = PrefixIndex(100_000)
     one, two = index.open_slot(), index.open_slot()
-    monkeypatch.setattr(memory, "zeros", Allocator(lambda _: True))
+    monkeypatch.setattr(index_memory, "zeroed_array", Allocator(lambda _: True))
     names = np.arange(1, 5001, dtype=np.uint64)
     stored = one.store(Tier.GPU, None, names, names)
     assert 600 < stored < 1024
@@ -458,7 +462,7 @@ def test_slots_that_find_no_memory_are_refused_and_nothing_changes(monkeypatch):
     writers = [index.open_slot() for _ in range(64)]
     writers[0].store(Tier.GPU, None, u64([1, 2]), u64([1, 2]))
     for n in (1, 2, 3, 4):
-        monkeypatch.setattr(memory, "zeros", Allocator(lambda call, n=n: call == n))
+        monkeypatch.setattr(index_memory, "zeroed_array", Allocator(lambda call, n=n: call == n))
         with pytest.raises(MemoryError):
             index.open_slot()
         index.check_invariants()
@@ -476,7 +480,7 @@ def test_a_snapshot_without_memory_leaves_the_index_as_it_is(monkeypatch):
     def refuse(*_):
         raise MemoryError
 
-    monkeypatch.setattr(prefix_index.RawCopy, "reserve", refuse)
+    monkeypatch.setattr(prefix_index.SnapshotCopy, "reserve_arrays", refuse)
     with pytest.raises(MemoryError):
         index.snapshot()
     monkeypatch.undo()

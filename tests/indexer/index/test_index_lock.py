@@ -5,12 +5,12 @@ import threading
 import numpy as np
 from numba import njit
 
-from indexer.index.block_tree import Changes, holder_of
-from indexer.index.match_kernels import match_again
+from indexer.index.block_tree import ChangeBuffer, holder_of
+from indexer.index.index_snapshot import StreamPosition
+from indexer.index.match_kernels import match_prompt_incremental
 from indexer.index.prefix_index import PrefixIndex
-from indexer.index.snapshot import Place
-from indexer.mutex import Mutex
-from indexer.mutex_kernels import acquire, release
+from indexer.jit.mutex import Mutex
+from indexer.jit.mutex_kernels import lock_mutex, unlock_mutex
 from indexer.tiers import N_TIERS, Tier
 
 BLOCKS = 8
@@ -35,7 +35,7 @@ def a_change(changes, row, slot, number, parent=None):
     """Let a row of the changes store the blocks of this number, which are their own names."""
     names = np.arange(number * BLOCKS + 1, (number + 1) * BLOCKS + 1, dtype=np.uint64)
     begin, stop = row * BLOCKS, (row + 1) * BLOCKS
-    changes.names[begin:stop] = changes.blocks[begin:stop] = names
+    changes.engine_hashes[begin:stop] = changes.content_hashes[begin:stop] = names
     below = (0, 0) if parent is None else (1, parent)
     holder = holder_of(slot, Tier.GPU, counted=True)
     changes.rows[row] = (1, holder, *below, 0, begin, stop, 0, 0)
@@ -43,13 +43,15 @@ def a_change(changes, row, slot, number, parent=None):
 
 
 def one_change(slot, number, parent=None):
-    changes = Changes(1, BLOCKS)
+    changes = ChangeBuffer(1, BLOCKS)
     a_change(changes, 0, slot, number, parent)
     return changes
 
 
 def carried_out(writer, changes, number):
-    return writer.carry_out(changes, Place(number + 1), lambda done: Place(number, done))
+    return writer.apply_changes(
+        changes, StreamPosition(number + 1), lambda done: StreamPosition(number, done)
+    )
 
 
 def test_a_usual_change_takes_the_lock_in_the_kernel_alone():
@@ -60,7 +62,7 @@ def test_a_usual_change_takes_the_lock_in_the_kernel_alone():
     assert carried_out(writer, one_change(0, 0), 0) == 1
     assert carried_out(writer, one_change(0, 1, parent=BLOCKS), 1) == 1
     assert lock.times == before
-    assert writer.place == Place(2)
+    assert writer.position == StreamPosition(2)
     assert index.match(np.arange(1, 17, dtype=np.uint64))[0, 0] == 2 * BLOCKS
 
 
@@ -72,7 +74,7 @@ def test_what_stops_the_kernel_is_mended_under_the_same_lock():
     for number in range(1000):
         parent = number * BLOCKS if number else None
         assert carried_out(writer, one_change(0, number, parent), number) == 1
-        assert writer.place == Place(number + 1)
+        assert writer.position == StreamPosition(number + 1)
     with lock:
         pass
     index.check_invariants()
@@ -81,15 +83,15 @@ def test_what_stops_the_kernel_is_mended_under_the_same_lock():
 def test_a_parent_that_is_not_known_leaves_place_and_lock():
     index = PrefixIndex(1000)
     writer = index.open_slot()
-    changes = Changes(2, 2 * BLOCKS)
+    changes = ChangeBuffer(2, 2 * BLOCKS)
     a_change(changes, 0, 0, 0)
     a_change(changes, 1, 0, 5, parent=999)
     assert carried_out(writer, changes, 0) == 1
-    assert writer.place == Place(0, 1)
+    assert writer.position == StreamPosition(0, 1)
     changes.rows[0] = changes.rows[1]
     changes.used = 1
     assert carried_out(writer, changes, 0) == 0
-    assert writer.place == Place(0, 1)
+    assert writer.position == StreamPosition(0, 1)
     index.check_invariants()
 
 
@@ -102,7 +104,7 @@ def test_a_slot_that_takes_no_changes_refuses_them():
     closed.close()
     for writer in (waiting, old, fresh, closed):
         assert carried_out(writer, one_change(writer.slot, 0), 0) == 0
-        assert writer.place is None
+        assert writer.position is None
     waiting.remove(Tier.GPU, u64)
     fresh.finish_clear()
     for writer in (waiting, fresh):
@@ -128,11 +130,11 @@ def look_on(header, mutex, path, matched, holding, end):
     """Match until end[0] is set.  How many matches saw a part of a change, how many there were."""
     torn = looked = 0
     while end[0] == 0:
-        acquire(mutex)
-        match_again(header, path, matched, holding)
+        thread = lock_mutex(mutex)
+        match_prompt_incremental(header, path, matched, holding)
         torn += matched[0, 0] % BLOCKS != 0
         looked += 1
-        release(mutex)
+        unlock_mutex(mutex, thread)
     return torn, looked
 
 
@@ -150,7 +152,7 @@ def test_threads_without_the_interpreter_see_whole_changes():
     def copy():
         while not end[0]:
             snapshot = index.snapshot()
-            place = snapshot.places.get(0, Place(0))
+            place = snapshot.positions.get(0, StreamPosition(0))
             places.append((place.next_seq * BLOCKS, len(snapshot.local) - 1))
 
     end[0] = 1

@@ -311,7 +311,7 @@ def test_a_clear_that_is_stopped_in_between_is_gone_on_with(monkeypatch):
         names = np.arange(1, 101, dtype=np.uint64)
         for each in (writer, other):
             each.store(Tier.GPU, None, names, names)
-        steps = writer.clearing()
+        steps = writer.clear_in_steps()
         next(steps)
         steps.close()
         assert writer.is_half_cleared
@@ -330,5 +330,5 @@ def test_a_clear_looks_at_a_bounded_part_of_the_index_at_a_time(monkeypatch):
     writer = index.open_slot()
     names = np.arange(1, 101, dtype=np.uint64)
     writer.store(Tier.GPU, None, names, names)
-    assert len(list(writer.clearing())) >= 100 / 4
+    assert len(list(writer.clear_in_steps())) >= 100 / 4
     assert writer.store(Tier.GPU, None, names, names) == 100

@@ -5,7 +5,7 @@ import numpy as np
 from indexer.index.block_tree import CLEAR_STEP_MAX
 from indexer.index.match_kernels import NARROWED_WORDS_MAX
 from indexer.index.prefix_index import PrefixIndex
-from indexer.mutex import Mutex
+from indexer.jit.mutex import Mutex
 from indexer.tiers import Tier
 from tests.indexer.index.rules import CONTENTS, NAMES, an_index, gpu, matched, u64
 from tests.indexer.index_view import slot_blocks

@@ -7,9 +7,10 @@ import zmq
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from indexer.sockets import arrivals, inbox
-from indexer.sockets.arrivals import AHEAD_BYTES_MAX, Arrivals, Room
-from tests.exploring import explores
+from indexer.sockets import batch_receiver
+from indexer.sockets import read_ahead as arrivals
+from indexer.sockets.read_ahead import AHEAD_BYTES_MAX, ReadAheadQueue, ReceiveBudget
+from tests.hypothesis_profiles import explores
 
 FRAMES_MAX = 3
 
@@ -44,11 +45,11 @@ def wire():
 
 def take(queue):
     """The next message as a list of its frames; [] and None as `run` has it."""
-    run = queue.run()
+    run = queue.next_messages()
     if not run:
         return None if run is None else []
-    frames = run.frames()
-    queue.take(1)
+    frames = run.next_frames()
+    queue.mark_done(1)
     return frames
 
 
@@ -65,10 +66,10 @@ class Reading(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.room = Room()
+        self.room = ReceiveBudget()
         self.context = zmq.Context()
         self.wires = [Wire(self.context), Wire(self.context)]
-        self.queues = [Arrivals(each.socket, self.room, FRAMES_MAX) for each in self.wires]
+        self.queues = [ReadAheadQueue(each.socket, self.room, FRAMES_MAX) for each in self.wires]
         self.twins = [deque(), deque()]
 
     def teardown(self):
@@ -98,7 +99,7 @@ class Reading(RuleBasedStateMachine):
 
     @rule(i=which)
     def look(self, i):
-        assert self.queues[i].has_some or not self.twins[i]  # there may be a surplus
+        assert self.queues[i].has_messages or not self.twins[i]  # there may be a surplus
 
     @rule(i=which)
     def everything(self, i):
@@ -107,9 +108,9 @@ class Reading(RuleBasedStateMachine):
 
     @invariant()
     def room_is_what_is_kept(self):
-        kept = [cost for queue in self.queues for _, cost in queue._ahead]
-        assert self.room.used == sum(kept)
-        assert self.room.used < arrivals.AHEAD_BYTES_MAX + 2 * max(kept, default=0)
+        kept = [cost for queue in self.queues for _, cost in queue._copied]
+        assert self.room.used_bytes == sum(kept)
+        assert self.room.used_bytes < arrivals.AHEAD_BYTES_MAX + 2 * max(kept, default=0)
 
 
 class TestReading(Reading.TestCase):
@@ -118,44 +119,44 @@ class TestReading(Reading.TestCase):
     @pytest.fixture(autouse=True)
     def small(self, monkeypatch):
         monkeypatch.setattr(arrivals, "AHEAD_BYTES_MAX", 2000)
-        monkeypatch.setattr(inbox, "SKIPPED_FRAMES_MAX", 2)
-        monkeypatch.setattr(inbox, "RUN_BYTES_MAX", 100)
+        monkeypatch.setattr(batch_receiver, "SKIPPED_FRAMES_MAX", 2)
+        monkeypatch.setattr(batch_receiver, "RUN_BYTES_MAX", 100)
 
 
 def test_what_is_forgotten_gives_its_room_back(wire):
-    room = Room()
-    queue = Arrivals(wire.socket, room, FRAMES_MAX)
+    room = ReceiveBudget()
+    queue = ReadAheadQueue(wire.socket, room, FRAMES_MAX)
     wire.arrive([b"x" * 1000])
     queue.read_ahead()
-    assert room.used > 1000
+    assert room.used_bytes > 1000
     queue.close()
-    assert (room.used, take(queue), queue.has_some) == (0, None, False)
+    assert (room.used_bytes, take(queue), queue.has_messages) == (0, None, False)
     assert not queue.read_ahead()
 
 
 def test_reading_ahead_ends_with_its_time(wire, monkeypatch):
     monkeypatch.setattr(arrivals, "AHEAD_S_MAX", 0.0)
-    queue = Arrivals(wire.socket, Room(), FRAMES_MAX)
-    for _ in range(3 * inbox.RUN_MESSAGES_MAX):
+    queue = ReadAheadQueue(wire.socket, ReceiveBudget(), FRAMES_MAX)
+    for _ in range(3 * batch_receiver.RUN_MESSAGES_MAX):
         wire.arrive([b"x"])
     assert queue.read_ahead()
-    assert sum(len(run) for run, _ in queue._ahead) == inbox.RUN_MESSAGES_MAX
+    assert sum(len(run) for run, _ in queue._copied) == batch_receiver.RUN_MESSAGES_MAX
 
 
 def test_reading_ahead_ends_with_its_room(wire, monkeypatch):
     monkeypatch.setattr(arrivals, "AHEAD_BYTES_MAX", 1000)
     monkeypatch.setattr(arrivals, "AHEAD_S_MAX", 60.0)
-    queue = Arrivals(wire.socket, Room(), FRAMES_MAX)
-    for _ in range(3 * inbox.RUN_MESSAGES_MAX):
+    queue = ReadAheadQueue(wire.socket, ReceiveBudget(), FRAMES_MAX)
+    for _ in range(3 * batch_receiver.RUN_MESSAGES_MAX):
         wire.arrive([b"x"])
     assert not queue.read_ahead()
-    assert sum(len(run) for run, _ in queue._ahead) == inbox.RUN_MESSAGES_MAX
-    assert len(taken(queue)) == 3 * inbox.RUN_MESSAGES_MAX
+    assert sum(len(run) for run, _ in queue._copied) == batch_receiver.RUN_MESSAGES_MAX
+    assert len(taken(queue)) == 3 * batch_receiver.RUN_MESSAGES_MAX
 
 
 def test_a_message_of_endless_frames_is_skipped_a_few_at_a_time(wire):
-    queue = Arrivals(wire.socket, Room(), FRAMES_MAX)
-    n_frames = 20 * inbox.SKIPPED_FRAMES_MAX
+    queue = ReadAheadQueue(wire.socket, ReceiveBudget(), FRAMES_MAX)
+    n_frames = 20 * batch_receiver.SKIPPED_FRAMES_MAX
     wire.arrive([b"x"] * n_frames)
     wire.arrive([b"y"])
     assert take(queue) == [b"x"] * (FRAMES_MAX + 1)
@@ -163,34 +164,34 @@ def test_a_message_of_endless_frames_is_skipped_a_few_at_a_time(wire):
     while (message := take(queue)) == []:
         pauses += 1
     assert message == [b"y"]
-    assert pauses >= n_frames // inbox.SKIPPED_FRAMES_MAX - 2
+    assert pauses >= n_frames // batch_receiver.SKIPPED_FRAMES_MAX - 2
 
 
 def test_the_last_message_of_a_run_is_told(wire):
-    queue = Arrivals(wire.socket, Room(), FRAMES_MAX)
+    queue = ReadAheadQueue(wire.socket, ReceiveBudget(), FRAMES_MAX)
     for number in range(3):
         wire.arrive([b"%d" % number])
     told = []
     while take(queue) is not None:
-        told.append(queue.is_over)
+        told.append(queue.is_drained)
     assert told == [False, False, True]
 
 
 def test_who_has_looked_takes_what_has_come_since(wire):
     """Looking takes the news from the file descriptor."""
-    queue = Arrivals(wire.socket, Room(), FRAMES_MAX)
+    queue = ReadAheadQueue(wire.socket, ReceiveBudget(), FRAMES_MAX)
     wire.arrive([b"0"])
     wire.arrive([b"1"])
     assert take(queue) == [b"0"]
     wire.arrive([b"2"])
-    assert queue.has_some
-    assert (take(queue), queue.is_over) == ([b"1"], False)
-    assert (take(queue), queue.is_over) == ([b"2"], True)
+    assert queue.has_messages
+    assert (take(queue), queue.is_drained) == ([b"1"], False)
+    assert (take(queue), queue.is_drained) == ([b"2"], True)
 
 
 def test_a_message_beyond_the_inbox_is_one_of_too_many_frames(wire, monkeypatch):
-    monkeypatch.setattr(inbox, "BUFFER_BYTES", 1 << 16)
-    queue = Arrivals(wire.socket, Room(), FRAMES_MAX)
+    monkeypatch.setattr(batch_receiver, "BUFFER_BYTES", 1 << 16)
+    queue = ReadAheadQueue(wire.socket, ReceiveBudget(), FRAMES_MAX)
     wire.arrive([b"", b"x" * (1 << 16), b"y"])
     wire.arrive([b"", b"x" * ((1 << 16) + 1), b"y"])
     wire.arrive([b"z"])
@@ -198,19 +199,19 @@ def test_a_message_beyond_the_inbox_is_one_of_too_many_frames(wire, monkeypatch)
 
 
 def test_memory_of_a_long_message_is_given_back(wire):
-    room = Room()
-    queue = Arrivals(wire.socket, room, FRAMES_MAX)
-    wire.arrive([b"x" * (2 * inbox.KEPT_BYTES)])
-    assert take(queue) == [b"x" * (2 * inbox.KEPT_BYTES)]
-    assert room.inbox._buffer.any()
+    room = ReceiveBudget()
+    queue = ReadAheadQueue(wire.socket, room, FRAMES_MAX)
+    wire.arrive([b"x" * (2 * batch_receiver.KEPT_BYTES)])
+    assert take(queue) == [b"x" * (2 * batch_receiver.KEPT_BYTES)]
+    assert room.buffer._buffer.any()
     assert take(queue) is None
-    assert not room.inbox._buffer[inbox.KEPT_BYTES :].any()
+    assert not room.buffer._buffer[batch_receiver.KEPT_BYTES :].any()
 
 
 def test_news_from_the_socket_beside_come_with_the_messages(wire):
     with zmq.Context() as context:
         beside = Wire(context)
-        queue = Arrivals(wire.socket, Room(), FRAMES_MAX, beside.socket)
+        queue = ReadAheadQueue(wire.socket, ReceiveBudget(), FRAMES_MAX, beside.socket)
         beside.arrive([b"news"])
         assert (take(queue), queue.has_news) == (None, False)
         wire.arrive([b"x"])
@@ -223,38 +224,41 @@ def test_a_socket_that_fails_is_told():
     with zmq.Context() as context:
         socket = context.socket(zmq.PUSH)
         with pytest.raises(zmq.ZMQError):
-            Arrivals(socket, Room(), FRAMES_MAX).run()
+            ReadAheadQueue(socket, ReceiveBudget(), FRAMES_MAX).next_messages()
         socket.close()
 
 
 def test_the_bounds_are_bytes():
-    assert arrivals.bounds().messages * arrivals.bounds().message_bytes <= 512 << 20
+    assert (
+        arrivals.engine_queue_limits().messages * arrivals.engine_queue_limits().message_bytes
+        <= 512 << 20
+    )
     assert AHEAD_BYTES_MAX <= 256 << 20
 
 
 def test_when_there_is_no_room_one_message_is_received_at_a_time(wire, monkeypatch):
-    room = Room()
-    queue = Arrivals(wire.socket, room, FRAMES_MAX)
+    room = ReceiveBudget()
+    queue = ReadAheadQueue(wire.socket, room, FRAMES_MAX)
     for number in range(3):
         wire.arrive([b"%d" % number])
     monkeypatch.setattr(arrivals, "AHEAD_BYTES_MAX", 0)
-    assert [len(queue.run()), take(queue), room.used] == [1, [b"0"], 0]
+    assert [len(queue.next_messages()), take(queue), room.used_bytes] == [1, [b"0"], 0]
     monkeypatch.setattr(arrivals, "AHEAD_BYTES_MAX", 1)
-    assert len(queue.run()) == 2
+    assert len(queue.next_messages()) == 2
 
 
 def test_the_room_knows_how_many_messages_the_sockets_had(wire, monkeypatch):
-    monkeypatch.setattr(inbox, "RUN_MESSAGES_MAX", 2)
-    room = Room()
-    queues = [Arrivals(wire.socket, room, FRAMES_MAX) for _ in range(2)]
+    monkeypatch.setattr(batch_receiver, "RUN_MESSAGES_MAX", 2)
+    room = ReceiveBudget()
+    queues = [ReadAheadQueue(wire.socket, room, FRAMES_MAX) for _ in range(2)]
     for number in range(5):
         wire.arrive([bytes([number])])
-    assert room.take_received() == (0, 0)
+    assert room.take_counts() == (0, 0)
     while queues[0].read_ahead():
         pass
     for number in range(3):
         wire.arrive([bytes([number])])
     while queues[1].read_ahead():
         pass
-    assert room.take_received() == (8, 5)
-    assert room.take_received() == (0, 0)
+    assert room.take_counts() == (8, 5)
+    assert room.take_counts() == (0, 0)

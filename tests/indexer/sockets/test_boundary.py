@@ -6,13 +6,13 @@ import threading
 import pytest
 import zmq
 
-from indexer.sockets import dial as dial_module
-from indexer.sockets.boundary import Boundary
-from indexer.sockets.dial import Dial, Sockets
-from indexer.sockets.names import Names
-from indexer.sockets.options import Bounds
+from indexer.sockets import zmq_connector as dial_module
+from indexer.sockets.dns_resolver import Resolver
+from indexer.sockets.egress_guard import EgressGuard
+from indexer.sockets.socket_options import QueueLimits
 from indexer.sockets.subscription import Subscription
-from tests.patience import eventually
+from indexer.sockets.zmq_connector import SocketSettings, ZmqConnector
+from tests.polling import eventually
 
 REFUSED, ALLOWED = "127.0.0.2", "127.0.0.1"
 
@@ -32,14 +32,14 @@ def resolving(*answers, boundary=None):
         found = left.pop(0) if len(left) > 1 else left[0]
         return [(socket.AF_INET, 1, 6, "", (address, 0)) for address in found.split()]
 
-    names = Names(look_up, boundary or Boundary(refusal))
+    names = Resolver(look_up, boundary or EgressGuard(refusal))
     return names, asked
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    monkeypatch.setattr(dial_module, "LOOK_AGAIN_S", 0.01)
-    monkeypatch.setattr(dial_module, "NOT_FOUND_S", 0.01)
+    monkeypatch.setattr(dial_module, "LOOKUP_INTERVAL_S", 0.01)
+    monkeypatch.setattr(dial_module, "NOT_FOUND_RETRY_S", 0.01)
 
 
 class Noted:
@@ -60,7 +60,7 @@ class Noted:
 
 def dialling(endpoint, names, purpose="events"):
     calls, noted = [], Noted()
-    return Dial(noted, endpoint, names, calls.append, purpose=purpose), noted, calls
+    return ZmqConnector(noted, endpoint, names, calls.append, purpose=purpose), noted, calls
 
 
 @pytest.mark.parametrize("endpoint", [f"tcp://{REFUSED}:5557", "ipc:///tmp/a", "inproc://a"])
@@ -68,21 +68,21 @@ def test_what_is_no_name_is_refused_at_once(endpoint):
     names, _ = resolving(ALLOWED)
     dial, noted, _ = dialling(endpoint, names, "replay")
     with pytest.raises(zmq.ZMQError, match=r"is refused|stays here"):
-        dial.begin()
+        dial.start()
     assert not noted.endpoints
-    assert names.boundary.refused() == {"replay": 1}
+    assert names.egress_guard.refusal_counts() == {"replay": 1}
 
 
 def test_a_name_that_leads_to_a_refused_address_is_never_connected_to():
     names, asked = resolving(REFUSED)
     dial, noted, calls = dialling("tcp://engine:5557", names)
-    dial.begin()
+    dial.start()
     for n in range(3):
         eventually(lambda n=n: len(calls) > n)
         calls[n]()
         assert dial.refusal == f"{REFUSED} is refused"
     assert not noted.endpoints
-    assert names.boundary.refused() == {"events": 3}
+    assert names.egress_guard.refusal_counts() == {"events": 3}
     dial.close()
     assert set(asked) == {"engine"}
 
@@ -90,27 +90,27 @@ def test_a_name_that_leads_to_a_refused_address_is_never_connected_to():
 def test_of_several_addresses_those_that_are_allowed_are_tried():
     names, _ = resolving(f"{REFUSED} {ALLOWED}")
     dial, noted, calls = dialling("tcp://engine:5557", names)
-    dial.begin()
+    dial.start()
     eventually(lambda: calls)
     calls[0]()
     assert noted.endpoints == [f"tcp://{ALLOWED}:5557"]
-    assert names.boundary.refused() == {}
+    assert names.egress_guard.refusal_counts() == {}
 
 
 def test_a_name_that_is_turned_round_is_not_followed():
     """It leads to an allowed address first, and to a refused one when it is looked up again."""
     names, _ = resolving(ALLOWED, REFUSED)
     dial, noted, calls = dialling("tcp://engine:5557", names)
-    dial.begin()
+    dial.start()
     eventually(lambda: len(calls) == 1)
     calls[0]()
     for n in (1, 2):
-        dial.failed()
+        dial.on_failed()
         eventually(lambda n=n: len(calls) > n)
         calls[n]()
         assert noted.endpoints == [f"tcp://{ALLOWED}:5557"]
-    assert names.boundary.refused() == {"events": 2}
-    dial.anew()  # libzmq has given up: then nothing is connected any more
+    assert names.egress_guard.refusal_counts() == {"events": 2}
+    dial.reconnect()  # libzmq has given up: then nothing is connected any more
     eventually(lambda: len(calls) > 3)
     calls[3]()
     assert not noted.endpoints
@@ -122,29 +122,29 @@ def test_nothing_arrives_at_a_port_behind_a_refused_name():
     with socket.create_server((REFUSED, 0)) as listener, zmq.Context() as context:
         listener.settimeout(0.3)
         calls = []
-        sockets = Sockets(context, names, calls.append, "replica")
+        sockets = SocketSettings(context, names, calls.append, "replica")
         endpoint = f"tcp://peer:{listener.getsockname()[1]}"
-        bounds = Bounds(10, 1000)
+        bounds = QueueLimits(10, 1000)
         there = Subscription(sockets, endpoint, bounds, topics=[b""], events=zmq.EVENT_ALL)
         eventually(lambda: calls)
         calls[0]()
         with pytest.raises(TimeoutError):
             listener.accept()
-        assert "is refused" in there.dial.refusal
+        assert "is refused" in there.connector.refusal
         there.close()
         with pytest.raises(zmq.ZMQError, match="is refused"):
             Subscription(sockets, endpoint.replace("peer", REFUSED), bounds, topics=[b""], events=1)
 
 
 def test_refusals_are_counted_on_whatever_thread():
-    boundary = Boundary()
+    boundary = EgressGuard()
     threads = [
-        threading.Thread(target=lambda: [boundary.count("events") for _ in range(2000)])
+        threading.Thread(target=lambda: [boundary.count_refusal("events") for _ in range(2000)])
         for _ in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert boundary.refused() == {"events": 8000}
-    assert boundary.refusal("anything", "169.254.169.254") is None
+    assert boundary.refusal_counts() == {"events": 8000}
+    assert boundary.check_address("anything", "169.254.169.254") is None

@@ -5,10 +5,10 @@ import zmq
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from indexer.endpoints import endpoint_error, is_address, tcp_host
-from indexer.sockets.boundary import Boundary
-from indexer.sockets.dial import Dial
-from indexer.sockets.names import Addresses
+from indexer.sockets.dns_resolver import ResolvedAddresses
+from indexer.sockets.egress_guard import EgressGuard
+from indexer.sockets.zmq_connector import ZmqConnector
+from indexer.zmq_endpoints import endpoint_error, is_address, tcp_host
 
 
 class Socket:
@@ -30,10 +30,10 @@ class Socket:
 class Names:
     """Knows every name."""
 
-    boundary = Boundary()
+    egress_guard = EgressGuard()
 
-    def look_up(self, host, tell, after_s=0.0):
-        tell(Addresses(("10.0.0.1", "fd00::1")))
+    def resolve(self, host, tell, after_s=0.0):
+        tell(ResolvedAddresses(("10.0.0.1", "fd00::1")))
 
 
 HOSTS = st.text(st.sampled_from("ab1.:;*%[]-_@ "), max_size=12)
@@ -54,10 +54,10 @@ def test_libzmq_is_given_addresses_only(host):
     if endpoint_error(endpoint) is not None:
         return
     socket = Socket()
-    dial = Dial(socket, endpoint, Names(), lambda what: what())
+    dial = ZmqConnector(socket, endpoint, Names(), lambda what: what())
     try:
-        dial.begin()
-        dial.anew()
+        dial.start()
+        dial.reconnect()
     except zmq.ZMQError:
         assert host == "*"
         assert not socket.endpoints
@@ -68,4 +68,4 @@ def test_libzmq_is_given_addresses_only(host):
 
 def test_an_endpoint_that_was_never_judged_is_no_way_around():
     with pytest.raises(zmq.ZMQError):
-        Dial(Socket(), "tcp://a;b:1", Names(), lambda what: what()).begin()
+        ZmqConnector(Socket(), "tcp://a;b:1", Names(), lambda what: what()).start()

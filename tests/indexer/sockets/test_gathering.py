@@ -5,40 +5,40 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.sockets import ingest
-from indexer.sockets.arrivals import QUEUED_MESSAGES_MAX
-from indexer.sockets.gathering import GATHER_S, GATHERED_AIM, Gathering
-from tests.exploring import explores
+from indexer.sockets.batching_delay import BATCH_TARGET, DELAY_S_MAX, BatchingDelay
+from indexer.sockets.read_ahead import QUEUED_MESSAGES_MAX
+from tests.hypothesis_profiles import explores
 
 
 def after(*turns):
     """Seconds of rest after (seconds since the turn before, messages, of one socket) each."""
-    gathering, now = Gathering(), 0.0
+    gathering, now = BatchingDelay(), 0.0
     for since, messages, of_one in turns:
         now += since
-        gathering.turned(now, messages, of_one)
-    return gathering.rest_s
+        gathering.note_turn(now, messages, of_one)
+    return gathering.pause_s
 
 
 def test_what_comes_alone_is_not_kept_waiting():
     assert after() == 0.0
     assert after((0.0, 1, 1)) == 0.0
-    assert after((0.0, 1, 1), (GATHER_S, 1, 1)) == 0.0
+    assert after((0.0, 1, 1), (DELAY_S_MAX, 1, 1)) == 0.0
     assert after((0.0, 9, 9), (1.0, 9, 9)) == 0.0
-    assert after((0.0, 9, 9), (GATHER_S / 100, 0, 0)) == 0.0
+    assert after((0.0, 9, 9), (DELAY_S_MAX / 100, 0, 0)) == 0.0
 
 
 @pytest.mark.parametrize(("messages", "of_one"), [(1, 1), (4, 1), (4, 4)])
 def test_what_comes_close_upon_another_is(messages, of_one):
-    assert after((0.0, 1, 1), (GATHER_S / 2, messages, of_one)) == GATHER_S
+    assert after((0.0, 1, 1), (DELAY_S_MAX / 2, messages, of_one)) == DELAY_S_MAX
 
 
-@given(since=st.floats(1e-6, GATHER_S), of_one=st.integers(1, 1000), others=st.integers(0, 1000))
+@given(since=st.floats(1e-6, DELAY_S_MAX), of_one=st.integers(1, 1000), others=st.integers(0, 1000))
 @explores(200)
 def test_no_rest_fills_a_queue_or_is_long(since, of_one, others):
     """At the rate at which the last ones came."""
     rest_s = after((0.0, 1, 1), (since, of_one + others, of_one))
-    assert 0.0 <= rest_s <= GATHER_S
-    assert rest_s * of_one / since < GATHERED_AIM + 1 < QUEUED_MESSAGES_MAX
+    assert 0.0 <= rest_s <= DELAY_S_MAX
+    assert rest_s * of_one / since < BATCH_TARGET + 1 < QUEUED_MESSAGES_MAX
 
 
 class Stub:
@@ -46,17 +46,17 @@ class Stub:
 
     def __init__(self, room):
         self._room = room
-        self.has_some = False
+        self.has_pending = False
 
-    def wait(self, patience):
+    def wait_for_drains(self, timeout_s):
         return [self.drain]
 
     def drain(self):
-        self._room.count(self.messages)
+        self._room.count_messages(self.messages)
         return self.is_early
 
-    def again(self, drain):
-        self.has_some = True
+    def call_again(self, drain):
+        self.has_pending = True
 
 
 @pytest.fixture
@@ -65,13 +65,14 @@ def thread(monkeypatch):
     made = ingest._IngestThread(0, held=False)
     made.rests = 0
     made.readiness.close()
-    made.readiness = Stub(made.room)
+    made.readiness = Stub(made.budget)
 
     def rest(_):
         made.rests += 1
 
-    monkeypatch.setattr(Gathering, "rest", rest)
-    monkeypatch.setattr("indexer.sockets.gathering.GATHER_S", 3600.0)  # whatever the test waits
+    monkeypatch.setattr(BatchingDelay, "pause", rest)
+    # Whatever the test waits.
+    monkeypatch.setattr("indexer.sockets.batching_delay.DELAY_S_MAX", 3600.0)
     yield made
     made._wake_in.close()
     made._wake_out.close()
@@ -82,7 +83,7 @@ def turns(thread, count, messages, *, is_early=False):
     thread.readiness.messages, thread.readiness.is_early = messages, is_early
     before = thread.rests
     for _ in range(count):
-        thread._turn()
+        thread._run_turn()
     return thread.rests - before
 
 

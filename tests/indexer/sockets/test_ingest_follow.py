@@ -6,13 +6,13 @@ from unittest import mock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.events.kv_source import KvSource
+from indexer.events.kv_event_source import KvSource
 from indexer.index.prefix_index import PrefixIndex
 from indexer.sockets import ingest as ingest_module
 from indexer.sockets.ingest import Ingest
-from indexer.sockets.listener import Listener
-from tests.exploring import explores
-from tests.patience import eventually
+from indexer.sockets.listener import RankListener
+from tests.hypothesis_profiles import explores
+from tests.polling import eventually
 
 WORKERS = st.integers(0, 4)
 RANKS = st.dictionaries(
@@ -82,7 +82,7 @@ def test_any_sequence_of_changes_leads_to_the_listeners_of_the_whole(deltas):
     try:
         for delta in deltas:
             catalog |= delta
-            ingest.follow({w: scene.sources(w, ranks) for w, ranks in delta.items()})
+            ingest.reconcile({w: scene.sources(w, ranks) for w, ranks in delta.items()})
             assert listeners(ingest) == wanted(scene, catalog)
             assert set(ingest.sources()) == set(wanted(scene, catalog))
             assert sum(t.n_listeners for t in ingest._threads) == len(ingest.sources())
@@ -95,13 +95,13 @@ def test_equal_sources_and_other_workers_are_left_alone():
     scene, ingest = Scene(), Ingest(threads=1)
     both = {0: ("a", None, 0), 1: ("a", None, 0)}
     try:
-        ingest.follow({1: scene.sources(1, both), 2: scene.sources(2, both)})
+        ingest.reconcile({1: scene.sources(1, both), 2: scene.sources(2, both)})
         before = {key: ingest._listeners[key[0]][key[1]] for key in ingest.sources()}
         changed = both | {1: ("b", None, 0)}
-        ingest.follow({1: scene.sources(1, changed), 3: []})
+        ingest.reconcile({1: scene.sources(1, changed), 3: []})
         after = {key: ingest._listeners[key[0]][key[1]] for key in ingest.sources()}
         assert {key for key in before if before[key] is not after[key]} == {(1, 1)}
-        ingest.follow({1: [], 2: scene.sources(2, {0: both[0]})})
+        ingest.reconcile({1: [], 2: scene.sources(2, {0: both[0]})})
         assert list(ingest.sources()) == [(2, 0)]
         assert ingest._listeners[2][0] is before[2, 0]
     finally:
@@ -114,11 +114,11 @@ def test_changes_that_a_stuck_thread_has_not_made_yet_are_made_in_the_end(deltas
     scene, catalog, ingest, stuck = Scene(), {}, Ingest(threads=1), threading.Event()
     (thread,) = ingest._threads
     try:
-        with mock.patch.object(ingest_module, "FOLLOW_S_MAX", 0.0):
-            thread.call(stuck.wait)
+        with mock.patch.object(ingest_module, "RECONCILE_S_MAX", 0.0):
+            thread.call_soon(stuck.wait)
             for delta in deltas:
                 catalog |= delta
-                ingest.follow({w: scene.sources(w, ranks) for w, ranks in delta.items()})
+                ingest.reconcile({w: scene.sources(w, ranks) for w, ranks in delta.items()})
         assert len(thread._changes._next.open) <= len(ingest.sources())
         stuck.set()
         eventually(lambda: not thread._changes)
@@ -137,10 +137,10 @@ def test_a_stuck_thread_may_be_any_number_of_changes_behind():
     scene, ingest, stuck = Scene(), Ingest(threads=1), threading.Event()
     (thread,) = ingest._threads
     try:
-        with mock.patch.object(ingest_module, "FOLLOW_S_MAX", 0.0):
-            thread.call(stuck.wait)
+        with mock.patch.object(ingest_module, "RECONCILE_S_MAX", 0.0):
+            thread.call_soon(stuck.wait)
             for n in range(200):
-                ingest.follow({1: scene.sources(1, {0: ("ab"[n % 2], None, 0)})})
+                ingest.reconcile({1: scene.sources(1, {0: ("ab"[n % 2], None, 0)})})
         assert len(thread._changes._next.open) == 1
         stuck.set()
         eventually(lambda: len(thread._open) == 1)
@@ -154,9 +154,11 @@ def test_a_thread_looks_at_its_commands_between_a_few_listeners(monkeypatch):
     """Opening, starting and closing: never more than a few between two looks for commands."""
     scene, done, most = Scene(), [], []
     for name in ("open", "start", "close"):
-        real = getattr(Listener, name)
+        real = getattr(RankListener, name)
         monkeypatch.setattr(
-            Listener, name, lambda *given, real=real, **more: done.append(1) or real(*given, **more)
+            RankListener,
+            name,
+            lambda *given, real=real, **more: done.append(1) or real(*given, **more),
         )
     make = ingest_module._IngestThread._make_changes
 
@@ -169,12 +171,12 @@ def test_a_thread_looks_at_its_commands_between_a_few_listeners(monkeypatch):
     ingest = Ingest(threads=1, held=True)
     try:
         ranks = dict.fromkeys(range(40), ("a", None, 0))
-        ingest.follow({1: scene.sources(1, ranks)})
-        ingest.release()
-        ingest.follow({2: scene.sources(2, ranks)})
+        ingest.reconcile({1: scene.sources(1, ranks)})
+        ingest.start_held_listeners()
+        ingest.reconcile({2: scene.sources(2, ranks)})
         (thread,) = ingest._threads
         eventually(lambda: len(thread._open) == 80)
-        ingest.follow({1: [], 2: []})
+        ingest.reconcile({1: [], 2: []})
         assert not thread._open
         assert len(done) >= 2 * 40 + 40 + 2 * 40
         assert max(most) <= 2 * ingest_module.LISTENERS_AT_ONCE
@@ -186,15 +188,15 @@ def test_a_thread_looks_at_its_commands_between_a_few_listeners(monkeypatch):
 def test_closings_are_waited_for_and_openings_are_not(monkeypatch):
     """A listener that is closed before its turn to be opened comes is never opened."""
     scene, opened, gate = Scene(), [], threading.Semaphore(0)
-    real = Listener.open
+    real = RankListener.open
     monkeypatch.setattr(
-        Listener, "open", lambda each: (gate.acquire() and opened.append(each)) or real(each)
+        RankListener, "open", lambda each: (gate.acquire() and opened.append(each)) or real(each)
     )
     ingest = Ingest(threads=1)
     try:
         ranks = dict.fromkeys(range(40), ("a", None, 0))
-        ingest.follow({1: scene.sources(1, ranks)})
-        closing = threading.Thread(target=ingest.follow, args=({1: []},))
+        ingest.reconcile({1: scene.sources(1, ranks)})
+        closing = threading.Thread(target=ingest.reconcile, args=({1: []},))
         closing.start()
         (thread,) = ingest._threads
         eventually(lambda: thread._changes.has_new)

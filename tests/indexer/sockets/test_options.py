@@ -9,14 +9,14 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from indexer.sockets.options import UNCONFIRMED_MS_MAX, Bounds, reading_socket
-from tests.patience import PATIENCE_S, eventually
-from tests.process.launched import own_environment
+from indexer.sockets.socket_options import UNCONFIRMED_MS_MAX, QueueLimits, reading_socket
+from scripts.processes.launched_process import own_environment
+from tests.polling import PATIENCE_S, eventually
 
 SLOW_READER = """
 import time, zmq
 from zmq.utils.monitor import recv_monitor_message
-from indexer.sockets import options
+from indexer.sockets import socket_options as options
 
 options.HEARTBEAT_MS, options.UNCONFIRMED_MS_MAX = 20, 60
 options.RECONNECT_MS = options.RECONNECT_MS_MAX = 10
@@ -25,7 +25,7 @@ with zmq.Context() as context:
     publisher.set_hwm(0)
     port = publisher.bind_to_random_port("tcp://127.0.0.1")
     endpoint = f"tcp://127.0.0.1:{port}"
-    reader = options.reading_socket(context, zmq.SUB, endpoint, options.Bounds(4, 1 << 20))
+    reader = options.reading_socket(context, zmq.SUB, endpoint, options.QueueLimits(4, 1 << 20))
     reader.setsockopt(zmq.SUBSCRIBE, b"")
     reader.connect(endpoint)
     assert publisher.recv() == b"\\x01"
@@ -58,7 +58,7 @@ def test_the_kernel_ends_connections_whose_other_side_confirms_nothing():
     with zmq.Context() as context, context.socket(zmq.PUB) as publisher:
         port = publisher.bind_to_random_port("tcp://127.0.0.1")
         endpoint = f"tcp://127.0.0.1:{port}"
-        with reading_socket(context, zmq.SUB, endpoint, Bounds(4, 100)) as reader:
+        with reading_socket(context, zmq.SUB, endpoint, QueueLimits(4, 100)) as reader:
             monitor = reader.get_monitor_socket(zmq.EVENT_CONNECTED)
             reader.connect(endpoint)
             eventually(lambda: monitor.poll(0))

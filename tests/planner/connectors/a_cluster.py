@@ -6,10 +6,10 @@ from typing import Any
 
 import aiohttp
 
-from select_service.planner.connectors.kube.api import JSON, KubeError, error_of
-from select_service.planner.connectors.kube.target import Target
-from select_service.planner.connectors.kubernetes import KubernetesConnector
-from select_service.planner.core.inputs import Role
+from select_service.planner.connectors.kube.api_requests import JSON, KubernetesError, answer_error
+from select_service.planner.connectors.kube.scale_target import ScaleTarget
+from select_service.planner.connectors.kubernetes_connector import KubernetesConnector
+from select_service.planner.core.tick_input import Role
 from tests.planner.fake_kubernetes.kinds import DEPLOYMENT, Kind
 from tests.planner.fake_kubernetes.server import FakeKubernetes, serving
 
@@ -33,9 +33,9 @@ class PlainApi:
             ):
                 content = await answer.read()
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise KubeError(0, f"no answer: {error}") from None
+            raise KubernetesError(0, f"no answer: {error}") from None
         if answer.status >= 300:
-            raise error_of(answer.status, content)
+            raise answer_error(answer.status, content)
         return content
 
     async def namespace(self) -> str:
@@ -88,13 +88,13 @@ class Cluster:
         patch = {"spec": {"replicas": count}}
         self.store.patch(DEPLOYMENT, "default", name, patch, "merge-patch")
 
-    def connector(self, *targets: Target, **options: Any) -> KubernetesConnector:
+    def connector(self, *targets: ScaleTarget, **options: Any) -> KubernetesConnector:
         chosen = targets or (deployment(P, "prefill"), deployment(D, "decode"))
         return KubernetesConnector(self.api, chosen, clock=self.time, **options)
 
 
-def deployment(role: Role, name: str) -> Target:
-    return Target(role, "Deployment", name, "default")
+def deployment(role: Role, name: str) -> ScaleTarget:
+    return ScaleTarget(role, "Deployment", name, "default")
 
 
 @asynccontextmanager

@@ -5,11 +5,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from select_service.planner.connectors.draining import Drainer
-from select_service.planner.connectors.kube.lease import Election
-from select_service.planner.connectors.kube.target import DELETION_COST, DRAINED_WORKER, Target
-from select_service.planner.connectors.kubernetes import KubernetesConnector
-from select_service.planner.connectors.selectors import Selectors
+from select_service.planner.connectors.kube.leader_election import LeaderElection
+from select_service.planner.connectors.kube.scale_target import (
+    DELETION_COST,
+    DRAINED_WORKER,
+    ScaleTarget,
+)
+from select_service.planner.connectors.kubernetes_connector import KubernetesConnector
+from select_service.planner.connectors.selector_client import SelectorClients
+from select_service.planner.connectors.worker_drain import WorkerDrainer
 from tests.planner.connectors.a_cluster import Cluster, D, P, PlainApi, a_cluster, deployment
 from tests.planner.connectors.a_selector import ASelector, running
 from tests.planner.fake_kubernetes.kinds import DEPLOYMENT, GRAPH, POD, Kind
@@ -27,29 +31,33 @@ class Fleet:
     selector: ASelector
     kind: Kind
     app: str
-    opened: list[Selectors] = field(default_factory=list)
+    opened: list[SelectorClients] = field(default_factory=list)
 
     def planner(
         self,
-        election: Election | None = None,
+        election: LeaderElection | None = None,
         api: PlainApi | None = None,
-        selectors: Selectors | None = None,
+        selectors: SelectorClients | None = None,
     ) -> KubernetesConnector:
         client = selectors or self.selectors()
         name, component = ("engines", "decode") if self.kind == GRAPH else (self.app, None)
-        decode = Target(D, self.kind.kind, name, "default", None, component)
+        decode = ScaleTarget(D, self.kind.kind, name, "default", None, component)
         targets, time = (deployment(P, "prefill"), decode), self.cluster.time
         return KubernetesConnector(
-            api or self.cluster.api, targets, election, Drainer(client, clock=time), clock=time
+            api or self.cluster.api,
+            targets,
+            election,
+            WorkerDrainer(client, clock=time),
+            clock=time,
         )
 
-    def selectors(self) -> Selectors:
-        self.opened.append(Selectors([self.selector.url], "llama", "default"))
+    def selectors(self) -> SelectorClients:
+        self.opened.append(SelectorClients([self.selector.url], "llama", "default"))
         return self.opened[-1]
 
-    def election(self, identity: str) -> Election:
+    def election(self, identity: str) -> LeaderElection:
         api, time = self.cluster.api, self.cluster.time
-        return Election(api, "default", "select-planner", identity, clock=time)
+        return LeaderElection(api, "default", "select-planner", identity, clock=time)
 
     def staying(self) -> dict[int, Object]:
         """Workers whose pods do not leave, with their pods."""

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from select_service.planner.connectors.base import Status
-from select_service.planner.connectors.draining import Drainer, least_used
-from select_service.planner.connectors.selectors import RankLoad, Selectors
-from select_service.planner.connectors.virtual import VirtualConnector
-from select_service.planner.core.inputs import Role
+from select_service.planner.connectors.connector import ConnectorStatus
+from select_service.planner.connectors.selector_client import SelectorClients, WorkerLoad
+from select_service.planner.connectors.virtual_connector import VirtualConnector
+from select_service.planner.connectors.worker_drain import WorkerDrainer, least_used_workers
+from select_service.planner.core.tick_input import Role
 from tests.planner.connectors.a_selector import ASelector, running
+from tests.planner.connectors.decided import roles_with
 
 D, P = Role.DECODE, Role.PREFILL
 
@@ -33,11 +34,11 @@ async def a_fleet(
     """Three decode replicas that were decided, and selectors in front of them."""
     time = Time()
     async with running(selectors[0]), running(selectors[-1]):
-        client = Selectors([selector.url for selector in selectors], "llama", "default")
-        drainer = Drainer(client, clock=time)
+        client = SelectorClients([selector.url for selector in selectors], "llama", "default")
+        drainer = WorkerDrainer(client, clock=time)
         connector = VirtualConnector(None, drainer=drainer, clock=time)
         await connector.scale({D: 3})
-        await connector.complete(0, {D: 3})
+        await connector.acknowledge(0, {D: 3})
         yield connector, time
         await connector.close()
 
@@ -51,7 +52,7 @@ def test_the_least_used_drain_before_the_count_is_lowered() -> None:
         selector = a_selector()
         async with a_fleet(selector) as (connector, _):
             decision = await connector.scale({D: 2})
-            assert decision.with_status(Status.DRAINING) == (D,)
+            assert roles_with(decision, ConnectorStatus.DRAINING) == (D,)
             assert decision.roles[D].victims == ("2",)
             assert selector.draining == {2}
             assert (await connector.read())[D].in_progress
@@ -122,14 +123,14 @@ def test_starts_that_are_withdrawn_drain_nobody() -> None:
             return there
 
         async with running(selector):
-            drainer = Drainer(Selectors([selector.url], "llama", "default"))
+            drainer = WorkerDrainer(SelectorClients([selector.url], "llama", "default"))
             connector = VirtualConnector(None, ready, drainer)
             await connector.scale({D: 5})
             await connector.scale({D: 3})
             await connector.scale({D: 3})
             assert (connector.decision.num_decode, connector.decision.victims) == (3, ())
             assert selector.draining == set()
-            await connector.complete(1, {D: 3})
+            await connector.acknowledge(1, {D: 3})
             await connector.scale({D: 4})
             decision = await connector.scale({D: 2})
             assert decision.roles[D].victims == ("2",)
@@ -191,12 +192,12 @@ def test_who_drained_for_a_planner_that_was_killed_serves_again(tmp_path: Path) 
         async with running(selector):
 
             def planner() -> VirtualConnector:
-                client = Selectors([selector.url], "llama", "default")
-                return VirtualConnector(tmp_path / "state.json", drainer=Drainer(client))
+                client = SelectorClients([selector.url], "llama", "default")
+                return VirtualConnector(tmp_path / "state.json", drainer=WorkerDrainer(client))
 
             killed = planner()
             await killed.scale({D: 3})
-            await killed.complete(0, {D: 3})
+            await killed.acknowledge(0, {D: 3})
             await killed.scale({D: 1})
             assert selector.draining == {1, 2}
             after = planner()
@@ -225,12 +226,12 @@ def test_without_health_it_is_said_once_and_scaled_without_draining(
         async with a_fleet(selector) as (connector, _):
             for count in (2, 1):
                 decision = await connector.scale({D: count})
-                assert decision.with_status(Status.APPLIED) == (D,)
-                await connector.complete(connector.decision.decision_id, {})
+                assert roles_with(decision, ConnectorStatus.APPLIED) == (D,)
+                await connector.acknowledge(connector.decision.decision_id, {})
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(run())
-    assert sum("without draining" in message for message in caplog.messages) == 1
+    assert sum("removed undrained" in message for message in caplog.messages) == 1
 
 
 def test_nothing_is_taken_away_while_no_selector_answers() -> None:
@@ -239,7 +240,7 @@ def test_nothing_is_taken_away_while_no_selector_answers() -> None:
         async with a_fleet(selector) as (connector, _):
             selector.is_silent = True
             decision = await connector.scale({D: 2})
-            assert decision.with_status(Status.FAILED) == (D,)
+            assert roles_with(decision, ConnectorStatus.FAILED) == (D,)
             assert connector.decision.num_decode == 3
 
     asyncio.run(run())
@@ -247,10 +248,10 @@ def test_nothing_is_taken_away_while_no_selector_answers() -> None:
 
 def test_the_least_used_are_those_with_the_fewest_active_then_cached_blocks() -> None:
     loads = [
-        RankLoad(1, D, "", 5, 1),
-        RankLoad(2, D, "", 0, 9),
-        RankLoad(3, D, "", 0, 8),
-        RankLoad(4, P, "", 0, 0),
+        WorkerLoad(1, D, "", 5, 1),
+        WorkerLoad(2, D, "", 0, 9),
+        WorkerLoad(3, D, "", 0, 8),
+        WorkerLoad(4, P, "", 0, 0),
     ]
-    assert [load.worker_id for load in least_used(loads, D, 2)] == [3, 2]
-    assert [load.worker_id for load in least_used(loads, D, 9)] == [3, 2, 1]
+    assert [load.worker_id for load in least_used_workers(loads, D, 2)] == [3, 2]
+    assert [load.worker_id for load in least_used_workers(loads, D, 9)] == [3, 2, 1]

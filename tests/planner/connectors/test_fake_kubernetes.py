@@ -7,10 +7,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from scripts.playing.planner_kubectl import play
 from tests.planner.fake_kubernetes.kinds import DEPLOYMENT, POD
 from tests.planner.fake_kubernetes.patches import PatchError, merged, patched
 from tests.planner.fake_kubernetes.server import FakeKubernetes, serving
+from tests.vectors.planner_kubectl import play
 
 PODS = "/api/v1/namespaces/default/pods"
 

@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 
-from select_service.planner.connectors.base import Status
-from select_service.planner.connectors.kube.lease import DURATION_S
-from select_service.planner.connectors.kubernetes import GONE_WAIT_S_MAX, KubernetesConnector
+from select_service.planner.connectors.connector import ConnectorStatus
+from select_service.planner.connectors.kube.leader_election import DURATION_S
+from select_service.planner.connectors.kubernetes_connector import (
+    GONE_WAIT_S_MAX,
+    KubernetesConnector,
+)
 from tests.planner.connectors.a_cluster import D, PlainApi
 from tests.planner.connectors.a_fleet import BLOCKS, Fleet, a_fleet
+from tests.planner.connectors.decided import roles_with
 from tests.planner.fake_kubernetes.kinds import (
     ADAPTER,
     DEPLOYMENT,
@@ -221,11 +225,11 @@ def test_a_planner_that_gets_the_lease_lets_them_serve_and_the_former_keeps_off(
         former, after = fleet.planner(one), fleet.planner(other)
         await former.scale({D: 3})
         await after.wait(0)
-        await other.step()
+        await other.try_once()
         await after.wait(0)
         assert fleet.selector.draining == {103}, "the former may still act"
         fleet.cluster.tick(DURATION_S)
-        await other.step()
+        await other.try_once()
         await after.wait(0)
         assert fleet.selector.draining == set()
         await after.scale({D: 2})
@@ -234,7 +238,7 @@ def test_a_planner_that_gets_the_lease_lets_them_serve_and_the_former_keeps_off(
         assert fleet.selector.draining == {101, 103}
         assert fleet.selector.released == [103]
         for election in (one, other):
-            await election.leave()
+            await election.leave_election()
 
     with_a_fleet(scene)
 
@@ -244,15 +248,15 @@ def test_a_wish_is_void_when_another_planner_has_led_meanwhile() -> None:
         one, other = fleet.election("one"), fleet.election("other")
         paused, between = fleet.planner(one), fleet.planner(other)
         await paused.scale({D: 3})
-        await other.step()
+        await other.try_once()
         fleet.cluster.tick(DURATION_S)
-        await other.step()
+        await other.try_once()
         await between.wait(0)
         await between.scale({D: 2})
         assert fleet.selector.draining == {101, 103}
-        await one.step()
+        await one.try_once()
         fleet.cluster.tick(DURATION_S)
-        assert await one.step()
+        assert await one.try_once()
         fleet.finish(101, 103)
         await paused.wait(0)
         await paused.wait(0)
@@ -260,7 +264,7 @@ def test_a_wish_is_void_when_another_planner_has_led_meanwhile() -> None:
         assert fleet.cluster.replicas("decode") == 4
         await is_clean(fleet)
         for election in (one, other):
-            await election.leave()
+            await election.leave_election()
 
     with_a_fleet(scene)
 
@@ -275,11 +279,11 @@ class Life:
 
     def __init__(self, requests: int) -> None:
         self.left = requests
-        self._one = asyncio.Lock()
+        self._single = asyncio.Lock()
 
     def bound(self, call: Callable[..., Awaitable[bytes]]) -> Callable[..., Awaitable[bytes]]:
         async def sent(*words: Any, **options: Any) -> bytes:
-            async with self._one:
+            async with self._single:
                 if self.left == 0:
                     raise Killed
                 self.left -= 1
@@ -341,7 +345,7 @@ def test_a_decision_says_who_goes_though_nobody_is_asked() -> None:
         fleet.selector.draining = {103}
         fleet.finish(103)
         decision = await fleet.planner().scale({D: 3})
-        assert decision.with_status(Status.APPLIED) == (D,)
+        assert roles_with(decision, ConnectorStatus.APPLIED) == (D,)
         assert decision.roles[D].victims == ("103",)
 
     with_a_fleet(scene)
@@ -352,8 +356,8 @@ def test_a_selector_that_hears_nothing_is_told_of_once(caplog: pytest.LogCapture
         selectors = fleet.selectors()
         fleet.selector.deaf_to = {101, 102}
         for _ in range(3):
-            assert not await selectors.undrain(101)
-            assert not await selectors.undrain(102)
+            assert not await selectors.undrain_worker(101)
+            assert not await selectors.undrain_worker(102)
 
     with_a_fleet(scene)
-    assert sum("still drains" in message for message in caplog.messages) == 1
+    assert sum("still draining" in message for message in caplog.messages) == 1

@@ -7,23 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from select_service.planner.connectors.base import ConnectorError, Status
-from select_service.planner.connectors.kube import client as client_module
-from select_service.planner.connectors.kube.api import MERGE_PATCH, KubeError
-from select_service.planner.connectors.kube.client import KubeClient
-from select_service.planner.connectors.kubernetes import KubernetesConnector
-from tests.patience import PATIENCE_S
+from select_service.planner.connectors.connector import ConnectorError, ConnectorStatus
+from select_service.planner.connectors.kube import api_client as client_module
+from select_service.planner.connectors.kube.api_client import KubernetesApiClient
+from select_service.planner.connectors.kube.api_requests import MERGE_PATCH, KubernetesError
+from select_service.planner.connectors.kubernetes_connector import KubernetesConnector
 from tests.planner.connectors.a_cluster import D, deployment
+from tests.planner.connectors.decided import roles_with
 from tests.planner.fake_kubernetes.kinds import DEPLOYMENT
 from tests.planner.fake_kubernetes.server import FakeKubernetes, Fault, serving
 from tests.planner.fake_kubernetes.tls import a_certificate
+from tests.polling import PATIENCE_S
 
 needs_library = pytest.mark.skipif(
     importlib.util.find_spec("kubernetes_asyncio") is None,
     reason="the extra `kubernetes` (kubernetes-asyncio) is not installed",
 )
 DECODE = "/apis/apps/v1/namespaces/default/deployments/decode"
-Scene = Callable[[FakeKubernetes, KubeClient, Path], Awaitable[None]]
+Scene = Callable[[FakeKubernetes, KubernetesApiClient, Path], Awaitable[None]]
 
 
 def with_an_account(scene: Scene, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +34,7 @@ def with_an_account(scene: Scene, folder: Path, monkeypatch: pytest.MonkeyPatch)
         ca, tls = a_certificate(folder)
         (folder / "token").write_text("first")
         (folder / "namespace").write_text("inference\n")
-        async with serving(FakeKubernetes(token="first"), tls) as fake:
+        async with serving(FakeKubernetes(read_token="first"), tls) as fake:
             spec = {"metadata": {"name": "decode"}, "spec": {"replicas": 2}}
             fake.store.create(DEPLOYMENT, "default", spec)
             fake.controller.step(30)
@@ -42,7 +43,7 @@ def with_an_account(scene: Scene, folder: Path, monkeypatch: pytest.MonkeyPatch)
             monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
             monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
             monkeypatch.setattr(client_module, "REQUEST_TIMEOUT_S", PATIENCE_S)
-            client = KubeClient(account=folder)
+            client = KubernetesApiClient(account=folder)
             try:
                 await scene(fake, client, ca)
             finally:
@@ -53,12 +54,12 @@ def with_an_account(scene: Scene, folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 @needs_library
 def test_an_account_reads_and_scales(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(fake: FakeKubernetes, client: KubeClient, _ca: Path) -> None:
+    async def scene(fake: FakeKubernetes, client: KubernetesApiClient, _ca: Path) -> None:
         assert await client.namespace() == "inference"
         connector = KubernetesConnector(client, [deployment(D, "decode")])
         await connector.validate()
         assert (await connector.read())[D].ready == 2
-        assert (await connector.scale({D: 3})).with_status(Status.APPLIED) == (D,)
+        assert roles_with(await connector.scale({D: 3}), ConnectorStatus.APPLIED) == (D,)
         assert fake.store.get(DEPLOYMENT, "default", "decode")["spec"]["replicas"] == 3
 
     with_an_account(scene, tmp_path, monkeypatch)
@@ -66,10 +67,10 @@ def test_an_account_reads_and_scales(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @needs_library
 def test_a_new_token_and_a_new_ca_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(fake: FakeKubernetes, client: KubeClient, ca: Path) -> None:
+    async def scene(fake: FakeKubernetes, client: KubernetesApiClient, ca: Path) -> None:
         await client.call("GET", DECODE)
-        fake.token = "second"
-        with pytest.raises(KubeError) as refused:
+        fake.read_token = "second"
+        with pytest.raises(KubernetesError) as refused:
             await client.call("GET", DECODE)
         assert refused.value.status == 401
         (tmp_path / "token").write_text("second")
@@ -86,10 +87,10 @@ def test_a_new_token_and_a_new_ca_are_read(tmp_path: Path, monkeypatch: pytest.M
 def test_a_server_of_another_ca_is_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scene(fake: FakeKubernetes, client: KubeClient, ca: Path) -> None:
+    async def scene(fake: FakeKubernetes, client: KubernetesApiClient, ca: Path) -> None:
         other, _ = a_certificate(tmp_path / "other")
         ca.write_text(other.read_text())
-        with pytest.raises(KubeError) as refused:
+        with pytest.raises(KubernetesError) as refused:
             await client.call("GET", DECODE)
         assert refused.value.status == 0
         assert fake.requests == []
@@ -102,16 +103,16 @@ def test_a_server_of_another_ca_is_not_believed(
 def test_every_failure_has_its_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int | None
 ) -> None:
-    async def scene(fake: FakeKubernetes, client: KubeClient, _ca: Path) -> None:
+    async def scene(fake: FakeKubernetes, client: KubernetesApiClient, _ca: Path) -> None:
         await client.call("GET", DECODE)
         if status is None:
             monkeypatch.setattr(client_module, "REQUEST_TIMEOUT_S", 0.3)
         fake.faults = [Fault("PATCH", "/scale", status)]
         patch = {"spec": {"replicas": 5}}
-        with pytest.raises(KubeError) as refused:
+        with pytest.raises(KubernetesError) as refused:
             await client.call("PATCH", DECODE + "/scale", patch, MERGE_PATCH)
         assert refused.value.status == (status or 0)
-        assert refused.value.is_passing == (status != 403)
+        assert refused.value.is_transient == (status != 403)
 
     with_an_account(scene, tmp_path, monkeypatch)
 
@@ -120,10 +121,10 @@ def test_every_failure_has_its_status(
 def test_a_kubeconfig_names_cluster_account_and_namespace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scene(fake: FakeKubernetes, _client: KubeClient, ca: Path) -> None:
+    async def scene(fake: FakeKubernetes, _client: KubernetesApiClient, ca: Path) -> None:
         path = tmp_path / "config"
         path.write_text(kubeconfig(fake.url, ca, "first"))
-        client = KubeClient(path)
+        client = KubernetesApiClient(path)
         assert await client.namespace() == "models"
         assert b'"decode"' in await client.call("GET", DECODE)
         await client.close()
@@ -149,11 +150,11 @@ def test_no_way_to_a_cluster_is_said_in_one_line(tmp_path: Path, content: str | 
         path = tmp_path / "config"
         if content is not None:
             path.write_text(content)
-        for client in (KubeClient(path), KubeClient(account=tmp_path)):
-            with pytest.raises(ConnectorError, match="no way to a cluster") as refused:
+        for client in (KubernetesApiClient(path), KubernetesApiClient(account=tmp_path)):
+            with pytest.raises(ConnectorError, match="no cluster configured") as refused:
                 await client.call("GET", DECODE)
             assert "\n" not in str(refused.value)
-            with pytest.raises(ConnectorError, match="set the namespace"):
+            with pytest.raises(ConnectorError, match="namespace is unknown"):
                 await client.namespace()
 
     asyncio.run(run())
@@ -162,7 +163,7 @@ def test_no_way_to_a_cluster_is_said_in_one_line(tmp_path: Path, content: str | 
 def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     async def run() -> None:
         with pytest.raises(ConnectorError, match=r"pip install 'select-service\[kubernetes\]'"):
-            await KubeClient(account=tmp_path).call("GET", DECODE)
+            await KubernetesApiClient(account=tmp_path).call("GET", DECODE)
 
     monkeypatch.setitem(__import__("sys").modules, "kubernetes_asyncio", None)
     asyncio.run(run())

@@ -27,7 +27,7 @@ Scene = Callable[[FakeKubernetes, Kubectl], Awaitable[None]]
 def with_kubectl(folder: Path, scene: Scene) -> None:
     async def run() -> None:
         ca, tls = a_certificate(folder)
-        async with serving(FakeKubernetes(token="secret"), tls) as fake:
+        async with serving(FakeKubernetes(read_token="secret"), tls) as fake:
             for name, replicas in (("prefill", 1), ("decode", 2)):
                 spec = {"metadata": {"name": name}, "spec": {"replicas": replicas}}
                 fake.store.create(DEPLOYMENT, "models", spec)
@@ -110,7 +110,7 @@ def test_it_waits_for_a_rollout_and_reads_leases(tmp_path: Path) -> None:
 
 def test_without_the_token_it_is_refused(tmp_path: Path) -> None:
     async def scene(fake: FakeKubernetes, kubectl: Kubectl) -> None:
-        fake.token = "another"
+        fake.read_token = "another"
         status, said = await kubectl("get", "pods")
         assert status != 0
         assert "logged in" in said or "Unauthorized" in said

@@ -5,10 +5,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from select_service.planner.connectors.advisory import Switched
-from select_service.planner.connectors.base import ConnectorError, ConnectorUnavailable, Status
-from select_service.planner.connectors.kube.target import Target
-from select_service.planner.core.inputs import Limits, Replicas, Role
+from select_service.planner.connectors.advisory_connector import AdvisoryConnector
+from select_service.planner.connectors.connector import (
+    ConnectorError,
+    ConnectorStatus,
+    ConnectorUnavailable,
+)
+from select_service.planner.connectors.kube.scale_target import ScaleTarget
+from select_service.planner.core.tick_input import EngineLimits, Role, RoleReplicas
 from tests.planner.connectors.a_cluster import Cluster, D, P, a_cluster, deployment
 from tests.planner.fake_kubernetes.kinds import (
     ADAPTER,
@@ -30,24 +34,24 @@ def with_a_cluster(scene: Callable[[Cluster], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-def statuses(decision: object) -> dict[Role, Status]:
+def statuses(decision: object) -> dict[Role, ConnectorStatus]:
     return {role: decided.status for role, decided in decision.roles.items()}
 
 
-def settled(count: int) -> Replicas:
-    return Replicas(ready=count, expected=count)
+def settled(count: int) -> RoleReplicas:
+    return RoleReplicas(ready=count, expected=count)
 
 
 def test_replicas_start_one_after_the_other_and_are_seen_to() -> None:
     async def scene(cluster: Cluster) -> None:
         connector = cluster.connector()
         assert await connector.read() == {P: settled(4), D: settled(4)}
-        assert statuses(await connector.scale({D: 6})) == {D: Status.APPLIED}
-        assert (await connector.read())[D] == Replicas(
+        assert statuses(await connector.scale({D: 6})) == {D: ConnectorStatus.APPLIED}
+        assert (await connector.read())[D] == RoleReplicas(
             ready=4, expected=6, pending=2, in_progress=True
         )
         cluster.tick()
-        starting = Replicas(ready=4, expected=6, pending=2, in_progress=True, startup_only=True)
+        starting = RoleReplicas(ready=4, expected=6, pending=2, in_progress=True, startup_only=True)
         assert (await connector.read())[D] == starting
         cluster.settle()
         assert (await connector.read())[D] == settled(6)
@@ -80,13 +84,13 @@ def test_any_kind_with_a_scale_subresource(
 ) -> None:
     async def scene(cluster: Cluster) -> None:
         cluster.add(kind, "engines", 2, spec)
-        target = Target(D, kind.kind, "engines", "default", kind.api_version)
+        target = ScaleTarget(D, kind.kind, "engines", "default", kind.api_version)
         connector = cluster.connector(target)
         await connector.validate()
-        limits = None if num_gpu is None else Limits(num_gpu=num_gpu)
-        assert await connector.read() == {D: Replicas(ready=2, expected=2, limits=limits)}
+        limits = None if num_gpu is None else EngineLimits(num_gpu=num_gpu)
+        assert await connector.read() == {D: RoleReplicas(ready=2, expected=2, limits=limits)}
         for count in (3, 1):
-            assert statuses(await connector.scale({D: count})) == {D: Status.APPLIED}
+            assert statuses(await connector.scale({D: count})) == {D: ConnectorStatus.APPLIED}
             assert cluster.replicas("engines", kind) == count
             cluster.settle()
             assert (await connector.read())[D].ready == count
@@ -107,10 +111,10 @@ def a_graph(cluster: Cluster) -> None:
 def test_a_component_of_a_graph_is_found_by_its_name_even_when_it_moves() -> None:
     async def scene(cluster: Cluster) -> None:
         a_graph(cluster)
-        target = Target(D, "DynamoGraphDeployment", "graph", "default", None, "decode")
+        target = ScaleTarget(D, "DynamoGraphDeployment", "graph", "default", None, "decode")
         connector = cluster.connector(target)
-        limits = Limits(num_gpu=4)
-        assert await connector.read() == {D: Replicas(ready=2, expected=2, limits=limits)}
+        limits = EngineLimits(num_gpu=4)
+        assert await connector.read() == {D: RoleReplicas(ready=2, expected=2, limits=limits)}
         asked = cluster.api.call
 
         async def moved(method: str, *rest: object) -> bytes:
@@ -123,7 +127,7 @@ def test_a_component_of_a_graph_is_found_by_its_name_even_when_it_moves() -> Non
             return await asked(method, *rest)
 
         cluster.api.call = moved
-        assert statuses(await connector.scale({D: 5})) == {D: Status.APPLIED}
+        assert statuses(await connector.scale({D: 5})) == {D: ConnectorStatus.APPLIED}
         parts = cluster.store.get(GRAPH, "default", "graph")["spec"]["components"]
         assert [(p["name"], p["replicas"]) for p in parts] == [
             ("planner", 1),
@@ -137,11 +141,14 @@ def test_a_component_of_a_graph_is_found_by_its_name_even_when_it_moves() -> Non
 def test_a_component_that_is_not_there_is_a_fault_of_its_target() -> None:
     async def scene(cluster: Cluster) -> None:
         a_graph(cluster)
-        target = Target(P, "DynamoGraphDeployment", "graph", "default", None, "prefill")
+        target = ScaleTarget(P, "DynamoGraphDeployment", "graph", "default", None, "prefill")
         connector = cluster.connector(target, deployment(D, "decode"))
         assert await connector.read() == {D: settled(4)}
-        assert "no component prefill; there are: frontend, decode" in connector.faults()[P]
-        with pytest.raises(ConnectorError, match="no component prefill"):
+        assert (
+            "component prefill does not exist; components: frontend, decode"
+            in connector.faults()[P]
+        )
+        with pytest.raises(ConnectorError, match="component prefill does not exist"):
             await connector.validate()
 
     with_a_cluster(scene)
@@ -151,11 +158,11 @@ def test_a_conflict_is_looked_at_once_more() -> None:
     async def scene(cluster: Cluster) -> None:
         connector = cluster.connector()
         cluster.fake.faults = [Fault("PATCH", "decode/scale", 409)]
-        assert statuses(await connector.scale({D: 5})) == {D: Status.APPLIED}
+        assert statuses(await connector.scale({D: 5})) == {D: ConnectorStatus.APPLIED}
         cluster.fake.faults = [Fault("PATCH", "decode/scale", 409, times=2)]
-        assert statuses(await connector.scale({D: 6})) == {D: Status.FAILED}
+        assert statuses(await connector.scale({D: 6})) == {D: ConnectorStatus.FAILED}
         assert cluster.replicas("decode") == 5
-        assert statuses(await connector.scale({D: 6})) == {D: Status.APPLIED}
+        assert statuses(await connector.scale({D: 6})) == {D: ConnectorStatus.APPLIED}
 
     with_a_cluster(scene)
 
@@ -173,7 +180,7 @@ def test_what_somebody_changes_between_a_look_and_the_write_is_not_overwritten()
 
         cluster.api.call = beaten
         decision = await connector.scale({D: 5})
-        assert decision.roles[D].detail == "somebody else has changed the replicas"
+        assert decision.roles[D].detail == "the replicas were changed by another actor"
         assert cluster.replicas("decode") == 7
         assert (await connector.read())[D].expected == 7
 
@@ -182,18 +189,28 @@ def test_what_somebody_changes_between_a_look_and_the_write_is_not_overwritten()
 
 @pytest.mark.parametrize(
     ("status", "became"),
-    [(403, Status.REFUSED), (404, Status.REFUSED), (429, Status.FAILED), (500, Status.FAILED)],
+    [
+        (403, ConnectorStatus.REFUSED),
+        (404, ConnectorStatus.REFUSED),
+        (429, ConnectorStatus.FAILED),
+        (500, ConnectorStatus.FAILED),
+    ],
 )
-def test_an_error_of_one_target_does_not_stop_the_other(status: int, became: Status) -> None:
+def test_an_error_of_one_target_does_not_stop_the_other(
+    status: int, became: ConnectorStatus
+) -> None:
     async def scene(cluster: Cluster) -> None:
         connector = cluster.connector()
         cluster.fake.faults = [Fault("PATCH", "prefill/scale", status)]
-        assert statuses(await connector.scale({P: 5, D: 5})) == {P: became, D: Status.APPLIED}
+        assert statuses(await connector.scale({P: 5, D: 5})) == {
+            P: became,
+            D: ConnectorStatus.APPLIED,
+        }
         assert str(status) in connector.faults()[P]
         assert len([r for r in cluster.fake.writes() if "prefill" in r[1]]) == 1
         assert statuses(await connector.scale({P: 5, D: 5})) == {
-            P: Status.APPLIED,
-            D: Status.UNCHANGED,
+            P: ConnectorStatus.APPLIED,
+            D: ConnectorStatus.UNCHANGED,
         }
 
     with_a_cluster(scene)
@@ -229,9 +246,9 @@ def test_a_write_without_an_answer_is_decided_anew_at_the_next_tick(status: int 
         cluster.api.timeout_s = 0.3 if status is None else 30.0
         connector = cluster.connector()
         cluster.fake.faults = [Fault("PATCH", "decode/scale", status)]
-        assert statuses(await connector.scale({D: 5})) == {D: Status.FAILED}
+        assert statuses(await connector.scale({D: 5})) == {D: ConnectorStatus.FAILED}
         cluster.api.timeout_s = 30.0
-        assert statuses(await connector.scale({D: 5})) == {D: Status.APPLIED}
+        assert statuses(await connector.scale({D: 5})) == {D: ConnectorStatus.APPLIED}
 
     with_a_cluster(scene)
 
@@ -242,7 +259,7 @@ def test_a_rebalance_never_holds_more_than_the_budget(is_repeated: bool) -> None
         connector = cluster.connector()
         wanted = {P: 1, D: 7}
         decision = await connector.scale(wanted)
-        assert statuses(decision) == {P: Status.APPLIED, D: Status.WAITING}
+        assert statuses(decision) == {P: ConnectorStatus.APPLIED, D: ConnectorStatus.WAITING}
         for _ in range(20):
             cluster.tick()
             await connector.wait(0)
@@ -261,7 +278,7 @@ def test_nothing_is_raised_for_what_could_not_be_reduced() -> None:
         for fault in (Fault("PATCH", "prefill/scale", 403), Fault("GET", "prefill", 403)):
             cluster.fake.faults = [fault]
             decision = await connector.scale({P: 1, D: 7})
-            assert statuses(decision) == {P: Status.REFUSED, D: Status.FAILED}
+            assert statuses(decision) == {P: ConnectorStatus.REFUSED, D: ConnectorStatus.FAILED}
             assert decision.roles[D].detail == "prefill could not be reduced"
             await connector.wait(0)
         assert (cluster.replicas("prefill"), cluster.replicas("decode")) == (4, 4)
@@ -269,14 +286,19 @@ def test_nothing_is_raised_for_what_could_not_be_reduced() -> None:
     with_a_cluster(scene)
 
 
-@pytest.mark.parametrize(("status", "other"), [(500, Status.FAILED), (404, Status.APPLIED)])
+@pytest.mark.parametrize(
+    ("status", "other"), [(500, ConnectorStatus.FAILED), (404, ConnectorStatus.APPLIED)]
+)
 def test_a_target_that_was_never_read_holds_others_only_while_that_may_pass(
-    status: int, other: Status
+    status: int, other: ConnectorStatus
 ) -> None:
     async def scene(cluster: Cluster) -> None:
         connector = cluster.connector()
         cluster.fake.faults = [Fault("GET", "prefill", status)]
-        assert statuses(await connector.scale({P: 4, D: 5})) == {P: Status.REFUSED, D: other}
+        assert statuses(await connector.scale({P: 4, D: 5})) == {
+            P: ConnectorStatus.REFUSED,
+            D: other,
+        }
 
     with_a_cluster(scene)
 
@@ -290,7 +312,7 @@ def test_pods_that_do_not_end_keep_their_gpus() -> None:
             cluster.tick()
             assert not await connector.wait(0)
             decision = await connector.scale({P: 1, D: 7})
-            assert statuses(decision) == {P: Status.UNCHANGED, D: Status.WAITING}
+            assert statuses(decision) == {P: ConnectorStatus.UNCHANGED, D: ConnectorStatus.WAITING}
             assert (await connector.read())[P].in_progress
         cluster.controller.clinging = set()
         cluster.tick()
@@ -309,7 +331,7 @@ def test_a_pod_that_never_starts_is_seen_as_a_start_and_can_be_taken_back() -> N
             cluster.tick()
         seen = (await connector.read())[D]
         assert (seen.ready, seen.pending, seen.startup_only) == (4, 2, True)
-        assert statuses(await connector.scale({D: 4})) == {D: Status.APPLIED}
+        assert statuses(await connector.scale({D: 4})) == {D: ConnectorStatus.APPLIED}
         cluster.tick()
         cluster.tick(10)
         assert (await connector.read())[D] == settled(4)
@@ -337,17 +359,17 @@ def test_what_somebody_else_has_set_is_what_the_next_tick_begins_with() -> None:
         assert (await connector.read())[D] == settled(9)
         assert await connector.wait(0)
         assert cluster.replicas("decode") == 9
-        assert statuses(await connector.scale({D: 6})) == {D: Status.APPLIED}
+        assert statuses(await connector.scale({D: 6})) == {D: ConnectorStatus.APPLIED}
 
     with_a_cluster(scene)
 
 
 def test_an_advisory_deployment_is_only_read() -> None:
     async def scene(cluster: Cluster) -> None:
-        switched = Switched(cluster.connector(), advisory=True)
+        switched = AdvisoryConnector(cluster.connector(), advisory=True)
         await switched.validate()
         await switched.read()
-        assert statuses(await switched.scale({D: 1})) == {D: Status.ADVISORY}
+        assert statuses(await switched.scale({D: 1})) == {D: ConnectorStatus.ADVISORY}
         assert await switched.wait(0)
         assert {method for method, _ in cluster.fake.requests} == {"GET"}
 
@@ -356,12 +378,14 @@ def test_an_advisory_deployment_is_only_read() -> None:
 
 def test_targets_that_cannot_be_read_stop_the_start_in_one_line() -> None:
     async def scene(cluster: Cluster) -> None:
-        connector = cluster.connector(deployment(P, "prefil"), Target(D, "Pool", "x", "default"))
+        connector = cluster.connector(
+            deployment(P, "prefil"), ScaleTarget(D, "Pool", "x", "default")
+        )
         with pytest.raises(ConnectorError) as refused:
             await connector.validate()
         assert str(refused.value) == (
             'Deployment default/prefil: deployments "prefil" not found; '
-            "Pool default/x: Pool: its api_version is not known"
+            "Pool default/x: Pool: api_version is missing: give it in the target"
         )
 
     with_a_cluster(scene)

@@ -5,12 +5,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from select_service.planner.connectors.base import Status
-from select_service.planner.connectors.kube.target import DELETION_COST, DRAINED_WORKER
-from select_service.planner.connectors.kubernetes import KubernetesConnector
+from select_service.planner.connectors.connector import ConnectorStatus
+from select_service.planner.connectors.kube.scale_target import DELETION_COST, DRAINED_WORKER
+from select_service.planner.connectors.kubernetes_connector import KubernetesConnector
 from tests.planner.connectors.a_cluster import Cluster, D, P
 from tests.planner.connectors.a_fleet import a_fleet
 from tests.planner.connectors.a_selector import ASelector
+from tests.planner.connectors.decided import roles_with
 from tests.planner.fake_kubernetes.kinds import DEPLOYMENT, POD, STATEFUL_SET, Kind
 from tests.planner.fake_kubernetes.server import Fault
 
@@ -45,7 +46,7 @@ def addresses(cluster: Cluster, app: str) -> set[str]:
 def test_the_least_used_drain_are_marked_and_go() -> None:
     async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
         decision = await connector.scale({D: 2})
-        assert decision.with_status(Status.DRAINING) == (D,)
+        assert roles_with(decision, ConnectorStatus.DRAINING) == (D,)
         assert decision.roles[D].victims == ("103", "101")
         assert selector.draining == {101, 103}
         assert [cost is not None for cost in costs(cluster)] == [True, False, True, False]
@@ -114,7 +115,7 @@ def test_the_next_reduction_of_the_same_size_drains_again() -> None:
         cluster.tick(10)
         del selector.booked[103], selector.blocks[103]
         decision = await connector.scale({D: 2})
-        assert decision.with_status(Status.DRAINING) == (D,)
+        assert roles_with(decision, ConnectorStatus.DRAINING) == (D,)
         assert decision.roles[D].victims == ("101",)
 
     with_a_fleet(scene)
@@ -176,11 +177,11 @@ def test_nothing_goes_while_no_selector_answers() -> None:
     async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
         selector.is_silent = True
         decision = await connector.scale({D: 3})
-        assert decision.with_status(Status.FAILED) == (D,)
+        assert roles_with(decision, ConnectorStatus.FAILED) == (D,)
         assert cluster.fake.writes() == []
         selector.is_silent = False
         decision = await connector.scale({D: 3})
-        assert decision.with_status(Status.DRAINING) == (D,)
+        assert roles_with(decision, ConnectorStatus.DRAINING) == (D,)
 
     with_a_fleet(scene)
 
@@ -201,7 +202,7 @@ def test_a_wish_that_cannot_be_followed_up_forgets_nobody_who_drains() -> None:
         await connector.scale({D: 3})
         selector.is_silent = True
         decision = await connector.scale({D: 2})
-        assert decision.with_status(Status.FAILED) == (D,)
+        assert roles_with(decision, ConnectorStatus.FAILED) == (D,)
         selector.is_silent = False
         await connector.scale({D: 2})
         assert selector.draining == {101, 103}

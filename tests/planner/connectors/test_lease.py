@@ -7,10 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.planner.connectors.base import Status
-from select_service.planner.connectors.kube.api import JSON, REQUEST_TIMEOUT_S, KubeError
-from select_service.planner.connectors.kube.lease import DURATION_S, RENEW_DEADLINE_S, Election
+from select_service.planner.connectors.connector import ConnectorStatus
+from select_service.planner.connectors.kube.api_requests import (
+    JSON,
+    REQUEST_TIMEOUT_S,
+    KubernetesError,
+)
+from select_service.planner.connectors.kube.leader_election import (
+    DURATION_S,
+    RENEW_DEADLINE_S,
+    LeaderElection,
+)
 from tests.planner.connectors.a_cluster import D, PlainApi, Time, a_cluster
+from tests.planner.connectors.decided import roles_with
 from tests.planner.fake_kubernetes.kinds import LEASE
 from tests.planner.fake_kubernetes.server import FakeKubernetes, Fault, serving
 from tests.planner.fake_kubernetes.store import Refused, Store
@@ -28,7 +37,7 @@ class DirectApi:
     ) -> bytes:
         fails = self.fails.pop(0) if self.fails else ""
         if fails == "request":
-            raise KubeError(0, "lost")
+            raise KubernetesError(0, "lost")
         try:
             if method == "GET":
                 found = self.store.get(LEASE, "default", "planner")
@@ -37,9 +46,9 @@ class DirectApi:
             else:
                 found = self.store.update(LEASE, "default", "planner", body)
         except Refused as refused:
-            raise KubeError(refused.status, refused.message) from None
+            raise KubernetesError(refused.status, refused.message) from None
         if fails == "answer":
-            raise KubeError(0, "the answer is lost")
+            raise KubernetesError(0, "the answer is lost")
         return msgspec.json.encode(found)
 
     async def namespace(self) -> str:
@@ -54,7 +63,7 @@ class Planner:
 
     def __init__(self, store: Store, name: str, time: Time, skew: float) -> None:
         self.api = DirectApi(store)
-        self.election = Election(
+        self.election = LeaderElection(
             self.api, "default", "planner", name, clock=time, wall=lambda: time.now + 1e9 + skew
         )
 
@@ -81,9 +90,9 @@ def test_never_may_two_begin_to_write(steps: list[tuple[int, str, float, list[st
             planner.api.fails = list(fails)
             if verb == "release":
                 may_write_until.pop(number, None)
-                await planner.election.release()
+                await planner.election.release_lease()
             elif verb == "step":
-                await planner.election.step()
+                await planner.election.try_once()
             time.now += seconds
             for other, by in enumerate(planners):
                 if by.election.is_leader:
@@ -100,14 +109,14 @@ def test_the_lease_goes_to_another_when_its_holder_is_silent() -> None:
     async def run() -> None:
         store, time = Store(), Time()
         one, other = (Planner(store, name, time, 0.0).election for name in ("one", "other"))
-        assert await one.step()
-        assert not await other.step()
+        assert await one.try_once()
+        assert not await other.try_once()
         time.now = RENEW_DEADLINE_S
         assert not one.is_leader
-        assert not await other.step()
+        assert not await other.try_once()
         time.now = DURATION_S
-        assert await other.step()
-        assert not await one.step()
+        assert await other.try_once()
+        assert not await one.try_once()
         assert (one.holder, store.get(LEASE, "default", "planner")["spec"]["leaseTransitions"]) == (
             "other",
             1,
@@ -120,10 +129,10 @@ def test_a_lease_that_is_given_back_is_free_at_once() -> None:
     async def run() -> None:
         store, time = Store(), Time()
         one, other = (Planner(store, name, time, 0.0).election for name in ("one", "other"))
-        await one.step()
-        await one.release()
-        assert await other.step()
-        assert not await one.step()
+        await one.try_once()
+        await one.release_lease()
+        assert await other.try_once()
+        assert not await one.try_once()
 
     asyncio.run(run())
 
@@ -132,11 +141,11 @@ def test_a_lease_that_is_given_back_is_free_at_once() -> None:
 def test_who_cannot_ask_for_the_lease_does_not_act(status: int) -> None:
     async def run() -> None:
         async with serving(FakeKubernetes()) as fake:
-            election = Election(PlainApi(fake.url), "default", "planner", "one")
+            election = LeaderElection(PlainApi(fake.url), "default", "planner", "one")
             fake.faults = [Fault("POST", "/leases", status)]
-            assert not await election.step()
+            assert not await election.try_once()
             assert election.error
-            assert await election.step()
+            assert await election.try_once()
             assert election.error == ""
 
     asyncio.run(run())
@@ -147,22 +156,24 @@ def test_of_two_planners_one_scales() -> None:
         async with a_cluster() as cluster:
             one, other = (
                 cluster.connector(
-                    election=Election(cluster.api, "default", "planner", name, clock=cluster.time)
+                    election=LeaderElection(
+                        cluster.api, "default", "planner", name, clock=cluster.time
+                    )
                 )
                 for name in ("one", "other")
             )
-            assert (await one.scale({D: 5})).with_status(Status.APPLIED) == (D,)
+            assert roles_with(await one.scale({D: 5}), ConnectorStatus.APPLIED) == (D,)
             decision = await other.scale({D: 1})
-            assert decision.with_status(Status.NOT_LEADER) == (D,)
+            assert roles_with(decision, ConnectorStatus.NOT_LEADER) == (D,)
             assert "'one'" in decision.roles[D].detail
             cluster.tick(RENEW_DEADLINE_S)
             cluster.fake.faults = [Fault("PUT", "/leases", 500, times=9)]
-            assert (await one.scale({D: 6})).with_status(Status.NOT_LEADER) == (D,)
+            assert roles_with(await one.scale({D: 6}), ConnectorStatus.NOT_LEADER) == (D,)
             assert cluster.replicas("decode") == 5
             await one.close()
             cluster.fake.faults = []
             cluster.tick(DURATION_S)
-            assert (await other.scale({D: 1})).with_status(Status.APPLIED) == (D,)
+            assert roles_with(await other.scale({D: 1}), ConnectorStatus.APPLIED) == (D,)
             await other.close()
             assert cluster.store.get(LEASE, "default", "planner")["spec"]["holderIdentity"] == ""
 

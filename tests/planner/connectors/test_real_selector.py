@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from select_service.planner.connectors.base import Status
-from select_service.planner.connectors.draining import Drainer
-from select_service.planner.connectors.selectors import Drained, Selectors
-from select_service.planner.connectors.virtual import VirtualConnector
-from select_service.planner.core.inputs import Role
+from select_service.planner.connectors.connector import ConnectorStatus
+from select_service.planner.connectors.selector_client import DrainAnswer, SelectorClients
+from select_service.planner.connectors.virtual_connector import VirtualConnector
+from select_service.planner.connectors.worker_drain import WorkerDrainer
+from select_service.planner.core.tick_input import Role
 from tests.builders import worker_body
+from tests.planner.connectors.decided import roles_with
 from tests.process.in_thread import InThread
 
 pytestmark = pytest.mark.process
@@ -35,12 +36,12 @@ def drained(service: InThread) -> VirtualConnector:
     """With three replicas that were decided, and the one of two decode replicas asked to go."""
 
     async def run() -> VirtualConnector:
-        selectors = Selectors([f"http://127.0.0.1:{service.port}"], "m", "default")
-        connector = VirtualConnector(None, drainer=Drainer(selectors))
+        selectors = SelectorClients([f"http://127.0.0.1:{service.port}"], "m", "default")
+        connector = VirtualConnector(None, drainer=WorkerDrainer(selectors))
         await connector.scale({P: 1, D: 2})
-        await connector.complete(0, {P: 1, D: 2})
+        await connector.acknowledge(0, {P: 1, D: 2})
         decision = await connector.scale({D: 1})
-        if decision.with_status(Status.DRAINING):
+        if roles_with(decision, ConnectorStatus.DRAINING):
             assert decision.roles[D].victims == ("3",)
             assert not await connector.wait(0)
             workers = service.call("GET", "/workers").body
@@ -69,10 +70,10 @@ def test_what_an_operator_drains_after_the_planner_stays_out(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     async def run(service: InThread) -> None:
-        selectors = Selectors([f"http://127.0.0.1:{service.port}"], "m", "default")
-        connector = VirtualConnector(None, drainer=Drainer(selectors))
+        selectors = SelectorClients([f"http://127.0.0.1:{service.port}"], "m", "default")
+        connector = VirtualConnector(None, drainer=WorkerDrainer(selectors))
         await connector.scale({P: 1, D: 2})
-        await connector.complete(0, {P: 1, D: 2})
+        await connector.acknowledge(0, {P: 1, D: 2})
         await connector.scale({D: 1})
         assert asked_by(service, 3) == ["planner"]
         assert service.call("POST", "/workers/3/drain").status == 202
@@ -95,13 +96,13 @@ def test_what_the_planner_drains_after_an_operator_stays_out(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     async def run(service: InThread) -> None:
-        selectors = Selectors([f"http://127.0.0.1:{service.port}"], "m", "default")
+        selectors = SelectorClients([f"http://127.0.0.1:{service.port}"], "m", "default")
         assert service.call("POST", "/workers/3/drain").status == 202
-        assert await selectors.drain(3) == Drained.ASKED
+        assert await selectors.drain_worker(3) == DrainAnswer.ASKED
         assert service.call("POST", "/workers/3/undrain").status == 202
         assert asked_by(service, 3) == ["planner"]
         assert not serves(service, 3)
-        assert await selectors.undrain(3)
+        assert await selectors.undrain_worker(3)
         assert asked_by(service, 3) is None
         assert serves(service, 3)
         await selectors.close()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import yaml
 
-from select_service.planner.connectors.draining import Drainer
-from select_service.planner.connectors.kube.lease import Election
-from select_service.planner.connectors.kube.target import Target
-from select_service.planner.connectors.selectors import Selectors
+from select_service.planner.connectors.kube.leader_election import LeaderElection
+from select_service.planner.connectors.kube.scale_target import ScaleTarget
+from select_service.planner.connectors.selector_client import SelectorClients
+from select_service.planner.connectors.worker_drain import WorkerDrainer
 from tests.planner.connectors.a_cluster import Cluster, D, a_cluster
 from tests.planner.connectors.a_selector import ASelector, running
 from tests.planner.fake_kubernetes.kinds import (
@@ -52,15 +52,15 @@ def used(method: str, path: str) -> Right:
     return group, resource, verb
 
 
-async def scaled_up_and_down(cluster: Cluster, target: Target, selector: ASelector) -> None:
-    drainer = Drainer(Selectors([selector.url], "llama", "default"), clock=cluster.time)
-    election = Election(cluster.api, "default", "select-planner", "one", clock=cluster.time)
+async def scaled_up_and_down(cluster: Cluster, target: ScaleTarget, selector: ASelector) -> None:
+    drainer = WorkerDrainer(SelectorClients([selector.url], "llama", "default"), clock=cluster.time)
+    election = LeaderElection(cluster.api, "default", "select-planner", "one", clock=cluster.time)
     connector = cluster.connector(target, drainer=drainer, election=election)
     await connector.validate()
     await connector.read()
     await connector.scale({D: 3})
     cluster.settle()
-    await election.step()
+    await election.try_once()
     await connector.scale({D: 1})
     await connector.close()
 
@@ -75,9 +75,9 @@ def test_the_rights_in_the_documents_are_those_that_are_used() -> None:
                 spec = graph if kind == GRAPH else None
                 cluster.add(kind, "engines", 2, spec)
                 component = "decode" if kind == GRAPH else None
-                target = Target(D, kind.kind, "engines", "default", None, component)
+                target = ScaleTarget(D, kind.kind, "engines", "default", None, component)
                 await scaled_up_and_down(cluster, target, selector)
-                cluster.store.delete(kind, "default", "engines")
+                cluster.store.delete_worker(kind, "default", "engines")
             return {used(method, path) for method, path in cluster.fake.requests}
 
     assert asyncio.run(run()) == given()
@@ -85,7 +85,7 @@ def test_the_rights_in_the_documents_are_those_that_are_used() -> None:
 
 def test_nothing_heavy_is_loaded_before_it_is_used() -> None:
     code = (
-        "import sys, select_service.planner.connectors.opening as _;"
+        "import sys, select_service.planner.connectors.factory as _;"
         "print(*sorted({'kubernetes_asyncio', 'starlette', 'numpy'} & set(sys.modules)))"
     )
     ended = subprocess.run(

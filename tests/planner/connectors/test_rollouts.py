@@ -7,8 +7,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.planner.connectors.kube.api import JSON, KubeError
-from select_service.planner.connectors.kubernetes import KubernetesConnector
+from select_service.planner.connectors.kube.api_requests import JSON, KubernetesError
+from select_service.planner.connectors.kubernetes_connector import KubernetesConnector
 from tests.planner.connectors.a_cluster import D, P, Time, deployment
 from tests.planner.fake_kubernetes.controller import Controller
 from tests.planner.fake_kubernetes.kinds import DEPLOYMENT, POD
@@ -29,13 +29,13 @@ class StoreApi:
     ) -> bytes:
         fails = self.fails.pop(0) if self.fails else ""
         if fails.isdigit():
-            raise KubeError(int(fails), "injected")
+            raise KubernetesError(int(fails), "injected")
         try:
             found = self._served(method, path.partition("?"), body, content_type)
         except Refused as refused:
-            raise KubeError(refused.status, refused.message) from None
+            raise KubernetesError(refused.status, refused.message) from None
         if fails == "answer":
-            raise KubeError(0, "the answer is lost")
+            raise KubernetesError(0, "the answer is lost")
         return msgspec.json.encode(found)
 
     def _served(

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from select_service.planner.connectors.selectors import Selectors
-from select_service.planner.edge.selector_source import SelectorSource
-from select_service.planner.outbound import Outbound
-from tests.access.keys import bearer, entry, keys_file, secret
+from select_service.planner.connectors.selector_client import SelectorClients
+from select_service.planner.planner_http import PlannerHttpClient
+from select_service.planner.runtime.selector_source import SelectorSource
+from tests.auth.keys import bearer, entry, keys_file, secret
 from tests.builders import worker_body
 from tests.process.in_thread import InThread
 
@@ -28,11 +28,11 @@ def test_observations_loads_and_drains_are_asked_for_with_the_key(guarded, tmp_p
     url = f"http://127.0.0.1:{guarded.port}"
 
     async def asked(path):
-        http, selectors = Outbound(), Selectors([url], "m", "default", path)
+        http, selectors = PlannerHttpClient(), SelectorClients([url], "m", "default", path)
         source = SelectorSource([url], http, "m", "default", lambda: 0.0, key_file=path)
         try:
-            seen = await source.observe(60.0, ttft_s=1.0, itl_s=1.0)
-            return seen, await selectors.loads(), source.faults
+            seen = await source.read_observations(60.0, ttft_s=1.0, itl_s=1.0)
+            return seen, await selectors.read_loads(), source.faults
         finally:
             await http.close()
             await selectors.close()

@@ -11,13 +11,22 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from select_service.planner.connectors.advisory import Switched
-from select_service.planner.connectors.base import ConnectorError, ConnectorUnavailable, Status
-from select_service.planner.connectors.dry_run import DryRun
-from select_service.planner.connectors.virtual import WAITERS_MAX, TooManyWaiters, VirtualConnector
-from select_service.planner.connectors.virtual_routes import decision_routes
-from select_service.planner.core.inputs import Replicas, Role
-from select_service.planner.json_requests import BODY_BYTES_MAX
+from select_service.planner.connectors.advisory_connector import AdvisoryConnector
+from select_service.planner.connectors.connector import (
+    ConnectorError,
+    ConnectorStatus,
+    ConnectorUnavailable,
+)
+from select_service.planner.connectors.dry_run_connector import DryRunConnector
+from select_service.planner.connectors.virtual_api import decision_routes
+from select_service.planner.connectors.virtual_connector import (
+    WAITERS_MAX,
+    TooManyPolls,
+    VirtualConnector,
+)
+from select_service.planner.core.tick_input import Role, RoleReplicas
+from select_service.planner.json_bodies import BODY_BYTES_MAX
+from tests.planner.connectors.decided import roles_with
 
 P, D = Role.PREFILL, Role.DECODE
 JSON = {"content-type": "application/json"}
@@ -28,7 +37,9 @@ def client_of(connector: VirtualConnector) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://planner")
 
 
-async def status_of(connector: VirtualConnector, wanted: Mapping[Role, int]) -> set[Status]:
+async def status_of(
+    connector: VirtualConnector, wanted: Mapping[Role, int]
+) -> set[ConnectorStatus]:
     decision = await connector.scale(wanted)
     return {decided.status for decided in decision.roles.values()}
 
@@ -39,7 +50,7 @@ def test_a_decision_is_fetched_and_acknowledged_over_http() -> None:
         async with client_of(connector) as client:
             before = (await client.get("/v1/decision")).json()
             assert (before["decision_id"], before["completed"]) == (-1, True)
-            assert await status_of(connector, {P: 1, D: 2}) == {Status.APPLIED}
+            assert await status_of(connector, {P: 1, D: 2}) == {ConnectorStatus.APPLIED}
             found = (await client.get("/v1/decision?after=-1&timeout_ms=1000")).json()
             assert found == {
                 "decision_id": 0, "num_prefill": 1, "num_decode": 2, "superseded": False,
@@ -49,7 +60,7 @@ def test_a_decision_is_fetched_and_acknowledged_over_http() -> None:
             answer = await client.post("/v1/decision/0/complete", json=body)
             assert (answer.status_code, answer.json()["status"]) == (200, "completed")
         replicas = await connector.read()
-        assert replicas == {r: Replicas(ready=n, expected=n) for r, n in ((P, 1), (D, 2))}
+        assert replicas == {r: RoleReplicas(ready=n, expected=n) for r, n in ((P, 1), (D, 2))}
 
     asyncio.run(run())
 
@@ -62,7 +73,7 @@ def test_whoever_waits_hears_of_the_next_decision() -> None:
             waiting = asyncio.create_task(client.get("/v1/decision?after=0&timeout_ms=60000"))
             while not connector._waiters:
                 await asyncio.sleep(0)
-            await connector.complete(0, {D: 1})
+            await connector.acknowledge(0, {D: 1})
             await connector.scale({D: 3})
             assert (await waiting).json()["num_decode"] == 3
             same = await client.get("/v1/decision?after=1&timeout_ms=1")
@@ -91,11 +102,14 @@ def test_waiting_callers_are_bounded() -> None:
     async def run() -> None:
         connector = VirtualConnector(None)
         async with client_of(connector) as client:
-            tasks = [asyncio.create_task(connector.after(0, 60.0)) for _ in range(WAITERS_MAX)]
+            tasks = [
+                asyncio.create_task(connector.wait_for_decision(0, 60.0))
+                for _ in range(WAITERS_MAX)
+            ]
             while connector._waiters < WAITERS_MAX:
                 await asyncio.sleep(0)
-            with pytest.raises(TooManyWaiters):
-                await connector.after(0, 1.0)
+            with pytest.raises(TooManyPolls):
+                await connector.wait_for_decision(0, 1.0)
             refused = await client.get("/v1/decision?after=0&timeout_ms=1000")
             assert (refused.status_code, refused.json()["code"]) == (503, "capacity_exceeded")
             for task in tasks:
@@ -145,12 +159,12 @@ def test_a_planner_that_starts_again_finds_its_decisions(tmp_path: Path) -> None
         path = tmp_path / "decision.json"
         first = VirtualConnector(path)
         await first.scale({P: 1, D: 2})
-        await first.complete(0, {D: 2})
+        await first.acknowledge(0, {D: 2})
         await first.scale({D: 4})
         again = VirtualConnector(path)
         assert again.decision == first.decision
         assert again.is_open
-        await again.complete(1, {})
+        await again.acknowledge(1, {})
         assert not VirtualConnector(path).is_open
 
     asyncio.run(run())
@@ -178,7 +192,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(tmp_path: Path) -> None:
     async def run() -> None:
         connector = VirtualConnector(path)
         await connector.scale({P: 1, D: 2})
-        await connector.complete(0, {D: 2})
+        await connector.acknowledge(0, {D: 2})
         before = connector.decision
         text, random = path.read_bytes(), Random(27)
         refused = 0
@@ -221,7 +235,7 @@ FOREIGN = ["", "{", '{"decision": 1}', '{"acknowledged": "0"}', '{"name": "a pac
 def test_a_file_of_something_else_is_refused_at_the_start(tmp_path: Path, content: str) -> None:
     path = tmp_path / "decision.json"
     path.write_text(content)
-    with pytest.raises(ConnectorError, match="holds no decisions of a planner"):
+    with pytest.raises(ConnectorError, match="is not a decision file of a planner"):
         VirtualConnector(path)
 
 
@@ -233,14 +247,14 @@ def test_what_selectors_see_counts_more_than_what_is_said() -> None:
             return seen
 
         connector = VirtualConnector(None, ready, clock=lambda: 0.0)
-        assert await connector.read() == {D: Replicas(ready=1, expected=1)}
+        assert await connector.read() == {D: RoleReplicas(ready=1, expected=1)}
         assert P in connector.faults()
         await connector.scale({D: 3})
-        await connector.complete(0, {D: 3})
-        pending = Replicas(ready=1, expected=3, pending=2, in_progress=True, startup_only=True)
+        await connector.acknowledge(0, {D: 3})
+        pending = RoleReplicas(ready=1, expected=3, pending=2, in_progress=True, startup_only=True)
         assert await connector.read() == {D: pending}
         seen = None
-        assert await connector.read() == {D: Replicas(ready=3, expected=3)}
+        assert await connector.read() == {D: RoleReplicas(ready=3, expected=3)}
 
     asyncio.run(run())
 
@@ -254,7 +268,7 @@ def test_wait_ends_with_the_acknowledgement() -> None:
         waiting = asyncio.create_task(connector.wait(60))
         while not connector._waiters:
             await asyncio.sleep(0)
-        await connector.complete(0, {})
+        await connector.acknowledge(0, {})
         assert await waiting
 
     asyncio.run(run())
@@ -263,11 +277,11 @@ def test_wait_ends_with_the_acknowledgement() -> None:
 def test_an_advisory_deployment_is_only_read() -> None:
     async def run() -> None:
         connector = VirtualConnector(None)
-        switched = Switched(connector, advisory=True)
+        switched = AdvisoryConnector(connector, advisory=True)
         decision = await switched.scale({D: 3})
-        assert decision.with_status(Status.ADVISORY) == (D,)
+        assert roles_with(decision, ConnectorStatus.ADVISORY) == (D,)
         assert connector.decision.decision_id == -1
-        await switched.switch(False)
+        await switched.switch_advisory(False)
         await switched.scale({D: 3})
         assert connector.decision.num_decode == 3
 
@@ -277,16 +291,16 @@ def test_an_advisory_deployment_is_only_read() -> None:
 def test_a_dry_run_writes_a_line_for_each_change(tmp_path: Path) -> None:
     async def run() -> None:
         path = tmp_path / "decisions.jsonl"
-        dry: Any = DryRun(path, {P: 1, D: 1}, clock=lambda: 5.0)
+        dry: Any = DryRunConnector(path, {P: 1, D: 1}, clock=lambda: 5.0)
         await dry.validate()
         await dry.scale({P: 1, D: 1})
         decision = await dry.scale({P: 1, D: 3})
-        assert decision.with_status(Status.APPLIED) == (D,)
+        assert roles_with(decision, ConnectorStatus.APPLIED) == (D,)
         assert (
             path.read_text()
             == '{"at":5.0,"scale_to":{"decode":3},"from":{"prefill":1,"decode":1}}\n'
         )
-        assert (await dry.read())[D] == Replicas(ready=3, expected=3)
+        assert (await dry.read())[D] == RoleReplicas(ready=3, expected=3)
         for count in (-1, 10_000_000):
             with pytest.raises(ValueError, match="replicas of decode"):
                 await dry.scale({D: count})

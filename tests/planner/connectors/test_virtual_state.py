@@ -4,15 +4,15 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from scripts.playing.planner_virtual import play
 from select_service.planner.connectors.virtual_state import (
     ADOPT_AFTER_S,
-    Change,
-    Completion,
-    UnknownDecision,
+    AcknowledgementEffect,
+    CountsEffect,
+    UnknownDecisionNumber,
     VirtualState,
 )
-from select_service.planner.core.inputs import Role
+from select_service.planner.core.tick_input import Role
+from tests.vectors.planner_virtual import play
 
 P, D = Role.PREFILL, Role.DECODE
 wishes = st.dictionaries(st.sampled_from([P, D]), st.integers(0, 4), max_size=2)
@@ -49,27 +49,31 @@ class VirtualMachine(RuleBasedStateMachine):
     @rule(wanted=wishes)
     def wish(self, wanted: dict[Role, int]) -> None:
         before = self.state
-        self.state, change = self.state.updated(wanted, self.now)
+        self.state, change = self.state.with_counts(wanted, self.now)
         self.twin.wish(wanted)
-        if change == Change.SUPERSEDED:
+        if change == CountsEffect.SUPERSEDED:
             assert before.is_open
             assert self.state.decision.superseded
-        assert (change == Change.KEPT) == (self.state.kept is not None)
+        assert (change == CountsEffect.KEPT) == (self.state.kept is not None)
 
     @precondition(lambda self: self.twin.decided)
     @rule(data=st.data())
     def acknowledge(self, data: st.DataObject) -> None:
         newest = len(self.twin.decided) - 1
         number = data.draw(st.integers(0, newest))
-        self.state, completion = self.state.completed(number, self.now, {})
+        self.state, completion = self.state.with_acknowledgement(number, self.now, {})
         self.twin.acknowledged.add(number)
-        expected = Completion.COMPLETED if number == newest else Completion.SUPERSEDED
+        expected = (
+            AcknowledgementEffect.COMPLETED
+            if number == newest
+            else AcknowledgementEffect.SUPERSEDED
+        )
         assert completion == expected
 
     @rule(number=st.sampled_from([-1, 1 << 40]))
     def acknowledge_what_was_never_decided(self, number: int) -> None:
-        with pytest.raises(UnknownDecision):
-            self.state.completed(number, self.now, {})
+        with pytest.raises(UnknownDecisionNumber):
+            self.state.with_acknowledgement(number, self.now, {})
 
     @rule(seconds=st.floats(0, 10))
     def time_passes(self, seconds: float) -> None:
@@ -82,7 +86,7 @@ class VirtualMachine(RuleBasedStateMachine):
         assert self.state.is_open == self.twin.is_open
         newest = self.twin.decided[-1] if self.twin.decided else {}
         for role in Role:
-            assert self.state.expected(role) == newest.get(role)
+            assert self.state.expected_count(role) == newest.get(role)
 
 
 TestVirtualMachine = VirtualMachine.TestCase
@@ -91,47 +95,55 @@ TestVirtualMachine = VirtualMachine.TestCase
 def decided(*wishes: dict[Role, int]) -> VirtualState:
     state = VirtualState()
     for wanted in wishes:
-        state, _ = state.updated(wanted, 0.0)
+        state, _ = state.with_counts(wanted, 0.0)
     return state
 
 
 def test_a_newer_wish_replaces_an_open_decision_at_its_second_tick() -> None:
     state = decided({P: 1, D: 2})
-    state, change = state.updated({D: 5}, 5.0)
-    assert (change, state.kept, state.decision.num_decode) == (Change.KEPT, {D: 5}, 2)
-    state, change = state.updated({D: 6}, 10.0)
-    assert change == Change.SUPERSEDED
+    state, change = state.with_counts({D: 5}, 5.0)
+    assert (change, state.kept, state.decision.num_decode) == (CountsEffect.KEPT, {D: 5}, 2)
+    state, change = state.with_counts({D: 6}, 10.0)
+    assert change == CountsEffect.SUPERSEDED
     assert (state.decision.decision_id, state.decision.num_prefill) == (1, 1)
     assert (state.decision.num_decode, state.decision.superseded) == (6, True)
 
 
 def test_a_wish_for_what_is_open_forgets_the_one_that_differed() -> None:
     state = decided({D: 2}, {D: 5}, {D: 2})
-    state, change = state.updated({D: 5}, 5.0)
-    assert change == Change.KEPT
+    state, change = state.with_counts({D: 5}, 5.0)
+    assert change == CountsEffect.KEPT
 
 
 def test_a_late_acknowledgement_of_an_older_decision_sets_nothing_back() -> None:
     state = decided({D: 2}, {D: 5}, {D: 5})
-    state, _ = state.completed(1, 0.0, {})
-    state, completion = state.completed(0, 1.0, {D: 2})
-    assert (completion, state.is_open, state.reported) == (Completion.SUPERSEDED, False, {})
-    _, change = state.updated({D: 3}, 2.0)
-    assert change == Change.DECIDED
+    state, _ = state.with_acknowledgement(1, 0.0, {})
+    state, completion = state.with_acknowledgement(0, 1.0, {D: 2})
+    assert (completion, state.is_open, state.reported) == (
+        AcknowledgementEffect.SUPERSEDED,
+        False,
+        {},
+    )
+    _, change = state.with_counts({D: 3}, 2.0)
+    assert change == CountsEffect.DECIDED
 
 
 def test_what_others_have_added_is_taken_and_can_be_decided_away() -> None:
-    state, _ = decided({D: 2}).completed(0, 0.0, {})
-    assert state.observed({D: 4}, ADOPT_AFTER_S - 1).expected(D) == 2
-    state = state.observed({D: 4}, ADOPT_AFTER_S)
-    assert state.expected(D) == 4
-    state, change = state.updated({D: 2}, 100.0)
-    assert (change, state.decision.decision_id, state.expected(D)) == (Change.DECIDED, 1, 2)
+    state, _ = decided({D: 2}).with_acknowledgement(0, 0.0, {})
+    assert state.with_observation({D: 4}, ADOPT_AFTER_S - 1).expected_count(D) == 2
+    state = state.with_observation({D: 4}, ADOPT_AFTER_S)
+    assert state.expected_count(D) == 4
+    state, change = state.with_counts({D: 2}, 100.0)
+    assert (change, state.decision.decision_id, state.expected_count(D)) == (
+        CountsEffect.DECIDED,
+        1,
+        2,
+    )
 
 
 def test_fewer_than_were_decided_are_not_taken_as_a_wish() -> None:
-    state, _ = decided({D: 4}).completed(0, 0.0, {})
-    assert state.observed({D: 1}, 1000.0).expected(D) == 4
+    state, _ = decided({D: 4}).with_acknowledgement(0, 0.0, {})
+    assert state.with_observation({D: 1}, 1000.0).expected_count(D) == 4
 
 
 RECORDED = (

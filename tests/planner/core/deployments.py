@@ -3,21 +3,21 @@
 from collections.abc import Sequence
 from typing import Any
 
-from scripts.playing.planner_given import LastValue, given_model
-from scripts.playing.planner_ticks import DOCUMENT
-from select_service.planner.core.contracts import Forecaster
-from select_service.planner.core.inputs import (
+from select_service.planner.core.forecast_contracts import Forecaster
+from select_service.planner.core.settings import DeploymentSettings, scaled_roles
+from select_service.planner.core.tick import PlannedDeployment
+from select_service.planner.core.tick_input import (
+    EngineLimits,
     ForwardPass,
-    Limits,
-    Replicas,
     Role,
+    RoleReplicas,
     TickInput,
-    Traffic,
+    TrafficWindow,
 )
-from select_service.planner.core.settings import Settings, roles_of
-from select_service.planner.core.tick import Deployment
+from tests.vectors.planner_given import LastValue, given_model
+from tests.vectors.planner_ticks import DOCUMENT
 
-LIMITS = Limits(
+LIMITS = EngineLimits(
     max_num_batched_tokens=2048, max_num_seqs=256, max_kv_tokens=400_000, context_length=32_768
 )
 FORWARD = {
@@ -47,15 +47,15 @@ def passes(role: Role, states: Sequence[str]) -> tuple[ForwardPass, ...]:
     )
 
 
-def traffic(requests: float | None, seconds: float = 60.0, **more: Any) -> Traffic:
+def traffic(requests: float | None, seconds: float = 60.0, **more: Any) -> TrafficWindow:
     """Prompts of 3,000 tokens, answers of 150."""
     shape = {} if not requests else {"isl": 3000.0, "osl": 150.0}
-    return Traffic(duration_s=seconds, requests=requests, **{**shape, **more})
+    return TrafficWindow(duration_s=seconds, requests=requests, **{**shape, **more})
 
 
-def replicas(ready: int, pending: int = 0, **more: Any) -> Replicas:
+def replicas(ready: int, pending: int = 0, **more: Any) -> RoleReplicas:
     """What starts is verified."""
-    return Replicas(
+    return RoleReplicas(
         ready=ready,
         expected=ready + pending,
         pending=pending,
@@ -67,7 +67,7 @@ def replicas(ready: int, pending: int = 0, **more: Any) -> Replicas:
 
 def a_deployment(
     *, document: bool = False, forecaster: Forecaster | None = None, **given: Any
-) -> Deployment:
+) -> PlannedDeployment:
     """Starts at 0. Loop intervals of 60 and 5 s, ticks every 5 s."""
     base = dict(DOCUMENT) if document else {}
     base |= {
@@ -76,28 +76,28 @@ def a_deployment(
         "throughput_adjustment_interval_seconds": 60.0,
         "scale_interval_seconds": 5.0,
     }
-    settings = Settings(**{**base, **given})
+    settings = DeploymentSettings(**{**base, **given})
     decode = "aggregated" if settings.mode == "agg" else "decode"
     models = {
         Role.PREFILL: given_model("prefill", FORWARD["prefill"]),
         Role.DECODE: given_model(decode, FORWARD[decode]),
     }
-    chosen = {role: models[role] for role in roles_of(settings)}
-    return Deployment(settings, chosen, forecaster or LastValue(), 0.0)
+    chosen = {role: models[role] for role in scaled_roles(settings)}
+    return PlannedDeployment(settings, chosen, forecaster or LastValue(), 0.0)
 
 
 def told(
     now_s: float,
-    counts: dict[Role, Replicas],
+    counts: dict[Role, RoleReplicas],
     *,
-    of: Traffic | None = None,
+    of: TrafficWindow | None = None,
     engines: dict[Role, tuple[ForwardPass, ...]] | None = None,
 ) -> TickInput:
     """One tick."""
     return TickInput(now_s=now_s, replicas=counts, traffic=of, passes=engines)
 
 
-def both(prefill: Replicas | int, decode: Replicas | int) -> dict[Role, Replicas]:
+def both(prefill: RoleReplicas | int, decode: RoleReplicas | int) -> dict[Role, RoleReplicas]:
     """Of a disaggregated deployment."""
     given = {Role.PREFILL: prefill, Role.DECODE: decode}
     return {role: replicas(each) if isinstance(each, int) else each for role, each in given.items()}

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from select_service.planner.core.inputs import Bins
+from select_service.planner.core.tick_input import LengthBins
 
 Floats = NDArray[np.float64]
 
@@ -34,14 +34,14 @@ def service_s(tokens: float) -> float:
     return 0.01 + 6e-5 * tokens
 
 
-def bins_of(values: Floats, bins: int = 64) -> Bins:
+def bins_of(values: Floats, bins: int = 64) -> LengthBins:
     """As the selector counts them: log-spaced, with their sums."""
     edges = np.logspace(0, np.log10(2**20), bins + 1)
     at = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, bins - 1)
     counts = np.bincount(at, minlength=bins).astype(float)
     sums = np.bincount(at, weights=values, minlength=bins)
     used = counts > 0
-    return Bins(means=tuple(sums[used] / counts[used]), counts=tuple(counts[used]))
+    return LengthBins(means=tuple(sums[used] / counts[used]), counts=tuple(counts[used]))
 
 
 def gaps_of(rate: float, variation: float, n: int, rng: np.random.Generator) -> Floats:

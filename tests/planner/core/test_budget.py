@@ -3,15 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.planner.core.budget import (
-    Budget,
+from select_service.planner.core.budgets.gpu_budget import (
+    GpuBudget,
     Pair,
-    directional,
-    guard,
-    guard_single,
-    opposing,
-    proportional,
-    proportional_single,
+    fit_directional,
+    fit_proportional,
+    fit_single_role,
+    guard_proposal,
+    guard_single_role,
+    is_opposing,
 )
 from select_service.planner.core.reasons import Reason
 
@@ -19,7 +19,7 @@ counts = st.integers(0, 9)
 pairs = st.tuples(counts, counts)
 bounds = st.sampled_from([-1, 0, 4, 8, 16, 24, 32])
 budgets = st.builds(
-    Budget,
+    GpuBudget,
     bounds,
     bounds,
     st.tuples(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8])),
@@ -28,40 +28,43 @@ budgets = st.builds(
 
 
 def test_a_pair_over_the_ceiling_shrinks_in_proportion() -> None:
-    assert proportional((5, 2), Budget(-1, 16, (2, 8), (0, 1))) == (3, 1)
+    assert fit_proportional((5, 2), GpuBudget(-1, 16, (2, 8), (0, 1))) == (3, 1)
 
 
 def test_a_pair_below_the_floor_grows_in_proportion() -> None:
-    assert proportional((1, 5), Budget(16, -1, (1, 1), (0, 1))) == (3, 13)
+    assert fit_proportional((1, 5), GpuBudget(16, -1, (1, 1), (0, 1))) == (3, 13)
 
 
 def test_an_unreachable_floor_leaves_what_was_there() -> None:
-    assert proportional((1, 0), Budget(14, 15, (8, 8), (0, 0))) == (1, 0)
+    assert fit_proportional((1, 0), GpuBudget(14, 15, (8, 8), (0, 0))) == (1, 0)
 
 
 def test_movements_that_oppose_each_other_happen_both_or_not() -> None:
-    assert directional((7, 0), (5, 4), Budget(-1, 32, (2, 8), (1, 1))) == (5, 2)
-    assert directional((2, 1), (1, 2), Budget(-1, 3, (1, 2), (0, 0))) == (2, 1)
+    assert fit_directional((7, 0), (5, 4), GpuBudget(-1, 32, (2, 8), (1, 1))) == (5, 2)
+    assert fit_directional((2, 1), (1, 2), GpuBudget(-1, 3, (1, 2), (0, 0))) == (2, 1)
 
 
 def test_a_full_budget_admits_no_step_up() -> None:
-    assert guard((2, 2), (3, 3), Budget(-1, 4, (1, 1), (1, 1))) == ((2, 2), Reason.GPU_BUDGET_HOLD)
+    assert guard_proposal((2, 2), (3, 3), GpuBudget(-1, 4, (1, 1), (1, 1))) == (
+        (2, 2),
+        Reason.GPU_BUDGET_HOLD,
+    )
 
 
 def test_a_lowered_budget_is_reconciled_from_what_runs() -> None:
-    guarded = guard((4, 4), (5, 5), Budget(-1, 4, (1, 1), (1, 1)))
+    guarded = guard_proposal((4, 4), (5, 5), GpuBudget(-1, 4, (1, 1), (1, 1)))
     assert guarded == ((2, 2), Reason.GPU_BUDGET_RECONCILE)
 
 
 def test_one_role_alone() -> None:
-    budget = Budget(4, 16, (4, 0), (2, 0))
-    assert guard_single(6, 9, budget) == (4, Reason.GPU_BUDGET_RECONCILE)
-    assert guard_single(4, 5, budget) == (4, Reason.GPU_BUDGET_HOLD)
-    assert guard_single(3, 4, budget) == (4, None)
-    assert proportional_single(9, Budget(-1, 8, (8, 0), (2, 0))) == 0
+    budget = GpuBudget(4, 16, (4, 0), (2, 0))
+    assert guard_single_role(6, 9, budget) == (4, Reason.GPU_BUDGET_RECONCILE)
+    assert guard_single_role(4, 5, budget) == (4, Reason.GPU_BUDGET_HOLD)
+    assert guard_single_role(3, 4, budget) == (4, None)
+    assert fit_single_role(9, GpuBudget(-1, 8, (8, 0), (2, 0))) == 0
 
 
-def brute_force(current: Pair, proposed: Pair, budget: Budget) -> Pair:
+def brute_force(current: Pair, proposed: Pair, budget: GpuBudget) -> Pair:
     """The best of all pairs that turn nothing round."""
     best = None
     for prefill in range(min(current[0], proposed[0]), max(current[0], proposed[0]) + 1):
@@ -70,7 +73,7 @@ def brute_force(current: Pair, proposed: Pair, budget: Budget) -> Pair:
             alone = (prefill != current[0]) != (decode != current[1])
             if pair[0] < budget.minimums[0] or pair[1] < budget.minimums[1]:
                 continue
-            if not budget.inside(pair) or (opposing(current, proposed) and alone):
+            if not budget.is_within(pair) or (is_opposing(current, proposed) and alone):
                 continue
             moved = abs(prefill - current[0]), abs(decode - current[1])
             asked = abs(proposed[0] - current[0]), abs(proposed[1] - current[1])
@@ -83,49 +86,52 @@ def brute_force(current: Pair, proposed: Pair, budget: Budget) -> Pair:
 
 @given(pairs, pairs, budgets)
 def test_directional_is_the_best_of_all_pairs(
-    current: Pair, proposed: Pair, budget: Budget
+    current: Pair, proposed: Pair, budget: GpuBudget
 ) -> None:
-    assert directional(current, proposed, budget) == brute_force(current, proposed, budget)
+    assert fit_directional(current, proposed, budget) == brute_force(current, proposed, budget)
 
 
 @given(pairs, pairs, budgets)
 def test_the_ceiling_is_never_exceeded_by_what_was_below_it(
-    current: Pair, proposed: Pair, budget: Budget
+    current: Pair, proposed: Pair, budget: GpuBudget
 ) -> None:
-    for pair in (proportional(proposed, budget), guard(current, proposed, budget).pair):
-        assert not budget.over(budget.total(pair))
+    for pair in (
+        fit_proportional(proposed, budget),
+        guard_proposal(current, proposed, budget).pair,
+    ):
+        assert not budget.is_over(budget.total_gpus(pair))
 
 
 @given(pairs, pairs, budgets)
 def test_inside_of_the_band_nothing_is_turned_round_or_left(
-    current: Pair, proposed: Pair, budget: Budget
+    current: Pair, proposed: Pair, budget: GpuBudget
 ) -> None:
-    pair, reason = guard(current, proposed, budget)
+    pair, reason = guard_proposal(current, proposed, budget)
     if reason is Reason.GPU_BUDGET_RECONCILE:
-        assert not budget.inside(current)
+        assert not budget.is_within(current)
         return
-    assert budget.inside(pair)
+    assert budget.is_within(pair)
     for now, then, number in zip(current, proposed, pair, strict=True):
         assert min(now, then) <= number <= max(now, then)
 
 
 @given(pairs, budgets)
-def test_minima_are_kept_where_they_fit(pair: Pair, budget: Budget) -> None:
+def test_minima_are_kept_where_they_fit(pair: Pair, budget: GpuBudget) -> None:
     kept = (max(pair[0], budget.minimums[0]), max(pair[1], budget.minimums[1]))
-    fitted = proportional(kept, budget)
-    if budget.feasible:
+    fitted = fit_proportional(kept, budget)
+    if budget.is_feasible:
         assert fitted[0] >= budget.minimums[0]
         assert fitted[1] >= budget.minimums[1]
-    elif budget.over(budget.total(kept)):
+    elif budget.is_over(budget.total_gpus(kept)):
         assert fitted == (0, 0)
 
 
 @given(counts, counts, budgets)
 def test_one_role_keeps_its_ceiling_and_direction(
-    current: int, proposed: int, both: Budget
+    current: int, proposed: int, both: GpuBudget
 ) -> None:
-    budget = Budget(both.min_gpus, both.max_gpus, (both.gpus[0], 0), (both.minimums[0], 0))
-    number, reason = guard_single(current, proposed, budget)
-    assert not budget.over(number * budget.gpus[0])
+    budget = GpuBudget(both.min_gpus, both.max_gpus, (both.gpus[0], 0), (both.minimums[0], 0))
+    number, reason = guard_single_role(current, proposed, budget)
+    assert not budget.is_over(number * budget.gpus[0])
     if reason is not Reason.GPU_BUDGET_RECONCILE:
         assert min(current, proposed) <= number <= max(current, proposed)

@@ -5,31 +5,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from select_service.planner.core.cluster import Claim, Cluster, shares
-from select_service.planner.core.inputs import Role, TickInput
-from select_service.planner.core.merge import Bound, Proposal, Target
+from select_service.planner.core.cluster import ClusterPlanner, GpuClaim, divide_gpus
+from select_service.planner.core.proposal_merge import BoundType, Proposal, ProposedCount
 from select_service.planner.core.reasons import Reason
+from select_service.planner.core.tick_input import Role, TickInput
 from tests.planner.core.deployments import a_deployment, both, replicas, told, traffic
 
 
 def test_the_first_in_order_gets_what_it_wants() -> None:
-    claims = [Claim(2, 0.9, 1, 1, 6), Claim(1, 0.1, 1, 1, 5)]
-    assert shares(claims, 8) == [3, 5]
+    claims = [GpuClaim(2, 0.9, 1, 1, 6), GpuClaim(1, 0.1, 1, 1, 5)]
+    assert divide_gpus(claims, 8) == [3, 5]
 
 
 def test_among_equals_it_is_who_loses_most() -> None:
-    claims = [Claim(1, 0.1, 1, 1, 6), Claim(1, 0.9, 1, 1, 6)]
-    assert shares(claims, 8) == [2, 6]
+    claims = [GpuClaim(1, 0.1, 1, 1, 6), GpuClaim(1, 0.9, 1, 1, 6)]
+    assert divide_gpus(claims, 8) == [2, 6]
 
 
 def test_who_has_enough_is_not_cut_for_an_equal() -> None:
-    claims = [Claim(1, 0.0, 1, 4, 4), Claim(1, 0.5, 1, 4, 6)]
-    assert shares(claims, 8) == [4, 4]
+    claims = [GpuClaim(1, 0.0, 1, 4, 4), GpuClaim(1, 0.5, 1, 4, 6)]
+    assert divide_gpus(claims, 8) == [4, 4]
 
 
 def test_nobody_grows_into_what_an_unread_deployment_may_hold() -> None:
     deployments = {name: a_deployment(max_gpu_budget=-1) for name in ("batch", "chat")}
-    cluster = Cluster(deployments, {"batch": 1, "chat": 1}, 12)
+    cluster = ClusterPlanner(deployments, {"batch": 1, "chat": 1}, 12)
     ticks = {
         "chat": told(60.0, both(2, 1), of=traffic(2400.0)),
         "batch": TickInput(now_s=60.0, replicas={}),
@@ -45,10 +45,10 @@ def test_nobody_grows_into_what_an_unread_deployment_may_hold() -> None:
 
 
 def test_what_others_still_have_is_given_when_it_is_free() -> None:
-    claims = [Claim(1, 0.9, 1, 2, 6), Claim(2, 0.1, 1, 6, 6)]
-    assert shares(claims, 8) == [2, 2]
-    claims = [Claim(1, 0.9, 1, 2, 6), Claim(2, 0.1, 1, 2, 6)]
-    assert shares(claims, 8) == [6, 2]
+    claims = [GpuClaim(1, 0.9, 1, 2, 6), GpuClaim(2, 0.1, 1, 6, 6)]
+    assert divide_gpus(claims, 8) == [2, 2]
+    claims = [GpuClaim(1, 0.9, 1, 2, 6), GpuClaim(2, 0.1, 1, 2, 6)]
+    assert divide_gpus(claims, 8) == [6, 2]
 
 
 counts = st.integers(0, 12)
@@ -56,14 +56,14 @@ counts = st.integers(0, 12)
 
 @given(
     st.lists(
-        st.builds(Claim, st.integers(0, 2), st.floats(0, 1), st.integers(0, 2), counts, counts),
+        st.builds(GpuClaim, st.integers(0, 2), st.floats(0, 1), st.integers(0, 2), counts, counts),
         min_size=1,
         max_size=6,
     ),
     st.integers(0, 40),
 )
-def test_nothing_is_given_twice(claims: list[Claim], gpus: int) -> None:
-    got = shares(claims, gpus)
+def test_nothing_is_given_twice(claims: list[GpuClaim], gpus: int) -> None:
+    got = divide_gpus(claims, gpus)
     least = sum(min(claim.least, claim.wanted) for claim in claims)
     after = sum(max(claim.now, number) for claim, number in zip(claims, got, strict=True))
     before = sum(max(claim.now, min(claim.least, claim.wanted)) for claim in claims)
@@ -75,7 +75,7 @@ def test_nothing_is_given_twice(claims: list[Claim], gpus: int) -> None:
 
 def test_two_deployments_share_the_cluster_by_priority() -> None:
     deployments = {name: a_deployment(max_gpu_budget=-1) for name in ("batch", "chat")}
-    cluster = Cluster(deployments, {"batch": 100, "chat": 1}, 12)
+    cluster = ClusterPlanner(deployments, {"batch": 100, "chat": 1}, 12)
     ticks = {name: told(60.0, both(2, 1), of=traffic(2400.0)) for name in deployments}
     effects = cluster.tick(ticks)
     chat, batch = effects["chat"].scale_to, effects["batch"].scale_to
@@ -89,7 +89,7 @@ def test_two_deployments_share_the_cluster_by_priority() -> None:
 
 def test_without_a_bound_everyone_gets_everything() -> None:
     deployments = {name: a_deployment() for name in ("batch", "chat")}
-    cluster = Cluster(deployments, {"batch": 1, "chat": 1}, None)
+    cluster = ClusterPlanner(deployments, {"batch": 1, "chat": 1}, None)
     ticks = {name: told(60.0, both(2, 1), of=traffic(1200.0)) for name in deployments}
     wishes = {tuple((each.scale_to or {}).items()) for each in cluster.tick(ticks).values()}
     assert len(wishes) == 1
@@ -97,7 +97,7 @@ def test_without_a_bound_everyone_gets_everything() -> None:
 
 def test_those_that_are_not_due_keep_what_they_have() -> None:
     deployments = {name: a_deployment(max_gpu_budget=-1) for name in ("batch", "chat")}
-    cluster = Cluster(deployments, {"batch": 100, "chat": 1}, 12)
+    cluster = ClusterPlanner(deployments, {"batch": 100, "chat": 1}, 12)
     cluster.tick({"batch": told(5.0, both(4, 2))})
     effects = cluster.tick({"chat": told(60.0, both(2, 1), of=traffic(4800.0))})["chat"]
     wished = {Role.PREFILL: 2, Role.DECODE: 1} | (effects.scale_to or {})
@@ -109,7 +109,7 @@ def test_who_is_below_its_minimum_is_not_ended_while_another_is_unread() -> None
         "batch": a_deployment(mode="agg"),
         "chat": a_deployment(mode="agg", min_endpoint=3),
     }
-    cluster = Cluster(deployments, {"batch": 1, "chat": 1}, 12)
+    cluster = ClusterPlanner(deployments, {"batch": 1, "chat": 1}, 12)
     effects = cluster.tick({"chat": told(5.0, {Role.DECODE: replicas(2)})})["chat"]
     assert effects.wished is None
     ticks = {
@@ -122,13 +122,13 @@ def test_who_is_below_its_minimum_is_not_ended_while_another_is_unread() -> None
 def test_a_share_turns_no_movement_round() -> None:
     """Decode wants more: what is left for it does not come from prefill, which is busy."""
     deployments = {name: a_deployment(max_gpu_budget=-1) for name in ("batch", "chat")}
-    cluster = Cluster(deployments, {"batch": 1, "chat": 2}, 16)
+    cluster = ClusterPlanner(deployments, {"batch": 1, "chat": 2}, 16)
     busy = Proposal(
         source="ours",
         priority=0,
         targets=(
-            Target("prefill", Bound.AT_LEAST, 6),
-            Target("decode", Bound.AT_LEAST, 9),
+            ProposedCount("prefill", BoundType.AT_LEAST, 6),
+            ProposedCount("decode", BoundType.AT_LEAST, 9),
         ),
     )
     chat = replace(told(60.0, both(6, 1), of=traffic(60.0)), proposals=(busy,))
@@ -141,7 +141,7 @@ def test_a_share_turns_no_movement_round() -> None:
 def test_who_is_only_advised_takes_nothing_from_others(how: str) -> None:
     advised = a_deployment(max_gpu_budget=-1, advisory=how == "advisory")
     deployments = {"first": advised, "second": a_deployment(max_gpu_budget=-1)}
-    cluster = Cluster(deployments, {"first": 1, "second": 100}, 12)
+    cluster = ClusterPlanner(deployments, {"first": 1, "second": 100}, 12)
     if how == "paused":
         cluster.paused.add("first")
     for at in range(1, 4):

@@ -3,29 +3,35 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.planner.core.merge import Bound, Merged, Proposal, Target, merge
+from select_service.planner.core.proposal_merge import (
+    BoundType,
+    MergeResult,
+    Proposal,
+    ProposedCount,
+    merge_proposals,
+)
 
 BASELINE = {"prefill": 3, "decode": 2}
 
 
 def proposal(
-    source: str, priority: int, *targets: tuple[str, Bound, int | None], final: bool = False
+    source: str, priority: int, *targets: tuple[str, BoundType, int | None], final: bool = False
 ) -> Proposal:
     return Proposal(
         source=source,
         priority=priority,
         final=final,
-        targets=tuple(Target(*target) for target in targets),
+        targets=tuple(ProposedCount(*target) for target in targets),
     )
 
 
 def test_the_smallest_priority_sets_and_bounds_hold_it() -> None:
-    merged = merge(
+    merged = merge_proposals(
         [
-            proposal("throughput", 20, ("prefill", Bound.SET, 9), ("decode", Bound.SET, 4)),
-            proposal("load", 10, ("prefill", Bound.SET, 7)),
-            proposal("quota", 0, ("prefill", Bound.AT_MOST, 5)),
-            proposal("night", 5, ("decode", Bound.AT_LEAST, 6)),
+            proposal("throughput", 20, ("prefill", BoundType.SET, 9), ("decode", BoundType.SET, 4)),
+            proposal("load", 10, ("prefill", BoundType.SET, 7)),
+            proposal("quota", 0, ("prefill", BoundType.AT_MOST, 5)),
+            proposal("night", 5, ("decode", BoundType.AT_LEAST, 6)),
         ],
         BASELINE,
     )
@@ -33,25 +39,28 @@ def test_the_smallest_priority_sets_and_bounds_hold_it() -> None:
 
 
 def test_the_floor_wins_over_the_ceiling() -> None:
-    merged = merge(
-        [proposal("a", 0, ("prefill", Bound.AT_MOST, 2), ("prefill", Bound.AT_LEAST, 4))], BASELINE
+    merged = merge_proposals(
+        [proposal("a", 0, ("prefill", BoundType.AT_MOST, 2), ("prefill", BoundType.AT_LEAST, 4))],
+        BASELINE,
     )
     assert merged.targets["prefill"] == 4
 
 
 def test_a_rejection_ends_the_tick_even_before_a_final_word() -> None:
     no = Proposal(source="freeze", priority=50, reject="deploying")
-    merged = merge([proposal("a", 0, ("prefill", Bound.SET, 9), final=True), no], BASELINE)
-    assert merged == Merged(targets={}, rejected="freeze: deploying")
+    merged = merge_proposals(
+        [proposal("a", 0, ("prefill", BoundType.SET, 9), final=True), no], BASELINE
+    )
+    assert merged == MergeResult(targets={}, rejected="freeze: deploying")
 
 
 def test_the_first_final_word_of_the_smallest_priority_is_taken_as_it_is() -> None:
-    merged = merge(
+    merged = merge_proposals(
         [
-            proposal("a", 1, ("prefill", Bound.SET, 9), final=True),
-            proposal("b", 0, ("prefill", Bound.AT_LEAST, 5), final=True),
-            proposal("c", 0, ("prefill", Bound.SET, 6), final=True),
-            proposal("d", 0, ("prefill", Bound.AT_MOST, 1)),
+            proposal("a", 1, ("prefill", BoundType.SET, 9), final=True),
+            proposal("b", 0, ("prefill", BoundType.AT_LEAST, 5), final=True),
+            proposal("c", 0, ("prefill", BoundType.SET, 6), final=True),
+            proposal("d", 0, ("prefill", BoundType.AT_MOST, 1)),
         ],
         BASELINE,
     )
@@ -60,8 +69,8 @@ def test_the_first_final_word_of_the_smallest_priority_is_taken_as_it_is() -> No
 
 
 def test_numbers_are_not_set_where_only_bounds_are_allowed() -> None:
-    merged = merge(
-        [proposal("a", 0, ("prefill", Bound.SET, 9), ("decode", Bound.AT_MOST, 1))],
+    merged = merge_proposals(
+        [proposal("a", 0, ("prefill", BoundType.SET, 9), ("decode", BoundType.AT_MOST, 1))],
         BASELINE,
         set_allowed=False,
     )
@@ -78,18 +87,18 @@ def naive(proposals: list[Proposal], baseline: dict[str, int]) -> dict[str, int]
         mine = [(p, at.type, at.replicas) for p, at in said if at.component == name]
         numbers = [(p, kind, number) for p, kind, number in mine if number is not None]
         sets = sorted(
-            (p, order, n) for order, (p, kind, n) in enumerate(numbers) if kind is Bound.SET
+            (p, order, n) for order, (p, kind, n) in enumerate(numbers) if kind is BoundType.SET
         )
         wish = sets[0][2] if sets else baseline.get(name, 0)
-        most = [n for _, kind, n in numbers if kind is Bound.AT_MOST]
-        least = [n for _, kind, n in numbers if kind is Bound.AT_LEAST]
+        most = [n for _, kind, n in numbers if kind is BoundType.AT_MOST]
+        least = [n for _, kind, n in numbers if kind is BoundType.AT_LEAST]
         found[name] = max([min([wish, *most]), *least, 0])
     return found
 
 
 targets = st.tuples(
     st.sampled_from(["prefill", "decode"]),
-    st.sampled_from(list(Bound)),
+    st.sampled_from(list(BoundType)),
     st.none() | st.integers(0, 9),
 )
 proposals = st.builds(
@@ -104,4 +113,4 @@ proposals = st.builds(
     st.dictionaries(st.sampled_from(["prefill", "decode"]), st.integers(0, 9)),
 )
 def test_as_the_naive_twin(given_proposals: list[Proposal], baseline: dict[str, int]) -> None:
-    assert merge(given_proposals, baseline).targets == naive(given_proposals, baseline)
+    assert merge_proposals(given_proposals, baseline).targets == naive(given_proposals, baseline)

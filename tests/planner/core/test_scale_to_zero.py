@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
-from select_service.planner.assembling import deployment_of
-from select_service.planner.core.inputs import (
-    ForwardPass,
-    Limits,
-    Replicas,
-    Role,
-    TickInput,
-    Traffic,
-)
 from select_service.planner.core.reasons import Reason
-from select_service.planner.core.settings import Settings
-from select_service.planner.core.tick import Deployment
+from select_service.planner.core.settings import DeploymentSettings
+from select_service.planner.core.tick import PlannedDeployment
+from select_service.planner.core.tick_input import (
+    EngineLimits,
+    ForwardPass,
+    Role,
+    RoleReplicas,
+    TickInput,
+    TrafficWindow,
+)
+from select_service.planner.wiring import build_deployment
 from tests.planner.core.deployments import LIMITS, a_deployment, told, traffic
 
 D = Role.DECODE
@@ -35,7 +35,9 @@ class Fleet:
     rate: requests a second at a time
     """
 
-    def __init__(self, deployment: Deployment, rate: Callable[[float], float], ready: int) -> None:
+    def __init__(
+        self, deployment: PlannedDeployment, rate: Callable[[float], float], ready: int
+    ) -> None:
         self.deployment, self.rate, self.ready = deployment, rate, ready
         self.expected, self.since, self.now = ready, 0.0, 0.0
         self.reasons: list[Reason] = []
@@ -44,7 +46,7 @@ class Fleet:
     def run(self, until: float) -> None:
         while self.deployment.next_tick.at_s <= until:
             self.now = self.deployment.next_tick.at_s
-            effects = self.deployment.tick(self._told())
+            effects = self.deployment.run_tick(self._told())
             self.reasons += effects.diagnostics.reasons
             self.counts.append((self.now, self.ready))
             if effects.scale_to is not None:
@@ -55,14 +57,14 @@ class Fleet:
     def _told(self) -> TickInput:
         if self.ready < self.expected and self.now - self.since >= STARTUP_S:
             self.ready = self.expected
-        here = Replicas(
+        here = RoleReplicas(
             ready=self.ready,
             expected=self.expected,
             pending=self.expected - self.ready,
             startup_only=True,
-            limits=LIMITS if self.ready else Limits(),
+            limits=LIMITS if self.ready else EngineLimits(),
         )
-        window = self.deployment.needs(self.now).traffic_s
+        window = self.deployment.tick_needs(self.now).traffic_s
         rate = self.rate(self.now)
         busy = {"decode_requests": 1, "decode_kv_tokens": 3000} if rate else {}
         passes = tuple(ForwardPass(worker=f"w{n}", **busy) for n in range(self.ready))
@@ -73,11 +75,11 @@ class Fleet:
             passes={D: passes} if passes else None,
         )
 
-    def _traffic(self, window: float, rate: float) -> Traffic:
+    def _traffic(self, window: float, rate: float) -> TrafficWindow:
         requests = rate * window
         served = {"isl": 3000.0, "osl": 150.0} if requests and self.ready else {}
         refused = 0.0 if self.ready else requests
-        return Traffic(duration_s=window, requests=requests, rejected=refused, **served)
+        return TrafficWindow(duration_s=window, requests=requests, rejected=refused, **served)
 
 
 def settings(**given: Any) -> dict[str, Any]:
@@ -85,21 +87,21 @@ def settings(**given: Any) -> dict[str, Any]:
     return {"mode": "agg", "min_endpoint": 0, "startup_s": STARTUP_S, **relaxed, **given}
 
 
-def learnt(**given: Any) -> Deployment:
+def learnt(**given: Any) -> PlannedDeployment:
     return a_deployment(**settings(**given))
 
 
-def fresh(**given: Any) -> Deployment:
+def fresh(**given: Any) -> PlannedDeployment:
     """Nothing has been learnt; forecasts are those of the product."""
-    return deployment_of(
-        Settings(throughput_adjustment_interval_seconds=60.0, **settings(**given)), 0.0
+    return build_deployment(
+        DeploymentSettings(throughput_adjustment_interval_seconds=60.0, **settings(**given)), 0.0
     )
 
 
 @pytest.mark.parametrize("made", [learnt, fresh])
 @pytest.mark.parametrize("loops", LOOPS)
 def test_it_sleeps_wakes_after_hours_and_sleeps_again(
-    loops: str, made: Callable[..., Deployment]
+    loops: str, made: Callable[..., PlannedDeployment]
 ) -> None:
     fleet = Fleet(
         made(**LOOPS[loops]), lambda now: 0.2 if 3 * HOUR < now <= 3 * HOUR + 1800 else 0.0, ready=2
@@ -132,40 +134,46 @@ def test_a_trickle_keeps_one_replica_up(loops: str) -> None:
     assert {ready for _, ready in fleet.counts} == {1}
 
 
-def asleep(**given: Any) -> Deployment:
+def asleep(**given: Any) -> PlannedDeployment:
     """Nothing was there at its last tick."""
     deployment = learnt(**given)
-    deployment.tick(told(60.0, {D: Replicas(ready=0, expected=0)}, of=traffic(0.0)))
+    deployment.run_tick(told(60.0, {D: RoleReplicas(ready=0, expected=0)}, of=traffic(0.0)))
     return deployment
 
 
-def wish(deployment: Deployment, now_s: float, of: Traffic | None) -> dict[Role, int] | None:
-    return deployment.tick(told(now_s, {D: Replicas(ready=0, expected=0)}, of=of)).scale_to
+def wish(
+    deployment: PlannedDeployment, now_s: float, of: TrafficWindow | None
+) -> dict[Role, int] | None:
+    return deployment.run_tick(told(now_s, {D: RoleReplicas(ready=0, expected=0)}, of=of)).scale_to
 
 
 def test_one_refused_request_of_a_window_that_is_not_whole_wakes() -> None:
-    assert wish(asleep(), 65.0, Traffic(duration_s=5.0)) is None
-    assert wish(asleep(), 65.0, Traffic(duration_s=5.0, rejected=1.0)) == {D: 1}
-    assert wish(asleep(), 65.0, Traffic(duration_s=5.0, queued_requests=1.0)) == {D: 1}
+    assert wish(asleep(), 65.0, TrafficWindow(duration_s=5.0)) is None
+    assert wish(asleep(), 65.0, TrafficWindow(duration_s=5.0, rejected=1.0)) == {D: 1}
+    assert wish(asleep(), 65.0, TrafficWindow(duration_s=5.0, queued_requests=1.0)) == {D: 1}
 
 
 def test_it_wakes_though_nothing_had_been_observed_for_long() -> None:
     deployment = asleep()
     for n in range(1, 6):
-        effects = deployment.tick(
-            told(60.0 + 60.0 * n, {D: Replicas(ready=0, expected=0)}, of=Traffic(duration_s=60.0))
+        effects = deployment.run_tick(
+            told(
+                60.0 + 60.0 * n,
+                {D: RoleReplicas(ready=0, expected=0)},
+                of=TrafficWindow(duration_s=60.0),
+            )
         )
     assert Reason.OBSERVATION_STALE in effects.diagnostics.reasons
-    assert wish(deployment, 425.0, Traffic(duration_s=5.0, rejected=1.0)) == {D: 1}
+    assert wish(deployment, 425.0, TrafficWindow(duration_s=5.0, rejected=1.0)) == {D: 1}
 
 
 def test_both_roles_wake_together_and_no_more_than_they_may() -> None:
     deployment = a_deployment(min_endpoint=0, max_gpu_budget=2)
-    none = Replicas(ready=0, expected=0)
-    effects = deployment.tick(told(60.0, dict.fromkeys(Role, none), of=traffic(0.0)))
+    none = RoleReplicas(ready=0, expected=0)
+    effects = deployment.run_tick(told(60.0, dict.fromkeys(Role, none), of=traffic(0.0)))
     assert effects.scale_to is None
-    effects = deployment.tick(
-        told(65.0, dict.fromkeys(Role, none), of=Traffic(duration_s=5.0, rejected=9.0))
+    effects = deployment.run_tick(
+        told(65.0, dict.fromkeys(Role, none), of=TrafficWindow(duration_s=5.0, rejected=9.0))
     )
     assert effects.scale_to == {Role.PREFILL: 1, Role.DECODE: 1}
 
@@ -173,16 +181,24 @@ def test_both_roles_wake_together_and_no_more_than_they_may() -> None:
 def test_limits_of_engines_outlive_the_last_of_them() -> None:
     """So that a fleet that wakes to much traffic is sized for it at once."""
     deployment = learnt()
-    deployment.tick(told(60.0, {D: Replicas(ready=1, expected=1, limits=LIMITS)}, of=traffic(60.0)))
-    gone = {D: Replicas(ready=0, expected=0, limits=Limits(num_gpu=2))}
-    effects = deployment.tick(told(120.0, gone, of=Traffic(duration_s=60.0, requests=600.0)))
+    deployment.run_tick(
+        told(60.0, {D: RoleReplicas(ready=1, expected=1, limits=LIMITS)}, of=traffic(60.0))
+    )
+    gone = {D: RoleReplicas(ready=0, expected=0, limits=EngineLimits(num_gpu=2))}
+    effects = deployment.run_tick(
+        told(120.0, gone, of=TrafficWindow(duration_s=60.0, requests=600.0))
+    )
     assert effects.scale_to is not None
     assert effects.scale_to[D] > 1
 
 
 def test_the_document_stays_at_zero() -> None:
     deployment = a_deployment(document=True, **settings())
-    effects = deployment.tick(
-        told(60.0, {D: Replicas(ready=0, expected=0)}, of=Traffic(duration_s=60.0, rejected=9.0))
+    effects = deployment.run_tick(
+        told(
+            60.0,
+            {D: RoleReplicas(ready=0, expected=0)},
+            of=TrafficWindow(duration_s=60.0, rejected=9.0),
+        )
     )
     assert effects.scale_to is None

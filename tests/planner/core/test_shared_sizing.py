@@ -9,21 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.bench.planner_quality import SPEED, bimodal, fleet_of, heavy_tailed, normal
-from select_service.planner.core.inputs import Bins, Role
-from select_service.planner.core.shared_sizing import (
-    Shared,
+from select_service.planner.core.proposers.shared_engine_sizing import (
     SharedEngine,
     SharedLoad,
     SharedSize,
-    Targets,
+    SharedSizing,
+    SharedTargets,
 )
-from select_service.planner.replay.engine import Request
-from select_service.planner.replay.fleet import Fleet
-from select_service.planner.replay.observing import bins, variation
-from select_service.planner.replay.traffic import made_requests
+from select_service.planner.core.tick_input import LengthBins, Role
+from select_service.planner.replay.replay_traffic import generate_requests
+from select_service.planner.replay.simulated_engine import SimulatedRequest
+from select_service.planner.replay.simulated_fleet import SimulatedFleet
+from select_service.planner.replay.simulated_observation import make_length_bins, measure_variation
 
 D = Role.DECODE
-TARGETS = Targets(ttft_s=3.0, itl_s=0.08)
+TARGETS = SharedTargets(ttft_s=3.0, itl_s=0.08)
 WANTED = 0.95
 WITHIN = 0.05
 SECONDS, WARM_S = 2400.0, 400.0
@@ -41,33 +41,37 @@ def an_engine(**changed: Any) -> SharedEngine:
 KINDS = {"normal": normal, "bimodal": bimodal, "heavy": heavy_tailed}
 
 
-def requests_of(kind: str, rate: float) -> list[Request]:
+def requests_of(kind: str, rate: float) -> list[SimulatedRequest]:
     return list(
-        made_requests(lambda _: rate, until_s=SECONDS, rate_max=rate, lengths=KINDS[kind], seed=5)
+        generate_requests(
+            lambda _: rate, until_s=SECONDS, rate_max=rate, lengths=KINDS[kind], seed=5
+        )
     )
 
 
-def load_of(requests: list[Request], rate: float) -> SharedLoad:
+def load_of(requests: list[SimulatedRequest], rate: float) -> SharedLoad:
     """With the contexts of those that live: long answers live longer."""
-    lengths = bins([float(each.uncached) for each in requests])
+    lengths = make_length_bins([float(each.uncached) for each in requests])
     assert lengths is not None
     tokens = sum(each.osl for each in requests)
     context = sum(each.osl * (each.isl + each.osl / 2) for each in requests) / tokens
     return SharedLoad(rate, lengths, tokens / len(requests), context, context * context, 1.0)
 
 
-def kept(requests: list[Request], replicas: int) -> float:
+def kept(requests: list[SimulatedRequest], replicas: int) -> float:
     """By so many simulated engines that are there all the time."""
-    fleet = Fleet(fleet_of("agg"), {D: replicas}, 0.0)
-    copies = [Request(each.arrived_s, each.isl, each.osl, each.uncached) for each in requests]
+    fleet = SimulatedFleet(fleet_of("agg"), {D: replicas}, 0.0)
+    copies = [
+        SimulatedRequest(each.arrived_s, each.isl, each.osl, each.uncached) for each in requests
+    ]
     for each in copies:
-        fleet.arrive(each, each.arrived_s)
-    fleet.advance(SECONDS + 3600.0)
+        fleet.add_request(each, each.arrived_s)
+    fleet.advance_to(SECONDS + 3600.0)
     own = [each for each in copies if each.arrived_s > WARM_S]
     return sum(map(_is_kept, own)) / len(own)
 
 
-def _is_kept(request: Request) -> bool:
+def _is_kept(request: SimulatedRequest) -> bool:
     if request.ttft_s is None or request.ttft_s > TARGETS.ttft_s:
         return False
     return request.itl_s is None or request.itl_s <= TARGETS.itl_s
@@ -86,18 +90,18 @@ CASES = [
 @pytest.mark.parametrize(("kind", "rate"), CASES)
 def test_the_fewest_that_are_promised_keep_it_and_one_less_does_not(kind: str, rate: float) -> None:
     requests = requests_of(kind, rate)
-    size = Shared(load_of(requests, rate), an_engine(), TARGETS).size(WANTED)
+    size = SharedSizing(load_of(requests, rate), an_engine(), TARGETS).size_replicas(WANTED)
     found = kept(requests, size.replicas)
     assert abs(found - size.attainment) <= WITHIN, (size, found)
     assert found >= WANTED - WITHIN
     assert kept(requests, size.replicas - 1) < WANTED
 
 
-def in_batches(kind: str, rate: float, batch: int) -> list[Request]:
+def in_batches(kind: str, rate: float, batch: int) -> list[SimulatedRequest]:
     rng, now, found = Random(5), 0.0, []
     while (now := now + rng.expovariate(rate / batch)) < SECONDS:
         found += [
-            Request(now, isl, osl, uncached)
+            SimulatedRequest(now, isl, osl, uncached)
             for isl, uncached, osl in (KINDS[kind](rng) for _ in range(batch))
         ]
     return found
@@ -108,23 +112,27 @@ def test_batches_meet_many_replicas_and_each_of_them_few_of_a_batch(kind: str, r
     """What varies by 4 for all of them varies little for one: one replica more at most."""
     requests = in_batches(kind, rate, 4)
     times = [each.arrived_s for each in requests]
-    varied = variation(times, 0.0, SECONDS)
+    varied = measure_variation(times, 0.0, SECONDS)
     assert varied == pytest.approx(4.0, rel=0.2)
     load = load_of(requests, len(requests) / SECONDS)._replace(arrival_variation=varied)
-    size = Shared(load, an_engine(), TARGETS).size(WANTED)
+    size = SharedSizing(load, an_engine(), TARGETS).size_replicas(WANTED)
     assert kept(requests, size.replicas) >= WANTED - WITHIN
     assert kept(requests, size.replicas - 2) < WANTED
 
 
 def equal(rate: float, **changed: Any) -> SharedLoad:
-    load = SharedLoad(rate, Bins(means=(2000.0,), counts=(1.0,)), 300.0, 2150.0, 2150.0**2, 1.0)
+    load = SharedLoad(
+        rate, LengthBins(means=(2000.0,), counts=(1.0,)), 300.0, 2150.0, 2150.0**2, 1.0
+    )
     return load._replace(**changed)
 
 
 def size(
     load: SharedLoad, engine: SharedEngine | None = None, wanted: float = WANTED, **targets: float
 ) -> SharedSize:
-    return Shared(load, engine or an_engine(), TARGETS._replace(**targets)).size(wanted)
+    return SharedSizing(load, engine or an_engine(), TARGETS._replace(**targets)).size_replicas(
+        wanted
+    )
 
 
 @given(st.floats(0.1, 60.0), st.floats(0.6, 0.99))
@@ -133,7 +141,7 @@ def test_what_suffices_suffices_and_is_rounded_up(rate: float, wanted: float) ->
     assert found.attainment >= wanted - 1e-9
     assert found.replicas - 1 <= found.exact <= found.replicas
     if found.replicas > 1:
-        before = Shared(equal(rate), an_engine(), TARGETS)
+        before = SharedSizing(equal(rate), an_engine(), TARGETS)
         assert before.attainment(found.replicas - 1, rate) < wanted
 
 
@@ -164,7 +172,7 @@ def test_tokens_that_are_guessed_ahead_make_answers_shorter() -> None:
 
 
 def test_what_no_number_keeps_is_said_and_the_rest_is_helped() -> None:
-    lengths = Bins(means=(400.0, 40_000.0), counts=(0.85, 0.15))
+    lengths = LengthBins(means=(400.0, 40_000.0), counts=(0.85, 0.15))
     long = equal(5.0, lengths=lengths, mean_kv=7000.0, square_kv=7000.0**2)
     found = size(long)
     assert found.reachable == pytest.approx(0.85)
@@ -176,6 +184,6 @@ def test_what_no_number_keeps_is_said_and_the_rest_is_helped() -> None:
 
 
 def test_nothing_suffices_for_a_prompt_that_decoding_leaves_no_room_for() -> None:
-    crowded = Shared(equal(20.0), an_engine(chunk=8.0), TARGETS)
-    assert crowded.settle(5.0) is None
+    crowded = SharedSizing(equal(20.0), an_engine(chunk=8.0), TARGETS)
+    assert crowded.find_fixed_point(5.0) is None
     assert crowded.attainment(4, 20.0) == 0.0

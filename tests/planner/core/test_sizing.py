@@ -6,28 +6,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.planner.core.inputs import Bins
-from select_service.planner.core.reasons import Reason
-from select_service.planner.core.sizing import (
+from select_service.planner.core.proposers.queue_sizing import (
     REPLICAS_MAX,
-    DecodeEngine,
+    DecodeCapability,
     DecodeLoad,
     MissCorrection,
     PrefillQueue,
-    decode_replicas,
     erlang_c,
-    moments,
-    prefill_queue,
-    prefill_replicas,
+    first_two_moments,
+    make_prefill_queue,
+    size_decode,
+    size_prefill,
 )
+from select_service.planner.core.reasons import Reason
+from select_service.planner.core.tick_input import LengthBins
 
 
 def a_queue(
     lengths: dict[float, float], rate: float, arrival_variation: float = 1.0
 ) -> PrefillQueue:
     """10 ms and 60 us a token."""
-    bins = Bins(means=tuple(lengths), counts=tuple(lengths.values()))
-    return prefill_queue(bins, lambda tokens: 0.01 + 6e-5 * tokens, rate, arrival_variation)
+    bins = LengthBins(means=tuple(lengths), counts=tuple(lengths.values()))
+    return make_prefill_queue(bins, lambda tokens: 0.01 + 6e-5 * tokens, rate, arrival_variation)
 
 
 def naive_erlang_c(servers: int, offered: float) -> float:
@@ -66,27 +66,27 @@ def test_known_sizes(
     replicas: int,
     attainment: float,
 ) -> None:
-    size = prefill_replicas(a_queue(lengths, rate), slo_s, wanted)
+    size = size_prefill(a_queue(lengths, rate), slo_s, wanted)
     assert (size.replicas, size.reason) == (replicas, Reason.SCALE)
     assert size.attainment == pytest.approx(attainment)
 
 
 def test_a_few_long_prompts_need_more_than_their_mean_says() -> None:
     queue = a_queue({400: 0.95, 16000: 0.05}, 11.0, 3.0)
-    by_mean = ceil(queue.offered)
-    assert prefill_replicas(queue, 1.0, 0.95).replicas > by_mean
+    by_mean = ceil(queue.busy_replicas)
+    assert size_prefill(queue, 1.0, 0.95).replicas > by_mean
 
 
 def test_prompts_that_are_too_long_alone_are_said_and_sized_for_utilisation() -> None:
     queue = a_queue({400: 0.9, 16000: 0.1}, 30.0)
-    size = prefill_replicas(queue, 0.3, 0.95)
+    size = size_prefill(queue, 0.3, 0.95)
     assert size.reason is Reason.SLO_OUT_OF_REACH
-    assert size.replicas == ceil(queue.offered / 0.85)
+    assert size.replicas == ceil(queue.busy_replicas / 0.85)
     assert size.attainment < 0.9
 
 
 def test_no_requests_need_no_replicas() -> None:
-    assert prefill_replicas(a_queue({400: 1}, 0.0), 0.3, 0.95).replicas == 0
+    assert size_prefill(a_queue({400: 1}, 0.0), 0.3, 0.95).replicas == 0
 
 
 @given(
@@ -99,20 +99,20 @@ def test_no_requests_need_no_replicas() -> None:
 def test_more_demand_or_a_tighter_target_never_needs_fewer(
     lengths: dict[float, float], rate: float, variation: float, slo_s: float, wanted: float
 ) -> None:
-    size = prefill_replicas(a_queue(lengths, rate, variation), slo_s, wanted)
+    size = size_prefill(a_queue(lengths, rate, variation), slo_s, wanted)
     assert 1 <= size.replicas <= REPLICAS_MAX
     if size.reason is Reason.SCALE:
         assert size.attainment >= wanted - 1e-9
-        more = prefill_replicas(a_queue(lengths, 1.5 * rate, variation), slo_s, wanted)
-        looser = prefill_replicas(a_queue(lengths, rate, variation), 1.5 * slo_s, wanted)
+        more = size_prefill(a_queue(lengths, 1.5 * rate, variation), slo_s, wanted)
+        looser = size_prefill(a_queue(lengths, rate, variation), 1.5 * slo_s, wanted)
         assert more.replicas >= size.replicas >= looser.replicas
 
 
-def an_engine(kv_tokens: float, accept: float = 1.0) -> DecodeEngine:
+def an_engine(kv_tokens: float, accept: float = 1.0) -> DecodeCapability:
     def itl_s(live: float, kv: float) -> float:
         return (0.006 + 1e-4 * live + 3e-8 * kv) / accept
 
-    return DecodeEngine(itl_s, kv_tokens, 256)
+    return DecodeCapability(itl_s, kv_tokens, 256)
 
 
 @pytest.mark.parametrize(
@@ -132,35 +132,35 @@ def test_known_decode_sizes(
     expected: tuple[int, int, float],
 ) -> None:
     load = DecodeLoad(rate, osl, 2100.0, 2100.0**2)
-    size = decode_replicas(load, an_engine(kv, accept), slo_s)
+    size = size_decode(load, an_engine(kv, accept), slo_s)
     assert (size.replicas, size.batch) == expected[:2]
     assert size.itl_s == pytest.approx(expected[2])
 
 
 def test_contexts_that_vary_need_more_cache() -> None:
-    even = DecodeLoad(20.0, 300.0, *moments(Bins(means=(2000.0,), counts=(1.0,))))
-    mixed = DecodeLoad(20.0, 300.0, *moments(Bins(means=(500.0, 15500.0), counts=(9.0, 1.0))))
+    even = DecodeLoad(20.0, 300.0, *first_two_moments(LengthBins(means=(2000.0,), counts=(1.0,))))
+    mixed = DecodeLoad(
+        20.0, 300.0, *first_two_moments(LengthBins(means=(500.0, 15500.0), counts=(9.0, 1.0)))
+    )
     assert mixed.mean_kv == even.mean_kv
     engine = an_engine(30000)
-    assert (
-        decode_replicas(mixed, engine, 0.05).replicas > decode_replicas(even, engine, 0.05).replicas
-    )
+    assert size_decode(mixed, engine, 0.05).replicas > size_decode(even, engine, 0.05).replicas
 
 
 def test_a_pace_that_even_one_request_misses_is_said() -> None:
-    size = decode_replicas(DecodeLoad(1.0, 100.0, 2000.0, 4e6), an_engine(60000), 0.005)
+    size = size_decode(DecodeLoad(1.0, 100.0, 2000.0, 4e6), an_engine(60000), 0.005)
     assert (size.batch, size.reason) == (1, Reason.SLO_OUT_OF_REACH)
 
 
 def test_more_misses_than_predicted_count_and_bounds_hold() -> None:
     correction = MissCorrection()
-    assert correction.factor == 1.0
-    correction.observe(0.2, 0.05)
-    assert correction.factor == pytest.approx(1 + 0.2 * (0.21 / 0.06 - 1))
+    assert correction.miss_ratio == 1.0
+    correction.observe_window(0.2, 0.05)
+    assert correction.miss_ratio == pytest.approx(1 + 0.2 * (0.21 / 0.06 - 1))
     for _ in range(50):
-        correction.observe(1.0, 0.0)
+        correction.observe_window(1.0, 0.0)
         correction.check_invariants()
-    assert correction.factor == pytest.approx(3.0)
+    assert correction.miss_ratio == pytest.approx(3.0)
     for _ in range(50):
-        correction.observe(0.0, 0.5)
-    assert correction.factor == pytest.approx(0.5)
+        correction.observe_window(0.0, 0.5)
+    assert correction.miss_ratio == pytest.approx(0.5)

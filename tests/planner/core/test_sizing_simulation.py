@@ -5,16 +5,16 @@ from itertools import product
 import numpy as np
 import pytest
 
-from select_service.planner.core.inputs import Bins
-from select_service.planner.core.reasons import Reason
-from select_service.planner.core.sizing import (
-    DecodeEngine,
+from select_service.planner.core.proposers.queue_sizing import (
+    DecodeCapability,
     DecodeLoad,
-    decode_replicas,
-    moments,
-    prefill_queue,
-    prefill_replicas,
+    first_two_moments,
+    make_prefill_queue,
+    size_decode,
+    size_prefill,
 )
+from select_service.planner.core.reasons import Reason
+from select_service.planner.core.tick_input import LengthBins
 from tests.planner.core.queue_simulation import Kind, attained, bins_of, lengths_of, service_s
 
 WITHIN = 0.05
@@ -37,8 +37,8 @@ def check(kind: Kind, requests: int, seed: int) -> None:
     """Both the number of replicas and the promised attainment."""
     rng = np.random.default_rng(seed + 1)
     lengths = bins_of(lengths_of(kind.lengths, 20_000, rng))
-    queue = prefill_queue(lengths, service_s, kind.rate, kind.arrival_variation)
-    size = prefill_replicas(queue, kind.slo_s, kind.wanted)
+    queue = make_prefill_queue(lengths, service_s, kind.rate, kind.arrival_variation)
+    size = size_prefill(queue, kind.slo_s, kind.wanted)
     found = attained(kind, size.replicas, requests, seed)
     assert abs(found - size.attainment) <= WITHIN, (kind, size, found)
     if size.reason is not Reason.SLO_OUT_OF_REACH:
@@ -60,9 +60,9 @@ def test_the_promise_is_kept_in_all_kinds(kind: Kind, seed: int) -> None:
 def test_the_mean_alone_would_have_broken_it() -> None:
     kind = Kind("bimodal", 8.0, 3.0, 0.5, 0.9)
     lengths = bins_of(lengths_of("bimodal", 20_000, np.random.default_rng(1)))
-    queue = prefill_queue(lengths, service_s, kind.rate, kind.arrival_variation)
-    by_mean = int(np.ceil(queue.offered))
-    assert prefill_replicas(queue, kind.slo_s, kind.wanted).replicas > by_mean
+    queue = make_prefill_queue(lengths, service_s, kind.rate, kind.arrival_variation)
+    by_mean = int(np.ceil(queue.busy_replicas))
+    assert size_prefill(queue, kind.slo_s, kind.wanted).replicas > by_mean
     assert attained(kind, by_mean, 12_000, 7) < kind.wanted - 0.1
 
 
@@ -76,10 +76,10 @@ def test_batches_and_the_cache_hold_what_lives(rate: float, spread: str) -> None
     """At a random moment: Poisson requests, each with its own context."""
     rng = np.random.default_rng(11)
     contexts = lengths_of(spread, 20_000, rng)
-    bins: Bins = bins_of(contexts)
-    load = DecodeLoad(rate, 300.0, *moments(bins))
-    engine = DecodeEngine(itl_s, 120_000.0, 64)
-    size = decode_replicas(load, engine, 0.03)
+    bins: LengthBins = bins_of(contexts)
+    load = DecodeLoad(rate, 300.0, *first_two_moments(bins))
+    engine = DecodeCapability(itl_s, 120_000.0, 64)
+    size = size_decode(load, engine, 0.03)
     moments_seen = 2_000
     live = rng.poisson(rate * 300.0 * size.itl_s, moments_seen)
     tokens = [rng.choice(contexts, n).sum() for n in live]

@@ -7,48 +7,63 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from select_service.planner.core.reasons import Reason
-from select_service.planner.core.stabilise import Stabiliser, StabiliserSettings, Standing, Step
+from select_service.planner.core.replicas.stabiliser import (
+    Stabiliser,
+    StabiliserInput,
+    StabiliserSettings,
+    StabiliserStep,
+)
 
 
-def standing(current: int, pending: int = 0) -> Standing:
-    return Standing(current, pending, 1, 12)
+def standing(current: int, pending: int = 0) -> StabiliserInput:
+    return StabiliserInput(current, pending, 1, 12)
 
 
 def test_up_goes_at_once_and_not_for_little() -> None:
     stabiliser = Stabiliser(StabiliserSettings())
-    assert stabiliser.step(0.0, standing(3), 3.3) == Step(None, Reason.WITHIN_TOLERANCE)
-    assert stabiliser.step(10.0, standing(3), 4.01) == Step(5, Reason.UP)
-    assert stabiliser.step(20.0, standing(3, 2), 4.4) == Step(None, Reason.PENDING)
+    assert stabiliser.next_step(0.0, standing(3), 3.3) == StabiliserStep(
+        None, Reason.WITHIN_TOLERANCE
+    )
+    assert stabiliser.next_step(10.0, standing(3), 4.01) == StabiliserStep(5, Reason.UP)
+    assert stabiliser.next_step(20.0, standing(3, 2), 4.4) == StabiliserStep(None, Reason.PENDING)
 
 
 def test_steps_up_are_bounded_and_spaced() -> None:
     stabiliser = Stabiliser(StabiliserSettings(up_cooldown=30.0, max_up=2))
-    assert stabiliser.step(0.0, standing(5), 9.1) == Step(7, Reason.UP)
-    assert stabiliser.step(10.0, standing(5, 2), 9.2) == Step(None, Reason.UP_COOLDOWN)
-    assert stabiliser.step(30.0, standing(5, 2), 9.0) == Step(9, Reason.UP)
+    assert stabiliser.next_step(0.0, standing(5), 9.1) == StabiliserStep(7, Reason.UP)
+    assert stabiliser.next_step(10.0, standing(5, 2), 9.2) == StabiliserStep(
+        None, Reason.UP_COOLDOWN
+    )
+    assert stabiliser.next_step(30.0, standing(5, 2), 9.0) == StabiliserStep(9, Reason.UP)
 
 
 def test_down_needs_a_whole_window_and_goes_by_one() -> None:
     stabiliser = Stabiliser(StabiliserSettings())
-    steps = {at: stabiliser.step(at, standing(4), 1.0) for at in map(float, range(0, 310, 10))}
+    steps = {at: stabiliser.next_step(at, standing(4), 1.0) for at in map(float, range(0, 310, 10))}
     assert {step.reason for at, step in steps.items() if at < 300} == {Reason.FIRST_WINDOW}
-    assert steps[300.0] == Step(3, Reason.DOWN)
-    assert stabiliser.step(310.0, standing(3), 1.0) == Step(None, Reason.DOWN_COOLDOWN)
-    assert stabiliser.step(360.0, standing(3), 1.0) == Step(2, Reason.DOWN)
+    assert steps[300.0] == StabiliserStep(3, Reason.DOWN)
+    assert stabiliser.next_step(310.0, standing(3), 1.0) == StabiliserStep(
+        None, Reason.DOWN_COOLDOWN
+    )
+    assert stabiliser.next_step(360.0, standing(3), 1.0) == StabiliserStep(2, Reason.DOWN)
 
 
 def test_one_wish_holds_for_a_window() -> None:
     stabiliser = Stabiliser(StabiliserSettings())
     for at in range(0, 400, 10):
-        stabiliser.step(float(at), standing(3), 2.5 if at == 200 else 0.5)
-    assert stabiliser.step(490.0, standing(3), 0.5).reason is Reason.HOLD
-    assert stabiliser.step(500.0, standing(3), 0.5) == Step(2, Reason.DOWN)
+        stabiliser.next_step(float(at), standing(3), 2.5 if at == 200 else 0.5)
+    assert stabiliser.next_step(490.0, standing(3), 0.5).reason is Reason.HOLD
+    assert stabiliser.next_step(500.0, standing(3), 0.5) == StabiliserStep(2, Reason.DOWN)
 
 
 def test_what_is_outside_of_the_bounds_comes_back_at_once() -> None:
     stabiliser = Stabiliser(StabiliserSettings())
-    assert stabiliser.step(0.0, Standing(0, 0, 2, 5), 0.0) == Step(2, Reason.UP)
-    assert stabiliser.step(1.0, Standing(7, 0, 2, 5), 9.0) == Step(5, Reason.DOWN)
+    assert stabiliser.next_step(0.0, StabiliserInput(0, 0, 2, 5), 0.0) == StabiliserStep(
+        2, Reason.UP
+    )
+    assert stabiliser.next_step(1.0, StabiliserInput(7, 0, 2, 5), 9.0) == StabiliserStep(
+        5, Reason.DOWN
+    )
 
 
 class NaiveStabiliser:
@@ -60,7 +75,7 @@ class NaiveStabiliser:
         self.ups: list[float] = []
         self.changes: list[float] = []
 
-    def step(self, now: float, at: Standing, wanted: float) -> Step:
+    def step(self, now: float, at: StabiliserInput, wanted: float) -> StabiliserStep:
         wanted = min(wanted, at.high)
         self.wishes.append((now, wanted))
         peak = max(wish for when, wish in self.wishes if when > now - self.of.down_window)
@@ -69,28 +84,30 @@ class NaiveStabiliser:
             self.changes.append(now)
             if have < at.low:
                 self.ups.append(now)
-                return Step(at.low, Reason.UP)
-            return Step(at.high, Reason.DOWN)
+                return StabiliserStep(at.low, Reason.UP)
+            return StabiliserStep(at.high, Reason.DOWN)
         if wanted > have:
             if wanted <= have * (1 + self.of.tolerance):
-                return Step(None, Reason.WITHIN_TOLERANCE)
+                return StabiliserStep(None, Reason.WITHIN_TOLERANCE)
             if any(now - up < self.of.up_cooldown for up in self.ups):
-                return Step(None, Reason.UP_COOLDOWN)
+                return StabiliserStep(None, Reason.UP_COOLDOWN)
             self.ups.append(now)
             self.changes.append(now)
-            return Step(min(ceil(wanted - 1e-9), have + self.of.max_up, at.high), Reason.UP)
+            return StabiliserStep(
+                min(ceil(wanted - 1e-9), have + self.of.max_up, at.high), Reason.UP
+            )
         if at.pending:
-            return Step(None, Reason.PENDING)
+            return StabiliserStep(None, Reason.PENDING)
         if have == at.low or peak > have - 1:
-            return Step(None, Reason.HOLD)
+            return StabiliserStep(None, Reason.HOLD)
         if now - self.wishes[0][0] < self.of.down_window:
-            return Step(None, Reason.FIRST_WINDOW)
+            return StabiliserStep(None, Reason.FIRST_WINDOW)
         if peak > (have - 1) * (1 - self.of.tolerance):
-            return Step(None, Reason.WITHIN_TOLERANCE)
+            return StabiliserStep(None, Reason.WITHIN_TOLERANCE)
         if any(now - change < self.of.down_cooldown for change in self.changes):
-            return Step(None, Reason.DOWN_COOLDOWN)
+            return StabiliserStep(None, Reason.DOWN_COOLDOWN)
         self.changes.append(now)
-        return Step(have - 1, Reason.DOWN)
+        return StabiliserStep(have - 1, Reason.DOWN)
 
 
 class StabiliserMachine(RuleBasedStateMachine):
@@ -105,8 +122,8 @@ class StabiliserMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1.0, 5.0, 20.0, 61.0]), wanted=st.floats(0, 14))
     def step(self, seconds: float, wanted: float) -> None:
         self.now += seconds
-        at = Standing(self.current, self.pending, 1, 12)
-        found = self.stabiliser.step(self.now, at, wanted)
+        at = StabiliserInput(self.current, self.pending, 1, 12)
+        found = self.stabiliser.next_step(self.now, at, wanted)
         assert found == self.naive.step(self.now, at, wanted)
         if found.target is None:
             return

@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.planner.core.inputs import Replicas
-from select_service.planner.core.settings import Settings
-from select_service.planner.core.startups import STARTUP_WEIGHT, Startups
+from select_service.planner.core.replicas.startups import STARTUP_WEIGHT, StartUpTracker
+from select_service.planner.core.settings import DeploymentSettings
+from select_service.planner.core.tick_input import RoleReplicas
 from tests.planner.core.deployments import replicas
 
 
-def learnt(readings: list[tuple[float, Replicas]], first_s: float = 120.0) -> float:
-    startups = Startups(Settings(startup_s=first_s))
+def learnt(readings: list[tuple[float, RoleReplicas]], first_s: float = 120.0) -> float:
+    startups = StartUpTracker(DeploymentSettings(startup_s=first_s))
     for now_s, each in readings:
-        startups.observe(now_s, each)
+        startups.observe_role(now_s, each)
         startups.check_invariants()
     return startups.startup_s
 

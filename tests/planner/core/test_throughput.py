@@ -7,15 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from scripts.playing.planner_given import given_model
-from select_service.planner.core.contracts import Shape, Slo
-from select_service.planner.core.inputs import Bins, Role, Traffic
+from select_service.planner.core.final_counts import CountSettler, DesiredScale
+from select_service.planner.core.forecast_contracts import LatencyTargets, MeanRequest
+from select_service.planner.core.proposers.throughput_proposer import (
+    RoleEngine,
+    SizedDemand,
+    size_role,
+)
 from select_service.planner.core.reasons import Reason
-from select_service.planner.core.settings import Settings
-from select_service.planner.core.settle import Settler, Wish
-from select_service.planner.core.standing import RoleNow, Standing
-from select_service.planner.core.startups import Waiting
-from select_service.planner.core.throughput import Demand, Engine, sized
+from select_service.planner.core.replicas.replica_counts import ReplicaCounts, RoleCounts
+from select_service.planner.core.replicas.startups import StartUpProgress
+from select_service.planner.core.settings import DeploymentSettings
+from select_service.planner.core.tick_input import LengthBins, Role, TrafficWindow
 from tests.planner.core.deployments import (
     FORWARD,
     LIMITS,
@@ -26,22 +29,26 @@ from tests.planner.core.deployments import (
     told,
 )
 from tests.planner.core.deployments import traffic as a_window
+from tests.vectors.planner_given import given_model
 
-ENGINE = Engine(
-    given_model("prefill", FORWARD["prefill"]), LIMITS, Slo(ttft_ms=500.0, itl_ms=20.0), False
+ENGINE = RoleEngine(
+    given_model("prefill", FORWARD["prefill"]),
+    LIMITS,
+    LatencyTargets(ttft_ms=500.0, itl_ms=20.0),
+    False,
 )
 
 
-def demand(long: float, rate: float, promised: float, correction: float = 1.0) -> Demand:
+def demand(long: float, rate: float, promised: float, correction: float = 1.0) -> SizedDemand:
     """A part `long` of the prompts takes longer than the target."""
-    lengths = Bins(means=(400.0, 16000.0), counts=(1.0 - long, long))
+    lengths = LengthBins(means=(400.0, 16000.0), counts=(1.0 - long, long))
     mean = 400.0 * (1.0 - long) + 16000.0 * long
-    traffic = Traffic(duration_s=60.0, requests=60.0 * rate, uncached_isl=lengths)
-    return Demand(rate, Shape(mean, 150.0), traffic, promised, correction)
+    traffic = TrafficWindow(duration_s=60.0, requests=60.0 * rate, uncached_isl=lengths)
+    return SizedDemand(rate, MeanRequest(mean, 150.0), traffic, promised, correction)
 
 
-def size(of: Demand) -> tuple[int, Reason]:
-    found = sized(of, Role.PREFILL, ENGINE, Settings())
+def size(of: SizedDemand) -> tuple[int, Reason]:
+    found = size_role(of, Role.PREFILL, ENGINE, DeploymentSettings())
     assert found.replicas is not None
     assert found.spare is not None
     assert found.spare >= found.replicas
@@ -72,7 +79,7 @@ def test_misses_that_nobody_can_help_are_not_multiplied(
     """Those that can be helped are: 3 % of 5 % are, twice as many are missed, so 1 % is allowed."""
     of = demand(long, 20.0, promised, correction)
     reachable = 1.0 - long
-    wanted = of.wanted(reachable)
+    wanted = of.attainment_to_size_for(reachable)
     if reachable <= promised:
         assert 1.0 - wanted == pytest.approx((1.0 - promised) / correction)
         return
@@ -84,9 +91,9 @@ def test_misses_while_replicas_start_say_nothing_of_sizes() -> None:
     deployment = a_deployment()
     moving = both(2, 2) | {Role.PREFILL: replicas(2, 2)}
     late = a_window(300.0, ttft_met=0.1)
-    first = deployment.tick(told(60.0, moving, of=late))
-    second = deployment.tick(told(120.0, both(4, 2), of=late))
-    third = deployment.tick(told(180.0, both(4, 2), of=late))
+    first = deployment.run_tick(told(60.0, moving, of=late))
+    second = deployment.run_tick(told(120.0, both(4, 2), of=late))
+    third = deployment.run_tick(told(180.0, both(4, 2), of=late))
     factors = [each.diagnostics.miss_correction for each in (first, second, third)]
     assert factors[:2] == [1.0, 1.0]
     assert factors[2] > 1.0
@@ -94,7 +101,7 @@ def test_misses_while_replicas_start_say_nothing_of_sizes() -> None:
 
 @given(st.floats(0.0, 0.04), st.floats(0.5, 60))
 def test_what_is_not_rounded_is_rounded_up(long: float, rate: float) -> None:
-    found = sized(demand(long, rate, 0.95), Role.PREFILL, ENGINE, Settings())
+    found = size_role(demand(long, rate, 0.95), Role.PREFILL, ENGINE, DeploymentSettings())
     assert found.replicas is not None
     assert found.exact is not None
     assert found.replicas - 1 <= found.exact <= found.replicas
@@ -109,9 +116,11 @@ def test_a_quantile_is_margin_enough_for_a_step_down() -> None:
 def test_a_little_more_than_there_is_starts_no_replica() -> None:
     """3.2 replicas: three are within the tolerance of the stabiliser, two need two more."""
     for have, wanted in ((3, 3), (2, 4)):
-        now = RoleNow(have, 0, False, False, Waiting(0.0, False, None, 0))
-        wish = Wish({Role.DECODE: 4}, {Role.DECODE: 4}, {Role.DECODE: 3.2}, None)
-        settled = Settler(Settings(mode="agg")).settle(5.0, wish, Standing({Role.DECODE: now}))
+        now = RoleCounts(have, 0, False, False, StartUpProgress(0.0, False, None, 0))
+        wish = DesiredScale({Role.DECODE: 4}, {Role.DECODE: 4}, {Role.DECODE: 3.2}, None)
+        settled = CountSettler(DeploymentSettings(mode="agg")).settle_counts(
+            5.0, wish, ReplicaCounts({Role.DECODE: now})
+        )
         assert settled.counts == {Role.DECODE: wanted}
 
 
@@ -124,7 +133,7 @@ def test_steps_down_that_load_allows_follow_each_other() -> None:
         now = 5.0 * at
         engines = {**idle, Role.DECODE: passes(Role.DECODE, ["idle"] * count)}
         of = a_window(60.0) if at % 12 == 0 else a_window(5.0, 5.0)
-        effects = deployment.tick(told(now, both(2, count), of=of, engines=engines))
+        effects = deployment.run_tick(told(now, both(2, count), of=of, engines=engines))
         after = (effects.scale_to or {}).get(Role.DECODE, count)
         if after != count:
             changes.append(now)
@@ -137,6 +146,6 @@ def test_steps_down_that_load_allows_follow_each_other() -> None:
 def test_while_the_promise_is_broken_sizes_are_rounded_up() -> None:
     kept = demand(0.0, 20.0, 0.95)
     missed = kept._replace(traffic=structs.replace(kept.traffic, ttft_met=0.9))
-    assert (kept.is_missed, missed.is_missed) == (False, True)
-    found = sized(missed, Role.PREFILL, ENGINE, Settings())
+    assert (kept.has_missed_target, missed.has_missed_target) == (False, True)
+    found = size_role(missed, Role.PREFILL, ENGINE, DeploymentSettings())
     assert found.exact == found.replicas

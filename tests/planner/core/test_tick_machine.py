@@ -8,9 +8,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from select_service.planner.core.inputs import ForwardPass, Replicas, Role, TickInput, Traffic
-from select_service.planner.core.settings import min_endpoint_of
-from select_service.planner.core.tick import Deployment, Effects
+from select_service.planner.core.settings import minimum_replicas
+from select_service.planner.core.tick import PlannedDeployment, TickEffects
+from select_service.planner.core.tick_input import (
+    ForwardPass,
+    Role,
+    RoleReplicas,
+    TickInput,
+    TrafficWindow,
+)
 from tests.planner.core.deployments import (
     HOT,
     IDLE,
@@ -52,36 +58,36 @@ class DeploymentMachine(RuleBasedStateMachine):
 
     def _tick(
         self,
-        seen: Traffic | None,
+        seen: TrafficWindow | None,
         engines: Mapping[Role, tuple[ForwardPass, ...]] | None,
         *,
         moving: bool = False,
-    ) -> Effects:
+    ) -> TickEffects:
         self.now += 5.0
-        counts: dict[Role, Replicas] = {
+        counts: dict[Role, RoleReplicas] = {
             role: replicas(self.ready[role], self.pending[role], in_progress=moving)
             if not moving
-            else Replicas(ready=self.ready[role], expected=self.ready[role], in_progress=True)
+            else RoleReplicas(ready=self.ready[role], expected=self.ready[role], in_progress=True)
             for role in self.roles
         }
         tick = TickInput(now_s=self.now, replicas=counts, traffic=seen, passes=engines)
-        effects = self.deployment.tick(tick)
+        effects = self.deployment.run_tick(tick)
         self._same_again(tick, effects)
         return effects
 
-    def _same_again(self, tick: TickInput, effects: Effects) -> None:
+    def _same_again(self, tick: TickInput, effects: TickEffects) -> None:
         """From the log, and with the engines in another order."""
         read = msgspec.json.decode(msgspec.json.encode(tick), type=TickInput)
         if read.passes is not None:
             turned = {role: tuple(reversed(all_of)) for role, all_of in read.passes.items()}
             read = msgspec.structs.replace(read, passes=turned)
-        other = self.again.tick(read)
+        other = self.again.run_tick(read)
         assert msgspec.json.encode(other) == msgspec.json.encode(effects)
 
     def _engines(self, said: str) -> dict[Role, tuple[ForwardPass, ...]]:
         return {role: passes(role, [said] * self.ready[role]) for role in self.roles}
 
-    def _apply(self, effects: Effects) -> None:
+    def _apply(self, effects: TickEffects) -> None:
         """The platform: what is more starts, what is less goes at once."""
         for role, number in (effects.scale_to or {}).items():
             assert number >= 0
@@ -89,7 +95,7 @@ class DeploymentMachine(RuleBasedStateMachine):
             self.ready[role] = min(self.ready[role], number)
 
     @property
-    def _total(self) -> int:
+    def _count_of_tenants(self) -> int:
         return sum(self.ready[role] + self.pending[role] for role in self.roles)
 
     @rule(requests=st.floats(0, 3000), said=states, waiting=st.floats(0, 3))
@@ -135,7 +141,7 @@ class DeploymentMachine(RuleBasedStateMachine):
     @invariant()
     def ceilings_hold(self) -> None:
         if hasattr(self, "deployment"):
-            assert self._total <= GPUS
+            assert self._count_of_tenants <= GPUS
             self.deployment.check_invariants()
 
     @rule()
@@ -144,7 +150,7 @@ class DeploymentMachine(RuleBasedStateMachine):
         self.pending = dict.fromkeys(self.roles, 0)
         self._apply(self._tick(traffic(60.0), self._engines(WARM)))
         for role in self.roles:
-            least = min_endpoint_of(self.deployment.settings, role)
+            least = minimum_replicas(self.deployment.settings, role)
             assert self.ready[role] + self.pending[role] >= least
 
 
@@ -163,9 +169,9 @@ def test_a_deployment_is_rebuilt_from_its_ticks() -> None:
         )
         for at in range(1, 100)
     ]
-    one: Deployment = a_deployment(enable_load_scaling=True)
-    said = [msgspec.json.encode(one.tick(tick)) for tick in ticks]
-    two: Deployment = a_deployment(enable_load_scaling=True)
+    one: PlannedDeployment = a_deployment(enable_load_scaling=True)
+    said = [msgspec.json.encode(one.run_tick(tick)) for tick in ticks]
+    two: PlannedDeployment = a_deployment(enable_load_scaling=True)
     for tick in ticks[:50]:
-        two.tick(tick)
-    assert [msgspec.json.encode(two.tick(tick)) for tick in ticks[50:]] == said[50:]
+        two.run_tick(tick)
+    assert [msgspec.json.encode(two.run_tick(tick)) for tick in ticks[50:]] == said[50:]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.playing.formats import format_of
+from tests.vectors.formats import format_of
 
 CASES = [
     json.loads(line)

@@ -130,4 +130,4 @@ class Controller:
             where = pod["metadata"]
             leaving = "deletionTimestamp" in where and where["labels"]["app"] not in self.clinging
             if leaving and self.store.now - self._since[where["name"]] >= self.termination_s:
-                self.store.delete(POD, where["namespace"], where["name"])
+                self.store.delete_worker(POD, where["namespace"], where["name"])

@@ -4,14 +4,14 @@ from typing import Any, NamedTuple
 
 
 class Kind(NamedTuple):
-    """group: empty for the core.  scaled: has it a scale subresource?"""
+    """group: empty for the core.  scaled_by: has it a scale subresource?"""
 
     group: str
     version: str
     plural: str
     kind: str
     short: tuple[str, ...] = ()
-    scaled: bool = False
+    scaled_by: bool = False
 
     @property
     def api_version(self) -> str:
@@ -28,7 +28,7 @@ class Kind(NamedTuple):
             "verbs": verbs,
             "shortNames": list(self.short),
         }
-        if not self.scaled:
+        if not self.scaled_by:
             return [own]
         scale = {
             "name": f"{self.plural}/scale",

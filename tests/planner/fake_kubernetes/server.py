@@ -29,7 +29,7 @@ class Fault:
 class FakeKubernetes:
     """token: that callers must have; None: anybody may."""
 
-    token: str | None = None
+    read_token: str | None = None
     store: Store = field(default_factory=Store)
     faults: list[Fault] = field(default_factory=list)
     requests: list[tuple[str, str]] = field(default_factory=list)
@@ -52,14 +52,17 @@ class FakeKubernetes:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.requests.append((request.method, request.path))
         try:
-            await self._fail(request)
-            if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
+            await self._abort_after_bug(request)
+            if (
+                self.read_token
+                and request.headers.get("Authorization") != f"Bearer {self.read_token}"
+            ):
                 raise Refused(401, "Unauthorized", "Unauthorized")
             return await self._answered(request)
         except Refused as refused:
             return web.json_response(refused.body(), status=refused.status)
 
-    async def _fail(self, request: web.Request) -> None:
+    async def _abort_after_bug(self, request: web.Request) -> None:
         for fault in self.faults:
             if fault.times and fault.method == request.method and fault.path in request.path:
                 fault.times -= 1
@@ -77,26 +80,28 @@ class FakeKubernetes:
         kind, namespace, rest = _place(parts)
         if not rest:
             if request.method == "GET":
-                return await self._list(request, kind, namespace)
+                return await self._list_objects(request, kind, namespace)
             body = await _body(request)
             return web.json_response(self.store.create(kind, namespace or "", body), status=201)
         name, *sub = rest
-        if sub and (sub != ["scale"] or not kind.scaled):
+        if sub and (sub != ["scale"] or not kind.scaled_by):
             raise Refused(404, "NotFound", "the server could not find the requested resource")
-        act = self._scale if sub else self._object
+        act = self._apply_decision if sub else self._object
         return web.json_response(await act(request, kind, namespace or "", name))
 
     async def _object(self, request: web.Request, kind: Kind, space: str, name: str) -> Object:
         if request.method == "GET":
             return self.store.get(kind, space, name)
         if request.method == "DELETE":
-            return self.store.delete(kind, space, name)
+            return self.store.delete_worker(kind, space, name)
         body = await _body(request)
         if request.method == "PUT":
             return self.store.update(kind, space, name, body)
         return self.store.patch(kind, space, name, body, _form(request))
 
-    async def _scale(self, request: web.Request, kind: Kind, space: str, name: str) -> Object:
+    async def _apply_decision(
+        self, request: web.Request, kind: Kind, space: str, name: str
+    ) -> Object:
         if request.method == "GET":
             return self.store.scale(kind, space, name)
         body = await _body(request)
@@ -104,7 +109,7 @@ class FakeKubernetes:
             return self.store.put_scale(kind, space, name, body)
         return self.store.patch_scale(kind, space, name, body, _form(request))
 
-    async def _list(
+    async def _list_objects(
         self, request: web.Request, kind: Kind, namespace: str | None
     ) -> web.StreamResponse:
         if request.query.get("watch") in ("1", "true"):
@@ -140,7 +145,7 @@ class FakeKubernetes:
                 gone = Refused(410, "Expired", f"too old resource version: {since}").body()
                 await response.write(_line("ERROR", gone))
                 break
-            heard, history = self._heard, self.store.history
+            heard, history = self._heard, self.store.live_history
             for event in history[seen:] if seen <= len(history) else history:
                 if _concerns(event, kind, namespace, marks) and event.version >= since:
                     if event.type != "BOOKMARK" and event.version == since:

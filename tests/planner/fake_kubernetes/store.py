@@ -44,7 +44,7 @@ class Store:
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str, str], Object] = {}
         self.version = 0
-        self.history: list[Event] = []
+        self.live_history: list[Event] = []
         self.oldest = 0
         self.now = 0.0
         self.heard: Callable[[], None] = lambda: None
@@ -98,7 +98,7 @@ class Store:
         old = self.get(kind, namespace, name)
         return self.update(kind, namespace, name, _patched(old, patch, form))
 
-    def delete(self, kind: Kind, namespace: str, name: str) -> Object:
+    def delete_worker(self, kind: Kind, namespace: str, name: str) -> Object:
         gone = self.get(kind, namespace, name)
         del self.objects[kind.plural, namespace, name]
         self._tell("DELETED", kind, gone)
@@ -142,7 +142,7 @@ class Store:
 
     def compact(self) -> None:
         """Forget what has happened: older watches are gone."""
-        self.history.clear()
+        self.live_history.clear()
         self.oldest = self.version
 
     def bookmark(self) -> None:
@@ -160,7 +160,7 @@ class Store:
     def _tell(self, type_: str, kind: Any, about: Object) -> None:
         if type_ != "BOOKMARK":
             self.version += 1
-        self.history.append(Event(self.version, type_, kind, copy.deepcopy(about)))
+        self.live_history.append(Event(self.version, type_, kind, copy.deepcopy(about)))
         self.heard()
 
 

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from select_service.command_line import UsageError
-from select_service.planner.assembling import deployment_of
-from select_service.planner.core.inputs import Replicas, Role, TickInput, Traffic
-from select_service.planner.core.settings import Settings
-from select_service.planner.decision_lines import SettingsLine, TickLine, encoded
-from select_service.planner.reading import ConfigError
-from select_service.planner.replay.command import replay_command
+from select_service.base.command_line import UsageError
+from select_service.planner.config_loader import PlannerConfigError
+from select_service.planner.core.settings import DeploymentSettings
+from select_service.planner.core.tick_input import Role, RoleReplicas, TickInput, TrafficWindow
+from select_service.planner.planner_log_lines import SettingsLine, TickLine, encode_line
+from select_service.planner.replay.replay_command import replay_command
+from select_service.planner.wiring import build_deployment
 
 CONFIG = """
 selectors: [http://127.0.0.1:8092]
@@ -85,26 +85,26 @@ def test_a_trace_goes_on_as_long_as_is_asked_for(
 
 
 def a_log(path: Path) -> Path:
-    settings = Settings(
+    settings = DeploymentSettings(
         mode="agg", load_predictor="kalman", throughput_adjustment_interval_seconds=60.0
     )
-    deployment = deployment_of(settings, 100.0)
+    deployment = build_deployment(settings, 100.0)
     begin = SettingsLine(deployment="chat", at_s=100.0, settings=settings, started_s=100.0)
-    written = [encoded(begin)]
+    written = [encode_line(begin)]
     for at in range(1, 11):
         tick = TickInput(
             now_s=100.0 + 60.0 * at,
-            replicas={Role.DECODE: Replicas(ready=3)},
-            traffic=Traffic(duration_s=60.0, requests=0.0),
+            replicas={Role.DECODE: RoleReplicas(ready=3)},
+            traffic=TrafficWindow(duration_s=60.0, requests=0.0),
         )
-        effects = deployment.tick(tick)
+        effects = deployment.run_tick(tick)
         line = TickLine(
             deployment="chat",
             tick=tick,
             scale_to=effects.scale_to,
             diagnostics=Raw(msgspec.json.encode(effects.diagnostics)),
         )
-        written.append(encoded(line))
+        written.append(encode_line(line))
     path.write_bytes(b"\n".join(written) + b"\n")
     return path
 
@@ -127,11 +127,7 @@ def test_a_log_with_its_own_settings_and_with_others(
         ([], "give either --log FILE or --trace FILE"),
         (["--log", "x", "--trace", "y"], "give either"),
         (["--log", "/nowhere"], "No such file"),
-        (["--log", "x", "--report", "y"], "--report is for --trace"),
-        (
-            ["--trace", "x", "--report-format", "png"],
-            "expected one of svg, plotly, got `png`",
-        ),
+        (["--log", "x", "--report", "y"], "--report needs --trace"),
         (["--trace", "/dev/null"], "no requests"),
         (["--trace", "/dev/null", "--engine", "1,2"], "expected four numbers"),
         (["--trace", "/dev/null", "--speedup", "0"], "expected a number above 0"),
@@ -139,9 +135,9 @@ def test_a_log_with_its_own_settings_and_with_others(
         (["--trace", "/dev/null", "--engine", "1e-9,0,0,0"], "the first at least 1e-06"),
         (
             ["--trace", "/dev/null", "--report", "/nowhere/x"],
-            "expected a file in a directory",
+            "expected a file in an existing directory",
         ),
-        (["--log", "/dev/null"], "there is no tick in the log"),
+        (["--log", "/dev/null"], "the log has no tick"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(words: list[str], fault: str) -> None:
@@ -151,7 +147,7 @@ def test_what_cannot_be_done_is_one_line(words: list[str], fault: str) -> None:
 
 
 def test_a_deployment_that_is_not_in_the_file(trace: Path, config: Path) -> None:
-    with pytest.raises(ConfigError, match="no deployment `x`"):
+    with pytest.raises(PlannerConfigError, match="deployment `x` does not exist"):
         replay_command(["--trace", str(trace), "--config", str(config), "--deployment", "x"])
 
 
@@ -164,7 +160,7 @@ def test_a_deployment_that_is_not_in_the_file(trace: Path, config: Path) -> None
             ["--replicas", "10001"],
             "--replicas: expected a whole number from 0 to 10000",
         ),
-        (["--config", "PROFILE"], "there is no selected_prefill_interpolation"),
+        (["--config", "PROFILE"], "selected_prefill_interpolation"),
     ],
 )
 def test_what_would_never_end_or_is_not_there_is_one_line(
@@ -183,7 +179,7 @@ def test_a_broken_archive_and_deep_lines_are_one_line(trace: Path, tmp_path: Pat
     (tmp_path / "deep.jsonl").write_bytes(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n")
     (tmp_path / "far.jsonl").write_bytes(trace.read_bytes().replace(b"60,", b"1" * 400 + b",", 1))
     for name in ("broken.jsonl.gz", "deep.jsonl", "far.jsonl"):
-        with pytest.raises(ConfigError, match=f"{name}, line"):
+        with pytest.raises(PlannerConfigError, match=f"{name}, line"):
             replay_command(["--trace", str(tmp_path / name)])
 
 
@@ -194,12 +190,12 @@ def test_a_broken_archive_and_deep_lines_are_one_line(trace: Path, tmp_path: Pat
         (
             b'"profile_results_dir":null',
             b'"profile_results_dir":"/nowhere"',
-            "/nowhere: there is no selected_prefill_interpolation",
+            "/nowhere: selected_prefill_interpolation",
         ),
         (
             b'"requests":0.0',
             b'"requests":5.0,"isl":9.0,"osl":9.0,"uncached_isl":{"means":[1.0],"counts":[]}',
-            "`chat` cannot be told the tick of 160",
+            "tick of `chat` at 160",
         ),
         (b'"diagnostics":{', b'"diagnostics":' + b"[" * 100_000, "line 2"),
     ],
@@ -209,5 +205,5 @@ def test_a_log_that_no_planner_wrote_is_one_line(
 ) -> None:
     log = a_log(tmp_path / "decisions.jsonl")
     log.write_bytes(log.read_bytes().replace(old, new))
-    with pytest.raises(ConfigError, match=fault):
+    with pytest.raises(PlannerConfigError, match=fault):
         replay_command(["--log", str(log)])

@@ -6,11 +6,15 @@ from random import Random
 
 import pytest
 
-from select_service.planner.core.inputs import Limits
-from select_service.planner.replay.engine import Engine, Request, Speed
+from select_service.planner.core.tick_input import EngineLimits
+from select_service.planner.replay.simulated_engine import (
+    EngineSpeed,
+    SimulatedEngine,
+    SimulatedRequest,
+)
 
-LIMITS = Limits(max_num_batched_tokens=2048, max_num_seqs=64, max_kv_tokens=100_000)
-SPEED = Speed()
+LIMITS = EngineLimits(max_num_batched_tokens=2048, max_num_seqs=64, max_kv_tokens=100_000)
+SPEED = EngineSpeed()
 
 
 @dataclass
@@ -18,14 +22,14 @@ class IteratedEngine:
     """Chunked prefill and decode, one iteration after the other."""
 
     now: float = 0.0
-    prefills: deque[list[float | Request]] = field(default_factory=deque)
-    waiting: deque[Request] = field(default_factory=deque)
-    live: list[list[float | Request]] = field(default_factory=list)
+    prefills: deque[list[float | SimulatedRequest]] = field(default_factory=deque)
+    waiting: deque[SimulatedRequest] = field(default_factory=deque)
+    live: list[list[float | SimulatedRequest]] = field(default_factory=list)
 
     def kv(self) -> float:
         return sum(request.isl + got for request, got in self.live)
 
-    def run(self, requests: list[Request]) -> None:
+    def run(self, requests: list[SimulatedRequest]) -> None:
         coming = deque(requests)
         while coming or self.prefills or self.waiting or self.live:
             if not (self.prefills or self.waiting or self.live):
@@ -68,24 +72,24 @@ class IteratedEngine:
             self.live.append([self.waiting.popleft(), 0.0])
 
 
-def fluid(requests: list[Request]) -> None:
-    engine, coming = Engine("e", SPEED, LIMITS, 0.0), deque(requests)
+def fluid(requests: list[SimulatedRequest]) -> None:
+    engine, coming = SimulatedEngine("e", SPEED, LIMITS, 0.0), deque(requests)
     while coming or not engine.is_idle:
         if coming and coming[0].arrived_s <= engine.next_at:
             request = coming.popleft()
-            engine.prefill(request, request.arrived_s)
+            engine.queue_prefill(request, request.arrived_s)
         else:
             now = engine.next_at
-            for request in engine.advance(now)[0]:
-                engine.decode(request, now)
+            for request in engine.advance_to(now)[0]:
+                engine.queue_decode(request, now)
 
 
-def made(seed: int, rate: float, count: int) -> list[Request]:
+def made(seed: int, rate: float, count: int) -> list[SimulatedRequest]:
     rng, now, result = Random(seed), 0.0, []
     for _ in range(count):
         now += rng.expovariate(rate)
         isl = rng.randint(100, 3000)
-        result.append(Request(now, isl, rng.randint(2, 200), rng.randint(1, isl)))
+        result.append(SimulatedRequest(now, isl, rng.randint(2, 200), rng.randint(1, isl)))
     return result
 
 
@@ -107,23 +111,23 @@ def test_latencies_are_those_of_an_engine_that_iterates(seed: int, rate: float) 
 
 def test_everything_that_comes_ends_and_nothing_is_left() -> None:
     requests = made(5, 20.0, 500)
-    engine, ended = Engine("e", SPEED, LIMITS, 0.0), 0
+    engine, ended = SimulatedEngine("e", SPEED, LIMITS, 0.0), 0
     for request in requests:
         while engine.next_at <= request.arrived_s:
             now = engine.next_at
-            prefilled, done = engine.advance(now)
+            prefilled, done = engine.advance_to(now)
             ended += len(done)
             for each in prefilled:
-                engine.decode(each, now)
-        engine.prefill(request, request.arrived_s)
+                engine.queue_decode(each, now)
+        engine.queue_prefill(request, request.arrived_s)
     while not engine.is_idle:
         now = engine.next_at
-        prefilled, done = engine.advance(now)
+        prefilled, done = engine.advance_to(now)
         ended += len(done)
         for each in prefilled:
-            engine.decode(each, now)
+            engine.queue_decode(each, now)
     assert ended == len(requests)
-    assert (engine.kv_tokens, engine.queued_tokens, engine.live) == (0.0, 0.0, 0)
+    assert (engine.kv_tokens, engine.queued_tokens, engine.live_requests) == (0.0, 0.0, 0)
     for each in requests:
         assert each.ttft_s is not None
         assert each.done_s is not None

@@ -1,4 +1,4 @@
-"""Scenarios of docs/planner-quality.md: kept promises for little more than must be paid."""
+"""Scenarios of docs/measurements/planner.md: kept promises for little more than must be paid."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from scripts.bench.planner_quality import (
     run_of,
     scenarios,
 )
-from select_service.planner.replay.run import Outcome
+from select_service.planner.replay.planner_run import ReplayOutcome
 
 
 @pytest.mark.slow
@@ -25,8 +25,8 @@ def test_the_promise_is_kept_for_little_more_than_the_least(
     requests = scenario.requests(scenario.hours * 3600.0)
     least = least_of(needed_of(requests, mode, scenario.ttft_ms))
     known = configurations(mode, [60.0], scenario.ttft_ms)
-    found: dict[str, Outcome] = {
-        label: run_of(scenario, known[label]).go(fresh(requests), least)
+    found: dict[str, ReplayOutcome] = {
+        label: run_of(scenario, known[label]).run_course(fresh(requests), least)
         for label in ("ours 60s", "document 60s")
     }
     ours = found["ours 60s"]

@@ -6,22 +6,27 @@ from typing import Any
 import msgspec
 import pytest
 
-from select_service.planner.core.inputs import Limits, Role, TickInput
-from select_service.planner.core.tick import Effects
-from select_service.planner.replay.engine import Request, Speed
-from select_service.planner.replay.fleet import FleetOptions
-from select_service.planner.replay.run import Course, Outcome, Run, Turns
-from select_service.planner.replay.traffic import made_requests
+from select_service.planner.core.tick import TickEffects
+from select_service.planner.core.tick_input import EngineLimits, Role, TickInput
+from select_service.planner.replay.planner_run import (
+    ChangeCounts,
+    PlannerRun,
+    ReplayCourse,
+    ReplayOutcome,
+)
+from select_service.planner.replay.replay_traffic import generate_requests
+from select_service.planner.replay.simulated_engine import EngineSpeed, SimulatedRequest
+from select_service.planner.replay.simulated_fleet import FleetOptions
 from tests.planner.core.deployments import a_deployment
 
-LIMITS = Limits(max_num_batched_tokens=2048, max_num_seqs=256, max_kv_tokens=400_000)
+LIMITS = EngineLimits(max_num_batched_tokens=2048, max_num_seqs=256, max_kv_tokens=400_000)
 BOTH = (Role.PREFILL, Role.DECODE)
 
 
 def fleet(**given: Any) -> FleetOptions:
     base = {
         "roles": BOTH,
-        "speed": dict.fromkeys(BOTH, Speed()),
+        "speed": dict.fromkeys(BOTH, EngineSpeed()),
         "limits": dict.fromkeys(BOTH, LIMITS),
         "startup_s": 60.0,
     }
@@ -38,21 +43,21 @@ def replayed(
     seconds: float = 1200.0,
     of: FleetOptions | None = None,
     **given: Any,
-) -> tuple[Outcome, list[tuple[TickInput, Effects]]]:
+) -> tuple[ReplayOutcome, list[tuple[TickInput, TickEffects]]]:
     """Few requests, four times as many in the middle, and few."""
     deployment = a_deployment(**given)
-    course = Course(fleet=of or fleet(), replicas=replicas, until_s=seconds)
-    ticks: list[tuple[TickInput, Effects]] = []
-    run = Run(deployment.settings, deployment, course, lambda *tick: ticks.append(tick))
+    course = ReplayCourse(fleet=of or fleet(), replicas=replicas, until_s=seconds)
+    ticks: list[tuple[TickInput, TickEffects]] = []
+    run = PlannerRun(deployment.settings, deployment, course, lambda *tick: ticks.append(tick))
     third = seconds / 3.0
-    requests = made_requests(
+    requests = generate_requests(
         lambda now: 16.0 if third <= now < 2 * third else 4.0,
         until_s=seconds,
         rate_max=16.0,
         lengths=lengths,
         seed=3,
     )
-    return run.go(requests), ticks
+    return run.run_course(requests), ticks
 
 
 def test_a_fleet_follows_demand_up_and_down() -> None:
@@ -108,7 +113,7 @@ def test_an_engine_that_is_stopped_fails_what_it_had() -> None:
 
 
 def test_turns_are_counted_by_role() -> None:
-    turns = Turns(BOTH)
+    turns = ChangeCounts(BOTH)
     for role, up in (
         (Role.PREFILL, True),
         (Role.DECODE, False),
@@ -117,7 +122,7 @@ def test_turns_are_counted_by_role() -> None:
         (Role.PREFILL, True),
         (Role.DECODE, False),
     ):
-        turns.turn(role, up)
+        turns.count_change(role, up)
     assert turns.ups == {Role.PREFILL: 3, Role.DECODE: 0}
     assert turns.downs == {Role.PREFILL: 1, Role.DECODE: 2}
     assert turns.reversals == {Role.PREFILL: 2, Role.DECODE: 0}
@@ -125,6 +130,8 @@ def test_turns_are_counted_by_role() -> None:
 
 def test_a_request_that_never_ends_is_no_request_that_was_kept() -> None:
     deployment = a_deployment(advisory=True)
-    course = Course(fleet=fleet(), replicas={Role.PREFILL: 0, Role.DECODE: 1}, until_s=60.0)
-    found = Run(deployment.settings, deployment, course).go([Request(1.0, 100, 10, 100)])
+    course = ReplayCourse(fleet=fleet(), replicas={Role.PREFILL: 0, Role.DECODE: 1}, until_s=60.0)
+    found = PlannerRun(deployment.settings, deployment, course).run_course(
+        [SimulatedRequest(1.0, 100, 10, 100)]
+    )
     assert (found.requests, found.unfinished, found.attainment) == (1, 1, 0.0)

@@ -6,11 +6,20 @@ from random import Random
 
 import pytest
 
-from select_service.planner.core.inputs import ForwardPass
-from select_service.planner.replay.engine import Request
-from select_service.planner.replay.observing import SAMPLES_MAX, Window, bins, variation
-from select_service.planner.replay.traffic import made_requests, repeated, trace_requests
-from select_service.request_trace import TraceError
+from select_service.files.mooncake_trace import TraceError
+from select_service.planner.core.tick_input import ForwardPass
+from select_service.planner.replay.replay_traffic import (
+    generate_requests,
+    repeat_requests,
+    trace_requests,
+)
+from select_service.planner.replay.simulated_engine import SimulatedRequest
+from select_service.planner.replay.simulated_observation import (
+    SAMPLES_MAX,
+    SimulatedWindow,
+    make_length_bins,
+    measure_variation,
+)
 
 
 def trace(path: Path, *rows: tuple[float, list[int], int]) -> Path:
@@ -54,7 +63,7 @@ def test_a_line_that_is_no_request(tmp_path: Path) -> None:
 
 def test_a_rate_that_changes() -> None:
     found = list(
-        made_requests(
+        generate_requests(
             lambda now: 5.0 if now < 500 else 20.0,
             until_s=1000,
             rate_max=20.0,
@@ -68,13 +77,13 @@ def test_a_rate_that_changes() -> None:
 
 
 def test_the_same_hour_again() -> None:
-    hour = [Request(1.0, 10, 2, 10), Request(5.0, 20, 2, 20)]
-    assert [each.arrived_s for each in repeated(hour, 20.0, 8.0)] == [1, 5, 9, 13, 17]
+    hour = [SimulatedRequest(1.0, 10, 2, 10), SimulatedRequest(5.0, 20, 2, 20)]
+    assert [each.arrived_s for each in repeat_requests(hour, 20.0, 8.0)] == [1, 5, 9, 13, 17]
 
 
 def test_bins_keep_sums_and_order() -> None:
     values = [float(Random(3).randint(1, 1 << 20)) for _ in range(1000)] + [1.0, float(1 << 20)]
-    found = bins(values)
+    found = make_length_bins(values)
     assert found is not None
     assert sum(found.counts) == len(values)
     assert sum(m * c for m, c in zip(found.means, found.counts, strict=True)) == pytest.approx(
@@ -89,40 +98,42 @@ def test_what_a_window_says_of_arrivals_is_what_selectors_say() -> None:
         now += rng.expovariate(3.0)
         times.append(now)
     end = float(round(now))
-    assert variation(times, 0.0, end) == pytest.approx(1.0, rel=0.15)
-    assert variation([i + 0.5 for i in range(100)], 0.0, 100.0) == pytest.approx(0.0, abs=1e-9)
-    assert variation([1.0, 2.0], 0.0, 5.0) is None
+    assert measure_variation(times, 0.0, end) == pytest.approx(1.0, rel=0.15)
+    assert measure_variation([i + 0.5 for i in range(100)], 0.0, 100.0) == pytest.approx(
+        0.0, abs=1e-9
+    )
+    assert measure_variation([1.0, 2.0], 0.0, 5.0) is None
 
 
-def ended(ttft_s: float, itl_s: float) -> Request:
-    return Request(0.0, 100, 11, 60, first_s=ttft_s, done_s=ttft_s + 10 * itl_s)
+def ended(ttft_s: float, itl_s: float) -> SimulatedRequest:
+    return SimulatedRequest(0.0, 100, 11, 60, first_s=ttft_s, done_s=ttft_s + 10 * itl_s)
 
 
 def test_windows_overlap_and_unknown_is_none() -> None:
-    window = Window(ttft_s=0.5, itl_s=0.05, keep_s=60.0)
-    assert window.read(0.0, 10.0).requests == 0.0
+    window = SimulatedWindow(ttft_s=0.5, itl_s=0.05, keep_s=60.0)
+    assert window.read_traffic(0.0, 10.0).requests == 0.0
     for ttft_s, itl_s in ((0.4, 0.04), (0.6, 0.04), (0.4, 0.06), (0.4, 0.01)):
-        window.arrive(ended(ttft_s, itl_s))
-        window.finish(1.0, [ended(ttft_s, itl_s)])
-    window.reject(ended(1.0, 1.0))
-    window.look(
+        window.add_arrival(ended(ttft_s, itl_s))
+        window.add_finished(1.0, [ended(ttft_s, itl_s)])
+    window.add_rejection(ended(1.0, 1.0))
+    window.add_passes(
         1.0, [ForwardPass(worker="e", wall_s=0.02, decode_requests=3, decode_kv_tokens=900)]
     )
-    told = window.read(5.0, 10.0, queued=2)
+    told = window.read_traffic(5.0, 10.0, queued=2)
     assert (told.requests, told.isl, told.osl, told.queued_requests) == (4.0, 100.0, 11.0, 2.0)
     assert told.kv_hit_rate == pytest.approx(0.4)
     assert (told.ttft_met, told.itl_met, told.rejected) == (0.75, 0.75, 1.0)
     assert told.decode_samples[0].seconds == 0.02
-    assert window.read(5.0, 10.0, queued=2) == told
-    later = window.read(10.5, 10.0)
+    assert window.read_traffic(5.0, 10.0, queued=2) == told
+    later = window.read_traffic(10.5, 10.0)
     assert (later.requests, later.isl, later.ttft_met) == (0.0, None, 0.75)
-    window.look(70.0, [])
-    assert window.read(70.0, 1000.0).osl is None
+    window.add_passes(70.0, [])
+    assert window.read_traffic(70.0, 1000.0).osl is None
 
 
 def test_samples_are_bounded() -> None:
-    window = Window(ttft_s=0.5, itl_s=0.05, keep_s=60.0)
-    window.finish(5.0, (ended(0.1 + i / 1e4, 0.01) for i in range(1000)))
-    samples = window.read(10.0, 10.0).prefill_samples
+    window = SimulatedWindow(ttft_s=0.5, itl_s=0.05, keep_s=60.0)
+    window.add_finished(5.0, (ended(0.1 + i / 1e4, 0.01) for i in range(1000)))
+    samples = window.read_traffic(10.0, 10.0).prefill_samples
     assert len(samples) == SAMPLES_MAX
     assert samples[0].seconds < samples[-1].seconds

@@ -6,34 +6,39 @@ import msgspec
 import pytest
 from msgspec import Raw, structs
 
-from select_service.planner.core.inputs import Role
-from select_service.planner.core.settings import Settings
-from select_service.planner.core.tick import Deployment
-from select_service.planner.decision_lines import Line, LogError, SettingsLine, TickLine
-from select_service.planner.replay.tables import again_table
-from select_service.planner.replay.what_if import DIFFERENCES_MAX, run_again
+from select_service.planner.core.settings import DeploymentSettings
+from select_service.planner.core.tick import PlannedDeployment
+from select_service.planner.core.tick_input import Role
+from select_service.planner.planner_log_lines import (
+    DecisionLogError,
+    LogLine,
+    SettingsLine,
+    TickLine,
+)
+from select_service.planner.replay.log_replay import DIFFERENCES_MAX, repeat_log
+from select_service.planner.replay.replay_tables import comparison_table
 from tests.planner.core.deployments import a_deployment, both, traffic
 from tests.planner.core.deployments import told as a_tick
 
 SETTINGS = a_deployment().settings
 
 
-def make(settings: Settings, start_s: float) -> Deployment:
+def make(settings: DeploymentSettings, start_s: float) -> PlannedDeployment:
     assert start_s == 0.0
     return a_deployment(**structs.asdict(settings))
 
 
-def recorded(ticks: int = 60, **given: Any) -> list[Line]:
+def recorded(ticks: int = 60, **given: Any) -> list[LogLine]:
     """A log as a recorder writes it, of a fleet that nobody scales."""
     settings = structs.replace(SETTINGS, **given)
     deployment = make(settings, 0.0)
-    lines: list[Line] = [
+    lines: list[LogLine] = [
         SettingsLine(deployment="chat", at_s=0.0, settings=settings, started_s=0.0)
     ]
     for at in range(1, ticks + 1):
         now = 5.0 * at
         seen = traffic(600.0 + 5.0 * at) if at % 12 == 0 else None
-        effects = deployment.tick(told := a_tick(now, both(2, 2), of=seen))
+        effects = deployment.run_tick(told := a_tick(now, both(2, 2), of=seen))
         lines.append(
             TickLine(
                 deployment="chat",
@@ -46,7 +51,7 @@ def recorded(ticks: int = 60, **given: Any) -> list[Line]:
 
 
 def test_every_tick_says_the_same_again() -> None:
-    (again,) = run_again(recorded(), make)
+    (again,) = repeat_log(recorded(), make)
     assert (again.ticks, again.same, again.differing, again.from_start) == (60, 60, 0, True)
 
 
@@ -54,7 +59,7 @@ def test_settings_that_were_changed_count_from_then_on() -> None:
     lines = recorded()
     same = structs.replace(SETTINGS, max_gpu_budget=5)
     changed = SettingsLine(deployment="chat", at_s=150.0, settings=same, started_s=0.0)
-    (again,) = run_again([*lines[:31], changed, *lines[31:]], make)
+    (again,) = repeat_log([*lines[:31], changed, *lines[31:]], make)
     assert 0 < again.differing <= 30
     assert all(each.at_s > 150.0 for each in again.differences)
 
@@ -64,46 +69,46 @@ def test_a_line_that_was_altered_is_found() -> None:
     assert isinstance(lines[24], TickLine)
     lines[24] = structs.replace(lines[24], scale_to={Role.PREFILL: 7})
     lines[25] = structs.replace(lines[25], diagnostics=Raw(b"{}"))
-    (again,) = run_again(lines, make)
+    (again,) = repeat_log(lines, make)
     assert [(d.at_s, d.recorded, d.thoughts) for d in again.differences] == [
         (120.0, {Role.PREFILL: 7}, False),
         (125.0, None, True),
     ]
-    text = "\n".join(again_table([("own", [again])]))
+    text = "\n".join(comparison_table([("own", [again])]))
     assert "58 the same, 2 differ" in text
     assert "at 120.000: prefill=7 -> prefill=" in text
 
 
 def test_other_settings_decide_otherwise_somewhere() -> None:
-    (again,) = run_again(recorded(), make, structs.replace(SETTINGS, sizing="mean"))
+    (again,) = repeat_log(recorded(), make, structs.replace(SETTINGS, sizing="mean"))
     assert 0 < again.differing < 60
     assert not any(each.thoughts for each in again.differences)
 
 
 def test_a_planner_that_began_again_knows_nothing() -> None:
     lines = recorded()
-    (again,) = run_again([*lines, *lines], make)
+    (again,) = repeat_log([*lines, *lines], make)
     assert again.differing > 0
     began = SettingsLine(deployment="chat", at_s=0.0, settings=SETTINGS, started_s=0.5)
     starts: list[float] = []
 
-    def noted(settings: Settings, start_s: float) -> Deployment:
+    def noted(settings: DeploymentSettings, start_s: float) -> PlannedDeployment:
         starts.append(start_s)
         return make(settings, 0.0)
 
-    (again,) = run_again([*lines, began, *lines[1:]], noted)
+    (again,) = repeat_log([*lines, began, *lines[1:]], noted)
     assert (again.same, starts) == (120, [0.0, 0.5])
 
 
 def test_a_log_without_its_beginning_says_so() -> None:
     lines = recorded()
-    (again,) = run_again([lines[0], *lines[30:]], make)
+    (again,) = repeat_log([lines[0], *lines[30:]], make)
     assert not again.from_start
 
 
 def test_a_tick_before_its_settings_is_no_log() -> None:
-    with pytest.raises(LogError, match="before its settings"):
-        run_again(recorded()[1:], make)
+    with pytest.raises(DecisionLogError, match="precedes its settings"):
+        repeat_log(recorded()[1:], make)
 
 
 def test_differences_are_bounded() -> None:
@@ -116,5 +121,5 @@ def test_differences_are_bounded() -> None:
         )
         for at in range(DIFFERENCES_MAX + 5)
     ]
-    (again,) = run_again([lines[0], *wrong], make)
+    (again,) = repeat_log([lines[0], *wrong], make)
     assert (again.differing, len(again.differences)) == (DIFFERENCES_MAX + 5, DIFFERENCES_MAX)

@@ -1,1 +1,1 @@
-"""What of Kubernetes the connector needs: requests, targets as they stand, writes, one lease."""
+"""Kubernetes access of the connector: requests, state of targets, writes, one lease."""

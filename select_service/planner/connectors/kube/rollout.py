@@ -1,6 +1,6 @@
-"""One wish on its way: reduce first, wait for the pods to go, then raise.
+"""Rollout of a decision: reduce first, wait for the pods to end, then raise.
 
-Raising at the same time as reducing would hold the GPUs of both for as long as pods take to end.
+A raise concurrent with a reduction would need the GPUs of both until the pods have ended.
 """
 
 from collections.abc import Iterable, Mapping
@@ -8,126 +8,138 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from select_service.planner.connectors.base import Counts, RoleDecision, Status
-from select_service.planner.connectors.draining import Drain
-from select_service.planner.connectors.kube.bodies import Pod
-from select_service.planner.connectors.kube.target import ORDINAL, Standing, Target
-from select_service.planner.connectors.selectors import RankLoad
-from select_service.planner.core.inputs import Role
+from select_service.planner.connectors.connector import ConnectorStatus, DesiredCounts, RoleOutcome
+from select_service.planner.connectors.kube.objects import PodObject
+from select_service.planner.connectors.kube.scale_target import (
+    ORDINAL_KINDS,
+    ScaleTarget,
+    TargetState,
+)
+from select_service.planner.connectors.selector_client import WorkerLoad
+from select_service.planner.connectors.worker_drain import WorkerDrain
+from select_service.planner.core.tick_input import Role
 
 
-class Going(NamedTuple):
-    """One pod that goes.  worker_id: None: it is no worker that is known."""
+class RemovedPod(NamedTuple):
+    """Pod to remove.  worker_id: None if its worker is unknown"""
 
-    target: Target
-    pod: Pod
+    target: ScaleTarget
+    pod: PodObject
     worker_id: int | None
 
 
-class Rollout(Struct, kw_only=True):
-    """before: replicas when it was decided, by role; whoever else changes them ends it.
+class CountsRollout(Struct, kw_only=True):
+    """Rollout of desired counts.
 
-    decided: what became of each role so far; status APPLIED and UNCHANGED are done.
+    before:  replicas at the decision, by role; a change by another actor ends the rollout
+    decided: outcome of each role so far; APPLIED and UNCHANGED are final
     """
 
-    wanted: Counts
+    wanted: DesiredCounts
     before: Mapping[Role, int]
-    decided: dict[Role, RoleDecision]
+    decided: dict[Role, RoleOutcome]
     began: float
-    drain: Drain | None = None
-    going: tuple[Going, ...] = ()
-    """Pods that the platform is to take."""
+    drain: WorkerDrain | None = None
+    removed_pods: tuple[RemovedPod, ...] = ()
+    """Pods that the platform is to remove."""
 
-    def reduced(self) -> tuple[Role, ...]:
-        """Roles that get fewer."""
+    def reduced_roles(self) -> tuple[Role, ...]:
+        """Return the roles with fewer replicas."""
         return tuple(r for r, count in self.before.items() if self.wanted[r] < count)
 
-    def raised(self) -> tuple[Role, ...]:
-        """Roles that get more."""
+    def raised_roles(self) -> tuple[Role, ...]:
+        """Return the roles with more replicas."""
         return tuple(r for r, count in self.before.items() if self.wanted[r] > count)
 
     def is_written(self, role: Role) -> bool:
-        """Does the platform know of it?"""
-        return self.decided[role].status == Status.APPLIED
+        """Return whether the platform has the new count."""
+        return self.decided[role].status == ConnectorStatus.APPLIED
 
-    def tell(self, role: Role, status: Status, detail: str = "") -> None:
-        """What became of one role now."""
-        victims = () if self.drain is None else tuple(map(str, self.drain.of_role(role)))
-        self.decided[role] = RoleDecision(
+    def set_outcome(self, role: Role, status: ConnectorStatus, detail: str = "") -> None:
+        """Set the outcome of a role."""
+        victims = () if self.drain is None else tuple(map(str, self.drain.workers_of_role(role)))
+        self.decided[role] = RoleOutcome(
             wanted=self.wanted[role], status=status, detail=detail, victims=victims
         )
 
     def is_under_way(self, role: Role) -> bool:
-        """Is there something left to do for it?"""
-        return self.decided[role].status in (Status.DRAINING, Status.WAITING)
+        """Return whether a role still needs a step."""
+        return self.decided[role].status in (ConnectorStatus.DRAINING, ConnectorStatus.WAITING)
 
-    def still_going(self) -> tuple[Going, ...]:
-        """Those whose count was not lowered yet."""
-        return tuple(each for each in self.going if not self.is_written(each.target.role))
+    def remaining_pods(self) -> tuple[RemovedPod, ...]:
+        """Return the pods of roles with a count that was not lowered yet."""
+        return tuple(each for each in self.removed_pods if not self.is_written(each.target.role))
 
-    def stop(self, now: float) -> None:
-        """Another wish has come: nothing more is written for this one."""
+    def stop_rollout(self, now: float) -> None:
+        """End the rollout because of a newer decision: nothing more is written."""
         self.began = now
         for role in filter(self.is_under_way, tuple(self.decided)):
-            self.tell(role, Status.FAILED, "another wish has come")
+            self.set_outcome(role, ConnectorStatus.FAILED, "superseded by a newer decision")
 
     @property
     def is_over(self) -> bool:
-        """Is nothing left to do, or nothing that could be done?"""
+        """Whether nothing is left to do."""
         return not any(map(self.is_under_way, self.decided))
 
 
-def has_gone(standing: Standing) -> bool:
-    """Are there no more pods than are wanted, those that leave included?"""
+def have_pods_ended(standing: TargetState) -> bool:
+    """Return whether there are no surplus pods, including terminating ones."""
+    # Terminating pods hold their GPUs until they have ended.
     return standing.existing <= standing.replicas and not standing.terminating
 
 
-def is_reducing(standing: Standing) -> bool:
-    """Will the platform take away pods that it has not begun to end yet?"""
+def has_surplus_pods(standing: TargetState) -> bool:
+    """Return whether the platform will remove pods that it has not begun to end yet."""
     return standing.existing - standing.terminating > standing.replicas
 
 
-def victims_of(
-    standing: Standing, count: int, loads: Iterable[RankLoad], worker_label: str
-) -> list[tuple[Pod, int | None]]:
-    """Who goes when there are `count` fewer, with the id of its worker where that is known.
+def choose_pods_to_remove(
+    standing: TargetState, count: int, loads: Iterable[WorkerLoad], worker_label: str
+) -> list[tuple[PodObject, int | None]]:
+    """Return the pods to remove for `count` fewer replicas, each with its worker id if known.
 
-    Replicas without pods go first.
-    Where pods have ordinals the highest, as the platform does; else those that do not serve, then
-    those with the fewest active and cached blocks.
+    Replicas without pods go first. With ordinals the highest go, as the platform does; else unready
+    pods, then pods with the fewest active and cached blocks.
     """
     by_id = {load.worker_id: load for load in loads}
     by_host = {load.host: load for load in by_id.values() if load.host}
     staying = [pod for pod in standing.pods if pod.metadata.deletion_timestamp is None]
-    known = [(pod, worker_of(pod, by_host, worker_label)) for pod in staying]
-    if standing.target.kind in ORDINAL:
-        known.sort(key=lambda of: -_ordinal(of[0]))
+    known = [(pod, find_worker(pod, by_host, worker_label)) for pod in staying]
+    if standing.target.kind in ORDINAL_KINDS:
+        known.sort(key=lambda of: -_pod_ordinal(of[0]))
     else:
-        known.sort(key=lambda of: _use(of[0], None if of[1] is None else by_id.get(of[1])))
+        known.sort(key=lambda of: _removal_cost(of[0], None if of[1] is None else by_id.get(of[1])))
+    # Replicas that have no pod yet cost nothing to remove, so they count first.
     missing = max(0, standing.replicas - len(staying))
     return known[: max(0, count - missing)]
 
 
-def worker_of(pod: Pod, by_host: Mapping[str, RankLoad], worker_label: str) -> int | None:
-    """By label or annotation, else by the address of the pod in the worker's endpoint."""
+def find_worker(pod: PodObject, by_host: Mapping[str, WorkerLoad], worker_label: str) -> int | None:
+    """Return the worker of a pod.
+
+    The worker is found by label or annotation, else by the pod's address in the worker's endpoint.
+    """
     said = pod.metadata.labels.get(worker_label) or pod.metadata.annotations.get(worker_label)
-    if said and (number := number_of(said)) is not None:
+    if said and (number := parse_worker_id(said)) is not None:
         return number
+    # An empty address would match all workers without a known host.
     found = by_host.get(pod.status.pod_ip) if pod.status.pod_ip else None
     return None if found is None else found.worker_id
 
 
-def number_of(said: str) -> int | None:
-    """The id of a worker; None: it is none."""
-    return int(said) if said.isascii() and said.isdigit() and len(said) < 20 else None
+def parse_worker_id(text: str) -> int | None:
+    """Return the worker id of a text, or None."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
-def _use(pod: Pod, load: RankLoad | None) -> tuple[bool, bool, int, int, str]:
+def _removal_cost(pod: PodObject, load: WorkerLoad | None) -> tuple[bool, bool, int, int, str]:
+    """Return the sort key of a pod by the cost of its removal."""
     if load is None:
         return pod.is_ready, pod.is_ready, 0, 0, pod.metadata.name
     return pod.is_ready, False, load.active_blocks, load.cached_blocks, pod.metadata.name
 
 
-def _ordinal(pod: Pod) -> int:
+def _pod_ordinal(pod: PodObject) -> int:
+    """Return the ordinal of a pod, or -1."""
     tail = pod.metadata.name.rpartition("-")[2]
     return int(tail) if tail.isascii() and tail.isdigit() else -1

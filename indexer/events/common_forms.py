@@ -1,0 +1,68 @@
+"""Forms of events that one stream usually sends, so that compiled code can apply them.
+
+`batch_applier` decides which tier an event is about, and whether it is prefix cache; this module
+stores the decisions for events of a form.
+"""
+
+import numpy as np
+
+from indexer.events import common_form_kernels as layout
+from indexer.events import payload_kernels
+from indexer.events.event_types import BlockRemoved, BlockStored
+from indexer.events.msgpack_kernels import NONE, U32_MAX
+from indexer.hashing.seeds import SEED
+from indexer.index.block_tree import holder_of
+from indexer.tiers import Tier
+
+
+class CommonForms:
+    """Table of usual forms; `common_form_kernels` reads `array`."""
+
+    def __init__(self, dp_rank: int, block_size: int, is_eagle: bool) -> None:
+        self.array = np.zeros(layout.COMMON_FORMS_LENGTH, np.int64)
+        self.array[layout.RANK] = dp_rank
+        self.array[layout.SIZE] = block_size
+        self.array[layout.IS_EAGLE] = is_eagle
+        self.array[layout.SEED] = SEED
+        self.slot: int | None = None
+        """Slot of the stream whose forms are stored; None without any form."""
+        self._forms: set[tuple[type, str | None, str | None, int | None]] = set()
+
+    def learn_form(
+        self, event: BlockStored | BlockRemoved, slot: int, tier: Tier, *, counted: bool
+    ) -> None:
+        """Store the tier of events of this form, from the stream's own rank.
+
+        counted: of a store; equal for every store since the last `forget_forms`.
+        """
+        form = (type(event), event.medium, event.kind, event.group_idx)
+        if form in self._forms and slot == self.slot:
+            return
+        texts = [(text or "").encode() for text in (event.medium, event.kind)]
+        group = NONE if event.group_idx is None else event.group_idx
+        if max(map(len, texts)) > layout.TEXT_MAX or not NONE <= group <= U32_MAX:
+            return
+        if slot != self.slot or len(self._forms) == layout.FORMS_MAX:
+            self.forget_forms()
+        is_store = isinstance(event, BlockStored)
+        at = layout.FORMS + len(self._forms) * layout.FORM_LENGTH
+        self.array[at + layout.F_TAG] = (
+            payload_kernels.STORED if is_store else payload_kernels.REMOVED
+        )
+        self.array[at + layout.F_HOLDER] = holder_of(slot, tier, counted=counted or not is_store)
+        self.array[at + layout.F_GROUP] = group
+        self._write_text(at + layout.F_MEDIUM_LEN, at + layout.F_MEDIUM, event.medium, texts[0])
+        self._write_text(at + layout.F_KIND_LEN, at + layout.F_KIND, event.kind, texts[1])
+        self._forms.add(form)
+        self.slot = slot
+        self.array[layout.N_FORMS] = len(self._forms)
+
+    def forget_forms(self) -> None:
+        """Remove all forms, because decisions about them may change."""
+        self._forms.clear()
+        self.slot = None
+        self.array[layout.N_FORMS] = 0
+
+    def _write_text(self, length: int, first: int, text: str | None, encoded: bytes) -> None:
+        self.array[length] = NONE if text is None else len(encoded)
+        self.array[first : first + len(encoded)] = np.frombuffer(encoded, np.uint8)

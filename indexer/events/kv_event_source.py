@@ -1,0 +1,28 @@
+"""Description of a rank's KV event stream: made by the core, used by the ingest."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from indexer.index.slot_writer import SlotWriter
+
+
+class KvSource(msgspec.Struct, frozen=True, eq=False):
+    """Event stream of a rank.
+
+    writers: index slot of every rank of the same worker, because a batch may name a sibling rank
+    """
+
+    worker_id: int
+    dp_rank: int
+    endpoint: str
+    replay_endpoint: str | None
+    block_size: int
+    is_eagle: bool
+    counted: bool
+    """Repeated stores are counted and removed one by one; if false, a store is idempotent."""
+    writers: Mapping[int, SlotWriter]
+    server_key: str | None = None
+    """Required public key of both endpoints, in Z85; None means unencrypted."""
+    total_blocks: int | None = None
+    """Blocks of the rank's KV cache, which it never exceeds; None if unknown."""

@@ -1,0 +1,60 @@
+"""Length of a prompt's prefix in one slot: a walk that can continue where it ended."""
+
+# mypy: ignore-errors
+# The decorator erases the signature, so that checking types here would prove nothing.
+
+import numpy as np
+
+from indexer.index.header_kernels import (
+    BITS,
+    IMPLICIT,
+    LOCAL,
+    MARK,
+    N_TIERS,
+    NODES_USED,
+    PLANES,
+    WORDS,
+    I,
+    U,
+    u32_view,
+    u64_view,
+)
+from indexer.index.match_kernels import matching_run_length
+from indexer.index.tree_kernels import find_child, set_of
+from indexer.jit.decorators import compiled
+
+
+@compiled()
+def _has_slot(h, set_id, slot):
+    """Return whether a set has the slot in any tier."""
+    words, bits = h[WORDS], u64_view(h, BITS)
+    row, some = set_id * PLANES * words + (slot >> 6), U(0)
+    for tier in range(N_TIERS):
+        some |= bits[row + tier * words]
+    return (some >> U(slot & 63)) & U(1) != 0
+
+
+@compiled()
+def walk_held_prefix(h, slot, node, path):
+    """Return (last node, count) of the leading blocks of `path` below `node` that the slot holds.
+
+    A block counts in any tier.
+    node: 0, the root, or a node that the slot holds;  path: uint64[n], content hashes.  O(n)
+    """
+    used = h[NODES_USED]
+    locals_, marks = u64_view(h, LOCAL)[:used], u32_view(h, MARK)[:used]
+    known, n = set_of(h, node) if node != 0 else I(-1), I(0)
+    while n < path.shape[0]:
+        child = find_child(h, node, path[n])
+        if child == 0:
+            break
+        set_id = set_of(h, child)
+        # Chains mostly share one holder set, so the bits are read only where the set changes.
+        if set_id != known and not _has_slot(h, set_id, slot):
+            break
+        known, node = set_id, child
+        mark = np.uint32(set_id) | IMPLICIT
+        run = matching_run_length(locals_[node + 1 :], marks[node + 1 :], path[n + 1 :], mark)
+        node += run
+        n += 1 + run
+    return node, n

@@ -1,0 +1,1 @@
+"""Compiler, cache and loader of kernels, and the helpers that kernels share."""

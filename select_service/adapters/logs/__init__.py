@@ -1,0 +1,1 @@
+"""Log files of decisions and audited requests, and throttled log messages."""

@@ -1,0 +1,1 @@
+"""Reload of files and settings: file watches, SIGHUP, API keys, TLS."""

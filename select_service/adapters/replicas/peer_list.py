@@ -1,0 +1,155 @@
+"""Client for GET /reservations of a peer, one page at a time, parsed a few rows per loop iteration.
+
+A peer may send anything, and a decoder given a list of a million zeros takes seconds.  The rows are
+therefore cut out one by one, at most as many as requested, and decoded separately; the rest of the
+page without its rows is short.
+"""
+
+import asyncio
+import re
+from urllib.parse import urlencode
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from select_service.adapters.http_error import HttpError
+from select_service.adapters.http_get import HttpClient
+from select_service.core.load.new_reservation import BOOKED_BLOCKS_MAX
+from select_service.core.load.reservations import ReservationFilter
+from select_service.core.replication.repair import validate_row
+from select_service.schemas.reservations import ReservationPage, ReservationRow
+
+PAGE_S_MAX = 10.0
+"""Time limit of one page, from name resolution to the last byte, in seconds."""
+PAGE_BYTES_MAX = 8 * 1024 * 1024
+TURN_BYTES_MAX = 64 * 1024
+"""Size of rows parsed before the event loop gets a turn; the last row may exceed it."""
+HASHES_BYTES_MAX = 21 * BOOKED_BLOCKS_MAX
+"""Size limit of the parsed hashes of one row: 20 digits and a comma for each block."""
+ROW_BYTES_MAX = 1024 * 1024
+ENVELOPE_BYTES_MAX = 64 * 1024
+"""Size limit of a page without its rows, and of the part before them."""
+ACCEPT = "application/json"
+
+_STRING = rb'"(?:[^"\\]++|\\.)*+"'
+_FLAT = rb'[^"{}]++|' + _STRING
+# Possessive quantifiers: hostile text must not cause backtracking.
+_ROW = re.compile(rb"\{(?:%b|\{(?:%b)*+\})*+\}\s*+" % (_FLAT, _FLAT), re.DOTALL)
+"""Pattern of an object that may contain flat objects."""
+_ROWS = re.compile(rb'"reservations"\s*+:\s*+\[\s*+')
+_NEXT = re.compile(rb",\s*+")
+
+
+class _Frame(Struct):
+    """ReservationPage without its rows."""
+
+    total: int
+    next: str | None
+    router_id: int
+
+
+class _Row(ReservationRow, kw_only=True):
+    """Row with undecoded hashes."""
+
+    sequence_hashes: Raw | UnsetType = UNSET  # type: ignore[assignment]
+
+
+_frame_of = msgspec.json.Decoder(_Frame).decode
+_row_of = msgspec.json.Decoder(_Row).decode
+_hashes_of = msgspec.json.Decoder(list[int]).decode
+
+
+class PeerListUnavailable(Exception):
+    """Error for a peer list that could not be fetched; the text has the reason."""
+
+
+async def fetch_page(
+    http: HttpClient, url: str, page_filter: ReservationFilter, *, with_key: bool = False
+) -> ReservationPage:
+    """Return one page of the list of the selector at `url`.  Raises PeerListUnavailable.
+
+    with_key: True sends the API key
+    """
+    try:
+        body = await http.get_body(
+            f"{url.rstrip('/')}/reservations?{_page_query(page_filter)}",
+            accept=ACCEPT,
+            bytes_max=PAGE_BYTES_MAX,
+            timeout_s=PAGE_S_MAX,
+            purpose="replica_list",
+            with_key=with_key,
+        )
+        rows, rest = await _split_rows(body, page_filter.limit)
+        frame = _frame_of(rest)
+    except (HttpError, ValueError, RecursionError) as error:
+        raise PeerListUnavailable(f"{url}: {error}") from None
+    return ReservationPage(
+        reservations=rows, total=frame.total, next=frame.next, router_id=frame.router_id
+    )
+
+
+async def _split_rows(body: bytes, limit: int) -> tuple[list[ReservationRow], bytes]:
+    """Return the rows of a page, and the page with an empty list.
+
+    Raises ValueError, RecursionError.
+    """
+    rows: list[ReservationRow] = []
+    size = 0
+    begin = _find_rows(body)
+    at, found = begin, _ROW.match(body, begin, begin + ROW_BYTES_MAX)
+    while found is not None:
+        if len(rows) == limit:
+            raise ValueError(f"list has more than the requested {limit} rows")
+        # Row by row: each is valid on its own, and the loop gets a turn in between.
+        rows.append(validate_row(_decode_row(found[0])))
+        at, size = found.end(), size + len(found[0])
+        if size > TURN_BYTES_MAX:
+            size = 0
+            await asyncio.sleep(0)
+        comma = _NEXT.match(body, at, at + ENVELOPE_BYTES_MAX)
+        if comma is None:
+            break
+        at = comma.end()
+        found = _ROW.match(body, at, at + ROW_BYTES_MAX)
+    return rows, _remove_rows(body, begin, at)
+
+
+def _find_rows(body: bytes) -> int:
+    """Return the offset of the first row.  Raises ValueError."""
+    rows = _ROWS.search(body, 0, ENVELOPE_BYTES_MAX)
+    if rows is None:
+        raise ValueError("response has no list of reservations")
+    return rows.end()
+
+
+def _remove_rows(body: bytes, begin: int, end: int) -> bytes:
+    """Return the page with an empty list.  Raises ValueError."""
+    if body[end : end + 1] != b"]":
+        raise ValueError(f"byte {end} does not begin a row of at most {ROW_BYTES_MAX} bytes")
+    if begin + len(body) - end > ENVELOPE_BYTES_MAX:
+        raise ValueError(f"list envelope is larger than {ENVELOPE_BYTES_MAX} bytes")
+    return body[:begin] + body[end:]
+
+
+def _decode_row(text: bytes) -> ReservationRow:
+    row = _row_of(text)
+    known: ReservationRow = row
+    if row.sequence_hashes is not UNSET:
+        known.sequence_hashes = _decode_first_hashes(bytes(row.sequence_hashes))
+    return known
+
+
+def _decode_first_hashes(text: bytes) -> list[int]:
+    """Decode the first BOOKED_BLOCKS_MAX hashes of a list of any length."""
+    if len(text) > HASHES_BYTES_MAX:
+        text = text[:HASHES_BYTES_MAX].rpartition(b",")[0] + b"]"
+    return _hashes_of(text)[:BOOKED_BLOCKS_MAX]
+
+
+def _page_query(wanted: ReservationFilter) -> str:
+    query = {"limit": str(wanted.limit)}
+    if wanted.after is not None:
+        query["after"] = wanted.after
+    if wanted.sequence_hashes:
+        query["sequence_hashes"] = "true"
+    return urlencode(query)

@@ -1,0 +1,1 @@
+"""Handlers of the HTTP endpoints, one module for each group of routes."""

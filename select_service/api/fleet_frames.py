@@ -1,0 +1,148 @@
+"""Event stream GET /live: the fleet in numbers, for an open page.
+
+The stream begins with the recent past (see `live_history`), followed by a frame per second.  All
+viewers share the frames, which are computed in small steps (see `watching`).
+"""
+
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from time import monotonic
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from select_service.api.compact_views import compact_ranks
+from select_service.api.live.live_stream import CpuTimer, FrameContents, LiveFrame, TenantItem
+from select_service.api.service_context import ServiceContext
+from select_service.auth.guard import Grant
+from select_service.auth.roles import OPERATOR
+from select_service.base.cooperative import collect_cooperatively
+from select_service.core.identity import PartitionKey
+from select_service.core.views.decision_views import DecisionFilter
+from select_service.schemas.admission import ClassState
+from select_service.schemas.compact import CompactRanks
+
+DECISIONS_SHOWN = 20
+EVENT_STREAM = "text/event-stream"
+_encode_json = msgspec.json.Encoder().encode
+
+
+class LivePartition(Struct, kw_only=True):
+    """Current ranks of a partition, and totals of its decisions since the start."""
+
+    ranks: CompactRanks
+    """Ranks as in `/workers?view=compact`."""
+    block_size: int | None = None
+    """Tokens in a block of the model; null without schedulable workers."""
+    policy: str | None = None
+    """Placement policy of the partition."""
+    decided: int = 0
+    """Decisions, with and without a booking."""
+    prompt_blocks: int = 0
+    """Complete blocks of the prompts."""
+    chosen_overlap: int = 0
+    """Leading prompt blocks held by the chosen ranks."""
+    best_overlap: int = 0
+    """Leading prompt blocks held by the rank with the longest prefix."""
+    checks_refused: list[int] = []
+    """Workers with engines that refuse health checks."""
+
+
+async def _collect_contents(service: ServiceContext) -> FrameContents:
+    """Collect the contents of a frame, measuring the CPU time spent."""
+    meter = CpuTimer()
+    partitions = await collect_cooperatively(meter.time_steps(_partition_items(service)))
+    decisions = await collect_cooperatively(meter.time_steps(_decision_items(service)))
+    return FrameContents(partitions, decisions, _service_contents(service), meter.spent_s)
+
+
+def _partition_items(service: ServiceContext) -> Iterator[TenantItem | None]:
+    deleted = service.selector.fleet.catalog.deleted_workers()
+    there = [w for w in service.selector.list_workers() if w.worker_id not in deleted]
+    for ranks in compact_ranks(service, there):
+        if ranks is not None:
+            yield TenantItem(ranks.tenant_id, _encode_raw(_partition_view(service, ranks)))
+        yield None
+
+
+def _partition_view(service: ServiceContext, ranks: CompactRanks) -> LivePartition:
+    key = PartitionKey(ranks.model_name, ranks.tenant_id)
+    partition = service.selector.fleet.partitions.get(key)
+    if partition is None:
+        return LivePartition(ranks=ranks)
+    fitness = service.selector.health
+    refusing = () if fitness is None else fitness.monitor.refusing_workers()
+    tally = partition.placer.total_tally
+    return LivePartition(
+        ranks=ranks,
+        block_size=partition.block_size,
+        policy=partition.placer.policy_choice.policy,
+        decided=tally.selected + tally.reserved,
+        prompt_blocks=tally.prompt_blocks,
+        chosen_overlap=tally.chosen_overlap,
+        best_overlap=tally.best_overlap,
+        checks_refused=sorted(set(ranks.worker_ids).intersection(refusing)) if refusing else [],
+    )
+
+
+def _decision_items(service: ServiceContext) -> Iterator[TenantItem | None]:
+    explanations = service.selector.explanations
+    if not len(explanations):
+        return
+    for row in explanations.list_decisions(DecisionFilter(limit=DECISIONS_SHOWN), monotonic()):
+        yield None if row is None else TenantItem(row.tenant_id, _encode_raw(row))
+
+
+def _service_contents(service: ServiceContext) -> dict[str, msgspec.Raw]:
+    """Return the contents that belong to the service and not to a tenant."""
+    gate = service.selector.gate
+    classes = [
+        ClassState(
+            policy_class=name,
+            waiting_requests=waiting.requests,
+            waiting_isl_tokens=waiting.isl_tokens,
+        )
+        for name, waiting in sorted(gate.backlog_by_class().items())
+    ]
+    found = {"queue": _encode_raw(classes), "queueing": _encode_raw(gate.rules is not None)}
+    status = service.features.replicas.replica_status()
+    if status.enabled:
+        found["replicas"] = _encode_raw(status)
+    return found
+
+
+def _encode_raw(value: object) -> msgspec.Raw:
+    return msgspec.Raw(_encode_json(value))
+
+
+async def stream_frames(service: ServiceContext, grant: Grant) -> AsyncIterator[bytes]:
+    """Yield the stream until the service ends or the keys change: clients then authenticate
+    again.
+    """
+    number, generation = 0, service.guard.generation
+    history = _encode_json(service.live.history.visible_columns(grant, monotonic()))
+    yield b"event: history\ndata: %s\n\n" % history
+    # A client that reads slowly skips frames: the next one is requested only after the last write.
+    while not service.live.frame_broadcaster.is_ending and service.guard.generation == generation:
+        frame = await service.live.frame_broadcaster.frame_after(
+            number, partial(_collect_contents, service)
+        )
+        number = frame.number
+        yield b"id: %d\nevent: fleet\ndata: %s\n\n" % (number, _frame_text(service, frame, grant))
+
+
+def _frame_text(service: ServiceContext, frame: LiveFrame, grant: Grant) -> bytes:
+    """Return the JSON of a frame, reduced to the tenants visible to the caller."""
+    sees_all = grant.tenants is None and grant.has_any_role(OPERATOR)
+    body: dict[str, Any] = {
+        "version": service.version,
+        "interval_s": frame.interval_s,
+        "partitions": [
+            part.text for part in frame.parts.partitions if grant.can_see_tenant(part.tenant_id)
+        ],
+        "decisions": [
+            row.text for row in frame.parts.decisions if grant.can_see_tenant(row.tenant_id)
+        ],
+    }
+    return _encode_json(body | (frame.parts.service_contents if sees_all else {}))

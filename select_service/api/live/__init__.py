@@ -1,0 +1,1 @@
+"""The live page: history of the fleet and the stream of frames."""

@@ -1,0 +1,1 @@
+"""Helpers without dependencies on other packages: errors, clocks, cooperative steps, log format."""

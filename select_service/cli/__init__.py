@@ -1,0 +1,1 @@
+"""Commands besides the service itself, and the entry points of the installed scripts."""

@@ -1,0 +1,200 @@
+"""Command `select-service explain`: prints a decision of a running service as a table."""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from select_service.auth.client_credentials import (
+    add_credential_flags,
+    add_url_flag,
+    credentials_from_args,
+)
+from select_service.auth.json_client import FetchError, fetch_json
+from select_service.base.command_line import CommandParser, UsageError, file_error_text
+
+TIMEOUT_S = 10.0
+LISTED_DECISIONS = 20
+"""Number of listed decisions if no id is given."""
+REFERENCE = "reference"
+REPORTED_MIN = 0.5
+"""Threshold of the work policies, repeated here because importing it would load their kernels."""
+_CANDIDATE_COLUMNS = (
+    ("active_requests", "requests"),
+    ("prefill_tokens", "prefill"),
+    ("left_work_tokens", "left_work"),
+    ("active_blocks", "active"),
+    ("leading_run", "run"),
+    ("gpu_blocks", "gpu"),
+    ("cpu_blocks", "cpu"),
+    ("external_blocks", "all_tiers"),
+    ("extra_wait_tokens", "+wait"),
+    ("extra_prefill_tokens", "+prefill"),
+)
+"""Fields of a candidate and their column titles."""
+_CHOICE_TEXTS = {
+    "cheapest": "lowest cost",
+    "tie": "random choice among ranks of the lowest cost",
+    "drawn": "random choice by cost and temperature",
+    "pinned": "requested rank",
+    "only": "only candidate",
+}
+
+
+def explain_command(argv: Sequence[str]) -> int:
+    """Run the command; return 0 after printing, 1 if the service refuses or is unreachable.
+
+    Raises UsageError.
+    """
+    arguments = make_explain_parser().parse_arguments(argv)
+    if arguments.id is not None and arguments.request is not None:
+        raise UsageError("an ID and --request cannot be given together: give one of them")
+    base, path, body = arguments.url.rstrip("/"), f"/decisions?limit={LISTED_DECISIONS}", None
+    if arguments.id is not None:
+        path = f"/decisions/{quote(arguments.id, safe='')}"
+    if arguments.request is not None:
+        path, body = "/explain", _read_body(arguments.request)
+    presented = credentials_from_args(arguments)
+    try:
+        found = fetch_json(base + path, presented, TIMEOUT_S, body)
+        if not isinstance(found, dict) or not found.keys() & {"decisions", "candidates"}:
+            raise FetchError("the response is not a decision: give another --url")
+    except FetchError as error:
+        print(f"select-service: error: {base}: {error}", file=sys.stderr)
+        return 1
+    lines = format_decisions(found["decisions"]) if "decisions" in found else format_decision(found)
+    print("\n".join(lines))
+    return 0
+
+
+def make_explain_parser() -> CommandParser:
+    """Return the argument parser of the command."""
+    result = CommandParser(
+        "select-service explain",
+        "Explain a decision of a running service: one by its id, a hypothetical one, or the last "
+        "ones.",
+        {
+            "select-service explain": "list the last decisions",
+            "select-service explain request-123": "show one decision with its candidates",
+            "select-service explain --request body.json": "show a hypothetical decision",
+        },
+        "[ID] [OPTION ...]",
+    )
+    result.add_argument(
+        "id", nargs="?", metavar="ID", help="selection_id or reservation_id of a decision"
+    )
+    result.add_argument(
+        "--request",
+        metavar="FILE",
+        help="file with a body of POST /select to decide without booking; - = standard input",
+    )
+    add_url_flag(result)
+    add_credential_flags(result)
+    return result
+
+
+def _read_body(name: str) -> bytes:
+    """Return the request body.  Raises UsageError."""
+    try:
+        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    except OSError as error:
+        raise UsageError(f"--request: {file_error_text(name, error)}") from None
+
+
+def format_decisions(decisions: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return decisions as lines of a table."""
+    if not decisions:
+        return ["no decisions recorded: none was made yet, or the service has --decisions 0"]
+    columns = ("decision", "s ago", "id", "model", "tokens", "rank", "cost", "next", "choice")
+    return format_columns(columns, map(_decision_row, decisions))
+
+
+def _decision_row(row: Mapping[str, Any]) -> list[str]:
+    name = row.get("reservation_id") or row.get("selection_id") or "-"
+    next_cost = row["runner_up_cost"]
+    return [
+        *(str(row["decision"]), f"{row['seconds_ago']:g}", name, row["model_name"]),
+        *(str(row["isl_tokens"]), _rank_text(row), f"{row['cost']:g}"),
+        *("-" if next_cost is None else f"{next_cost:g}", row["choice"]),
+    ]
+
+
+def format_decision(decision: Mapping[str, Any]) -> list[str]:
+    """Return a decision and its candidates as lines.
+
+    Columns of zeros are omitted, and so are speeds and weights if all are 1.
+    """
+    candidates = decision["candidates"]
+    chosen = next(each for each in candidates if each["chosen"])
+    shown = f", {len(candidates)} shown" if len(candidates) < decision["candidate_count"] else ""
+    # Columns of zeros are dropped: the table must fit a terminal.
+    known = [field for field in _CANDIDATE_COLUMNS if any(each[field[0]] for each in candidates)]
+    known += [
+        (name, name)
+        for name in ("speed", "weight")
+        if any(each.get(name, 1.0) != 1.0 for each in candidates)
+    ]
+    names = chosen["terms"]
+    terms = [name for name in names if name == "cost" or any(c["terms"][name] for c in candidates)]
+    columns = ("", "rank", *(name for _, name in known), *terms)
+    rows = (
+        [
+            "*" if each["chosen"] else "",
+            _rank_text(each),
+            *(f"{each[field]}" for field, _ in known),
+            *(f"{each['terms'][name]:g}" for name in terms),
+        ]
+        for each in candidates
+    )
+    return [
+        *_heading_lines(decision),
+        f"chosen: {_rank_text(chosen)} of {decision['candidate_count']} candidates{shown}: "
+        + _CHOICE_TEXTS[decision["choice"]],
+        *_unreported_remark(decision),
+        "",
+        *format_columns(columns, rows),
+    ]
+
+
+def _heading_lines(decision: Mapping[str, Any]) -> list[str]:
+    scope = f"{decision['model_name']}, tenant {decision['tenant_id']}"
+    if decision["decision"] is None:
+        what = "now" + (", but it would wait" if decision.get("would_wait") else "")
+    else:
+        booked = "booked" if decision["reserved"] else "nothing booked"
+        what = f"decision {decision['decision']}, {decision['seconds_ago']:g} s ago, {booked}"
+    waited = decision.get("waited")
+    wait = f", waited {waited['seconds']:g} s in {waited['policy_class']}" if waited else ""
+    return [
+        f"{what}{wait}: {scope}, policy {decision['policy']}",
+        f"prompt: {decision['isl_tokens']} tokens, {decision['prompt_blocks']} blocks of "
+        f"{decision['block_size']}, hash {decision['prompt_hash'] or '-'}",
+    ]
+
+
+def _unreported_remark(decision: Mapping[str, Any]) -> list[str]:
+    """Return a remark if too few prefill ends are reported, which changes the cost of booked
+    work.
+    """
+    share = decision.get("reported_share", 1.0)
+    if decision["policy"] == REFERENCE or share >= REPORTED_MIN:
+        return []
+    return [
+        f"callers reported the end of {share:.0%} of their prefills (prefill_complete): too few "
+        "to use booked work"
+    ]
+
+
+def _rank_text(row: Mapping[str, Any]) -> str:
+    return "gone" if row["worker_id"] is None else f"{row['worker_id']}/{row['dp_rank']}"
+
+
+def format_columns(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return table lines with columns as wide as their content."""
+    lines = [list(columns), *map(list, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]

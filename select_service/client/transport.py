@@ -1,0 +1,78 @@
+"""Request, answer and errors that all transports share."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import NamedTuple, Protocol
+
+from select_service.base.errors import PicklableError
+
+ANSWER_BYTES_MAX = 64 * 1024 * 1024
+"""Limit of an answer that is read as a whole, in bytes; streams have no limit."""
+CONNECTIONS_MAX = 256
+"""Connections of one client to all of its selectors."""
+CONNECT_S_MAX = 1.0
+"""Time limit of connecting, in seconds: a dead host sends no answer at all."""
+IDLE_S_MAX = 60.0
+"""Idle time after which a connection is closed, in seconds; the service closes after 75 s."""
+
+
+class ClientRequest(NamedTuple):
+    """A request without the URL of its selector.
+
+    target: path and query, percent-encoded
+    content: JSON; None means no body
+    """
+
+    method: str
+    target: str
+    content: bytes | None
+    headers: Mapping[str, str]
+
+
+class ClientResponse(NamedTuple):
+    """An answer of any status. Header names are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+
+class TransportError(PicklableError):
+    """No answer was received.
+
+    was_sent: whether the selector may have received, and executed, the request
+    """
+
+    def __init__(self, text: str, *, was_sent: bool) -> None:
+        super().__init__(text)
+        self.was_sent = was_sent
+
+
+class StreamedResponse(NamedTuple):
+    """An answer with content in pieces."""
+
+    status: int
+    headers: Mapping[str, str]
+    pieces: AsyncIterator[bytes]
+
+
+class Transport(Protocol):
+    """Connections to selectors."""
+
+    async def send(self, url: str, request: ClientRequest, timeout_s: float) -> ClientResponse:
+        """Exchange one request for one answer with the selector at `url`.  Raises Broken."""
+
+    def stream(
+        self, url: str, request: ClientRequest, silence_s: float
+    ) -> AbstractAsyncContextManager[StreamedResponse]:
+        """Open a large or endless answer.  Raises Broken, inside the block as well.
+
+        silence_s: longest time without a byte, in seconds
+        """
+
+    async def close(self) -> None:
+        """Close all connections."""
+
+
+def too_large_error(n_bytes: int) -> TransportError:
+    return TransportError(f"answer is larger than {n_bytes} bytes", was_sent=True)

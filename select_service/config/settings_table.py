@@ -1,0 +1,528 @@
+"""Table of all settings: flag, environment variables, default and parser."""
+
+from collections.abc import Mapping
+from math import inf
+
+from select_service.config import value_parsers as read
+from select_service.config.health_flags import HEALTH
+from select_service.config.setting import ServiceSetting, flag_setting
+from select_service.config.tls_flags import TLS
+from select_service.core.placement.router_config import POLICY_NAMES, POLICY_OPTIONS, RouterConfig
+from select_service.schemas.common import BUSY_TOKENS_MAX
+
+INDEX_BLOCKS_MAX = 2**28
+INDEX_BYTES_MIN = 2**24
+INDEX_BYTES = 2**30
+"""Default memory limit: 256 bytes for each block of the default limit; similar holders need 36."""
+
+
+DECISIONS_MAX = 65_536
+
+GROUPS: Mapping[str, tuple[ServiceSetting, ...]] = {
+    "Service": (
+        flag_setting(
+            "--host",
+            "127.0.0.1",
+            read.bind_host,
+            "address to bind; non-loopback addresses require --api-keys-file or --insecure",
+        ),
+        flag_setting("--port", 8092, read.whole_number(0, 65535), "HTTP port; 0 = a free port"),
+        flag_setting(
+            "--reuse-port",
+            False,
+            read.true_or_false,
+            "share the port with another process of this user, for a handover (Linux)",
+        ),
+        flag_setting(
+            "--drain-secs",
+            5.0,
+            read.finite_number(0, 3600),
+            "time after SIGTERM in which requests are still answered, each closing its connection",
+            "drain_s",
+        ),
+        flag_setting(
+            "--keep-alive-secs",
+            3900,
+            read.whole_number(1, 86_400),
+            "idle time limit of connections; give more than the proxy in front uses",
+            "keep_alive_s",
+        ),
+        flag_setting(
+            "--file-mode",
+            "0600",
+            read.file_mode,
+            "octal mode of created files: state, snapshot, health, logs",
+        ),
+        flag_setting(
+            "--threads", 4, read.whole_number(1, 64), "number of threads that receive KV events"
+        ),
+        flag_setting(
+            "--log-level",
+            "info",
+            read.one_of_words("debug", "info", "warning", "error"),
+            "minimum level of log lines",
+        ),
+        flag_setting(
+            "--log-format",
+            "text",
+            read.one_of_words("text", "json"),
+            "format of the log; json: one object per line",
+        ),
+        flag_setting(
+            "--reservation-ttl-secs",
+            3600.0,
+            read.finite_number(0, 1e9),
+            "time without renewal after which a reservation expires; 0 = never",
+            "reservation_ttl_s",
+        ),
+        flag_setting(
+            "--index-max-blocks",
+            4_194_304,
+            read.whole_number(1024, INDEX_BLOCKS_MAX),
+            "maximum number of distinct blocks in the index of a partition",
+            "index_blocks_max",
+        ),
+        flag_setting(
+            "--index-max-bytes",
+            INDEX_BYTES,
+            read.whole_number(INDEX_BYTES_MIN, 2**48),
+            "maximum memory of the index of a partition, in bytes",
+            "index_bytes_max",
+        ),
+        flag_setting(
+            "--strict-fields",
+            False,
+            read.true_or_false,
+            "reject unknown fields and query parameters instead of warning",
+        ),
+        flag_setting(
+            "--no-fast-path",
+            False,
+            read.true_or_false,
+            "answer all requests in Python instead of compiled code",
+        ),
+        flag_setting(
+            "--policy",
+            RouterConfig().policy,
+            read.one_of_words(*POLICY_NAMES),
+            "placement policy",
+        ),
+        flag_setting(
+            "--policy-options",
+            (),
+            read.words_of(*POLICY_OPTIONS),
+            "comma-separated options of --policy work: decode-sensitive, strict-tail, no-memory",
+            kind="OPTION[,OPTION]",
+        ),
+        flag_setting(
+            "--decisions",
+            4096,
+            read.whole_number(0, DECISIONS_MAX),
+            "number of recent decisions kept for GET /decisions, 2 KiB each; 0 = none",
+        ),
+        flag_setting(
+            "--shadow-policy",
+            None,
+            read.policy_name(POLICY_NAMES, POLICY_OPTIONS),
+            "policy that GET /shadow compares with the decisions, for example reference or "
+            "work+strict-tail (default: no comparison)",
+            kind="POLICY",
+        ),
+        flag_setting(
+            "--otel",
+            False,
+            read.true_or_false,
+            "OpenTelemetry span for each selection, exported according to OTEL_* variables, see "
+            "docs/guides/monitoring.md",
+        ),
+        flag_setting(
+            "--decision-log",
+            None,
+            read.non_empty_text,
+            "file with a line per decision, for `select-service replay`; at most 8 files of 64 MiB "
+            "(default: not written)",
+        ),
+    ),
+    "Access": (
+        flag_setting(
+            "--api-keys-file",
+            None,
+            read.non_empty_text,
+            "TOML or YAML file of API keys, see docs/guides/security.md; "
+            "reloaded after a change and on "
+            "SIGHUP (default: no keys, all callers may do everything)",
+        ),
+        flag_setting(
+            "--key-share",
+            0.25,
+            read.finite_number(0.001, 1),
+            "maximum fraction of each limit for a key bound to tenants, see "
+            "docs/guides/security.md",
+        ),
+        flag_setting(
+            "--tenant-share",
+            0.5,
+            read.finite_number(0.001, 1),
+            "maximum fraction of each limit for all keys of a tenant together",
+        ),
+        flag_setting(
+            "--unbound-key-share",
+            0.875,
+            read.finite_number(0.001, 1),
+            "maximum fraction of each limit for a key not bound to tenants",
+        ),
+        flag_setting(
+            "--insecure",
+            False,
+            read.true_or_false,
+            "permit a --host reachable from other machines without API keys",
+        ),
+        flag_setting(
+            "--allowed-hosts",
+            None,
+            read.host_names,
+            "comma-separated host names accepted in requests; .example.com matches subdomains, * "
+            "matches all (default: localhost on loopback without keys, else all)",
+            kind="NAME[,NAME]",
+        ),
+        flag_setting(
+            "--peer-api-key-file",
+            None,
+            read.non_empty_text,
+            "file of the API key sent to other selectors; the key needs the role replica",
+        ),
+        flag_setting(
+            "--audit-log",
+            None,
+            read.non_empty_text,
+            "file with a JSON line per operator action; at most 8 files of 64 MiB (default: not "
+            "written)",
+        ),
+        flag_setting(
+            "--audit-required",
+            False,
+            read.true_or_false,
+            "refuse operator actions whose audit line cannot be written",
+        ),
+    ),
+    "Outgoing connections": (
+        flag_setting(
+            "--engine-curve-key-file",
+            None,
+            read.non_empty_text,
+            "file of the secret CURVE key for engines with authenticated KV events",
+        ),
+        flag_setting(
+            "--connect-to",
+            None,
+            read.egress_destinations,
+            "comma-separated networks and host names of engines and replicas, for example "
+            "10.0.0.0/8,.svc.cluster.local (default: all except those always refused, see "
+            "docs/guides/security.md)",
+            kind="NETWORK[,NETWORK]",
+        ),
+        flag_setting(
+            "--connect-to-loopback",
+            None,
+            read.true_or_false,
+            "permit connections to this machine over loopback, ipc and inproc (default: only if "
+            "--host is loopback and no API keys are configured)",
+        ),
+    ),
+    "TLS": TLS,
+    "Discovery": (
+        flag_setting(
+            "--workers-file",
+            None,
+            read.non_empty_text,
+            "YAML file of workers, see docs/guides/discovery.md; reloaded after a change (default: "
+            "workers are registered over HTTP only)",
+        ),
+        flag_setting(
+            "--discovery-config",
+            None,
+            read.non_empty_text,
+            "YAML file of discovery sources (files, DNS names, Kubernetes), see "
+            "docs/guides/discovery.md",
+        ),
+    ),
+    "Persistence and recovery": (
+        flag_setting(
+            "--indexer-peers",
+            None,
+            read.dump_peers,
+            "comma-separated URLs of selectors to recover the index from; the best dump is used",
+            kind="URL[,URL]",
+        ),
+        flag_setting(
+            "--state-path",
+            None,
+            read.non_empty_text,
+            "file of workers, thresholds and shedding across restarts (default: not persisted)",
+        ),
+        flag_setting(
+            "--snapshot-path",
+            None,
+            read.non_empty_text,
+            "file of the index across restarts (default: not persisted)",
+        ),
+        flag_setting(
+            "--snapshot-interval-secs",
+            60.0,
+            read.finite_number(1, 86_400),
+            "interval between two snapshots; another one is written at shutdown",
+            "snapshot_interval_s",
+        ),
+    ),
+    "Replicas": (
+        flag_setting(
+            "--replica-sync-port",
+            None,
+            read.whole_number(1, 65535),
+            "port of the ZMQ socket that publishes load to other replicas (default: not shared)",
+        ),
+        flag_setting(
+            "--replica-sync-host",
+            None,
+            read.bind_host,
+            "address of --replica-sync-port (default: that of --host)",
+        ),
+        flag_setting(
+            "--replica-key-file",
+            None,
+            read.non_empty_text,
+            "file of the secret CURVE key of this replica, see docs/guides/security.md",
+        ),
+        flag_setting(
+            "--replica-keys-file",
+            None,
+            read.non_empty_text,
+            "TOML or YAML file of the public keys of all replicas; reloaded after a change",
+        ),
+        flag_setting(
+            "--replica-sync-insecure",
+            False,
+            read.true_or_false,
+            "permit a replica port reachable from other machines without keys, and trust the URLs "
+            "that peers announce",
+        ),
+        flag_setting(
+            "--replica-sync-peers",
+            None,
+            read.replica_peers,
+            "comma-separated ZMQ endpoints of the other replicas, for example tcp://selector-b:9092",
+            kind="ENDPOINT[,ENDPOINT]",
+        ),
+        flag_setting(
+            "--replica-sync-repair",
+            True,
+            read.true_or_false,
+            "fetch the reservations of a peer after a persistent divergence of load",
+        ),
+        flag_setting(
+            "--advertise-url",
+            None,
+            read.service_url,
+            "URL of this HTTP interface for other replicas (default: --port on the event host)",
+        ),
+    ),
+    "Scheduling": (
+        ServiceSetting(
+            "use_kv_events",
+            True,
+            read.true_or_false,
+            "subscribe to KV events; without them the overlap is unknown",
+            variables=("DYN_USE_KV_EVENTS",),
+        ),
+        ServiceSetting(
+            "overlap_score_credit",
+            1.0,
+            read.finite_number(0, 1),
+            "policy reference: credit for blocks on the GPU",
+            variables=("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",),
+        ),
+        ServiceSetting(
+            "overlap_score_credit_decay",
+            0.0,
+            read.finite_number(0, inf),
+            "policy reference: decay of that credit with a rank's prefill load",
+            variables=("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",),
+        ),
+        ServiceSetting(
+            "prefill_load_scale",
+            1.0,
+            read.finite_number(0, inf),
+            "policy reference: weight of the prefill part of the cost",
+            variables=("DYN_ROUTER_PREFILL_LOAD_SCALE",),
+        ),
+        ServiceSetting(
+            "overlap_score_weight",
+            None,
+            read.finite_number(0, inf),
+            "deprecated: sets the prefill load scale; 0 also sets the credit to 0",
+            variables=("DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT", "DYN_OVERLAP_SCORE_WEIGHT"),
+        ),
+        ServiceSetting(
+            "host_cache_hit_weight",
+            0.75,
+            read.finite_number(0, 1),
+            "credit for blocks in CPU memory",
+            variables=("DYN_ROUTER_HOST_CACHE_HIT_WEIGHT",),
+        ),
+        ServiceSetting(
+            "disk_cache_hit_weight",
+            0.25,
+            read.finite_number(0, 1),
+            "credit for blocks on disk or in external storage",
+            variables=("DYN_ROUTER_DISK_CACHE_HIT_WEIGHT",),
+        ),
+        ServiceSetting(
+            "temperature",
+            0.0,
+            read.finite_number(0, inf),
+            "0 = the cheapest rank; above 0, ranks are sampled by cost",
+            variables=("DYN_ROUTER_TEMPERATURE",),
+        ),
+        ServiceSetting(
+            "track_prefill_tokens",
+            True,
+            read.true_or_false,
+            "count prefill tokens as load",
+            variables=("DYN_ROUTER_TRACK_PREFILL_TOKENS",),
+        ),
+        ServiceSetting(
+            "track_active_blocks",
+            True,
+            read.true_or_false,
+            "count live blocks as load",
+            variables=("DYN_ROUTER_TRACK_ACTIVE_BLOCKS",),
+        ),
+        ServiceSetting(
+            "track_output_blocks",
+            True,
+            read.true_or_false,
+            "count output blocks as load",
+            variables=("DYN_ROUTER_TRACK_OUTPUT_BLOCKS",),
+        ),
+        ServiceSetting(
+            "assume_kv_reuse",
+            True,
+            read.true_or_false,
+            "count equal blocks of requests on one rank once",
+            variables=("DYN_ROUTER_ASSUME_KV_REUSE",),
+        ),
+    ),
+    "Admission": (
+        flag_setting(
+            "--active-decode-blocks-threshold",
+            None,
+            read.finite_number(0, 1),
+            "fraction of the KV cache above which a rank is busy (default: not checked)",
+            "decode_blocks_threshold",
+            kind="FRACTION",
+        ),
+        flag_setting(
+            "--active-prefill-tokens-threshold",
+            None,
+            read.whole_number(0, BUSY_TOKENS_MAX),
+            "active prefill tokens above which a rank is busy (default: not checked)",
+            "prefill_tokens_threshold",
+            kind="TOKENS",
+        ),
+        flag_setting(
+            "--queue-threshold",
+            None,
+            read.number_or_infinity,
+            "queueing starts when all candidates exceed this multiple of their "
+            "max_num_batched_tokens in active prefill tokens (default: no queueing)",
+            kind="FACTOR",
+        ).with_variables("DYN_ROUTER_QUEUE_THRESHOLD"),
+        flag_setting(
+            "--queue-policy",
+            "fcfs",
+            read.one_of_words("fcfs", "wspt", "work"),
+            "order of queued requests: fcfs = first come, first served; wspt = least work first; "
+            "work = both weighted, with queueing by the remaining work of ranks",
+        ).with_variables("DYN_ROUTER_QUEUE_POLICY"),
+        flag_setting(
+            "--policy-config",
+            None,
+            read.non_empty_text,
+            "YAML file of policy classes; enables queueing",
+        ).with_variables("DYN_ROUTER_POLICY_CONFIG"),
+        flag_setting(
+            "--queue-timeout-secs",
+            60.0,
+            read.finite_number(0, 86_400),
+            "maximum queueing time of a request; 0 = unlimited",
+            "queue_timeout_s",
+        ),
+        flag_setting(
+            "--queue-max-requests",
+            4096,
+            read.whole_number(1, 1_000_000),
+            "maximum number of queued requests",
+        ),
+        flag_setting(
+            "--queue-max-tokens",
+            64_000_000,
+            read.whole_number(1, 2**40),
+            "maximum number of prompt tokens of all queued requests",
+        ),
+        flag_setting(
+            "--priority-tiers",
+            ("premium", "standard", "best_effort"),
+            read.distinct_names,
+            "comma-separated names of the priority tiers, highest first",
+            kind="NAME[,NAME]",
+        ),
+        flag_setting(
+            "--priority-default-tier",
+            None,
+            read.non_empty_text,
+            "tier of requests without one (default: the middle tier; of two, the lower)",
+            kind="NAME",
+        ),
+    ),
+    "Engine metrics": (
+        flag_setting(
+            "--engine-metrics-interval-secs",
+            1.0,
+            read.finite_number(0.1, 3600),
+            "interval between two scrapes of a worker's metrics_endpoint",
+            "engine_metrics_interval_s",
+        ),
+        flag_setting(
+            "--engine-metrics-timeout-secs",
+            1.0,
+            read.finite_number(0.1, 60),
+            "time limit of a scrape",
+            "engine_metrics_timeout_s",
+        ),
+        flag_setting(
+            "--engine-metrics-stale-secs",
+            5.0,
+            read.finite_number(0.1, 3600),
+            "age above which a reading is ignored",
+            "engine_metrics_stale_s",
+        ),
+    ),
+    "Health checks": HEALTH,
+}
+"""Settings by group title, in display order."""
+
+SETTINGS = tuple(setting for group in GROUPS.values() for setting in group)
+
+REFERENCE_POLICY_SETTINGS = (
+    "overlap_score_credit",
+    "overlap_score_credit_decay",
+    "prefill_load_scale",
+    "overlap_score_weight",
+)
+"""Settings that only the policy `reference` uses."""
+VARIABLES_WITHOUT_EFFECT = (
+    "DYN_ROUTER_REPLICA_SYNC",
+    "DYN_ROUTER_PREDICTED_TTL_SECS",
+    "DYN_ROUTER_OVERLAP_REFRESH_AFTER_SECS",
+)
+"""Variables of Dynamo without effect here; reported, not rejected."""

@@ -1,0 +1,520 @@
+"""Admission gate: passes, queues or refuses requests, in this order.
+
+1. A request of a shed priority tier is refused.
+2. Ranks above a busy threshold are excluded; a request without other ranks is refused.
+3. With queueing on, a request waits until a candidate has room for its policy class.
+
+A passed request is placed and booked at once by `DecisionMaker`, on ranks that passed 2 and 3.  A
+waiting request is a `WaitingTicket`, settled by `serve_waiting`, by its deadline, by the end of its
+partition, or
+by `remove_disconnected` after a disconnect.
+
+Freed capacity is recorded in `DirtyPartitions`, and the owner of the event loop then calls
+`serve_waiting`.  A
+request arriving in between lets earlier requests go first.
+"""
+
+from collections.abc import Mapping
+from itertools import count, islice
+from math import inf
+
+import numpy as np
+
+from indexer.index.header_kernels import CHANGED
+from select_service.base.errors import CapacityShed, QueueFull, QueueTimeout, SelectError
+from select_service.core.admission.busy_check import BusyCheck, RankLoadLimits, ranks_below
+from select_service.core.admission.drain_rate import retry_after_seconds
+from select_service.core.admission.headroom import compute_headroom
+from select_service.core.admission.load_shed_rule import NO_LOAD_SHEDDING, LoadShedRule
+from select_service.core.admission.outcome_counters import AdmissionCounters
+from select_service.core.admission.partition_queue import (
+    PartitionQueue,
+    RequestSize,
+    WaitingTicket,
+    booked_blocks,
+    drop_prompt,
+    extra_work,
+    lane_of,
+    measure_request,
+    score_of,
+)
+from select_service.core.admission.policy_classes import QueueBounds, QueueRules
+from select_service.core.admission.priority_tiers import SHED_RETRY_AFTER_S, PriorityTiers
+from select_service.core.admission.queue_headroom import QueueHeadroom
+from select_service.core.admission.waiting_list import Backlog, WaitingList
+from select_service.core.array_types import Mask
+from select_service.core.decision_maker import DecisionMaker, PlacementDecision, PlacementRequest
+from select_service.core.dirty_partitions import DirtyPartitions
+from select_service.core.identity import PartitionKey
+from select_service.core.placement.candidates import find_candidates
+from select_service.core.placement.decision_ring import QueueWait
+from select_service.core.placement.prompt import partition_key_of
+from select_service.core.registry.fleet.partition import Partition
+from select_service.schemas.selection import SelectRequest
+
+SERVED_PER_TURN_MAX = 64
+"""Requests leaving the queue before other work gets a turn."""
+LANES_PER_STEP = 64
+"""Number of lanes that cost as much to search as serving one request."""
+
+ROOMS_AT_ONCE_MAX = 8
+"""Classes with different room compared for one request, some microseconds each."""
+
+SETTLED_PER_TURN_MAX = 256
+"""Requests refused in one turn because of a shed tier or an expired deadline."""
+
+
+class AdmissionGate:
+    """Admission gate for every request for a rank."""
+
+    def __init__(
+        self,
+        partitions: Mapping[PartitionKey, Partition],
+        busy_check: BusyCheck,
+        tiers: PriorityTiers,
+        rules: QueueRules | None,
+        decisions: DecisionMaker,
+        dirty: DirtyPartitions,
+    ) -> None:
+        """Build the gate.
+
+        rules: queue rules; None means queueing is off
+        """
+        self.busy_check = busy_check
+        self.tiers = tiers
+        self.rules = rules
+        self.waits_for_work = rules is not None and rules.waits_for_work
+        """Whether requests wait for remaining work, with progress shown by KV events only."""
+        self.tally = AdmissionCounters()
+        self._partitions = partitions
+        self._decisions = decisions
+        self.waiting = WaitingList(QueueBounds() if rules is None else rules.bounds)
+        self._dirty = dirty
+        dirty.watch_partitions(self.waiting.queues)
+        self._arrivals = count()
+        self.load_shed_rules: dict[str, LoadShedRule] = {}
+        """Load-shedding rules of degraded models, by model."""
+        self._has_more_to_shed = False
+        self.is_open_flag = np.zeros(1, np.int64)
+        """int64[1], `is_open` for kernels; the array is never replaced."""
+        self.refresh_mode()
+
+    # Arrivals
+
+    def refresh_mode(self) -> None:
+        """Recompute `is_open` after a tier, a threshold or a queue was switched on or off."""
+        is_off = not self.is_shedding and self.busy_check.thresholds.is_off
+        self.is_open = self.rules is None and is_off
+        self.is_open_flag[0] = self.is_open
+
+    def check_shed_tier(self, request: SelectRequest) -> None:
+        """Raise BadRequest for an unknown tier, CapacityShed for a shed tier."""
+        wanted = request.priority_tier
+        if wanted is None and (self.is_open or not self.is_shedding):
+            return
+        tier = self.tiers.index_of(wanted)
+        if self._is_shed(request.model_name, tier):
+            raise self._shed_error(partition_key_of(request), tier)
+
+    def admit_request(
+        self, job: PlacementRequest, allowed: Mask, now: float, policy_class: str | None
+    ) -> PlacementDecision | WaitingTicket:
+        """Pass or queue a request.
+
+        allowed:      bool[n_slots], at least one set
+        policy_class: policy class from the request
+        Raises Overloaded, QueueFull, QueueTimeout, and the errors of `decide`.
+        """
+        if not self.is_open:
+            # Otherwise an arrival could take room that a waiting request is about to get.
+            if self._has_waiting_first(job.partition.key):
+                self._serve_partition(job.partition.key, now, SERVED_PER_TURN_MAX)
+            if self.rules is not None:
+                return self._admit_or_queue(job, allowed, now, policy_class)
+            allowed = self._free_ranks(job, allowed)
+        return self._decide_now(job, allowed, now)
+
+    def _has_waiting_first(self, key: PartitionKey) -> bool:
+        """Return whether a waiting request may be served now; progress of prefills makes room
+        silently.
+        """
+        if self._dirty.partitions and key in self._dirty.partitions:
+            return True
+        return self.waits_for_work and key in self.waiting.queues
+
+    def preview_admission(
+        self, job: PlacementRequest, allowed: Mask, policy_class: str | None
+    ) -> tuple[Mask, bool]:
+        """Return the ranks `admit_request` would pass on, and whether the request would wait
+        instead.
+
+        Changes and counts nothing; arguments as for `admit_request`.  Raises Overloaded.
+        """
+        free = self.busy_check.free_candidates(job.partition, job.request, allowed)
+        if self.rules is None:
+            return free, False
+        profile = self.rules.profile_of(job.partition.key.model_name)
+        size = measure_request(job, free)
+        index = profile.find_class(policy_class, size.isl_tokens - size.cached_tokens)
+        room = compute_headroom(job.partition, free, profile.classes[index])
+        return (room.eligible, False) if room.n_ranks else (free, True)
+
+    def ranks_without_waiting(self, partition: Partition) -> Mask | None:
+        """Return the ranks `admit_request` would pass on for a request with a prompt only.
+
+        None means that `admit_request` might refuse or queue the request, or serve others first.
+        """
+        if partition.key in self._dirty.partitions:
+            return None
+        limits = self._limits_without_waiting(partition.key)
+        if limits is None:
+            return self._ranks_for_all_classes(partition)
+        free, n_free = ranks_below(partition, partition.table.open_slots, limits)
+        return free if n_free else None
+
+    def _ranks_for_all_classes(self, partition: Partition) -> Mask | None:
+        """Return the same as `ranks_without_waiting`, for several classes or a class waiting for
+        work to
+        end.
+
+        If every class would choose among the same ranks, the class of the request does not matter.
+        """
+        key = partition.key
+        if self.rules is None or self._is_restricted(key.model_name):
+            return None
+        if self.waits_for_work and key in self.waiting.queues:
+            return None
+        classes = self.rules.profile_of(key.model_name).headroom_classes
+        # The comparison below must stay cheaper than the usual way through the gate.
+        if len(classes) > ROOMS_AT_ONCE_MAX:
+            return None
+        not_busy = self.busy_check.all_free_ranks(partition)
+        rooms = [compute_headroom(partition, not_busy, each) for each in classes]
+        eligible = rooms[0].eligible
+        is_same = all(r.n_ranks and np.array_equal(r.eligible, eligible) for r in rooms)
+        return eligible if is_same else None
+
+    def _limits_without_waiting(self, key: PartitionKey) -> RankLoadLimits | None:
+        """Return the limits of requests with a prompt only.  None means each request needs its
+        own check.
+        """
+        if self._is_restricted(key.model_name):
+            return None
+        only = None
+        if self.rules is not None:
+            only = self.rules.profile_of(key.model_name).only_class_by_load
+            if only is None:
+                return None
+        return RankLoadLimits.for_class(
+            self.busy_check.thresholds.thresholds_of(key.model_name), only
+        )
+
+    def _free_ranks(self, job: PlacementRequest, allowed: Mask) -> Mask:
+        """Return the allowed ranks that are not busy.  Raises Overloaded."""
+        try:
+            return self.busy_check.free_candidates(job.partition, job.request, allowed)
+        except SelectError:
+            self.tally.count_refusal("busy", job.partition.key)
+            raise
+
+    def _admit_or_queue(
+        self, job: PlacementRequest, allowed: Mask, now: float, policy_class: str | None
+    ) -> PlacementDecision | WaitingTicket:
+        assert self.rules is not None
+        partition, key = job.partition, job.partition.key
+        profile = self.rules.profile_of(key.model_name)
+        by_load = profile.only_class_by_load
+        if (
+            by_load is not None
+            and job.request.pinned_worker is None
+            and key not in self._dirty.partitions
+        ):
+            # Fast path of the usual case; the code below gives the same result.
+            mask, n_free = self.busy_check.free_candidates_with_room(partition, allowed, by_load)
+            if n_free:
+                return self._decide_now(job, mask, now)
+        free = self._free_ranks(job, allowed)
+        size, class_index = None, 0
+        if profile.only_class is None:
+            size = measure_request(job, free)
+            class_index = profile.find_class(policy_class, size.isl_tokens - size.cached_tokens)
+        room = compute_headroom(partition, free, profile.classes[class_index])
+        if room.n_ranks and key not in self._dirty.partitions:
+            return self._decide_now(job, room.eligible, now)
+        return self._enqueue_request(job, class_index, size or measure_request(job, free), now)
+
+    def _decide_now(self, job: PlacementRequest, eligible: Mask, now: float) -> PlacementDecision:
+        decision = self._decisions.decide(job, eligible, now)
+        self.tally.admitted += 1
+        return decision
+
+    def _enqueue_request(
+        self, job: PlacementRequest, class_index: int, size: RequestSize, now: float
+    ) -> WaitingTicket:
+        assert self.rules is not None
+        request, partition = job.request, job.partition
+        key = partition.key
+        profile = self.rules.profile_of(key.model_name)
+        rules = profile.classes[class_index]
+        deadline = self._deadline_of(request, now)
+        queue = self.waiting.queues.get(key) or PartitionQueue(profile.classes)
+        ticket = WaitingTicket(
+            # A queue of thousands of requests must not hold their token lists.
+            placement_request=job._replace(request=drop_prompt(request)),
+            request=request,
+            lane=lane_of(request),
+            size=size,
+            class_index=class_index,
+            policy_class=rules.name,
+            tier=self.tiers.index_of(request.priority_tier),
+            arrived_at=now,
+            deadline=deadline,
+        )
+        self._check_queue_room(queue, ticket, deadline <= now)
+        token_s = self._seconds_per_token(partition) if rules.waits_for_work else 0.0
+        score = score_of(rules.queue_policy, request.priority_jump or 0.0, now, size, token_s)
+        # The arrival number makes every order unique and keeps equal scores first-come.
+        ticket.order = (-(request.strict_priority or 0), -score, next(self._arrivals))
+        self.waiting.add(queue, ticket)
+        return ticket
+
+    def _seconds_per_token(self, partition: Partition) -> float:
+        """Return the seconds per prefill token of a rank at the current drain rate."""
+        return self.busy_check.drain_rate(partition).seconds_per_token(
+            int(partition.table.open_slots.sum())
+        )
+
+    def _deadline_of(self, request: SelectRequest, now: float) -> float:
+        """Return the earlier of the request's own deadline and the common one."""
+        assert self.rules is not None
+        brake = self.load_shed_rules.get(request.model_name, NO_LOAD_SHEDDING)
+        common = (self.rules.timeout_s or inf) * brake.latency_share
+        own = inf if request.timeout_ms is None else request.timeout_ms / 1000.0
+        return now + min(common, own)
+
+    def _check_queue_room(
+        self, queue: PartitionQueue, ticket: WaitingTicket, may_not_wait: bool
+    ) -> None:
+        """Raise QueueTimeout or QueueFull, without adding the ticket."""
+        partition = ticket.placement_request.partition
+        if may_not_wait:
+            raise self._timeout_error(ticket, ticket.arrived_at)
+        try:
+            queue.check_room(
+                ticket.class_index, ticket.lane, ticket.size, partition.table.n_workers
+            )
+            self.waiting.check_bounds(ticket)
+        except QueueFull as error:
+            self.tally.count_refusal("queue_full", partition.key)
+            error.retry_after_s = self._retry_after_s(partition)
+            raise
+
+    # Departures
+
+    def mark_all_queues(self) -> None:
+        """Schedule a look at every queue after thresholds or tiers have changed."""
+        self.refresh_mode()
+        for key in self.waiting.queues:
+            self._dirty.mark_capacity(key)
+
+    def serve_waiting(self, now: float) -> None:
+        """Serve waiting requests that have room; schedule another call for the rest."""
+        if self._has_more_to_shed:
+            self._refuse_waiting_shed()
+        left = SERVED_PER_TURN_MAX
+        for key in list(self._dirty.partitions):
+            left = self._serve_partition(key, now, left)
+            if not left:
+                break
+        self._dirty.request_turn_if(self._dirty.partitions)
+
+    def run_every_second(self, now: float) -> bool:
+        """Update rates, expire deadlines and look at every queue, once a second.
+
+        Returns whether the deadlines filled one turn, so that another turn is due.
+        """
+        self.busy_check.update_rates(self._partitions, now)
+        late = self.waiting.find_overdue(now, SETTLED_PER_TURN_MAX)
+        for ticket in late:
+            self.time_out_ticket(ticket, now)
+        self.mark_all_queues()
+        self.serve_waiting(now)
+        return len(late) == SETTLED_PER_TURN_MAX
+
+    def wake_by_progress(self, now: float) -> bool:
+        """Wake queues for which engines may have made room, as their KV events show."""
+        for key, queue in self.waiting.queues.items():
+            partition = self._partitions.get(key)
+            if not queue.waits_for_work or partition is None:
+                continue
+            if queue.changes != _index_change_count(partition):
+                self._dirty.mark_capacity(key)
+        return False
+
+    def time_out_ticket(self, ticket: WaitingTicket, now: float) -> None:
+        """Refuse a ticket past its deadline, unless settled already."""
+        if ticket.outcome is None:
+            self.waiting.remove(ticket)
+            ticket.settle(self._timeout_error(ticket, now))
+
+    def remove_disconnected(self, ticket: WaitingTicket) -> None:
+        """Remove the ticket of a disconnected client, unless settled already."""
+        if ticket.outcome is None:
+            self.waiting.remove(ticket)
+            self.tally.count_refusal("client_gone", ticket.placement_request.partition.key)
+            ticket.settle(QueueTimeout("client disconnected while waiting"))
+
+    def withdraw_ticket(self, ticket: WaitingTicket, error: SelectError) -> None:
+        """Remove a ticket with an error, unless settled already."""
+        if ticket.outcome is None:
+            self.waiting.remove(ticket)
+            self.tally.count_refusal("queue_full", ticket.placement_request.partition.key)
+            ticket.settle(error)
+
+    def set_shed_tier(self, tier: str | None) -> None:
+        """Set the shed tier and refuse waiting requests of shed tiers.  Raises BadRequest."""
+        self.tiers.set_shed_tier(tier)
+        self._refuse_waiting_shed()
+        self.mark_all_queues()
+
+    def set_load_shed_rule(self, model_name: str, rule: LoadShedRule | None) -> None:
+        """Set or, with None, remove the load-shedding rule of a model."""
+        self.load_shed_rules.pop(model_name, None)
+        if rule is not None:
+            self.load_shed_rules[model_name] = rule
+        for key, partition in self._partitions.items():
+            if key.model_name == model_name:
+                partition.effective_batch_share = (rule or NO_LOAD_SHEDDING).batch_share
+        self._refuse_waiting_shed()
+        self.mark_all_queues()
+
+    def _refuse_waiting_shed(self) -> None:
+        """Refuse waiting requests of shed tiers, up to the limit of one turn."""
+        found = (t for t in self.waiting if self._is_shed(t.request.model_name, t.tier))
+        refused = list(islice(found, SETTLED_PER_TURN_MAX))
+        for ticket in refused:
+            self.waiting.remove(ticket)
+            ticket.settle(self._shed_error(ticket.placement_request.partition.key, ticket.tier))
+        # A full turn means that more may be left: the next `serve_waiting` continues.
+        self._has_more_to_shed = len(refused) == SETTLED_PER_TURN_MAX
+        if self._has_more_to_shed:
+            self._dirty.request_turn_if(refused)
+
+    def refuse_all_waiting(self, error: SelectError) -> None:
+        """Refuse all waiting requests, at the end of the service."""
+        # A copy: removing a ticket changes the queues.
+        for ticket in list(self.waiting):
+            self.waiting.remove(ticket)
+            self.tally.count_refusal("no_rank", ticket.placement_request.partition.key)
+            ticket.settle(error)
+
+    def _serve_partition(self, key: PartitionKey, now: float, budget: int) -> int:
+        """Serve up to `left` requests of one partition; return the rest of the budget.
+
+        Searching many lanes uses up budget as well.
+        """
+        # Changes during the loop mark the partition again.
+        self._dirty.partitions.pop(key, None)
+        partition = self._partitions.get(key)
+        stranded, more = self.waiting.take_stranded(key, partition)
+        for ticket, error in stranded:
+            self.tally.count_refusal("no_rank", key)
+            ticket.settle(error)
+        if more:
+            self._dirty.partitions[key] = None
+            return 0
+        while partition is not None and key in self.waiting.queues:
+            if not budget or not self._decisions.is_ready_for_max_booking(partition):
+                self._dirty.partitions[key] = None
+                break
+            queue = self.waiting.queues[key]
+            queue.changes = _index_change_count(partition)
+            budget = max(0, budget - 1 - queue.n_lanes // LANES_PER_STEP)
+            views = QueueHeadroom(self.busy_check, partition, queue)
+            chosen = queue.take_next(views.headroom_bits)
+            if chosen is None:
+                break
+            # A large booking costs as much as several requests.
+            budget = max(
+                0, budget - extra_work(chosen.request, booked_blocks(chosen.placement_request))
+            )
+            self.waiting.forget_ticket(chosen)
+            pinned = chosen.lane.pinned is not None
+            self._serve_ticket(chosen, views.headroom_of(chosen.class_index, pinned).eligible, now)
+        return budget
+
+    def _serve_ticket(self, ticket: WaitingTicket, eligible: Mask, now: float) -> None:
+        """Decide again, with the current state."""
+        job, waited_s = ticket.placement_request, now - ticket.arrived_at
+        if self._is_shed(ticket.request.model_name, ticket.tier):
+            ticket.settle(self._shed_error(job.partition.key, ticket.tier))
+            return
+        waited = QueueWait(ticket.policy_class, ticket.position, waited_s)
+        try:
+            # Constraints are checked again, because ranks may have changed during the wait.
+            allowed = find_candidates(job.partition.table, ticket.request) & eligible
+            decision = self._decisions.decide(job._replace(queue_wait=waited), allowed, now)
+        except SelectError as error:
+            self.tally.count_refusal("no_rank", job.partition.key)
+            ticket.settle(error)
+            return
+        self.tally.admitted += 1
+        self.tally.record_wait(ticket.policy_class, waited_s)
+        ticket.settle(decision)
+
+    # Refusals, counted here
+
+    @property
+    def is_shedding(self) -> bool:
+        """Whether any tier of any model is refused, or the limits of any model are reduced."""
+        return self.tiers.is_shedding or bool(self.load_shed_rules)
+
+    def _is_restricted(self, model_name: str) -> bool:
+        """Return whether a tier of this model is refused or a limit reduced."""
+        return self.tiers.is_shedding or model_name in self.load_shed_rules
+
+    def _is_shed(self, model_name: str, tier: int) -> bool:
+        """Return whether a tier is shed by the operators or by the load-shedding rule of the
+        model.
+        """
+        brake = self.load_shed_rules.get(model_name, NO_LOAD_SHEDDING)
+        return self.tiers.is_shed(tier) or brake.sheds_tier(tier)
+
+    def _shed_error(self, key: PartitionKey, tier: int) -> SelectError:
+        name = self.tiers.names[tier]
+        self.tally.count_refusal("shed", key)
+        self.tally.shed_tiers[name] += 1
+        error = CapacityShed(f"capacity_shed: tier={name}")
+        error.retry_after_s = SHED_RETRY_AFTER_S
+        return self.load_shed_rules.get(key.model_name, NO_LOAD_SHEDDING).make_error(error)
+
+    def _timeout_error(self, ticket: WaitingTicket, now: float) -> QueueTimeout:
+        self.tally.count_refusal("queue_timeout", ticket.placement_request.partition.key)
+        error = QueueTimeout(
+            f"queue_timeout: no worker had room within {now - ticket.arrived_at:.3f} s "
+            f"(policy class {ticket.policy_class})"
+        )
+        error.retry_after_s = self._retry_after_s(ticket.placement_request.partition)
+        return error
+
+    def _retry_after_s(self, partition: Partition) -> int:
+        """Return the seconds until the current queue has drained."""
+        work = max(1, self.waiting.backlog_of(partition.key).isl_tokens)
+        return retry_after_seconds(work, self.busy_check.drain_rate(partition).tokens_per_s)
+
+    # Views
+
+    def backlog_by_class(self) -> dict[str, Backlog]:
+        """Return the backlog by policy class, over all partitions; classes with an emptied queue
+        stay.
+        """
+        return dict.fromkeys(self.tally.waits, Backlog(0, 0)) | self.waiting.backlog_by_class()
+
+    def check_invariants(self) -> None:
+        """Check the invariants, for tests."""
+        self.waiting.check_invariants()
+
+
+def _index_change_count(partition: Partition) -> int:
+    """Return the counter of KV event changes."""
+    return int(partition.index.header[CHANGED])

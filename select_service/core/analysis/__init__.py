@@ -1,0 +1,1 @@
+"""Records and explanations of decisions, comparisons of policies, accuracy of predictions."""

@@ -1,0 +1,254 @@
+"""Findings about a worker, one for each cause.
+
+Consequences of a finding are not reported: for a rank without a connection, silence is none.
+"""
+
+from collections.abc import Iterator
+
+from select_service.core.doctor.facts import RankFacts, WorkerFacts
+from select_service.core.doctor.finding_codes import FINDING_CODES
+from select_service.schemas.doctor import Finding
+
+HTTP_CLOCK_S_MAX = 3.0
+"""Maximum clock difference by HTTP, s: its dates have whole seconds, and the answer takes time."""
+EVENT_CLOCK_S_MAX = 2.0
+CLOCK_S_SANE = 30 * 86400.0
+"""Clock difference from which on the event timestamps are no wall-clock times, s."""
+SILENT_S_MAX = 600.0
+"""Maximum time without an event despite requests, s."""
+NOT_INDEXED = ("frames", "rank", "replay_of_other_rank")
+"""Reasons of dropped events that indicate a wrong registration."""
+
+
+def find_worker_faults(facts: WorkerFacts) -> list[Finding]:
+    """Return findings by cause, heaviest of a kind first; empty if healthy."""
+    # Everything else would be a consequence of the incomplete record.
+    if not facts.is_schedulable:
+        return [
+            _make_finding(
+                facts, "worker_incomplete", f"gets no requests: {'; '.join(facts.reasons)}"
+            )
+        ]
+    found = [
+        *_state_findings(facts),
+        *_engine_findings(facts),
+        *_check_findings(facts),
+        *_probe_findings(facts),
+    ]
+    is_wrong_size = any(finding.code == "block_size_differs" for finding in found)
+    for rank in facts.ranks:
+        of_rank = list(_rank_findings(facts, rank))
+        found += [f for f in of_rank if not (is_wrong_size and f.code == "block_size_differs")]
+        # Reported once per worker: all ranks share the registered block size.
+        is_wrong_size |= any(f.code == "block_size_differs" for f in of_rank)
+    if is_wrong_size:  # nothing is indexed, so nothing is found
+        found = [f for f in found if f.code not in ("blocks_not_found", "predictions_wrong")]
+    if not any(f.code == "clock_off" for f in found):
+        found += _clock_findings(facts)
+    return found
+
+
+def _state_findings(facts: WorkerFacts) -> Iterator[Finding]:
+    if facts.is_cut_short:
+        yield _make_finding(facts, "not_examined", "examination was cut short by the time limit")
+    if facts.drain is not None:
+        askers, left = " and ".join(facts.drain.asked_by), facts.drain.reservations
+        yield _make_finding(
+            facts, "worker_drains", f"drains on request of {askers}; {left} reservations are left"
+        )
+    if facts.n_ranks > len(facts.ranks):
+        shown, every = len(facts.ranks), facts.n_ranks
+        yield _make_finding(
+            facts, "ranks_left_out", f"only the first {shown} of {every} ranks were examined"
+        )
+
+
+def _engine_findings(facts: WorkerFacts) -> Iterator[Finding]:
+    where = facts.endpoint
+    if facts.endpoint_error is not None:
+        yield _make_finding(facts, "engine_unreachable", f"{where}: {facts.endpoint_error}")
+    elif facts.http_error is not None:
+        yield _make_finding(facts, "engine_no_answer", f"{where} is open, but: {facts.http_error}")
+    said = facts.said
+    if said is None:
+        return
+    if said.engine is None:
+        yield _make_finding(
+            facts, "engine_unknown", f"the answers of {where} match neither vLLM nor SGLang"
+        )
+    if said.block_size is not None and said.block_size != facts.block_size:
+        text = f"registered with block_size {facts.block_size}, the engine has {said.block_size}"
+        yield _make_finding(facts, "block_size_differs", text)
+    if said.model_names and facts.model_name not in said.model_names:
+        names = ", ".join(said.model_names[:3])
+        text = f"registered for the model `{facts.model_name}`, the engine serves `{names}`"
+        yield _make_finding(facts, "model_name_differs", text)
+    ranks = said.data_parallel_size
+    if ranks is not None and ranks > 1 and ranks != facts.data_parallel_size:
+        text = (
+            f"registered with data_parallel_size {facts.data_parallel_size}, the engine has {ranks}"
+        )
+        yield _make_finding(facts, "ranks_differ", text)
+
+
+def _check_findings(facts: WorkerFacts) -> Iterator[Finding]:
+    if facts.check_refused:
+        text = (
+            f"{facts.endpoint} rejects health checks for the model `{facts.model_name}`, so its "
+            f"health is unknown: {facts.check_refused}"
+        )
+        yield _make_finding(facts, "check_refused", text)
+
+
+def _probe_findings(facts: WorkerFacts) -> Iterator[Finding]:
+    probed = facts.probed
+    if probed is None or facts.endpoint_error or facts.http_error:
+        return
+    if probed.error is not None:
+        yield _make_finding(facts, "probe_refused", f"a prompt of token ids failed: {probed.error}")
+    elif probed.blocks and not probed.found and any(_has_events(rank) for rank in facts.ranks):
+        text = (
+            f"the engine answered a prompt of {probed.blocks} blocks, and none of them is in the "
+            f"index after {probed.waited_s:.1f} s, though it publishes events"
+        )
+        yield _make_finding(facts, "blocks_not_found", text)
+
+
+def _has_events(rank: RankFacts) -> bool:
+    return rank.status is not None and rank.status.connected and rank.status.batches > 0
+
+
+def _rank_findings(facts: WorkerFacts, rank: RankFacts) -> Iterator[Finding]:
+    yield from _event_findings(facts, rank)
+    yield from _replay_findings(facts, rank)
+
+
+def _event_findings(facts: WorkerFacts, rank: RankFacts) -> Iterator[Finding]:
+    status, where, at = rank.status, rank.events_endpoint, rank.dp_rank
+    if status is None:
+        return
+    if not status.connected:
+        long = rank.unconnected_s
+        since = "" if long is None else f"; unconnected for {long:.0f} s"
+        if rank.events_error is not None:
+            yield _make_finding(
+                facts, "events_unreachable", f"{where}: {rank.events_error}{since}", at
+            )
+        else:
+            why = status.connect_error or "no ZMQ connection"
+            yield _make_finding(
+                facts, "events_not_connected", f"{where} is open, but: {why}{since}", at
+            )
+        return
+    if status.is_size_wrong:
+        text = _wrong_size(facts, rank)
+        yield _make_finding(facts, "block_size_differs", text, at)
+    wrong = {why: n for why, n in status.dropped.items() if n and why in NOT_INDEXED}
+    if wrong:
+        counts = ", ".join(f"{n} by `{why}`" for why, n in sorted(wrong.items()))
+        yield _make_finding(facts, "events_not_indexed", f"events were dropped: {counts}", at)
+    if status.decode_errors:
+        text = (
+            f"{status.decode_errors} events could not be decoded, latest error: {status.last_error}"
+        )
+        yield _make_finding(facts, "events_unreadable", text, at)
+    if status.degraded is not None or status.lost:
+        why = status.degraded or "replays did not recover them"
+        text = f"{status.lost} batches of {status.batches + status.lost} are lost: {why}"
+        yield _make_finding(facts, "events_lost", text, at)
+    elif (silence := _explain_silence(facts, rank)) is not None:
+        yield _make_finding(facts, "events_silent", silence, at)
+    elif rank.predictions is not None and rank.predictions.suspect:
+        known = rank.predictions
+        text = (
+            f"of the blocks that {known.checks} prompts should have cached, the engine announced "
+            f"{known.trust or 0.0:.0%}: {known.suspect}"
+        )
+        yield _make_finding(facts, "predictions_wrong", text, at)
+
+
+def _wrong_size(facts: WorkerFacts, rank: RankFacts) -> str:
+    assert rank.status is not None
+    sizes = () if rank.replay is None else rank.replay.block_sizes
+    others = sorted({size for size in sizes if size != facts.block_size})
+    seen = f": its blocks have {', '.join(map(str, others))} tokens" if others else ""
+    n = rank.status.dropped.get("block_size", 0)
+    return (
+        f"registered with block_size {facts.block_size}, but {n} events have another size and none "
+        f"has this size{seen}"
+    )
+
+
+def _explain_silence(facts: WorkerFacts, rank: RankFacts) -> str | None:
+    """Return why the rank should have published events; None if silence is expected."""
+    status, probed = rank.status, facts.probed
+    assert status is not None
+    if status.batches == 0:
+        if probed is not None and probed.error is None and len(facts.ranks) == 1:
+            return f"connected, but no event {probed.waited_s:.1f} s after the answer to a prompt"
+        if rank.requests:
+            return f"connected, but no event with {rank.requests} active requests"
+        if rank.predictions is not None and rank.predictions.checks:
+            return f"connected, but no event after {rank.predictions.checks} prompts"
+    elif rank.requests and rank.silent_s is not None and rank.silent_s > SILENT_S_MAX:
+        return f"no event for {rank.silent_s:.0f} s with {rank.requests} active requests"
+    return None
+
+
+def _replay_findings(facts: WorkerFacts, rank: RankFacts) -> Iterator[Finding]:
+    replay, where, at = rank.replay, rank.replay_endpoint, rank.dp_rank
+    if rank.status is None or not rank.status.connected:
+        return
+    if rank.replay_endpoint is None:
+        yield _make_finding(facts, "replay_missing", "no replay endpoint is registered", at)
+    elif replay is not None and replay.error is not None:
+        code = "replay_silent" if replay.reached else "replay_unreachable"
+        yield _make_finding(facts, code, f"{where}: {replay.error}", at)
+    if replay is None:
+        return
+    if replay.checked and not replay.found and rank.status.degraded is None:
+        text = (
+            f"none of the {replay.checked} blocks announced last is found by the tokens in their "
+            "own announcement"
+        )
+        yield _make_finding(facts, "blocks_not_found", text, at)
+    off = replay.clock_s
+    if off is not None and EVENT_CLOCK_S_MAX < abs(off) < CLOCK_S_SANE:
+        yield _make_finding(
+            facts,
+            "clock_off",
+            f"the engine's clock is {_describe_lead(off)} of ours, measured by its events",
+            at,
+        )
+
+
+def _clock_findings(facts: WorkerFacts) -> Iterator[Finding]:
+    off = facts.clock_s
+    if off is not None and abs(off) > HTTP_CLOCK_S_MAX:
+        yield _make_finding(
+            facts,
+            "clock_off",
+            f"the engine's clock is {_describe_lead(off)} of ours, measured by HTTP",
+        )
+
+
+def _describe_lead(seconds: float) -> str:
+    return f"{abs(seconds):.1f} s {'ahead' if seconds > 0 else 'behind'}"
+
+
+def _make_finding(facts: WorkerFacts, code: str, text: str, dp_rank: int | None = None) -> Finding:
+    severity, fix = FINDING_CODES[code]
+    subject = f"worker {facts.worker_id}"
+    fix = fix.replace("{worker_id}", str(facts.worker_id))
+    finding = Finding(
+        code=code,
+        severity=severity,
+        subject=subject,
+        worker_id=facts.worker_id,
+        text=text,
+        fix=fix,
+    )
+    if dp_rank is not None:
+        finding.dp_rank = dp_rank
+        finding.subject = f"{subject} dp_rank {dp_rank}"
+    return finding

@@ -1,0 +1,1 @@
+"""Judgement of canary responses: reference answers, votes and cross-checks."""

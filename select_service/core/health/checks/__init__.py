@@ -1,0 +1,1 @@
+"""Canary checks: schedule, attempts and results."""

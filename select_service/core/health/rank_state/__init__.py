@@ -1,0 +1,1 @@
+"""Health state of ranks: record, circuit breaker and latency baseline."""

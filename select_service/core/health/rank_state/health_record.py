@@ -1,0 +1,77 @@
+"""Health record of one rank."""
+
+from dataclasses import dataclass, field
+
+from select_service.core.health.health_kinds import WRONG_ANSWERS, CheckKind, RankHealthState
+from select_service.core.health.health_rules import HealthRules
+from select_service.core.health.rank_state.circuit_breaker import CircuitBreaker
+from select_service.core.health.rank_state.latency_baseline import LatencyBaseline
+from select_service.core.identity import Rank
+
+SUSPICIOUS_WEIGHT = 0.5
+
+
+@dataclass(slots=True)
+class HealthRecord:
+    """Health of one rank; written by `PartitionHealth` alone.
+
+    order: registration number within the partition
+    is_spare: checked, but without requests until the rank replaces a failed rank
+    failures: number of consecutive failing checks
+    reservations: latest known number of reservations on the rank
+    is_drained_by_operator: draining on request of an operator
+    unhealthy_since: time when the rank became unhealthy
+    draining_since: time when the rank began to drain
+    probed_at: time of the latest probe of a dead rank, or of its death
+    reported_at: times of client-reported failures within the window
+    published_weight: latest weight that was published
+    """
+
+    rank: Rank
+    order: int
+    is_spare: bool = False
+    state: RankHealthState = RankHealthState.HEALTHY
+    failures: int = 0
+    cause: CheckKind | None = None
+    breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
+    baseline: LatencyBaseline = field(default_factory=LatencyBaseline)
+    reservations: int = 0
+    is_drained_by_operator: bool = False
+    unhealthy_since: float = 0.0
+    draining_since: float = 0.0
+    probed_at: float = 0.0
+    recovered_at: float | None = None
+    reported_at: list[float] = field(default_factory=list)
+    published_weight: float = 1.0
+
+    def compute_weight(self, now: float, rules: HealthRules) -> float:
+        """Return the divisor of the rank's cost; 0 excludes the rank from the candidates."""
+        if self.is_spare or not self.state.is_serving:
+            return 0.0
+        if self.state is RankHealthState.SUSPICIOUS:
+            return SUSPICIOUS_WEIGHT
+        if self.recovered_at is None or rules.slow_start_s <= 0.0:
+            return 1.0
+        # Slow start: the weight grows linearly, so that a cold cache is not flooded with requests.
+        first, age = rules.slow_start_weight, now - self.recovered_at
+        return min(1.0, first + (1.0 - first) * age / rules.slow_start_s)
+
+    def passes_needed(self, rules: HealthRules) -> int:
+        """Return the number of consecutive passed probes that make the rank healthy."""
+        if self.state is RankHealthState.DEAD:
+            return rules.dead_passes
+        return rules.passes_after_wrong_answers if self.cause in WRONG_ANSWERS else 1
+
+    def set_cause(self, kind: CheckKind) -> None:
+        """Set the cause of a failing check; a wrong answer is never replaced by another cause."""
+        # Wrong answers need more passes to recover; a later timeout must not lower that bar.
+        if self.cause not in WRONG_ANSWERS:
+            self.cause = kind
+
+    def count_reported_failure(self, now: float, rules: HealthRules) -> int:
+        """Add a reported failure and return the number of failures within the window."""
+        # Only recent reports count: a rank with rare failures over hours must not add them up.
+        window = rules.passive_window_s
+        self.reported_at = [at for at in self.reported_at if now - at <= window]
+        self.reported_at.append(now)
+        return len(self.reported_at)

@@ -1,0 +1,1 @@
+"""Kernels and memory layouts of the load accounting."""

@@ -1,0 +1,1 @@
+"""Placement policies: least work, and the rules of the reference (Dynamo)."""

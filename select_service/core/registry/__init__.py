@@ -1,0 +1,1 @@
+"""Registered workers and their changes: the fleet, its partitions, and discovery."""

@@ -1,0 +1,169 @@
+"""Load and overlap of the ranks of one partition as response bodies."""
+
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from select_service.core.identity import PartitionKey, Rank
+from select_service.core.load.compiled import load_layout as layout
+from select_service.core.placement.placement_kernels import DECODE, EFFECTIVE_PREFILL_TOKENS
+from select_service.core.placement.prompt import Prompt
+from select_service.core.placement.router_config import RouterConfig
+from select_service.core.registry.fleet.partition import Partition
+from select_service.schemas.inspection import (
+    OverlapRow,
+    OverlapScores,
+    PartitionLoads,
+    RankLoad,
+    SharedCache,
+)
+
+ROWS_PER_STEP = 256
+"""Ranks per step, before the event loop runs other tasks."""
+
+
+def list_loads(
+    partition: Partition,
+    pending_count: int,
+    pending_isl_tokens: int,
+    among: Container[int] | None = None,
+) -> Iterator[PartitionLoads | None]:
+    """Yield the current load of every rank, by worker and rank, with None after a part of them.
+
+    among: requested worker ids; None means all. Without a match nothing is yielded.
+    """
+    load = partition.load
+    prefill_tokens = load.totals[:, layout.PREFILL_TOKENS]
+    rows = []
+    for row in _rank_loads(partition, prefill_tokens, load.compute_active_blocks()):
+        if among is None or row.worker_id in among:
+            rows.append(row)
+        if len(rows) % ROWS_PER_STEP == 0:
+            yield None
+    if among is not None and not rows:
+        return
+    yield PartitionLoads(
+        model_name=partition.key.model_name,
+        tenant_id=partition.key.tenant_id,
+        loads=rows,
+        pending_count=pending_count,
+        pending_isl_tokens=pending_isl_tokens,
+    )
+
+
+class _Waiting(Protocol):
+    """Waiting requests of a partition."""
+
+    @property
+    def requests(self) -> int: ...
+    @property
+    def isl_tokens(self) -> int: ...
+
+
+def list_loads_within(
+    partitions: Mapping[PartitionKey, Partition],
+    waiting_in: Callable[[PartitionKey], _Waiting],
+    model_name: str | None,
+    tenant_id: str | None,
+    among: Container[int] | None = None,
+) -> Iterator[PartitionLoads | None]:
+    """Yield the loads of a scope, by model and tenant, each as of its turn.
+
+    None is yielded after a part of a partition's ranks. Partitions removed meanwhile are left out.
+    """
+    for key in sorted(key for key in partitions if key.matches(model_name, tenant_id)):
+        partition, waiting = partitions.get(key), waiting_in(key)
+        if partition is not None:
+            yield from list_loads(partition, waiting.requests, waiting.isl_tokens, among)
+
+
+class LoadColumns(NamedTuple):
+    """Load columns of some ranks, in their order."""
+
+    prefill_tokens: list[int]
+    active_blocks: list[int]
+    active_requests: list[int]
+
+
+def load_columns(
+    partition: Partition, blocks: npt.NDArray[np.int64], slots: Sequence[int]
+) -> LoadColumns:
+    """Return the values of `RankLoad` for the ranks in these slots, cheaply.
+
+    blocks: active blocks of all slots
+    """
+    totals = partition.load.totals[slots]
+    prefill, requests = totals[:, layout.PREFILL_TOKENS], totals[:, layout.REQUESTS]
+    return LoadColumns(prefill.tolist(), blocks[slots].tolist(), requests.tolist())
+
+
+def list_potential_loads(
+    partition: Partition, prompt: Prompt, config: RouterConfig
+) -> Iterator[RankLoad]:
+    """Return the load of every rank if this prompt were booked there."""
+    placing, everybody = partition.placer, partition.table.open_slots
+    placing.place_prompt(prompt, config, everybody)
+    terms = placing.cost_terms(prompt, config, everybody)
+    prefill = partition.load.totals[:, layout.PREFILL_TOKENS]
+    if config.track_prefill_tokens:
+        prefill = prefill + terms[EFFECTIVE_PREFILL_TOKENS].astype(np.int64)
+    return _rank_loads(partition, prefill, terms[DECODE].astype(np.int64))
+
+
+def list_overlap(
+    partition: Partition, prompt: Prompt, config: RouterConfig
+) -> tuple[OverlapScores, Iterator[OverlapRow]]:
+    """Return matching blocks of every rank at this moment, by worker and rank.
+
+    The result is the scores without their rows, and the rows.
+    """
+    matched, policy = partition.index.match(prompt.block_hashes).tolist(), partition.placer.policy
+    rows = (
+        _overlap_row(rank, matched[slot], policy.credit_blocks(matched[slot], config))
+        for rank, slot in sorted(partition.table.iterate_slots())
+    )
+    scores = OverlapScores(
+        block_size=partition.block_size,
+        num_blocks=len(prompt.sequence_hashes),
+        workers=[],
+        shared_cache=SharedCache(),
+    )
+    return scores, rows
+
+
+def _overlap_row(rank: Rank, matched: list[int], credit_blocks: float) -> OverlapRow:
+    gpu, cpu, _, external = matched
+    return OverlapRow(
+        worker_id=rank.worker_id,
+        dp_rank=rank.dp_rank,
+        device_blocks=gpu,
+        host_pinned_blocks=cpu,
+        disk_blocks=external,
+        host_pinned_extension_blocks=cpu - gpu,
+        disk_extension_blocks=external - cpu,
+        shared_beyond_device_blocks=None,
+        router_credit_blocks=credit_blocks,
+    )
+
+
+def _rank_loads(
+    partition: Partition,
+    prefill_tokens: npt.NDArray[np.int64],
+    decode_blocks: npt.NDArray[np.int64],
+) -> Iterator[RankLoad]:
+    """Build rows from plain lists, as access to array elements would double the cost."""
+    requests = partition.load.totals[:, layout.REQUESTS].tolist()
+    # Indexing numpy arrays element by element creates a scalar object each time.
+    tokens, blocks = prefill_tokens.tolist(), decode_blocks.tolist()
+    return (
+        RankLoad(
+            worker_id=rank.worker_id,
+            dp_rank=rank.dp_rank,
+            potential_prefill_tokens=tokens[slot],
+            potential_decode_blocks=blocks[slot],
+            active_requests=requests[slot],
+        )
+        for rank, slot in sorted(partition.table.iterate_slots())
+    )

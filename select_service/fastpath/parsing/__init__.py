@@ -1,0 +1,1 @@
+"""Kernels that parse the head and the body of common requests."""

@@ -1,0 +1,436 @@
+"""Text primitives on bytes: finding ends, comparing, parsing and formatting numbers.
+
+Bytes are read in windows of WINDOW bytes, in words of eight, or singly, and never outside of the
+data.  A window or word that would cross the end begins earlier instead, and the surplus is shifted
+out; the data must therefore have at least WINDOW bytes.
+
+With NUMBA_BOUNDSCHECK=1 the first and the last byte of each window and word are checked.
+
+Source of the eight digits at a time: https://johnnylee-sde.github.io/Fast-numeric-string-to-int/,
+here in vector lanes, which LLVM compiles for every processor.
+"""
+
+# mypy: ignore-errors
+# The decorator erases the signature, so that checking types here would prove nothing.
+
+import numpy as np
+
+from indexer.jit.decorators import compiled, intrinsic
+
+U = np.uint64
+I = np.int64  # noqa: E741  the two casts are everywhere; short names keep the loops readable
+
+
+def bytes_of(text: bytes) -> list[np.int64]:
+    """Return the bytes as numbers of one type: for plain ones numba compiles helpers for each
+    value.
+    """
+    return [np.int64(byte) for byte in text]
+
+
+NONE = -1
+WINDOW = 64
+DIGIT_WINDOW = 32
+TEXT_WORDS = 4
+"""Longest known text, in words."""
+LOWER_CASE = U(0x2020202020202020)
+"""Mask that converts eight letters to lower case."""
+CASE_SENSITIVE = U(0)
+
+FOUR = 4
+BLANK, QUOTE, DASH, DOT, ZERO, NINE = bytes_of(b' "-.09')
+LARGE_A, LARGE_Z, LOW_LINE, SMALL_A, SMALL_Z, BACKSLASH = bytes_of(b"AZ_az\\")
+TILDE, DELETE = bytes_of(b"~\x7f")
+ZEROS = U(0x3030303030303030)
+TWO_TO_63, EIGHT_ZEROS = U(2**63), U(10**8)
+TEN_TO = 10 ** np.arange(20, dtype=np.uint64)
+SMALLEST_OF_LENGTH = np.array([U(2**64 - 1), U(0), *TEN_TO[1:], *[U(2**64 - 1)] * 11])
+"""Smallest number with a given number of digits."""
+PAIRS = np.frombuffer(b"".join(b"%02d" % k for k in range(100)), np.uint8).copy()
+
+
+def words_of(*texts: bytes, small: bool = False) -> np.ndarray:
+    """Return the texts, each padded with zeros, as uint64[n, TEXT_WORDS].  small: ignore case"""
+    filled = b"".join(text.ljust(8 * TEXT_WORDS, b"\0") for text in texts)
+    words = np.frombuffer(filled, np.uint64).reshape(-1, TEXT_WORDS)
+    return words | LOWER_CASE if small else words.copy()
+
+
+def pointer_to(context, builder, kind, array, at, target):
+    """Return a pointer to the element `at` bytes after the beginning of an array."""
+    from numba.core import cgutils
+
+    begin = context.make_array(kind)(context, builder, array).data
+    return cgutils.pointer_add(builder, begin, at, target.as_pointer())
+
+
+def emit_load(context, builder, kind, array, at, target):
+    """Emit an unaligned load."""
+    value = builder.load(pointer_to(context, builder, kind, array, at, target))
+    value.align = 1
+    return value
+
+
+def emit_store(context, builder, kind, array, at, value):
+    """Emit an unaligned store."""
+    builder.store(value, pointer_to(context, builder, kind, array, at, value.type)).align = 1
+
+
+def broadcast_lane(builder, number, kind):
+    """Return a vector with the lowest bits of a number in each lane."""
+    from llvmlite import ir
+
+    lane = ir.IntType(32)
+    if kind.element != number.type:
+        number = builder.trunc(number, kind.element)
+    nothing = ir.Constant(kind, ir.Undefined)
+    single = builder.insert_element(nothing, number, ir.Constant(lane, 0))
+    first = ir.Constant(ir.VectorType(lane, kind.count), [0] * kind.count)
+    return builder.shuffle_vector(single, nothing, first)
+
+
+@intrinsic
+def _word(typingctx, data, at):
+    from llvmlite import ir
+    from numba import types
+
+    def codegen(context, builder, signature, args):
+        return emit_load(context, builder, signature.args[0], *args, ir.IntType(64))
+
+    return types.uint64(data, types.int64), codegen
+
+
+@intrinsic
+def _between(typingctx, data, at, low, high):
+    """Return a mask; bit k: byte at + k is in low..high."""
+    from llvmlite import ir
+    from numba import types
+
+    kind = ir.VectorType(ir.IntType(8), WINDOW)
+
+    def codegen(context, builder, signature, args):
+        array, at, low, high = args
+        text = emit_load(context, builder, signature.args[0], array, at, kind)
+        above = builder.sub(text, broadcast_lane(builder, low, kind))
+        width = broadcast_lane(builder, builder.sub(high, low), kind)
+        inside = builder.icmp_unsigned("<=", above, width)
+        return builder.bitcast(inside, ir.IntType(WINDOW))
+
+    return types.uint64(data, types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def lowest_bit(typingctx, bits):
+    """Return the index of the lowest set bit of a uint64; WINDOW if none is set."""
+    from numba import types
+    from numba.core import cgutils
+
+    def codegen(context, builder, signature, args):
+        return builder.cttz(args[0], cgutils.false_bit)
+
+    return types.int64(types.uint64), codegen
+
+
+@intrinsic
+def count_bits(typingctx, bits):
+    from numba import types
+
+    def codegen(context, builder, signature, args):
+        return builder.ctpop(args[0])
+
+    return types.int64(types.uint64), codegen
+
+
+@intrinsic
+def optimization_barrier(typingctx, bits):
+    """Return the bits unchanged, as an optimization barrier.
+
+    LLVM would otherwise combine windows before their reduction to bits, which keeps dozens of
+    vector
+    registers alive.
+    """
+    from llvmlite import ir
+    from numba import types
+
+    def codegen(context, builder, signature, args):
+        word = ir.IntType(64)
+        return builder.asm(ir.FunctionType(word, [word]), "", "=r,0", [args[0]], False)
+
+    return types.uint64(types.uint64), codegen
+
+
+@compiled(forceinline=True)
+def word_at(data, at):
+    """Return eight bytes as a number, the first byte lowest."""
+    _first, _last = data[U(at)], data[U(at + 7)]
+    return _word(data, at)
+
+
+@compiled(forceinline=True)
+def bytes_between(data, at, low, high):
+    """Return a uint64 mask; bit k: byte at + k is in low..high."""
+    _first, _last = data[U(at)], data[U(at + (WINDOW - 1))]
+    return _between(data, at, low, high)
+
+
+@compiled(forceinline=True)
+def bytes_equal(data, at, byte):
+    return bytes_between(data, at, byte, byte)
+
+
+@compiled(forceinline=True)
+def byte_at(data, at, end):
+    """Return the byte, or 0 from the end on."""
+    return I(data[U(at)]) if at < end else 0
+
+
+# Byte classes for run_end: uint64 mask of a window.
+
+
+@compiled(forceinline=True)
+def digit_mask(data, at):
+    return bytes_between(data, at, ZERO, NINE)
+
+
+@compiled(forceinline=True)
+def printable_mask(data, at):
+    """Return the mask of ASCII characters other than control codes."""
+    return bytes_between(data, at, BLANK, TILDE)
+
+
+@compiled(forceinline=True)
+def plain_text_mask(data, at):
+    """Return the mask of ASCII characters allowed unescaped in a JSON string."""
+    return bytes_between(data, at, BLANK, DELETE) & ~(
+        bytes_equal(data, at, QUOTE) | bytes_equal(data, at, BACKSLASH)
+    )
+
+
+@compiled(forceinline=True)
+def word_mask(data, at):
+    """Return the mask of letters, digits and - . _ ~, which need no escaping anywhere in a head."""
+    letters = bytes_between(data, at, SMALL_A, SMALL_Z) | bytes_between(data, at, LARGE_A, LARGE_Z)
+    signs = (
+        bytes_between(data, at, DASH, DOT)
+        | bytes_equal(data, at, LOW_LINE)
+        | bytes_equal(data, at, TILDE)
+    )
+    return letters | digit_mask(data, at) | signs
+
+
+@compiled()
+def run_end(data, at, end, kind):
+    """Return the offset of the first byte at or after `at` outside of the class, or `end`."""
+    while at < end:
+        # Near the end the window begins earlier; the shift drops the bytes before `at`.
+        base = max(min(at, end - WINDOW), 0)
+        others = ~kind(data, base) >> U(at - base)
+        if others != 0:
+            return min(at + lowest_bit(others), end)
+        at = base + WINDOW
+    return end
+
+
+@compiled()
+def skip_blanks(data, at, end):
+    """Return the offset of the first byte that is not JSON whitespace, or `end`."""
+    while at < end:
+        byte = data[U(at)]
+        if byte != 32 and byte != 10 and byte != 13 and byte != 9:
+            break
+        at += 1
+    return at
+
+
+@compiled(forceinline=True)
+def first_word(data, at, end):
+    """Return the first eight bytes of the text [at, end), padded with zeros."""
+    over = at + 8 - end
+    if over <= 0:
+        return word_at(data, at)
+    return word_at(data, end - 8) >> U(8 * over) if over < 8 else U(0)
+
+
+@compiled()
+def index_of_text(data, at, end, known, bits):
+    """Return the index of the known text equal to [at, end), or NONE.
+
+    known: from `words_of`;  bits: CASE_SENSITIVE or LOWER_CASE, as for `known`
+    """
+    if end - at > 8 * TEXT_WORDS:
+        return NONE
+    a = first_word(data, at, end) | bits
+    b = first_word(data, at + 8, end) | bits
+    c = first_word(data, at + 16, end) | bits
+    d = first_word(data, at + 24, end) | bits
+    for k in range(known.shape[0]):
+        if known[k, 0] == a and known[k, 1] == b and known[k, 2] == c and known[k, 3] == d:
+            return k
+    return NONE
+
+
+# Numbers.
+
+
+def constant_vector(kind, number):
+    """Return a vector with the same constant in each lane."""
+    from llvmlite import ir
+
+    return ir.Constant(kind, [number] * kind.count)
+
+
+def combine_digits(builder, values):
+    """Combine digit values, a byte each, into numbers of eight digits in lanes of 64 bits.
+
+    Adjacent values are merged with the first as the higher: digits, then pairs, then groups of
+    four.
+    """
+    from llvmlite import ir
+
+    n_bytes = values.type.count
+    for bits, ten in ((8, 10), (16, 100), (32, 10_000)):
+        kind = ir.VectorType(ir.IntType(2 * bits), 4 * n_bytes // bits)
+        values = builder.bitcast(values, kind)
+        higher = builder.and_(values, constant_vector(kind, 2**bits - 1))
+        lower = builder.lshr(values, constant_vector(kind, bits))
+        values = builder.add(builder.mul(higher, constant_vector(kind, ten)), lower)
+    return values
+
+
+@intrinsic
+def _digits_before(typingctx, data, end, n):
+    from llvmlite import ir
+    from numba import types
+
+    def codegen(context, builder, signature, args):
+        kind = ir.VectorType(ir.IntType(8), DIGIT_WINDOW)
+        begin = builder.sub(args[1], ir.Constant(ir.IntType(64), DIGIT_WINDOW))
+        text = emit_load(context, builder, signature.args[0], args[0], begin, kind)
+        from_end = ir.Constant(kind, list(range(DIGIT_WINDOW, 0, -1)))
+        kept = builder.icmp_unsigned("<=", from_end, broadcast_lane(builder, args[2], kind))
+        values = builder.xor(text, constant_vector(kind, int(ZERO)))
+        lanes = combine_digits(builder, builder.select(kept, values, constant_vector(kind, 0)))
+        places = [ir.Constant(ir.IntType(32), k) for k in range(1, 4)]
+        eights = [builder.extract_element(lanes, place) for place in places]
+        return context.make_tuple(builder, signature.return_type, eights)
+
+    return types.UniTuple(types.uint64, 3)(data, types.int64, types.int64), codegen
+
+
+@intrinsic
+def _four_small_numbers(typingctx, data, places, k, first, gap):
+    from llvmlite import ir
+    from numba import types
+
+    word, lanes = ir.IntType(64), ir.VectorType(ir.IntType(64), FOUR)
+
+    def codegen(context, builder, signature, args):
+        kind, small = signature.args[1], ir.VectorType(ir.IntType(32), FOUR)
+        at = builder.mul(args[2], ir.Constant(word, 4))
+        ends = builder.zext(emit_load(context, builder, kind, args[1], at, small), lanes)
+        behind = builder.add(ends, broadcast_lane(builder, args[4], lanes))
+        begin = builder.insert_element(
+            ir.Constant(lanes, ir.Undefined), args[3], ir.Constant(ir.IntType(32), 0)
+        )
+        order = ir.Constant(ir.VectorType(ir.IntType(32), FOUR), [0, *range(FOUR, 2 * FOUR - 1)])
+        n = builder.sub(ends, builder.shuffle_vector(begin, behind, order))
+        text = ir.Constant(lanes, ir.Undefined)
+        for lane in range(FOUR):
+            place = ir.Constant(ir.IntType(32), lane)
+            eight = builder.sub(builder.extract_element(ends, place), ir.Constant(word, 8))
+            eight = emit_load(context, builder, signature.args[0], args[0], eight, word)
+            text = builder.insert_element(text, eight, place)
+        bits = builder.shl(n, constant_vector(lanes, 3))
+        unused = builder.and_(
+            builder.sub(constant_vector(lanes, 64), bits), constant_vector(lanes, 63)
+        )
+        values = builder.lshr(builder.xor(text, constant_vector(lanes, int(ZEROS))), unused)
+        lead = builder.and_(values, constant_vector(lanes, 255))
+        digits = builder.bitcast(
+            builder.shl(values, unused), ir.VectorType(ir.IntType(8), 8 * FOUR)
+        )
+        numbers = builder.trunc(combine_digits(builder, digits), small)
+        emit_store(context, builder, kind, args[1], at, numbers)
+        others = builder.sub(n, constant_vector(lanes, 1))
+        wrong = builder.or_(
+            builder.icmp_unsigned(">", others, constant_vector(lanes, 7)),
+            builder.and_(
+                builder.icmp_unsigned("==", lead, constant_vector(lanes, 0)),
+                builder.icmp_unsigned(">", others, constant_vector(lanes, 0)),
+            ),
+        )
+        return builder.zext(builder.bitcast(wrong, ir.IntType(FOUR)), word)
+
+    return types.uint64(data, places, types.int64, types.int64, types.int64), codegen
+
+
+@compiled(forceinline=True)
+def digits_before(data, end, n):
+    """Return the n digits before `end`, at most 24, as three numbers of eight digits."""
+    # These loads exist for NUMBA_BOUNDSCHECK only; LLVM removes them otherwise.
+    _first, _last = data[U(end - DIGIT_WINDOW)], data[U(end - 1)]
+    return _digits_before(data, end, n)
+
+
+@compiled(forceinline=True)
+def number_in(data, first, end):
+    """Return (the number in the digits [first, end), whether it is invalid).
+
+    Invalid are numbers without digits, above 64 bits, or with a leading zero.  Bytes other than
+    digits
+    are not detected.
+    """
+    n = U(end - first)
+    high, middle, low = digits_before(data, end, end - first)
+    value = high * EIGHT_ZEROS * EIGHT_ZEROS + middle * EIGHT_ZEROS + low
+    # n - 1 wraps around for n = 0, so that one comparison covers both bounds.
+    few = n - U(1) >= U(20) or high >= U(2000)  # so that value overflows at most once
+    return value, I(few) | I(value < SMALLEST_OF_LENGTH[n & U(31)])
+
+
+@compiled(forceinline=True)
+def integer_in(data, first, end):
+    """Return the 64 bits of a number with an optional minus, as number_in.  -0 is invalid, too."""
+    minus = I(data[U(first)] == DASH)
+    value, wrong = number_in(data, first + minus, end)
+    wrong |= minus & I(value - U(1) >= TWO_TO_63)
+    return (value ^ U(-minus)) + U(minus), wrong
+
+
+@compiled(forceinline=True)
+def four_small_numbers(data, places, k, first, gap):
+    """Replace the end offsets places[k : k + 4] by the numbers of at most eight digits that end
+    there.
+
+    The first number begins at `first`, each other one `gap` bytes after the end of its predecessor.
+    Returns a bit for each invalid number; see number_in.
+    """
+    for lane in range(FOUR):
+        _checked = word_at(data, I(places[U(k + lane)]) - 8)
+    return _four_small_numbers(data, places, k, first, gap)
+
+
+@compiled(forceinline=True)
+def put_number(out, at, value):
+    """Write a uint64 in decimal digits; returns the offset after them."""
+    n = 1
+    while n < 20 and value >= TEN_TO[n]:
+        n += 1
+    place = at + n
+    while value >= U(10):
+        pair = (value % U(100)) << U(1)
+        value //= U(100)
+        place -= 2
+        out[U(place)] = PAIRS[pair]
+        out[U(place + 1)] = PAIRS[pair + U(1)]
+    if place > at:
+        out[U(at)] = U(48) + value
+    return at + n
+
+
+@compiled(forceinline=True)
+def copy_bytes(out, at, data, first, length):
+    """Write `length` bytes of data from `first` on; returns the offset after them."""
+    for k in range(length):
+        out[U(at + k)] = data[U(first + k)]
+    return at + length

@@ -1,0 +1,1 @@
+"""Files: atomic replacement, rotation, claims, YAML, versions of formats, traces."""

@@ -1,0 +1,3 @@
+"""Addresses and connections: URLs, egress policy, allowed hosts, TLS, HTTP client, Kubernetes
+access.
+"""

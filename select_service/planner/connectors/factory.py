@@ -1,0 +1,135 @@
+"""Factory of connectors from the configuration."""
+
+import os
+import socket
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from select_service.files.atomic_file import PRIVATE_MODE
+from select_service.net.tls.current_tls import ClientTls
+from select_service.planner import config
+from select_service.planner.connectors.advisory_connector import AdvisoryConnector
+from select_service.planner.connectors.connector import PlatformConnector, ReadReadyCounts
+from select_service.planner.connectors.dry_run_connector import DryRunConnector
+from select_service.planner.connectors.kube.api_client import KubernetesApiClient
+from select_service.planner.connectors.kube.leader_election import LeaderElections
+from select_service.planner.connectors.kube.scale_target import ScaleTarget
+from select_service.planner.connectors.kubernetes_connector import KubernetesConnector
+from select_service.planner.connectors.selector_client import SelectorClients
+from select_service.planner.connectors.virtual_connector import VirtualConnector
+from select_service.planner.connectors.worker_drain import WorkerDrainer
+from select_service.planner.core.settings import minimum_replicas, scaled_roles
+from select_service.planner.core.tick_input import Role
+
+
+def make_identity() -> str:
+    """Return a unique identity of this planner, with the host name for readers."""
+    return f"{socket.gethostname()}_{os.getpid()}_{uuid.uuid4().hex[:8]}"
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorEnvironment:
+    """Settings shared by all deployments of a planner.
+
+    selectors:    URLs
+    api_key_file: file with the key for selectors
+    tls:          settings for selectors; None means the system's CAs
+    kubeconfig:   None means the service account of the pod
+    file_mode:    mode of created files
+    """
+
+    selectors: Sequence[str] = ()
+    kubeconfig: Path | None = None
+    profile: Literal["ours", "document"] = "ours"
+    api_key_file: str | None = None
+    tls: ClientTls | None = None
+    file_mode: int = PRIVATE_MODE
+    elections: LeaderElections = field(default_factory=lambda: LeaderElections(make_identity()))
+
+
+async def make_connector(
+    deployment: config.DeploymentConfig,
+    environment: ConnectorEnvironment,
+    ready: ReadReadyCounts | None = None,
+) -> AdvisoryConnector:
+    """Build the connector of a deployment, wrapped for advisory mode.
+
+    ready: function for serving ranks, as observed.  Raises ConnectorError.
+    """
+    chosen = deployment.connector
+    if isinstance(chosen, config.VirtualConnectorConfig):
+        connector: PlatformConnector = VirtualConnector(
+            None if chosen.path is None else Path(chosen.path),
+            ready,
+            _make_drainer(deployment, environment, chosen.drain_timeout_s)
+            if chosen.drain
+            else None,
+            profile=environment.profile,
+            mode=environment.file_mode,
+        )
+    elif isinstance(chosen, config.KubernetesConnectorConfig):
+        connector = await _make_kubernetes_connector(deployment, chosen, environment)
+    else:
+        path = None if chosen.path is None else Path(chosen.path)
+        connector = DryRunConnector(
+            path, await _initial_counts(deployment, ready), ready, mode=environment.file_mode
+        )
+    return AdvisoryConnector(connector, deployment.advisory)
+
+
+def find_virtual_connector(connector: AdvisoryConnector) -> VirtualConnector | None:
+    """Return the virtual connector of a deployment, or None for another kind."""
+    inner = connector.connector
+    return inner if isinstance(inner, VirtualConnector) else None
+
+
+def _make_drainer(
+    deployment: config.DeploymentConfig, environment: ConnectorEnvironment, timeout_s: float
+) -> WorkerDrainer | None:
+    """Build the drainer, or None without selectors or in the document profile."""
+    if not environment.selectors or environment.profile == "document":
+        return None
+    scope = deployment.model_name, deployment.tenant_id
+    selectors = SelectorClients(
+        environment.selectors, *scope, environment.api_key_file, environment.tls
+    )
+    return WorkerDrainer(selectors, timeout_s)
+
+
+async def _initial_counts(
+    deployment: config.DeploymentConfig, ready: ReadReadyCounts | None
+) -> dict[Role, int]:
+    """Return the current replicas, else the minimums."""
+    seen = (None if ready is None else await ready()) or {}
+    return {
+        role: seen.get(role, minimum_replicas(deployment, role))
+        for role in scaled_roles(deployment)
+    }
+
+
+async def _make_kubernetes_connector(
+    deployment: config.DeploymentConfig,
+    chosen: config.KubernetesConnectorConfig,
+    environment: ConnectorEnvironment,
+) -> KubernetesConnector:
+    """Build a Kubernetes connector. Raises ConnectorError."""
+    api = KubernetesApiClient(environment.kubeconfig)
+    namespace = chosen.namespace or await api.namespace()
+    given = {Role.PREFILL: chosen.prefill, Role.DECODE: chosen.decode}
+    targets = [
+        ScaleTarget(role, found.kind, found.name, namespace, found.api_version, found.component)
+        for role in scaled_roles(deployment)
+        if (found := given[role]) is not None
+    ]
+    election = None
+    if chosen.lease is not None:
+        election = environment.elections.election_for(
+            namespace, chosen.lease, lambda: KubernetesApiClient(environment.kubeconfig)
+        )
+    drainer = (
+        _make_drainer(deployment, environment, chosen.drain_timeout_s) if chosen.drain else None
+    )
+    return KubernetesConnector(api, targets, election, drainer, worker_label=chosen.worker_label)

@@ -1,0 +1,1 @@
+"""GPU budgets: of a role, of a deployment and of a cluster."""

@@ -1,0 +1,110 @@
+"""Series of points at equal distances, with the next expected values."""
+
+from collections import deque
+from collections.abc import Callable
+from math import expm1, isfinite, isnan, log1p
+from typing import Protocol
+
+VALUE_MAX = 1e15
+"""Limit of points and predictions, so that no model overflows."""
+LOG_MAX = log1p(VALUE_MAX)
+RECENT_POINTS = 50
+LEAD_GROWTH_MAX = 4.0
+"""Limit of a forecast beyond the next point, as a multiple of the greatest recent point: a trend
+that is noise must not become a fleet.
+"""
+
+
+class SeriesModel(Protocol):
+    """Predictor of numbers at equal distances, with gaps marked by `skip`."""
+
+    def push(self, value: float) -> None: ...
+    def skip(self) -> None:
+        """Mark a gap."""
+        ...
+
+    def ahead(self, steps: float) -> float | None:
+        """Return the value so many distances after the last point, or None."""
+        ...
+
+
+MakeSeries = Callable[[], "PredictedSeries"]
+
+
+class PredictedSeries:
+    """Model with the rules common to all models.
+
+    NaN counts as 0. Zeros before the first other point are ignored, also after `reset_idle_skip`.
+    With fewer than `minimum` points the last one is the prediction, and 0 without any. Never below
+    0.
+    """
+
+    def __init__(self, model: SeriesModel, minimum: int = 1, *, in_log: bool = False) -> None:
+        """Wrap a model. in_log: whether the model gets log1p of the points"""
+        self._model = model
+        self._minimum = minimum
+        self._in_log = in_log
+        self._recent: deque[float] = deque(maxlen=RECENT_POINTS)
+        self._points = 0
+        self._is_idle = True
+        self._predictions: dict[float, float] = {}
+        """Predictions since the last point, so that repeated requests are free and equal."""
+
+    def add(self, value: float) -> None:
+        """Add the next point."""
+        # Clamped first: one absurd reading must not overflow a model for good.
+        point = 0.0 if isnan(value) else min(max(value, -VALUE_MAX), VALUE_MAX)
+        self._predictions.clear()
+        if self._is_idle and point == 0.0:
+            self._model.skip()
+            return
+        self._is_idle = False
+        self._points += 1
+        self._recent.append(point)
+        self._model.push(log1p(max(0.0, point)) if self._in_log else point)
+
+    def skip(self) -> None:
+        """Add a gap."""
+        self._predictions.clear()
+        self._model.skip()
+
+    def reset_idle_skip(self) -> None:
+        """Ignore zeros at the start of another recording."""
+        self._is_idle = True
+
+    @property
+    def knows_enough(self) -> bool:
+        """Whether the model is used, instead of a repetition of the last point."""
+        return self._points >= self._minimum
+
+    def predict(self) -> float:
+        """Return the next point."""
+        return self.predict_at(1.0)
+
+    def predict_at(self, steps: float) -> float:
+        """Return the value so many points after the last one, at least 1."""
+        if steps not in self._predictions:
+            self._predictions[steps] = self._bounded_prediction(steps)
+        return self._predictions[steps]
+
+    def _bounded_prediction(self, steps: float) -> float:
+        """Return the prediction, bounded by recent points."""
+        if not self._recent:
+            return 0.0
+        if not self.knows_enough:
+            return max(0.0, self._recent[-1])
+        expected = self._model_prediction(steps)
+        if steps <= 1.0:
+            return expected
+        # A trend is extrapolated linearly, and doubled noise over ten windows looks like growth.
+        ceiling = max(self.predict(), LEAD_GROWTH_MAX * max(self._recent))
+        return max(0.0, min(expected, ceiling))
+
+    def _model_prediction(self, steps: float) -> float:
+        """Return the model's prediction, or the last point if the model has none."""
+        value = self._model.ahead(steps)
+        if value is None or not isfinite(value):
+            return max(0.0, self._recent[-1])
+        if self._in_log:
+            value = expm1(min(value, LOG_MAX))
+        return min(max(0.0, value), VALUE_MAX)

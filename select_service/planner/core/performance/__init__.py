@@ -1,0 +1,1 @@
+"""Performance models of engines, from measured profiles and observed iterations."""

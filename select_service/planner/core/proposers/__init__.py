@@ -1,0 +1,1 @@
+"""Proposers: from load and from forecast throughput to replica counts."""

@@ -1,0 +1,1 @@
+"""Replica counts of a role: stabilisation and start-up times."""

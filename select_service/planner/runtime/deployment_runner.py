@@ -1,0 +1,374 @@
+"""Deployment at run time: gathers the input of a tick and carries out its decision."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from time import monotonic
+
+from msgspec.structs import replace
+
+from select_service.planner.config import ConfiguredLimits, DeploymentConfig
+from select_service.planner.connectors.advisory_connector import AdvisoryConnector
+from select_service.planner.connectors.connector import ConnectorDecision, ConnectorError
+from select_service.planner.core.schedule import NextTick
+from select_service.planner.core.settings import GPU_FIELDS, minimum_replicas, scaled_roles
+from select_service.planner.core.tick_input import (
+    EngineLimits,
+    ForwardPass,
+    Role,
+    RoleReplicas,
+    TickInput,
+    TrafficWindow,
+    reported_gpus,
+)
+from select_service.planner.planner_http import RequestFailed
+from select_service.planner.runtime.external_proposers import ExternalProposers
+from select_service.planner.runtime.forward_pass_source import ForwardPassReceiver
+from select_service.planner.runtime.prometheus_source import PrometheusTraffic
+from select_service.planner.runtime.selector_observation import CombinedObservation
+from select_service.planner.runtime.selector_source import SelectorSource
+
+log = logging.getLogger("select_service.planner")
+
+LOOK_S = 10.0
+"""Time for sources to answer before the first tick, seconds."""
+APPLY_S = 30.0
+"""Time for a platform to take a decision, seconds: a hanging platform must not stop the others."""
+REGISTRATION_S = 60.0
+"""Time for workers to register again with restarted selectors, seconds."""
+
+
+class ScalingTooLate(Exception):
+    """Error of scaling that could not begin in time."""
+
+
+class DeploymentSources:
+    """Sources of a deployment; None where not configured.
+
+    clock: monotonic seconds
+    """
+
+    def __init__(
+        self,
+        selectors: SelectorSource | None,
+        prometheus: PrometheusTraffic | None,
+        fpm: ForwardPassReceiver | None,
+        proposers: ExternalProposers,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.selectors = selectors
+        self.prometheus = prometheus
+        self.fpm = fpm
+        self.proposers = proposers
+        self.may_sleep = False
+        """Whether the deployment may have no replicas."""
+        self.last_observation: CombinedObservation | None = None
+        """Last reading of the selectors; None if they did not answer."""
+        self._hearing: asyncio.Task[None] | None = None
+        self._clock = clock
+        self._last_workers: Mapping[Role, int] = {}
+        """Workers at the last complete reading."""
+        self._registering_until: float | None = None
+        """End of the registration period; None until selectors answer again."""
+        self._absent_since: float | None = None
+        """Time since which selectors answer that none of them has the model."""
+
+    async def serving_workers(self) -> Mapping[Role, int] | None:
+        """Return the workers that take requests, by the selectors; None if unknown.
+
+        Unknown while selectors have no partition or have just restarted: workers register one after
+        the other, so a lower count than before is incomplete. A model that selectors still do not
+        have later has no workers, if the minimums allow that.
+        """
+        if self.may_sleep and self.selectors is not None and self.selectors.is_absent:
+            return self._workers_when_absent()
+        self._absent_since = None
+        # Selectors have restarted or are unreachable: the registration period begins with the next
+        # complete answer.
+        if self.last_observation is None or not self.last_observation.is_whole:
+            self._registering_until = None
+            return None
+        now, found = self._clock(), self.last_observation.workers
+        if self._registering_until is None:
+            self._registering_until = now + REGISTRATION_S
+        fewer = any(found.get(role, 0) < count for role, count in self._last_workers.items())
+        # A lower count during the registration period would look like lost replicas, and start new
+        # ones.
+        if fewer and now < self._registering_until:
+            return None
+        self._last_workers, self._registering_until = found, now
+        return found
+
+    def _workers_when_absent(self) -> Mapping[Role, int] | None:
+        """Return zero workers once selectors have not had the model for a while, else None."""
+        now = self._clock()
+        if self._absent_since is None:
+            self._absent_since = now
+        if now - self._absent_since < REGISTRATION_S:
+            return None
+        self._last_workers, self._registering_until = dict.fromkeys(Role, 0), now
+        return self._last_workers
+
+    def start_receiving(self) -> None:
+        """Start to receive forward passes."""
+        if self.fpm is not None:
+            self._hearing = asyncio.create_task(self.fpm.run(), name="forward passes")
+
+    async def close(self) -> None:
+        """Stop and close the sources."""
+        if self._hearing is not None:
+            self._hearing.cancel()
+            await asyncio.gather(self._hearing, return_exceptions=True)
+        if self.prometheus is not None:
+            await self.prometheus.close()
+        if self.fpm is not None:
+            self.fpm.close()
+
+
+class DeploymentRunner:
+    """Runner of a deployment. Belongs to one event loop."""
+
+    def __init__(
+        self, config: DeploymentConfig, sources: DeploymentSources, connector: AdvisoryConnector
+    ) -> None:
+        self.config = config
+        self.sources = sources
+        self.connector = connector
+        self.faults: dict[str, str] = {}
+        """Map from source or role to its error in the last tick."""
+        self._current_faults = self.faults
+        """Errors of the tick under way."""
+        self._contradicted: dict[Role, str] = {}
+        self._last_logged: dict[str, object] = {}
+        """Fields of the last look in the log."""
+        self._busy = asyncio.Lock()
+
+    async def observe_once(self) -> None:
+        """Observe all sources and the platform once, so that errors are known before any tick."""
+        self._current_faults, before = {}, self._last_logged
+        interval_s = self.config.load_adjustment_interval_seconds
+        due = NextTick(at_s=0.0, run_load=True, run_throughput=False, traffic_s=interval_s)
+        counts: dict[Role, RoleReplicas] = {}
+        try:
+            async with asyncio.timeout(LOOK_S):
+                await self._read_traffic(due)
+                async with self._busy:
+                    counts = await self._read_replicas()
+        except TimeoutError:
+            self._record_fault("start", f"sources or platform did not answer within {LOOK_S:g} s")
+        self.faults = self._current_faults
+        self._last_logged = {
+            "deployment": self.config.name,
+            "ready": {role.value: found.ready for role, found in counts.items()} or "unknown",
+            "faults": len(self.faults),
+        }
+        if self._last_logged != before:
+            log.info("deployment observed", extra={"fields": self._last_logged})
+
+    async def gather_inputs(self, due: NextTick, now_s: float) -> TickInput:
+        """Return the current input. Failed sources are unknown, with their errors in `faults`.
+
+        The errors of the last tick remain until all sources have answered, which may take ten
+        seconds.
+        """
+        self._current_faults = {}
+        roles = scaled_roles(self.config)
+        self.sources.may_sleep = not any(minimum_replicas(self.config, role) for role in roles)
+        traffic = await self._read_traffic(due)
+        passes = self._read_passes()
+        async with self._busy:
+            counts = await self._read_replicas()
+        # Without replicas no selector has a partition, so no source counts requests.
+        if traffic is not None and self._is_asleep(counts):
+            traffic = replace(traffic, requests=0.0)
+        tick = TickInput(now_s=now_s, replicas=counts, traffic=traffic, passes=passes)
+        proposals = await self.sources.proposers.request_proposals(self.config.name, tick)
+        self.faults = self._current_faults
+        return replace(tick, proposals=proposals) if proposals else tick
+
+    def _is_asleep(self, counts: Mapping[Role, RoleReplicas]) -> bool:
+        """Return whether no selector has had a request for a model without replicas.
+
+        Selectors without the model may have just restarted, but without replicas nothing can scale
+        down.
+        """
+        selectors = self.sources.selectors
+        if self.sources.prometheus is not None or not self.sources.may_sleep:
+            return False
+        is_empty = bool(counts) and not any(
+            each.ready or each.expected or each.pending for each in counts.values()
+        )
+        return is_empty and selectors is not None and selectors.is_absent
+
+    async def scale_to(self, scale_to: Mapping[Role, int], by_s: float) -> ConnectorDecision | None:
+        """Scale; None if the platform did not take the decision, and the next tick decides anew.
+
+        by_s: latest start, by the event loop's clock. Raises ScalingTooLate, and scales nothing.
+        """
+        async with self._hold_connector(by_s):
+            try:
+                async with asyncio.timeout(APPLY_S):
+                    return await self.connector.scale(scale_to)
+            except TimeoutError:
+                self._record_fault("connector", f"no answer within {APPLY_S:g} s")
+            except ConnectorError as error:
+                self._record_fault("connector", str(error))
+        return None
+
+    @asynccontextmanager
+    async def _hold_connector(self, by_s: float) -> AsyncIterator[None]:
+        """Hold the connector exclusively from before the deadline. Raises ScalingTooLate."""
+        try:
+            async with asyncio.timeout_at(by_s):
+                await self._busy.acquire()
+        except TimeoutError:
+            raise ScalingTooLate from None
+        try:
+            # The lock may have been acquired right at the deadline.
+            if asyncio.get_running_loop().time() >= by_s:
+                raise ScalingTooLate
+            yield
+        finally:
+            self._busy.release()
+
+    async def switch_advisory(self, advisory: bool) -> None:
+        """Switch advisory mode, between steps of the connector."""
+        async with self._busy:
+            await self.connector.switch_advisory(advisory)
+
+    async def step_connector(self) -> None:
+        """Run a step of drains and postponed raises."""
+        # A step may be skipped: the next one comes in two seconds.
+        if self._busy.locked():
+            return
+        async with self._busy:
+            try:
+                await self.connector.wait(0.0)
+            except ConnectorError as error:
+                self._record_fault("connector", str(error))
+
+    def record_failure(self, source: str, error: Exception) -> None:
+        """Record an unexpected error in `faults`, and its traceback in the log."""
+        self.faults[source] = f"{type(error).__name__}: {error}"
+        fields = {"deployment": self.config.name, "source": source}
+        log.error(
+            "deployment held after an unexpected error", exc_info=error, extra={"fields": fields}
+        )
+
+    async def close(self) -> None:
+        """Close connector and sources."""
+        await self.connector.close()
+        await self.sources.close()
+
+    async def _read_traffic(self, due: NextTick) -> TrafficWindow | None:
+        """Read the sources and return the traffic, or None if unknown."""
+        config, sources = self.config, self.sources
+        if sources.selectors is not None:
+            window = due.traffic_s or config.load_adjustment_interval_seconds
+            sources.last_observation = await sources.selectors.read_observations(
+                window, ttft_s=config.ttft_ms / 1000.0, itl_s=config.itl_ms / 1000.0
+            )
+            for url, fault in sources.selectors.faults.items():
+                self._current_faults[url] = fault
+            if sources.selectors.unknown_model is not None:
+                self._current_faults["model"] = sources.selectors.unknown_model
+        if due.traffic_s is None:
+            return None
+        if sources.prometheus is not None:
+            return await self._read_prometheus(sources.prometheus, due.traffic_s)
+        return None if sources.last_observation is None else sources.last_observation.traffic
+
+    async def _read_prometheus(
+        self, prometheus: PrometheusTraffic, window_s: float
+    ) -> TrafficWindow | None:
+        """Return Prometheus' traffic, completed by the selectors' distributions and samples."""
+        try:
+            traffic = await prometheus.read_traffic(window_s)
+        except RequestFailed as error:
+            self._record_fault("prometheus", str(error))
+            return None
+        if self.sources.last_observation is None:
+            return traffic
+        known = {
+            field: value
+            for field in traffic.__struct_fields__
+            if (value := getattr(traffic, field)) is not None and field != "duration_s"
+        }
+        own = self.sources.last_observation.traffic
+        measured = ("requests", "isl", "osl", "kv_hit_rate", "accept_length")
+        latencies = {field: known[field] for field in ("ttft_s", "itl_s") if field in known}
+        # Measured values replace the selectors' even if unknown: the selectors may have seen only a
+        # part of the traffic.
+        return replace(own, **{field: known.get(field) for field in measured}, **latencies)
+
+    def _read_passes(self) -> Mapping[Role, tuple[ForwardPass, ...]] | None:
+        """Return published iterations; for roles without any, the selectors' reservations."""
+        sources = self.sources
+        published = {} if sources.fpm is None else sources.fpm.take_passes()
+        seen = {} if sources.last_observation is None else sources.last_observation.passes
+        result = {}
+        for role in scaled_roles(self.config):
+            # Published passes are real iterations, and have precedence over reservations.
+            if published.get(role):
+                result[role] = published[role]
+            elif role in seen:
+                result[role] = seen[role]
+        return result or None
+
+    async def _read_replicas(self) -> dict[Role, RoleReplicas]:
+        """Read the replicas, with limits. Empty after an error."""
+        try:
+            found = await self.connector.read()
+        except ConnectorError as error:
+            self._record_fault("connector", str(error))
+            return {}
+        for role, fault in self.connector.faults().items():
+            if role in scaled_roles(self.config):
+                self._current_faults[f"connector {role}"] = fault
+        self._compare_gpus(reported_gpus(found))
+        return {
+            role: replace(each, limits=self._merge_limits(role, each))
+            for role, each in found.items()
+            if role in scaled_roles(self.config)
+        }
+
+    def _compare_gpus(self, reported: Mapping[Role, int]) -> None:
+        """Report a setting that the platform contradicts; the setting counts. Logged once."""
+        before, self._contradicted = self._contradicted, {}
+        for role in scaled_roles(self.config):
+            field = GPU_FIELDS[role]
+            given, found = getattr(self.config, field), reported.get(role)
+            if given is None or found in (None, given):
+                continue
+            text = f"{field} is {given} and takes precedence; the pod template requests {found}"
+            self._current_faults[f"gpus {role}"] = self._contradicted[role] = text
+            if before.get(role) != text:
+                fields = {"deployment": self.config.name, "of": text}
+                log.warning(
+                    "configured GPUs differ from the pod template", extra={"fields": fields}
+                )
+
+    def _merge_limits(self, role: Role, found: RoleReplicas) -> EngineLimits:
+        """Return limits from the file, else observed ones, else the platform's."""
+        is_prefill = role is Role.PREFILL
+        given: ConfiguredLimits = (
+            self.config.prefill_limits if is_prefill else self.config.decode_limits
+        )
+        seen = (
+            None
+            if self.sources.last_observation is None
+            else self.sources.last_observation.limits.get(role)
+        )
+        fields = {}
+        for field in ConfiguredLimits.__struct_fields__:
+            of_all = (getattr(each, field, None) for each in (given, seen, found.limits))
+            fields[field] = next((value for value in of_all if value is not None), None)
+        num_gpu = None if found.limits is None else found.limits.num_gpu
+        return EngineLimits(num_gpu=num_gpu, **fields)
+
+    def _record_fault(self, source: str, text: str) -> None:
+        """Record and log an error of a source."""
+        self._current_faults[source] = text
+        fields = {"deployment": self.config.name, "source": source, "error": text}
+        log.warning("planner input or connector failed", extra={"fields": fields})

@@ -1,0 +1,104 @@
+"""Bodies of inspection: loads, overlap scores and the log level."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from select_service.schemas.common import RequestBody
+
+
+class RankLoad(Struct, kw_only=True):
+    """Load of one rank, current or predicted with a given prompt."""
+
+    worker_id: int
+    """Id of the worker."""
+    dp_rank: int
+    """Data-parallel rank of the worker."""
+    potential_prefill_tokens: int
+    """Prompt tokens not yet computed."""
+    potential_decode_blocks: int
+    """Blocks held by live requests, including output blocks; a shared block counts once."""
+    active_requests: int
+    """Live reservations."""
+
+
+class PartitionLoads(Struct, kw_only=True):
+    """Load of the ranks of one model and tenant."""
+
+    model_name: str
+    """Model of these ranks."""
+    tenant_id: str
+    """Tenant of these ranks."""
+    loads: list[RankLoad]
+    """Loads by worker and rank."""
+    pending_count: int
+    """Requests waiting for capacity now."""
+    pending_isl_tokens: int
+    """Prompt tokens of the requests waiting for capacity."""
+
+
+class OverlapRow(Struct, kw_only=True):
+    """Leading blocks of the prompt held by one rank."""
+
+    worker_id: int
+    """Id of the worker."""
+    dp_rank: int
+    """Data-parallel rank of the worker."""
+    device_blocks: int
+    """Leading blocks in GPU memory."""
+    host_pinned_blocks: int
+    """Leading blocks in GPU or CPU memory; cumulative."""
+    disk_blocks: int
+    """Leading blocks anywhere: GPU, CPU, disk or external storage; cumulative."""
+    host_pinned_extension_blocks: int
+    """Blocks in CPU memory beyond `device_blocks`."""
+    disk_extension_blocks: int
+    """Blocks on disk and in external storage beyond `host_pinned_blocks`."""
+    shared_beyond_device_blocks: int | None
+    """Always null, since this service has no shared cache. Field of the reference."""
+    router_credit_blocks: float
+    """Blocks credited to the rank by the cost function: the blocks of each tier times its
+    weight.
+    """
+
+
+class SharedCache(Struct, kw_only=True):
+    """Blocks of the prompt in a cache shared by all workers; always empty here."""
+
+    enabled: bool = False
+    """Always false, since this service has no shared cache. Field of the reference."""
+    total_hit_blocks: int = 0
+    """Always 0."""
+    ranges: list[int] = []
+    """Always empty."""
+    error: str | None = None
+    """Always null."""
+
+
+class OverlapScores(Struct, kw_only=True):
+    """Response of POST /overlap_scores."""
+
+    block_size: int
+    """Tokens in a block of this model."""
+    num_blocks: int
+    """Complete blocks of the prompt."""
+    workers: list[OverlapRow]
+    """Overlaps by worker and rank."""
+    shared_cache: SharedCache
+    """Always empty here. Field of the reference."""
+
+
+class LogLevelChange(RequestBody, kw_only=True):
+    """Body of PUT /log_level."""
+
+    level: Literal["debug", "info", "warning", "error"]
+    """Minimum level of logged records from now on; `debug` logs every decision."""
+
+
+class LogLevelView(Struct, kw_only=True):
+    """Log level at the start and now."""
+
+    configured: str
+    """Value of `--log-level`, restored by a restart."""
+    current: str
+    """Level in effect now."""

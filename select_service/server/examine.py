@@ -1,0 +1,85 @@
+"""Wiring of the doctor with the running service; imported with the first examination."""
+
+from time import monotonic, time
+from typing import TYPE_CHECKING
+
+from select_service.adapters.doctor.examination import Examination, ExaminationContext
+from select_service.adapters.doctor.worker_examiner import WorkerExaminer
+from select_service.adapters.http_get import HttpClient
+from select_service.api.service_context import ServiceContext, persistence_report
+from select_service.api.worker_records import predictions_view
+from select_service.config.open_interfaces import is_unauthenticated
+from select_service.core.doctor.facts import ServiceFacts, TlsFacts
+from select_service.core.identity import Rank
+from select_service.core.workers.worker_catalog import RegisteredWorker
+from select_service.net.tls.current_tls import CurrentTls
+from select_service.schemas.doctor import Machine
+from select_service.schemas.workers import RankPredictions
+
+if TYPE_CHECKING:
+    from select_service.adapters.persistence.state_file import StateFile
+
+
+def make_examination(
+    service: ServiceContext, http: HttpClient, state: "StateFile | None"
+) -> Examination:
+    """Return an examination of the service.
+
+    state: None without a state file
+    """
+    looking = WorkerExaminer(
+        service.selector,
+        service.ingest,
+        http,
+        lambda worker, rank: _rank_predictions(service, worker, rank),
+        uses_events=service.config["use_kv_events"],
+    )
+    around = ExaminationContext(
+        service.version,
+        lambda machine: _service_facts(service, state, machine),
+        lambda: service.features.replicas.replica_status().peers,
+        lambda: service.features.discovery.discovery_view().sources,
+    )
+    return Examination(looking, around)
+
+
+def _service_facts(
+    service: ServiceContext, state: "StateFile | None", machine: Machine
+) -> ServiceFacts:
+    selector, keeping = service.selector, persistence_report(service)
+    workers = [
+        w
+        for w in selector.list_workers()
+        if selector.find_deletion(w.worker_id, monotonic()) is None
+    ]
+    age_s = keeping.written_ago_s
+    return ServiceFacts(
+        machine,
+        workers=len(workers),
+        schedulable=sum(worker.is_schedulable for worker in workers),
+        is_insecure=is_unauthenticated(service.config),
+        keys_error=service.guard.fault,
+        state_failures=0 if state is None else state.failures_in_a_row,
+        snapshot_failures=keeping.snapshot_failures,
+        snapshot_age_s=None if age_s < 0.0 else age_s,
+        snapshot_interval_s=service.config["snapshot_interval_s"],
+        tls=[_tls_facts(side, kept) for side, kept in service.tls.files_by_side()],
+        recovery_failed=keeping.state == "failed",
+    )
+
+
+def _tls_facts(side: str, kept: CurrentTls) -> TlsFacts:
+    left_s = None if kept.ends_at is None else kept.ends_at - time()
+    return TlsFacts(side, left_s, kept.fault)
+
+
+def _rank_predictions(
+    service: ServiceContext, worker: RegisteredWorker, rank: Rank
+) -> RankPredictions | None:
+    checks = service.selector.analytics.predictions
+    partition = service.selector.fleet.partitions.get(worker.key)
+    slot = None if partition is None else partition.table.find_slot(rank)
+    if checks is None or partition is None or slot is None:
+        return None
+    known = checks.accuracy_of(partition.table.row_at(slot).writer)
+    return None if known is None else predictions_view(known, service.ingest.status_of(rank))

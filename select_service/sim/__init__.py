@@ -1,0 +1,1 @@
+"""Simulation of engines: the demo against a running service, and the replay of decision logs."""

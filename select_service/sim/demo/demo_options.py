@@ -1,0 +1,172 @@
+"""Command line of the demo. Standard library only, for checks before any installation."""
+
+import argparse
+import gzip
+import json
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from select_service.base.command_line import (
+    CommandParser,
+    UsageError,
+    argument_type,
+    file_error_text,
+    finite_number,
+    positive_number,
+    whole_number,
+)
+
+PROG = "scripts/demo"
+REQUESTS_DEFAULT = 2000
+NUMBER_MAX = 10**9
+LINE_BYTES_MAX = 4 * 2**20
+TRACE_FIELDS = {"timestamp", "output_length", "hash_ids"}
+
+
+class DemoOptions(NamedTuple):
+    """Parsed command line."""
+
+    requests: int
+    workers: int
+    ranks: int
+    blocks: int
+    block_size: int
+    seed: int
+    trace: Path | None
+    speedup: float
+    lose: float
+    port: int
+    once: bool
+
+
+def parse_options(arguments: list[str] | None = None) -> DemoOptions:
+    """Parse `arguments` (None means sys.argv).  Exits with status 2 for invalid values."""
+    try:
+        return DemoOptions(
+            **vars(parser().parse_arguments(sys.argv[1:] if arguments is None else arguments))
+        )
+    except UsageError as error:
+        print(f"{PROG}: error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def parser() -> CommandParser:
+    """Return the parser of the command line."""
+    result = CommandParser(
+        PROG,
+        "Start the selection service and a fleet of simulated engines, drive a workload through "
+        "the HTTP API, print a report, and stay up for further requests.",
+        {
+            PROG: "2,000 requests on four workers, then the page stays up",
+            f"{PROG} --once --requests 200": "a short run without staying up",
+            f"{PROG} --workers 8 --ranks 2 --lose 0.01": "a larger fleet with lost events",
+        },
+        epilog="""\
+Exit status: 0 if every request succeeded, no reservation is left and every
+checked overlap is exact; else 1.""",
+    )
+    add = result.add_argument
+    add("--once", action="store_true", help="exit after the report")
+    add(
+        "--requests",
+        type=argument_type(whole_number(1, NUMBER_MAX)),
+        default=REQUESTS_DEFAULT,
+        metavar="N",
+        help="requests of the workload, or rows read from the trace (default %(default)s)",
+    )
+    add(
+        "--workers",
+        type=argument_type(whole_number(1, NUMBER_MAX)),
+        default=4,
+        metavar="N",
+        help="simulated workers (default 4)",
+    )
+    add(
+        "--ranks",
+        type=argument_type(whole_number(1, NUMBER_MAX)),
+        default=1,
+        metavar="N",
+        help="ranks of each worker (default 1)",
+    )
+    add(
+        "--blocks",
+        type=argument_type(whole_number(1, NUMBER_MAX)),
+        default=4096,
+        metavar="BLOCKS",
+        help="cache size of each rank (default %(default)s)",
+    )
+    add(
+        "--block-size",
+        type=argument_type(whole_number(1, NUMBER_MAX)),
+        default=16,
+        metavar="TOKENS",
+        help="block size (default 16)",
+    )
+    add(
+        "--seed",
+        type=argument_type(whole_number(0, NUMBER_MAX)),
+        default=1,
+        metavar="N",
+        help="seed of workload and fleet (default 1)",
+    )
+    add(
+        "--trace",
+        type=_trace_path,
+        metavar="FILE",
+        help="Mooncake-format trace (.jsonl, .jsonl.gz) to replay instead of a generated workload",
+    )
+    add(
+        "--speedup",
+        type=argument_type(positive_number),
+        default=20.0,
+        metavar="FACTOR",
+        help="acceleration of the arrivals of the trace (default 20)",
+    )
+    add(
+        "--lose",
+        type=argument_type(_fraction),
+        default=0.0,
+        metavar="FRACTION",
+        help="share of withheld KV event batches, which replays repair (default 0)",
+    )
+    add(
+        "--port",
+        type=argument_type(whole_number(0, 65535)),
+        default=0,
+        metavar="PORT",
+        help="HTTP port of the service; 0 means any free port (default 0)",
+    )
+    return result
+
+
+def _trace_path(text: str) -> Path:
+    """Return the path of a trace if its first line is a request; the rest is checked at reading."""
+    path = Path(text)
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
+            # A bound, because a binary file may have no line ends.
+            row = json.loads(lines.readline(LINE_BYTES_MAX))
+    # Raised by gzip for a truncated file; not an OSError.
+    except EOFError:
+        raise argparse.ArgumentTypeError(f"`{text}` is cut off: it ends inside a block") from None
+    except OSError as error:
+        raise argparse.ArgumentTypeError(file_error_text(text, error)) from None
+    except ValueError:
+        row = None
+    if not isinstance(row, dict) or TRACE_FIELDS - row.keys():
+        fields = ", ".join(sorted(TRACE_FIELDS))
+        raise argparse.ArgumentTypeError(f"line 1 of {text} is not a JSON object with {fields}")
+    return path
+
+
+def _fraction(text: str) -> float:
+    """Return a fraction from 0 to below 1.  Raises ValueError."""
+    value = finite_number(0, 1)(text)
+    if value == 1.0:
+        raise ValueError("a number from 0 to below 1")
+    return value
+
+
+if __name__ == "__main__":
+    parse_options()

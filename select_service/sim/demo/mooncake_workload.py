@@ -1,0 +1,67 @@
+"""Workload from a request trace in the Mooncake format.
+
+The trace has no text, so each hash id becomes one engine block of tokens derived from the id alone:
+sharing is exact, and lengths shrink by 512 / block_size.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from select_service.files.mooncake_trace import TRACE_BLOCK_TOKENS, TraceError, TraceRow, read_rows
+from select_service.sim.demo.conversations import (
+    ConversationTurn,
+    ConversationWorkload,
+    DemoConversation,
+    random_tokens,
+)
+from select_service.sim.demo.prefix_cache import Tokens, chain_keys
+
+OUTPUT_BLOCKS_MAX = 64
+"""Limit of an answer, in blocks: more blocks would only repeat the same call."""
+
+HASH_ID_STREAM, ANSWER_STREAM = 1, 2
+"""First words of the two families of random streams: an answer never equals a prompt block."""
+
+
+def read_trace(
+    path: Path, block_size: int, requests_max: int | None, speedup: float
+) -> ConversationWorkload:
+    """Return the first `requests_max` rows (None means all), with arrivals `speedup` times as fast.
+
+    Raises TraceError for a malformed line or an empty file, OSError for an unreadable file.
+    """
+    blocks: dict[int, Tokens] = {}
+    sessions: list[DemoConversation] = []
+    for number, row in read_rows(path):
+        if requests_max is not None and len(sessions) >= requests_max:
+            break
+        start_s = row.timestamp / 1000.0 / speedup
+        sessions.append(_make_session(number, start_s, row, block_size, blocks))
+    if not sessions:
+        raise TraceError(f"{path}: the trace has no request")
+    return ConversationWorkload(
+        block_size, tuple(sorted(sessions, key=lambda session: session.start_s))
+    )
+
+
+def _make_session(
+    number: int, start_s: float, row: TraceRow, block_size: int, blocks: dict[int, Tokens]
+) -> DemoConversation:
+    prompt = [_block_tokens(hash_id, block_size, blocks) for hash_id in row.hash_ids]
+    # At least one block, because the world needs an output block to finish a request.
+    output_blocks = min(max(1, round(row.output_length / TRACE_BLOCK_TOKENS)), OUTPUT_BLOCKS_MAX)
+    answer = random_tokens(
+        np.random.default_rng([ANSWER_STREAM, number]), output_blocks * block_size
+    )
+    tokens = np.concatenate([*prompt, answer])
+    turn = ConversationTurn(len(prompt) * block_size, output_blocks, think_s=0.0)
+    return DemoConversation(f"t{number}", start_s, tokens, chain_keys(tokens, block_size), (turn,))
+
+
+def _block_tokens(hash_id: int, block_size: int, blocks: dict[int, Tokens]) -> Tokens:
+    # Blocks are shared by id, so equal ids cost memory once.
+    if hash_id not in blocks:
+        rng = np.random.default_rng([HASH_ID_STREAM, hash_id])
+        blocks[hash_id] = random_tokens(rng, block_size)
+    return blocks[hash_id]

@@ -1,0 +1,137 @@
+"""Run of a workload through a service, with checks against the engines.
+
+One call is in flight at a time, in the order of virtual time, so that a run differs from the
+baselines only in the choices. KV events travel concurrently on their own sockets.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from select_service.sim.demo.conversations import ConversationWorkload
+from select_service.sim.demo.demo_fleet import DemoFleet, EventStreamTotals
+from select_service.sim.demo.service_client import ServiceClient
+from select_service.sim.demo.virtual_world import DemoRequest, RequestStep, VirtualWorld
+
+FINAL_PROMPTS_MAX = 50
+
+
+@dataclass(slots=True)
+class OverlapPredictions:
+    """Comparison of predicted with really cached leading blocks of a rank, at the time of the
+    answer.
+    """
+
+    exact: int = 0
+    too_low: int = 0
+    too_high: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.exact + self.too_low + self.too_high
+
+    def count_prediction(self, predicted: int, held: int) -> None:
+        """Count a comparison, in blocks."""
+        self.exact += predicted == held
+        self.too_low += predicted < held
+        self.too_high += predicted > held
+
+
+@dataclass(slots=True)
+class ServiceRun:
+    """Results of a run through the service, besides the tally of the world."""
+
+    live: OverlapPredictions = field(default_factory=OverlapPredictions)
+    settled: OverlapPredictions = field(default_factory=OverlapPredictions)
+    events: EventStreamTotals | None = None
+    leaks: list[str] = field(default_factory=list)
+
+    def find_problems(self) -> list[str]:
+        """Return everything that must not happen; empty means a clean run."""
+        assert self.events is not None
+        found = list(self.leaks)
+        if not self.events.caught_up:
+            found.append("the service did not read all published KV events")
+        if self.events.lost:
+            found.append(f"the service lost {self.events.lost} event batches")
+        if self.events.decode_errors:
+            found.append(f"the service could not decode {self.events.decode_errors} events")
+        # Live predictions may be wrong, because events arrive late; settled predictions may not.
+        wrong = self.settled.total - self.settled.exact
+        if wrong:
+            found.append(
+                f"{wrong} of {self.settled.total} overlaps are wrong after the events settled"
+            )
+        return found
+
+
+class WorkloadDriver:
+    """Sends the steps of a world to the service and checks its predictions."""
+
+    def __init__(self, world: VirtualWorld, fleet: DemoFleet, client: ServiceClient) -> None:
+        self._world = world
+        self._fleet = fleet
+        self._client = client
+        self.run = ServiceRun()
+
+    async def drive_world(
+        self,
+        on_step: Callable[[RequestStep], None],
+        wait: Callable[[float], Awaitable[None]] | None = None,
+    ) -> None:
+        """Drive the world to its end.  Raises CallFailed at the first refused call.
+
+        wait: awaited with the virtual time of each step before its execution; None means no pause
+        """
+        while (happening := self._world.next_step()) is not None:
+            if wait is not None:
+                await wait(self._world.now_s)
+            request = happening.request
+            match happening.step:
+                case RequestStep.CHOOSE:
+                    await self._choose_rank(request)
+                case RequestStep.PREFILL_DONE:
+                    await self._client.prefill_complete(request.name)
+                case RequestStep.OUTPUT_BLOCK:
+                    await self._client.output_block(request.name)
+                case RequestStep.FINISHED:
+                    await self._client.free_reservation(request.name)
+            on_step(happening.step)
+
+    async def check_end_state(self, workload: ConversationWorkload) -> None:
+        """Check the end state: no load, all events read, the overlap of every rank exact."""
+        # First, before anything can expire by its time to live.
+        self.run.leaks = await self._find_leaks()
+        # Events must have settled before the overlaps are compared.
+        self.run.events = await self._fleet.catch_up(self._client)
+        for prompt, keys in final_prompts(workload):
+            for row in (await self._client.fetch_overlap_scores(prompt)).workers:
+                rank_index = self._fleet.rank_index(row.worker_id, row.dp_rank)
+                held = self._world.lines[rank_index].engine.count_cached(keys)
+                self.run.settled.count_prediction(row.device_blocks, held)
+
+    async def _choose_rank(self, request: DemoRequest) -> None:
+        choice = await self._client.select_and_reserve(request.name, request.prompt)
+        rank_index = self._fleet.rank_index(choice.worker_id, choice.dp_rank)
+        # Compared before `assign_rank`, which changes the cache of the rank.
+        self.run.live.count_prediction(
+            choice.predicted_blocks, self._world.count_cached(rank_index, request)
+        )
+        self._world.assign_rank(request, rank_index)
+
+    async def _find_leaks(self) -> list[str]:
+        return [
+            f"worker {row.worker_id} rank {row.dp_rank} still has load: {row.active_requests} "
+            f"requests, {row.potential_prefill_tokens} prefill tokens, "
+            f"{row.potential_decode_blocks} blocks"
+            for partition in await self._client.fetch_loads()
+            for row in partition.loads
+            if row.active_requests or row.potential_prefill_tokens or row.potential_decode_blocks
+        ]
+
+
+def final_prompts(workload: ConversationWorkload) -> list[tuple[list[int], list[int]]]:
+    """Return (token ids, chain keys) of the last whole sessions, the most likely still cached."""
+    return [
+        (session.tokens.tolist(), session.keys)
+        for session in workload.sessions[-FINAL_PROMPTS_MAX:]
+    ]

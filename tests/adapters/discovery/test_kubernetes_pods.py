@@ -1,0 +1,237 @@
+"""Pods are listed and watched; what the API server does not know any more is listed anew."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytest.importorskip("kubernetes_asyncio")
+
+from select_service.adapters.discovery import engine_prober as completing_module
+from select_service.adapters.discovery import kubernetes_source
+from select_service.adapters.discovery.engine_prober import EngineProber
+from select_service.adapters.discovery.kubernetes_pods import KubernetesPods
+from select_service.adapters.discovery.kubernetes_watch import (
+    KubernetesRequestError,
+    KubernetesWatchClient,
+)
+from select_service.config.discovery_sources import KubernetesSource
+from tests.adapters.discovery.pod_documents import a_pod
+from tests.adapters.discovery.test_completing import Told
+from tests.planner.fake_kubernetes.kinds import POD
+from tests.planner.fake_kubernetes.server import FakeKubernetes, Fault, serving
+from tests.polling import eventually_on_loop
+
+RIGHTS = Path(__file__).parents[3] / "docs" / "examples" / "discovery-rbac.yaml"
+
+
+@pytest.fixture(autouse=True)
+def _no_long_waits(monkeypatch):
+    monkeypatch.setattr(kubernetes_source, "RETRY_S", 0.02)
+    monkeypatch.setattr(kubernetes_source, "PAUSE_S", 0.0)
+    monkeypatch.setattr(completing_module, "GATHER_S", 0.0)
+
+
+def kubeconfig(folder, url):
+    path = folder / "kubeconfig"
+    document = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u", "namespace": "prod"}}],
+        "clusters": [{"name": "k", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": {}}],
+    }
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+class Scene:
+    def __init__(self, fake, told):
+        self.fake, self.told = fake, told
+
+    def endpoints(self):
+        return sorted(w.endpoint for w in (self.told.desired or {}).values())
+
+    async def find(self, *ips):
+        await eventually_on_loop(
+            lambda: self.endpoints() == [f"http://{ip}:8000" for ip in sorted(ips)]
+        )
+
+    def put(self, name, ip, **changes):
+        self.fake.store.create(POD, "prod", a_pod(name, ip=ip, **changes))
+
+    def set(self, name, ip, **changes):
+        new = a_pod(name, ip=ip, **changes)
+        self.fake.store.update(POD, "prod", name, new)
+
+    def drop(self, name):
+        self.fake.store.delete_worker(POD, "prod", name)
+
+    def asked(self, what):
+        return sum(what in path for _, path in self.fake.requests)
+
+
+def followed(folder, story, **changes):
+    async def run():
+        async with serving(FakeKubernetes()) as fake:
+            given = {"namespace": None, "labels": "app=vllm", "port": None, **changes}
+            source = KubernetesSource(
+                name="a", kubeconfig=kubeconfig(folder, fake.url), worker={}, asks=False, **given
+            )
+            told = Told()
+            api = KubernetesWatchClient(source.kubeconfig)
+            pods = KubernetesPods(source, told.readings, EngineProber(told.readings, None), api)
+            task = None
+            try:
+                async with asyncio.timeout(60.0):
+                    scene = Scene(fake, told)
+                    for n in (1, 2):
+                        scene.put(f"old-{n}", f"10.0.0.{n}")
+                    task = asyncio.create_task(pods.run())
+                    await story(scene)
+            finally:
+                if task is not None:
+                    task.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await task
+
+    asyncio.run(run())
+
+
+def test_pods_come_change_and_go(tmp_path):
+    async def story(scene):
+        await scene.find("10.0.0.1", "10.0.0.2")
+        scene.put("new", "10.0.0.3", ready=False)
+        scene.put("other", "10.0.0.9", labels={"app": "web"})
+        scene.drop("old-1")
+        await scene.find("10.0.0.2")
+        scene.set("new", "10.0.0.3")
+        await scene.find("10.0.0.2", "10.0.0.3")
+        scene.set("old-2", "10.0.0.2", deleted=True)
+        await scene.find("10.0.0.3")
+        scene.set("new", "10.0.0.4")
+        await scene.find("10.0.0.4")
+
+    followed(tmp_path, story)
+
+
+def test_a_pod_that_loses_its_label_is_gone(tmp_path):
+    async def story(scene):
+        await scene.find("10.0.0.1", "10.0.0.2")
+        scene.set("old-1", "10.0.0.1", labels={"app": "web"})
+        await scene.find("10.0.0.2")
+
+    followed(tmp_path, story)
+
+
+def test_long_lists_come_in_pages(tmp_path, monkeypatch):
+    monkeypatch.setattr(kubernetes_source, "PAGE_OBJECTS", 1)
+
+    async def story(scene):
+        await scene.find("10.0.0.1", "10.0.0.2")
+
+    followed(tmp_path, story, namespace="prod")
+
+
+@pytest.mark.parametrize("status", [0, 500, 429])
+def test_a_watch_that_breaks_goes_on_where_it_ended(tmp_path, monkeypatch, status):
+    monkeypatch.setattr(kubernetes_source, "WATCH_S", 1)
+
+    async def story(scene):
+        await scene.find("10.0.0.1", "10.0.0.2")
+        lists = scene.asked("pods")
+        scene.fake.faults.append(Fault("GET", "/pods", status, times=2))
+        await eventually_on_loop(lambda: scene.told.readings.failures)
+        await eventually_on_loop(lambda: scene.told.readings.error is None)
+        scene.put("new", "10.0.0.3")
+        await scene.find("10.0.0.1", "10.0.0.2", "10.0.0.3")
+        assert scene.asked("pods") > lists
+
+    followed(tmp_path, story)
+
+
+def test_what_the_server_has_forgotten_is_listed_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(kubernetes_source, "WATCH_S", 1)
+
+    async def story(scene):
+        await scene.find("10.0.0.1", "10.0.0.2")
+        scene.fake.faults.append(Fault("GET", "/pods", 500, times=1))
+        await eventually_on_loop(lambda: scene.told.readings.failures == 1)
+        scene.drop("old-1")
+        scene.put("new", "10.0.0.3")
+        scene.fake.store.compact()
+        await scene.find("10.0.0.2", "10.0.0.3")
+
+    followed(tmp_path, story)
+
+
+def test_bookmarks_say_how_far_a_watch_has_come(tmp_path, monkeypatch):
+    monkeypatch.setattr(kubernetes_source, "WATCH_S", 1)
+
+    async def story(scene):
+        await scene.find("10.0.0.1", "10.0.0.2")
+        for n in range(5):  # of others: this watch hears nothing of them
+            scene.fake.store.create(POD, "elsewhere", a_pod(f"x-{n}"))
+        scene.fake.store.bookmark()
+        asked = scene.asked("pods")
+        await eventually_on_loop(lambda: scene.asked("pods") > asked)
+        scene.put("new", "10.0.0.3")
+        await scene.find("10.0.0.1", "10.0.0.2", "10.0.0.3")
+        assert scene.told.readings.failures == 0
+
+    followed(tmp_path, story)
+
+
+def test_an_annotation_that_is_wrong_keeps_what_the_pod_was(tmp_path):
+    async def story(scene):
+        await scene.find("10.0.0.1", "10.0.0.2")
+        scene.set("old-1", "10.0.0.1", annotations={"select-service/port": "x"})
+        await eventually_on_loop(lambda: "prod/old-1" in scene.told.readings.withheld)
+        assert len(scene.endpoints()) == 2
+        scene.drop("old-1")
+        await scene.find("10.0.0.2")
+        assert scene.told.readings.withheld == {}
+
+    followed(tmp_path, story)
+
+
+def test_an_annotation_that_is_nested_too_deeply_stops_nobody(tmp_path):
+    async def story(scene):
+        await scene.find("10.0.0.1", "10.0.0.2")
+        scene.set("old-1", "10.0.0.1", annotations={"select-service/worker": "[" * 5000})
+        await eventually_on_loop(lambda: "prod/old-1" in scene.told.readings.withheld)
+        scene.put("new", "10.0.0.3")
+        await scene.find("10.0.0.1", "10.0.0.2", "10.0.0.3")
+
+    followed(tmp_path, story)
+
+
+def test_no_rights_and_no_cluster_are_said(tmp_path):
+    async def run():
+        async with serving(FakeKubernetes(read_token="secret")) as fake:
+            api = KubernetesWatchClient(kubeconfig(tmp_path, fake.url))
+            with pytest.raises(KubernetesRequestError, match="status 401: Unauthorized"):
+                await api.get_page("/api/v1/pods")
+            await api.close()
+        nowhere = KubernetesWatchClient(tmp_path / "none")
+        with pytest.raises(KubernetesRequestError, match="no access to a cluster"):
+            await nowhere.get_page("/api/v1/pods")
+        with pytest.raises(KubernetesRequestError, match="no namespace"):
+            await nowhere.own_namespace()
+
+    asyncio.run(run())
+
+
+def test_the_rights_of_the_example_are_those_that_are_used(tmp_path):
+    async def story(scene):
+        await scene.find("10.0.0.1", "10.0.0.2")
+        scene.put("new", "10.0.0.3")
+        await scene.find("10.0.0.1", "10.0.0.2", "10.0.0.3")
+        assert set(scene.fake.requests) == {("GET", "/api/v1/namespaces/prod/pods")}
+
+    followed(tmp_path, story)
+    documents = yaml.safe_load_all(RIGHTS.read_text())
+    (role,) = [each for each in documents if each["kind"] == "Role"]
+    pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}
+    assert role["rules"] == [pods]

@@ -1,0 +1,94 @@
+"""What is told to other replicas waits in a queue that has an end."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+
+import pytest
+import zmq
+
+from scripts.processes.launched_process import free_port
+from select_service.adapters.guarded_callbacks import GuardedCallbacks
+from select_service.adapters.replicas import event_publisher as publishing
+from select_service.adapters.replicas.event_publisher import QUIET_BIND_ATTEMPTS, ReplicaPublisher
+from select_service.core.replication.load_events import LoadEvent
+from tests.builders import a_reservation, a_selector, a_worker
+from tests.polling import eventually, eventually_on_loop
+
+
+def an_event() -> LoadEvent:
+    told: list[LoadEvent] = []
+    selector = a_selector()
+    selector.register_worker(a_worker(1))
+    selector.replicas.start_sending(told.append)
+    selector.reserve(a_reservation("x"), 0.0)
+    return told[0]
+
+
+def test_events_beyond_the_queue_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "REPLICA_QUEUE_EVENTS_MAX", 2)
+    publisher, event = ReplicaPublisher(GuardedCallbacks()), an_event()
+    for _ in range(5):
+        publisher.offer_event(event)
+    assert (publisher.offered, publisher.queue_length, publisher.dropped) == (5, 2, 3)
+    assert publisher.last_drop == "queue is full"
+
+
+def test_digests_and_progress_beyond_the_queue_are_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "REPLICA_QUEUE_EVENTS_MAX", 1)
+    publisher = ReplicaPublisher(GuardedCallbacks())
+    publisher.offer_digest(b"digest")
+    publisher.offer_digest(b"digest")
+    publisher.offer_progress(b"progress")
+    assert (publisher.queue_length, publisher.dropped, publisher.last_drop) == (1, 0, None)
+
+
+async def opened_anew(
+    publisher: ReplicaPublisher, port: int, taken_for: Callable[[], bool]
+) -> None:
+    """Its port is closed, had by another process until something has happened, and opened again."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    publisher.bind_socket(context, f"tcp://127.0.0.1:{port}", {})
+    publisher.start(asyncio.get_running_loop())
+    publisher.rebind_socket()
+    with eventually(lambda: listening(port)):
+        await eventually_on_loop(taken_for)
+    await eventually_on_loop(lambda: publisher._socket)
+    publisher.close()
+    context.destroy()
+
+
+def listening(port: int) -> socket.socket | None:
+    try:
+        return socket.create_server(("127.0.0.1", port), reuse_port=False)
+    except OSError:
+        return None
+
+
+def test_a_port_that_another_one_has_is_told_of_once_and_when_it_is_open_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(publishing, "REBIND_DELAY_S", 0.001)
+    caplog.set_level(logging.INFO, "select_service.replicas")
+    publisher, port = ReplicaPublisher(GuardedCallbacks()), free_port()
+    asyncio.run(opened_anew(publisher, port, lambda: publisher._attempts > 2 * QUIET_BIND_ATTEMPTS))
+    told, again = caplog.records
+    assert (told.message, again.message) == (
+        "replica port not bound, retrying",
+        "replica port bound again",
+    )
+    endpoint = f"tcp://127.0.0.1:{port}"
+    assert told.fields == {"endpoint": endpoint, "error": "Address already in use"}
+    assert again.fields == {"endpoint": endpoint}
+
+
+def test_a_port_that_is_free_soon_is_not_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(publishing, "REBIND_DELAY_S", 0.001)
+    caplog.set_level(logging.INFO, "select_service.replicas")
+    publisher = ReplicaPublisher(GuardedCallbacks())
+    asyncio.run(opened_anew(publisher, free_port(), lambda: publisher._attempts > 0))
+    assert publisher._attempts == 0
+    assert caplog.records == []

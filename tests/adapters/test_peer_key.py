@@ -1,0 +1,122 @@
+"""The key for other selectors goes to those that we were told of, and to nobody else."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from indexer.dumps.compact_reader import LoadLimits
+from indexer.sockets.dns_resolver import Resolver
+from select_service.adapters.http_get import HttpClient
+from select_service.adapters.persistence.peer_dump_download import PeerDumpDownload
+from select_service.adapters.replicas.peer_list import PeerListUnavailable, fetch_page
+from select_service.adapters.replicas.peer_state import peer_list_location
+from select_service.core.load.reservations import ReservationFilter
+from tests.auth.keys import entry, keys_file, secret
+from tests.polling import eventually_on_loop
+from tests.process.in_thread import InThread
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    path = keys_file(tmp_path_factory.mktemp("keys"), entry("peer", "replica"))
+    with InThread("--api-keys-file", str(path)) as service:
+        yield service
+
+
+def asked(guarded, key_file, *, with_key):
+    """The list of a selector."""
+
+    async def ask():
+        http = HttpClient(Resolver(), key_file=key_file)
+        try:
+            url = f"http://127.0.0.1:{guarded.port}"
+            return await fetch_page(http, url, ReservationFilter(), with_key=with_key)
+        finally:
+            await http.close()
+
+    return asyncio.run(ask())
+
+
+def test_a_selector_that_we_know_gets_the_key_of_the_file(guarded, tmp_path):
+    key_file = tmp_path / "key"
+    key_file.write_text(secret("peer") + "\n")
+    assert asked(guarded, key_file, with_key=True).total == 0
+    with pytest.raises(PeerListUnavailable, match="status 401"):
+        asked(guarded, key_file, with_key=False)
+    with pytest.raises(PeerListUnavailable, match="status 401"):
+        asked(guarded, None, with_key=True)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"two words", b"a\r\nx: y", b"\xff", b"x" * 5000])
+def test_a_file_without_a_key_is_told_of_and_nothing_is_asked(guarded, tmp_path, content):
+    key_file = tmp_path / "key"
+    if content is not None:
+        key_file.write_bytes(content)
+    with pytest.raises(PeerListUnavailable, match="key"):
+        asked(guarded, key_file, with_key=True)
+
+
+def a_peer(endpoint, url=None):
+    return SimpleNamespace(
+        replica=None,
+        subscriber=SimpleNamespace(endpoint=endpoint),
+        agreement=SimpleNamespace(url=url, port=8092),
+    )
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "url", "is_told"),
+    [
+        ("tcp://selector-b:9092", None, True),
+        ("tcp://selector-b:9092", "https://selector-b:443", True),
+        ("tcp://selector-b:9092", "http://evil:8092", False),
+        ("tcp://selector-b:9092", "http://selector-b@evil:8092", False),
+        ("tcp://[::1]:9092", None, True),
+        ("ipc:///run/peer", None, False),
+    ],
+)
+def test_what_a_peer_says_of_itself_is_not_believed_with_the_key(endpoint, url, is_told):
+    place = peer_list_location(a_peer(endpoint, url), ("http", 8092), trusts_urls=True)
+    assert place.with_key == is_told
+
+
+def test_where_we_speak_tls_the_key_goes_over_tls_alone():
+    own, endpoint = ("https", 8092), "tcp://selector-b:9092"
+    for url, is_secret in (
+        (None, True),
+        ("https://selector-b:443", True),
+        ("http://selector-b:8092", False),
+    ):
+        place = peer_list_location(a_peer(endpoint, url), own, trusts_urls=False)
+        assert place.with_key == is_secret
+        assert place.url == (url or "https://selector-b:8092")
+
+
+def test_every_use_reads_the_file_anew(guarded, tmp_path):
+    key_file = tmp_path / "key"
+    key_file.write_text("wrong")
+    with pytest.raises(PeerListUnavailable, match="status 401"):
+        asked(guarded, key_file, with_key=True)
+    key_file.write_text(secret("peer"))
+    assert asked(guarded, key_file, with_key=True).total == 0
+
+
+def dumped(guarded, key_file):
+    """What recovery reads of a peer."""
+
+    async def load():
+        http = HttpClient(Resolver(), key_file=key_file)
+        download = PeerDumpDownload(f"http://127.0.0.1:{guarded.port}", LoadLimits(1000), http)
+        await eventually_on_loop(lambda: download.is_over)
+        await http.close()
+        return download
+
+    return asyncio.run(load())
+
+
+def test_recovery_shows_the_key_to_its_peers(guarded, tmp_path):
+    key_file = tmp_path / "key"
+    key_file.write_text(secret("peer"))
+    assert dumped(guarded, key_file).answer is not None
+    assert "401" in dumped(guarded, None).error

@@ -1,0 +1,24 @@
+"""What is not switched on is not even imported."""
+
+import subprocess
+import sys
+
+from tests.polling import PATIENCE_S
+
+SCRIPT = """
+import sys
+from tests.api.in_process import Api
+
+with Api() as api:
+    assert api.get("/workers").status == 200
+    assert "health_" not in api.get("/metrics").body
+    rooms = ("core.health", "core.fitness", "edge.health")
+    print([name for name in sys.modules if name.removeprefix("select_service.").startswith(rooms)])
+"""
+
+
+def test_without_health_nothing_of_it_is_imported():
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert (run.stdout, run.stderr) == ("[]\n", "")

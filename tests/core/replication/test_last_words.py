@@ -1,0 +1,150 @@
+"""What replicas agree on after they have heard only a part of what another one said."""
+
+import pytest
+
+from select_service.core.identity import Rank
+from select_service.core.load.reservation_move import MoveTarget
+from select_service.core.replication.load_events import (
+    PrefillCompleted,
+    ReservationAdmitted,
+    ReservationFreed,
+)
+from select_service.core.replication.peer_agreement import PeerAgreement
+from select_service.core.replication.repair import SAME_AGE_S
+from select_service.core.replication.replica_liveness import LIVENESS_TIMEOUT_S
+from tests.builders import a_reservation
+from tests.core.replication.test_replica_state import (
+    RANK,
+    a_replica,
+    an_event,
+    compare,
+    held,
+    repair,
+)
+
+DEAD, OTHER = 7, 9
+LATER = 100.0
+"""When nothing has been heard of who admitted for so long that nobody answers for it."""
+THERE = Rank(2, 1)
+
+
+def hear(selector, now, *events):
+    for event in events:
+        assert selector.replicas.apply_event(event, now) is None
+
+
+def the_move(to=THERE):
+    return an_event(ReservationFreed, by_caller=False), an_event(ReservationAdmitted, rank=to)
+
+
+def differ(a, b, now):
+    """Does either see a difference in the digest of the other?"""
+    seen = {}
+    for here, there in ((a, b), (b, a)):
+        compare(here, there, agreement := PeerAgreement(), now)
+        seen |= agreement.differences
+    return bool(seen)
+
+
+def repair_both(a, b, now):
+    """Each from the list of the other; returns whether they differ no more."""
+    repair(a, b, now)
+    repair(b, a, now)
+    return held(a) == held(b) and not differ(a, b, now)
+
+
+@pytest.mark.parametrize("to", [THERE, Rank(1, 1)])
+@pytest.mark.parametrize("moved_at", [5.0, SAME_AGE_S / 2])
+def test_a_move_that_one_has_not_heard_of_a_process_that_died(to, moved_at):
+    """The later booking counts; of two that are equally old, the one on the lower rank."""
+    a, b = a_replica(1), a_replica(2)
+    for selector in (a, b):
+        hear(selector, 0.0, an_event(ReservationAdmitted), an_event(PrefillCompleted))
+    hear(a, moved_at, *the_move(to))
+    assert differ(a, b, LATER)
+    assert repair_both(a, b, LATER)
+    assert held(b) == {"r": (to, 8) if moved_at > SAME_AGE_S else (RANK, 0)}
+
+
+def test_the_later_booking_counts_whoever_asks_first():
+    a, b = a_replica(1), a_replica(2)
+    for selector in (a, b):
+        hear(selector, 0.0, an_event(ReservationAdmitted))
+    hear(b, 5.0, *the_move())
+    assert repair(b, a, LATER).changed == 0
+    assert repair(a, b, LATER).changed == 1
+    assert held(a) == held(b) == {"r": (THERE, 8)}
+    assert repair(a, b, LATER + 1.0).changed == repair(b, a, LATER + 1.0).changed == 0
+
+
+@pytest.mark.parametrize("changed", [{"prefill_tokens_hint": 4}, {"work": 3}])
+def test_another_load_on_the_same_rank_of_a_process_that_died(changed):
+    a, b = a_replica(1), a_replica(2)
+    hear(a, 0.0, an_event(ReservationAdmitted))
+    hear(b, 0.0, an_event(ReservationAdmitted, **changed))
+    assert repair_both(a, b, LATER)
+    assert [booking.prefill_work for booking in a.reservation_table] == [
+        booking.prefill_work for booking in b.reservation_table
+    ]
+
+
+def test_as_long_as_somebody_answers_for_it_nobody_else_decides():
+    a, b = a_replica(1), a_replica(2)
+    for selector in (a, b):
+        hear(selector, 0.0, an_event(ReservationAdmitted))
+    hear(a, 5.0, *the_move())
+    assert repair(b, a, LIVENESS_TIMEOUT_S - 1.0).changed == 0
+    assert held(b) == {"r": (RANK, 8)}
+
+
+@pytest.mark.parametrize("rank", [RANK, THERE])
+def test_one_id_of_two_that_died_is_that_of_the_smaller_router_id(rank):
+    a, b = a_replica(1), a_replica(2)
+    hear(a, 0.0, an_event(ReservationAdmitted, rank=rank, router_id=OTHER))
+    hear(b, 0.0, an_event(ReservationAdmitted))
+    assert repair_both(a, b, LATER)
+    assert {booking.origin for booking in (*a.reservation_table, *b.reservation_table)} == {DEAD}
+
+
+@pytest.mark.parametrize("rank", [RANK, THERE])
+def test_an_id_of_one_that_died_that_another_admits_anew_is_that_of_the_living(rank):
+    a, b = a_replica(1), a_replica(2)
+    hear(b, 0.0, an_event(ReservationAdmitted, rank=rank))
+    a.reserve(a_reservation("r", 1), 50.0)  # has never heard of the first one
+    assert repair_both(a, b, LATER)
+    assert [booking.origin for booking in b.reservation_table] == [a.router_id]
+    assert repair(b, a, LATER + 1.0).changed == 0
+
+
+def test_the_end_of_a_prefill_without_tokens_is_a_difference_and_told_again():
+    """The whole prompt was cached, so the sums of tokens are equal with and without it."""
+    a, b = a_replica(1), a_replica(2)
+    a.reserve(a_reservation("r", 1, effective_prefill_tokens=0), 0.0)
+    hear(b, 0.0, *a.said)
+    assert not differ(a, b, 0.5)
+    b.complete_prefill("r", 1.0)  # a is never told
+    assert differ(a, b, 2.0)
+    b.said.clear()
+    assert repair(b, a, 3.0).repeated == 1
+    hear(a, 3.0, *b.said)
+    assert not differ(a, b, 4.0)
+
+
+def test_a_booking_that_moved_lives_on_although_only_its_end_was_heard():
+    a, b = a_replica(1), a_replica(2)
+    a.reserve(a_reservation("r", 1), 0.0)
+    hear(b, 0.0, *a.said)
+    a.said.clear()
+    a.ledger.move(
+        a.reservation_table.get_reservation("r"), MoveTarget(THERE, a_slot(a, THERE)), 5.0
+    )
+    freed, _ = a.said
+    hear(b, 5.1, freed)
+    b.said.clear()
+    assert repair(b, a, 9.0).added == 1
+    assert (b.said, held(b)) == ([], held(a))
+
+
+def a_slot(selector, rank):
+    (partition,) = selector.fleet.partitions.values()
+    return partition.table.find_slot(rank)

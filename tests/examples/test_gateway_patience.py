@@ -1,0 +1,131 @@
+"""How long the surviving gateway waits for a first token, by what the service knows."""
+
+import asyncio
+import contextlib
+import importlib.util
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from select_service.core.load.histogram_bins import TIME_BINS, TIME_EDGES_S
+from tests.api.in_process import Api
+from tests.builders import worker_body
+
+PATH = Path(__file__).parents[2] / "docs/examples/surviving_gateway/gateway_patience.py"
+
+
+def loaded(name):
+    spec = importlib.util.spec_from_file_location(name, PATH.with_name(f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def patience():
+    return loaded("gateway_patience")
+
+
+def observed(*seconds):
+    """What the service answers that has seen first tokens after so many seconds."""
+    counts = [0] * TIME_BINS
+    for each in seconds:
+        counts[int((each >= TIME_EDGES_S).sum()) - 1] += 1
+    return {"ttft_s": {"counts": counts}, "bins": {"seconds": TIME_EDGES_S.tolist()}}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "least", "most"),
+    [
+        ([0.05] * 100, 2.0, 2.0),
+        ([0.5] * 100, 5.0, 5.7),
+        ([0.5] * 98 + [20.0] * 2, 40.0, 45.0),
+        ([9.0] * 100, 90.0, 101.0),
+        ([0.5] * 98 + [50.0] * 2, 100.0, 112.0),
+        ([100.0] * 100, 600.0, 600.0),
+        ([0.5] * 19, 33.0, 33.0),
+        ([], 33.0, 33.0),
+    ],
+)
+def test_the_patience_is_some_medians_or_twice_what_long_prompts_take(
+    patience, seconds, least, most
+):
+    assert least <= patience.patience_of(observed(*seconds), 33.0) <= most
+
+
+def test_a_service_that_does_not_say_leaves_it_as_it_was(patience):
+    assert patience.patience_of({}, 33.0) == 33.0
+
+
+class Service:
+    """A selector that answers as a real service in this process does."""
+
+    def __init__(self, api):
+        self._api, self.asked = api, []
+
+    async def observed(self, model):
+        self.asked.append(model)
+        query = {"model_name": model, "window_s": 600}
+        answer = await self._api._client.get("/planner/observation", params=query)
+        return answer.json() if answer.status_code == 200 else {}
+
+
+def test_it_follows_what_callers_report_to_the_service(patience, monkeypatch):
+    monkeypatch.setattr(patience, "LOOK_S", 0.001)
+    with Api() as api:
+        api.post("/workers", worker_body(1))
+        api.get("/planner/observation?model_name=m")  # counted from now on
+        for number in range(patience.SAMPLES_MIN):
+            body = {"model_name": "m", "token_ids": [1, 2], "reservation_id": str(number)}
+            assert api.post("/select_and_reserve", body).status == 200
+            assert api.post(f"/reservations/{number}/prefill_complete").status == 200
+        service = Service(api)
+        first = patience.FirstTokens(service, None)
+        assert first.seconds("m") == first.seconds("unknown") == patience.UNKNOWN_S
+
+        async def follow():
+            following = asyncio.create_task(first.follow())
+            while first.seconds("m") == patience.UNKNOWN_S:
+                await asyncio.sleep(0.001)
+            following.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await following
+
+        api.wait_for(follow())
+        assert first.seconds("m") < patience.UNKNOWN_S
+        assert first.seconds("unknown") == patience.UNKNOWN_S
+
+
+def test_what_an_operator_gives_counts_and_nobody_is_asked(patience):
+    first = patience.FirstTokens(None, 7.0)
+    asyncio.run(first.follow())
+    assert first.seconds("m") == 7.0
+
+
+def test_models_that_are_asked_about_are_bounded(patience):
+    first = patience.FirstTokens(None, None)
+    for number in range(2 * patience.MODELS_MAX):
+        first.seconds(str(number))
+    assert len(first._seconds) == patience.MODELS_MAX
+
+
+def test_a_service_that_refuses_to_tell_is_logged_once(caplog):
+    gateway_selector = loaded("gateway_selector")
+
+    async def refuse(request):
+        return web.json_response({"error": "this key may not"}, status=403)
+
+    async def ask_twice():
+        application = web.Application()
+        application.router.add_get("/planner/observation", refuse)
+        async with TestServer(application) as server, aiohttp.ClientSession() as http:
+            selector = gateway_selector.Selector(http, str(server.make_url("/")))
+            return [await selector.observed("m") for _ in range(2)]
+
+    assert asyncio.run(ask_twice()) == [{}, {}]
+    (record,) = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert "status 403" in record.getMessage()
+    assert "--first-token-secs" in record.getMessage()

@@ -1,0 +1,14 @@
+from collections.abc import Iterator
+
+import pytest
+
+from select_service.http.body_codec import BODY_BUDGET
+from tests.http.conversation import Conversation
+
+
+@pytest.fixture
+def lean_connections(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Conversations are with the protocol of the fast path."""
+    monkeypatch.setattr(Conversation, "is_lean", True)
+    yield
+    assert BODY_BUDGET.used == 0

@@ -1,0 +1,77 @@
+"""Texts of ranks, for answers that only need numbers."""
+
+import numpy as np
+import pytest
+
+from select_service.fastpath import serve_layout as layout
+from select_service.fastpath.response_templates import ResponseTemplates
+from tests.builders import a_selector, a_worker
+from tests.core.selector_scenes import KEY
+from tests.fastpath.test_bookings import select_and_reserve, services
+from tests.fastpath.test_equality import post, prompt_of
+
+
+def test_texts_that_are_made_stay_while_further_ranks_come(monkeypatch):
+    """A rank that comes is chosen at once: making room for its text must not cost all others."""
+    selector = a_selector()
+    selector.register_worker(a_worker(0))
+    partition = selector.fleet.partitions[KEY]
+    answers = ResponseTemplates(partition, np.zeros(layout.ROW_LENGTH, np.int64))
+    made, moved, text, ensure = (
+        [],
+        [],
+        ResponseTemplates._encode_text,
+        ResponseTemplates._ensure_slots,
+    )
+    monkeypatch.setattr(
+        ResponseTemplates, "_encode_text", lambda a, slot: made.append(slot) or text(a, slot)
+    )
+    monkeypatch.setattr(
+        ResponseTemplates, "_ensure_slots", lambda a, n: moved.append(n) or ensure(a, n)
+    )
+    for worker_id in range(1, 200):
+        selector.register_worker(a_worker(worker_id))
+        answers.render_template(worker_id)
+    assert made == list(range(1, 200))
+    assert len(moved) <= 9
+
+
+def none_left(*_: object, **__: object) -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize("method", ["__init__", "_ensure_slots", "render_template"])
+def test_where_no_memory_is_left_for_texts_the_ordinary_path_answers(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Not now and then: as long as it is so."""
+    asked = post("/select", prompt_of(31, True)), select_and_reserve(None)
+    with services() as two:
+        with monkeypatch.context() as patch:
+            patch.setattr(ResponseTemplates, method, none_left)
+            for data in 2 * asked:
+                assert two.say(data).startswith(b"HTTP/1.1 20")
+            assert two.answered == 0
+        for data in asked:
+            assert two.say(data).startswith(b"HTTP/1.1 20")
+        assert two.answered == len(asked)
+
+
+def test_texts_for_which_no_memory_is_left_are_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    selector = a_selector()
+    selector.register_worker(a_worker(0))
+    answers = ResponseTemplates(
+        selector.fleet.partitions[KEY], np.zeros(layout.ROW_LENGTH, np.int64)
+    )
+    real, calls = np.concatenate, []
+
+    def second_fails(arrays: list[np.ndarray]) -> np.ndarray:
+        calls.append(len(arrays))
+        if len(calls) == 2:
+            raise MemoryError
+        return real(arrays)
+
+    monkeypatch.setattr(np, "concatenate", second_fails)
+    with pytest.raises(MemoryError):
+        answers.render_template(0)
+    answers.render_template(0)

@@ -1,0 +1,286 @@
+"""Reservations that compiled code changes itself, and those that it leaves to the verbs."""
+
+import json
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import pytest
+
+from indexer.hashing.block_hashing import compute_block_hashes
+from indexer.tiers import Tier
+from select_service.base import log_format
+from select_service.core.admission.partition_queue import WaitingTicket
+from select_service.core.identity import Rank
+from select_service.core.load.compiled import ledger_layout
+from select_service.schemas.selection import SelectRequest
+from tests.builders import worker_body
+from tests.fastpath.requests import AIOHTTP, request
+from tests.fastpath.test_equality import post, prompt_of
+from tests.fastpath.two_services import REPLICA_FLAGS, Side, TwoServices
+
+UNTRACKED = ("PREFILL_TOKENS", "ACTIVE_BLOCKS", "OUTPUT_BLOCKS")
+NOT_FOLLOWING = ("--policy", "reference")
+OWN_IDENTITIES = ("DYN_ROUTER_ASSUME_KV_REUSE=false",)
+
+
+class Verbs:
+    """In place of those of a service.  `called`: how often one was wanted; all of them refuse."""
+
+    requested_slot: Any
+    notify_booking: Any
+    notify_lifecycle: Any
+
+    def __init__(self) -> None:
+        self.called = 0
+
+    def call(self, *_: Any) -> bool:
+        self.called += 1
+        return False
+
+    def is_booking_bounded(self, *_: Any) -> bool:
+        return True
+
+    def book_placed(self, *_: Any) -> None:
+        self.called += 1
+
+    def reserve(self, *_: Any) -> bool:
+        return self.call()
+
+
+def services(*flags: str) -> TwoServices:
+    """flags: or variables of the environment with their values"""
+    two = TwoServices(*flags)
+    sizes = {"total_kv_blocks": 4000, "max_num_batched_tokens": 8192}
+    for worker in (1, 2):
+        body = worker_body(worker, model_name="default", data_parallel_size=2, **sizes)
+        two.say(post("/workers", body))
+    return two
+
+
+def select_and_reserve(name: str | None, length: int = 60) -> bytes:
+    named = {} if name is None else {"reservation_id": name}
+    return post("/select_and_reserve", {**named, **prompt_of(length, False)})
+
+
+def life_of(name: str) -> list[bytes]:
+    verbs = ("prefill_complete", "output_block", "prefill_complete", "output_block", "renew")
+    return [
+        select_and_reserve(name),
+        *(request(f"POST /reservations/{name}/{verb}", AIOHTTP) for verb in verbs),
+        request(f"DELETE /reservations/{name}", AIOHTTP),
+    ]
+
+
+def _of_sequence(length: int) -> dict[str, Any]:
+    prompt = prompt_of(length, False)
+    del prompt["block_hashes"]
+    return prompt
+
+
+def reserve(name: str, tokens: int | None = None, prompt: dict[str, Any] | None = None) -> bytes:
+    given = {} if tokens is None else {"effective_prefill_tokens": tokens}
+    body = {"reservation_id": name, "worker_id": 2, "dp_rank": 1, **given}
+    return post("/reservations", {**body, **(prompt or prompt_of(60, False))})
+
+
+def reservations_and_life(name: str) -> list[bytes]:
+    """On a rank of the client's; with all tokens to prefill, and as many as are given."""
+    free = request(f"DELETE /reservations/{name}", AIOHTTP)
+    return [
+        reserve(name),
+        *life_of(name)[1:],
+        *(step for tokens in (0, 7, 60) for step in (reserve(name, tokens), free)),
+    ]
+
+
+def without_verbs(two: TwoServices) -> Verbs:
+    assert two.fast.handler is not None
+    verbs = Verbs()
+    real = two.fast.handler._calls
+    verbs.requested_slot = real.requested_slot
+    verbs.notify_booking, verbs.notify_lifecycle = real.notify_booking, real.notify_lifecycle
+    two.fast.handler._calls = verbs  # type: ignore[assignment]
+    return verbs
+
+
+def loads_are_the_same(two: TwoServices) -> None:
+    fast, ordinary = (list(side.selector.partition_loads()) for side in (two.fast, two.ordinary))
+    assert fast == ordinary
+
+
+def told_is_the_same(two: TwoServices) -> None:
+    """To other replicas, where there may be some."""
+    if two.fast.replicas is not None:
+        fast, ordinary = (side.told(100) for side in (two.fast, two.ordinary))
+        assert fast == ordinary
+
+
+@pytest.mark.parametrize("flags", [(), REPLICA_FLAGS], ids=["alone", "replicas"])
+@pytest.mark.parametrize("policy", ["reference", "work"])
+@pytest.mark.parametrize("untracked", [None, *UNTRACKED])
+def test_after_the_first_booking_no_verb_of_the_core_is_called(
+    untracked: str | None, policy: str, flags: tuple[str, ...]
+) -> None:
+    if untracked is not None:
+        flags = (*flags, f"DYN_ROUTER_TRACK_{untracked}=false")
+    with services("--policy", policy, *flags) as two:
+        two.say(select_and_reserve("first"))
+        verbs = without_verbs(two)
+        names = []
+        for data in [
+            *life_of("a"),
+            select_and_reserve(None),
+            *life_of("b")[:4],
+            *reservations_and_life("c"),
+        ]:
+            answer = two.say(data)
+            assert answer.startswith(b"HTTP/1.1 20")
+            names.append(json.loads(answer.split(b"\r\n\r\n")[1]).get("reservation_id"))
+            loads_are_the_same(two)
+            told_is_the_same(two)
+        assert verbs.called == 0
+        assert two.answered == 1 + len(names)
+        made_up = next(name for name in names if name not in (None, "a", "b", "c"))
+        two.say(request(f"DELETE /reservations/{made_up}", AIOHTTP))
+
+
+def test_where_blocks_get_identities_of_their_own_verbs_are_called() -> None:
+    with services(*OWN_IDENTITIES) as two:
+        for data in life_of("a"):
+            assert two.say(data).startswith(b"HTTP/1.1 20")
+            loads_are_the_same(two)
+        verbs = without_verbs(two)
+        two.say(select_and_reserve("b"))
+        assert verbs.called == 1
+
+
+def hold_in_index(side: Side, rank: Rank, n_blocks: int) -> None:
+    """Let the rank have so many of the first blocks of every prompt."""
+    (partition,) = side.selector.fleet.partitions.values()
+    blocks = compute_block_hashes(np.arange(60, dtype=np.uint32), partition.block_size)[:n_blocks]
+    partition.table.writer_of(rank).store(Tier.GPU, None, blocks, blocks)
+
+
+def account_of(side: Side, name: str) -> tuple[object, ...]:
+    """What is known of the prefill of a reservation."""
+    held = side.selector.reservation_table.find_reservation(name)
+    assert held is not None
+    return (
+        held.prefill_work,
+        held.cached_blocks,
+        held.prompt_beginning(64).tolist(),
+        held.prefill_tokens,
+    )
+
+
+@pytest.mark.parametrize("flags", [(), REPLICA_FLAGS], ids=["alone", "replicas"])
+@pytest.mark.parametrize("cached", [0, 9])
+def test_what_is_to_do_on_a_rank_of_the_clients_is_found_out_as_by_the_verb(
+    cached: int, flags: tuple[str, ...]
+) -> None:
+    """There is less to do than the whole prompt where the rank has some of it."""
+    with services("--policy", "work", *flags) as two:
+        two.say(select_and_reserve("first"))
+        verbs, sides = without_verbs(two), (two.fast, two.ordinary)
+        for side in sides:
+            hold_in_index(side, Rank(2, 1), cached)
+        names = iter("abcdefgh")
+        for tokens in (None, 0, 7, 60):
+            for prompt in (prompt_of(60, True), _of_sequence(60)):
+                name = next(names)
+                assert two.say(reserve(name, tokens, prompt)).startswith(b"HTTP/1.1 201")
+                fast, ordinary = (account_of(side, name) for side in sides)
+                assert fast == ordinary
+                loads_are_the_same(two)
+                told_is_the_same(two)
+                assert two.say(request(f"DELETE /reservations/{name}", AIOHTTP))
+        assert verbs.called == 0
+
+
+def waiting_on(side: Side) -> WaitingTicket:
+    """A request that waits for capacity, of which there is none."""
+    outcome = side.selector.select(SelectRequest(token_ids=list(range(40))), monotonic())
+    assert isinstance(outcome, WaitingTicket)
+    return outcome
+
+
+def reserve_all(name: str) -> list[bytes]:
+    """Much to prefill on every rank."""
+    prompt = {"sequence_hashes": [1], "isl_tokens": 8000}
+    return [
+        post("/reservations", {**prompt, "reservation_id": f"{name}{worker}{dp_rank}", **rank})
+        for worker in (1, 2)
+        for dp_rank in (0, 1)
+        for rank in [{"worker_id": worker, "dp_rank": dp_rank}]
+    ]
+
+
+def test_with_a_queue_verbs_are_called_only_while_somebody_waits() -> None:
+    """Then what frees capacity, or takes the name of one who waits, is the core's to look at."""
+    with services(*NOT_FOLLOWING, "--queue-threshold", "0.4") as two:
+        for data in (select_and_reserve("first"), select_and_reserve("a")):
+            two.say(data)
+        renew = request("POST /reservations/a/renew", AIOHTTP)
+        verbs = without_verbs(two)
+        for data in (renew, *life_of("b"), *reservations_and_life("c")):
+            assert two.say(data).startswith(b"HTTP/1.1 20")
+            loads_are_the_same(two)
+        for data in reserve_all("d"):
+            assert two.say(data).startswith(b"HTTP/1.1 201")
+        assert verbs.called == 0
+        sides = (two.fast, two.ordinary)
+        tickets = [waiting_on(side) for side in sides]
+        two.say(renew)
+        assert verbs.called == 1
+        for side, ticket in zip(sides, tickets, strict=True):
+            side.selector.gate.remove_disconnected(ticket)
+        two.say(renew)
+        assert verbs.called == 1
+
+
+def test_more_tokens_to_prefill_than_there_are_is_refused() -> None:
+    with services() as two:
+        assert two.say(reserve("a", 60)).startswith(b"HTTP/1.1 201")
+        assert two.say(reserve("b", 60)).startswith(b"HTTP/1.1 201")
+        answered = two.answered
+        assert two.say(reserve("c", 61)).startswith(b"HTTP/1.1 400")
+        assert two.say(reserve("b", 1)).startswith(b"HTTP/1.1 409")
+        assert two.answered == answered
+        loads_are_the_same(two)
+
+
+def test_tables_that_are_full_grow_by_a_verb_and_give_back_what_they_left() -> None:
+    with services() as two:
+        for number in range(40):
+            tokens = [1000 * number + k for k in range(1200)]
+            body = {"reservation_id": str(number), "token_ids": tokens}
+            assert two.say(post("/select_and_reserve", body)).startswith(b"HTTP/1.1 200")
+        loads_are_the_same(two)
+        for number in range(40):
+            two.say(request(f"DELETE /reservations/{number}", AIOHTTP))
+        two.say(select_and_reserve("last"))
+        numbers = two.fast.selector.reservation_table.memory.numbers
+        assert numbers[ledger_layout.LOAD_TO_RELEASE] == 0
+
+
+def test_what_is_unknown_or_in_use_is_refused_by_the_ordinary_path() -> None:
+    with services() as two:
+        two.say(select_and_reserve("a"))
+        answered = two.answered
+        assert two.say(select_and_reserve("a")).startswith(b"HTTP/1.1 409")
+        for data in life_of("b")[1:]:
+            assert two.say(data).startswith(b"HTTP/1.1 404")
+        assert two.answered == answered
+
+
+def test_what_is_logged_is_not_for_here() -> None:
+    select = post("/select", prompt_of(31, False))
+    with services() as two:
+        two.say(select)
+        log_format.set_log_level("debug")
+        two.say(select)
+        assert two.answered == 1
+        log_format.set_log_level("info")
+        two.say(select)
+        assert two.answered == 2

@@ -1,0 +1,81 @@
+"""The header that names a policy class, where requests may wait."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.builders import worker_body
+from tests.fastpath.requests import AIOHTTP, request
+from tests.fastpath.said import post
+from tests.fastpath.two_services import TwoServices
+
+WARNING = b'"warnings":["unknown policy class or family `batch`,'
+
+
+def named(policy_class: str, path: str) -> bytes:
+    headers = (*AIOHTTP, ("x-dynamo-meta-policy-class", policy_class))
+    return request(f"POST {path}", headers, {"model_name": "m", "token_ids": [1, 2, 3]})
+
+
+@pytest.mark.parametrize("path", ["/select", "/select_and_reserve"])
+def test_the_fast_path_steps_aside_where_the_header_names_no_class(path: str) -> None:
+    with TwoServices("--queue-threshold", "8.0") as two:
+        two.say(post("/workers", worker_body(1, max_num_batched_tokens=8192)))
+        assert WARNING not in two.say(named("default", path))
+        answered = two.answered
+        assert answered > 0
+        assert WARNING in two.say(named("batch", path))
+        assert two.answered == answered
+
+
+def test_without_a_queue_the_header_costs_nothing() -> None:
+    with TwoServices() as two:
+        two.say(post("/workers", worker_body(1)))
+        assert WARNING not in two.say(named("batch", "/select"))
+        assert two.answered == 1
+
+
+CLASSES = """
+default_policy_family: chat
+uncached_isl_buckets: [{min_tokens: 0, bucket: all}]
+policy_classes:
+  - {name: chat, policy_family: chat, cache_bucket: all, prefill_busy_threshold: 100}
+  - {name: batch, policy_family: batch, cache_bucket: all, prefill_busy_threshold: 20}
+  - {name: others, prefill_busy_threshold: 20, queue_policy: QUEUE_POLICY}
+"""
+
+
+def book(two: TwoServices, name: str, tokens: int) -> None:
+    """On worker 1."""
+    prompt = {"model_name": "m", "sequence_hashes": [1], "isl_tokens": tokens}
+    two.say(post("/reservations", {**prompt, "reservation_id": name, "worker_id": 1}))
+
+
+@pytest.mark.parametrize("queue_policy", ["fcfs", "work"])
+def test_with_several_classes_where_there_is_room_for_all_of_them_on_the_same_ranks(
+    queue_policy: str, tmp_path: Path
+) -> None:
+    document = tmp_path / "classes.yaml"
+    document.write_text(CLASSES.replace("QUEUE_POLICY", queue_policy))
+    flags = ("--policy-config", str(document))
+    asked = [named(policy_class, "/select") for policy_class in ("chat", "batch", "others")]
+
+    def answered() -> int:
+        """Of these by the fast path."""
+        before = two.answered
+        for data in asked:
+            two.say(data)
+        return two.answered - before
+
+    with TwoServices(*flags) as two:
+        for worker in (1, 2):
+            two.say(post("/workers", worker_body(worker, max_num_batched_tokens=8192)))
+        assert answered() == 3
+        book(two, "a", 50)  # too much for some of them
+        assert answered() == 0
+        if queue_policy == "fcfs":
+            book(two, "b", 500)  # too much for all
+            assert answered() == 3
+        for name in ("a", "b"):
+            two.say(request(f"DELETE /reservations/{name}", AIOHTTP))
+        assert answered() == 3

@@ -1,0 +1,176 @@
+"""The same bytes to the ordinary protocol alone and to the lean one before it: the same answers."""
+
+import asyncio
+from random import Random
+from typing import NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+
+from tests.fastpath.mutations import mutated
+from tests.fastpath.slow_wire import SlowWire
+from tests.http.conversation import Conversation
+from tests.hypothesis_profiles import explores
+
+GET = b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n"
+POST = b"POST /%d HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s"
+CHUNKED = b"POST /c HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+USUAL = [
+    GET % 2,
+    GET % 40,
+    POST % (4, 0, b""),
+    POST % (6, 5, b"12345"),
+    POST % (8, 30, b"GET /2 HTTP/1.1\r\nhost: x\r\n\r\n\r\n"),
+    POST % (10, 9000, b"x" * 9000),
+]
+UNUSUAL = [
+    GET % 3,
+    POST % (5, 4, b"body"),
+    POST % (12, 7, b"1.5,1.5"),
+    CHUNKED + b"3;e=1\r\nabc\r\n2\r\nde\r\n0\r\nt: v\r\n\r\n",
+    b"POST /14 HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\nab",
+    b"GET /16 HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: h2c\r\n\r\n",
+    b"GET /18 HTTP/1.1\r\nHost: x\r\nx-more: yes\r\n\r\n",
+    b"\r\n",
+]
+LAST = [
+    b"",
+    b"GET /20 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+    b"GET /22 HTTP/1.0\r\n\r\n",
+    b"GARBAGE\r\n\r\n",
+    b"GET /24 HTTP/1.1\r\n\r\n",
+    CHUNKED + b"xyz\r\n",
+    (GET % 26)[:-3],
+    (POST % (28, 9, b"123456789"))[:-4],
+    b"GET /30 HTTP/1.1\r\na: " + b"b" * 70_000 + b"\r\n\r\n",
+]
+
+
+class Step(NamedTuple):
+    """`said`, and then what happens: nothing, turns of the loop, answers are held back or not, the
+    client reads what there is or stops reading."""
+
+    said: bytes
+    then: str
+
+
+class Seen(NamedTuple):
+    """What is left of a conversation."""
+
+    written: bytes
+    mark_closed: bool
+    asked: list[tuple[str, bytes]]
+    refusals: list[int]
+    failures: list[str]
+
+
+async def seen(steps: list[Step], end: str) -> Seen:
+    wire = SlowWire()
+    conversation = Conversation(wire)
+    wire.protocol = conversation.protocol
+    for said, then in steps:
+        if said and not wire.mark_closed:
+            conversation.say(said)
+        if then == "hold":
+            await settle(conversation, wire)
+            conversation.may_answer.clear()
+        elif then == "answer":
+            conversation.may_answer.set()
+        elif then in ("stop", "take"):
+            wire.is_reading = then == "take"
+            wire.take()
+        if then:
+            await conversation.settle()
+    wire.is_reading = True
+    conversation.may_answer.set()
+    await settle(conversation, wire)
+    if end == "shutdown" and not wire.mark_closed:
+        conversation.protocol.shutdown()
+        await settle(conversation, wire)
+        if not wire.mark_closed:
+            conversation.say(b"4567890" + GET % 2)  # the rest of a body, and too late
+            await settle(conversation, wire)
+    result = Seen(
+        wire.written,
+        wire.mark_closed,
+        conversation.asked,
+        conversation.refusals,
+        conversation.failures,
+    )
+    conversation.protocol.connection_lost(None)
+    await conversation.settle()
+    assert conversation.state.connections == set()
+    return result
+
+
+async def settle(conversation: Conversation, wire: SlowWire) -> None:
+    """Until nothing happens any more, however little of the answers fits into the buffer."""
+    before: tuple[int, ...] = ()
+    while (now := (len(wire.written), len(wire.unsent), len(conversation.asked))) != before:
+        before = now
+        await conversation.settle()
+        if wire.is_reading:
+            wire.take()
+
+
+def both(steps: list[Step], end: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Seen, Seen]:
+    results = []
+    for is_lean in (False, True):
+        with monkeypatch.context() as patch:
+            patch.setattr(Conversation, "is_lean", is_lean)
+            results.append(asyncio.run(seen(steps, end)))
+    return results[0], results[1]
+
+
+@st.composite
+def scripts(draw: st.DrawFn) -> list[Step]:
+    """A pipeline in pieces."""
+    many = st.lists(st.sampled_from(USUAL) | st.sampled_from(UNUSUAL), max_size=12)
+    whole = b"".join(draw(many)) + draw(st.sampled_from(LAST))
+    cuts = sorted(draw(st.lists(st.integers(0, len(whole)), max_size=8)))
+    pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    then = st.sampled_from(["", "", "turns", "turns", "hold", "answer", "stop", "take"])
+    return [Step(piece, draw(then)) for piece in pieces]
+
+
+@explores(150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(scripts(), st.sampled_from(["", "shutdown"]))
+def test_the_answers_are_the_same(
+    monkeypatch: pytest.MonkeyPatch, steps: list[Step], end: str
+) -> None:
+    ordinary, lean = both(steps, end, monkeypatch)
+    assert lean == ordinary
+    assert lean.failures == []
+
+
+@explores(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from(USUAL[:5] + UNUSUAL), min_size=1, max_size=6), st.randoms())
+def test_the_answers_to_what_is_spoilt_are_the_same(
+    monkeypatch: pytest.MonkeyPatch, requests: list[bytes], random: Random
+) -> None:
+    whole = b"".join(mutated(each, random) for each in requests)
+    cut = random.randint(0, len(whole))
+    ordinary, lean = both([Step(whole[:cut], "turns"), Step(whole[cut:], "")], "", monkeypatch)
+    assert lean == ordinary
+    assert lean.failures == []
+
+
+WHOLE = (
+    USUAL[3] + UNUSUAL[2] + USUAL[4] + UNUSUAL[3] + USUAL[0] + UNUSUAL[7] + USUAL[1] + UNUSUAL[0]
+)
+
+
+@pytest.mark.parametrize("then", ["", "turns"])
+def test_where_bytes_are_split_changes_nothing(then: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, _ = both([Step(WHOLE, "")], "", monkeypatch)
+    monkeypatch.setattr(Conversation, "is_lean", True)
+    for at in range(len(WHOLE) + 1):
+        split = asyncio.run(seen([Step(WHOLE[:at], then), Step(WHOLE[at:], then)], ""))
+        assert split == whole, at
+
+
+def test_bytes_may_come_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = [Step(WHOLE[at : at + 1], "") for at in range(len(WHOLE))]
+    ordinary, lean = both(steps, "", monkeypatch)
+    assert lean == ordinary

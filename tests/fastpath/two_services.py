@@ -1,0 +1,274 @@
+"""A service in this process behind connections without sockets, with and without the fast path.
+
+Of several replicas each is there twice, too.  What they tell each other is carried by hand.
+"""
+
+import asyncio
+import re
+from collections import deque
+from random import Random
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+from uvicorn.server import ServerState
+
+from select_service.api.application import ApiApplication
+from select_service.config.settings_loader import parse_config
+from select_service.core.replication import digest as replica_digest
+from select_service.core.replication import load_events as replica_events
+from select_service.core.replication import prefill_progress as replica_progress
+from select_service.core.replication.peer_agreement import PeerAgreement
+from select_service.fastpath import authenticated
+from select_service.fastpath.authenticated import (
+    AuthenticatedFastPath,
+    AuthenticatedHandler,
+    FastPathAuth,
+)
+from select_service.fastpath.fastpath_protocol import FastPath, FastPathProtocol
+from select_service.fastpath.service_handler import ServiceHandler
+from select_service.http import bounded_protocol as http_protocol
+from select_service.http.bounded_protocol import BoundedProtocol
+from select_service.http.http_server import make_http_server
+from select_service.server import build
+from select_service.server.startup_settings import validate_settings
+from tests.http.wire import Wire
+from tests.polling import eventually_on_loop
+
+DATE = [(b"date", b"Sun, 06 Nov 1994 08:49:37 GMT")]
+TURNS = 40
+"""Of the loop, in which all that is left happens once the requests have been served."""
+
+TIMED = re.compile(rb"within [0-9.]+ s")
+"""How long something took."""
+REPLICA_FLAGS = ("--replica-sync-port", "65535")
+"""A replica plane, of which nobody takes the port."""
+
+
+class Told(Random):
+    """Draws what it is told to; ids are those of its seed."""
+
+    drawn = 0.0
+
+    def random(self) -> float:
+        return self.drawn
+
+
+class Counting(ServiceHandler):
+    """`answered`: how many requests were answered by it."""
+
+    answered = 0
+
+    def answer_request(self, data: bytes, at: int, socket_fd: int = -1) -> bytes | None:
+        found = super().answer_request(data, at, socket_fd)
+        self.answered += found is not None
+        return found
+
+
+class CountingKeyed(AuthenticatedHandler):
+    """Counts what is answered, where all of that is counted."""
+
+    __slots__ = ("counting",)
+
+    def answer_request(self, data: bytes, at: int, socket_fd: int = -1) -> bytes | None:
+        found = super().answer_request(data, at, socket_fd)
+        self.counting.answered += found is not None
+        return found
+
+
+class CountingKeyedLean(AuthenticatedFastPath):
+    def __init__(self, passes: FastPathAuth, counting: Counting) -> None:
+        super().__init__(passes)
+        self._counting = counting
+
+    def make_protocol(self, *server: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(authenticated, "AuthenticatedHandler", CountingKeyed)
+            made: Any = super().make_protocol(*server)
+        made._authenticated.counting = self._counting
+        return made
+
+
+class Side:
+    """One service with one connection."""
+
+    def __init__(
+        self, runner: asyncio.Runner, fast: bool, flags: tuple[str, ...], seed: int
+    ) -> None:
+        self._runner = runner
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(build, "Random", lambda _: Told(seed))
+            variables = dict(flag.split("=") for flag in flags if "=" in flag)
+            config = parse_config(
+                [
+                    "--threads",
+                    "1",
+                    "--allowed-hosts",
+                    "*",
+                    *(flag for flag in flags if "=" not in flag),
+                ],
+                {"DYN_USE_KV_EVENTS": "false", **variables},
+            )
+            parts = build.build_service(validate_settings(config, "1.2.3"))
+            self.service, self.follower = parts.service, parts.follower
+            self.replicas = parts.optional.replicas
+        self.selector = self.service.selector
+        self.handler = Counting(self.selector, self.service.metrics) if fast else None
+        front = None if self.handler is None else FastPath(self.handler)
+        if fast and self.service.guard.is_on:
+            passes = FastPathAuth(self.service.guard, self.selector, self.service.metrics)
+            front = CountingKeyedLean(passes, self.handler)
+        self._config = make_http_server(ApiApplication(self.service), front).config
+        self._config.load()
+        if front is not None:
+            front.set_common_headers(DATE)
+        self._state = ServerState()
+        self._state.default_headers = DATE
+        self._to_tell: deque[tuple[bytes, bytes]] = deque()
+        self._agreement = PeerAgreement()
+        runner.run(self._start())
+
+    async def _start(self) -> None:
+        self.follower.start()
+        self.connect()
+
+    def connect(self) -> None:
+        self.wire = Wire()
+        make: Any = self._config.http_protocol_class
+        self.protocol = make(self._config, self._state, {}, asyncio.get_running_loop())
+        self.protocol.connection_made(self.wire)
+
+    def say(self, *parts: bytes) -> bytes:
+        """What is answered to these parts of a stream."""
+        return self._runner.run(self._say(parts))
+
+    async def _say(self, parts: tuple[bytes, ...]) -> bytes:
+        if self.wire.mark_closed:
+            await self._reconnect()
+        self.wire.written = b""
+        for part in parts:
+            if not self.wire.mark_closed:
+                self.protocol.data_received(part)
+            await asyncio.sleep(0)
+        await eventually_on_loop(lambda: not self._state.tasks or self._is_in_a_request())
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        return self.wire.written
+
+    def _is_in_a_request(self) -> bool:
+        """Has a part of a request come, for whose rest the service waits?"""
+        reads: Any = self.protocol
+        if isinstance(reads, FastPathProtocol):
+            reads = reads._ordinary
+        return reads is not None and reads._stage != http_protocol._BETWEEN
+
+    def reconnect(self) -> None:
+        """The client leaves, and another one comes."""
+        self._runner.run(self._reconnect())
+
+    async def _reconnect(self) -> None:
+        self.protocol.connection_lost(None)
+        self.connect()
+
+    def told(self, most: int) -> list[tuple[bytes, bytes]]:
+        """Topics and payloads of what it tells its replicas next, in order."""
+        assert self.replicas is not None
+        publisher = self.replicas._publisher
+        while publisher.queue_length:
+            self._to_tell.extend(publisher._encode_batch())
+        return [self._to_tell.popleft() for _ in range(min(most, len(self._to_tell)))]
+
+    def hear(self, topic: bytes, payload: bytes) -> object:
+        """What a replica has told.  Why that changed nothing, or how far both are apart."""
+        if topic == replica_events.EVENT_TOPIC:
+            return self.selector.replicas.apply_event(
+                replica_events.decode_event(payload), monotonic()
+            )
+        if topic == replica_progress.PROGRESS_TOPIC:
+            return self.selector.replicas.progress.apply_progress(
+                replica_progress.decode_progress(payload)
+            )
+        digest = replica_digest.decode_digest(payload)
+        reason = self.selector.replicas.compare_digest(digest, self._agreement, monotonic())
+        return reason or self._agreement.total_difference
+
+    def draw(self, number: float) -> None:
+        self.selector.decisions._rng.drawn = number  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        self._runner.run(self.follower.stop())
+        self.service.ingest.close()
+        if self.replicas is not None:
+            self.replicas.close()
+        self.selector.check_invariants()
+
+
+class TwoServices:
+    """The same is said to both, and they must answer the same.
+
+    flags: of the command line, and variables as NAME=value
+    pairs: of each replica, the one with the fast path and the one without; `fast` and `ordinary`
+    are those of the replica that is spoken to, the one `at`.
+    """
+
+    def __init__(self, *flags: str, replicas: int = 1) -> None:
+        self._runner = asyncio.Runner()
+        self.pairs = [self._to_pair(flags, seed) for seed in range(replicas)]
+        self.turn_to(0)
+        assert isinstance(self.ordinary.protocol, BoundedProtocol)
+
+    def _to_pair(self, flags: tuple[str, ...], seed: int) -> list[Any]:
+        return [Side(self._runner, fast, flags, seed) for fast in (True, False)]
+
+    def turn_to(self, replica: int) -> None:
+        self.at = replica
+        self.fast, self.ordinary = self.pairs[replica]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        for pair in self.pairs:
+            for side in pair:
+                side.close()
+        self._runner.close()
+
+    def reconnect(self) -> None:
+        for side in (self.fast, self.ordinary):
+            side.reconnect()
+
+    def say(self, *parts: bytes, drawn: float = 0.0) -> bytes:
+        answers = []
+        for side in (self.fast, self.ordinary):
+            side.draw(drawn)
+            answers.append(TIMED.sub(b"", side.say(*parts)))
+        assert answers[0] == answers[1], answers
+        return answers[0]
+
+    def carry(self, sender: int, most: int, *, is_lost: bool) -> None:
+        """Something of what one replica tells, to the other one."""
+        told = [side.told(most) for side in self.pairs[sender]]
+        assert told[0] == told[1]
+        if not is_lost:
+            for topic, payload in told[0]:
+                heard = [side.hear(topic, payload) for side in self.pairs[1 - sender]]
+                assert heard[0] == heard[1]
+
+    def tick(self, replica: int) -> None:
+        """It tells how far its prefills are, and a digest."""
+        for side in self.pairs[replica]:
+            assert side.replicas is not None
+            while side.replicas.publish_progress(monotonic()):
+                pass
+            side.replicas.publish_digest()
+
+    @property
+    def answered(self) -> int:
+        assert self.fast.handler is not None
+        return self.fast.handler.answered

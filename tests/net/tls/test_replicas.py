@@ -1,0 +1,63 @@
+"""Replicas recover from each other, and repair what differs, over https."""
+
+import pytest
+
+from scripts.processes.launched_process import free_port
+from tests.builders import worker_body
+from tests.net.tls.certificates import authority, believing
+from tests.net.tls.served import TlsService
+from tests.polling import eventually
+from tests.process.waiting_clients import PROMPT, held
+
+
+@pytest.fixture(scope="module")
+def pair_of_files():
+    own = authority().issue()
+    shown = ("--tls-client-cert", str(own.certificate), "--tls-client-key", str(own.key))
+    return "--tls-client-ca", str(authority().file), *shown
+
+
+def replica(*flags, port=None):
+    service = TlsService("--replica-sync-port", str(port or free_port()), *flags)
+    service.trust = believing(authority().file, authority().issue())
+    return service
+
+
+def with_a_booking(service):
+    assert service.call("POST", "/workers", worker_body(1)).status == 201
+    assert service.call("POST", "/select_and_reserve", PROMPT).status == 200
+
+
+def state_of(service):
+    return service.call("GET", "/ready").body["recovery"]["state"]
+
+
+def only_peer(service):
+    (peer,) = service.call("GET", "/replica_sync/status").body["peers"]
+    return peer
+
+
+def test_both_sides_show_certificates_and_nothing_is_missing_afterwards(pair_of_files):
+    port = free_port()
+    believed = ("--tls-ca", str(authority().file))
+    with replica(*pair_of_files, *believed, port=port) as old:
+        with_a_booking(old)
+        peers = ("--indexer-peers", f"https://localhost:{old.port}")
+        told = ("--replica-sync-peers", f"tcp://127.0.0.1:{port}")
+        with replica(*pair_of_files, *believed, *peers, *told) as new:
+            eventually(lambda: state_of(new) != "running")
+            assert new.call("GET", "/ready").body["recovery"]["partitions"] == 1  # of the dump
+            assert new.call("POST", "/workers", worker_body(1)).status == 201
+            eventually(lambda: held(new) == 1)
+            assert only_peer(new)["repairs"]["added"] == 1
+
+
+def test_a_peer_that_is_not_believed_is_not_listened_to():
+    port = free_port()
+    with replica(port=port) as old:
+        with_a_booking(old)
+        with replica("--replica-sync-peers", f"tcp://127.0.0.1:{port}") as new:
+            assert new.call("POST", "/workers", worker_body(1)).status == 201
+            eventually(lambda: only_peer(new)["last_error"])
+            assert "is not trusted" in only_peer(new)["last_error"]
+            assert held(new) == 0

@@ -1,0 +1,229 @@
+"""What is expected of traffic, by one predictor and by the best of several."""
+
+from math import isfinite, nan, pi, sin
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from select_service.planner.core.forecasting.forecast_error import ForecastErrorQuantile
+from select_service.planner.core.forecasting.joint_predictor import WindowLoad, forecast_loss
+from select_service.planner.core.forecasting.predictor_registry import make_predictors
+from select_service.planner.core.forecasting.seasonal import Seasonal
+from select_service.planner.core.forecasting.trace_windows import TraceRequest, trace_windows
+from select_service.planner.core.forecasting.traffic_forecast import TrafficForecast
+from select_service.planner.core.settings import DeploymentSettings
+from select_service.planner.core.tick_input import TrafficWindow
+from tests.planner.core.forecasting.curves import CURVES
+
+INTERVAL_S = 180.0
+NAMES = ("constant", "kalman", "seasonal")
+PLAIN = DeploymentSettings(forecast_quantile=0.5)
+
+
+def forecast_by(*names: str, settings: DeploymentSettings = PLAIN) -> TrafficForecast:
+    known = make_predictors(settings, INTERVAL_S)
+    return TrafficForecast(settings, INTERVAL_S, {name: known[name] for name in names})
+
+
+def window(requests: float | None, isl: float = 1000.0, osl: float = 200.0) -> TrafficWindow:
+    return TrafficWindow(duration_s=INTERVAL_S, requests=requests, isl=isl, osl=osl)
+
+
+def loss_after_warm_up(names: tuple[str, ...], values: list[float]) -> float:
+    forecast, losses = forecast_by(*names), []
+    for at, value in enumerate(values):
+        if at >= 25:
+            losses.append(forecast_loss(forecast.predict(0.0), WindowLoad(value, 1000.0, 200.0)))
+        forecast.add(window(value))
+    return sum(losses)
+
+
+@pytest.mark.parametrize("curve", CURVES)
+def test_the_choice_is_nearly_as_good_as_the_best_alone(curve: str) -> None:
+    values = CURVES[curve](192, Random(7))
+    best = min(loss_after_warm_up((name,), values) for name in NAMES)
+    assert loss_after_warm_up(NAMES, values) <= 1.1 * best + 1e-6
+
+
+@pytest.mark.parametrize(("lead", "best"), [(0.0, False), (INTERVAL_S, True)])
+def test_predictors_are_judged_by_the_forecasts_that_are_used(lead: float, best: bool) -> None:
+    """What comes every other window: the last value is wrong for the next, right for the one
+    after it."""
+    forecast = forecast_by("constant", "kalman")
+    for at in range(60):
+        forecast.add(window((100.0, 300.0)[at % 2]))
+        chosen = forecast.predict(lead).predictor
+    assert (chosen == "constant") is best
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(values=st.lists(st.floats(allow_nan=True, allow_infinity=False), max_size=30))
+def test_predictions_are_finite_and_never_below_zero(name: str, values: list[float]) -> None:
+    series = make_predictors(PLAIN, INTERVAL_S)[name]()
+    for value in values:
+        series.add(value)
+        for steps in (1.0, 1.67, 50.0):
+            assert isfinite(series.predict_at(steps))
+            assert series.predict_at(steps) >= 0.0
+
+
+def test_a_ramp_is_forecast_for_the_end_of_a_start_up() -> None:
+    forecast = forecast_by("kalman")
+    for at in range(40):
+        forecast.add(window(20.0 + 5.0 * at))
+    assert forecast.predict(0.0).requests == pytest.approx(220.0, rel=0.01)
+    assert forecast.predict(2 * INTERVAL_S).requests == pytest.approx(230.0, rel=0.01)
+
+
+def test_demand_that_falls_is_planned_for_the_next_window() -> None:
+    forecast = forecast_by("kalman")
+    for at in range(40):
+        forecast.add(window(300.0 - 5.0 * at))
+    expected = forecast.predict(4 * INTERVAL_S)
+    assert expected.requests < expected.demand_requests == forecast.predict(0.0).requests
+
+
+def test_unknown_windows_and_leading_zeros_are_no_points() -> None:
+    forecast = forecast_by("constant")
+    for requests in (0.0, 0.0, None, nan):
+        forecast.add(window(requests))
+    assert forecast.predict(0.0).requests == 0.0
+    forecast.add(window(50.0))
+    forecast.add(window(None))
+    assert forecast.predict(0.0).requests == 50.0
+
+
+def test_an_idle_window_repeats_the_lengths() -> None:
+    forecast = forecast_by("constant")
+    forecast.add(window(50.0))
+    forecast.add(TrafficWindow(duration_s=INTERVAL_S, requests=0.0))
+    expected = forecast.predict(0.0)
+    assert (expected.requests, expected.isl, expected.osl) == (0.0, 1000.0, 200.0)
+
+
+def test_a_quantile_adds_what_demand_was_beyond_its_forecasts() -> None:
+    shortfall = ForecastErrorQuantile()
+    for _ in range(10):
+        shortfall.add_window(100.0, 130.0)
+    assert shortfall.demand_factor(0.5) == 1.0
+    few = shortfall.demand_factor(0.8)
+    for _ in range(40):
+        shortfall.add_window(100.0, 130.0)
+    assert few == pytest.approx(1.15)  # as if ten more had been as planned for
+    assert shortfall.demand_factor(0.8) == pytest.approx(1.25)
+
+
+def test_a_window_is_compared_with_all_that_was_planned_for_it() -> None:
+    """Nothing goes down for five windows: what a forecast is too low, one of those before it has
+    made good. Only what is beyond all of them is added."""
+    held = DeploymentSettings(down_window_s=5 * INTERVAL_S, lead=False)
+    down_at_once = forecast_by(
+        "constant", settings=DeploymentSettings(down_window_s=0.0, lead=False)
+    )
+    up_and_down = forecast_by("constant", settings=held)
+    growing = forecast_by("constant", settings=held)
+    for at in range(60):
+        for forecast in (up_and_down, down_at_once):
+            forecast.add(window(130.0 if at % 2 else 70.0))
+        growing.add(window(100.0 * 1.05**at))
+    factors = [
+        expected.demand_requests / expected.requests
+        for expected in (each.predict(0.0) for each in (up_and_down, down_at_once, growing))
+    ]
+    assert factors[0] == 1.0
+    assert factors[1] > 1.5
+    assert factors[2] == pytest.approx(1.0 + 0.05 * 50 / 60)
+
+
+def test_what_chance_spreads_is_no_part_of_the_quantile() -> None:
+    """Replicas are sized for it already: of a Poisson stream whose rate is known nothing is added,
+    of a rate that is a fifth higher or lower all but that."""
+    rng = np.random.default_rng(8)
+    steady, turning, noted = (
+        ForecastErrorQuantile(),
+        ForecastErrorQuantile(),
+        ForecastErrorQuantile(),
+    )
+    for at in range(50):
+        rate = 100.0 * (1.2 if at % 2 else 0.8)
+        turning.add_window(100.0, float(rng.poisson(rate)))
+        steady.add_window(100.0, float(rng.poisson(100.0)))
+        noted.add_window(100.0, float(4 * rng.poisson(25.0)), variation=4.0)
+    assert 1.0 <= steady.demand_factor(0.8) < 1.05
+    assert 1.0 <= noted.demand_factor(0.8) < 1.08
+    assert 1.15 < turning.demand_factor(0.8) < 1.25
+
+
+def test_what_a_predictor_repeated_before_it_knew_enough_is_not_held_against_it() -> None:
+    shortfall = ForecastErrorQuantile()
+    for _ in range(5):
+        shortfall.add_window(100.0, 180.0, own=False)
+    assert shortfall.is_known
+    assert shortfall.is_of_last_points
+    assert shortfall.demand_factor(0.8) == pytest.approx(
+        1.0 + 0.8 * 5 / 15
+    )  # nothing better is known
+    for _ in range(5):
+        shortfall.add_window(100.0, 110.0)
+    assert not shortfall.is_of_last_points
+    assert shortfall.demand_factor(0.8) == pytest.approx(1.0 + 0.1 * 5 / 15)
+
+
+def test_growth_is_not_counted_twice_while_a_trend_is_new() -> None:
+    """What windows were beyond the points before them is added to the last one: the trend, which
+    the forecast has, is the same growth."""
+    forecast = forecast_by("kalman", settings=DeploymentSettings(startup_s=INTERVAL_S))
+    for at in range(8):
+        forecast.add(window(100.0 * 1.3**at))
+    expected = forecast.predict(INTERVAL_S)
+    last = 100.0 * 1.3**7
+    assert last < expected.requests <= expected.demand_requests <= 2.0 * last
+
+
+def test_forecasts_are_proven_when_some_have_been_compared() -> None:
+    forecast = forecast_by("constant", settings=DeploymentSettings(startup_s=INTERVAL_S))
+    assert forecast.predict(INTERVAL_S).proven  # nothing is asked for
+    after = []
+    for _ in range(9):
+        forecast.add(window(50.0))
+        after.append(forecast.predict(INTERVAL_S).proven)
+    assert after == [False] * 6 + [True] * 3  # of the second window after it, five
+
+
+def test_accept_length_and_hit_rate_are_the_last_that_were_seen() -> None:
+    forecast = forecast_by("constant", settings=DeploymentSettings(speculative_nextn=2))
+    forecast.add(TrafficWindow(duration_s=1.0, requests=1.0, kv_hit_rate=0.99, accept_length=9.0))
+    forecast.add(window(1.0))
+    expected = forecast.predict(0.0)
+    assert (expected.kv_hit_rate, expected.accept_length) == (0.95, 3.0)
+
+
+def test_a_trace_becomes_windows_with_the_idle_ones() -> None:
+    asked = [
+        TraceRequest(0, 10, 2),
+        TraceRequest(50, 30, 4),
+        TraceRequest(2500, 8, 1),
+        TraceRequest(3100, 8, 1),
+    ]
+    found = [(each.requests, each.isl, each.osl) for each in trace_windows(asked, 1.0)]
+    assert found == [(2.0, 20.0, 3.0), (0.0, None, None), (1.0, 8.0, 1.0)]
+
+
+def test_a_week_repeats_itself_on_the_same_days() -> None:
+    """Two days of seven have a third of the traffic."""
+    half_hour, day = 1800.0, 86_400.0
+    model, last = Seasonal(half_hour), 0.0
+    missed, by_last = [], []
+    for at in range(28 * 48):
+        time_s = (at + 0.5) * half_hour
+        usual = 100.0 + 50.0 * sin(2 * pi * time_s / day)
+        value = usual * (0.3 if int(time_s // day) % 7 >= 5 else 1.0)
+        if at >= 21 * 48:
+            missed.append(abs((model.ahead(1.0) or 0.0) - value))
+            by_last.append(abs(last - value))
+        model.push(value)
+        last = value
+    assert sum(missed) < 0.6 * sum(by_last)

@@ -1,0 +1,177 @@
+"""Selectors that ask for a certificate: what the planner shows them, also when its files change."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from select_service.adapters.reload import file_watch
+from select_service.net.tls.current_tls import ClientTls
+from select_service.planner.__main__ import main
+from select_service.planner.connectors.selector_client import SelectorClients
+from select_service.planner.planner_http import PlannerHttpClient, RequestFailed
+from select_service.planner.runtime.selector_source import SelectorSource
+from select_service.planner.runtime.watched_tls import WatchedTls, client_files
+from tests.builders import worker_body
+from tests.net.tls.certificates import Issued, authority, believing
+from tests.net.tls.served import TlsService, copied
+from tests.polling import eventually_on_loop
+from tests.process.running import Reached
+
+WRONG = "TLS files are invalid; keeping the previous ones"
+Scene = Callable[[ClientTls], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def _no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_watch, "CHECK_INTERVAL_S", 0.02)
+
+
+@pytest.fixture(scope="module")
+def strict():
+    """A selector that lets nobody in without a certificate."""
+    with TlsService("--tls-client-ca", str(authority().file)) as service:
+        service.trust = believing(authority().file, authority().issue())
+        assert service.call("POST", "/workers", worker_body(1)).status == 201
+        yield service
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Issued:
+    """Of the planner, good."""
+    place = Issued(tmp_path / "tls.crt", tmp_path / "tls.key")
+    copied(authority().issue(), place)
+    return place
+
+
+def url_of(service: Reached) -> str:
+    return f"https://localhost:{service.port}"
+
+
+def followed(own: Issued, scene: Scene) -> None:
+    async def run() -> None:
+        async with WatchedTls() as known:
+            files = client_files(str(authority().file), str(own.certificate), str(own.key))
+            tls = known.tls_for(files)
+            assert tls is not None
+            assert known.tls_for(files) is tls
+            await scene(tls)
+
+    asyncio.run(run())
+
+
+async def is_let_in(http: PlannerHttpClient, service: Reached) -> bool:
+    try:
+        return await http.get(f"{url_of(service)}/health") == b'{"status":"ok"}'
+    except RequestFailed:
+        return False
+
+
+def test_observations_and_loads_are_asked_for_with_a_certificate(
+    strict: TlsService, own: Issued
+) -> None:
+    async def asked(tls: ClientTls | None) -> tuple[int, dict[str, str]]:
+        """Workers of which it hears, and what it could not read."""
+        selectors = SelectorClients([url_of(strict)], "m", "default", None, tls)
+        async with PlannerHttpClient(tls) as http:
+            source = SelectorSource([url_of(strict)], http, "m", "default", lambda: 0.0)
+            await source.read_observations(60.0, ttft_s=1.0, itl_s=1.0)
+            loads = await selectors.read_loads()
+            await selectors.close()
+            return len(loads or ()), source.faults
+
+    async def scene(tls: ClientTls) -> None:
+        assert await asked(tls) == (1, {})
+        without = WatchedTls().tls_for(client_files(None))
+        assert without is None
+        loads, faults = await asked(without)
+        assert loads == 0
+        assert "certificate" in faults[url_of(strict)].lower()
+
+    followed(own, scene)
+
+
+def test_a_certificate_that_changes_is_shown_from_then_on(strict: TlsService, own: Issued) -> None:
+    good = authority().issue()
+    copied(authority("stranger").issue(), own)
+
+    async def scene(tls: ClientTls) -> None:
+        async with PlannerHttpClient(tls) as http:
+            assert not await is_let_in(http, strict)
+            copied(good, own)
+            await eventually_on_loop(lambda: tls.tls_report().readings == 1)
+            assert await is_let_in(http, strict)
+            copied(authority("stranger").issue(), own)
+            await eventually_on_loop(lambda: tls.tls_report().readings == 2)
+            assert not await is_let_in(http, strict), "the connection before is not used"
+
+    followed(own, scene)
+
+
+def test_a_pair_that_is_wrong_changes_nothing_and_is_told_of_once(
+    strict: TlsService,
+    own: Issued,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked, marks_of = [], file_watch.file_marks
+    monkeypatch.setattr(
+        file_watch, "file_marks", lambda path: looked.append(path) or marks_of(path)
+    )
+
+    async def scene(tls: ClientTls) -> None:
+        own.certificate.write_bytes(authority().issue().certificate.read_bytes())
+        await eventually_on_loop(lambda: tls.tls_report().is_stale)
+        before = len(looked)
+        await eventually_on_loop(lambda: len(looked) > before + 12)
+        async with PlannerHttpClient(tls) as http:
+            assert await is_let_in(http, strict)
+        (told,) = [record for record in caplog.records if record.message == WRONG]
+        assert "does not match the certificate" in told.__dict__["fields"]["error"]
+        copied(authority().issue(), own)
+        await eventually_on_loop(lambda: tls.tls_report().readings == 1)
+        assert not tls.tls_report().is_stale
+
+    followed(own, scene)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"client_cert_file": "tls.crt", "client_key_file": "words"},
+            "`tls.crt` with the key `words`: no private key",
+        ),
+        ({"client_cert_file": "tls.crt"}, "given together"),
+    ],
+)
+def test_files_that_are_wrong_stop_the_start_with_one_line(
+    tmp_path: Path,
+    own: Issued,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    given: dict[str, str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words").write_text("two words")
+    deployment = {"name": "a", "model_name": "m", "mode": "agg"}
+    document = {"selectors": ["https://localhost:1"], "deployments": [deployment], **given}
+    (tmp_path / "planner.yaml").write_text(yaml.safe_dump(document))
+    assert main(["--config", "planner.yaml", "--port", "0"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_the_ca_of_prometheus_is_judged_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    prometheus = {"url": "https://localhost:1", "ca_file": "missing.pem"}
+    deployment = {"name": "a", "model_name": "m", "mode": "agg", "prometheus": prometheus}
+    (tmp_path / "planner.yaml").write_text(yaml.safe_dump({"deployments": [deployment]}))
+    assert main(["--config", "planner.yaml", "--port", "0"]) == 2
+    said = "deployment `a`: prometheus: ca_file: `missing.pem` cannot be read"
+    assert said in capsys.readouterr().err

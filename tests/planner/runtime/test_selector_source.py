@@ -1,0 +1,295 @@
+"""What selectors tell, added up; and what is not known stays unknown."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from select_service.planner.connectors.virtual_connector import VirtualConnector
+from select_service.planner.core.tick_input import EngineLimits, Role
+from select_service.planner.planner_http import PlannerHttpClient
+from select_service.planner.runtime.deployment_runner import REGISTRATION_S, DeploymentSources
+from select_service.planner.runtime.external_proposers import ExternalProposers
+from select_service.planner.runtime.selector_observation import (
+    CombinedObservation,
+    SelectorHistogram,
+    SelectorObservation,
+    combine_observations,
+    part_below,
+    to_length_bins,
+)
+from select_service.planner.runtime.selector_source import SelectorSource
+from tests.planner.runtime.serving import served
+
+EDGES = {"tokens": [1.0, 10.0, 100.0, 1000.0], "seconds": [0.01, 0.1, 1.0, 10.0]}
+
+
+def rank(worker_id: int, **fields: Any) -> dict[str, Any]:
+    return {
+        "worker_id": worker_id,
+        "dp_rank": 0,
+        "role": "aggregated",
+        "active_prefill_tokens": 0,
+        "active_blocks": 0,
+        "live_requests": 0,
+        "block_size": 16,
+        "total_kv_blocks": 1000,
+        "max_num_batched_tokens": 2048,
+        **fields,
+    }
+
+
+def answer(**fields: Any) -> dict[str, Any]:
+    empty = {"counts": [0, 0, 0], "sum": 0.0}
+    return {
+        "model_name": "m",
+        "tenant_id": "default",
+        "window_s": 60.0,
+        "complete": True,
+        "arrivals": 0,
+        "arrival_variation": None,
+        "rejected": {},
+        "queued_now": 0,
+        "queued_tokens": 0,
+        "isl": empty,
+        "uncached_isl": empty,
+        "osl": empty,
+        "kv_hit_rate": None,
+        "prefill_s": [],
+        "decode_s": [],
+        "ttft_s": empty,
+        "itl_s": empty,
+        "bins": EDGES,
+        "ranks": [],
+        **fields,
+    }
+
+
+def told(*answers: dict[str, Any]) -> CombinedObservation:
+    found = [msgspec.convert(each, SelectorObservation) for each in answers]
+    return combine_observations(found, window_s=60.0, ttft_s=1.0, itl_s=0.1)
+
+
+BUSY = answer(
+    arrivals=10,
+    arrival_variation=1.0,
+    rejected={"busy": 2},
+    queued_now=1,
+    queued_tokens=300,
+    isl={"counts": [0, 2, 8], "sum": 4000.0},
+    uncached_isl={"counts": [0, 5, 5], "sum": 1000.0},
+    osl={"counts": [0, 4, 0], "sum": 200.0},
+    ttft_s={"counts": [3, 0, 1], "sum": 2.0},
+    prefill_s=[[100.0, 0.5, 20.0]],
+    decode_s=[[3.0, 900.0, 0.02]],
+    ranks=[rank(1, active_blocks=5, live_requests=2), rank(2, role="prefill")],
+)
+
+
+def test_two_selectors_are_added() -> None:
+    other = answer(arrivals=30, arrival_variation=3.0, isl={"counts": [4, 0, 0], "sum": 16.0})
+    traffic = told(BUSY, other).traffic
+    assert (traffic.requests, traffic.rejected) == (40.0, 2.0)
+    assert (traffic.queued_requests, traffic.queued_tokens) == (1.0, 300.0)
+    assert traffic.isl == pytest.approx(4016.0 / 14)
+    assert traffic.osl == 50.0
+    assert traffic.kv_hit_rate == pytest.approx(1.0 - 1000.0 / 4016.0)
+    assert traffic.arrival_variation == pytest.approx(2.5)
+    assert traffic.prefill_samples[0].seconds == 0.5
+    assert traffic.decode_samples[0].kv_tokens == 900.0
+    assert traffic.ttft_met == pytest.approx(0.75)
+    assert traffic.itl_met is None
+
+
+def test_nothing_that_happened_is_known_and_an_uncovered_window_is_not() -> None:
+    assert told(answer()).traffic.requests == 0.0
+    assert told(BUSY, answer(complete=False)).traffic.requests is None
+    assert told().traffic.requests is None
+
+
+def test_ranks_by_role_with_the_highest_load() -> None:
+    more = answer(ranks=[rank(1, active_blocks=9, live_requests=3), rank(3, state="unhealthy")])
+    found = told(BUSY, more)
+    assert found.workers == {Role.PREFILL: 1, Role.DECODE: 1}
+    (busy,) = found.passes[Role.DECODE]
+    assert (busy.worker, busy.decode_kv_tokens, busy.decode_requests) == ("1", 144, 3)
+    assert found.limits[Role.DECODE] == EngineLimits(
+        max_num_batched_tokens=2048, max_kv_tokens=16000
+    )
+
+
+def test_a_rank_that_one_selector_took_out_of_rotation_does_not_count() -> None:
+    found = told(answer(ranks=[rank(1)]), answer(ranks=[rank(1, weight=0.0)]))
+    assert found.workers[Role.DECODE] == 0
+
+
+def test_bins_keep_the_sum() -> None:
+    found = to_length_bins(SelectorHistogram([0, 5, 5], 1000.0), EDGES["tokens"])
+    assert found is not None
+    assert sum(m * c for m, c in zip(found.means, found.counts, strict=True)) == pytest.approx(1000)
+    assert to_length_bins(SelectorHistogram([0, 0, 0], 0.0), EDGES["tokens"]) is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "part"), [(0.001, 0.0), (0.1, 0.5), (0.55, 0.625), (1.0, 0.75), (99.0, 1.0)]
+)
+def test_the_part_that_kept_a_limit(limit: float, part: float) -> None:
+    assert part_below(SelectorHistogram([2, 1, 1], 0.0), EDGES["seconds"], limit) == pytest.approx(
+        part
+    )
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_selector_that_says_nothing_makes_traffic_unknown_until_it_is_gone() -> None:
+    clock = Clock()
+
+    async def scenario() -> None:
+        async with (
+            served(lambda request: web.json_response(BUSY)) as url,
+            PlannerHttpClient() as http,
+        ):
+            urls = [url, "http://127.0.0.1:9"]
+            source = SelectorSource(urls, http, "m", "default", clock)
+
+            async def requests() -> float | None:
+                found = await source.read_observations(60.0, ttft_s=1.0, itl_s=0.1)
+                assert found is not None
+                assert found.workers[Role.DECODE] == 1
+                return found.traffic.requests
+
+            assert await requests() is None
+            clock.now = 59.0
+            assert await requests() is None
+            clock.now = 60.0
+            assert await requests() == 10.0
+            assert list(source.faults) == ["http://127.0.0.1:9"]
+
+    asyncio.run(scenario())
+
+
+STRANGE = "from a server that is not a selector: check the URL"
+
+
+@pytest.mark.parametrize(
+    ("answered", "fault"),
+    [
+        (lambda request: web.Response(status=500), f"status 500 {STRANGE}"),
+        (lambda request: web.Response(status=404, text="<h1>Hi</h1>"), f"status 404 {STRANGE}"),
+        (
+            lambda request: web.json_response(
+                {"error": "?", "code": "route_not_found"}, status=404
+            ),
+            "status 404: ?",
+        ),
+        (lambda request: web.Response(text="{}"), "check that this is the URL of a selector"),
+        (
+            lambda request: web.json_response(answer(arrivals="many")),
+            "the answer is not an observation (Expected `int`",
+        ),
+    ],
+)
+def test_nobody_answers(answered: Any, fault: str) -> None:
+    async def ask() -> tuple[CombinedObservation | None, dict[str, str]]:
+        async with served(answered) as url, PlannerHttpClient() as http:
+            source = SelectorSource([url], http, "m", "default", Clock())
+            return await source.read_observations(60.0, ttft_s=1.0, itl_s=0.1), source.faults
+
+    found, faults = asyncio.run(ask())
+    assert found is None
+    (said,) = faults.values()
+    assert fault in said
+    assert "<h1>" not in said
+
+
+def test_a_model_that_nobody_knows_is_told_of() -> None:
+    refusal = {"error": "nothing is known of model=m", "code": "not_found"}
+
+    async def unknown(*answers: web.Response) -> tuple[str | None, float | None]:
+        async with (
+            served(lambda request: web.json_response(refusal, status=404)) as one,
+            served(lambda request: answers[0]) as other,
+            PlannerHttpClient() as http,
+        ):
+            urls = [one, other] if answers else [one]
+            source = SelectorSource(urls, http, "m", "default", Clock())
+            found = await source.read_observations(60.0, ttft_s=1.0, itl_s=0.1)
+            assert found is not None
+            assert source.faults == {}
+            return source.unknown_model, found.traffic.requests
+
+    assert asyncio.run(unknown()) == ("nothing is known of model=m", None)
+    assert asyncio.run(unknown(web.json_response(BUSY))) == (None, 10.0)
+
+
+def test_the_question() -> None:
+    asked: list[web.Request] = []
+
+    def remember(request: web.Request) -> web.Response:
+        asked.append(request)
+        return web.json_response(answer())
+
+    async def ask() -> None:
+        async with served(remember) as url, PlannerHttpClient() as http:
+            source = SelectorSource([url + "/"], http, "a b", "t", Clock())
+            await source.read_observations(7200.0, ttft_s=1.0, itl_s=0.1)
+
+    asyncio.run(ask())
+    assert asked[0].path == "/planner/observation"
+    assert dict(asked[0].query) == {"model_name": "a b", "tenant_id": "t", "window_s": "3600"}
+
+
+@pytest.mark.parametrize("answers", [(), (answer(complete=False),), (BUSY, answer(complete=False))])
+def test_a_registry_that_is_not_whole_is_not_zero_workers(answers: Any) -> None:
+    async def run() -> None:
+        nobody = ExternalProposers((), None, lambda: 0.0)  # type: ignore[arg-type]
+        sources = DeploymentSources(None, None, None, nobody)
+        sources.last_observation = told(*answers)
+        assert await sources.serving_workers() is None
+        connector = VirtualConnector(None, sources.serving_workers)
+        assert await connector.read() == {}
+        sources.last_observation = told(BUSY)
+        assert await sources.serving_workers() == sources.last_observation.workers
+
+    asyncio.run(run())
+
+
+def test_workers_that_register_again_are_all_there_when_as_many_have() -> None:
+    """With a selector that has begun anew, one after the other."""
+
+    def ranks(count: int) -> dict[str, Any]:
+        return answer(ranks=[rank(at) for at in range(count)])
+
+    async def run() -> None:
+        nobody = ExternalProposers((), None, lambda: 0.0)  # type: ignore[arg-type]
+        clock = Clock()
+        sources = DeploymentSources(None, None, None, nobody, clock)
+
+        async def counted(seen: CombinedObservation | None) -> int | None:
+            sources.last_observation = seen
+            found = await sources.serving_workers()
+            return None if found is None else sum(found.values())
+
+        assert await counted(told(ranks(3))) == 3
+        assert await counted(told(ranks(2))) == 2  # one has left
+        assert await counted(told(ranks(3))) == 3
+        for gone in (None, told(), told(answer(complete=False))):
+            assert await counted(gone) is None
+            assert await counted(told(ranks(1))) is None
+            assert await counted(told(ranks(2))) is None
+            assert await counted(told(ranks(3))) == 3
+            assert await counted(told(ranks(2))) == 2
+            assert await counted(told(ranks(3))) == 3
+        assert await counted(None) is None
+        assert await counted(told(ranks(1))) is None
+        clock.now += REGISTRATION_S
+        assert await counted(told(ranks(1))) == 1
+
+    asyncio.run(run())

@@ -1,0 +1,69 @@
+"""What a start says of a processor that cannot run the kernels that it was told to take."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+from llvmlite import binding
+
+from indexer.jit import wheel_code
+from indexer.jit.wheel_code import FEATURES
+from scripts.processes.launched_process import START_S_MAX, own_environment
+from tests.process.running import complaint, run_to_end
+
+WITHOUT_AVX2 = """
+import sys
+from llvmlite import binding
+features = binding.get_host_cpu_features()
+binding.get_host_cpu_features = lambda: binding.FeatureMap({**features, "avx2": False})
+from select_service.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+of_x86_64 = pytest.mark.skipif(platform.machine() != "x86_64", reason="of x86-64 alone")
+
+
+def test_a_machine_without_portable_code_is_named():
+    status, _, said = run_to_end("compile", "--portable", "--machine", "riscv64")
+    assert status == 2
+    assert said == ("select-service: error: --portable supports x86_64 and aarch64, not riscv64\n")
+
+
+@of_x86_64
+@pytest.mark.parametrize("arguments", [("--port", "0"), ("replay", "missing")])
+def test_a_start_on_a_processor_that_is_too_old_says_what_it_lacks(arguments):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_AVX2, *arguments],
+        env=own_environment({"NUMBA_CPU_NAME": "x86-64-v3", "NUMBA_CPU_FEATURES": ""}),
+        capture_output=True,
+        text=True,
+        timeout=START_S_MAX,
+        check=False,
+    )
+    assert done.returncode == 2
+    said = complaint(done.stderr)
+    assert (
+        "NUMBA_CPU_NAME=x86-64-v3: the kernels need processor features missing here: avx2" in said
+    )
+    assert "CPU=generic" in said
+
+
+@of_x86_64
+@pytest.mark.parametrize(
+    ("wanted", "lacking"),
+    [("x86-64-v3", ["fma"]), ("generic", []), ("znver4", []), (None, [])],
+)
+def test_what_is_lacking_is_known_of_the_baseline(monkeypatch, wanted, lacking):
+    monkeypatch.delenv("NUMBA_CPU_NAME", raising=False)
+    if wanted is not None:
+        monkeypatch.setenv("NUMBA_CPU_NAME", wanted)
+    less = binding.FeatureMap({name: name != "fma" for name in FEATURES["x86_64"]})
+    monkeypatch.setattr(binding, "get_host_cpu_features", lambda: less)
+    assert wheel_code.lacking_requested_features() == lacking
+    monkeypatch.setattr(
+        binding,
+        "get_host_cpu_features",
+        lambda: binding.FeatureMap.fromkeys(FEATURES["x86_64"], True),
+    )
+    assert wheel_code.lacking_requested_features() == []

@@ -1,0 +1,120 @@
+"""What the image's HEALTHCHECK runs, as the container would: a process with its variables, beside
+the one that the container began."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.processes.launched_process import START_S_MAX, free_port, own_environment
+from select_service.cli.healthcheck import main
+from tests.net.tls.certificates import authority
+from tests.net.tls.served import TlsService
+from tests.process.in_thread import InThread
+
+ROOT = Path(__file__).parents[2]
+MODULE = "select_service.cli.healthcheck"
+
+
+def healthy(**variables):
+    """(exit status, what it says)"""
+    environment = own_environment({f"SELECT_SERVICE_{k}": str(v) for k, v in variables.items()})
+    command = [sys.executable, "-m", MODULE]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=START_S_MAX, check=False
+    )
+    assert done.stderr == ""
+    return done.returncode, done.stdout.strip()
+
+
+def variables_of(issued, prefix="tls"):
+    return {f"{prefix}_cert".upper(): issued.certificate, f"{prefix}_key".upper(): issued.key}
+
+
+def test_a_service_without_tls():
+    with InThread() as service:
+        assert healthy(PORT=service.port) == (0, "status 200")
+
+
+def test_a_service_behind_tls():
+    issued = authority().issue()
+    with TlsService(issued=issued) as service:
+        assert healthy(PORT=service.port, **variables_of(issued)) == (0, "status 200")
+        assert healthy(PORT=service.port)[0] == 1  # it speaks no plain HTTP
+
+
+def test_a_service_that_asks_for_certificates():
+    issued, other = authority().issue(), authority("stranger").issue()
+    ca = authority().file
+    with TlsService("--tls-client-ca", str(ca), issued=issued) as service:
+        known = {"PORT": service.port, **variables_of(issued), "TLS_CLIENT_CA": ca}
+        assert healthy(**known) == (0, "status 200")
+        assert healthy(**known, **variables_of(issued, "tls_client")) == (0, "status 200")
+        assert healthy(**known, **variables_of(other, "tls_client"))[0] == 1
+
+
+@pytest.fixture
+def container(monkeypatch, tmp_path):
+    """Sets the command that it began."""
+    monkeypatch.setattr("select_service.cli.healthcheck.FIRST_PROCESS", tmp_path / "cmdline")
+    for name in os.environ:
+        if name.startswith("SELECT_SERVICE_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("SELECT_SERVICE_PORT", str(free_port()))
+
+    def begins(*words):
+        (tmp_path / "cmdline").write_bytes(b"".join(f"{word}\0".encode() for word in words))
+
+    return begins
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        ("/opt/venv/bin/python", "/opt/venv/bin/select-service"),
+        ("/sbin/docker-init", "--", "select-service"),
+        ("python", "-m", "select_service"),
+    ],
+)
+def test_flags_win_over_variables(container, begun):
+    with InThread() as service:
+        container(*begun, "--port", service.port)
+        assert main() == 0
+        container(*begun, f"--port={service.port}", "--host", "0.0.0.0", "--insecure")
+        assert main() == 0
+        container(*begun)
+        assert main() == 1
+
+
+def test_tls_by_flags(container):
+    issued, ca = authority().issue(), authority().file
+    with TlsService("--tls-client-ca", str(ca), issued=issued) as service:
+        flags = ["--tls-cert", issued.certificate, "--tls-key", issued.key, "--tls-client-ca", ca]
+        container("select-service", "--port", service.port, *flags)
+        assert main() == 0
+        container("select-service", "--port", service.port)
+        assert main() == 1
+
+
+def test_another_command_has_no_flags_of_the_service(container, capsys):
+    for words in ((), ("sh", "-c", "select-service --port 1"), ("select-planner", "--port", "x")):
+        container(*words)
+        assert main() == 1
+        assert "Connection refused" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("port_of", [lambda: "words", free_port], ids=["words", "free"])
+def test_what_does_not_answer_is_not_healthy_and_says_so_in_a_line(port_of):
+    status, said = healthy(PORT=port_of())
+    assert status == 1
+    assert len(said.splitlines()) == 1
+
+
+def test_the_image_runs_it():
+    (command,) = re.findall(
+        r"^HEALTHCHECK.*\\\n +CMD (.*)$", (ROOT / "Dockerfile").read_text(), re.M
+    )
+    assert command == f'["python", "-m", "{MODULE}"]'

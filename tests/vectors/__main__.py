@@ -1,0 +1,53 @@
+"""python -m tests.vectors FILE: see scripts/play_vectors."""
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+from tests.vectors.formats import UnknownFormat, format_of
+
+SHOWN_MAX = 10
+"""Differences of one case that are shown."""
+
+
+def main(path: Path) -> int:
+    """0: all as expected;  1: differences;  2: the file cannot be played."""
+    played: Counter[str] = Counter()
+    failed = 0
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        return refused(f"{path}: {error.strerror}")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            case = json.loads(line)
+            known = format_of(case)
+            found = list(known.play(case))
+        except UnknownFormat as error:
+            return refused(f"{path}:{number}: unknown format: {error}")
+        except (ValueError, KeyError, TypeError) as error:
+            return refused(f"{path}:{number}: not understood: {type(error).__name__}: {error}")
+        played[known.name] += 1
+        if found:
+            failed += 1
+            print(f"{path}:{number}: {known.name} {case.get('id', '')}")
+            for difference in found[:SHOWN_MAX]:
+                print(f"    {difference}")
+    if not played:
+        return refused(f"{path}: no cases")
+    shown = ", ".join(f"{count} of {name}" for name, count in played.items())
+    print(f"{path}: {shown}; {failed} of {played.total()} differ")
+    return 1 if failed else 0
+
+
+def refused(why: str) -> int:
+    """Say so on the standard error."""
+    print(f"play_vectors: {why}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,22 @@
+"""What ranks can carry, and the level that is enough."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from select_service.core.health.capacity_estimate import (
+    RankCapacity,
+    RequestMeanValues,
+    ServiceObjective,
+    estimate_capacity,
+)
+from select_service.core.health.degradation.degradation_levels import level_of
+from tests.vectors.differences import Difference, differences
+
+
+def play(case: dict[str, Any]) -> Iterator[Difference]:
+    """The parts, the ratio and the level without hysteresis."""
+    ranks = [RankCapacity(**rank) for rank in case["ranks"]]
+    found = estimate_capacity(
+        ranks, ServiceObjective(**case["slo"]), RequestMeanValues(**case["load"])
+    )
+    yield from differences(case["result"], found._asdict() | {"level": level_of(found.ratio)})

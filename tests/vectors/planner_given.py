@@ -1,0 +1,57 @@
+"""A performance model whose forward function is given, and the constant predictor."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from select_service.planner.core.performance.engine_capacity import EngineKind, LinearIterationTime
+from select_service.planner.core.performance.engine_model import EngineModel
+from select_service.planner.core.settings import DeploymentSettings
+from select_service.planner.core.tick_input import TrafficWindow
+
+NEVER = DeploymentSettings(load_min_observations=1_000_000_000)
+"""More samples than are ever kept."""
+
+
+def given_model(kind: EngineKind, forward: Sequence[float] | None) -> EngineModel:
+    """Seconds as (base, a prefill token, a KV token, a decoding request); none: never ready."""
+    return EngineModel(kind, NEVER, None if forward is None else LinearIterationTime(*forward))
+
+
+class LastValue:
+    """The constant predictor: what was, will be."""
+
+    def __init__(self) -> None:
+        self._isl = self._osl = self._requests = 0.0
+        self._hit: float | None = None
+        self._accept_on = 1.0
+
+    def add(self, traffic: TrafficWindow) -> None:
+        self._requests = traffic.requests or 0.0
+        if self._requests:
+            self._isl = traffic.isl if traffic.isl is not None else self._isl
+            self._osl = traffic.osl if traffic.osl is not None else self._osl
+        self._hit = self._hit if traffic.kv_hit_rate is None else traffic.kv_hit_rate
+        if traffic.accept_length is not None:
+            self._accept_on = traffic.accept_length
+
+    def skip(self) -> None:
+        """Nothing is known; the last value stays."""
+
+    def predict(self, lead_s: float) -> "Constant":
+        return Constant(
+            self._requests, self._isl, self._osl, self._hit, self._accept_on, self._requests
+        )
+
+
+class Constant(NamedTuple):
+    """A forecast."""
+
+    requests: float
+    isl: float
+    osl: float
+    kv_hit_rate: float | None
+    accept_length: float
+    demand_requests: float
+    predictor: str = "constant"
+    error: float | None = None
+    proven: bool = True
