@@ -1,5 +1,5 @@
 # The service and the planner, without the demo: small, not root, kernels compiled while the image is
-# built.  docs/start/quickstart.md, "The image", has more; `scripts/build_image` builds and tries it without
+# built.  docs/start/quickstart.md, "Image", has more; `scripts/build_image` builds and tries it without
 # a Docker daemon.
 #
 #   docker build -t select-service .

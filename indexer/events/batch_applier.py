@@ -202,8 +202,7 @@ class BatchApplier:
         after: StreamPosition,
     ) -> int | None:
         """Apply a batch as `apply_in_steps` at Place(seq, 0, digest), in one step.  Return None
-        when
-        done.
+        when done.
 
         A number means that the rest might take long, as a batch of many events or one that
         clears a rank

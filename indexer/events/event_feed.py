@@ -38,9 +38,9 @@ from indexer.events.uncertainty import (
 class EventFeed:
     """Stream of a rank.  Counters only grow."""
 
-    def __init__(self, source: KvSource, desk: BatchScratch | None = None) -> None:
-        """desk: scratch memory shared by all feeds of a thread"""
-        self.indexed = IndexedStream(source, desk or BatchScratch())
+    def __init__(self, source: KvSource, scratch: BatchScratch | None = None) -> None:
+        """scratch: scratch memory shared by all feeds of a thread"""
+        self.indexed = IndexedStream(source, scratch or BatchScratch())
         self._can_replay = source.replay_endpoint is not None
         self._consistency = StreamConsistency(self._can_replay)
         self._schedule = ReplaySchedule(self._can_replay)

@@ -27,8 +27,8 @@ SMALL_BYTES_MAX = 32 * 1024
 class IndexedStream:
     """Index side of a rank's stream.  Counters only grow."""
 
-    def __init__(self, source: KvSource, desk: BatchScratch) -> None:
-        self._scratch = desk
+    def __init__(self, source: KvSource, scratch: BatchScratch) -> None:
+        self._scratch = scratch
         self.writers: Mapping[int, SlotWriter] = source.writers
         self.applier = BatchApplier(
             source.dp_rank, source.block_size, source.is_eagle, source.counted
@@ -141,22 +141,22 @@ class IndexedStream:
 
         Some events of the batch behind them may be done as well: `apply_in_steps` does the rest.
         """
-        own, desk = self.writers.get(self._dp_rank), self._scratch
+        own, scratch = self.writers.get(self._dp_rank), self._scratch
         usual = self.applier.common_forms
         # A partly applied batch needs `apply_in_steps`, which can skip events.
         if own is None or seq == self._resume_position.next_seq or own.slot != usual.slot:
             return 0
         if own.is_half_cleared or own.pending_steps is not None:
             return 0
-        n_read = desk.read_messages(run, seq, usual)
+        n_read = scratch.read_messages(run, seq, usual)
         if not n_read:
             return 0
-        changes, events = desk.changes, 0
+        changes, events = scratch.changes, 0
         after = self._position_behind(run, seq, n_read)
         done = own.apply_changes(changes, after, partial(self._position_within, run, seq, n_read))
         self.applier.count_run_changes(changes, done)
         if done < changes.used:
-            n_read, events = desk.count_whole_messages(n_read, done)
+            n_read, events = scratch.count_whole_messages(n_read, done)
             after = self._position_behind(run, seq, n_read)
         if n_read:
             self.batches += n_read

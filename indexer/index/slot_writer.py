@@ -35,8 +35,7 @@ class SlotWriter:
 
     A change may name the writer of the rank with the event stream. That writer's `place` becomes
     its `next_position` in the same locked step as the change, so that a snapshot always has the
-    place
-    that belongs to its blocks.
+    place that belongs to its blocks.
 
     After `close` every method does nothing and returns 0. The same holds for a store that meets a
     `clear` of the slot in another thread: the store counts as earlier than the clear.

@@ -1,9 +1,8 @@
 """Parallel compilation of missing machine code, with progress reports.
 
 The worker processes are `python -m indexer.jit.parallel_compile NUMBER`.  Each receives module
-names in turn,
-compiles the kernels of that module alone and stores them in the cache.  The calling process
-compiles nothing and so stays responsive to signals.
+names in turn, compiles the kernels of that module alone and stores them in the cache.  The calling
+process compiles nothing and so stays responsive to signals.
 """
 
 import gc

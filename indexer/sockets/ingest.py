@@ -1,7 +1,7 @@
 """EDGE: threads that receive KV events and write them into the index.
 
 `reconcile` sets the streams of some workers; every rank stays on one thread while open, so its
-batches are applied in order.  The sockets are in `listener`, the decisions in `events.feed`.
+batches are applied in order.  The sockets are in `listener`, the decisions in `events.event_feed`.
 
 No message may end a thread.  If a bug ends one, Python's thread hook prints the error, `failure`
 returns it to the supervisor, and the other threads continue.
@@ -36,8 +36,7 @@ from indexer.sockets.zmq_connector import SocketSettings
 
 RECONCILE_S_MAX = 2.0
 """Seconds that `reconcile` waits for closings.  A thread checks for commands between two drains, so
-a
-wait of this length means that the thread is dead or the machine is stalled.
+a wait of this length means that the thread is dead or the machine is stalled.
 """
 CLOSE_S_MAX = 1.0
 SOCKETS_MAX = 65_535

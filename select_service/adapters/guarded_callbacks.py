@@ -3,8 +3,7 @@
 An exception in a callback never reaches the task that supervises the process: the loop prints the
 exception, and a socket with an edge-triggered descriptor is not read again.  Every callback passed
 to the loop is therefore wrapped by `GuardedCallbacks.guard_callback`: failures are counted and
-logged once per
-episode, and the loop continues.
+logged once per episode, and the loop continues.
 """
 
 import logging

@@ -172,8 +172,7 @@ class AuditBudget:
         """Return whether to write the line; otherwise count the request.
 
         When a key without the operator role is refused, the first request per operation is written,
-        and
-        others are counted until that summary is written.
+        and others are counted until that summary is written.
         """
         kind = _kind_of(line)
         if line.code == Forbidden.code:

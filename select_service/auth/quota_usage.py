@@ -109,8 +109,7 @@ class TenantBookings:
     """Booking limit of one tenant, over all its keys.
 
     Counting is expensive, so it is repeated only after half of the remaining capacity could have
-    been
-    used, assuming the longest prompts.
+    been used, assuming the longest prompts.
 
     left: bookings until the next count
     """

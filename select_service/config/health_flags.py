@@ -1,6 +1,6 @@
 """Settings of health checks, see docs/guides/health.md.
 
-The defaults equal those of `core.health.rules`, which is not imported while health is off.
+The defaults equal those of `core.health.health_rules`, which is not imported while health is off.
 """
 
 from select_service.config import value_parsers as read

@@ -52,7 +52,7 @@ def words_of(*words: str) -> Callable[[str], tuple[str, ...]]:
 
 def policy_name(names: tuple[str, ...], options: tuple[str, ...]) -> Callable[[str], str]:
     """Return a parser of policies, the first one optionally with options (see
-    `policies.parse_policy_choice`).
+    `policy_registry.parse_policy_choice`).
     """
 
     def parse(text: str) -> str:

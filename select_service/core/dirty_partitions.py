@@ -1,9 +1,9 @@
 """Pending work left behind by the operations of the core.
 
 Operations only record their effects here and call no other part.  `AdmissionGate.serve` handles the
-queues
-of recorded partitions, and the owner of listeners handles catalog changes (`Fleet.take_changes`).
-The callback `wake` requests a call of `Selector.settle` soon from the owner of the event loop.
+queues of recorded partitions, and the owner of listeners handles catalog changes
+(`Fleet.take_changes`). The callback `wake` requests a call of `Selector.settle` soon from the owner
+of the event loop.
 """
 
 from collections.abc import Callable, Container, Sized

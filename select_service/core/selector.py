@@ -3,8 +3,7 @@
 Errors are raised before the first write.  Nothing here waits, reads a clock or does I/O: callers
 pass `now`, in seconds of a monotonic clock, and randomness comes from a generator passed at the
 start.  Operations record pending work in `DirtyPartitions`, and the single callback `wake` requests
-a call
-of `settle` soon; the callback must not block, raise or call back.
+a call of `settle` soon; the callback must not block, raise or call back.
 """
 
 from collections.abc import Callable, Container, Iterator
@@ -128,7 +127,8 @@ class SelectorCore:
     ) -> None:
         """Build the core.
 
-        emit: receives bookings, completions and releases of clients (see ReplicaState.tell)
+        emit: receives bookings, completions and releases of clients, see
+            `ReplicaState.start_sending`
         """
         rules = config.admission
         self._config = config.router

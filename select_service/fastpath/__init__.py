@@ -2,6 +2,5 @@
 
 Only requests with the same meaning as on the ordinary path are handled.  At the first unusual
 detail the same bytes go to the ordinary path, before anything was written; the fast path never
-describes
-an error.
+describes an error.
 """

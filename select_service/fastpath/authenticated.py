@@ -1,9 +1,9 @@
 """Fast path for connections that need an API key.
 
 The first request of a connection takes the ordinary path, which checks the key and records the
-exact
-value of its `authorization` header.  Later requests of the connection with the same value, byte for
-byte and given once, take the fast path until the keys change; all others take the ordinary path.
+exact value of its `authorization` header.  Later requests of the connection with the same value,
+byte for byte and given once, take the fast path until the keys change; all others take the ordinary
+path.
 
 Keys bound to tenants get a handler that only knows partitions and reservations of these tenants;
 keys with the same tenants share one.  Quotas are charged first; a request that falls back to the

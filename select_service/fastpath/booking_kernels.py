@@ -1,8 +1,7 @@
 """Changes of reservations by common requests, through the compiled calls of the ledger.
 
 Used only while no request is queued and block hashes come from the client (KERNEL_BOOKS); other
-cases and
-all errors go to the core.  Python notifies the followers of changes.
+cases and all errors go to the core.  Python notifies the followers of changes.
 """
 
 # mypy: ignore-errors

@@ -9,9 +9,7 @@ class FastHandler(Protocol):
     """Handler of requests, one per call.
 
     `end` holds further results of the last call of `answer_request` in one number, so that a call
-    creates
-    no
-    object other than the response.
+    creates no object other than the response.
     """
 
     end: int

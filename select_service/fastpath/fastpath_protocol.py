@@ -4,7 +4,8 @@ A common request only costs a call of the handler and a write.  Requests that th
 are passed, as the same bytes, to uvicorn's protocol (`BoundedProtocol`), created on first use.
 That protocol reads on until everything received is answered and sent; the next byte is ours again.
 
-The limits of a connection are those of `http.protocol`, and that protocol sends all errors: for a
+The limits of a connection are those of `http.bounded_protocol`, and that protocol sends all errors:
+for a
 slow request, too many connections, or a body over budget the connection is handed over, to be
 refused there.  Only bodies of common requests are collected here, because their end is known.
 Connections have no timers of their own: one `TimeoutWatch` checks all of them.
@@ -40,13 +41,12 @@ _NO_SOCKET = -1
 
 _READY, _NEW, _COLLECTING, _WAITING, _ORDINARY, _OVER = range(6)
 """Meaning of the next bytes: beginning of a request; the same for the first time; rest of the
-request
-in `_parts`; bytes to append to `_parts`; input of `_ordinary`; ignored.
+request in `_parts`; bytes to append to `_parts`; input of `_ordinary`; ignored.
 """
 
 
 class FastPath:
-    """Factory of the protocols of one server (see `http.server.ConnectionFactory`)."""
+    """Factory of the protocols of one server (see `http.http_server.ConnectionFactory`)."""
 
     def __init__(
         self,
@@ -297,8 +297,7 @@ class FastPathProtocol(asyncio.Protocol):
         """Keep the rest for later or hand over.
 
         Reasons: the client does not read, the share is used up (is_usual), the request needs
-        `wanted`
-        bytes, or the request is not common.
+        `wanted` bytes, or the request is not common.
         """
         self._append_part(rest)
         if self._is_write_paused or is_usual:

@@ -30,8 +30,7 @@ class ResponseTemplates:
     """Response texts by slot, built on first use.
 
     Kernels detect outdated texts by the slot's version in the rank table, so that changes of
-    workers
-    cost nothing here.
+    workers cost nothing here.
     """
 
     def __init__(self, partition: Partition, row: npt.NDArray[np.int64]) -> None:

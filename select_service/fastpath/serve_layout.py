@@ -1,7 +1,6 @@
 """Layout of the header that holds the state of the compiled fast path.
 
-An int64 array that lives as long as its `ServiceHandler`.  It begins with the output of the
-request
+An int64 array that lives as long as its `ServiceHandler`.  It begins with the output of the request
 parser (`request_layout`), followed by pairs (address, length) of arrays, which the views of
 indexer.index.header_kernels turn into arrays again, and by plain numbers.
 

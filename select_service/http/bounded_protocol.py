@@ -31,13 +31,12 @@ taken by a handler); `keep_alive` (False: its response is the last and closes th
 of `body` and resumes when a handler requests more or has responded.
 
 Of `uvicorn.DrainingServer` (see `server`): `serve` is `capture_signals` around `_serve`, and raises
-the
-signals in `_captured_signals` again; `shutdown` runs before connections are told to end;
+the signals in `_captured_signals` again; `shutdown` runs before connections are told to end;
 `server_state.connections`, of which uvicorn uses `shutdown()`; `on_tick` renews
 `server_state.default_headers`, the first time before a connection is accepted, and only
 `main_loop`, which ends when `should_exit` is set, calls this; `connection: close` among these
-headers ends a connection with its next response; `shutdown` closes `servers`.  Of
-`uvicorn.Config`: `app` is called unwrapped, and `http` may be a factory of protocols.
+headers ends a connection with its next response; `shutdown` closes `servers`.  Of `uvicorn.Config`:
+`app` is called unwrapped, and `http` may be a factory of protocols.
 
 Of httptools: the names and the order of callbacks; an exception in a callback is the
 `__context__` of the `HttpParserError` raised by `feed_data`; `HttpParserUpgrade` has the offset in

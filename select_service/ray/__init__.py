@@ -1,14 +1,11 @@
 """Integration with Ray: selectors as actors, and their use by Ray programs and Ray Serve.
 
 `deployment` starts selectors as named actors and finds the actors by name (`deployment_members`).
-Each actor is a
-`selector_actor` with its service in a `child_process`. `router` chooses replicas of Ray Serve. The
-replicas register themselves (`replica`) and report the progress of requests (`progress_report`).
-`catalog_reconciler` keeps the catalog of all selectors (`selector_client`) equal to the actors and
-replicas in
-Ray (`worker_sources`). `selection_service` lets Ray's own KV-aware router use selectors.
-`credentials` has
-the keys and CAs of all calls.
+Each actor is a `selector_actor` with its service in a `child_process`. `router` chooses replicas of
+Ray Serve. The replicas register themselves (`replica`) and report the progress of requests
+(`progress_report`). `catalog_reconciler` keeps the catalog of all selectors (`selector_client`)
+equal to the actors and replicas in Ray (`worker_sources`). `selection_service` lets Ray's own
+KV-aware router use selectors. `credentials` has the keys and CAs of all calls.
 
 No other package imports ray. This package imports only the client, the schemas, and the reading of
 keys and CAs from the rest of the service.

@@ -51,7 +51,7 @@ log = logging.getLogger("ray.serve")
 class RoutedRequest(NamedTuple):
     """A request and the replica reserved for its execution.
 
-    until: time of the forced release, in seconds of time.monotonic()
+    release_at: time of the forced release, in seconds of time.monotonic()
     """
 
     request: PendingRequest

@@ -37,14 +37,14 @@ def exit_immediately_on_signal(status: int) -> Iterator[None]:
 
     After the context, the signals raise SystemExit(0) until another handler is installed.
     """
-    heard, told = socket.socketpair()
-    told.setblocking(False)
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
     # The interpreter's C handler writes the signal number here, even while Python code is blocked.
-    signal.set_wakeup_fd(told.fileno())
+    signal.set_wakeup_fd(sender.fileno())
     for number in SIGNALS:
         signal.signal(number, _ignore_signal)
     threading.Thread(
-        target=_wait_for_signal, args=(heard, status), name="early-signals", daemon=True
+        target=_wait_for_signal, args=(receiver, status), name="early-signals", daemon=True
     ).start()
     try:
         yield
@@ -53,13 +53,13 @@ def exit_immediately_on_signal(status: int) -> Iterator[None]:
         for number in SIGNALS:
             signal.signal(number, _raise_system_exit)
         signal.set_wakeup_fd(-1)
-        told.close()
+        sender.close()
 
 
-def _wait_for_signal(heard: socket.socket, status: int) -> None:
+def _wait_for_signal(receiver: socket.socket, status: int) -> None:
     """Wait for a signal, or for the other end to be closed."""
-    with heard:
-        while numbers := heard.recv(1):
+    with receiver:
+        while numbers := receiver.recv(1):
             if numbers[0] in SIGNALS:
                 for act in _exit_callbacks:
                     act()

@@ -48,8 +48,7 @@ log = logging.getLogger("select_service")
 THREAD_SWITCH_S = 0.0005
 """Interpreter switch interval in seconds.
 
-With the default of 5 ms, a busy ingest thread delays every response; measured with
-scripts/bench/ingest.py.
+With the default of 5 ms, a busy ingest thread delays every response.
 """
 
 

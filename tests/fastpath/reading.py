@@ -1,6 +1,7 @@
 """What the compiled reader makes of bytes, and what the ordinary path makes of them, as one record.
 
-The ordinary path is httptools with `http.head`, `http.codec` and `bodies`, as `BoundedProtocol` and
+The ordinary path is httptools with `http.request_head`, `http.body_codec` and `schemas`, as
+`BoundedProtocol` and
 the handlers use them; a request that it refuses, warns of or answers in another way is None.
 """
 

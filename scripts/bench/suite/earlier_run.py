@@ -42,7 +42,7 @@ def earlier_in(folder: Path, commit: str, contenders: Sequence[str], cell_s: int
 
 
 def earlier_of(document: Mapping[str, Any]) -> Earlier:
-    """Return a run.  document: result of `report.document`"""
+    """Return a run.  document: result of the report"""
     return Earlier(
         begun=document["begun"],
         wall_s=document["wall_s"],

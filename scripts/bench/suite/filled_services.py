@@ -78,7 +78,7 @@ def filled_services(
     workers: int,
     pinned: bool = True,
 ) -> Iterator[PartServices]:
-    """Yield every contender, filled with `fleet.make_holdings`."""
+    """Yield every contender, filled with `make_holdings`."""
     with contextlib.ExitStack() as stack:
         sites = [stack.enter_context(started_service(each, workers, pinned)) for each in contenders]
         messages = burst_messages(known, workers)

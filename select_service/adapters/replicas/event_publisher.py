@@ -1,10 +1,9 @@
 """Publisher of load events to other replicas, over a ZMQ PUB socket.
 
 `offer_event` is called inside a request, so it only appends to a bounded queue; events are encoded
-and
-sent between requests, on the same thread.  (A separate thread would compete with requests for the
-interpreter lock.)  Digests use the same queue, so that a digest follows exactly the events it sums
-up; so do prefill progress messages, which must not overtake the admission of their request.
+and sent between requests, on the same thread.  (A separate thread would compete with requests for
+the interpreter lock.)  Digests use the same queue, so that a digest follows exactly the events it
+sums up; so do prefill progress messages, which must not overtake the admission of their request.
 
 The publisher never waits for a slow or absent subscriber: libzmq keeps up to
 SUBSCRIBER_MESSAGES_MAX messages for each subscriber and then drops further ones.  The subscriber

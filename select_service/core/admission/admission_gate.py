@@ -6,12 +6,10 @@
 
 A passed request is placed and booked at once by `DecisionMaker`, on ranks that passed 2 and 3.  A
 waiting request is a `WaitingTicket`, settled by `serve_waiting`, by its deadline, by the end of its
-partition, or
-by `remove_disconnected` after a disconnect.
+partition, or by `remove_disconnected` after a disconnect.
 
 Freed capacity is recorded in `DirtyPartitions`, and the owner of the event loop then calls
-`serve_waiting`.  A
-request arriving in between lets earlier requests go first.
+`serve_waiting`.  A request arriving in between lets earlier requests go first.
 """
 
 from collections.abc import Mapping
@@ -174,8 +172,7 @@ class AdmissionGate:
 
     def _ranks_for_all_classes(self, partition: Partition) -> Mask | None:
         """Return the same as `ranks_without_waiting`, for several classes or a class waiting for
-        work to
-        end.
+        work to end.
 
         If every class would choose among the same ranks, the class of the request does not matter.
         """

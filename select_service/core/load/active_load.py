@@ -6,8 +6,7 @@ decay sets (not multiplies) the weight of those blocks of one reservation that n
 on the slot references.  The weight stays with the block until its last reference ends.
 
 Source of the rules: the reference selection service (Dynamo), measured
-(docs/explanation/architecture.md,
-"Load").
+(docs/explanation/architecture.md, "Load").
 """
 
 from typing import Any, NamedTuple
@@ -180,8 +179,7 @@ class ActiveLoad:
     def is_prepared(self, blocks: int) -> bool:
         """Return whether a booking of `blocks` blocks is a bounded step.
 
-        Bounded means: no more new pages than one step of `prepare_step`, and no table growing.
-        When
+        Bounded means: no more new pages than one step of `prepare_step`, and no table growing. When
         memory is short, the answer is always True.
         """
         if self._lacks_memory:

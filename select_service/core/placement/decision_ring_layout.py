@@ -17,9 +17,8 @@ row, and only then
 the row counts.  Rows starting less than n_words - ROW_WORDS_MAX before NEXT_POSITION are whole.
 
 A row has ROW_WORDS words, CANDIDATE_WORDS words per candidate and, with HAS_FACTORS, one cost
-factor
-per candidate.  The chosen rank is the first candidate.  With more than CANDIDATES_MAX candidates
-the row has only some; see `decision_ring_kernels`.
+factor per candidate.  The chosen rank is the first candidate.  With more than CANDIDATES_MAX
+candidates the row has only some; see `decision_ring_kernels`.
 """
 
 WORDS, BYTES, BEGINS, MINIMA = range(0, 8, 2)

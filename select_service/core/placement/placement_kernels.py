@@ -4,12 +4,11 @@ A placement has three steps:
 
 1. `match_prompt` fills MATCHED and LEADING of the plan;
 2. the policy's own step fills COSTS;
-3. `choose` picks a slot.
+3. `choose_slot` picks a slot.
 
-`match_prompt` and `choose` are large, so each is compiled once and called by its address in the
-plan.
-Callers reach the policy by address too (`call_place`), because otherwise every caller would be
-compiled with a copy of each policy.  Common arguments:
+`match_prompt` and `choose_slot` are large, so each is compiled once and called by its address in
+the plan. Callers reach the policy by address too (`call_place`), because otherwise every caller
+would be compiled with a copy of each policy.  Common arguments:
 
     plan        header of a `Placer` (plan_layout)
     path        uint64[n_blocks], block hashes
@@ -171,20 +170,22 @@ def _choose_slot(plan, eligible):
     return chosen
 
 
-_address_of_look, _call_look = export_function(f"void({HEADER}, {HASHES}, {HASHES})", _match_prompt)
+_address_of_match, _call_match = export_function(
+    f"void({HEADER}, {HASHES}, {HASHES})", _match_prompt
+)
 _address_of_choose, _call_choose = export_function(f"int64({HEADER}, boolean[::1])", _choose_slot)
 
 
 @compiled(f"void({HEADER})")
 def export_step_addresses(plan):
     """Store the addresses of `match_prompt` and `choose` in the plan."""
-    plan[MATCH_ADDRESS], plan[CHOOSE_ADDRESS] = _address_of_look(), _address_of_choose()
+    plan[MATCH_ADDRESS], plan[CHOOSE_ADDRESS] = _address_of_match(), _address_of_choose()
 
 
 @compiled()
 def match_prompt(plan, path, sequence):
     """Fill MATCHED and LEADING."""
-    _call_look(plan[MATCH_ADDRESS], (plan, path, sequence))
+    _call_match(plan[MATCH_ADDRESS], (plan, path, sequence))
 
 
 @compiled()

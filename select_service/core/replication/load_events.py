@@ -4,10 +4,9 @@ An event reports that a reservation was admitted, has finished its prefill, or w
 module is independent of sockets and bookings; `state` applies the events.
 
 Bytes: msgpack, a map with named fields, sent as the second of two frames after `EVENT_TOPIC`. Both
-names
-of the tenant are written, because older peers require `tenant_id` and newer ones `routing_group`;
-either is read. Structures encoded as arrays are read as well. Unknown fields are ignored, so later
-versions may add fields.
+names of the tenant are written, because older peers require `tenant_id` and newer ones
+`routing_group`; either is read. Structures encoded as arrays are read as well. Unknown fields are
+ignored, so later versions may add fields.
 
 Source of the format: the reference selection service (Dynamo, versions 1.3.1 and 1.6.1), captured
 """

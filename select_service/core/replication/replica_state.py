@@ -20,10 +20,9 @@ them.
 
 Events are neither answered nor forwarded: each replica sends its own events to all others.
 Bookings, completions and releases by our own clients are sent after `start_sending` was called.
-Output
-blocks are not sent (too many), nor are expiry and departures of ranks: each replica has its own
-leases and catalog, and reaches the same state alone. Every booking is a lease of this process, so a
-booking that no event ends expires.
+Output blocks are not sent (too many), nor are expiry and departures of ranks: each replica has its
+own leases and catalog, and reaches the same state alone. Every booking is a lease of this process,
+so a booking that no event ends expires.
 """
 
 from collections.abc import Callable, Sequence

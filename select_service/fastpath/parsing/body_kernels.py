@@ -64,8 +64,7 @@ COLON, COMMA, OPEN_LIST, OPEN, CLOSE, SMALL_N = bytes_of(b":,[{}n")
 U32_MAX, U64_MAX = 2**32 - 1, 2**64 - 1
 SELECT_ROUTES, BOOKING_ROUTES, RESERVE_ROUTE, OUTPUT_BLOCK_ROUTE = 0b011, 0b110, 0b100, 0b10000
 """Sets of routes, one bit each: routes that choose, routes that book, the route with a rank chosen
-by
-the caller, and the route that counts an output block.
+by the caller, and the route that counts an output block.
 """
 PROMPT_ROUTES = 0b111
 NULL_ONLY = NONE
@@ -110,8 +109,7 @@ MAY_BE_NULL = np.array([key not in NEVER_NULL for key, _, _, _ in KEYS])
 NULL = words_of(b"null")
 FRACTION_DIGITS_MAX = 15
 """Limit at which both the digits and the power of ten dividing them are exact as float64, so that
-the
-quotient equals the result of every correct parser.
+the quotient equals the result of every correct parser.
 """
 ROUTES_OF_KEY = np.array([routes for _, _, routes, _ in KEYS])
 MAX_OF_KEY = np.array([highest for _, _, _, highest in KEYS], np.uint64)

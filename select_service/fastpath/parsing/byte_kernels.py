@@ -146,8 +146,7 @@ def optimization_barrier(typingctx, bits):
     """Return the bits unchanged, as an optimization barrier.
 
     LLVM would otherwise combine windows before their reduction to bits, which keeps dozens of
-    vector
-    registers alive.
+    vector registers alive.
     """
     from llvmlite import ir
     from numba import types
@@ -377,8 +376,7 @@ def number_in(data, first, end):
     """Return (the number in the digits [first, end), whether it is invalid).
 
     Invalid are numbers without digits, above 64 bits, or with a leading zero.  Bytes other than
-    digits
-    are not detected.
+    digits are not detected.
     """
     n = U(end - first)
     high, middle, low = digits_before(data, end, end - first)

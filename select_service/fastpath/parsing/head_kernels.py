@@ -1,10 +1,9 @@
 """Parser of the head of a common request: route, id in the path, and bounds of the body.
 
-Stricter than the parser of the ordinary path and than `http.read_head` after it: both accept every
-head
-accepted here, with the same meaning, so that no request can be smuggled past either.
-Only printable ASCII; each line ends with CR LF; only the headers below have a meaning,
-each at most once, with a single accepted spelling where several exist.
+Stricter than the parser of the ordinary path and than `http.request_head` after it: both accept
+every head accepted here, with the same meaning, so that no request can be smuggled past either.
+Only printable ASCII; each line ends with CR LF; only the headers below have a meaning, each at most
+once, with a single accepted spelling where several exist.
 
 Source: RFC 9112.
 """

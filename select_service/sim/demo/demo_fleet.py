@@ -1,6 +1,6 @@
 """Fleet of the demo: engines with sockets, registered with the service like real workers.
 
-This module maps ranks to workers; `world` and `engine` decide about the caches.
+This module maps ranks to workers; `virtual_world` and `prefix_cache` decide about the caches.
 """
 
 import asyncio

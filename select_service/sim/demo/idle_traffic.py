@@ -1,8 +1,7 @@
 """Traffic while the demo stays up: slow conversations like in the workload.
 
 Virtual time passes so slowly that about REQUESTS_PER_S requests arrive per second. Prompts and
-answers are
-slowed equally, so ranks are as busy as in the run.
+answers are slowed equally, so ranks are as busy as in the run.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Cache of a simulated rank: LRU prefix caching with a limited number of blocks.
 
 Pure: no clock and no socket. Every change produces KV events as vLLM publishes them, in order;
-`publisher` sends the events, and `world` decides the times.
+`kv_publisher` sends the events, and `virtual_world` decides the times.
 
 The rules are those of vLLM's block pool, as visible from outside:
 

@@ -2,8 +2,7 @@
 
 Pure. `next_step` returns the next step in virtual time, and the caller reacts: the answer to CHOOSE
 is `assign_rank`; the other steps are notifications. The same world is driven through a running
-service
-(`drive`) and by the baselines (`baselines`), which differ only in the choices.
+service (`workload_driver`) and by the baselines (`baselines`), which differ only in the choices.
 
 The complete time model:
 

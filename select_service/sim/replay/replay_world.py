@@ -2,8 +2,7 @@
 
 A client requests a rank from a router, sends its prompt there at once, and reports the first token,
 every full block of the answer and the end, as in docs/reference/api.md. The next turn of a session
-comes
-after the end. KV events are sent after their step and arrive some milliseconds later.
+comes after the end. KV events are sent after their step and arrive some milliseconds later.
 """
 
 import heapq

@@ -4,8 +4,7 @@ Engines batch requests, and their kernels are not invariant to the rest of the b
 prompt differs in the third decimal, and at near ties in the token, even at temperature 0. A token
 that the reference lists as a near tie is therefore right, and the tokens after it cannot be
 compared. Log-probabilities have a tolerance. docs/guides/health.md explains what a wrong answer
-proves,
-and why a right answer proves less.
+proves, and why a right answer proves less.
 """
 
 from collections.abc import Mapping, Sequence

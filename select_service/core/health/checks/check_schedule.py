@@ -166,9 +166,8 @@ class CheckSchedule:
         """Return a due check, which is in flight from now on.
 
         None means that no check is due, that too many are in flight, or that ENTRIES_EXAMINED_MAX
-        entries
-        were skipped and another call is necessary.
-        O(ENTRIES_EXAMINED_MAX * log ranks), O(log ranks) amortised
+        entries were skipped and another call is necessary. O(ENTRIES_EXAMINED_MAX * log ranks),
+        O(log ranks) amortised
         """
         for _ in range(ENTRIES_EXAMINED_MAX):
             heap = self._next_heap(now)

@@ -1,8 +1,7 @@
 """Entry points of the ledger operations, for Python and for kernels that change reservations.
 
 `export_addresses` compiles each operation once and stores the addresses in the header.  Python
-calls
-the functions here; other kernels use `call_book` and the like, with the address first and the
+calls the functions here; other kernels use `call_book` and the like, with the address first and the
 arguments as a tuple.
 """
 

@@ -21,16 +21,15 @@ FillTermsKernel = Callable[..., None]
 class PlacementPolicy(NamedTuple):
     """Placement policy, used to place prompts and to show placements.
 
-    address_of_place: returns the address of a kernel with the signature PLACE, which works as
-                      `placement_kernels.place` describes
-    own_term_names:        names of the policy's term rows behind COMMON_TERM_NAMES, as in the
-    decision log
-    own_parameters:    configuration -> the policy's parameters behind the common ones
-    credit_blocks:    (cumulative matched blocks of a slot by tier, configuration) -> value of the
-                      overlap, in blocks
-    follows_prefills:          whether the policy estimates the progress of prefills, so prompts
-    must be kept
-    options:          allowed values of `policy_options`
+    address_of_place: returns the address of a kernel with the signature PLACE_SIGNATURE that
+        takes the three steps of `placement_kernels`
+    own_term_names: names of the policy's term rows behind COMMON_TERM_NAMES, as in decision logs
+    own_parameters: configuration -> the policy's parameters behind the common ones
+    credit_blocks: (cumulative matched blocks of a slot by tier, configuration) -> value of the
+        overlap, in blocks
+    follows_prefills: whether the policy estimates the progress of prefills, so that prompts must
+        be kept
+    options: allowed values of `policy_options`
     """
 
     name: str

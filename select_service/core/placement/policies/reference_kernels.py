@@ -277,7 +277,7 @@ def _fill_costs(plan, query, eligible, factors):
 
 @compiled(error_model="numpy")
 def place_by_reference(plan, path, sequence, eligible, factors):
-    """Place a prompt, see `placement_kernels.place_by_reference`."""
+    """Place a prompt in the three steps of `placement_kernels`."""
     match_prompt(plan, path, sequence)
     query = _make_query(plan, eligible)
     _fill_costs(plan, query, eligible, factors)
@@ -295,7 +295,7 @@ _address_of_place = function_address(PLACE_SIGNATURE, place_by_reference)
 
 @compiled("int64()")
 def address_of_place():
-    """Return the address of `place_by_reference`, for PLACE_AT."""
+    """Return the address of `place_by_reference`, for PLACE_ADDRESS."""
     return _address_of_place()
 
 

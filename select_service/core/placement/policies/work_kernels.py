@@ -330,7 +330,7 @@ def _fill_costs(plan, query, n_slots, factors):
 
 @compiled(error_model="numpy")
 def place_by_work(plan, path, sequence, eligible, factors):
-    """Place a prompt, see `placement_kernels.place_by_work`."""
+    """Place a prompt in the three steps of `placement_kernels`."""
     match_prompt(plan, path, sequence)
     load = i64_view(plan, LOAD)
     # Estimating progress costs time, and without reports the estimate is not used.
@@ -351,7 +351,7 @@ _address_of_place = function_address(PLACE_SIGNATURE, place_by_work)
 
 @compiled("int64()")
 def address_of_place():
-    """Return the address of `place_by_work`, for PLACE_AT."""
+    """Return the address of `place_by_work`, for PLACE_ADDRESS."""
     return _address_of_place()
 
 

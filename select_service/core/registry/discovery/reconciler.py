@@ -186,8 +186,7 @@ class Reconciler:
 
     def next_action(self, now: float, workers_max: int) -> ReconcileAction | None:
         """Return the next action, examining at most looks_max workers; report it by `record_done`
-        or
-        `refused`.
+        or `refused`.
         """
         for _ in range(min(workers_max, len(self._due))):
             worker_id = next(iter(self._due))
