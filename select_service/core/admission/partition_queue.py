@@ -104,7 +104,7 @@ class WaitingTicket:
     position: position in the class at arrival, from 1
     """
 
-    placement_request: Any
+    placement_request: PlacementRequest
     request: SelectRequest
     lane: ConstraintLane
     size: RequestSize
