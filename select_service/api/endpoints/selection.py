@@ -274,8 +274,8 @@ async def _wait_in_queue(
         gate.remove_disconnected(ticket)
     if isinstance(ticket.outcome, SelectError):
         raise ticket.outcome
-    decision: PlacementDecision = ticket.outcome
-    return decision
+    assert ticket.outcome is not None, "the end of the wait settles the ticket"
+    return ticket.outcome
 
 
 def _free_unclaimed(service: ServiceContext, ticket: WaitingTicket) -> None:

@@ -23,14 +23,14 @@ measured order; lanes are an extension.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sortedcontainers import SortedDict
 
 from select_service.base.errors import QueueFull, SelectError
 from select_service.core.admission.policy_classes import PolicyClass, QueuePolicy
 from select_service.core.array_types import Mask
-from select_service.core.decision_maker import PlacementRequest
+from select_service.core.decision_maker import PlacementDecision, PlacementRequest
 from select_service.core.identity import Rank
 from select_service.core.workers.rank_table import RankTable
 from select_service.schemas.selection import SelectRequest
@@ -115,7 +115,7 @@ class WaitingTicket:
     deadline: float
     order: Order = (0.0, 0.0, 0)
     position: int = 0
-    outcome: Any = None
+    outcome: PlacementDecision | SelectError | None = None
     on_settled: Callable[[], None] = field(default=_ignore_settling)
 
     @property
@@ -123,7 +123,7 @@ class WaitingTicket:
         """Arrival number over all partitions."""
         return self.order[2]
 
-    def settle(self, outcome: Any) -> None:
+    def settle(self, outcome: PlacementDecision | SelectError) -> None:
         assert self.outcome is None
         self.outcome = outcome
         self.on_settled()
