@@ -9,22 +9,11 @@ from contextlib import suppress
 from typing import IO, NamedTuple
 
 from select_service.base import log_format as logs
-from select_service.base.command_line import UsageError, exit_quietly_on_closed_output
+from select_service.base.command_line import UsageError, exit_quietly_on_closed_output, print_error
 from select_service.base.version import package_version
 from select_service.cli.compile_kernels import compile_before_start, compile_command
 from select_service.config.open_interfaces import check_open_interfaces, replica_host
-from select_service.config.settings_loader import (
-    CACHE,
-    COMPILE,
-    DOCTOR,
-    EXPLAIN,
-    INSPECT,
-    KEYS,
-    REPLAY,
-    UnusableSetting,
-    load_config,
-    parse_arguments,
-)
+from select_service.config.settings_loader import UnusableSetting, load_config, parse_arguments
 from select_service.server.early_signals import exit_immediately_on_signal, ignore_hangups
 from select_service.server.gc_tuning import gc_disabled
 from select_service.server.listening_socket import (
@@ -57,36 +46,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     try:
         with exit_quietly_on_closed_output():
-            if words[:1] == [COMPILE]:
-                with exit_immediately_on_signal(1):
-                    return compile_command(words[1:])
-            if words[:1] == [CACHE]:
-                from select_service.cli.cache import cache_command
+            match words[:1]:
+                case ["compile"]:
+                    with exit_immediately_on_signal(1):
+                        return compile_command(words[1:])
+                case ["cache"]:
+                    from select_service.cli.cache import cache_command
 
-                return cache_command(words[1:])
-            if words[:1] == [EXPLAIN]:
-                from select_service.cli.explain import explain_command
+                    return cache_command(words[1:])
+                case ["explain"]:
+                    from select_service.cli.explain import explain_command
 
-                return explain_command(words[1:])
-            if words[:1] == [INSPECT]:
-                from select_service.cli.inspect import inspect_command
+                    return explain_command(words[1:])
+                case ["inspect"]:
+                    from select_service.cli.inspect import inspect_command
 
-                return inspect_command(words[1:])
-            if words[:1] == [DOCTOR]:
-                from select_service.cli.doctor import doctor_command
+                    return inspect_command(words[1:])
+                case ["doctor"]:
+                    from select_service.cli.doctor import doctor_command
 
-                return doctor_command(words[1:])
-            if words[:1] == [REPLAY]:
-                compile_before_start()
-                from select_service.sim.replay.policy_replay_command import (
-                    replay_command,  # nor a simulator
-                )
+                    return doctor_command(words[1:])
+                case ["replay"]:
+                    compile_before_start()
+                    from select_service.sim.replay.policy_replay_command import replay_command
 
-                return replay_command(words[1:])
-            if words[:1] == [KEYS]:
-                from select_service.cli.keys_command import keys_command
+                    return replay_command(words[1:])
+                case ["keys"]:
+                    from select_service.cli.keys_command import keys_command
 
-                return keys_command(words[1:])
+                    return keys_command(words[1:])
         with exit_immediately_on_signal(0):
             ignore_hangups()
             judged = _validate_startup(words, os.environ)
@@ -103,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 threads = start_threads()
                 parts = open_sockets(judged.wanted, judged.listener)
     except UsageError as error:
-        print(f"select-service: error: {error}", file=sys.stderr)
+        print_error(str(error))
         return USAGE_ERROR
     status = run_service(parts, judged.listener, threads)
     # Everything is closed.  Tearing down the interpreter and the compiler would only cost time.

@@ -1,5 +1,7 @@
 """Shared by every test: how much Hypothesis explores, and what a failed test shows of processes."""
 
+import asyncio
+import inspect
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -7,9 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from scripts.processes import launched_process
 from select_service.base.log_format import OWN_PACKAGES, shows_debug
-from tests import hypothesis_profiles
+from tests.builders import hypothesis_profiles, launched_process
 
 settings.register_profile(hypothesis_profiles.PROFILE, hypothesis_profiles.explores())
 settings.load_profile(hypothesis_profiles.PROFILE)
@@ -18,6 +19,21 @@ settings.load_profile(hypothesis_profiles.PROFILE)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first, so that no process of several works on alone in the end."""
     items.sort(key=lambda item: item.path.parent.name != "simulation")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an async test on an event loop of its own.
+
+    What runs it is its argument `run`, else `RUN_ASYNC` of its module, else `asyncio.run`.
+    """
+    if not inspect.iscoroutinefunction(pyfuncitem.function):
+        return None
+    names = inspect.signature(pyfuncitem.function).parameters
+    given = {name: pyfuncitem.funcargs[name] for name in names}
+    run = given.get("run", getattr(pyfuncitem.module, "RUN_ASYNC", asyncio.run))
+    run(pyfuncitem.function(**given))
+    return True
 
 
 @pytest.hookimpl(tryfirst=True)

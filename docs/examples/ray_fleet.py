@@ -1,6 +1,6 @@
 """Run a small fleet on one machine: Ray, selectors, engines behind Ray Serve, and load.
 
-    pip install 'select-service[ray,demo]'
+    pip install '.[ray,demo]'
     python docs/examples/ray_fleet.py                   # the selectors choose
     python docs/examples/ray_fleet.py --router serve    # Serve chooses, for comparison
 
@@ -26,8 +26,9 @@ from ray.serve.config import RequestRouterConfig
 
 from select_service.ray import Report, deploy, register_replica, remove
 from select_service.sim.demo.kv_publisher import KvPublisherSockets
-from select_service.sim.demo.prefix_cache import CacheJob, chain_keys
-from select_service.sim.demo.prefix_cache import PrefixCache as Cache
+from select_service.sim.engine.block_catalog import BlockCatalog
+from select_service.sim.engine.kv_block_pool import KvBlockPool
+from select_service.sim.engine.prefix_cache import PrefixCache
 
 MODEL = "simulated"
 BLOCK_SIZE = 16
@@ -56,7 +57,8 @@ class Engine:
     """Simulated engine; each Serve replica is one."""
 
     async def __init__(self) -> None:
-        self.cache = Cache(CACHE_BLOCKS, BLOCK_SIZE, hash_seed=random.getrandbits(64))
+        pool, catalog = KvBlockPool(0, CACHE_BLOCKS), BlockCatalog(BLOCK_SIZE)
+        self.cache = PrefixCache(pool, catalog, hash_seed=random.getrandbits(64))
         self.events = KvPublisherSockets(zmq.asyncio.Context(), dp_rank=0)
         self.replays = asyncio.create_task(self.events.serve_replay())
         self.prefills = asyncio.Lock()
@@ -77,31 +79,24 @@ class Engine:
         """Return a made-up answer of `n_tokens`; `booked` is the router's data for `Report`."""
         began, report = time.perf_counter(), Report(booked)
         answer = random.choices(range(50_000), k=n_tokens)
-        job = job_of([*token_ids, *answer], len(token_ids))
+        pool = self.cache.pool
+        chain = self.cache.number_blocks(np.array([*token_ids, *answer], np.uint32))
+        full = len(token_ids) // BLOCK_SIZE
         async with self.prefills:
-            while not self.cache.has_room(job):
+            while (cached_blocks := self.cache.admit_prompt(chain[:full])) is None:
                 await asyncio.sleep(0.01)
-            running, cached_blocks = self.cache.admit(job)
-            self.events.publish(self.cache.take_events())
+            self.events.publish_batch(self.cache.take_events())
             cached = cached_blocks * BLOCK_SIZE
             await asyncio.sleep((len(token_ids) - cached) / PREFILL_TOKENS_PER_S)
         first_token_s = time.perf_counter() - began
         report.first_token()
-        for _ in range(job.output_blocks):
+        while full < len(chain):
             await asyncio.sleep(BLOCK_SIZE / TOKENS_PER_S)
-            self.cache.grow(running)
+            full = max(full, pool.take_blocks(chain, full, full + 1))
             report.tokens(BLOCK_SIZE)
-        self.cache.finish(running)
-        self.events.publish(self.cache.take_events())
+        pool.release_blocks(chain, full)
+        self.events.publish_batch(self.cache.take_events())
         return Answered(answer, cached, first_token_s)
-
-
-def job_of(tokens: list[int], prompt_tokens: int) -> CacheJob:
-    """Return the cache job of a request: its blocks, with the prompt before the answer."""
-    array = np.array(tokens, np.uint32)
-    keys, prompt_blocks = chain_keys(array, BLOCK_SIZE), prompt_tokens // BLOCK_SIZE
-    has_tail = len(tokens) % BLOCK_SIZE > 0
-    return CacheJob(keys, array, prompt_blocks, len(keys) - prompt_blocks, has_tail)
 
 
 async def conversation(handle: Any, user: int, turns: int) -> list[tuple[Answered, int]]:

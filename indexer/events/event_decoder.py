@@ -1,8 +1,8 @@
 """Decoder of one ZMQ message to a Batch of KV events; the only entry to decoding.
 
-Two readers give the same result.  `kernels.scan_batch` reads the common payloads in one compiled
-call into flat arrays, and the events here are views of them: hashes and tokens never become
-Python objects.  Payloads it gives up on go to `parser`, which reads everything.
+Two readers give the same result.  `payload_kernels.scan_batch` reads the common payloads in one
+compiled call into flat arrays, and the events here are views of them: hashes and tokens never
+become Python objects.  Payloads it gives up on go to `payload_parser`, which reads everything.
 """
 
 from collections.abc import Generator, Iterator

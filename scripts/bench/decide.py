@@ -29,7 +29,7 @@ from indexer.tiers import Tier
 from select_service.core.identity import Rank
 from select_service.core.placement.candidates import find_candidates
 from select_service.core.placement.router_config import POLICY_NAMES, RouterConfig
-from select_service.core.selector import SelectorConfig, SelectorCore
+from select_service.core.selector_builder import SelectorConfig, build_selector
 from select_service.schemas.selection import SelectAndReserveRequest, SelectRequest
 from select_service.schemas.workers import WorkerRegistration
 
@@ -45,7 +45,7 @@ NOW = 1000.0
 def selector_of(ranks, policy, decisions_kept):
     router = RouterConfig(policy=policy)
     config = SelectorConfig(router, use_kv_events=False, decisions_kept=decisions_kept)
-    selector = SelectorCore(config, lambda: PrefixIndex(1 << 18), rng=Random(1))
+    selector = build_selector(config, lambda: PrefixIndex(1 << 18), rng=Random(1))
     for worker_id in range(ranks):
         given = {"worker_id": worker_id, "endpoint": "http://w", "block_size": BLOCK_SIZE}
         selector.register_worker(msgspec.convert(given, WorkerRegistration))
@@ -109,7 +109,7 @@ def calls_of(ranks, hashes, scene, policy, decisions_kept):
 
     def place(number):
         job = jobs[number]
-        partition.placer.place(job.prompt, job.config, eligible, draw=0.5)
+        partition.placer.place_prompt(job.prompt, job.config, eligible, draw=0.5)
 
     def moving(number):
         partition.index.header[CHANGED] += 1

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from scripts.bench.planner.generated_requests import generate_requests
 from select_service.planner.config_loader import DOCUMENT_DEFAULTS
 from select_service.planner.core.settings import DeploymentMode, DeploymentSettings, scaled_roles
 from select_service.planner.core.tick_input import EngineLimits, Role
@@ -37,7 +38,7 @@ from select_service.planner.replay.planner_run import (
     ReplayOutcome,
     make_promise,
 )
-from select_service.planner.replay.replay_traffic import generate_requests, trace_requests
+from select_service.planner.replay.replay_traffic import trace_requests
 from select_service.planner.replay.simulated_engine import EngineSpeed, SimulatedRequest
 from select_service.planner.replay.simulated_fleet import FleetOptions
 from select_service.planner.wiring import build_deployment

@@ -22,6 +22,22 @@ and a dashboard: [monitoring](../guides/monitoring.md).
 * Partitions, workers and ranks beyond the first 512 share one series with the label value `other`.
 * Columns: `c` counter (sample names end with `_total`), `g` gauge, `h` histogram (`_bucket`, `_sum`, `_count`).
 * Labels with a fixed set of values list it; values can be added in any version.
+* Counters count since the start of the process, so read them by `rate` or `increase`; gauges are values of the moment.
+
+| label | meaning |
+|---|---|
+| `model_name`, `tenant_id` | scope of the requests |
+| `worker_id`, `dp_rank` | registered worker, and its data-parallel rank |
+| `tp_group` | equal to `worker_id`, for queries of Dynamo |
+| `source_group`, `target_group` | worker from which and to which a reservation moved |
+| `peer` | another replica, by its name or address |
+| `key`, `scope` | name of an API key; whether its own share or that of its tenants was used up |
+| `route`, `method`, `status` | declared path of the API, HTTP method and status |
+| `policy_class`, `tier` | class of the queue; priority tier, or storage of a block |
+| `task` | periodic task of the event loop |
+| `source`, `file` | discovery source; followed file |
+| `experiment`, `policy` | id of an experiment; placement policy |
+| `deployment`, `role`, `slo` | deployment in the planner file, prefill or decode, promised latency |
 """
 SECTIONS: Sequence[tuple[str, tuple[str, ...]]] = (
     ("Planner (`GET /metrics` of `select-planner`)", ("planner_",)),

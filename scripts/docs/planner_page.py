@@ -10,7 +10,7 @@ from msgspec.structs import fields
 from scripts.docs.markdown import code, marked, table
 from select_service.planner.config import DeploymentConfig, PlannerConfig
 from select_service.planner.config_loader import DOCUMENT_DEFAULTS
-from select_service.planner.core.reasons import SENTENCES
+from select_service.planner.core.reasons import Reason
 
 INTRODUCTION = """\
 # Planner file
@@ -126,7 +126,7 @@ def _sections() -> Iterator[str]:
     yield "## Settings of a deployment"
     yield table(("setting", "default", "meaning", "document"), _rows(DeploymentConfig, DEPLOYMENT))
     yield PROPOSERS.strip()
-    yield table(("code", "meaning"), ((code(reason), text) for reason, text in SENTENCES.items()))
+    yield table(("code", "meaning"), ((code(reason), reason.sentence) for reason in Reason))
 
 
 def _rows(config: type, meanings: Mapping[str, str]) -> Iterator[tuple[str, str, str, str]]:

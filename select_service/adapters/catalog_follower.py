@@ -16,7 +16,8 @@ import asyncio
 from indexer.dumps.recovered_blocks import Adoption, adopt_blocks
 from indexer.sockets.ingest import Ingest
 from select_service.adapters.guarded_callbacks import GuardedCallbacks
-from select_service.core.registry.fleet.fleet import CatalogChanges, WorkerFleet
+from select_service.core.registry.fleet.catalog_changes import CatalogChanges
+from select_service.core.registry.fleet.fleet import WorkerFleet
 
 ADOPTION_CALLBACK = "adoption"
 """Callback name under which failures of attaching recovered blocks are counted."""

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Protocol
 
-from select_service.adapters.http_error import HttpError
 from select_service.adapters.http_get import HttpClient
 from select_service.core.workers.engine_load import ERROR_CHARS_MAX, EngineReading, EngineTarget
 from select_service.core.workers.metrics_parser import MetricsTextError, parse_in_steps
+from select_service.net.http_client.http_error import HttpError
 from select_service.net.http_client.reading_budget import reading_budget
 
 BODY_BYTES_MAX = 4 << 20
@@ -136,7 +136,7 @@ class EngineMetricsScraper:
             steps = parse_in_steps(text, target.dp_ranks)
             readings = await reading_budget().run_steps(steps)
         except HttpError as error:
-            self._record_failure(target, error.failure, str(error)[:ERROR_CHARS_MAX])
+            self._record_failure(target, error.metric_label, str(error)[:ERROR_CHARS_MAX])
         except MetricsTextError as error:
             self._record_failure(target, error.result, str(error)[:ERROR_CHARS_MAX])
         else:

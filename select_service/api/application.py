@@ -91,11 +91,11 @@ class ApiApplication:
     def start_shutdown(self) -> None:
         """Answer waiting requests at once with an error and end all streams."""
         error = ShuttingDown("the service is shutting down; nothing was done")
-        self._service.selector.gate.refuse_all_waiting(error)
+        self._service.gate.refuse_all_waiting(error)
         self._service.live.frame_broadcaster.end_streams()
         # Ends the long polls and streams that wait for migrations.
-        if self._service.selector.mover is not None:
-            self._service.selector.mover.notify_shutdown()
+        if self._service.mover is not None:
+            self._service.mover.notify_shutdown()
 
     async def _answer_failure(
         self, answer: SelectError, scope: Scope, receive: Receive, send: Send

@@ -8,9 +8,9 @@ from typing import NamedTuple, TypeVar, cast
 
 from select_service.api.service_context import ServiceContext
 from select_service.core.admission.worker_admission import make_admission_columns
+from select_service.core.draining import DrainRegistry
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.registry.fleet.partition import Partition
-from select_service.core.selector import SelectorCore
 from select_service.core.views.rank_views import LoadColumns, load_columns
 from select_service.core.workers.worker_catalog import RegisteredWorker
 from select_service.schemas.compact import CompactLoads, CompactRanks, CompactState
@@ -73,7 +73,7 @@ def compact_loads(
 
 def _empty_columns(form: type[C], service: ServiceContext, key: PartitionKey) -> C:
     """Return empty columns of a partition with its queue totals."""
-    waiting = service.selector.gate.waiting.backlog_of(key)
+    waiting = service.gate.waiting.backlog_of(key)
     return form(
         model_name=key.model_name,
         tenant_id=key.tenant_id,
@@ -86,7 +86,7 @@ def _split_batches(
     service: ServiceContext, key: PartitionKey, workers: Iterable[RegisteredWorker]
 ) -> Iterator[_RankBatch]:
     """Yield batches in order; lifecycles are read when a batch is produced, not in advance."""
-    find = service.selector.fleet.catalog.find_worker
+    find = service.fleet.catalog.find_worker
     every = ((worker, rank) for worker in workers for rank in worker.list_ranks())
     # Look at the catalog now, not at the start of the iteration: other tasks ran between steps
     # and may have replaced or deleted workers.
@@ -105,7 +105,7 @@ def _add_loads(service: ServiceContext, shown: CompactLoads, batch: _RankBatch) 
     shown.worker_ids += [rank.worker_id for rank in batch.ranks]
     shown.dp_ranks += [rank.dp_rank for rank in batch.ranks]
     if batch.has_slots:
-        partition = service.selector.fleet.partitions[batch.key]
+        partition = service.fleet.partitions[batch.key]
         blocks = partition.load.compute_active_blocks()
         columns = load_columns(partition, blocks, _slots_of_batch(partition, batch))
     else:
@@ -117,30 +117,30 @@ def _add_loads(service: ServiceContext, shown: CompactLoads, batch: _RankBatch) 
 
 
 def _add_states(service: ServiceContext, shown: CompactRanks, batch: _RankBatch) -> None:
-    selector, n = service.selector, len(batch.ranks)
+    n = len(batch.ranks)
     if not batch.has_slots:
         shown.states += [batch.lifecycle] * n
         shown.busy += [False] * n
         shown.kv_usages += [None] * n
         return
     states: list[str] = [batch.lifecycle] * n
-    fitness = selector.health
+    fitness = service.health
     if fitness is not None:
         states = [fitness.state_of(rank) or batch.lifecycle for rank in batch.ranks]
-    if len(selector.draining):
+    if len(service.draining):
         # _add_loads has just appended the loads of this batch: the last n entries.
         requests = shown.active_requests[-n:]
-        states = [*map(partial(_draining_state, selector), batch.ranks, states, requests)]
+        states = [*map(partial(_draining_state, service.draining), batch.ranks, states, requests)]
     shown.states += cast(list[CompactState], states)
-    scene = selector.admission_scene(batch.key, monotonic())
+    scene = service.selector.admission_scene(batch.key, monotonic())
     columns = make_admission_columns(scene, _slots_of_batch(scene.partition, batch))
     shown.busy += columns.busy
     shown.kv_usages += columns.kv_usages
 
 
-def _draining_state(selector: SelectorCore, rank: Rank, state: str, requests: int) -> str:
+def _draining_state(draining: DrainRegistry, rank: Rank, state: str, requests: int) -> str:
     """Return the state of a rank, adjusted if its worker is draining."""
-    if rank.worker_id not in selector.draining or state not in ("schedulable", "draining"):
+    if rank.worker_id not in draining or state not in ("schedulable", "draining"):
         return state
     return "draining" if requests else "drained"
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from select_service.base.errors import Conflict
-from select_service.core.persisted_state import persisted_state
 from select_service.core.selector import SelectorCore
+from select_service.core.state_persistence import persisted_state
 from select_service.metrics.discovery import SourceReport
 from select_service.schemas.discovery import DiscoveryView
 from select_service.schemas.persisted_state import PersistedState

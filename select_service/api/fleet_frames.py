@@ -58,7 +58,7 @@ async def _collect_contents(service: ServiceContext) -> FrameContents:
 
 
 def _partition_items(service: ServiceContext) -> Iterator[TenantItem | None]:
-    deleted = service.selector.fleet.catalog.deleted_workers()
+    deleted = service.fleet.catalog.deleted_workers()
     there = [w for w in service.selector.list_workers() if w.worker_id not in deleted]
     for ranks in compact_ranks(service, there):
         if ranks is not None:
@@ -68,10 +68,10 @@ def _partition_items(service: ServiceContext) -> Iterator[TenantItem | None]:
 
 def _partition_view(service: ServiceContext, ranks: CompactRanks) -> LivePartition:
     key = PartitionKey(ranks.model_name, ranks.tenant_id)
-    partition = service.selector.fleet.partitions.get(key)
+    partition = service.fleet.partitions.get(key)
     if partition is None:
         return LivePartition(ranks=ranks)
-    fitness = service.selector.health
+    fitness = service.health
     refusing = () if fitness is None else fitness.monitor.refusing_workers()
     tally = partition.placer.total_tally
     return LivePartition(
@@ -87,7 +87,7 @@ def _partition_view(service: ServiceContext, ranks: CompactRanks) -> LivePartiti
 
 
 def _decision_items(service: ServiceContext) -> Iterator[TenantItem | None]:
-    explanations = service.selector.explanations
+    explanations = service.followers.explanations
     if not len(explanations):
         return
     for row in explanations.list_decisions(DecisionFilter(limit=DECISIONS_SHOWN), monotonic()):
@@ -96,7 +96,7 @@ def _decision_items(service: ServiceContext) -> Iterator[TenantItem | None]:
 
 def _service_contents(service: ServiceContext) -> dict[str, msgspec.Raw]:
     """Return the contents that belong to the service and not to a tenant."""
-    gate = service.selector.gate
+    gate = service.gate
     classes = [
         ClassState(
             policy_class=name,

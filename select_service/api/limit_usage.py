@@ -45,20 +45,19 @@ class LimitView(Struct, kw_only=True):
 
 def limit_reports(service: ServiceContext) -> list[LimitReport]:
     """Return the usage of every limit."""
-    limits, selector = service.limits, service.selector
-    catalog = selector.fleet.catalog
+    limits, fleet, reservations = service.limits, service.fleet, service.ledger.reservations
     # Totals of all callers. SharedLimit.used covers only resources that are taken and given back,
     # not objects stored in the catalog, the ledger or the queue.
     everywhere = {
         limits.connections: len(service.process.open_connections),
-        limits.workers: len(catalog),
-        limits.partitions: len(selector.fleet.partitions),
+        limits.workers: len(fleet.catalog),
+        limits.partitions: len(fleet.partitions),
         limits.event_ranks: service.ingest.count_ranks(),
-        limits.reservations: len(selector.reservation_table),
-        limits.reserved_blocks: selector.reservation_table.n_blocks,
-        **dict(zip(limits.queue_limits, selector.gate.waiting.total_size, strict=True)),
+        limits.reservations: len(reservations),
+        limits.reserved_blocks: reservations.n_blocks,
+        **dict(zip(limits.queue_limits, service.gate.waiting.total_size, strict=True)),
     }
-    stored = _stored_usage_by_key(service.guard, limits, catalog)
+    stored = _stored_usage_by_key(service.guard, limits, fleet.catalog)
     return [
         LimitReport(
             limit.name,

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from starlette.requests import Request
 
 from select_service.auth.limit_shares import Holder, SharedLimit
+from select_service.core.admission.policy_classes import QueueBounds
 from select_service.core.admission.waiting_list import WAITING_ALLOWED_IDS_MAX, WAITING_BLOCKS_MAX
 from select_service.core.load.ledger_memory import RESERVATIONS_MAX, RESERVED_BLOCKS_MAX
-from select_service.core.registry.fleet.fleet import PARTITIONS_MAX
-from select_service.core.selector import SelectorCore
+from select_service.core.registry.fleet.registration_rules import PARTITIONS_MAX
 from select_service.core.workers.worker_catalog import WORKERS_MAX, RegisteredWorker
 from select_service.http.body_codec import BODY_BUDGET, HOLDER_SCOPE_KEY
 from select_service.http.bounded_protocol import CONNECTIONS_MAX
@@ -32,9 +32,8 @@ _SEND_FEWER = "send fewer concurrent requests"
 class SharedLimits:
     """Shared limits of one process."""
 
-    def __init__(self, selector: SelectorCore, ranks_max: int) -> None:
+    def __init__(self, bounds: QueueBounds, ranks_max: int) -> None:
         """ranks_max: maximum number of ranks with event listeners"""
-        bounds = selector.gate.waiting.bounds
         self.connections = SharedLimit(
             "connections", CONNECTIONS_MAX, "connections", "close idle connections"
         )

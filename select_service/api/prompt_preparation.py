@@ -20,7 +20,7 @@ async def prehash_prompt(
 
     Raises BadRequest, InvalidBody, ShuttingDown.
     """
-    hashing = service.selector.prompt_resolver.hashing_parameters(body)
+    hashing = service.prompt_resolver.hashing_parameters(body)
     try:
         return ReadAheadPrompt(*hashing, await asyncio.to_thread(read, body, *hashing))
     except asyncio.CancelledError:

@@ -34,13 +34,13 @@ def count_booking(
     is_counted = bookings is not None
     if is_counted and reservation_id is not None:
         # A retry returns the existing reservation and books nothing new.
-        is_counted = service.selector.ledger.find_active(reservation_id) is None
+        is_counted = service.ledger.find_active(reservation_id) is None
     if bookings is None or not is_counted:
         yield _ignore_booking
         return
 
     def booked(reservation_id: str) -> None:
-        held = service.selector.reservation_table.find_reservation(reservation_id)
+        held = service.ledger.reservations.find_reservation(reservation_id)
         if held is not None:
             bookings.count_booking(held.row)
 
@@ -68,7 +68,7 @@ def count_queued(
                 try:
                     limit.take(holder, n, tenants)
                 except QuotaExceeded as error:
-                    service.selector.gate.withdraw_ticket(ticket, error)
+                    service.gate.withdraw_ticket(ticket, error)
                     raise
                 taken.append((limit, n))
         yield
@@ -85,7 +85,7 @@ def check_worker_quota(service: ServiceContext, request: Request, worker: Regist
     holder, guard = request_holder(request), service.guard
     if holder.key is None:
         return
-    catalog, worker_id = service.selector.fleet.catalog, worker.worker_id
+    catalog, worker_id = service.fleet.catalog, worker.worker_id
     ids = guard.usage_of(holder.key).registered_worker_ids(catalog.is_registered)
     if worker_id in ids and _needs_no_more(worker, catalog.get_worker(worker_id)):
         return

@@ -59,7 +59,7 @@ SCOPE_PARAMETERS = (
 )
 
 
-def parse_query(request: Request, known: Sequence[str]) -> dict[str, str]:
+def parse_query(request: Request, parameters: Sequence[str]) -> dict[str, str]:
     """Return the known query parameters and attach a warning for each unknown parameter.
 
     Raises BadRequest for a duplicate parameter.
@@ -69,16 +69,16 @@ def parse_query(request: Request, known: Sequence[str]) -> dict[str, str]:
         return found
     unknown: dict[str, None] = {}
     for name, value in request.query_params.multi_items():
-        if name not in known:
+        if name not in parameters:
             unknown[name] = None
         elif name in found:
-            # Same wording as the reference service: its clients may match this text.
+            # Same wording as Dynamo: its clients may match this text.
             raise BadRequest(f"Failed to deserialize query string: duplicate field `{name}`")
         else:
             found[name] = value
     if unknown:
         add_warnings(
-            request, [unknown_parameter(name, known) for name in islice(unknown, WARNINGS_MAX)]
+            request, [unknown_parameter(name, parameters) for name in islice(unknown, WARNINGS_MAX)]
         )
     return found
 

@@ -322,13 +322,13 @@ def suggest_delete(path: str, paths: Sequence[str]) -> str | None:
 
 def suggest_path(path: str, paths: Sequence[str]) -> str | None:
     """Return the known path most similar to a misspelt path; None means no similar path."""
-    wanted = "/" + path[:SHOWN_CHARS_MAX].strip("/").lower()
-    segments = wanted.split("/")
-    return nearest_name(wanted, paths, lambda known: _fill_parameters(known, segments))
+    shown_path = "/" + path[:SHOWN_CHARS_MAX].strip("/").lower()
+    segments = shown_path.split("/")
+    return nearest_name(shown_path, paths, lambda template: _fill_parameters(template, segments))
 
 
-def _fill_parameters(known: str, segments: Sequence[str]) -> str:
-    """Return `known` with its parameters replaced by the segments of a path."""
-    own = known.split("/")
+def _fill_parameters(template: str, segments: Sequence[str]) -> str:
+    """Return `template` with its parameters replaced by the segments of a path."""
+    own = template.split("/")
     given = dict(enumerate(segments))
     return "/".join(given.get(i, each) if each[:1] == "{" else each for i, each in enumerate(own))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from starlette.requests import Request
 
@@ -26,18 +26,27 @@ from select_service.auth.guard import Grant, Guard
 from select_service.base.errors import SelectError
 from select_service.config.health_settings import Network
 from select_service.config.settings_loader import Config
+from select_service.core.admission.admission_gate import AdmissionGate
+from select_service.core.draining import DrainRegistry
+from select_service.core.load.ledger import Ledger
+from select_service.core.prompt_resolver import PromptResolver
+from select_service.core.registry.fleet.fleet import WorkerFleet
 from select_service.core.registry.fleet.recovered_blocks import (
     PersistenceReport,
     RecoveryStatus,
     SnapshotStatus,
 )
-from select_service.core.selector import SelectorCore
+from select_service.core.selector import CoreFollowers, SelectorCore
 from select_service.core.workers.worker_catalog import RegisteredWorker
 from select_service.metrics.decision_log import DecisionLogCounts
 from select_service.metrics.service_metrics import ServiceMetrics
 from select_service.metrics.tasks import TaskCounts
 from select_service.net.tls.current_tls import ClientTls, CurrentTls, ServerTls
 from select_service.schemas.doctor import DoctorReport
+
+if TYPE_CHECKING:
+    from select_service.core.health.fleet_health.health_service import HealthService
+    from select_service.core.health.migration.migrator import Migrator
 
 TRACEPARENT_CHARS_MAX = 128
 """Logged length of a traceparent; a valid header has 55 characters."""
@@ -136,12 +145,22 @@ class ServiceContext:
 
     Built once, by `select_service.server.build`.
 
+    selector: operations on the parts of the core, of which the following fields are some
+    health, mover: None while health checks are off
     reporter_networks: networks whose hosts may report outcomes of requests
     """
 
     config: Config
     version: str
     selector: SelectorCore
+    fleet: WorkerFleet
+    ledger: Ledger
+    gate: AdmissionGate
+    prompt_resolver: PromptResolver
+    draining: DrainRegistry
+    health: "HealthService | None"
+    mover: "Migrator | None"
+    followers: CoreFollowers
     ingest: Ingest
     catalog_follower: CatalogFollowerInterface
     metrics: ServiceMetrics
@@ -160,7 +179,7 @@ class ServiceContext:
 
 def persistence_report(service: ServiceContext) -> PersistenceReport:
     """Return the progress of recovery, snapshots and dumps."""
-    at, recovered = monotonic(), service.selector.fleet.recovered_blocks
+    at, recovered = monotonic(), service.fleet.recovered_blocks
     recovery, written, _ = service.persistence
     return PersistenceReport(
         state=recovery.state,

@@ -58,14 +58,14 @@ def check_tenant(grant: Grant, tenant_id: str) -> None:
 
 def check_worker(service: ServiceContext, grant: Grant, worker_id: int) -> None:
     """Raise NotFound for a worker of another tenant."""
-    worker = service.selector.fleet.catalog.find_worker(worker_id)
+    worker = service.fleet.catalog.find_worker(worker_id)
     if worker is not None and not grant.can_see_tenant(worker.key.tenant_id):
         raise NotFound(f"worker {worker_id} not found")
 
 
 def check_reservation(service: ServiceContext, grant: Grant, reservation_id: str) -> None:
     """Raise NotFound for a reservation of another tenant."""
-    booking = service.selector.reservation_table.find_reservation(reservation_id)
+    booking = service.ledger.reservations.find_reservation(reservation_id)
     if booking is not None and not grant.can_see_tenant(booking.key.tenant_id):
         raise NotFound(f"reservation {reservation_id} not found")
 

@@ -3,13 +3,12 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from select_service.auth.client_credentials import read_api_key
-from select_service.auth.curve_key_file import read_curve_pair
 from select_service.auth.guard import Guard
-from select_service.auth.keys_file import read_api_keys, read_replica_keys
+from select_service.auth.keys_file import read_api_keys, read_curve_pair, read_replica_keys
 from select_service.auth.limit_shares import ShareRules
 from select_service.auth.replica_keypair import ReplicaKeypair
 from select_service.config.settings_loader import Config, ConfigError
+from select_service.net.token_file import read_api_key
 
 if TYPE_CHECKING:
     from indexer.sockets.curve_keypairs import CurveKeyPair

@@ -7,13 +7,12 @@ import argparse
 from pathlib import Path
 from typing import NamedTuple
 
-from select_service.base.command_line import UsageError, argument_type, file_error_text
-from select_service.files.atomic_file import read_whole
+from select_service.base.command_line import UsageError, argument_type
 from select_service.net.tls.current_tls import ClientTls
 from select_service.net.tls.tls_paths import CertificatePair, ClientTlsPaths
+from select_service.net.token_file import read_api_key
 from select_service.net.urls import service_url_error
 
-KEY_BYTES_MAX = 4096
 DEFAULT_URL = "http://127.0.0.1:8092"
 """Default URL of a service."""
 
@@ -23,19 +22,6 @@ class ClientCredentials(NamedTuple):
 
     key_file: Path | None
     tls: ClientTls | None
-
-
-def read_api_key(path: Path) -> str:
-    """Return the key in the file.  Raises ValueError with one line.  Blocks."""
-    try:
-        key = read_whole(path, KEY_BYTES_MAX).decode("ascii").strip()
-    except OSError as error:
-        raise ValueError(file_error_text(path, error)) from None
-    except ValueError:
-        key = ""
-    if not key.isprintable() or not key or " " in key:
-        raise ValueError(f"`{path}` does not contain a key: expected a single word")
-    return key
 
 
 def add_url_flag(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,7 @@
-"""Reader of the files of API keys and of replica keys, in TOML or YAML."""
+"""Reader of the files of keys: API keys and replica keys, in TOML or YAML, and CURVE keys."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,7 +15,11 @@ from select_service.auth.replica_keys_schema import (
 from select_service.files.atomic_file import read_whole
 from select_service.files.yaml_document import decode_yaml
 
+if TYPE_CHECKING:
+    from indexer.sockets.curve_keypairs import CurveKeyPair
+
 BYTES_MAX = 1 << 20
+CURVE_KEY_BYTES_MAX = 4096
 YAML_ENDINGS = (".yaml", ".yml")
 
 
@@ -32,6 +37,22 @@ def read_replica_keys(path: Path) -> ReplicaKeys:
     Raises ValueError with a one-line message without file name.  Blocks.
     """
     return parse_replica_keys_file(path, _read_text(path, CREATE_PAIR_ADVICE))
+
+
+def read_curve_pair(path: Path) -> "CurveKeyPair":
+    """Return the pair of the secret CURVE key in a file.
+
+    Raises ValueError with a one-line message without file name and secret.  Blocks.
+    """
+    # errors in other settings must not wait for the import of libzmq
+    from indexer.sockets.curve_keypairs import key_pair_of
+
+    try:
+        return key_pair_of(read_whole(path, CURVE_KEY_BYTES_MAX).decode("ascii").strip())
+    except UnicodeDecodeError:
+        raise ValueError("not a CURVE key: expected a single word of 40 characters") from None
+    except OSError as error:
+        raise ValueError(error.strerror or type(error).__name__) from None
 
 
 def parse_replica_keys_file(path: Path, text: bytes) -> ReplicaKeys:

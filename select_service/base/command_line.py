@@ -10,7 +10,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -24,10 +24,7 @@ COLUMNS = 80
 """Width of the text before the options."""
 _REQUIRED = "the following arguments are required: "
 """Start of the one argparse message that is reported as plain text."""
-_OF_ARGPARSE = {
-    "expected one argument": "a value is missing, see --help",
-    "expected at least one argument": "a value is missing, see --help",
-}
+_NO_VALUE = ("expected one argument", "expected at least one argument")
 _TAKES_NONE = "ignored explicit argument "
 
 
@@ -57,9 +54,8 @@ class CommandParser(argparse.ArgumentParser):
         self._commands = commands or {}
         parts = [textwrap.fill(description, COLUMNS), "Examples:\n" + _format_table(examples)]
         if self._commands:
-            parts.append(
-                "Commands, each with a --help of its own:\n" + _format_table(self._commands)
-            )
+            table = _format_table(self._commands)
+            parts.append("Commands, each with a --help of its own:\n" + table)
         self._lead = "\n\n".join(parts)
         super().__init__(
             prog=prog,
@@ -74,6 +70,24 @@ class CommandParser(argparse.ArgumentParser):
         """Add an argument; its flag is suggested for similar unknown flags."""
         self.flags += [name for name in names if name.startswith("--")]
         return super().add_argument(*names, **options)
+
+    def add_value(
+        self,
+        flag: str,
+        parse: Callable[[str], object],
+        metavar: str,
+        meaning: str,
+        default: Any = None,
+    ) -> None:
+        """Add an option with a value; its help ends with the default, if that is a number or word.
+
+        parse: parser of the value, see `argument_type`
+        """
+        if isinstance(default, int | float | str):
+            shown = default if isinstance(default, str) else f"{default:g}"
+            meaning += f" (default {shown})"
+        kind = argument_type(parse)
+        self.add_argument(flag, type=kind, default=default, metavar=metavar, help=meaning)
 
     def format_help(self) -> str:
         """Return the purpose and examples, then the help of argparse."""
@@ -114,7 +128,7 @@ def _format_table(rows: Mapping[str, str]) -> str:
 
 
 def _argument_error_text(error: argparse.ArgumentError) -> str:
-    message = _OF_ARGPARSE.get(error.message, error.message)
+    message = "a value is missing, see --help" if error.message in _NO_VALUE else error.message
     name = (error.argument_name or "").rpartition("/")[2]
     if message.startswith(_TAKES_NONE):
         return f"{name} takes no value"
@@ -168,13 +182,10 @@ def finite_number(low: float, high: float) -> Callable[[str], float]:
 
 def positive_number(text: str) -> float:
     """Return a positive number.  Raises ValueError."""
-    try:
-        value = finite_number(0, math.inf)(text)
-    except ValueError:
-        value = 0.0
-    if not value:
-        raise ValueError("a number above 0")
-    return value
+    with suppress(ValueError):
+        if value := finite_number(0, math.inf)(text):
+            return value
+    raise ValueError("a number above 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +210,11 @@ def one_of_words(*words: str) -> WordParser:
 
 
 # Output.
+
+
+def print_error(text: str) -> None:
+    """Print a one-line error of the command `select-service`."""
+    print(f"select-service: error: {text}", file=sys.stderr)
 
 
 @contextmanager

@@ -59,8 +59,8 @@ class DaemonThreads(ThreadPoolExecutor):
         with self._closing:
             is_first, self._is_closed = not self._is_closed, True
         if is_first:
-            if cancel_futures:
-                self._drop_calls()
+            while cancel_futures and not self._calls.empty():
+                self._calls.get()
             for _ in self._daemons:
                 self._calls.put(None)
         until = monotonic() + JOIN_S
@@ -71,10 +71,6 @@ class DaemonThreads(ThreadPoolExecutor):
         while (call := self._calls.get()) is not None:
             call()
             del call  # frees its arguments before the next call arrives
-
-    def _drop_calls(self) -> None:
-        while not self._calls.empty():
-            self._calls.get()
 
 
 def _run_call(future: Future[Any], fn: Callable[..., Any], args: Any, kwargs: Any) -> None:

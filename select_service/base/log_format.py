@@ -90,17 +90,10 @@ class TextLines(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        head = (
-            _record_time(record),
-            record.levelname,
-            record.name,
-            _escape_unprintable(record.getMessage()),
-        )
-        pairs = [
-            f"{_format_word(name)}={_format_word(value)}"
-            for name, value in _record_fields(record).items()
-        ]
-        line = " ".join((*head, *pairs))
+        head = f"{_record_time(record)} {record.levelname} {record.name}"
+        fields = _record_fields(record).items()
+        pairs = [f"{_format_word(name)}={_format_word(value)}" for name, value in fields]
+        line = " ".join((head, _escape_unprintable(record.getMessage()), *pairs))
         trace = _record_traceback(self, record)
         if trace:
             line += "".join(f"\n    {_escape_unprintable(part)}" for part in trace.splitlines())
@@ -124,7 +117,7 @@ class JsonLines(logging.Formatter):
             body["exception"] = trace
         # JSON escapes control codes below 0x20 only; terminals and line splitters also act on
         # these.
-        return _TERMINAL_CODES.sub(_escape_match, _encode_json(body))
+        return _TERMINAL_CODES.sub(lambda m: f"\\u{ord(m[0]):04x}", _encode_json(body))
 
 
 def _record_fields(record: logging.LogRecord) -> Mapping[str, Any]:
@@ -146,8 +139,8 @@ def _record_traceback(formatter: logging.Formatter, record: logging.LogRecord) -
 
 def _format_word(value: Any) -> str:
     """Return a value as one word: bare if unambiguous, else quoted."""
-    if isinstance(value, str):
-        return value if _PLAIN.fullmatch(value) else _escape_unprintable(_encode_json(value))
+    if isinstance(value, str) and _PLAIN.fullmatch(value):
+        return value
     return _escape_unprintable(_encode_json(value))
 
 
@@ -159,10 +152,6 @@ def _escape_char(char: str) -> str:
     return char if char.isprintable() else char.encode("unicode_escape").decode()
 
 
-def _escape_match(match: re.Match[str]) -> str:
-    return f"\\u{ord(match[0]):04x}"
-
-
 def _encode_json(value: Any) -> str:
     """Return compact JSON; unsupported values become text, since logging must never fail."""
     try:
@@ -170,9 +159,6 @@ def _encode_json(value: Any) -> str:
     except (OverflowError, TypeError, ValueError, RecursionError):
         pass  # an integer over 64 bits, a non-text key, a lone surrogate, a cycle
     if isinstance(value, dict):
-        return (
-            "{"
-            + ",".join(f"{_encode_json(str(k))}:{_encode_json(v)}" for k, v in value.items())
-            + "}"
-        )
+        members = (f"{_encode_json(str(k))}:{_encode_json(v)}" for k, v in value.items())
+        return "{" + ",".join(members) + "}"
     return msgspec.json.encode(ascii(value)).decode()

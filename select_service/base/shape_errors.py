@@ -57,9 +57,7 @@ _ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def convert_document(
-    document: object,
-    kind: type[T],
-    instead: Mapping[str, str] | None = None,
+    document: object, kind: type[T], instead: Mapping[str, str] | None = None
 ) -> T:
     """Return the document as a type.  Raises ValueError with a one-line message.
 

@@ -1,11 +1,10 @@
 """Command `select-service cache clear`: removes compiled machine code, before an uninstall."""
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
-from select_service.base.command_line import CommandParser, argument_type, one_of_words
+from select_service.base.command_line import CommandParser, argument_type, one_of_words, print_error
 
 
 def cache_command(argv: Sequence[str]) -> int:
@@ -20,11 +19,8 @@ def cache_command(argv: Sequence[str]) -> int:
         try:
             print(f"{remove()} bytes of machine code removed: {root}")
         except OSError as error:
-            print(
-                f"select-service: error: {error.filename or root} cannot be removed: "
-                f"{error.strerror}; remove the rest by hand",
-                file=sys.stderr,
-            )
+            fault = f"{error.filename or root} cannot be removed: {error.strerror}"
+            print_error(f"{fault}; remove the rest by hand")
             status = 1
     if not found:
         print("no machine code to remove")

@@ -9,22 +9,15 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from select_service.base.command_line import CommandParser, UsageError, file_error_text
+from select_service.base.command_line import CommandParser, UsageError, file_error_text, print_error
 from select_service.config.settings_loader import UnusableSetting
 from select_service.server.early_signals import add_exit_callback
 
-_LEFT_OUT = ("select_service.sim.replay",)
+_LEFT_OUT = ("select_service.sim.engine",)
 """Packages whose kernels no start needs."""
 STAGES = 4
 """Number of progress lines without a terminal."""
 
-_ANY_PROCESSOR = "for any processor; `select-service compile` optimises it for this one"
-_NO_BASELINE = "--portable supports {}, not {}"
-_NO_TEMPORARY = "no writable temporary directory: give --cache DIR"
-_OTHER_PROCESSOR = (
-    "NUMBA_CPU_NAME={}: the kernels need processor features missing here: {}; use an image built "
-    "with CPU=generic, or unset the variable"
-)
 
 log = logging.getLogger("select_service")
 
@@ -86,13 +79,13 @@ def _fill_package(cache: str | None, machine: str) -> int:
     baseline = kernel_sources.baseline_settings()
     if baseline is None:
         known = " and ".join(kernel_sources.BASELINES)
-        raise UsageError(_NO_BASELINE.format(known, machine))
+        raise UsageError(f"--portable supports {known}, not {machine}")
     os.environ.update({f"NUMBA_{name}": value for name, value in baseline})
     with ExitStack() as ends:
         try:
             given = cache or ends.enter_context(tempfile.TemporaryDirectory())
         except FileNotFoundError:
-            raise UsageError(_NO_TEMPORARY) from None
+            raise UsageError("no writable temporary directory: give --cache DIR") from None
         made = Path(given).absolute()
         status = _compile_into(str(made), ())
         if status:
@@ -132,7 +125,7 @@ def _compile_into(given: str | None, without: tuple[str, ...]) -> int:
             _progress_callback(lambda text: print(text, file=sys.stderr)), without
         )
     except parallel_compile.CompileError as error:
-        print(f"select-service: error: {error}", file=sys.stderr)
+        print_error(str(error))
         return 1
     print(
         f"{f'{count} kernels compiled' if count else 'all kernels were compiled already'}: {root}"
@@ -150,10 +143,13 @@ def compile_before_start() -> None:
 
     if lacking := wheel_code.lacking_requested_features():
         raise UnusableSetting(
-            _OTHER_PROCESSOR.format(os.environ["NUMBA_CPU_NAME"], ", ".join(lacking))
+            f"NUMBA_CPU_NAME={os.environ['NUMBA_CPU_NAME']}: the kernels need processor features "
+            f"missing here: {', '.join(lacking)}; use an image built with CPU=generic, or unset "
+            "the variable"
         )
     if kernel_cache.is_from_wheel():
-        log.info(f"using machine code of the package, {_ANY_PROCESSOR}")
+        advice = "`select-service compile` optimises it for this one"
+        log.info(f"using machine code of the package, for any processor; {advice}")
         return
     root, given = kernel_cache.active_root(), os.environ.get("NUMBA_CACHE_DIR")
     add_exit_callback(parallel_compile.kill_workers)

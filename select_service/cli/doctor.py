@@ -5,7 +5,6 @@ The command requests GET /doctor repeatedly until all workers are examined.
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
@@ -16,7 +15,7 @@ from select_service.auth.client_credentials import (
     credentials_from_args,
 )
 from select_service.auth.json_client import FetchError, fetch_json
-from select_service.base.command_line import CommandParser, argument_type, whole_number
+from select_service.base.command_line import CommandParser, argument_type, print_error, whole_number
 from select_service.schemas.common import U64_MAX
 
 TIMEOUT_S = 60.0
@@ -24,10 +23,6 @@ TIMEOUT_S = 60.0
 EXIT_ONLY_NOTES, EXIT_FINDINGS, EXIT_NOT_EXAMINED = 0, 1, 2
 """Exit status: only notes, a warning or fault, no examination possible."""
 _ORDER = ("fault", "warning", "note")
-
-
-class _ExaminationFailed(Exception):
-    """Error for an impossible examination."""
 
 
 def doctor_command(argv: Sequence[str]) -> int:
@@ -38,16 +33,13 @@ def doctor_command(argv: Sequence[str]) -> int:
     arguments = make_doctor_parser().parse_arguments(argv)
     try:
         report = _merge_pages(list(_fetch_pages(arguments)))
-    except _ExaminationFailed as error:
-        print(f"select-service: error: {error}", file=sys.stderr)
+    except FetchError as error:
+        print_error(f"{arguments.url}: {error}")
         return EXIT_NOT_EXAMINED
     lines = [json.dumps(report, indent=2)] if arguments.json else format_report(report)
     print("\n".join(lines))
-    return (
-        EXIT_FINDINGS
-        if any(each["severity"] != "note" for each in report["findings"])
-        else EXIT_ONLY_NOTES
-    )
+    is_clean = all(each["severity"] == "note" for each in report["findings"])
+    return EXIT_ONLY_NOTES if is_clean else EXIT_FINDINGS
 
 
 def make_doctor_parser() -> CommandParser:
@@ -80,24 +72,21 @@ def make_doctor_parser() -> CommandParser:
 
 
 def _fetch_pages(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield the pages of the report.  Raises _ExaminationFailed."""
+    """Yield the pages of the report.  Raises FetchError."""
     query: dict[str, object] = {"probe": "true"} if arguments.probe else {}
     if arguments.worker is not None:
         query["worker_id"] = arguments.worker
     presented = credentials_from_args(arguments)
-    try:
-        while True:
-            url = f"{arguments.url.rstrip('/')}/doctor?{urlencode(query)}"
-            page = fetch_json(url, presented, TIMEOUT_S)
-            if not isinstance(page, dict) or "findings" not in page:
-                raise FetchError("the response is not a doctor report: give another --url")
-            yield page
-            if page["next"] is None:
-                return
-            # Pages keep each request within its time limit, however large the fleet is.
-            query["after"] = page["next"]
-    except FetchError as error:
-        raise _ExaminationFailed(f"{arguments.url}: {error}") from None
+    while True:
+        url = f"{arguments.url.rstrip('/')}/doctor?{urlencode(query)}"
+        page = fetch_json(url, presented, TIMEOUT_S)
+        if not isinstance(page, dict) or "findings" not in page:
+            raise FetchError("the response is not a doctor report: give another --url")
+        yield page
+        if page["next"] is None:
+            return
+        # Pages keep each request within its time limit, however large the fleet is.
+        query["after"] = page["next"]
 
 
 def _merge_pages(pages: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from select_service.auth.client_credentials import (
     credentials_from_args,
 )
 from select_service.auth.json_client import FetchError, fetch_json
-from select_service.base.command_line import CommandParser, UsageError, file_error_text
+from select_service.base.command_line import CommandParser, UsageError, file_error_text, print_error
 
 TIMEOUT_S = 10.0
 LISTED_DECISIONS = 20
@@ -61,7 +61,7 @@ def explain_command(argv: Sequence[str]) -> int:
         if not isinstance(found, dict) or not found.keys() & {"decisions", "candidates"}:
             raise FetchError("the response is not a decision: give another --url")
     except FetchError as error:
-        print(f"select-service: error: {base}: {error}", file=sys.stderr)
+        print_error(f"{base}: {error}")
         return 1
     lines = format_decisions(found["decisions"]) if "decisions" in found else format_decision(found)
     print("\n".join(lines))

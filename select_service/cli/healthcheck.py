@@ -6,6 +6,7 @@ own.  If the service requires a client certificate, the check sends that of --tl
 the server's own.
 """
 
+# Not `HttpSession`: importing asyncio and the parser would add a third to the time of every check.
 import http.client
 import os
 import ssl
@@ -14,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from select_service.base.command_line import UsageError
-from select_service.config.settings_loader import Config, load_config, parse_arguments
+from select_service.config.settings_loader import Config, parse_config
 
 TIMEOUT_S = 2.0
 FIRST_PROCESS = Path("/proc/1/cmdline")
@@ -53,9 +54,8 @@ def main() -> int:
     with suppress(OSError):  # not readable: only the variables are used
         command = FIRST_PROCESS.read_bytes()
     try:
-        asked = open_health_connection(
-            load_config(parse_arguments(service_arguments(command)), os.environ)
-        )
+        config = parse_config(service_arguments(command), os.environ)
+        asked = open_health_connection(config)
         asked.request("GET", "/health")
         status = asked.getresponse().status
     except (UsageError, OSError, http.client.HTTPException) as error:

@@ -7,17 +7,23 @@ from collections.abc import Sequence
 
 from indexer.sockets.dns_resolver import Resolver
 from select_service.adapters.discovery.probe_engine import fetch_engine_facts
-from select_service.adapters.http_error import HttpError
 from select_service.adapters.http_get import HttpClient
 from select_service.auth.client_credentials import (
     ClientCredentials,
     add_credential_flags,
     credentials_from_args,
 )
-from select_service.base.command_line import CommandParser, UsageError, argument_type, whole_number
+from select_service.base.command_line import (
+    CommandParser,
+    UsageError,
+    argument_type,
+    print_error,
+    whole_number,
+)
 from select_service.base.suggestions import printable_name
 from select_service.core.registry.discovery.engine_facts import EngineFacts
 from select_service.core.registry.discovery.worker_records import derive_worker_id
+from select_service.net.http_client.http_error import HttpError
 from select_service.net.urls import service_url_error
 from select_service.schemas.common import U64_MAX
 
@@ -40,12 +46,10 @@ def inspect_command(argv: Sequence[str]) -> int:
         facts = asyncio.run(_query_engine(arguments.url, presented))
     except HttpError as refused:
         advice = "is an engine running there? Give its http://HOST:PORT, without a path"
-        fault = f"{arguments.url}: {refused}; {advice}"
-        print(f"select-service: error: {fault}", file=sys.stderr)
+        print_error(f"{arguments.url}: {refused}; {advice}")
         return 1
     if facts.engine is None and "model_name" not in facts.fields:
-        fault = f"{arguments.url}: the answers match neither vLLM nor SGLang; give another URL"
-        print(f"select-service: error: {fault}", file=sys.stderr)
+        print_error(f"{arguments.url}: the answers match neither vLLM nor SGLang; give another URL")
         return 1
     worker_id = arguments.worker_id
     if worker_id is None:

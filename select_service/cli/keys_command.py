@@ -5,6 +5,7 @@ service towards its engines, with the secret key in a file of its own.
 """
 
 import argparse
+import json
 import os
 import secrets
 import stat
@@ -227,13 +228,6 @@ def _entry_fields(given: argparse.Namespace, hashed: str) -> Fields:
     return fields | ({"quotas": quotas} if quotas else {})
 
 
-def _quote_value(value: str | list[str]) -> str:
-    """Return a text or a list of texts, in the syntax common to TOML and YAML."""
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_quote_value, value)) + "]"
-    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
 def _field_lines(fields: Fields, sign: str) -> list[str]:
     """Return the lines of the fields.  sign: separator of name and value"""
     lines = []
@@ -242,7 +236,8 @@ def _field_lines(fields: Fields, sign: str) -> list[str]:
             inner = ", ".join(f"{key}{sign}{text}" for key, text in value.items())
             lines.append(f"{name}{sign}{{ {inner} }}")
         else:
-            lines.append(f"{name}{sign}{_quote_value(value)}")
+            # JSON is common to TOML and YAML.
+            lines.append(f"{name}{sign}{json.dumps(value, ensure_ascii=False)}")
     return lines
 
 
@@ -273,14 +268,10 @@ def _append_entry(table: Table, path: Path, entry: str, *, is_yaml: bool) -> Non
     # Check the whole file, not only the entry: a name may exist already.
     _check_entry(table, path, text)
     try:
-        write_whole(path, text.encode(), _mode_of(path))
+        mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
+        write_whole(path, text.encode(), mode)
     except OSError as error:
         raise ConfigError(f"--file: {file_error_text(path, error, 'written')}") from None
-
-
-def _mode_of(path: Path) -> int | None:
-    """Return the mode of the file; None means a new file.  Raises OSError."""
-    return stat.S_IMODE(path.stat().st_mode) if path.exists() else None
 
 
 def _check_entry(table: Table, path: Path, text: str) -> None:

@@ -11,21 +11,19 @@ import aiohttp
 from yarl import URL
 
 from select_service.client.transport import (
-    ANSWER_BYTES_MAX,
     CONNECT_S_MAX,
     CONNECTIONS_MAX,
     IDLE_S_MAX,
     ClientRequest,
-    ClientResponse,
     StreamedResponse,
-    TransportError,
-    too_large_error,
+    Transport,
+    transport_error,
 )
 
 _UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 
-class AiohttpTransport:
+class AiohttpTransport(Transport):
     """A session that the first exchange opens on the current event loop."""
 
     def __init__(self, ssl_context: ssl.SSLContext | None = None) -> None:
@@ -33,20 +31,9 @@ class AiohttpTransport:
         self._ssl = ssl_context or True
         self._open_session: aiohttp.ClientSession | None = None
 
-    async def send(self, url: str, asked: ClientRequest, timeout_s: float) -> ClientResponse:
-        """See `Transport.send`."""
-        async with self.stream(url, asked, timeout_s) as answer:
-            pieces, n_bytes = [], 0
-            async for piece in answer.pieces:
-                n_bytes += len(piece)
-                if n_bytes > ANSWER_BYTES_MAX:
-                    raise too_large_error(ANSWER_BYTES_MAX)
-                pieces.append(piece)
-        return ClientResponse(answer.status, answer.headers, b"".join(pieces))
-
     @contextlib.asynccontextmanager
     async def stream(
-        self, url: str, asked: ClientRequest, silence_s: float
+        self, url: str, request: ClientRequest, silence_s: float
     ) -> AsyncIterator[StreamedResponse]:
         """See `Transport.stream`."""
         timeout = aiohttp.ClientTimeout(
@@ -54,10 +41,10 @@ class AiohttpTransport:
         )
         try:
             async with self._ensure_session().request(
-                asked.method,
-                URL(url + asked.target, encoded=True),
-                data=asked.content,
-                headers=asked.headers,
+                request.method,
+                URL(url + request.target, encoded=True),
+                data=request.content,
+                headers=request.headers,
                 timeout=timeout,
                 # A redirect could send the API key to another host.
                 allow_redirects=False,
@@ -67,9 +54,9 @@ class AiohttpTransport:
                 )
         # Connecting failed, so no selector can have executed the request.
         except _UNSENT as error:
-            raise TransportError(_error_text(error), was_sent=False) from error
+            raise transport_error(error, was_sent=False) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise TransportError(_error_text(error), was_sent=True) from error
+            raise transport_error(error, was_sent=True) from error
 
     async def close(self) -> None:
         """See `Transport.close`."""
@@ -91,7 +78,3 @@ class AiohttpTransport:
                 auto_decompress=False,
             )
         return self._open_session
-
-
-def _error_text(error: BaseException) -> str:
-    return f"{type(error).__name__} {error}".rstrip()

@@ -4,10 +4,9 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar, Unpack, cast, get_args
+from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast, get_args
 
 from select_service.client import named_reservations, streamed_answers
-from select_service.client.async_routes import AsyncRoutes
 from select_service.client.client_core import ClientCore
 from select_service.client.client_options import ClientSettings, Options, TransportName
 from select_service.client.errors import Unavailable
@@ -16,7 +15,7 @@ from select_service.client.lease import AsyncLease
 from select_service.client.lease_fields import LeaseFields
 from select_service.client.move_subscription import MoveSubscription
 from select_service.client.prompt_hasher import PromptHasher, make_hasher
-from select_service.client.route_table import non_default_fields
+from select_service.client.route_table import AsyncRoutes, ClientRoute, non_default_fields
 from select_service.client.streamed_answers import MoveGap
 from select_service.client.transport import Transport
 from select_service.client.worker_cache import WorkerCache
@@ -24,6 +23,8 @@ from select_service.schemas.migrations import MigrationEvent
 from select_service.schemas.reservations import Reservation, ReservationRequest
 from select_service.schemas.selection import SelectAndReserveRequest, Selection
 
+P = ParamSpec("P")
+A = TypeVar("A")
 L = TypeVar("L", bound=AsyncLease)
 
 
@@ -51,6 +52,10 @@ class AsyncSelector(AsyncRoutes):
         for lease in tuple(self._leases):
             lease.abandon()
         await self.core.close()
+
+    async def call(self, route: ClientRoute[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
+        """Call a route that creates no reservation, see `ClientCore.call`."""
+        return await self.core.call(route, *args, **kwargs)
 
     # Leases and reservations
 

@@ -6,19 +6,18 @@ The first call starts the thread. A forked process starts another thread.
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, NamedTuple, ParamSpec, Self, TypeVar, Unpack
 from weakref import WeakSet
 
 from select_service.client.async_selector import AsyncSelector
-from select_service.client.blocking_routes import BlockingRoutes
 from select_service.client.client_options import Options
 from select_service.client.lease import Lease
 from select_service.client.lease_fields import LeaseFields
 from select_service.client.loop_thread import LoopThread
 from select_service.client.prompt_hasher import PromptHasher
-from select_service.client.route_table import ClientRoute
+from select_service.client.route_table import BlockingRoutes, ClientRoute
 from select_service.schemas.reservations import Reservation, ReservationRequest
 from select_service.schemas.selection import SelectAndReserveRequest, Selection
 
@@ -89,8 +88,12 @@ class Selector(BlockingRoutes):
 
     def call(self, route: ClientRoute[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
         """Call a route that creates no reservation, see `ClientCore.call`."""
+        return self._run(lambda selector: selector.core.call(route, *args, **kwargs))
+
+    def _run(self, act: Callable[[AsyncSelector], Coroutine[Any, Any, A]]) -> A:
+        """Run a coroutine function of the client on its thread."""
         selector, thread = self._ensure_started()
-        return thread.call(lambda: selector.core.call(route, *args, **kwargs))
+        return thread.call(act, selector)
 
     @contextlib.contextmanager
     def lease(
@@ -127,27 +130,23 @@ class Selector(BlockingRoutes):
         tenant_id: str | None = None,
     ) -> PromptHasher:
         """See `AsyncSelector.prompt_hasher`."""
-        selector, thread = self._ensure_started()
-        return thread.call(
-            lambda: selector.prompt_hasher(
+        return self._run(
+            lambda selector: selector.prompt_hasher(
                 lora_name, cache_salt, model_name=model_name, tenant_id=tenant_id
             )
         )
 
     def dump(self, path: Path, *, url: str | None = None, compact: bool = False) -> int:
         """See `AsyncSelector.dump`."""
-        selector, thread = self._ensure_started()
-        return thread.call(selector.dump, path, url=url, compact=compact)
+        return self._run(lambda selector: selector.dump(path, url=url, compact=compact))
 
     def select_and_reserve(self, body: SelectAndReserveRequest) -> Selection:
         """Reserve a rank exactly once, whatever answers are lost; the caller renews and frees."""
-        selector, thread = self._ensure_started()
-        return thread.call(selector.select_and_reserve, body)
+        return self._run(lambda selector: selector.select_and_reserve(body))
 
     def reserve(self, body: ReservationRequest) -> Reservation:
         """Reserve a rank that the caller chose exactly once; the caller renews and frees."""
-        selector, thread = self._ensure_started()
-        return thread.call(selector.reserve, body)
+        return self._run(lambda selector: selector.reserve(body))
 
 
 # Weak, so that a selector which the program drops does not stay alive for forks.

@@ -9,13 +9,18 @@ import msgspec
 
 from select_service.base.decode_errors import DECODE_ERRORS
 from select_service.base.version import package_version
-from select_service.client import route_table
 from select_service.client.background_tasks import BackgroundTasks
 from select_service.client.client_options import ClientSettings
 from select_service.client.errors import Refused, SelectorError, Unavailable
 from select_service.client.pending_frees import PendingFrees
 from select_service.client.retrying_caller import Call, RetryingCaller
-from select_service.client.route_table import ClientRoute, RepeatPolicy, RouteCall
+from select_service.client.route_table import (
+    ClientRoute,
+    RepeatPolicy,
+    RouteCall,
+    SelectorRoutes,
+    reservation_target,
+)
 from select_service.client.selector_pool import (
     EXCLUSION_S_MAX,
     EXCLUSION_S_MIN,
@@ -172,9 +177,7 @@ class ClientCore:
 
         Raises Unavailable. A 4xx refusal means that the reservation is gone already.
         """
-        asked = ClientRequest(
-            "DELETE", route_table.reservation_target(reservation_id), None, self._headers
-        )
+        asked = ClientRequest("DELETE", reservation_target(reservation_id), None, self._headers)
         call = Call(
             asked,
             self.scope,
@@ -210,11 +213,11 @@ class ClientCore:
             self.background.spawn(self._fetch_ttl(url, reservation_id, then))
 
     async def _fetch_ttl(self, url: str, reservation_id: str, then: Callable[[str], None]) -> None:
-        wanted = route_table.RESERVATION.make_call(reservation_id)
+        wanted = SelectorRoutes.reservation.make_call(reservation_id)
         asked = self.make_request("GET", wanted, self._headers)
         call = Call(asked, self.scope, RepeatPolicy.FREELY, self.deadline_in(), only_selector=url)
         try:
-            row = decode_answer(route_table.RESERVATION, await self.caller.call(call))
+            row = decode_answer(SelectorRoutes.reservation, await self.caller.call(call))
         except SelectorError:
             # the reservation or the selector has ended; the next lease reads the time to live
             return

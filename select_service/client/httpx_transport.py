@@ -15,15 +15,13 @@ from functools import lru_cache
 import httpx
 
 from select_service.client.transport import (
-    ANSWER_BYTES_MAX,
     CONNECT_S_MAX,
     CONNECTIONS_MAX,
     IDLE_S_MAX,
     ClientRequest,
-    ClientResponse,
     StreamedResponse,
-    TransportError,
-    too_large_error,
+    Transport,
+    transport_error,
 )
 
 _UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
@@ -34,7 +32,7 @@ SELECTORS_KEPT_MAX = 1024
 _SINGLE_CONNECTION = httpx.Limits(max_connections=1, keepalive_expiry=IDLE_S_MAX)
 
 
-class HttpxTransport:
+class HttpxTransport(Transport):
     """Connections that each serve one exchange at a time; the latest used is the next."""
 
     def __init__(self, ssl_context: ssl.SSLContext | None = None) -> None:
@@ -43,29 +41,16 @@ class HttpxTransport:
         self._free: dict[str, list[httpx.AsyncHTTPTransport]] = {}
         self._permits = asyncio.Semaphore(CONNECTIONS_MAX)
 
-    async def send(self, url: str, asked: ClientRequest, timeout_s: float) -> ClientResponse:
-        """See `Transport.send`."""
-        try:
-            async with self._borrow_connection(url) as http:
-                # Below httpx.Client, with its cookies, redirects and authentication, which cost
-                # half of a call.
-                response = await http.handle_async_request(_make_request(url, asked, timeout_s))
-                try:
-                    content = await _read_content(response)
-                finally:
-                    await response.aclose()
-        except httpx.TransportError as error:
-            raise _transport_error(error) from error
-        return ClientResponse(response.status_code, response.headers, content)
-
     @contextlib.asynccontextmanager
     async def stream(
-        self, url: str, asked: ClientRequest, silence_s: float
+        self, url: str, request: ClientRequest, silence_s: float
     ) -> AsyncIterator[StreamedResponse]:
         """See `Transport.stream`."""
         try:
             async with self._borrow_connection(url) as http:
-                response = await http.handle_async_request(_make_request(url, asked, silence_s))
+                # Below httpx.Client, with its cookies, redirects and authentication, which cost
+                # half of a call.
+                response = await http.handle_async_request(_make_request(url, request, silence_s))
                 try:
                     yield StreamedResponse(
                         response.status_code, response.headers, response.aiter_raw()
@@ -73,7 +58,7 @@ class HttpxTransport:
                 finally:
                     await response.aclose()
         except httpx.TransportError as error:
-            raise _transport_error(error) from error
+            raise transport_error(error, was_sent=not isinstance(error, _UNSENT)) from error
 
     async def close(self) -> None:
         """See `Transport.close`."""
@@ -105,7 +90,7 @@ def _parse_url(url: str) -> tuple[httpx.URL, str]:
     return parsed, parsed.path.rstrip("/")
 
 
-def _make_request(url: str, asked: ClientRequest, timeout_s: float) -> httpx.Request:
+def _make_request(url: str, request: ClientRequest, timeout_s: float) -> httpx.Request:
     """Make a request. Only the URL of the selector is parsed, and cached.
 
     Parsing a URL costs a fifth of a whole exchange.
@@ -119,24 +104,9 @@ def _make_request(url: str, asked: ClientRequest, timeout_s: float) -> httpx.Req
         "pool": timeout_s,
     }
     return httpx.Request(
-        asked.method,
+        request.method,
         parsed,
-        headers=asked.headers,
-        content=asked.content,
-        extensions={"timeout": timeout, "target": (prefix + asked.target).encode("ascii")},
+        headers=request.headers,
+        content=request.content,
+        extensions={"timeout": timeout, "target": (prefix + request.target).encode("ascii")},
     )
-
-
-async def _read_content(response: httpx.Response) -> bytes:
-    pieces, n_bytes = [], 0
-    async for piece in response.aiter_raw():
-        n_bytes += len(piece)
-        if n_bytes > ANSWER_BYTES_MAX:
-            raise too_large_error(ANSWER_BYTES_MAX)
-        pieces.append(piece)
-    return b"".join(pieces)
-
-
-def _transport_error(error: httpx.TransportError) -> TransportError:
-    text = f"{type(error).__name__} {error}".rstrip()
-    return TransportError(text, was_sent=not isinstance(error, _UNSENT))

@@ -12,14 +12,13 @@ from typing import Any, Self
 
 from msgspec import UnsetType
 
-from select_service.client import route_table
 from select_service.client.client_core import ClientCore, decode_answer
 from select_service.client.errors import Refused, SelectorError
 from select_service.client.fallbacks import KnownRank
 from select_service.client.lease_progress import LeaseProgress, Outcome, ReservationVerb
 from select_service.client.named_reservations import MadeReservation
 from select_service.client.retrying_caller import Call
-from select_service.client.route_table import RepeatPolicy
+from select_service.client.route_table import RepeatPolicy, SelectorRoutes, reservation_target
 from select_service.client.transport import ClientRequest
 from select_service.schemas.migrations import MovedTo
 from select_service.schemas.selection import Overlap
@@ -183,7 +182,7 @@ class AsyncLease:
     async def _send_verb(self, verb: ReservationVerb) -> None:
         call = self._make_call(verb)
         try:
-            done = decode_answer(route_table.RENEW, await self._core.caller.call(call))
+            done = decode_answer(SelectorRoutes.renew, await self._core.caller.call(call))
         except SelectorError as error:
             await self._handle_failure(verb, error)
         else:
@@ -206,7 +205,7 @@ class AsyncLease:
 
     def _make_call(self, verb: ReservationVerb) -> Call:
         assert self.selector is not None
-        target = route_table.reservation_target(self.reservation_id, verb.value)
+        target = reservation_target(self.reservation_id, verb.value)
         if verb is ReservationVerb.FREE and self.progress.outcome is not None:
             target += f"?outcome={self.progress.outcome}"
         asked = ClientRequest(_METHODS.get(verb, "POST"), target, None, self._headers)

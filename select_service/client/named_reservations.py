@@ -11,11 +11,16 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
-from select_service.client import route_table
 from select_service.client.client_core import ClientCore, decode_answer
 from select_service.client.errors import Refused, SelectorError
 from select_service.client.retrying_caller import Call
-from select_service.client.route_table import ClientRoute, RouteCall
+from select_service.client.route_table import (
+    RESERVE,
+    SELECT_AND_RESERVE,
+    ClientRoute,
+    RouteCall,
+    SelectorRoutes,
+)
 from select_service.client.transport import ClientResponse
 from select_service.schemas.reservations import Reservation, ReservationRow
 from select_service.schemas.selection import Overlap, Selection
@@ -51,11 +56,11 @@ async def select_and_reserve(
     Raises SelectorError; whatever was reserved is then freed.
     """
     fields = _with_reservation_id(link, fields)
-    call = _make_call(link, route_table.SELECT_AND_RESERVE, fields, headers, until)
+    call = _make_call(link, SELECT_AND_RESERVE, fields, headers, until)
     async with _freed_on_failure(link, call, fields["reservation_id"]):
         answer = await _answer_or_conflict(link, call)
         if answer is not None:
-            selection = _decode_answer(route_table.SELECT_AND_RESERVE, call, answer)
+            selection = _decode_answer(SELECT_AND_RESERVE, call, answer)
         else:
             selection = _as_selection(*await _read_conflicting(link, call, fields))
     # The selector that confirmed is freed by the end of the lease anyway.
@@ -66,11 +71,11 @@ async def select_and_reserve(
 async def reserve(link: ClientCore, fields: dict[str, Any]) -> Reservation:
     """Reserve a rank that the caller chose.  Raises SelectorError."""
     fields = _with_reservation_id(link, fields)
-    call = _make_call(link, route_table.RESERVE, fields, link.call_headers(), link.deadline_in())
+    call = _make_call(link, RESERVE, fields, link.call_headers(), link.deadline_in())
     async with _freed_on_failure(link, call, fields["reservation_id"]):
         answer = await _answer_or_conflict(link, call)
         if answer is not None:
-            return _decode_answer(route_table.RESERVE, call, answer)
+            return _decode_answer(RESERVE, call, answer)
         return _as_reservation(*await _read_conflicting(link, call, fields))
 
 
@@ -128,7 +133,9 @@ async def _read_conflicting(
     link: ClientCore, call: Call, fields: Mapping[str, Any]
 ) -> tuple[ReservationRow, WorkerRecord]:
     """Read the reservation that a selector has under the refused name.  Raises SelectorError."""
-    row = await _call_same_selector(link, call, route_table.RESERVATION, fields["reservation_id"])
+    row = await _call_same_selector(
+        link, call, SelectorRoutes.reservation, fields["reservation_id"]
+    )
     tokens = fields.get("token_ids")
     # Names of callers may collide; the length of the prompt detects most foreign reservations.
     if tokens is not None and len(tokens) != row.isl_tokens:
@@ -138,7 +145,7 @@ async def _read_conflicting(
             "conflict",
             f"reservation {row.reservation_id} belongs to another prompt: use another id",
         )
-    return row, await _call_same_selector(link, call, route_table.WORKER, row.worker_id)
+    return row, await _call_same_selector(link, call, SelectorRoutes.worker, row.worker_id)
 
 
 async def _call_same_selector(link: ClientCore, call: Call, route: ClientRoute[[N], A], of: N) -> A:

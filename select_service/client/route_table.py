@@ -1,40 +1,73 @@
 """Table of all routes: parameters and answers.  PURE.
 
-A route is a value with typed parameters, so both clients need one line per route (`async_routes`,
-`blocking_routes`). A test compares the table with the OpenAPI document of the service.
+A route is a value with typed parameters and a descriptor, so both clients share one line per route.
+A test compares the table with the OpenAPI document of the service.
 """
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum, auto
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
+from functools import partial
+from typing import Any, Generic, NamedTuple, ParamSpec, Self, TypeVar, overload
 from urllib.parse import quote, urlencode
 
 import msgspec
 from msgspec import NODEFAULT, Struct
 
-from select_service.schemas import (
-    admission,
-    decisions,
-    discovery,
-    doctor,
-    experiments,
-    health,
-    inspection,
-    migrations,
-    observation,
-    persisted_state,
-    policies,
-    prompts,
-    replicas,
-    reservations,
-    selection,
-    workers,
+from select_service.schemas.admission import (
+    AdmissionState,
+    BusyThresholdChange,
+    BusyThresholdList,
+    BusyThresholdView,
+    ShedRequest,
 )
 from select_service.schemas.common import Scope, Status
+from select_service.schemas.decisions import DecisionList, DecisionView
+from select_service.schemas.discovery import DiscoveryView
+from select_service.schemas.doctor import DoctorReport
+from select_service.schemas.experiments import (
+    ExperimentList,
+    ExperimentRequest,
+    ExperimentView,
+    ShadowState,
+)
+from select_service.schemas.health import (
+    DrainCaller,
+    DrainRequest,
+    FleetHealth,
+    LearnRequest,
+    OutcomeRequest,
+    UndrainRequest,
+    WorkerDraining,
+    WorkerHealth,
+)
+from select_service.schemas.inspection import (
+    LogLevelChange,
+    LogLevelView,
+    OverlapScores,
+    PartitionLoads,
+    RankLoad,
+)
+from select_service.schemas.migrations import Confirmation, Done, MigratedRequest, MigrationPage
+from select_service.schemas.observation import Observation
+from select_service.schemas.persisted_state import PersistedState
+from select_service.schemas.policies import PolicyChange, PolicyState
+from select_service.schemas.prompts import PromptQuery
+from select_service.schemas.replicas import ReplicaPeerRequest, ReplicaStatus
+from select_service.schemas.reservations import (
+    OutputBlockRequest,
+    Reservation,
+    ReservationPage,
+    ReservationRequest,
+    ReservationRow,
+)
+from select_service.schemas.selection import SelectAndReserveRequest, Selection, SelectRequest
+from select_service.schemas.workers import Ready, WorkerPatch, WorkerRecord, WorkerRegistration
 
 P = ParamSpec("P")
 A = TypeVar("A")
 B = TypeVar("B", bound=Struct)
+K = TypeVar("K", str, int)
 Text = str | None
 Number = int | None
 
@@ -85,6 +118,16 @@ class ClientRoute(Generic[P, A]):
         self.good_statuses = good
         self._decode = msgspec.json.Decoder(answer).decode
 
+    @overload
+    def __get__(self, selector: None, owner: Any) -> Self: ...
+    @overload
+    def __get__(self, selector: "AsyncRoutes", owner: Any) -> Callable[P, Awaitable[A]]: ...
+    @overload
+    def __get__(self, selector: "BlockingRoutes", owner: Any) -> Callable[P, A]: ...
+    def __get__(self, selector: "AsyncRoutes | BlockingRoutes | None", owner: Any) -> Any:
+        """Return the route, or the method of a client that calls the route."""
+        return self if selector is None else partial(selector.call, self)
+
     def decode_answer(self, content: bytes) -> A:
         """Decode a good answer.  Raises msgspec.DecodeError."""
         if self.answer is str:
@@ -127,38 +170,32 @@ def _route_with_body(
     name: str, body: type[B], answer: type[A], repeats: RepeatPolicy = RepeatPolicy.FREELY
 ) -> ClientRoute[[B], A]:
     path = name.split(" ")[1]
-    is_scoped = issubclass(body, Scope | workers.WorkerRegistration)
+    is_scoped = issubclass(body, Scope | WorkerRegistration)
     return ClientRoute(
         name, answer, lambda given: RouteCall(path, non_default_fields(given), is_scoped), repeats
     )
 
 
-def _route_by_name(name: str, answer: type[A]) -> ClientRoute[[str], A]:
-    """Make a route about the object of a text id."""
+def _route_by_id(kind: type[K], name: str, answer: type[A]) -> ClientRoute[[K], A]:
+    """Make a route about the object of an id.  kind: type of the id"""
     path = name.split(" ")[1]
-    return ClientRoute(name, answer, lambda of_id: RouteCall(_fill_parameter(path, of_id)))
-
-
-def _route_by_worker(name: str, answer: type[A]) -> ClientRoute[[int], A]:
-    """Make a route about the worker of an id."""
-    path = name.split(" ")[1]
-    return ClientRoute(name, answer, lambda worker_id: RouteCall(_fill_parameter(path, worker_id)))
+    return ClientRoute(name, answer, lambda of_id: _object_call(path, of_id))
 
 
 def _worker_route_with_body(
     name: str, body: type[B], answer: type[A], repeats: RepeatPolicy = RepeatPolicy.FREELY
 ) -> ClientRoute[[int, B], A]:
     path = name.split(" ")[1]
-
-    def want(worker_id: int, given: B) -> RouteCall:
-        return RouteCall(_fill_parameter(path, worker_id), non_default_fields(given))
-
-    return ClientRoute(name, answer, want, repeats)
+    return ClientRoute(
+        name, answer, lambda worker_id, given: _object_call(path, worker_id, given), repeats
+    )
 
 
-def _fill_parameter(path: str, value: str | int) -> str:
+def _object_call(path: str, of_id: str | int, body: Struct | None = None) -> RouteCall:
+    """Return the call of a path with one parameter."""
+    fields = None if body is None else non_default_fields(body)
     begin, end = path.index("{"), path.index("}")
-    return path[:begin] + quote(str(value), safe="") + path[end + 1 :]
+    return RouteCall(path[:begin] + quote(str(of_id), safe="") + path[end + 1 :], fields)
 
 
 def _query_string(**values: str | float | None) -> str:
@@ -183,12 +220,12 @@ def reservation_target(reservation_id: str, verb: str = "") -> str:
 
 
 def _output_block_call(reservation_id: str, decay_fraction: float | None = None) -> RouteCall:
-    body = reservations.OutputBlockRequest(decay_fraction=decay_fraction)
-    return RouteCall(reservation_target(reservation_id, "/output_block"), non_default_fields(body))
+    body = OutputBlockRequest(decay_fraction=decay_fraction)
+    return _object_call("/reservations/{}/output_block", reservation_id, body)
 
 
-def _migrated_call(reservation_id: str, given: migrations.MigratedRequest) -> RouteCall:
-    return RouteCall(reservation_target(reservation_id, "/migrated"), non_default_fields(given))
+def _migrated_call(reservation_id: str, given: MigratedRequest) -> RouteCall:
+    return _object_call("/reservations/{}/migrated", reservation_id, given)
 
 
 def _reservations_call(
@@ -238,20 +275,12 @@ def _migrations_call(after: Number = None, timeout_ms: Number = None) -> RouteCa
     return RouteCall("/migrations" + _query_string(after=after, timeout_ms=timeout_ms))
 
 
-def _drain_call(
-    worker_id: int, *, migrate: bool = True, by: health.DrainCaller = "operator"
-) -> RouteCall:
-    body = health.DrainRequest(migrate=migrate, by=by)
-    return RouteCall(
-        _fill_parameter("/workers/{worker_id}/drain", worker_id), non_default_fields(body)
-    )
+def _drain_call(worker_id: int, *, migrate: bool = True, by: DrainCaller = "operator") -> RouteCall:
+    return _object_call("/workers/{}/drain", worker_id, DrainRequest(migrate=migrate, by=by))
 
 
-def _undrain_call(worker_id: int, *, by: health.DrainCaller = "operator") -> RouteCall:
-    body = health.UndrainRequest(by=by)
-    return RouteCall(
-        _fill_parameter("/workers/{worker_id}/undrain", worker_id), non_default_fields(body)
-    )
+def _undrain_call(worker_id: int, *, by: DrainCaller = "operator") -> RouteCall:
+    return _object_call("/workers/{}/undrain", worker_id, UndrainRequest(by=by))
 
 
 # Table of routes
@@ -259,98 +288,111 @@ def _undrain_call(worker_id: int, *, by: health.DrainCaller = "operator") -> Rou
 _NEVER, _BY_NAME = RepeatPolicy.NEVER, RepeatPolicy.BY_NAME
 _Json = dict[str, Any]
 
-SELECT = _route_with_body("POST /select", selection.SelectRequest, selection.Selection)
 SELECT_AND_RESERVE = _route_with_body(
-    "POST /select_and_reserve", selection.SelectAndReserveRequest, selection.Selection, _BY_NAME
+    "POST /select_and_reserve", SelectAndReserveRequest, Selection, _BY_NAME
 )
-EXPLAIN = _route_with_body("POST /explain", selection.SelectRequest, decisions.DecisionView)
-DECISIONS = ClientRoute("GET /decisions", decisions.DecisionList, _decisions_call)
-DECISION = _route_by_name("GET /decisions/{decision_id}", decisions.DecisionView)
-
-RESERVE = _route_with_body(
-    "POST /reservations", reservations.ReservationRequest, reservations.Reservation, _BY_NAME
-)
-RESERVATIONS = ClientRoute("GET /reservations", reservations.ReservationPage, _reservations_call)
-RESERVATION = _route_by_name("GET /reservations/{reservation_id}", reservations.ReservationRow)
-PREFILL_COMPLETE = _route_by_name(
-    "POST /reservations/{reservation_id}/prefill_complete", migrations.Done
-)
-OUTPUT_BLOCK = ClientRoute(
-    "POST /reservations/{reservation_id}/output_block", migrations.Done, _output_block_call, _NEVER
-)
-RENEW = _route_by_name("POST /reservations/{reservation_id}/renew", migrations.Done)
-FREE = ClientRoute("DELETE /reservations/{reservation_id}", migrations.Done, _free_call)
-MIGRATED = ClientRoute(
-    "POST /reservations/{reservation_id}/migrated", migrations.Confirmation, _migrated_call, _NEVER
-)
-MIGRATIONS = ClientRoute("GET /migrations", migrations.MigrationPage, _migrations_call)
-
-WORKERS = _scoped_route("GET /workers", list[workers.WorkerRecord])
-WORKER = _route_by_worker("GET /workers/{worker_id}", workers.WorkerRecord)
-REGISTER = _route_with_body("POST /workers", workers.WorkerRegistration, workers.WorkerRecord)
-PATCH = _worker_route_with_body(
-    "PATCH /workers/{worker_id}", workers.WorkerPatch, workers.WorkerRecord
-)
-DELETE_WORKER = _route_by_worker("DELETE /workers/{worker_id}", workers.WorkerRecord)
-
-STATE = _plain_route("GET /state", persisted_state.PersistedState)
-DISCOVERY = _plain_route("GET /discovery", discovery.DiscoveryView)
-FLEET_HEALTH = _scoped_route("GET /health/fleet", health.FleetHealth)
-OUTCOME = _worker_route_with_body(
-    "POST /workers/{worker_id}/outcome", health.OutcomeRequest, type(None), _NEVER
-)
-DRAIN = ClientRoute("POST /workers/{worker_id}/drain", health.WorkerDraining, _drain_call)
-UNDRAIN = ClientRoute("POST /workers/{worker_id}/undrain", health.WorkerDraining, _undrain_call)
-CHECK = _route_by_worker("POST /workers/{worker_id}/check", health.WorkerHealth)
-LEARN = _route_with_body("POST /canary/learn", health.LearnRequest, Status)
-
-SET_BUSY_THRESHOLD = _route_with_body(
-    "POST /busy_threshold", admission.BusyThresholdChange, admission.BusyThresholdView
-)
-BUSY_THRESHOLDS = _plain_route("GET /busy_threshold", admission.BusyThresholdList)
-SHED = _route_with_body("POST /admission/shed", admission.ShedRequest, admission.AdmissionState)
-ADMISSION = _plain_route("GET /admission", admission.AdmissionState)
-
-POLICY = _plain_route("GET /policy", policies.PolicyState)
-SET_POLICY = _route_with_body("PUT /policy", policies.PolicyChange, policies.PolicyState)
-REMOVE_POLICY = _scoped_route("DELETE /policy", policies.PolicyState)
-SHADOW = _plain_route("GET /shadow", experiments.ShadowState)
-BEGIN_EXPERIMENT = _route_with_body(
-    "POST /experiments", experiments.ExperimentRequest, experiments.ExperimentView, _NEVER
-)
-EXPERIMENTS = _plain_route("GET /experiments", experiments.ExperimentList)
-EXPERIMENT = _route_by_name("GET /experiments/{experiment_id}", experiments.ExperimentView)
-END_EXPERIMENT = _route_by_name("DELETE /experiments/{experiment_id}", experiments.ExperimentView)
-
-REGISTER_PEER = _route_with_body(
-    "POST /replica_sync/register_peer", replicas.ReplicaPeerRequest, Status
-)
-DEREGISTER_PEER = _route_with_body(
-    "POST /replica_sync/deregister_peer", replicas.ReplicaPeerRequest, Status
-)
-PEERS = _plain_route("GET /replica_sync/peers", list[str])
-REPLICA_STATUS = _plain_route("GET /replica_sync/status", replicas.ReplicaStatus)
-
-LOADS = _scoped_route("GET /loads", list[inspection.PartitionLoads])
-POTENTIAL_LOADS = _route_with_body(
-    "POST /potential_loads", prompts.PromptQuery, list[inspection.RankLoad]
-)
-OVERLAP_SCORES = _route_with_body(
-    "POST /overlap_scores", prompts.PromptQuery, inspection.OverlapScores
-)
-OBSERVATION = ClientRoute("GET /planner/observation", observation.Observation, _observation_call)
-
-DOCTOR = ClientRoute("GET /doctor", doctor.DoctorReport, _doctor_call)
-CONFIG = _plain_route("GET /config", _Json)
-SET_LOG_LEVEL = _route_with_body(
-    "PUT /log_level", inspection.LogLevelChange, inspection.LogLevelView
-)
-HEALTH = _plain_route("GET /health", Status)
-READY = _plain_route("GET /ready", workers.Ready, good=(503,))
-METRICS = _plain_route("GET /metrics", str)
-OPENAPI = _plain_route("GET /openapi.json", _Json)
-DOCS = _plain_route("GET /docs", str)
-DOCS_FILE = _route_by_name("GET /docs/{file}", str)
+RESERVE = _route_with_body("POST /reservations", ReservationRequest, Reservation, _BY_NAME)
 
 STREAMED: Mapping[str, str] = {"GET /dump": "dump", "GET /migrations/stream": "moves"}
 """Routes with answers in pieces, with their methods."""
+
+
+class SelectorRoutes:
+    """All routes that create no reservation; docs/reference/api.md describes them.
+
+    A route of the class is the `ClientRoute`; of a client, the method that calls it.  The methods
+    raise SelectorError.
+    """
+
+    select = _route_with_body("POST /select", SelectRequest, Selection)
+    explain = _route_with_body("POST /explain", SelectRequest, DecisionView)
+    decisions = ClientRoute("GET /decisions", DecisionList, _decisions_call)
+    decision = _route_by_id(str, "GET /decisions/{decision_id}", DecisionView)
+
+    reservations = ClientRoute("GET /reservations", ReservationPage, _reservations_call)
+    reservation = _route_by_id(str, "GET /reservations/{reservation_id}", ReservationRow)
+    prefill_complete = _route_by_id(
+        str, "POST /reservations/{reservation_id}/prefill_complete", Done
+    )
+    output_block = ClientRoute(
+        "POST /reservations/{reservation_id}/output_block", Done, _output_block_call, _NEVER
+    )
+    renew = _route_by_id(str, "POST /reservations/{reservation_id}/renew", Done)
+    free = ClientRoute("DELETE /reservations/{reservation_id}", Done, _free_call)
+    migrated = ClientRoute(
+        "POST /reservations/{reservation_id}/migrated", Confirmation, _migrated_call, _NEVER
+    )
+    migrations = ClientRoute("GET /migrations", MigrationPage, _migrations_call)
+
+    workers = _scoped_route("GET /workers", list[WorkerRecord])
+    worker = _route_by_id(int, "GET /workers/{worker_id}", WorkerRecord)
+    register = _route_with_body("POST /workers", WorkerRegistration, WorkerRecord)
+    patch = _worker_route_with_body("PATCH /workers/{worker_id}", WorkerPatch, WorkerRecord)
+    delete_worker = _route_by_id(int, "DELETE /workers/{worker_id}", WorkerRecord)
+
+    state = _plain_route("GET /state", PersistedState)
+    discovery = _plain_route("GET /discovery", DiscoveryView)
+    fleet_health = _scoped_route("GET /health/fleet", FleetHealth)
+    outcome = _worker_route_with_body(
+        "POST /workers/{worker_id}/outcome", OutcomeRequest, type(None), _NEVER
+    )
+    drain = ClientRoute("POST /workers/{worker_id}/drain", WorkerDraining, _drain_call)
+    undrain = ClientRoute("POST /workers/{worker_id}/undrain", WorkerDraining, _undrain_call)
+    check = _route_by_id(int, "POST /workers/{worker_id}/check", WorkerHealth)
+    learn = _route_with_body("POST /canary/learn", LearnRequest, Status)
+
+    set_busy_threshold = _route_with_body(
+        "POST /busy_threshold", BusyThresholdChange, BusyThresholdView
+    )
+    busy_thresholds = _plain_route("GET /busy_threshold", BusyThresholdList)
+    shed = _route_with_body("POST /admission/shed", ShedRequest, AdmissionState)
+    admission = _plain_route("GET /admission", AdmissionState)
+
+    policy = _plain_route("GET /policy", PolicyState)
+    set_policy = _route_with_body("PUT /policy", PolicyChange, PolicyState)
+    remove_policy = _scoped_route("DELETE /policy", PolicyState)
+    shadow = _plain_route("GET /shadow", ShadowState)
+    begin_experiment = _route_with_body(
+        "POST /experiments", ExperimentRequest, ExperimentView, _NEVER
+    )
+    experiments = _plain_route("GET /experiments", ExperimentList)
+    experiment = _route_by_id(str, "GET /experiments/{experiment_id}", ExperimentView)
+    end_experiment = _route_by_id(str, "DELETE /experiments/{experiment_id}", ExperimentView)
+
+    register_peer = _route_with_body("POST /replica_sync/register_peer", ReplicaPeerRequest, Status)
+    deregister_peer = _route_with_body(
+        "POST /replica_sync/deregister_peer", ReplicaPeerRequest, Status
+    )
+    peers = _plain_route("GET /replica_sync/peers", list[str])
+    replica_status = _plain_route("GET /replica_sync/status", ReplicaStatus)
+
+    loads = _scoped_route("GET /loads", list[PartitionLoads])
+    potential_loads = _route_with_body("POST /potential_loads", PromptQuery, list[RankLoad])
+    overlap_scores = _route_with_body("POST /overlap_scores", PromptQuery, OverlapScores)
+    observation = ClientRoute("GET /planner/observation", Observation, _observation_call)
+
+    doctor = ClientRoute("GET /doctor", DoctorReport, _doctor_call)
+    config = _plain_route("GET /config", _Json)
+    set_log_level = _route_with_body("PUT /log_level", LogLevelChange, LogLevelView)
+    health = _plain_route("GET /health", Status)
+    ready = _plain_route("GET /ready", Ready, good=(503,))
+    metrics = _plain_route("GET /metrics", str)
+    openapi = _plain_route("GET /openapi.json", _Json)
+    docs = _plain_route("GET /docs", str)
+    docs_file = _route_by_id(str, "GET /docs/{file}", str)
+
+
+class AsyncRoutes(SelectorRoutes, ABC):
+    """Routes as coroutine methods: `await selector.loads()`."""
+
+    @abstractmethod
+    async def call(self, route: ClientRoute[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
+        """Call a route that creates no reservation.  Raises SelectorError."""
+
+
+class BlockingRoutes(SelectorRoutes, ABC):
+    """Routes as blocking methods: `selector.loads()`."""
+
+    @abstractmethod
+    def call(self, route: ClientRoute[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
+        """Call a route that creates no reservation.  Raises SelectorError."""

@@ -1,8 +1,9 @@
 """Request, answer and errors that all transports share."""
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from select_service.base.errors import PicklableError
 
@@ -56,23 +57,39 @@ class StreamedResponse(NamedTuple):
     pieces: AsyncIterator[bytes]
 
 
-class Transport(Protocol):
+class Transport(ABC):
     """Connections to selectors."""
 
     async def send(self, url: str, request: ClientRequest, timeout_s: float) -> ClientResponse:
-        """Exchange one request for one answer with the selector at `url`.  Raises Broken."""
+        """Exchange one request for one answer with the selector at `url`.
 
+        timeout_s: longest time without a byte, in seconds
+        Raises TransportError.
+        """
+        async with self.stream(url, request, timeout_s) as answer:
+            pieces, n_bytes = [], 0
+            async for piece in answer.pieces:
+                n_bytes += len(piece)
+                if n_bytes > ANSWER_BYTES_MAX:
+                    text = f"answer is larger than {ANSWER_BYTES_MAX} bytes"
+                    raise TransportError(text, was_sent=True)
+                pieces.append(piece)
+        return ClientResponse(answer.status, answer.headers, b"".join(pieces))
+
+    @abstractmethod
     def stream(
         self, url: str, request: ClientRequest, silence_s: float
     ) -> AbstractAsyncContextManager[StreamedResponse]:
-        """Open a large or endless answer.  Raises Broken, inside the block as well.
+        """Open a large or endless answer.  Raises TransportError, inside the block as well.
 
         silence_s: longest time without a byte, in seconds
         """
 
+    @abstractmethod
     async def close(self) -> None:
         """Close all connections."""
 
 
-def too_large_error(n_bytes: int) -> TransportError:
-    return TransportError(f"answer is larger than {n_bytes} bytes", was_sent=True)
+def transport_error(error: Exception, *, was_sent: bool) -> TransportError:
+    """Return the error of a library as an error of the client."""
+    return TransportError(f"{type(error).__name__} {error}".rstrip(), was_sent=was_sent)

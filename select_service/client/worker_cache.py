@@ -2,10 +2,10 @@
 
 import asyncio
 
-from select_service.client import route_table
 from select_service.client.client_core import ClientCore
 from select_service.client.errors import SelectorError
 from select_service.client.fallbacks import KnownRank, eligible_ranks
+from select_service.client.route_table import SelectorRoutes
 from select_service.client.selector_pool import Scope
 
 REFRESH_S = 30.0
@@ -34,7 +34,7 @@ class WorkerCache:
     async def _refresh_forever(self, scope: Scope) -> None:
         while True:
             try:
-                records = await self._link.call(route_table.WORKERS, *scope)
+                records = await self._link.call(SelectorRoutes.workers, *scope)
             except SelectorError:
                 pause_s = REFRESH_S / 10
             else:

@@ -10,7 +10,6 @@ from select_service.core.admission.policy_classes import (
     PolicyClass,
     PolicyClassProfile,
     PolicyDocument,
-    PolicyError,
     PolicyFile,
     QueueBounds,
     QueueRules,
@@ -63,7 +62,8 @@ def _queue_rules(config: Config) -> QueueRules | None:
     if rules.waits_for_work and config["policy"] == "reference":
         what = "--queue-policy work" if path is None else f"policy file {path}: queue_policy work"
         raise ConfigError(
-            f"{what} needs the remaining work of ranks, which --policy reference does not track: "
+            f"{what} needs the remaining work of ranks, which Dynamo's rule (--policy reference) "
+            "does not track: "
             "use --policy work, or another queue policy"
         )
     return rules
@@ -88,17 +88,16 @@ def _read_profiles(
     path: str, threshold_frac: float | None
 ) -> tuple[PolicyClassProfile, dict[str, PolicyClassProfile]]:
     """Return the default profile and the profiles by model."""
-    document = _read_policy_file(path)
-    try:
-        default = _make_profile(document, threshold_frac)
-    except PolicyError as error:
-        raise ConfigError(f"policy file {path}: {error}") from None
+    place = f"policy file {path}"
     of_model = {}
-    for model, own in document.models.items():
-        try:
+    try:
+        document = convert_document(read_document(path, POLICY_BYTES_MAX), PolicyFile)
+        default = _make_profile(document, threshold_frac)
+        for model, own in document.models.items():
+            place = f"policy file {path}: model `{model}`"
             of_model[model] = _make_profile(own, threshold_frac)
-        except PolicyError as error:
-            raise ConfigError(f"policy file {path}: model `{model}`: {error}") from None
+    except ValueError as error:
+        raise ConfigError(f"{place}: {error}") from None
     return default, of_model
 
 
@@ -114,10 +113,3 @@ def _with_threshold(rules: PolicyClass, frac: float | None) -> PolicyClass:
     if frac is None:
         frac = HOLD_THRESHOLD_FRAC if rules.waits_for_work else CLASS_THRESHOLD_FRAC
     return msgspec.structs.replace(rules, prefill_busy_threshold_frac=frac)
-
-
-def _read_policy_file(path: str) -> PolicyFile:
-    try:
-        return convert_document(read_document(path, POLICY_BYTES_MAX), PolicyFile)
-    except ValueError as error:
-        raise ConfigError(f"policy file {path}: {error}") from None

@@ -35,7 +35,7 @@ FIELD_ADVICE = {
     "check_logits": "use check_logprobs",
     "expected_top_logit_range": "use expected_top_logprob_range, in log-probabilities",
 }
-"""Advice for fields of the reference health document that have another name here."""
+"""Advice for fields that have another name here than in Dynamo's canary files."""
 
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, lt=IDS_MAX)]
 Ids: TypeAlias = Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=PROMPT_TOKENS_MAX)]

@@ -128,7 +128,11 @@ def source_settings(config: Config) -> list[SourceSettings]:
         sources += _read_discovery_file(config["discovery_config"])
     for source in sources:
         if isinstance(source, FileSource):
-            _check_file(source)
+            flag = "--workers-file" if source.name == "workers-file" else "--discovery-config: file"
+            try:
+                read_workers(source.path)
+            except ValueError as error:
+                raise ConfigError(f"{flag} {source.path}: {error}") from None
     return sources
 
 
@@ -170,10 +174,6 @@ def _make_address_source(name: str, given: _Source) -> DnsSource:
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) < 65536:
         raise ValueError("`dns` must be NAME:PORT, the host name and the port of the engines")
     return _make_dns_source(name, given, host, int(port))
-
-
-def _make_srv_source(name: str, given: _Source) -> DnsSource:
-    return _make_dns_source(name, given, str(given.srv), 0)
 
 
 def _make_dns_source(name: str, given: _Source, host: str, port: int) -> DnsSource:
@@ -221,19 +221,10 @@ def _check_template(worker: Fields, known: frozenset[str]) -> None:
 KINDS: Mapping[str, Callable[[str, _Source], SourceSettings]] = {
     "file": _make_file_source,
     "dns": _make_address_source,
-    "srv": _make_srv_source,
+    "srv": lambda name, given: _make_dns_source(name, given, str(given.srv), 0),
     "kubernetes": _make_kubernetes_source,
 }
 """Parser of a source by the field that names its kind."""
-
-
-def _check_file(source: FileSource) -> None:
-    """Raise ConfigError for an invalid workers file."""
-    flag = "--workers-file" if source.name == "workers-file" else "--discovery-config: file"
-    try:
-        read_workers(source.path)
-    except ValueError as error:
-        raise ConfigError(f"{flag} {source.path}: {error}") from None
 
 
 def read_workers(path: Path) -> dict[int, WorkerRegistration]:

@@ -1,7 +1,5 @@
 """Egress policy from the settings."""
 
-import ipaddress
-
 from select_service.config.settings_loader import Config, ConfigError
 from select_service.net.allowed_hosts import is_loopback
 from select_service.net.egress_policy import EgressPolicy, parse_network
@@ -10,16 +8,18 @@ from select_service.net.egress_policy import EgressPolicy, parse_network
 def make_egress_policy(config: Config) -> EgressPolicy:
     """Return the egress policy.  Raises ConfigError for a configured peer that it forbids."""
     listed: tuple[str, ...] = config["connect_to"] or ()
-    networks = [text for text in listed if _is_network(text)]
+    networks = [text for text in listed if "/" in text]  # as `egress_destinations` writes them
     found = EgressPolicy(
         tuple(map(parse_network, networks)),
         tuple(text for text in listed if text not in networks),
         _allows_loopback(config),
     )
-    for peer in config["replica_sync_peers"] or ():
-        _reject_peer("--replica-sync-peers", peer, found.endpoint_refusal(peer))
-    for url in config["indexer_peers"] or ():
-        _reject_peer("--indexer-peers", url, found.url_refusal(url))
+    endpoints, urls = config["replica_sync_peers"] or (), config["indexer_peers"] or ()
+    peers = [("--replica-sync-peers", each, found.endpoint_refusal(each)) for each in endpoints]
+    peers += [("--indexer-peers", each, found.url_refusal(each)) for each in urls]
+    for flag, peer, refusal in peers:
+        if refusal is not None:
+            raise ConfigError(f"{flag}: {peer} is refused: {refusal}")
     return found
 
 
@@ -33,16 +33,3 @@ def _allows_loopback(config: Config) -> bool:
     if given is not None:
         return given
     return is_loopback(config["host"]) and config["api_keys_file"] is None
-
-
-def _is_network(text: str) -> bool:
-    try:
-        ipaddress.ip_network(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _reject_peer(flag: str, place: str, refusal: str | None) -> None:
-    if refusal is not None:
-        raise ConfigError(f"{flag}: {place} is refused: {refusal}")

@@ -4,7 +4,7 @@ The defaults equal those of `core.health.health_rules`, which is not imported wh
 """
 
 from select_service.config import value_parsers as read
-from select_service.config.setting import ServiceSetting, flag_setting
+from select_service.config.setting import ServiceSetting, flag_setting, path_setting
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 
@@ -13,29 +13,24 @@ HEALTH: tuple[ServiceSetting, ...] = (
         "--health-checks",
         "off",
         read.one_of_words("off", "on"),
-        "health checks; on: ranks are checked periodically with short prompts, and unhealthy ranks "
-        "get no requests",
+        "health checks; on: ranks are checked periodically with short prompts, and unhealthy "
+        "ranks get no requests",
     ),
     flag_setting(
         "--health-profile",
         "default",
         read.one_of_words("default", "document"),
-        "defaults of the other health settings; document: those of the reference document (no "
-        "backoff, no limit, no slow start)",
+        "defaults of the other health settings; document: plain rules without backoff, ejection "
+        "limit and slow start",
     ),
     flag_setting(
         "--health-interval-secs",
         30.0,
         read.finite_number(0.1, 3600),
         "interval between two checks of a rank",
-        "health_interval_s",
     ),
     flag_setting(
-        "--health-timeout-secs",
-        5.0,
-        read.finite_number(0.05, 600),
-        "time limit of a check",
-        "health_timeout_s",
+        "--health-timeout-secs", 5.0, read.finite_number(0.05, 600), "time limit of a check"
     ),
     flag_setting(
         "--health-retries", 2, read.whole_number(0, 10), "further attempts of a failed check"
@@ -45,7 +40,6 @@ HEALTH: tuple[ServiceSetting, ...] = (
         2.0,
         read.finite_number(0, 3600),
         "delay between a failed check and its confirmation",
-        "health_confirm_s",
     ),
     flag_setting(
         "--health-failures",
@@ -58,7 +52,6 @@ HEALTH: tuple[ServiceSetting, ...] = (
         60.0,
         read.finite_number(0.1, 86_400),
         "delay before an ejected rank is probed again",
-        "breaker_recovery_s",
     ),
     flag_setting(
         "--breaker-backoff",
@@ -80,41 +73,29 @@ HEALTH: tuple[ServiceSetting, ...] = (
         30.0,
         read.finite_number(0, 3600),
         "duration from a recovery to the full share of requests",
-        "health_slow_start_s",
     ),
     flag_setting(
         "--drain-timeout-secs",
         300.0,
         read.finite_number(0, 86_400),
         "time limit of a drain; remaining reservations are then released",
-        "drain_timeout_s",
     ),
     flag_setting(
         "--dead-after-secs",
         600.0,
         read.finite_number(0, 604_800),
         "time without recovery after which a rank is dead",
-        "dead_after_s",
     ),
-    flag_setting(
-        "--canary-config",
-        None,
-        read.non_empty_text,
-        "YAML file of prompts by model (default: random tokens)",
-    ),
-    flag_setting(
-        "--health-state",
-        None,
-        read.non_empty_text,
-        "file of reference answers across restarts (default: not persisted)",
-        kind="FILE",
+    path_setting("--canary-config", "YAML file of prompts by model (default: random tokens)"),
+    path_setting(
+        "--health-state", "file that keeps the right answers over restarts (default: not persisted)"
     ),
     flag_setting(
         "--health-reporters",
         LOOPBACK,
         read.cidr_networks,
-        "comma-separated networks whose failure reports count without a reservation; "
-        "nobody = no network",
+        "comma-separated networks whose failure reports count without a reservation; nobody = no "
+        "network",
         kind="NETWORK[,NETWORK]",
     ),
     flag_setting(
@@ -124,11 +105,7 @@ HEALTH: tuple[ServiceSetting, ...] = (
         "reaction when the healthy ranks cannot meet the SLOs; observe: levels are shown; auto: "
         "load is shed as well",
     ),
-    flag_setting(
-        "--slo",
-        None,
-        read.non_empty_text,
-        "YAML file of SLOs by model: ttft_ms, itl_ms, rps; requires --degradation",
-        kind="FILE",
+    path_setting(
+        "--slo", "YAML file of SLOs by model: ttft_ms, itl_ms, rps; requires --degradation"
     ),
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import astuple
 
 from select_service.config.per_model_file import read_by_model
 from select_service.config.settings_loader import DEFAULT, Config
@@ -96,6 +97,4 @@ def _read_promises(path: str) -> dict[str, "ServiceObjective"]:
     from select_service.core.health.capacity_estimate import ServiceObjective
 
     found = read_by_model("SLO file", path, _Promise)
-    return {
-        name: ServiceObjective(each.ttft_ms, each.itl_ms, each.rps) for name, each in found.items()
-    }
+    return {name: ServiceObjective(*astuple(each)) for name, each in found.items()}

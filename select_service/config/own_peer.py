@@ -18,12 +18,9 @@ def other_endpoints(
     # harmless and logged.
     if host is None or sync_port is None:
         return endpoints
-    return tuple(each for each in endpoints if not _is_endpoint_of(each, host, sync_port))
-
-
-def _is_endpoint_of(endpoint: str, host: str, port: int) -> bool:
-    found = tcp_host(endpoint)
-    return found is not None and found.lower() == host and endpoint.endswith(f":{port}")
+    at_port = f":{sync_port}"
+    own = {e for e in endpoints if (tcp_host(e) or "").lower() == host and e.endswith(at_port)}
+    return tuple(each for each in endpoints if each not in own)
 
 
 def other_urls(urls: tuple[str, ...], own_url: str | None) -> tuple[str, ...]:

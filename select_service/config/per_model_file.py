@@ -21,6 +21,7 @@ def read_by_model(
     instead: see `convert_document`
     Raises ConfigError.
     """
+    place, entries = f"{what} {path}", {}
     try:
         document = read_document(path)
         if isinstance(document, dict) and list(document) == ["models"]:
@@ -29,16 +30,9 @@ def read_by_model(
         models = convert_document(document, dict[str, Any])
         if len(models) > MODELS_MAX:
             raise ValueError(f"{len(models)} models (limit {MODELS_MAX})")
-        return {name: _convert_entry(name, each, kind, instead) for name, each in models.items()}
+        for name, each in models.items():
+            place = f"{what} {path}: model `{printable_name(name)}`"
+            entries[name] = convert_document(each, kind, instead)
     except ValueError as error:
-        raise ConfigError(f"{what} {path}: {error}") from None
-
-
-def _convert_entry(
-    name: str, document: object, kind: Any, instead: Mapping[str, str] | None
-) -> Any:
-    """Return the entry of one model.  Raises ValueError."""
-    try:
-        return convert_document(document, kind, instead)
-    except ValueError as error:
-        raise ValueError(f"model `{printable_name(name)}`: {error}") from None
+        raise ConfigError(f"{place}: {error}") from None
+    return entries

@@ -1,5 +1,6 @@
 """Definition of a setting."""
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,7 +9,6 @@ from select_service.config import value_parsers as read
 
 ENVIRONMENT_PREFIX = "SELECT_SERVICE_"
 KINDS = {
-    **dict.fromkeys(("ca", "cert", "config", "file", "key", "log", "path"), "FILE"),
     **dict.fromkeys(("decisions", "failures", "requests", "retries", "threads"), "N"),
     "host": "ADDRESS",
     "secs": "SECONDS",
@@ -52,12 +52,33 @@ def flag_setting(
 ) -> ServiceSetting:
     """Return a setting of the command line, with an environment variable of the same name.
 
+    name: name, if it does not follow from the flag
     kind: metavar, if it follows neither from `parse` nor from the last word of the flag
     """
     word = flag.removeprefix("--").replace("-", "_")
     variable = ENVIRONMENT_PREFIX + word.upper()
+    # Names have units in the form of the code, flags in the form of the command line.
+    name = name or re.sub("_secs$", "_s", word)
     kind = kind or _kind_of(word, parse)
-    return ServiceSetting(name or word, default, parse, help_text, flag, (variable,), kind)
+    return ServiceSetting(name, default, parse, help_text, flag, (variable,), kind)
+
+
+def path_setting(flag: str, help_text: str) -> ServiceSetting:
+    """Return a setting with the path of a file; None by default."""
+    return flag_setting(flag, None, read.non_empty_text, help_text, kind="FILE")
+
+
+def switch_setting(flag: str, help_text: str) -> ServiceSetting:
+    """Return a setting that is off by default."""
+    return flag_setting(flag, False, read.true_or_false, help_text)
+
+
+def dynamo_setting(
+    name: str, default: Any, parse: Callable[[str], Any], help_text: str
+) -> ServiceSetting:
+    """Return a setting that only Dynamo's variable of the same name sets."""
+    variables = (f"DYN_ROUTER_{name.upper()}",)
+    return ServiceSetting(name, default, parse, help_text, variables=variables)
 
 
 def _kind_of(word: str, parse: Callable[[str], Any]) -> str:

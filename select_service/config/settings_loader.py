@@ -28,23 +28,14 @@ from select_service.core.placement.router_config import POLICY_NAMES
 
 UNKNOWN_MAX = 32
 """Maximum number of unknown variables reported."""
-COMPILE, CACHE, EXPLAIN, INSPECT, REPLAY, KEYS, DOCTOR = (
-    "compile",
-    "cache",
-    "explain",
-    "inspect",
-    "replay",
-    "keys",
-    "doctor",
-)
 COMMANDS = {
-    COMPILE: "compile the kernels ahead of the first start",
-    CACHE: "remove the machine code of the kernels, before an uninstall",
-    KEYS: "create API keys and replica keys",
-    INSPECT: "print an engine's description as a record for POST /workers",
-    DOCTOR: "find faults of a running service and its engines",
-    EXPLAIN: "explain a decision of a running service",
-    REPLAY: "replay recorded traffic under other policies",
+    "compile": "compile the kernels ahead of the first start",
+    "cache": "remove the machine code of the kernels, before an uninstall",
+    "keys": "create API keys and replica keys",
+    "inspect": "print an engine's description as a record for POST /workers",
+    "doctor": "find faults of a running service and its engines",
+    "explain": "explain a decision of a running service",
+    "replay": "replay recorded traffic under other policies",
 }
 """Names of the other commands and their help texts."""
 _OWN_VARIABLE = re.compile(r"(SELECT_SERVICE|DYN_ROUTER)_(\w+)")
@@ -82,6 +73,11 @@ class Config:
     without_effect: tuple[str, ...]
     unknown: Mapping[str, str | None]
     """Unknown variables and the most similar known one."""
+
+    @property
+    def created_file_mode(self) -> int:
+        """Permission bits of created files."""
+        return int(self["file_mode"], 8)
 
     @property
     def ignored_origins(self) -> list[str]:
@@ -135,7 +131,11 @@ Every flag can be given in the environment as {ENVIRONMENT_PREFIX}<FLAG>, for ex
     )
     result.add_argument("--version", action="store_true", help="print the version and exit")
     for title, settings in GROUPS.items():
-        variables = [line for each in settings if not each.flag for line in _variable_help(each)]
+        variables = [
+            f"  {', else '.join(each.variables)}\n      {each.help}{_default_suffix(each)}"
+            for each in settings
+            if not each.flag
+        ]
         text = "Only in the environment:\n" + "\n".join(variables) if variables else None
         group = result.add_argument_group(title, text)
         for setting in settings:
@@ -148,17 +148,11 @@ Every flag can be given in the environment as {ENVIRONMENT_PREFIX}<FLAG>, for ex
 def _add_flag(group: argparse._ArgumentGroup, setting: ServiceSetting, flag: str) -> None:
     also = f" [{', '.join(setting.variables[1:])}]" if setting.variables[1:] else ""
     text = (setting.help + _default_suffix(setting) + also).replace("%", "%%")
-    if setting.parse is read.true_or_false:  # the flag alone means true
-        group.add_argument(
-            flag, dest=setting.name, metavar=setting.kind, help=text, nargs="?", const="true"
-        )
-    else:
-        group.add_argument(flag, dest=setting.name, metavar=setting.kind, help=text)
-
-
-def _variable_help(setting: ServiceSetting) -> list[str]:
-    variables = ", else ".join(setting.variables)
-    return [f"  {variables}", f"      {setting.help}{_default_suffix(setting)}"]
+    # The flag alone means true.
+    alone: dict[str, Any] = (
+        {"nargs": "?", "const": "true"} if setting.parse is read.true_or_false else {}
+    )
+    group.add_argument(flag, dest=setting.name, metavar=setting.kind, help=text, **alone)
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -295,17 +289,15 @@ def _unknown_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
         if not environment[name] or _OF_KUBERNETES.fullmatch(name):
             continue
         if _OWN_VARIABLE.fullmatch(name):
-            found[name] = nearest_name(name, sorted(settings), _variable_suffix)
+            # Compared without the common prefix.
+            found[name] = nearest_name(
+                name, sorted(settings), lambda each: _OWN_VARIABLE.sub(r"\2", each)
+            )
         elif name.startswith(_OWN_PREFIXES) and (
             meant := nearest_name(name, settings, str, _VARIABLE_SIMILARITY_MIN)
         ):
             found[name] = meant
     return dict(list(found.items())[:UNKNOWN_MAX])
-
-
-def _variable_suffix(variable: str) -> str:
-    """Return a variable without the common prefix."""
-    return _OWN_VARIABLE.sub(r"\2", variable)
 
 
 def parse_config(argv: Sequence[str], environment: Mapping[str, str]) -> Config:

@@ -5,8 +5,13 @@ from math import inf
 
 from select_service.config import value_parsers as read
 from select_service.config.health_flags import HEALTH
-from select_service.config.setting import ServiceSetting, flag_setting
-from select_service.config.tls_flags import TLS
+from select_service.config.setting import (
+    ServiceSetting,
+    dynamo_setting,
+    flag_setting,
+    path_setting,
+    switch_setting,
+)
 from select_service.core.placement.router_config import POLICY_NAMES, POLICY_OPTIONS, RouterConfig
 from select_service.schemas.common import BUSY_TOKENS_MAX
 
@@ -27,10 +32,8 @@ GROUPS: Mapping[str, tuple[ServiceSetting, ...]] = {
             "address to bind; non-loopback addresses require --api-keys-file or --insecure",
         ),
         flag_setting("--port", 8092, read.whole_number(0, 65535), "HTTP port; 0 = a free port"),
-        flag_setting(
+        switch_setting(
             "--reuse-port",
-            False,
-            read.true_or_false,
             "share the port with another process of this user, for a handover (Linux)",
         ),
         flag_setting(
@@ -38,14 +41,12 @@ GROUPS: Mapping[str, tuple[ServiceSetting, ...]] = {
             5.0,
             read.finite_number(0, 3600),
             "time after SIGTERM in which requests are still answered, each closing its connection",
-            "drain_s",
         ),
         flag_setting(
             "--keep-alive-secs",
             3900,
             read.whole_number(1, 86_400),
             "idle time limit of connections; give more than the proxy in front uses",
-            "keep_alive_s",
         ),
         flag_setting(
             "--file-mode",
@@ -73,7 +74,6 @@ GROUPS: Mapping[str, tuple[ServiceSetting, ...]] = {
             3600.0,
             read.finite_number(0, 1e9),
             "time without renewal after which a reservation expires; 0 = never",
-            "reservation_ttl_s",
         ),
         flag_setting(
             "--index-max-blocks",
@@ -89,23 +89,12 @@ GROUPS: Mapping[str, tuple[ServiceSetting, ...]] = {
             "maximum memory of the index of a partition, in bytes",
             "index_bytes_max",
         ),
-        flag_setting(
-            "--strict-fields",
-            False,
-            read.true_or_false,
-            "reject unknown fields and query parameters instead of warning",
+        switch_setting(
+            "--strict-fields", "reject unknown fields and query parameters instead of warning"
         ),
+        switch_setting("--no-fast-path", "answer all requests in Python instead of compiled code"),
         flag_setting(
-            "--no-fast-path",
-            False,
-            read.true_or_false,
-            "answer all requests in Python instead of compiled code",
-        ),
-        flag_setting(
-            "--policy",
-            RouterConfig().policy,
-            read.one_of_words(*POLICY_NAMES),
-            "placement policy",
+            "--policy", RouterConfig().policy, read.one_of_words(*POLICY_NAMES), "placement policy"
         ),
         flag_setting(
             "--policy-options",
@@ -124,33 +113,26 @@ GROUPS: Mapping[str, tuple[ServiceSetting, ...]] = {
             "--shadow-policy",
             None,
             read.policy_name(POLICY_NAMES, POLICY_OPTIONS),
-            "policy that GET /shadow compares with the decisions, for example reference or "
-            "work+strict-tail (default: no comparison)",
+            "policy that GET /shadow compares with the decisions, for example reference (Dynamo's"
+            " rule) or work+strict-tail (default: no comparison)",
             kind="POLICY",
         ),
-        flag_setting(
+        switch_setting(
             "--otel",
-            False,
-            read.true_or_false,
             "OpenTelemetry span for each selection, exported according to OTEL_* variables, see "
             "docs/guides/monitoring.md",
         ),
-        flag_setting(
+        path_setting(
             "--decision-log",
-            None,
-            read.non_empty_text,
-            "file with a line per decision, for `select-service replay`; at most 8 files of 64 MiB "
-            "(default: not written)",
+            "file with a line per decision, for `select-service replay`; at most 8 files of 64 "
+            "MiB (default: not written)",
         ),
     ),
     "Access": (
-        flag_setting(
+        path_setting(
             "--api-keys-file",
-            None,
-            read.non_empty_text,
-            "TOML or YAML file of API keys, see docs/guides/security.md; "
-            "reloaded after a change and on "
-            "SIGHUP (default: no keys, all callers may do everything)",
+            "TOML or YAML file of API keys, see docs/guides/security.md; reloaded after a change "
+            "and on SIGHUP (default: no keys, all callers may do everything)",
         ),
         flag_setting(
             "--key-share",
@@ -171,11 +153,8 @@ GROUPS: Mapping[str, tuple[ServiceSetting, ...]] = {
             read.finite_number(0.001, 1),
             "maximum fraction of each limit for a key not bound to tenants",
         ),
-        flag_setting(
-            "--insecure",
-            False,
-            read.true_or_false,
-            "permit a --host reachable from other machines without API keys",
+        switch_setting(
+            "--insecure", "permit a --host reachable from other machines without API keys"
         ),
         flag_setting(
             "--allowed-hosts",
@@ -185,31 +164,22 @@ GROUPS: Mapping[str, tuple[ServiceSetting, ...]] = {
             "matches all (default: localhost on loopback without keys, else all)",
             kind="NAME[,NAME]",
         ),
-        flag_setting(
+        path_setting(
             "--peer-api-key-file",
-            None,
-            read.non_empty_text,
             "file of the API key sent to other selectors; the key needs the role replica",
         ),
-        flag_setting(
+        path_setting(
             "--audit-log",
-            None,
-            read.non_empty_text,
             "file with a JSON line per operator action; at most 8 files of 64 MiB (default: not "
             "written)",
         ),
-        flag_setting(
-            "--audit-required",
-            False,
-            read.true_or_false,
-            "refuse operator actions whose audit line cannot be written",
+        switch_setting(
+            "--audit-required", "refuse operator actions whose audit line cannot be written"
         ),
     ),
     "Outgoing connections": (
-        flag_setting(
+        path_setting(
             "--engine-curve-key-file",
-            None,
-            read.non_empty_text,
             "file of the secret CURVE key for engines with authenticated KV events",
         ),
         flag_setting(
@@ -229,19 +199,29 @@ GROUPS: Mapping[str, tuple[ServiceSetting, ...]] = {
             "--host is loopback and no API keys are configured)",
         ),
     ),
-    "TLS": TLS,
-    "Discovery": (
-        flag_setting(
-            "--workers-file",
-            None,
-            read.non_empty_text,
-            "YAML file of workers, see docs/guides/discovery.md; reloaded after a change (default: "
-            "workers are registered over HTTP only)",
+    "TLS": (
+        path_setting(
+            "--tls-cert",
+            "PEM file of the server certificate followed by its intermediate certificates; "
+            "reloaded after a change and on SIGHUP (default: plain HTTP)",
         ),
-        flag_setting(
+        path_setting("--tls-key", "PEM file of the server's private key, without a passphrase"),
+        path_setting(
+            "--tls-client-ca",
+            "PEM file of CAs that must have issued client certificates (default: none required)",
+        ),
+        path_setting("--tls-ca", "PEM file of additional CAs for outgoing HTTPS"),
+        path_setting("--tls-client-cert", "PEM file of the client certificate for outgoing HTTPS"),
+        path_setting("--tls-client-key", "PEM file of the client's private key"),
+    ),
+    "Discovery": (
+        path_setting(
+            "--workers-file",
+            "YAML file of workers, see docs/guides/discovery.md; reloaded after a change "
+            "(default: workers are registered over HTTP only)",
+        ),
+        path_setting(
             "--discovery-config",
-            None,
-            read.non_empty_text,
             "YAML file of discovery sources (files, DNS names, Kubernetes), see "
             "docs/guides/discovery.md",
         ),
@@ -254,24 +234,18 @@ GROUPS: Mapping[str, tuple[ServiceSetting, ...]] = {
             "comma-separated URLs of selectors to recover the index from; the best dump is used",
             kind="URL[,URL]",
         ),
-        flag_setting(
+        path_setting(
             "--state-path",
-            None,
-            read.non_empty_text,
             "file of workers, thresholds and shedding across restarts (default: not persisted)",
         ),
-        flag_setting(
-            "--snapshot-path",
-            None,
-            read.non_empty_text,
-            "file of the index across restarts (default: not persisted)",
+        path_setting(
+            "--snapshot-path", "file of the index across restarts (default: not persisted)"
         ),
         flag_setting(
             "--snapshot-interval-secs",
             60.0,
             read.finite_number(1, 86_400),
             "interval between two snapshots; another one is written at shutdown",
-            "snapshot_interval_s",
         ),
     ),
     "Replicas": (
@@ -287,30 +261,25 @@ GROUPS: Mapping[str, tuple[ServiceSetting, ...]] = {
             read.bind_host,
             "address of --replica-sync-port (default: that of --host)",
         ),
-        flag_setting(
+        path_setting(
             "--replica-key-file",
-            None,
-            read.non_empty_text,
             "file of the secret CURVE key of this replica, see docs/guides/security.md",
         ),
-        flag_setting(
+        path_setting(
             "--replica-keys-file",
-            None,
-            read.non_empty_text,
             "TOML or YAML file of the public keys of all replicas; reloaded after a change",
         ),
-        flag_setting(
+        switch_setting(
             "--replica-sync-insecure",
-            False,
-            read.true_or_false,
-            "permit a replica port reachable from other machines without keys, and trust the URLs "
-            "that peers announce",
+            "permit a replica port reachable from other machines without keys, and trust the URLs"
+            " that peers announce",
         ),
         flag_setting(
             "--replica-sync-peers",
             None,
             read.replica_peers,
-            "comma-separated ZMQ endpoints of the other replicas, for example tcp://selector-b:9092",
+            "comma-separated ZMQ endpoints of the other replicas, for example "
+            "tcp://selector-b:9092",
             kind="ENDPOINT[,ENDPOINT]",
         ),
         flag_setting(
@@ -338,22 +307,21 @@ GROUPS: Mapping[str, tuple[ServiceSetting, ...]] = {
             "overlap_score_credit",
             1.0,
             read.finite_number(0, 1),
-            "policy reference: credit for blocks on the GPU",
+            "Dynamo's rule (policy reference): credit for a block on the GPU, 0 to 1",
             variables=("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",),
         ),
         ServiceSetting(
             "overlap_score_credit_decay",
             0.0,
             read.finite_number(0, inf),
-            "policy reference: decay of that credit with a rank's prefill load",
+            "Dynamo's rule: decay of that credit with a rank's prefill load",
             variables=("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",),
         ),
-        ServiceSetting(
+        dynamo_setting(
             "prefill_load_scale",
             1.0,
             read.finite_number(0, inf),
-            "policy reference: weight of the prefill part of the cost",
-            variables=("DYN_ROUTER_PREFILL_LOAD_SCALE",),
+            "Dynamo's rule: weight of the prefill part of the cost",
         ),
         ServiceSetting(
             "overlap_score_weight",
@@ -362,54 +330,38 @@ GROUPS: Mapping[str, tuple[ServiceSetting, ...]] = {
             "deprecated: sets the prefill load scale; 0 also sets the credit to 0",
             variables=("DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT", "DYN_OVERLAP_SCORE_WEIGHT"),
         ),
-        ServiceSetting(
+        dynamo_setting(
             "host_cache_hit_weight",
             0.75,
             read.finite_number(0, 1),
             "credit for blocks in CPU memory",
-            variables=("DYN_ROUTER_HOST_CACHE_HIT_WEIGHT",),
         ),
-        ServiceSetting(
+        dynamo_setting(
             "disk_cache_hit_weight",
             0.25,
             read.finite_number(0, 1),
             "credit for blocks on disk or in external storage",
-            variables=("DYN_ROUTER_DISK_CACHE_HIT_WEIGHT",),
         ),
-        ServiceSetting(
+        dynamo_setting(
             "temperature",
             0.0,
             read.finite_number(0, inf),
             "0 = the cheapest rank; above 0, ranks are sampled by cost",
-            variables=("DYN_ROUTER_TEMPERATURE",),
         ),
-        ServiceSetting(
-            "track_prefill_tokens",
-            True,
-            read.true_or_false,
-            "count prefill tokens as load",
-            variables=("DYN_ROUTER_TRACK_PREFILL_TOKENS",),
+        dynamo_setting(
+            "track_prefill_tokens", True, read.true_or_false, "count prefill tokens as load"
         ),
-        ServiceSetting(
-            "track_active_blocks",
-            True,
-            read.true_or_false,
-            "count live blocks as load",
-            variables=("DYN_ROUTER_TRACK_ACTIVE_BLOCKS",),
+        dynamo_setting(
+            "track_active_blocks", True, read.true_or_false, "count live blocks as load"
         ),
-        ServiceSetting(
-            "track_output_blocks",
-            True,
-            read.true_or_false,
-            "count output blocks as load",
-            variables=("DYN_ROUTER_TRACK_OUTPUT_BLOCKS",),
+        dynamo_setting(
+            "track_output_blocks", True, read.true_or_false, "count output blocks as load"
         ),
-        ServiceSetting(
+        dynamo_setting(
             "assume_kv_reuse",
             True,
             read.true_or_false,
             "count equal blocks of requests on one rank once",
-            variables=("DYN_ROUTER_ASSUME_KV_REUSE",),
         ),
     ),
     "Admission": (
@@ -444,18 +396,14 @@ GROUPS: Mapping[str, tuple[ServiceSetting, ...]] = {
             "order of queued requests: fcfs = first come, first served; wspt = least work first; "
             "work = both weighted, with queueing by the remaining work of ranks",
         ).with_variables("DYN_ROUTER_QUEUE_POLICY"),
-        flag_setting(
-            "--policy-config",
-            None,
-            read.non_empty_text,
-            "YAML file of policy classes; enables queueing",
+        path_setting(
+            "--policy-config", "YAML file of policy classes; enables queueing"
         ).with_variables("DYN_ROUTER_POLICY_CONFIG"),
         flag_setting(
             "--queue-timeout-secs",
             60.0,
             read.finite_number(0, 86_400),
             "maximum queueing time of a request; 0 = unlimited",
-            "queue_timeout_s",
         ),
         flag_setting(
             "--queue-max-requests",
@@ -490,21 +438,18 @@ GROUPS: Mapping[str, tuple[ServiceSetting, ...]] = {
             1.0,
             read.finite_number(0.1, 3600),
             "interval between two scrapes of a worker's metrics_endpoint",
-            "engine_metrics_interval_s",
         ),
         flag_setting(
             "--engine-metrics-timeout-secs",
             1.0,
             read.finite_number(0.1, 60),
             "time limit of a scrape",
-            "engine_metrics_timeout_s",
         ),
         flag_setting(
             "--engine-metrics-stale-secs",
             5.0,
             read.finite_number(0.1, 3600),
             "age above which a reading is ignored",
-            "engine_metrics_stale_s",
         ),
     ),
     "Health checks": HEALTH,

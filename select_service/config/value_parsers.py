@@ -85,15 +85,20 @@ class PartError(ValueError):
     """Error in one part of a value; the text names the part, so the whole value is not shown."""
 
 
+def _distinct_parts(text: str) -> tuple[str, ...]:
+    """Return the distinct non-empty parts between commas, in the given order."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
 def replica_peers(text: str) -> tuple[str, ...]:
     """Return the distinct endpoints, sorted."""
-    endpoints = {part.strip() for part in text.split(",") if part.strip()}
-    for endpoint in sorted(endpoints):
+    endpoints = tuple(sorted(_distinct_parts(text)))
+    for endpoint in endpoints:
         error = endpoint_error(endpoint)
         if error is not None:
             fault = error.removeprefix(f"invalid ZMQ endpoint `{endpoint}`: ")
             raise PartError(f"invalid replica peer endpoint `{endpoint}`: {fault}")
-    return tuple(sorted(endpoints))
+    return endpoints
 
 
 def service_url(text: str) -> str:
@@ -107,7 +112,7 @@ def service_url(text: str) -> str:
 
 def dump_peers(text: str) -> tuple[str, ...]:
     """Return the distinct URLs in the given order."""
-    urls = tuple(dict.fromkeys(url.strip() for url in text.split(",") if url.strip()))
+    urls = _distinct_parts(text)
     if len(urls) > DUMP_PEERS_MAX:
         raise ValueError(f"at most {DUMP_PEERS_MAX} URLs")
     for url in urls:
@@ -138,12 +143,12 @@ def host_names(text: str) -> tuple[str, ...]:
 
     A leading dot matches all subdomains, `*` matches all names.
     """
-    found = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",") if part.strip()))
+    found = _distinct_parts(text.lower())
     if not 1 <= len(found) <= HOSTS_MAX:
         raise ValueError(f"1 to {HOSTS_MAX} names, separated by commas, or *")
     for name in found:
-        if name != "*" and not HOST.fullmatch(name):
-            raise PartError(f"invalid host name `{printable_name(name)}`: no scheme, port or path")
+        if name != "*":
+            _check_host_name(name)
     return found
 
 
@@ -151,15 +156,15 @@ def cidr_networks(text: str) -> tuple[str, ...]:
     """Return the distinct networks in CIDR notation; a single address is a network."""
     if text.lower() == NOBODY:
         return ()
-    parts = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    parts = _distinct_parts(text)
     if not 1 <= len(parts) <= NETWORKS_MAX:
         raise ValueError(f"1 to {NETWORKS_MAX} networks, separated by commas, or {NOBODY}")
-    return tuple(_parse_network(part) for part in parts)
+    return tuple(_parse_cidr(part, ipaddress.ip_network) for part in parts)
 
 
 def egress_destinations(text: str) -> tuple[str, ...]:
     """Return the distinct networks (CIDR notation) and host names (as in `host_names`)."""
-    parts = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",") if part.strip()))
+    parts = _distinct_parts(text.lower())
     if not 1 <= len(parts) <= NETWORKS_MAX:
         raise ValueError(f"1 to {NETWORKS_MAX} networks or names, separated by commas")
     return tuple(map(_parse_destination, parts))
@@ -167,18 +172,20 @@ def egress_destinations(text: str) -> tuple[str, ...]:
 
 def _parse_destination(text: str) -> str:
     if ":" not in text and "/" not in text and not DIGITS.fullmatch(text):
-        if not HOST.fullmatch(text):
-            raise PartError(f"invalid host name `{printable_name(text)}`: no scheme, port or path")
+        _check_host_name(text)
         return text
-    try:
-        return str(parse_network(text))
-    except ValueError as error:
-        raise _network_error(text, error) from None
+    return _parse_cidr(text, parse_network)
 
 
-def _parse_network(text: str) -> str:
+def _check_host_name(name: str) -> None:
+    if not HOST.fullmatch(name):
+        raise PartError(f"invalid host name `{printable_name(name)}`: no scheme, port or path")
+
+
+def _parse_cidr(text: str, parse: Callable[[str], object]) -> str:
+    """Return a network in the usual notation."""
     try:
-        return str(ipaddress.ip_network(text))
+        return str(parse(text))
     except ValueError as error:
         raise _network_error(text, error) from None
 

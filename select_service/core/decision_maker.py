@@ -19,6 +19,7 @@ from select_service.core.load.new_reservation import (
 )
 from select_service.core.placement.candidate_explanation import CandidateTerms
 from select_service.core.placement.decision_ring import DecisionRing, QueueWait
+from select_service.core.placement.placer import PINNED_RANK
 from select_service.core.placement.prompt import Prompt
 from select_service.core.placement.router_config import RouterConfig
 from select_service.core.registry.fleet.partition import Partition, RankPlacement
@@ -82,14 +83,18 @@ class PlacedPrefill(NamedTuple):
 class DecisionMaker:
     """Decision maker of one process: chooses ranks and books load."""
 
-    def __init__(self, ledger: Ledger, rng: Random, ring: DecisionRing | None = None) -> None:
+    def __init__(
+        self, ledger: Ledger, rng: Random, config: RouterConfig, ring: DecisionRing | None = None
+    ) -> None:
         """Build the decision maker.
 
+        config: default configuration, of which a request may override a part
         ring: ring that records decisions, or None
         """
         self._ledger = ledger
-        self._rng = rng
-        self._ring = ring
+        self.rng = rng
+        self.config = config
+        self.ring = ring
         self.keeps_move_constraints = False
         """Whether bookings carry the request's migration constraints."""
 
@@ -107,7 +112,7 @@ class DecisionMaker:
             # All checks precede the placement: an error after booking would need an undo.
             reservation_id = self._free_id(job)
             self._ledger.reservations.check_room(len(prompt.sequence_hashes))
-        draw, candidates = self._rng.random(), None
+        draw, candidates = self.rng.random(), None
         placement = partition.place_prompt(prompt, request, config, eligible, draw)
         if job.explains:
             candidates = partition.explain_placement(
@@ -119,11 +124,11 @@ class DecisionMaker:
             self.book_prompt(partition, tracked, request, prefill, reservation_id, now)
         partition.placer.count_placement(prompt, placement.slot, job.reserves)
         number = None
-        if self._ring is not None:
-            self._ring.commit_decision(
+        if self.ring is not None:
+            self.ring.commit_decision(
                 now, job.reserves, request.selection_id, reservation_id, job.queue_wait
             )
-            number = self._ring.newest_number
+            number = self.ring.newest_number
         return PlacementDecision(
             _make_placed_selection(job, placement, reservation_id),
             candidates,
@@ -136,15 +141,14 @@ class DecisionMaker:
         partition: Partition,
         slot: int,
         prompt: Prompt,
-        config: RouterConfig,
         request: SelectAndReserveRequest,
         now: float,
     ) -> str:
-        """Book the partition's last placement; return the reservation id.
+        """Book the partition's last placement, made with the default configuration; return the id.
 
         Raises Conflict or CapacityExceeded, without having changed anything.
         """
-        reservation_id = request.reservation_id
+        reservation_id, config = request.reservation_id, self.config
         if reservation_id is None:
             reservation_id = self.new_reservation_id()
         else:
@@ -200,7 +204,7 @@ class DecisionMaker:
         return self._ledger.is_ready_for_max_booking(partition.account.load)
 
     def new_reservation_id(self) -> str:
-        return str(UUID(int=self._rng.getrandbits(128), version=4))
+        return str(UUID(int=self.rng.getrandbits(128), version=4))
 
     def _free_id(self, job: PlacementRequest) -> str:
         """Return the id to book, free at this moment.  Raises Conflict."""
@@ -220,7 +224,7 @@ class DecisionMaker:
             return prompt
         if not config.track_active_blocks:
             return prompt._replace(sequence_hashes=_NO_HASHES)
-        random = bytearray(self._rng.randbytes(8 * len(prompt.sequence_hashes)))
+        random = bytearray(self.rng.randbytes(8 * len(prompt.sequence_hashes)))
         return prompt._replace(sequence_hashes=np.frombuffer(random, np.uint64))
 
 
@@ -359,7 +363,7 @@ def estimate_prefill(
     # A placement with a single candidate gives the overlap on that rank.
     there = np.zeros(partition.table.n_slots, np.bool_)
     there[slot] = True
-    placing.place_prompt(prompt, config, there, pinned=True)
+    placing.place_prompt(prompt, config, there, PINNED_RANK)
     found = RankPlacement(slot, *placing.last_summary())
     return PlacedPrefill(slot, tokens, min(tokens, found.own_work), found.external)
 

@@ -1,9 +1,9 @@
 """Pending work left behind by the operations of the core.
 
-Operations only record their effects here and call no other part.  `AdmissionGate.serve` handles the
-queues of recorded partitions, and the owner of listeners handles catalog changes
-(`Fleet.take_changes`). The callback `wake` requests a call of `Selector.settle` soon from the owner
-of the event loop.
+Operations only record their effects here and call no other part.  `AdmissionGate.serve_waiting`
+handles the queues of recorded partitions, and the owner of listeners handles catalog changes
+(`WorkerFleet.take_changes`). The callback `wake` requests a call of `SelectorCore.run_pending` soon
+from the owner of the event loop.
 """
 
 from collections.abc import Callable, Container, Sized
@@ -38,7 +38,7 @@ class DirtyPartitions:
         return bool(self._watched_partitions)
 
     def begin_turn(self) -> None:
-        """Note a call of `Selector.settle`; work found from now on requests another turn."""
+        """Note a call of `SelectorCore.run_pending`; later work requests another turn."""
         self._is_turn_requested = False
 
     def mark_capacity(self, key: PartitionKey) -> None:

@@ -7,11 +7,9 @@ bookings run out in place.  With health checks, the monitor drains and moves boo
 request never reads this state.
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from select_service.base.errors import Conflict
-from select_service.core.dirty_partitions import DirtyPartitions
 from select_service.core.identity import Rank
 from select_service.core.load.compiled import load_layout
 from select_service.core.registry.fleet.fleet import WorkerFleet
@@ -40,18 +38,9 @@ class DrainState(NamedTuple):
 class DrainRegistry:
     """Drains of all workers, owned by the deciding thread."""
 
-    def __init__(
-        self,
-        fleet: WorkerFleet,
-        touched: DirtyPartitions,
-        health: "Callable[[], HealthService | None]",
-    ) -> None:
-        """Start without drains.
-
-        fitness: returns the health service; None means health is off
-        """
+    def __init__(self, fleet: WorkerFleet, health: "HealthService | None") -> None:
+        """Start without drains.  health: None means that health checks are off"""
         self._fleet = fleet
-        self._touched = touched
         self._health = health
         self._drains: dict[int, DrainState] = {}
         self.changes = 0
@@ -73,7 +62,7 @@ class DrainRegistry:
 
         Raises NotFound, and Conflict for a worker that receives no requests.
         """
-        worker, fitness = self._schedulable_worker(worker_id), self._health()
+        worker, fitness = self._schedulable_worker(worker_id), self._health
         self._record_caller(worker_id, caller, moves_bookings)
         if fitness is None:
             self._close_worker(worker)
@@ -87,7 +76,7 @@ class DrainRegistry:
         """End the drain of one caller; the worker serves again after the last.  Raises like
         `drain`.
         """
-        worker, fitness = self._schedulable_worker(worker_id), self._health()
+        worker, fitness = self._schedulable_worker(worker_id), self._health
         drain = self._drains.get(worker_id)
         left = frozenset[DrainRequester]() if drain is None else drain.callers - {caller}
         if drain is not None and left != drain.callers:
@@ -118,14 +107,14 @@ class DrainRegistry:
             del self._drains[worker_id]
             self.changes += 1
             worker = self._fleet.catalog.find_worker(worker_id)
-            if worker is not None and worker.is_schedulable and self._health() is None:
+            if worker is not None and worker.is_schedulable and self._health is None:
                 self._set_weight(worker, 1.0, "")
         else:
             self._enforce_drain(worker_id)
 
     def _enforce_drain(self, worker_id: int) -> None:
         """Apply the drain to all ranks, some of which may be new."""
-        worker, fitness = self._fleet.catalog.find_worker(worker_id), self._health()
+        worker, fitness = self._fleet.catalog.find_worker(worker_id), self._health
         if worker is None or not worker.is_schedulable:
             return
         self._close_worker(worker)
@@ -146,7 +135,7 @@ class DrainRegistry:
         table = self._fleet.partitions[worker.key].table
         if table.set_weight_of(worker.worker_id, weight, state):
             # Waiting requests may have lost or gained a candidate.
-            self._touched.mark_capacity(worker.key)
+            self._fleet.dirty.mark_capacity(worker.key)
 
     def _schedulable_worker(self, worker_id: int) -> RegisteredWorker:
         worker = self._fleet.catalog.get_worker(worker_id)
@@ -199,7 +188,7 @@ class DrainRegistry:
     def check_invariants(self) -> None:
         """Check the invariants, for tests."""
         assert all(drain.callers for drain in self._drains.values())
-        if self._health() is not None:
+        if self._health is not None:
             return
         for partition in self._fleet.partitions.values():
             for rank, slot in partition.table.iterate_slots():

@@ -19,7 +19,7 @@ from select_service.core.load.ledger import Ledger, id_in_use_error
 from select_service.core.load.new_reservation import BOOKED_BLOCKS_MAX
 from select_service.core.load.reservation_view import ReservationView
 from select_service.core.placement.prompt import Prompt, ReadAheadPrompt, read_booked_prompt
-from select_service.core.placement.router_config import RouterConfig, apply_override
+from select_service.core.placement.router_config import RouterConfig
 from select_service.core.prompt_resolver import PromptResolver
 from select_service.core.registry.fleet.partition import Partition
 from select_service.schemas.reservations import Reservation, ReservationRequest
@@ -35,10 +35,9 @@ class _ExistingBooking(NamedTuple):
 class IdempotentRetries:
     """Handler of repeated requests."""
 
-    def __init__(self, prompts: PromptResolver, ledger: Ledger, config: RouterConfig) -> None:
+    def __init__(self, prompts: PromptResolver, ledger: Ledger) -> None:
         self._prompts = prompts
         self._ledger = ledger
-        self._config = config
 
     def find_selection(
         self, request: SelectAndReserveRequest, read: ReadAheadPrompt | None, now: float
@@ -52,9 +51,8 @@ class IdempotentRetries:
         booking = self._ledger.find_active(request.reservation_id)
         if booking is None:
             return None
-        partition, prompt = self._prompts.read_prompt(request, read)
+        partition, prompt, config = self._prompts.read_prompt(request, read)
         check_hash_limit(request, prompt)
-        config = apply_override(self._config, request.router_config_override)
         held = _ExistingBooking(partition, prompt, booking)
         self._renew_matching(held, config, now)
         selection = _repeat_selection(held, config)
@@ -69,8 +67,7 @@ class IdempotentRetries:
         booking = self._ledger.find_active(request.reservation_id) if request.repeat else None
         if booking is None:
             return None
-        partition, prompt = self._prompts.read_prompt(request, read, read_booked_prompt)
-        config = apply_override(self._config, request.router_config_override)
+        partition, prompt, config = self._prompts.read_prompt(request, read, read_booked_prompt)
         self._renew_matching(_ExistingBooking(partition, prompt, booking), config, now)
         return make_reservation_answer(booking.reservation_id, partition, booking.slot)
 

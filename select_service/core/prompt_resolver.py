@@ -9,19 +9,22 @@ from select_service.core.placement.prompt import (
     partition_key_of,
     read_prompt,
 )
+from select_service.core.placement.router_config import RouterConfig, apply_override
 from select_service.core.registry.fleet.fleet import WorkerFleet
 from select_service.core.registry.fleet.partition import Partition
 from select_service.core.views.no_worker_error import no_worker_error
 from select_service.core.workers.worker_catalog import BLOCK_SIZE_MAX
-from select_service.schemas.prompts import PromptFields
+from select_service.schemas.prompts import PromptFields, PromptQuery
 
 
 class PromptResolver:
     """Reader of prompts, which changes nothing but a count."""
 
-    def __init__(self, fleet: WorkerFleet, tally: AdmissionCounters) -> None:
+    def __init__(self, fleet: WorkerFleet, tally: AdmissionCounters, config: RouterConfig) -> None:
+        """config: default configuration, of which a request may override a part"""
         self._fleet = fleet
         self._tally = tally
+        self._config = config
 
     def find_partition(self, query: PromptFields) -> Partition | None:
         """Return the partition of a query.  None means no workers."""
@@ -36,8 +39,8 @@ class PromptResolver:
         return partition.block_size, partition.is_eagle
 
     def read_counted(
-        self, query: PromptFields, read_ahead: ReadAheadPrompt | None
-    ) -> tuple[Partition, Prompt]:
+        self, query: PromptQuery, read_ahead: ReadAheadPrompt | None
+    ) -> tuple[Partition, Prompt, RouterConfig]:
         """Read the prompt of a request for a rank; requests without workers are counted."""
         try:
             return self.read_prompt(query, read_ahead)
@@ -47,11 +50,11 @@ class PromptResolver:
 
     def read_prompt(
         self,
-        query: PromptFields,
+        query: PromptQuery,
         read_ahead: ReadAheadPrompt | None = None,
         reader: PromptReader = read_prompt,
-    ) -> tuple[Partition, Prompt]:
-        """Return the partition and the prompt.
+    ) -> tuple[Partition, Prompt, RouterConfig]:
+        """Return the partition, the prompt and the configuration of a request.
 
         read_ahead: prompt read in advance, or None
         Raises BadRequest, InvalidBody, NoWorkers.
@@ -64,5 +67,7 @@ class PromptResolver:
             raise no_worker_error(partition_key_of(query), served, workers)
         hashing = partition.block_size, partition.is_eagle
         if read_ahead is not None and (read_ahead.block_size, read_ahead.is_eagle) == hashing:
-            return partition, read_ahead.prompt
-        return partition, reader(query, *hashing)
+            prompt = read_ahead.prompt
+        else:
+            prompt = reader(query, *hashing)
+        return partition, prompt, apply_override(self._config, query.router_config_override)

@@ -2,33 +2,27 @@
 
 Errors are raised before the first write.  Nothing here waits, reads a clock or does I/O: callers
 pass `now`, in seconds of a monotonic clock, and randomness comes from a generator passed at the
-start.  Operations record pending work in `DirtyPartitions`, and the single callback `wake` requests
-a call of `settle` soon; the callback must not block, raise or call back.
+start.  Operations record pending work in `DirtyPartitions`, which requests a call of `run_pending`.
 """
 
-from collections.abc import Callable, Container, Iterator
-from random import Random
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import UNSET
 
-from indexer.index.prefix_index import PrefixIndex
 from select_service.base.errors import BadRequest, NotFound
 from select_service.core.admission.admission_gate import AdmissionGate
-from select_service.core.admission.admission_settings import AdmissionSettings
 from select_service.core.admission.admission_state import make_admission_state
-from select_service.core.admission.busy_check import BusyCheck
-from select_service.core.admission.busy_thresholds import ThresholdTable
 from select_service.core.admission.eligibility import eligible_ranks
 from select_service.core.admission.engine_readings import EngineReadings
 from select_service.core.admission.partition_queue import WaitingTicket
-from select_service.core.admission.priority_tiers import PriorityTiers
 from select_service.core.admission.worker_admission import (
     WorkerAdmissionContext,
     worker_admission_context,
 )
-from select_service.core.analysis.decision_analytics import AnalyticsConfig, DecisionAnalytics
 from select_service.core.analysis.explanations import Explanations
+from select_service.core.analysis.policy_evaluation import PolicyEvaluation
 from select_service.core.decision_maker import (
     DecisionMaker,
     PlacementDecision,
@@ -38,29 +32,23 @@ from select_service.core.decision_maker import (
     estimate_prefill,
     make_reservation_answer,
 )
-from select_service.core.dirty_partitions import DirtyPartitions
 from select_service.core.draining import DrainRegistry
 from select_service.core.idempotency import IdempotentRetries
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.ledger import TURN_WORK_MAX, ExpiryResult, Ledger
-from select_service.core.load.reservations import ReservationFilter, Reservations
+from select_service.core.load.reservations import ReservationFilter
 from select_service.core.periodic_task import SECOND_S, PeriodicTask
-from select_service.core.placement.decision_ring import DecisionRing
-from select_service.core.placement.policies.policy_registry import PolicyChoice
 from select_service.core.placement.prompt import (
     Prompt,
     ReadAheadPrompt,
     estimate_blocks,
     read_booked_prompt,
 )
-from select_service.core.placement.router_config import RouterConfig, apply_override
 from select_service.core.prompt_resolver import PromptResolver
-from select_service.core.registry.fleet.fleet import RegistrationRules, WorkerFleet
+from select_service.core.registry.fleet.fleet import WorkerFleet
 from select_service.core.registry.fleet.partition import Partition
-from select_service.core.replication.load_events import LoadEvent
 from select_service.core.replication.replica_state import ReplicaState
-from select_service.core.replication.router_ids import new_router_id
-from select_service.core.traffic.traffic_observer import CounterSources, TrafficObserver
+from select_service.core.traffic.traffic_observer import TrafficObserver
 from select_service.core.views.dump_parts import DumpPart, list_dump_parts
 from select_service.core.views.rank_views import (
     list_loads_within,
@@ -68,7 +56,6 @@ from select_service.core.views.rank_views import (
     list_potential_loads,
 )
 from select_service.core.views.registration_hints import find_worker_hints
-from select_service.core.workers.engine_load import EngineLoads
 from select_service.core.workers.worker_catalog import RegisteredWorker, WorkerTombstone
 from select_service.schemas.admission import (
     AdmissionState,
@@ -76,7 +63,6 @@ from select_service.schemas.admission import (
     BusyThresholdList,
     BusyThresholdView,
 )
-from select_service.schemas.decisions import DecisionView
 from select_service.schemas.inspection import OverlapRow, OverlapScores, PartitionLoads, RankLoad
 from select_service.schemas.prompts import PromptFields, PromptQuery
 from select_service.schemas.reservations import (
@@ -90,105 +76,48 @@ from select_service.schemas.workers import Deletion, WorkerPatch, WorkerRecord, 
 
 if TYPE_CHECKING:
     from select_service.core.health.fleet_health.health_service import HealthService
-    from select_service.core.health.migration.migrator import Migrator
 
 
-class SelectorConfig(NamedTuple):
-    """Settings of a core.
+class CoreFollowers(NamedTuple):
+    """Parts that follow decisions and reservations; no placement or booking calls them.
 
-    ranks_max: maximum number of ranks with listeners
-    reservation_ttl_s: seconds without renewal after which a reservation expires; 0 means never
-    decisions_kept: number of recorded decisions; 0 means no recording
-    shadow: policy compared with the real decisions, or None
-    router_mark: mark of our key among replicas; None means no key
+    replicas: exchange of load with peers
+    traffic: observation of traffic for the planner
+    evaluation: evaluation of the placement policy
+    explanations: reader of recorded decisions
     """
 
-    router: RouterConfig = RouterConfig()
-    admission: AdmissionSettings = AdmissionSettings()
-    use_kv_events: bool = True
-    ranks_max: int = 1 << 32
-    reservation_ttl_s: float = 3600.0
-    decisions_kept: int = 0
-    shadow: PolicyChoice | None = None
-    router_mark: int | None = None
+    replicas: ReplicaState
+    traffic: TrafficObserver
+    evaluation: PolicyEvaluation
+    explanations: Explanations
 
 
+@dataclass(eq=False)
 class SelectorCore:
-    """Core of one process: workers, partitions and reservations."""
+    """Core of one process: workers, partitions and reservations.  `build_selector` connects it.
 
-    def __init__(
-        self,
-        config: SelectorConfig,
-        new_index: Callable[[], PrefixIndex],
-        *,
-        rng: Random,
-        emit: Callable[[LoadEvent], None] | None = None,
-        wake: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Build the core.
+    fleet: workers and partitions, with the pending work of the next turn
+    ledger: reservations and their load
+    decisions: choice of ranks, and booking
+    gate: admission and the queue
+    prompt_resolver: reader of requests' prompts
+    retries: handler of repeated requests
+    engine_readings: readings of engine metrics
+    draining: drains of workers
+    health: None means that health checks are off
+    """
 
-        emit: receives bookings, completions and releases of clients, see
-            `ReplicaState.start_sending`
-        """
-        rules = config.admission
-        self._config = config.router
-        self.router_id = new_router_id(rng, config.router_mark)
-        self.dirty = DirtyPartitions(wake)
-        ring = None
-        if config.decisions_kept:
-            # Only a fading credit depends on the least prefill tokens, which are costly to record.
-            fades = config.router.overlap_score_credit_decay != 0.0
-            ring = DecisionRing(config.decisions_kept, credit_fades=fades)
-        self.fleet = WorkerFleet(
-            new_index,
-            RegistrationRules(config.use_kv_events, rules.queue is not None, config.ranks_max),
-            router=config.router,
-            touched=self.dirty,
-            decisions=ring,
-        )
-        self.reservation_table = Reservations(config.reservation_ttl_s, self.router_id)
-        self.ledger = Ledger(self.reservation_table, self.dirty)
-        self.replicas = ReplicaState(self.fleet, self.ledger, self.router_id)
-        if emit is not None:
-            self.replicas.start_sending(emit)
-        self.decisions, self.ring, self.random = (
-            DecisionMaker(self.ledger, rng, ring),
-            ring,
-            rng.random,
-        )
-        self.health: HealthService | None = None
-        self.mover: Migrator | None = None
-        """Unset while health is off, like `fitness`."""
-        self.draining = DrainRegistry(self.fleet, self.dirty, lambda: self.health)
-        self.gate = AdmissionGate(
-            self.fleet.partitions,
-            BusyCheck(
-                ThresholdTable(rules.thresholds), EngineLoads(rules.engine_stale_s), self.dirty
-            ),
-            PriorityTiers(rules.tiers, rules.default_tier),
-            rules.queue,
-            self.decisions,
-            self.dirty,
-        )
-        self.engine_readings = EngineReadings(self.fleet, self.gate.busy_check)
-        self.explanations = Explanations(ring, self.gate, self.random)
-        self.prompt_resolver = PromptResolver(self.fleet, self.gate.tally)
-        self.retries = IdempotentRetries(self.prompt_resolver, self.ledger, self._config)
-        counted = (
-            self.fleet.partitions,
-            self.reservation_table.sums.find_observed,
-            self.gate.waiting.backlog_of,
-        )
-        self.traffic = TrafficObserver(CounterSources(*counted, self.gate.tally.take_refused))
-        # Refusals are counted only for partitions that traffic observation follows.
-        self.gate.tally.should_count = self.traffic.counts_refusals
-        self.analytics = DecisionAnalytics(
-            AnalyticsConfig(config.use_kv_events, config.shadow, config.router),
-            ring,
-            self.fleet,
-            self.ledger,
-            self.random,
-        )
+    fleet: WorkerFleet
+    ledger: Ledger
+    decisions: DecisionMaker
+    gate: AdmissionGate
+    prompt_resolver: PromptResolver
+    retries: IdempotentRetries
+    engine_readings: EngineReadings
+    draining: DrainRegistry
+    health: "HealthService | None"
+    followers: CoreFollowers
 
     # Workers
 
@@ -248,7 +177,7 @@ class SelectorCore:
         return self.worker_record(worker)
 
     def _on_worker_changed(self, worker_id: int, is_registration: bool = False) -> None:
-        self.dirty.request_turn_if(self.fleet.leaving)
+        self.fleet.dirty.request_turn_if(self.fleet.leaving)
         if self.health is not None:
             self.health.on_worker_changed(worker_id, is_registration)
         # After health, which must know a new worker before its drain is applied again.
@@ -303,18 +232,6 @@ class SelectorCore:
             self.gate.waiting.check_id_not_waiting(request.reservation_id)
         return self.gate.admit_request(job, eligible_ranks(job, self.gate.tally), now, policy_class)
 
-    def explain_selection(
-        self, request: SelectRequest, policy_class: str | None, read_ahead: ReadAheadPrompt | None
-    ) -> DecisionView:
-        """Return the decision `select` would make now (POST /explain), without changes.  Raises
-        like `select`.
-        """
-        partition, prompt = self.prompt_resolver.read_prompt(request, read_ahead)
-        config = apply_override(self._config, request.router_config_override)
-        return self.explanations.explain_request(
-            PlacementRequest(partition, prompt, request, config), policy_class
-        )
-
     def _make_request(
         self,
         request: SelectRequest,
@@ -324,9 +241,8 @@ class SelectorCore:
         reservation_id: str | None = None,
     ) -> PlacementRequest:
         self.gate.check_shed_tier(request)
-        partition, prompt = self.prompt_resolver.read_counted(request, read)
+        partition, prompt, config = self.prompt_resolver.read_counted(request, read)
         check_hash_limit(request, prompt)
-        config = apply_override(self._config, request.router_config_override)
         return PlacementRequest(
             partition, prompt, request, config, reserves, reservation_id, explains
         )
@@ -341,15 +257,14 @@ class SelectorCore:
         """
         if (again := self.retries.find_reservation(request, read_ahead, now)) is not None:
             return again
-        partition, prompt = self.prompt_resolver.read_prompt(
+        partition, prompt, config = self.prompt_resolver.read_prompt(
             request, read_ahead, read_booked_prompt
         )
-        config = apply_override(self._config, request.router_config_override)
         tokens = booked_tokens(request, prompt, config)
         slot = self.fleet.slot_of(partition, Rank(request.worker_id, request.dp_rank))
         self.ledger.check_id_free(request.reservation_id)
         self.gate.waiting.check_id_not_waiting(request.reservation_id)
-        self.reservation_table.check_room(len(prompt.sequence_hashes))
+        self.ledger.reservations.check_room(len(prompt.sequence_hashes))
         # Last of the reads: everything that can fail comes before the booking.
         prefill = estimate_prefill(partition, slot, prompt, config, tokens)
         tracked = self.decisions.track_prompt(prompt, config)
@@ -357,17 +272,6 @@ class SelectorCore:
             partition, tracked, request, prefill, request.reservation_id, now
         )
         return make_reservation_answer(request.reservation_id, partition, slot)
-
-    @property
-    def router_config(self) -> RouterConfig:
-        """Default configuration of placements and bookings, which a request may override in
-        part.
-        """
-        return self._config
-
-    def new_reservation_id(self) -> str:
-        """Return an id for a client that gives none."""
-        return self.decisions.new_reservation_id()
 
     def book_placed(
         self,
@@ -384,7 +288,7 @@ class SelectorCore:
         """
         if request.reservation_id is not None:
             self.gate.waiting.check_id_not_waiting(request.reservation_id)
-        return self.decisions.book_placed(partition, slot, prompt, self._config, request, now)
+        return self.decisions.book_placed(partition, slot, prompt, request, now)
 
     def may_book(self, partition: Partition, blocks: int) -> bool:
         """Return whether a booking of `blocks` blocks is a bounded step now; if not, retry next
@@ -396,7 +300,7 @@ class SelectorCore:
         """Return whether the booking of a request, if accepted, is a bounded step now."""
         partition = self.prompt_resolver.find_partition(request)
         # A request without workers is refused later, and untracked bookings have no blocks.
-        if partition is None or not self._config.track_active_blocks:
+        if partition is None or not self.decisions.config.track_active_blocks:
             return True
         return self.may_book(partition, estimate_blocks(request, partition.block_size))
 
@@ -445,7 +349,8 @@ class SelectorCore:
         if decay_fraction is not None and not 0.0 <= decay_fraction <= 1.0:
             raise BadRequest(f"decay_fraction must be between 0.0 and 1.0, got {decay_fraction}")
         # Without tracking, an output block still proves that the client is alive.
-        if self._config.track_output_blocks and self._config.track_active_blocks:
+        config = self.decisions.config
+        if config.track_output_blocks and config.track_active_blocks:
             self.ledger.add_output_block(reservation_id, decay_fraction, now)
         else:
             self.ledger.renew_lease(reservation_id, now)
@@ -464,7 +369,7 @@ class SelectorCore:
         """Run one turn of pending work, as requested by `wake`; request another turn for the
         rest.
         """
-        self.dirty.begin_turn()
+        self.fleet.dirty.begin_turn()
         self.drain_removed_ranks(now)
         self.ledger.prepare_step()
         if self.health is not None:
@@ -480,7 +385,7 @@ class SelectorCore:
             # A slot may be reused only when empty; a large slot may take several turns.
             if first.is_empty:
                 self.fleet.retire_first_leaving()
-        self.dirty.request_turn_if(leaving)
+        self.fleet.dirty.request_turn_if(leaving)
         return bool(leaving)
 
     def expire_reservations(self, now: float, work_max: int = TURN_WORK_MAX) -> ExpiryResult:
@@ -492,26 +397,26 @@ class SelectorCore:
         by_name = {
             "engines": self.engine_readings.expire_stale,
             "admission": self.gate.run_every_second,
-            "endings": self.replicas.tombstones.drop_expired,
-            "shares": self.replicas.shares.run_turn,
+            "endings": self.followers.replicas.tombstones.drop_expired,
+            "shares": self.followers.replicas.shares.run_turn,
             "recovered": self.fleet.recovered_blocks.drop_expired,
-            "observation": self.traffic.close_slots,
+            "observation": self.followers.traffic.close_slots,
         }
         if self.health is not None:
             by_name["health"] = self.health.advance_timers
         tasks = [PeriodicTask(name, SECOND_S, step) for name, step in by_name.items()]
-        return tasks + self.analytics.periodic_tasks()
+        return tasks + self.followers.evaluation.periodic_tasks()
 
     # Inspection
 
     def get_reservation(self, reservation_id: str, now: float) -> ReservationRow:
         """Return a reservation (GET /reservations/{reservation_id}).  Raises NotFound."""
-        return self.reservation_table.get_answer_row(reservation_id, now)
+        return self.ledger.reservations.get_answer_row(reservation_id, now)
 
     def list_reservations(
         self, reservation_filter: ReservationFilter, now: float
     ) -> ReservationPage:
-        return self.reservation_table.list_page(reservation_filter, now)
+        return self.ledger.reservations.list_page(reservation_filter, now)
 
     def partition_loads(
         self,
@@ -527,17 +432,13 @@ class SelectorCore:
         self, query: PromptQuery, read_ahead: ReadAheadPrompt | None = None
     ) -> Iterator[RankLoad]:
         """Iterate over the loads with a prompt added, by worker and rank.  Raises like `select`."""
-        partition, prompt = self.prompt_resolver.read_prompt(query, read_ahead)
-        config = apply_override(self._config, query.router_config_override)
-        return list_potential_loads(partition, prompt, config)
+        return list_potential_loads(*self.prompt_resolver.read_prompt(query, read_ahead))
 
     def overlap_scores(
         self, query: PromptQuery, read_ahead: ReadAheadPrompt | None = None
     ) -> tuple[OverlapScores, Iterator[OverlapRow]]:
         """Return the scores without their rows, and the rows.  Raises like `select`."""
-        partition, prompt = self.prompt_resolver.read_prompt(query, read_ahead)
-        config = apply_override(self._config, query.router_config_override)
-        return list_overlap(partition, prompt, config)
+        return list_overlap(*self.prompt_resolver.read_prompt(query, read_ahead))
 
     def index_dumps(self) -> list[DumpPart]:
         """Return the parts of an index dump."""
@@ -545,18 +446,12 @@ class SelectorCore:
 
     def check_invariants(self) -> None:
         """Check the invariants, for tests."""
-        parts = (
-            self.fleet,
-            self.ledger,
-            self.replicas,
-            self.gate,
-            self.engine_readings,
-            self.analytics,
-        )
-        for part in (*parts, self.traffic, self.draining, self.health):
+        replicas, traffic, evaluation, _ = self.followers
+        parts = (self.fleet, self.ledger, replicas, self.gate, self.engine_readings, evaluation)
+        for part in (*parts, traffic, self.draining, self.health):
             if part is not None:
                 part.check_invariants()
-        for booking in self.reservation_table:
+        for booking in self.ledger.reservations:
             if booking.is_leaving:
                 assert (booking.account, booking.slot) in (left[:2] for left in self.fleet.leaving)
             else:

@@ -22,9 +22,10 @@ from select_service.auth.limit_shares import Holder
 from select_service.auth.roles import CALLER
 from select_service.core.selector import SelectorCore
 from select_service.fastpath.fast_handler import FastHandler
-from select_service.fastpath.fastpath_protocol import FastPath, FastPathProtocol, TimeoutWatch
+from select_service.fastpath.fastpath_protocol import FastPath, FastPathProtocol
 from select_service.fastpath.parsing.request_layout import NONE
 from select_service.fastpath.service_handler import ServiceHandler
+from select_service.fastpath.timeout_watch import TimeoutWatch
 from select_service.http.bounded_protocol import BoundedProtocol
 from select_service.http.client_connection import ClientConnection, VerifiedCredentials
 from select_service.http.request_head import Headers
@@ -67,10 +68,7 @@ class FastPathAuth:
         return answerer
 
     def restrict_hosts(self, hosts: Sequence[bytes] | None) -> None:
-        """Restrict the fast path to these hosts;
-
-        None means all.  Called before the first connection.
-        """
+        """Restrict the fast path to these hosts, before the first connection; None means all."""
         self._hosts = hosts
         if hosts is not None:
             self.unbound_handler.restrict_hosts(hosts)
@@ -113,10 +111,8 @@ class AuthenticatedHandler:
 
     def answer_request(self, data: bytes, at: int, socket_fd: int = NONE) -> bytes | None:
         """See `FastHandler`."""
-        if (
-            self._credentials is not self.connection.verified
-            or self._generation != self._auth.guard.generation
-        ):
+        is_current = self._generation == self._auth.guard.generation
+        if not is_current or self._credentials is not self.connection.verified:
             self._adopt_credentials()
         inner = self._handler
         if inner is None or not self._charge_quotas():

@@ -30,12 +30,12 @@ from select_service.fastpath.serve_layout import (
 
 
 @compiled()
-def _equal_constant_time(known, begin, data, at, length):
+def _equal_constant_time(key_bytes, begin, data, at, length):
     """Compare in constant time."""
     other = U(0)
     for k in range(length):
         # No early exit: the time must not depend on the first differing byte.
-        other |= U(known[U(begin + k)]) ^ U(data[U(at + k)])
+        other |= U(key_bytes[U(begin + k)]) ^ U(data[U(at + k)])
     return other == U(0)
 
 

@@ -126,9 +126,9 @@ def apply_lifecycle_call(data, state):
     """Apply the route to the reservation of its path.  Returns 0, or why that was not done."""
     ledger, name = i64_view(state, LEDGER), name_view(data, state[PATH_ID], state[PATH_ID + 1])
     if state[IS_BOUND] != 0:
-        said = check_tenant(state, ledger, name)
-        if said < 0:
-            return said
+        status = check_tenant(state, ledger, name)
+        if status < 0:
+            return status
     if not _may_change(state):
         return CORE_CALLS
     row = _call_ledger(state, ledger, name)

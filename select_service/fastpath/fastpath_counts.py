@@ -6,29 +6,20 @@ import numpy.typing as npt
 from select_service.core.admission.outcome_counters import AdmissionCounters
 from select_service.core.array_types import store_pointer
 from select_service.fastpath import serve_layout as layout
-from select_service.fastpath.parsing.request_layout import (
-    FREE,
-    N_ROUTES,
-    OUTPUT_BLOCK,
-    PREFILL_COMPLETE,
-    RENEW,
-    RESERVE,
-    SELECT,
-    SELECT_AND_RESERVE,
-)
+from select_service.fastpath.parsing import request_layout as request
 from select_service.metrics.service_metrics import SELECTION_BUCKETS_S, ServiceMetrics
 
 _RESERVATION = "/reservations/{reservation_id}"
 ROUTES = {
-    SELECT: ("/select", "POST", 200),
-    SELECT_AND_RESERVE: ("/select_and_reserve", "POST", 200),
-    RESERVE: ("/reservations", "POST", 201),
-    PREFILL_COMPLETE: (f"{_RESERVATION}/prefill_complete", "POST", 200),
-    OUTPUT_BLOCK: (f"{_RESERVATION}/output_block", "POST", 200),
-    RENEW: (f"{_RESERVATION}/renew", "POST", 200),
-    FREE: (_RESERVATION, "DELETE", 200),
+    request.SELECT: ("/select", "POST", 200),
+    request.SELECT_AND_RESERVE: ("/select_and_reserve", "POST", 200),
+    request.RESERVE: ("/reservations", "POST", 201),
+    request.PREFILL_COMPLETE: (f"{_RESERVATION}/prefill_complete", "POST", 200),
+    request.OUTPUT_BLOCK: (f"{_RESERVATION}/output_block", "POST", 200),
+    request.RENEW: (f"{_RESERVATION}/renew", "POST", 200),
+    request.FREE: (_RESERVATION, "DELETE", 200),
 }
-_SELECT_ROUTES = (SELECT, SELECT_AND_RESERVE)
+_SELECT_ROUTES = (request.SELECT, request.SELECT_AND_RESERVE)
 
 
 class FastPathCounts:
@@ -38,7 +29,7 @@ class FastPathCounts:
         self, state: npt.NDArray[np.int64], tally: AdmissionCounters, metrics: ServiceMetrics
     ) -> None:
         self._tally, self._metrics = tally, metrics
-        self._counts = np.zeros((N_ROUTES, layout.COUNT_LENGTH), np.int64)
+        self._counts = np.zeros((request.N_ROUTES, layout.COUNT_LENGTH), np.int64)
         self._flushed = self._counts.copy()
         self._bounds_ns = np.array(SELECTION_BUCKETS_S) * 1e9
         assert len(self._bounds_ns) + 1 == layout.N_BUCKETS

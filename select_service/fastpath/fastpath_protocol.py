@@ -22,6 +22,7 @@ from uvicorn.server import ServerState
 from select_service.auth.limit_shares import UNKEYED_HOLDER, Holder
 from select_service.base.errors import CapacityExceeded, QuotaExceeded
 from select_service.fastpath.fast_handler import FastHandler, FastHandlerWithHeaders
+from select_service.fastpath.timeout_watch import TimeoutWatch
 from select_service.http import bounded_protocol as bounds
 from select_service.http.body_codec import BODY_BUDGET, BODY_BYTES_FREE, BODY_BYTES_MAX
 from select_service.http.bounded_protocol import FAILURE_NAME, BoundedProtocol
@@ -34,8 +35,6 @@ REQUEST_BYTES_MAX = BODY_BYTES_MAX + bounds.HEAD_BYTES_MAX
 """Longest request collected here, bytes."""
 REQUEST_PARTS_MAX = 4096
 """Most parts of a collected request; their overhead equals the memory of a long head."""
-CHECKS_PER_ITERATION = 1024
-"""Connections checked per iteration of the event loop, half a microsecond each."""
 
 _NO_SOCKET = -1
 
@@ -141,7 +140,7 @@ class FastPathProtocol(asyncio.Protocol):
     def __init__(
         self,
         handler: FastHandler,
-        watch: "TimeoutWatch",
+        watch: TimeoutWatch,
         config: uvicorn.Config,
         state: ServerState,
     ) -> None:
@@ -280,30 +279,30 @@ class FastPathProtocol(asyncio.Protocol):
             ):
                 break
             answer = self._answer_request(data, at)
-        wanted = self._handler.end - at
+        request_size = self._handler.end - at
         if answers:
             self._quiet_checks = 0
             if text := b"".join(answers):
                 self._write_responses(text)
         if at < len(data):
-            self._defer_rest(data[at:], wanted, is_usual=answer is not None)
+            self._defer_rest(data[at:], request_size, is_usual=answer is not None)
 
     def _write_responses(self, answers: bytes) -> None:
         """Write through the transport, which buffers what the client does not accept at once."""
         self._write(answers)
         self._socket_fd = _NO_SOCKET
 
-    def _defer_rest(self, rest: bytes, wanted: int, *, is_usual: bool) -> None:
+    def _defer_rest(self, rest: bytes, request_size: int, *, is_usual: bool) -> None:
         """Keep the rest for later or hand over.
 
         Reasons: the client does not read, the share is used up (is_usual), the request needs
-        `wanted` bytes, or the request is not common.
+        `request_size` bytes, or the request is not common.
         """
         self._append_part(rest)
         if self._is_write_paused or is_usual:
             self._pause_reading()
-        elif len(rest) < wanted <= REQUEST_BYTES_MAX:
-            self._mode, self._request_size, self._quiet_checks = _COLLECTING, wanted, 0
+        elif len(rest) < request_size <= REQUEST_BYTES_MAX:
+            self._mode, self._request_size, self._quiet_checks = _COLLECTING, request_size, 0
             self._charge_budget()
         else:
             self._hand_over()
@@ -476,36 +475,3 @@ class FastPathProtocol(asyncio.Protocol):
         if bounds.is_crowded(self._connections):
             return min(idle_s, bounds.CROWDED_KEEP_ALIVE_S)
         return idle_s
-
-
-class TimeoutWatch:
-    """Periodic check of all connections, every WATCH_EVERY_S while there are any."""
-
-    def __init__(self) -> None:
-        self._is_running = False
-        self._connections: set[FastPathProtocol] = set()
-        self._unchecked: list[FastPathProtocol] = []
-
-    def on(self, connections: set[FastPathProtocol]) -> None:
-        """Start checking.  connections: all open connections, now and later"""
-        if not self._is_running:
-            self._is_running, self._connections = True, connections
-            self._schedule_check()
-
-    def _schedule_check(self) -> None:
-        asyncio.get_running_loop().call_later(bounds.WATCH_EVERY_S, self._begin_check)
-
-    def _begin_check(self) -> None:
-        self._unchecked = list(self._connections)
-        self._check_share()
-
-    def _check_share(self) -> None:
-        """Check one iteration's share of connections."""
-        for _ in range(min(CHECKS_PER_ITERATION, len(self._unchecked))):
-            self._unchecked.pop().check_timeouts()
-        if self._unchecked:
-            asyncio.get_running_loop().call_soon(self._check_share)
-        elif self._connections:
-            self._schedule_check()
-        else:
-            self._is_running = False

@@ -8,8 +8,9 @@ import numpy.typing as npt
 from select_service.core.array_types import store_pointer
 from select_service.core.identity import PartitionKey
 from select_service.core.load.reservations import Reservations
-from select_service.core.registry.fleet.fleet import PARTITIONS_MAX, WorkerFleet
+from select_service.core.registry.fleet.fleet import WorkerFleet
 from select_service.core.registry.fleet.partition import Partition
+from select_service.core.registry.fleet.registration_rules import PARTITIONS_MAX
 from select_service.fastpath import serve_layout as layout
 from select_service.fastpath.parsing.request_layout import NONE
 from select_service.fastpath.response_templates import ResponseTemplates

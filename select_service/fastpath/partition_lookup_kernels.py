@@ -30,22 +30,22 @@ def row_at(state, number):
 
 
 @compiled()
-def _bytes_equal(known, begin, end, data, at, length):
+def _bytes_equal(names, begin, end, data, at, length):
     if end - begin != length:
         return False
     # Without an early exit LLVM can vectorize the loop.
     same = True
     for k in range(length):
-        same &= known[U(begin + k)] == data[U(at + k)]
+        same &= names[U(begin + k)] == data[U(at + k)]
     return same
 
 
 @compiled()
-def _has_name(known, begin, end, data, state, field):
+def _has_name(names, begin, end, data, state, field):
     """Return whether the request gives this name; an omitted name means the default."""
     if state[field] == NONE:
-        return _bytes_equal(known, begin, end, DEFAULT, 0, DEFAULT.shape[0])
-    return _bytes_equal(known, begin, end, data, state[field], state[field + 1])
+        return _bytes_equal(names, begin, end, DEFAULT, 0, DEFAULT.shape[0])
+    return _bytes_equal(names, begin, end, data, state[field], state[field + 1])
 
 
 @compiled()

@@ -31,7 +31,11 @@ class ReservationCalls:
         self, selector: SelectorCore, fields: memoryview, blocks: Hashes, sequence: Hashes
     ) -> None:
         """fields: int64[N_FIELDS];  blocks, sequence: arrays last filled by the kernel"""
-        self._selector = selector
+        self._selector, self._ledger, self._decisions = (
+            selector,
+            selector.ledger,
+            selector.decisions,
+        )
         self._fields = fields
         self._blocks, self._sequence = blocks, sequence
         self._lifecycle_calls: dict[int, Callable[[str, float], None]] = {
@@ -48,8 +52,7 @@ class ReservationCalls:
 
     def call(self, data: bytes) -> bool:
         """Apply the route to the reservation in the path.  Returns False if refused."""
-        name = self._text_field(data, request.PATH_ID)
-        assert name is not None
+        name = self._name_field(data, request.PATH_ID)
         try:
             self._lifecycle_calls[self._fields[request.ROUTE]](name, monotonic())
         except SelectError:
@@ -75,14 +78,9 @@ class ReservationCalls:
 
     def reserve(self, data: bytes, partition: Partition) -> bool:
         """Book on the requested rank.  Returns False if refused."""
-        name, rank, key = (
-            self._text_field(data, request.RESERVATION_ID),
-            self._requested_rank(),
-            partition.key,
-        )
-        assert name is not None
+        rank, key = self._requested_rank(), partition.key
         asked = ReservationRequest(
-            reservation_id=name,
+            reservation_id=self._name_field(data, request.RESERVATION_ID),
             model_name=key.model_name,
             tenant_id=key.tenant_id,
             worker_id=rank.worker_id,
@@ -106,8 +104,10 @@ class ReservationCalls:
 
         generated_id: generated id for a request without one, if it exists already
         """
+        if self._fields[request.RESERVATION_ID] != NONE:
+            generated_id = self._name_field(data, request.RESERVATION_ID)
         asked = SelectAndReserveRequest(
-            reservation_id=self._text_field(data, request.RESERVATION_ID) or generated_id,
+            reservation_id=generated_id,
             expected_output_tokens=self._number_field(request.EXPECTED_OUTPUT_TOKENS),
         )
         try:
@@ -121,18 +121,17 @@ class ReservationCalls:
 
         generated_id: as in `book_placed`
         """
-        name = self._text_field(data, request.RESERVATION_ID) or generated_id
-        assert name is not None
-        booking = self._selector.reservation_table.find_reservation(name)
+        name = self._name_field(data, request.RESERVATION_ID, generated_id)
+        booking = self._ledger.reservations.find_reservation(name)
         assert booking is not None
         return booking.row
 
     def notify_lifecycle(self, row: int) -> None:
         """Notify the followers of the ledger of a lifecycle call."""
         if self._fields[request.ROUTE] == request.FREE:
-            self._selector.ledger.notify_released(row, "client", monotonic())
+            self._ledger.notify_released(row, "client", monotonic())
         else:
-            self._selector.ledger.notify_completed(row, "client", monotonic())
+            self._ledger.notify_completed(row, "client", monotonic())
 
     def notify_booking(
         self, data: bytes, partition: Partition, row: int, generated_id: str | None
@@ -141,22 +140,16 @@ class ReservationCalls:
 
         generated_id: generated id of a request without one
         """
-        if not self._selector.ledger.notifies_bookings:
+        if not self._ledger.notifies_bookings:
             return
-        held, tracks = (
-            self._selector.reservation_table.view_row(row),
-            self._selector.router_config.track_prefill_tokens,
-        )
-        name = self._text_field(data, request.RESERVATION_ID) or generated_id
-        prompt = self._copy_prompt(
-            self._selector.decisions.keeps_move_constraints and self._has_block_hashes()
-        )
-        assert name is not None
-        given = self._fields[request.ROUTE] == request.RESERVE and (
-            self._fields[request.EFFECTIVE_PREFILL_TOKENS] != NONE
-        )
+        held, fields = self._ledger.reservations.view_row(row), self._fields
+        is_own_rank = fields[request.ROUTE] == request.RESERVE
+        # As `booking_kernels.has_block_hashes`.
+        has_blocks = not is_own_rank or fields[request.N_TOKENS] != NONE
+        prompt = self._copy_prompt(self._decisions.keeps_move_constraints and has_blocks)
+        is_given = is_own_rank and fields[request.EFFECTIVE_PREFILL_TOKENS] != NONE
         booking = NewReservation(
-            reservation_id=name,
+            reservation_id=self._name_field(data, request.RESERVATION_ID, generated_id),
             account=partition.account,
             rank=held.rank,
             slot=held.slot,
@@ -164,19 +157,12 @@ class ReservationCalls:
             isl_tokens=prompt.isl_tokens,
             prefill_tokens=held.prefill_tokens,
             booked_at=held.booked_at,
-            tracks_prefill=tracks or given,
+            tracks_prefill=self._decisions.config.track_prefill_tokens or is_given,
             expected_output_tokens=self._number_field(request.EXPECTED_OUTPUT_TOKENS),
             own_work=held.prefill_work,
             prompt=prompt.block_hashes,
         )
-        self._selector.ledger.notify_booked(booking, "client", monotonic())
-
-    def _has_block_hashes(self) -> bool:
-        """Return whether the prompt has effective block hashes
-        (`booking_kernels.has_block_hashes`).
-        """
-        fields = self._fields
-        return fields[request.ROUTE] != request.RESERVE or fields[request.N_TOKENS] != NONE
+        self._ledger.notify_booked(booking, "client", monotonic())
 
     def _copy_prompt(self, has_blocks: bool) -> Prompt:
         """Return the prompt in arrays of its own.  has_blocks: whether block hashes are needed"""
@@ -191,6 +177,9 @@ class ReservationCalls:
         number: int = self._fields[field]
         return None if number == NONE else number
 
-    def _text_field(self, data: bytes, field: int) -> str | None:
+    def _name_field(self, data: bytes, field: int, generated: str | None = None) -> str:
+        """Return the id in a field, or the generated one."""
         at, length = self._fields[field], self._fields[field + 1]
-        return None if at == NONE else data[at : at + length].decode("ascii")
+        name = generated if at == NONE else data[at : at + length].decode("ascii")
+        assert name is not None
+        return name

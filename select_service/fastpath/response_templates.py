@@ -66,8 +66,8 @@ class ResponseTemplates:
 
         Raises MemoryError without any change.
         """
-        known = len(self._texts)
-        more = max(n_slots, 2 * known) - known
+        n_texts = len(self._texts)
+        more = max(n_slots, 2 * n_texts) - n_texts
         texts = np.zeros((more, layout.TEXT_BYTES), np.uint8)
         records = np.zeros((more, layout.RECORD_LENGTH), np.int64)
         texts = np.concatenate([self._texts, texts])
@@ -85,10 +85,12 @@ class ResponseTemplates:
         """Return the members; all ranks of a worker have the same version and share one array."""
         table = self._partition.table
         number = int(table.columns.worker_number[slot])
-        known = self._members.get(number)
-        if known is None or known.version != version:
+        worker_slots = self._members.get(number)
+        if worker_slots is None or worker_slots.version != version:
             slots = table.slots_of(table.row_at(slot).rank.worker_id)
             first = table.row_at(slots[0]).rank.dp_rank
             assert table.row_at(slots[-1]).rank.dp_rank == first + len(slots) - 1
-            known = self._members[number] = _WorkerSlots(version, np.array(slots, np.int64), first)
-        return known
+            worker_slots = self._members[number] = _WorkerSlots(
+                version, np.array(slots, np.int64), first
+            )
+        return worker_slots

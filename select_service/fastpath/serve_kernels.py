@@ -129,17 +129,17 @@ def read_request(data, at, state):
     if i64_view(state, CHANGES)[0] != state[CHANGES_SEEN]:
         return STALE_ROWS
     end = len(data)
-    said = read_head(data, at, end, state)
-    if said == COMMON and not is_authorized(data, state):
+    status = read_head(data, at, end, state)
+    if status == COMMON and not is_authorized(data, state):
         return DECLINED
-    if said == READ_INCOMPLETE or (said == COMMON and state[END] > end):
+    if status == READ_INCOMPLETE or (status == COMMON and state[END] > end):
         return INCOMPLETE  # END is the end of the request, or NONE while the head is incomplete
-    if said != COMMON:
+    if status != COMMON:
         return DECLINED
     lists = (u64_view(state, BLOCKS), u64_view(state, SEQUENCE), u32_view(state, TOKENS))
-    said = read_body(data, state[BODY_AT], state[END], state, lists)
+    status = read_body(data, state[BODY_AT], state[END], state, lists)
     state[BEGAN_NS] = clock_ns()
-    return COMMON if said == COMMON else DECLINED
+    return COMMON if status == COMMON else DECLINED
 
 
 @compiled()
@@ -222,9 +222,9 @@ def choose_slot(state, row, step, is_judged, draw):
         state[SLOT] = place_prompt(state, row, is_judged, draw)
     elif state[ROUTE] == RESERVE and i64_view(row, PLAN)[FOLLOWS_PREFILLS] != 0:
         place_on_requested_rank(state, row)
-    said = DECLINED if state[SLOT] == NO_SLOT else text_status(row, state[SLOT])
+    status = DECLINED if state[SLOT] == NO_SLOT else text_status(row, state[SLOT])
     unlock_mutex(row[MUTEX], thread)
-    return said
+    return status
 
 
 @compiled()
@@ -246,9 +246,9 @@ def update_reservation(data, state, step):
     yet.
     """
     if step == READ:
-        said = apply_lifecycle_call(data, state)
-        if said < 0:
-            return said
+        status = apply_lifecycle_call(data, state)
+        if status < 0:
+            return status
     count_answer(state)
     return render_done(state)
 
@@ -260,9 +260,9 @@ def answer_request(data, at, state, step, draw):
     """
     is_judged = step == CONTINUE_GATED
     if step == READ:
-        said = read_request(data, at, state)
-        if said < 0:
-            return said
+        status = read_request(data, at, state)
+        if status < 0:
+            return status
         if state[ROUTE] <= RESERVE and not find_row(state, data):
             return UNKNOWN_PARTITION
     if state[ROUTE] > RESERVE:
@@ -277,13 +277,13 @@ def answer_request(data, at, state, step, draw):
         if state[ROUTE] == RESERVE:
             return FIND_RANK
     if step < RENDER:
-        said = choose_slot(state, row, step, is_judged, draw)
-        if said < 0:
-            return said
+        status = choose_slot(state, row, step, is_judged, draw)
+        if status < 0:
+            return status
         if state[ROUTE] != SELECT:
-            said = book_chosen(data, state, row, step)
-            if said < 0:
-                return said
+            status = book_chosen(data, state, row, step)
+            if status < 0:
+                return status
     return render_answer(data, state, row)
 
 

@@ -12,14 +12,14 @@ OUT         uint8   OUT_BYTES                response
 HEADS       uint8   N_HEADS * HEAD_BYTES     beginnings of responses, up to their content length
 ROWS        int64   ROWS_MAX * ROW_LENGTH    cached partitions, see below
 PLACES      int64   N_PLACES                 hash table of rows by model and tenant; NONE: empty
-CHANGES     int64   1                        `Fleet.changes`
+CHANGES     int64   1                        `WorkerFleet.partition_changes`
 COUNTS      int64   N_ROUTES * COUNT_LENGTH  counts of requests since the start
 NO_FACTORS  float64 0
 NEW_ID      uint8   ID_BYTES                 generated reservation id, for clients that give none
-GATE        int64   1                        `AdmissionGate.admits`
-LOG         int64   1                        `log.shows_debug`
-LEDGER      int64                            see core.load.ledger_layout
-WAITS       int64   1                        `WaitingList.waits`
+GATE        int64   1                        `AdmissionGate.is_open_flag`
+LOG         int64   1                        `log_format.shows_debug`
+LEDGER      int64                            see core.load.compiled.ledger_layout
+WAITS       int64   1                        `WaitingList.n_requests_array`
 MASK        bool    n_slots                  eligible ranks, by the gate or the client
 BOUNDS_NS   float64 N_BUCKETS - 1            upper bounds of the buckets of COUNTS
 KEY         uint8                            accepted value of `authorization`
@@ -31,7 +31,7 @@ SUM_CHANGES int64   1                        `OriginSums.changes`
 Of a row:
 
 NAMES       uint8                            model and tenant, concatenated
-PLAN        int64                            see core.decide.plan_layout
+PLAN        int64                            see core.placement.plan_layout
 RECORDS     int64   n_slots * RECORD_LENGTH  records of response texts, see below
 TEXTS       uint8   n_slots * TEXT_BYTES     response text of a slot, up to the first number
 

@@ -11,10 +11,7 @@ from select_service.core.array_types import store_pointer
 from select_service.fastpath import serve_layout as layout
 from select_service.http.request_head import Headers
 
-_STATUS_LINES = {
-    layout.OK: b"HTTP/1.1 200 OK\r\n",
-    layout.CREATED: b"HTTP/1.1 201 Created\r\n",
-}
+_STATUS_LINES = {layout.OK: b"HTTP/1.1 200 OK\r\n", layout.CREATED: b"HTTP/1.1 201 Created\r\n"}
 
 
 class ServeMemory:
@@ -56,9 +53,9 @@ class ServeMemory:
 
     def set_common_headers(self, headers: Headers) -> None:
         """Set the headers that every response begins with."""
-        said = b"".join(b"%b: %b\r\n" % header for header in headers)
-        said += b"content-length: "
+        text = b"".join(b"%b: %b\r\n" % header for header in headers)
+        text += b"content-length: "
         for status, line in _STATUS_LINES.items():
-            head = line + said
+            head = line + text
             self._heads[status, : len(head)] = np.frombuffer(head, np.uint8)
             self.header[layout.HEAD_LENGTH + status] = len(head)

@@ -10,6 +10,8 @@ import numpy as np
 
 from select_service.core.array_types import Mask, store_pointer
 from select_service.core.identity import PartitionKey
+from select_service.core.load.reservations import Reservations
+from select_service.core.placement.router_config import RouterConfig
 from select_service.core.registry.fleet.partition import Partition
 from select_service.core.selector import SelectorCore
 from select_service.fastpath import serve_layout as layout
@@ -38,33 +40,34 @@ class ServiceHandler:
         self, selector: SelectorCore, metrics: ServiceMetrics, tenants: frozenset[str] | None = None
     ) -> None:
         """tenants: tenants served here; None means all"""
-        self.end, self._tenants, self._sums = 0, tenants, selector.reservation_table.sums
+        decisions, reservations = selector.decisions, selector.ledger.reservations
+        self.end, self._tenants, self._sums = 0, tenants, reservations.sums
+        self._gate, self._random = selector.gate, decisions.rng.random
         self._memory = ServeMemory()
         self._state = self._memory.header
         self._numbers = self._state.data
         self._partitions = PartitionCache(
-            selector.fleet, selector.reservation_table, self._state, tenants=tenants
+            selector.fleet, reservations, self._state, tenants=tenants
         )
-        self._counts = FastPathCounts(self._state, selector.gate.tally, metrics)
-        self._gate, self._random = selector.gate, selector.random
+        self._counts = FastPathCounts(self._state, self._gate.tally, metrics)
         self._out = self._memory.out.data
         read = self._memory.blocks, self._memory.sequence
         self._calls = ReservationCalls(selector, self._numbers, *read)
         metrics.before_observing.append(self._counts.flush_to_metrics)
         self._generated_id: str | None = None
-        self._new_reservation_id = selector.new_reservation_id
-        self._mover = selector.mover
+        self._new_reservation_id = decisions.new_reservation_id
+        self._mover = None if selector.health is None else selector.health.mover
         if self._mover is not None:
             self._mover.add_watcher(self._pause_booking)
-        self._may_kernel_book = selector.router_config.assume_kv_reuse
-        self._share_core_state(selector)
+        self._may_kernel_book = decisions.config.assume_kv_reuse
+        self._share_core_state(reservations, decisions.config)
         self.set_common_headers([])
 
-    def _share_core_state(self, selector: SelectorCore) -> None:
+    def _share_core_state(self, reservations: Reservations, router: RouterConfig) -> None:
         """Point the header to state shared with the core, and copy the settings."""
-        state, router = self._state, selector.router_config
+        state = self._state
         store_pointer(state, layout.GATE, self._gate.is_open_flag)
-        store_pointer(state, layout.LEDGER, selector.reservation_table.memory.header)
+        store_pointer(state, layout.LEDGER, reservations.memory.header)
         store_pointer(state, layout.WAITS, self._gate.waiting.n_requests_array)
         store_pointer(state, layout.SUM_CHANGES, self._sums.changes)
         state[layout.IS_BOUND], state[layout.SUMS_SEEN] = self._tenants is not None, NONE
@@ -270,8 +273,10 @@ class ServiceHandler:
         at, rules = self._numbers[request.POLICY_CLASS], self._gate.rules
         if at == NONE or rules is None:
             return False
-        wanted = data[at : at + self._numbers[request.POLICY_CLASS + 1]].decode("ascii")
-        return not rules.profile_of(_key_in(data, self._numbers).model_name).is_known_name(wanted)
+        policy_class = data[at : at + self._numbers[request.POLICY_CLASS + 1]].decode("ascii")
+        return not rules.profile_of(_key_in(data, self._numbers).model_name).is_known_name(
+            policy_class
+        )
 
     def _set_mask(self, mask: Mask) -> None:
         self._mask = mask

@@ -51,9 +51,8 @@ def open_regular(path: Path) -> BinaryIO:
     # O_NONBLOCK: if the path became a pipe after the check, opening must still not block.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
-        check_regular(
-            os.fstat(descriptor).st_mode, path
-        )  # the path may have been replaced meanwhile
+        # The path may have been replaced meanwhile.
+        check_regular(os.fstat(descriptor).st_mode, path)
         return os.fdopen(descriptor, "rb")
     except OSError:
         os.close(descriptor)

@@ -102,7 +102,8 @@ class RotatingFile:
         """Rename the files by one number, drop the oldest and start a new file."""
         os.close(self._open_file())
         self._file = None
-        names = [self._path, *(self._numbered_path(number) for number in range(1, self._files_max))]
+        older_names = (f"{self._path.name}.{n}" for n in range(1, self._files_max))
+        names = [self._path, *map(self._path.with_name, older_names)]
         # All names are checked before the first rename: a failure half-way would lose the order.
         for path in names:
             _check_movable(path)
@@ -111,9 +112,6 @@ class RotatingFile:
                 older.replace(place)
         for line in self._head():
             self._add_pending(line)
-
-    def _numbered_path(self, number: int) -> Path:
-        return self._path.with_name(f"{self._path.name}.{number}")
 
 
 def open_for_lines(path: Path, mode: int) -> int:

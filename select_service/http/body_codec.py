@@ -5,6 +5,7 @@ The order of checks is part of the interface: content type (415), size (413), JS
 """
 
 import asyncio
+import re
 from typing import Any, TypeVar
 
 import msgspec
@@ -51,8 +52,9 @@ HOLDER_SCOPE_KEY = "holder"
 
 T = TypeVar("T")
 
-_ENCODER = msgspec.json.Encoder()
-_encode_json = _ENCODER.encode
+_GZIP = b"\x1f\x8b"
+_JSON_TYPE = re.compile(rb"application/(json|.*\+json)", re.DOTALL)
+_encode_json = msgspec.json.Encoder().encode
 _validate_json = msgspec.json.Decoder(msgspec.Raw).decode
 """Validates JSON without building objects."""
 
@@ -126,15 +128,11 @@ def _check_content_type(given: bytes) -> None:
     if given == b"application/json":
         return
     kind = given.split(b";", 1)[0].strip().lower()
-    if kind != b"application/json" and not (
-        kind.startswith(b"application/") and kind.endswith(b"+json")
-    ):
-        seen = (
-            f"got `{printable_name(given.decode('latin-1'))}`" if given else "got no content type"
-        )
+    if not _JSON_TYPE.fullmatch(kind):
+        seen = f"`{printable_name(given.decode('latin-1'))}`" if given else "no content type"
         raise UnsupportedMediaType(
             "expected a JSON body with content type `application/json`, "
-            f"{seen}; with curl: -H 'content-type: application/json'"
+            f"got {seen}; with curl: -H 'content-type: application/json'"
         )
 
 
@@ -216,8 +214,6 @@ def _decode_leniently(request: Request, body: bytes, form: BodySchema[T]) -> T:
     except _UNREADABLE as error:
         raise _explain_malformed(error, body) from None
 
-
-_GZIP = b"\x1f\x8b"
 
 _UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 

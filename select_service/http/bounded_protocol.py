@@ -46,11 +46,9 @@ the data at which the head ends.
 import asyncio
 import logging
 from collections.abc import Callable, Sized
-from typing import Protocol
 
 import httptools
 import msgspec
-from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -67,6 +65,7 @@ from select_service.http.request_head import (
     HeadTooLarge,
     MalformedHttp,
     check_head,
+    parser_error,
     without_upgrade_headers,
 )
 from select_service.schemas.common import ErrorBody
@@ -114,24 +113,6 @@ _ERRORS_ONLY.setLevel(logging.ERROR)
 """Logger of connections.  Malformed input is answered, not logged."""
 
 
-class SupervisedApplication(Protocol):
-    """ASGI application with notifications from connections and the server."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
-
-    def count_refused(self, status: int) -> None:
-        """Handle an error response that a connection sent before a complete request."""
-
-    def report_failure(self, callback: str) -> None:
-        """Handle an exception raised by a callback of the event loop."""
-
-    def start_draining(self) -> None:
-        """Handle the start of the drain: clients should move away."""
-
-    def start_shutdown(self) -> None:
-        """Handle the shutdown: waiting requests must be answered now."""
-
-
 class _PausedFlow(FlowControl):
     """Flow control that keeps reading paused while received bytes wait to be parsed."""
 
@@ -145,19 +126,16 @@ class _PausedFlow(FlowControl):
 class BoundedProtocol(HttpToolsProtocol):
     """HTTP protocol of one connection.
 
-    _stage: part of the request being read.  _deadline_from: its start time, or None without a
-    deadline.
-    _overhead_left: bytes still allowed outside of bodies.  _body_left: bytes still to come of a
-    body of
-    known length.  _body_fed: body bytes in the part being parsed.
+    _stage: part of the request being read
+    _deadline_from: start time of the request, or None without a deadline
+    _overhead_left: bytes still allowed outside of bodies
+    _body_left: bytes still to come of a body of known length
+    _body_fed: body bytes in the part being parsed
     _current_cycle: request being answered, or answered last; uvicorn notifies only the newest
-    request
-    that its client has gone.
-    _unparsed: bytes received but not yet parsed.
-    _final_error: error to send as the last response, perhaps after those of earlier requests;
-    parsing
-    has ended.
-    _idle_since: time of the last response, or of the opening.
+        request that its client has gone
+    _unparsed: bytes received but not yet parsed
+    _final_error: error to send as the last response; parsing has ended
+    _idle_since: time of the last response, or of the opening
     _half_closed: poller, once the client has ended its input but may still read.
     """
 
@@ -328,7 +306,7 @@ class BoundedProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as offer:
             again = self._head_without_upgrade() + bytes(data[offer.args[0] :])
         except httptools.HttpParserError as error:
-            self._refuse_request(_parser_error(error))
+            self._refuse_request(parser_error(error))
         else:
             if self._stage != _BETWEEN:
                 self._charge_overhead(len(data) - self._body_fed)
@@ -517,13 +495,3 @@ class BoundedProtocol(HttpToolsProtocol):
 def is_crowded(connections: Sized) -> bool:
     """Return whether more than half of the allowed connections are open."""
     return 2 * len(connections) > CONNECTIONS_MAX
-
-
-def _parser_error(error: httptools.HttpParserError) -> SelectError:
-    """Return the error behind an exception of the parser or of its callbacks."""
-    cause = error.__context__
-    if isinstance(cause, SelectError):
-        return cause
-    if isinstance(cause, MemoryError):
-        return CapacityExceeded("out of memory for this request; retry later")
-    return MalformedHttp("Invalid HTTP request received.")

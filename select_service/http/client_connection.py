@@ -1,8 +1,7 @@
 """Connection of a request, as handlers see it: notifications when the client disconnects.
 
 ASGI only offers waiting for messages.  The protocol therefore puts a `ClientConnection` into every
-scope;
-an in-process client has none, and never disconnects.
+scope; an in-process client has none, and never disconnects.
 """
 
 from collections.abc import Callable
@@ -74,8 +73,7 @@ class ClientConnection:
             limit.give_back(holder)
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
-        """Call `told` when the client disconnects, or at once if the client has already
-        disconnected.
+        """Set the callback for the end of the connection, called at once if it has ended.
 
         There is one callback, for the request being answered; a later call replaces the callback.
         """
@@ -84,7 +82,7 @@ class ClientConnection:
             callback()
 
     def on_input_end(self, callback: Callable[[], None]) -> None:
-        """Call `told` when the client has sent its last byte.
+        """Set the callback for the client's last byte.
 
         The client is then gone, or waits for the rest of a response; only writing can distinguish
         the two.
@@ -94,11 +92,11 @@ class ClientConnection:
     def mark_half_closed(self) -> None:
         """Handle the end of the client's input; called by the protocol."""
         self.is_half_closed = True
-        told, self._input_end_callback = self._input_end_callback, _ignore
-        told()
+        callback, self._input_end_callback = self._input_end_callback, _ignore
+        callback()
 
     def clear_on_disconnect(self) -> None:
-        """Remove the callback of `tell`."""
+        """Remove the callback of `on_disconnect`."""
         self._disconnect_callback = _ignore
 
     def mark_lost(self) -> None:
@@ -106,8 +104,8 @@ class ClientConnection:
         self.is_gone, self._input_end_callback = True, _ignore
         self._remove_count()
         # Reset before the call, so that the callback's references do not outlive the request.
-        told, self._disconnect_callback = self._disconnect_callback, _ignore
-        told()
+        callback, self._disconnect_callback = self._disconnect_callback, _ignore
+        callback()
 
 
 def connection_of(request: Request) -> ClientConnection:

@@ -29,9 +29,8 @@ class CoalescingTransport:
         self._supervised = supervised
         self._pending: list[bytes] = []
         self._sent_ahead = b""
-        self.is_closing = (
-            transport.is_closing
-        )  # bound here, since it is called for every received part
+        # Bound here, since it is called for every received part.
+        self.is_closing = transport.is_closing
 
     def write_ahead(self, beginning: bytes) -> None:
         """Write at once the bytes that the next `write` is known to begin with."""

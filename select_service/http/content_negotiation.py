@@ -10,7 +10,7 @@ def prefers_media_type(accept: str, media_type: str, default_type: str) -> bool:
     """Return whether the client prefers `media_type`: named, accepted, and weighted no less than
     the default.
 
-    media_type, instead_of: lower case, "application/..."; the second is the default response
+    media_type, default_type: lower case, "application/..."
     """
     weights = _parse_weights(accept)
     wanted = weights.get(media_type, 0.0)

@@ -29,13 +29,11 @@ class HostCheck:
     def check_host(self, headers: Headers) -> None:
         """Raise HostNotAllowed unless the `host` header is allowed."""
         host = _header_value(headers, b"host") or ""
-        if self._names.allows_host(host):
-            return
-        raise HostNotAllowed(
-            f"the host name `{printable_name(host)}` is not allowed: use an IP "
-            "address, or add the name to "
-            "--allowed-hosts"
-        )
+        if not self._names.allows_host(host):
+            raise HostNotAllowed(
+                f"the host name `{printable_name(host)}` is not allowed: use an IP address, or add "
+                "the name to --allowed-hosts"
+            )
 
 
 def check_origin(method: str, headers: Headers) -> None:
@@ -44,16 +42,12 @@ def check_origin(method: str, headers: Headers) -> None:
     Needed without keys: browsers send requests without a body to any origin, while keys are never
     attached by browsers themselves.
     """
-    origin = _header_value(headers, b"origin")
-    if origin is None or not is_foreign_change(
-        method, origin, _header_value(headers, b"host") or ""
-    ):
-        return
-    raise OriginNotAllowed(
-        f"changes by web pages of the origin `{printable_name(origin)}` are not "
-        "allowed: send the request "
-        "without the header `Origin`, or start the service with --api-keys-file"
-    )
+    origin, host = _header_value(headers, b"origin"), _header_value(headers, b"host") or ""
+    if origin is not None and is_foreign_change(method, origin, host):
+        raise OriginNotAllowed(
+            f"changes by web pages of the origin `{printable_name(origin)}` are not allowed: send "
+            "the request without the header `Origin`, or start the service with --api-keys-file"
+        )
 
 
 def _header_value(headers: Headers, wanted: bytes) -> str | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import uvicorn
+from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from select_service.http.bounded_protocol import (
@@ -19,7 +20,6 @@ from select_service.http.bounded_protocol import (
     KEEP_ALIVE_S,
     UNREAD_S_MAX,
     BoundedProtocol,
-    SupervisedApplication,
 )
 from select_service.http.request_head import Headers
 from select_service.net.tls.server_handshakes import HandshakeContext
@@ -36,6 +36,24 @@ LISTENER_DUPLICATES = 16
 libuv accepts one connection per listening socket and iteration, and under load every iteration also
 serves all existing connections: of many clients connecting at once, the last waited seconds.
 """
+
+
+class SupervisedApplication(Protocol):
+    """ASGI application with notifications from connections and the server."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+    def count_refused(self, status: int) -> None:
+        """Handle an error response that a connection sent before a complete request."""
+
+    def report_failure(self, callback: str) -> None:
+        """Handle an exception raised by a callback of the event loop."""
+
+    def start_draining(self) -> None:
+        """Handle the start of the drain: clients should move away."""
+
+    def start_shutdown(self) -> None:
+        """Handle the shutdown: waiting requests must be answered now."""
 
 
 class ConnectionFactory(Protocol):
@@ -91,12 +109,10 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         ends = await super().on_tick(counter)
-        if (
-            self._front is not None
-            and self._common_headers is not self.server_state.default_headers
-        ):
-            self._common_headers = self.server_state.default_headers
-            self._front.set_common_headers(self._common_headers)
+        headers = self.server_state.default_headers
+        if self._front is not None and self._common_headers is not headers:
+            self._common_headers = headers
+            self._front.set_common_headers(headers)
         return ends
 
     async def main_loop(self) -> None:

@@ -99,6 +99,5 @@ def _holds_structs(kind: inspect.Type) -> bool:
 
 def _takes_null(kind: Any) -> bool:
     """Return whether null is a valid value."""
-    if isinstance(kind, inspect.UnionType):
-        return any(_takes_null(part) for part in kind.types)
-    return isinstance(kind, inspect.NoneType)
+    parts = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    return any(isinstance(part, inspect.NoneType) for part in parts)

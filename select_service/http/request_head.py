@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import httptools
 
-from select_service.base.errors import SelectError
+from select_service.base.errors import CapacityExceeded, SelectError
 
 Headers = list[tuple[bytes, bytes]]
 """Header fields with names in lower case, in order of arrival."""
@@ -78,3 +78,13 @@ def without_upgrade_headers(request_line: bytes, headers: Headers) -> bytes:
         if value and name not in _UPGRADE_HEADERS:
             lines.append(name + b": " + value)
     return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def parser_error(error: httptools.HttpParserError) -> SelectError:
+    """Return the error behind an exception of the parser or of its callbacks."""
+    cause = error.__context__
+    if isinstance(cause, SelectError):
+        return cause
+    if isinstance(cause, MemoryError):
+        return CapacityExceeded("out of memory for this request; retry later")
+    return MalformedHttp("Invalid HTTP request received.")

@@ -7,7 +7,7 @@ Responses without warnings are unchanged.
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -109,7 +109,7 @@ def attach_warnings(response: Response, warnings: Sequence[RequestWarning], in_b
 
     in_body: whether the response is a JSON object to which a field may be added
     """
-    texts = _encode_ascii([each.text for each in warnings])
+    texts = json.dumps([each.text for each in warnings]).encode()
     if not in_body:
         response.headers[WARNINGS_HEADER] = texts.decode()
         return
@@ -120,7 +120,3 @@ def attach_warnings(response: Response, warnings: Sequence[RequestWarning], in_b
     separator = b"" if body == b"{}" else b","
     response.body = body[:-1] + separator + b'"warnings":' + texts + b"}"
     response.headers["content-length"] = str(len(response.body))
-
-
-def _encode_ascii(value: Any) -> bytes:
-    return json.dumps(value).encode()

@@ -3,13 +3,11 @@
 Without keys there are no key series.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from prometheus_client.metrics_core import Metric
-
-from select_service.metrics.series import COUNTER, GAUGE, FamilyRow, make_series, record_itself
+from select_service.metrics.series import FamilyRow
 
 
 @dataclass(slots=True)
@@ -44,69 +42,51 @@ class AccessReport(NamedTuple):
     is_stale: bool
 
 
-REFUSED: Sequence[FamilyRow[int]] = (
-    FamilyRow(
-        COUNTER,
-        "access_refusals",
-        "Requests refused by access control; the key is `none` if unknown.",
-        record_itself,
-    ),
-)
-CONNECTIONS: Sequence[FamilyRow[int]] = (
-    FamilyRow(
-        COUNTER,
-        "connections_refused",
-        "Outgoing connections refused by the egress policy, by purpose.",
-        record_itself,
-    ),
-)
-_READ = "api_keys_readings"
-_HELP = "Reloads of the API key file, by result."
 KEYS: Sequence[FamilyRow[AccessReport]] = (
-    FamilyRow(GAUGE, "api_keys", "Valid API keys.", lambda r: r.keys),
-    FamilyRow(COUNTER, _READ, _HELP, lambda r: r.reloads, (("result", "ok"),)),
-    FamilyRow(COUNTER, _READ, _HELP, lambda r: r.failures, (("result", "failed"),)),
+    FamilyRow("api_keys", "API keys in force.", lambda r: r.keys),
     FamilyRow(
-        GAUGE,
+        "api_keys_readings_total",
+        "Readings of a changed API key file, by result; with `failed` the earlier keys stay in "
+        "force.",
+        lambda r: {"ok": r.reloads, "failed": r.failures},
+        ("result",),
+    ),
+    FamilyRow(
         "api_keys_stale",
         "1 while the API key file is invalid and older keys are in use.",
         lambda r: r.is_stale,
+    ),
+    FamilyRow(
+        "access_refusals_total",
+        "Requests refused for their key, role, tenant or quota, by name of the key (`none`: no "
+        "valid key).",
+        lambda r: r.refusals,
+        ("route", "key", "code"),
     ),
 )
 
 
 AUDITED: Sequence[FamilyRow[AuditCounts]] = (
-    FamilyRow(COUNTER, "audit_log_lines", "Lines of the audit log.", lambda c: c.lines),
     FamilyRow(
-        COUNTER,
-        "audit_log_failures",
-        "Failed lines of the audit log.",
+        "audit_log_lines_total",
+        "Lines written to the audit log since the start.",
+        lambda c: c.lines,
+    ),
+    FamilyRow(
+        "audit_log_failures_total",
+        "Audit lines that could not be written; the actions took place unless "
+        "--audit-required is set.",
         lambda c: c.failures,
     ),
     FamilyRow(
-        COUNTER,
-        "audit_log_summed_requests",
-        "Requests counted in summary lines of the audit log.",
+        "audit_log_summed_requests_total",
+        "Requests without an audit line of their own, counted in the summary line of a minute.",
         lambda c: c.summed,
     ),
     FamilyRow(
-        COUNTER,
-        "audit_log_refusals",
-        "Actions refused with --audit-required because of a failed audit line.",
+        "audit_log_refusals_total",
+        "Operator actions refused with --audit-required because their audit line could not be "
+        "written.",
         lambda c: c.refusals,
     ),
 )
-
-
-def audit_metrics(counts: AuditCounts) -> Iterator[Metric]:
-    return make_series(AUDITED, (), {(): counts})
-
-
-def connection_metrics(refused: Mapping[str, int]) -> Iterator[Metric]:
-    """Yield the series of refused outgoing connections, by purpose."""
-    return make_series(CONNECTIONS, ("purpose",), {(each,): n for each, n in refused.items()})
-
-
-def access_metrics(report: AccessReport) -> Iterator[Metric]:
-    yield from make_series(REFUSED, ("route", "key", "code"), report.refusals)
-    yield from make_series(KEYS, (), {(): report})

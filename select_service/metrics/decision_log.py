@@ -1,11 +1,9 @@
 """Metrics of the decision log; none without a log."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prometheus_client.metrics_core import Metric
-
-from select_service.metrics.series import COUNTER, FamilyRow, make_series
+from select_service.metrics.series import FamilyRow
 
 
 @dataclass(slots=True)
@@ -24,20 +22,22 @@ class DecisionLogCounts:
     failures: int = 0
 
 
-_LOST = "decision_log_lost"
-_HELP = "Decisions missing in the log, by reason."
 LOGGED: Sequence[FamilyRow[DecisionLogCounts]] = (
-    FamilyRow(COUNTER, "decision_log_lines", "Lines of the decision log.", lambda c: c.lines),
-    FamilyRow(COUNTER, _LOST, _HELP, lambda c: c.missed, (("reason", "missed"),)),
-    FamilyRow(COUNTER, _LOST, _HELP, lambda c: c.dropped, (("reason", "dropped"),)),
     FamilyRow(
-        COUNTER,
-        "decision_log_failures",
-        "Failed writes of the decision log.",
+        "decision_log_lines_total",
+        "Lines written to the decision log since the start.",
+        lambda c: c.lines,
+    ),
+    FamilyRow(
+        "decision_log_lost_total",
+        "Decisions missing in the log; dropped: the queue to the file was full, missed: "
+        "overwritten before they were read.",
+        lambda c: {"missed": c.missed, "dropped": c.dropped},
+        ("reason",),
+    ),
+    FamilyRow(
+        "decision_log_failures_total",
+        "Failed writes to the file of the decision log.",
         lambda c: c.failures,
     ),
 )
-
-
-def decision_log_metrics(counts: DecisionLogCounts) -> Iterator[Metric]:
-    return make_series(LOGGED, (), {(): counts})

@@ -1,11 +1,9 @@
 """Metrics of discovery sources; none without sources."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from prometheus_client.metrics_core import Metric
-
-from select_service.metrics.series import COUNTER, GAUGE, FamilyRow, make_series
+from select_service.metrics.series import FamilyRow
 
 
 class SourceReport(NamedTuple):
@@ -14,7 +12,7 @@ class SourceReport(NamedTuple):
     changes: reads with a changed result
     failures: failed reads
     is_stale: whether the last read failed and older workers are in use
-    The other fields are numbers of workers, as in `bodies.discovery.SourceView`.
+    The other fields are numbers of workers, as in `SourceView`.
     """
 
     name: str
@@ -29,28 +27,29 @@ class SourceReport(NamedTuple):
     withheld: int
 
 
-_READ = "discovery_readings"
-_READ_HELP = "Reads of a discovery source that changed something or failed."
-_WORKERS = "discovery_workers"
-_WORKERS_HELP = "Workers of a discovery source by state."
-
 SOURCES: Sequence[FamilyRow[SourceReport]] = (
-    FamilyRow(COUNTER, _READ, _READ_HELP, lambda r: r.changes, (("result", "ok"),)),
-    FamilyRow(COUNTER, _READ, _READ_HELP, lambda r: r.failures, (("result", "failed"),)),
     FamilyRow(
-        GAUGE,
+        "discovery_readings_total",
+        "Readings of a discovery source that changed its workers or failed, by result.",
+        lambda r: {"ok": r.changes, "failed": r.failures},
+        ("result",),
+    ),
+    FamilyRow(
         "discovery_stale",
         "1 while a discovery source is unreadable and its older workers are in use.",
         lambda r: r.is_stale,
     ),
-    FamilyRow(GAUGE, _WORKERS, _WORKERS_HELP, lambda r: r.desired, (("state", "desired"),)),
-    FamilyRow(GAUGE, _WORKERS, _WORKERS_HELP, lambda r: r.owned, (("state", "owned"),)),
-    FamilyRow(GAUGE, _WORKERS, _WORKERS_HELP, lambda r: r.leaving, (("state", "leaving"),)),
-    FamilyRow(GAUGE, _WORKERS, _WORKERS_HELP, lambda r: r.conflicts, (("state", "conflict"),)),
-    FamilyRow(GAUGE, _WORKERS, _WORKERS_HELP, lambda r: r.refused, (("state", "refused"),)),
-    FamilyRow(GAUGE, _WORKERS, _WORKERS_HELP, lambda r: r.withheld, (("state", "withheld"),)),
+    FamilyRow(
+        "discovery_workers",
+        "Workers of a discovery source now, by state of their registration.",
+        lambda r: {
+            "desired": r.desired,
+            "owned": r.owned,
+            "leaving": r.leaving,
+            "conflict": r.conflicts,
+            "refused": r.refused,
+            "withheld": r.withheld,
+        },
+        ("state",),
+    ),
 )
-
-
-def discovery_metrics(reports: Sequence[SourceReport]) -> Iterator[Metric]:
-    yield from make_series(SOURCES, ("source",), {(report.name,): report for report in reports})

@@ -5,157 +5,133 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.metrics_core import Metric
 
-from select_service.core.duration_histogram import DurationHistogram
 from select_service.metrics.series import (
-    COUNTER,
-    GAUGE,
+    DYNAMO,
     HISTOGRAM,
     OTHER,
     FamilyRow,
     GrowingSums,
-    make_series,
-    record_itself,
+    make_family,
+    make_process_series,
 )
 
 if TYPE_CHECKING:  # imported only if health checks are on
-    from select_service.core.health.fleet_health.health_report import HealthReport, WorkerStatus
+    from select_service.core.health.fleet_health.health_report import HealthReport
     from select_service.core.health.migration.migrator import MigrationCounters
     from select_service.core.health.migration.move_cost import MoveMethod
 
-DYNAMO = "dynamo_"
-
-STATUS: Sequence[FamilyRow[int]] = (
-    FamilyRow(GAUGE, "worker_status", "State of a worker, 0 to 4.", record_itself, prefix=DYNAMO),
-)
-BREAKERS: Sequence[FamilyRow[int]] = (
+HEALTH: Sequence[FamilyRow["HealthReport"]] = (
     FamilyRow(
-        GAUGE,
+        "worker_status",
+        "State of the worst rank of a worker: 0 healthy, 1 suspicious, 2 unhealthy, 3 draining, 4"
+        " dead.",
+        lambda h: {(str(w), str(w)): status.state for w, status in h.workers.items()},
+        ("worker_id", "tp_group"),
+        DYNAMO,
+    ),
+    FamilyRow(
         "circuit_breaker_state",
-        "0 closed, 1 open, 2 half open.",
-        record_itself,
-        prefix=DYNAMO,
+        "Circuit breaker of a worker: 0 closed (gets requests), 1 open (gets none), 2 half open "
+        "(a probe decides).",
+        lambda h: {str(w): status.breaker for w, status in h.workers.items()},
+        ("worker_id",),
+        DYNAMO,
     ),
-)
-CHECK_TIMES: Sequence[FamilyRow[DurationHistogram]] = (
     FamilyRow(
-        HISTOGRAM,
         "health_check_duration_seconds",
-        "Duration of checks including all attempts.",
-        record_itself,
-        prefix=DYNAMO,
+        "Seconds of a health check with all its attempts, by kind of check.",
+        lambda h: {(_worker_label(w), name): held for (w, name), held in h.check_times.items()},
+        ("worker_id", "check_type"),
+        DYNAMO,
+        kind=HISTOGRAM,
     ),
-)
-LEVELS: Sequence[FamilyRow[int]] = (
     FamilyRow(
-        GAUGE, "degradation_level", "Level of degradation, 0 to 4.", record_itself, prefix=DYNAMO
+        "health_checks_total", "Finished health checks, by result.", lambda h: h.checks, ("result",)
     ),
-)
-RATIOS: Sequence[FamilyRow[float]] = (
     FamilyRow(
-        GAUGE, "capacity_ratio", "Capacity of the serving ranks divided by the SLO.", record_itself
+        "health_transitions_total",
+        "Changes of the health state of ranks, by former and new state.",
+        lambda h: h.transitions,
+        ("from", "to"),
     ),
-)
-MOVES: Sequence[FamilyRow[int]] = (
+    FamilyRow("health_ranks", "Ranks in a health state now.", lambda h: h.ranks, ("state",)),
+    FamilyRow("spares", "Spare ranks in a health state now.", lambda h: h.spares, ("state",)),
     FamilyRow(
-        COUNTER, "migration", "Migrated or released reservations.", record_itself, (), DYNAMO
-    ),
-)
-MOVE_TIMES: Sequence[FamilyRow[DurationHistogram]] = (
-    FamilyRow(
-        HISTOGRAM,
-        "migration_duration_seconds",
-        "Duration of migrations as reported by callers.",
-        record_itself,
-        prefix=DYNAMO,
-    ),
-)
-CHECKS: Sequence[FamilyRow[int]] = (
-    FamilyRow(COUNTER, "health_checks", "Checks by result.", record_itself),
-)
-FAILURES: Sequence[FamilyRow[float]] = (
-    FamilyRow(COUNTER, "health_failures", "Failures of workers by reason.", record_itself),
-)
-TRANSITIONS: Sequence[FamilyRow[int]] = (
-    FamilyRow(COUNTER, "health_transitions", "State changes of ranks.", record_itself),
-)
-RANKS: Sequence[FamilyRow[int]] = (
-    FamilyRow(GAUGE, "health_ranks", "Ranks by state.", record_itself),
-)
-SPARES: Sequence[FamilyRow[int]] = (
-    FamilyRow(GAUGE, "spares", "Spare ranks by state.", record_itself),
-)
-COUNTS: Sequence[FamilyRow["HealthReport"]] = (
-    FamilyRow(
-        COUNTER,
-        "health_withheld",
-        "Failed checks of ranks kept in rotation by the ejection limit.",
+        "health_withheld_total",
+        "Failed checks of ranks that kept getting requests because of --health-max-eject.",
         lambda h: h.withheld,
     ),
-    FamilyRow(COUNTER, "health_flaky", "Checks that passed only after a retry.", lambda h: h.flaky),
     FamilyRow(
-        COUNTER,
-        "health_common_mode",
-        "Slow checks during a simultaneous slowdown of many ranks.",
+        "health_flaky_total",
+        "Health checks that passed in a second or later attempt.",
+        lambda h: h.flaky,
+    ),
+    FamilyRow(
+        "health_common_mode_total",
+        "Slow checks that blamed no rank, because more than half of the ranks were slow at once.",
         lambda h: h.common_mode,
     ),
     FamilyRow(
-        COUNTER,
-        "canary_reference_changes",
-        "Changed reference answers.",
+        "canary_reference_changes_total",
+        "Right answers learned anew after a change of the model.",
         lambda h: h.reference_changes,
     ),
     FamilyRow(
-        COUNTER,
-        "canary_disagreements",
-        "Comparisons without a majority.",
+        "canary_disagreements_total",
+        "Comparisons of answers in which no answer had a majority.",
         lambda h: h.disagreements,
     ),
-)
-GIVEN_UP: Sequence[FamilyRow[int]] = (
     FamilyRow(
-        COUNTER,
-        "reservations_given_up",
-        "Reservations released because their rank did not recover.",
-        record_itself,
+        "degradation_level",
+        "Degradation level of a model: 0 full capacity to 4 hardly any; 2 and above shed tiers "
+        "with --degradation auto.",
+        lambda h: {model: level for model, (level, _) in h.capacity.items()},
+        ("model_name",),
+        DYNAMO,
+    ),
+    FamilyRow(
+        "capacity_ratio",
+        "Remaining capacity of a model divided by its promise (--slo); without a promise the "
+        "remaining share of weights.",
+        lambda h: {model: ratio for model, (_, ratio) in h.capacity.items()},
+        ("model_name",),
+    ),
+)
+
+MOVES: Sequence[FamilyRow["MigrationCounters"]] = (
+    FamilyRow(
+        "migration_total",
+        "Reservations moved from a sick or draining worker to another, by both worker ids and "
+        "method; an empty target means a cancelled move.",
+        lambda m: _moves_by_pair(m.moves),
+        ("source_group", "target_group", "method"),
+        DYNAMO,
+    ),
+    FamilyRow(
+        "migration_duration_seconds",
+        "Seconds of a migration, as reported by the caller that carried it out.",
+        lambda m: {method.value: held for method, held in m.durations.items()},
+        ("method",),
+        DYNAMO,
+        kind=HISTOGRAM,
+    ),
+    FamilyRow(
+        "reservations_given_up_total",
+        "Reservations released at the end of a drain, because their rank did not recover in time.",
+        lambda m: m.released,
     ),
 )
 
 
 def health_metrics(seen: "HealthReport", sums: GrowingSums) -> Iterator[Metric]:
     """Yield the series of health; workers over the limit are summed under `other`."""
-    yield from _worker_metrics(seen.workers)
-    yield from make_series(
-        CHECK_TIMES,
-        ("worker_id", "check_type"),
-        {(_worker_label(worker), name): held for (worker, name), held in seen.check_times.items()},
+    yield from make_process_series(HEALTH, seen)
+    yield make_family(
+        "health_failures_total",
+        "Failed checks and failure reports of a worker, by reason.",
+        ("worker_id", "reason"),
+        _failures_by_worker(seen, sums),
     )
-    yield from make_series(CHECKS, ("result",), {(name,): n for name, n in seen.checks.items()})
-    yield from make_series(FAILURES, ("worker_id", "reason"), _failures_by_worker(seen, sums))
-    yield from make_series(TRANSITIONS, ("from", "to"), seen.transitions)
-    yield from make_series(RANKS, ("state",), {(state,): n for state, n in seen.ranks.items()})
-    yield from make_series(SPARES, ("state",), {(state,): n for state, n in seen.spares.items()})
-    yield from make_series(COUNTS, (), {(): seen})
-    levels = {(model,): level for model, (level, _) in seen.capacity.items()}
-    yield from make_series(LEVELS, ("model_name",), levels)
-    ratios = {(model,): ratio for model, (_, ratio) in seen.capacity.items()}
-    yield from make_series(RATIOS, ("model_name",), ratios)
-
-
-def move_metrics(seen: "MigrationCounters") -> Iterator[Metric]:
-    """Yield the series of migrations; pairs of workers over the limit are summed under `other`."""
-    yield from make_series(
-        MOVES, ("source_group", "target_group", "method"), _moves_by_pair(seen.moves)
-    )
-    times = {(method.value,): held for method, held in seen.durations.items()}
-    yield from make_series(MOVE_TIMES, ("method",), times)
-    yield from make_series(GIVEN_UP, (), {(): seen.released})
-
-
-def _worker_metrics(workers: Mapping[int, "WorkerStatus"]) -> Iterator[Metric]:
-    states = {(str(w), str(w)): status.state for w, status in workers.items()}
-    yield from make_series(STATUS, ("worker_id", "tp_group"), states)
-    breakers = {(str(w),): status.breaker for w, status in workers.items()}
-    yield from make_series(BREAKERS, ("worker_id",), breakers)
 
 
 def _failures_by_worker(seen: "HealthReport", sums: GrowingSums) -> dict[tuple[str, str], float]:
@@ -181,7 +157,10 @@ def _failures_by_worker(seen: "HealthReport", sums: GrowingSums) -> dict[tuple[s
 def _moves_by_pair(
     moves: Mapping[tuple[int | None, int | None, "MoveMethod"], int],
 ) -> dict[tuple[str, str, str], int]:
-    """Return the moves by pair and method; a cancelled move has an empty target."""
+    """Return the moves by pair and method; a cancelled move has an empty target.
+
+    Pairs of workers over the limit are summed under `other`.
+    """
     return {
         (OTHER, OTHER, method.value)
         if source is None

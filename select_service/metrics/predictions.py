@@ -8,65 +8,59 @@ from select_service.core.analysis.accuracy.prediction_checks import (
     AccuracyReport,
     RankAccuracyReport,
 )
-from select_service.core.duration_histogram import DurationHistogram
 from select_service.metrics.series import (
-    GAUGE,
     HISTOGRAM,
     RANK_LABELS,
     FamilyRow,
+    make_process_series,
     make_series,
-    record_itself,
 )
 
 CHECKED: Sequence[FamilyRow[AccuracyReport]] = (
     FamilyRow(
-        GAUGE, "prediction_checks_pending", "Reservations under observation.", lambda t: t.pending
+        "prediction_checks_pending",
+        "Bookings whose prediction is being checked now.",
+        lambda t: t.pending,
     ),
     FamilyRow(
-        GAUGE,
         "ranks_suspect",
-        "Ranks with engines that do not announce the blocks of their prompts.",
+        "Ranks with a trust below 0.5: their engines do not announce the blocks of their prompts.",
         lambda t: t.suspects,
     ),
-)
-
-PROVED: Sequence[FamilyRow[DurationHistogram]] = (
     FamilyRow(
-        HISTOGRAM,
         "prediction_proved_ratio",
-        "Fraction of a prompt's new blocks announced by the engine after its prefill.",
-        record_itself,
+        "Share of a prompt's new blocks that the engine announced after its prefill, 0 to 1, per "
+        "check.",
+        lambda t: t.proved,
+        kind=HISTOGRAM,
+    ),
+    FamilyRow(
+        "prediction_wait_ratio",
+        "Observed wait for the end of a prefill divided by the predicted one, per check; 1 is "
+        "exact.",
+        lambda t: t.waits,
+        kind=HISTOGRAM,
     ),
 )
 
-WAITS: Sequence[FamilyRow[DurationHistogram]] = (
-    FamilyRow(
-        HISTOGRAM,
-        "prediction_wait_ratio",
-        "Observed divided by estimated wait for the end of a prefill.",
-        record_itself,
-    ),
-)
 
 TRUST: Sequence[FamilyRow[RankAccuracyReport]] = (
     FamilyRow(
-        GAUGE,
         "rank_trust",
-        "Mean fraction of new prompt blocks announced by the engine, about 32 checks.",
+        "Mean share of new prompt blocks that the engine announced, over about 32 checks; 1 is "
+        "perfect.",
         lambda rank: rank.trust,
     ),
     FamilyRow(
-        GAUGE,
         "rank_wait_error",
-        "Mean of |observed - estimated wait| / the longer of both, about 32 waits.",
+        "Mean of |observed - predicted wait| divided by the longer one, over about 32 checks; 0 "
+        "is perfect.",
         lambda rank: rank.wait_error,
     ),
 )
 
 
 def prediction_metrics(seen: AccuracyReport) -> Iterator[Metric]:
-    yield from make_series(CHECKED, (), {(): seen})
-    yield from make_series(PROVED, (), {(): seen.proved})
-    yield from make_series(WAITS, (), {(): seen.waits})
+    yield from make_process_series(CHECKED, seen)
     ranks = {(str(r.rank.worker_id), str(r.rank.dp_rank)): r for r in seen.ranks}
     yield from make_series(TRUST, RANK_LABELS, ranks)

@@ -4,136 +4,127 @@ from collections.abc import Iterator, Sequence
 
 from prometheus_client.metrics_core import Metric
 
-from select_service.metrics.series import COUNTER, GAUGE, FamilyRow, make_series, record_itself
+from select_service.metrics.series import FamilyRow, make_process_series, make_series
 from select_service.schemas.replicas import ReplicaPeer, ReplicaStatus
 
-PEER_LABELS = ("peer",)
-
-_REPAIRS = "Repairs from the list of the peer, by result."
-_REPAIRED = "Reservations that repairs added, dropped or changed."
-
 OUT: Sequence[FamilyRow[ReplicaStatus]] = (
-    FamilyRow(COUNTER, "replica_frames_out", "Events published.", lambda s: s.frames_out),
-    FamilyRow(COUNTER, "replica_digests_out", "Digests published.", lambda s: s.digests_out),
     FamilyRow(
-        COUNTER,
-        "replica_progress_out",
-        "Prefill progress messages published.",
+        "replica_frames_out_total",
+        "Load events published to replicas since the start.",
+        lambda s: s.frames_out,
+    ),
+    FamilyRow(
+        "replica_digests_out_total",
+        "Summaries of reservations published to replicas since the start.",
+        lambda s: s.digests_out,
+    ),
+    FamilyRow(
+        "replica_progress_out_total",
+        "Messages with the progress of prefills published to replicas.",
         lambda s: s.progress_out,
     ),
-    FamilyRow(GAUGE, "replica_subscribers", "Subscribed replicas.", lambda s: s.subscribers),
     FamilyRow(
-        COUNTER,
-        "replica_refused",
+        "replica_subscribers",
+        "Replicas that receive the events of this one now.",
+        lambda s: s.subscribers,
+    ),
+    FamilyRow(
+        "replica_refused_total",
         "Connections to the replica port refused for an unknown key or another protocol.",
         lambda s: s.refused,
     ),
     FamilyRow(
-        GAUGE,
         "replica_keys_stale",
         "1 while the replica keys file is invalid and older keys are in use.",
         lambda s: s.keys_error is not None,
     ),
     FamilyRow(
-        COUNTER,
-        "replica_frames_out_dropped",
-        "Events not published because of a full queue or their size.",
+        "replica_frames_out_dropped_total",
+        "Load events not published, because the queue was full or they were too large; peers "
+        "repair the difference.",
         lambda s: s.frames_dropped_out,
     ),
-    FamilyRow(GAUGE, "replica_frames_queued", "Queued events.", lambda s: s.frames_queued),
+    FamilyRow(
+        "replica_frames_queued",
+        "Load events that wait to be published now.",
+        lambda s: s.frames_queued,
+    ),
 )
 
 PEERS: Sequence[FamilyRow[ReplicaPeer]] = (
     FamilyRow(
-        COUNTER, "replica_frames_in", "Messages received from the peer.", lambda p: p.frames_in
+        "replica_frames_in_total",
+        "Messages received from the peer, with and without effect.",
+        lambda p: p.frames_in,
     ),
-    FamilyRow(COUNTER, "replica_applied", "Events of the peer applied.", lambda p: p.applied),
     FamilyRow(
-        COUNTER,
-        "replica_progress",
-        "Prefill progress messages of the peer applied.",
+        "replica_applied_total",
+        "Load events of the peer that changed the load here.",
+        lambda p: p.applied,
+    ),
+    FamilyRow(
+        "replica_progress_total",
+        "Messages of the peer with the progress of prefills that changed the load here.",
         lambda p: p.progress,
     ),
     FamilyRow(
-        COUNTER,
-        "replica_lost",
-        "Lost events of the peer.",
+        "replica_lost_total",
+        "Load events of the peer that never arrived, by gaps in its numbers.",
         lambda p: p.lost,
     ),
     FamilyRow(
-        COUNTER,
-        "replica_frames_out_arrived",
-        "Own messages acknowledged in the peer's digest.",
+        "replica_frames_out_arrived_total",
+        "Own messages that the peer has received, by its last digest.",
         # None until the first digest: a counter starts at zero.
         lambda p: p.frames_out or 0,
     ),
-    FamilyRow(GAUGE, "replica_connected", "1 while the peer is connected.", lambda p: p.connected),
     FamilyRow(
-        GAUGE,
+        "replica_connected",
+        "1 while the connection to the peer is up, else 0.",
+        lambda p: p.connected,
+    ),
+    FamilyRow(
         "replica_divergence_reservations",
-        "Minimum number of reservations in which the peer and this replica differ.",
+        "Least number of reservations in which the peer and this replica differ; 0 again soon "
+        "after every event.",
         lambda p: p.divergence_reservations,
     ),
     FamilyRow(
-        GAUGE,
         "replica_divergence_prefill_tokens",
-        "Prefill tokens by which the peer and this replica differ.",
+        "Booked prefill tokens by which the peer and this replica differ now.",
         lambda p: p.divergence_prefill_tokens,
     ),
     FamilyRow(
-        COUNTER,
-        "replica_repairs",
-        _REPAIRS,
-        lambda p: p.repairs.runs - p.repairs.failed,
-        (("result", "done"),),
+        "replica_repairs_total",
+        "Fetches of the list of reservations of a peer after a persistent difference, by result.",
+        lambda p: {"done": p.repairs.runs - p.repairs.failed, "failed": p.repairs.failed},
+        ("result",),
     ),
     FamilyRow(
-        COUNTER, "replica_repairs", _REPAIRS, lambda p: p.repairs.failed, (("result", "failed"),)
+        "replica_repaired_reservations_total",
+        "Reservations that repairs added, dropped or changed here.",
+        lambda p: {
+            "added": p.repairs.added,
+            "dropped": p.repairs.dropped,
+            "changed": p.repairs.changed,
+        },
+        ("change",),
     ),
     FamilyRow(
-        COUNTER,
-        "replica_repaired_reservations",
-        _REPAIRED,
-        lambda p: p.repairs.added,
-        (("change", "added"),),
-    ),
-    FamilyRow(
-        COUNTER,
-        "replica_repaired_reservations",
-        _REPAIRED,
-        lambda p: p.repairs.dropped,
-        (("change", "dropped"),),
-    ),
-    FamilyRow(
-        COUNTER,
-        "replica_repaired_reservations",
-        _REPAIRED,
-        lambda p: p.repairs.changed,
-        (("change", "changed"),),
-    ),
-    FamilyRow(
-        GAUGE,
         "replica_last_frame_age_seconds",
         "Seconds since the last message of the peer; no series before the first one.",
         lambda p: p.seconds_since_last_frame,
     ),
-)
-
-DROPPED: Sequence[FamilyRow[int]] = (
     FamilyRow(
-        COUNTER,
-        "replica_dropped",
-        "Messages of the peer without effect, by reason.",
-        record_itself,
+        "replica_dropped_total",
+        "Messages of the peer that changed nothing, by reason.",
+        lambda p: p.dropped,
+        ("reason",),
     ),
 )
 
 
 def replica_metrics(status: ReplicaStatus) -> Iterator[Metric]:
     """Yield the series of the replica protocol."""
-    yield from make_series(OUT, (), {(): status})
-    yield from make_series(PEERS, PEER_LABELS, {(peer.endpoint,): peer for peer in status.peers})
-    dropped = {
-        (peer.endpoint, reason): n for peer in status.peers for reason, n in peer.dropped.items()
-    }
-    yield from make_series(DROPPED, (*PEER_LABELS, "reason"), dropped)
+    yield from make_process_series(OUT, status)
+    yield from make_series(PEERS, ("peer",), {(peer.endpoint,): peer for peer in status.peers})

@@ -4,12 +4,13 @@ Some records have their own series; the others are summed under the label value 
 the others is their sum.  A counter of the others must never fall when a record disappears, so it
 sums the observed growth.
 
-Every family is a row of a table: its name and a function that reads a value from a record.
+Most families are rows of tables: a name and a function that reads a value from a record.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -21,6 +22,8 @@ from prometheus_client.metrics_core import (
 from select_service.core.duration_histogram import DurationHistogram
 
 PREFIX = "select_service_"
+DYNAMO = "dynamo_"
+"""Prefix of metrics under names of the Dynamo document."""
 SCOPE_LABELS = ("model_name", "tenant_id")
 RANK_LABELS = ("worker_id", "dp_rank")
 OTHER = "other"
@@ -35,23 +38,31 @@ COUNTER, GAUGE, HISTOGRAM = CounterMetricFamily, GaugeMetricFamily, HistogramMet
 
 
 class FamilyRow(NamedTuple, Generic[S]):
-    """Metric family with one series per record; a record with the value None has no series.
+    """Metric family of a record; a value None has no series.
 
-    Rows of the same name form one family and must be adjacent.
-    extra: labels with a fixed value
+    read: function that reads the value; with `labels`, the values by label value, or by tuple of
+    label values
+    kind: None means a counter for a name with `_total`, else a gauge
     """
 
-    kind: type[MetricFamily]
     name: str
     help: str
-    read: Callable[[S], Value]
-    extra: tuple[tuple[str, str], ...] = ()
+    read: Callable[[S], Value | Mapping[Any, Value]]
+    labels: Labels = ()
     prefix: str = PREFIX
+    kind: type[MetricFamily] | None = None
 
+    @property
+    def resolved_kind(self) -> type[MetricFamily]:
+        """Kind of the family."""
+        return self.kind or (COUNTER if self.name.endswith("_total") else GAUGE)
 
-def record_itself(value: Value) -> Value:
-    """Return the record, for records that are numbers or histograms."""
-    return value
+    def read_values(self, record: S) -> Mapping[Labels, Value]:
+        """Return the values by their values of `labels`."""
+        found = self.read(record)
+        if not isinstance(found, Mapping):
+            return {(): found}
+        return {key if isinstance(key, tuple) else (key,): value for key, value in found.items()}
 
 
 class SeriesChooser(Generic[K]):
@@ -72,10 +83,8 @@ class SeriesChooser(Generic[K]):
         for key in keys:
             if key in self._chosen_keys or key in self._other_keys:
                 continue
-            place = (
-                self._chosen_keys if len(self._chosen_keys) < self._keys_max else self._other_keys
-            )
-            place.add(key)
+            has_room = len(self._chosen_keys) < self._keys_max
+            (self._chosen_keys if has_room else self._other_keys).add(key)
         return self._chosen_keys
 
 
@@ -110,7 +119,21 @@ def make_series(
 
     names: label names shared by all rows; the keys of `records` are their values
     """
-    yield from _make_families(table, names, records).values()
+    return (_make_row_family(row, names, records) for row in table)
+
+
+def make_process_series(table: Sequence[FamilyRow[S]], record: S | None) -> Iterator[Metric]:
+    """Yield the families of a table about the process, without labels; none without the record."""
+    return iter(()) if record is None else make_series(table, (), {(): record})
+
+
+def make_family(name: str, help_text: str, names: Labels, values: Mapping[Any, Value]) -> Metric:
+    """Return a family of values by label value, or by tuple of label values.
+
+    names: label names
+    """
+    row = FamilyRow[Mapping[Any, Value]](name, help_text, lambda v: v, names)
+    return _make_row_family(row, (), {(): values})
 
 
 def make_summed_series(
@@ -124,30 +147,31 @@ def make_summed_series(
 
     The keys of `others` identify the records.
     """
-    found = _make_families(table, names, own)
-    for row in table if others else ():
-        readings = {key: _as_number(row.read(record)) for key, record in others.items()}
-        fixed = tuple(value for _, value in row.extra)
-        is_counter = row.kind is COUNTER
-        value = (
-            sums.add_growth((row.name, fixed), readings) if is_counter else sum(readings.values())
-        )
-        _add_sample(found[row.name], (*(OTHER,) * len(names), *fixed), value)
-    yield from found.values()
-
-
-def _make_families(
-    table: Sequence[FamilyRow[S]], names: Labels, records: Mapping[L, S]
-) -> dict[str, MetricFamily]:
-    found: dict[str, MetricFamily] = {}
     for row in table:
-        labels = (*names, *(name for name, _ in row.extra))
-        if row.name not in found:
-            found[row.name] = row.kind(row.prefix + row.name, row.help, labels=labels)
-        fixed = tuple(value for _, value in row.extra)
-        for values, record in records.items():
-            _add_sample(found[row.name], (*values, *fixed), row.read(record))
+        family = _make_row_family(row, names, own)
+        for labels, values in _values_by_label(row, others).items():
+            is_counter = row.resolved_kind is COUNTER
+            total = (
+                sums.add_growth((row.name, labels), values) if is_counter else sum(values.values())
+            )
+            _add_sample(family, (*(OTHER,) * len(names), *labels), total)
+        yield family
+
+
+def _values_by_label(row: FamilyRow[S], records: Mapping[K, S]) -> dict[Labels, dict[K, float]]:
+    found: defaultdict[Labels, dict[K, float]] = defaultdict(dict)
+    for key, record in records.items():
+        for labels, value in row.read_values(record).items():
+            found[labels][key] = _as_number(value)
     return found
+
+
+def _make_row_family(row: FamilyRow[S], names: Labels, records: Mapping[L, S]) -> MetricFamily:
+    family = row.resolved_kind(row.prefix + row.name, row.help, labels=(*names, *row.labels))
+    for values, record in records.items():
+        for labels, value in row.read_values(record).items():
+            _add_sample(family, (*values, *labels), value)
+    return family
 
 
 def _add_sample(family: MetricFamily, labels: Labels, value: Value) -> None:

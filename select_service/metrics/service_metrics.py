@@ -19,12 +19,9 @@ from prometheus_client.registry import Collector
 
 from indexer.sockets.listener_status import ListenerStatus
 from select_service.core.admission.admission_report import AdmissionReport, admission_report
-from select_service.core.analysis.decision_analytics import AnalyticsReport
+from select_service.core.analysis.policy_evaluation import EvaluationReport
 from select_service.core.duration_histogram import DurationHistogram
-from select_service.core.registry.fleet.recovered_blocks import (
-    RECOVERY_STATE_NAMES,
-    PersistenceReport,
-)
+from select_service.core.registry.fleet.recovered_blocks import PersistenceReport
 from select_service.core.selector import SelectorCore
 from select_service.core.views.state_report import (
     PartitionReport,
@@ -32,53 +29,40 @@ from select_service.core.views.state_report import (
     StateReport,
     build_state_report,
 )
-from select_service.metrics.access import (
-    AccessReport,
-    AuditCounts,
-    access_metrics,
-    audit_metrics,
-    connection_metrics,
-)
+from select_service.metrics.access import AUDITED, KEYS, AccessReport, AuditCounts
 from select_service.metrics.admission import admission_metrics
-from select_service.metrics.decision_log import DecisionLogCounts, decision_log_metrics
-from select_service.metrics.discovery import SourceReport, discovery_metrics
-from select_service.metrics.followed_files import followed_file_metrics
-from select_service.metrics.health import health_metrics, move_metrics
+from select_service.metrics.decision_log import LOGGED, DecisionLogCounts
+from select_service.metrics.discovery import SOURCES, SourceReport
+from select_service.metrics.health import MOVES, health_metrics
 from select_service.metrics.policy_comparison import experiment_metrics, shadow_metrics
 from select_service.metrics.predictions import prediction_metrics
 from select_service.metrics.replicas import replica_metrics
-from select_service.metrics.requests import request_metrics
 from select_service.metrics.series import (
+    HISTOGRAM,
     OTHER,
     RANK_LABELS,
     SCOPE_LABELS,
+    FamilyRow,
     GrowingSums,
     Labels,
     SeriesChooser,
+    make_family,
+    make_process_series,
     make_series,
     make_summed_series,
 )
-from select_service.metrics.shared_limits import LimitReport, limit_metrics
+from select_service.metrics.shared_limits import LIMITS, LimitReport
 from select_service.metrics.state_families import (
-    BUILD,
-    EVENTS_DROPPED,
-    LISTENER_LAGS,
-    LISTENER_STATES,
     LISTENERS,
     LOADS,
+    OWN_PARTITIONS,
     PARTITIONS,
     PERSISTENCE,
-    POLICY,
     PROCESS,
-    RECOVERY_STATES,
-    REPORTED,
-    TRUNCATED,
-    WORKERS,
-    TruncatedSeries,
 )
-from select_service.metrics.tasks import TaskCounts, task_metrics
+from select_service.metrics.tasks import TASKS, TaskCounts
 from select_service.metrics.tls import TlsFigures, tls_metrics
-from select_service.metrics.tracing import TracingCounts, tracing_metrics
+from select_service.metrics.tracing import TRACING, TracingCounts
 from select_service.schemas.replicas import ReplicaStatus
 
 if TYPE_CHECKING:
@@ -157,10 +141,47 @@ class MetricsObservation(NamedTuple):
     warnings: Mapping[tuple[str, str], int]
     selections: Mapping[str, DurationHistogram]
     admission: AdmissionReport
-    hindsight: AnalyticsReport
+    evaluation: EvaluationReport
     health: "HealthReport | None"
     moves: "MigrationCounters | None"
     now: float
+
+
+OBSERVED: Sequence[FamilyRow[MetricsObservation]] = (
+    FamilyRow(
+        "requests_total",
+        "HTTP requests answered since the start, by declared route, method and status.",
+        lambda o: {
+            (route, method, str(status)): n for (route, method, status), n in o.requests.items()
+        },
+        ("route", "method", "status"),
+    ),
+    FamilyRow(
+        "request_warnings_total",
+        "Ignored parts of answered requests, such as unknown fields, by route and kind.",
+        lambda o: o.warnings,
+        ("route", "kind"),
+    ),
+    FamilyRow(
+        "selection_duration_seconds",
+        "Seconds from the decoded body to the decision, by route; rejected requests do not count.",
+        lambda o: o.selections,
+        ("route",),
+        kind=HISTOGRAM,
+    ),
+    FamilyRow(
+        "callback_failures_total",
+        "Callbacks of the event loop that raised an error; each is a defect and is logged.",
+        lambda o: o.edges.callback_failures,
+        ("callback",),
+    ),
+    FamilyRow(
+        "connections_refused_total",
+        "Outgoing connections refused by the egress policy, by their purpose.",
+        lambda o: o.edges.refused,
+        ("purpose",),
+    ),
+)
 
 
 class ServiceMetrics:
@@ -212,6 +233,7 @@ class ServiceMetrics:
         state = yield from build_state_report(selector.fleet, selector.ledger, RANK_SERIES_MAX)
         admission = yield from admission_report(selector.gate, selector.fleet.partitions, now)
         fitness = selector.health
+        mover = None if fitness is None else fitness.mover
         return MetricsObservation(
             report=state,
             edges=edges.copy_for_thread(),
@@ -219,9 +241,9 @@ class ServiceMetrics:
             warnings=dict(self._warnings),
             selections={route: durations.copy() for route, durations in self._selections.items()},
             admission=admission,
-            hindsight=selector.analytics.make_report(now, RANK_SERIES_MAX),
+            evaluation=selector.followers.evaluation.make_report(now, RANK_SERIES_MAX),
             health=None if fitness is None else (yield from fitness.build_report()),
-            moves=None if selector.mover is None else selector.mover.read_counters().make_copy(),
+            moves=None if mover is None else mover.read_counters().make_copy(),
             now=now,
         )
 
@@ -253,41 +275,45 @@ class _Scrape(Collector):
         """Yield all families; called by generate_latest."""
         seen = self._seen
         assert seen is not None
-        yield from make_series(BUILD, ("version",), {(self._version,): 1})
+        yield make_family(
+            "build_info",
+            "Always 1; the label has the version of the service.",
+            ("version",),
+            {(self._version,): 1},
+        )
         # CPU time, memory and descriptors under the usual names of Prometheus clients.
         yield from self._process.collect()
-        yield from request_metrics(
-            seen.requests, seen.warnings, seen.selections, seen.edges.callback_failures
+        yield from make_process_series(OBSERVED, seen)
+        yield from make_series(
+            TASKS, ("task",), {(name,): n for name, n in seen.edges.tasks.items()}
         )
-        yield from task_metrics(seen.edges.tasks)
-        yield from make_series(PROCESS, (), {(): seen.report})
-        yield from make_series(PERSISTENCE, (), {(): seen.edges.keeping})
-        states = {(state,): state == seen.edges.keeping.state for state in RECOVERY_STATE_NAMES}
-        yield from make_series(RECOVERY_STATES, ("state",), states)
-        workers = {(lifecycle,): n for lifecycle, n in seen.report.workers.items()}
-        yield from make_series(WORKERS, ("lifecycle",), workers)
+        yield from make_process_series(PROCESS, seen.report)
+        yield from make_process_series(PERSISTENCE, seen.edges.keeping)
         yield from self._partition_metrics(seen.report)
         yield from self._listener_metrics(seen)
         yield from admission_metrics(seen.admission, seen.edges.engine_scrapes)
-        yield from _analytics_metrics(seen.hindsight)
+        yield from _evaluation_metrics(seen.evaluation)
         if seen.health is not None:
             yield from health_metrics(seen.health, self._sums)
-        if seen.moves is not None:
-            yield from move_metrics(seen.moves)
-        if seen.edges.decision_log is not None:
-            yield from decision_log_metrics(seen.edges.decision_log)
-        if seen.edges.access is not None:
-            yield from access_metrics(seen.edges.access)
-        if seen.edges.audit is not None:
-            yield from audit_metrics(seen.edges.audit)
-        yield from limit_metrics(seen.edges.limits)
-        yield from connection_metrics(seen.edges.refused)
-        yield from followed_file_metrics(seen.edges.followed)
+        yield from make_process_series(MOVES, seen.moves)
+        yield from make_process_series(LOGGED, seen.edges.decision_log)
+        yield from make_process_series(KEYS, seen.edges.access)
+        yield from make_process_series(AUDITED, seen.edges.audit)
+        yield from make_series(
+            LIMITS, ("limit",), {(each.name,): each for each in seen.edges.limits}
+        )
+        if seen.edges.followed:
+            yield make_family(
+                "followed_file_age_seconds",
+                "Seconds since the followed file was last checked for changes; grows while its "
+                "file system hangs.",
+                ("file",),
+                seen.edges.followed,
+            )
         if seen.edges.tls is not None:
             yield from tls_metrics(seen.edges.tls)
-        if seen.edges.tracing is not None:
-            yield from tracing_metrics(seen.edges.tracing)
-        yield from discovery_metrics(seen.edges.discovery)
+        yield from make_process_series(TRACING, seen.edges.tracing)
+        yield from make_series(SOURCES, ("source",), {(s.name,): s for s in seen.edges.discovery})
         if seen.edges.replicas is not None:
             yield from replica_metrics(seen.edges.replicas)
 
@@ -300,14 +326,21 @@ class _Scrape(Collector):
         own = {scope: p for scope, p in by_scope.items() if scope in chosen}
         others = {scope: p for scope, p in by_scope.items() if scope not in chosen}
         yield from make_summed_series(PARTITIONS, SCOPE_LABELS, own, others, self._sums)
-        policies = {(*scope, p.policy): 1 for scope, p in own.items()}
-        yield from make_series(POLICY, (*SCOPE_LABELS, "policy"), policies)
-        reported = {scope: p.reported_share for scope, p in own.items()}
-        yield from make_series(REPORTED, SCOPE_LABELS, reported)
+        yield from make_series(OWN_PARTITIONS, SCOPE_LABELS, own)
         loads, ranks_shown = _loads_by_rank(own.values(), others.values())
         yield from make_series(LOADS, SCOPE_LABELS + RANK_LABELS, loads)
-        truncated = TruncatedSeries(len(others), seen.n_ranks - ranks_shown)
-        yield from make_series(TRUNCATED, (), {(): truncated})
+        yield make_family(
+            "partition_series_truncated",
+            f"Partitions without their own series, summed under `{OTHER}`.",
+            (),
+            {(): len(others)},
+        )
+        yield make_family(
+            "rank_series_truncated",
+            f"Ranks without their own series, summed under `{OTHER}`.",
+            (),
+            {(): seen.n_ranks - ranks_shown},
+        )
 
     def _listener_metrics(self, seen: MetricsObservation) -> Iterator[Metric]:
         chosen = self._ranks.choose_keys(seen.edges.listeners)
@@ -319,27 +352,38 @@ class _Scrape(Collector):
             for labels, status in own.items()
             if status.last_event_monotonic is not None
         }
-        yield from make_series(LISTENER_LAGS, RANK_LABELS, lags)
+        yield make_family(
+            "kv_event_lag_seconds",
+            "Seconds since the last batch of KV events of a rank; no series before the first one.",
+            RANK_LABELS,
+            lags,
+        )
         states = Counter(status.state for status in seen.edges.listeners.values())
-        yield from make_series(LISTENER_STATES, ("state",), {(s,): n for s, n in states.items()})
-        yield from make_series(
-            EVENTS_DROPPED, ("reason",), self._dropped_by_reason(seen.edges.listeners)
+        yield make_family(
+            "kv_event_listeners",
+            "Ranks with a KV event listener now, by state.",
+            ("state",),
+            states,
+        )
+        yield make_family(
+            "kv_event_dropped_total",
+            "Received events and frames that could not be indexed, over all ranks, by reason.",
+            ("reason",),
+            self._dropped_by_reason(seen.edges.listeners),
         )
 
-    def _dropped_by_reason(
-        self, listeners: Mapping[RankKey, ListenerStatus]
-    ) -> dict[Labels, float]:
+    def _dropped_by_reason(self, listeners: Mapping[RankKey, ListenerStatus]) -> dict[str, float]:
         """Return the dropped events by reason, for every reason ever seen."""
         # A reason stays forever once seen: a counter series that disappears looks like a reset.
         self._reasons |= {reason for status in listeners.values() for reason in status.dropped}
-        dropped: dict[Labels, float] = {}
+        dropped: dict[str, float] = {}
         for reason in sorted(self._reasons):
             counts = {key: status.dropped.get(reason, 0) for key, status in listeners.items()}
-            dropped[reason,] = self._sums.add_growth(("dropped", reason), counts)
+            dropped[reason] = self._sums.add_growth(("dropped", reason), counts)
         return dropped
 
 
-def _analytics_metrics(seen: AnalyticsReport) -> Iterator[Metric]:
+def _evaluation_metrics(seen: EvaluationReport) -> Iterator[Metric]:
     if seen.predictions is not None:
         yield from prediction_metrics(seen.predictions)
     if seen.shadow is not None:

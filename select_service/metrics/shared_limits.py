@@ -1,11 +1,9 @@
 """Metrics of shared limits: their size, their use and refused shares."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from prometheus_client.metrics_core import Metric
-
-from select_service.metrics.series import COUNTER, GAUGE, FamilyRow, make_series, record_itself
+from select_service.metrics.series import GAUGE, FamilyRow
 
 
 class LimitReport(NamedTuple):
@@ -24,30 +22,25 @@ class LimitReport(NamedTuple):
 
 
 LIMITS: Sequence[FamilyRow[LimitReport]] = (
-    FamilyRow(GAUGE, "limit_total", "Size of a shared limit.", lambda r: r.total),
-    FamilyRow(GAUGE, "limit_used", "Use of a shared limit by all callers.", lambda r: r.used),
-)
-BY_KEY: Sequence[FamilyRow[int]] = (
     FamilyRow(
-        GAUGE,
+        "limit_total",
+        "Size of a shared limit of the process, in its own unit.",
+        lambda r: r.total,
+        kind=GAUGE,
+    ),
+    FamilyRow(
+        "limit_used", "Used part of a shared limit now, by all callers together.", lambda r: r.used
+    ),
+    FamilyRow(
         "limit_used_by_key",
-        "Use of a shared limit by key, for the keys with the highest use.",
-        record_itself,
+        "Used part of a shared limit now, for the keys that use most of it.",
+        lambda r: r.by_key,
+        ("key",),
     ),
-)
-REFUSED: Sequence[FamilyRow[int]] = (
     FamilyRow(
-        COUNTER,
-        "share_refusals",
-        "Requests refused because a key or its tenants had used their share of a limit.",
-        record_itself,
+        "share_refusals_total",
+        "Requests refused because a key, or all keys of a tenant, had used their share of a limit.",
+        lambda r: r.refusals,
+        ("key", "scope"),
     ),
 )
-
-
-def limit_metrics(reports: Sequence[LimitReport]) -> Iterator[Metric]:
-    yield from make_series(LIMITS, ("limit",), {(each.name,): each for each in reports})
-    by_key = {(each.name, key): n for each in reports for key, n in each.by_key.items()}
-    yield from make_series(BY_KEY, ("limit", "key"), by_key)
-    refused = {(each.name, *whose): n for each in reports for whose, n in each.refusals.items()}
-    yield from make_series(REFUSED, ("limit", "key", "scope"), refused)

@@ -5,125 +5,136 @@ replicas, requests and tasks have their own modules.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from indexer.sockets.listener_status import ListenerStatus
-from select_service.core.registry.fleet.recovered_blocks import PersistenceReport
+from select_service.core.registry.fleet.recovered_blocks import (
+    RECOVERY_STATE_NAMES,
+    PersistenceReport,
+)
 from select_service.core.views.state_report import PartitionReport, RankLoadSums, StateReport
-from select_service.metrics.series import COUNTER, GAUGE, OTHER, FamilyRow, record_itself
-
-_DECISIONS = "Selections, with (reserve) or without (select) a reservation."
-_MATCHED = "Prompt blocks held by the chosen rank, each counted in its first tier."
+from select_service.metrics.series import FamilyRow
 
 PARTITIONS: Sequence[FamilyRow[PartitionReport]] = (
-    FamilyRow(COUNTER, "decisions", _DECISIONS, lambda p: p.tally.selected, (("kind", "select"),)),
-    FamilyRow(COUNTER, "decisions", _DECISIONS, lambda p: p.tally.reserved, (("kind", "reserve"),)),
     FamilyRow(
-        COUNTER,
-        "prompt_blocks",
-        "Complete blocks of the prompts of all selections.",
+        "decisions_total",
+        "Decisions since the start, with (reserve) or without (select) a booking.",
+        lambda p: {"select": p.tally.selected, "reserve": p.tally.reserved},
+        ("kind",),
+    ),
+    FamilyRow(
+        "prompt_blocks_total",
+        "Complete blocks of the prompts of all decisions.",
         lambda p: p.tally.prompt_blocks,
     ),
     FamilyRow(
-        COUNTER, "matched_blocks", _MATCHED, lambda p: p.tally.matched_gpu, (("tier", "gpu"),)
+        "matched_blocks_total",
+        "Prompt blocks that the chosen rank held at the decision, each in its fastest tier; "
+        "divided by prompt blocks the predicted hit rate.",
+        lambda p: {
+            "gpu": p.tally.matched_gpu,
+            "cpu": p.tally.matched_cpu,
+            "disk": p.tally.matched_disk,
+            "external": p.tally.matched_external,
+        },
+        ("tier",),
     ),
     FamilyRow(
-        COUNTER, "matched_blocks", _MATCHED, lambda p: p.tally.matched_cpu, (("tier", "cpu"),)
-    ),
-    FamilyRow(
-        COUNTER, "matched_blocks", _MATCHED, lambda p: p.tally.matched_disk, (("tier", "disk"),)
-    ),
-    FamilyRow(
-        COUNTER,
-        "matched_blocks",
-        _MATCHED,
-        lambda p: p.tally.matched_external,
-        (("tier", "external"),),
-    ),
-    FamilyRow(
-        COUNTER,
-        "best_reachable_overlap_blocks",
-        "Leading prompt blocks held by the best candidate, all tiers.",
+        "best_reachable_overlap_blocks_total",
+        "Leading prompt blocks held by the candidate with most of them, all tiers: the best "
+        "reachable overlap.",
         lambda p: p.tally.best_overlap,
     ),
     FamilyRow(
-        COUNTER,
-        "chosen_overlap_blocks",
-        "Leading prompt blocks held by the chosen rank, all tiers.",
+        "chosen_overlap_blocks_total",
+        "Leading prompt blocks held by the chosen rank, all tiers; the difference to the best was"
+        " given up for load.",
         lambda p: p.tally.chosen_overlap,
     ),
-    FamilyRow(GAUGE, "ranks", "Schedulable ranks.", lambda p: p.n_ranks),
+    FamilyRow("ranks", "Ranks that can be chosen now.", lambda p: p.n_ranks),
     FamilyRow(
-        GAUGE, "index_blocks", "Distinct blocks in the index.", lambda p: p.prefix_index.blocks
+        "index_blocks",
+        "Distinct blocks in the index of a model and tenant now.",
+        lambda p: p.prefix_index.blocks,
     ),
     FamilyRow(
-        GAUGE,
         "index_blocks_max",
-        "Maximum number of distinct blocks in the index.",
+        "Limit of distinct blocks in the index (--index-max-blocks).",
         lambda p: p.prefix_index.blocks_max,
     ),
     FamilyRow(
-        GAUGE,
         "index_memberships",
-        "Triples of block, rank and tier in the index.",
+        "Triples of block, rank and tier in the index now.",
         lambda p: p.prefix_index.memberships,
     ),
     FamilyRow(
-        GAUGE, "index_bytes", "Memory of the index in bytes.", lambda p: p.prefix_index.bytes
+        "index_bytes",
+        "Memory of the index in bytes; grows in steps as tables are enlarged.",
+        lambda p: p.prefix_index.bytes,
     ),
     FamilyRow(
-        GAUGE,
         "index_bytes_max",
-        "Maximum memory of the index in bytes.",
+        "Limit of the memory of the index in bytes (--index-max-bytes).",
         lambda p: p.prefix_index.bytes_max,
     ),
     FamilyRow(
-        GAUGE,
         "index_holder_sets",
-        "Distinct sets of ranks and tiers that hold a block.",
+        "Distinct sets of ranks and tiers that hold a block now.",
         lambda p: p.prefix_index.holder_sets,
     ),
     FamilyRow(
-        GAUGE,
         "index_orphan_blocks",
-        "Announced blocks with an unannounced parent.",
+        "Announced blocks that wait for their parent and count for no overlap.",
         lambda p: p.prefix_index.orphans,
     ),
     FamilyRow(
-        COUNTER,
-        "index_dropped_orphan_blocks",
-        "Orphan blocks dropped because of their number.",
+        "index_dropped_orphan_blocks_total",
+        "Orphan blocks dropped because too many waited for their parents.",
         lambda p: p.prefix_index.dropped_orphans,
     ),
     FamilyRow(
-        COUNTER,
-        "index_refused_blocks",
-        "Announced blocks refused because the index was full.",
+        "index_refused_blocks_total",
+        "Announced blocks that were not indexed because the index was full.",
         lambda p: p.prefix_index.refused_blocks,
     ),
     FamilyRow(
-        COUNTER,
-        "index_unannounced_blocks",
-        "Blocks referenced by hash that were never announced with content.",
+        "index_unannounced_blocks_total",
+        "Blocks named by an engine only by hash, of which it never announced the content.",
         lambda p: p.prefix_index.unannounced_blocks,
     ),
 )
 
+OWN_PARTITIONS: Sequence[FamilyRow[PartitionReport]] = (
+    FamilyRow(
+        "policy", "1 for the placement policy in force.", lambda p: {p.policy: 1}, ("policy",)
+    ),
+    FamilyRow(
+        "reported_prefills_ratio",
+        "Share of prefills whose end callers reported (prefill_complete), 0 to 1, over about the "
+        "last 100.",
+        lambda p: p.reported_share,
+    ),
+)
+"""Families without a sum over the other partitions."""
+
 LOADS: Sequence[FamilyRow[RankLoadSums]] = (
     FamilyRow(
-        GAUGE, "prefill_tokens", "Prompt tokens booked and not yet prefilled.", lambda x: x[0]
+        "prefill_tokens",
+        "Uncached prompt tokens booked on a rank whose prefill is not reported complete.",
+        lambda x: x[0],
     ),
-    FamilyRow(GAUGE, "active_blocks", "Blocks of live reservations, rounded.", lambda x: x[1]),
-    FamilyRow(GAUGE, "active_requests", "Live reservations of the rank.", lambda x: x[2]),
     FamilyRow(
-        GAUGE,
+        "active_blocks",
+        "Distinct blocks of the live reservations of a rank, weighted and rounded.",
+        lambda x: x[1],
+    ),
+    FamilyRow("active_requests", "Live reservations of a rank.", lambda x: x[2]),
+    FamilyRow(
         "kv_blocks_active",
-        "Blocks of the KV cache in use, as reported by the engine, else by reservations. "
-        "Cached but unused blocks are not counted.",
+        "Blocks of the KV cache in use by requests, as reported by the engine, else by "
+        "reservations; cached but unused blocks do not count.",
         lambda x: x[3],
     ),
     FamilyRow(
-        GAUGE,
         "kv_blocks_max",
         "Size of the KV cache in blocks; no series if unknown.",
         # A size of zero means unknown: no series is better than a wrong one.
@@ -132,199 +143,137 @@ LOADS: Sequence[FamilyRow[RankLoadSums]] = (
 )
 
 LISTENERS: Sequence[FamilyRow[ListenerStatus]] = (
-    FamilyRow(COUNTER, "kv_event_batches", "Batches of KV events applied.", lambda s: s.batches),
-    FamilyRow(COUNTER, "kv_event_gaps", "Gaps in the sequence numbers.", lambda s: s.gaps),
     FamilyRow(
-        COUNTER,
-        "kv_event_replayed_batches",
-        "Batches applied from a replay.",
+        "kv_event_batches_total",
+        "Batches of KV events of a rank applied to the index.",
+        lambda s: s.batches,
+    ),
+    FamilyRow(
+        "kv_event_gaps_total",
+        "Gaps in the sequence numbers of a rank; a replay may deliver the missed batches.",
+        lambda s: s.gaps,
+    ),
+    FamilyRow(
+        "kv_event_replayed_batches_total",
+        "Missed batches that the engine's replay endpoint delivered.",
         lambda s: s.replayed,
     ),
     FamilyRow(
-        COUNTER,
-        "kv_event_lost_batches",
-        "Batches lost for good.",
+        "kv_event_lost_batches_total",
+        "Missed batches that no replay delivered; the index may be wrong for the rank.",
         lambda s: s.lost,
     ),
     FamilyRow(
-        COUNTER, "kv_event_stale_batches", "Batches skipped as duplicates.", lambda s: s.stale
+        "kv_event_stale_batches_total",
+        "Batches skipped because they were applied before.",
+        lambda s: s.stale,
     ),
     FamilyRow(
-        COUNTER,
-        "kv_event_restarts",
+        "kv_event_restarts_total",
         "Restarts of the engine's sequence numbers, after which its blocks were dropped.",
         lambda s: s.restarts,
     ),
     FamilyRow(
-        COUNTER,
-        "kv_event_inflations",
+        "kv_event_inflations_total",
         "Ranks that announced more copies than they have blocks; copy counting was then disabled.",
         lambda s: s.inflations,
     ),
     FamilyRow(
-        COUNTER,
-        "kv_event_decode_errors",
-        "Undecodable batches or events.",
+        "kv_event_decode_errors_total",
+        "Batches or events that could not be decoded.",
         lambda s: s.decode_errors,
     ),
     FamilyRow(
-        COUNTER, "kv_event_stored_blocks", "Blocks stored by events.", lambda s: s.stored_blocks
+        "kv_event_stored_blocks_total",
+        "Blocks that events announced as stored on a rank.",
+        lambda s: s.stored_blocks,
     ),
     FamilyRow(
-        COUNTER, "kv_event_removed_blocks", "Blocks removed by events.", lambda s: s.removed_blocks
+        "kv_event_removed_blocks_total",
+        "Blocks that events announced as removed from a rank.",
+        lambda s: s.removed_blocks,
     ),
 )
 
 PROCESS: Sequence[FamilyRow[StateReport]] = (
     FamilyRow(
-        GAUGE,
         "reservations",
-        "Live reservations.",
-        lambda r: r.reservations_prefill,
-        (("state", "prefill"),),
+        "Live reservations of the process, before (prefill) or after (decode) their first token.",
+        lambda r: {"prefill": r.reservations_prefill, "decode": r.reservations_decode},
+        ("state",),
     ),
     FamilyRow(
-        GAUGE,
-        "reservations",
-        "Live reservations.",
-        lambda r: r.reservations_decode,
-        (("state", "decode"),),
-    ),
-    FamilyRow(
-        GAUGE,
         "reserved_blocks",
-        "Prompt blocks of live reservations.",
+        "Prompt blocks of all live reservations, towards the limit `reserved_blocks`.",
         lambda r: r.reserved_blocks,
     ),
     FamilyRow(
-        COUNTER,
-        "reservations_expired",
-        "Reservations that expired without renewal.",
+        "reservations_expired_total",
+        "Reservations that expired after --reservation-ttl-secs without a call: their clients did"
+        " not free them.",
         lambda r: r.expired,
     ),
     FamilyRow(
-        COUNTER,
-        "reservations_dropped_with_rank",
-        "Reservations dropped because their rank was removed.",
+        "reservations_dropped_with_rank_total",
+        "Live reservations dropped together with their removed rank.",
         lambda r: r.dropped_with_rank,
+    ),
+    FamilyRow(
+        "workers",
+        "Workers of the catalog now; unschedulable: deleted and remembered for a while.",
+        lambda r: r.workers,
+        ("lifecycle",),
     ),
 )
 
-_DUMPS = "Started dumps by format."
 
 PERSISTENCE: Sequence[FamilyRow[PersistenceReport]] = (
-    FamilyRow(GAUGE, "recovery_blocks", "Recovered blocks.", lambda k: k.recovered_blocks),
-    FamilyRow(GAUGE, "recovery_seconds", "Duration of the recovery.", lambda k: k.recovery_s),
     FamilyRow(
-        GAUGE,
+        "recovery_blocks",
+        "Blocks taken from snapshot and peers at the start.",
+        lambda k: k.recovered_blocks,
+    ),
+    FamilyRow(
+        "recovery_seconds",
+        "Seconds of the recovery at the start, so far or in all.",
+        lambda k: k.recovery_s,
+    ),
+    FamilyRow(
         "recovery_waiting_blocks",
-        "Recovered blocks waiting for the registration of their ranks.",
+        "Recovered blocks that wait for the registration of their ranks, at most 600 s.",
         lambda k: k.waiting_blocks,
     ),
     FamilyRow(
-        COUNTER,
-        "recovery_dropped_blocks",
-        "Recovered blocks dropped because their ranks were not registered.",
+        "recovery_dropped_blocks_total",
+        "Recovered blocks dropped because their ranks were not registered in time.",
         lambda k: k.dropped_blocks,
     ),
     FamilyRow(
-        GAUGE,
         "recovery_bad_entries",
-        "Unusable entries of the recovered dump.",
+        "Entries of the recovered dump that could not be used.",
         lambda k: k.bad_entries,
     ),
     FamilyRow(
-        GAUGE,
         "snapshot_age_seconds",
         "Seconds since the last snapshot; -1 before the first one.",
         lambda k: k.written_ago_s,
     ),
+    FamilyRow("snapshot_bytes", "Size of the snapshot file in bytes.", lambda k: k.snapshot_bytes),
     FamilyRow(
-        GAUGE, "snapshot_bytes", "Size of the snapshot file in bytes.", lambda k: k.snapshot_bytes
-    ),
-    FamilyRow(
-        COUNTER,
-        "snapshot_failures",
-        "Failed snapshots.",
+        "snapshot_failures_total",
+        "Snapshots that could not be written.",
         lambda k: k.snapshot_failures,
     ),
-    FamilyRow(COUNTER, "dumps", _DUMPS, lambda k: k.json_dumps, (("form", "json"),)),
-    FamilyRow(COUNTER, "dumps", _DUMPS, lambda k: k.compact_dumps, (("form", "compact"),)),
-)
-
-RECOVERY_STATES: Sequence[FamilyRow[bool]] = (
-    FamilyRow(GAUGE, "recovery_state", "1 for the current state of the recovery.", record_itself),
-)
-
-WORKERS: Sequence[FamilyRow[int]] = (
     FamilyRow(
-        GAUGE,
-        "workers",
-        "Workers of the catalog, including remembered deleted ones.",
-        record_itself,
-    ),
-)
-
-POLICY: Sequence[FamilyRow[int]] = (
-    FamilyRow(GAUGE, "policy", "1 for the current placement policy.", record_itself),
-)
-
-REPORTED: Sequence[FamilyRow[float]] = (
-    FamilyRow(
-        GAUGE,
-        "reported_prefills_ratio",
-        "Fraction of prefills with a reported end (prefill_complete), about the last 100.",
-        record_itself,
-    ),
-)
-
-LISTENER_LAGS: Sequence[FamilyRow[float]] = (
-    FamilyRow(
-        GAUGE,
-        "kv_event_lag_seconds",
-        "Seconds since the last batch of KV events; no series before the first one.",
-        record_itself,
-    ),
-)
-
-LISTENER_STATES: Sequence[FamilyRow[int]] = (
-    FamilyRow(
-        GAUGE, "kv_event_listeners", "Ranks with a KV event listener, by state.", record_itself
-    ),
-)
-
-EVENTS_DROPPED: Sequence[FamilyRow[float]] = (
-    FamilyRow(
-        COUNTER,
-        "kv_event_dropped",
-        "Received events and frames that were not indexed, over all ranks.",
-        record_itself,
-    ),
-)
-
-
-class TruncatedSeries(NamedTuple):
-    """Numbers of partitions and ranks without their own series."""
-
-    partitions: int
-    ranks: int
-
-
-TRUNCATED: Sequence[FamilyRow[TruncatedSeries]] = (
-    FamilyRow(
-        GAUGE,
-        "partition_series_truncated",
-        f"Partitions without their own series, summed under `{OTHER}`.",
-        lambda t: t.partitions,
+        "dumps_total",
+        "Dumps of the index that clients began to read, by format.",
+        lambda k: {"json": k.json_dumps, "compact": k.compact_dumps},
+        ("form",),
     ),
     FamilyRow(
-        GAUGE,
-        "rank_series_truncated",
-        f"Ranks without their own series, summed under `{OTHER}`.",
-        lambda t: t.ranks,
+        "recovery_state",
+        "1 for the present state of the recovery, 0 for the others.",
+        lambda k: {state: state == k.state for state in RECOVERY_STATE_NAMES},
+        ("state",),
     ),
-)
-
-BUILD: Sequence[FamilyRow[int]] = (
-    FamilyRow(GAUGE, "build_info", "Version of the service.", record_itself),
 )

@@ -1,11 +1,9 @@
 """Metrics of the periodic tasks, by task name."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prometheus_client.metrics_core import Metric
-
-from select_service.metrics.series import COUNTER, GAUGE, FamilyRow, make_series
+from select_service.metrics.series import FamilyRow
 
 
 @dataclass(slots=True)
@@ -27,15 +25,24 @@ class TaskCounts:
 
 
 TASKS: Sequence[FamilyRow[TaskCounts]] = (
-    FamilyRow(COUNTER, "task_steps", "Steps of periodic tasks", lambda t: t.steps),
-    FamilyRow(COUNTER, "task_seconds", "Total duration of the steps", lambda t: t.seconds),
-    FamilyRow(COUNTER, "task_overruns", "Steps longer than 5 ms", lambda t: t.overruns),
     FamilyRow(
-        GAUGE, "task_longest_step_seconds", "Duration of the longest step", lambda t: t.longest_s
+        "task_steps_total",
+        "Steps of a periodic task; a step is its work in one turn of the event loop.",
+        lambda t: t.steps,
+    ),
+    FamilyRow(
+        "task_seconds_total",
+        "Seconds spent in the steps of a task; the rate is its share of the event loop.",
+        lambda t: t.seconds,
+    ),
+    FamilyRow(
+        "task_overruns_total",
+        "Steps that took longer than 5 ms and delayed requests.",
+        lambda t: t.overruns,
+    ),
+    FamilyRow(
+        "task_longest_step_seconds",
+        "Longest step of a task since the start, in seconds.",
+        lambda t: t.longest_s,
     ),
 )
-
-
-def task_metrics(tasks: Mapping[str, TaskCounts]) -> Iterator[Metric]:
-    """Yield the series of all tasks."""
-    return make_series(TASKS, ("task",), {(name,): counts for name, counts in tasks.items()})

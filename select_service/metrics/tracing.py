@@ -1,11 +1,9 @@
 """Metrics of tracing spans; none without --otel."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prometheus_client.metrics_core import Metric
-
-from select_service.metrics.series import COUNTER, GAUGE, FamilyRow, make_series
+from select_service.metrics.series import FamilyRow
 
 
 @dataclass(slots=True)
@@ -32,27 +30,22 @@ class TracingCounts:
         return self.ended - self.exported - self.failed
 
 
-_SPANS = "tracing_spans"
-_HELP = "Selection spans by result."
 TRACING: Sequence[FamilyRow[TracingCounts]] = (
-    FamilyRow(COUNTER, _SPANS, _HELP, lambda c: c.exported, (("result", "exported"),)),
-    FamilyRow(COUNTER, _SPANS, _HELP, lambda c: c.failed, (("result", "failed"),)),
-    FamilyRow(COUNTER, _SPANS, _HELP, lambda c: c.dropped, (("result", "dropped"),)),
-    FamilyRow(GAUGE, "tracing_waiting", "Queued spans.", lambda c: c.queued_spans),
     FamilyRow(
-        GAUGE,
+        "tracing_spans_total",
+        "Spans of selections, by result: exported, dropped (full queue) or failed (collector).",
+        lambda c: {"exported": c.exported, "failed": c.failed, "dropped": c.dropped},
+        ("result",),
+    ),
+    FamilyRow("tracing_waiting", "Spans that wait for their export now.", lambda c: c.queued_spans),
+    FamilyRow(
         "tracing_waiting_max",
-        "Capacity of the span queue; further spans are dropped.",
+        "Capacity of the queue of spans; further ones are dropped.",
         lambda c: c.waiting_max,
     ),
     FamilyRow(
-        COUNTER,
-        "tracing_aside",
-        "Requests that the fast path left to Python for their span.",
+        "tracing_aside_total",
+        "Requests that took the Python path because they are sampled for a span.",
         lambda c: c.aside,
     ),
 )
-
-
-def tracing_metrics(counts: TracingCounts) -> Iterator[Metric]:
-    return make_series(TRACING, (), {(): counts})

@@ -3,11 +3,10 @@
 With an accepted URL, an HTTP client raises only network errors.
 """
 
-import ipaddress
 import re
 from urllib.parse import SplitResult, urlsplit
 
-from indexer.zmq_endpoints import is_host_name
+from indexer.zmq_endpoints import is_address, is_host_name
 
 HTTP_SCHEMES = ("http", "https")
 METRICS_URL_CHARS_MAX = 2048
@@ -17,14 +16,7 @@ _PATH = re.compile(r"[!-~]*")
 
 def service_url_error(url: str) -> str | None:
     """Return what is wrong with a service URL http[s]://host[:port][/path], or None."""
-    parts = _split_url(url)
-    if isinstance(parts, str):
-        return parts
-    if parts.scheme not in HTTP_SCHEMES:
-        return "it does not begin with http:// or https://"
-    if "@" in parts.netloc or parts.query or parts.fragment:
-        return "only host, port and path are expected"
-    return _address_error(parts)
+    return _url_error(url, "only host, port and path are expected", allows_query=False)
 
 
 def metrics_url_error(url: str) -> str | None:
@@ -35,14 +27,7 @@ def metrics_url_error(url: str) -> str | None:
     """
     if len(url) > METRICS_URL_CHARS_MAX:
         return f"more than {METRICS_URL_CHARS_MAX} characters"
-    parts = _split_url(url)
-    if isinstance(parts, str):
-        return parts
-    if parts.scheme not in HTTP_SCHEMES:
-        return "it does not begin with http:// or https://"
-    if "@" in parts.netloc or parts.fragment:
-        return "only host, port, path and query are expected"
-    return _address_error(parts)
+    return _url_error(url, "only host, port, path and query are expected", allows_query=True)
 
 
 def engine_url_error(url: str) -> str | None:
@@ -53,21 +38,20 @@ def engine_url_error(url: str) -> str | None:
     return error
 
 
-def _split_url(url: str) -> SplitResult | str:
-    """Return the parsed URL with a valid port, or an error text."""
+def _url_error(url: str, expected: str, *, allows_query: bool) -> str | None:
     # urlsplit silently drops line breaks and tabs, which an HTTP client would then send or reject.
     if not _PATH.fullmatch(url):
         return "spaces, control codes and non-ASCII letters are not allowed"
     try:
         parts = urlsplit(url)
-        _ = parts.port
+        port = parts.port
     except ValueError as error:  # invalid port or bracket
         return str(error)
-    return parts
-
-
-def _address_error(parts: SplitResult) -> str | None:
-    if parts.port == 0:
+    if parts.scheme not in HTTP_SCHEMES:
+        return "it does not begin with http:// or https://"
+    if "@" in parts.netloc or parts.fragment or (parts.query and not allows_query):
+        return expected
+    if port == 0:
         return "port 0 cannot be connected to"
     return _host_error(parts)
 
@@ -77,14 +61,6 @@ def _host_error(parts: SplitResult) -> str | None:
     if not host:
         return "the host is missing"
     if "[" in parts.netloc:  # urlsplit ignores text after the bracket
-        well_formed = _BRACKETS.fullmatch(parts.netloc) and _is_address(host)
+        well_formed = _BRACKETS.fullmatch(parts.netloc) and ":" in host and is_address(host)
         return None if well_formed else f"`{parts.netloc}` is not an IPv6 address"
     return None if is_host_name(host) else f"`{host}` is not a host name"
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.IPv6Address(host)
-    except ValueError:
-        return False
-    return True

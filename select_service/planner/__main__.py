@@ -235,7 +235,7 @@ def _add_profile_flag(to: CommandParser) -> None:
         type=argument_type(profile),
         metavar=profile.metavar,
         default="ours",
-        help="defaults of omitted settings; document: the reference planner's (default ours)",
+        help="defaults of omitted settings; document: those of Dynamo's planner (default ours)",
     )
 
 
@@ -246,7 +246,7 @@ def _check_command(words: Sequence[str]) -> int:
         "Validation of a configuration. Exit status: 0, or 2 with the fault in one line.",
         {
             "select-planner check planner.yaml": "default profile",
-            "select-planner check planner.yaml --profile document": "reference's defaults",
+            "select-planner check planner.yaml --profile document": "defaults of Dynamo's planner",
             "select-planner check planner.yaml && kubectl apply -f .": "check first",
         },
         "FILE [OPTION ...]",

@@ -121,6 +121,11 @@ class DeploymentConfig(DeploymentSettings, frozen=True, kw_only=True, forbid_unk
     warmup_trace: _Path | None = None
     """Trace (Mooncake JSONL) that the predictors learn before the first tick."""
 
+    def core_settings(self) -> DeploymentSettings:
+        """Return the core's settings, without sources and connector."""
+        fields = DeploymentSettings.__struct_fields__
+        return DeploymentSettings(**{field: getattr(self, field) for field in fields})
+
 
 class ExternalProposerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Proposer that gets a POST in each tick; a smaller priority wins (throughput 20, load 10)."""

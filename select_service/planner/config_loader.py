@@ -1,6 +1,5 @@
 """Loader of a planner's configuration from YAML. Every fault is one line and prevents the start."""
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final, Literal, TypeAlias, get_args, get_origin, get_type_hints
@@ -11,7 +10,7 @@ from select_service.base.command_line import UsageError
 from select_service.base.suggestions import nearest_name, printable_name
 from select_service.files.yaml_document import read_document
 from select_service.planner.config import ConnectorConfig, DeploymentConfig, PlannerConfig
-from select_service.planner.core.settings import loop_intervals
+from select_service.planner.core.schedule import scale_interval_s
 from select_service.planner.validation import find_config_faults
 
 ConfigProfile: TypeAlias = Literal["ours", "document"]
@@ -28,7 +27,7 @@ DOCUMENT_DEFAULTS: Final[Mapping[str, Any]] = {
     "stabilise": False,
     "gradual_reconcile": False,
 }
-"""Defaults of `--profile document`: the settings of the planner in the reference document."""
+"""Defaults of `--profile document`: the settings of Dynamo's planner."""
 
 
 _REFERENCE_NAMES: Final[Mapping[str, str]] = {
@@ -36,7 +35,7 @@ _REFERENCE_NAMES: Final[Mapping[str, str]] = {
     "ttft": "ttft_ms",
     "itl": "itl_ms",
 }
-"""Map from the reference planner's names to this planner's names of settings."""
+"""Map from the names of Dynamo's planner to this planner's names of settings."""
 
 
 _KINDS = {**get_type_hints(PlannerConfig), **get_type_hints(DeploymentConfig)}
@@ -109,8 +108,8 @@ def _complete_deployment(deployment: DeploymentConfig) -> DeploymentConfig:
         )
     if deployment.scale_interval_seconds is None:
         # Stored in the settings, so that the decision log shows the interval that was really used.
-        common = math.gcd(*(round(each * 1000) for each in loop_intervals(deployment)))
-        deployment = msgspec.structs.replace(deployment, scale_interval_seconds=common / 1000)
+        interval_s = scale_interval_s(deployment)
+        deployment = msgspec.structs.replace(deployment, scale_interval_seconds=interval_s)
     return deployment
 
 

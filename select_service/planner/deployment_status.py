@@ -12,8 +12,11 @@ from select_service.planner.connectors.connector import ConnectorDecision
 from select_service.planner.core.diagnostics import RoleDiagnostics, SizingRecord, TickDiagnostics
 from select_service.planner.core.forecast_contracts import ForecastRecord
 from select_service.planner.core.reasons import Reason
-from select_service.planner.core.schedule import is_load_enabled, is_throughput_enabled
-from select_service.planner.core.settings import DeploymentSettings
+from select_service.planner.core.settings import (
+    DeploymentSettings,
+    is_load_enabled,
+    is_throughput_enabled,
+)
 from select_service.planner.core.tick import TickEffects
 from select_service.planner.core.tick_input import Role, TickInput, TrafficWindow
 from select_service.planner.thinned_history import Table, ThinnedHistory
@@ -126,12 +129,11 @@ class DeploymentStatus:
         self.by_reason.update(reasons)
         self._record_changes(tick.now_s, effects.wished or {}, said, applied)
         self._count_attainment(tick)
-        row = self._history_row(tick, said)
-        self._history.add_row(row)
+        values = self._column_values(tick, said)
+        self._history.add_row([values.get(column) for column in COLUMNS])
         for column in self._outdated_columns(tick, said):
             self.latest.pop(column, None)
-        pairs = zip(COLUMNS, row, strict=True)
-        self.latest.update({column: value for column, value in pairs if value is not None})
+        self.latest |= {column: value for column, value in values.items() if value is not None}
 
     def history_table(self) -> Table:
         """Return the history, float64 [ticks, COLUMNS], as a copy."""
@@ -198,7 +200,8 @@ class DeploymentStatus:
                     role=role,
                     before=before,
                     wanted=wanted,
-                    reasons=_role_reasons(diagnostics, one),
+                    # Reasons of the role's own stages, then the common ones, each once.
+                    reasons=tuple(dict.fromkeys((*_role_stage_reasons(one), *diagnostics.reasons))),
                     applied=None if outcome is None else outcome.status.value,
                 )
             )
@@ -246,69 +249,37 @@ class DeploymentStatus:
         ):
             yield from OBSERVED
 
-    def _history_row(self, tick: TickInput, diagnostics: TickDiagnostics) -> list[float | None]:
-        """Return the row of a tick."""
-        rates = self._rate_columns(tick, diagnostics)
-        latencies = self._latency_columns(tick, diagnostics)
-        traffic = tick.traffic
-        return [
-            tick.now_s,
-            *self._replica_columns(diagnostics, Role.PREFILL),
-            *self._replica_columns(diagnostics, Role.DECODE),
-            *rates,
-            *latencies,
-            None if traffic is None else traffic.ttft_met,
-            None if traffic is None else traffic.itl_met,
-            self._gpus if _replicas_known(diagnostics) else None,
-        ]
-
-    def _replica_columns(
-        self, diagnostics: TickDiagnostics, role: Role
-    ) -> tuple[float | None, ...]:
-        """Return ready, total and decided replicas of a role."""
-        one = diagnostics.roles.get(role)
-        if one is None or not _replicas_known(diagnostics):
-            return None, None, None
-        return one.ready, one.ready + one.starting, one.final
-
-    def _rate_columns(
+    def _column_values(
         self, tick: TickInput, diagnostics: TickDiagnostics
-    ) -> tuple[float | None, ...]:
-        """Return observed, forecast and demanded rate.
-
-        Short windows of the load loop are too noisy.
-        """
-        traffic, forecast = tick.traffic, diagnostics.forecast
-        observed: float | None = None
+    ) -> dict[str, float | None]:
+        """Return the values of a tick by column of the history; omitted ones are unknown."""
+        found: dict[str, float | None] = {"at_s": tick.now_s}
+        if _replicas_known(diagnostics):
+            found["gpus"] = self._gpus
+            for role, one in diagnostics.roles.items():
+                found[f"{role}_ready"] = one.ready
+                found[f"{role}_total"] = one.ready + one.starting
+                found[f"{role}_decided"] = one.final
+        ttft_ms, itl_ms = _worst_latencies_ms(self.settings, diagnostics)
+        found |= {"ttft_estimated_ms": ttft_ms, "itl_estimated_ms": itl_ms}
+        if diagnostics.forecast is not None:
+            interval_s = self.settings.throughput_adjustment_interval_seconds
+            found["forecast_s"] = diagnostics.forecast.requests / interval_s
+            found["demand_s"] = diagnostics.forecast.demand_requests / interval_s
+        traffic = tick.traffic
+        if traffic is None:
+            return found
+        for slo, met, mean_s in (
+            ("ttft", traffic.ttft_met, traffic.ttft_s),
+            ("itl", traffic.itl_met, traffic.itl_s),
+        ):
+            found[f"{slo}_met"] = met
+            found[f"{slo}_observed_ms"] = None if mean_s is None else mean_s * 1000.0
+        # Short windows of the load loop are too noisy for a rate.
         counts = diagnostics.run_throughput or not is_throughput_enabled(self.settings)
-        if counts and traffic is not None and traffic.requests is not None:
-            observed = traffic.requests / traffic.duration_s if traffic.duration_s > 0.0 else None
-        if forecast is None:
-            return observed, None, None
-        interval = self.settings.throughput_adjustment_interval_seconds
-        return observed, forecast.requests / interval, forecast.demand_requests / interval
-
-    def _latency_columns(
-        self, tick: TickInput, diagnostics: TickDiagnostics
-    ) -> tuple[float | None, ...]:
-        """Return TTFT estimated and observed, ITL estimated and observed, ms."""
-        ttft, itl = _worst_latencies_ms(self.settings, diagnostics)
-        traffic = tick.traffic
-        observed = (
-            (None, None) if traffic is None else (_to_ms(traffic.ttft_s), _to_ms(traffic.itl_s))
-        )
-        return ttft, observed[0], itl, observed[1]
-
-    def check_invariants(self) -> None:
-        """Raise AssertionError if an invariant is broken (for tests)."""
-        self._history.check_invariants()
-        assert len(self._history) <= self.ticks
-        assert all(count <= self.ticks for count in self.by_reason.values())
-        for role in Role:
-            turned = self.scale_ups[role] + self.scale_downs[role]
-            assert self.reversals[role] <= max(0, turned - 1)
-        # Tolerance for the rounding of sums over many windows.
-        assert all(0.0 <= met.kept <= met.requests * (1 + 1e-9) for met in self.met.values())
+        if counts and traffic.requests is not None and traffic.duration_s > 0.0:
+            found["requests_s"] = traffic.requests / traffic.duration_s
+        return found
 
 
 class DeploymentStatuses:
@@ -377,11 +348,6 @@ def _role_stage_reasons(one: RoleDiagnostics) -> Iterator[Reason]:
     yield from one.reasons
 
 
-def _role_reasons(diagnostics: TickDiagnostics, one: RoleDiagnostics) -> tuple[Reason, ...]:
-    """Return the reasons of a role: its own stages, then the common ones, each once."""
-    return tuple(dict.fromkeys((*_role_stage_reasons(one), *diagnostics.reasons)))
-
-
 def _worst_latencies_ms(
     settings: DeploymentSettings, diagnostics: TickDiagnostics
 ) -> tuple[float | None, float | None]:
@@ -398,8 +364,3 @@ def _worst_latencies_ms(
     if settings.mode == "agg":
         return decode.estimate_ms, decode.itl_ms
     return ttft, decode.estimate_ms if decode.itl_ms is None else decode.itl_ms
-
-
-def _to_ms(seconds: float | None) -> float | None:
-    """Convert seconds to milliseconds; None stays None."""
-    return None if seconds is None else seconds * 1000.0

@@ -1,23 +1,25 @@
 """Forecast of a deployment with the installed libraries, and its warm-up."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 from select_service.files.atomic_file import open_regular
-from select_service.files.mooncake_trace import read_rows
+from select_service.files.mooncake_trace import TraceRow, read_rows
 from select_service.planner.core.forecasting.predictor_registry import (
     choose_predictors,
     make_predictors,
 )
-from select_service.planner.core.forecasting.trace_windows import TraceRequest, trace_windows
 from select_service.planner.core.forecasting.traffic_forecast import TrafficForecast
 from select_service.planner.core.settings import DeploymentSettings
+from select_service.planner.core.tick_input import TrafficWindow
 
 PROPHET_TIMEOUT_S = 10.0
+WINDOWS_MAX = 100_000
+"""Limit of windows of a recording: 200 days of 3 minutes; later requests are ignored."""
 _AXIS_START = "2024-01-01"
 _NOISY_LOGGERS = ("cmdstanpy", "prophet", "prophet.plot")
 """Loggers that would report every fit."""
@@ -41,16 +43,37 @@ def warm_up_forecast(forecast: TrafficForecast, trace: Path, interval_s: float) 
     Raises TraceError, OSError.
     """
     open_regular(trace).close()  # refuses a pipe, whose writer could block the start
-    asked = (
-        TraceRequest(row.timestamp, row.prompt_tokens, row.output_length)
-        for _, row in read_rows(trace)
-    )
     shown = 0
-    for window in trace_windows(asked, interval_s):
+    for window in trace_windows((row for _, row in read_rows(trace)), interval_s):
         forecast.add(window)
         shown += 1
     forecast.end_of_warm_up()
     return shown
+
+
+def trace_windows(rows: Iterable[TraceRow], interval_s: float) -> Iterator[TrafficWindow]:
+    """Yield every window from the first request to the last whole one, including idle windows.
+
+    The last window is incomplete: omitted, unless there is no other.
+    """
+    sums: dict[int, tuple[int, float, float]] = {}
+    for row in rows:
+        window = int(row.timestamp / 1000.0 / interval_s)
+        if window < WINDOWS_MAX:
+            count, isl, osl = sums.get(window, (0, 0.0, 0.0))
+            sums[window] = count + 1, isl + row.prompt_tokens, osl + row.output_length
+    if not sums:
+        return
+    first, last = min(sums), max(sums)
+    # The last window is cut off by the end of the recording, and would look like a drop.
+    for window in range(first, max(last, first + 1)):
+        count, isl, osl = sums.get(window, (0, 0.0, 0.0))
+        yield TrafficWindow(
+            duration_s=interval_s,
+            requests=float(count),
+            isl=isl / count if count else None,
+            osl=osl / count if count else None,
+        )
 
 
 class FitWithTimeout:

@@ -1,6 +1,6 @@
 """Helpers of all routes of a planner: JSON bodies and error answers."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -14,7 +14,6 @@ from select_service.base.suggestions import printable_name
 BODY_BYTES_MAX = 1 << 16
 
 T = TypeVar("T")
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 class PlannerRefusal(PicklableError):
@@ -25,17 +24,10 @@ class PlannerRefusal(PicklableError):
         self.status, self.code = status, code
 
 
-def with_error_answers(handler: Handler) -> Handler:
-    """Return the handler with its refusals as answers."""
-
-    async def with_refusals(request: Request) -> Response:
-        """Answer a request."""
-        try:
-            return await handler(request)
-        except PlannerRefusal as refused:
-            return error_response(refused.status, refused.code, str(refused))
-
-    return with_refusals
+async def answer_refusal(request: Request, refused: Exception) -> Response:
+    """Answer with a refusal, as the application's handler of `PlannerRefusal`."""
+    assert isinstance(refused, PlannerRefusal)
+    return error_response(refused.status, refused.code, str(refused))
 
 
 def error_response(status: int, code: str, error: str) -> Response:
@@ -51,7 +43,7 @@ def json_answer(content: object, status: int = 200) -> Response:
 async def read_json_body(
     request: Request, form: type[T], explained: Callable[[str], str], *, optional: bool = False
 ) -> T:
-    """Read and decode the body of a request.  Raises Refused.
+    """Read and decode the body of a request.  Raises PlannerRefusal.
 
     A type other than JSON is refused: browsers send no JSON to a foreign origin without a
     preflight.
@@ -84,7 +76,7 @@ async def read_json_body(
 
 
 def _check_content_type(given: str) -> None:
-    """Raise Refused for a body that is not declared as JSON."""
+    """Raise PlannerRefusal for a body that is not declared as JSON."""
     kind = given.partition(";")[0].strip().lower()
     if kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json")):
         return

@@ -58,18 +58,15 @@ def read_profile(directory: str) -> MeasuredProfile:
         )
     try:
         return MeasuredProfile(
-            None if prefill is None else _build_prefill_curve(prefill),
+            None
+            if prefill is None
+            else PrefillCurve(prefill["prefill_isl"], prefill["prefill_ttft"]),
             None if decode is None else _build_decode_surface(decode),
         )
     except ProfileArraysError as error:
         raise ProfileFileError(f"{directory}: {error}") from None
     except KeyError as error:
         raise ProfileFileError(f"{directory}: array {error} is missing") from None
-
-
-def _build_prefill_curve(arrays: Arrays) -> PrefillCurve:
-    """Build the prefill half."""
-    return PrefillCurve(arrays["prefill_isl"], arrays["prefill_ttft"])
 
 
 def _build_decode_surface(arrays: Arrays) -> DecodeSurface:

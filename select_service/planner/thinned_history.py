@@ -76,13 +76,6 @@ class ThinnedHistory:
         grown[: self._end] = self._table
         self._table = grown
 
-    def check_invariants(self) -> None:
-        """Raise AssertionError if an invariant is broken (for tests)."""
-        assert 0 <= self._kept <= self._next <= max(self._until, 0) <= self._end
-        assert self._end <= len(self._table) <= self._places_max
-        assert len(self) <= self._rows_max
-        assert np.all(np.diff(self.copy_table()[:, 0]) >= 0.0)
-
 
 def thin_table(table: Table, groups: int) -> Table:
     """Return at most two rows for each of so many equal groups of neighbours.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from select_service.base.command_line import file_error_text
 from select_service.files.mooncake_trace import TraceError
-from select_service.planner.config import DeploymentConfig, PlannerConfig
+from select_service.planner.config import PlannerConfig
 from select_service.planner.core.cluster import ClusterPlanner
 from select_service.planner.core.performance.engine_capacity import EngineKind
 from select_service.planner.core.performance.engine_model import EngineModel
@@ -46,12 +46,10 @@ def build_models(settings: DeploymentSettings) -> Mapping[Role, EngineModel]:
 def build_cluster(config: PlannerConfig, start_s: float) -> ClusterPlanner:
     """Build the cluster of all deployments of a file."""
     return ClusterPlanner(
-        {each.name: _build_configured_deployment(each, start_s) for each in config.deployments},
+        {
+            each.name: build_deployment(each, start_s, warmup_trace=each.warmup_trace)
+            for each in config.deployments
+        },
         {each.name: each.priority for each in config.deployments},
         config.cluster_gpus,
     )
-
-
-def _build_configured_deployment(config: DeploymentConfig, start_s: float) -> PlannedDeployment:
-    """Build a deployment of a file."""
-    return build_deployment(config, start_s, warmup_trace=config.warmup_trace)

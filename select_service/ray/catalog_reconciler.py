@@ -12,8 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import NamedTuple
 
-import httpx
-
+from select_service.net.http_client.http_error import HttpError
 from select_service.ray.credentials import Credentials
 from select_service.ray.selector_client import SingleSelector
 from select_service.schemas.workers import WorkerRegistration
@@ -129,14 +128,14 @@ class Follower:
     ) -> bool:
         """Send the differences to a selector and return whether all calls succeeded."""
         told = self._sent[url]
-        with suppress(httpx.HTTPError), SingleSelector(url, self._credentials) as selector:
+        with suppress(HttpError), SingleSelector(url, self._credentials) as selector:
             known = selector.registration_states()
             for worker_id, worker in wanted.items():
                 # False is a tombstone: other callers deleted the worker on purpose.
                 if known.get(worker_id) is False and not self._revives:
                     continue
                 if not known.get(worker_id) or told.get(worker_id, worker) != worker:
-                    selector.register_worker(worker)
+                    selector.register(worker)
                 told[worker_id] = worker
             for worker_id in gone:
                 if known.get(worker_id):

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from subprocess import TimeoutExpired
 
-import httpx
 import ray
 
+from select_service.net.http_client.http_error import HttpError
 from select_service.ray.child_process import (
     POLL_S,
     START_S_MAX,
@@ -27,6 +27,7 @@ from select_service.ray.credentials import Credentials
 from select_service.ray.deployment_members import SelectorAddress, fetch_addresses, list_members
 from select_service.ray.exposure import exposing_flags
 from select_service.ray.selector_client import SingleSelector
+from select_service.schemas.replicas import ReplicaPeerRequest
 
 WATCH_INTERVAL_S = 1.0
 """Time between two checks of the service and its replicas, in seconds."""
@@ -114,11 +115,11 @@ class SelectorActor:
     def _copy_workers(self, others: Iterable[SelectorAddress]) -> None:
         """Copy the workers of the other selectors, registered before this selector started."""
         for other in others:
-            with suppress(httpx.HTTPError), SingleSelector(other.url, self._credentials) as peer:
+            with suppress(HttpError), SingleSelector(other.url, self._credentials) as peer:
                 known = self._own_selector.registration_states()
                 for worker_id, worker in peer.registered_workers().items():
                     if worker_id not in known:
-                        self._own_selector.register_worker(worker)
+                        self._own_selector.register(worker)
 
     def _connect_peers(self, others: Mapping[str, SelectorAddress]) -> None:
         """Receive from all others at their current addresses; an actor without an answer may still
@@ -129,14 +130,15 @@ class SelectorActor:
             if endpoint == old:
                 continue
             # The new endpoint first, so that no event is missed while the old one is dropped.
-            self._own_selector.add_peer(endpoint)
+            self._own_selector.register_peer(ReplicaPeerRequest(endpoint=endpoint))
             if old is not None:
-                self._own_selector.drop_peer(old)
+                self._own_selector.deregister_peer(ReplicaPeerRequest(endpoint=old))
             self._peers[name] = endpoint
 
     def _drop_gone_peers(self) -> None:
         for name in self._peers.keys() - list_members(self._deployment):
-            self._own_selector.drop_peer(self._peers[name])
+            gone = ReplicaPeerRequest(endpoint=self._peers[name])
+            self._own_selector.deregister_peer(gone)
             del self._peers[name]
 
     def _watch_service(self) -> None:

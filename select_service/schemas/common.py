@@ -1,12 +1,12 @@
 """Types shared by several bodies: bounded numbers, the scope, status and error bodies.
 
-Field names and key order of all bodies are the wire format of the reference selection service
+Field names and key order of all bodies are the wire format of Dynamo's selection service
 (Dynamo 1.3 line); our additions come at the end of each body.  An optional field is
 `X = default`; a field that may also be `null` is `X | None = None`.
 
 msgspec annotations cannot bound integers beyond 64 bits, so `U64` has only a lower bound here
 and `__post_init__` checks the upper bound.  Hash lists are checked on conversion to arrays
-(`core.decide.prompt`).
+(`core.placement.prompt`).
 """
 
 from typing import Annotated, Literal
@@ -72,6 +72,15 @@ def resolve_tenant(tenant_id: str | UnsetType | None, routing_group: str | Unset
             "they are two names of one field, give one of them"
         )
     return tenant_id
+
+
+class RankAddress(Struct, kw_only=True):
+    """Worker and data-parallel rank."""
+
+    worker_id: int
+    """Id of the worker."""
+    dp_rank: int
+    """Data-parallel rank of the worker."""
 
 
 class Status(Struct, kw_only=True):

@@ -4,16 +4,12 @@ from typing import Literal
 
 from msgspec import Struct
 
-from select_service.schemas.common import RequestBody
+from select_service.schemas.common import RankAddress, RequestBody
 
 
-class RankLoad(Struct, kw_only=True):
+class RankLoad(RankAddress, kw_only=True):
     """Load of one rank, current or predicted with a given prompt."""
 
-    worker_id: int
-    """Id of the worker."""
-    dp_rank: int
-    """Data-parallel rank of the worker."""
     potential_prefill_tokens: int
     """Prompt tokens not yet computed."""
     potential_decode_blocks: int
@@ -37,13 +33,9 @@ class PartitionLoads(Struct, kw_only=True):
     """Prompt tokens of the requests waiting for capacity."""
 
 
-class OverlapRow(Struct, kw_only=True):
+class OverlapRow(RankAddress, kw_only=True):
     """Leading blocks of the prompt held by one rank."""
 
-    worker_id: int
-    """Id of the worker."""
-    dp_rank: int
-    """Data-parallel rank of the worker."""
     device_blocks: int
     """Leading blocks in GPU memory."""
     host_pinned_blocks: int
@@ -55,7 +47,7 @@ class OverlapRow(Struct, kw_only=True):
     disk_extension_blocks: int
     """Blocks on disk and in external storage beyond `host_pinned_blocks`."""
     shared_beyond_device_blocks: int | None
-    """Always null, since this service has no shared cache. Field of the reference."""
+    """Always null, since this service has no shared cache. Field of Dynamo."""
     router_credit_blocks: float
     """Blocks credited to the rank by the cost function: the blocks of each tier times its
     weight.
@@ -66,7 +58,7 @@ class SharedCache(Struct, kw_only=True):
     """Blocks of the prompt in a cache shared by all workers; always empty here."""
 
     enabled: bool = False
-    """Always false, since this service has no shared cache. Field of the reference."""
+    """Always false, since this service has no shared cache. Field of Dynamo."""
     total_hit_blocks: int = 0
     """Always 0."""
     ranges: list[int] = []
@@ -85,7 +77,7 @@ class OverlapScores(Struct, kw_only=True):
     workers: list[OverlapRow]
     """Overlaps by worker and rank."""
     shared_cache: SharedCache
-    """Always empty here. Field of the reference."""
+    """Always empty here. Field of Dynamo."""
 
 
 class LogLevelChange(RequestBody, kw_only=True):

@@ -4,16 +4,11 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from select_service.schemas.common import RequestBody, Status
+from select_service.schemas.common import RankAddress, RequestBody, Status
 
 
-class MovedFrom(Struct, kw_only=True):
+class MovedFrom(RankAddress, kw_only=True):
     """Rank that the reservation left."""
-
-    worker_id: int
-    """Id of the worker."""
-    dp_rank: int
-    """Data-parallel rank of the worker."""
 
 
 class MovedTo(MovedFrom, kw_only=True):

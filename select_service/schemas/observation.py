@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from select_service.schemas.common import RankAddress
+
 Role = Literal["prefill", "decode", "aggregated"]
 
 
@@ -41,13 +43,9 @@ class ObservedEngine(Struct, kw_only=True):
     """Used fraction of the KV cache, 0 to 1."""
 
 
-class ObservedRank(Struct, kw_only=True):
+class ObservedRank(RankAddress, kw_only=True):
     """Current state of one rank, with the load booked by all replicas."""
 
-    worker_id: int
-    """Id of the worker."""
-    dp_rank: int
-    """Data-parallel rank of the worker."""
     role: Role
     """Registered role; `aggregated` when omitted."""
     state: str | UnsetType = UNSET

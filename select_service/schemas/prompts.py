@@ -28,7 +28,7 @@ class MmObject(RequestBody, kw_only=True):
     mm_hash: U64
     """Hash of the content."""
     offsets: list[IntPair]
-    """Position in the prompt. Accepted for compatibility with the reference and ignored: relevant
+    """Position in the prompt. Accepted for compatibility with Dynamo and ignored: relevant
     are only the entries of `block_mm_infos` that contain the object.
     """
 
@@ -90,13 +90,13 @@ class RouterConfigOverride(RequestBody, kw_only=True):
     """Scheduling parameters that override the configuration of the process for this request."""
 
     overlap_score_credit: Fraction | None = None
-    """Credit for a block in GPU memory, 0 to 1; used only by the policy `reference`."""
+    """Credit for a block in GPU memory, 0 to 1; only for Dynamo's rule (policy `reference`)."""
     prefill_load_scale: NonNegative | None = None
-    """Weight of the prefill part of the cost; used only by the policy `reference`."""
+    """Weight of the prefill part of the cost; only for Dynamo's rule (policy `reference`)."""
     router_temperature: NonNegative | None = None
     """Temperature of the choice. 0: the cheapest rank; above 0: random, weighted by cost."""
     shared_cache_multiplier: Fraction | None = None
-    """Accepted for compatibility with the reference and ignored, since there is no shared cache."""
+    """Accepted for compatibility with Dynamo and ignored, since there is no shared cache."""
     track_prefill_tokens: bool | None = None
     """Whether the prompt's tokens count as load."""
     assume_kv_reuse: bool | None = None

@@ -16,11 +16,9 @@ class ReplicaPeerRequest(RequestBody, kw_only=True):
     """ZMQ endpoint of the peer's publisher, such as `tcp://selector-b:9092`."""
 
 
-class NewReplicaPeerRequest(RequestBody, kw_only=True):
+class NewReplicaPeerRequest(ReplicaPeerRequest, kw_only=True):
     """Body of POST /replica_sync/register_peer."""
 
-    endpoint: Endpoint
-    """ZMQ endpoint of the peer's publisher, such as `tcp://selector-b:9092`."""
     replica: ReplicaName | None = None
     """Name in `--replica-keys-file` of the replica expected at the endpoint; when omitted, the
     replica with this endpoint in that file. Null or omitted where replicas have no keys.

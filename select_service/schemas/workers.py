@@ -70,7 +70,7 @@ class WorkerFields(RequestBody, kw_only=True):
     total_kv_blocks: U64 | None = None
     """Blocks of one rank's KV cache; needed for `active_decode_blocks_threshold`."""
     stable_routing_id: Id | None = None
-    """Accepted for compatibility with the reference; stored and shown, but unused."""
+    """Accepted for compatibility with Dynamo; stored and shown, but unused."""
     is_eagle: bool | None = None
     """Whether the engine hashes for EAGLE speculation. The same for all workers of a model and
     tenant; false when omitted.
@@ -80,9 +80,9 @@ class WorkerFields(RequestBody, kw_only=True):
     with `--health-checks on`.
     """
     kv_transfer_enforcement: Literal["required", "preferred"] | None = None
-    """Accepted for compatibility with the reference; stored and shown, but unused."""
+    """Accepted for compatibility with Dynamo; stored and shown, but unused."""
     kv_transfer_preferred_weight: float | None = None
-    """Accepted for compatibility with the reference; stored and shown, but unused."""
+    """Accepted for compatibility with Dynamo; stored and shown, but unused."""
     kv_event_semantics: Literal["counted", "set"] | None = None
     """Meaning of repeated announcements of a block. `counted`, the default: each announcement is
     another copy. `set`: the announcement adds no copy.

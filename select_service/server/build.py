@@ -47,16 +47,18 @@ from select_service.api.service_context import (
     ServiceTls,
 )
 from select_service.auth.quota_usage import BookingLimits
-from select_service.config.health_settings import HealthSettings
 from select_service.config.settings_loader import Config, UnusableSetting
+from select_service.core.load.reservations import Reservations
 from select_service.core.periodic_task import PeriodicTask
 from select_service.core.placement.policies.policy_registry import parse_policy_choice
 from select_service.core.placement.router_config import RouterConfig
 from select_service.core.registry.fleet.recovered_blocks import RecoveryStatus, SnapshotStatus
-from select_service.core.selector import SelectorConfig, SelectorCore
+from select_service.core.selector import SelectorCore
+from select_service.core.selector_builder import SelectorConfig, build_selector
 from select_service.core.workers.endpoint_policy import EndpointPolicy
 from select_service.metrics.decision_log import DecisionLogCounts
 from select_service.metrics.service_metrics import ServiceMetrics
+from select_service.server.build_health import health_factory, start_health
 from select_service.server.service_examiner import ServiceExaminer
 from select_service.server.startup_settings import StartupSettings
 
@@ -150,7 +152,10 @@ def build_service(startup: StartupSettings) -> ServiceComponents:
         file_watches=_build_file_watches(startup),
     )
     engine_metrics = _build_engine_metrics(base)
-    live = LiveFeed(FrameBroadcaster(), LiveHistory(base.selector))
+    live = LiveFeed(
+        FrameBroadcaster(),
+        LiveHistory(base.selector.fleet.partitions, base.selector.gate.waiting.backlog_of),
+    )
     tasks = _build_tasks(base, optional, live)
     figures = FigureSources(
         engine_metrics.counts,
@@ -179,7 +184,9 @@ def _build_foundation(startup: StartupSettings) -> "tuple[_Foundation, HealthRun
     selector.fleet.endpoint_policy = EndpointPolicy(
         startup.destinations, probes_engines=startup.health is not None
     )
-    health_runner = _enable_health(startup, selector, ingest, callbacks)
+    health_runner = None
+    if startup.health is not None:
+        health_runner = start_health(startup, selector, ingest.resolver, callbacks)
     waker.bind_queue(callbacks.guard_callback("waker", selector.run_pending))
     replicas = None
     if publisher is not None:
@@ -198,13 +205,21 @@ def _build_context(
     live: LiveFeed,
 ) -> ServiceContext:
     startup, selector, health = base.startup, base.selector, base.startup.health
-    limits = SharedLimits(selector, base.ingest.ranks_max)
+    limits = SharedLimits(selector.gate.waiting.bounds, base.ingest.ranks_max)
     if startup.guard.is_on:
-        startup.guard.set_booking_limits(_make_booking_limits(limits, selector))
+        startup.guard.set_booking_limits(_make_booking_limits(limits, selector.ledger.reservations))
     return ServiceContext(
         config=startup.config,
         version=startup.version,
         selector=selector,
+        fleet=selector.fleet,
+        ledger=selector.ledger,
+        gate=selector.gate,
+        prompt_resolver=selector.prompt_resolver,
+        draining=selector.draining,
+        health=selector.health,
+        mover=None if selector.health is None else selector.health.mover,
+        followers=selector.followers,
         ingest=base.ingest,
         catalog_follower=base.follower,
         metrics=ServiceMetrics(startup.version),
@@ -214,7 +229,7 @@ def _build_context(
         callbacks=base.callbacks,
         examiner=ServiceExaminer(base.http, optional.state_file),
         features=ServiceFeatures(
-            optional.replicas or DisabledReplicaSync(selector.router_id),
+            optional.replicas or DisabledReplicaSync(selector.followers.replicas.router_id),
             optional.discovery or DisabledDiscovery(selector),
             optional.audit,
             optional.tracing,
@@ -232,16 +247,17 @@ def _recovers_index(config: Config) -> bool:
     return bool(config["indexer_peers"] or config["snapshot_path"])
 
 
-def _make_booking_limits(limits: SharedLimits, selector: SelectorCore) -> BookingLimits:
-    held = selector.reservation_table
-    return BookingLimits(limits.reservations, limits.reserved_blocks, held.memory, held.sums)
+def _make_booking_limits(limits: SharedLimits, reservations: Reservations) -> BookingLimits:
+    return BookingLimits(
+        limits.reservations, limits.reserved_blocks, reservations.memory, reservations.sums
+    )
 
 
 def _build_selector(
     startup: StartupSettings, ranks_max: int, publisher: ReplicaPublisher | None, waker: QueueWaker
 ) -> SelectorCore:
     config = startup.config
-    return SelectorCore(
+    return build_selector(
         SelectorConfig(
             router=RouterConfig(**{name: config[name] for name in RouterConfig._fields}),
             admission=startup.rules,
@@ -264,6 +280,7 @@ def _build_selector(
         rng=Random(SystemRandom().getrandbits(128)),
         emit=None if publisher is None else publisher.offer_event,
         wake=waker,
+        make_health=None if startup.health is None else health_factory(startup.health),
     )
 
 
@@ -282,88 +299,11 @@ def _build_tracer(startup: StartupSettings) -> "Tracer | None":
     return Tracer(startup.version)
 
 
-def _created_file_mode(config: Config) -> int:
-    """Return the permission bits of created files."""
-    return int(config["file_mode"], 8)
-
-
 def _build_policies_file(config: Config, selector: SelectorCore) -> PoliciesFile:
     policies = selector.fleet.policies
-    kept = PoliciesFile(Path(config["snapshot_path"]), policies, _created_file_mode(config))
+    kept = PoliciesFile(Path(config["snapshot_path"]), policies, config.created_file_mode)
     kept.restore_policies()
     return kept
-
-
-def _enable_health(
-    startup: StartupSettings, selector: SelectorCore, ingest: Ingest, callbacks: GuardedCallbacks
-) -> "HealthRunner | None":
-    """Enable health checks and what builds on them; unhealthy ranks get no requests."""
-    health = startup.health
-    if health is None:
-        return None
-    from select_service.adapters.health.health_runner import HealthRunner
-    from select_service.adapters.probe_http import TimedHttpClient
-    from select_service.core.health.fleet_health.health_service import HealthService
-
-    canaries, fleet = health.canaries, selector.fleet
-    selector.health = HealthService(
-        health.rules,
-        lambda key: canaries.model_canaries(key.model_name).prompts,
-        fleet,
-        selector.ledger,
-        selector.dirty,
-    )
-    client = TimedHttpClient(ingest.resolver, startup.client_tls)
-    mode = _created_file_mode(startup.config)
-    runner = HealthRunner(health, selector.health, fleet, client, callbacks, mode)
-    _enable_migration(selector, health)
-    _enable_capacity_watch(selector, health)
-    return runner
-
-
-def _enable_migration(selector: SelectorCore, health: HealthSettings) -> None:
-    """Enable migration of reservations away from unhealthy ranks."""
-    from select_service.core.health.migration.booking_observer import BookingObserver
-    from select_service.core.health.migration.migrator import Migrator, MovableBookings
-    from select_service.core.health.migration.rank_snapshot import CacheLayouts
-    from select_service.core.load.move_constraints import MoveConstraintStore
-
-    fitness, learnt = selector.health, BookingObserver(MoveConstraintStore())
-    assert fitness is not None
-    selector.decisions.keeps_move_constraints = True
-    selector.ledger.add_listener(learnt, needs_moves=False)
-    selector.mover = Migrator(
-        fitness.monitor,
-        MovableBookings(
-            selector.fleet.partitions,
-            selector.ledger,
-            selector.dirty,
-            selector.router_config.track_prefill_tokens,
-        ),
-        learnt,
-        CacheLayouts(
-            selector.fleet.catalog, lambda name: health.canaries.model_canaries(name).kv_layout
-        ).layout_of,
-        first_number=int(time() * 1000.0),
-    )
-    fitness.listeners.append(selector.mover)
-
-
-def _enable_capacity_watch(selector: SelectorCore, health: HealthSettings) -> None:
-    """Enable capacity estimation and, with --degradation auto, load shedding."""
-    if health.degradation == "off":
-        return
-    from select_service.core.health.degradation.capacity_watch import CapacityWatch
-
-    fitness, mover = selector.health, selector.mover
-    assert fitness is not None
-    assert mover is not None
-    gate = selector.gate if health.degradation == "auto" else None
-    watch = CapacityWatch(
-        fitness.monitor, selector.fleet.partitions, mover.observer.speeds, health.promises, gate
-    )
-    fitness.listeners.append(watch)
-    fitness.capacity_of = watch.capacity_of
 
 
 def _build_replicas(
@@ -375,7 +315,7 @@ def _build_replicas(
 ) -> ReplicaSync:
     config = startup.config
     return ReplicaSync(
-        selector.replicas,
+        selector.followers.replicas,
         publisher,
         callbacks,
         ingest.resolver,
@@ -447,13 +387,13 @@ def _build_index_persistence(
         config["snapshot_path"],
         config["snapshot_interval_s"],
         config["index_blocks_max"],
-        _created_file_mode(config),
+        config.created_file_mode,
     )
     return IndexPersistence(settings, selector, recovery, snapshot, base.http)
 
 
 def _build_audit_log(config: Config) -> AuditLogFiles | None:
-    path, mode = config["audit_log"], _created_file_mode(config)
+    path, mode = config["audit_log"], config.created_file_mode
     if path is None:
         return None
     return AuditLogFiles(Path(path), is_required=config["audit_required"], mode=mode)
@@ -466,11 +406,12 @@ def _build_decision_log(config: Config, selector: SelectorCore) -> DecisionLoggi
     from select_service.adapters.logs.decision_files import DecisionLogFiles
     from select_service.core.analysis.decision_log import DecisionLogWriter
 
-    assert selector.ring is not None, "see settings.config"
-    files = DecisionLogFiles(Path(path), mode=_created_file_mode(config))
+    ring = selector.decisions.ring
+    assert ring is not None, "see settings.config"
+    files = DecisionLogFiles(Path(path), mode=config.created_file_mode)
     lines = DecisionLogWriter(
-        selector.ring,
-        selector.reservation_table,
+        ring,
+        selector.ledger.reservations,
         selector.fleet.partitions,
         files.offer_line,
         time() - monotonic(),
@@ -495,7 +436,7 @@ def _build_state_file(
     if path is None:
         return None
     from select_service.adapters.persistence.state_file import StateFile
-    from select_service.core.persisted_state import change_count, persisted_state, restore_state
+    from select_service.core.state_persistence import change_count, persisted_state, restore_state
 
     of = selector, None if discovery is None else discovery.reconciler
     return StateFile(
@@ -503,5 +444,5 @@ def _build_state_file(
         lambda: persisted_state(*of),
         lambda: change_count(*of),
         lambda state: restore_state(state, *of),
-        _created_file_mode(config),
+        config.created_file_mode,
     )

@@ -7,14 +7,11 @@ from select_service.adapters.doctor.examination import Examination, ExaminationC
 from select_service.adapters.doctor.worker_examiner import WorkerExaminer
 from select_service.adapters.http_get import HttpClient
 from select_service.api.service_context import ServiceContext, persistence_report
-from select_service.api.worker_records import predictions_view
+from select_service.api.worker_views import rank_predictions
 from select_service.config.open_interfaces import is_unauthenticated
 from select_service.core.doctor.facts import ServiceFacts, TlsFacts
-from select_service.core.identity import Rank
-from select_service.core.workers.worker_catalog import RegisteredWorker
 from select_service.net.tls.current_tls import CurrentTls
 from select_service.schemas.doctor import Machine
-from select_service.schemas.workers import RankPredictions
 
 if TYPE_CHECKING:
     from select_service.adapters.persistence.state_file import StateFile
@@ -31,7 +28,7 @@ def make_examination(
         service.selector,
         service.ingest,
         http,
-        lambda worker, rank: _rank_predictions(service, worker, rank),
+        lambda worker, rank: rank_predictions(service, worker, rank),
         uses_events=service.config["use_kv_events"],
     )
     around = ExaminationContext(
@@ -71,15 +68,3 @@ def _service_facts(
 def _tls_facts(side: str, kept: CurrentTls) -> TlsFacts:
     left_s = None if kept.ends_at is None else kept.ends_at - time()
     return TlsFacts(side, left_s, kept.fault)
-
-
-def _rank_predictions(
-    service: ServiceContext, worker: RegisteredWorker, rank: Rank
-) -> RankPredictions | None:
-    checks = service.selector.analytics.predictions
-    partition = service.selector.fleet.partitions.get(worker.key)
-    slot = None if partition is None else partition.table.find_slot(rank)
-    if checks is None or partition is None or slot is None:
-        return None
-    known = checks.accuracy_of(partition.table.row_at(slot).writer)
-    return None if known is None else predictions_view(known, service.ingest.status_of(rank))

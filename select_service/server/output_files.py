@@ -72,7 +72,7 @@ def check_written_files(config: Config) -> None:
         error = (
             persisted_path_error(path, PERSISTED_FILES[name])
             if name in PERSISTED_FILES
-            else log_path_error(path, _created_file_mode(config))
+            else log_path_error(path, config.created_file_mode)
         )
         if error is None and name == "snapshot_path":
             error = _policies_error(path)
@@ -137,10 +137,6 @@ def _file_identities(path: Path) -> Iterator[object]:
 
 def _flag_name(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-def _created_file_mode(config: Config) -> int:
-    return int(config["file_mode"], 8)
 
 
 def log_path_error(path: Path, mode: int) -> str | None:

@@ -11,7 +11,7 @@ from indexer.sockets.dns_resolver import Resolver
 from select_service.adapters.engine_metrics import EngineMetricsScraper
 from select_service.adapters.http_get import HttpClient
 from select_service.core.workers.engine_load import EngineTarget
-from tests.polling import PATIENCE_S
+from tests.builders.polling import PATIENCE_S
 
 Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 """For anything a test waits for; only a failing test waits so long."""

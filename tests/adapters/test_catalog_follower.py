@@ -13,8 +13,8 @@ from select_service.adapters.catalog_follower import ADOPTION_CALLBACK, CatalogF
 from select_service.adapters.guarded_callbacks import GuardedCallbacks
 from select_service.core.identity import PartitionKey, Rank
 from tests.builders import a_patch, a_reservation, a_selector, a_worker
-from tests.core.registry.fleet.test_recovered import a_dump
-from tests.polling import PATIENCE_S, eventually_on_loop
+from tests.builders.dumped_partition import a_dump
+from tests.builders.polling import PATIENCE_S, eventually_on_loop
 
 KEY = PartitionKey("m", "default")
 
@@ -77,27 +77,17 @@ class Scene:
         return self.selector.fleet.partitions[KEY].table.writer_of(Rank(worker_id, 0))
 
 
-def played(scenario):
-    async def play():
-        async with Scene() as scene:
-            await scenario(scene)
-
-    asyncio.run(play())
-
-
-def test_an_answer_comes_when_the_change_is_in_force_and_not_before():
-    async def scenario(scene):
+async def test_an_answer_comes_when_the_change_is_in_force_and_not_before():
+    async with Scene() as scene:
         first = await scene.held_up()
         assert scene.listeners.told == [{100: ["tcp://w100:1"]}]
         assert not first.done()
         scene.listeners.go_on.set()
         await first
 
-    played(scenario)
 
-
-def test_changes_that_wait_are_followed_together_in_the_order_they_were_made():
-    async def scenario(scene):
+async def test_changes_that_wait_are_followed_together_in_the_order_they_were_made():
+    async with Scene() as scene:
         first = await scene.held_up()
         waiting = [scene.registering(worker_id) for worker_id in (3, 1, 2)]
         scene.selector.delete_worker(1, 0.0)
@@ -110,11 +100,9 @@ def test_changes_that_wait_are_followed_together_in_the_order_they_were_made():
         together = scene.listeners.told[1]
         assert list(together.items()) == [(3, ["tcp://moved:1"]), (1, []), (2, ["tcp://w2:1"])]
 
-    played(scenario)
 
-
-def test_a_change_that_comes_during_a_pass_is_answered_by_the_next_one():
-    async def scenario(scene):
+async def test_a_change_that_comes_during_a_pass_is_answered_by_the_next_one():
+    async with Scene() as scene:
         first = await scene.held_up()
         second = scene.registering(1)
         await asyncio.sleep(0)
@@ -126,11 +114,9 @@ def test_a_change_that_comes_during_a_pass_is_answered_by_the_next_one():
         scene.listeners.go_on.set()
         await second
 
-    played(scenario)
 
-
-def test_who_has_gone_leaves_nothing_behind_and_the_others_are_answered():
-    async def scenario(scene):
+async def test_who_has_gone_leaves_nothing_behind_and_the_others_are_answered():
+    async with Scene() as scene:
         first = await scene.held_up()
         gone, stays = scene.registering(1), scene.registering(2)
         await asyncio.sleep(0)
@@ -141,11 +127,9 @@ def test_who_has_gone_leaves_nothing_behind_and_the_others_are_answered():
         assert gone.cancelled()
         assert [set(told) for told in scene.listeners.told] == [{100}, {1, 2}]
 
-    played(scenario)
 
-
-def test_an_old_listener_is_closed_before_the_slot_of_its_rank_is_cleared():
-    async def scenario(scene):
+async def test_an_old_listener_is_closed_before_the_slot_of_its_rank_is_cleared():
+    async with Scene() as scene:
         await scene.registering(1)
         await scene.registering(2)
         writer, index = scene.writer(1), scene.selector.fleet.partitions[KEY].index
@@ -161,13 +145,11 @@ def test_an_old_listener_is_closed_before_the_slot_of_its_rank_is_cleared():
         assert not writer.is_open
         assert index.stats().blocks == 0
 
-    played(scenario)
 
-
-def test_what_nobody_waits_for_is_seen_by_a_look():
+async def test_what_nobody_waits_for_is_seen_by_a_look():
     """A slot that was empty only after its rank had left."""
 
-    async def scenario(scene):
+    async with Scene() as scene:
         for worker_id in (1, 2):
             await scene.registering(worker_id)
         scene.selector.reserve(a_reservation("r", 1), 0.0)
@@ -180,11 +162,9 @@ def test_what_nobody_waits_for_is_seen_by_a_look():
         await eventually_on_loop(lambda: not writer.is_open)
         assert not scene.selector.fleet.has_changes
 
-    played(scenario)
 
-
-def test_more_than_a_turn_may_take_is_followed_in_parts_and_answered_at_the_end(monkeypatch):
-    async def scenario(scene):
+async def test_more_than_a_turn_may_take_is_followed_in_parts_and_answered_at_the_end(monkeypatch):
+    async with Scene() as scene:
         fleet, take = scene.selector.fleet, scene.selector.fleet.take_changes
         monkeypatch.setattr(fleet, "take_changes", lambda: take(ranks_max=4))
         for worker_id in range(5):
@@ -192,11 +172,9 @@ def test_more_than_a_turn_may_take_is_followed_in_parts_and_answered_at_the_end(
         await scene.follower.wait_until_applied()
         assert [set(told) for told in scene.listeners.told] == [{0, 1}, {2, 3}, {4}]
 
-    played(scenario)
 
-
-def test_a_failure_is_told_to_all_who_wait_and_ends_the_task():
-    async def scenario(scene):
+async def test_a_failure_is_told_to_all_who_wait_and_ends_the_task():
+    async with Scene() as scene:
         first = await scene.held_up()
         second = scene.registering(1)
         await asyncio.sleep(0)
@@ -208,8 +186,6 @@ def test_a_failure_is_told_to_all_who_wait_and_ends_the_task():
         await asyncio.wait([scene.task])
         assert scene.task.exception() is scene.listeners.error
 
-    played(scenario)
-
 
 def recovering(scene, worker_id):
     scene.selector.fleet.recovered_blocks.store_partitions(
@@ -218,8 +194,8 @@ def recovering(scene, worker_id):
     return scene.registering(worker_id)
 
 
-def test_a_rank_has_its_recovered_blocks_before_it_is_listened_to():
-    async def scenario(scene):
+async def test_a_rank_has_its_recovered_blocks_before_it_is_listened_to():
+    async with Scene() as scene:
         scene.listeners.go_on.clear()
         done = recovering(scene, 1)
         await eventually_on_loop(lambda: scene.listeners.told)
@@ -229,14 +205,12 @@ def test_a_rank_has_its_recovered_blocks_before_it_is_listened_to():
         scene.listeners.go_on.set()
         await done
 
-    played(scenario)
 
-
-def test_recovered_blocks_that_cannot_be_attached_are_given_up_and_counted(monkeypatch):
+async def test_recovered_blocks_that_cannot_be_attached_are_given_up_and_counted(monkeypatch):
     def fail(*_):
         raise MemoryError
 
-    async def scenario(scene):
+    async with Scene() as scene:
         monkeypatch.setattr(recovered_blocks, "_attach_rank", fail)
         await recovering(scene, 1)
         assert not scene.writer(1).is_filling
@@ -244,10 +218,8 @@ def test_recovered_blocks_that_cannot_be_attached_are_given_up_and_counted(monke
         assert scene.callbacks.failures == {ADOPTION_CALLBACK: 1}
         await scene.registering(2)
 
-    played(scenario)
 
-
-def test_whoever_must_not_see_a_rank_between_waits_for_adoptions_alone(monkeypatch):
+async def test_whoever_must_not_see_a_rank_between_waits_for_adoptions_alone(monkeypatch):
     began, go_on = threading.Event(), threading.Event()
     attach = recovered_blocks._attach_rank
 
@@ -256,7 +228,7 @@ def test_whoever_must_not_see_a_rank_between_waits_for_adoptions_alone(monkeypat
         assert go_on.wait(PATIENCE_S)
         return attach(*given)
 
-    async def scenario(scene):
+    async with Scene() as scene:
         first = await scene.held_up()
         await scene.follower.wait_until_adopted()  # other changes are nothing to wait for
         monkeypatch.setattr(recovered_blocks, "_attach_rank", slowly)
@@ -269,13 +241,9 @@ def test_whoever_must_not_see_a_rank_between_waits_for_adoptions_alone(monkeypat
         go_on.set()
         await asyncio.gather(adopted, recovered)
 
-    played(scenario)
 
-
-def test_the_end_of_the_process_breaks_an_adoption_off():
-    async def scenario(scene):
+async def test_the_end_of_the_process_breaks_an_adoption_off():
+    async with Scene() as scene:
         scene.follower.stop_adoptions()
         await recovering(scene, 1)
         assert scene.writer(1).is_filling
-
-    played(scenario)

@@ -14,15 +14,15 @@ from select_service.adapters.doctor.reachability import (
     url_connection_error,
 )
 from select_service.adapters.engine_metrics import EngineMetricsScraper
-from select_service.adapters.http_error import HttpError
 from select_service.adapters.http_get import HttpClient
 from select_service.adapters.probe_http import TimedHttpClient
 from select_service.adapters.replicas.peer_list import PeerListUnavailable, fetch_page
 from select_service.core.load.reservations import ReservationFilter
 from select_service.core.workers.engine_load import EngineTarget
 from select_service.net.egress_policy import EgressPolicy, parse_network
+from select_service.net.http_client.http_error import HttpError
 from tests.adapters.metric_servers import Owner, Page
-from tests.polling import PATIENCE_S
+from tests.builders.polling import PATIENCE_S
 
 LISTED = EgressPolicy((parse_network("10.0.0.0/8"),), (".engines.test",), loopback=False)
 LOCAL = EgressPolicy()
@@ -52,7 +52,7 @@ async def asked(url, names, purpose="metrics", http=None):
 
 
 async def posted(url, names):
-    reply = await TimedHttpClient(names).post(url, b"{}", b"", bytes_max=99, timeout_s=PATIENCE_S)
+    reply = await TimedHttpClient(names).post(url, b"{}", {}, bytes_max=99, timeout_s=PATIENCE_S)
     return reply.body
 
 
@@ -101,59 +101,46 @@ def test_what_is_always_refused(way, url):
 
 @WAYS
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost", "evil.example", "10.1.1.1.x"])
-def test_nothing_arrives_where_only_others_may_be_connected_to(way, host):
-    async def scene():
-        async with listening() as (port, came):
-            names = resolving(LISTED, "127.0.0.1")
-            with pytest.raises(HttpError, match="--connect-to-loopback"):
-                await way(f"http://{host}:{port}/", names)
-        assert not came
-
-    asyncio.run(scene())
+async def test_nothing_arrives_where_only_others_may_be_connected_to(way, host):
+    async with listening() as (port, came):
+        names = resolving(LISTED, "127.0.0.1")
+        with pytest.raises(HttpError, match="--connect-to-loopback"):
+            await way(f"http://{host}:{port}/", names)
+    assert not came
 
 
 @pytest.mark.parametrize("host", ["127.1", "2130706433", "127.000.000.001"])
-def test_old_ways_to_write_an_address_lead_nowhere(host):
+async def test_old_ways_to_write_an_address_lead_nowhere(host):
     """A socket would take them for 127.0.0.1, and nobody would have judged that."""
 
-    async def scene():
-        async with listening() as (port, came):
-            with pytest.raises(HttpError):
-                await asked(
-                    f"http://{host}:{port}/",
-                    Resolver(egress_guard=EgressGuard(LISTED.address_refusal)),
-                )
-            with pytest.raises(HttpError, match="--connect-to-loopback"):
-                await posted(f"http://{host}:{port}/", resolving(LISTED, "127.0.0.1"))
-        assert not came
-
-    asyncio.run(scene())
+    async with listening() as (port, came):
+        with pytest.raises(HttpError):
+            await asked(
+                f"http://{host}:{port}/", Resolver(egress_guard=EgressGuard(LISTED.address_refusal))
+            )
+        with pytest.raises(HttpError, match="--connect-to-loopback"):
+            await posted(f"http://{host}:{port}/", resolving(LISTED, "127.0.0.1"))
+    assert not came
 
 
 @WAYS
-def test_of_several_addresses_those_that_are_allowed_are_tried(way):
-    async def scene():
-        page = Page(b"yes")
-        async with serving_all(page) as port:
-            names = resolving(LOCAL, "169.254.169.254 127.0.0.1")
-            assert await way(f"http://engine:{port}/metrics", names) == b"yes"
-        assert names.egress_guard.refusal_counts() == {}
-
-    asyncio.run(scene())
+async def test_of_several_addresses_those_that_are_allowed_are_tried(way):
+    page = Page(b"yes")
+    async with serving_all(page) as port:
+        names = resolving(LOCAL, "169.254.169.254 127.0.0.1")
+        assert await way(f"http://engine:{port}/metrics", names) == b"yes"
+    assert names.egress_guard.refusal_counts() == {}
 
 
 @WAYS
-def test_a_name_that_is_turned_round_is_refused_when_it_is_looked_up_again(way):
-    async def scene():
-        page = Page(b"yes", headers={"connection": "close"})
-        async with serving_all(page) as port:
-            names = resolving(LOCAL, "127.0.0.1", "169.254.169.254")
-            url = f"http://engine:{port}/metrics"
-            assert await way(url, names) == b"yes"
-            assert "resolves to 169.254.169.254" in await refused(way, url, names)
-        assert len(page.requests) == 1
-
-    asyncio.run(scene())
+async def test_a_name_that_is_turned_round_is_refused_when_it_is_looked_up_again(way):
+    page = Page(b"yes", headers={"connection": "close"})
+    async with serving_all(page) as port:
+        names = resolving(LOCAL, "127.0.0.1", "169.254.169.254")
+        url = f"http://engine:{port}/metrics"
+        assert await way(url, names) == b"yes"
+        assert "resolves to 169.254.169.254" in await refused(way, url, names)
+    assert len(page.requests) == 1
 
 
 async def refused(way, url, names):
@@ -165,52 +152,43 @@ async def refused(way, url, names):
 
 @WAYS
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
-def test_a_redirect_is_not_followed(way, status):
-    async def scene():
-        async with listening() as (port, came):
-            there = {"location": f"http://127.0.0.1:{port}/"}
-            async with serving_all(Page(b"", status, there)) as first:
-                names = resolving(LOCAL, "127.0.0.1")
-                url = f"http://engine:{first}/metrics"
-                if way is asked:
-                    with pytest.raises(HttpError, match=f"status {status}"):
-                        await way(url, names)
-                else:
-                    assert await way(url, names) == b""
-        assert not came
-
-    asyncio.run(scene())
+async def test_a_redirect_is_not_followed(way, status):
+    async with listening() as (port, came):
+        there = {"location": f"http://127.0.0.1:{port}/"}
+        async with serving_all(Page(b"", status, there)) as first:
+            names = resolving(LOCAL, "127.0.0.1")
+            url = f"http://engine:{first}/metrics"
+            if way is asked:
+                with pytest.raises(HttpError, match=f"status {status}"):
+                    await way(url, names)
+            else:
+                assert await way(url, names) == b""
+    assert not came
 
 
-def test_metrics_at_a_name_that_leads_elsewhere():
-    async def scene():
-        names = resolving(LOCAL, "169.254.169.254")
-        http = HttpClient(names)
-        owner = Owner(EngineTarget(1, "http://engine.example/metrics", (0,)))
-        metrics = EngineMetricsScraper(owner, http, interval_s=0.02, timeout_s=PATIENCE_S)
-        metrics.start()
-        said = await owner.next_of(1)
-        await metrics.stop()
-        await http.close()
-        return said, metrics.counts, names.egress_guard.refusal_counts()
-
-    said, counts, refused_ = asyncio.run(scene())
+async def test_metrics_at_a_name_that_leads_elsewhere():
+    names = resolving(LOCAL, "169.254.169.254")
+    http = HttpClient(names)
+    owner = Owner(EngineTarget(1, "http://engine.example/metrics", (0,)))
+    metrics = EngineMetricsScraper(owner, http, interval_s=0.02, timeout_s=PATIENCE_S)
+    metrics.start()
+    said = await owner.next_of(1)
+    await metrics.stop()
+    await http.close()
+    counts, refused_ = metrics.counts, names.egress_guard.refusal_counts()
     assert "engine.example resolves to 169.254.169.254, which is link-local" in said
     assert counts["not_allowed"] == refused_["metrics"] >= 1
 
 
-def test_the_list_of_a_replica_where_only_we_can_ask():
+async def test_the_list_of_a_replica_where_only_we_can_ask():
     """Its URL is what the replica says of itself in a message."""
 
-    async def scene():
-        names = resolving(LOCAL, "127.0.0.1")
-        http = HttpClient(names)
-        with pytest.raises(PeerListUnavailable, match="link-local"):
-            await fetch_page(http, METADATA, ReservationFilter(limit=10), with_key=False)
-        await http.close()
-        assert names.egress_guard.refusal_counts() == {"replica_list": 1}
-
-    asyncio.run(scene())
+    names = resolving(LOCAL, "127.0.0.1")
+    http = HttpClient(names)
+    with pytest.raises(PeerListUnavailable, match="link-local"):
+        await fetch_page(http, METADATA, ReservationFilter(limit=10), with_key=False)
+    await http.close()
+    assert names.egress_guard.refusal_counts() == {"replica_list": 1}
 
 
 @pytest.mark.parametrize("host", ["10.0.0.1", "evil.example", "0xa9fea9fe", "2852039166"])

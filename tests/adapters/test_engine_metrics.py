@@ -1,7 +1,6 @@
 """The monitor against real HTTP servers: good ones, and every kind of bad one."""
 
 import asyncio
-import functools
 import logging
 import socket
 from collections import Counter
@@ -25,30 +24,18 @@ from tests.adapters.metric_servers import (
     speaking,
     until,
 )
-from tests.engine_metric_texts import recorded, vllm
-from tests.polling import PATIENCE_S
+from tests.builders.engine_metric_texts import recorded, vllm
+from tests.builders.polling import PATIENCE_S
 
 OK = b"HTTP/1.1 200 OK\r\n"
 SHORT_S = 0.1
 """A time-out that is meant to run out."""
 
 
-def on_loop(test):
-    @functools.wraps(test)
-    def run(*args, **kwargs):
-        asyncio.run(test(*args, **kwargs))
-
-    return run
-
-
 def a_target(url, worker_id=1, dp_ranks=(0,)):
     return EngineTarget(worker_id, url, dp_ranks)
 
 
-# --- engines that answer
-
-
-@on_loop
 @pytest.mark.parametrize(("engine", "deferred"), [("vllm-0.33.0", 1), ("sglang-0.5.23", 0)])
 async def test_the_recorded_text_of_an_engine_becomes_readings(engine, deferred):
     async with serving(Page(recorded(f"{engine}-2"))) as url:
@@ -61,7 +48,6 @@ async def test_the_recorded_text_of_an_engine_becomes_readings(engine, deferred)
             assert metrics.counts["ok"] >= 1
 
 
-@on_loop
 async def test_every_scrape_reads_anew_over_the_same_connection():
     page = Page(vllm(0.25))
     async with serving(page) as url:
@@ -75,7 +61,6 @@ async def test_every_scrape_reads_anew_over_the_same_connection():
     assert len(page.connections) == 1
 
 
-@on_loop
 async def test_the_query_of_a_url_is_sent_as_it_stands():
     page = Page(vllm(0.5))
     query = "name[]=vllm:kv_cache_usage_perc&x=%2f+"
@@ -85,8 +70,6 @@ async def test_the_query_of_a_url_is_sent_as_it_stands():
             await owner.next_of(1)
     assert page.requests[0].raw_path == f"/metrics?{query}"
 
-
-# --- engines that do not, in all the ways there are
 
 BROKEN = [
     ("timeout", "no complete answer", says(hangs=True)),
@@ -114,7 +97,6 @@ BROKEN = [
 ]
 
 
-@on_loop
 @pytest.mark.parametrize(("result", "error", "speak"), BROKEN)
 async def test_a_broken_endpoint_is_a_failed_scrape(result, error, speak):
     timeout_s = SHORT_S if result == "timeout" else PATIENCE_S
@@ -125,7 +107,6 @@ async def test_a_broken_endpoint_is_a_failed_scrape(result, error, speak):
             assert {name for name, count in metrics.counts.items() if count} == {result}
 
 
-@on_loop
 async def test_a_port_where_nobody_listens_is_unreachable():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -136,7 +117,6 @@ async def test_a_port_where_nobody_listens_is_unreachable():
         assert metrics.counts["unreachable"] >= 1
 
 
-@on_loop
 async def test_a_redirect_is_not_followed():
     elsewhere = Page(vllm(0.5))
     async with serving(elsewhere) as there, serving(Page(b"", 307, {"location": there})) as url:
@@ -147,7 +127,6 @@ async def test_a_redirect_is_not_followed():
     assert elsewhere.requests == []
 
 
-@on_loop
 @pytest.mark.parametrize(
     "url",
     [
@@ -165,7 +144,6 @@ async def test_an_admitted_url_never_raises_anything_but_faults_of_the_network(u
         assert isinstance(await owner.next_of(1), str)
 
 
-@on_loop
 async def test_a_url_that_the_client_does_not_understand_is_a_failed_scrape():
     owner = Owner(a_target("http://[::1]x/"))
     async with monitor(owner) as metrics:
@@ -173,10 +151,6 @@ async def test_a_url_that_the_client_does_not_understand_is_a_failed_scrape():
         assert metrics.counts["unreachable"] >= 1
 
 
-# --- what a failure means for the readings
-
-
-@on_loop
 async def test_after_a_failure_the_last_reading_is_believed_until_it_is_stale():
     page, loads = Page(vllm(0.5)), EngineLoads(stale_s=5.0)
     async with serving(page) as url:
@@ -195,10 +169,6 @@ async def test_after_a_failure_the_last_reading_is_believed_until_it_is_stale():
     assert loads.last_failure(1).error == "status 503"
 
 
-# --- many workers
-
-
-@on_loop
 async def test_a_worker_that_hangs_is_asked_once_at_a_time_and_delays_nobody():
     asked = 0
 
@@ -216,7 +186,6 @@ async def test_a_worker_that_hangs_is_asked_once_at_a_time_and_delays_nobody():
             assert metrics.counts["timeout"] == 0
 
 
-@on_loop
 async def test_more_hanging_workers_than_scrapes_at_once_do_not_stop_the_rest(monkeypatch):
     monkeypatch.setattr(engine_metrics, "SCRAPES_MAX", 2)
     async with speaking(says(hangs=True)) as slow, serving(Page(vllm(0.5))) as fast:
@@ -227,7 +196,6 @@ async def test_more_hanging_workers_than_scrapes_at_once_do_not_stop_the_rest(mo
                     pass  # too slow for the short time-out on a busy machine
 
 
-@on_loop
 async def test_the_scrapes_of_a_fleet_are_spread_over_the_interval():
     begun = []
     loop = asyncio.get_running_loop()
@@ -243,10 +211,6 @@ async def test_the_scrapes_of_a_fleet_are_spread_over_the_interval():
     assert begun[7] - begun[0] >= 0.2
 
 
-# --- workers come and go
-
-
-@on_loop
 async def test_a_worker_that_leaves_is_not_asked_again_nor_complained_about(caplog):
     asked, gone = [], asyncio.Event()
 
@@ -268,7 +232,6 @@ async def test_a_worker_that_leaves_is_not_asked_again_nor_complained_about(capl
     assert caplog.records == []
 
 
-@on_loop
 async def test_a_worker_whose_metrics_move_is_asked_at_the_new_place():
     old, new = Page(vllm(0.25)), Page(vllm(0.75))
     async with serving(old) as before, serving(new) as after:
@@ -284,10 +247,6 @@ async def test_a_worker_whose_metrics_move_is_asked_at_the_new_place():
             assert len(old.requests) == n_old
 
 
-# --- log and end
-
-
-@on_loop
 async def test_an_episode_is_one_warning_and_one_line_when_it_is_over(caplog):
     caplog.set_level(logging.INFO, "select_service.engine_metrics")
     page = Page(b"", 500)
@@ -311,7 +270,6 @@ async def test_an_episode_is_one_warning_and_one_line_when_it_is_over(caplog):
     ]
 
 
-@on_loop
 async def test_a_failure_looks_up_its_own_worker_only():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -323,7 +281,6 @@ async def test_a_failure_looks_up_its_own_worker_only():
         assert len(owner.looked_up) <= 30 * (owner.rounds + 1)
 
 
-@on_loop
 async def test_a_long_text_is_read_in_steps(monkeypatch):
     """No turn of the loop takes more of them than the budget allows."""
     turn, steps = 0, Counter()
@@ -358,7 +315,6 @@ async def test_a_long_text_is_read_in_steps(monkeypatch):
     assert max(steps.values()) <= TURN_STEPS_MAX
 
 
-@on_loop
 async def test_a_bug_ends_the_task_with_its_error():
     def broken(target, readings, now):
         raise AssertionError("a bug")
@@ -377,7 +333,6 @@ async def test_a_bug_ends_the_task_with_its_error():
     assert caught.group_contains(AssertionError, match="a bug")
 
 
-@on_loop
 async def test_stopping_breaks_off_what_hangs():
     begun, ended = asyncio.Event(), asyncio.Event()
 

@@ -16,13 +16,13 @@ import pytest
 from aiohttp import web
 
 from indexer.sockets.dns_resolver import Resolver
-from select_service.adapters.http_error import HttpError
 from select_service.adapters.http_get import HttpClient
 from select_service.adapters.replicas import peer_list
 from select_service.adapters.replicas.peer_list import PeerListUnavailable, fetch_page
 from select_service.core.load.new_reservation import BOOKED_BLOCKS_MAX
 from select_service.core.load.reservations import ReservationFilter
-from tests.polling import PATIENCE_S
+from select_service.net.http_client.http_error import HttpError
+from tests.builders.polling import PATIENCE_S
 
 ROW = {
     "reservation_id": "r",
@@ -42,7 +42,7 @@ ROW = {
 }
 
 
-TLS = Path(__file__).with_name("tls")
+TLS = Path(__file__).parents[1] / "builders" / "tls"
 CERTIFICATE = TLS / "certificate.pem"
 """Of `peer.test`, signed by itself, for a hundred years."""
 ASK = """\
@@ -87,45 +87,36 @@ def silence():
     over.set()
 
 
-def test_a_name_that_is_never_answered_costs_no_more_than_the_time_of_the_request(silence):
-    async def scene():
-        http = HttpClient(silence)
-        with pytest.raises(HttpError, match="no complete answer") as caught:
-            await http.get_body("http://name:1/", accept="*/*", bytes_max=1, timeout_s=0.05)
-        assert caught.value.failure == "timeout"
+async def test_a_name_that_is_never_answered_costs_no_more_than_the_time_of_the_request(silence):
+    http = HttpClient(silence)
+    with pytest.raises(HttpError, match="no complete answer") as caught:
+        await http.get_body("http://name:1/", accept="*/*", bytes_max=1, timeout_s=0.05)
+    assert caught.value.failure == "timeout"
+    await http.close()
+
+
+async def test_the_end_of_the_loop_does_not_wait_for_names(silence):
+    http = HttpClient(silence)
+    body = http.get_body("http://name:1/", accept="*/*", bytes_max=1, timeout_s=PATIENCE_S)
+    asking = asyncio.create_task(body)
+    await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.wait([asking])
+    await http.close()
+
+
+async def test_a_name_with_several_addresses_is_tried_until_one_answers():
+    async def answer(request):
+        return web.Response(text="yes")
+
+    async with answering(answer) as url:
+        port = url.rpartition(":")[2]
+        several = [(2, 1, 6, "", ("127.0.0.2", 0)), (2, 1, 6, "", ("127.0.0.1", 0))]
+        http = HttpClient(Resolver(lambda *_, **__: several))
+        address = f"http://name:{port}/"
+        body = await http.get_body(address, accept="*/*", bytes_max=9, timeout_s=PATIENCE_S)
         await http.close()
-
-    asyncio.run(scene())  # which waits for the threads of its executor
-
-
-def test_the_end_of_the_loop_does_not_wait_for_names(silence):
-    async def scene():
-        http = HttpClient(silence)
-        body = http.get_body("http://name:1/", accept="*/*", bytes_max=1, timeout_s=PATIENCE_S)
-        asking = asyncio.create_task(body)
-        await asyncio.sleep(0)
-        asking.cancel()
-        await asyncio.wait([asking])
-        await http.close()
-
-    asyncio.run(scene())
-
-
-def test_a_name_with_several_addresses_is_tried_until_one_answers():
-    async def scene():
-        async def answer(request):
-            return web.Response(text="yes")
-
-        async with answering(answer) as url:
-            port = url.rpartition(":")[2]
-            several = [(2, 1, 6, "", ("127.0.0.2", 0)), (2, 1, 6, "", ("127.0.0.1", 0))]
-            http = HttpClient(Resolver(lambda *_, **__: several))
-            address = f"http://name:{port}/"
-            body = await http.get_body(address, accept="*/*", bytes_max=9, timeout_s=PATIENCE_S)
-            await http.close()
-        assert body == b"yes"
-
-    asyncio.run(scene())
+    assert body == b"yes"
 
 
 def test_a_name_that_is_not_found_is_told_so():
@@ -187,7 +178,7 @@ def test_over_https_nobody_is_believed_whom_the_system_does_not_trust():
     told = "certificate is not trusted: self-signed certificate"
     with pytest.raises(HttpError, match=told) as caught:
         over_tls(ask)
-    assert caught.value.failure == "unreachable"
+    assert caught.value.metric_label == "unreachable"
 
 
 class Origins:
@@ -227,68 +218,53 @@ class Origins:
         writer.close()
 
 
-def test_connections_are_bounded_whoever_does_not_answer():
+async def test_connections_are_bounded_whoever_does_not_answer():
     origins = Origins(40, silent=range(40))
-
-    async def scene():
-        http = HttpClient(Resolver(), connections_max=8)
-        async with origins as urls:
-            asked = [
-                asyncio.create_task(
-                    http.get_body(url, accept="*/*", bytes_max=9, timeout_s=PATIENCE_S)
-                )
-                for url in urls + urls
-            ]
-            while origins.made < 8:
-                await asyncio.sleep(0.01)
-            for _ in range(20):
-                await asyncio.sleep(0)
-            assert origins.most == 8
-            for each in asked:
-                each.cancel()
-            await asyncio.wait(asked)
-            await http.close()
-
-    asyncio.run(scene())
+    http = HttpClient(Resolver(), connections_max=8)
+    async with origins as urls:
+        asked = [
+            asyncio.create_task(http.get_body(url, accept="*/*", bytes_max=9, timeout_s=PATIENCE_S))
+            for url in urls + urls
+        ]
+        while origins.made < 8:
+            await asyncio.sleep(0.01)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert origins.most == 8
+        for each in asked:
+            each.cancel()
+        await asyncio.wait(asked)
+        await http.close()
 
 
-def test_idle_connections_count_and_those_that_are_kept_are_used_again():
+async def test_idle_connections_count_and_those_that_are_kept_are_used_again():
     origins = Origins(20)
-
-    async def scene():
-        http = HttpClient(Resolver(), connections_max=8)
-        async with origins as urls:
-            for url in urls * 3:
-                assert (
-                    await http.get_body(url, accept="*/*", bytes_max=9, timeout_s=PATIENCE_S)
-                    == b"OK"
-                )
-            await http.close()
-
-    asyncio.run(scene())
+    http = HttpClient(Resolver(), connections_max=8)
+    async with origins as urls:
+        for url in urls * 3:
+            assert (
+                await http.get_body(url, accept="*/*", bytes_max=9, timeout_s=PATIENCE_S) == b"OK"
+            )
+        await http.close()
     assert origins.made == 4 + 3 * 16
     assert origins.most <= 8
 
 
-def test_origins_that_never_answer_keep_no_kept_one_waiting():
+async def test_origins_that_never_answer_keep_no_kept_one_waiting():
     origins = Origins(30, silent=range(2, 30))
-
-    async def scene():
-        http = HttpClient(Resolver(), connections_max=4)
-        async with origins as (first, second, *silent):
-            ask = functools.partial(http.get_body, accept="*/*", bytes_max=9, timeout_s=PATIENCE_S)
-            await ask(first)
-            await ask(second)
-            hanging = [asyncio.create_task(ask(url)) for url in silent]
-            while origins.made < 4:
-                await asyncio.sleep(0.01)
-            assert await ask(first) + await ask(second) == b"OKOK"
-            for each in hanging:
-                each.cancel()
-            await asyncio.wait(hanging)
-            await http.close()
-
-    asyncio.run(scene())
+    http = HttpClient(Resolver(), connections_max=4)
+    async with origins as (first, second, *silent):
+        ask = functools.partial(http.get_body, accept="*/*", bytes_max=9, timeout_s=PATIENCE_S)
+        await ask(first)
+        await ask(second)
+        hanging = [asyncio.create_task(ask(url)) for url in silent]
+        while origins.made < 4:
+            await asyncio.sleep(0.01)
+        assert await ask(first) + await ask(second) == b"OKOK"
+        for each in hanging:
+            each.cancel()
+        await asyncio.wait(hanging)
+        await http.close()
 
 
 def page_of(rows, wanted):

@@ -10,15 +10,14 @@ import pytest
 import uvloop
 
 from indexer.sockets.dns_resolver import Resolver
-from select_service.adapters.http_error import HttpError
 from select_service.adapters.probe_http import TimedHttpClient
 from select_service.net.http_client import connection_opener
 from select_service.net.http_client.http_connection import HttpConnection
-from select_service.net.http_client.request_error import RequestError
+from select_service.net.http_client.http_error import HttpError
 from select_service.net.http_client.response_parser import ResponseParser
 from tests.adapters.metric_servers import repeats, says, speaking
-from tests.adapters.test_http_client import CERTIFICATE, TLS
-from tests.polling import PATIENCE_S, eventually_on_loop
+from tests.builders.certificates import CERTIFICATE, TLS
+from tests.builders.polling import PATIENCE_S, eventually_on_loop
 
 OK = b"HTTP/1.1 200 OK\r\n"
 SHORT_S = 0.1
@@ -29,7 +28,7 @@ BYTES_MAX = 1000
 
 def posted(url, timeout_s=PATIENCE_S, names=None, content=b"{}"):
     return TimedHttpClient(names or Resolver()).post(
-        url, content, b"x-more: 1\r\n", bytes_max=BYTES_MAX, timeout_s=timeout_s
+        url, content, {"x-more": "1"}, bytes_max=BYTES_MAX, timeout_s=timeout_s
     )
 
 
@@ -47,30 +46,27 @@ async def reply_to(speak, timeout_s=PATIENCE_S):
 def failure_of(run, speak, timeout_s=PATIENCE_S):
     with pytest.raises(HttpError) as caught:
         run(reply_to(speak, timeout_s))
-    return caught.value.failure
+    return caught.value.metric_label
 
 
-def test_the_request_is_one_and_the_connection_its_own(run):
+async def test_the_request_is_one_and_the_connection_its_own(run):
     seen = []
 
     async def listens(reader, writer):
         seen.append(await reader.readexactly(2))
         writer.write(OK + b"content-length: 2\r\n\r\nhi")
 
-    async def scene():
-        heads = []
+    heads = []
 
-        async def keeps(reader, writer):
-            heads.append(await reader.readuntil(b"\r\n\r\n"))
-            await listens(reader, writer)
+    async def keeps(reader, writer):
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        await listens(reader, writer)
 
-        server = await asyncio.start_server(keeps, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        reply = await posted(f"http://127.0.0.1:{port}/v1/x", content=b"[]")
-        server.close()
-        return reply, heads, port
-
-    reply, (head,), port = run(scene())
+    server = await asyncio.start_server(keeps, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    reply = await posted(f"http://127.0.0.1:{port}/v1/x", content=b"[]")
+    server.close()
+    (head,) = heads
     assert (reply.status, reply.body, reply.fault) == (200, b"hi", None)
     assert seen == [b"[]"]
     lines = head.decode().split("\r\n")
@@ -170,7 +166,7 @@ def test_nobody_listens(run):
         port = listener.getsockname()[1]
     with pytest.raises(HttpError, match="Connect") as caught:
         run(posted(f"http://127.0.0.1:{port}/"))
-    assert caught.value.failure == "unreachable"
+    assert caught.value.metric_label == "unreachable"
 
 
 def test_a_name_that_is_not_found(run):
@@ -179,18 +175,15 @@ def test_a_name_that_is_not_found(run):
 
     with pytest.raises(HttpError, match="name not found: no-such") as caught:
         run(posted("http://no-such/", names=Resolver(lookup)))
-    assert caught.value.failure == "unreachable"
+    assert caught.value.metric_label == "unreachable"
 
 
-def test_a_name_with_several_addresses_is_tried_until_one_answers(run):
+async def test_a_name_with_several_addresses_is_tried_until_one_answers(run):
     several = [(2, 1, 6, "", ("127.0.0.2", 0)), (2, 1, 6, "", ("127.0.0.1", 0))]
-
-    async def scene():
-        async with speaking(says(OK + b"content-length: 2\r\n\r\nhi")) as url:
-            port = url.rpartition(":")[2]
-            return await posted(f"http://name:{port}", names=Resolver(lambda *_, **__: several))
-
-    assert run(scene()).body == b"hi"
+    async with speaking(says(OK + b"content-length: 2\r\n\r\nhi")) as url:
+        port = url.rpartition(":")[2]
+        reply = await posted(f"http://name:{port}", names=Resolver(lambda *_, **__: several))
+        assert reply.body == b"hi"
 
 
 def over_tls(run, host, monkeypatch, trusts):
@@ -224,10 +217,10 @@ def test_over_https_the_certificate_of_the_host_is_believed(run, monkeypatch):
 def test_over_https_nobody_else_is(run, host, trusts, monkeypatch):
     with pytest.raises(HttpError, match="certificate") as caught:
         over_tls(run, host, monkeypatch, trusts)
-    assert caught.value.failure == "unreachable"
+    assert caught.value.metric_label == "unreachable"
 
 
-def test_who_stops_to_wait_leaves_no_connection(run):
+async def test_who_stops_to_wait_leaves_no_connection(run):
     seen = []
 
     async def waits(reader, writer):
@@ -237,15 +230,12 @@ def test_who_stops_to_wait_leaves_no_connection(run):
             await reader.read(9)
         seen.append("gone")
 
-    async def scene():
-        async with speaking(waits) as url:
-            asking = asyncio.create_task(posted(url))
-            await eventually_on_loop(lambda: seen)
-            asking.cancel()
-            await asyncio.wait([asking])
-            await eventually_on_loop(lambda: "gone" in seen)
-
-    run(scene())
+    async with speaking(waits) as url:
+        asking = asyncio.create_task(posted(url))
+        await eventually_on_loop(lambda: seen)
+        asking.cancel()
+        await asyncio.wait([asking])
+        await eventually_on_loop(lambda: "gone" in seen)
 
 
 ENDS = [
@@ -255,7 +245,7 @@ ENDS = [
     says(),
     says(hangs=True),
 ]
-PARTS = (HttpConnection, ResponseParser, RequestError, HttpError)
+PARTS = (HttpConnection, ResponseParser, HttpError)
 
 
 @pytest.mark.parametrize("speak", ENDS, ids=range(len(ENDS)))

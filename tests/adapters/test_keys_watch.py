@@ -1,6 +1,6 @@
 """The file of keys is followed; a wrong one changes nothing."""
 
-import asyncio
+import contextlib
 
 import pytest
 
@@ -8,8 +8,8 @@ from select_service.adapters.reload import api_keys_watch, file_watch
 from select_service.adapters.reload.api_keys_watch import ApiKeysWatch
 from select_service.auth.guard import Guard
 from select_service.auth.keys_file import read_api_keys
-from tests.auth.keys import entry, keys_file
-from tests.polling import eventually_on_loop
+from tests.builders.keys import entry, keys_file
+from tests.builders.polling import eventually_on_loop
 
 
 @pytest.fixture(autouse=True)
@@ -17,35 +17,30 @@ def _no_long_waits(monkeypatch):
     monkeypatch.setattr(file_watch, "CHECK_INTERVAL_S", 0.01)
 
 
-def watched(folder, story):
-    """Run `story(guard, watch)` while the file of `folder` is watched."""
+@contextlib.asynccontextmanager
+async def watched(folder):
+    """Yields (guard, watch) while the file of `folder` is watched."""
     path = keys_file(folder, entry("a", "metrics"))
     guard = Guard(read_api_keys(path))
-
-    async def run():
-        watch = ApiKeysWatch(path, guard)
-        watch.start()
-        try:
-            await story(guard, watch)
-        finally:
-            await watch.stop()
-
-    asyncio.run(run())
+    watch = ApiKeysWatch(path, guard)
+    watch.start()
+    try:
+        yield guard, watch
+    finally:
+        await watch.stop()
 
 
-def test_an_edit_counts_and_so_does_the_next(tmp_path):
-    async def story(guard, watch):
+async def test_an_edit_counts_and_so_does_the_next(tmp_path):
+    async with watched(tmp_path) as (guard, _):
         for n in (2, 3, 0, 1):
             keys_file(tmp_path, *(entry(f"k{i}", "metrics") for i in range(n)))
             await eventually_on_loop(lambda n=n: len(guard) == n)
         assert guard.generation == guard.readings == 4
         assert guard.fault is None
 
-    watched(tmp_path, story)
 
-
-def test_a_wrong_edit_keeps_the_keys_and_says_so(tmp_path, caplog):
-    async def story(guard, watch):
+async def test_a_wrong_edit_keeps_the_keys_and_says_so(tmp_path, caplog):
+    async with watched(tmp_path) as (guard, _):
         (tmp_path / "keys.toml").write_text("keys = 1")
         await eventually_on_loop(lambda: guard.fault)
         assert (len(guard), guard.generation) == (1, 0)
@@ -55,23 +50,18 @@ def test_a_wrong_edit_keeps_the_keys_and_says_so(tmp_path, caplog):
         keys_file(tmp_path, entry("a", "metrics"), entry("b", "metrics"))
         await eventually_on_loop(lambda: guard.fault is None)
         assert len(guard) == 2
-
-    watched(tmp_path, story)
     told = [r for r in caplog.records if "API key file is invalid" in r.message]
     assert [r.fields["error"][:8] for r in told] == ["`keys`: ", "file not"]
 
 
-def test_whoever_asks_has_it_read_without_a_change(tmp_path, monkeypatch):
+async def test_whoever_asks_has_it_read_without_a_change(tmp_path, monkeypatch):
     monkeypatch.setattr(file_watch, "CHECK_INTERVAL_S", 3600.0)
     reads = []
     monkeypatch.setattr(
         api_keys_watch, "read_api_keys", lambda path: reads.append(path) or read_api_keys(path)
     )
-
-    async def story(guard, watch):
+    async with watched(tmp_path) as (guard, watch):
         await eventually_on_loop(lambda: len(reads) == 1)
         watch.files.trigger_read()
         await eventually_on_loop(lambda: len(reads) == 2)
         assert guard.generation == 0
-
-    watched(tmp_path, story)

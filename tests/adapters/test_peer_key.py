@@ -12,9 +12,9 @@ from select_service.adapters.persistence.peer_dump_download import PeerDumpDownl
 from select_service.adapters.replicas.peer_list import PeerListUnavailable, fetch_page
 from select_service.adapters.replicas.peer_state import peer_list_location
 from select_service.core.load.reservations import ReservationFilter
-from tests.auth.keys import entry, keys_file, secret
-from tests.polling import eventually_on_loop
-from tests.process.in_thread import InThread
+from tests.builders.in_thread import InThread
+from tests.builders.keys import entry, keys_file, secret
+from tests.builders.polling import eventually_on_loop
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_a_selector_that_we_know_gets_the_key_of_the_file(guarded, tmp_path):
         asked(guarded, None, with_key=True)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"two words", b"a\r\nx: y", b"\xff", b"x" * 5000])
+@pytest.mark.parametrize("content", [None, b"", b"two words", b"a\r\nx: y", b"\xff", b"x" * 70_000])
 def test_a_file_without_a_key_is_told_of_and_nothing_is_asked(guarded, tmp_path, content):
     key_file = tmp_path / "key"
     if content is not None:

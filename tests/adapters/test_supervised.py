@@ -6,7 +6,6 @@ import logging
 import zmq
 
 from indexer.sockets.dns_resolver import Resolver
-from scripts.processes.launched_process import free_port
 from select_service.adapters.guarded_callbacks import GuardedCallbacks
 from select_service.adapters.queue_waker import QueueWaker
 from select_service.adapters.replicas import event_subscriber
@@ -14,7 +13,8 @@ from select_service.adapters.replicas.event_publisher import ReplicaPublisher
 from select_service.adapters.replicas.event_subscriber import ReplicaSubscriber
 from select_service.core.replication.load_events import EVENT_TOPIC
 from tests.builders import a_reservation, a_selector, a_worker
-from tests.polling import eventually_on_loop
+from tests.builders.launched_process import free_port
+from tests.builders.polling import eventually_on_loop
 
 N = 10
 
@@ -80,39 +80,33 @@ def test_a_socket_that_could_not_be_asked_is_asked_again(monkeypatch):
     assert callbacks.failures == {"replica_message": 0, "replica_subscriber": N}
 
 
-def test_what_waits_behind_an_event_that_cannot_be_written_is_sent():
-    async def scene():
-        callbacks, offered = GuardedCallbacks(), []
-        selector = a_selector()
-        selector.replicas.start_sending(offered.append)
-        selector.register_worker(a_worker(1))
-        selector.reserve(a_reservation("x"), 0.0)
-        publisher = ReplicaPublisher(callbacks)
-        with zmq.Context() as context:
-            port = free_port()
-            publisher.bind_socket(context, f"tcp://127.0.0.1:{port}", {})
-            publisher.start(asyncio.get_running_loop())
-            publisher.offer_event(object())
-            publisher.offer_event(offered[0])
-            await eventually_on_loop(lambda: publisher.queue_length == 0)
-            publisher.close()
-        assert (publisher.sent, callbacks.failures) == (1, {"replica_publisher": 1})
-
-    asyncio.run(scene())
+async def test_what_waits_behind_an_event_that_cannot_be_written_is_sent():
+    callbacks, offered = GuardedCallbacks(), []
+    selector = a_selector()
+    selector.followers.replicas.start_sending(offered.append)
+    selector.register_worker(a_worker(1))
+    selector.reserve(a_reservation("x"), 0.0)
+    publisher = ReplicaPublisher(callbacks)
+    with zmq.Context() as context:
+        port = free_port()
+        publisher.bind_socket(context, f"tcp://127.0.0.1:{port}", {})
+        publisher.start(asyncio.get_running_loop())
+        publisher.offer_event(object())
+        publisher.offer_event(offered[0])
+        await eventually_on_loop(lambda: publisher.queue_length == 0)
+        publisher.close()
+    assert (publisher.sent, callbacks.failures) == (1, {"replica_publisher": 1})
 
 
-def test_requests_are_woken_again_after_it_has_failed():
-    async def scene():
-        callbacks, waker, served = GuardedCallbacks(), QueueWaker(), []
+async def test_requests_are_woken_again_after_it_has_failed():
+    callbacks, waker, served = GuardedCallbacks(), QueueWaker(), []
 
-        def serve(now):
-            served.append(now)
-            raise ZeroDivisionError
+    def serve(now):
+        served.append(now)
+        raise ZeroDivisionError
 
-        waker.bind_queue(callbacks.guard_callback("waker", serve))
-        for n in (1, 2):
-            waker()
-            await eventually_on_loop(lambda n=n: len(served) == n)
-        assert callbacks.failures == {"waker": 2}
-
-    asyncio.run(scene())
+    waker.bind_queue(callbacks.guard_callback("waker", serve))
+    for n in (1, 2):
+        waker()
+        await eventually_on_loop(lambda n=n: len(served) == n)
+    assert callbacks.failures == {"waker": 2}

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.api.in_process import Api
 from tests.builders import worker_body
+from tests.builders.in_process import Api
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 import pytest
 
 from select_service.auth.roles import ROLES
-from tests.api.in_process import Api
-from tests.api.routes import ROUTES, path_of
-from tests.auth.keys import bearer, entry, keys_file
+from tests.builders.in_process import Api
+from tests.builders.keys import bearer, entry, keys_file
+from tests.builders.routes import ROUTES, path_of
 
 OPEN = {"health", "ready", "openapi", "docs", "docs_file", "page", "page_file"}
 ENDLESS = {"/migrations/stream", "/live"}

@@ -8,11 +8,11 @@ import pytest
 from select_service.adapters.logs import audit_log
 from select_service.auth import audit_lines
 from select_service.config.settings_loader import ConfigError, parse_config
-from tests.api.in_process import Api
-from tests.auth.keys import bearer, entry, keys_file, secret
 from tests.builders import worker_body
-from tests.full_disk import full_disk
-from tests.polling import PATIENCE_S
+from tests.builders.full_disk import full_disk
+from tests.builders.in_process import Api
+from tests.builders.keys import bearer, entry, keys_file, secret
+from tests.builders.polling import PATIENCE_S
 
 
 def lines_of(path):

@@ -7,8 +7,8 @@ import pytest
 
 from select_service.http.body_codec import BODY_BYTES_MAX, BODY_STRINGS_MAX
 from select_service.http.lenient_decode import BodySchema
-from tests.api.routes import ROUTES
 from tests.builders import worker_body
+from tests.builders.routes import ROUTES
 
 NULLABLE = (
     "tenant_id",
@@ -218,11 +218,7 @@ def test_more_strings_than_any_request_needs_are_an_invalid_body(fleet):
 
 
 def test_null_is_like_absent_where_a_field_is_optional(fleet):
-    body = {
-        "model_name": "m",
-        "token_ids": [1],
-        **dict.fromkeys(NULLABLE),
-    }
+    body = {"model_name": "m", "token_ids": [1], **dict.fromkeys(NULLABLE)}
     answer = fleet.post("/select", body)
     assert answer.status == 200
     assert "selection_id" not in answer.body

@@ -3,8 +3,8 @@
 import pytest
 
 from select_service.adapters.service_tasks import make_service_tasks
-from tests.api.in_process import Api
 from tests.builders import worker_body
+from tests.builders.in_process import Api
 
 PROMPT = {"model_name": "m", "token_ids": list(range(34))}
 
@@ -27,7 +27,7 @@ def test_the_shadow_says_what_it_would_have_chosen(shadowed):
     for _ in range(3):
         shadowed.post("/select", PROMPT)
     assert shadowed.get("/shadow").body["backlog"] == 3
-    shadowed.service.selector.analytics.shadow.run_turn(0.0)
+    shadowed.service.selector.followers.evaluation.shadow.run_turn(0.0)
     (row,) = shadowed.get("/shadow").body["policies"]
     assert row == {
         "policy": "work",
@@ -49,8 +49,6 @@ def test_without_a_shadow_policy_there_is_nothing_to_show(fleet):
     assert (answer.status, answer.body["code"]) == (404, "not_found")
     assert "--shadow-policy" in answer.body["error"]
 
-
-# --- experiments
 
 BOTH = ["reference", "work+strict-tail"]
 
@@ -95,7 +93,7 @@ def test_the_policies_that_count_say_what_is_only_tried(fleet):
 
 
 def test_what_was_measured_is_shown(fleet):
-    experiments = fleet.service.selector.analytics.experiments
+    experiments = fleet.service.selector.followers.evaluation.experiments
     begin(fleet, slot_s=120)
     experiment = experiments.get_experiment("1")
     for number in range(5):
@@ -142,11 +140,7 @@ def test_two_experiments_may_not_switch_the_same_requests(fleet):
         ({"policies": ["work", "work"]}, 422, "two different policies"),
         ({"policies": ["reference", "wrok"]}, 422, "`policies[1]`: the policies are"),
         ({"policies": ["work+strict_tail", "reference"]}, 422, "did you mean `strict-tail`?"),
-        (
-            {"policies": ["reference+strict-tail", "work"]},
-            422,
-            "`policies[0]`: the policy",
-        ),
+        ({"policies": ["reference+strict-tail", "work"]}, 422, "`policies[0]`: the policy"),
         ({"slot_s": 60}, 422, "`slot_s`"),
         ({"slot_s": 301}, 422, "`slot_s`"),
         ({"scope": {"tenant_id": "t"}}, 400, "without `model_name`"),
@@ -185,9 +179,6 @@ def test_metrics_say_which_policy_is_measured(fleet):
     assert f"select_service_experiment_ttft_seconds_count{{{labels}}} 0.0" in (
         fleet.get("/metrics").body
     )
-
-
-# --- time
 
 
 def tasks_of(api):

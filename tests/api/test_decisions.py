@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.api.in_process import Api
 from tests.builders import worker_body
+from tests.builders.in_process import Api
 
 PROMPT = {"model_name": "m", "token_ids": list(range(34))}
 

@@ -4,8 +4,8 @@ from time import monotonic
 
 import pytest
 
-from tests.api.in_process import Api
 from tests.builders import worker_body
+from tests.builders.in_process import Api
 
 SELECT = {"model_name": "m", "token_ids": [1, 2, 3]}
 

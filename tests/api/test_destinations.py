@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from tests.api.in_process import Api
 from tests.builders import worker_body
-from tests.polling import eventually
+from tests.builders.in_process import Api
+from tests.builders.polling import eventually
 
 LINK_LOCAL = "169.254.169.254"
 KEYLESS = ("--host", "0.0.0.0", "--insecure")

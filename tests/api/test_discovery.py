@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from select_service.core.registry.discovery import reconciler
-from tests.api.in_process import Api
 from tests.builders import worker_body
+from tests.builders.in_process import Api
 
 
 def written(folder, *bodies):
@@ -57,10 +57,7 @@ def test_a_worker_that_its_source_drops_is_removed_in_its_name(path, monkeypatch
         written(Path(path).parent, worker_body(1))
         api.follow_sources(lambda: listed(api) == [])
         deleted = {w["worker_id"]: w["deleted"]["reason"] for w in api.get("/workers").body}
-        assert deleted == {
-            1: "DELETE /workers/1",
-            2: "removed from the source `workers-file`",
-        }
+        assert deleted == {1: "DELETE /workers/1", 2: "removed from the source `workers-file`"}
 
 
 def test_workers_of_a_source_are_not_registered_over_http_but_patched_and_deleted(path):

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from tests.api.in_process import Api
-from tests.auth.keys import bearer, entry, keys_file
 from tests.builders import worker_body
+from tests.builders.in_process import Api
+from tests.builders.keys import bearer, entry, keys_file
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ import logging
 
 import pytest
 
-from tests.api.in_process import Api
 from tests.api.test_tenants import a_worker_of, keys_of_tenants
-from tests.auth.keys import bearer
 from tests.builders import worker_body
+from tests.builders.in_process import Api
+from tests.builders.keys import bearer
 
 SELECT = {"model_name": "m", "token_ids": [1, 2, 3, 4]}
 

@@ -11,7 +11,7 @@ import pytest
 from select_service.api.application import ApiApplication
 from select_service.api.process_limits import DUMPS_MAX
 from select_service.http import bounded_stream
-from tests.api.in_process import Api
+from tests.builders.in_process import Api
 
 AT_ONCE = 24
 FORMS = (b"application/json", b"application/msgpack")
@@ -57,7 +57,7 @@ def refused(readers: list[Reader]) -> list[Reader]:
 
 
 @pytest.mark.parametrize("accept", FORMS)
-def test_of_many_that_ask_at_once_only_so_many_are_sent(fleet: Api, accept: bytes) -> None:
+def test_of_many_that_ask_at_once_only_so_many_are_sent(fleet, accept):
     app = ApiApplication(fleet.service)
 
     async def ask() -> list[Reader]:
@@ -77,7 +77,7 @@ def test_of_many_that_ask_at_once_only_so_many_are_sent(fleet: Api, accept: byte
 
 
 @pytest.mark.parametrize("accept", FORMS)
-def test_a_client_that_goes_away_gives_its_permit_back(fleet: Api, accept: bytes) -> None:
+def test_a_client_that_goes_away_gives_its_permit_back(fleet, accept):
     app = ApiApplication(fleet.service)
 
     async def ask_and_leave() -> None:
@@ -93,7 +93,7 @@ def test_a_client_that_goes_away_gives_its_permit_back(fleet: Api, accept: bytes
     assert fleet.service.limits.dumps.used == 0
 
 
-def test_an_answer_that_cannot_be_sent_gives_its_permit_back(fleet: Api) -> None:
+def test_an_answer_that_cannot_be_sent_gives_its_permit_back(fleet):
     app = ApiApplication(fleet.service)
 
     async def ask() -> None:
@@ -109,9 +109,7 @@ def test_an_answer_that_cannot_be_sent_gives_its_permit_back(fleet: Api) -> None
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_what_streams_need_is_not_imported_on_the_event_loop(
-    fleet: Api, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_streams_need_is_not_imported_on_the_event_loop(fleet, method, monkeypatch):
     threads: list[threading.Thread] = []
 
     def noting(name: str) -> None:

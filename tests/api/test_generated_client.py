@@ -12,7 +12,7 @@ import pytest
 from select_service.api.application import ApiApplication
 from select_service.api.documentation import ENDPOINT_GROUPS
 from select_service.api.openapi.document import build_document
-from tests.api.in_process import Api
+from tests.builders.in_process import Api
 
 PACKAGE = "generated_select_client"
 GENERATOR = Path(sys.executable).with_name("openapi-python-client")

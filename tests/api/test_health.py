@@ -7,8 +7,8 @@ import pytest
 
 from select_service.core.health.health_kinds import RankHealthState
 from select_service.core.identity import Rank
-from tests.api.in_process import Api
 from tests.builders import worker_body
+from tests.builders.in_process import Api
 
 NOBODY = "--health-reporters=nobody"
 
@@ -136,10 +136,7 @@ def test_an_operator_drains_and_undrains(healthy, caplog):
     assert answer.body["ranks"]["0"]["weight"] == 0.25
     assert healthy.post("/workers/1/undrain").status == 202
     said = [r.message for r in caplog.records if r.message.endswith("by operator")]
-    assert said[:3:2] == [
-        "worker drained by operator",
-        "worker undrained by operator",
-    ]
+    assert said[:3:2] == ["worker drained by operator", "worker undrained by operator"]
 
 
 def test_a_check_is_made_now(healthy):

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from select_service.adapters.persistence import peer_dump_download
 from tests.builders import a_worker
-from tests.core.registry.fleet.test_recovered import a_dump
+from tests.builders.dumped_partition import a_dump
 
 PROMPT = {"model_name": "m", "token_ids": list(range(34))}
 
@@ -159,10 +159,7 @@ def test_a_change_of_the_log_level_is_told_at_the_old_one(fleet, caplog):
     for _ in range(2):
         fleet.call("PUT", "/log_level", {"level": "error"})
     (line,) = caplog.records
-    assert (line.message, line.fields) == (
-        "log level changed",
-        {"before": "debug", "now": "error"},
-    )
+    assert (line.message, line.fields) == ("log level changed", {"before": "debug", "now": "error"})
 
 
 @pytest.mark.parametrize("wrong", ["DEBUG", "trace", ""])

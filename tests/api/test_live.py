@@ -11,9 +11,9 @@ from select_service.api.live import live_stream
 from select_service.api.live.live_stream import FRAME_INTERVAL_S, FrameBroadcaster, FrameContents
 from select_service.api.process_limits import LIVE_STREAMS_MAX
 from select_service.auth.guard import UNRESTRICTED_GRANT, Grant
-from tests.api.in_process import Api
-from tests.auth.keys import bearer, entry, keys_file
 from tests.builders import worker_body
+from tests.builders.in_process import Api
+from tests.builders.keys import bearer, entry, keys_file
 
 PROMPT = {"model_name": "m", "token_ids": list(range(34))}
 
@@ -103,9 +103,6 @@ def test_without_decisions_there_are_frames():
         assert frames(api)[0]["decisions"] == []
 
 
-# --- who sees what
-
-
 def test_a_key_that_is_bound_sees_its_tenants_only(api):
     for worker_id, tenant in ((1, "red"), (2, "blue")):
         api.post("/workers", worker_body(worker_id, tenant_id=tenant))
@@ -133,9 +130,6 @@ def test_a_stream_ends_when_the_keys_are_others(tmp_path, soon):
 
         assert api.wait_for(read()) == []
         assert api.call("GET", "/live", authorization=bearer("web")).status == 401
-
-
-# --- how many, and how often
 
 
 def watched(costs, n_watchers=1):

@@ -13,7 +13,7 @@ RED = Grant(None, frozenset({"red"}), frozenset({"caller"}))
 
 @pytest.fixture
 def history(api):
-    return LiveHistory(api.service.selector)
+    return LiveHistory(api.service.fleet.partitions, api.service.gate.waiting.backlog_of)
 
 
 def sampled(history, number):

@@ -3,8 +3,8 @@
 import pytest
 
 from select_service.api.compact_views import RANKS_PER_STEP, compact_ranks
-from tests.api.in_process import Api
 from tests.builders import worker_body
+from tests.builders.in_process import Api
 
 COLUMNS = ("worker_ids", "dp_ranks", "prefill_tokens", "active_blocks", "active_requests")
 STATES = ("states", "busy", "kv_usages", "event_states", "event_batches", "event_ages_s")

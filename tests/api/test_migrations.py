@@ -10,8 +10,8 @@ import pytest
 from select_service.api.endpoints import migrations
 from select_service.auth.guard import UNRESTRICTED_GRANT, Grant
 from select_service.http.client_connection import ClientConnection
-from tests.api.in_process import Api
 from tests.builders import worker_body
+from tests.builders.in_process import Api
 
 
 @pytest.fixture
@@ -37,13 +37,13 @@ def drain(api, worker_id=1):
 def settle(api):
     selector = api.service.selector
     selector.run_pending(monotonic())
-    while selector.mover.is_busy:
+    while selector.health.mover.is_busy:
         selector.run_pending(monotonic())
 
 
 def begin(api):
     """The number before the first event."""
-    return api.service.selector.mover.move_log.events_after(0, 1).next
+    return api.service.mover.move_log.events_after(0, 1).next
 
 
 TWO = {"worker_id": 2, "dp_rank": 0, "endpoint": "http://w2:8000"}
@@ -170,7 +170,7 @@ def test_a_call_that_waits_is_answered_when_its_time_or_the_service_ends(fleet):
         waiting = asyncio.ensure_future(call)
         while not fleet.service.limits.migration_waiters.used:
             await asyncio.sleep(0)
-        fleet.service.selector.mover.notify_shutdown()
+        fleet.service.mover.notify_shutdown()
         return await waiting
 
     assert fleet.run(wait_and_end()).status == 200
@@ -197,7 +197,7 @@ def stream_of(api, headers=None, grant=UNRESTRICTED_GRANT):
     """What is there of a stream that begins behind an event."""
 
     async def read_all():
-        pieces, mover = [], api.service.selector.mover
+        pieces, mover = [], api.service.mover
         begin = 0 if headers is None else int(headers[migrations.LAST_EVENT_ID])
         async for piece in migrations._stream_events(
             api.service, grant, mover, begin, ClientConnection()
@@ -242,9 +242,9 @@ def test_a_stream_ends_with_the_service(fleet):
     async def stream():
         call = fleet._client.get("/migrations/stream", headers={migrations.LAST_EVENT_ID: "0"})
         waiting = asyncio.ensure_future(call)
-        while not fleet.service.selector.mover._watchers:
+        while not fleet.service.mover._watchers:
             await asyncio.sleep(0.001)
-        fleet.service.selector.mover.notify_shutdown()
+        fleet.service.mover.notify_shutdown()
         return await waiting
 
     answer = fleet.run(stream())

@@ -21,13 +21,21 @@ from select_service.api.endpoints.reservations import PAGE_ROWS, PAGE_ROWS_MAX
 from select_service.api.openapi.document import U32_KEY, build_document
 from select_service.api.static_files import CSS, HTML, JAVASCRIPT
 from select_service.base.errors import Overloaded
-from tests.api.in_process import Api
-from tests.api.routes import BY_ID, ROUTES, path_of
 from tests.builders import worker_body
+from tests.builders.in_process import Api
+from tests.builders.routes import BY_ID, ROUTES, path_of
 
 DOCUMENT = build_document(ENDPOINT_GROUPS, "1.2.3")
 COMPONENTS = DOCUMENT["components"]["schemas"]
-BASES = {"Struct", "RequestBody", "Scope", "WorkerFields", "PromptFields", "DecisionFacts"}
+BASES = {
+    "RankAddress",
+    "Struct",
+    "RequestBody",
+    "Scope",
+    "WorkerFields",
+    "PromptFields",
+    "DecisionFacts",
+}
 REQUEST_EXAMPLES = [
     pytest.param(route, body, id=f"{route.operation_id}-{name}")
     for route in ROUTES
@@ -71,9 +79,6 @@ def assert_conforms(value, of):
 def schema_of(route, status):
     content, *_ = operation(route)["responses"][str(status)]["content"].values()
     return content["schema"]
-
-
-# --- the document
 
 
 def test_the_document_is_valid_openapi():
@@ -147,9 +152,6 @@ def test_the_pages_of_reservations_are_as_long_as_documented(fleet):
     assert fleet.get("/reservations?limit=0").status == 400
 
 
-# --- numbers
-
-
 def test_unsigned_64_bit_fields_are_found():
     assert len(U64_FIELDS) > 10
     assert COMPONENTS["MmObject"]["properties"]["mm_hash"]["maximum"] == 2**64 - 1
@@ -157,11 +159,7 @@ def test_unsigned_64_bit_fields_are_found():
 
 @pytest.mark.parametrize(("body", "name"), U64_FIELDS)
 def test_the_bounds_of_unsigned_64_bit_fields_are_enforced(body, name):
-    one_of_each = {
-        "worker_id": 1,
-        "reservation_id": "r",
-        "token_ids": [1],
-    }
+    one_of_each = {"worker_id": 1, "reservation_id": "r", "token_ids": [1]}
     known = {field.encode_name for field in msgspec.structs.fields(body)}
     for value, fits in ((2**64 - 1, True), (2**64, False), (-1, False)):
         given_body = {field: v for field, v in one_of_each.items() if field in known}
@@ -190,9 +188,6 @@ def test_the_pattern_of_number_keys_admits_exactly_32_bits(number):
 @pytest.mark.parametrize("key", ["", "-0", "01", "1.0", "+1", " 1", "a"])
 def test_a_number_key_has_one_spelling(key):
     assert not re.fullmatch(U32_KEY, key)
-
-
-# --- examples and real answers
 
 
 @pytest.mark.parametrize(("route", "body"), REQUEST_EXAMPLES)
@@ -296,14 +291,7 @@ def test_the_service_serves_this_document(api):
     assert answer.body == json.loads(json.dumps(DOCUMENT))
 
 
-# --- the page
-
-
-MEDIA_TYPES = {
-    "swagger-ui-bundle.js": JAVASCRIPT,
-    "start.js": JAVASCRIPT,
-    "swagger-ui.css": CSS,
-}
+MEDIA_TYPES = {"swagger-ui-bundle.js": JAVASCRIPT, "start.js": JAVASCRIPT, "swagger-ui.css": CSS}
 VIEWER = resources.files("select_service.api") / "viewer"
 MANIFEST = json.loads((VIEWER / "manifest.json").read_text())
 

@@ -10,8 +10,8 @@ from select_service.planner.runtime.selector_observation import (
     SelectorObservation,
     combine_observations,
 )
-from tests.api.in_process import Api
 from tests.builders import worker_body
+from tests.builders.in_process import Api
 
 PATH = "/planner/observation"
 TOKENS = {"model_name": "m", "token_ids": list(range(10))}
@@ -67,7 +67,7 @@ def test_requests_are_seen_at_once(fleet):
 
 def test_the_planner_reads_all_that_it_needs(fleet):
     """What one part of the project says another one understands."""
-    fleet.service.selector.traffic.close_slots(monotonic() - 5.0)
+    fleet.service.selector.followers.traffic.close_slots(monotonic() - 5.0)
     fleet.post("/select_and_reserve", {**TOKENS, "reservation_id": "a"})
     for verb in ("prefill_complete", "output_block", "output_block"):
         fleet.post(f"/reservations/a/{verb}", {})

@@ -11,8 +11,8 @@ from select_service.core.placement.policies.policy_registry import parse_policy_
 from select_service.core.registry.fleet import scoped_policies
 from select_service.core.registry.fleet.scoped_policies import ScopedPolicies
 from select_service.core.views.policy_views import policy_rules
-from tests.api.in_process import Api
 from tests.builders import worker_body
+from tests.builders.in_process import Api
 
 WORK = {"policy": "work", "options": []}
 STRICT = {"policy": "work", "options": ["strict-tail"]}
@@ -79,10 +79,7 @@ def test_partitions_that_come_later_follow_the_rules(api):
     [
         ({"policy": "wrok"}, "did you mean `work`?"),
         ({"policy": "work", "options": ["strict_tail"]}, "did you mean `strict-tail`?"),
-        (
-            {"policy": "reference", "options": ["strict-tail"]},
-            "`reference` has no options",
-        ),
+        ({"policy": "reference", "options": ["strict-tail"]}, "`reference` has no options"),
         ({"policy": 3}, "`policy`: expected a text, got 3"),
         ({"policy": "work", "options": "no-memory"}, "`options`: expected a list"),
         ({"policy": "work", "options": [True]}, "`options[0]`: expected a text"),

@@ -2,11 +2,11 @@
 
 import pytest
 
-from select_service.api.worker_records import predictions_view
+from select_service.api.worker_views import predictions_view
 from select_service.core.analysis.accuracy.prediction_accuracy import CHECKS_MIN, PredictionAccuracy
 from select_service.core.identity import Rank
-from tests.api.in_process import Api
 from tests.builders import worker_body
+from tests.builders.in_process import Api
 from tests.metrics.test_metrics import a_status
 
 
@@ -14,7 +14,7 @@ def one_request(api, number, now):
     tokens = [number * 100 + k for k in range(40)]
     body = {"model_name": "m", "token_ids": tokens, "reservation_id": "r"}
     assert api.post("/select_and_reserve", body).status == 200
-    checks = api.service.selector.analytics.predictions
+    checks = api.service.selector.followers.evaluation.predictions
     checks.run_turn(now)
     assert api.post("/reservations/r/prefill_complete").status == 200
     assert api.delete_worker("/reservations/r").status == 200

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.api.in_process import Api
-from tests.auth.keys import bearer, entry, keys_file
 from tests.builders import worker_body
+from tests.builders.in_process import Api
+from tests.builders.keys import bearer, entry, keys_file
 
 
 def guarded(folder, *entries):

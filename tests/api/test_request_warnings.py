@@ -7,8 +7,8 @@ import pytest
 
 from select_service.http.lenient_decode import LIST_BYTES_MAX
 from select_service.http.request_warnings import WARNINGS_HEADER, WARNINGS_MAX
-from tests.api.in_process import Api
 from tests.builders import worker_body
+from tests.builders.in_process import Api
 
 PROMPT = {"model_name": "m", "token_ids": [1, 2]}
 

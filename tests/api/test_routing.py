@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
-from tests.api.routes import ROUTES
 from tests.builders import worker_body
+from tests.builders.routes import ROUTES
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 REQUESTS = 'select_service_requests_total{{method="{}",route="{}",status="{}"}} 1.0'

@@ -24,11 +24,11 @@ from select_service.api.endpoints import migrations
 from select_service.base.errors import HealthChecksOff
 from select_service.fastpath import service_handler
 from select_service.fastpath.fastpath_counts import ROUTES as FAST_PATH
-from tests.api.routes import ROUTES
-from tests.fastpath.two_services import Counting
-from tests.hypothesis_profiles import explores
-from tests.polling import PATIENCE_S
-from tests.process.in_thread import InThread
+from tests.builders.counting_handler import Counting
+from tests.builders.hypothesis_profiles import explores
+from tests.builders.in_thread import InThread
+from tests.builders.polling import PATIENCE_S
+from tests.builders.routes import ROUTES
 
 pytestmark = pytest.mark.process
 
@@ -122,9 +122,7 @@ CASES = [
 def test_answers_are_as_documented(service, method, path, mode):
     @given(case=service.document[path][method].as_strategy(generation_mode=mode))
     @explores(
-        EXAMPLES,
-        phases=[Phase.explicit, Phase.generate],
-        suppress_health_check=list(HealthCheck),
+        EXAMPLES, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
     )
     def made_up_requests(case):
         answer = case.call(timeout=PATIENCE_S)

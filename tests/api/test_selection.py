@@ -11,8 +11,8 @@ from select_service.api.application import ApiApplication
 from select_service.core.placement.prompt import BOOKED_PROMPT_MISSING, PROMPT_MISSING
 from select_service.core.views.no_worker_error import SCOPES_SHOWN_MAX
 from select_service.http.client_connection import EXTENSION_KEY, ClientConnection
-from tests.api.in_process import Api
 from tests.builders import worker_body
+from tests.builders.in_process import Api
 
 PROMPT = {"model_name": "m", "token_ids": list(range(34))}
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tests.api.in_process import Api
-from tests.auth.keys import bearer, entry, keys_file
 from tests.builders import worker_body
-from tests.hypothesis_profiles import explores
+from tests.builders.hypothesis_profiles import explores
+from tests.builders.in_process import Api
+from tests.builders.keys import bearer, entry, keys_file
 
 TENANTS = ("red", "blue")
 IDS = st.sampled_from(["a", "b", "c"])

@@ -5,8 +5,8 @@ import numpy as np
 from indexer.hashing.block_hashing import compute_block_hashes
 from indexer.tiers import Tier
 from select_service.core.identity import PartitionKey, Rank
-from tests.api.in_process import Api
 from tests.builders import worker_body
+from tests.builders.in_process import Api
 
 TOKENS = list(range(16))
 

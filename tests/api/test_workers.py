@@ -7,8 +7,8 @@ import pytest
 
 from indexer.index.prefix_index import PrefixIndex
 from select_service.core.registry.fleet.fleet import WorkerFleet
-from tests.api.in_process import Api
 from tests.builders import worker_body
+from tests.builders.in_process import Api
 
 RECORD = [
     "worker_id",

@@ -6,7 +6,7 @@ from select_service.auth.api_key import ApiKey, Quotas, hash_secret
 from select_service.auth.guard import ANONYMOUS_GRANT, UNRESTRICTED_GRANT, Guard
 from select_service.auth.roles import ANYONE, CALLER, OPERATOR, service_wide, tenant_scoped
 from select_service.base.errors import Forbidden, Unauthenticated
-from tests.auth.keys import bearer, secret
+from tests.builders.keys import bearer, secret
 
 FOR_CALLERS = tenant_scoped(CALLER)
 

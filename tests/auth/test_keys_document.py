@@ -6,7 +6,7 @@ from select_service.auth.api_key import Quotas
 from select_service.auth.keys_file import parse_keys_file, read_api_keys
 from select_service.files.atomic_file import file_marks
 from select_service.files.yaml_document import BYTES_MAX
-from tests.auth.keys import entry, keys_file
+from tests.builders.keys import entry, keys_file
 
 HASH = "sha256:" + "0" * 64
 GOOD = {"name": "a", "hash": HASH, "roles": ["metrics"]}
@@ -50,10 +50,7 @@ def test_all_tenants_are_no_bound(tmp_path):
         ("keys = 3", "`keys`: expected a list, got 3"),
         ("keys = [", "nvalid"),
         ("keys = []\nkey = 1", "unknown field `key`"),
-        (
-            entry("a", "boss"),
-            '`keys[0].roles[0]`: expected "caller" or "metrics" or',
-        ),
+        (entry("a", "boss"), '`keys[0].roles[0]`: expected "caller" or "metrics" or'),
         (entry("a"), "expected a list of at least 1 items, got 0 items"),
         (entry("a b", "metrics"), "`keys[0].name`: expected a text that matches"),
         (entry("a", "metrics").replace("sha256:", "md5:"), "keys[0].hash"),

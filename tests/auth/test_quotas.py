@@ -76,8 +76,8 @@ def bookings_of(selector, quotas=NO_QUOTAS, tenants=None):
     limits = BookingLimits(
         SharedLimit("reservations", 8, "live reservations", "free some"),
         SharedLimit("reserved_blocks", 400, "blocks", "free some"),
-        selector.reservation_table.memory,
-        selector.reservation_table.sums,
+        selector.ledger.reservations.memory,
+        selector.ledger.reservations.sums,
     )
     each = {name: TenantBookings(name, limits, 4, 200) for name in tenants or ()}
     return KeyBookings(KeyUsage("a"), Holder(key, ShareRules()), limits, each)
@@ -86,7 +86,7 @@ def bookings_of(selector, quotas=NO_QUOTAS, tenants=None):
 def book(selector, bookings, name, now=0.0, tenant="default", **fields):
     with bookings.hold_capacity(tenant):
         selector.reserve(a_reservation(name, tenant_id=tenant, **fields), now)
-        bookings.count_booking(selector.reservation_table.get_reservation(name).row)
+        bookings.count_booking(selector.ledger.reservations.get_reservation(name).row)
 
 
 def test_reservations_are_counted_until_they_end():

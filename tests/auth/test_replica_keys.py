@@ -9,8 +9,7 @@ from indexer.curve_keys import curve_key_error
 from indexer.sockets.curve_keypairs import key_pair_of, new_key_pair
 from select_service.__main__ import main
 from select_service.auth.auth_setup import load_replica_keypair
-from select_service.auth.curve_key_file import read_curve_pair
-from select_service.auth.keys_file import read_replica_keys
+from select_service.auth.keys_file import read_curve_pair, read_replica_keys
 from select_service.auth.replica_keys_schema import ReplicaKey, parse_replica_keys
 from select_service.config.settings_loader import ConfigError, parse_config
 from select_service.core.replication.router_ids import key_mark_of, new_router_id

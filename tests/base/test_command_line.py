@@ -36,9 +36,7 @@ KIND = re.compile(
     r"^  (?:-h, )?(--[a-z-]+)(?: (\S+(?: \[FILE \.\.\.\])?))?(?:  .*)?$", re.MULTILINE
 )
 """A flag and the kind of its value, at the beginning of a line of help."""
-WITHOUT_VALUE = {
-    *("--help", "--version", "--once", "--probe", "--json", "--portable"),
-}
+WITHOUT_VALUE = {*("--help", "--version", "--once", "--probe", "--json", "--portable")}
 """Flags that stand alone."""
 
 
@@ -47,13 +45,13 @@ def examples(text: str) -> list[str]:
     return [re.split(r"  +| > ", line.strip())[0] for line in block.splitlines()]
 
 
-def test_every_command_is_looked_at() -> None:
+def test_every_command_is_looked_at():
     named = {name.split()[1] for name in PARSERS if name.startswith("select-service ")}
     assert named == set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_purpose_and_three_examples_stand_before_a_usage_of_one_line(name: str) -> None:
+def test_purpose_and_three_examples_stand_before_a_usage_of_one_line(name):
     text = PARSERS[name]().format_help()
     lead, usage, rest = text.partition("\n\nusage: ")
     assert usage
@@ -64,14 +62,14 @@ def test_purpose_and_three_examples_stand_before_a_usage_of_one_line(name: str) 
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_every_example_is_understood(name: str) -> None:
+def test_every_example_is_understood(name):
     for line in examples(PARSERS[name]().format_help()):
         own = max((each for each in PARSERS if each in line), key=len)
         PARSERS[own]().parse_arguments(shlex.split(line.partition(own)[2]))
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_every_flag_says_of_what_kind_its_value_is_and_what_it_is_for(name: str) -> None:
+def test_every_flag_says_of_what_kind_its_value_is_and_what_it_is_for(name):
     made = PARSERS[name]()
     kinds = dict(KIND.findall(made.format_help()))
     assert kinds.keys() == {"--help", *made.flags}
@@ -81,7 +79,7 @@ def test_every_flag_says_of_what_kind_its_value_is_and_what_it_is_for(name: str)
         assert not kind or re.fullmatch(r"\[?\{.+\}\]?|[A-Z]+(\[,[A-Z]+\]| \[FILE \.\.\.\])?", kind)
 
 
-def test_the_kinds_of_the_settings() -> None:
+def test_the_kinds_of_the_settings():
     kinds = {setting.flag: setting.kind for setting in SETTINGS if setting.flag}
     assert kinds["--port"] == kinds["--replica-sync-port"] == "PORT"
     assert kinds["--state-path"] == kinds["--slo"] == kinds["--tls-ca"] == "FILE"
@@ -91,7 +89,7 @@ def test_the_kinds_of_the_settings() -> None:
     assert kinds["--insecure"] == "{true,false}"
 
 
-def test_the_help_of_new_keys_says_what_each_role_may_do() -> None:
+def test_the_help_of_new_keys_says_what_each_role_may_do():
     text = keys.make_new_key_parser().format_help()
     assert set(ROLE_DESCRIPTIONS) == set(ROLES)
     for role, meaning in ROLE_DESCRIPTIONS.items():
@@ -134,15 +132,13 @@ def test_the_help_of_new_keys_says_what_each_role_may_do() -> None:
         ("scripts/demo", ["--once=1"], "--once takes no value"),
     ],
 )
-def test_wrong_arguments_are_told_in_one_style(name: str, words: list[str], told: str) -> None:
+def test_wrong_arguments_are_told_in_one_style(name, words, told):
     with pytest.raises(UsageError, match=rf"\A{re.escape(told)}[^\n]*\Z"):
         PARSERS[name]().parse_arguments(words)
 
 
 @pytest.mark.parametrize("command", [name for name in PARSERS if name.startswith("select-service")])
-def test_the_command_ends_with_status_2_and_a_line(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_ends_with_status_2_and_a_line(command, capsys):
     assert main([*command.split()[1:], "--no-such-flag"]) == 2
     said = capsys.readouterr()
     assert said.out == ""
@@ -157,7 +153,7 @@ def test_the_command_ends_with_status_2_and_a_line(
         "select_service.planner --version",
     ],
 )
-def test_output_that_nobody_reads_ends_a_command_without_a_traceback(words: str) -> None:
+def test_output_that_nobody_reads_ends_a_command_without_a_traceback(words):
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", *words.split()]

@@ -8,7 +8,7 @@ from select_service.base import cooperative
 from select_service.base.cooperative import collect_cooperatively, encode_cooperatively
 
 
-def test_others_are_served_between_the_rows_of_a_long_answer(monkeypatch):
+async def test_others_are_served_between_the_rows_of_a_long_answer(monkeypatch):
     monkeypatch.setattr(cooperative, "SLICE_S", 0.0)
     served_at = []
 
@@ -17,18 +17,15 @@ def test_others_are_served_between_the_rows_of_a_long_answer(monkeypatch):
             served_at.append(len(made))
             await asyncio.sleep(0)
 
-    async def both():
-        made = []
+    made = []
 
-        def rows():
-            for number in range(5):
-                made.append(number)
-                yield number
+    def rows():
+        for number in range(5):
+            made.append(number)
+            yield number
 
-        found, _ = await asyncio.gather(collect_cooperatively(rows()), other(made))
-        assert found == [0, 1, 2, 3, 4]
-
-    asyncio.run(both())
+    found, _ = await asyncio.gather(collect_cooperatively(rows()), other(made))
+    assert found == [0, 1, 2, 3, 4]
     assert served_at == [1, 2, 3, 4]
 
 

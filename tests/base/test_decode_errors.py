@@ -16,12 +16,12 @@ from select_service.adapters.health.canary_responses import (
 from select_service.client.errors import SelectorError
 from select_service.client.streamed_answers import decode_event
 from select_service.core.registry.discovery.engine_facts import _decode_object
+from select_service.net.kubernetes_session import KubernetesError
 from select_service.planner.connectors.kube.api_requests import (
-    KubernetesError,
     answer_error,
     decode_answer,
 )
-from select_service.planner.runtime.selector_source import _decode_refusal
+from select_service.planner.connectors.selector_client import decode_refusal
 
 DEEP = b"[" * 3000 + b"]" * 3000
 HOSTILE = {
@@ -72,7 +72,7 @@ def test_words_of_an_api_server_that_would_be_endless():
 
 
 def test_a_selector(content):
-    assert _decode_refusal(content).code == ""
+    assert decode_refusal(content).code == ""
     with pytest.raises(SelectorError):
         decode_event(b"data: " + content)
 

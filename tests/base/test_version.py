@@ -14,14 +14,12 @@ ROOT = Path(__file__).resolve().parents[2]
 DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
-def test_the_newest_changes_are_those_of_this_version() -> None:
+def test_the_newest_changes_are_those_of_this_version():
     headings = re.findall(r"^## (\S+) \((.+)\)$", (ROOT / "docs/changelog.md").read_text(), re.M)
     assert headings[0][0] == DECLARED
 
 
-def test_a_source_tree_that_is_not_installed_says_its_version(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_source_tree_that_is_not_installed_says_its_version(monkeypatch):
     def none(_name: str) -> str:
         raise PackageNotFoundError
 
@@ -29,7 +27,7 @@ def test_a_source_tree_that_is_not_installed_says_its_version(
     assert version.package_version() == f"{DECLARED}+source"
 
 
-def test_examples_of_the_api_name_this_version() -> None:
+def test_examples_of_the_api_name_this_version():
     files = (
         "docs/reference/api-operations.md",
         "select_service/api/endpoints/inspection.py",
@@ -40,12 +38,12 @@ def test_examples_of_the_api_name_this_version() -> None:
         assert set(shown) == {DECLARED}, file
 
 
-def test_the_chart_has_this_version() -> None:
+def test_the_chart_has_this_version():
     chart = (ROOT / "scripts/deploy/helm/Chart.yaml").read_text()
     assert re.findall(r"^(?:version|appVersion): (\S+)$", chart, re.M) == [DECLARED, DECLARED]
 
 
-def test_a_commit_that_is_released_is_tagged_with_its_version() -> None:
+def test_a_commit_that_is_released_is_tagged_with_its_version():
     if not (ROOT / ".git").exists():
         pytest.skip("needs the repository")
     command = ("git", "-C", ROOT, "tag", "--points-at", "HEAD", "v*")

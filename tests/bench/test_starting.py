@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.polling import PATIENCE_S
+from tests.builders.polling import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted(

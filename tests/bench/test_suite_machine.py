@@ -68,8 +68,7 @@ def test_variables_and_flags_are_added_to_a_contender():
 
 
 @pytest.mark.parametrize(
-    ("depth", "rows"),
-    [(RowDepth.QUICK, [2]), (RowDepth.FULL, [1, 2]), (RowDepth.SLOW, [1, 2, 9])],
+    ("depth", "rows"), [(RowDepth.QUICK, [2]), (RowDepth.FULL, [1, 2]), (RowDepth.SLOW, [1, 2, 9])]
 )
 def test_rows_are_those_of_the_extent_in_order(depth, rows):
     assert MeasurementExtent(3, 1, depth).of((2,), (1,), (9,)) == rows

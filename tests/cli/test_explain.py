@@ -8,9 +8,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 import pytest
 
 from select_service.__main__ import main
-from tests.api.in_process import Api
 from tests.builders import worker_body
-from tests.process.in_thread import InThread
+from tests.builders.in_process import Api
+from tests.builders.in_thread import InThread
 
 PROMPT = {"model_name": "m", "token_ids": list(range(34))}
 

@@ -10,7 +10,7 @@ import pytest
 
 from select_service.server import early_signals
 from select_service.server.early_signals import add_exit_callback, exit_immediately_on_signal
-from tests.polling import PATIENCE_S
+from tests.builders.polling import PATIENCE_S
 
 HEAVY = ("numba", "numpy", "zmq", "aiohttp", "uvicorn", "prometheus_client")
 IMPORTED = """\

@@ -23,156 +23,125 @@ from tests.client.world import (
     run,
 )
 
+RUN_ASYNC = run
+"""Tests run in virtual time."""
 LOST = {"lost answer": lose_answer, "lost request": lose_request, "bad gateway": bad_gateway}
 
 
-def test_a_call_goes_to_the_selector_of_its_scope():
-    async def main():
-        async with client(World()) as selector:
-            await selector.health()
-            await selector.health()
-            assert selector.core.transport.calls("/health") == [home_of(selector)] * 2
-
-    run(main())
+async def test_a_call_goes_to_the_selector_of_its_scope():
+    async with client(World()) as selector:
+        await selector.health()
+        await selector.health()
+        assert selector.core.transport.calls("/health") == [home_of(selector)] * 2
 
 
-def test_a_selector_that_is_down_is_passed_over_and_asked_again_when_it_is_ready():
-    async def main():
-        world = World()
-        async with client(world) as selector:
-            home = home_of(selector)
-            world.down.add(home)
-            await selector.health()
-            other = world.calls("/health")[-1]
-            assert other != home
-            world.down.clear()
-            await selector.health()
-            assert world.calls("/health")[-1] == other, "before its rest is over"
-            await asyncio.sleep(1.0)
-            assert world.calls("/ready") == [home]
-            await selector.health()
-            assert world.calls("/health")[-1] == home
-
-    run(main())
+async def test_a_selector_that_is_down_is_passed_over_and_asked_again_when_it_is_ready():
+    world = World()
+    async with client(world) as selector:
+        home = home_of(selector)
+        world.down.add(home)
+        await selector.health()
+        other = world.calls("/health")[-1]
+        assert other != home
+        world.down.clear()
+        await selector.health()
+        assert world.calls("/health")[-1] == other, "before its rest is over"
+        await asyncio.sleep(1.0)
+        assert world.calls("/ready") == [home]
+        await selector.health()
+        assert world.calls("/health")[-1] == home
 
 
 @pytest.mark.parametrize("fault", LOST.values(), ids=LOST)
-def test_a_read_whose_answer_is_lost_is_repeated_elsewhere(fault):
-    async def main():
-        world = World()
-        async with client(world) as selector:
-            home = home_of(selector)
-            world.next[home] = [fault]
-            assert (await selector.health()).status == "ok"
-            assert world.calls("/health")[-1] != home
-
-    run(main())
+async def test_a_read_whose_answer_is_lost_is_repeated_elsewhere(fault):
+    world = World()
+    async with client(world) as selector:
+        home = home_of(selector)
+        world.next[home] = [fault]
+        assert (await selector.health()).status == "ok"
+        assert world.calls("/health")[-1] != home
 
 
-def test_an_output_block_whose_answer_is_lost_is_not_told_twice():
-    async def main():
-        world = World()
-        async with client(world) as selector:
-            world.next[home_of(selector)] = [lose_answer]
-            with pytest.raises(Unavailable) as raised:
-                await selector.output_block("x")
-            assert raised.value.may_be_done
-            assert len(world.calls("/output_block")) == 1
-
-    run(main())
+async def test_an_output_block_whose_answer_is_lost_is_not_told_twice():
+    world = World()
+    async with client(world) as selector:
+        world.next[home_of(selector)] = [lose_answer]
+        with pytest.raises(Unavailable) as raised:
+            await selector.output_block("x")
+        assert raised.value.may_be_done
+        assert len(world.calls("/output_block")) == 1
 
 
-def test_a_refusal_of_4xx_is_raised_at_once():
-    async def main():
-        world = World()
-        async with client(world) as selector:
-            with pytest.raises(Refused) as raised:
-                await selector.reservation("nobody")
-            assert (raised.value.status, raised.value.code) == (404, "not_found")
-            assert len(world.heard) == 1
-
-    run(main())
+async def test_a_refusal_of_4xx_is_raised_at_once():
+    world = World()
+    async with client(world) as selector:
+        with pytest.raises(Refused) as raised:
+            await selector.reservation("nobody")
+        assert (raised.value.status, raised.value.code) == (404, "not_found")
+        assert len(world.heard) == 1
 
 
-def test_retry_after_is_waited_for_when_it_fits_into_the_deadline():
-    async def main():
-        world = World()
-        async with client(world) as selector:
-            world.next[home_of(selector)] = [refuse(503, "queue_full", "2")]
-            begin = world.now
+async def test_retry_after_is_waited_for_when_it_fits_into_the_deadline():
+    world = World()
+    async with client(world) as selector:
+        world.next[home_of(selector)] = [refuse(503, "queue_full", "2")]
+        begin = world.now
+        await selector.health()
+        assert 2.0 <= world.now - begin < 3.0
+        assert world.calls("/health") == [home_of(selector)]
+
+
+async def test_retry_after_that_does_not_fit_is_raised():
+    world = World()
+    async with client(world) as selector:
+        world.next[home_of(selector)] = [refuse(503, "capacity_shed", "30")]
+        begin = world.now
+        with pytest.raises(Refused) as raised:
             await selector.health()
-            assert 2.0 <= world.now - begin < 3.0
-            assert world.calls("/health") == [home_of(selector)]
-
-    run(main())
+        assert raised.value.retry_after_s == 30.0
+        assert world.now - begin < 0.1
 
 
-def test_retry_after_that_does_not_fit_is_raised():
-    async def main():
-        world = World()
-        async with client(world) as selector:
-            world.next[home_of(selector)] = [refuse(503, "capacity_shed", "30")]
-            begin = world.now
-            with pytest.raises(Refused) as raised:
-                await selector.health()
-            assert raised.value.retry_after_s == 30.0
-            assert world.now - begin < 0.1
-
-    run(main())
+async def test_a_selector_without_workers_is_not_the_last_word():
+    world = World()
+    async with client(world) as selector:
+        home = home_of(selector)
+        world.next[home] = [refuse(503, "no_schedulable_workers")]
+        await selector.health()
+        assert world.calls("/health")[-1] != home
+        assert home_of(selector) == home, "it has answered, and serves"
 
 
-def test_a_selector_without_workers_is_not_the_last_word():
-    async def main():
-        world = World()
-        async with client(world) as selector:
-            home = home_of(selector)
-            world.next[home] = [refuse(503, "no_schedulable_workers")]
+async def test_what_all_selectors_refuse_is_raised_after_one_round():
+    world = World()
+    async with client(world) as selector:
+        world.next = {url: [refuse(503, "no_schedulable_workers")] for url in URLS}
+        with pytest.raises(Refused) as raised:
             await selector.health()
-            assert world.calls("/health")[-1] != home
-            assert home_of(selector) == home, "it has answered, and serves"
-
-    run(main())
+        assert raised.value.code == "no_schedulable_workers"
+        assert not any(world.next.values())
 
 
-def test_what_all_selectors_refuse_is_raised_after_one_round():
-    async def main():
-        world = World()
-        async with client(world) as selector:
-            world.next = {url: [refuse(503, "no_schedulable_workers")] for url in URLS}
-            with pytest.raises(Refused) as raised:
-                await selector.health()
-            assert raised.value.code == "no_schedulable_workers"
-            assert not any(world.next.values())
-
-    run(main())
+async def test_the_deadline_holds_when_nobody_answers():
+    world = World()
+    world.down = set(URLS)
+    async with client(world, deadline_s=3.0) as selector:
+        begin = world.now
+        with pytest.raises(Unavailable) as raised:
+            await selector.health()
+        assert 1.5 < world.now - begin <= 3.0
+        assert not raised.value.may_be_done
 
 
-def test_the_deadline_holds_when_nobody_answers():
-    async def main():
-        world = World()
-        world.down = set(URLS)
-        async with client(world, deadline_s=3.0) as selector:
-            begin = world.now
-            with pytest.raises(Unavailable) as raised:
-                await selector.health()
-            assert 1.5 < world.now - begin <= 3.0
-            assert not raised.value.may_be_done
-
-    run(main())
-
-
-def test_the_deadline_holds_when_all_answer_too_late():
-    async def main():
-        world = World()
-        async with client(world, deadline_s=3.0) as selector:
-            world.next = {url: [late(60.0)] * 9 for url in URLS}
-            begin = world.now
-            with pytest.raises(Unavailable) as raised:
-                await selector.health()
-            assert 1.5 < world.now - begin <= 3.0
-            assert raised.value.may_be_done
-
-    run(main())
+async def test_the_deadline_holds_when_all_answer_too_late():
+    world = World()
+    async with client(world, deadline_s=3.0) as selector:
+        world.next = {url: [late(60.0)] * 9 for url in URLS}
+        begin = world.now
+        with pytest.raises(Unavailable) as raised:
+            await selector.health()
+        assert 1.5 < world.now - begin <= 3.0
+        assert raised.value.may_be_done
 
 
 def test_a_budget_bounds_repeats_and_calls_and_time_fill_it():

@@ -8,7 +8,7 @@ import pytest
 
 from select_service.client.client_options import ClientSettings, Options
 from tests.builders import worker_body
-from tests.process.in_thread import InThread
+from tests.builders.in_thread import InThread
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "client.md").read_text()
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

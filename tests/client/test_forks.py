@@ -8,10 +8,10 @@ from contextlib import suppress
 
 import pytest
 
-from scripts.processes.launched_process import ROOT
 from tests.builders import worker_body
-from tests.polling import PATIENCE_S
-from tests.process.in_thread import InThread
+from tests.builders.in_thread import InThread
+from tests.builders.launched_process import ROOT
+from tests.builders.polling import PATIENCE_S
 
 pytestmark = pytest.mark.process
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from indexer.hashing.block_hashing import compute_block_hashes, compute_sequence_hashes
 from select_service.client.prompt_hasher import PromptHasher, make_hasher
-from tests.api.in_process import Api
 from tests.builders import a_selector, a_worker, worker_body
-from tests.hypothesis_profiles import explores
+from tests.builders.hypothesis_profiles import explores
+from tests.builders.in_process import Api
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "block_hashes.json").read_text())
 HEX_SALT = "0123456789abcdef" * 4
@@ -88,8 +88,7 @@ def test_tokens_may_be_any_array(form):
 
 
 @pytest.mark.parametrize(
-    "tokens",
-    [[1, -1], [1, 2**32], [1, 2.5], ["1"], [None], np.ones((1, 4), np.int64), np.ones(4)],
+    "tokens", [[1, -1], [1, 2**32], [1, 2.5], ["1"], [None], np.ones((1, 4), np.int64), np.ones(4)]
 )
 def test_what_is_no_token_is_refused_and_changes_nothing(tokens):
     hasher = PromptHasher(2)

@@ -19,6 +19,8 @@ from tests.client.world import (
     run,
 )
 
+RUN_ASYNC = run
+"""Tests run in virtual time."""
 IDS = list(range(8))
 
 
@@ -31,273 +33,224 @@ def verbs(world):
     ]
 
 
-def test_a_lease_says_where_to_go_and_tells_its_life_in_order():
-    async def main():
-        world = World()
-        async with client(world, ttl_s=TTL_S) as selector:
-            async with selector.lease(token_ids=IDS) as lease:
-                assert (lease.endpoint, lease.worker_id, lease.dp_rank) == (
-                    "http://engine-1:8000",
-                    1,
-                    0,
-                )
-                assert lease.booked
-                assert lease.selector == home_of(selector)
-                assert lease.overlap.gpu == lease.effective_prefill_tokens == lease.block_size == 4
-                assert world.live() == [lease.reservation_id]
-                lease.first_token()
-                lease.tokens(9)
-            await asyncio.sleep(1.0)
-            name = lease.reservation_id
-            assert verbs(world) == [
-                ("POST", "prefill_complete"),
-                ("POST", "output_block"),
-                ("POST", "output_block"),
-                ("DELETE", name),
-            ]
-            assert world.calls(f"{name}?outcome=ok")
-            assert not world.live()
-
-    run(main())
+async def test_a_lease_says_where_to_go_and_tells_its_life_in_order():
+    world = World()
+    async with client(world, ttl_s=TTL_S) as selector:
+        async with selector.lease(token_ids=IDS) as lease:
+            assert (lease.endpoint, lease.worker_id, lease.dp_rank) == (
+                "http://engine-1:8000",
+                1,
+                0,
+            )
+            assert lease.booked
+            assert lease.selector == home_of(selector)
+            assert lease.overlap.gpu == lease.effective_prefill_tokens == lease.block_size == 4
+            assert world.live() == [lease.reservation_id]
+            lease.first_token()
+            lease.tokens(9)
+        await asyncio.sleep(1.0)
+        name = lease.reservation_id
+        assert verbs(world) == [
+            ("POST", "prefill_complete"),
+            ("POST", "output_block"),
+            ("POST", "output_block"),
+            ("DELETE", name),
+        ]
+        assert world.calls(f"{name}?outcome=ok")
+        assert not world.live()
 
 
 @pytest.mark.parametrize(
-    ("error", "query"),
-    [(RuntimeError, "?outcome=failure"), (asyncio.CancelledError, "")],
+    ("error", "query"), [(RuntimeError, "?outcome=failure"), (asyncio.CancelledError, "")]
 )
-def test_how_the_block_ends_says_how_the_request_went(error, query):
-    async def main():
-        world = World()
-        async with client(world, ttl_s=TTL_S) as selector:
-            with pytest.raises(error):
-                async with selector.lease(token_ids=IDS) as lease:
-                    raise error
-            await asyncio.sleep(1.0)
-            assert world.heard[-1][1:] == ("DELETE", f"/reservations/{lease.reservation_id}{query}")
-
-    run(main())
+async def test_how_the_block_ends_says_how_the_request_went(error, query):
+    world = World()
+    async with client(world, ttl_s=TTL_S) as selector:
+        with pytest.raises(error):
+            async with selector.lease(token_ids=IDS) as lease:
+                raise error
+        await asyncio.sleep(1.0)
+        assert world.heard[-1][1:] == ("DELETE", f"/reservations/{lease.reservation_id}{query}")
 
 
 @pytest.mark.parametrize("knows_repeats", [True, False])
 @pytest.mark.parametrize("fault", [lose_answer, lose_request, bad_gateway, late(60.0)])
-def test_a_booking_whose_answer_is_lost_is_made_once(fault, knows_repeats):
-    async def main():
-        world = World(knows_repeats=knows_repeats)
-        async with client(world, ttl_s=TTL_S) as selector:
-            world.next[home_of(selector)] = [fault]
-            async with selector.lease(token_ids=IDS) as lease:
-                assert lease.endpoint == "http://engine-1:8000"
-                assert world.admissions == [lease.reservation_id]
-                assert lease.effective_prefill_tokens == 4
-            await asyncio.sleep(1.0)
-            assert not world.live()
-
-    run(main())
+async def test_a_booking_whose_answer_is_lost_is_made_once(fault, knows_repeats):
+    world = World(knows_repeats=knows_repeats)
+    async with client(world, ttl_s=TTL_S) as selector:
+        world.next[home_of(selector)] = [fault]
+        async with selector.lease(token_ids=IDS) as lease:
+            assert lease.endpoint == "http://engine-1:8000"
+            assert world.admissions == [lease.reservation_id]
+            assert lease.effective_prefill_tokens == 4
+        await asyncio.sleep(1.0)
+        assert not world.live()
 
 
-def test_a_name_that_is_in_use_is_refused_the_first_time():
-    async def main():
-        world = World()
-        async with client(world, ttl_s=TTL_S) as selector:
+async def test_a_name_that_is_in_use_is_refused_the_first_time():
+    world = World()
+    async with client(world, ttl_s=TTL_S) as selector:
+        await selector.begin(token_ids=IDS, reservation_id="x")
+        with pytest.raises(Refused) as raised:
             await selector.begin(token_ids=IDS, reservation_id="x")
-            with pytest.raises(Refused) as raised:
-                await selector.begin(token_ids=IDS, reservation_id="x")
-            assert raised.value.status == 409
-            assert world.live() == ["x"]
-
-    run(main())
+        assert raised.value.status == 409
+        assert world.live() == ["x"]
 
 
-def test_a_booking_of_another_prompt_under_the_name_is_left_alone():
-    async def main():
-        world = World(knows_repeats=False)
-        async with client(world, ttl_s=TTL_S) as selector:
-            await selector.begin(token_ids=IDS, reservation_id="x")
-            world.next[home_of(selector)] = [lose_request]
-            with pytest.raises(Refused):
-                await selector.begin(token_ids=[1, 2], reservation_id="x")
-            await asyncio.sleep(5.0)
-            assert world.live() == ["x"]
-
-    run(main())
+async def test_a_booking_of_another_prompt_under_the_name_is_left_alone():
+    world = World(knows_repeats=False)
+    async with client(world, ttl_s=TTL_S) as selector:
+        await selector.begin(token_ids=IDS, reservation_id="x")
+        world.next[home_of(selector)] = [lose_request]
+        with pytest.raises(Refused):
+            await selector.begin(token_ids=[1, 2], reservation_id="x")
+        await asyncio.sleep(5.0)
+        assert world.live() == ["x"]
 
 
-def test_a_booking_that_is_given_up_is_freed():
-    async def main():
-        world = World()
-        async with client(world, ttl_s=TTL_S, deadline_s=2.0) as selector:
-            world.next = {url: [lose_answer] + [lose_request] * 20 for url in URLS}
-            with pytest.raises(Unavailable):
-                async with selector.lease(token_ids=IDS):
-                    pass
-            assert len(world.live()) == 1
-            world.next.clear()
-            await asyncio.sleep(TTL_S / 2)
-            assert not world.live()
-            assert is_without_debts(selector)
-
-    run(main())
+async def test_a_booking_that_is_given_up_is_freed():
+    world = World()
+    async with client(world, ttl_s=TTL_S, deadline_s=2.0) as selector:
+        world.next = {url: [lose_answer] + [lose_request] * 20 for url in URLS}
+        with pytest.raises(Unavailable):
+            async with selector.lease(token_ids=IDS):
+                pass
+        assert len(world.live()) == 1
+        world.next.clear()
+        await asyncio.sleep(TTL_S / 2)
+        assert not world.live()
+        assert is_without_debts(selector)
 
 
-def test_a_booking_whose_caller_is_cancelled_is_freed():
-    async def main():
-        world = World()
-        async with client(world, ttl_s=TTL_S) as selector:
-            world.next[home_of(selector)] = [late(0.5)]
-            booking = asyncio.ensure_future(selector.begin(token_ids=IDS))
-            await asyncio.sleep(0.2)
-            booking.cancel()
-            world.next[home_of(selector)] = [late(1.0)]  # the first DELETE comes after the booking
-            await asyncio.sleep(5.0)
-            assert world.admissions
-            assert not world.live()
-
-    run(main())
+async def test_a_booking_whose_caller_is_cancelled_is_freed():
+    world = World()
+    async with client(world, ttl_s=TTL_S) as selector:
+        world.next[home_of(selector)] = [late(0.5)]
+        booking = asyncio.ensure_future(selector.begin(token_ids=IDS))
+        await asyncio.sleep(0.2)
+        booking.cancel()
+        world.next[home_of(selector)] = [late(1.0)]  # the first DELETE comes after the booking
+        await asyncio.sleep(5.0)
+        assert world.admissions
+        assert not world.live()
 
 
-def test_a_lease_goes_on_at_another_selector_when_its_own_is_gone():
-    async def main():
-        world = World()
-        async with client(world, ttl_s=TTL_S) as selector:
-            async with selector.lease(token_ids=IDS) as lease:
-                world.down.add(lease.selector)
-                lease.first_token()
-                await asyncio.sleep(1.0)
-                assert len(world.calls("/prefill_complete")) == 1
+async def test_a_lease_goes_on_at_another_selector_when_its_own_is_gone():
+    world = World()
+    async with client(world, ttl_s=TTL_S) as selector:
+        async with selector.lease(token_ids=IDS) as lease:
+            world.down.add(lease.selector)
+            lease.first_token()
             await asyncio.sleep(1.0)
-            assert not world.live()
+            assert len(world.calls("/prefill_complete")) == 1
+        await asyncio.sleep(1.0)
+        assert not world.live()
 
-    run(main())
 
-
-def test_the_end_is_told_when_selectors_are_back():
-    async def main():
-        world = World()
-        async with client(world, ttl_s=TTL_S, deadline_s=1.0) as selector:
-            async with selector.lease(token_ids=IDS) as lease:
-                lease.first_token()
-                world.down = set(URLS)
-            await asyncio.sleep(3.0)
-            assert world.live()
-            world.down.clear()
-            await asyncio.sleep(TTL_S / 2)
-            assert not world.live()
-            assert is_without_debts(selector)
-
-    run(main())
+async def test_the_end_is_told_when_selectors_are_back():
+    world = World()
+    async with client(world, ttl_s=TTL_S, deadline_s=1.0) as selector:
+        async with selector.lease(token_ids=IDS) as lease:
+            lease.first_token()
+            world.down = set(URLS)
+        await asyncio.sleep(3.0)
+        assert world.live()
+        world.down.clear()
+        await asyncio.sleep(TTL_S / 2)
+        assert not world.live()
+        assert is_without_debts(selector)
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_a_lease_that_is_silent_is_renewed_at_a_third_of_its_time_to_live(given):
-    async def main():
-        world = World()
-        async with client(world, **({"ttl_s": TTL_S} if given else {})) as selector:
-            async with selector.lease(token_ids=IDS) as lease:
-                await asyncio.sleep(10 * TTL_S)
-                assert world.live() == [lease.reservation_id]
-                renewals = len(world.calls("/renew"))
-                assert 30 <= renewals <= 38
-                for _ in range(100):
-                    lease.tokens(4)
-                    await asyncio.sleep(1.0)
-                assert len(world.calls("/renew")) <= renewals + 1, "what is told renews as well"
-            await asyncio.sleep(TTL_S)
-            before = len(world.heard)
-            await asyncio.sleep(TTL_S)
-            assert len(world.heard) == before
-
-    run(main())
-
-
-def test_a_lease_that_nobody_knows_any_more_says_so():
-    async def main():
-        world = World()
-        async with client(world, ttl_s=TTL_S) as selector:
-            async with selector.lease(token_ids=IDS) as lease:
-                world.booked.clear()
-                assert not lease.lost
-                lease.first_token()
+async def test_a_lease_that_is_silent_is_renewed_at_a_third_of_its_time_to_live(given):
+    world = World()
+    async with client(world, **({"ttl_s": TTL_S} if given else {})) as selector:
+        async with selector.lease(token_ids=IDS) as lease:
+            await asyncio.sleep(10 * TTL_S)
+            assert world.live() == [lease.reservation_id]
+            renewals = len(world.calls("/renew"))
+            assert 30 <= renewals <= 38
+            for _ in range(100):
+                lease.tokens(4)
                 await asyncio.sleep(1.0)
-                assert lease.lost
-                lease.tokens(100)
+            assert len(world.calls("/renew")) <= renewals + 1, "what is told renews as well"
+        await asyncio.sleep(TTL_S)
+        before = len(world.heard)
+        await asyncio.sleep(TTL_S)
+        assert len(world.heard) == before
+
+
+async def test_a_lease_that_nobody_knows_any_more_says_so():
+    world = World()
+    async with client(world, ttl_s=TTL_S) as selector:
+        async with selector.lease(token_ids=IDS) as lease:
+            world.booked.clear()
+            assert not lease.lost
+            lease.first_token()
             await asyncio.sleep(1.0)
-            assert not world.calls("/output_block")
-            assert world.admissions == [lease.reservation_id]
-
-    run(main())
-
-
-def test_a_client_that_is_closed_leaves_nothing_behind():
-    async def main():
-        world = World()
-        selector = client(world, ttl_s=TTL_S)
-        leases = [await selector.begin(token_ids=IDS) for _ in range(5)]
-        leases[0].end()
-        await selector.close()
-        assert not world.live()
-        assert len(world.admissions) == 5
-
-    run(main())
+            assert lease.lost
+            lease.tokens(100)
+        await asyncio.sleep(1.0)
+        assert not world.calls("/output_block")
+        assert world.admissions == [lease.reservation_id]
 
 
-def test_headers_of_traces_and_the_key_are_sent_with_every_call_of_a_lease():
-    async def main():
-        world = World()
-        options = {"trace_headers": lambda: {"traceparent": "00-1"}, "api_key": "secret"}
-        async with client(world, ttl_s=TTL_S, **options) as selector:
-            assert "secret" not in repr(selector.core.settings)
-            async with selector.lease(token_ids=IDS, headers={"tracestate": "a=b"}) as lease:
-                lease.first_token()
-            await asyncio.sleep(1.0)
-        assert len(world.headers) == 3
-        for headers in world.headers:
-            assert headers["traceparent"] == "00-1"
-            assert headers["tracestate"] == "a=b"
-            assert headers["authorization"] == "Bearer secret"
-
-    run(main())
+async def test_a_client_that_is_closed_leaves_nothing_behind():
+    world = World()
+    selector = client(world, ttl_s=TTL_S)
+    leases = [await selector.begin(token_ids=IDS) for _ in range(5)]
+    leases[0].end()
+    await selector.close()
+    assert not world.live()
+    assert len(world.admissions) == 5
 
 
-def test_a_text_is_tokenized():
-    async def main():
-        world = World()
-        async with client(world, ttl_s=TTL_S, tokenize=lambda text: [len(text)]) as selector:
+async def test_headers_of_traces_and_the_key_are_sent_with_every_call_of_a_lease():
+    world = World()
+    options = {"trace_headers": lambda: {"traceparent": "00-1"}, "api_key": "secret"}
+    async with client(world, ttl_s=TTL_S, **options) as selector:
+        assert "secret" not in repr(selector.core.settings)
+        async with selector.lease(token_ids=IDS, headers={"tracestate": "a=b"}) as lease:
+            lease.first_token()
+        await asyncio.sleep(1.0)
+    assert len(world.headers) == 3
+    for headers in world.headers:
+        assert headers["traceparent"] == "00-1"
+        assert headers["tracestate"] == "a=b"
+        assert headers["authorization"] == "Bearer secret"
+
+
+async def test_a_text_is_tokenized():
+    world = World()
+    async with client(world, ttl_s=TTL_S, tokenize=lambda text: [len(text)]) as selector:
+        await selector.begin("hello")
+    async with client(world) as selector:
+        with pytest.raises(ValueError, match="tokenize"):
             await selector.begin("hello")
-        async with client(world) as selector:
-            with pytest.raises(ValueError, match="tokenize"):
-                await selector.begin("hello")
-
-    run(main())
 
 
 @pytest.mark.parametrize("fallback", [round_robin, least_in_flight])
-def test_a_fallback_chooses_from_the_workers_that_were_known(fallback):
-    async def main():
-        world = World()
-        async with client(world, ttl_s=TTL_S, fallback=fallback, deadline_s=1.0) as selector:
-            async with selector.lease(token_ids=IDS):
-                pass
-            await asyncio.sleep(5.0)
-            world.down = set(URLS)
-            async with selector.lease(token_ids=IDS) as one, selector.lease(token_ids=IDS) as two:
-                assert {one.worker_id, two.worker_id} == {1, 2}
-                assert not one.booked
-                assert one.selector is None
-                one.first_token()
-                one.tokens(100)
-            heard = len(world.heard)
-            await asyncio.sleep(0.2)
-            assert len(world.heard) == heard
-
-    run(main())
-
-
-def test_without_a_fallback_the_caller_is_told():
-    async def main():
-        world = World()
+async def test_a_fallback_chooses_from_the_workers_that_were_known(fallback):
+    world = World()
+    async with client(world, ttl_s=TTL_S, fallback=fallback, deadline_s=1.0) as selector:
+        async with selector.lease(token_ids=IDS):
+            pass
+        await asyncio.sleep(5.0)
         world.down = set(URLS)
-        async with client(world, deadline_s=1.0) as selector:
-            with pytest.raises(Unavailable):
-                await selector.begin(token_ids=IDS)
+        async with selector.lease(token_ids=IDS) as one, selector.lease(token_ids=IDS) as two:
+            assert {one.worker_id, two.worker_id} == {1, 2}
+            assert not one.booked
+            assert one.selector is None
+            one.first_token()
+            one.tokens(100)
+        heard = len(world.heard)
+        await asyncio.sleep(0.2)
+        assert len(world.heard) == heard
 
-    run(main())
+
+async def test_without_a_fallback_the_caller_is_told():
+    world = World()
+    world.down = set(URLS)
+    async with client(world, deadline_s=1.0) as selector:
+        with pytest.raises(Unavailable):
+            await selector.begin(token_ids=IDS)

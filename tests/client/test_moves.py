@@ -8,8 +8,8 @@ from select_service.client import AsyncSelector, SelectorError
 from select_service.client.streamed_answers import MoveGap, decode_event
 from select_service.schemas.migrations import MigratedRequest
 from tests.builders import worker_body
-from tests.polling import PATIENCE_S, eventually_on_loop
-from tests.process.in_thread import InThread
+from tests.builders.in_thread import InThread
+from tests.builders.polling import PATIENCE_S, eventually_on_loop
 
 IDS = list(range(10))
 
@@ -31,35 +31,29 @@ def client(service, **options):
 
 @pytest.mark.process
 @pytest.mark.parametrize("transport", ["httpx", "aiohttp"])
-def test_a_lease_that_subscribes_hears_of_its_move(service, transport):
-    async def main():
-        async with (
-            client(service, transport=transport) as selector,
-            selector.lease(token_ids=IDS, subscribe=True) as lease,
-        ):
-            await selector.drain(lease.worker_id)
-            async with asyncio.timeout(PATIENCE_S):
-                to = await lease.move()
-            assert to.worker_id == 3 - lease.worker_id
-            assert lease.moved == to
-            confirmed = await selector.migrated(lease.reservation_id, MigratedRequest(ok=False))
-            assert confirmed.migrated_to == to
-
-    asyncio.run(main())
+async def test_a_lease_that_subscribes_hears_of_its_move(service, transport):
+    async with (
+        client(service, transport=transport) as selector,
+        selector.lease(token_ids=IDS, subscribe=True) as lease,
+    ):
+        await selector.drain(lease.worker_id)
+        async with asyncio.timeout(PATIENCE_S):
+            to = await lease.move()
+        assert to.worker_id == 3 - lease.worker_id
+        assert lease.moved == to
+        confirmed = await selector.migrated(lease.reservation_id, MigratedRequest(ok=False))
+        assert confirmed.migrated_to == to
 
 
 @pytest.mark.process
-def test_a_lease_that_does_not_subscribe_is_told_with_its_next_answer(service):
-    async def main():
-        async with client(service) as selector, selector.lease(token_ids=IDS) as lease:
-            await selector.drain(lease.worker_id)
-            await eventually_on_loop(lambda: service.call("GET", "/migrations").body["events"])
-            assert lease.moved is None
-            lease.first_token()
-            await eventually_on_loop(lambda: lease.moved)
-            assert lease.moved.worker_id == 3 - lease.worker_id
-
-    asyncio.run(main())
+async def test_a_lease_that_does_not_subscribe_is_told_with_its_next_answer(service):
+    async with client(service) as selector, selector.lease(token_ids=IDS) as lease:
+        await selector.drain(lease.worker_id)
+        await eventually_on_loop(lambda: service.call("GET", "/migrations").body["events"])
+        assert lease.moved is None
+        lease.first_token()
+        await eventually_on_loop(lambda: lease.moved)
+        assert lease.moved.worker_id == 3 - lease.worker_id
 
 
 EVENT = (

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from select_service.client import SelectorError
 from select_service.client.selector_pool import EXCLUSION_S_MAX
+from tests.builders.hypothesis_profiles import explores
 from tests.client.world import (
     URLS,
     World,
@@ -19,7 +20,6 @@ from tests.client.world import (
     refuse,
     run,
 )
-from tests.hypothesis_profiles import explores
 
 PROMPT = list(range(8))
 DEADLINE_S = 4.0

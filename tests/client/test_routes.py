@@ -9,15 +9,19 @@ import pytest
 
 from select_service.api.documentation import ENDPOINT_GROUPS
 from select_service.client import AsyncSelector, Selector, route_table
-from select_service.client.async_routes import AsyncCall
-from select_service.client.blocking_routes import BlockingCall
 from select_service.client.lease_fields import LeaseFields
-from select_service.client.route_table import STREAMED, ClientRoute, non_default_fields
+from select_service.client.route_table import (
+    STREAMED,
+    ClientRoute,
+    SelectorRoutes,
+    non_default_fields,
+)
 from select_service.schemas.reservations import OutputBlockRequest
 from select_service.schemas.selection import SelectAndReserveRequest, SelectRequest
 from select_service.schemas.workers import WorkerPatch
 
-TABLE = {name: each for name, each in vars(route_table).items() if isinstance(each, ClientRoute)}
+ALL_NAMES = {**vars(SelectorRoutes), **vars(route_table)}
+TABLE = {name: each for name, each in ALL_NAMES.items() if isinstance(each, ClientRoute)}
 DECLARED = {
     f"{endpoint.route.method} {endpoint.route.path}": endpoint.route
     for noun in ENDPOINT_GROUPS
@@ -58,9 +62,9 @@ def _unless_asked_otherwise(kind):
 
 @pytest.mark.parametrize("name", TABLE)
 def test_every_route_is_a_method_of_both_faces(name):
-    for face, kind in ((AsyncSelector, AsyncCall), (Selector, BlockingCall)):
+    for face in (AsyncSelector, Selector):
         method = inspect.getattr_static(face, name.lower())
-        assert method.route is TABLE[name] if isinstance(method, kind) else callable(method)
+        assert method is TABLE[name] if isinstance(method, ClientRoute) else callable(method)
 
 
 @pytest.mark.parametrize("method", STREAMED.values())
@@ -80,17 +84,21 @@ def test_fields_as_they_are_when_left_out_are_not_sent():
 
 
 def test_a_drain_says_who_asks():
-    assert route_table.DRAIN.make_call(1).fields == route_table.UNDRAIN.make_call(1).fields == {}
-    assert route_table.DRAIN.make_call(1, migrate=False, by="planner").fields == {
+    assert (
+        SelectorRoutes.drain.make_call(1).fields == SelectorRoutes.undrain.make_call(1).fields == {}
+    )
+    assert SelectorRoutes.drain.make_call(1, migrate=False, by="planner").fields == {
         "migrate": False,
         "by": "planner",
     }
-    assert route_table.UNDRAIN.make_call(1, by="planner").fields == {"by": "planner"}
+    assert SelectorRoutes.undrain.make_call(1, by="planner").fields == {"by": "planner"}
 
 
 def test_ids_are_encoded_in_paths():
-    assert route_table.FREE.make_call("a/b c", "ok").target == "/reservations/a%2Fb%20c?outcome=ok"
-    assert route_table.RESERVATION.make_call("a/b").target == "/reservations/a%2Fb"
-    assert route_table.RESERVATIONS.make_call(worker_id=0, sequence_hashes=True).target == (
+    assert (
+        SelectorRoutes.free.make_call("a/b c", "ok").target == "/reservations/a%2Fb%20c?outcome=ok"
+    )
+    assert SelectorRoutes.reservation.make_call("a/b").target == "/reservations/a%2Fb"
+    assert SelectorRoutes.reservations.make_call(worker_id=0, sequence_hashes=True).target == (
         "/reservations?worker_id=0&sequence_hashes=true"
     )

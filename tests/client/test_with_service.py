@@ -5,14 +5,14 @@ import threading
 
 import pytest
 
-from scripts.processes.launched_process import free_port
 from select_service.client import AsyncSelector, Refused, Selector, Unavailable
 from select_service.schemas.reservations import ReservationRequest
 from select_service.schemas.selection import SelectAndReserveRequest, SelectRequest
 from select_service.schemas.workers import WorkerPatch, WorkerRegistration
 from tests.builders import worker_body
-from tests.polling import eventually, eventually_on_loop
-from tests.process.in_thread import InThread
+from tests.builders.in_thread import InThread
+from tests.builders.launched_process import free_port
+from tests.builders.polling import eventually, eventually_on_loop
 
 pytestmark = pytest.mark.process
 IDS = list(range(10))
@@ -37,20 +37,17 @@ def live(service):
 
 
 @TRANSPORTS
-def test_a_lease_of_asyncio(service, url, transport):
-    async def main():
-        async with AsyncSelector([url], model_name="m", transport=transport) as selector:
-            async with selector.lease(token_ids=IDS) as lease:
-                assert lease.endpoint == f"http://w{lease.worker_id}:8000"
-                assert (lease.block_size, lease.effective_prefill_tokens) == (4, 10)
-                row = await selector.reservation(lease.reservation_id)
-                assert row.state == "prefill"
-                lease.tokens(13)
-                await eventually_on_loop(lambda: live(service)[0]["output_blocks"] == 3)
-                assert live(service)[0]["state"] == "decode"
-            await eventually_on_loop(lambda: not live(service))
-
-    asyncio.run(main())
+async def test_a_lease_of_asyncio(service, url, transport):
+    async with AsyncSelector([url], model_name="m", transport=transport) as selector:
+        async with selector.lease(token_ids=IDS) as lease:
+            assert lease.endpoint == f"http://w{lease.worker_id}:8000"
+            assert (lease.block_size, lease.effective_prefill_tokens) == (4, 10)
+            row = await selector.reservation(lease.reservation_id)
+            assert row.state == "prefill"
+            lease.tokens(13)
+            await eventually_on_loop(lambda: live(service)[0]["output_blocks"] == 3)
+            assert live(service)[0]["state"] == "decode"
+        await eventually_on_loop(lambda: not live(service))
 
 
 @TRANSPORTS

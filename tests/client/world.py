@@ -202,9 +202,6 @@ def row(name: str, ttl_s: float) -> dict[str, Any]:
     }
 
 
-# --- what a selector does wrong
-
-
 async def lose_answer(world: World, url: str, asked: ClientRequest) -> ClientResponse:
     world.answer(url, asked)
     raise TransportError("reset", was_sent=True)

@@ -17,7 +17,7 @@ from select_service.config.settings_loader import (
 )
 from select_service.config.settings_table import GROUPS, SETTINGS
 from select_service.core.placement.policies.policy_registry import parse_policy_choice
-from tests.polling import PATIENCE_S
+from tests.builders.polling import PATIENCE_S
 
 
 def test_defaults_are_those_of_the_document():
@@ -87,11 +87,7 @@ def test_the_old_weight_stands_for_the_prefill_load_scale():
         (["--reservation-ttl-secs", "-1"], {}, "--reservation-ttl-secs: expected a number"),
         (["--log-format", "xml"], {}, "--log-format: expected one of text, json, got `xml`"),
         (["--policy", "best"], {}, "--policy: expected one of work, least_work, reference"),
-        (
-            ["--indexer-peers", "ftp://a"],
-            {},
-            "invalid peer `ftp://a`: it does not begin",
-        ),
+        (["--indexer-peers", "ftp://a"], {}, "invalid peer `ftp://a`: it does not begin"),
         (["--indexer-peers", "http://a,b:1"], {}, "--indexer-peers: invalid peer"),
         (["--indexer-peers", "http://a:x"], {}, "--indexer-peers: invalid peer"),
         (["--indexer-peers", "http://u@a:1"], {}, "--indexer-peers: invalid peer"),

@@ -80,10 +80,7 @@ def test_reporters_are_networks(text, networks):
         ("--health-max-eject=2", "a number from 0 to 1"),
         ("--health-profile=seed", "one of default, document"),
         ("--degradation=on", "one of off, observe, auto"),
-        (
-            "--health-reporters=10.0.0.1/8",
-            "`10.0.0.1/8`: host bits are set",
-        ),
+        ("--health-reporters=10.0.0.1/8", "`10.0.0.1/8`: host bits are set"),
         ("--health-reporters=gateway", "invalid network `gateway`"),
         ("--health-reporters=,", "1 to 64 networks"),
     ],

@@ -18,7 +18,7 @@ from select_service.core.analysis.decision_log_lines import (
 )
 from select_service.core.placement.router_config import RouterConfig
 from tests.builders import a_select, a_select_and_reserve, a_selector, a_worker
-from tests.hypothesis_profiles import explored
+from tests.builders.hypothesis_profiles import explored
 
 BLOCK, UNIX_S = 4, 1e9
 RESERVED, SELECTED = "reserved", "selected"
@@ -34,7 +34,11 @@ class Scene:
             self.selector.register_worker(a_worker(worker_id, total_kv_blocks=1000 * worker_id))
         self.lines = []
         self.room = room
-        kept = self.selector.ring, self.selector.reservation_table, self.selector.fleet.partitions
+        kept = (
+            self.selector.decisions.ring,
+            self.selector.ledger.reservations,
+            self.selector.fleet.partitions,
+        )
         self.log = DecisionLogWriter(*kept, self.offer, UNIX_S)
 
     def offer(self, line):
@@ -133,7 +137,7 @@ def test_another_reservation_in_the_same_row_is_not_taken_for_the_one_that_ended
 def test_what_is_booked_a_moment_after_the_decision_is_not_missed():
     scene = Scene()
     scene.reserve("a", [1] * 200, 1.0)
-    booked = scene.selector.reservation_table.find_reservation("a")
+    booked = scene.selector.ledger.reservations.find_reservation("a")
     with patch.object(type(booked), "booked_at", 1.5):
         scene.log.write_step(1.6)
     assert (scene.log.missed, scene.log.pending) == (0, 1)

@@ -9,8 +9,8 @@ from select_service.base.errors import Conflict, NoEligibleRank, NotFound, Selec
 from select_service.core.identity import Rank
 from select_service.schemas.persisted_state import PersistedDrain
 from tests.builders import a_patch, a_select, a_select_and_reserve, a_selector, a_worker
+from tests.builders.selector_scenes import KEY
 from tests.core.health.fleet_health.test_fitness import Scene
-from tests.core.selector_scenes import KEY
 
 WIDE = a_worker(1, data_parallel_size=3)
 
@@ -42,7 +42,7 @@ def test_a_worker_that_drains_gets_nothing_new_and_runs_out():
     view = selector.draining.drain_view(1)
     assert (view.state, view.asked_by, view.reservations) == ("draining", ["operator"], 1)
     assert {chosen(selector) for _ in range(20)} == {2}
-    (booking,) = selector.reservation_table
+    (booking,) = selector.ledger.reservations
     selector.free_reservation(booking.reservation_id, 0.0)
     assert selector.draining.drain_view(1).state == "drained"
     selector.check_invariants()
@@ -124,9 +124,6 @@ def test_a_deleted_worker_does_not_drain_and_an_unknown_one_is_not_found():
     for verb in (lambda: selector.draining.undrain_worker(9, "operator", 0.0),):
         with pytest.raises(NotFound):
             verb()
-
-
-# --- with checks of health
 
 
 def test_with_checks_the_monitor_drains():

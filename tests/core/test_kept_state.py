@@ -5,16 +5,16 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from select_service.core.persisted_state import change_count, persisted_state, restore_state
 from select_service.core.registry.discovery.fleet_snapshot import FleetSnapshot
 from select_service.core.registry.discovery.reconciler import Reconciler
+from select_service.core.state_persistence import change_count, persisted_state, restore_state
 from select_service.core.workers.endpoint_policy import EndpointPolicy
 from select_service.core.workers.worker_catalog import RANKS_PER_STEP
 from select_service.net.egress_policy import EgressPolicy
 from select_service.schemas.admission import BusyThresholdChange
 from select_service.schemas.persisted_state import PersistedDrain, PersistedState
-from tests.adapters.discovery.fleets import FollowedFleet
 from tests.builders import a_patch, a_selector, a_worker
+from tests.builders.followed_fleet import FollowedFleet
 
 
 def over_a_restart(state, *sources):

@@ -8,7 +8,7 @@ from select_service.core.identity import Rank
 from select_service.core.placement.router_config import RouterConfig
 from select_service.core.replication.load_events import ReservationAdmitted
 from tests.builders import a_reservation, a_select, a_select_and_reserve, a_selector, a_worker
-from tests.core.selector_scenes import KEY, load_of, store
+from tests.builders.selector_scenes import KEY, load_of, store
 
 OVERRIDES = [{}, {"assume_kv_reuse": False}, {"track_prefill_tokens": False}]
 
@@ -93,15 +93,15 @@ def test_a_repeat_says_the_overlap_of_now_and_the_tokens_as_booked(selector):
 
 
 def test_a_repeat_starts_the_lease_anew(selector):
-    selector.reservation_table.ttl_s = 10.0
+    selector.ledger.reservations.ttl_s = 10.0
     booked(selector, reservation_id="r")
     booked(selector, 6.0, reservation_id="r", repeat=True)
-    assert selector.reservation_table.get_reservation("r").renewed_at == 6.0
+    assert selector.ledger.reservations.get_reservation("r").renewed_at == 6.0
 
 
 def test_a_repeat_does_not_pass_the_gate_again(selector):
     first = booked(selector, reservation_id="r")
-    selector.set_shed_tier(selector.gate.tiers.names[0])
+    selector.set_shed_tier(selector.gate.shedding.tiers.names[0])
     assert booked(selector, reservation_id="r", repeat=True) == first
     selector.fleet.set_weight(Rank(first.worker_id, 0), 0.0, "unhealthy")
     assert booked(selector, reservation_id="r", repeat=True) == first
@@ -138,7 +138,7 @@ def test_what_another_replica_has_booked_is_answered_here(selector):
         block_size=4,
         prefill_tokens_hint=11,
     )
-    assert selector.replicas.apply_event(told, 0.0) is None
+    assert selector.followers.replicas.apply_event(told, 0.0) is None
     again = booked(selector, reservation_id="r", tokens=11, repeat=True)
     assert (again.worker_id, again.effective_prefill_tokens) == (2, 11)
     with pytest.raises(Conflict):

@@ -21,8 +21,8 @@ from tests.builders import (
     a_selector,
     a_worker,
 )
-from tests.core.selector_scenes import load_of, store
-from tests.ticks import ticked
+from tests.builders.selector_scenes import load_of, store
+from tests.builders.ticks import ticked
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from indexer.index.slot_table import SlotTable
 from select_service.base.errors import CapacityExceeded, NotFound
 from select_service.core.identity import Rank
 from select_service.core.load import ledger
-from select_service.core.selector import SelectorConfig, SelectorCore
+from select_service.core.selector_builder import SelectorConfig, build_selector
 from tests.builders import a_reservation, a_select, a_selector, a_worker
-from tests.core.selector_scenes import KEY, store
-from tests.steps import lines_of
-from tests.ticks import ticked
+from tests.builders.selector_scenes import KEY, store
+from tests.builders.steps import lines_of
+from tests.builders.ticks import ticked
 
 MANY = 20
 BLOCKS = 2  # of each reservation
@@ -34,11 +34,11 @@ def loaded(workers=2, ttl_s=3600.0):
 
 def turns_of(selector, verb):
     """Reservations that are left after each turn of a verb."""
-    left = [len(selector.reservation_table)]
+    left = [len(selector.ledger.reservations)]
     while verb():
-        left.append(len(selector.reservation_table))
+        left.append(len(selector.ledger.reservations))
         selector.check_invariants()
-    return [*left, len(selector.reservation_table)]
+    return [*left, len(selector.ledger.reservations)]
 
 
 def test_leases_that_end_at_once_are_released_a_budget_at_a_time():
@@ -62,7 +62,7 @@ def test_a_tick_and_a_turn_take_no_more_than_their_budget(monkeypatch):
     assert len(ticked(selector, 10.0)) == PER_TURN
     selector.delete_worker(1, 10.0)
     selector.run_pending(10.0)
-    assert len(selector.reservation_table) == MANY - 2 * PER_TURN
+    assert len(selector.ledger.reservations) == MANY - 2 * PER_TURN
 
 
 def test_a_rank_that_is_leaving_takes_no_load_and_its_slot_is_nobody_elses():
@@ -90,11 +90,11 @@ def test_the_id_of_a_reservation_whose_rank_is_leaving_is_free():
     selector = loaded()
     selector.delete_worker(1, 0.0)
     selector.reserve(a_reservation("r7", 2), 0.0)
-    assert selector.reservation_table.get_reservation("r7").rank == Rank(2, 0)
+    assert selector.ledger.reservations.get_reservation("r7").rank == Rank(2, 0)
     selector.free_reservation("r3", 0.0)
     while selector.drain_removed_ranks(0.0, WORK):
         selector.check_invariants()
-    assert [booking.reservation_id for booking in selector.reservation_table] == ["r7"]
+    assert [booking.reservation_id for booking in selector.ledger.reservations] == ["r7"]
     assert selector.ledger.released_with_rank == MANY - 1
 
 
@@ -148,7 +148,7 @@ def test_a_worker_for_whose_index_there_is_no_memory_changes_nothing(error):
     def no_index():
         raise error
 
-    selector = SelectorCore(SelectorConfig(use_kv_events=False), no_index, rng=Random(0))
+    selector = build_selector(SelectorConfig(use_kv_events=False), no_index, rng=Random(0))
     with pytest.raises(CapacityExceeded, match="out of memory"):
         selector.register_worker(a_worker(1))
     assert selector.list_workers() == []

@@ -6,10 +6,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from select_service.base.errors import Conflict, NoEligibleRank, NotFound, NoWorkers
 from select_service.core.load.reservations import ReservationFilter
 from tests.builders import a_patch, a_reservation, a_select_and_reserve, a_selector, a_worker
-from tests.hypothesis_profiles import explored
+from tests.builders.hypothesis_profiles import explored
+from tests.builders.refusals import is_refused
+from tests.builders.ticks import ticked
 from tests.models.selector_model import ModelWorker, SelectorModel
-from tests.refusals import is_refused
-from tests.ticks import ticked
 
 TTL_S = 50.0
 KEYS = [("m", "default"), ("m", "gold"), ("n", "default")]

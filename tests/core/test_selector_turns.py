@@ -15,7 +15,7 @@ from select_service.base.errors import CapacityExceeded
 from select_service.core.admission import admission_report, engine_readings, worker_admission
 from select_service.core.load.ledger import MANY_BLOCKS
 from select_service.core.registry.fleet import fleet as fleets
-from select_service.core.selector import SelectorConfig, SelectorCore
+from select_service.core.selector_builder import SelectorConfig, build_selector
 from select_service.core.views import rank_views as ranks_view
 from select_service.core.views import state_report
 from select_service.core.views.registration_hints import RANKS_MAX
@@ -26,8 +26,8 @@ from select_service.schemas.admission import BusyThresholdChange
 from select_service.schemas.common import RANKS_PER_WORKER_MAX
 from select_service.schemas.workers import WorkerPatch
 from tests.builders import a_reservation, a_selector, a_worker
-from tests.core.selector_scenes import KEY
-from tests.steps import lines_of, longest_step, result_of
+from tests.builders.selector_scenes import KEY
+from tests.builders.steps import lines_of, longest_step, result_of
 
 METRICS = "http://10.0.0.1:8000/metrics"
 READING = EngineReading(0.5, 0, 0)
@@ -247,7 +247,7 @@ def test_a_rank_of_a_worker_with_many_costs_a_few_lines_where_it_registers_or_ch
 def test_what_many_blocks_at_once_will_need_is_prepared_in_turns_that_ask_for_the_next():
     asked = []
     new = partial(PrefixIndex, 4096)
-    selector = SelectorCore(
+    selector = build_selector(
         SelectorConfig(use_kv_events=False), new, rng=Random(0), wake=lambda: asked.append(1)
     )
     selector.register_worker(a_worker(1))

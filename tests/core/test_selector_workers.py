@@ -9,15 +9,8 @@ from indexer.tiers import Tier
 from select_service.base.errors import NotFound, NoWorkers
 from select_service.core.identity import Rank
 from select_service.core.workers.worker_catalog import DELETED_WORKERS_MAX
-from tests.builders import (
-    a_patch,
-    a_reservation,
-    a_select,
-    a_selector,
-    a_worker,
-    sources_of,
-)
-from tests.core.selector_scenes import KEY, load_of, store
+from tests.builders import a_patch, a_reservation, a_select, a_selector, a_worker, sources_of
+from tests.builders.selector_scenes import KEY, load_of, store
 
 
 @pytest.fixture
@@ -213,4 +206,4 @@ def test_worker_moves_between_partitions_with_its_id(selector):
         selector.select(a_select(), 0.0)
     assert selector.select(a_select(model_name="other"), 0.0).selection.worker_id == 1
     selector.run_pending(0.0)
-    assert len(selector.reservation_table) == 0
+    assert len(selector.ledger.reservations) == 0

@@ -9,29 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from scripts.processes.launched_process import (
+from tests.builders.certificates import authority
+from tests.builders.keys import bearer, entry, keys_file, secret
+from tests.builders.launched_process import (
     STOP_S_MAX,
     LaunchedProcess,
     free_port,
     own_command,
     own_environment,
 )
-from tests.auth.keys import bearer, entry, keys_file, secret
+from tests.builders.polling import eventually
+from tests.builders.running import Reached, request
 from tests.deploy.chart import NAMESPACE, arguments, container
-from tests.net.tls.certificates import authority
-from tests.polling import eventually
-from tests.process.running import Reached, request
 
 pytestmark = pytest.mark.process
 
 PODS = 2
 """Of three: the third one has not come yet, which keeps nobody from serving."""
-WORKER = {
-    "worker_id": 1,
-    "model_name": "m",
-    "endpoint": "http://127.0.0.1:9",
-    "block_size": 16,
-}
+WORKER = {"worker_id": 1, "model_name": "m", "endpoint": "http://127.0.0.1:9", "block_size": 16}
 
 
 class Pod(Reached):

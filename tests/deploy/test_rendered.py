@@ -10,7 +10,7 @@ from select_service.config.open_interfaces import check_open_interfaces, is_unau
 from select_service.config.settings_loader import parse_config
 from select_service.config.settings_table import SETTINGS
 from select_service.planner.config_loader import convert_config
-from tests.api.routes import ROUTES
+from tests.builders.routes import ROUTES
 from tests.deploy.chart import (
     CHART,
     NAMESPACE,
@@ -44,9 +44,6 @@ def test_the_version_is_that_of_the_package():
     (version,) = re.findall(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (version, version)
-
-
-# --- the service
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -151,9 +148,6 @@ def test_a_pod_is_not_killed_while_it_drains(name):
     assert pods["terminationGracePeriodSeconds"] >= pause + config(name)["drain_s"] + 20
 
 
-# --- what is common to both
-
-
 @pytest.mark.parametrize(
     "document",
     [d for name in VALUES for d in of_kind(name, "StatefulSet", "Deployment")],
@@ -204,9 +198,6 @@ def test_prometheus_calls_the_job_as_the_alerts_do():
     others = [d["metadata"]["labels"] for d in of_kind("full", "Service") if d != service]
     wanted = monitor["spec"]["selector"]["matchLabels"].items()
     assert not any(wanted <= each.items() for each in others)  # each pod is asked once
-
-
-# --- rights
 
 
 def rights(rules):
@@ -269,9 +260,6 @@ def test_a_token_is_mounted_only_where_the_cluster_is_asked(name):
         assert account["automountServiceAccountToken"] is False
 
 
-# --- the planner
-
-
 def planner_config(name="full"):
     return convert_config(
         yaml.safe_load(one(name, "ConfigMap", "-planner")["data"]["planner.yaml"])
@@ -312,9 +300,6 @@ def test_the_planner_is_asked_where_it_answers():
 
 def test_nothing_is_planned_unless_it_is_wanted():
     assert "select-planner" not in yaml.safe_dump_all(documents("minimal"))
-
-
-# --- certificates
 
 
 def test_with_a_certificate_everybody_asks_over_https():

@@ -11,7 +11,7 @@ from select_service.core.health.answers.answer_averaging import mean_answer
 from select_service.core.health.answers.answer_check import CanaryAnswer, judge_answer
 from select_service.core.health.checks.canary_prompts import default_prompts
 from select_service.core.health.health_kinds import CheckKind
-from tests.engines.decoder import Decoder
+from tests.builders.decoder import Decoder
 
 FLIPS = 200
 SMALLEST_TOLERANCE = 0.02

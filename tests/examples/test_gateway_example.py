@@ -12,13 +12,13 @@ import httpx
 import openai
 import pytest
 
-from scripts.processes.launched_process import LaunchedProcess, free_port, own_environment
-from tests.auth.keys import entry, keys_file, secret
-from tests.net.tls.certificates import Authority
-from tests.polling import PATIENCE_S, eventually
-from tests.process.gateway_scenes import EXAMPLES, TOKENS, Engine, two_engines
-from tests.process.running import Answer, Reached, Running
-from tests.process.token_engine import generated, ids_of, text_of
+from tests.builders.certificates import Authority
+from tests.builders.keys import entry, keys_file, secret
+from tests.builders.launched_process import LaunchedProcess, free_port, own_environment
+from tests.builders.polling import PATIENCE_S, eventually
+from tests.builders.running import Answer, Reached, Running
+from tests.examples.gateway_scenes import EXAMPLES, TOKENS, Engine, two_engines
+from tests.examples.token_engine import generated, ids_of, text_of
 
 pytestmark = pytest.mark.process
 
@@ -126,24 +126,20 @@ def test_answers_in_one_piece_are_whole(service, engines, gateway):
     eventually(lambda: nothing_is_held(service))
 
 
-def test_prompts_that_engines_tokenise_are_routed_by_their_tokens(service, engines, gateway):
+async def test_prompts_that_engines_tokenise_are_routed_by_their_tokens(service, engines, gateway):
     """Both answers of one prompt are booked with as many tokens as its text has bytes."""
     prompt = "routed by what it is" * 3
     for engine in engines:
         assert Reached(engine.port).call("POST", "/hold", {"after": 1}).status == 200
-
-    async def booked() -> list[int]:
-        async with client_of(gateway) as client:
-            asking = asyncio.create_task(completed(client, prompt))
-            path = "/reservations?limit=10"
-            while not (rows := (await on_thread(service, path))["reservations"]):
-                await asyncio.sleep(0.01)
-            for engine in engines:
-                await on_thread(engine, "/go", {})
-            await asking
-            return [row["isl_tokens"] for row in rows]
-
-    assert asyncio.run(booked()) == [len(prompt)]
+    async with client_of(gateway) as client:
+        asking = asyncio.create_task(completed(client, prompt))
+        path = "/reservations?limit=10"
+        while not (rows := (await on_thread(service, path))["reservations"]):
+            await asyncio.sleep(0.01)
+        for engine in engines:
+            await on_thread(engine, "/go", {})
+        await asking
+        assert [row["isl_tokens"] for row in rows] == [len(prompt)]
 
 
 async def on_thread(where, path, body=None):
@@ -260,16 +256,13 @@ def test_what_engines_say_against_a_request_its_client_is_told(service, engines,
     eventually(lambda: nothing_is_held(service))
 
 
-def test_what_the_service_refuses_its_client_is_told(service, gateway):
+async def test_what_the_service_refuses_its_client_is_told(service, gateway):
     """There are no workers."""
 
-    async def refused() -> openai.APIStatusError:
-        async with client_of(gateway) as client:
-            with pytest.raises(openai.APIStatusError) as told:
-                await client.completions.create(model="m", prompt=[1], max_tokens=2)
-            return told.value
-
-    assert asyncio.run(refused()).status_code == 503
+    async with client_of(gateway) as client:
+        with pytest.raises(openai.APIStatusError) as told:
+            await client.completions.create(model="m", prompt=[1], max_tokens=2)
+        assert told.value.status_code == 503
 
 
 @pytest.mark.parametrize("body", [{}, {"prompt": ""}, [1]])

@@ -11,8 +11,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from select_service.core.load.histogram_bins import TIME_BINS, TIME_EDGES_S
-from tests.api.in_process import Api
 from tests.builders import worker_body
+from tests.builders.in_process import Api
 
 PATH = Path(__file__).parents[2] / "docs/examples/surviving_gateway/gateway_patience.py"
 
@@ -112,20 +112,17 @@ def test_models_that_are_asked_about_are_bounded(patience):
     assert len(first._seconds) == patience.MODELS_MAX
 
 
-def test_a_service_that_refuses_to_tell_is_logged_once(caplog):
+async def test_a_service_that_refuses_to_tell_is_logged_once(caplog):
     gateway_selector = loaded("gateway_selector")
 
     async def refuse(request):
         return web.json_response({"error": "this key may not"}, status=403)
 
-    async def ask_twice():
-        application = web.Application()
-        application.router.add_get("/planner/observation", refuse)
-        async with TestServer(application) as server, aiohttp.ClientSession() as http:
-            selector = gateway_selector.Selector(http, str(server.make_url("/")))
-            return [await selector.observed("m") for _ in range(2)]
-
-    assert asyncio.run(ask_twice()) == [{}, {}]
+    application = web.Application()
+    application.router.add_get("/planner/observation", refuse)
+    async with TestServer(application) as server, aiohttp.ClientSession() as http:
+        selector = gateway_selector.Selector(http, str(server.make_url("/")))
+        assert [await selector.observed("m") for _ in range(2)] == [{}, {}]
     (record,) = [each for each in caplog.records if each.levelname == "WARNING"]
     assert "status 403" in record.getMessage()
     assert "--first-token-secs" in record.getMessage()

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.process.running import Running
-from tests.process.waiting_clients import PROMPT, QUEUE, a_full_worker, held
+from tests.builders.running import Running
+from tests.builders.waiting_clients import PROMPT, QUEUE, a_full_worker, held
 
 PATH = Path(__file__).parents[2] / "docs" / "examples" / "retry.py"
 BUSY = {"message": "All workers are busy", "type": "service_unavailable", "code": 503}
@@ -71,7 +71,7 @@ def done() -> httpx.Response:
         refused(error="the queue is full", code="queue_full"),
     ],
 )
-def test_what_will_pass_is_asked_again(refusal: httpx.Response) -> None:
+def test_what_will_pass_is_asked_again(refusal):
     server = FakeServer(refusal, refusal, done())
     assert server.ask(60.0) == DONE
     assert len(server.sent) == 3
@@ -87,7 +87,7 @@ def test_what_will_pass_is_asked_again(refusal: httpx.Response) -> None:
         refused("soon"),
     ],
 )
-def test_what_will_not_pass_is_asked_once(refusal: httpx.Response) -> None:
+def test_what_will_not_pass_is_asked_once(refusal):
     server = FakeServer(refusal)
     with pytest.raises(retry.RefusedError) as refusals:
         server.ask(60.0)
@@ -95,7 +95,7 @@ def test_what_will_not_pass_is_asked_once(refusal: httpx.Response) -> None:
     assert (len(server.sent), server.slept) == (1, [])
 
 
-def test_nobody_comes_before_retry_after_and_the_spread_grows() -> None:
+def test_nobody_comes_before_retry_after_and_the_spread_grows():
     for chance in (0.0, 0.25, 0.999):
         server = FakeServer(*[refused(3)] * 10, done())
         server.ask(1000.0, chance)
@@ -104,21 +104,21 @@ def test_nobody_comes_before_retry_after_and_the_spread_grows() -> None:
         assert spread == pytest.approx([chance * window for window in windows])
 
 
-def test_a_wait_beyond_the_deadline_is_not_begun() -> None:
+def test_a_wait_beyond_the_deadline_is_not_begun():
     server = FakeServer(refused(30))
     with pytest.raises(retry.RefusedError):
         server.ask(20.0)
     assert (len(server.sent), server.slept) == (1, [])
 
 
-def test_the_service_is_told_how_long_an_answer_is_of_use() -> None:
+def test_the_service_is_told_how_long_an_answer_is_of_use():
     server = FakeServer(refused(4), done())
     server.ask(10.0, chance=0.0)
     assert b'"timeout_ms":10000' in server.sent[0]
     assert b'"timeout_ms":6000' in server.sent[1]
 
 
-def test_in_a_long_overload_retries_are_a_small_part_of_what_is_sent() -> None:
+def test_in_a_long_overload_retries_are_a_small_part_of_what_is_sent():
     server = FakeServer(refused(1))
     requests = 1000
     for _ in range(requests):
@@ -126,9 +126,6 @@ def test_in_a_long_overload_retries_are_a_small_part_of_what_is_sent() -> None:
             server.ask(1e6)
     retries = len(server.sent) - requests
     assert retries <= retry.RETRIES_SAVED_MAX + requests * retry.RETRIES_PER_REQUEST
-
-
-# --- the service
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +163,7 @@ def ask(service: Running, sleep: Waits, deadline_s: float = 60.0, **fields: Any)
 
 
 @pytest.mark.process
-def test_a_client_of_a_busy_service_is_served_when_it_comes_again(service: Running) -> None:
+def test_a_client_of_a_busy_service_is_served_when_it_comes_again(service):
     change = {"model": "m", "active_prefill_tokens_threshold": 8}
     assert service.call("POST", "/busy_threshold", change).status == 200
     sleep = Waits(service, "/reservations/full-1/prefill_complete")
@@ -179,7 +176,7 @@ def test_a_client_of_a_busy_service_is_served_when_it_comes_again(service: Runni
 
 
 @pytest.mark.process
-def test_a_client_of_a_shed_tier_waits_half_a_minute_or_gives_up(service: Running) -> None:
+def test_a_client_of_a_shed_tier_waits_half_a_minute_or_gives_up(service):
     service.call("POST", "/reservations/full-1/prefill_complete")
     service.call("POST", "/admission/shed", {"tier": "standard"})
     sleep = Waits(service, "/admission/shed", {"tier": None})
@@ -191,9 +188,7 @@ def test_a_client_of_a_shed_tier_waits_half_a_minute_or_gives_up(service: Runnin
 
 
 @pytest.mark.process
-def test_a_client_whose_request_waits_in_the_queue_gives_up_at_its_deadline(
-    service: Running,
-) -> None:
+def test_a_client_whose_request_waits_in_the_queue_gives_up_at_its_deadline(service):
     sleep = Waits(service, "/never")
     with pytest.raises(retry.RefusedError) as refusals:
         ask(service, sleep, deadline_s=0.2)
@@ -202,7 +197,7 @@ def test_a_client_whose_request_waits_in_the_queue_gives_up_at_its_deadline(
 
 
 @pytest.mark.process
-def test_a_client_that_asks_for_nonsense_is_told_once(service: Running) -> None:
+def test_a_client_that_asks_for_nonsense_is_told_once(service):
     sleep = Waits(service, "/never")
     with pytest.raises(retry.RefusedError) as refusals:
         ask(service, sleep, priority_tier="gold")

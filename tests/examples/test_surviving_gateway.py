@@ -10,14 +10,10 @@ from typing import Any
 
 import pytest
 
-from scripts.processes.launched_process import (
-    LaunchedProcess,
-    free_port,
-    own_command,
-    own_environment,
-)
-from tests.polling import PATIENCE_S, eventually_on_loop
-from tests.process.gateway_scenes import (
+from tests.builders.launched_process import LaunchedProcess, free_port, own_command, own_environment
+from tests.builders.polling import PATIENCE_S, eventually_on_loop
+from tests.builders.running import Reached, Running
+from tests.examples.gateway_scenes import (
     TOKENS,
     Engine,
     Gateway,
@@ -26,8 +22,7 @@ from tests.process.gateway_scenes import (
     scene_of,
     two_engines,
 )
-from tests.process.running import Reached, Running
-from tests.process.token_engine import generated, ids_of, text_of
+from tests.examples.token_engine import generated, ids_of, text_of
 
 pytestmark = pytest.mark.process
 
@@ -167,10 +162,7 @@ CACHE = {"layers": 1, "kv_heads": 1, "head_dim": 1}
 
 @pytest.mark.parametrize(
     ("method", "fields"),
-    [
-        ("reprefill", {}),
-        ("transfer", {"kv_layout": CACHE, "kv_transfer_domain": "one"}),
-    ],
+    [("reprefill", {}), ("transfer", {"kv_layout": CACHE, "kv_transfer_domain": "one"})],
 )
 def test_answers_leave_a_worker_that_an_operator_drains(service, gateway, method, fields):
     with two_engines(service, **fields) as engines:
@@ -186,13 +178,10 @@ async def read_all(scene: Scene, gateway: Gateway) -> None:
     await scene.until_freed()
 
 
-def test_an_engine_that_is_not_there_is_not_noticed(service, engines, gateway):
-    async def play() -> None:
-        engines[0].kill()
-        async with scene_of(service) as scene:
-            await read_all(scene, gateway)
-
-    asyncio.run(play())
+async def test_an_engine_that_is_not_there_is_not_noticed(service, engines, gateway):
+    engines[0].kill()
+    async with scene_of(service) as scene:
+        await read_all(scene, gateway)
 
 
 @pytest.mark.parametrize(
@@ -207,28 +196,22 @@ def test_an_engine_that_is_not_there_is_not_noticed(service, engines, gateway):
     ],
     ids=str,
 )
-def test_an_engine_that_fails_by_its_own_words_is_not_noticed(
+async def test_an_engine_that_fails_by_its_own_words_is_not_noticed(
     service, live_engines, gateway, fault
 ):
-    async def play() -> None:
-        async with scene_of(service) as scene:
-            await scene.tell(live_engines[0], "fail", **fault)
-            await read_all(scene, gateway)
-
-    asyncio.run(play())
+    async with scene_of(service) as scene:
+        await scene.tell(live_engines[0], "fail", **fault)
+        await read_all(scene, gateway)
 
 
-def test_what_an_engine_refuses_its_client_is_told(service, live_engines, gateway):
-    async def play() -> None:
-        async with scene_of(service) as scene:
-            for engine in live_engines:
-                await scene.tell(engine, "fail", status=400)
-            async with scene.http.post(gateway.url, json={"prompt": [1]}) as answer:
-                assert answer.status == 400
-                assert (await answer.json())["error"]["message"] == "failing"
-            await scene.until_freed()
-
-    asyncio.run(play())
+async def test_what_an_engine_refuses_its_client_is_told(service, live_engines, gateway):
+    async with scene_of(service) as scene:
+        for engine in live_engines:
+            await scene.tell(engine, "fail", status=400)
+        async with scene.http.post(gateway.url, json={"prompt": [1]}) as answer:
+            assert answer.status == 400
+            assert (await answer.json())["error"]["message"] == "failing"
+        await scene.until_freed()
 
 
 def test_a_restart_of_the_service_is_not_noticed():
@@ -270,59 +253,50 @@ def test_a_gateway_that_is_asked_to_end_lets_its_clients_read_to_the_end(service
         assert gateway.process.wait(PATIENCE_S) is not None
 
 
-def test_a_client_that_leaves_frees_its_reservation_at_once(service, live_engines, gateway):
-    async def play() -> None:
-        async with scene_of(service) as scene:
-            await scene.tell(live_engines[0], "hold", after=HELD_AFTER)
-            await scene.tell(live_engines[1], "hold", after=0)
-            readers = [Reader([n]) for n in range(8)]
-            reading = [asyncio.create_task(each.read(scene.http, gateway)) for each in readers]
+async def test_a_client_that_leaves_frees_its_reservation_at_once(service, live_engines, gateway):
+    async with scene_of(service) as scene:
+        await scene.tell(live_engines[0], "hold", after=HELD_AFTER)
+        await scene.tell(live_engines[1], "hold", after=0)
+        readers = [Reader([n]) for n in range(8)]
+        reading = [asyncio.create_task(each.read(scene.http, gateway)) for each in readers]
 
-            async def are(n: int) -> bool:
-                streams = sum([await scene.streams(engine) for engine in live_engines])
-                return streams == n == await scene.booked()
+        async def are(n: int) -> bool:
+            streams = sum([await scene.streams(engine) for engine in live_engines])
+            return streams == n == await scene.booked()
 
-            await scene.until(lambda: are(len(readers)))
-            await eventually_on_loop(lambda: any(reader.tokens for reader in readers))
-            for task in reading:
-                task.cancel()
-            await asyncio.gather(*reading, return_exceptions=True)
-            await scene.until(lambda: are(0))
-
-    asyncio.run(play())
+        await scene.until(lambda: are(len(readers)))
+        await eventually_on_loop(lambda: any(reader.tokens for reader in readers))
+        for task in reading:
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
+        await scene.until(lambda: are(0))
 
 
-def test_a_client_may_want_its_answer_in_one_piece(service, live_engines, gateway):
-    async def play() -> None:
-        async with scene_of(service) as scene:
-            for prompt in ("a text", [5, 6, 7]):
-                body = {"prompt": prompt, "max_tokens": TOKENS}
-                async with scene.http.post(gateway.url, json=body) as answer:
-                    whole = await answer.json()
-                right = list(islice(generated(ids_of(prompt)), TOKENS))
-                (choice,) = whole["choices"]
-                assert choice["text"] == text_of(right)
-                assert choice["finish_reason"] == "length"
-                assert "token_ids" not in choice
-                assert whole["usage"]["completion_tokens"] == TOKENS
-                assert whole["usage"]["prompt_tokens"] == len(prompt)
-            await scene.until_freed()
-
-    asyncio.run(play())
+async def test_a_client_may_want_its_answer_in_one_piece(service, live_engines, gateway):
+    async with scene_of(service) as scene:
+        for prompt in ("a text", [5, 6, 7]):
+            body = {"prompt": prompt, "max_tokens": TOKENS}
+            async with scene.http.post(gateway.url, json=body) as answer:
+                whole = await answer.json()
+            right = list(islice(generated(ids_of(prompt)), TOKENS))
+            (choice,) = whole["choices"]
+            assert choice["text"] == text_of(right)
+            assert choice["finish_reason"] == "length"
+            assert "token_ids" not in choice
+            assert whole["usage"]["completion_tokens"] == TOKENS
+            assert whole["usage"]["prompt_tokens"] == len(prompt)
+        await scene.until_freed()
 
 
-def test_what_the_service_refuses_its_client_is_told(service, live_engines, gateway):
-    async def play() -> None:
-        async with scene_of(service) as scene:
-            await scene.ask("POST", "/admission/shed", {"tier": "standard"})
-            async with scene.http.post(gateway.url, json={"prompt": [1]}) as answer:
-                assert answer.status == 503
-                assert int(answer.headers["retry-after"]) > 0
-                assert (await answer.json())["code"] == "capacity_shed"
-            await scene.ask("POST", "/admission/shed", {"tier": None})
-            await scene.until_freed()
-
-    asyncio.run(play())
+async def test_what_the_service_refuses_its_client_is_told(service, live_engines, gateway):
+    async with scene_of(service) as scene:
+        await scene.ask("POST", "/admission/shed", {"tier": "standard"})
+        async with scene.http.post(gateway.url, json={"prompt": [1]}) as answer:
+            assert answer.status == 503
+            assert int(answer.headers["retry-after"]) > 0
+            assert (await answer.json())["code"] == "capacity_shed"
+        await scene.ask("POST", "/admission/shed", {"tier": None})
+        await scene.until_freed()
 
 
 @pytest.mark.parametrize(
@@ -336,13 +310,7 @@ def test_what_the_service_refuses_its_client_is_told(service, live_engines, gate
         {"prompt": [1], "max_tokens": 0},
     ],
 )
-def test_what_no_engine_could_take_over_is_refused(service, gateway, body):
-    async def play() -> None:
-        async with (
-            scene_of(service) as scene,
-            scene.http.post(gateway.url, json=body) as answer,
-        ):
-            assert answer.status == 400
-            assert (await answer.json())["error"]["message"]
-
-    asyncio.run(play())
+async def test_what_no_engine_could_take_over_is_refused(service, gateway, body):
+    async with scene_of(service) as scene, scene.http.post(gateway.url, json=body) as answer:
+        assert answer.status == 400
+        assert (await answer.json())["error"]["message"]

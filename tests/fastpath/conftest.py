@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 
 from select_service.http.body_codec import BODY_BUDGET
-from tests.http.conversation import Conversation
+from tests.builders.conversation import Conversation
 
 
 @pytest.fixture

@@ -1,26 +1,13 @@
 """Conversations with the protocol that meets the bytes, on connections without a socket."""
 
-import asyncio
-import functools
-from collections.abc import Callable, Coroutine
-from typing import Any
-
 from select_service.http import bounded_protocol as bounds
 from select_service.http.body_codec import BODY_BYTES_FREE
+from tests.builders.conversation import Conversation
 from tests.fastpath.slow_wire import SlowWire
-from tests.http.conversation import Conversation
 
 GET = b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n"
 POST = b"POST /%d HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
 LARGE = BODY_BYTES_FREE + 1000
-
-
-def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @functools.wraps(test)
-    def run(*arguments: Any, **fixtures: Any) -> None:
-        asyncio.run(test(*arguments, **fixtures))
-
-    return run
 
 
 def looks(seconds: float) -> int:

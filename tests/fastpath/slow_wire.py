@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.http.wire import Wire
+from tests.builders.wire import Wire
 
 HIGH_WATER = 200
 

@@ -6,7 +6,7 @@ import pytest
 from select_service.fastpath import serve_layout as layout
 from select_service.fastpath.response_templates import ResponseTemplates
 from tests.builders import a_selector, a_worker
-from tests.core.selector_scenes import KEY
+from tests.builders.selector_scenes import KEY
 from tests.fastpath.test_bookings import select_and_reserve, services
 from tests.fastpath.test_equality import post, prompt_of
 
@@ -41,9 +41,7 @@ def none_left(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize("method", ["__init__", "_ensure_slots", "render_template"])
-def test_where_no_memory_is_left_for_texts_the_ordinary_path_answers(
-    monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+def test_where_no_memory_is_left_for_texts_the_ordinary_path_answers(monkeypatch, method):
     """Not now and then: as long as it is so."""
     asked = post("/select", prompt_of(31, True)), select_and_reserve(None)
     with services() as two:
@@ -57,7 +55,7 @@ def test_where_no_memory_is_left_for_texts_the_ordinary_path_answers(
         assert two.answered == len(asked)
 
 
-def test_texts_for_which_no_memory_is_left_are_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_for_which_no_memory_is_left_are_as_before(monkeypatch):
     selector = a_selector()
     selector.register_worker(a_worker(0))
     answers = ResponseTemplates(

@@ -119,9 +119,7 @@ def told_is_the_same(two: TwoServices) -> None:
 @pytest.mark.parametrize("flags", [(), REPLICA_FLAGS], ids=["alone", "replicas"])
 @pytest.mark.parametrize("policy", ["reference", "work"])
 @pytest.mark.parametrize("untracked", [None, *UNTRACKED])
-def test_after_the_first_booking_no_verb_of_the_core_is_called(
-    untracked: str | None, policy: str, flags: tuple[str, ...]
-) -> None:
+def test_after_the_first_booking_no_verb_of_the_core_is_called(untracked, policy, flags):
     if untracked is not None:
         flags = (*flags, f"DYN_ROUTER_TRACK_{untracked}=false")
     with services("--policy", policy, *flags) as two:
@@ -145,7 +143,7 @@ def test_after_the_first_booking_no_verb_of_the_core_is_called(
         two.say(request(f"DELETE /reservations/{made_up}", AIOHTTP))
 
 
-def test_where_blocks_get_identities_of_their_own_verbs_are_called() -> None:
+def test_where_blocks_get_identities_of_their_own_verbs_are_called():
     with services(*OWN_IDENTITIES) as two:
         for data in life_of("a"):
             assert two.say(data).startswith(b"HTTP/1.1 20")
@@ -164,7 +162,7 @@ def hold_in_index(side: Side, rank: Rank, n_blocks: int) -> None:
 
 def account_of(side: Side, name: str) -> tuple[object, ...]:
     """What is known of the prefill of a reservation."""
-    held = side.selector.reservation_table.find_reservation(name)
+    held = side.selector.ledger.reservations.find_reservation(name)
     assert held is not None
     return (
         held.prefill_work,
@@ -176,9 +174,7 @@ def account_of(side: Side, name: str) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("flags", [(), REPLICA_FLAGS], ids=["alone", "replicas"])
 @pytest.mark.parametrize("cached", [0, 9])
-def test_what_is_to_do_on_a_rank_of_the_clients_is_found_out_as_by_the_verb(
-    cached: int, flags: tuple[str, ...]
-) -> None:
+def test_what_is_to_do_on_a_rank_of_the_clients_is_found_out_as_by_the_verb(cached, flags):
     """There is less to do than the whole prompt where the rank has some of it."""
     with services("--policy", "work", *flags) as two:
         two.say(select_and_reserve("first"))
@@ -216,7 +212,7 @@ def reserve_all(name: str) -> list[bytes]:
     ]
 
 
-def test_with_a_queue_verbs_are_called_only_while_somebody_waits() -> None:
+def test_with_a_queue_verbs_are_called_only_while_somebody_waits():
     """Then what frees capacity, or takes the name of one who waits, is the core's to look at."""
     with services(*NOT_FOLLOWING, "--queue-threshold", "0.4") as two:
         for data in (select_and_reserve("first"), select_and_reserve("a")):
@@ -239,7 +235,7 @@ def test_with_a_queue_verbs_are_called_only_while_somebody_waits() -> None:
         assert verbs.called == 1
 
 
-def test_more_tokens_to_prefill_than_there_are_is_refused() -> None:
+def test_more_tokens_to_prefill_than_there_are_is_refused():
     with services() as two:
         assert two.say(reserve("a", 60)).startswith(b"HTTP/1.1 201")
         assert two.say(reserve("b", 60)).startswith(b"HTTP/1.1 201")
@@ -250,7 +246,7 @@ def test_more_tokens_to_prefill_than_there_are_is_refused() -> None:
         loads_are_the_same(two)
 
 
-def test_tables_that_are_full_grow_by_a_verb_and_give_back_what_they_left() -> None:
+def test_tables_that_are_full_grow_by_a_verb_and_give_back_what_they_left():
     with services() as two:
         for number in range(40):
             tokens = [1000 * number + k for k in range(1200)]
@@ -260,11 +256,11 @@ def test_tables_that_are_full_grow_by_a_verb_and_give_back_what_they_left() -> N
         for number in range(40):
             two.say(request(f"DELETE /reservations/{number}", AIOHTTP))
         two.say(select_and_reserve("last"))
-        numbers = two.fast.selector.reservation_table.memory.numbers
+        numbers = two.fast.selector.ledger.reservations.memory.numbers
         assert numbers[ledger_layout.LOAD_TO_RELEASE] == 0
 
 
-def test_what_is_unknown_or_in_use_is_refused_by_the_ordinary_path() -> None:
+def test_what_is_unknown_or_in_use_is_refused_by_the_ordinary_path():
     with services() as two:
         two.say(select_and_reserve("a"))
         answered = two.answered
@@ -274,7 +270,7 @@ def test_what_is_unknown_or_in_use_is_refused_by_the_ordinary_path() -> None:
         assert two.answered == answered
 
 
-def test_what_is_logged_is_not_for_here() -> None:
+def test_what_is_logged_is_not_for_here():
     select = post("/select", prompt_of(31, False))
     with services() as two:
         two.say(select)

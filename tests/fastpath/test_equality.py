@@ -22,11 +22,11 @@ from select_service.core.load.histogram_bins import TIME_BINS
 from select_service.core.registry.fleet.partition import Partition
 from select_service.core.traffic import traffic_counters as observed
 from tests.builders import worker_body
+from tests.builders.hypothesis_profiles import explored
 from tests.fastpath.mutations import mutated
 from tests.fastpath.requests import AIOHTTP, BARE, HTTPX, HYPER, USUAL, request
 from tests.fastpath.said import chosen_in, get, hashes_of, post, prompt_of, scope_of
 from tests.fastpath.two_services import Side, TwoServices
-from tests.hypothesis_profiles import explored
 
 SCOPES = (("m", "default"), ("m", "b"), ("llama", "default"), ("n/\u00e4", "default"))
 FIRST_WORKERS = {1: SCOPES[0], 2: SCOPES[0], 3: SCOPES[2]}
@@ -60,7 +60,7 @@ def observed_of(side: Side) -> dict[PartitionKey, Any]:
     found = {}
     for key, partition in selector.fleet.partitions.items():
         counted = observed.PartitionTrafficCounter()
-        counted.set_sources(partition, selector.reservation_table.sums.find_observed(key))
+        counted.set_sources(partition, selector.ledger.reservations.sums.find_observed(key))
         now = counted.read_counters(0)
         begin = observed.RESERVATIONS
         times = now[begin + TTFT : observed.REFUSED]

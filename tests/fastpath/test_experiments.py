@@ -13,7 +13,7 @@ def test_bookings_of_the_fast_path_are_measured_once() -> None:
         two.say(select_and_reserve("before"))
         for side in (two.fast, two.ordinary):
             side.say(BEGIN)
-            (experiment,) = side.selector.analytics.experiments
+            (experiment,) = side.selector.followers.evaluation.experiments
             experiment.slots[0].began_at -= UNMEASURED_S
         answered = two.answered
         for data in [*life_of("a"), *life_of("b"), select_and_reserve("c")]:
@@ -22,7 +22,7 @@ def test_bookings_of_the_fast_path_are_measured_once() -> None:
         two.say(request("POST /reservations/before/prefill_complete", AIOHTTP))
         assert two.answered == answered + 2 * len(life_of("a")) + 3
         for side in (two.fast, two.ordinary):
-            (experiment,) = side.selector.analytics.experiments
+            (experiment,) = side.selector.followers.evaluation.experiments
             assert (experiment.slots[0].requests, experiment.unreported) == (2, 1)
             assert experiment.slots[0].total_s > 0.0
             side.say(request("DELETE /experiments/1", AIOHTTP))

@@ -69,9 +69,7 @@ def answers(flags: tuple[str, ...], around: bytes = b"") -> list[bytes | None]:
 
 
 @pytest.mark.parametrize("flags", [(), ADMISSION], ids=["open", "admission"])
-def test_no_answer_depends_on_what_is_beside_its_arrays_or_its_request(
-    flags: tuple[str, ...],
-) -> None:
+def test_no_answer_depends_on_what_is_beside_its_arrays_or_its_request(flags):
     expected = answers(flags)
     assert None not in expected
     for number, around in enumerate(AROUND):
@@ -83,7 +81,7 @@ def test_no_answer_depends_on_what_is_beside_its_arrays_or_its_request(
 @pytest.mark.skipif(
     os.environ.get("NUMBA_BOUNDSCHECK", "0") in ("", "0"), reason="bounds are not checked"
 )
-def test_a_read_behind_the_end_does_not_go_unnoticed() -> None:
+def test_a_read_behind_the_end_does_not_go_unnoticed():
     """The other tests prove nothing unless this is so."""
     data = USUAL[0]
     with pytest.raises(IndexError):

@@ -37,7 +37,7 @@ def test_nothing_is_booked_on_a_rank_that_is_out():
         refused = side.say(post("/reservations", {**named, "reservation_id": "a"}))
         assert refused.startswith(b"HTTP/1.1 503")
         assert b"is draining, out of rotation" in refused
-        assert (side.handler.answered, len(side.selector.reservation_table)) == (before, 1)
+        assert (side.handler.answered, len(side.selector.ledger.reservations)) == (before, 1)
         booked = side.say(post("/reservations", {**named, "reservation_id": "a", "dp_rank": 1}))
         assert booked.startswith(b"HTTP/1.1 201")
         assert side.handler.answered == before + 1

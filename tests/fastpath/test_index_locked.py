@@ -7,16 +7,11 @@ import pytest
 from indexer.index.prefix_index import PrefixIndex
 from indexer.jit.mutex import Mutex
 from tests.builders import worker_body
+from tests.fastpath.lock_holder import held_by_another
 from tests.fastpath.requests import HTTPX, request
 from tests.fastpath.two_services import TwoServices
-from tests.lock_holder import held_by_another
 
-PROMPT = {
-    "model_name": "m",
-    "block_hashes": [1, 2],
-    "sequence_hashes": [1, 2],
-    "isl_tokens": 8,
-}
+PROMPT = {"model_name": "m", "block_hashes": [1, 2], "sequence_hashes": [1, 2], "isl_tokens": 8}
 SELECT = request("POST /select", HTTPX, PROMPT)
 RESERVE = request("POST /select_and_reserve", HTTPX, {**PROMPT, "reservation_id": "r"})
 

@@ -10,12 +10,12 @@ from select_service.auth.keys_file import read_api_keys
 from select_service.auth.roles import CALLER
 from select_service.fastpath import authenticated
 from select_service.fastpath.parsing import request_layout
-from tests.api.routes import BY_ID
-from tests.auth.keys import bearer, entry, keys_file
 from tests.builders import worker_body
+from tests.builders.hypothesis_profiles import explores
+from tests.builders.keys import bearer, entry, keys_file
+from tests.builders.routes import BY_ID
 from tests.fastpath.requests import BARE, HTTPX, request
 from tests.fastpath.two_services import TwoServices
-from tests.hypothesis_profiles import explores
 
 TENANTS = ("default", "red", "blue")
 COMPILED = {
@@ -189,7 +189,7 @@ def test_bound_keys_are_held_to_their_tenants(both):
     assert statuses(both.say(call)) == [404]
     assert statuses(both.say(booking("theirs", bearer("red"), tenant="red"))) == [409]
     assert both.answered == before
-    assert both.fast.selector.reservation_table.find_reservation("theirs") is not None
+    assert both.fast.selector.ledger.reservations.find_reservation("theirs") is not None
 
 
 def test_a_tenant_that_comes_later_is_known_for_what_it_is(both):

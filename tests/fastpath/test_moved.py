@@ -30,7 +30,7 @@ def drain(two: TwoServices) -> None:
     assert b"202" in two.say(post("/workers/1/drain", {}))
     for selector in selectors(two):
         selector.run_pending(monotonic())
-        while selector.mover.is_busy:
+        while selector.health.mover.is_busy:
             selector.run_pending(monotonic())
 
 
@@ -51,7 +51,7 @@ def test_the_fast_path_is_back_when_no_move_is_left_to_tell_of(two: TwoServices)
     two.say(post("/reservations", BODY))
     drain(two)
     for selector in selectors(two):
-        selector.mover.move_log.drop_expired(monotonic() + RETENTION_S + 1.0)
+        selector.health.mover.move_log.drop_expired(monotonic() + RETENTION_S + 1.0)
     two.say(request("POST /reservations/a/renew", HTTPX, None, False))
     before = two.answered
     two.say(request("POST /reservations/a/renew", HTTPX, None, False))

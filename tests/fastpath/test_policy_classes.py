@@ -1,7 +1,5 @@
 """The header that names a policy class, where requests may wait."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.builders import worker_body
@@ -18,7 +16,7 @@ def named(policy_class: str, path: str) -> bytes:
 
 
 @pytest.mark.parametrize("path", ["/select", "/select_and_reserve"])
-def test_the_fast_path_steps_aside_where_the_header_names_no_class(path: str) -> None:
+def test_the_fast_path_steps_aside_where_the_header_names_no_class(path):
     with TwoServices("--queue-threshold", "8.0") as two:
         two.say(post("/workers", worker_body(1, max_num_batched_tokens=8192)))
         assert WARNING not in two.say(named("default", path))
@@ -28,7 +26,7 @@ def test_the_fast_path_steps_aside_where_the_header_names_no_class(path: str) ->
         assert two.answered == answered
 
 
-def test_without_a_queue_the_header_costs_nothing() -> None:
+def test_without_a_queue_the_header_costs_nothing():
     with TwoServices() as two:
         two.say(post("/workers", worker_body(1)))
         assert WARNING not in two.say(named("batch", "/select"))
@@ -53,8 +51,8 @@ def book(two: TwoServices, name: str, tokens: int) -> None:
 
 @pytest.mark.parametrize("queue_policy", ["fcfs", "work"])
 def test_with_several_classes_where_there_is_room_for_all_of_them_on_the_same_ranks(
-    queue_policy: str, tmp_path: Path
-) -> None:
+    queue_policy, tmp_path
+):
     document = tmp_path / "classes.yaml"
     document.write_text(CLASSES.replace("QUEUE_POLICY", queue_policy))
     flags = ("--policy-config", str(document))

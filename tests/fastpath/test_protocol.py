@@ -9,9 +9,9 @@ from select_service.fastpath import fastpath_protocol as lean
 from select_service.fastpath.fastpath_protocol import REQUESTS_PER_ITERATION
 from select_service.http import bounded_protocol as bounds
 from select_service.http.body_codec import BODY_BUDGET
-from tests.fastpath.lean_scenes import GET, LARGE, POST, on_loop, slow_reader
-from tests.http.conversation import Conversation
-from tests.polling import eventually_on_loop
+from tests.builders.conversation import Conversation
+from tests.builders.polling import eventually_on_loop
+from tests.fastpath.lean_scenes import GET, LARGE, POST, slow_reader
 
 pytestmark = pytest.mark.usefixtures("lean_connections")
 
@@ -19,8 +19,7 @@ pytestmark = pytest.mark.usefixtures("lean_connections")
 # Who answers
 
 
-@on_loop
-async def test_usual_requests_never_make_the_ordinary_protocol() -> None:
+async def test_usual_requests_never_make_the_ordinary_protocol():
     conversation = Conversation()
     whole = GET % 0 + POST % (2, 3) + b"abc" + GET % 4
     conversation.say(GET % 8, whole, (POST % (6, 3)) + b"a", b"b", b"c")
@@ -36,8 +35,7 @@ async def test_usual_requests_never_make_the_ordinary_protocol() -> None:
     assert conversation.state.connections == {conversation.protocol}
 
 
-@on_loop
-async def test_a_packet_of_one_request_costs_one_call_and_one_write() -> None:
+async def test_a_packet_of_one_request_costs_one_call_and_one_write():
     conversation = Conversation()
     conversation.say(GET % 2)
     conversation.handler.n_called = 0
@@ -47,8 +45,7 @@ async def test_a_packet_of_one_request_costs_one_call_and_one_write() -> None:
     assert conversation.handler.n_answered == 11
 
 
-@on_loop
-async def test_requests_in_one_packet_are_answered_with_one_write() -> None:
+async def test_requests_in_one_packet_are_answered_with_one_write():
     conversation = Conversation()
     writes: list[bytes] = []
     conversation.protocol._write = writes.append
@@ -56,8 +53,7 @@ async def test_requests_in_one_packet_are_answered_with_one_write() -> None:
     assert len(writes) == 1
 
 
-@on_loop
-async def test_after_an_ordinary_answer_the_next_byte_is_ours_again() -> None:
+async def test_after_an_ordinary_answer_the_next_byte_is_ours_again():
     conversation = Conversation()
     for n in range(10):
         conversation.say(GET % n)
@@ -68,8 +64,7 @@ async def test_after_an_ordinary_answer_the_next_byte_is_ours_again() -> None:
     assert conversation.state.connections == {conversation.protocol}
 
 
-@on_loop
-async def test_what_comes_before_an_ordinary_answer_is_sent_is_ordinary_too() -> None:
+async def test_what_comes_before_an_ordinary_answer_is_sent_is_ordinary_too():
     """So that no answer overtakes another."""
     conversation, wire = slow_reader()
     conversation.say(GET % 1)
@@ -104,8 +99,7 @@ INSIDE = {
 
 
 @pytest.mark.parametrize("kind", INSIDE)
-@on_loop
-async def test_what_looks_like_a_request_inside_another_is_none(kind: str) -> None:
+async def test_what_looks_like_a_request_inside_another_is_none(kind):
     conversation = Conversation()
     for part in INSIDE[kind]:
         conversation.say(part)
@@ -116,8 +110,7 @@ async def test_what_looks_like_a_request_inside_another_is_none(kind: str) -> No
     assert conversation.handler.n_answered == 1
 
 
-@on_loop
-async def test_no_request_overtakes_those_that_wait_to_be_parsed() -> None:
+async def test_no_request_overtakes_those_that_wait_to_be_parsed():
     conversation = Conversation()
     conversation.say(GET % 1 * 400)
     assert conversation.ordinary._unparsed
@@ -130,8 +123,7 @@ async def test_no_request_overtakes_those_that_wait_to_be_parsed() -> None:
     assert [body for _, body in conversation.answers()] == wanted
 
 
-@on_loop
-async def test_a_body_that_turns_out_to_be_unusual_is_the_ordinary_paths() -> None:
+async def test_a_body_that_turns_out_to_be_unusual_is_the_ordinary_paths():
     conversation = Conversation()
     conversation.say(POST % (2, 9) + b"123", b"1.5", b"123" + GET % 4)
     await conversation.settle()
@@ -149,8 +141,7 @@ def timeless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("timeless")
-@on_loop
-async def test_a_turn_answers_a_bounded_number_of_requests() -> None:
+async def test_a_turn_answers_a_bounded_number_of_requests():
     conversation = Conversation()
     n = 3 * REQUESTS_PER_ITERATION + 5
     conversation.say(GET % 2 * n)
@@ -163,8 +154,7 @@ async def test_a_turn_answers_a_bounded_number_of_requests() -> None:
     assert len(conversation.answers()) == n
 
 
-@on_loop
-async def test_answers_that_take_long_have_a_turn_each(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answers_that_take_long_have_a_turn_each(monkeypatch):
     monkeypatch.setattr(fastpath_protocol, "ITERATION_S", -1.0)
     conversation = Conversation()
     conversation.say(GET % 2 * 3)
@@ -174,8 +164,7 @@ async def test_answers_that_take_long_have_a_turn_each(monkeypatch: pytest.Monke
     assert len(conversation.answers()) == 3
 
 
-@on_loop
-async def test_nothing_is_answered_to_who_does_not_read() -> None:
+async def test_nothing_is_answered_to_who_does_not_read():
     conversation, wire = slow_reader()
     for _ in range(20):
         conversation.say(GET % 2)
@@ -196,8 +185,7 @@ async def test_nothing_is_answered_to_who_does_not_read() -> None:
     assert len(conversation.answers()) == 20
 
 
-@on_loop
-async def test_bodies_that_come_in_share_the_budget_of_all() -> None:
+async def test_bodies_that_come_in_share_the_budget_of_all():
     conversation = Conversation()
     conversation.say(POST % (2, 2 * LARGE) + b"x" * LARGE)
     assert 0 < BODY_BUDGET.used <= 1000 + 100
@@ -209,10 +197,7 @@ async def test_bodies_that_come_in_share_the_budget_of_all() -> None:
     assert conversation.handler.n_answered == 1
 
 
-@on_loop
-async def test_beyond_the_budget_the_ordinary_path_has_the_body(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_beyond_the_budget_the_ordinary_path_has_the_body(monkeypatch):
     monkeypatch.setattr(BODY_BUDGET, "total", 1)
     conversation = Conversation()
     conversation.say(POST % (2, 2 * LARGE) + b"x" * LARGE)
@@ -224,8 +209,7 @@ async def test_beyond_the_budget_the_ordinary_path_has_the_body(
 
 
 @pytest.mark.parametrize("end", ["lost", "shutdown"])
-@on_loop
-async def test_the_budget_is_given_back(end: str) -> None:
+async def test_the_budget_is_given_back(end):
     conversation = Conversation()
     conversation.say(POST % (2, 2 * LARGE) + b"x" * LARGE)
     if end == "shutdown":
@@ -236,10 +220,7 @@ async def test_the_budget_is_given_back(end: str) -> None:
 
 
 @pytest.mark.parametrize("bound", ["REQUEST_PARTS_MAX", "REQUEST_BYTES_MAX"])
-@on_loop
-async def test_what_is_not_collected_is_the_ordinary_paths(
-    bound: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_not_collected_is_the_ordinary_paths(bound, monkeypatch):
     monkeypatch.setattr(lean, bound, 5)
     conversation = Conversation()
     conversation.say(POST % (2, 6), *[b"x"] * 5)
@@ -249,10 +230,7 @@ async def test_what_is_not_collected_is_the_ordinary_paths(
     assert conversation.answers() == [(200, b"/2 xxxxxx")]
 
 
-@on_loop
-async def test_the_last_connection_that_is_allowed_may_ask_what_is_unusual(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_last_connection_that_is_allowed_may_ask_what_is_unusual(monkeypatch):
     monkeypatch.setattr(bounds, "CONNECTIONS_MAX", 1)
     conversation = Conversation()
     conversation.say(GET % 1)

@@ -6,16 +6,13 @@ from typing import Any
 
 import pytest
 
-from select_service.fastpath.fastpath_protocol import (
-    CHECKS_PER_ITERATION,
-    REQUESTS_PER_ITERATION,
-    TimeoutWatch,
-)
+from select_service.fastpath.fastpath_protocol import REQUESTS_PER_ITERATION
+from select_service.fastpath.timeout_watch import CHECKS_PER_ITERATION, TimeoutWatch
 from select_service.http import bounded_protocol as bounds
 from select_service.http.bounded_protocol import CROWDED_KEEP_ALIVE_S, FAILURE_NAME, KEEP_ALIVE_S
-from tests.fastpath.lean_scenes import GET, POST, looks, on_loop, slow_reader
-from tests.http.conversation import Conversation
-from tests.polling import eventually_on_loop
+from tests.builders.conversation import Conversation
+from tests.builders.polling import eventually_on_loop
+from tests.fastpath.lean_scenes import GET, POST, looks, slow_reader
 
 pytestmark = pytest.mark.usefixtures("lean_connections")
 
@@ -24,8 +21,7 @@ pytestmark = pytest.mark.usefixtures("lean_connections")
 
 
 @pytest.mark.parametrize("said", [b"", POST % (2, 5) + b"123"], ids=["nothing", "half a body"])
-@on_loop
-async def test_a_request_that_does_not_come_to_its_end_is_timed_out(said: bytes) -> None:
+async def test_a_request_that_does_not_come_to_its_end_is_timed_out(said):
     conversation = Conversation()
     conversation.say(*filter(None, [said]))
     for _ in range(looks(bounds.REQUEST_READ_S_MAX) - 1):
@@ -38,8 +34,7 @@ async def test_a_request_that_does_not_come_to_its_end_is_timed_out(said: bytes)
 
 
 @pytest.mark.parametrize("path", [2, 1], ids=["usual", "ordinary"])
-@on_loop
-async def test_an_idle_connection_ends(path: int) -> None:
+async def test_an_idle_connection_ends(path):
     conversation = Conversation()
     conversation.say(GET % 2)
     for _ in range(3):
@@ -54,10 +49,7 @@ async def test_an_idle_connection_ends(path: int) -> None:
 
 
 @pytest.mark.parametrize("path", [2, 1], ids=["usual", "ordinary"])
-@on_loop
-async def test_an_idle_connection_ends_sooner_where_there_are_many(
-    path: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_idle_connection_ends_sooner_where_there_are_many(path, monkeypatch):
     conversation = Conversation()
     conversation.say(GET % path)
     await conversation.settle()
@@ -69,8 +61,7 @@ async def test_an_idle_connection_ends_sooner_where_there_are_many(
     assert conversation.wire.mark_closed
 
 
-@on_loop
-async def test_empty_lines_do_not_keep_an_idle_connection() -> None:
+async def test_empty_lines_do_not_keep_an_idle_connection():
     conversation = Conversation()
     conversation.say(GET % 2)
     for _ in range(looks(KEEP_ALIVE_S)):
@@ -81,8 +72,7 @@ async def test_empty_lines_do_not_keep_an_idle_connection() -> None:
     assert conversation.wire.mark_closed
 
 
-@on_loop
-async def test_a_request_without_an_answer_is_not_idle() -> None:
+async def test_a_request_without_an_answer_is_not_idle():
     conversation = Conversation()
     conversation.may_answer.clear()
     conversation.say(GET % 2)
@@ -95,8 +85,7 @@ async def test_a_request_without_an_answer_is_not_idle() -> None:
     assert conversation.answers() == [(200, b"/2 ")]
 
 
-@on_loop
-async def test_who_takes_nothing_of_an_answer_is_cut_off() -> None:
+async def test_who_takes_nothing_of_an_answer_is_cut_off():
     conversation, wire = slow_reader()
     for n in range(2):
         conversation.say(GET % (2 * 10**n))
@@ -109,10 +98,7 @@ async def test_who_takes_nothing_of_an_answer_is_cut_off() -> None:
     assert wire.mark_closed
 
 
-@on_loop
-async def test_one_watch_looks_at_all_and_ends_with_the_last(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_one_watch_looks_at_all_and_ends_with_the_last(monkeypatch):
     monkeypatch.setattr(bounds, "WATCH_EVERY_S", 0.001)
     seen: list[int] = []
 
@@ -134,8 +120,7 @@ async def test_one_watch_looks_at_all_and_ends_with_the_last(
     connections.clear()
 
 
-@on_loop
-async def test_a_turn_of_the_watch_looks_at_a_bounded_number() -> None:
+async def test_a_turn_of_the_watch_looks_at_a_bounded_number():
     conversations = [Conversation() for _ in range(3)]
     watch = TimeoutWatch()
     watch._connections = {each.protocol for each in conversations}
@@ -147,8 +132,7 @@ async def test_a_turn_of_the_watch_looks_at_a_bounded_number() -> None:
 # The end
 
 
-@on_loop
-async def test_a_server_that_ends_closes_who_is_idle() -> None:
+async def test_a_server_that_ends_closes_who_is_idle():
     for said in (b"", GET % 2, GET % 2 + b"GET /"):
         conversation = Conversation()
         conversation.say(*filter(None, [said]))
@@ -156,8 +140,7 @@ async def test_a_server_that_ends_closes_who_is_idle() -> None:
         assert conversation.wire.mark_closed, said
 
 
-@on_loop
-async def test_a_server_that_ends_answers_what_has_begun_to_come_in() -> None:
+async def test_a_server_that_ends_answers_what_has_begun_to_come_in():
     conversation = Conversation()
     conversation.say(POST % (2, 3) + b"a")
     await conversation.settle()
@@ -171,8 +154,7 @@ async def test_a_server_that_ends_answers_what_has_begun_to_come_in() -> None:
 
 
 @pytest.mark.parametrize("said", [GET % 2, GET % 3, POST % (2, 3) + b"a"])
-@on_loop
-async def test_a_client_that_goes_is_forgotten(said: bytes) -> None:
+async def test_a_client_that_goes_is_forgotten(said):
     conversation = Conversation()
     conversation.may_answer.clear()
     conversation.say(said)
@@ -196,8 +178,7 @@ FAILING = {
 
 
 @pytest.mark.parametrize("kind", FAILING)
-@on_loop
-async def test_a_failure_of_the_answerer_ends_the_connection(kind: str) -> None:
+async def test_a_failure_of_the_answerer_ends_the_connection(kind):
     conversation = Conversation()
     usual = conversation.handler.answer_request
 
@@ -217,8 +198,7 @@ async def test_a_failure_of_the_answerer_ends_the_connection(kind: str) -> None:
     assert len(conversation.failures) == 1
 
 
-@on_loop
-async def test_a_failure_of_the_watch_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failure_of_the_watch_ends_the_connection(monkeypatch):
     conversation = Conversation()
     monkeypatch.setattr(conversation.wire, "get_write_buffer_size", None)
     conversation.protocol.check_timeouts()
@@ -228,10 +208,7 @@ async def test_a_failure_of_the_watch_ends_the_connection(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("said", [b"", GET % 2, POST % (2, 9) + b"{", GET % 2 * 100])
 @pytest.mark.parametrize("error", [None, ConnectionResetError()], ids=["closed", "reset"])
-@on_loop
-async def test_a_closed_connection_is_freed_without_a_collection(
-    said: bytes, error: Exception | None
-) -> None:
+async def test_a_closed_connection_is_freed_without_a_collection(said, error):
     gc.collect()
     gc.disable()
     try:

@@ -1,17 +1,16 @@
 """The same bytes to the ordinary protocol alone and to the lean one before it: the same answers."""
 
 import asyncio
-from random import Random
 from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from tests.builders.conversation import Conversation
+from tests.builders.hypothesis_profiles import explores
 from tests.fastpath.mutations import mutated
 from tests.fastpath.slow_wire import SlowWire
-from tests.http.conversation import Conversation
-from tests.hypothesis_profiles import explores
 
 GET = b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n"
 POST = b"POST /%d HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s"
@@ -136,9 +135,7 @@ def scripts(draw: st.DrawFn) -> list[Step]:
 
 @explores(150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(scripts(), st.sampled_from(["", "shutdown"]))
-def test_the_answers_are_the_same(
-    monkeypatch: pytest.MonkeyPatch, steps: list[Step], end: str
-) -> None:
+def test_the_answers_are_the_same(monkeypatch, steps, end):
     ordinary, lean = both(steps, end, monkeypatch)
     assert lean == ordinary
     assert lean.failures == []
@@ -146,9 +143,7 @@ def test_the_answers_are_the_same(
 
 @explores(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(USUAL[:5] + UNUSUAL), min_size=1, max_size=6), st.randoms())
-def test_the_answers_to_what_is_spoilt_are_the_same(
-    monkeypatch: pytest.MonkeyPatch, requests: list[bytes], random: Random
-) -> None:
+def test_the_answers_to_what_is_spoilt_are_the_same(monkeypatch, requests, random):
     whole = b"".join(mutated(each, random) for each in requests)
     cut = random.randint(0, len(whole))
     ordinary, lean = both([Step(whole[:cut], "turns"), Step(whole[cut:], "")], "", monkeypatch)
@@ -162,7 +157,7 @@ WHOLE = (
 
 
 @pytest.mark.parametrize("then", ["", "turns"])
-def test_where_bytes_are_split_changes_nothing(then: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_bytes_are_split_changes_nothing(then, monkeypatch):
     whole, _ = both([Step(WHOLE, "")], "", monkeypatch)
     monkeypatch.setattr(Conversation, "is_lean", True)
     for at in range(len(WHOLE) + 1):
@@ -170,7 +165,7 @@ def test_where_bytes_are_split_changes_nothing(then: str, monkeypatch: pytest.Mo
         assert split == whole, at
 
 
-def test_bytes_may_come_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_may_come_one_by_one(monkeypatch):
     steps = [Step(WHOLE[at : at + 1], "") for at in range(len(WHOLE))]
     ordinary, lean = both(steps, "", monkeypatch)
     assert lean == ordinary

@@ -13,6 +13,7 @@ from hypothesis.stateful import rule
 
 from indexer.tiers import Tier
 from tests.builders import worker_body
+from tests.builders.hypothesis_profiles import PROFILE, SHARES, explored
 from tests.fastpath.requests import request
 from tests.fastpath.said import post, prompt_of
 from tests.fastpath.test_equality import (
@@ -26,7 +27,6 @@ from tests.fastpath.test_equality import (
     TheSameAnswers,
 )
 from tests.fastpath.two_services import REPLICA_FLAGS, TwoServices
-from tests.hypothesis_profiles import PROFILE, SHARES, explored
 
 EITHER = st.integers(0, 1)
 MOST = 10**6

@@ -22,12 +22,12 @@ from tests.fastpath.requests import BARE, BOOKED, HASHES, HTTPX, TOKENS, USUAL, 
 
 
 @pytest.mark.parametrize("data", USUAL)
-def test_usual_requests_are_read_as_the_ordinary_path_reads_them(data: bytes) -> None:
+def test_usual_requests_are_read_as_the_ordinary_path_reads_them(data):
     assert agrees(data)
 
 
 @pytest.mark.parametrize("data", USUAL)
-def test_wherever_it_is_cut_a_request_is_incomplete(data: bytes) -> None:
+def test_wherever_it_is_cut_a_request_is_incomplete(data):
     head_end = data.index(b"\r\n\r\n") + 4
     for size in range(len(data)):
         assert state_of(data[:size]) == INCOMPLETE, data[:size]
@@ -39,7 +39,7 @@ POISONS = (b"0" * 80, b'"' * 80, b", 1" * 30, b"\r\n" * 40, b"\xff" * 80, b"]}" 
 
 @pytest.mark.parametrize("data", USUAL)
 @pytest.mark.parametrize("poison", POISONS)
-def test_nothing_depends_on_what_is_around_a_request(data: bytes, poison: bytes) -> None:
+def test_nothing_depends_on_what_is_around_a_request(data, poison):
     whole = read(data)
     begin, end = len(poison), len(poison) + len(data)
     padded = poison + data + poison
@@ -49,7 +49,7 @@ def test_nothing_depends_on_what_is_around_a_request(data: bytes, poison: bytes)
         assert state_of(padded, begin, begin + size) == state_of(data[:size])
 
 
-def test_pipelined_requests_are_read_one_after_the_other() -> None:
+def test_pipelined_requests_are_read_one_after_the_other():
     data, at = b"".join(USUAL), 0
     for each in USUAL:
         assert read(data, at) == read(each)
@@ -61,7 +61,7 @@ SPACED = {"isl_tokens": 1, "block_hashes": [1, 2], "sequence_hashes": [3, 4]}
 
 
 @pytest.mark.parametrize("blank", ["", " ", "\n", "\r\n\t "])
-def test_blanks_may_stand_between_keys_and_values(blank: str) -> None:
+def test_blanks_may_stand_between_keys_and_values(blank):
     members = f"{blank},{blank}".join(
         f'"{key}"{blank}:{blank}{json.dumps(value)}' for key, value in SPACED.items()
     )
@@ -80,9 +80,7 @@ TOKENS_ST = st.integers(0, 10**8 - 1) | st.integers(0, 99)
     st.booleans(),
     st.permutations(["block_hashes", "sequence_hashes", "isl_tokens"]),
 )
-def test_all_numbers_are_read(
-    pairs: list[tuple[int, int]], tokens: list[int], compact: bool, order: list[str]
-) -> None:
+def test_all_numbers_are_read(pairs, tokens, compact, order):
     blocks, sequence = zip(*pairs, strict=True)
     body = {"block_hashes": blocks, "sequence_hashes": sequence, "isl_tokens": len(tokens)}
     data = request("POST /select", HTTPX, {key: body[key] for key in order}, compact)
@@ -95,7 +93,7 @@ TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, m
 
 @settings(max_examples=200, deadline=None)
 @given(TEXT, TEXT)
-def test_all_plain_texts_are_read(model: str, selection: str) -> None:
+def test_all_plain_texts_are_read(model, selection):
     body = {**TOKENS, "model_name": model, "selection_id": selection}
     is_plain = not {'"', "\\"} & {*model, *selection}
     assert agrees(request("POST /select", HTTPX, body)) == is_plain
@@ -103,13 +101,13 @@ def test_all_plain_texts_are_read(model: str, selection: str) -> None:
 
 @settings(max_examples=1500, deadline=None)
 @given(st.sampled_from(USUAL), st.randoms(use_true_random=False))
-def test_changed_requests_are_never_read_in_another_way(data: bytes, random: Random) -> None:
+def test_changed_requests_are_never_read_in_another_way(data, random):
     agrees(mutated(data, random))
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=300))
-def test_bytes_are_never_read_in_another_way(data: bytes) -> None:
+def test_bytes_are_never_read_in_another_way(data):
     agrees(data)
     agrees(request("POST /select", HTTPX, data))
 
@@ -119,7 +117,7 @@ KEPT_MAX = 4_000
 
 
 @pytest.mark.slow
-def test_changes_upon_changes_are_never_read_in_another_way() -> None:
+def test_changes_upon_changes_are_never_read_in_another_way():
     """What makes the reader say something new is changed further."""
     random, kept, seen = Random(9), list(USUAL), set()
     for _ in range(ROUNDS):
@@ -312,7 +310,7 @@ BODIES = [
 
 
 @pytest.mark.parametrize("data", BODIES)
-def test_unusual_bodies_are_left_to_the_ordinary_path(data: bytes) -> None:
+def test_unusual_bodies_are_left_to_the_ordinary_path(data):
     assert state_of(data) == NOT_COMMON
 
 
@@ -438,7 +436,7 @@ HEADS = [
 
 
 @pytest.mark.parametrize("data", HEADS)
-def test_unusual_heads_are_left_to_the_ordinary_path(data: bytes) -> None:
+def test_unusual_heads_are_left_to_the_ordinary_path(data):
     assert state_of(data) == NOT_COMMON
 
 
@@ -458,32 +456,32 @@ def test_unusual_heads_are_left_to_the_ordinary_path(data: bytes) -> None:
         (HOST, LENGTH, TYPE, f"X-A: {'a' * (layout.HEAD_BYTES_MAX - 200)}"),
     ],
 )
-def test_usual_heads_are_read(headers: tuple[str, ...]) -> None:
+def test_usual_heads_are_read(headers):
     assert agrees(lines(POST, *headers))
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 63, 64, 65, 200])
-def test_what_does_not_begin_as_a_usual_request_is_not_waited_for(size: int) -> None:
+def test_what_does_not_begin_as_a_usual_request_is_not_waited_for(size):
     for other in (b"GET /metrics HTTP/1.1\r\nHost: a\r\n", b"\x16\x03\x01", b"PRI * HTTP/2.0\r\n"):
         data = (other + b"x" * 200)[:size]
         assert state_of(data) == (NOT_COMMON if size >= 8 else INCOMPLETE)
 
 
-def test_a_complete_request_that_is_shorter_than_a_window_is_not_waited_for() -> None:
+def test_a_complete_request_that_is_shorter_than_a_window_is_not_waited_for():
     data = request("DELETE /reservations/a", BARE)
     assert len(data) < WINDOW
     assert state_of(data) == NOT_COMMON
     assert state_of(data + b"D") == NOT_COMMON
 
 
-def test_more_numbers_than_there_is_room_for_are_unusual() -> None:
+def test_more_numbers_than_there_is_room_for_are_unusual():
     for n, state in ((reading.NUMBERS, 1), (reading.NUMBERS + LIST_SPARE + 1, NOT_COMMON)):
         assert state_of(request("POST /select", HTTPX, {"token_ids": [1] * n}, True)) == state
         body = {"block_hashes": [2**64 - 1] * n, "sequence_hashes": [1] * n, "isl_tokens": n}
         assert state_of(request("POST /select", HTTPX, body, True)) == state
 
 
-def test_bounds_are_those_of_the_ordinary_path_or_narrower() -> None:
+def test_bounds_are_those_of_the_ordinary_path_or_narrower():
     assert min(common.NAME_CHARS_MAX, common.ID_CHARS_MAX) >= layout.TEXT_BYTES_MAX
     assert prompt.ISL_TOKENS_MAX >= layout.LENGTH_MAX
     assert min(prompt.LONG_PROMPT_LENGTH, prompt.LOOKED_UP_BLOCKS_MAX) >= layout.NUMBERS_MAX

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.builders import worker_body
+from tests.builders.conversation import Conversation
+from tests.builders.wire import Wire
 from tests.fastpath.requests import AIOHTTP, request
 from tests.fastpath.said import post, prompt_of
 from tests.fastpath.two_services import REPLICA_FLAGS, Side
-from tests.http.conversation import Conversation
-from tests.http.wire import Wire
 
 SELECT = post("/select", prompt_of(31, False), AIOHTTP)
 GET = b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -109,27 +109,24 @@ class LeanConversation(Conversation):
     is_lean = True
 
 
-def test_nothing_overtakes_what_the_transport_keeps() -> None:
-    async def talk() -> None:
-        wire = SocketWire()
-        conversation = LeanConversation(wire)
-        files: list[int] = []
-        answer = conversation.protocol._answer_request
+async def test_nothing_overtakes_what_the_transport_keeps() -> None:
+    wire = SocketWire()
+    conversation = LeanConversation(wire)
+    files: list[int] = []
+    answer = conversation.protocol._answer_request
 
-        def noting(data: bytes, at: int, file: int = -1) -> Any:
-            files.append(file)
-            return answer(data, at, file)
+    def noting(data: bytes, at: int, file: int = -1) -> Any:
+        files.append(file)
+        return answer(data, at, file)
 
-        conversation.protocol._answer_request = noting
-        conversation.say(GET % 2, GET % 2)
-        wire.kept = 5
-        conversation.protocol.check_timeouts()
-        conversation.say(GET % 2)
-        wire.kept = 0
-        conversation.protocol.check_timeouts()
-        conversation.say(GET % 2, GET % 1)
-        conversation.protocol.check_timeouts()
-        assert files == [17, -1, -1, 17, -1]
-        assert conversation.protocol._socket_fd == -1  # the ordinary path has the connection
-
-    asyncio.run(talk())
+    conversation.protocol._answer_request = noting
+    conversation.say(GET % 2, GET % 2)
+    wire.kept = 5
+    conversation.protocol.check_timeouts()
+    conversation.say(GET % 2)
+    wire.kept = 0
+    conversation.protocol.check_timeouts()
+    conversation.say(GET % 2, GET % 1)
+    conversation.protocol.check_timeouts()
+    assert files == [17, -1, -1, 17, -1]
+    assert conversation.protocol._socket_fd == -1  # the ordinary path has the connection

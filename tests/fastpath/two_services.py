@@ -8,7 +8,6 @@ import re
 from collections import deque
 from random import Random
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self
 
 import pytest
@@ -27,14 +26,14 @@ from select_service.fastpath.authenticated import (
     FastPathAuth,
 )
 from select_service.fastpath.fastpath_protocol import FastPath, FastPathProtocol
-from select_service.fastpath.service_handler import ServiceHandler
 from select_service.http import bounded_protocol as http_protocol
 from select_service.http.bounded_protocol import BoundedProtocol
 from select_service.http.http_server import make_http_server
 from select_service.server import build
 from select_service.server.startup_settings import validate_settings
-from tests.http.wire import Wire
-from tests.polling import eventually_on_loop
+from tests.builders.counting_handler import Counting
+from tests.builders.polling import eventually_on_loop
+from tests.builders.wire import Wire
 
 DATE = [(b"date", b"Sun, 06 Nov 1994 08:49:37 GMT")]
 TURNS = 40
@@ -53,17 +52,6 @@ class Told(Random):
 
     def random(self) -> float:
         return self.drawn
-
-
-class Counting(ServiceHandler):
-    """`answered`: how many requests were answered by it."""
-
-    answered = 0
-
-    def answer_request(self, data: bytes, at: int, socket_fd: int = -1) -> bytes | None:
-        found = super().answer_request(data, at, socket_fd)
-        self.answered += found is not None
-        return found
 
 
 class CountingKeyed(AuthenticatedHandler):
@@ -182,19 +170,21 @@ class Side:
     def hear(self, topic: bytes, payload: bytes) -> object:
         """What a replica has told.  Why that changed nothing, or how far both are apart."""
         if topic == replica_events.EVENT_TOPIC:
-            return self.selector.replicas.apply_event(
+            return self.selector.followers.replicas.apply_event(
                 replica_events.decode_event(payload), monotonic()
             )
         if topic == replica_progress.PROGRESS_TOPIC:
-            return self.selector.replicas.progress.apply_progress(
+            return self.selector.followers.replicas.progress.apply_progress(
                 replica_progress.decode_progress(payload)
             )
         digest = replica_digest.decode_digest(payload)
-        reason = self.selector.replicas.compare_digest(digest, self._agreement, monotonic())
+        reason = self.selector.followers.replicas.compare_digest(
+            digest, self._agreement, monotonic()
+        )
         return reason or self._agreement.total_difference
 
     def draw(self, number: float) -> None:
-        self.selector.decisions._rng.drawn = number  # type: ignore[attr-defined]
+        self.selector.decisions.rng.drawn = number  # type: ignore[attr-defined]
 
     def close(self) -> None:
         self._runner.run(self.follower.stop())
@@ -228,12 +218,7 @@ class TwoServices:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for pair in self.pairs:
             for side in pair:
                 side.close()

@@ -1,11 +1,10 @@
 """Calls of a scenario that wait in the queue of the service while the scenario goes on."""
 
 import threading
-from types import TracebackType
 from typing import Any, Self
 
-from tests.golden.service_process import Answer, ServiceClient
-from tests.polling import PATIENCE_S, eventually
+from tests.builders.polling import PATIENCE_S, eventually
+from tests.builders.service_process import Answer, ServiceClient
 
 
 class BackgroundCalls:
@@ -19,12 +18,7 @@ class BackgroundCalls:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, at: Any) -> None:
         assert error is not None or not self._threads, "calls that were never joined"
 
     def begin(self, name: str, call: tuple[Any, ...]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from tests.polling import PATIENCE_S
+from tests.builders.polling import PATIENCE_S
 
 
 class KvPublisher:

@@ -13,7 +13,8 @@ from indexer.events.kv_event_source import KvSource
 from indexer.index.prefix_index import PrefixIndex
 from select_service.base.errors import SelectError
 from select_service.core.placement.router_config import RouterConfig
-from select_service.core.selector import PlacementDecision, SelectorConfig, SelectorCore
+from select_service.core.selector import PlacementDecision
+from select_service.core.selector_builder import SelectorConfig, build_selector
 from select_service.http.lenient_decode import BodySchema
 from select_service.schemas.reservations import OutputBlockRequest, ReservationRequest
 from select_service.schemas.selection import SelectAndReserveRequest, SelectRequest
@@ -35,10 +36,9 @@ class InProcess:
     """A selector behind the calls of a scenario; the refusals are not looked at here."""
 
     def __init__(self, environment: dict[str, str]) -> None:
-        self.selector = SelectorCore(
+        self.selector = build_selector(
             SelectorConfig(
-                _config(environment),
-                use_kv_events=environment.get("DYN_USE_KV_EVENTS") != "false",
+                _config(environment), use_kv_events=environment.get("DYN_USE_KV_EVENTS") != "false"
             ),
             lambda: PrefixIndex(BLOCKS_MAX),
             rng=Random(1),

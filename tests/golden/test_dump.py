@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
 
+from tests.builders.service_process import ServiceProcess
 from tests.golden.dump_form import blocks_of, parents_come_first
 from tests.golden.kv_publisher import KvPublisher, batch
-from tests.golden.service_process import ServiceProcess
 
 pytestmark = pytest.mark.process
 
@@ -17,9 +16,7 @@ CASE = json.loads((Path(__file__).parent / "events" / "dump.json").read_text())
 FIELDS = ("worker_id", "dp_rank", "device_blocks", "host_pinned_blocks", "disk_blocks")
 
 
-def test_the_dump_holds_the_same_blocks_as_that_of_the_reference(
-    zmq_context: zmq.Context[Any],
-) -> None:
+def test_the_dump_holds_the_same_blocks_as_that_of_the_reference(zmq_context):
     with ServiceProcess({}) as service:
         publishers = {}
         for worker in CASE["workers"]:

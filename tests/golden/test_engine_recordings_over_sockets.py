@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import zmq
 
-from scripts.processes.launched_process import free_port
+from tests.builders.launched_process import free_port
+from tests.builders.polling import PATIENCE_S
+from tests.builders.service_process import ServiceProcess
 from tests.golden.recordings import Live, Place, Recording, Replay, Truth, load
-from tests.golden.service_process import ServiceProcess
-from tests.polling import PATIENCE_S
 
 pytestmark = pytest.mark.process
 

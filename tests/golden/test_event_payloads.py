@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
 
+from tests.builders.service_process import ServiceProcess
 from tests.golden import deviations
 from tests.golden.exchanges import Differences
 from tests.golden.kv_publisher import KvPublisher
-from tests.golden.service_process import ServiceProcess
 
 pytestmark = pytest.mark.process
 
@@ -23,9 +22,7 @@ PROMPT_TOKENS = 8
 
 
 @pytest.mark.parametrize("name", ["payloads", "engine_shapes"])
-def test_each_payload_is_indexed_like_in_the_reference_except_where_listed(
-    name: str, zmq_context: zmq.Context[Any]
-) -> None:
+def test_each_payload_is_indexed_like_in_the_reference_except_where_listed(name, zmq_context):
     cases = [json.loads(line) for line in (FOLDER / f"{name}.jsonl").read_text().splitlines()]
     publisher, found = KvPublisher(zmq_context), Differences()
     with ServiceProcess({}) as service:

@@ -2,19 +2,17 @@
 
 import contextlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
 
-from scripts.processes.launched_process import free_port
+from tests.builders.in_thread import InThread
+from tests.builders.launched_process import free_port
+from tests.builders.running import complaint
+from tests.builders.service_process import ServiceClient, run_to_end
 from tests.golden import deviations, exchanges
 from tests.golden.background import BackgroundCalls
 from tests.golden.kv_publisher import KvPublisher, batch
-from tests.golden.service_process import ServiceClient, run_to_end
-from tests.process.in_thread import InThread
-from tests.process.running import complaint
 
 pytestmark = pytest.mark.process
 
@@ -27,8 +25,8 @@ PATHS = {"fast": (), "ordinary": ("--no-fast-path",)}
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
 @pytest.mark.parametrize("scenario", [n for n in exchanges.NAMES if n not in deviations.NO_START])
 def test_answers_are_those_of_the_reference_except_where_listed(
-    scenario: str, path: tuple[str, ...], zmq_context: zmq.Context[Any], tmp_path: Path
-) -> None:
+    scenario, path, zmq_context, tmp_path
+):
     head, steps = exchanges.read(scenario)
     publishers = {
         name: KvPublisher(zmq_context) for name in exchanges.ports_named_in([head, *steps])
@@ -77,9 +75,7 @@ def play(
 
 
 @pytest.mark.parametrize("scenario", deviations.NO_START)
-def test_settings_of_the_reference_that_we_refuse_end_the_start(
-    scenario: str, tmp_path: Path
-) -> None:
+def test_settings_of_the_reference_that_we_refuse_end_the_start(scenario, tmp_path):
     head, _ = exchanges.read(scenario)
     entry = deviations.NO_START[scenario]
     exchanges.write_policy_file(head, tmp_path)

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import zmq
 
+from tests.builders.service_process import ServiceProcess
 from tests.golden import deviations
 from tests.golden.dump_form import blocks_of, parents_come_first
 from tests.golden.exchanges import Differences
 from tests.golden.kv_publisher import KvPublisher
-from tests.golden.service_process import ServiceProcess
 
 pytestmark = pytest.mark.process
 
@@ -40,9 +40,7 @@ def service() -> Iterator[ServiceProcess]:
 
 
 @pytest.mark.parametrize("scenario", sorted(SCENARIOS))
-def test_the_index_answers_like_the_reference_except_where_listed(
-    scenario: str, service: ServiceProcess, zmq_context: zmq.Context[Any]
-) -> None:
+def test_the_index_answers_like_the_reference_except_where_listed(scenario, service, zmq_context):
     publishers: dict[tuple[int, int], KvPublisher] = {}
     scope = {"model_name": "m", "tenant_id": scenario}
     found: Differences = {}

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from select_service.adapters.persistence import index_recovery as keeping_recovery
-from tests.process.in_thread import InThread
-from tests.process.recovery_scenes import Liar, ended, head, says
+from tests.builders.in_thread import InThread
+from tests.builders.recovery_scenes import Liar, ended, head, says
 
 pytestmark = pytest.mark.process
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import zmq
 
+from tests.builders.polling import PATIENCE_S
+from tests.builders.service_process import ServiceProcess
 from tests.golden import deviations
 from tests.golden.exchanges import Differences
 from tests.golden.kv_publisher import KvPublisher, batch
-from tests.golden.service_process import ServiceProcess
-from tests.polling import PATIENCE_S
 
 pytestmark = pytest.mark.process
 
@@ -33,9 +33,7 @@ def service() -> Iterator[ServiceProcess]:
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_a_gap_is_closed_as_far_as_the_replay_goes(
-    name: str, service: ServiceProcess, zmq_context: zmq.Context[Any]
-) -> None:
+def test_a_gap_is_closed_as_far_as_the_replay_goes(name, service, zmq_context):
     case = CASES[name]
     publisher, replay = KvPublisher(zmq_context), zmq_context.socket(zmq.ROUTER)
     replay_port = replay.bind_to_random_port("tcp://127.0.0.1")

@@ -12,12 +12,12 @@ from select_service.api.application import ApiApplication
 from select_service.fastpath.fastpath_protocol import FastPath
 from select_service.fastpath.service_handler import ServiceHandler
 from select_service.http.http_server import make_http_server
-from tests.api.in_process import Api
 from tests.builders import worker_body
-from tests.fastpath.usual import KnownAnswerer
-from tests.http.conversation import Conversation
-from tests.process.running import Client
-from tests.process.running import request as raw_request
+from tests.builders.conversation import Conversation
+from tests.builders.in_process import Api
+from tests.builders.running import Client
+from tests.builders.running import request as raw_request
+from tests.builders.usual import KnownAnswerer
 
 PROMPT = {"model_name": "m", "token_ids": [1, 2, 3]}
 END_S_MAX = 60.0

@@ -13,9 +13,9 @@ import pytest
 
 from select_service.http import bounded_protocol
 from select_service.http.request_head import HEADERS_MAX
+from tests.builders.polling import eventually
+from tests.builders.running import Client, request
 from tests.http.conftest import PROMPT, Server
-from tests.polling import eventually
-from tests.process.running import Client, request
 
 pytestmark = pytest.mark.process
 

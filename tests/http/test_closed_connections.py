@@ -1,13 +1,12 @@
 """What is left of a closed connection goes at once: it holds nothing that leads back to it."""
 
-import asyncio
 import gc
 import weakref
 from collections.abc import Iterator
 
 import pytest
 
-from tests.http.conversation import Conversation
+from tests.builders.conversation import Conversation
 
 GET = b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n"
 HALF = b"POST /b HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{"
@@ -34,21 +33,16 @@ def _without_collections() -> Iterator[None]:
 @pytest.mark.usefixtures("_without_collections")
 @pytest.mark.parametrize("error", [None, ConnectionResetError()], ids=["closed", "reset"])
 @pytest.mark.parametrize(("is_answered", "sent"), SENT.values(), ids=SENT)
-def test_a_closed_connection_is_freed_without_a_collection(
-    is_answered: bool, sent: bytes, error: Exception | None
-) -> None:
-    async def scene() -> None:
-        conversation = Conversation()
-        if not is_answered:
-            conversation.may_answer.clear()
-        if sent:
-            conversation.say(sent)
-        await conversation.settle()
-        conversation.wire.close()
-        conversation.protocol.connection_lost(error)
-        await conversation.settle()
-        left = weakref.ref(conversation.protocol)
-        del conversation.protocol
-        assert left() is None
-
-    asyncio.run(scene())
+async def test_a_closed_connection_is_freed_without_a_collection(is_answered, sent, error):
+    conversation = Conversation()
+    if not is_answered:
+        conversation.may_answer.clear()
+    if sent:
+        conversation.say(sent)
+    await conversation.settle()
+    conversation.wire.close()
+    conversation.protocol.connection_lost(error)
+    await conversation.settle()
+    left = weakref.ref(conversation.protocol)
+    del conversation.protocol
+    assert left() is None

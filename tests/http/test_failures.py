@@ -7,8 +7,8 @@ import pytest
 
 from select_service.http import bounded_protocol as bounds
 from select_service.http.bounded_protocol import FAILURE_NAME, BoundedProtocol
-from tests.api.in_process import Api
-from tests.http.conversation import Conversation
+from tests.builders.conversation import Conversation
+from tests.builders.in_process import Api
 
 pytestmark = pytest.mark.usefixtures("_either_protocol")
 
@@ -20,63 +20,47 @@ def fail(*_: Any) -> None:
 
 
 @pytest.mark.parametrize("sent", [GET, GET * 2000], ids=["small", "large"])
-def test_a_failure_in_what_is_received_ends_the_connection(
-    sent: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scene() -> None:
-        conversation = Conversation()
-        monkeypatch.setattr(BoundedProtocol, "_parse_part", fail)
-        conversation.say(sent)
-        await conversation.settle()
-        assert conversation.failures == [FAILURE_NAME]
-        assert conversation.wire.mark_closed
-
-    asyncio.run(scene())
+async def test_a_failure_in_what_is_received_ends_the_connection(sent, monkeypatch):
+    conversation = Conversation()
+    monkeypatch.setattr(BoundedProtocol, "_parse_part", fail)
+    conversation.say(sent)
+    await conversation.settle()
+    assert conversation.failures == [FAILURE_NAME]
+    assert conversation.wire.mark_closed
 
 
-def test_a_failure_in_what_is_parsed_later_ends_the_connection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def scene() -> None:
-        conversation = Conversation()
-        conversation.say(GET * 2000)
-        assert not conversation.wire.reading
-        monkeypatch.setattr(BoundedProtocol, "_parse_part", fail)
-        await conversation.settle()
-        assert conversation.failures == [FAILURE_NAME]
-        assert conversation.wire.mark_closed
-
-    asyncio.run(scene())
+async def test_a_failure_in_what_is_parsed_later_ends_the_connection(monkeypatch):
+    conversation = Conversation()
+    conversation.say(GET * 2000)
+    assert not conversation.wire.reading
+    monkeypatch.setattr(BoundedProtocol, "_parse_part", fail)
+    await conversation.settle()
+    assert conversation.failures == [FAILURE_NAME]
+    assert conversation.wire.mark_closed
 
 
-def test_a_failure_in_writing_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene() -> None:
-        conversation = Conversation()
-        monkeypatch.setattr(conversation.wire, "write", fail)
-        conversation.may_answer.set()
-        conversation.say(GET)
-        await conversation.settle()
-        assert conversation.failures == [FAILURE_NAME]
-        assert conversation.wire.mark_closed
-
-    asyncio.run(scene())
+async def test_a_failure_in_writing_ends_the_connection(monkeypatch):
+    conversation = Conversation()
+    monkeypatch.setattr(conversation.wire, "write", fail)
+    conversation.may_answer.set()
+    conversation.say(GET)
+    await conversation.settle()
+    assert conversation.failures == [FAILURE_NAME]
+    assert conversation.wire.mark_closed
 
 
-def test_a_failure_of_the_watch_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene() -> None:
-        monkeypatch.setattr(bounds, "WATCH_EVERY_S", 0.001)
-        monkeypatch.setattr(BoundedProtocol, "_is_unread", fail)
-        conversation = Conversation()
-        conversation.say(GET)
-        while not conversation.failures:
-            await asyncio.sleep(0.001)
-        assert conversation.wire.mark_closed
-        conversation.protocol.connection_lost(None)
-
-    asyncio.run(scene())
+async def test_a_failure_of_the_watch_ends_the_connection(monkeypatch):
+    monkeypatch.setattr(bounds, "WATCH_EVERY_S", 0.001)
+    monkeypatch.setattr(BoundedProtocol, "_is_unread", fail)
+    conversation = Conversation()
+    conversation.say(GET)
+    while not conversation.failures:
+        await asyncio.sleep(0.001)
+    assert conversation.wire.mark_closed
+    conversation.protocol.connection_lost(None)
 
 
-def test_failures_of_connections_are_a_metric(api: Api) -> None:
+def test_failures_of_connections_are_a_metric(api):
     try:
         fail()
     except ZeroDivisionError:

@@ -4,11 +4,11 @@ import pytest
 
 from select_service.http.host_checks import HostCheck, HostNotAllowed
 from select_service.server import lifecycle
-from tests.api.in_process import Api
-from tests.auth.keys import bearer, entry, keys_file
 from tests.builders import worker_body
-from tests.process.in_thread import InThread
-from tests.process.running import Running, request
+from tests.builders.in_process import Api
+from tests.builders.in_thread import InThread
+from tests.builders.keys import bearer, entry, keys_file
+from tests.builders.running import Running, request
 
 HOSTS = HostCheck(("localhost", "selector.example", ".svc.example"))
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import pytest
 
 from select_service.http import body_codec, bounded_protocol
-from tests.http.conftest import PROMPT, Server
-from tests.process.running import Client, request
+from tests.builders.running import Client, request
+from tests.http.conftest import PROMPT
 
 pytestmark = pytest.mark.process
 
@@ -91,7 +91,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", [*GOOD, *BAD])
-def test_what_is_sent_is_answered(server: Server, name: str) -> None:
+def test_what_is_sent_is_answered(server, name):
     case = {**GOOD, **BAD}[name]
     with server.client() as client:
         client.send(case.sent)
@@ -104,7 +104,7 @@ def test_what_is_sent_is_answered(server: Server, name: str) -> None:
     assert server.is_alive()
 
 
-def test_what_is_wrong_behind_an_offer_of_another_protocol_is_said(server: Server) -> None:
+def test_what_is_wrong_behind_an_offer_of_another_protocol_is_said(server):
     with server.client() as client:
         offer = request("GET", "/health", connection="Upgrade", upgrade="h2c")
         client.send(offer + b"GET /health HTTP/1.1\r\n\r\n")
@@ -114,7 +114,7 @@ def test_what_is_wrong_behind_an_offer_of_another_protocol_is_said(server: Serve
         assert "needs a `Host` header" in refusal.body["error"]
 
 
-def test_a_client_that_waits_to_be_asked_for_its_body_is_asked(server: Server) -> None:
+def test_a_client_that_waits_to_be_asked_for_its_body_is_asked(server):
     with server.client() as client:
         for _ in range(2):
             client.send(HEAD + b"content-length: %d\r\nexpect: 100-continue\r\n\r\n" % len(BODY))
@@ -130,9 +130,7 @@ def test_a_client_that_waits_to_be_asked_for_its_body_is_asked(server: Server) -
         (b"content-type: text/plain\r\ncontent-length: 2\r\n", 415),
     ],
 )
-def test_a_body_that_would_be_refused_is_not_asked_for(
-    server: Server, fields: bytes, status: int
-) -> None:
+def test_a_body_that_would_be_refused_is_not_asked_for(server, fields, status):
     line = b"POST /select HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n"
     with server.client() as client:
         client.send(line + fields + b"\r\n")
@@ -143,9 +141,7 @@ def test_a_body_that_would_be_refused_is_not_asked_for(
     ("sent", "status"),
     [(GET, 200), (SELECT, 200), (SELECT[:-1], 400), (SELECT[:20], 400), (CHUNKED, 400)],
 )
-def test_a_client_that_sends_no_more_gets_its_answer(
-    server: Server, sent: bytes, status: int
-) -> None:
+def test_a_client_that_sends_no_more_gets_its_answer(server, sent, status):
     with server.client() as client:
         client.send(sent)
         client.socket.shutdown(socket.SHUT_WR)
@@ -154,7 +150,7 @@ def test_a_client_that_sends_no_more_gets_its_answer(
     assert server.is_alive()
 
 
-def test_slow_clients_do_not_hold_up_others(server: Server) -> None:
+def test_slow_clients_do_not_hold_up_others(server):
     """Each has sent a byte more of its request than the one before."""
     with contextlib.ExitStack() as stack:
         clients: list[Client] = []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from select_service.http import bounded_protocol as bounds
-from tests.http.conversation import Conversation
+from tests.builders.conversation import Conversation
 
 pytestmark = pytest.mark.usefixtures("_either_protocol")
 
@@ -33,84 +33,69 @@ async def said(*parts: bytes) -> Conversation:
     return conversation
 
 
-def test_where_bytes_are_split_changes_nothing() -> None:
-    async def split() -> None:
-        for at in range(len(ALL) + 1):
-            for pause in (False, True):
-                conversation = Conversation()
-                conversation.say(ALL[:at])
-                if pause:
-                    await conversation.settle()
-                conversation.say(*filter(None, [ALL[at:]]))
+async def test_where_bytes_are_split_changes_nothing():
+    for at in range(len(ALL) + 1):
+        for pause in (False, True):
+            conversation = Conversation()
+            conversation.say(ALL[:at])
+            if pause:
                 await conversation.settle()
-                assert conversation.answers() == ANSWERS, (at, pause)
-                assert conversation.refusals == []
-
-    asyncio.run(split())
-
-
-def test_bytes_may_come_one_by_one() -> None:
-    async def one_by_one() -> None:
-        conversation = Conversation()
-        conversation.say(*(ALL[at : at + 1] for at in range(len(ALL))))
-        await conversation.settle()
-        assert conversation.answers() == ANSWERS
-
-    asyncio.run(one_by_one())
+            conversation.say(*filter(None, [ALL[at:]]))
+            await conversation.settle()
+            assert conversation.answers() == ANSWERS, (at, pause)
+            assert conversation.refusals == []
 
 
-def test_trailers_are_not_headers() -> None:
-    async def trailers() -> None:
-        conversation = await said(CHUNKED)
-        assert [name for name, _ in conversation.scopes[0]["headers"]] == [
-            b"host",
-            b"transfer-encoding",
-        ]
-
-    asyncio.run(trailers())
+async def test_bytes_may_come_one_by_one():
+    conversation = Conversation()
+    conversation.say(*(ALL[at : at + 1] for at in range(len(ALL))))
+    await conversation.settle()
+    assert conversation.answers() == ANSWERS
 
 
-def test_many_requests_at_once_are_answered_in_order_and_few_are_kept() -> None:
+async def test_trailers_are_not_headers():
+    conversation = await said(CHUNKED)
+    assert [name for name, _ in conversation.scopes[0]["headers"]] == [
+        b"host",
+        b"transfer-encoding",
+    ]
+
+
+async def test_many_requests_at_once_are_answered_in_order_and_few_are_kept():
     """A read that holds thousands is parsed as answers go out."""
 
-    async def many() -> None:
-        conversation = Conversation()
-        conversation.may_answer.clear()
-        conversation.say(b"".join(GET % n for n in range(5000)))
-        await conversation.settle()
-        kept = len(conversation.ordinary.pipeline)
-        assert 0 < kept <= bounds.PARSE_STEP_BYTES // len(GET % 0)
-        assert not conversation.wire.reading
-        conversation.may_answer.set()
-        while len(conversation.asked) < 5000:
-            assert len(conversation.ordinary.pipeline) <= 2 * kept
-            await asyncio.sleep(0)
-        await conversation.settle()
-        assert conversation.answers() == [(200, b"/%d " % n) for n in range(5000)]
-        assert conversation.wire.reading
-
-    asyncio.run(many())
+    conversation = Conversation()
+    conversation.may_answer.clear()
+    conversation.say(b"".join(GET % n for n in range(5000)))
+    await conversation.settle()
+    kept = len(conversation.ordinary.pipeline)
+    assert 0 < kept <= bounds.PARSE_STEP_BYTES // len(GET % 0)
+    assert not conversation.wire.reading
+    conversation.may_answer.set()
+    while len(conversation.asked) < 5000:
+        assert len(conversation.ordinary.pipeline) <= 2 * kept
+        await asyncio.sleep(0)
+    await conversation.settle()
+    assert conversation.answers() == [(200, b"/%d " % n) for n in range(5000)]
+    assert conversation.wire.reading
 
 
-def test_a_turn_of_the_loop_parses_a_bounded_number_of_chunks() -> None:
-    async def chunks() -> None:
-        conversation = Conversation()
-        n = 30_000
-        conversation.say(b"POST /c HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
-        conversation.say(b"8\r\n12345678\r\n" * n)
-        assert len(conversation.ordinary.cycle.body) <= (
-            bounds.PARSE_STEPS_PER_ITERATION * bounds.PARSE_STEP_BYTES
-        )
-        while len(conversation.ordinary._unparsed):
-            await asyncio.sleep(0)
-        conversation.say(b"0\r\n\r\n")
-        await conversation.settle()
-        assert [len(body) for _, body in conversation.asked] == [8 * n]
-
-    asyncio.run(chunks())
+async def test_a_turn_of_the_loop_parses_a_bounded_number_of_chunks():
+    conversation = Conversation()
+    n = 30_000
+    conversation.say(b"POST /c HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+    conversation.say(b"8\r\n12345678\r\n" * n)
+    assert len(conversation.ordinary.cycle.body) <= (
+        bounds.PARSE_STEPS_PER_ITERATION * bounds.PARSE_STEP_BYTES
+    )
+    while len(conversation.ordinary._unparsed):
+        await asyncio.sleep(0)
+    conversation.say(b"0\r\n\r\n")
+    await conversation.settle()
+    assert [len(body) for _, body in conversation.asked] == [8 * n]
 
 
-def test_a_long_body_of_known_size_is_parsed_at_once() -> None:
+def test_a_long_body_of_known_size_is_parsed_at_once():
     async def body() -> None:
         conversation = Conversation()
         conversation.say(POST % (1, 200_000) + b"x" * 200_000 + GET % 2)
@@ -121,102 +106,84 @@ def test_a_long_body_of_known_size_is_parsed_at_once() -> None:
     asyncio.run(body())
 
 
-def test_a_refusal_waits_for_the_answers_before_it() -> None:
-    async def refused() -> None:
-        conversation = Conversation()
-        conversation.may_answer.clear()
-        conversation.say(GET % 1 + GET % 2 + b"NONSENSE\r\n\r\n" + GET % 3)
-        await conversation.settle()
-        assert conversation.wire.written == b""
-        conversation.may_answer.set()
-        await conversation.settle()
-        statuses = [status for status, _ in conversation.answers()]
-        assert statuses == [200, 200, 400]
-        assert json.loads(conversation.answers()[-1][1])["code"] == "malformed_http"
-        assert conversation.refusals == [400]
-        assert conversation.wire.mark_closed
-        assert [path for path, _ in conversation.asked] == ["/1", "/2"]
-
-    asyncio.run(refused())
+async def test_a_refusal_waits_for_the_answers_before_it():
+    conversation = Conversation()
+    conversation.may_answer.clear()
+    conversation.say(GET % 1 + GET % 2 + b"NONSENSE\r\n\r\n" + GET % 3)
+    await conversation.settle()
+    assert conversation.wire.written == b""
+    conversation.may_answer.set()
+    await conversation.settle()
+    statuses = [status for status, _ in conversation.answers()]
+    assert statuses == [200, 200, 400]
+    assert json.loads(conversation.answers()[-1][1])["code"] == "malformed_http"
+    assert conversation.refusals == [400]
+    assert conversation.wire.mark_closed
+    assert [path for path, _ in conversation.asked] == ["/1", "/2"]
 
 
-def test_a_body_behind_a_request_without_an_answer_is_not_late() -> None:
+async def test_a_body_behind_a_request_without_an_answer_is_not_late():
     """It is we who do not read it; its time begins when it is its turn."""
 
-    async def late() -> None:
-        conversation = Conversation()
-        conversation.may_answer.clear()
-        conversation.say(GET % 1 + POST % (2, 5) + b"12")
-        await conversation.settle()
-        protocol = conversation.ordinary
-        for _ in range(2):
-            protocol._deadline_from = protocol.loop.time() - 2 * bounds.REQUEST_READ_S_MAX
-            protocol._check_progress()
-        assert conversation.wire.written == b""
-        conversation.may_answer.set()
-        await conversation.settle()
-        assert conversation.answers() == [(200, b"/1 ")]
+    conversation = Conversation()
+    conversation.may_answer.clear()
+    conversation.say(GET % 1 + POST % (2, 5) + b"12")
+    await conversation.settle()
+    protocol = conversation.ordinary
+    for _ in range(2):
         protocol._deadline_from = protocol.loop.time() - 2 * bounds.REQUEST_READ_S_MAX
         protocol._check_progress()
-        assert [status for status, _ in conversation.answers()] == [200, 408]
-        assert conversation.wire.mark_closed
+    assert conversation.wire.written == b""
+    conversation.may_answer.set()
+    await conversation.settle()
+    assert conversation.answers() == [(200, b"/1 ")]
+    protocol._deadline_from = protocol.loop.time() - 2 * bounds.REQUEST_READ_S_MAX
+    protocol._check_progress()
+    assert [status for status, _ in conversation.answers()] == [200, 408]
+    assert conversation.wire.mark_closed
 
-    asyncio.run(late())
 
-
-def test_a_body_that_is_refused_behind_another_request_is_never_asked() -> None:
-    async def refused() -> None:
-        conversation = Conversation()
-        conversation.may_answer.clear()
-        conversation.say(GET % 1 + CHUNKED[: CHUNKED.index(b"3;")] + b"xyz\r\n")
-        await conversation.settle()
-        conversation.may_answer.set()
-        await conversation.settle()
-        assert [status for status, _ in conversation.answers()] == [200, 400]
-        assert [path for path, _ in conversation.asked] == ["/1"]
-
-    asyncio.run(refused())
+async def test_a_body_that_is_refused_behind_another_request_is_never_asked():
+    conversation = Conversation()
+    conversation.may_answer.clear()
+    conversation.say(GET % 1 + CHUNKED[: CHUNKED.index(b"3;")] + b"xyz\r\n")
+    await conversation.settle()
+    conversation.may_answer.set()
+    await conversation.settle()
+    assert [status for status, _ in conversation.answers()] == [200, 400]
+    assert [path for path, _ in conversation.asked] == ["/1"]
 
 
 @pytest.mark.parametrize("behind", [b"", GET % 2, POST % (2, 5) + b"1"])
-def test_a_client_that_goes_away_is_told_of_to_the_request_that_is_answered(behind: bytes) -> None:
-    async def gone() -> None:
-        conversation = Conversation()
-        conversation.may_answer.clear()
-        conversation.say(GET % 1 + behind)
-        await conversation.settle()
-        conversation.protocol.connection_lost(None)
-        await conversation.settle()
-        assert conversation.gone == ["/1"]
-        assert conversation.scopes[0]["extensions"]["select_service.connection"].is_gone
-        assert len(conversation.scopes) == 1
-
-    asyncio.run(gone())
+async def test_a_client_that_goes_away_is_told_of_to_the_request_that_is_answered(behind):
+    conversation = Conversation()
+    conversation.may_answer.clear()
+    conversation.say(GET % 1 + behind)
+    await conversation.settle()
+    conversation.protocol.connection_lost(None)
+    await conversation.settle()
+    assert conversation.gone == ["/1"]
+    assert conversation.scopes[0]["extensions"]["select_service.connection"].is_gone
+    assert len(conversation.scopes) == 1
 
 
-def test_empty_lines_do_not_keep_an_idle_connection() -> None:
-    async def idle() -> None:
-        conversation = await said(GET % 1)
-        timer = conversation.ordinary.timeout_keep_alive_task
-        assert timer is not None
-        conversation.say(b"\r\n")
-        assert conversation.ordinary.timeout_keep_alive_task is timer
-        assert not timer.cancelled()
-        conversation.say(GET % 2)
-        assert timer.cancelled()
-
-    asyncio.run(idle())
+async def test_empty_lines_do_not_keep_an_idle_connection():
+    conversation = await said(GET % 1)
+    timer = conversation.ordinary.timeout_keep_alive_task
+    assert timer is not None
+    conversation.say(b"\r\n")
+    assert conversation.ordinary.timeout_keep_alive_task is timer
+    assert not timer.cancelled()
+    conversation.say(GET % 2)
+    assert timer.cancelled()
 
 
-def test_a_parser_without_memory_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def refused() -> None:
-        conversation = Conversation()
+async def test_a_parser_without_memory_refuses(monkeypatch):
+    conversation = Conversation()
 
-        def fail(*_: Any) -> int:
-            raise MemoryError
+    def fail(*_: Any) -> int:
+        raise MemoryError
 
-        monkeypatch.setattr(bounds, "check_head", fail)
-        conversation.say(GET % 1)
-        assert [status for status, _ in conversation.answers()] == [503]
-
-    asyncio.run(refused())
+    monkeypatch.setattr(bounds, "check_head", fail)
+    conversation.say(GET % 1)
+    assert [status for status, _ in conversation.answers()] == [503]

@@ -6,9 +6,9 @@ import threading
 import pytest
 
 from select_service.http import body_codec, bounded_protocol
+from tests.builders.polling import eventually
+from tests.builders.running import Client, request
 from tests.http.conftest import PROMPT
-from tests.polling import eventually
-from tests.process.running import Client, request
 
 pytestmark = pytest.mark.process
 

@@ -7,7 +7,7 @@ bounds in pyproject.toml are raised.
 import asyncio
 import hashlib
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -17,7 +17,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from tests.http.wire import Wire
+from tests.builders.wire import Wire
 
 POST = b"POST /%d HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
 PROTOCOL_STATE = """
@@ -69,16 +69,6 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def on_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    def run() -> None:
-        asyncio.run(test())
-
-    run.__name__ = test.__name__
-    run.__doc__ = test.__doc__
-    return run
-
-
-@on_loop
 async def test_the_state_is_the_one_we_know() -> None:
     """A new attribute may be a new bound, or a new way past one of ours."""
     scene = Scene()
@@ -93,14 +83,12 @@ def test_what_we_replace_is_what_we_knew(function: Callable[..., Any]) -> None:
     assert hashlib.sha256(source.encode()).hexdigest()[:12] == REPLACED[function]
 
 
-@on_loop
 async def test_the_application_is_called_as_it_was_given() -> None:
     scene = Scene()
     assert scene.config.app is scene
     assert scene.config.loaded_app is scene
 
 
-@on_loop
 async def test_headers_are_the_list_of_the_scope_and_begin_anew_with_each_request() -> None:
     scene = Scene()
     scene.protocol.data_received(
@@ -119,7 +107,6 @@ async def test_headers_are_the_list_of_the_scope_and_begin_anew_with_each_reques
     assert len(scene.protocol.headers) == 2
 
 
-@on_loop
 async def test_of_requests_behind_each_other_the_newest_is_the_cycle_and_stands_on_the_left() -> (
     None
 ):
@@ -143,7 +130,6 @@ async def test_of_requests_behind_each_other_the_newest_is_the_cycle_and_stands_
     assert not protocol.pipeline
 
 
-@on_loop
 async def test_reading_is_paused_above_a_limit_and_behind_a_request_and_goes_on_when_asked() -> (
     None
 ):
@@ -166,7 +152,6 @@ async def test_reading_is_paused_above_a_limit_and_behind_a_request_and_goes_on_
     assert transport.reading
 
 
-@on_loop
 async def test_a_receive_ends_with_the_event_of_its_cycle_and_says_whether_it_is_connected() -> (
     None
 ):
@@ -185,7 +170,6 @@ async def test_a_receive_ends_with_the_event_of_its_cycle_and_says_whether_it_is
     assert scene.transport.written == b""
 
 
-@on_loop
 async def test_a_lost_connection_is_told_to_the_newest_request() -> None:
     """And to no other, which is why we do it."""
     scene = Scene()
@@ -203,7 +187,6 @@ async def test_a_lost_connection_is_told_to_the_newest_request() -> None:
     await turns()
 
 
-@on_loop
 async def test_the_timer_of_an_idle_connection_begins_with_an_answer() -> None:
     scene = Scene()
     protocol = scene.protocol
@@ -239,7 +222,6 @@ def test_the_server_has_what_ours_joins_anew() -> None:
     assert "connection.shutdown()" in shutdown
 
 
-@on_loop
 async def test_a_tick_makes_new_headers_in_a_new_list_once_a_second() -> None:
     server = uvicorn.Server(uvicorn.Config(lambda: None, server_header=False))
     server.config.load()

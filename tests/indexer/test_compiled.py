@@ -115,14 +115,12 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 
 
-def test_a_second_process_finds_the_code(project: Project) -> None:
+def test_a_second_process_finds_the_code(project):
     assert project.run() == (10, False)
     assert project.run() == (10, True)
 
 
-def test_swapped_columns_of_a_layout_two_imports_away_do_not_hit_the_old_code(
-    project: Project,
-) -> None:
+def test_swapped_columns_of_a_layout_two_imports_away_do_not_hit_the_old_code(project):
     assert project.run() == (10, False)
     project.write_layout(1, 0)
     assert project.run() == (20, False)
@@ -130,7 +128,7 @@ def test_swapped_columns_of_a_layout_two_imports_away_do_not_hit_the_old_code(
     assert project.run() == (10, True)
 
 
-def test_code_with_bounds_checks_is_kept_apart(project: Project) -> None:
+def test_code_with_bounds_checks_is_kept_apart(project):
     assert project.run() == (10, False)
     assert project.run(NUMBA_BOUNDSCHECK="1") == (10, False)
     assert project.run() == (10, True)
@@ -150,16 +148,14 @@ def rewritten(project: Project) -> str:
     ],
     ids=["after the import", "after the checksum", "before anything is read"],
 )
-def test_code_of_sources_that_changed_under_the_process_is_not_kept(
-    project: Project, step: str
-) -> None:
+def test_code_of_sources_that_changed_under_the_process_is_not_kept(project, step):
     project.run(before=step + rewritten(project), **NO_BYTE_CODE)
     assert project.kept() == []
     assert project.run(**NO_BYTE_CODE) == (20, False)
     assert project.run(**NO_BYTE_CODE) == (20, True)
 
 
-def test_a_process_whose_sources_changed_takes_no_code_of_the_new_ones(project: Project) -> None:
+def test_a_process_whose_sources_changed_takes_no_code_of_the_new_ones(project):
     project.write_layout(1, 0)
     assert project.run(**NO_BYTE_CODE) == (20, False)
     project.write_layout(0, 1)
@@ -167,7 +163,7 @@ def test_a_process_whose_sources_changed_takes_no_code_of_the_new_ones(project: 
     assert project.run(before=change, **NO_BYTE_CODE) == (10, False)
 
 
-def test_code_made_from_outdated_byte_code_is_not_kept(project: Project) -> None:
+def test_code_made_from_outdated_byte_code_is_not_kept(project):
     """Python takes byte code for that of a source of equal size, written in the same second."""
     status = project.layout.stat()
     stamps = status.st_atime_ns, status.st_mtime_ns
@@ -184,7 +180,7 @@ def test_code_made_from_outdated_byte_code_is_not_kept(project: Project) -> None
 
 
 @pytest.mark.parametrize("harm", ["empty", "short", "changed"])
-def test_a_damaged_file_is_compiled_again(project: Project, harm: str) -> None:
+def test_a_damaged_file_is_compiled_again(project, harm):
     assert project.run() == (10, False)
     (file,) = project.kept()
     data = file.read_bytes()
@@ -195,7 +191,7 @@ def test_a_damaged_file_is_compiled_again(project: Project, harm: str) -> None:
     assert project.run() == (10, True)
 
 
-def test_loaded_code_raises_what_the_kernel_raises(project: Project) -> None:
+def test_loaded_code_raises_what_the_kernel_raises(project):
     """Nothing of numba is there until then."""
     script = """\
 import numpy as np
@@ -211,7 +207,7 @@ for wrong in (np.empty(0, np.int64), np.empty(3, np.int32), None):
     assert project.run(before=script) == (10, False)
 
 
-def test_with_bounds_checks_an_array_of_another_type_is_refused(project: Project) -> None:
+def test_with_bounds_checks_an_array_of_another_type_is_refused(project):
     wrong = "from indexer.some_kernels import first\nimport numpy as np\n{}first(np.array([1.5]))\n"
     caught = wrong.format("import contextlib\nwith contextlib.suppress(TypeError): ")
     assert project.run(before=caught, NUMBA_BOUNDSCHECK="1") == (10, False)
@@ -219,22 +215,22 @@ def test_with_bounds_checks_an_array_of_another_type_is_refused(project: Project
         project.run(before=wrong.format(""), NUMBA_BOUNDSCHECK="1")
 
 
-def test_a_helper_called_from_python_says_that_it_has_no_entry() -> None:
+def test_a_helper_called_from_python_says_that_it_has_no_entry():
     with pytest.raises(TypeError, match="read_int has no signature"):
         read_int(b"", 0)
 
 
-def test_a_helper_is_part_of_the_kernels_that_call_it() -> None:
+def test_a_helper_is_part_of_the_kernels_that_call_it():
     call = njit(lambda data, at: read_int(data, at)[1])
     assert call(np.array([7], np.uint8), 0) == 1
 
 
-def test_nothing_else_compiles() -> None:
+def test_nothing_else_compiles():
     users = [path for path in SOURCES if "njit" in path.read_text()]
     assert users == [ROOT / "indexer" / "jit" / "kernel_compiler.py"]
 
 
-def test_every_kernel_stands_in_a_module_that_is_found_by_its_name() -> None:
+def test_every_kernel_stands_in_a_module_that_is_found_by_its_name():
     found = set(kernel_modules())
     for path in SOURCES:
         tree = ast.parse(path.read_text())
@@ -252,7 +248,7 @@ def _is_entry(node: ast.AST) -> bool:
 
 
 @pytest.mark.parametrize("module", sorted(kernel_modules()))
-def test_the_closure_of_a_kernel_module_is_what_python_imports(module: str) -> None:
+def test_the_closure_of_a_kernel_module_is_what_python_imports(module):
     for name in import_closure(module) - {"indexer.jit.decorators", "indexer.jit.kernel_compiler"}:
         path = kernel_sources.path_of(name)
         assert path is not None
@@ -281,7 +277,7 @@ def _name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
-def test_a_helper_is_compiled_once_for_all_constants() -> None:
+def test_a_helper_is_compiled_once_for_all_constants():
     nth = kernel_compiler.make_helper(lambda row, column: row[column], {})
 
     @njit
@@ -292,7 +288,7 @@ def test_a_helper_is_compiled_once_for_all_constants() -> None:
     assert len(nth.signatures) == 1
 
 
-def test_other_code_cannot_find_the_helpers_of_an_entry() -> None:
+def test_other_code_cannot_find_the_helpers_of_an_entry():
     """LLVM may change how they are called; code of numba that found them by name crashed."""
 
     def halvings(number: int, unused: int) -> int:

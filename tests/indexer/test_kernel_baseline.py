@@ -3,7 +3,7 @@
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,25 +76,21 @@ def assert_left_alone(places: Path, why: str) -> None:
     assert incomplete_modules() == list(kernel_modules())
 
 
-def test_code_of_the_package_is_used_where_there_is_none_of_ones_own(places: Path) -> None:
+def test_code_of_the_package_is_used_where_there_is_none_of_ones_own(places):
     assert unusable_reason() is None
     assert incomplete_modules() == []
     assert kernel_cache.is_from_wheel()
     assert find_code(MODULE, "some") == CODE
 
 
-def test_a_directory_that_is_given_and_empty_is_not_filled(
-    places: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_that_is_given_and_empty_is_not_filled(places, monkeypatch):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(places / "given"))
     assert incomplete_modules() == []
     assert not (places / "given").exists()
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_ones_own_code_goes_before_it(
-    places: Path, monkeypatch: pytest.MonkeyPatch, given: bool
-) -> None:
+def test_ones_own_code_goes_before_it(places, monkeypatch, given):
     root = places / "given" if given else places / "home" / "select-service" / "kernels"
     if given:
         monkeypatch.setenv("NUMBA_CACHE_DIR", str(root))
@@ -103,42 +99,38 @@ def test_ones_own_code_goes_before_it(
     assert directory_of(MODULE) == root / OWN_NAME
 
 
-def test_nothing_is_written_to_it(places: Path) -> None:
+def test_nothing_is_written_to_it(places):
     before = sorted((places / "kernels_of_wheel").rglob("*"))
     store_code(MODULE, "another", CODE)
     assert sorted((places / "kernels_of_wheel").rglob("*")) == before
 
 
-def test_who_compiles_does_not_see_it(places: Path) -> None:
+def test_who_compiles_does_not_see_it(places):
     wheel_code.ignore_wheel_code()
     assert incomplete_modules() == list(kernel_modules())
     assert not kernel_cache.is_from_wheel()
 
 
-def test_without_code_in_the_package_there_is_no_fault(
-    places: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_code_in_the_package_there_is_no_fault(places, monkeypatch):
     monkeypatch.setattr(wheel_code, "wheel_root", lambda: places / "nothing")
     assert unusable_reason() is None
     assert incomplete_modules() == list(kernel_modules())
 
 
 @pytest.mark.parametrize("name", ["machine", "abi", "numba", "llvmlite"])
-def test_code_for_another_environment_is_left_alone(places: Path, name: str) -> None:
+def test_code_for_another_environment_is_left_alone(places, name):
     rewrite(places, **{name: "another"})
     assert_left_alone(places, f"built for {name} another, running on ")
 
 
 @pytest.mark.parametrize("feature", ["avx2", "bmi2", "fma", "movbe"])
-def test_code_for_a_better_processor_is_left_alone(
-    places: Path, monkeypatch: pytest.MonkeyPatch, feature: str
-) -> None:
+def test_code_for_a_better_processor_is_left_alone(places, monkeypatch, feature):
     less = binding.FeatureMap({name: name != feature for name in NEEDED})
     monkeypatch.setattr(binding, "get_host_cpu_features", lambda: less)
     assert_left_alone(places, f"the processor lacks {feature}")
 
 
-def test_code_of_other_sources_is_left_alone(places: Path) -> None:
+def test_code_of_other_sources_is_left_alone(places):
     digests = json.loads((places / "kernels_of_wheel" / MANIFEST).read_text())["digests"]
     del digests[directory_name(MODULE)]
     rewrite(places, digests=digests)
@@ -154,7 +146,7 @@ def flip(path: Path) -> None:
     ("harm", "why"),
     [(flip, "some.kernel is damaged"), (Path.unlink, "unreadable: FileNotFoundError")],
 )
-def test_damaged_code_is_left_alone(places: Path, harm: Callable[[Path], None], why: str) -> None:
+def test_damaged_code_is_left_alone(places, harm, why):
     harm(places / "kernels_of_wheel" / directory_name(MODULE) / "some.kernel")
     assert_left_alone(places, why)
 
@@ -164,7 +156,7 @@ def test_damaged_code_is_left_alone(places: Path, harm: Callable[[Path], None], 
     ["", "[]", "{}", '{"format": 2}', '{"format": 1}', "\xff", " " * (1 << 20) + "{}"],
     ids=["empty", "list", "no fields", "format", "few fields", "bytes", "long"],
 )
-def test_a_manifest_that_says_nothing_is_left_alone(places: Path, text: str) -> None:
+def test_a_manifest_that_says_nothing_is_left_alone(places, text):
     (places / "kernels_of_wheel" / MANIFEST).write_bytes(text.encode("latin-1"))
     assert_left_alone(places, "unreadable: ")
 
@@ -173,9 +165,7 @@ def test_a_manifest_that_says_nothing_is_left_alone(places: Path, text: str) -> 
     "where", ["", MANIFEST, directory_name(MODULE), f"{directory_name(MODULE)}/some.kernel"]
 )
 @pytest.mark.parametrize("bits", [0o002, 0o020])
-def test_code_that_more_can_write_than_the_sources_is_left_alone(
-    places: Path, where: str, bits: int
-) -> None:
+def test_code_that_more_can_write_than_the_sources_is_left_alone(places, where, bits):
     path = places / "kernels_of_wheel" / where
     assert not Path(wheel_code.__file__).stat().st_mode & bits, "the checkout is open itself"
     path.chmod(path.stat().st_mode | bits)
@@ -183,7 +173,7 @@ def test_code_that_more_can_write_than_the_sources_is_left_alone(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
-def test_code_of_a_stranger_is_left_alone(places: Path) -> None:
+def test_code_of_a_stranger_is_left_alone(places):
     os.chown(places / "kernels_of_wheel" / directory_name(MODULE) / "some.kernel", 12_345, 0)
     assert_left_alone(places, "other users can write to ")
 
@@ -191,18 +181,14 @@ def test_code_of_a_stranger_is_left_alone(places: Path) -> None:
 @pytest.mark.parametrize(
     ("variable", "value"), [("NUMBA_CPU_NAME", "generic"), ("NUMBA_BOUNDSCHECK", "1")]
 )
-def test_who_asks_for_other_code_does_not_get_this(
-    places: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
-) -> None:
+def test_who_asks_for_other_code_does_not_get_this(places, monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
     _forget()
     assert unusable_reason() == "NUMBA_... variables request other code"
     assert not kernel_cache.is_from_wheel()
 
 
-def test_who_asks_for_the_same_code_by_name_gets_it(
-    places: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_asks_for_the_same_code_by_name_gets_it(places, monkeypatch):
     for name, value in baseline_settings() or ():
         monkeypatch.setenv(f"NUMBA_{name}", value)
     _forget()
@@ -211,7 +197,7 @@ def test_who_asks_for_the_same_code_by_name_gets_it(
     assert incomplete_modules() == []
 
 
-def test_filling_replaces_what_was_there(places: Path) -> None:
+def test_filling_replaces_what_was_there(places):
     (places / "kernels_of_wheel" / "old").mkdir()
     size = write_wheel_code(places / "made")
     assert size == len(kernel_modules()) * len(kernel_cache._encode(CODE))

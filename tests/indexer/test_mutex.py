@@ -9,12 +9,7 @@ import pytest
 from numba import njit
 
 from indexer.jit.mutex import Mutex
-from indexer.jit.mutex_kernels import (
-    ALREADY_LOCKED,
-    keep_mutex,
-    lock_mutex,
-    unlock_mutex,
-)
+from indexer.jit.mutex_kernels import ALREADY_LOCKED, keep_mutex, lock_mutex, unlock_mutex
 
 DEADLINE_S = 60.0
 

@@ -7,7 +7,7 @@ import pytest
 
 from indexer.sockets import dns_resolver as names_module
 from indexer.sockets.dns_resolver import ResolvedAddresses, Resolver
-from tests.polling import PATIENCE_S
+from tests.builders.polling import PATIENCE_S
 
 V4 = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 0))
 V4_TOO = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.2", 0))

@@ -6,13 +6,14 @@ from select_service.core.health.fleet_health import check_times
 from select_service.core.health.health_kinds import AttemptResult
 from select_service.core.health.migration.migrator import MigrationCounters
 from select_service.core.health.migration.move_cost import MoveMethod
-from select_service.metrics.health import move_metrics
+from select_service.metrics.health import MOVES
+from select_service.metrics.series import make_process_series
 from select_service.metrics.service_metrics import ComponentFigures, ServiceMetrics
 from select_service.schemas.health import CapacityView
 from tests.builders import a_worker
+from tests.builders.steps import result_of
 from tests.core.health.fleet_health.test_fitness import Scene
 from tests.metrics.test_metrics import Scraped
-from tests.steps import result_of
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ def test_moves_are_shown_by_pairs_of_workers():
     counts = MigrationCounters({}, 3, {})
     moves = {(1, 2, MoveMethod.TRANSFER): 1, (1, None, MoveMethod.ABORT): 2}
     moves |= {(None, None, MoveMethod.REPREFILL): 7}
-    families = {f.name: f for f in move_metrics(counts._replace(moves=moves))}
+    families = {f.name: f for f in make_process_series(MOVES, counts._replace(moves=moves))}
     shown = {tuple(s.labels.values()): s.value for s in families["dynamo_migration"].samples}
     assert shown == {
         ("1", "2", "transfer"): 1,

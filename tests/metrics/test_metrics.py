@@ -31,20 +31,14 @@ from select_service.metrics.tracing import TracingCounts
 from select_service.net.tls.current_tls import TlsReport
 from select_service.net.tls.server_handshakes import HandshakeCounts
 from select_service.schemas.replicas import ReplicaStatus
-from tests.api.in_process import Api
-from tests.api.routes import BY_ID
-from tests.builders import (
-    a_reservation,
-    a_select,
-    a_select_and_reserve,
-    a_selector,
-    a_worker,
-)
+from tests.builders import a_reservation, a_select, a_select_and_reserve, a_selector, a_worker
+from tests.builders.in_process import Api
+from tests.builders.routes import BY_ID
+from tests.builders.steps import result_of
+from tests.builders.ticks import ticked
 from tests.core.analysis.test_checks import Scene, served
 from tests.planner.runtime.test_metrics import scraped as planner_scraped
 from tests.planner.runtime.test_metrics import statuses_of as planner_statuses
-from tests.steps import result_of
-from tests.ticks import ticked
 
 NOW = 1000.0
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
@@ -286,9 +280,6 @@ def test_labels_of_any_text_are_escaped_and_read_back(selector, scrape):
     assert seen.value("ranks", model_name=evil, tenant_id="") == 1
 
 
-# --- bounds
-
-
 def test_ranks_beyond_the_bound_are_summed(monkeypatch, selector, scrape):
     monkeypatch.setattr(metrics_module, "RANK_SERIES_MAX", 1)
     selector.reserve(a_reservation("a", 1, tokens=8), 0.0)
@@ -382,16 +373,15 @@ def test_ranks_are_shown_with_what_became_of_predictions(metrics, listeners, mon
     assert len(fewer.series("rank_trust")) == 1
 
 
-# --- the document
-
-
 def test_the_page_of_all_families_is_current(metrics, listeners):
     selector = a_selector(use_kv_events=True, decisions_kept=1, shadow=PolicyChoice("reference"))
     selector.register_worker(a_worker(1, kv_events_endpoint="ipc:///nowhere/a"))
     selector.select(a_select(), NOW)
-    selector.analytics.shadow.run_turn(NOW)
+    selector.followers.evaluation.shadow.run_turn(NOW)
     policies = PolicyChoice("work"), PolicyChoice("reference")
-    selector.analytics.experiments.begin_experiment(policies, 120.0, PolicyScope("m"), NOW)
+    selector.followers.evaluation.experiments.begin_experiment(
+        policies, 120.0, PolicyScope("m"), NOW
+    )
     listeners.statuses = {(1, 0): a_status(last_event_monotonic=NOW, dropped={"medium": 1})}
     metrics.count_request("/select", "POST", 200)
     metrics.record_selection("/select", 1e-4)

@@ -8,8 +8,10 @@ import urllib.request
 import pytest
 
 from indexer.sockets import listener_status
-from scripts.processes.launched_process import free_port
-from tests.auth.keys import entry, keys_file, secret
+from tests.builders.in_thread import InThread
+from tests.builders.keys import entry, keys_file, secret
+from tests.builders.launched_process import free_port
+from tests.builders.running import Running
 from tests.page.browsing import (
     MODEL,
     a_browser,
@@ -20,8 +22,6 @@ from tests.page.browsing import (
     register,
     sync_api,
 )
-from tests.process.in_thread import InThread
-from tests.process.running import Running
 
 pytestmark = [needs_chromium, pytest.mark.process]
 

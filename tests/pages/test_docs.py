@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from scripts.docs.__main__ import main as generate
-from tests.api.in_process import Api
-from tests.api.routes import ROUTES
+from tests.builders.in_process import Api
+from tests.builders.routes import ROUTES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -92,9 +92,6 @@ def by_name(pairs):
     return [pytest.param(*values, id=name) for name, *values in pairs]
 
 
-# --- names
-
-
 @pytest.mark.parametrize(
     ("query", "metrics"),
     [
@@ -133,9 +130,6 @@ def test_every_metric_of_the_texts_exists():
     assert {name for name in named if not name.endswith("_")} <= KNOWN | families
 
 
-# --- rules
-
-
 @pytest.mark.parametrize("name", ALERTS)
 def test_every_alert_says_how_grave_it_is_and_what_to_do(name):
     alert = ALERTS[name]
@@ -162,9 +156,6 @@ def test_every_alert_is_tested_both_ways(name):
 
 def test_every_alert_test_belongs_to_an_alert():
     assert ALERT_TESTS.keys() == ALERTS.keys()
-
-
-# --- promtool
 
 
 @pytest.fixture
@@ -199,9 +190,6 @@ def test_prometheus_can_read_every_query_of_the_dashboard(promtool, tmp_path):
     file = tmp_path / "queries.yml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
     promtool("check", "rules", file)
-
-
-# --- dashboard
 
 
 def test_panels_have_ids_of_their_own():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from select_service.config.settings_loader import parse_config
-from tests.api.in_process import Api
+from tests.builders.in_process import Api
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

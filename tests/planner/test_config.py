@@ -1,6 +1,5 @@
 """The planner's file: what follows from it, and one line for each thing that makes no sense."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ def document(top: dict[str, Any] | None = None, **deployment: Any) -> dict[str, 
     return {"selectors": ["http://selector:8092"], "deployments": [own], **(top or {})}
 
 
-def test_the_least_file_is_advice_in_a_dry_run() -> None:
+def test_the_least_file_is_advice_in_a_dry_run():
     config = convert_config(document())
     (only,) = config.deployments
     assert (only.mode, only.sizing, only.stabilise) == ("disagg", "queue", True)
@@ -36,7 +35,7 @@ def test_the_least_file_is_advice_in_a_dry_run() -> None:
     assert only.scale_interval_seconds == 180.0
 
 
-def test_ticks_come_at_the_greatest_common_divisor_of_both_loops() -> None:
+def test_ticks_come_at_the_greatest_common_divisor_of_both_loops():
     given = document(
         enable_load_scaling=True,
         load_adjustment_interval_seconds=7.5,
@@ -45,20 +44,20 @@ def test_ticks_come_at_the_greatest_common_divisor_of_both_loops() -> None:
     assert convert_config(given).deployments[0].scale_interval_seconds == 7.5
 
 
-def test_easy_modes_scale_by_load_alone() -> None:
+def test_easy_modes_scale_by_load_alone():
     (only,) = convert_config(document(optimization_target="latency")).deployments
     assert (only.enable_load_scaling, only.enable_throughput_scaling) == (True, False)
     assert only.scale_interval_seconds == 5.0
 
 
-def test_the_document_s_profile_counts_where_nothing_was_given() -> None:
+def test_the_document_s_profile_counts_where_nothing_was_given():
     given = document(load_predictor="constant", robust=True)
     (only,) = convert_config(given, "document").deployments
     assert (only.sizing, only.stabilise, only.load_guards) == ("mean", False, False)
     assert (only.load_predictor, only.robust) == ("constant", True)
 
 
-def test_engines_that_do_both_count_as_decode() -> None:
+def test_engines_that_do_both_count_as_decode():
     (only,) = convert_config(document(mode="agg")).deployments
     assert scaled_roles(only) == (Role.DECODE,)
 
@@ -74,10 +73,7 @@ def test_engines_that_do_both_count_as_decode() -> None:
         ({"ttft_ms": 0}, "ttft_ms: expected more than 0, got 0"),
         ({"ttft_ms": float("nan")}, "ttft_ms: expected a finite number, got nan"),
         ({"ttft_ms": "soon"}, "deployments[0].ttft_ms: expected a number, got a text"),
-        (
-            {"mode": "both"},
-            "mode: expected one of disagg, prefill, decode, agg, got `both`",
-        ),
+        ({"mode": "both"}, "mode: expected one of disagg, prefill, decode, agg, got `both`"),
         ({"enable_throughput_scaling": False}, "both loops are off"),
         (
             {"enable_load_scaling": True, "load_adjustment_interval_seconds": 200},
@@ -113,7 +109,7 @@ def test_engines_that_do_both_count_as_decode() -> None:
         ({"prometheus": {"url": "ftp://x"}}, "does not begin with http:// or https://"),
     ],
 )
-def test_one_line_says_what_is_wrong(given: dict[str, Any], said: str) -> None:
+def test_one_line_says_what_is_wrong(given, said):
     with pytest.raises(PlannerConfigError) as caught:
         convert_config(document(**given))
     assert said in str(caught.value)
@@ -132,10 +128,7 @@ def test_one_line_says_what_is_wrong(given: dict[str, Any], said: str) -> None:
         ),
         ({"cluster_gpus": 1}, "the minimum replicas of all deployments need 2 GPUs, got 1"),
         ({"depolyments": []}, "did you mean `deployments`?"),
-        (
-            {"deployments": [{"name": "a", "model_name": "m"}] * 2},
-            "name `a` is given twice",
-        ),
+        ({"deployments": [{"name": "a", "model_name": "m"}] * 2}, "name `a` is given twice"),
         (
             {"selectors": ["http://selector:8092", "http://selector:8092/"]},
             "selectors: `http://selector:8092` is given twice",
@@ -155,21 +148,19 @@ def test_one_line_says_what_is_wrong(given: dict[str, Any], said: str) -> None:
         ({"api": {"host": "localhost\0"}}, "matching regex"),
     ],
 )
-def test_and_of_the_whole_file(top: dict[str, Any], said: str) -> None:
+def test_and_of_the_whole_file(top, said):
     with pytest.raises(PlannerConfigError) as caught:
         convert_config(document(top))
     assert said in str(caught.value)
 
 
-def test_a_predictor_that_is_not_installed_says_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_predictor_that_is_not_installed_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr("select_service.planner.validation.find_spec", lambda name: None)
     with pytest.raises(PlannerConfigError, match=r"pip install 'select-service\[prophet\]'"):
         convert_config(document(load_predictor="prophet"))
 
 
-def test_a_file_is_named_with_its_fault(tmp_path: Path) -> None:
+def test_a_file_is_named_with_its_fault(tmp_path):
     path = tmp_path / "planner.yaml"
     with pytest.raises(PlannerConfigError, match="No such file"):
         read_config(str(path))
@@ -183,11 +174,11 @@ def test_a_file_is_named_with_its_fault(tmp_path: Path) -> None:
     assert read_config(str(path)).deployments[0].connector == VirtualConnectorConfig()
 
 
-def test_thresholds_that_are_not_used_may_stand_as_they_are() -> None:
+def test_thresholds_that_are_not_used_may_stand_as_they_are():
     (only,) = convert_config(document(decode_scale_up_kv_rate=10)).deployments
     assert only.decode_scale_down_kv_rate == 30.0
 
 
-def test_deployments_may_scale_targets_of_one_name_in_their_own_namespaces() -> None:
+def test_deployments_may_scale_targets_of_one_name_in_their_own_namespaces():
     each = [of(name, {**KUBERNETES, "namespace": name}, mode="agg") for name in "ab"]
     assert len(convert_config(document({"deployments": each})).deployments) == 2

@@ -1,7 +1,5 @@
 """A log of decisions can be read again, each of its files alone, and says where it is broken."""
 
-from pathlib import Path
-
 import pytest
 
 from select_service.planner.core.proposal_merge import BoundType, Proposal, ProposedCount
@@ -23,7 +21,7 @@ from select_service.planner.planner_log_lines import (
     read_lines,
 )
 from select_service.planner.runtime.planner_decision_log import PlannerDecisionLog
-from tests.full_disk import full_disk
+from tests.builders.full_disk import full_disk
 
 SETTINGS = SettingsLine(
     deployment="chat", at_s=0.0, settings=DeploymentSettings(mode="agg"), started_s=0.0
@@ -53,7 +51,7 @@ def tick(now_s: float) -> TickLine:
     )
 
 
-def test_lines_come_back_as_they_were(tmp_path: Path) -> None:
+def test_lines_come_back_as_they_were(tmp_path):
     path = tmp_path / "decisions.jsonl"
     log = PlannerDecisionLog(path)
     lines = [SETTINGS, tick(5.0), tick(10.0)]
@@ -66,7 +64,7 @@ def test_lines_come_back_as_they_were(tmp_path: Path) -> None:
     assert read[1].tick == tick(5.0).tick
 
 
-def test_each_file_begins_with_the_settings(tmp_path: Path) -> None:
+def test_each_file_begins_with_the_settings(tmp_path):
     path = tmp_path / "decisions.jsonl"
     log = PlannerDecisionLog(path, bytes_max=2 * len(encode_line(SETTINGS)), files_max=3)
     log.write_line(SETTINGS)
@@ -82,15 +80,13 @@ def test_each_file_begins_with_the_settings(tmp_path: Path) -> None:
     assert last.tick.now_s == 39.0
 
 
-def test_a_line_that_was_being_written_is_not_read(tmp_path: Path) -> None:
+def test_a_line_that_was_being_written_is_not_read(tmp_path):
     path = tmp_path / "decisions.jsonl"
     path.write_bytes(encode_line(SETTINGS) + b"\n" + encode_line(tick(1.0))[:-5])
     assert list(read_lines(path)) == [SETTINGS]
 
 
-def test_a_planner_that_was_killed_in_a_line_does_not_break_the_log_of_the_next(
-    tmp_path: Path,
-) -> None:
+def test_a_planner_that_was_killed_in_a_line_does_not_break_the_log_of_the_next(tmp_path):
     path = tmp_path / "decisions.jsonl"
     path.write_bytes(encode_line(SETTINGS) + b"\n" + encode_line(tick(1.0))[:-5])
     log = PlannerDecisionLog(path)
@@ -100,7 +96,7 @@ def test_a_planner_that_was_killed_in_a_line_does_not_break_the_log_of_the_next(
     assert list(read_lines(path)) == [SETTINGS, SETTINGS, tick(2.0)]
 
 
-def test_only_a_beginning_follows_a_line_that_is_torn(tmp_path: Path) -> None:
+def test_only_a_beginning_follows_a_line_that_is_torn(tmp_path):
     path = tmp_path / "decisions.jsonl"
     torn = encode_line(tick(1.0))[:-5]
     path.write_bytes(b"\n".join([encode_line(SETTINGS), torn, encode_line(tick(2.0)), b""]))
@@ -108,14 +104,14 @@ def test_only_a_beginning_follows_a_line_that_is_torn(tmp_path: Path) -> None:
         list(read_lines(path))
 
 
-def test_what_is_no_log(tmp_path: Path) -> None:
+def test_what_is_no_log(tmp_path):
     path = tmp_path / "decisions.jsonl"
     path.write_bytes(encode_line(SETTINGS) + b'\n{"line": "tock"}\n')
     with pytest.raises(DecisionLogError, match=r"line 2: Invalid value 'tock'"):
         list(read_lines(path))
 
 
-def test_a_full_disk_costs_lines_and_no_tick(tmp_path: Path) -> None:
+def test_a_full_disk_costs_lines_and_no_tick(tmp_path):
     path = tmp_path / "log.jsonl"
     log = PlannerDecisionLog(path)
     with full_disk(path):

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from select_service.planner.thinned_history import ThinnedHistory, thin_table
+from tests.planner.invariants import check_history
 
 
 def a_table(rows, columns=3, seed=0):
@@ -26,7 +27,7 @@ def test_a_full_history_goes_on_with_half_of_its_rows():
     history = ThinnedHistory(2, 8)
     for i in range(9):
         history.add_row([i, 100.0 if i == 2 else 0.0])
-    history.check_invariants()
+    check_history(history)
     table = history.copy_table()
     assert len(table) == 5
     assert table[-1].tolist() == [8.0, 0.0]
@@ -41,7 +42,7 @@ def test_a_full_history_is_thinned_a_little_with_each_row():
         before = len(history)
         history.add_row(row)
         moved.append(1 + before - len(history))
-        history.check_invariants()
+        check_history(history)
     assert max(moved) == 16
     thin = history.copy_table()
     assert 480 <= len(thin) <= 1000
@@ -78,7 +79,7 @@ def test_a_history_never_has_more_rows_than_it_may_and_keeps_the_peak(values, ro
     history = ThinnedHistory(2, rows_max)
     for i, value in enumerate(values):
         history.add_row([i, value])
-        history.check_invariants()
+        check_history(history)
     table = history.copy_table()
     assert table[-1, 0] == len(values) - 1
     assert table[:, 1].max() == max(values)

@@ -24,7 +24,11 @@ FOLDER = "FOLDER"
             {},
             "token file `FOLDER/none` cannot be read: No",
         ),
-        ({"api_key_file": f"{FOLDER}/empty"}, {}, "token file `FOLDER/empty`: the file is empty"),
+        (
+            {"api_key_file": f"{FOLDER}/empty"},
+            {},
+            "`FOLDER/empty` does not contain a key",
+        ),
         (
             {"ca_file": f"{FOLDER}/none"},
             {},

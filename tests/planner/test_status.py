@@ -16,6 +16,7 @@ from select_service.planner.deployment_status import (
     DeploymentStatus,
     DeploymentStatuses,
 )
+from tests.planner.invariants import check_status
 from tests.planner.made_up import a_day, a_role, a_tick, effects
 
 AGG = DeploymentSettings(mode="agg")
@@ -31,7 +32,7 @@ def tick(status, at_s, ready, starting=0, wanted=None, traffic=None, applied=Non
     wished = None if wanted is None else {D: wanted}
     told = effects(at_s, {D: a_role(ready, starting, wanted, num_gpu=2)}, wished=wished, **said)
     status.add_tick(a_tick(at_s, traffic), told, applied)
-    status.check_invariants()
+    check_status(status)
 
 
 def test_gpu_hours_are_of_what_stood_between_two_ticks(status):
@@ -175,7 +176,7 @@ def test_many_deployments_share_the_rows_of_all_histories(monkeypatch):
     for at_s in range(30):
         statuses.ticked("a", a_tick(float(at_s)), effects(float(at_s), {D: a_role(1)}), None)
     (status,) = statuses
-    status.check_invariants()
+    check_status(status)
     assert status.ticks == 30
     assert len(status.history_table()) <= 10
 

@@ -21,9 +21,9 @@ from indexer.sockets.curve_keypairs import (
     connecting_options,
     new_key_pair,
 )
-from scripts.processes.launched_process import ANSWER_S_MAX
-from tests.auth.keys import entry, keys_file, secret
-from tests.net.tls.certificates import authority, believing
+from tests.builders.certificates import authority, believing
+from tests.builders.keys import entry, keys_file, secret
+from tests.builders.launched_process import ANSWER_S_MAX
 
 HOST = "127.0.0.1"
 

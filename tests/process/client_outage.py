@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from select_service.client import AsyncLease, AsyncSelector, SelectorError
-from tests.polling import eventually
+from tests.builders.polling import eventually
 from tests.process.access import OPEN, Open
 from tests.process.replica_processes import Replica
 

@@ -9,8 +9,8 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from indexer.hashing.block_hashing import compute_block_hashes
-from scripts.processes.launched_process import free_port
-from tests.polling import PATIENCE_S
+from tests.builders.launched_process import free_port
+from tests.builders.polling import PATIENCE_S
 
 BLOCK_SIZE = 4
 END = [b"", b"\xff" * 8, b""]

@@ -1,7 +1,7 @@
 """What tests of ingest have in common: sources, listeners and what an index holds of them."""
 
 from indexer.events.kv_event_source import KvSource
-from tests.polling import PATIENCE_S
+from tests.builders.polling import PATIENCE_S
 from tests.process.fake_engine import BLOCK_SIZE, Chain
 
 CHAIN = Chain()

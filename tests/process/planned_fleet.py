@@ -10,22 +10,16 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
-from scripts.bench.planner.simulated_platform import MODEL, EngineFleetSpec, SimulatedPlatform
-from scripts.processes.launched_process import (
-    LaunchedProcess,
-    free_port,
-    own_command,
-    own_environment,
-)
 from select_service.planner.core.tick_input import EngineLimits
 from select_service.planner.replay.least_gpu_hours import ServicePromise
 from select_service.planner.replay.simulated_engine import EngineSpeed, SimulatedRequest
-from tests.polling import eventually
+from tests.builders.launched_process import LaunchedProcess, free_port, own_command, own_environment
+from tests.builders.polling import eventually
+from tests.builders.running import Reached
+from tests.builders.simulated_engines import MODEL, EngineFleetSpec, SimulatedPlatform
 from tests.process.planner_process import Planner
-from tests.process.running import Reached
 
 REQUESTS_S = 8.0
 PROMPT, ANSWER = 200, 120
@@ -105,12 +99,7 @@ class PlannedFleet:
             self._closing = starting.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closing.close()
 
     def _lives(self, prepared: threading.Event) -> None:

@@ -3,19 +3,13 @@
 import json
 import urllib.request
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import yaml
 
-from scripts.processes.launched_process import (
-    LaunchedProcess,
-    free_port,
-    own_command,
-    own_environment,
-)
-from tests.polling import eventually
-from tests.process.running import Client
+from tests.builders.launched_process import LaunchedProcess, free_port, own_command, own_environment
+from tests.builders.polling import eventually
+from tests.builders.running import Client
 
 
 class Planner:
@@ -32,12 +26,7 @@ class Planner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.process.end()
 
     def get(self, path: str) -> Any:

@@ -2,7 +2,7 @@
 
 import socket
 
-from tests.polling import PATIENCE_S
+from tests.builders.polling import PATIENCE_S
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 READY = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB"

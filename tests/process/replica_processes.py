@@ -3,15 +3,15 @@
 import json
 from urllib.parse import quote
 
-from scripts.processes.launched_process import (
+from tests.builders import worker_body
+from tests.builders.launched_process import (
     LaunchedProcess,
     free_port,
     own_command,
     own_environment,
     plain_environment,
 )
-from tests.builders import worker_body
-from tests.polling import eventually
+from tests.builders.polling import eventually
 from tests.process.access import OPEN
 
 TENANT = {"tenant_id": "t", "routing_group": "t"}

@@ -10,7 +10,7 @@ from time import time
 
 import msgspec
 
-from scripts.processes.launched_process import free_port
+from tests.builders.launched_process import free_port
 from tests.process.fake_engine import FakeEngine
 
 BLOCK_SIZE = 4

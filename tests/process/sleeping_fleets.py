@@ -16,11 +16,11 @@ from typing import Any, Protocol
 import yaml
 
 from tests.builders import worker_body
-from tests.planner.fake_kubernetes.controller import Controller
-from tests.planner.fake_kubernetes.kinds import DEPLOYMENT
-from tests.planner.fake_kubernetes.server import FakeKubernetes, serving
+from tests.builders.fake_kubernetes.controller import Controller
+from tests.builders.fake_kubernetes.kinds import DEPLOYMENT
+from tests.builders.fake_kubernetes.server import FakeKubernetes, serving
+from tests.builders.running import Reached
 from tests.process.planner_process import Planner
-from tests.process.running import Reached
 
 STEP_S = 0.02
 STEP_SIMULATED_S = 1.0
@@ -41,10 +41,7 @@ class VirtualPlatform:
     """Does at once what is decided, and says so."""
 
     def __init__(self, folder: Path) -> None:
-        self.connector: dict[str, Any] = {
-            "kind": "virtual",
-            "path": str(folder / "decision.json"),
-        }
+        self.connector: dict[str, Any] = {"kind": "virtual", "path": str(folder / "decision.json")}
         self.flags: tuple[str, ...] = ()
         self._ready: set[int] = set()
         self._numbers = count(1)

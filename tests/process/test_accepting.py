@@ -54,8 +54,6 @@ async def turns_until_all_are_in(listeners: list[socket.socket], clients: int) -
     return turns
 
 
-def test_clients_that_come_at_once_are_taken_in_within_a_few_turns(
-    listener: socket.socket, waiting_clients: int
-) -> None:
+def test_clients_that_come_at_once_are_taken_in_within_a_few_turns(listener, waiting_clients):
     turns = uvloop.run(turns_until_all_are_in(duplicate_listener(listener), waiting_clients))
     assert turns <= 2 * CLIENTS // LISTENER_DUPLICATES + 2

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.builders import worker_body
-from tests.process.running import Answer, Running, request
-from tests.process.waiting_clients import (
+from tests.builders.running import Answer, Running, request
+from tests.builders.waiting_clients import (
     PROMPT,
     QUEUE,
     a_full_worker,
@@ -53,9 +53,6 @@ def set_thresholds(service: Running, model: str, **limits: Any) -> Answer:
     return service.call("POST", "/busy_threshold", {"model": model, **change})
 
 
-# --- busy workers
-
-
 async def refused(port: int, sent: bytes) -> list[bytes]:
     """Every answer to one client that keeps its connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -80,9 +77,7 @@ async def all_refused(port: int) -> list[bytes]:
     return [answer for of_one in answers for answer in of_one]
 
 
-def test_64_clients_are_refused_while_all_workers_are_busy_and_served_after(
-    service: Running,
-) -> None:
+def test_64_clients_are_refused_while_all_workers_are_busy_and_served_after(service):
     for worker_id in (1, 2):
         a_full_worker(service, worker_id)
     assert set_thresholds(service, "m", prefill_tokens=10).status == 200
@@ -101,9 +96,7 @@ def test_64_clients_are_refused_while_all_workers_are_busy_and_served_after(
     assert service.call("POST", "/select_and_reserve", PROMPT).body == BUSY
 
 
-def test_a_request_that_is_pinned_to_a_busy_worker_is_refused_while_another_is_free(
-    service: Running,
-) -> None:
+def test_a_request_that_is_pinned_to_a_busy_worker_is_refused_while_another_is_free(service):
     a_full_worker(service)
     service.call("POST", "/workers", worker_body(2, max_num_batched_tokens=16))
     set_thresholds(service, "m", prefill_tokens=10)
@@ -112,7 +105,7 @@ def test_a_request_that_is_pinned_to_a_busy_worker_is_refused_while_another_is_f
     assert service.call("POST", "/select", PROMPT).body["worker_id"] == 2
 
 
-def test_thresholds_are_set_shown_and_cleared_while_the_service_runs(service: Running) -> None:
+def test_thresholds_are_set_shown_and_cleared_while_the_service_runs(service):
     service.call("POST", "/workers", worker_body(1, total_kv_blocks=100, max_num_batched_tokens=16))
     set_thresholds(service, "m", decode_blocks=0.85, prefill_tokens=10_000)
     both = {
@@ -141,8 +134,8 @@ def test_thresholds_are_set_shown_and_cleared_while_the_service_runs(service: Ru
     ],
 )
 def test_thresholds_that_make_no_sense_change_nothing_and_are_explained(
-    service: Running, model: str, limits: dict[str, Any], status: int, told: str
-) -> None:
+    service, model, limits, status, told
+):
     service.call("POST", "/workers", worker_body(1, max_num_batched_tokens=16))
     set_thresholds(service, "m", prefill_tokens=7)
     answer = set_thresholds(service, model, **limits)
@@ -153,10 +146,7 @@ def test_thresholds_that_make_no_sense_change_nothing_and_are_explained(
     assert row["active_decode_blocks_threshold"] is None
 
 
-# --- shedding
-
-
-def test_shedding_refuses_the_tier_and_those_below_until_it_ends(service: Running) -> None:
+def test_shedding_refuses_the_tier_and_those_below_until_it_ends(service):
     service.call("POST", "/workers", worker_body(1, max_num_batched_tokens=1024))
     state = service.call("POST", "/admission/shed", {"tier": "standard"}).body
     assert state["shed_tiers"] == ["standard", "best_effort"]
@@ -172,7 +162,7 @@ def test_shedding_refuses_the_tier_and_those_below_until_it_ends(service: Runnin
     assert service.call("POST", "/select", PROMPT).status == 200
 
 
-def test_a_tier_that_nobody_knows_is_refused(service: Running) -> None:
+def test_a_tier_that_nobody_knows_is_refused(service):
     service.call("POST", "/workers", worker_body(1, max_num_batched_tokens=1024))
     assert service.call("POST", "/admission/shed", {"tier": "gold"}).status == 400
     assert service.call("GET", "/admission").body["shed_tier"] is None
@@ -181,9 +171,7 @@ def test_a_tier_that_nobody_knows_is_refused(service: Running) -> None:
     assert "premium, standard, best_effort" in answer.body["error"]
 
 
-def test_shedding_answers_those_of_the_tier_who_wait_already_and_nobody_else(
-    service: Running,
-) -> None:
+def test_shedding_answers_those_of_the_tier_who_wait_already_and_nobody_else(service):
     a_full_worker(service)
     with (
         waiting(service, priority_tier="premium") as premium,
@@ -198,10 +186,7 @@ def test_shedding_answers_those_of_the_tier_who_wait_already_and_nobody_else(
         assert premium.answer().status == 200
 
 
-# --- metrics
-
-
-def test_the_metrics_follow_what_becomes_of_every_request(service: Running) -> None:
+def test_the_metrics_follow_what_becomes_of_every_request(service):
     names = ("admitted", "busy", "shed", "queue_timeout")
 
     def counts() -> dict[str, float]:

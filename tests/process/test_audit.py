@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import worker_body
-from tests.process.running import Running
+from tests.builders.running import Running
 
 pytestmark = pytest.mark.process
 

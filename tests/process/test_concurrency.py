@@ -14,8 +14,10 @@ import pytest
 import zmq.asyncio
 
 from select_service.sim.demo.kv_publisher import KvPublisherSockets
-from select_service.sim.demo.prefix_cache import CacheJob, PrefixCache, chain_keys
-from tests.golden.service_process import ServiceProcess
+from select_service.sim.engine.block_catalog import BlockCatalog
+from select_service.sim.engine.kv_block_pool import KvBlockPool
+from select_service.sim.engine.prefix_cache import PrefixCache
+from tests.builders.service_process import ServiceProcess
 
 pytestmark = pytest.mark.process
 
@@ -117,16 +119,9 @@ class Lives:
     async def stream_events(self, engines, publishers, done):
         while not done.is_set():
             for engine, publisher in zip(engines, publishers, strict=True):
-                run_one(engine, prompt(self.rng))
+                assert engine.cache_tokens(np.array(prompt(self.rng), np.uint32))
                 publisher.publish_batch(engine.take_events())
             await asyncio.sleep(0.002)
-
-
-def run_one(engine, tokens):
-    array = np.array(tokens, np.uint32)
-    keys = chain_keys(array, BLOCK_SIZE)
-    running, _ = engine.admit_job(CacheJob(keys, array, len(keys), 0, has_tail=False))
-    engine.release_job(running)
 
 
 def test_sixty_four_clients_lose_and_double_nothing():
@@ -136,7 +131,8 @@ def test_sixty_four_clients_lose_and_double_nothing():
 async def _hammer():
     context = zmq.asyncio.Context()
     publishers = [KvPublisherSockets(context, 0) for _ in STABLE]
-    engines = [PrefixCache(64, BLOCK_SIZE, worker_id) for worker_id in STABLE]
+    catalog = BlockCatalog(BLOCK_SIZE)
+    engines = [PrefixCache(KvBlockPool(0, 64), catalog, worker_id) for worker_id in STABLE]
     with ServiceProcess({}) as service:
         for worker_id, publisher in zip(STABLE, publishers, strict=True):
             assert service.post("/workers", worker_body(worker_id, publisher)).status == 201

@@ -7,8 +7,8 @@ from select_service.config.settings_loader import ConfigError, parse_config
 from select_service.core.analysis.decision_log import parse_hashes
 from select_service.core.analysis.decision_log_lines import LoggedDecision, LogLine
 from tests.builders import worker_body
-from tests.polling import eventually
-from tests.process.in_thread import InThread
+from tests.builders.in_thread import InThread
+from tests.builders.polling import eventually
 
 
 def decisions_in(path):

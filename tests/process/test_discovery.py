@@ -6,8 +6,8 @@ import time
 import pytest
 
 from tests.builders import worker_body
-from tests.polling import eventually
-from tests.process.running import Running, complaint, run_to_end
+from tests.builders.polling import eventually
+from tests.builders.running import Running, complaint, run_to_end
 
 pytestmark = pytest.mark.process
 

@@ -1,14 +1,13 @@
 """The doctor over real sockets: a well engine has nothing, and each ill one exactly its finding."""
 
 import json
-import subprocess
 
 import pytest
 
-from scripts.processes.launched_process import own_command, own_environment
 from select_service.adapters.doctor import examination, prompt_probe, replay_check, worker_examiner
-from tests.polling import eventually
-from tests.process.in_thread import InThread
+from tests.builders.in_thread import InThread
+from tests.builders.polling import eventually
+from tests.builders.running import run_to_end
 from tests.process.sick_engine import MODEL, SickEngine, a_mute_port, closed_port
 
 PROMPT = list(range(100, 116))
@@ -198,15 +197,7 @@ def test_a_worker_that_drains_and_one_that_is_incomplete(fleet):
 
 
 def doctor(service, *arguments):
-    done = subprocess.run(
-        own_command("doctor", "--url", f"http://127.0.0.1:{service.port}", *arguments),
-        env=own_environment({}),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
+    return run_to_end("doctor", "--url", f"http://127.0.0.1:{service.port}", *arguments)
 
 
 def test_the_command_shows_findings_and_says_so_in_its_status(fleet, impatient):

@@ -12,16 +12,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from scripts.processes.launched_process import (
-    LaunchedProcess,
-    free_port,
-    own_command,
-    own_environment,
-)
 from tests.builders import worker_body
-from tests.polling import PATIENCE_S, eventually
+from tests.builders.launched_process import LaunchedProcess, free_port, own_command, own_environment
+from tests.builders.polling import PATIENCE_S, eventually
+from tests.builders.running import Running, request
 from tests.process.access import OPEN, Open, Secured, access
-from tests.process.running import Running, request
 from tests.process.tls_running import SecuredRunning
 
 pytestmark = pytest.mark.process

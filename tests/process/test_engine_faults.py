@@ -4,10 +4,10 @@ import urllib.request
 
 import pytest
 
-from tests.engines.fleets import CASES, SIZE, WHOLE, begun
-from tests.engines.served import ServedEngines
-from tests.polling import eventually
-from tests.process.in_thread import InThread
+from tests.builders.in_thread import InThread
+from tests.builders.polling import eventually
+from tests.builders.served_engines import ServedEngines
+from tests.process.engine_fleets import CASES, SIZE, WHOLE, begun
 
 pytestmark = pytest.mark.process
 

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from tests.engines.fleets import CASES, SIZE, SLOW_S, begun
-from tests.engines.served import ServedEngines
-from tests.process.in_thread import InThread
+from tests.builders.in_thread import InThread
+from tests.builders.served_engines import ServedEngines
+from tests.process.engine_fleets import CASES, SIZE, SLOW_S, begun
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(1200)]
 

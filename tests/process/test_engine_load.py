@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.builders import worker_body
-from tests.engine_metric_texts import recorded
-from tests.polling import eventually
-from tests.process.running import Running
-from tests.process.waiting_clients import PROMPT, metric
+from tests.builders.engine_metric_texts import recorded
+from tests.builders.polling import eventually
+from tests.builders.running import Running
+from tests.builders.waiting_clients import PROMPT, metric
 
 pytestmark = pytest.mark.process
 
@@ -101,8 +101,8 @@ def rank(service: Running) -> dict[str, Any]:
 
 
 def test_an_engine_that_says_its_cache_is_full_makes_its_worker_busy_and_free_again(
-    service: Running, engine: Engine
-) -> None:
+    service, engine
+):
     eventually(lambda: rank(service)["source"] == "engine")
     assert service.call("POST", "/select", PROMPT).status == 200
     engine.usage = 0.95
@@ -122,8 +122,8 @@ def test_an_engine_that_says_its_cache_is_full_makes_its_worker_busy_and_free_ag
 
 
 def test_an_engine_that_falls_silent_is_believed_for_a_while_and_then_our_own_count(
-    service: Running, engine: Engine
-) -> None:
+    service, engine
+):
     engine.usage = 0.95
     eventually(lambda: rank(service)["busy"])
     engine.stop()

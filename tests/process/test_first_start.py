@@ -4,18 +4,17 @@ import os
 import signal
 import stat
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from indexer.jit.kernel_sources import kernel_modules
-from scripts.processes.launched_process import START_S_MAX, free_port, own_command, own_environment
-from tests.polling import eventually
-from tests.process.running import Running, run_to_end
+from tests.builders.launched_process import START_S_MAX, free_port, own_command, own_environment
+from tests.builders.polling import eventually
+from tests.builders.running import Running, run_script, run_to_end
 
 pytestmark = pytest.mark.process
-LEFT_OUT = ("select_service.sim.replay.",)
+LEFT_OUT = ("select_service.sim.engine.",)
 """Compiled only for replays."""
 N_KERNELS = sum(n for name, n in kernel_modules().items() if not name.startswith(LEFT_OUT))
 
@@ -65,15 +64,7 @@ def test_a_start_that_finds_all_code_imports_no_compiler(warm_cache):
         "import sys, select_service.server.lifecycle; "
         "print('numba' in sys.modules, 'llvmlite' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=own_environment({"NUMBA_CACHE_DIR": str(warm_cache)}),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=START_S_MAX,
-    )
-    assert done.stdout == "False True\n"
+    assert run_script(script, NUMBA_CACHE_DIR=str(warm_cache))[:2] == (0, "False True\n")
 
 
 def test_a_cache_that_cannot_be_written_to_is_told(tmp_path):

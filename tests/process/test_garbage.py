@@ -9,12 +9,12 @@ from itertools import count
 
 import pytest
 
-from scripts.processes.launched_process import free_port
 from tests.builders import worker_body
-from tests.polling import eventually
+from tests.builders.launched_process import free_port
+from tests.builders.polling import eventually
+from tests.builders.running import Running, request
+from tests.builders.waiting_clients import BATCH_TOKENS, QUEUE, pending
 from tests.process.counting_garbage import FOUND
-from tests.process.running import Running, request
-from tests.process.waiting_clients import BATCH_TOKENS, QUEUE, pending
 
 pytestmark = pytest.mark.process
 
@@ -116,21 +116,12 @@ def requests_that_wait(service: Running) -> None:
 
 SCENES: dict[str, Callable[[Running], None]] = {
     scene.__name__: scene
-    for scene in (
-        reservations,
-        refusals,
-        lists,
-        clients_that_leave,
-        requests_that_wait,
-        workers,
-    )
+    for scene in (reservations, refusals, lists, clients_that_leave, requests_that_wait, workers)
 }
 
 
 @pytest.mark.parametrize("scene", SCENES.values(), ids=SCENES)
-def test_nothing_is_left_to_the_garbage_collector(
-    service: Told, scene: Callable[[Running], None]
-) -> None:
+def test_nothing_is_left_to_the_garbage_collector(service, scene):
     for _ in range(TIMES):
         scene(service)
     eventually(lambda: service.call("GET", "/health").status == 200)

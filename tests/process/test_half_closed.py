@@ -9,16 +9,13 @@ import pytest
 
 from select_service.http.half_closed_poller import FIRST_POLL_S
 from tests.builders import worker_body
-from tests.polling import eventually
-from tests.process.running import Client, Running, request
-from tests.process.waiting_clients import PROMPT, QUEUE, a_full_worker, held, pending, waiting
+from tests.builders.polling import eventually
+from tests.builders.running import Client, Running, request
+from tests.builders.waiting_clients import PROMPT, QUEUE, a_full_worker, held, pending, waiting
 
 pytestmark = pytest.mark.process
 
-PATHS = {
-    "fast": (),
-    "ordinary": ("--no-fast-path",),
-}
+PATHS = {"fast": (), "ordinary": ("--no-fast-path",)}
 WORKER = worker_body(1, max_num_batched_tokens=1_000_000)
 LONG = {**PROMPT, "token_ids": list(range(20_000))}
 

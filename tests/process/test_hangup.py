@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.auth.keys import bearer, entry, keys_file
 from tests.builders import worker_body
-from tests.polling import eventually
+from tests.builders.keys import bearer, entry, keys_file
+from tests.builders.polling import eventually
+from tests.builders.running import Running
 from tests.process.planner_process import Planner
-from tests.process.running import Running
 
 pytestmark = pytest.mark.process
 

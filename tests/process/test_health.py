@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.adapters.health.toy_engine import Fault, ToyEngine, serving, wrong_token
 from tests.builders import worker_body
-from tests.polling import PATIENCE_S, eventually
-from tests.process.in_thread import InThread
+from tests.builders.in_thread import InThread
+from tests.builders.polling import PATIENCE_S, eventually
+from tests.builders.toy_engine import Fault, ToyEngine, serving, wrong_token
 
 pytestmark = pytest.mark.process
 

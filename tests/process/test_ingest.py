@@ -7,17 +7,9 @@ import time
 import pytest
 
 from indexer.sockets.ingest import Ingest
-from tests.polling import PATIENCE_S, eventually
+from tests.builders.polling import PATIENCE_S, eventually
 from tests.process.fake_engine import FakeEngine, encode
-from tests.process.ingest_scenes import (
-    CHAIN,
-    a_source,
-    follow,
-    held,
-    listen,
-    publish_chain,
-    status,
-)
+from tests.process.ingest_scenes import CHAIN, a_source, follow, held, listen, publish_chain, status
 
 pytestmark = pytest.mark.process
 
@@ -117,10 +109,7 @@ def test_a_change_leaves_equal_sources_alone_and_refreshes_their_siblings(ingest
             ingest,
             [
                 a_source(
-                    engine.endpoint,
-                    writer,
-                    replay=engine.replay_endpoint,
-                    siblings={1: sibling},
+                    engine.endpoint, writer, replay=engine.replay_endpoint, siblings={1: sibling}
                 )
             ],
         )

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from indexer.sockets.ingest import Ingest
-from tests.polling import eventually
+from tests.builders.polling import eventually
 from tests.process.fake_engine import FakeEngine
 from tests.process.ingest_scenes import CHAIN, a_source, close, held
 

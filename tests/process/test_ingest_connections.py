@@ -11,8 +11,8 @@ import zmq
 from indexer.sockets import listener, listener_status, live_connection, read_ahead, zmq_connector
 from indexer.sockets.dns_resolver import Resolver
 from indexer.sockets.ingest import Ingest
-from scripts.processes.launched_process import free_port
-from tests.polling import PATIENCE_S, eventually
+from tests.builders.launched_process import free_port
+from tests.builders.polling import PATIENCE_S, eventually
 from tests.process.fake_engine import Chain, FakeEngine
 from tests.process.ingest_scenes import (
     CHAIN,

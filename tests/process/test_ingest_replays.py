@@ -9,7 +9,7 @@ import zmq
 
 from indexer.events.event_feed import EventFeed
 from indexer.sockets import listener, read_ahead, replay_connection
-from tests.polling import PATIENCE_S, eventually
+from tests.builders.polling import PATIENCE_S, eventually
 from tests.process.fake_engine import END, Chain, FakeEngine, encode
 from tests.process.ingest_scenes import CHAIN, a_source, follow, held, listen, publish_chain, status
 

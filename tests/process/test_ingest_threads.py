@@ -18,7 +18,7 @@ from indexer.sockets.read_ahead import ReceiveBudget
 from indexer.sockets.replay_rate_limiter import ReplayRateLimiter
 from indexer.sockets.socket_poller import SocketPoller
 from indexer.sockets.zmq_connector import SocketSettings
-from tests.polling import PATIENCE_S, eventually
+from tests.builders.polling import PATIENCE_S, eventually
 from tests.process.fake_engine import FakeEngine, encode
 from tests.process.ingest_scenes import CHAIN, a_source, close, follow, held, publish_chain, status
 from tests.process.raw_publisher import RawPublisher, message

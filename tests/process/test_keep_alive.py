@@ -6,7 +6,7 @@ import time
 import pytest
 
 from select_service.http.bounded_protocol import WATCH_EVERY_S
-from tests.process.running import Running, request
+from tests.builders.running import Running, request
 
 pytestmark = pytest.mark.process
 

@@ -7,17 +7,9 @@ import pytest
 from indexer.sockets import listener
 from indexer.sockets.curve_keypairs import new_key_pair
 from indexer.sockets.ingest import Ingest
-from tests.polling import eventually
+from tests.builders.polling import eventually
 from tests.process.fake_engine import FakeEngine
-from tests.process.ingest_scenes import (
-    a_source,
-    close,
-    follow,
-    held,
-    listen,
-    publish_chain,
-    status,
-)
+from tests.process.ingest_scenes import a_source, close, follow, held, listen, publish_chain, status
 
 pytestmark = pytest.mark.process
 

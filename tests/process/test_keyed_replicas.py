@@ -1,24 +1,14 @@
 """Selector processes with keys (CURVE), and those that say that they have none."""
 
-import subprocess
-
 import pytest
 
-from scripts.processes.launched_process import own_command, own_environment
-from tests.polling import eventually
+from tests.builders.polling import eventually
+from tests.builders.running import run_to_end
 from tests.process.replica_processes import Replica, mesh, until_equal
 
 pytestmark = pytest.mark.process
 
 OPEN = ("--host", "0.0.0.0", "--insecure")
-
-
-def command(*words):
-    """(status, what it prints, what it says)"""
-    done = subprocess.run(
-        own_command(*words), env=own_environment({}), capture_output=True, text=True, check=False
-    )
-    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.fixture
@@ -31,7 +21,7 @@ def pair(tmp_path):
         replica = Replica(*flags)
         where = ("--endpoint", replica.endpoint, "--url", f"http://127.0.0.1:{replica.port}")
         made = ("keys", "new-replica", name, "--secret-file", str(secret), "--file", str(file))
-        status, public, said = command(*made, *where)
+        status, public, said = run_to_end(*made, *where)
         assert (status, len(public.strip())) == (0, 40), said
         assert secret.stat().st_mode & 0o077 == 0
         replicas.append(replica)
@@ -72,7 +62,7 @@ def test_a_replica_without_a_key_is_refused_and_hears_nothing(pair):
 
 
 def test_a_fleet_without_keys_says_that_it_is_meant():
-    status, _, said = command(*OPEN, "--replica-sync-port", "19099")
+    status, _, said = run_to_end(*OPEN, "--replica-sync-port", "19099")
     assert status == 2
     assert "--replica-sync-insecure" in said
     flags = (*OPEN, "--replica-sync-insecure", "--connect-to-loopback")

@@ -5,10 +5,10 @@ import signal
 
 import pytest
 
-from tests.auth.keys import bearer, entry, keys_file
-from tests.hung_mount import hung_mount
-from tests.polling import eventually
-from tests.process.running import Running, complaint, run_to_end
+from tests.builders.hung_mount import hung_mount
+from tests.builders.keys import bearer, entry, keys_file
+from tests.builders.polling import eventually
+from tests.builders.running import Running, complaint, run_to_end
 
 pytestmark = pytest.mark.process
 

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.builders import worker_body
-from tests.polling import eventually
-from tests.process.running import Running
+from tests.builders.polling import eventually
+from tests.builders.running import Running
 from tests.process.test_service import PATHS
 
 pytestmark = pytest.mark.process

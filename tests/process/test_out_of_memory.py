@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.builders import worker_body
-from tests.process.running import Answer, Running
-from tests.process.waiting_clients import PROMPT
+from tests.builders.running import Answer, Running
+from tests.builders.waiting_clients import PROMPT
 
 pytestmark = pytest.mark.process
 
@@ -30,9 +30,7 @@ def reserve(service: Running, name: str, tokens: range) -> Answer:
 
 
 @pytest.mark.parametrize("path", [(), ("--no-fast-path",)], ids=["fast", "ordinary"])
-def test_small_requests_are_answered_after_memory_ran_out_and_it_ends(
-    path: tuple[str, ...],
-) -> None:
+def test_small_requests_are_answered_after_memory_ran_out_and_it_ends(path):
     with Running("--drain-secs", "0", *path) as service:
         assert service.call("POST", "/workers", worker_body(1)).status == 201
         leave_memory(service.process.pid, 0)

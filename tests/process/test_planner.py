@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from scripts.processes.launched_process import free_port
 from select_service.planner.planner_log_lines import TickLine, read_lines
 from tests.builders import worker_body
-from tests.polling import eventually
+from tests.builders.launched_process import free_port
+from tests.builders.polling import eventually
+from tests.builders.running import Running, request
 from tests.process.planner_process import Planner
-from tests.process.running import Running, request
 
 pytestmark = pytest.mark.process
 

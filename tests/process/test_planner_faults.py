@@ -1,16 +1,14 @@
 """What dies or falls silent beside a planner: nothing goes down on what is not known."""
 
 import signal
-from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 
 import msgspec
 import pytest
 import zmq
 
 from tests.builders import worker_body
-from tests.polling import eventually
+from tests.builders.polling import eventually
 from tests.process.planned_fleet import PlannedFleet, Selector
 from tests.process.planner_process import Planner
 
@@ -33,9 +31,7 @@ def restart_selector(fleet: PlannedFleet) -> None:
 
 
 @pytest.mark.parametrize("restart", [restart_planner, restart_selector])
-def test_a_restart_in_every_phase_changes_no_decision(
-    restart: Callable[[PlannedFleet], None], tmp_path: Path
-) -> None:
+def test_a_restart_in_every_phase_changes_no_decision(restart, tmp_path):
     with PlannedFleet(tmp_path) as fleet:
         fleet.until_there(2)
         restart(fleet)
@@ -62,7 +58,7 @@ def test_a_restart_in_every_phase_changes_no_decision(
 @pytest.mark.parametrize(
     "silence", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
 )
-def test_an_outage_of_observations_takes_nothing_away(silence: int, tmp_path: Path) -> None:
+def test_an_outage_of_observations_takes_nothing_away(silence, tmp_path):
     with PlannedFleet(tmp_path, replicas=3) as fleet:
         fleet.until_there(3)
         fleet.silence_selector(silence)
@@ -70,7 +66,7 @@ def test_an_outage_of_observations_takes_nothing_away(silence: int, tmp_path: Pa
         eventually(lambda: fleet.reasons() & UNKNOWN)
         status = fleet.planner.ticks_on(8 if silence == signal.SIGKILL else 1)
         fault = status["faults"][fleet.selector.url]
-        assert "connect" in fault.lower() or "no answer" in fault
+        assert "connect" in fault.lower() or "answer" in fault
         assert fleet.wanted == -1
         if silence == signal.SIGSTOP:
             fleet.silence_selector(signal.SIGCONT)
@@ -98,7 +94,7 @@ class Engines:
         self._socket.close(linger=0)
 
 
-def test_an_engine_that_falls_silent_takes_nothing_away(tmp_path: Path) -> None:
+def test_an_engine_that_falls_silent_takes_nothing_away(tmp_path):
     engines, selector = Engines(), Selector(tmp_path)
     own = {
         "name": "fleet",
@@ -130,7 +126,7 @@ def test_an_engine_that_falls_silent_takes_nothing_away(tmp_path: Path) -> None:
         eventually(lambda: planner.get("/v1/decision")["num_decode"] == 2)
 
 
-def test_a_start_that_never_comes_is_withdrawn(tmp_path: Path) -> None:
+def test_a_start_that_never_comes_is_withdrawn(tmp_path):
     above = {"decode_scale_up_kv_rate": 1e-6, "decode_scale_down_kv_rate": 0.0}
     with PlannedFleet(
         tmp_path, startup_s=1e6, max_gpu_budget=3, pending_stuck_secs=2, **above

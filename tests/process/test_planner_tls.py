@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.builders import worker_body
-from tests.net.tls.certificates import Issued, authority, believing
-from tests.net.tls.served import TlsService, copied
-from tests.polling import eventually
+from tests.builders.certificates import Issued, authority, believing
+from tests.builders.polling import eventually
+from tests.builders.tls_service import TlsService, copied
 from tests.process.planner_process import Planner
 
 pytestmark = pytest.mark.process

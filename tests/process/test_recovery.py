@@ -7,20 +7,21 @@ from itertools import count
 
 import pytest
 
-from tests.polling import eventually
-from tests.process.fake_engine import Chain, FakeEngine
-from tests.process.recovery_scenes import (
+from tests.builders.polling import eventually
+from tests.builders.recovery_scenes import (
     KV,
     Liar,
     a_peer_url,
     dump,
     ended,
+    fill,
     head,
     overlap,
     raw_dump,
     register,
 )
-from tests.process.running import Running
+from tests.builders.running import Running
+from tests.process.fake_engine import Chain, FakeEngine
 
 pytestmark = pytest.mark.process
 
@@ -32,10 +33,7 @@ def test_a_second_service_begins_with_the_index_of_the_first():
     chain = Chain()
     with FakeEngine(replay=False) as engine, Running(**KV) as first:
         register(first, 1, engine, "llama3:8b")
-        engine.await_subscriber()
-        for block in range(5):
-            engine.publish(chain.stored(block))
-        eventually(lambda: overlap(first, chain, 5, "llama3:8b") == {1: 5})
+        fill(first, engine, chain, 5, "llama3:8b")
         with Running("--indexer-peers", a_peer_url(first), **KV) as second:
             found = ended(second)
             assert (found["state"], found["peer"]) == ("found", a_peer_url(first))
@@ -50,11 +48,7 @@ def test_a_second_service_begins_with_the_index_of_the_first():
 def test_a_chain_of_services_without_workers_loses_nothing(accept):
     """Each has the index of the one before; workers come only to the last, one of two earlier."""
     chains = Chain(1), Chain(2)
-    with (
-        FakeEngine(replay=False) as one,
-        FakeEngine(replay=False) as two,
-        Running(**KV) as first,
-    ):
+    with FakeEngine(replay=False) as one, FakeEngine(replay=False) as two, Running(**KV) as first:
         for worker_id, engine in ((1, one), (2, two)):
             register(first, worker_id, engine)
             engine.await_subscriber()
@@ -160,10 +154,7 @@ def test_a_restarted_engine_is_noticed_after_a_recovery():
     old, new = Chain(1), Chain(2)
     with FakeEngine() as engine, Running(**KV) as first:
         register(first, 1, engine)
-        engine.await_subscriber()
-        for block in range(5):
-            engine.publish(old.stored(block))
-        eventually(lambda: overlap(first, old, 5) == {1: 5})
+        fill(first, engine, old, 5)
         with Running("--indexer-peers", a_peer_url(first), **KV) as second:
             ended(second)
             register(second, 1, engine)
@@ -190,10 +181,7 @@ def test_a_peer_that_knows_the_new_life_of_an_engine_beats_a_file_of_the_old_one
         with Running(*file, **KV) as service:
             ended(service)
             register(service, 1, engine)
-            engine.await_subscriber()
-            for block in range(100):
-                engine.publish(old.stored(block))
-            eventually(lambda: overlap(service, old, 100) == {1: 100})
+            fill(service, engine, old, 100)
             service.stop()
         with Running(**KV) as peer:
             engine.await_no_subscriber()
@@ -224,10 +212,7 @@ def test_a_replay_after_a_recovery_begins_with_the_last_batch_of_the_dump():
     chain = Chain()
     with FakeEngine() as engine, Running(**KV) as first:
         register(first, 1, engine)
-        engine.await_subscriber()
-        for block in range(5):
-            engine.publish(chain.stored(block))
-        eventually(lambda: overlap(first, chain, 5) == {1: 5})
+        fill(first, engine, chain, 5)
         with Running("--indexer-peers", a_peer_url(first), **KV) as second:
             ended(second)
             engine.publish(chain.stored(5))

@@ -5,12 +5,12 @@ import os
 
 import pytest
 
-from scripts.processes.launched_process import free_port
 from select_service.adapters.persistence import index_recovery as keeping_recovery
 from select_service.adapters.persistence import peer_dump_request
-from tests.polling import PATIENCE_S, eventually
-from tests.process.in_thread import InThread
-from tests.process.recovery_scenes import (
+from tests.builders.in_thread import InThread
+from tests.builders.launched_process import free_port
+from tests.builders.polling import PATIENCE_S, eventually
+from tests.builders.recovery_scenes import (
     EVENT,
     GOOD,
     Liar,
@@ -23,7 +23,7 @@ from tests.process.recovery_scenes import (
     says,
     stalls,
 )
-from tests.process.running import Running, complaint, run_to_end
+from tests.builders.running import Running, complaint, run_to_end
 
 pytestmark = pytest.mark.process
 

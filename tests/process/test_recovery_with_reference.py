@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from tests.polling import eventually
+from tests.builders.polling import eventually
 from tests.process.access import OPEN, Keyed
 from tests.process.fake_engine import Chain, FakeEngine
 from tests.process.replica_processes import TENANT, Replica

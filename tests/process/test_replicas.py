@@ -8,7 +8,7 @@ import zmq
 from select_service.core.replication import digest as replica_digest
 from select_service.core.replication import load_events as replica_events
 from select_service.core.replication import prefill_progress as replica_progress
-from tests.polling import eventually
+from tests.builders.polling import eventually
 from tests.process.replica_processes import Replica, mesh, until_equal
 
 pytestmark = pytest.mark.process

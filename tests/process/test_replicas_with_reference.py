@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.polling import eventually
+from tests.builders.polling import eventually
 from tests.process.access import OPEN, Keyed
 from tests.process.replica_processes import Replica, mesh, until_equal
 

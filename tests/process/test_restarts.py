@@ -6,10 +6,10 @@ import time
 import pytest
 
 from indexer.dumps.compact_writer import compact_chunks
-from tests.polling import eventually
+from tests.builders.polling import eventually
+from tests.builders.recovery_scenes import KV, Liar, ended, fill, head, overlap, register, says
+from tests.builders.running import Running, complaint, run_to_end
 from tests.process.fake_engine import Chain, FakeEngine
-from tests.process.recovery_scenes import KV, Liar, ended, head, overlap, register, says
-from tests.process.running import Running, complaint, run_to_end
 
 pytestmark = pytest.mark.process
 
@@ -21,10 +21,7 @@ def test_a_restarted_service_has_its_index_again(tmp_path):
         with Running("--snapshot-path", str(path), **KV) as service:
             assert ended(service)["state"] == "empty"
             register(service, 1, engine)
-            engine.await_subscriber()
-            for block in range(5):
-                engine.publish(chain.stored(block))
-            eventually(lambda: overlap(service, chain, 5) == {1: 5})
+            fill(service, engine, chain, 5)
             assert service.stop() == 0
         for _ in range(2):  # the second time nobody has registered in between
             with Running("--snapshot-path", str(path), **KV) as service:
@@ -63,10 +60,7 @@ def test_an_empty_peer_does_not_take_the_place_of_the_file(tmp_path):
     with FakeEngine() as engine:
         with Running(*flags, **KV) as service:
             register(service, 1, engine)
-            engine.await_subscriber()
-            for block in range(4):
-                engine.publish(chain.stored(block))
-            eventually(lambda: overlap(service, chain, 4) == {1: 4})
+            fill(service, engine, chain, 4)
             assert service.stop() == 0
         nothing = b'{"m:default":{"block_size":4,"events":[]}}'
         with (
@@ -82,10 +76,7 @@ def test_a_peer_that_has_just_begun_does_not_take_the_place_of_a_full_file(tmp_p
     with FakeEngine(replay=False) as engine, Running(**KV) as peer:
         with Running(*flags, **KV) as service:
             register(service, 1, engine)
-            engine.await_subscriber()
-            for block in range(9):
-                engine.publish(chain.stored(block))
-            eventually(lambda: overlap(service, chain, 9) == {1: 9})
+            fill(service, engine, chain, 9)
             assert service.stop() == 0
         register(peer, 1, engine)
 

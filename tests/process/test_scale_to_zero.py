@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.polling import eventually
+from tests.builders.polling import eventually
+from tests.builders.running import Running
 from tests.process.planner_process import Planner
-from tests.process.running import Running
 from tests.process.sleeping_fleets import (
     FollowedPlatform,
     SleepingFleet,
@@ -48,9 +48,7 @@ def until(predicate: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("make", [virtual_platform, cluster_platform])
 @pytest.mark.parametrize("loops", LOOPS)
-def test_a_fleet_wakes_serves_sleeps_and_wakes_again(
-    make: Make, loops: str, tmp_path: Path
-) -> None:
+def test_a_fleet_wakes_serves_sleeps_and_wakes_again(make, loops, tmp_path):
     own = {
         "name": "fleet",
         "model_name": "m",

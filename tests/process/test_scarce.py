@@ -7,8 +7,8 @@ from contextlib import ExitStack
 import pytest
 
 from tests.builders import worker_body
-from tests.polling import eventually
-from tests.process.running import Running, request
+from tests.builders.polling import eventually
+from tests.builders.running import Running, request
 from tests.process.with_few_files import FILES_MAX
 from tests.process.without_names import LOOKED_UP
 
@@ -23,7 +23,7 @@ def looked_up(service: Running) -> set[str]:
     return {line["host"] for line in service.lines(LOOKED_UP)}
 
 
-def test_names_that_nobody_answers_for_hold_up_neither_answers_nor_the_end() -> None:
+def test_names_that_nobody_answers_for_hold_up_neither_answers_nor_the_end():
     """The lookups never end, so the process ends because it does not wait for them."""
     flags = ("--engine-metrics-interval-secs", "0.1")
     with Running(*flags, module="tests.process.without_names", DYN_USE_KV_EVENTS="true") as service:
@@ -49,9 +49,7 @@ def short_of_files() -> Iterator[Running]:
         yield service
 
 
-def test_with_few_files_workers_are_refused_their_sockets_and_clients_are_answered(
-    short_of_files: Running,
-) -> None:
+def test_with_few_files_workers_are_refused_their_sockets_and_clients_are_answered(short_of_files):
     for number in range(WORKERS):
         endpoint = f"tcp://127.0.0.1:{20_000 + number}"
         body = worker_body(number + 1, kv_events_endpoint=endpoint)

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from tests.builders import worker_body
-from tests.polling import eventually
-from tests.process.running import Running, complaint, request, run_to_end
+from tests.builders.polling import eventually
+from tests.builders.running import Running, complaint, request, run_to_end
 
 pytestmark = pytest.mark.process
 
@@ -31,9 +31,6 @@ def service(request):
         yield running
         assert running.stop() == 0
         assert {line["level"] for line in running.log()} == {"INFO"}
-
-
-# --- start
 
 
 def test_the_first_lines_tell_where_it_listens_and_how_it_is_configured():
@@ -84,9 +81,6 @@ def test_questions_about_the_command_are_answered_with_status_0(flag, told):
     status, output, errors = run_to_end(flag)
     assert (status, errors) == (0, "")
     assert told in output
-
-
-# --- end
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -150,9 +144,6 @@ def test_a_request_that_never_ends_does_not_hold_up_the_end():
         assert not any("exception" in line for line in running.log())
 
 
-# --- time
-
-
 def test_a_reservation_that_nobody_renews_expires_and_is_logged():
     with Running("--reservation-ttl-secs", "0.5") as running:
         running.call("POST", "/workers", worker_body(1))
@@ -163,9 +154,6 @@ def test_a_reservation_that_nobody_renews_expires_and_is_logged():
         assert running.call("GET", "/reservations").body["total"] == 0
         (partition,) = running.call("GET", "/loads").body
         assert [rank["active_requests"] for rank in partition["loads"]] == [0]
-
-
-# --- connections
 
 
 def test_answers_to_pipelined_requests_come_in_order(service):

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from select_service.api.endpoints.migrations import HEARTBEAT_S
-from tests.auth.keys import bearer, entry, keys_file
 from tests.builders import worker_body
-from tests.polling import eventually
-from tests.process.running import Answer, Client, Running, request
+from tests.builders.keys import bearer, entry, keys_file
+from tests.builders.polling import eventually
+from tests.builders.running import Answer, Client, Running, request
 
 pytestmark = pytest.mark.process
 

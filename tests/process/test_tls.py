@@ -6,12 +6,12 @@ import pytest
 
 from indexer.sockets.curve_keypairs import new_key_pair
 from tests.builders import worker_body
-from tests.net.tls.certificates import Issued, authority
-from tests.net.tls.served import copied
-from tests.polling import PATIENCE_S, eventually
-from tests.process.running import complaint, request, run_to_end
+from tests.builders.certificates import Issued, authority
+from tests.builders.polling import PATIENCE_S, eventually
+from tests.builders.running import complaint, request, run_to_end
+from tests.builders.tls_service import copied
+from tests.builders.waiting_clients import PROMPT
 from tests.process.tls_running import TlsRunning
-from tests.process.waiting_clients import PROMPT
 
 pytestmark = pytest.mark.process
 

@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from tests.auth.keys import bearer, entry, keys_file
 from tests.builders import worker_body
-from tests.polling import PATIENCE_S, eventually
+from tests.builders.keys import bearer, entry, keys_file
+from tests.builders.polling import PATIENCE_S, eventually
+from tests.builders.running import Running, complaint, request, run_to_end
 from tests.process.otlp_receiver import Receiver
-from tests.process.running import Running, complaint, request, run_to_end
 
 pytestmark = pytest.mark.process
 

@@ -3,10 +3,10 @@
 import pytest
 
 from indexer.sockets import listener_status
-from scripts.processes.launched_process import free_port
-from tests.polling import eventually
+from tests.builders.in_thread import InThread
+from tests.builders.launched_process import free_port
+from tests.builders.polling import eventually
 from tests.process.fake_engine import FakeEngine
-from tests.process.in_thread import InThread
 
 pytestmark = pytest.mark.process
 

@@ -7,15 +7,14 @@ follows from the event that made it possible.  How soon, docs/measurements/speed
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
 from tests.builders import worker_body
-from tests.polling import PATIENCE_S, eventually
-from tests.process.running import Running, request
-from tests.process.waiting_clients import (
+from tests.builders.polling import PATIENCE_S, eventually
+from tests.builders.running import Running, request
+from tests.builders.waiting_clients import (
     PROMPT,
     QUEUE,
     a_full_worker,
@@ -75,9 +74,7 @@ def service(running: Running) -> Iterator[Running]:
 
 
 @pytest.mark.parametrize("cause", CAUSES)
-def test_a_waiting_request_is_answered_as_soon_as_there_is_room(
-    service: Running, cause: Callable[[Running], None]
-) -> None:
+def test_a_waiting_request_is_answered_as_soon_as_there_is_room(service, cause):
     for _ in range(TIMES):
         with waiting(service, reservation_id="waited") as client:
             cause(service)
@@ -88,9 +85,7 @@ def test_a_waiting_request_is_answered_as_soon_as_there_is_room(
         a_full_worker(service)
 
 
-def test_a_waiting_request_is_answered_as_soon_as_a_threshold_lets_another_worker_take_it(
-    service: Running,
-) -> None:
+def test_a_waiting_request_is_answered_as_soon_as_a_threshold_lets_another_worker_take_it(service):
     """Worker 2 has room in its batch, but its KV cache counts as full."""
     body = worker_body(2, max_num_batched_tokens=1024, total_kv_blocks=4)
     assert service.call("POST", "/workers", body).status == 201
@@ -107,7 +102,7 @@ def test_a_waiting_request_is_answered_as_soon_as_a_threshold_lets_another_worke
     assert service.call("POST", "/busy_threshold", change).status == 200
 
 
-def test_a_waiting_request_is_answered_when_the_lease_before_it_expires() -> None:
+def test_a_waiting_request_is_answered_when_the_lease_before_it_expires():
     with Running("--threads", "1", "--reservation-ttl-secs", "1", *QUEUE) as service:
         a_full_worker(service)
         with waiting(service, "/select") as client:
@@ -116,7 +111,7 @@ def test_a_waiting_request_is_answered_when_the_lease_before_it_expires() -> Non
 
 
 @pytest.mark.parametrize("route", ["/select", "/select_and_reserve"])
-def test_deleting_the_only_worker_answers_who_waits_at_once(service: Running, route: str) -> None:
+def test_deleting_the_only_worker_answers_who_waits_at_once(service, route):
     for _ in range(TIMES):
         with waiting(service, route) as client:
             assert service.call("DELETE", "/workers/1").status == 200
@@ -125,7 +120,7 @@ def test_deleting_the_only_worker_answers_who_waits_at_once(service: Running, ro
         a_full_worker(service)
 
 
-def test_a_request_that_may_wait_only_so_long_is_answered_then(service: Running) -> None:
+def test_a_request_that_may_wait_only_so_long_is_answered_then(service):
     for timeout_ms in (100, 200, 300, 400, 500):
         begin = time.monotonic()
         with waiting(service, timeout_ms=timeout_ms) as client:
@@ -136,7 +131,7 @@ def test_a_request_that_may_wait_only_so_long_is_answered_then(service: Running)
     assert held(service) == 1
 
 
-def test_a_client_that_goes_away_leaves_the_queue_and_books_nothing(service: Running) -> None:
+def test_a_client_that_goes_away_leaves_the_queue_and_books_nothing(service):
     gone = metric(service, "select_service_admission_requests_total", outcome="client_gone")
     assert gone is not None
     for _ in range(TIMES):
@@ -151,7 +146,7 @@ def test_a_client_that_goes_away_leaves_the_queue_and_books_nothing(service: Run
     assert service.call("POST", "/select_and_reserve", again).status == 200
 
 
-def test_the_order_of_answers_is_that_of_the_queue(service: Running) -> None:
+def test_the_order_of_answers_is_that_of_the_queue(service):
     """Each takes the room that there is; only strict_priority goes before who came first."""
     clients = {
         name: waiting(service, reservation_id=name, **fields)
@@ -167,7 +162,7 @@ def test_the_order_of_answers_is_that_of_the_queue(service: Running) -> None:
             before = name
 
 
-def test_the_end_of_the_process_answers_who_waits_at_once() -> None:
+def test_the_end_of_the_process_answers_who_waits_at_once():
     with without_ticks(*QUEUE) as service, contextlib.ExitStack() as stack:
         a_full_worker(service)
         clients = [stack.enter_context(waiting(service)) for _ in range(20)]
@@ -179,7 +174,7 @@ def test_the_end_of_the_process_answers_who_waits_at_once() -> None:
         assert {line["level"] for line in service.log()} == {"INFO"}
 
 
-def test_the_end_of_the_process_ends_every_poll_and_stream_at_once(tmp_path: Path) -> None:
+def test_the_end_of_the_process_ends_every_poll_and_stream_at_once(tmp_path):
     canaries = tmp_path / "canaries.yaml"
     canaries.write_text("model-a: []\n")
     flags = ("--health-checks", "on", "--canary-config", str(canaries))
@@ -197,7 +192,7 @@ def test_the_end_of_the_process_ends_every_poll_and_stream_at_once(tmp_path: Pat
         assert {line["level"] for line in service.log()} == {"INFO"}
 
 
-def test_a_waited_decision_says_so_in_the_log() -> None:
+def test_a_waited_decision_says_so_in_the_log():
     with Running("--threads", "1", "--log-level", "debug", *QUEUE) as service:
         a_full_worker(service)
         with waiting(service, reservation_id="first"), waiting(service, "/select") as second:
@@ -213,7 +208,7 @@ def test_a_waited_decision_says_so_in_the_log() -> None:
             assert "queue_position" not in service.line("decision", 3)
 
 
-def test_two_thousand_waiting_clients_break_nothing_and_the_next_is_refused() -> None:
+def test_two_thousand_waiting_clients_break_nothing_and_the_next_is_refused():
     flags = ("--queue-max-requests", str(MANY), "--queue-timeout-secs", "0", *QUEUE)
     with Running("--threads", "1", *flags) as service, contextlib.ExitStack() as stack:
         a_full_worker(service)

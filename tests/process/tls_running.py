@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from tests.net.tls.certificates import Issued, authority, believing
-from tests.net.tls.served import TlsClient
+from tests.builders.certificates import Issued, authority, believing
+from tests.builders.running import Answer, Running
+from tests.builders.tls_service import TlsClient
 from tests.process.access import Secured
-from tests.process.running import Answer, Running
 
 
 class TlsRunning(Running):

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from scripts.processes.launched_process import ROOT
 from tests.builders import worker_body
-from tests.process.in_thread import InThread
+from tests.builders.in_thread import InThread
+from tests.builders.launched_process import ROOT
 from tests.publishing.client_packages import CLIENT, NO_EXTRA, n_bytes, packages, python_with
 
 BYTES_MAX = 60_000_000
@@ -53,14 +53,14 @@ def run(python: Path, code: str, *arguments: str) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_the_client_needs_few_packages_and_none_of_the_server() -> None:
+def test_the_client_needs_few_packages_and_none_of_the_server():
     found = packages(CLIENT)
     assert {"httpx", "msgspec", "sniffio", "tenacity", "xxhash"} <= found.keys()
     assert not {"numba", "numpy", "llvmlite", "pyzmq", "starlette", "uvicorn"} & found.keys()
     assert len(found) <= PACKAGES_MAX
 
 
-def test_the_client_is_small() -> None:
+def test_the_client_is_small():
     folders = (ROOT / name for name in ("indexer", "select_service"))
     files = (path for folder in folders for path in folder.rglob("*") if path.suffix != ".pyc")
     own = sum(path.stat().st_size for path in files if path.is_file())
@@ -68,11 +68,11 @@ def test_the_client_is_small() -> None:
 
 
 @pytest.mark.parametrize("line", CLIENT)
-def test_the_client_bounds_no_version_above(line: str) -> None:
+def test_the_client_bounds_no_version_above(line):
     assert {each.operator for each in Requirement(line).specifier} <= {">="}
 
 
-def test_an_import_of_the_client_brings_few_modules(client_python: Path) -> None:
+def test_an_import_of_the_client_brings_few_modules(client_python):
     code = "import sys; before = {*sys.modules}; import select_service.client"
     found = run(client_python, f"{code}; print(*sys.modules.keys() - before)").stdout.split()
     assert "select_service.client.lease" in found
@@ -80,7 +80,7 @@ def test_an_import_of_the_client_brings_few_modules(client_python: Path) -> None
 
 
 @pytest.mark.process
-def test_the_client_works_with_its_own_packages_alone(client_python: Path) -> None:
+def test_the_client_works_with_its_own_packages_alone(client_python):
     with InThread() as service:
         assert service.call("POST", "/workers", worker_body(1)).status == 201
         done = run(client_python, LEASE, f"http://127.0.0.1:{service.port}")
@@ -89,9 +89,7 @@ def test_the_client_works_with_its_own_packages_alone(client_python: Path) -> No
 
 @pytest.mark.parametrize("name", ["select_service", "select_planner"])
 @pytest.mark.parametrize("python", ["plain_python", "client_python"])
-def test_commands_name_the_extra_that_they_lack(
-    request: pytest.FixtureRequest, python: str, name: str
-) -> None:
+def test_commands_name_the_extra_that_they_lack(request, python, name):
     done = run(request.getfixturevalue(python), COMMAND.format(name=name), "--port", "0")
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"{name.replace('_', '-')}: error: the package ")
@@ -99,7 +97,7 @@ def test_commands_name_the_extra_that_they_lack(
     assert (done.returncode, done.stdout) == (2, "")
 
 
-def test_the_client_names_the_extra_that_it_lacks(plain_python: Path) -> None:
+def test_the_client_names_the_extra_that_it_lacks(plain_python):
     done = run(plain_python, "import select_service.client")
     assert done.stderr.splitlines()[-1] == (
         "ModuleNotFoundError: the package tenacity is not installed: "
@@ -107,9 +105,7 @@ def test_the_client_names_the_extra_that_it_lacks(plain_python: Path) -> None:
     )
 
 
-def test_a_module_of_the_project_that_is_missing_is_no_lack_of_an_extra(
-    client_python: Path,
-) -> None:
+def test_a_module_of_the_project_that_is_missing_is_no_lack_of_an_extra(client_python):
     code = (
         "from select_service.cli import entry_points as e; "
         "e._run_module('x', 'select_service.none')"
@@ -119,5 +115,5 @@ def test_a_module_of_the_project_that_is_missing_is_no_lack_of_an_extra(
     assert "pip install" not in done.stderr
 
 
-def test_programs_of_ray_need_no_server(client_python: Path) -> None:
+def test_programs_of_ray_need_no_server(client_python):
     assert run(client_python, RAY).stderr == ""

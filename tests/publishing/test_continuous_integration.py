@@ -46,15 +46,13 @@ def run_in(checkout: Path) -> tuple[int, list[str]]:
 
 
 @pytest.mark.parametrize("name", ["main", "select_service", "with a space"])
-def test_the_suite_runs_in_a_folder_of_that_name_and_its_status_counts(
-    tmp_path: Path, name: str
-) -> None:
+def test_the_suite_runs_in_a_folder_of_that_name_and_its_status_counts(tmp_path, name):
     status, lines = run_in(tmp_path / name)
     assert (status, lines[-1]) == (3, "select_service")
     assert {"./tests/new.py", "./scripts/test", "./.ci/run"} <= set(lines)
 
 
-def test_the_copy_leaves_out_all_environments(tmp_path: Path) -> None:
+def test_the_copy_leaves_out_all_environments(tmp_path):
     """They name the checkout that they were made in."""
     assert {".venv", ".venv-oldest"} <= ENVIRONMENTS
     _, lines = run_in(tmp_path / "main")

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from indexer.jit.kernel_sources import kernel_modules
-from scripts.processes.launched_process import ROOT, LaunchedProcess, free_port
 from scripts.publishing import distributions
-from tests.polling import eventually
-from tests.process.running import run_to_end
+from tests.builders.launched_process import ROOT, LaunchedProcess, free_port
+from tests.builders.polling import eventually
+from tests.builders.running import run_to_end
 
 pytestmark = pytest.mark.process
 
@@ -66,28 +66,26 @@ def tracked(*folders: str) -> set[str]:
     return {name for name in done.stdout.split("\0") if name and (ROOT / name).exists()}
 
 
-def test_a_python_that_is_nowhere_ends_the_build_in_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_python_that_is_nowhere_ends_the_build_in_words(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))  # uv is that of this environment
     with pytest.raises(SystemExit, match="`uv venv` failed with "):
         distributions._with_dependencies("3.1", ROOT, tmp_path)
 
 
-def test_the_sdist_is_what_the_repository_has(sdist_names: set[str]) -> None:
+def test_the_sdist_is_what_the_repository_has(sdist_names):
     made = {"PKG-INFO", "setup.cfg"}
     found = {name for name in sdist_names if not name.startswith("select_service.egg-info/")}
     assert found - made - tracked() == set()
     assert tracked() - found == set()
 
 
-def test_the_wheel_has_all_of_both_packages_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_has_all_of_both_packages_and_nothing_else(wheel):
     found = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert found == tracked("indexer", "select_service")
     assert {"indexer/py.typed", "select_service/py.typed"} <= found
 
 
-def test_the_wheel_has_the_licences_of_what_is_in_it(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_has_the_licences_of_what_is_in_it(wheel):
     """Ours and those of the two libraries that the pages are made of."""
     licences = {
         name.partition("/licenses/")[2] for name in wheel.namelist() if "/licenses/" in name
@@ -108,7 +106,7 @@ def metadata(wheel: zipfile.ZipFile, name: str = "METADATA") -> Message:
     return Parser().parsestr(wheel.read(path).decode())
 
 
-def test_the_metadata_say_what_it_is(wheel: zipfile.ZipFile) -> None:
+def test_the_metadata_say_what_it_is(wheel):
     found = metadata(wheel)
     assert found["License-Expression"] == "Apache-2.0 AND BSD-3-Clause AND MIT"
     assert "Typing :: Typed" in found.get_all("Classifier", [])
@@ -127,7 +125,7 @@ def test_the_metadata_say_what_it_is(wheel: zipfile.ZipFile) -> None:
     [THIS_PROCESSOR, pytest.param(SETTINGS, marks=pytest.mark.slow)],
     ids=["this processor", "any processor"],
 )
-def test_a_wheel_with_machine_code_starts_without_compiling(tmp_path: Path, settings: str) -> None:
+def test_a_wheel_with_machine_code_starts_without_compiling(tmp_path, settings):
     source, out = tmp_path / "source", tmp_path / "out"
     _copy_project(source, settings)
     status, said, _ = run_to_end("compile")
@@ -157,7 +155,7 @@ def test_a_wheel_with_machine_code_starts_without_compiling(tmp_path: Path, sett
 
 
 @pytest.mark.slow
-def test_a_wheel_for_another_machine_has_code_of_that_machine(tmp_path: Path) -> None:
+def test_a_wheel_for_another_machine_has_code_of_that_machine(tmp_path):
     files = build(tmp_path / "out", "--machine", "aarch64").values()
     (path,) = [path for path in files if path.name.endswith("aarch64.whl")]
     with zipfile.ZipFile(path) as opened:

@@ -6,7 +6,7 @@ import tomllib
 import pytest
 from packaging.requirements import Requirement
 
-from scripts.processes.launched_process import ROOT
+from tests.builders.launched_process import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 README = (ROOT / "README.md").read_text()

@@ -44,16 +44,16 @@ def status_after(trap: str, folder: Path) -> int:
     return subprocess.run(["bash", "-c", script], cwd=folder, check=False).returncode
 
 
-def test_there_are_traps() -> None:
+def test_there_are_traps():
     assert {"test", "test_slow", "lock"} <= {script for script, _ in traps()}
 
 
 @pytest.mark.parametrize(("script", "trap"), traps())
-def test_tidying_up_does_not_change_the_status(script: str, trap: str, tmp_path: Path) -> None:
+def test_tidying_up_does_not_change_the_status(script, trap, tmp_path):
     assert status_after(trap, tmp_path) == 0
 
 
-def test_what_cannot_be_tidied_up_would_be_noticed(tmp_path: Path) -> None:
+def test_what_cannot_be_tidied_up_would_be_noticed(tmp_path):
     trap = """trap 'kill "${background[@]}" 2>/dev/null; rm -f "$report"' EXIT"""
     assert status_after(trap, tmp_path) == 1
 
@@ -80,9 +80,7 @@ exit 1
         ),
     ],
 )
-def test_an_audit_never_takes_silence_for_good_news(
-    tmp_path: Path, package: dict[str, object] | None, status: int, told: str
-) -> None:
+def test_an_audit_never_takes_silence_for_good_news(tmp_path, package, status, told):
     tool, lock = tmp_path / "pip-audit", tmp_path / "a.lock"
     tool.write_text(AUDIT)
     tool.chmod(0o755)
@@ -120,18 +118,38 @@ def modules_in(folder: Path) -> set[str]:
     return packages | {path.stem for path in folder.glob("*.py")}
 
 
-def test_the_folders_of_scripts_are_found() -> None:
+def test_the_folders_of_scripts_are_found():
     assert {SCRIPTS, SCRIPTS / "bench", ROOT / "docs" / "examples"} <= set(script_folders())
 
 
 @pytest.mark.parametrize(
     "folder", list(script_folders()), ids=lambda path: str(path.relative_to(ROOT))
 )
-def test_scripts_hide_no_package(folder: Path) -> None:
+def test_scripts_hide_no_package(folder):
     others = {*sys.stdlib_module_names, *packages_distributions(), *OF_USERS} - OWN
     assert not modules_in(folder) & others
 
 
-def test_scripts_import_nothing_from_tests() -> None:
-    imports = re.compile(r"^\s*(?:from|import) tests\b", re.MULTILINE)
-    assert not [path for path in SCRIPTS.rglob("*.py") if imports.search(path.read_text())]
+OF_SCRIPTS = ("bench", "metrics", "pages", "publishing")
+"""Folders of tests whose subject is a script."""
+
+
+def imports_of(folder: Path, package: str) -> set[str]:
+    """Files below that import something of the package, relative to the checkout."""
+    found = re.compile(rf"^ *(?:from|import) {package}\b", re.MULTILINE)
+    texts = {path: path.read_text() for path in sorted(folder.rglob("*.py"))}
+    return {str(path.relative_to(ROOT)) for path, text in texts.items() if found.search(text)}
+
+
+def test_scripts_import_nothing_of_tests():
+    assert imports_of(SCRIPTS, "tests") == set()
+    assert imports_of(ROOT / "tests" / "publishing", "tests"), "the pattern finds nothing"
+
+
+def test_only_builders_and_tests_of_scripts_import_scripts():
+    others = {
+        path
+        for path in imports_of(ROOT / "tests", "scripts")
+        if not path.startswith(tuple(f"tests/{each}/" for each in OF_SCRIPTS))
+    }
+    assert others == {"tests/builders/launched_process.py", "tests/builders/simulated_engines.py"}

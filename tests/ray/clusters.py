@@ -8,16 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import ray
 from ray.cluster_utils import Cluster
 
-from scripts.processes.launched_process import free_port
 from select_service.ray import find, remove
 from select_service.ray.deployment_members import NAMESPACE
-from select_service.sim.demo.prefix_cache import CacheJob, chain_keys
-from select_service.sim.demo.prefix_cache import PrefixCache as Cache
-from tests.polling import eventually
+from tests.builders.launched_process import free_port
+from tests.builders.polling import eventually
 
 NODE = {"object_store_memory": 80 * 1024 * 1024, "include_dashboard": False}
 FLAGS = ("--threads", "1")
@@ -118,11 +115,3 @@ def are_found(n: int) -> list[str]:
 
 def kill(pid: int) -> None:
     os.kill(pid, 9)
-
-
-def cached_by(cache: Cache, tokens: list[int]) -> None:
-    """A request comes and goes, and leaves its full blocks."""
-    array = np.array(tokens, np.uint32)
-    keys = chain_keys(array, cache.block_size)
-    running, _ = cache.admit_job(CacheJob(keys, array, len(keys), 0, False))
-    cache.release_job(running)

@@ -6,6 +6,7 @@ import os
 import random
 from typing import Any
 
+import numpy as np
 import zmq.asyncio
 from ray import serve
 from ray.llm._internal.serve.routing_policies.kv_aware import kv_aware_router
@@ -16,8 +17,9 @@ from ray.llm._internal.serve.routing_policies.kv_aware.kv_token_tracker import (
 from ray.serve.config import RequestRouterConfig
 
 from select_service.sim.demo.kv_publisher import KvPublisherSockets
-from select_service.sim.demo.prefix_cache import PrefixCache as Cache
-from tests.ray.clusters import cached_by
+from select_service.sim.engine.block_catalog import BlockCatalog
+from select_service.sim.engine.kv_block_pool import KvBlockPool
+from select_service.sim.engine.prefix_cache import PrefixCache
 
 BLOCK_SIZE = 16
 HOOK = "select_service.ray.selection_service.install"
@@ -35,7 +37,9 @@ class LLMServer:
     """Says of its engine what Ray's replicas say, and caches what it is asked."""
 
     async def __init__(self) -> None:
-        self.cache = Cache(1000, BLOCK_SIZE, hash_seed=random.getrandbits(64))
+        self.cache = PrefixCache(
+            KvBlockPool(0, 1000), BlockCatalog(BLOCK_SIZE), hash_seed=random.getrandbits(64)
+        )
         self.events = KvPublisherSockets(zmq.asyncio.Context(), dp_rank=0)
         self.replays = asyncio.create_task(self.events.serve_replay())
 
@@ -51,7 +55,7 @@ class LLMServer:
         }
 
     async def generate(self, request_token_ids: list[int], hold_s: float) -> int:
-        cached_by(self.cache, request_token_ids)
+        assert self.cache.cache_tokens(np.array(request_token_ids, np.uint32))
         self.events.publish_batch(self.cache.take_events())
         await asyncio.sleep(hold_s)
         return os.getpid()

@@ -9,7 +9,7 @@ import ray
 from select_service.ray import deploy, find, remove
 from select_service.ray.deployment import NAME
 from select_service.ray.deployment_members import fetch_addresses, list_members
-from tests.polling import eventually
+from tests.builders.polling import eventually
 from tests.ray.clusters import (
     FLAGS,
     are_found,

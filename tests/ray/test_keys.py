@@ -7,37 +7,31 @@ import httpx
 import pytest
 import ray
 
+from select_service.client.route_table import SELECT_AND_RESERVE
+from select_service.net.http_client.http_error import HttpError
 from select_service.ray import Follower, Seen, deploy, find
 from select_service.ray.child_process import serves_tls
 from select_service.ray.credentials import Credentials
 from select_service.ray.selector_client import SingleSelector
 from select_service.ray.worker_sources import make_registration
-from tests.auth.keys import entry, keys_file, secret
-from tests.net.tls.certificates import Authority
-from tests.polling import eventually
+from select_service.schemas.selection import SelectAndReserveRequest
+from tests.builders.certificates import Authority
+from tests.builders.keys import entry, keys_file, secret
+from tests.builders.polling import eventually
 from tests.ray.clusters import FLAGS, cluster, kill_selector, port, service_pids
 
 pytestmark = pytest.mark.process
 ENVIRONMENT = {"DYN_USE_KV_EVENTS": "false"}
 
 
-def get(url, path, credentials):
-    """None: it does not answer now."""
-    context = credentials.ssl_context()
-    with httpx.Client(
-        base_url=url, verify=context, auth=credentials.make_auth(), timeout=5.0
-    ) as http:
-        try:
-            return http.get(path).raise_for_status().json()
-        except httpx.HTTPError:
-            return None
-
-
 def all_know(urls, credentials, worker_ids, total):
     for url in urls:
-        known = {each["worker_id"] for each in get(url, "/workers", credentials) or ()}
-        held = get(url, "/reservations?limit=1", credentials)
-        if known != worker_ids or held is None or held["total"] != total:
+        try:
+            with SingleSelector(url, credentials) as selector:
+                known = {each.worker_id for each in selector.workers()}
+                if known != worker_ids or selector.reservations(limit=1).total != total:
+                    return False
+        except HttpError:  # it does not answer now
             return False
     return True
 
@@ -65,15 +59,22 @@ def test_selectors_with_keys_and_tls_are_found_filled_and_take_from_each_other(f
         urls = deploy(2, port=first, **given)
         assert urls == find()
         assert all(url.startswith("https://") for url in urls)
-        assert httpx.get(urls[0] + "/workers", verify=credentials.ssl_context()).status_code == 401
+        assert (
+            httpx.get(urls[0] + "/workers", verify=credentials.client_tls().context).status_code
+            == 401
+        )
         worker = make_registration(
             {"worker_id": 7, "model_name": "m", "endpoint": "http://e", "block_size": 16}
         )
         follower = Follower(lambda: Seen([worker], True), find, **credentials._asdict())
         eventually(lambda: all_know(urls, credentials, {7}, 0))
         with SingleSelector(urls[0], credentials) as selector:
-            body = {"model_name": "m", "reservation_id": "r", "token_ids": list(range(64))}
-            selector._send("POST", "/select_and_reserve", body)
+            selector.call(
+                SELECT_AND_RESERVE,
+                SelectAndReserveRequest(
+                    model_name="m", reservation_id="r", token_ids=list(range(64))
+                ),
+            )
         eventually(lambda: all_know(urls, credentials, {7}, 1))
         follower.close(remove=False)
         former = service_pids(first)
@@ -120,7 +121,7 @@ def test_a_new_key_counts_for_the_next_call_and_one_that_is_gone_fails_it(tmp_pa
                 assert selector.is_healthy()
             file.unlink()
             assert not selector.is_healthy()
-            with pytest.raises(httpx.HTTPError, match="cannot be read"):
+            with pytest.raises(HttpError, match="cannot be read"):
                 selector.remove_worker(1)
         server.shutdown()
     assert server.seen == ["Bearer one", "Bearer two"]

@@ -7,7 +7,7 @@ import pytest
 from ray import serve
 
 from select_service.ray import deploy
-from tests.polling import eventually
+from tests.builders.polling import eventually
 from tests.ray.clusters import FLAGS, cluster, get, port, reservations, worker_ids
 from tests.ray.kv_aware import HOOK, LLMRouter, LLMServer
 

@@ -13,7 +13,7 @@ import ray
 
 from select_service.client import AsyncSelector, SelectorError
 from select_service.ray import deploy, find
-from tests.polling import eventually
+from tests.builders.polling import eventually
 from tests.ray.clusters import (
     FLAGS,
     are_joined,

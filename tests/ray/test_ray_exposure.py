@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scripts.processes.launched_process import ROOT
+from tests.builders.launched_process import ROOT
 
 PROGRAM = """
 import json, sys

@@ -7,16 +7,8 @@ import pytest
 from ray import serve
 
 from select_service.ray import deploy, remove
-from tests.polling import eventually
-from tests.ray.clusters import (
-    FLAGS,
-    cluster,
-    get,
-    kill,
-    port,
-    reservations,
-    worker_ids,
-)
+from tests.builders.polling import eventually
+from tests.ray.clusters import FLAGS, cluster, get, kill, port, reservations, worker_ids
 from tests.ray.engines import Engine, Front
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]

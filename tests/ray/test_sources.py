@@ -5,7 +5,7 @@ import pytest
 import ray
 
 from select_service.ray import Follower, NamedActors, deploy, find
-from tests.polling import eventually
+from tests.builders.polling import eventually
 from tests.ray.clusters import FLAGS, cluster, kill_selector, port, service_pids, worker_ids
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]

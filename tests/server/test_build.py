@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from select_service.base.errors import Conflict
-from tests.api.in_process import Api
+from tests.builders.in_process import Api
 
 
 def test_no_component_of_a_context_is_replaced_after_it_was_built():

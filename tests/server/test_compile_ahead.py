@@ -1,16 +1,13 @@
 """What a start says of a processor that cannot run the kernels that it was told to take."""
 
 import platform
-import subprocess
-import sys
 
 import pytest
 from llvmlite import binding
 
 from indexer.jit import wheel_code
 from indexer.jit.wheel_code import FEATURES
-from scripts.processes.launched_process import START_S_MAX, own_environment
-from tests.process.running import complaint, run_to_end
+from tests.builders.running import complaint, run_script, run_to_end
 
 WITHOUT_AVX2 = """
 import sys
@@ -33,16 +30,10 @@ def test_a_machine_without_portable_code_is_named():
 @of_x86_64
 @pytest.mark.parametrize("arguments", [("--port", "0"), ("replay", "missing")])
 def test_a_start_on_a_processor_that_is_too_old_says_what_it_lacks(arguments):
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_AVX2, *arguments],
-        env=own_environment({"NUMBA_CPU_NAME": "x86-64-v3", "NUMBA_CPU_FEATURES": ""}),
-        capture_output=True,
-        text=True,
-        timeout=START_S_MAX,
-        check=False,
-    )
-    assert done.returncode == 2
-    said = complaint(done.stderr)
+    processor = {"NUMBA_CPU_NAME": "x86-64-v3", "NUMBA_CPU_FEATURES": ""}
+    status, _, errors = run_script(WITHOUT_AVX2, *arguments, **processor)
+    assert status == 2
+    said = complaint(errors)
     assert (
         "NUMBA_CPU_NAME=x86-64-v3: the kernels need processor features missing here: avx2" in said
     )
@@ -51,8 +42,7 @@ def test_a_start_on_a_processor_that_is_too_old_says_what_it_lacks(arguments):
 
 @of_x86_64
 @pytest.mark.parametrize(
-    ("wanted", "lacking"),
-    [("x86-64-v3", ["fma"]), ("generic", []), ("znver4", []), (None, [])],
+    ("wanted", "lacking"), [("x86-64-v3", ["fma"]), ("generic", []), ("znver4", []), (None, [])]
 )
 def test_what_is_lacking_is_known_of_the_baseline(monkeypatch, wanted, lacking):
     monkeypatch.delenv("NUMBA_CPU_NAME", raising=False)

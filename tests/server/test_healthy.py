@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts.processes.launched_process import START_S_MAX, free_port, own_environment
 from select_service.cli.healthcheck import main
-from tests.net.tls.certificates import authority
-from tests.net.tls.served import TlsService
-from tests.process.in_thread import InThread
+from tests.builders.certificates import authority
+from tests.builders.in_thread import InThread
+from tests.builders.launched_process import START_S_MAX, free_port, own_environment
+from tests.builders.tls_service import TlsService
 
 ROOT = Path(__file__).parents[2]
 MODULE = "select_service.cli.healthcheck"

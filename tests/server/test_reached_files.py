@@ -10,8 +10,8 @@ from select_service.config.settings_loader import ConfigError, parse_config
 from select_service.server import file_system_check
 from select_service.server.output_files import OUTPUT_FILES, READ_ONLY_SETTINGS
 from select_service.server.startup_settings import validate_settings
-from tests.hung_mount import hung_mount
-from tests.net.tls.certificates import authority
+from tests.builders.certificates import authority
+from tests.builders.hung_mount import hung_mount
 
 FOUND = ["--health-checks=on", "--degradation=auto", "--replica-sync-port=1"]
 

@@ -6,7 +6,7 @@ import pytest
 
 from select_service.config.settings_loader import UnusableSetting
 from select_service.server.thread_pool import start_threads
-from tests.polling import PATIENCE_S
+from tests.builders.polling import PATIENCE_S
 
 
 def refuse(thread):

@@ -22,17 +22,13 @@ from select_service.core.health.migration.migrator import Migrator, MovableBooki
 from select_service.core.health.migration.rank_snapshot import CacheLayouts
 from select_service.core.load.move_constraints import MoveConstraintStore
 from select_service.core.placement.router_config import RouterConfig
-from select_service.core.selector import SelectorConfig, SelectorCore
+from select_service.core.selector_builder import SelectorConfig, build_selector
 from select_service.schemas.health import OutcomeRequest
 from tests.simulation.fit_rules import HealthTwin
 from tests.simulation.world import Node
 
 RULES = HealthRules(
-    recovery_s=20.0,
-    recovery_s_max=60.0,
-    drain_s=60.0,
-    dead_after_s=120.0,
-    dead_probe_s=60.0,
+    recovery_s=20.0, recovery_s_max=60.0, drain_s=60.0, dead_after_s=120.0, dead_probe_s=60.0
 )
 """As usual where it is about finding faults; where it is about waiting, sooner."""
 ADMISSION = AdmissionSettings(queue=QueueRules(single_class_profile("fcfs", 4.0), timeout_s=10.0))
@@ -65,25 +61,26 @@ class FitNode(Node):
     # --- its parts
 
     def new_selector(self, seed, ttl_s):
-        selector = SelectorCore(
+        prompts = default_prompts()
+        selector = build_selector(
             SelectorConfig(
                 RouterConfig(policy="work"), ADMISSION, use_kv_events=False, reservation_ttl_s=ttl_s
             ),
             lambda: PrefixIndex(4096),
             rng=Random(seed),
             wake=lambda: self.soon(self.world.rng.uniform(0.0, TURN_S), self.settle),
+            make_health=lambda fleet, ledger: HealthService(
+                RULES, lambda key: prompts, fleet, ledger, fleet.dirty
+            ),
         )
-        prompts, (fleet, ledger) = default_prompts(), (selector.fleet, selector.ledger)
-        self.health = selector.health = HealthService(
-            RULES, lambda key: prompts, fleet, ledger, selector.dirty
-        )
+        self.health, fleet, ledger = selector.health, selector.fleet, selector.ledger
         monitor, learnt = self.health.monitor, BookingObserver(MoveConstraintStore())
         selector.decisions.keeps_move_constraints = True
         ledger.add_listener(learnt, needs_moves=False)
         layouts = CacheLayouts(fleet.catalog)
-        self.mover = selector.mover = Migrator(
+        self.mover = selector.health.mover = Migrator(
             monitor,
-            MovableBookings(fleet.partitions, ledger, selector.dirty),
+            MovableBookings(fleet.partitions, ledger, fleet.dirty),
             learnt,
             layouts.layout_of,
             first_number=int(1000.0 * self.born),
@@ -157,6 +154,6 @@ class FitNode(Node):
 
     def free(self, name, outcome):
         """DELETE /reservations/{reservation_id}?outcome=.  Raises NotFound."""
-        rank = self.selector.reservation_table.get_reservation(name).rank
+        rank = self.selector.ledger.reservations.get_reservation(name).rank
         self.selector.free_reservation(name, self.now())
         self.health.process_outcome(name, rank, outcome, self.now())

@@ -124,7 +124,7 @@ def check_loads(node):
         load = partition.load
         active, totals = load.compute_active_blocks(), load.totals
         requests, tokens, outputs, blocks = Counter(), Counter(), Counter(), {}
-        for booking in node.selector.reservation_table:
+        for booking in node.selector.ledger.reservations:
             if booking.account is partition.account:
                 requests[booking.slot] += 1
                 tokens[booking.slot] += booking.prefill_tokens
@@ -142,7 +142,7 @@ def check_ranks_out(node, now):
     now: by the clock of the node
     """
     monitor, twin = node.health.monitor, node.twin
-    for booking in node.selector.reservation_table:
+    for booking in node.selector.ledger.reservations:
         rank = booking.rank
         if booking.origin is not None or twin.state(rank).is_serving:
             continue

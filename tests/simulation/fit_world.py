@@ -12,7 +12,7 @@ import msgspec
 from select_service.core.health.capacity_estimate import ServiceObjective
 from select_service.core.identity import Rank
 from tests.builders import a_patch, a_worker
-from tests.core.health.fleet_scene import Engine
+from tests.builders.fleet_scene import Engine
 from tests.simulation import fit_rules
 from tests.simulation.fit_callers import Gateway
 from tests.simulation.fit_node import FitNode

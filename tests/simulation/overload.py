@@ -22,15 +22,16 @@ from select_service.base.errors import SelectError
 from select_service.core.admission.partition_queue import WaitingTicket
 from select_service.core.identity import Rank
 from select_service.core.placement.router_config import RouterConfig
-from select_service.core.selector import SelectorConfig, SelectorCore
+from select_service.core.selector import SelectorCore
+from select_service.core.selector_builder import SelectorConfig, build_selector
 from select_service.core.views.rank_views import list_loads
 from select_service.schemas.selection import SelectAndReserveRequest
 from tests.builders import a_worker
+from tests.builders.ticks import ticked
 from tests.simulation.overload_engine import BLOCK_TOKENS, Engine, Job, Progress
 from tests.simulation.overload_record import WARM_MINUTES, Minute, Record, Sample, figures
 from tests.simulation.overload_rules import Controller, Fleet, Rules
 from tests.simulation.overload_traffic import Conversation, Traffic, Turn
-from tests.ticks import ticked
 
 PATIENCE_S = (45.0, 75.0)
 """From asking for a rank to the end of the answer; uniform."""
@@ -62,11 +63,7 @@ class World:
     """Virtual time: what is due is done in order of time."""
 
     def __init__(
-        self,
-        fleet: Fleet,
-        rules: Rules,
-        seed: int,
-        patience_s: tuple[float, float] = PATIENCE_S,
+        self, fleet: Fleet, rules: Rules, seed: int, patience_s: tuple[float, float] = PATIENCE_S
     ) -> None:
         self.time = 0.0
         self.record = Record()
@@ -87,11 +84,9 @@ class World:
         self._ends_at = 0.0
 
     def _new_selector(self, fleet: Fleet, rules: Rules, seed: int) -> SelectorCore:
-        selector = SelectorCore(
+        selector = build_selector(
             SelectorConfig(
-                RouterConfig(policy=rules.policy),
-                admission=rules.admission(),
-                use_kv_events=False,
+                RouterConfig(policy=rules.policy), admission=rules.admission(), use_kv_events=False
             ),
             lambda: PrefixIndex(2 * fleet.n_ranks * fleet.speed.kv_blocks),
             rng=Random(seed),
@@ -167,7 +162,7 @@ class World:
             waiting=sum(len(engine.waiting) for engine in self.engines.values()),
             queue_length=self.selector.gate.waiting.requests,
             busy_ranks=self.selector.gate.busy_check.count_busy(self.partition).ranks,
-            shed_tier=self.selector.gate.tiers.shed_tier,
+            shed_tier=self.selector.gate.shedding.tiers.shed_tier,
             attempts=self.record.attempts,
         )
 

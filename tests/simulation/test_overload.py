@@ -66,7 +66,7 @@ def assert_all_is_well(found, at_best, policy):
 def assert_nothing_is_left(world):
     world.selector.check_invariants()
     assert world.open == 0
-    assert len(world.selector.reservation_table) == 0
+    assert len(world.selector.ledger.reservations) == 0
     assert world.selector.gate.waiting.requests == 0
     assert {
         (row.potential_prefill_tokens, row.potential_decode_blocks, row.active_requests)

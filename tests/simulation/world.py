@@ -21,7 +21,7 @@ from select_service.core.replication import prefill_progress as replica_progress
 from select_service.core.replication.peer_agreement import PeerAgreement
 from select_service.core.replication.repair import Repair, ReservationPageAnswer, UnexpectedProcess
 from tests.builders import a_select_and_reserve, a_selector, a_worker
-from tests.ticks import ticked
+from tests.builders.ticks import ticked
 
 REQUEST_S = 5.0
 """How long a page may take before the one who asked gives up."""
@@ -59,7 +59,7 @@ class Node:
         self.encode = replica_events.LoadEventEncoder().encode_event
         self.repairing = set()
         self.selector = self.new_selector(world.rng.getrandbits(64), ttl_s)
-        self.selector.replicas.start_sending(self.publish_event)
+        self.selector.followers.replicas.start_sending(self.publish_event)
         for worker in self.workers(n_workers):
             self.selector.register_worker(worker)
 
@@ -80,7 +80,7 @@ class Node:
     def tick(self):
         ticked(self.selector, self.now())
         self.digests += 1
-        digest = self.selector.replicas.make_digest(self.digests, self.sent, 1, None)
+        digest = self.selector.followers.replicas.make_digest(self.digests, self.sent, 1, None)
         self.world.broadcast(self, "digest", replica_digest.encode_digest(digest))
         for peer, agreement in self.agreements.items():
             if agreement.is_repair_due(self.now()) and peer not in self.repairing:
@@ -90,7 +90,7 @@ class Node:
         def say(payload):
             self.world.broadcast(self, "progress", payload)
 
-        while self.selector.replicas.progress.run_turn(self.now(), say):
+        while self.selector.followers.replicas.progress.run_turn(self.now(), say):
             pass
 
     def compute(self, rank, blocks):
@@ -100,7 +100,7 @@ class Node:
 
     def receive(self, sender, kind, payload):
         if kind == "progress":
-            self.selector.replicas.progress.apply_progress(
+            self.selector.followers.replicas.progress.apply_progress(
                 replica_progress.decode_progress(payload)
             )
             return
@@ -108,15 +108,15 @@ class Node:
         if kind == "event":
             event = replica_events.decode_event(payload)
             agreement.count_event(event.router_id)
-            self.selector.replicas.apply_event(event, self.now())
+            self.selector.followers.replicas.apply_event(event, self.now())
         else:
             digest = replica_digest.decode_digest(payload)
-            self.selector.replicas.compare_digest(digest, agreement, self.now())
+            self.selector.followers.replicas.compare_digest(digest, agreement, self.now())
 
     def start_repair(self, peer, agreement):
         self.repairing.add(peer)
         self.repairs += 1
-        repair = Repair(self.selector.replicas, agreement.router_id, self.now())
+        repair = Repair(self.selector.followers.replicas, agreement.router_id, self.now())
         walk = repair.run_repair()
 
         def ended(is_complete):
@@ -250,7 +250,7 @@ class World:
             node.now(),
         )
         self.running[name] = node.number
-        rank = node.selector.reservation_table.get_reservation(name).rank
+        rank = node.selector.ledger.reservations.get_reservation(name).rank
         computed = np.array(hashes[: self.rng.randrange(len(hashes) + 1)], np.uint64)
         if len(computed):
             self.at(self.rng.uniform(0, 1), lambda: self._computed(rank, computed))
@@ -290,7 +290,7 @@ class World:
                     *(b.key, b.rank, b.prefill_tokens, b.prefill_work),
                     sorted(b.sequence_hashes),
                 )
-                for b in node.selector.reservation_table
+                for b in node.selector.ledger.reservations
             }
             for node in self.nodes
         ]

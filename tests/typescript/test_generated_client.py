@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.running import Running
+from tests.builders.running import Running
 
 pytestmark = pytest.mark.process
 

@@ -28,9 +28,8 @@ def play_prefill(case: Case) -> Iterator[Difference]:
     """Replicas, attainment and whether the target can be kept at all."""
     lengths = _bins(case["isl"])
     base, slope = case["seconds_base"], case["seconds_per_token"]
-    queue = queue_sizing.make_prefill_queue(
-        lengths, lambda tokens: base + slope * tokens, case["rate"], case["ca2"]
-    )
+    service_s = [base + slope * tokens for tokens in lengths.means]
+    queue = queue_sizing.make_prefill_queue(lengths, service_s, case["rate"], case["ca2"])
     size = queue_sizing.size_prefill(queue, case["slo_s"], case["wanted"])
     reason = "ok" if size.reason is Reason.SCALE else str(size.reason)
     found = {"replicas": size.replicas, "attainment": size.attainment, "reason": reason}

@@ -1,8 +1,8 @@
 """A performance model whose forward function is given, and the constant predictor."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
+from select_service.planner.core.forecast_contracts import ExpectedTraffic
 from select_service.planner.core.performance.engine_capacity import EngineKind, LinearIterationTime
 from select_service.planner.core.performance.engine_model import EngineModel
 from select_service.planner.core.settings import DeploymentSettings
@@ -37,21 +37,13 @@ class LastValue:
     def skip(self) -> None:
         """Nothing is known; the last value stays."""
 
-    def predict(self, lead_s: float) -> "Constant":
-        return Constant(
-            self._requests, self._isl, self._osl, self._hit, self._accept_on, self._requests
+    def predict(self, lead_s: float) -> ExpectedTraffic:
+        return ExpectedTraffic(
+            requests=self._requests,
+            isl=self._isl,
+            osl=self._osl,
+            demand_requests=self._requests,
+            kv_hit_rate=self._hit,
+            accept_length=self._accept_on,
+            predictor="constant",
         )
-
-
-class Constant(NamedTuple):
-    """A forecast."""
-
-    requests: float
-    isl: float
-    osl: float
-    kv_hit_rate: float | None
-    accept_length: float
-    demand_requests: float
-    predictor: str = "constant"
-    error: float | None = None
-    proven: bool = True

@@ -11,8 +11,8 @@ from typing import Any
 
 import aiohttp
 
-from tests.planner.fake_kubernetes.kinds import KINDS
-from tests.planner.fake_kubernetes.server import FakeKubernetes, serving
+from tests.builders.fake_kubernetes.kinds import KINDS
+from tests.builders.fake_kubernetes.server import FakeKubernetes, serving
 from tests.vectors.differences import Difference, differences
 
 Case = dict[str, Any]

@@ -70,8 +70,8 @@ def play(case: dict[str, Any]) -> Iterator[Difference]:
 def _learnt(case: dict[str, Any], learnt: Learnt) -> dict[str, Any]:
     line, model = learnt.line, learnt.model
     found = {
-        "sufficient": model.count_samples("fpm") >= case["min_observations"],
-        "observations": model.count_samples("fpm"),
+        "sufficient": len(model.samples["fpm"]) >= case["min_observations"],
+        "observations": len(model.samples["fpm"]),
         "fitted": line is not None,
         "coefficients": None if line is None else list(line.coefficients),
         "intercept": None if line is None else line.intercept,
@@ -107,7 +107,7 @@ def _decode_itl(ask: Ask, learnt: Learnt) -> Answer:
 def _decode_capacity(ask: Ask, learnt: Learnt) -> Answer:
     if learnt.line is None:
         return {"rps": 0.0, "itl_ms": 0.0}
-    kv_max = ask["max_kv_tokens"] or learnt.model.largest_load("fpm")[1]
+    kv_max = ask["max_kv_tokens"] or learnt.model.samples["fpm"].largest_seen[1]
     most = floor(kv_max / ask["context_length"])
     if ask["max_num_seqs"] is not None:
         most = min(most, ask["max_num_seqs"])

@@ -39,7 +39,7 @@ def injected_loads(payloads):
         selector.register_worker(a_worker(worker_id, tenant_id="t", data_parallel_size=2))
     seen = []
     for payload in payloads:
-        selector.replicas.apply_event(decode_event(payload), now=0.0)
+        selector.followers.replicas.apply_event(decode_event(payload), now=0.0)
         rows = next(selector.partition_loads()).loads
         seen.append(
             {
@@ -85,9 +85,6 @@ def test_an_end_that_no_caller_asked_for_is_a_field_more():
     told = decode_event(encode(msgspec.structs.replace(plain, by_caller=False)))
     assert (plain.by_caller, told.by_caller) == (True, False)
     assert b"by_caller" not in encode(plain)
-
-
-# --- other forms
 
 
 def body(**changes):

@@ -8,7 +8,7 @@ Each request is tokenized by an engine (`/tokenize` of vLLM), leased, sent to th
 streamed to the client. An engine that fails or is busy before the first byte is replaced by another
 one. Refusals of engines and service are passed on. A stream that breaks later ends with an event
 `{"error": ...}`; docs/examples/surviving_gateway continues such streams.
-Needs select-service[client], starlette and uvicorn. Environment: SELECTOR_API_KEY is sent to the
+Needs the extra `client`, starlette and uvicorn. Environment: SELECTOR_API_KEY is sent to the
 selectors, SSL_CERT_FILE is the CA of https URLs.
 """
 

@@ -2,7 +2,7 @@
 
     python -m scripts.bench.quality --help
 
-Engines, virtual time and the routers of one selector come from `select_service.sim.replay`.
+Engines, virtual time and the routers of one selector come from `select_service.sim.engine`.
 
 workloads, traces                          requests as chains of blocks
 replicas                                   several selectors that exchange events

@@ -11,15 +11,14 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from select_service.sim.replay.block_streams import (
-    BlockNumbers,
+from scripts.bench.quality.text_streams import BlockNumbers, TextStream
+from select_service.sim.engine.block_streams import (
     ReplayRequest,
     ReplaySession,
     ReplayWorkload,
-    TextStream,
     constant_rate_starts,
 )
-from select_service.sim.replay.gpu_hardware import BLOCK_TOKENS, EQUAL, MIXED, Fleet
+from select_service.sim.engine.gpu_hardware import BLOCK_TOKENS, EQUAL, MIXED, Fleet
 
 BURST_S, CYCLE_S = 8.0, 24.0
 """Seconds with arrivals at the begin of a cycle, and seconds of a cycle."""

@@ -12,6 +12,7 @@ of messages), `sticky` (a session stays with one selector), `no help`, or parts 
 from collections.abc import Callable
 from typing import NamedTuple, get_args
 
+from scripts.bench.quality.prefix_tree_router import PrefixTreeRouter
 from scripts.bench.quality.replicated_selectors import HELP, ReplicaNetwork, ReplicatedRouter
 from scripts.bench.quality.work_rule import LEAST_WORK, WORK, WorkRouter, WorkRule
 from select_service.core.admission.policy_classes import (
@@ -20,9 +21,9 @@ from select_service.core.admission.policy_classes import (
     single_class_profile,
 )
 from select_service.core.placement.router_config import POLICY_NAMES, POLICY_OPTIONS, RouterConfig
-from select_service.sim.replay import simple_routers
-from select_service.sim.replay.core_router import CoreRouter, CoreScene, SelectorUsage
-from select_service.sim.replay.replay_world import ReplayRouter, ReplayWorld
+from select_service.sim.engine import simple_routers
+from select_service.sim.engine.core_router import CoreRouter, CoreScene, SelectorUsage
+from select_service.sim.engine.replay_world import ReplayRouter, ReplayWorld
 
 BLIND: dict[str, Callable[[CoreScene], ReplayRouter]] = {
     "round robin": lambda scene: simple_routers.RoundRobinRouter(len(scene.fleet), scene.seed),
@@ -30,9 +31,7 @@ BLIND: dict[str, Callable[[CoreScene], ReplayRouter]] = {
         len(scene.fleet), scene.seed
     ),
     "least load": lambda scene: simple_routers.LeastLoadRouter(len(scene.fleet), scene.seed),
-    "prefix tree": lambda scene: simple_routers.PrefixTreeRouter(
-        len(scene.fleet), scene.seed, scene.n_blocks
-    ),
+    "prefix tree": lambda scene: PrefixTreeRouter(len(scene.fleet), scene.seed, scene.n_blocks),
 }
 
 TRIALS: dict[str, WorkRule] = {

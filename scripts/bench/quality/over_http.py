@@ -26,7 +26,7 @@ from scripts.bench.quality.service_router import EventStreams, PacedWorld, Servi
 from select_service.core.placement.router_config import POLICY_NAMES
 from select_service.sim.demo.service_client import ServiceClient
 from select_service.sim.demo.service_process import ServiceProcess, choose_port
-from select_service.sim.replay.gpu_hardware import Fleet
+from select_service.sim.engine.gpu_hardware import Fleet
 
 POLICIES = ("reference", "work")
 PACE = 4.0

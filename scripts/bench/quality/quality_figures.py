@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from select_service.sim.replay.replay_world import RunRecord
+from select_service.sim.engine.replay_world import RunRecord
 
 WARM_SHARE = 0.2
 """Share of first requests that are not counted: caches are cold and sessions are few."""

@@ -8,10 +8,11 @@ from scripts.bench.quality import trace_workloads
 from scripts.bench.quality.generated_workloads import KINDS, make_workload
 from scripts.bench.quality.named_routers import make_named_router
 from scripts.bench.quality.quality_figures import RunKey, RunOutcome, compute_outcome
-from select_service.sim.replay.block_streams import ReplayWorkload, without_pauses
-from select_service.sim.replay.core_router import CoreRouter, CoreScene
-from select_service.sim.replay.gpu_hardware import EQUAL, LARGE, Fleet
-from select_service.sim.replay.replay_world import ReplayWorld
+from scripts.bench.quality.text_streams import without_pauses
+from select_service.sim.engine.block_streams import ReplayWorkload
+from select_service.sim.engine.core_router import CoreRouter, CoreScene
+from select_service.sim.engine.gpu_hardware import EQUAL, LARGE, Fleet
+from select_service.sim.engine.replay_world import ReplayWorld
 
 CAPACITY = {
     "conversation": 42.0,

@@ -18,9 +18,9 @@ from select_service.core.replication import prefill_progress as replica_progress
 from select_service.core.replication.load_events import LoadEvent
 from select_service.core.replication.peer_agreement import PeerAgreement
 from select_service.core.replication.repair import Repair, ReservationPageAnswer, UnexpectedProcess
-from select_service.sim.replay.core_router import CoreRouter
-from select_service.sim.replay.kv_block_pool import Change
-from select_service.sim.replay.replay_world import RankRequest, ReplayWorld
+from select_service.sim.engine.core_router import CoreRouter
+from select_service.sim.engine.kv_block_pool import Change
+from select_service.sim.engine.replay_world import RankRequest, ReplayWorld
 
 DIGEST_S = 1.0
 PROGRESS_S = replica_progress.PROGRESS_S
@@ -49,7 +49,7 @@ class ReplicaMember:
 
     def __init__(self, group: "ReplicatedRouter", number: int, chooser: CoreRouter) -> None:
         self.chooser = chooser
-        self.replicas = chooser.selector.replicas
+        self.replicas = chooser.selector.followers.replicas
         self._group, self._number = group, number
         self._encode = replica_events.LoadEventEncoder().encode_event
         self._agreements: dict[int, PeerAgreement] = {}

@@ -12,11 +12,11 @@ import numpy as np
 import zmq.asyncio
 
 from select_service.sim.demo.kv_publisher import KvPublisherSockets
-from select_service.sim.demo.prefix_cache import KvEvent, VllmBlockRemoved, VllmBlockStored
-from select_service.sim.replay.block_streams import ReplayWorkload
-from select_service.sim.replay.gpu_hardware import BLOCK_TOKENS, Fleet
-from select_service.sim.replay.kv_block_pool import Change, StoredBlocks
-from select_service.sim.replay.replay_world import RankRequest, ReplayWorld
+from select_service.sim.engine.block_streams import ReplayWorkload
+from select_service.sim.engine.gpu_hardware import BLOCK_TOKENS, Fleet
+from select_service.sim.engine.kv_block_pool import Change, StoredBlocks
+from select_service.sim.engine.prefix_cache import KvEvent, VllmBlockRemoved, VllmBlockStored
+from select_service.sim.engine.replay_world import RankRequest, ReplayWorld
 
 MODEL, HOST = "m", "127.0.0.1"
 ANSWER_S_MAX = 60.0

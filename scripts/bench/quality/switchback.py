@@ -17,8 +17,8 @@ from select_service.core.analysis.comparison.switchback_experiment import (
 )
 from select_service.core.placement.policies.policy_registry import PolicyChoice, parse_policy_choice
 from select_service.core.registry.fleet.scoped_policies import PolicyScope
-from select_service.sim.replay.core_router import REFERENCE, CoreRouter, CoreScene
-from select_service.sim.replay.replay_world import ReplayWorld
+from select_service.sim.engine.core_router import REFERENCE, CoreRouter, CoreScene
+from select_service.sim.engine.replay_world import ReplayWorld
 
 LOAD = 0.85
 STEP_S = 1.0
@@ -80,7 +80,7 @@ def _begin_experiment(
     plan: SwitchbackPlan, world: ReplayWorld, chooser: CoreRouter
 ) -> SwitchbackExperiment:
     selector = chooser.selector
-    experiments = selector.analytics.experiments
+    experiments = selector.followers.evaluation.experiments
     experiment = experiments.begin_experiment(plan.policies, plan.slot_s, PolicyScope(), world.time)
     for _ in selector.fleet.policies.apply_to_partitions():
         pass

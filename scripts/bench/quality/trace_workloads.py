@@ -22,9 +22,10 @@ from typing import NamedTuple, TextIO
 
 import numpy as np
 
-from select_service.sim.replay.block_streams import BlockNumbers, ReplayRequest, ReplayWorkload
-from select_service.sim.replay.gpu_hardware import BLOCK_TOKENS
-from select_service.sim.replay.kv_block_pool import Chain
+from scripts.bench.quality.text_streams import BlockNumbers
+from select_service.sim.engine.block_streams import ReplayRequest, ReplayWorkload
+from select_service.sim.engine.gpu_hardware import BLOCK_TOKENS
+from select_service.sim.engine.kv_block_pool import Chain
 
 TRACE_BLOCK_TOKENS = 512
 STAMP_S = 3.0

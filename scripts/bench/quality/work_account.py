@@ -12,7 +12,7 @@ from select_service.core.load.ledger import Cause
 from select_service.core.load.new_reservation import NewReservation
 from select_service.core.load.reservation_view import ReservationView
 from select_service.core.registry.fleet.partition import Partition
-from select_service.sim.replay.gpu_hardware import BLOCK_TOKENS
+from select_service.sim.engine.gpu_hardware import BLOCK_TOKENS
 
 REPORTS_REMEMBERED = 64
 

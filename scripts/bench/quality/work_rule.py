@@ -23,7 +23,7 @@ from select_service.core.load.compiled.load_layout import N_TOTALS, REQUESTS
 from select_service.core.placement.prompt import ReadAheadPrompt
 from select_service.core.placement.router_config import RouterConfig
 from select_service.schemas.reservations import ReservationRequest
-from select_service.sim.replay.core_router import (
+from select_service.sim.engine.core_router import (
     MODEL,
     REFERENCE,
     USUAL,
@@ -31,9 +31,9 @@ from select_service.sim.replay.core_router import (
     CoreScene,
     SelectorUsage,
 )
-from select_service.sim.replay.gpu_hardware import BLOCK_TOKENS
-from select_service.sim.replay.kv_block_pool import Change, StoredBlocks
-from select_service.sim.replay.replay_world import RankRequest
+from select_service.sim.engine.gpu_hardware import BLOCK_TOKENS
+from select_service.sim.engine.kv_block_pool import Change, StoredBlocks
+from select_service.sim.engine.replay_world import RankRequest
 
 SHARE_HALF = 2048.0
 REPORTED_MIN, UNREPORTED_PRICE = 0.5, 0.3
@@ -170,7 +170,7 @@ class WorkRouter(CoreRouter):
         lowest = min(costs.cost)
         ties = [rank for rank, cost in enumerate(costs.cost) if cost == lowest]
         # The generator of the selector keeps runs reproducible.
-        rank = ties[int(self.selector.random() * len(ties))]
+        rank = ties[int(self.selector.decisions.rng.random() * len(ties))]
         request = ReservationRequest(
             model_name=MODEL,
             reservation_id=str(ask.number),
@@ -192,7 +192,7 @@ class WorkRouter(CoreRouter):
         """Return the costs of every rank."""
         n, placing = len(self._memory), self.partition.placer
         placing.place_prompt(
-            read.prompt, self.selector.router_config, self.partition.table.open_slots
+            read.prompt, self.selector.decisions.config, self.partition.table.open_slots
         )
         matched = placing.scratch.matched[:n, -1].tolist()
         leading = placing.scratch.leading[:n].tolist()

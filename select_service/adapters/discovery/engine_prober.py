@@ -11,13 +11,13 @@ from typing import NamedTuple, TypeAlias
 
 from select_service.adapters.discovery.probe_engine import fetch_engine_facts
 from select_service.adapters.discovery.source_status import SourceStatus
-from select_service.adapters.http_error import HttpError
 from select_service.adapters.http_get import HttpClient
 from select_service.core.registry.discovery.engine_candidates import (
     EngineCandidate,
     complete_record,
 )
 from select_service.core.registry.discovery.record_template import Fields
+from select_service.net.http_client.http_error import HttpError
 from select_service.schemas.workers import WorkerRegistration
 
 CONCURRENT_QUERIES_MAX = 32
@@ -47,7 +47,7 @@ class _BuiltRegistration(NamedTuple):
 
 
 class _PublishedWorkers(NamedTuple):
-    """Arguments of `SourceStatus.says`."""
+    """Arguments of `SourceStatus.publish_workers`."""
 
     desired: dict[int, WorkerRegistration]
     undecided: frozenset[int]

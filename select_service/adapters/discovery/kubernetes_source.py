@@ -14,7 +14,6 @@ import msgspec
 
 from select_service.adapters.discovery.engine_prober import EngineProber
 from select_service.adapters.discovery.kubernetes_watch import (
-    KubernetesRequestError,
     KubernetesWatchClient,
 )
 from select_service.adapters.discovery.source_status import SourceStatus
@@ -22,6 +21,7 @@ from select_service.base.decode_errors import DECODE_ERRORS
 from select_service.config.discovery_sources import KubernetesSource
 from select_service.core.registry.discovery.engine_candidates import EngineCandidate
 from select_service.net.http_client.reading_budget import reading_budget
+from select_service.net.kubernetes_session import KubernetesError
 
 PAGE_OBJECTS = 25
 """Number of objects per list page; decoding one object takes 1 to 2 ms."""
@@ -134,8 +134,8 @@ class KubernetesDiscoverySource(ABC, Generic[D]):
                 if not self._version:
                     await self._list_objects()
                 await self._watch_objects()
-            except (KubernetesRequestError, *DECODE_ERRORS) as fault:
-                if isinstance(fault, KubernetesRequestError) and fault.status == HTTP_GONE:
+            except (KubernetesError, *DECODE_ERRORS) as fault:
+                if isinstance(fault, KubernetesError) and fault.status == HTTP_GONE:
                     # 410 Gone: the history since this version is compacted; only a new list helps.
                     self._version = ""
                 else:
@@ -146,7 +146,7 @@ class KubernetesDiscoverySource(ABC, Generic[D]):
             await asyncio.sleep(PAUSE_S)
 
     async def _request_path(self, **query: str) -> str:
-        """Return the path of a request with its query.  Raises KubernetesRequestError."""
+        """Return the path of a request with its query.  Raises KubernetesError."""
         namespace = self._source.namespace
         if namespace is None:
             namespace = await self._api.own_namespace()
@@ -155,7 +155,7 @@ class KubernetesDiscoverySource(ABC, Generic[D]):
         return f"{self.path}{where}/{self.plural}?{urlencode(query)}"
 
     async def _list_objects(self) -> None:
-        """List all objects again.  Raises KubernetesRequestError, DecodeError."""
+        """List all objects again.  Raises KubernetesError, DecodeError."""
         found: list[D] = []
         form = _List[self.form]  # type: ignore[name-defined]
         page = _List[D]()
@@ -167,7 +167,7 @@ class KubernetesDiscoverySource(ABC, Generic[D]):
             page = await asyncio.to_thread(msgspec.json.decode, content, type=form)
             found += page.items
             if len(found) > DOCUMENTS_MAX:
-                raise KubernetesRequestError(0, f"more than {DOCUMENTS_MAX} {self.plural}")
+                raise KubernetesError(0, f"more than {DOCUMENTS_MAX} {self.plural}")
             if not page.metadata.continue_:
                 break
         # Deletions during an interruption have no watch event; only the new list shows them.
@@ -186,7 +186,7 @@ class KubernetesDiscoverySource(ABC, Generic[D]):
     async def _watch_objects(self) -> None:
         """Follow changes until the API server ends the watch.
 
-        Raises KubernetesRequestError, DecodeError.
+        Raises KubernetesError, DecodeError.
         """
         path = await self._request_path(
             watch="true",
@@ -199,17 +199,17 @@ class KubernetesDiscoverySource(ABC, Generic[D]):
             self._publish_candidates()
 
     def _process_events(self, lines: Sequence[bytes]) -> Generator[None, None, None]:
-        """Process watch events in steps.  Raises KubernetesRequestError, DecodeError."""
+        """Process watch events in steps.  Raises KubernetesError, DecodeError."""
         for number, line in enumerate(lines, 1):
             self._process_event(msgspec.json.decode(line, type=_Event))
             if number % EVENTS_AT_ONCE == 0:
                 yield
 
     def _process_event(self, event: _Event) -> None:
-        """Process one watch event.  Raises KubernetesRequestError."""
+        """Process one watch event.  Raises KubernetesError."""
         if event.type == "ERROR":
             failure = msgspec.json.decode(event.object, type=_Failure)
-            raise KubernetesRequestError(failure.code, failure.message)
+            raise KubernetesError(failure.code, failure.message)
         document: D = msgspec.json.decode(event.object, type=self.form)
         if event.type == "DELETED":
             self._forget_object(document.key)

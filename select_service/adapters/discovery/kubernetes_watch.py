@@ -13,17 +13,12 @@ from pathlib import Path
 import msgspec
 
 from select_service.base.decode_errors import DECODE_ERRORS as UNREADABLE_JSON
-from select_service.base.errors import PicklableError
 from select_service.net.http_client.connection_pool import HttpResponse
-from select_service.net.http_client.request_error import RequestError
 from select_service.net.kubernetes_config import (
-    UNREADABLE,
     ClusterUnavailable,
     find_namespace,
-    load_configuration,
-    one_line_text,
 )
-from select_service.net.kubernetes_requests import KubernetesRequests
+from select_service.net.kubernetes_session import KubernetesError, KubernetesSession
 
 LIST_BYTES_MAX = 16 << 20
 """Size limit of one list page."""
@@ -37,17 +32,6 @@ ANSWER_S = 20.0
 """Time limit for a response head and for a complete page, in seconds."""
 
 
-class KubernetesRequestError(PicklableError):
-    """Error of a request to the API server.
-
-    status: HTTP status; 0 means that no complete response was received
-    """
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-
-
 class KubernetesWatchClient:
     """Client of one API server.  Belongs to one event loop.
 
@@ -57,31 +41,31 @@ class KubernetesWatchClient:
     def __init__(self, kubeconfig: Path | None) -> None:
         """kubeconfig: path of the kubeconfig; None means the service account of this pod"""
         self._kubeconfig = kubeconfig
-        self._requests: KubernetesRequests | None = None
+        self._session = KubernetesSession(kubeconfig)
 
     async def own_namespace(self) -> str:
         """Return the namespace of this pod, or of the current context.
 
-        Raises KubernetesRequestError.
+        Raises KubernetesError.
         """
         try:
             return await asyncio.to_thread(find_namespace, self._kubeconfig)
         except ClusterUnavailable as error:
-            raise KubernetesRequestError(0, f"no namespace: {error}") from None
+            raise KubernetesError(0, f"no namespace: {error}") from None
 
     async def get_page(self, path: str) -> bytes:
-        """Return the complete body of a GET response.  Raises KubernetesRequestError."""
+        """Return the complete body of a GET response.  Raises KubernetesError."""
         try:
             async with asyncio.timeout(ANSWER_S), self._open_response(path) as answer:
                 return await answer.read_body(LIST_BYTES_MAX)
         except TimeoutError:
-            raise KubernetesRequestError(0, f"no complete answer within {ANSWER_S:g} s") from None
+            raise KubernetesError(0, f"no complete answer within {ANSWER_S:g} s") from None
 
     async def watch_events(self, path: str, silence_s: float) -> AsyncIterator[list[bytes]]:
         """Yield the lines of a watch in groups as received; the first group is empty.
 
         silence_s: seconds without data after which the connection counts as dead
-        Raises KubernetesRequestError.
+        Raises KubernetesError.
         """
         rest = bytearray()
         async with self._open_response(path) as answer:
@@ -92,9 +76,7 @@ class KubernetesWatchClient:
                     first, *lines = chunk[begin : begin + CHUNK_BYTES].split(b"\n")
                     rest += first
                     if len(rest) > LINE_BYTES_MAX:
-                        raise KubernetesRequestError(
-                            0, f"watch event exceeds {LINE_BYTES_MAX} bytes"
-                        )
+                        raise KubernetesError(0, f"watch event exceeds {LINE_BYTES_MAX} bytes")
                     if lines:
                         whole, rest = [bytes(rest), *lines[:-1]], bytearray(lines[-1])
                         yield [line for line in whole if line]
@@ -104,50 +86,33 @@ class KubernetesWatchClient:
             async with asyncio.timeout(silence_s):
                 return await answer.read_some()
         except TimeoutError:
-            raise KubernetesRequestError(0, f"no data for {silence_s:g} s") from None
+            raise KubernetesError(0, f"no data for {silence_s:g} s") from None
 
     @contextlib.asynccontextmanager
     async def _open_response(self, path: str) -> AsyncIterator[HttpResponse]:
         try:
-            requests = await self._open_client()
             async with contextlib.AsyncExitStack() as stack:
                 async with asyncio.timeout(ANSWER_S):
                     answer = await stack.enter_async_context(
-                        requests.request("GET", path, {"accept": "application/json"})
+                        self._session.open_response("GET", path, {"accept": "application/json"})
                     )
                     if answer.status != 200:
                         content = await answer.read_some()
                         text = f"status {answer.status}: {_status_text(content)}"
-                        raise KubernetesRequestError(answer.status, text)
+                        raise KubernetesError(answer.status, text)
                 yield answer
-        except TimeoutError:
-            await self.close()
-            raise KubernetesRequestError(0, f"no answer within {ANSWER_S:g} s") from None
-        except (RequestError, OSError) as error:
-            await self.close()
-            raise KubernetesRequestError(0, f"no answer: {one_line_text(error)}") from None
-        except KubernetesRequestError:
-            await self.close()
+        except (KubernetesError, ClusterUnavailable, TimeoutError) as error:
+            await self._session.close()
+            if isinstance(error, TimeoutError):
+                text = f"no answer within {ANSWER_S:g} s"
+                raise KubernetesError(0, text) from None
+            if isinstance(error, ClusterUnavailable):
+                raise KubernetesError(0, f"no access to a cluster: {error}") from None
             raise
-
-    async def _open_client(self) -> KubernetesRequests:
-        """Return the open client, creating it if necessary.  Raises KubernetesRequestError."""
-        if self._requests is not None:
-            return self._requests
-        try:
-            configuration = await load_configuration(self._kubeconfig)
-            self._requests = await asyncio.to_thread(KubernetesRequests, configuration)
-        except (ClusterUnavailable, RequestError, *UNREADABLE) as error:
-            raise KubernetesRequestError(
-                0, f"no access to a cluster: {one_line_text(error)}"
-            ) from None
-        return self._requests
 
     async def close(self) -> None:
         """Close the client; the next call opens a new one."""
-        requests, self._requests = self._requests, None
-        if requests is not None:
-            await requests.close()
+        await self._session.close()
 
 
 class _Status(msgspec.Struct):

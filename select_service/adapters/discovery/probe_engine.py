@@ -2,7 +2,6 @@
 
 import asyncio
 
-from select_service.adapters.http_error import HttpError
 from select_service.adapters.http_get import HttpClient
 from select_service.core.registry.discovery.engine_facts import (
     INFO,
@@ -13,6 +12,7 @@ from select_service.core.registry.discovery.engine_facts import (
     EngineFacts,
     extract_facts,
 )
+from select_service.net.http_client.http_error import HttpError
 
 DOCUMENT_BYTES_MAX = 1 << 20
 METRICS_BYTES_MAX = 4 << 20

@@ -18,10 +18,10 @@ from select_service.config.discovery_sources import (
     SourceSettings,
 )
 from select_service.core.periodic_task import PeriodicTask
-from select_service.core.persisted_state import persisted_state
 from select_service.core.registry.discovery.fleet_snapshot import FleetSnapshot
 from select_service.core.registry.discovery.reconciler import Reconciler, SourceCounts
 from select_service.core.selector import SelectorCore
+from select_service.core.state_persistence import persisted_state
 from select_service.metrics.discovery import SourceReport
 from select_service.schemas.discovery import DiscoveryView, SourceView
 from select_service.schemas.persisted_state import PersistedState
@@ -117,8 +117,10 @@ def _make_source(
     completing = EngineProber(readings, http if settings.asks else None)
     if isinstance(settings, KubernetesSource):
         # Imported on use: both need packages of an extra.
-        from select_service.adapters.discovery.kubernetes_pods import KubernetesPods
-        from select_service.adapters.discovery.kubernetes_slices import KubernetesSlices
+        from select_service.adapters.discovery.kubernetes_engines import (
+            KubernetesPods,
+            KubernetesSlices,
+        )
         from select_service.adapters.discovery.kubernetes_watch import KubernetesWatchClient
 
         followed = KubernetesSlices if settings.of_slices else KubernetesPods

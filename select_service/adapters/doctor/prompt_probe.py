@@ -13,11 +13,11 @@ import numpy as np
 from indexer.hashing.block_hashing import Hashes, compute_block_hashes
 from indexer.sockets.dns_resolver import Resolver
 from select_service.adapters.health.canary_requests import make_canary_request
-from select_service.adapters.http_error import HttpError
 from select_service.adapters.probe_http import TimedHttpClient
 from select_service.core.doctor.facts import ProbeFacts
 from select_service.core.registry.fleet.partition import Partition
 from select_service.core.workers.worker_catalog import RegisteredWorker
+from select_service.net.http_client.http_error import HttpError
 from select_service.net.tls.current_tls import ClientTls
 
 BLOCKS = 2

@@ -14,7 +14,6 @@ from select_service.adapters.doctor.reachability import (
     url_connection_error,
 )
 from select_service.adapters.doctor.replay_check import ReplayCheck, check_replay
-from select_service.adapters.http_error import HttpError
 from select_service.adapters.http_get import HttpClient
 from select_service.core.doctor.facts import (
     EngineReportedFacts,
@@ -28,6 +27,7 @@ from select_service.core.registry.discovery.engine_facts import EngineFacts
 from select_service.core.registry.fleet.partition import Partition
 from select_service.core.selector import SelectorCore
 from select_service.core.workers.worker_catalog import RegisteredWorker
+from select_service.net.http_client.http_error import HttpError
 from select_service.net.urls import engine_url_error
 from select_service.schemas.workers import RankPredictions
 
@@ -94,7 +94,7 @@ class WorkerExaminer:
             found = await probe_engine(self._ingest.resolver, self._http.tls, worker, partition)
             # Collected again: the probe took seconds, in which streams and counters moved.
             facts = self.known_facts(worker)._replace(
-                said=facts.said, clock_s=facts.clock_s, probed=found
+                description=facts.description, clock_s=facts.clock_s, probed=found
             )
         ranks = []
         for begin in range(0, len(facts.ranks), CONCURRENT_RANKS):
@@ -132,14 +132,14 @@ class WorkerExaminer:
         if fault is not None:
             return facts._replace(endpoint_error=fault)
         # Two independent routes: an engine may serve /health and none of the description documents.
-        said, (clock_s, health_error) = await asyncio.gather(
+        description, (clock_s, health_error) = await asyncio.gather(
             self._fetch_facts(url), self._check_health_route(url)
         )
-        if isinstance(said, EngineReportedFacts):
-            return facts._replace(said=said, clock_s=clock_s)
+        if isinstance(description, EngineReportedFacts):
+            return facts._replace(description=description, clock_s=clock_s)
         if health_error is None:
-            return facts._replace(clock_s=clock_s, said=EngineReportedFacts(None))
-        return facts._replace(http_error=f"{said}; /health: {health_error}")
+            return facts._replace(clock_s=clock_s, description=EngineReportedFacts(None))
+        return facts._replace(http_error=f"{description}; /health: {health_error}")
 
     async def _fetch_facts(self, url: str) -> EngineReportedFacts | str:
         """Return the engine's description of itself, or an error text."""

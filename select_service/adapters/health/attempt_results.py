@@ -21,11 +21,11 @@ from select_service.adapters.health.canary_responses import (
     parse_completion,
     parse_generated,
 )
-from select_service.adapters.http_error import Failure, HttpError
 from select_service.adapters.probe_http import TimedResponse
 from select_service.base.decode_errors import DECODE_ERRORS
 from select_service.core.health.checks.check_state import Attempt
 from select_service.core.health.health_kinds import AttemptResult
+from select_service.net.http_client.http_error import HttpError, HttpFailure
 
 WHY_CHARS_MAX = 200
 BUSY_BYTES_MAX = 4096
@@ -33,7 +33,7 @@ BUSY_BYTES_MAX = 4096
 _BUSY = re.compile(rb"overload|queue[ _-]*(is[ _-]*)?full", re.IGNORECASE)
 REFUSAL_BYTES_MAX = 16_384
 """Size limit of a displayed error body."""
-_OUTCOME_OF_FAILURE: dict[Failure, AttemptResult] = {
+_OUTCOME_OF_FAILURE: dict[HttpFailure, AttemptResult] = {
     "unreachable": AttemptResult.CONNECT,
     "timeout": AttemptResult.TIMEOUT,
     "unreadable": AttemptResult.MALFORMED,
@@ -43,7 +43,7 @@ _OUTCOME_OF_FAILURE: dict[Failure, AttemptResult] = {
 
 def make_failed_attempt(error: HttpError) -> Attempt:
     """Return the attempt of a request without a response."""
-    return _without_answer(_OUTCOME_OF_FAILURE[error.failure], str(error))
+    return _without_answer(_OUTCOME_OF_FAILURE[error.metric_label], str(error))
 
 
 def make_attempt(

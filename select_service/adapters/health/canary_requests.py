@@ -31,11 +31,11 @@ class CanaryRequest(NamedTuple):
     """Canary request.
 
     path: path below the endpoint
-    headers: header lines, each with its CRLF
+    headers: headers by lower-case name
     """
 
     path: str
-    headers: bytes
+    headers: dict[str, str]
     content: bytes
 
 
@@ -87,7 +87,7 @@ def make_canary_request(
     dp_rank: data-parallel rank; None means that the endpoint belongs to one rank
     seed: sampling seed, used by the full format only
     """
-    headers = b"" if dp_rank is None else b"x-data-parallel-rank: %d\r\n" % dp_rank
+    headers = {} if dp_rank is None else {"x-data-parallel-rank": str(dp_rank)}
     if form in GENERATE:
         content = _encode_generate(prompt, max_tokens, dp_rank)
         if form == "generate":  # which has no `cache_salt`

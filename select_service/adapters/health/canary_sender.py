@@ -21,11 +21,11 @@ from select_service.adapters.health.request_formats import (
     FIRST_FORMAT,
     RequestFormats,
 )
-from select_service.adapters.http_error import HttpError
 from select_service.adapters.probe_http import TimedHttpClient, TimedResponse
 from select_service.core.health.checks.check_state import Attempt, CheckOrder
 from select_service.core.health.health_kinds import AttemptResult
 from select_service.core.identity import Rank
+from select_service.net.http_client.http_error import HttpError
 
 BODY_BYTES_MAX = 1 << 20
 IDLE_TOKENS_MAX = 2048

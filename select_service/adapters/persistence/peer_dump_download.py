@@ -12,11 +12,11 @@ from indexer.dumps.compact_reader import CompactReader, DumpError, LoadLimits
 from indexer.dumps.compact_writer import MEDIA_TYPE
 from indexer.dumps.json_reader import JsonReader
 from indexer.dumps.recovered_blocks import DumpedPartition
-from select_service.adapters.http_error import HttpError
 from select_service.adapters.http_get import HttpClient
 from select_service.adapters.persistence.recovery_progress import RecoveryProgress
 from select_service.base.clocks import peer_event_time
 from select_service.net.http_client.connection_pool import HttpResponse
+from select_service.net.http_client.http_error import HttpError
 
 ANSWER_S_MAX = 30.0
 """Time limit for the response head, in seconds: Dynamo writes a large dump before it sends any of

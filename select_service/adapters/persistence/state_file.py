@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 
-from select_service.adapters.http_error import HttpError
 from select_service.adapters.http_get import HttpClient
 from select_service.adapters.persistence.persisted_file import PersistedFile
 from select_service.base.cooperative import collect_cooperatively
@@ -19,6 +18,7 @@ from select_service.base.decode_errors import DECODE_ERRORS
 from select_service.core.periodic_task import PeriodicTask
 from select_service.files.atomic_file import PRIVATE_MODE
 from select_service.files.persisted_formats import STATE
+from select_service.net.http_client.http_error import HttpError
 from select_service.schemas.persisted_state import PersistedState
 
 INTERVAL_S = 0.5

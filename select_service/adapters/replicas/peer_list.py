@@ -12,11 +12,11 @@ from urllib.parse import urlencode
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from select_service.adapters.http_error import HttpError
 from select_service.adapters.http_get import HttpClient
 from select_service.core.load.new_reservation import BOOKED_BLOCKS_MAX
 from select_service.core.load.reservations import ReservationFilter
 from select_service.core.replication.repair import validate_row
+from select_service.net.http_client.http_error import HttpError
 from select_service.schemas.reservations import ReservationPage, ReservationRow
 
 PAGE_S_MAX = 10.0

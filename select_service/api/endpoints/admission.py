@@ -132,7 +132,7 @@ async def list_busy_thresholds(service: ServiceContext, request: Request) -> Res
     )
 )
 async def shed_tiers(service: ServiceContext, request: Request, body: ShedRequest) -> Response:
-    before = service.selector.gate.tiers.shed_tier
+    before = service.gate.shedding.tiers.shed_tier
     state = service.selector.set_shed_tier(body.tier)
     if before != state.shed_tier:
         fields = trace_fields(request) | {"before": before, "now": state.shed_tier}

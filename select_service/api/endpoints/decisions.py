@@ -124,8 +124,8 @@ async def list_decisions(
     service: ServiceContext, request: Request, query: Mapping[str, str]
 ) -> Response:
     model_name, tenant_id = scope_filter(query)
-    explanations = service.selector.explanations
-    wanted = DecisionFilter(
+    explanations = service.followers.explanations
+    decision_filter = DecisionFilter(
         model_name=model_name,
         tenant_id=tenant_id,
         worker_id=parse_number(query, "worker_id", 0, U64_MAX),
@@ -134,7 +134,7 @@ async def list_decisions(
     )
     rows = cast(
         list[DecisionRow],
-        await encode_cooperatively(explanations.list_decisions(wanted, core_time())),
+        await encode_cooperatively(explanations.list_decisions(decision_filter, core_time())),
     )
     # The total would disclose the traffic of other tenants to a bound key.
     kept = len(explanations) if tenants is None else len(rows)
@@ -159,7 +159,7 @@ async def list_decisions(
 async def show_decision(
     service: ServiceContext, request: Request, decision_id: str, query: Mapping[str, str]
 ) -> Response:
-    tenants, explanations = request_grant(request).tenants, service.selector.explanations
+    tenants, explanations = request_grant(request).tenants, service.followers.explanations
     if parse_choice(query, "by", ("id", "number")) == "id":
         return json_response(explanations.find_decision(decision_id, core_time(), tenants))
     number = parse_number({"decision_id": decision_id}, "decision_id", 1, I64_MAX) or 0
@@ -198,7 +198,7 @@ async def explain_selection(
     warn_ignored_overrides(service, request, body)
     read = await prehash_prompt(service, body) if is_long_prompt(body) else None
     return json_response(
-        service.selector.explain_selection(
+        service.followers.explanations.explain_request(
             body, requested_policy_class(service, request, body), read
         )
     )

@@ -115,7 +115,7 @@ def _workers_to_examine(
     """
     only = parse_number(query, "worker_id", 0, U64_MAX)
     limit = parse_number(query, "limit", 1, WORKERS_MAX) or WORKERS_DEFAULT
-    catalog = service.selector.fleet.catalog
+    catalog = service.fleet.catalog
     if only is not None:
         if not catalog.is_registered(only):
             raise NotFound(f"worker {only} not found")

@@ -73,7 +73,7 @@ DRAINING = EndpointGroup("draining", "Take workers out of service. Works without
 async def drain_worker(
     service: ServiceContext, request: Request, worker_id: int, body: DrainRequest
 ) -> Response:
-    worker = service.selector.draining.drain_worker(worker_id, body.by, body.migrate, core_time())
+    worker = service.draining.drain_worker(worker_id, body.by, body.migrate, core_time())
     fields = trace_fields(request) | {"worker_id": worker_id, "migrate": body.migrate}
     log.info(_DRAIN_MESSAGES[body.by], extra={"fields": fields})
     return await _drain_response(service, worker)
@@ -99,7 +99,7 @@ async def drain_worker(
 async def undrain_worker(
     service: ServiceContext, request: Request, worker_id: int, body: UndrainRequest
 ) -> Response:
-    worker = service.selector.draining.undrain_worker(worker_id, body.by, core_time())
+    worker = service.draining.undrain_worker(worker_id, body.by, core_time())
     fields = trace_fields(request) | {"worker_id": worker_id}
     log.info(_UNDRAIN_MESSAGES[body.by], extra={"fields": fields})
     return await _drain_response(service, worker)
@@ -107,7 +107,7 @@ async def undrain_worker(
 
 async def _drain_response(service: ServiceContext, worker: RegisteredWorker) -> Response:
     """Return the response with the drain and, if checked, the health of the worker."""
-    fitness, draining = service.selector.health, service.selector.draining
+    fitness, draining = service.health, service.draining
     answer = WorkerDraining(state="schedulable")
     if fitness is not None:
         health = await run_cooperatively(fitness.worker_health(worker, core_time()))

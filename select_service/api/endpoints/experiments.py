@@ -111,7 +111,7 @@ EXPERIMENTS = EndpointGroup(
     )
 )
 async def show_shadow(service: ServiceContext, request: Request) -> Response:
-    found = service.selector.analytics.shadow
+    found = service.followers.evaluation.shadow
     if found is None:
         raise NotFound("no shadow policy is configured: start the service with --shadow-policy")
     return json_response(shadow_state(found.make_report()))
@@ -153,12 +153,11 @@ async def begin_experiment(
         raise InvalidBody(f"`policies` must be two different policies, got `{first}` twice")
     given = body.scope if isinstance(body.scope, ScopeOfPolicy) else ScopeOfPolicy()
     scope = policy_scope(given.resolved_model, given.resolved_tenant)
-    selector = service.selector
-    experiment = selector.analytics.experiments.begin_experiment(
+    experiment = service.followers.evaluation.experiments.begin_experiment(
         (first, second), body.slot_s, scope, core_time()
     )
     _log_experiment("experiment started", experiment, request)
-    await collect_cooperatively(selector.fleet.policies.apply_to_partitions())
+    await collect_cooperatively(service.fleet.policies.apply_to_partitions())
     return json_response(experiment_view(experiment, core_time(), True), 201)
 
 
@@ -178,8 +177,10 @@ async def begin_experiment(
     )
 )
 async def list_experiments(service: ServiceContext, request: Request) -> Response:
-    known = list(service.selector.analytics.experiments)
-    rows = await encode_cooperatively(experiment_view(each, core_time(), False) for each in known)
+    all_experiments = list(service.followers.evaluation.experiments)
+    rows = await encode_cooperatively(
+        experiment_view(each, core_time(), False) for each in all_experiments
+    )
     return json_response({"experiments": rows})
 
 
@@ -204,7 +205,7 @@ async def list_experiments(service: ServiceContext, request: Request) -> Respons
 async def show_experiment(
     service: ServiceContext, request: Request, experiment_id: str
 ) -> Response:
-    experiment = service.selector.analytics.experiments.get_experiment(experiment_id)
+    experiment = service.followers.evaluation.experiments.get_experiment(experiment_id)
     return json_response(experiment_view(experiment, core_time(), True))
 
 
@@ -235,10 +236,9 @@ async def show_experiment(
     )
 )
 async def end_experiment(service: ServiceContext, request: Request, experiment_id: str) -> Response:
-    selector = service.selector
-    experiment = selector.analytics.experiments.end_experiment(experiment_id, core_time())
+    experiment = service.followers.evaluation.experiments.end_experiment(experiment_id, core_time())
     _log_experiment("experiment ended", experiment, request)
-    await collect_cooperatively(selector.fleet.policies.apply_to_partitions())
+    await collect_cooperatively(service.fleet.policies.apply_to_partitions())
     return json_response(experiment_view(experiment, core_time(), True))
 
 

@@ -64,7 +64,7 @@ HEALTH = EndpointGroup("health", "Health of engines. All endpoints require `--he
 
 def _health_service(service: ServiceContext) -> "HealthService":
     """Return the health service.  Raises HealthChecksOff."""
-    fitness = service.selector.health
+    fitness = service.health
     if fitness is None:
         raise HealthChecksOff
     return fitness
@@ -173,7 +173,7 @@ async def _health_response(service: ServiceContext, worker: RegisteredWorker) ->
         "POST",
         "/canary/learn",
         "learn_canaries",
-        "Discard the reference answers of a model",
+        "Discard the learned answers of a model",
         {
             200: ResponseSpec(
                 "The reference answers will be learned again.", Status, {"status": "ok"}

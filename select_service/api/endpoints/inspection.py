@@ -318,7 +318,7 @@ async def show_config(service: ServiceContext, request: Request) -> Response:
         "version": service.version,
         "settings": config.effective_settings(),
         "log_level": _log_level_view(service),
-        "policy_rules": policy_rules(service.selector.fleet.policies),
+        "policy_rules": policy_rules(service.fleet.policies),
         "unknown_variables": config.unknown,
         "limits": limit_views(service),
     }

@@ -86,7 +86,7 @@ MIGRATIONS = EndpointGroup(
 
 def require_mover(service: ServiceContext) -> "Migrator":
     """Return the component that migrates reservations.  Raises HealthChecksOff."""
-    mover = service.selector.mover
+    mover = service.mover
     if mover is None:
         raise HealthChecksOff
     return mover
@@ -263,7 +263,7 @@ async def confirm_migration(
 
 def lifecycle_response(service: ServiceContext, reservation_id: str) -> Done:
     """Return the response of a lifecycle call; call this before freeing the reservation."""
-    mover = service.selector.mover
+    mover = service.mover
     # Clients that poll neither list nor stream learn of a migration from their next call.
     event = None if mover is None else mover.find_unconfirmed_move(reservation_id)
     if event is None or event.target is None:
@@ -296,6 +296,6 @@ def _event_view(service: ServiceContext, event: "MoveEvent") -> MigrationEvent:
 
 
 def _target_view(service: ServiceContext, rank: Rank) -> MovedTo:
-    worker = service.selector.fleet.catalog.find_worker(rank.worker_id)
+    worker = service.fleet.catalog.find_worker(rank.worker_id)
     endpoint = None if worker is None else worker.registration.endpoint
     return MovedTo(worker_id=rank.worker_id, dp_rank=rank.dp_rank, endpoint=endpoint or "")

@@ -94,10 +94,11 @@ async def show_observation(
     model_name, tenant_id = scope_filter(query)
     key = PartitionKey(model_name or DEFAULT_NAME, tenant_id or DEFAULT_NAME)
     check_tenant(request_grant(request), key.tenant_id)
-    selector = service.selector
-    state_of = None if selector.health is None else selector.health.state_of
-    if state_of is None and len(selector.draining):
-        state_of = selector.draining.state_of
-    engines = selector.gate.busy_check.engines
-    steps = build_observation(selector.traffic, key, window_s, engines, state_of, core_time())
+    state_of = None if service.health is None else service.health.state_of
+    if state_of is None and len(service.draining):
+        state_of = service.draining.state_of
+    engines = service.gate.busy_check.engines
+    steps = build_observation(
+        service.followers.traffic, key, window_s, engines, state_of, core_time()
+    )
     return json_response(await run_cooperatively(steps))

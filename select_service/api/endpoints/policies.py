@@ -83,7 +83,7 @@ async def show_policies(service: ServiceContext, request: Request) -> Response:
 async def set_policy(service: ServiceContext, request: Request, body: PolicyChange) -> Response:
     scope = policy_scope(body.resolved_model, body.resolved_tenant)
     choice = validate_policy_choice(body.policy, body.options)
-    service.selector.fleet.policies.put_rule(scope, choice)
+    service.fleet.policies.put_rule(scope, choice)
     return await _apply_change(service, request, scope)
 
 
@@ -106,7 +106,7 @@ async def remove_policy(
     service: ServiceContext, request: Request, query: Mapping[str, str]
 ) -> Response:
     scope = policy_scope(*scope_filter(query))
-    service.selector.fleet.policies.remove_rule(scope)
+    service.fleet.policies.remove_rule(scope)
     return await _apply_change(service, request, scope)
 
 
@@ -119,11 +119,11 @@ def policy_scope(model_name: str | None, tenant_id: str | None) -> PolicyScope:
 
 async def _apply_change(service: ServiceContext, request: Request, scope: PolicyScope) -> Response:
     """Log the change and return the response once all partitions use the new policy."""
-    fleet = service.selector.fleet
+    fleet = service.fleet
     # None after a removal: the log line then has no policy for the scope.
     choice = fleet.policies.policy_rules.get(scope)
-    said = None if choice is None else [choice.policy, *choice.options]
-    fields = trace_fields(request) | {**scope._asdict(), "policy": said}
+    policy_words = None if choice is None else [choice.policy, *choice.options]
+    fields = trace_fields(request) | {**scope._asdict(), "policy": policy_words}
     log.warning("placement policy changed", extra={"fields": fields})
     await collect_cooperatively(fleet.policies.apply_to_partitions())
     await service.persistence.policy_store.write_policies()
@@ -132,4 +132,4 @@ async def _apply_change(service: ServiceContext, request: Request, scope: Policy
 
 def _state_response(service: ServiceContext) -> Response:
     is_written = service.persistence.policy_store.is_written
-    return json_response(policy_state(service.selector.fleet, is_written))
+    return json_response(policy_state(service.fleet, is_written))

@@ -18,7 +18,7 @@ from select_service.api.service_context import (
     request_grant,
 )
 from select_service.api.tenant_isolation import hide_hints
-from select_service.api.worker_records import build_records
+from select_service.api.worker_views import build_records
 from select_service.auth.guard import ANONYMOUS_GRANT, Guard
 from select_service.auth.roles import ANYONE, CALLER, METRICS, OPERATOR, service_wide
 from select_service.base.cooperative import (
@@ -148,7 +148,7 @@ def _unready_reasons(service: ServiceContext, has_workers: bool) -> Iterator[str
         yield "the index is being recovered"
     if has_workers:
         return
-    if not len(service.selector.fleet.catalog):
+    if not len(service.fleet.catalog):
         yield "no worker is registered: POST /workers, or --workers-file"
     else:
         yield "no registered worker is schedulable: see GET /workers for the reasons"

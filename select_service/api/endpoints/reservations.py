@@ -172,7 +172,7 @@ async def list_reservations(
     service: ServiceContext, request: Request, query: Mapping[str, str]
 ) -> Response:
     model_name, tenant_id = scope_filter(query)
-    wanted = ReservationFilter(
+    reservation_filter = ReservationFilter(
         model_name=model_name,
         tenant_id=tenant_id,
         worker_id=parse_number(query, "worker_id", 0, U64_MAX),
@@ -181,7 +181,7 @@ async def list_reservations(
         sequence_hashes=parse_flag(query, "sequence_hashes"),
         tenants=request_grant(request).tenants,
     )
-    return json_response(service.selector.list_reservations(wanted, core_time()))
+    return json_response(service.selector.list_reservations(reservation_filter, core_time()))
 
 
 @RESERVATIONS.declare_route(
@@ -287,7 +287,7 @@ async def renew_reservation(
 async def free_reservation(
     service: ServiceContext, request: Request, reservation_id: str, query: Mapping[str, str]
 ) -> Response:
-    outcome, fitness = query.get("outcome"), service.selector.health
+    outcome, fitness = query.get("outcome"), service.health
     if outcome not in (None, "ok", "failure"):
         raise BadRequest(f"outcome: expected ok or failure, got `{outcome[:64]}`")
     answer = lifecycle_response(service, reservation_id)
@@ -295,7 +295,7 @@ async def free_reservation(
         service.selector.free_reservation(reservation_id, core_time())
         return json_response(answer)
     # Read the rank first: freeing forgets the reservation.
-    rank = service.selector.reservation_table.get_reservation(reservation_id).rank
+    rank = service.ledger.reservations.get_reservation(reservation_id).rank
     service.selector.free_reservation(reservation_id, core_time())
     fitness.process_outcome(reservation_id, rank, outcome, core_time())
     return json_response(answer)

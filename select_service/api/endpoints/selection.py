@@ -198,8 +198,8 @@ async def select_rank(service: ServiceContext, request: Request, body: SelectReq
     read = await prehash_prompt(service, body) if is_long_prompt(body) else None
     started = perf_counter()
     explain = log.isEnabledFor(logging.DEBUG)
-    wanted = requested_policy_class(service, request, body)
-    outcome = service.selector.select(body, core_time(), wanted, explain, read)
+    policy_class = requested_policy_class(service, request, body)
+    outcome = service.selector.select(body, core_time(), policy_class, explain, read)
     service.metrics.record_selection("/select", perf_counter() - started)
     decision = await _await_decision(service, request, outcome)
     return json_response(decision.selection)
@@ -212,24 +212,28 @@ def requested_policy_class(
 
     Headers are searched only when queueing is on.
     """
-    rules = service.selector.gate.rules
-    wanted = None if rules is None else request.headers.get(POLICY_CLASS_HEADER)
-    if rules is None or not wanted:
+    rules = service.gate.rules
+    policy_class = None if rules is None else request.headers.get(POLICY_CLASS_HEADER)
+    if rules is None or not policy_class:
         return None
     profile = rules.profile_of(body.model_name)
-    if not profile.is_known_name(wanted):
+    if not profile.is_known_name(policy_class):
         add_warnings(
             request,
-            [unknown_policy_class(wanted, profile.selectable_names(), profile.default_family)],
+            [
+                unknown_policy_class(
+                    policy_class, profile.selectable_names(), profile.default_family
+                )
+            ],
         )
-    return wanted
+    return policy_class
 
 
 def warn_ignored_overrides(service: ServiceContext, request: Request, body: SelectRequest) -> None:
     """Attach a warning if the request overrides parameters that the active policy ignores."""
     override = body.router_config_override
     names = [] if override is None else override.reference_only_names()
-    partition = service.selector.prompt_resolver.find_partition(body) if names else None
+    partition = service.prompt_resolver.find_partition(body) if names else None
     if partition is not None and (policy := partition.placer.policy.name) != "reference":
         add_warnings(request, [ignored_override(names, policy)])
 
@@ -240,7 +244,7 @@ async def _await_decision(
     if isinstance(outcome, WaitingTicket):
         outcome = await _wait_in_queue(service, request, outcome)
     if (span := request_span(request.scope)) is not None:
-        span.record_decision(outcome, service.selector.ring)
+        span.record_decision(outcome, service.followers.explanations.ring)
     _log_decision(outcome, request)
     return outcome
 
@@ -252,7 +256,7 @@ async def _wait_in_queue(
 
     Raises SelectError, ClientGone.
     """
-    gate = service.selector.gate
+    gate = service.gate
     # One event ends the wait for all three causes: a decision, a disconnect, a shed or shutdown.
     over, connection = asyncio.Event(), connection_of(request)
     ticket.on_settled = over.set

@@ -18,7 +18,7 @@ from select_service.api.quota import check_worker_quota, note_registration
 from select_service.api.request_parameters import scope_filter
 from select_service.api.service_context import ServiceContext, request_grant, trace_fields
 from select_service.api.tenant_isolation import check_registration, check_worker, hide_hints
-from select_service.api.worker_records import build_records
+from select_service.api.worker_views import build_records
 from select_service.auth.roles import CALLER, OPERATOR, tenant_scoped
 from select_service.base.cooperative import collect_cooperatively, encode_cooperatively
 from select_service.base.errors import BadRequest, Conflict, DestinationRefused, NotFound
@@ -113,7 +113,7 @@ WORKERS = EndpointGroup("workers", "Catalog of the engines available for selecti
 async def register_worker(
     service: ServiceContext, request: Request, body: WorkerRegistration
 ) -> Response:
-    fleet = service.selector.fleet
+    fleet = service.fleet
     worker = fleet.catalog.preview_registration(body)
     await _make_room_for(fleet, worker)
     check_registration(
@@ -201,7 +201,7 @@ async def show_worker(service: ServiceContext, request: Request, worker_id: int)
         may_call=tenant_scoped(OPERATOR),
         detail="An absent or null field keeps its value. Remaining ranks keep their reservations, "
         "and their index unless their event endpoint changes. A deleted worker with a record still "
-        "kept is registered again, as in the reference; `revived` is set then.",
+        "kept is registered again, as in Dynamo; `revived` is set then.",
         in_path=request_parameters.WORKER_ID,
         body=BodySpec(WorkerPatch, {"taints": {"taints": ["h100", "zone-a"]}}),
         refusals=(*BODY_ERRORS, DestinationRefused, NotFound),
@@ -210,7 +210,7 @@ async def show_worker(service: ServiceContext, request: Request, worker_id: int)
 async def patch_worker(
     service: ServiceContext, request: Request, worker_id: int, body: WorkerPatch
 ) -> Response:
-    fleet = service.selector.fleet
+    fleet = service.fleet
     worker = fleet.catalog.preview_patch(worker_id, body)
     await _make_room_for(fleet, worker)
     check_worker(

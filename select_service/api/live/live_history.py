@@ -5,16 +5,16 @@ and its current live and waiting requests.  Sampling takes about 10 us per parti
 HISTORY_BYTES_MAX of memory, regardless of the number of viewers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from select_service.auth.guard import Grant
+from select_service.core.admission.waiting_list import Backlog
 from select_service.core.identity import PartitionKey
 from select_service.core.load.compiled import load_layout
 from select_service.core.registry.fleet.partition import Partition
-from select_service.core.selector import SelectorCore
 
 SAMPLE_S = 2.0
 HISTORY_S = 600.0
@@ -38,8 +38,13 @@ Counts64 = npt.NDArray[np.int64]
 class LiveHistory:
     """Ring of samples; used on the event loop only, as a periodic task every SAMPLE_S."""
 
-    def __init__(self, selector: SelectorCore) -> None:
-        self._selector = selector
+    def __init__(
+        self,
+        partitions: Mapping[PartitionKey, Partition],
+        backlog_of: Callable[[PartitionKey], Backlog],
+    ) -> None:
+        self._partitions = partitions
+        self._backlog_of = backlog_of
         self._times: npt.NDArray[np.float64] = np.zeros(SAMPLES_MAX)
         self._n_samples = 0
         """Samples since the start; the newest has the index `_n_samples - 1`, modulo SAMPLES_MAX.
@@ -77,7 +82,7 @@ class LiveHistory:
 
     def _take_sample(self, now: float) -> Iterator[None]:
         """Take one sample, yielding after every PARTITIONS_PER_STEP; visible only once complete."""
-        number, partitions = self._n_samples, self._selector.fleet.partitions
+        number, partitions = self._n_samples, self._partitions
         at = number % SAMPLES_MAX
         # The ring reuses the entries of the oldest sample: clear them, since rows are summed up
         # below.
@@ -125,7 +130,7 @@ class LiveHistory:
         at = number % SAMPLES_MAX
         row[at, :N_DIFFERENCES] += come_to - before
         row[at, N_DIFFERENCES] += int(partition.load.totals[:, load_layout.REQUESTS].sum())
-        row[at, N_DIFFERENCES + 1] += self._selector.gate.waiting.backlog_of(key).requests
+        row[at, N_DIFFERENCES + 1] += self._backlog_of(key).requests
 
 
 def _no_samples() -> Counts64:

@@ -52,7 +52,7 @@ class DumpBlock(Struct, kw_only=True):
     tokens_hash: U64
     """Hash of the block's tokens."""
     mm_extra_info: None
-    """Always null. Field of the reference."""
+    """Always null. Field of Dynamo."""
     copies: int | UnsetType = UNSET
     """Number of announcements by the rank, if more than one."""
 
@@ -63,7 +63,7 @@ class DumpStore(Struct, kw_only=True):
     parent_hash: U64 | None
     """Engine's id of the block before the run; null: the run begins a prompt."""
     start_position: None
-    """Always null. Field of the reference."""
+    """Always null. Field of Dynamo."""
     blocks: list[DumpBlock]
     """Blocks of the run, each the parent of the next."""
 

@@ -19,11 +19,11 @@ from math import inf
 import numpy as np
 
 from indexer.index.header_kernels import CHANGED
-from select_service.base.errors import CapacityShed, QueueFull, QueueTimeout, SelectError
+from select_service.base.errors import QueueFull, QueueTimeout, SelectError
 from select_service.core.admission.busy_check import BusyCheck, RankLoadLimits, ranks_below
 from select_service.core.admission.drain_rate import retry_after_seconds
 from select_service.core.admission.headroom import compute_headroom
-from select_service.core.admission.load_shed_rule import NO_LOAD_SHEDDING, LoadShedRule
+from select_service.core.admission.load_shed_rule import LoadShedRule
 from select_service.core.admission.outcome_counters import AdmissionCounters
 from select_service.core.admission.partition_queue import (
     PartitionQueue,
@@ -37,8 +37,9 @@ from select_service.core.admission.partition_queue import (
     score_of,
 )
 from select_service.core.admission.policy_classes import QueueBounds, QueueRules
-from select_service.core.admission.priority_tiers import SHED_RETRY_AFTER_S, PriorityTiers
+from select_service.core.admission.priority_tiers import PriorityTiers
 from select_service.core.admission.queue_headroom import QueueHeadroom
+from select_service.core.admission.shed_tiers import ShedTiers
 from select_service.core.admission.waiting_list import Backlog, WaitingList
 from select_service.core.array_types import Mask
 from select_service.core.decision_maker import DecisionMaker, PlacementDecision, PlacementRequest
@@ -46,7 +47,6 @@ from select_service.core.dirty_partitions import DirtyPartitions
 from select_service.core.identity import PartitionKey
 from select_service.core.placement.candidates import find_candidates
 from select_service.core.placement.decision_ring import QueueWait
-from select_service.core.placement.prompt import partition_key_of
 from select_service.core.registry.fleet.partition import Partition
 from select_service.schemas.selection import SelectRequest
 
@@ -79,19 +79,17 @@ class AdmissionGate:
         rules: queue rules; None means queueing is off
         """
         self.busy_check = busy_check
-        self.tiers = tiers
         self.rules = rules
         self.waits_for_work = rules is not None and rules.waits_for_work
         """Whether requests wait for remaining work, with progress shown by KV events only."""
         self.tally = AdmissionCounters()
+        self.shedding = ShedTiers(tiers, self.tally)
         self._partitions = partitions
         self._decisions = decisions
         self.waiting = WaitingList(QueueBounds() if rules is None else rules.bounds)
         self._dirty = dirty
         dirty.watch_partitions(self.waiting.queues)
         self._arrivals = count()
-        self.load_shed_rules: dict[str, LoadShedRule] = {}
-        """Load-shedding rules of degraded models, by model."""
         self._has_more_to_shed = False
         self.is_open_flag = np.zeros(1, np.int64)
         """int64[1], `is_open` for kernels; the array is never replaced."""
@@ -99,20 +97,16 @@ class AdmissionGate:
 
     # Arrivals
 
-    def refresh_mode(self) -> None:
-        """Recompute `is_open` after a tier, a threshold or a queue was switched on or off."""
-        is_off = not self.is_shedding and self.busy_check.thresholds.is_off
-        self.is_open = self.rules is None and is_off
-        self.is_open_flag[0] = self.is_open
-
     def check_shed_tier(self, request: SelectRequest) -> None:
         """Raise BadRequest for an unknown tier, CapacityShed for a shed tier."""
-        wanted = request.priority_tier
-        if wanted is None and (self.is_open or not self.is_shedding):
-            return
-        tier = self.tiers.index_of(wanted)
-        if self._is_shed(request.model_name, tier):
-            raise self._shed_error(partition_key_of(request), tier)
+        if request.priority_tier is not None or (not self.is_open and self.shedding.is_active):
+            self.shedding.check_request(request)
+
+    def refresh_mode(self) -> None:
+        """Recompute `is_open` after a tier, a threshold or a queue was switched on or off."""
+        is_off = not self.shedding.is_active and self.busy_check.thresholds.is_off
+        self.is_open = self.rules is None and is_off
+        self.is_open_flag[0] = self.is_open
 
     def admit_request(
         self, job: PlacementRequest, allowed: Mask, now: float, policy_class: str | None
@@ -154,8 +148,8 @@ class AdmissionGate:
         profile = self.rules.profile_of(job.partition.key.model_name)
         size = measure_request(job, free)
         index = profile.find_class(policy_class, size.isl_tokens - size.cached_tokens)
-        room = compute_headroom(job.partition, free, profile.classes[index])
-        return (room.eligible, False) if room.n_ranks else (free, True)
+        headroom = compute_headroom(job.partition, free, profile.classes[index])
+        return (headroom.eligible, False) if headroom.n_ranks else (free, True)
 
     def ranks_without_waiting(self, partition: Partition) -> Mask | None:
         """Return the ranks `admit_request` would pass on for a request with a prompt only.
@@ -177,7 +171,7 @@ class AdmissionGate:
         If every class would choose among the same ranks, the class of the request does not matter.
         """
         key = partition.key
-        if self.rules is None or self._is_restricted(key.model_name):
+        if self.rules is None or self.shedding.restricts_model(key.model_name):
             return None
         if self.waits_for_work and key in self.waiting.queues:
             return None
@@ -195,7 +189,7 @@ class AdmissionGate:
         """Return the limits of requests with a prompt only.  None means each request needs its
         own check.
         """
-        if self._is_restricted(key.model_name):
+        if self.shedding.restricts_model(key.model_name):
             return None
         only = None
         if self.rules is not None:
@@ -235,9 +229,9 @@ class AdmissionGate:
         if profile.only_class is None:
             size = measure_request(job, free)
             class_index = profile.find_class(policy_class, size.isl_tokens - size.cached_tokens)
-        room = compute_headroom(partition, free, profile.classes[class_index])
-        if room.n_ranks and key not in self._dirty.partitions:
-            return self._decide_now(job, room.eligible, now)
+        headroom = compute_headroom(partition, free, profile.classes[class_index])
+        if headroom.n_ranks and key not in self._dirty.partitions:
+            return self._decide_now(job, headroom.eligible, now)
         return self._enqueue_request(job, class_index, size or measure_request(job, free), now)
 
     def _decide_now(self, job: PlacementRequest, eligible: Mask, now: float) -> PlacementDecision:
@@ -263,7 +257,7 @@ class AdmissionGate:
             size=size,
             class_index=class_index,
             policy_class=rules.name,
-            tier=self.tiers.index_of(request.priority_tier),
+            tier=self.shedding.tiers.index_of(request.priority_tier),
             arrived_at=now,
             deadline=deadline,
         )
@@ -284,8 +278,8 @@ class AdmissionGate:
     def _deadline_of(self, request: SelectRequest, now: float) -> float:
         """Return the earlier of the request's own deadline and the common one."""
         assert self.rules is not None
-        brake = self.load_shed_rules.get(request.model_name, NO_LOAD_SHEDDING)
-        common = (self.rules.timeout_s or inf) * brake.latency_share
+        latency_share = self.shedding.rule_of(request.model_name).latency_share
+        common = (self.rules.timeout_s or inf) * latency_share
         own = inf if request.timeout_ms is None else request.timeout_ms / 1000.0
         return now + min(common, own)
 
@@ -370,28 +364,29 @@ class AdmissionGate:
 
     def set_shed_tier(self, tier: str | None) -> None:
         """Set the shed tier and refuse waiting requests of shed tiers.  Raises BadRequest."""
-        self.tiers.set_shed_tier(tier)
+        self.shedding.tiers.set_shed_tier(tier)
         self._refuse_waiting_shed()
         self.mark_all_queues()
 
     def set_load_shed_rule(self, model_name: str, rule: LoadShedRule | None) -> None:
         """Set or, with None, remove the load-shedding rule of a model."""
-        self.load_shed_rules.pop(model_name, None)
-        if rule is not None:
-            self.load_shed_rules[model_name] = rule
+        self.shedding.set_rule(model_name, rule)
+        batch_share = self.shedding.rule_of(model_name).batch_share
         for key, partition in self._partitions.items():
             if key.model_name == model_name:
-                partition.effective_batch_share = (rule or NO_LOAD_SHEDDING).batch_share
+                partition.effective_batch_share = batch_share
         self._refuse_waiting_shed()
         self.mark_all_queues()
 
     def _refuse_waiting_shed(self) -> None:
         """Refuse waiting requests of shed tiers, up to the limit of one turn."""
-        found = (t for t in self.waiting if self._is_shed(t.request.model_name, t.tier))
+        found = (t for t in self.waiting if self.shedding.is_shed(t.request.model_name, t.tier))
         refused = list(islice(found, SETTLED_PER_TURN_MAX))
         for ticket in refused:
             self.waiting.remove(ticket)
-            ticket.settle(self._shed_error(ticket.placement_request.partition.key, ticket.tier))
+            ticket.settle(
+                self.shedding.refuse_tier(ticket.placement_request.partition.key, ticket.tier)
+            )
         # A full turn means that more may be left: the next `serve_waiting` continues.
         self._has_more_to_shed = len(refused) == SETTLED_PER_TURN_MAX
         if self._has_more_to_shed:
@@ -443,8 +438,8 @@ class AdmissionGate:
     def _serve_ticket(self, ticket: WaitingTicket, eligible: Mask, now: float) -> None:
         """Decide again, with the current state."""
         job, waited_s = ticket.placement_request, now - ticket.arrived_at
-        if self._is_shed(ticket.request.model_name, ticket.tier):
-            ticket.settle(self._shed_error(job.partition.key, ticket.tier))
+        if self.shedding.is_shed(ticket.request.model_name, ticket.tier):
+            ticket.settle(self.shedding.refuse_tier(job.partition.key, ticket.tier))
             return
         waited = QueueWait(ticket.policy_class, ticket.position, waited_s)
         try:
@@ -460,30 +455,6 @@ class AdmissionGate:
         ticket.settle(decision)
 
     # Refusals, counted here
-
-    @property
-    def is_shedding(self) -> bool:
-        """Whether any tier of any model is refused, or the limits of any model are reduced."""
-        return self.tiers.is_shedding or bool(self.load_shed_rules)
-
-    def _is_restricted(self, model_name: str) -> bool:
-        """Return whether a tier of this model is refused or a limit reduced."""
-        return self.tiers.is_shedding or model_name in self.load_shed_rules
-
-    def _is_shed(self, model_name: str, tier: int) -> bool:
-        """Return whether a tier is shed by the operators or by the load-shedding rule of the
-        model.
-        """
-        brake = self.load_shed_rules.get(model_name, NO_LOAD_SHEDDING)
-        return self.tiers.is_shed(tier) or brake.sheds_tier(tier)
-
-    def _shed_error(self, key: PartitionKey, tier: int) -> SelectError:
-        name = self.tiers.names[tier]
-        self.tally.count_refusal("shed", key)
-        self.tally.shed_tiers[name] += 1
-        error = CapacityShed(f"capacity_shed: tier={name}")
-        error.retry_after_s = SHED_RETRY_AFTER_S
-        return self.load_shed_rules.get(key.model_name, NO_LOAD_SHEDDING).make_error(error)
 
     def _timeout_error(self, ticket: WaitingTicket, now: float) -> QueueTimeout:
         self.tally.count_refusal("queue_timeout", ticket.placement_request.partition.key)

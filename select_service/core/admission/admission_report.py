@@ -45,7 +45,7 @@ def admission_report(
     gate: AdmissionGate, partitions: Mapping[PartitionKey, Partition], now: float
 ) -> Generator[None, None, AdmissionReport]:
     """Return the current numbers, in steps.  Costs O(ranks + waiting classes)."""
-    tally, tiers, rules = gate.tally, gate.tiers, gate.rules
+    tally, tiers, rules = gate.tally, gate.shedding.tiers, gate.rules
     busy = yield from _busy_counts(gate, partitions)
     readings, stale = yield from _fresh_readings(gate, partitions, now)
     outcomes = tally.outcome_counts()

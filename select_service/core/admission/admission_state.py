@@ -15,7 +15,7 @@ def make_admission_state(
     gate: AdmissionGate, thresholds: list[BusyThresholdView]
 ) -> AdmissionState:
     """Return the answer of GET /admission."""
-    tiers, rules = gate.tiers, gate.rules
+    tiers, rules = gate.shedding.tiers, gate.rules
     return AdmissionState(
         tiers=list(tiers.names),
         default_tier=tiers.names[tiers.default],
@@ -41,7 +41,7 @@ def make_admission_state(
 
 
 def _degraded_models(gate: AdmissionGate) -> list[DegradedModel]:
-    names = gate.tiers.names
+    names = gate.shedding.tiers.names
     return [
         DegradedModel(
             model_name=model_name,
@@ -51,5 +51,5 @@ def _degraded_models(gate: AdmissionGate) -> list[DegradedModel]:
             batch_multiplier=brake.batch_share,
             latency_multiplier=brake.latency_share,
         )
-        for model_name, brake in sorted(gate.load_shed_rules.items())
+        for model_name, brake in sorted(gate.shedding.rules.items())
     ]

@@ -72,9 +72,9 @@ def fill_free_ranks(candidates, load, ranks, limits, out):
     kv_blocks, kv_usage = f64_view(ranks, KV_BLOCKS), f64_view(ranks, KV_USAGE)
     for slot in range(candidates.shape[0]):
         blocks = _active_blocks(load, slot)
-        told = kv_usage[slot]
+        engine_usage = kv_usage[slot]
         # NaN is unequal to itself.
-        usage = blocks / kv_blocks[slot] if told != told else told
+        usage = blocks / kv_blocks[slot] if engine_usage != engine_usage else engine_usage
         # `not >` instead of `<=`: NaN, from an unknown capacity, must not make a rank busy.
         out[slot] &= not usage > decode_max
         n_free += out[slot]

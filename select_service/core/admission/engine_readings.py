@@ -50,8 +50,8 @@ class EngineReadings:
             return
         ranks = worker.dp_ranks()
         # An engine may report ranks that its worker did not register.
-        known = {dp_rank: reading for dp_rank, reading in readings.items() if dp_rank in ranks}
-        self._loads.store_readings(target.worker_id, known, now)
+        own = {dp_rank: reading for dp_rank, reading in readings.items() if dp_rank in ranks}
+        self._loads.store_readings(target.worker_id, own, now)
         self._apply_readings(worker)
 
     def record_failure(self, target: EngineTarget, error: str, now: float) -> None:

@@ -57,9 +57,9 @@ class PriorityTiers:
             return self.default
         place = self._indexes.get(name)
         if place is None:
-            known = ", ".join(self.names)
+            tier_names = ", ".join(self.names)
             # The name comes from a client and may be long, hence the cut.
-            raise BadRequest(f"priority tier `{name[:64]}` is unknown; the tiers are {known}")
+            raise BadRequest(f"priority tier `{name[:64]}` is unknown; the tiers are {tier_names}")
         return place
 
     def is_shed(self, index: int) -> bool:

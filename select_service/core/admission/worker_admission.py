@@ -87,12 +87,18 @@ def make_admission_columns(scene: WorkerAdmissionContext, slots: Sequence[int]) 
     """Return the columns of the ranks in these slots, cheaper than `RankAdmission`."""
     columns = scene.partition.table.columns
     busy = columns.open[slots] & ~scene.free[slots]
-    told = columns.kv_usage[slots]
+    measured = columns.kv_usage[slots]
     # The engine's own number includes blocks of requests that bypass this service.
-    usages = np.where(np.isnan(told), scene.active_blocks[slots] / columns.kv_blocks[slots], told)
-    is_known = (np.isfinite(columns.kv_blocks[slots]) | ~np.isnan(told)).tolist()
+    usages = np.where(
+        np.isnan(measured),
+        scene.active_blocks[slots] / columns.kv_blocks[slots],
+        measured,
+    )
+    is_known = (np.isfinite(columns.kv_blocks[slots]) | ~np.isnan(measured)).tolist()
     shown = zip(usages.round(USAGE_DIGITS).tolist(), is_known, strict=True)
-    return AdmissionColumns(busy.tolist(), [usage if known else None for usage, known in shown])
+    return AdmissionColumns(
+        busy.tolist(), [usage if has_usage else None for usage, has_usage in shown]
+    )
 
 
 def _is_busy(
@@ -110,16 +116,19 @@ def _make_rank_admission(scene: WorkerAdmissionContext, rank: Rank) -> RankAdmis
     partition, engines = scene.partition, scene.engines
     slot = partition.table.find_slot(rank)
     assert slot is not None
-    heard, told = engines.last_reading(rank), float(partition.table.columns.kv_usage[slot])
+    reading, engine_usage = (
+        engines.last_reading(rank),
+        float(partition.table.columns.kv_usage[slot]),
+    )
     blocks = float(partition.table.columns.kv_blocks[slot])
     # An undeclared cache size is infinite in the columns.
     own = None if np.isinf(blocks) else int(scene.active_blocks[slot]) / blocks
     return RankAdmission(
         busy=bool(partition.table.open_slots[slot] and not scene.free[slot]),
         active_prefill_tokens=int(partition.load.totals[slot, layout.PREFILL_TOKENS]),
-        kv_usage=own if isnan(told) else told,
-        source="accounting" if isnan(told) else "engine",
-        engine=None if heard is None else _make_engine_view(engines, heard, scene.now),
+        kv_usage=own if isnan(engine_usage) else engine_usage,
+        source="accounting" if isnan(engine_usage) else "engine",
+        engine=None if reading is None else _make_engine_view(engines, reading, scene.now),
     )
 
 

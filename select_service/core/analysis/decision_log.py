@@ -207,12 +207,12 @@ class DecisionLogWriter:
         partition = self._partitions.get(key)
         if partition is None:
             return
-        version, told = self._fleets.get(key, (None, None))
+        version, logged_fleet = self._fleets.get(key, (None, None))
         if version == partition.table.version:
             return
         fleet = _fleet_of(partition)
         # A rejected fleet line is not remembered and comes again with the next decision.
-        if fleet != told and not self._offer(fleet):
+        if fleet != logged_fleet and not self._offer(fleet):
             return
         if key not in self._fleets and len(self._fleets) >= FLEETS_MAX:
             # Forgotten fleets are only logged once more; clients may invent partitions without end.

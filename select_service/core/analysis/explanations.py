@@ -9,8 +9,11 @@ from select_service.core.decision_maker import PlacementRequest
 from select_service.core.placement import decision_ring_layout as layout
 from select_service.core.placement.candidates import find_candidates
 from select_service.core.placement.decision_ring import DecisionRing, Words
+from select_service.core.placement.prompt import ReadAheadPrompt
+from select_service.core.prompt_resolver import PromptResolver
 from select_service.core.views.decision_views import DecisionFilter, list_rows, make_view
 from select_service.schemas.decisions import DecisionRow, DecisionView
+from select_service.schemas.selection import SelectRequest
 
 _SHOWN_CHARS_MAX = 64
 
@@ -19,34 +22,41 @@ class Explanations:
     """Reader of recorded decisions; a hypothetical decision uses a ring of its own."""
 
     def __init__(
-        self, ring: DecisionRing | None, gate: AdmissionGate, random: Callable[[], float]
+        self,
+        ring: DecisionRing | None,
+        gate: AdmissionGate,
+        prompts: PromptResolver,
+        random: Callable[[], float],
     ) -> None:
         """Build the reader.
 
         ring: ring of decisions; None means that decisions are not recorded
         """
-        self._ring = ring
+        self.ring = ring
         self._gate = gate
+        self._prompts = prompts
         self._random = random
 
     def __len__(self) -> int:
         """Return the number of decisions available now."""
-        return 0 if self._ring is None else len(self._ring)
+        return 0 if self.ring is None else len(self.ring)
 
-    def explain_request(self, job: PlacementRequest, policy_class: str | None) -> DecisionView:
-        """Return the decision a request would get now.  Raises BadRequest, NoEligibleRank,
-        Overloaded.
+    def explain_request(
+        self, request: SelectRequest, policy_class: str | None, read_ahead: ReadAheadPrompt | None
+    ) -> DecisionView:
+        """Return the decision a request would get now (POST /explain), without changes.
+
+        Raises like `SelectorCore.select`.
         """
-        partition, request = job.partition, job.request
+        partition, prompt, config = self._prompts.read_prompt(request, read_ahead)
+        job = PlacementRequest(partition, prompt, request, config)
         # Only validates the tier: an explanation is given even for a shed one.
-        self._gate.tiers.index_of(request.priority_tier)
+        self._gate.shedding.tiers.index_of(request.priority_tier)
         allowed = find_candidates(partition.table, request)
         eligible, would_wait = self._gate.preview_admission(job, allowed, policy_class)
         # A separate ring keeps hypothetical decisions out of the recorded ones.
         ring = DecisionRing(1)
-        partition.place_prompt_in_ring(
-            ring, job.prompt, request, job.config, eligible, self._random()
-        )
+        partition.place_prompt_in_ring(ring, prompt, request, config, eligible, self._random())
         view = make_view(ring, ring.draft_row(), partition.describe_for_decisions(), None)
         if self._gate.rules is not None:
             view.would_wait = would_wait
@@ -96,6 +106,6 @@ class Explanations:
         return list_rows(self._recorded_ring(), decision_filter, now)
 
     def _recorded_ring(self) -> DecisionRing:
-        if self._ring is None:
+        if self.ring is None:
             raise NotFound("decisions are not recorded: start the service with --decisions above 0")
-        return self._ring
+        return self.ring

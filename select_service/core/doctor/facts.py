@@ -97,7 +97,7 @@ class WorkerFacts(NamedTuple):
     endpoint: str | None = None
     endpoint_error: str | None = None
     http_error: str | None = None
-    said: EngineReportedFacts | None = None
+    description: EngineReportedFacts | None = None
     clock_s: float | None = None
     ranks: Sequence[RankFacts] = ()
     n_ranks: int = 0

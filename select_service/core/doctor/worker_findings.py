@@ -69,21 +69,22 @@ def _engine_findings(facts: WorkerFacts) -> Iterator[Finding]:
         yield _make_finding(facts, "engine_unreachable", f"{where}: {facts.endpoint_error}")
     elif facts.http_error is not None:
         yield _make_finding(facts, "engine_no_answer", f"{where} is open, but: {facts.http_error}")
-    said = facts.said
-    if said is None:
+    description = facts.description
+    if description is None:
         return
-    if said.engine is None:
+    if description.engine is None:
         yield _make_finding(
             facts, "engine_unknown", f"the answers of {where} match neither vLLM nor SGLang"
         )
-    if said.block_size is not None and said.block_size != facts.block_size:
-        text = f"registered with block_size {facts.block_size}, the engine has {said.block_size}"
+    size = description.block_size
+    if size is not None and size != facts.block_size:
+        text = f"registered with block_size {facts.block_size}, the engine has {size}"
         yield _make_finding(facts, "block_size_differs", text)
-    if said.model_names and facts.model_name not in said.model_names:
-        names = ", ".join(said.model_names[:3])
+    if description.model_names and facts.model_name not in description.model_names:
+        names = ", ".join(description.model_names[:3])
         text = f"registered for the model `{facts.model_name}`, the engine serves `{names}`"
         yield _make_finding(facts, "model_name_differs", text)
-    ranks = said.data_parallel_size
+    ranks = description.data_parallel_size
     if ranks is not None and ranks > 1 and ranks != facts.data_parallel_size:
         text = (
             f"registered with data_parallel_size {facts.data_parallel_size}, the engine has {ranks}"
@@ -159,10 +160,10 @@ def _event_findings(facts: WorkerFacts, rank: RankFacts) -> Iterator[Finding]:
     elif (silence := _explain_silence(facts, rank)) is not None:
         yield _make_finding(facts, "events_silent", silence, at)
     elif rank.predictions is not None and rank.predictions.suspect:
-        known = rank.predictions
+        predictions = rank.predictions
         text = (
-            f"of the blocks that {known.checks} prompts should have cached, the engine announced "
-            f"{known.trust or 0.0:.0%}: {known.suspect}"
+            f"of the blocks that {predictions.checks} prompts should have cached, the engine "
+            f"announced {predictions.trust or 0.0:.0%}: {predictions.suspect}"
         )
         yield _make_finding(facts, "predictions_wrong", text, at)
 

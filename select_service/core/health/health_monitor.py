@@ -87,13 +87,13 @@ class HealthMonitor:
 
     def find_outdated_ranks(self, worker: CheckedWorker) -> list[Rank]:
         """Return previous ranks of the worker that its new registration lacks."""
-        known = self._fleet.ranks_of_worker(worker.worker_id)
-        return [rank for rank in known if rank.dp_rank not in worker.dp_ranks]
+        ranks = self._fleet.ranks_of_worker(worker.worker_id)
+        return [rank for rank in ranks if rank.dp_rank not in worker.dp_ranks]
 
     def _enter_rank(self, worker: CheckedWorker, rank: Rank, now: float) -> None:
-        known = self._fleet.ranks.get(rank)
-        if known is not None and known.key == worker.key:
-            partition = self._fleet.partitions[known.key]
+        record = self._fleet.ranks.get(rank)
+        if record is not None and record.key == worker.key:
+            partition = self._fleet.partitions[record.key]
             self._fleet.remove_rank(rank)
             self._drop_process_state(partition, rank)
             # Same partition: registration order and spare role are kept.
@@ -359,8 +359,8 @@ class HealthMonitor:
 
     def is_in_partition(self, rank: Rank, key: PartitionKey) -> bool:
         """Return whether the rank is registered in this partition."""
-        known = self._fleet.ranks.get(rank)
-        return known is not None and known.key == key
+        record = self._fleet.ranks.get(rank)
+        return record is not None and record.key == key
 
     def iterate_ranks(self) -> Iterator[Rank]:
         """Iterate over all ranks."""

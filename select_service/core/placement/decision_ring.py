@@ -80,7 +80,7 @@ class DecisionRing:
         From now on the partition's rank table keeps the rows of ranks that leave.
         """
         # A partition with ranks is never dropped; rows of emptied ones stay readable for a while.
-        gone = [number for number, known in self._partitions.items() if not len(known.table)]
+        gone = [number for number, each in self._partitions.items() if not len(each.table)]
         for number in gone[: max(0, len(gone) - EMPTY_PARTITIONS_MAX)]:
             del self._partitions[number]
         partition.table.enable_history()
@@ -162,14 +162,14 @@ class DecisionRing:
 
     def find_all_by_id(self, text: str) -> Iterator[Words]:
         """Iterate over all decisions with this selection or reservation id, newest first."""
-        wanted = _id_words(text)
+        id_words = _id_words(text)
         places = self._readable_positions()
         if not len(places):
             return
-        at = places[:, np.newaxis] % len(self._words) + np.arange(len(wanted))
+        at = places[:, np.newaxis] % len(self._words) + np.arange(len(id_words))
         found = np.zeros(len(places), np.bool_)
         for begin in (layout.SELECTION_ID, layout.RESERVATION_ID):
-            found |= (self._words[at + begin] == wanted).all(axis=1)
+            found |= (self._words[at + begin] == id_words).all(axis=1)
         for place in sorted(places[found].tolist(), reverse=True):
             yield self._copy_row(place)
 

@@ -259,20 +259,20 @@ def _least_prefill(totals, eligible):
 @compiled()
 def _put_candidates(ring, words, at, plan, eligible, chosen):
     """Write the chosen candidate, then as many others as the row takes; return the total."""
-    n_eligible, known, first, least = (
+    n_eligible, slot_arrays, first, least = (
         _count_eligible(eligible),
         _slot_arrays(plan),
         at + ROW_WORDS,
         I(0),
     )
-    _put_candidate(words, first, known, chosen)
-    target = CandidateTarget(words, first, known)
+    _put_candidate(words, first, slot_arrays, chosen)
+    target = CandidateTarget(words, first, slot_arrays)
     if n_eligible <= CANDIDATES_MAX:
         n = _put_all(target, eligible, chosen)
     else:
         n = _put_cheapest(target, f64_view(ring, MINIMA), eligible, chosen)
         if ring[CREDIT_FADES] != 0:
-            least = _least_prefill(known.totals, eligible)
+            least = _least_prefill(slot_arrays.totals, eligible)
     words[at + row.N_ELIGIBLE], words[at + row.N_ROWS] = n_eligible, n
     words[at + row.LEAST_PREFILL] = least
     return n

@@ -24,12 +24,12 @@ def _pick_cheapest(costs, eligible, draw):
                 first = I64(slot)
             elif costs[slot] == best:
                 ties += 1
-    wanted = I64(draw * ties)
+    ties_before = I64(draw * ties)
     slot = first
-    while wanted > 0:
+    while ties_before > 0:
         slot += 1
         if eligible[slot] and costs[slot] == best:
-            wanted -= 1
+            ties_before -= 1
     return slot
 
 

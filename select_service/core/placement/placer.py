@@ -38,6 +38,21 @@ _INITIAL_ROWS = 64
 """Initial number of rows, the number of bits of a word."""
 
 
+class RankPreference(NamedTuple):
+    """Preference of a request among its eligible ranks.
+
+    factors: float64[n_slots], cost factors; None means all 1
+    pinned: whether the request gives the rank
+    """
+
+    factors: Floats | None = None
+    pinned: bool = False
+
+
+NO_PREFERENCE = RankPreference()
+PINNED_RANK = RankPreference(pinned=True)
+
+
 class PlacementScratch(NamedTuple):
     """Working arrays of a placement (see plan_layout), overwritten by the next placement."""
 
@@ -177,8 +192,7 @@ class Placer:
         prompt: Prompt,
         config: RouterConfig,
         eligible: Mask,
-        factors: Floats | None = None,
-        pinned: bool = False,
+        preference: RankPreference = NO_PREFERENCE,
         draw: float = 0.0,
         ring: DecisionRing | None = None,
     ) -> int:
@@ -186,7 +200,6 @@ class Placer:
 
         config: parameters besides the policy, which is always that of `choice`
         eligible: bool[n_slots]
-        factors: float64[n_slots], cost factors; None means all 1
         draw: uniform in [0, 1), for ties and the softmax
         ring: ring that gets the row instead of the partition's ring
         Changes no state outside the plan.  O(blocks + slots), in one compiled call under the lock
@@ -201,7 +214,7 @@ class Placer:
         )
         if ring is not None:
             store_pointer(plan, layout.RING, ring.header)
-        sequence = prompt.sequence_hashes
+        sequence, (factors, pinned) = prompt.sequence_hashes, preference
         _pack_request(plan.data, _REQUEST_AT, prompt.isl_tokens, len(sequence), pinned, draw)
         slot: int = place_prompt(
             plan,
@@ -217,8 +230,7 @@ class Placer:
         prompt: Prompt,
         config: RouterConfig,
         eligible: Mask,
-        factors: Floats | None = None,
-        pinned: bool = False,
+        preference: RankPreference = NO_PREFERENCE,
     ) -> npt.NDArray[np.float64]:
         """Return the cost terms of the last placement, float64[n, n_slots], a fresh array.
 
@@ -227,7 +239,7 @@ class Placer:
         """
         terms = np.empty((len(self.policy.term_names), len(eligible)), np.float64)
         plan = self.plan if config is self._config else self._plan_with_override(config)
-        n_blocks = len(prompt.sequence_hashes)
+        n_blocks, (factors, pinned) = len(prompt.sequence_hashes), preference
         _pack_request(plan.data, _REQUEST_AT, prompt.isl_tokens, n_blocks, pinned, 0.0)
         factors = _NO_FACTORS if factors is None else factors
         self.policy.fill_terms(plan, eligible, factors, terms)

@@ -69,5 +69,5 @@ N_SUMMARY = 7
 N_TALLY = 9
 
 T_PROMPTS = N_TALLY
-"""First entry of the prompt histograms, the two parts of core.load.bins."""
+"""First entry of the prompt histograms, the two parts of core.load.histogram_bins."""
 TALLY_LENGTH = T_PROMPTS + PARTS_LENGTH

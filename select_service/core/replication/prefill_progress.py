@@ -132,14 +132,14 @@ class ProgressExchange:
             if partition is None:
                 self._next_partition()
                 continue
-            room = ROWS_MAX - len(rows)
-            n, walked = self._gather_rows(partition, room)
+            rows_left = ROWS_MAX - len(rows)
+            n, walked = self._gather_rows(partition, rows_left)
             rows += [
                 PrefillProgress(self._reservations.view_row(row).reservation_id, done)
                 for row, done in self._found[:n].tolist()
             ]
             work += PARTITION_WORK + walked
-            if n < room:
+            if n < rows_left:
                 self._next_partition()
             else:
                 # The message is full: the next turn continues in this partition behind the last
@@ -151,14 +151,14 @@ class ProgressExchange:
         self._to_look_at.pop()
         self._first = 0
 
-    def _gather_rows(self, partition: Partition, room: int) -> tuple[int, int]:
+    def _gather_rows(self, partition: Partition, rows_left: int) -> tuple[int, int]:
         """Return the number of rows, and the work to find them."""
         gather_progress(
             partition.index.header,
             partition.load.header,
             partition.block_size,
             self._first,
-            self._found[:room],
+            self._found[:rows_left],
             self._results,
         )
         n, walked = self._results.tolist()
@@ -172,9 +172,9 @@ class ProgressExchange:
         if progress.router_id == self._own:
             return False
         header = self._reservations.memory.header
-        for told in progress.rows:
-            booking = self._reservations.find_reservation(told.reservation_id)
+        for row in progress.rows:
+            booking = self._reservations.find_reservation(row.reservation_id)
             # Only the admitting replica may report progress; ids may be reused by another.
             if booking is not None and booking.origin == progress.router_id:
-                apply_peer_progress(header, booking.row, told.done)
+                apply_peer_progress(header, booking.row, row.done)
         return True

@@ -140,8 +140,8 @@ class Repair:
             # The first request omits the hashes, which are most of the bytes and usually not
             # needed.
             if (yield from self._needs_hashes(answer)):
-                wanted = ReservationFilter(limit=PAGE_ROWS, after=after, sequence_hashes=True)
-                answer = yield from _request_page(wanted)
+                page_filter = ReservationFilter(limit=PAGE_ROWS, after=after, sequence_hashes=True)
+                answer = yield from _request_page(page_filter)
             yield from self._apply_page(answer)
             after = answer.page.next
             if after is None:

@@ -39,7 +39,7 @@ class TrafficSlot(NamedTuple):
     arrivals: on all ranks, and without decode-only ranks
     at: uint16[n], rising, indices in the array of `counted`
     by: int64[n], differences
-    prefills, decodes: samples, see `PartitionTrafficCounter.samples`
+    prefills, decodes: samples, see `PartitionTrafficCounter.read_samples`
     """
 
     number: int

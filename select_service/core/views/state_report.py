@@ -87,11 +87,11 @@ def build_state_report(
     Partitions removed meanwhile are left out.
     """
     partitions = []
-    room = ranks_max
+    ranks_left = ranks_max
     for key, partition in list(fleet.partitions.items()):
         if fleet.partitions.get(key) is partition:
-            partitions.append(_partition_report(partition, room))
-            room -= len(partitions[-1].ranks)
+            partitions.append(_partition_report(partition, ranks_left))
+            ranks_left -= len(partitions[-1].ranks)
             yield
     held = ledger.reservations
     return StateReport(
@@ -135,9 +135,9 @@ def _loads_by_slot(partition: Partition) -> npt.NDArray[np.int64]:
     """Return int64[n_slots, fields of Load]."""
     totals, blocks = partition.load.totals, partition.load.compute_active_blocks()
     columns = partition.table.columns.first_rows(len(blocks))
-    known = np.isfinite(columns.kv_blocks)
-    kv_blocks = np.where(known, columns.kv_blocks, 0.0)
-    told = known & ~np.isnan(columns.kv_usage)
-    active = np.where(told, np.rint(columns.kv_usage * kv_blocks), blocks)
+    has_size = np.isfinite(columns.kv_blocks)
+    kv_blocks = np.where(has_size, columns.kv_blocks, 0.0)
+    has_usage = has_size & ~np.isnan(columns.kv_usage)
+    active = np.where(has_usage, np.rint(columns.kv_usage * kv_blocks), blocks)
     prefill, requests = totals[:, layout.PREFILL_TOKENS], totals[:, layout.REQUESTS]
     return np.column_stack((prefill, blocks, requests, active, kv_blocks)).astype(np.int64)

@@ -19,25 +19,25 @@ class EventEndpointIndex:
         for rank, endpoint in zip(worker.list_ranks(), worker.kv_endpoints().values(), strict=True):
             if not endpoint:
                 continue
-            known = self._ranks.setdefault(endpoint, rank)
-            if isinstance(known, dict):
-                known[rank] = None
+            users = self._ranks.setdefault(endpoint, rank)
+            if isinstance(users, dict):
+                users[rank] = None
             # Identity suffices: `RegisteredWorker.list_ranks` returns the same objects each time.
-            elif known is not rank:
-                self._ranks[endpoint] = {known: None, rank: None}
+            elif users is not rank:
+                self._ranks[endpoint] = {users: None, rank: None}
 
     def remove_worker(self, worker: RegisteredWorker) -> None:
         """Remove a worker, with the endpoints of its `add_worker`."""
         for rank, endpoint in zip(worker.list_ranks(), worker.kv_endpoints().values(), strict=True):
             if not endpoint:
                 continue
-            known = self._ranks[endpoint]
-            if not isinstance(known, dict):
+            users = self._ranks[endpoint]
+            if not isinstance(users, dict):
                 del self._ranks[endpoint]
                 continue
-            del known[rank]
-            if len(known) == 1:
-                (self._ranks[endpoint],) = known
+            del users[rank]
+            if len(users) == 1:
+                (self._ranks[endpoint],) = users
 
     def has_worker(self, worker: RegisteredWorker) -> bool:
         """Return whether the worker is in the index."""
@@ -51,8 +51,8 @@ class EventEndpointIndex:
         return next((each for each in self._ranks_at(endpoint) if each != rank), None)
 
     def _ranks_at(self, endpoint: str) -> Collection[Rank]:
-        known = self._ranks.get(endpoint, {})
-        return known if isinstance(known, dict) else (known,)
+        users = self._ranks.get(endpoint, {})
+        return users if isinstance(users, dict) else (users,)
 
     def check_invariants(self, workers: Iterable[RegisteredWorker]) -> None:
         """Assert internal consistency; used by tests. workers: all workers in the index"""

@@ -103,13 +103,13 @@ def parse_in_steps(
     bytes_max = max(LINES_BYTES_ALWAYS, RANK_LINES_BYTES_MAX * len(dp_ranks))
     bytes_max = min(LINES_BYTES_MAX, bytes_max)
     lines = yield from find_relevant_lines(text, bytes_max)
-    told: _ValuesByLabel = {}
+    values_by_label: _ValuesByLabel = {}
     for some in _split_lines(lines[1:], LINES_BYTES_AT_ONCE):
         yield
         for label, signal, value in _parse_samples(some):
-            _merge_value(told.setdefault(label, {}), signal, value)
+            _merge_value(values_by_label.setdefault(label, {}), signal, value)
     yield
-    return _readings_in(told, dp_ranks)
+    return _readings_in(values_by_label, dp_ranks)
 
 
 def _merge_value(values: _Values, signal: Signal, value: float | None) -> None:
@@ -128,16 +128,16 @@ def _readings_in(
     values: dict[int, _Values] = {}
     for label, found in values_by_label.items():
         for dp_rank in dp_ranks if label is None else ranks_by_label.get(label, ()):
-            known = values.setdefault(dp_rank, {})
+            rank_values = values.setdefault(dp_rank, {})
             for signal, value in found.items():
-                _merge_value(known, signal, value)
+                _merge_value(rank_values, signal, value)
     if not values:
         raise MetricsTextError(
             "no_metric", "the metrics have none of the worker's ranks: check its data_parallel_size"
         )
-    if all(value is None for known in values.values() for value in known.values()):
+    if all(value is None for rank_values in values.values() for value in rank_values.values()):
         raise MetricsTextError("unreadable", "all metric values are implausible")
-    return {dp_rank: _make_reading(known) for dp_rank, known in values.items()}
+    return {dp_rank: _make_reading(rank_values) for dp_rank, rank_values in values.items()}
 
 
 def _parse_samples(lines: bytes) -> Iterator[_Sample]:

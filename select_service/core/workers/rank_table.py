@@ -202,8 +202,8 @@ class RankTable:
 
     def slots_of_any(self, worker_ids: Iterable[int]) -> list[int]:
         """Return the slots of several workers in arbitrary order; unknown workers are ignored."""
-        known = self._slots_of.keys() & worker_ids
-        return [slot for worker_id in known for slot in self._slots_of[worker_id]]
+        present_ids = self._slots_of.keys() & worker_ids
+        return [slot for worker_id in present_ids for slot in self._slots_of[worker_id]]
 
     def mask_of(self, worker_id: int) -> Mask:
         """Return bool[n_slots]: ranks of one worker that may be chosen."""

@@ -67,13 +67,13 @@ class TaintBits:
         column: uint64[n_slots], bits of each slot
         numbers: int64[n_slots], worker number of each slot
         """
-        wanted, workers = 0, -1
+        required_bits, workers = 0, -1
         for name in names:
             if name in self._bit_of:
-                wanted |= 1 << self._bit_of[name]
+                required_bits |= 1 << self._bit_of[name]
             else:
                 workers &= self._beyond.get(name, 0)
-        bits = np.uint64(wanted)
+        bits = np.uint64(required_bits)
         mask: Mask = (column & bits) == bits
         if workers >= 0:
             mask &= _mask_of(workers, numbers)
@@ -112,8 +112,8 @@ class TaintBits:
         for name, workers in self._beyond.items():
             having = {number for number, names in self._names_of.items() if name in names}
             assert workers == sum(1 << number for number in having) > 0
-        known = set().union(*self._names_of.values())
-        assert known == self._bit_of.keys() | self._beyond.keys()
+        all_names = set().union(*self._names_of.values())
+        assert all_names == self._bit_of.keys() | self._beyond.keys()
 
 
 def _mask_of(workers: int, numbers: Numbers) -> Mask:

@@ -251,10 +251,10 @@ def first_word(data, at, end):
 
 
 @compiled()
-def index_of_text(data, at, end, known, bits):
+def index_of_text(data, at, end, texts, bits):
     """Return the index of the known text equal to [at, end), or NONE.
 
-    known: from `words_of`;  bits: CASE_SENSITIVE or LOWER_CASE, as for `known`
+    texts: from `words_of`;  bits: CASE_SENSITIVE or LOWER_CASE, as for `texts`
     """
     if end - at > 8 * TEXT_WORDS:
         return NONE
@@ -262,8 +262,8 @@ def index_of_text(data, at, end, known, bits):
     b = first_word(data, at + 8, end) | bits
     c = first_word(data, at + 16, end) | bits
     d = first_word(data, at + 24, end) | bits
-    for k in range(known.shape[0]):
-        if known[k, 0] == a and known[k, 1] == b and known[k, 2] == c and known[k, 3] == d:
+    for k in range(texts.shape[0]):
+        if texts[k, 0] == a and texts[k, 1] == b and texts[k, 2] == c and texts[k, 3] == d:
             return k
     return NONE
 

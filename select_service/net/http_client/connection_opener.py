@@ -10,15 +10,15 @@ from typing import NamedTuple, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
 from select_service.net.http_client.http_connection import HttpConnection
+from select_service.net.http_client.http_error import HttpError
 from select_service.net.http_client.reading_budget import reading_budget
-from select_service.net.http_client.request_error import RequestError
 
 NEXT_ADDRESS_S = 0.25
 """Delay before the next address of a name is tried in parallel, in seconds (RFC 8305)."""
 PORTS = {"http": 80, "https": 443}
 
 Resolve: TypeAlias = Callable[[str], Awaitable[Sequence[str]]]
-"""Function that returns at least one permitted address of a host.  Raises RequestError."""
+"""Function that returns at least one permitted address of a host.  Raises HttpError."""
 
 
 class Origin(NamedTuple):
@@ -46,18 +46,18 @@ class ConnectionTls(NamedTuple):
 def split_url(url: str) -> tuple[Origin, str, str]:
     """Return the origin, the `host` header and the request target of a URL.
 
-    Raises RequestError for a URL that cannot be requested.
+    Raises HttpError for a URL that cannot be requested.
     """
     try:
         parts = urlsplit(url)
         origin = Origin(parts.scheme, parts.hostname or "", parts.port or PORTS[parts.scheme])
     except (ValueError, KeyError):
-        raise RequestError("unreachable", f"`{url}` is no URL of HTTP") from None
+        raise HttpError("unreachable", f"`{url}` is no URL of HTTP") from None
     host = parts.netloc.rpartition("@")[2]
     behind = host.rpartition("]")[2].partition(":")[0] if "]" in host else ""  # else dropped
     is_plain = url.isascii() and url.isprintable() and " " not in url
     if not origin.host or behind or not is_plain:
-        raise RequestError("unreachable", f"`{url}` is no URL of HTTP")
+        raise HttpError("unreachable", f"`{url}` is no URL of HTTP")
     return origin, host, _request_target(parts)
 
 
@@ -68,30 +68,30 @@ def _request_target(parts: SplitResult) -> str:
 def encode_request(
     method: str, target: str, host: str, headers: Sequence[tuple[str, str]], body: bytes | None
 ) -> bytes:
-    """Return an encoded request.  Raises RequestError for invalid headers."""
+    """Return an encoded request.  Raises HttpError for invalid headers."""
     lines = [f"{method} {target} HTTP/1.1", f"host: {host}"]
     lines += [f"{name}: {value}" for name, value in headers]
     if body is not None:
         lines.append(f"content-length: {len(body)}")
     # A line break in a header value would inject a second header or request.
     if not all(line.isascii() and line.isprintable() for line in lines):
-        raise RequestError("unreachable", "request header has control characters")
+        raise HttpError("unreachable", "request header has control characters")
     return "\r\n".join((*lines, "", "")).encode() + (body or b"")
 
 
 async def resolve_name(host: str) -> Sequence[str]:
-    """Return the addresses of a host from the system resolver.  Raises RequestError."""
+    """Return the addresses of a host from the system resolver.  Raises HttpError."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, None, type=1)
     except OSError as error:
-        raise RequestError("unreachable", f"name not found: {host}: {error.strerror}") from None
+        raise HttpError("unreachable", f"name not found: {host}: {error.strerror}") from None
     return [str(address[0]) for *_, address in found]
 
 
 async def open_connection(
     origin: Origin, resolve: Resolve, tls: ConnectionTls | None = None, proxy: str | None = None
 ) -> HttpConnection:
-    """Return an open connection.  Raises RequestError.
+    """Return an open connection.  Raises HttpError.
 
     tls: settings for https; None means the CAs of the system
     proxy: URL of a proxy used with CONNECT
@@ -122,7 +122,7 @@ async def _connect_first(
         return await _connect(addresses[0], origin, tls)
     # "Happy eyeballs": a dead address costs 0.25 s instead of a TCP timeout.
     waiting, attempts = addresses[::-1], set[asyncio.Task[HttpConnection]]()
-    failure = RequestError("unreachable", f"{origin.host} has no address")
+    failure = HttpError("unreachable", f"{origin.host} has no address")
     try:
         while waiting or attempts:
             if waiting:
@@ -136,7 +136,7 @@ async def _connect_first(
                 if error is None:
                     attempts |= done - {each}
                     return each.result()
-                if not isinstance(error, RequestError):
+                if not isinstance(error, HttpError):
                     raise error
                 failure = error
         raise failure
@@ -150,12 +150,12 @@ async def _connect_first(
 
 def _close_late(attempt: "asyncio.Task[HttpConnection]") -> None:
     """Close a connection that lost the race against another address."""
-    with contextlib.suppress(asyncio.CancelledError, RequestError, OSError):
+    with contextlib.suppress(asyncio.CancelledError, HttpError, OSError):
         attempt.result().close()
 
 
 async def _connect(address: str, origin: Origin, tls: ConnectionTls | None) -> HttpConnection:
-    """Connect to an address.  Raises RequestError."""
+    """Connect to an address.  Raises HttpError."""
     connection = HttpConnection(reading_budget())
     try:
         await asyncio.get_running_loop().create_connection(lambda: connection, address, origin.port)
@@ -167,34 +167,34 @@ async def _connect(address: str, origin: Origin, tls: ConnectionTls | None) -> H
 
 
 async def _start_tls(connection: HttpConnection, origin: Origin, tls: ConnectionTls) -> None:
-    """Start TLS; closes the connection on failure.  Raises RequestError."""
+    """Start TLS; closes the connection on failure.  Raises HttpError."""
     try:
         await connection.start_tls(tls.context, tls.server_name or origin.host)
-    except RequestError as error:
+    except HttpError as error:
         connection.close()
         text = f"cannot connect to {origin.host}:{origin.port}: {error}"
-        raise RequestError("unreachable", text) from None
+        raise HttpError("unreachable", text) from None
     except BaseException:
         connection.close()
         raise
 
 
-def _connect_error(error: OSError, origin: Origin) -> RequestError:
+def _connect_error(error: OSError, origin: Origin) -> HttpError:
     number = error.errno or 0
     reason = os.strerror(number) if number > 0 else str(error)
     text = f"cannot connect to {origin.host}:{origin.port}: {reason}"
     is_refused = isinstance(error, ConnectionRefusedError)
-    return RequestError("refused" if is_refused else "unreachable", text)
+    return HttpError("refused" if is_refused else "unreachable", text)
 
 
 async def _through_proxy(
     origin: Origin, resolve: Resolve, tls: ConnectionTls | None, proxy: str
 ) -> HttpConnection:
-    """Connect through a proxy.  Raises RequestError."""
+    """Connect through a proxy.  Raises HttpError."""
     place, *_ = split_url(proxy)
     if tls is None or place.is_tls:
         text = f"proxy {place.host}: only an http proxy for an https server is supported"
-        raise RequestError("unreachable", text)
+        raise HttpError("unreachable", text)
     connection = await _connect_first(list(await resolve(place.host)), place, None)
     try:
         target = f"{origin.host}:{origin.port}"
@@ -202,7 +202,7 @@ async def _through_proxy(
         answer = await connection.read_head()
         if answer.status != 200:
             text = f"proxy {place.host} rejected {target}: status {answer.status}"
-            raise RequestError("unreachable", text)
+            raise HttpError("unreachable", text)
     except BaseException:
         connection.close()
         raise

@@ -16,7 +16,7 @@ from select_service.net.http_client.connection_opener import (
     split_url,
 )
 from select_service.net.http_client.http_connection import HttpConnection
-from select_service.net.http_client.request_error import RequestError
+from select_service.net.http_client.http_error import HttpError
 
 KEEP_ALIVE_S = 15.0
 """Time after which an idle connection is closed, in seconds."""
@@ -33,19 +33,19 @@ class HttpResponse:
         self._connection = connection
 
     async def read_some(self) -> bytes:
-        """Return the next part of the body; empty at its end.  Raises RequestError."""
+        """Return the next part of the body; empty at its end.  Raises HttpError."""
         return await self._connection.read_some()
 
     async def read_body(self, bytes_max: int) -> bytes:
-        """Return the complete body.  Raises RequestError."""
+        """Return the complete body.  Raises HttpError."""
         length = self.headers.get("content-length", "0")
         if length.isdigit() and int(length) > bytes_max:
-            raise RequestError("too_large", f"response body has more than {bytes_max} bytes")
+            raise HttpError("too_large", f"response body has more than {bytes_max} bytes")
         body = bytearray()
         while part := await self.read_some():
             body += part
             if len(body) > bytes_max:
-                raise RequestError("too_large", f"response body has more than {bytes_max} bytes")
+                raise HttpError("too_large", f"response body has more than {bytes_max} bytes")
         return bytes(body)
 
 
@@ -114,7 +114,7 @@ class ConnectionPool:
         headers: headers by lower-case name
         tls: settings for https; None means the CAs of the system.  A connection with other settings
         is not reused.
-        Raises RequestError, also while the body is read.
+        Raises HttpError, also while the body is read.
         """
         origin, host, target = split_url(url)
         with self._claim_kept(origin, method) as kept:
@@ -144,13 +144,13 @@ class ConnectionPool:
     ) -> HttpResponse:
         """Send a request over the keep-alive connection, reopening it if needed.
 
-        Raises RequestError.
+        Raises HttpError.
         """
         connection = kept.connection
         if connection is not None and connection.is_reusable and kept.tls == tls:
             try:
                 return await _send_and_read_head(connection, message)
-            except RequestError as error:
+            except HttpError as error:
                 # A server may close an idle connection at any time: a GET is safe to repeat if
                 # nothing came back.
                 if error.failure != "closed" or connection.has_answer_begun:
@@ -207,7 +207,7 @@ class ConnectionPool:
 
 
 async def _send_and_read_head(connection: HttpConnection, message: bytes) -> HttpResponse:
-    """Send a request; return the response when its head is complete.  Raises RequestError."""
+    """Send a request; return the response when its head is complete.  Raises HttpError."""
     connection.send_request(message)
     answer = await connection.read_head()
     return HttpResponse(connection, answer.status, answer.headers)

@@ -9,8 +9,8 @@ import ssl
 from time import monotonic
 from typing import cast
 
+from select_service.net.http_client.http_error import HttpError, HttpFailure
 from select_service.net.http_client.reading_budget import ReadingBudget
-from select_service.net.http_client.request_error import RequestError, RequestFailure
 from select_service.net.http_client.response_parser import (
     PIECE_BYTES,
     ResponseParser,
@@ -50,7 +50,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Whether either side has closed the connection."""
         self._is_broken = False
         """Whether the connection ended with an error."""
-        self._fault: RequestError | None = None
+        self._fault: HttpError | None = None
         self._change: asyncio.Future[None] | None = None
         """Future that is done when the response has progressed."""
 
@@ -66,7 +66,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport.write(message if self._tls is None else self._tls.encrypt_data(message))
 
     async def start_tls(self, context: ssl.SSLContext, server_name: str) -> None:
-        """Perform the TLS handshake while no request is running.  Raises RequestError."""
+        """Perform the TLS handshake while no request is running.  Raises HttpError."""
         self._fault, self._answer = None, None
         tls = self._tls = TlsStream(context, server_name)
         if self._transport is None:
@@ -77,7 +77,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             await self._wait_for_change()
 
     async def read_head(self) -> ResponseParser:
-        """Return the response when its status and headers are complete.  Raises RequestError."""
+        """Return the response when its status and headers are complete.  Raises HttpError."""
         answer = self._answer
         assert answer is not None
         while not answer.status:
@@ -85,7 +85,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         return answer
 
     async def read_some(self) -> bytes:
-        """Return the next part of the body; empty at its end.  Raises RequestError."""
+        """Return the next part of the body; empty at its end.  Raises HttpError."""
         answer = self._answer
         assert answer is not None
         while not answer.parts and not answer.is_complete:
@@ -241,16 +241,16 @@ class HttpConnection(asyncio.BufferedProtocol):
         else:
             self._end_with_error("closed", "the connection was closed before an answer came")
 
-    def _end_with_error(self, failure: RequestFailure, text: str) -> None:
+    def _end_with_error(self, failure: HttpFailure, text: str) -> None:
         # The first error wins: later ones are its consequences.
         if self._fault is None:
-            self._fault = RequestError(failure, text)
+            self._fault = HttpError(failure, text)
         self._note_change()
 
     async def _wait_for_change(self) -> None:
-        """Wait until the response progresses.  Raises RequestError."""
+        """Wait until the response progresses.  Raises HttpError."""
         if self._fault is not None:
-            raise RequestError(self._fault.failure, str(self._fault))
+            raise HttpError(self._fault.failure, str(self._fault))
         self._change = asyncio.get_running_loop().create_future()
         try:
             await self._change

@@ -1,4 +1,4 @@
 """TLS of both sides: certificate files, SSL contexts, and the handshakes of the server.
 
-`edge.tls_watch` reloads the files while the process runs.
+`adapters.reload.tls_watch` reloads the files while the process runs.
 """

@@ -63,7 +63,7 @@ class ConnectorUnavailable(ConnectorError):
 
 
 class PlatformConnector(Protocol):
-    """Connector of a deployment to a platform."""
+    """Connector of a deployment to a platform. The defaults are for decisions complete at once."""
 
     async def read(self) -> Mapping[Role, RoleReplicas]:
         """Return the current replicas.  Unreadable roles are omitted, with the reason in `faults`.
@@ -74,7 +74,7 @@ class PlatformConnector(Protocol):
 
     def faults(self) -> Mapping[Role, str]:
         """Return the reasons that prevented a read or a change of roles the last time."""
-        ...
+        return {}
 
     async def scale(self, wanted: DesiredCounts) -> ConnectorDecision:
         """Request so many replicas.
@@ -89,7 +89,7 @@ class PlatformConnector(Protocol):
 
         Return whether all is done.
         """
-        ...
+        return True
 
     async def validate(self) -> None:
         """Check the configuration by reads only.
@@ -103,11 +103,11 @@ class PlatformConnector(Protocol):
 
         Locks against other planners are kept, as no planner is to act.
         """
-        ...
+        return
 
     async def close(self) -> None:
         """Release all resources; decisions remain."""
-        ...
+        return
 
 
 def same_outcome(

@@ -17,6 +17,7 @@ from select_service.planner.connectors.connector import (
     ConnectorStatus,
     ConnectorUnavailable,
     DesiredCounts,
+    PlatformConnector,
     ReadReadyCounts,
     RoleOutcome,
     check_counts,
@@ -26,7 +27,7 @@ from select_service.planner.core.tick_input import Role, RoleReplicas
 log = logging.getLogger("select_service.planner.connectors")
 
 
-class DryRunConnector:
+class DryRunConnector(PlatformConnector):
     """Dry-run connector.
 
     path:    file to append lines to; None means only the log
@@ -54,10 +55,6 @@ class DryRunConnector:
         seen = None if self._read_ready is None else await self._read_ready()
         counts = self._counts if seen is None else {r: seen.get(r, 0) for r in self._counts}
         return {role: RoleReplicas(ready=count, expected=count) for role, count in counts.items()}
-
-    def faults(self) -> Mapping[Role, str]:
-        """See Connector."""
-        return {}
 
     async def scale(self, wanted: DesiredCounts) -> ConnectorDecision:
         """See Connector.  Raises ConnectorUnavailable if the line cannot be written."""
@@ -91,22 +88,12 @@ class DryRunConnector:
         except OSError as error:
             raise ConnectorUnavailable(f"{self._path}: {error.strerror or error}") from None
 
-    async def wait(self, timeout_s: float) -> bool:
-        """See Connector.  Every decision is complete at once."""
-        return True
-
     async def validate(self) -> None:
         """See Connector."""
         if self._path is not None and not self._path.parent.is_dir():
             raise ConnectorError(f"{self._path}: directory {self._path.parent} does not exist")
         if self._path is not None and self._path.exists():
             await asyncio.to_thread(_check_file_format, self._path)
-
-    async def pause(self) -> None:
-        """See Connector.  No change is ever under way."""
-
-    async def close(self) -> None:
-        """See Connector."""
 
 
 def _check_file_format(path: Path) -> None:

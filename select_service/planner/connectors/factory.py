@@ -11,7 +11,6 @@ from typing import Literal
 from select_service.files.atomic_file import PRIVATE_MODE
 from select_service.net.tls.current_tls import ClientTls
 from select_service.planner import config
-from select_service.planner.connectors.advisory_connector import AdvisoryConnector
 from select_service.planner.connectors.connector import PlatformConnector, ReadReadyCounts
 from select_service.planner.connectors.dry_run_connector import DryRunConnector
 from select_service.planner.connectors.kube.api_client import KubernetesApiClient
@@ -54,49 +53,34 @@ async def make_connector(
     deployment: config.DeploymentConfig,
     environment: ConnectorEnvironment,
     ready: ReadReadyCounts | None = None,
-) -> AdvisoryConnector:
-    """Build the connector of a deployment, wrapped for advisory mode.
+) -> PlatformConnector:
+    """Build the connector of a deployment.
 
     ready: function for serving ranks, as observed.  Raises ConnectorError.
     """
     chosen = deployment.connector
+    if isinstance(chosen, config.KubernetesConnectorConfig):
+        return await _make_kubernetes_connector(deployment, chosen, environment)
+    path, mode = None if chosen.path is None else Path(chosen.path), environment.file_mode
     if isinstance(chosen, config.VirtualConnectorConfig):
-        connector: PlatformConnector = VirtualConnector(
-            None if chosen.path is None else Path(chosen.path),
-            ready,
-            _make_drainer(deployment, environment, chosen.drain_timeout_s)
-            if chosen.drain
-            else None,
-            profile=environment.profile,
-            mode=environment.file_mode,
-        )
-    elif isinstance(chosen, config.KubernetesConnectorConfig):
-        connector = await _make_kubernetes_connector(deployment, chosen, environment)
-    else:
-        path = None if chosen.path is None else Path(chosen.path)
-        connector = DryRunConnector(
-            path, await _initial_counts(deployment, ready), ready, mode=environment.file_mode
-        )
-    return AdvisoryConnector(connector, deployment.advisory)
-
-
-def find_virtual_connector(connector: AdvisoryConnector) -> VirtualConnector | None:
-    """Return the virtual connector of a deployment, or None for another kind."""
-    inner = connector.connector
-    return inner if isinstance(inner, VirtualConnector) else None
+        drainer = _make_drainer(deployment, chosen, environment)
+        return VirtualConnector(path, ready, drainer, profile=environment.profile, mode=mode)
+    return DryRunConnector(path, await _initial_counts(deployment, ready), ready, mode=mode)
 
 
 def _make_drainer(
-    deployment: config.DeploymentConfig, environment: ConnectorEnvironment, timeout_s: float
+    deployment: config.DeploymentConfig,
+    chosen: config.VirtualConnectorConfig | config.KubernetesConnectorConfig,
+    environment: ConnectorEnvironment,
 ) -> WorkerDrainer | None:
-    """Build the drainer, or None without selectors or in the document profile."""
-    if not environment.selectors or environment.profile == "document":
+    """Build the drainer; None if off, without selectors, or in the document profile."""
+    if not chosen.drain or not environment.selectors or environment.profile == "document":
         return None
     scope = deployment.model_name, deployment.tenant_id
     selectors = SelectorClients(
         environment.selectors, *scope, environment.api_key_file, environment.tls
     )
-    return WorkerDrainer(selectors, timeout_s)
+    return WorkerDrainer(selectors, chosen.drain_timeout_s)
 
 
 async def _initial_counts(
@@ -129,7 +113,5 @@ async def _make_kubernetes_connector(
         election = environment.elections.election_for(
             namespace, chosen.lease, lambda: KubernetesApiClient(environment.kubeconfig)
         )
-    drainer = (
-        _make_drainer(deployment, environment, chosen.drain_timeout_s) if chosen.drain else None
-    )
+    drainer = _make_drainer(deployment, chosen, environment)
     return KubernetesConnector(api, targets, election, drainer, worker_label=chosen.worker_label)

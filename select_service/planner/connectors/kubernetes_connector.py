@@ -9,6 +9,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 
+from msgspec.structs import replace
+
+from select_service.net.kubernetes_session import KubernetesError
 from select_service.planner.connectors.connector import (
     ConnectorDecision,
     ConnectorError,
@@ -23,7 +26,6 @@ from select_service.planner.connectors.kube.api_requests import (
     CONFLICT,
     INVALID,
     KubernetesApi,
-    KubernetesError,
 )
 from select_service.planner.connectors.kube.leader_election import LeaderElection
 from select_service.planner.connectors.kube.rollout import (
@@ -111,13 +113,7 @@ class KubernetesConnector:
         drain = None if self._rollout is None else self._rollout.drain
         if drain is None or drain.is_over or role not in drain.roles:
             return seen
-        return RoleReplicas(
-            ready=seen.ready,
-            expected=seen.expected,
-            pending=seen.pending,
-            in_progress=True,
-            limits=seen.limits,
-        )
+        return replace(seen, in_progress=True, startup_only=False)
 
     def _notice_foreign_change(self, role: Role, standing: TargetState) -> None:
         """Log a change of the replicas by another actor."""

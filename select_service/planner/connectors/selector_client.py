@@ -15,9 +15,10 @@ import msgspec
 from msgspec import Struct
 
 from select_service.base.decode_errors import DECODE_ERRORS
+from select_service.net.http_client.http_error import HttpError
 from select_service.net.tls.current_tls import ClientTls
 from select_service.planner.core.tick_input import Role, worker_role
-from select_service.planner.planner_http import PlannerHttpClient, RequestFailed
+from select_service.planner.planner_http import PlannerHttpClient
 
 log = logging.getLogger("select_service.planner.connectors")
 
@@ -112,7 +113,10 @@ class _Fleet(Struct):
     partitions: list[_PartitionHealth]
 
 
-class _Refusal(Struct):
+class SelectorRefusal(Struct):
+    """Error answer of a selector; empty for an answer of another server."""
+
+    error: str = ""
     code: str = ""
 
 
@@ -161,12 +165,7 @@ class SelectorClients:
 
         The weakest answer counts: failed, asked, unknown, off.
         """
-        answers = await asyncio.gather(
-            *(
-                self._post_request(f"{url}/workers/{worker_id}/drain", _DRAIN_BODY)
-                for url in self._urls
-            )
-        )
+        answers = await self._post_to_all(f"/workers/{worker_id}/drain", _DRAIN_BODY)
         # The weakest answer counts: a drain is only complete if every selector has taken it.
         order = (DrainAnswer.FAILED, DrainAnswer.ASKED, DrainAnswer.UNKNOWN, DrainAnswer.HEALTH_OFF)
         answer = next((word for word in order if word in answers), DrainAnswer.HEALTH_OFF)
@@ -177,12 +176,7 @@ class SelectorClients:
 
     async def undrain_worker(self, worker_id: int) -> bool:
         """Undrain a worker at all selectors. False if one failed and keeps the worker out."""
-        answers = await asyncio.gather(
-            *(
-                self._post_request(f"{url}/workers/{worker_id}/undrain", _UNDRAIN_BODY)
-                for url in self._urls
-            )
-        )
+        answers = await self._post_to_all(f"/workers/{worker_id}/undrain", _UNDRAIN_BODY)
         for url, answer in zip(self._urls, answers, strict=True):
             if answer != DrainAnswer.FAILED:
                 self._logged_failures.discard(url)
@@ -229,18 +223,30 @@ class SelectorClients:
         workers = await self._read_answer(f"{url}/workers", list[_Worker])
         if workers is None:
             return None
-        there = [worker for worker in workers if worker.lifecycle == "schedulable"]
-        return [(w.worker_id, _remainder_of(w.drain)) for w in there]
+        return [
+            (
+                worker.worker_id,
+                DrainRemainder(0, True)
+                if worker.drain is None
+                else DrainRemainder(worker.drain.reservations, False),
+            )
+            for worker in workers
+            if worker.lifecycle == "schedulable"
+        ]
 
     async def close(self) -> None:
         """Close the connections."""
         await self._http.close()
 
+    async def _post_to_all(self, path: str, body: bytes) -> list[DrainAnswer]:
+        """Send a request to all selectors and return their answers, in the order of the URLs."""
+        return await asyncio.gather(*(self._post_request(url + path, body) for url in self._urls))
+
     async def _post_request(self, url: str, body: bytes) -> DrainAnswer:
         """Send a request and return the meaning of its answer."""
         try:
             await self._http.post(url, body, token_file=self._key_file, timeout_s=TIMEOUT_S)
-        except RequestFailed as error:
+        except HttpError as error:
             return _drain_answer_of(error)
         return DrainAnswer.ASKED
 
@@ -252,19 +258,24 @@ class SelectorClients:
             )
             # Answers of large fleets have megabytes, and would block the event loop.
             return await asyncio.to_thread(msgspec.json.decode, content, type=kind)
-        except (RequestFailed, *DECODE_ERRORS):
+        except (HttpError, *DECODE_ERRORS):
             return None
 
 
-def _drain_answer_of(refusal: RequestFailed) -> DrainAnswer:
+def _drain_answer_of(refusal: HttpError) -> DrainAnswer:
     """Return the meaning of an error answer."""
     if refusal.status not in (_CONFLICT, _NOT_FOUND):
         return DrainAnswer.FAILED
+    is_off = decode_refusal(refusal.body).code == "health_off"
+    return DrainAnswer.HEALTH_OFF if is_off else DrainAnswer.UNKNOWN
+
+
+def decode_refusal(body: bytes) -> SelectorRefusal:
+    """Decode an error answer."""
     try:
-        code = msgspec.json.decode(refusal.body, type=_Refusal).code
+        return msgspec.json.decode(body, type=SelectorRefusal)
     except DECODE_ERRORS:
-        code = ""
-    return DrainAnswer.HEALTH_OFF if code == "health_off" else DrainAnswer.UNKNOWN
+        return SelectorRefusal()
 
 
 def _join_loads(workers: Sequence[_Worker], loads: Sequence[_Load]) -> list[WorkerLoad]:
@@ -279,22 +290,12 @@ def _join_loads(workers: Sequence[_Worker], loads: Sequence[_Load]) -> list[Work
             worker_role(worker.role),
             _endpoint_host(worker.endpoint),
             blocks[known],
-            drains=_is_draining(worker),
+            drains=worker.drain is not None
+            or (worker.health is not None and worker.health.state == _DRAINING),
         )
         for worker in workers
         if worker.lifecycle == "schedulable" and (known := worker.worker_id) in blocks
     ]
-
-
-def _is_draining(worker: _Worker) -> bool:
-    """Return whether a worker drains."""
-    is_out = worker.health is not None and worker.health.state == _DRAINING
-    return is_out or worker.drain is not None
-
-
-def _remainder_of(drain: _Drain | None) -> DrainRemainder:
-    """Return the remainder of a worker."""
-    return DrainRemainder(0, True) if drain is None else DrainRemainder(drain.reservations, False)
 
 
 def _endpoint_host(endpoint: str | None) -> str:

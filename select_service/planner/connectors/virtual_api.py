@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -28,7 +29,6 @@ from select_service.planner.json_bodies import (
     PlannerRefusal,
     json_answer,
     read_json_body,
-    with_error_answers,
 )
 
 FindConnector = Callable[[Request], VirtualConnector | None]
@@ -71,7 +71,7 @@ class AcknowledgedBody(Struct):
 
 
 def decision_routes(find: FindConnector) -> list[Route]:
-    """Return the routes of the virtual connector.
+    """Return the routes of the virtual connector. The application answers `PlannerRefusal`.
 
     find: function that ignores the request for one deployment, else reads `?deployment=`
     """
@@ -85,15 +85,13 @@ def decision_routes(find: FindConnector) -> list[Route]:
         return await _answer_acknowledgement(_find_connector(find, request), request)
 
     return [
-        Route("/v1/decision", with_error_answers(decision), methods=["GET"]),
-        Route(
-            "/v1/decision/{decision_id}/complete", with_error_answers(complete), methods=["POST"]
-        ),
+        Route("/v1/decision", decision, methods=["GET"]),
+        Route("/v1/decision/{decision_id}/complete", complete, methods=["POST"]),
     ]
 
 
 def _find_connector(find: FindConnector, request: Request) -> VirtualConnector:
-    """Return the connector of a request. Raises Refused."""
+    """Return the connector of a request. Raises PlannerRefusal."""
     connector = find(request)
     if connector is None:
         text = "no single deployment with a virtual connector matches: add ?deployment=NAME"
@@ -135,7 +133,7 @@ async def _answer_acknowledgement(connector: VirtualConnector, request: Request)
 
 
 def _integer_parameter(request: Request, name: str, default: int, least: int, most: int) -> int:
-    """Return an integer query parameter within its bounds. Raises Refused."""
+    """Return an integer query parameter within its bounds. Raises PlannerRefusal."""
     text = request.query_params.get(name)
     if text is None:
         return default
@@ -150,14 +148,9 @@ def _integer_parameter(request: Request, name: str, default: int, least: int, mo
 
 def _decision_body(connector: VirtualConnector) -> DecisionBody:
     """Return the body of the newest decision."""
-    decision, kept = connector.decision, connector.kept_counts
+    kept = connector.kept_counts
     return DecisionBody(
-        decision_id=decision.decision_id,
-        num_prefill=decision.num_prefill,
-        num_decode=decision.num_decode,
-        superseded=decision.superseded,
-        decided_at=decision.decided_at,
-        victims=decision.victims,
+        **asdict(connector.decision),
         completed=not connector.is_open,
         kept=None if kept is None else dict(kept),
     )

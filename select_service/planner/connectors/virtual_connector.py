@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from time import time
-from typing import Literal, TypeVar
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -336,25 +336,13 @@ class VirtualConnector:
             await self._drainer.close()
 
 
-def _read_state_file(path: Path | None) -> bytes | None:
-    """Read the state file; None if missing.  Raises OSError, and ValueError for a larger file."""
-    try:
-        return None if path is None else read_whole(path, STATE_BYTES_MAX)
-    except FileNotFoundError:
-        return None
-
-
 def _load_state(path: Path | None, profile: str) -> VirtualState | ReferenceDecisionState:
     """Load the state. Raises ConnectorError for a file with other content."""
+    kind = ReferenceDecisionState if profile == "document" else VirtualState
     try:
-        content = _read_state_file(path)
-        if profile == "document":
-            return (
-                ReferenceDecisionState()
-                if content is None
-                else _decode_state(content, ReferenceDecisionState)
-            )
-        return VirtualState() if content is None else _decode_state(content, VirtualState)
+        return kind() if path is None else _decode_state(read_whole(path, STATE_BYTES_MAX), kind)
+    except FileNotFoundError:
+        return kind()
     except OSError as error:
         raise ConnectorError(f"connector.path: {file_error_text(str(path), error)}") from None
     except ValueError as error:
@@ -371,10 +359,9 @@ class _StateFileHead(msgspec.Struct):
     decision: Raw | UnsetType = UNSET
 
 
-_State = TypeVar("_State", VirtualState, ReferenceDecisionState)
-
-
-def _decode_state(content: bytes, kind: type[_State]) -> _State:
+def _decode_state(
+    content: bytes, kind: type[VirtualState | ReferenceDecisionState]
+) -> VirtualState | ReferenceDecisionState:
     """Decode a state file. Raises ValueError."""
     document, _ = split_checksum(content)
     named = msgspec.json.decode(document, type=_StateFileHead)

@@ -1,4 +1,4 @@
-"""Reference's decisions (`--profile document`), as recorded, including their weaknesses.
+"""Decisions of Dynamo's planner (`--profile document`), as recorded, including their weaknesses.
 
 While the last decision is not acknowledged, updates are dropped silently, for up to `max_wait_s`.
 An acknowledgement of an older decision sets the last one back.
@@ -27,7 +27,7 @@ class ReferenceDecisionState(Struct, frozen=True, kw_only=True):
     reported: Mapping[Role, int] = {}
     first_dropped_at: float | None = None
     max_wait_s: float = 1800.0
-    """Product check_interval * retries of the reference."""
+    """Product check_interval * retries of Dynamo's planner."""
 
     @property
     def is_open(self) -> bool:

@@ -160,12 +160,3 @@ class VirtualState(Struct, frozen=True, kw_only=True):
         if adopted == self.adopted:
             return self
         return msgspec.structs.replace(self, adopted=adopted)
-
-    def check_invariants(self) -> None:
-        """Raise AssertionError if an invariant is broken (for tests)."""
-        assert NEVER <= self.acknowledged <= self.decision.decision_id
-        assert 0 <= self.kept_ticks < TICKS_TO_SUPERSEDE
-        assert (self.kept is None) == (self.kept_ticks == 0)
-        assert self.decision.decision_id > NEVER or not (self.reported or self.adopted)
-        for role in Role:
-            assert (self.decision.role_count(role) or 0) >= 0

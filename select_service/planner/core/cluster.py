@@ -25,6 +25,13 @@ class GpuClaim(NamedTuple):
     wanted: int
 
 
+class _PlannedReplicas(NamedTuple):
+    """Replicas of a deployment by role: planned, and running or starting."""
+
+    wanted: dict[Role, int]
+    have: dict[Role, int]
+
+
 def divide_gpus(claims: Sequence[GpuClaim], gpus: int) -> list[int]:
     """Return the GPUs of each claim: minimums always, the rest in order of priority.
 
@@ -106,12 +113,11 @@ class ClusterPlanner:
     ) -> None:
         """Store the GPUs in use or promised, for the ticks of other deployments."""
         for name, plan in plans.items():
-            if plan.settled is None or plan.counts_now is None:
-                continue
-            allowance = RoleBudget(self.deployments[name].settings)
-            wished = allowance.total_gpus(counts.get(name, plan.settled.counts))
-            have = allowance.total_gpus(plan.counts_now.running_or_starting)
-            self._gpus_taken[name] = max(wished, have) if self._is_acting(name) else have
+            if plan.settled is not None and plan.counts_now is not None:
+                allowance = RoleBudget(self.deployments[name].settings)
+                wished = allowance.total_gpus(counts.get(name, plan.settled.counts))
+                have = allowance.total_gpus(plan.counts_now.running_or_starting)
+                self._gpus_taken[name] = max(wished, have) if self._is_acting(name) else have
 
     def _is_acting(self, name: str) -> bool:
         """Return whether the decisions of this deployment are carried out."""
@@ -120,18 +126,18 @@ class ClusterPlanner:
     def _divide_cluster(self, plans: Mapping[str, TickPlan]) -> dict[str, dict[Role, int]]:
         """Return the reduced targets; empty if no deployment has to give way."""
         known = {
-            name: plan
+            name: _PlannedReplicas(plan.settled.counts, plan.counts_now.running_or_starting)
             for name, plan in sorted(plans.items())
             if plan.settled is not None and plan.counts_now is not None
         }
         if self._gpus is None or not known:
             return {}
-        claims = {name: self._make_claim(name, plan) for name, plan in known.items()}
+        claims = {name: self._make_claim(name, of) for name, of in known.items()}
         others = [self._gpus_taken.get(name) for name in self.deployments if name not in known]
         # A deployment that was never read may use any number of GPUs, so the others must not grow.
         if None in others:
             got = {name: min(claim.now, claim.wanted) for name, claim in claims.items()}
-            return {name: self._cut_to_share(name, plan, got[name]) for name, plan in known.items()}
+            return {name: self._cut_to_share(name, of, got[name]) for name, of in known.items()}
         free = self._gpus - sum(gpus for gpus in others if gpus is not None)
         # Real grants are computed as if advisory deployments kept their GPUs, and the advice as if
         # all acted: advice must not take GPUs from a deployment that acts.
@@ -144,17 +150,15 @@ class ClusterPlanner:
         real, advised = _grant_claims(calm, free), _grant_claims(claims, free)
         granted = {name: real if self._is_acting(name) else advised for name in known}
         return {
-            name: self._cut_to_share(name, plan, granted[name][name])
-            for name, plan in known.items()
+            name: self._cut_to_share(name, of, granted[name][name])
+            for name, of in known.items()
             if name in granted[name]
         }
 
-    def _make_claim(self, name: str, plan: TickPlan) -> GpuClaim:
+    def _make_claim(self, name: str, of: _PlannedReplicas) -> GpuClaim:
         """Return the claim of a planned deployment."""
-        assert plan.settled is not None
-        assert plan.counts_now is not None
         allowance = RoleBudget(self.deployments[name].settings)
-        wanted, have = plan.settled.counts, plan.counts_now.running_or_starting
+        wanted, have = of
         now = allowance.total_gpus(have)
         gpus = allowance.total_gpus(wanted)
         # The scarcer role limits the service, so its shortage counts.
@@ -164,14 +168,12 @@ class ClusterPlanner:
             self._priorities[name], lost, allowance.total_gpus(allowance.minimums), now, gpus
         )
 
-    def _cut_to_share(self, name: str, plan: TickPlan, gpus: int) -> dict[Role, int]:
+    def _cut_to_share(self, name: str, of: _PlannedReplicas, gpus: int) -> dict[Role, int]:
         """Return the target under a share of GPUs, without reversing a movement.
 
         Below the GPUs in use the cut is in proportion. Infeasible minimums end no running replica.
         """
-        assert plan.settled is not None
-        assert plan.counts_now is not None
-        wanted, have = plan.settled.counts, plan.counts_now.running_or_starting
+        wanted, have = of
         allowance = RoleBudget(self.deployments[name].settings, gpus)
         if allowance.total_gpus(wanted) <= gpus:
             return wanted

@@ -67,7 +67,7 @@ class RoleDiagnostics(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class TickDiagnostics(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Diagnostics of a tick of a deployment.
 
-    load_reason, throughput_reason: reason of both roles together, in the reference's words
+    load_reason, throughput_reason: reason of both roles together, in the words of Dynamo's planner
     reasons:     reasons of the result, in the order of the stages
     set_dropped: roles for which an invalid SET was dropped from a constraint
     stale:       whether nothing has been observed for three throughput intervals

@@ -8,7 +8,6 @@ from select_service.planner.core.diagnostics import StabiliserRecord
 from select_service.planner.core.proposers.throughput_proposer import SCALE_DOWN_SLACK
 from select_service.planner.core.reasons import Reason
 from select_service.planner.core.replicas.replica_counts import ReplicaCounts as Deployed
-from select_service.planner.core.replicas.replica_counts import RoleCounts
 from select_service.planner.core.replicas.stabiliser import (
     Stabiliser,
     StabiliserInput,
@@ -118,49 +117,32 @@ class CountSettler:
             reasons.append(allowed.reason)
         # A budget must not end running replicas while others still start.
         if deployed.is_changing:
-            return {
-                role: max(allowed.counts[role], now.ready) for role, now in _role_items(deployed)
-            }
+            return {role: max(n, deployed.roles[role].ready) for role, n in allowed.counts.items()}
         return allowed.counts
-
-    def check_invariants(self) -> None:
-        """Raise AssertionError if an invariant is broken (for tests)."""
-        for stabiliser in self._stabilisers.values():
-            stabiliser.check_invariants()
-
-
-def _role_items(deployed: Deployed) -> list[tuple[Role, RoleCounts]]:
-    """Return the roles with their state."""
-    return list(deployed.roles.items())
 
 
 def _desired_replicas(desired: DesiredScale, deployed: Deployed) -> dict[Role, float]:
-    """Return the desired replicas, not rounded, of roles with a target."""
-    return {
-        role: _desired_number(
-            target,
-            desired.spare[role],
-            desired.exact[role],
-            deployed.roles[role].running_or_starting,
-        )
-        for role in deployed.roles
-        if (target := (desired.targets or {}).get(role)) is not None
-    }
+    """Return the desired replicas as real numbers, of roles with a target.
 
-
-def _desired_number(target: int, spare: int, exact: float, have: int) -> float:
-    """Return the desired replicas as a real number: a slight excess is no reason for a new replica.
-
-    A step down has had its margin already, so the margin is not applied twice.
+    A slight excess is no reason for a new replica. A step down has had its margin already, so the
+    margin is not applied twice.
     """
-    # The rounded target would always look a whole replica higher; the exact value lets the
-    # stabiliser apply its tolerance.
-    if target > have and target - 1 < exact <= target:
-        return exact
-    if target >= have:
-        return float(target)
-    # The slack is in `spare` already. The factor cancels the stabiliser's own tolerance.
-    return min(float(have), SCALE_DOWN_SLACK * max(target, spare))
+    found: dict[Role, float] = {}
+    for role, now in deployed.roles.items():
+        have, exact = now.running_or_starting, desired.exact[role]
+        target = None if desired.targets is None else desired.targets.get(role)
+        if target is None:
+            continue
+        # The rounded target would always look a whole replica higher; the exact value lets the
+        # stabiliser apply its tolerance.
+        if target > have and target - 1 < exact <= target:
+            found[role] = exact
+        elif target >= have:
+            found[role] = float(target)
+        else:
+            # The slack is in `spare` already. The factor cancels the stabiliser's own tolerance.
+            found[role] = min(float(have), SCALE_DOWN_SLACK * max(target, desired.spare[role]))
+    return found
 
 
 def _give_up_stuck(
@@ -188,7 +170,7 @@ def _give_up_stuck(
 def settle_without_stabiliser(
     allowance: RoleBudget, targets: Mapping[Role, int], deployed: Deployed
 ) -> FinalCounts:
-    """Return the final counts without a stabiliser, as the reference does.
+    """Return the final counts without a stabiliser, as Dynamo's planner does.
 
     Minimums and the band are compared with ready replicas.
     """
@@ -203,7 +185,7 @@ def settle_without_stabiliser(
             allowed = allowance.fit_step(ready, counts)
             reasons += [allowed.reason] if allowed.reason is not None else []
             counts = allowed.counts
-    # Targets within the budget that only shrink are left alone, as in the reference.
+    # Targets within the budget that only shrink are left alone, as in Dynamo's planner.
     if not allowance.is_within_budget(counts) and allowance.total_gpus(
         counts
     ) > allowance.total_gpus(ready):

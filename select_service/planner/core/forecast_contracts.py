@@ -28,43 +28,13 @@ class LatencyTargets(NamedTuple):
     itl_ms: float
 
 
-class ForecastLike(Protocol):
-    """Forecast of a window. requests: expected number; demand_requests: number at the quantile."""
-
-    @property
-    def requests(self) -> float: ...
-    @property
-    def isl(self) -> float: ...
-    @property
-    def osl(self) -> float: ...
-    @property
-    def kv_hit_rate(self) -> float | None: ...
-    @property
-    def accept_length(self) -> float: ...
-    @property
-    def demand_requests(self) -> float: ...
-    @property
-    def predictor(self) -> str: ...
-    @property
-    def error(self) -> float | None: ...
-    @property
-    def proven(self) -> bool:
-        """Whether the excess of demand over such forecasts has been measured."""
-        ...
-
-
-class Forecaster(Protocol):
-    """Predictor of traffic that receives a point once a throughput interval, or a gap."""
-
-    def add(self, traffic: TrafficWindow) -> None: ...
-    def skip(self) -> None: ...
-    def predict(self, lead_s: float) -> ForecastLike:
-        """Return the forecast for `lead_s` seconds beyond the next window."""
-        ...
-
-
 class ForecastRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Record of a forecast in the diagnostics."""
+    """Record of a forecast in the diagnostics.
+
+    requests:        expected number of requests
+    demand_requests: number of requests to plan replicas for, at least `requests`
+    error:           mean loss of the current predictor over its last points (0.1: about 10 % off)
+    """
 
     requests: float
     isl: float
@@ -74,3 +44,27 @@ class ForecastRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     accept_length: float = 1.0
     predictor: str = ""
     error: float | None = None
+
+
+class ExpectedTraffic(ForecastRecord, frozen=True, kw_only=True):
+    """Traffic of the window in which a replica started now takes part.
+
+    proven: whether the excess of demand over forecasts is measured, or not planned for
+    """
+
+    proven: bool = True
+
+    def to_record(self) -> ForecastRecord:
+        """Return the record of the diagnostics."""
+        fields = ForecastRecord.__struct_fields__
+        return ForecastRecord(**{field: getattr(self, field) for field in fields})
+
+
+class Forecaster(Protocol):
+    """Predictor of traffic that receives a point once a throughput interval, or a gap."""
+
+    def add(self, traffic: TrafficWindow) -> None: ...
+    def skip(self) -> None: ...
+    def predict(self, lead_s: float) -> ExpectedTraffic:
+        """Return the forecast for `lead_s` seconds beyond the next window."""
+        ...

@@ -1,11 +1,15 @@
 """Schedule of the load and throughput loops, and of the next tick."""
 
-from functools import reduce
 from math import gcd
 
 from msgspec import Struct
 
-from select_service.planner.core.settings import DeploymentSettings, loop_intervals
+from select_service.planner.core.settings import (
+    DeploymentSettings,
+    is_load_enabled,
+    is_throughput_enabled,
+    loop_intervals,
+)
 
 TIME_TOLERANCE_S = 1e-9
 """Tolerance, seconds: sums of intervals are not exact."""
@@ -35,17 +39,7 @@ def scale_interval_s(settings: DeploymentSettings) -> float:
     if settings.scale_interval_seconds is not None:
         return settings.scale_interval_seconds
     # Integers of milliseconds, as gcd needs integers.
-    return reduce(gcd, (round(each * 1000) for each in loop_intervals(settings))) / 1000
-
-
-def is_load_enabled(settings: DeploymentSettings) -> bool:
-    """Return whether the load loop proposes; in easy modes always."""
-    return settings.enable_load_scaling or settings.optimization_target != "sla"
-
-
-def is_throughput_enabled(settings: DeploymentSettings) -> bool:
-    """Return whether the throughput loop runs."""
-    return settings.enable_throughput_scaling and settings.optimization_target == "sla"
+    return gcd(*(round(each * 1000) for each in loop_intervals(settings))) / 1000
 
 
 class TickSchedule:

@@ -16,7 +16,7 @@ GPU_FIELDS: Final = {Role.PREFILL: "prefill_engine_num_gpu", Role.DECODE: "decod
 
 
 class DeploymentSettings(Struct, frozen=True, kw_only=True):
-    """Settings with the planner's defaults; the document profile has the reference's."""
+    """Settings with the planner's defaults; the document profile has those of Dynamo's planner."""
 
     mode: DeploymentMode = "disagg"
     optimization_target: OptimizationTarget = "sla"
@@ -96,8 +96,7 @@ def scaled_roles(settings: DeploymentSettings) -> tuple[Role, ...]:
 
 def minimum_replicas(settings: DeploymentSettings, role: Role) -> int:
     """Return the minimum number of replicas of a role."""
-    is_prefill = role is Role.PREFILL
-    own = settings.prefill_min_endpoint if is_prefill else settings.decode_min_endpoint
+    own: int | None = getattr(settings, f"{role}_min_endpoint")
     return settings.min_endpoint if own is None else own
 
 
@@ -117,12 +116,21 @@ def with_reported_gpus(settings: _Settings, reported: Mapping[Role, int]) -> _Se
     return replace(settings, **given) if given else settings
 
 
+def is_load_enabled(settings: DeploymentSettings) -> bool:
+    """Return whether the load loop proposes; in easy modes always."""
+    return settings.enable_load_scaling or settings.optimization_target != "sla"
+
+
+def is_throughput_enabled(settings: DeploymentSettings) -> bool:
+    """Return whether the throughput loop runs."""
+    return settings.enable_throughput_scaling and settings.optimization_target == "sla"
+
+
 def loop_intervals(settings: DeploymentSettings) -> list[float]:
     """Return the intervals of the enabled loops, seconds."""
-    easy = settings.optimization_target != "sla"
     result = []
-    if settings.enable_load_scaling or easy:
+    if is_load_enabled(settings):
         result.append(settings.load_adjustment_interval_seconds)
-    if settings.enable_throughput_scaling and not easy:
+    if is_throughput_enabled(settings):
         result.append(settings.throughput_adjustment_interval_seconds)
     return result

@@ -11,7 +11,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from select_service.planner.core.diagnostics import (
-    LoadRecord,
     RoleDiagnostics,
     TickDiagnostics,
 )
@@ -36,15 +35,11 @@ from select_service.planner.core.proposers.load_loop import LoadLoop, LoadPropos
 from select_service.planner.core.proposers.throughput_loop import ThroughputLoop, ThroughputProposal
 from select_service.planner.core.reasons import Reason
 from select_service.planner.core.replicas.replica_counts import ReplicaCounts, ReplicaInventory
-from select_service.planner.core.schedule import (
-    DueLoops,
-    NextTick,
-    TickSchedule,
-    is_load_enabled,
-    is_throughput_enabled,
-)
+from select_service.planner.core.schedule import DueLoops, NextTick, TickSchedule
 from select_service.planner.core.settings import (
     DeploymentSettings,
+    is_load_enabled,
+    is_throughput_enabled,
     replica_gpus,
     scaled_roles,
     with_reported_gpus,
@@ -74,15 +69,18 @@ class TickEffects(Struct, frozen=True, kw_only=True):
 
 
 class TickPlan(NamedTuple):
-    """Plan of a deployment before the cluster's budget is applied."""
+    """Plan of a deployment before the cluster's budget is applied.
+
+    counts_now, settled: None if the replicas are unknown
+    """
 
     tick_input: TickInput
     due: DueLoops
-    counts_now: ReplicaCounts | None
-    throughput: ThroughputProposal | None
-    load: LoadProposal | None
-    merged: MergeResult | None
-    settled: FinalCounts | None
+    counts_now: ReplicaCounts | None = None
+    throughput: ThroughputProposal = ThroughputProposal()
+    load: LoadProposal = LoadProposal()
+    merged: MergeResult = MergeResult(targets={})
+    settled: FinalCounts | None = None
 
 
 class PlannedDeployment:
@@ -137,12 +135,14 @@ class PlannedDeployment:
         self._count_gpus(tick_input)
         self._update_models(tick_input, due)
         if standing is None:
-            return TickPlan(tick_input, due, None, None, None, None, None)
-        thought = self._propose_throughput(tick_input, standing) if due.throughput else None
-        opinion = self._propose_load(tick_input, standing) if due.load else None
-        merged = self._merge_proposals(tick_input, standing, thought, opinion)
-        settled = self._settle_counts(tick_input, standing, merged, thought, opinion)
-        return TickPlan(tick_input, due, standing, thought, opinion, merged, settled)
+            return TickPlan(tick_input, due)
+        plan = TickPlan(tick_input, due, standing)
+        if due.throughput:
+            plan = plan._replace(throughput=self._propose_throughput(tick_input, standing))
+        if due.load:
+            plan = plan._replace(load=self._propose_load(tick_input, standing))
+        plan = plan._replace(merged=self._merge_proposals(plan, standing))
+        return plan._replace(settled=self._settle_counts(plan, standing))
 
     def finish_tick(self, plan: TickPlan, counts: Mapping[Role, int] | None) -> TickEffects:
         """Complete a tick. counts: replicas granted by the cluster; None means all as planned"""
@@ -214,14 +214,20 @@ class PlannedDeployment:
             most = self.settings.speculative_nextn + 1.0
             self._accept_length = min(max(traffic.accept_length, 1.0), most)
 
+    def _compared_counts(self, counts_now: ReplicaCounts) -> dict[Role, int]:
+        """Return the replicas that proposals are compared with.
+
+        The reference takes ready replicas, the stabiliser those that run or start.
+        """
+        return counts_now.running_or_starting if self.settings.stabilise else counts_now.ready
+
     def _propose_throughput(
         self, tick_input: TickInput, counts_now: ReplicaCounts
     ) -> ThroughputProposal:
         """Run the throughput loop."""
-        current = counts_now.running_or_starting if self.settings.stabilise else counts_now.ready
         return self._throughput.propose(
             tick_input.traffic,
-            current,
+            self._compared_counts(counts_now),
             self._inventory.limits,
             self._inventory.startup_s,
             counts_now.is_changing,
@@ -236,27 +242,22 @@ class PlannedDeployment:
             tick_input, counts_now, self._throughput.floors, self._inventory.limits, heard
         )
 
-    def _merge_proposals(
-        self,
-        tick_input: TickInput,
-        counts_now: ReplicaCounts,
-        throughput: ThroughputProposal | None,
-        load: LoadProposal | None,
-    ) -> MergeResult:
+    def _merge_proposals(self, plan: TickPlan, counts_now: ReplicaCounts) -> MergeResult:
         """Merge all proposals; roles without a proposal keep their replicas."""
-        baseline = counts_now.running_or_starting if self.settings.stabilise else counts_now.ready
+        tick_input, baseline = plan.tick_input, self._compared_counts(counts_now)
         proposals = list(tick_input.proposals)
-        if load is not None and load.targets is not None:
-            proposals.append(_set_proposal("load", LOAD_PRIORITY, load.targets))
-        if throughput is not None and throughput.targets is not None:
-            proposals.append(_set_proposal("throughput", THROUGHPUT_PRIORITY, throughput.targets))
+        if plan.load.targets is not None:
+            proposals.append(_make_proposal("load", BoundType.SET, plan.load.targets))
+        if plan.throughput.targets is not None:
+            proposals.append(_make_proposal("throughput", BoundType.SET, plan.throughput.targets))
         # Repeated in every tick: without it a tick without a load proposal would forget the
         # forecast.
         if self._has_floor:
-            proposals.append(_floor_proposal(self._throughput.floors))
+            floors = self._throughput.floors
+            proposals.append(_make_proposal("throughput", BoundType.AT_LEAST, floors))
         # As a proposal, not as an exception, so that external constraints still apply.
-        if waking := self._roles_to_wake(tick_input, counts_now):
-            proposals.append(_floor_proposal(dict.fromkeys(waking, 1)))
+        if waking := dict.fromkeys(self._roles_to_wake(tick_input, counts_now), 1):
+            proposals.append(_make_proposal("throughput", BoundType.AT_LEAST, waking))
         merged = merge_proposals(proposals, {str(role): n for role, n in baseline.items()})
         if merged.rejected is not None or not tick_input.constraints:
             return merged
@@ -282,64 +283,51 @@ class PlannedDeployment:
     def _has_floor(self) -> bool:
         """Whether the floor counts without an opinion of load.
 
-        The reference drops the floor then.
+        Dynamo's planner drops the floor then.
         """
         known = self._throughput.forecast is not None
         return known and is_load_enabled(self.settings) and self.settings.load_guards
 
-    def _settle_counts(
-        self,
-        tick_input: TickInput,
-        counts_now: ReplicaCounts,
-        merged: MergeResult,
-        throughput: ThroughputProposal | None,
-        load: LoadProposal | None,
-    ) -> FinalCounts:
+    def _settle_counts(self, plan: TickPlan, counts_now: ReplicaCounts) -> FinalCounts:
         """Return the final counts of a tick."""
+        tick_input, load, merged = plan.tick_input, plan.load, plan.merged
         why = self._why_held(merged)
         # A refused request is a certain observation, even if the totals of the window are unknown.
         if why is Reason.OBSERVATION_STALE and self._roles_to_wake(tick_input, counts_now):
             why = None
         targets = {Role(name): n for name, n in merged.targets.items() if n is not None}
         if why is not None:
-            held = counts_now.running_or_starting if self.settings.stabilise else counts_now.ready
             if self.settings.stabilise and targets:
-                wish = self._desired_scale(tick_input, counts_now, targets, throughput, load)
+                wish = self._desired_scale(plan, counts_now, targets)
                 self._settler.note_desired(tick_input.now_s, wish, counts_now)
-            return FinalCounts(held, (why,), {})
-        # The reference compares with ready replicas, the stabiliser with those that run or start.
+            return FinalCounts(self._compared_counts(counts_now), (why,), {})
+        # Dynamo's planner compares with ready replicas, the stabiliser with running and starting.
         if not self.settings.stabilise:
             plainly = settle_without_stabiliser(self._settler.allowance, targets, counts_now)
-            if load is not None and load.partial:
+            if load.partial:
                 kept = {**counts_now.ready, **(load.targets or {})}
                 reasons = (Reason.STARTUP_DOWN,) if load.targets else ()
                 return plainly._replace(counts=kept, reasons=reasons)
             return plainly
-        wish = self._desired_scale(tick_input, counts_now, targets, throughput, load)
+        wish = self._desired_scale(plan, counts_now, targets)
         return self._settler.settle_counts(tick_input.now_s, wish, counts_now)
 
     def _desired_scale(
-        self,
-        tick_input: TickInput,
-        counts_now: ReplicaCounts,
-        targets: Mapping[Role, int],
-        throughput: ThroughputProposal | None,
-        load: LoadProposal | None,
+        self, plan: TickPlan, counts_now: ReplicaCounts, targets: Mapping[Role, int]
     ) -> DesiredScale:
         """Return the desired scale of roles with an opinion."""
         # A role without any opinion must not enter the stabiliser: "no opinion" would count as a
         # need for the present number, and hold up steps down for a whole window.
         spoken = {role for role, n in targets.items() if n != counts_now.running_or_starting[role]}
-        for of in (throughput, load):
-            spoken |= set(of.targets or ()) if of is not None else set()
-        if throughput is not None and throughput.reason is Reason.NO_TRAFFIC_DATA:
+        spoken |= set(plan.throughput.targets or ()) | set(plan.load.targets or ())
+        if plan.throughput.reason is Reason.NO_TRAFFIC_DATA:
             spoken |= set(self.roles)  # without traffic, all replicas may be needed
-        wished = self._lower_to_floor(targets, counts_now, load)
+        wished = self._lower_to_floor(targets, counts_now, plan.load)
         return DesiredScale(
             {role: n for role, n in wished.items() if role in spoken} or None,
             self._throughput.spare,
             self._throughput.exact,
-            self._why_unknown(tick_input),
+            self._why_unknown(plan.tick_input),
         )
 
     def _why_held(self, merged: MergeResult) -> Reason | None:
@@ -370,14 +358,14 @@ class PlannedDeployment:
         return Reason.NO_FORECAST_YET
 
     def _lower_to_floor(
-        self, targets: Mapping[Role, int], counts_now: ReplicaCounts, load: LoadProposal | None
+        self, targets: Mapping[Role, int], counts_now: ReplicaCounts, load: LoadProposal
     ) -> dict[Role, int]:
         """Lower the load loop's targets to the forecast's floor, as load steps by one replica only.
 
         As separate targets, each step would restart the scale-down window.
         """
         found = dict(targets)
-        if load is None or load.targets is None or not self._has_floor:
+        if load.targets is None or not self._has_floor:
             return found
         for role, said in load.targets.items():
             if found[role] == said < counts_now.running_or_starting[role]:
@@ -392,45 +380,44 @@ class PlannedDeployment:
         if plan.settled is None or plan.counts_now is None:
             return None, {}
         final = dict(plan.settled.counts if counts is None else counts)
-        standing = plan.counts_now
-        if plan.load is not None and plan.load.partial and not self.settings.stabilise:
-            return dict(plan.load.targets or {}) or None, final
+        now = self._compared_counts(plan.counts_now)
         if not self.settings.stabilise:
-            return (final if final != standing.ready else None), final
-        changed = {role: n for role, n in final.items() if n != standing.running_or_starting[role]}
+            if plan.load.partial:
+                return dict(plan.load.targets or {}) or None, final
+            return (final if final != now else None), final
+        changed = {role: n for role, n in final.items() if n != now[role]}
         return changed or None, final
 
     def _tick_diagnostics(
         self, plan: TickPlan, final: Mapping[Role, int], cut: bool
     ) -> TickDiagnostics:
         """Return the diagnostics of a tick."""
-        thought, opinion, settled = plan.throughput, plan.load, plan.settled
-        reasons = () if settled is None else settled.reasons
+        reasons = () if plan.settled is None else plan.settled.reasons
         if plan.counts_now is None:
             reasons = (Reason.REPLICAS_UNKNOWN,)
         elif self._roles_to_wake(plan.tick_input, plan.counts_now):
             reasons = (Reason.WAKE_UP, *reasons)
-        if plan.merged is not None and plan.merged.final_from is not None:
+        if plan.merged.final_from is not None:
             reasons = (Reason.OVERRIDDEN, *reasons)
         if cut:
             reasons = (*reasons, Reason.CLUSTER_BUDGET)
         if self.settings.advisory:
             reasons = (*reasons, Reason.ADVISORY)
-        sizes = {} if thought is None else thought.sizes
+        sizes = plan.throughput.sizes.values()
         traffic = plan.tick_input.traffic
         return TickDiagnostics(
             now_s=plan.tick_input.now_s,
             run_load=plan.due.load,
             run_throughput=plan.due.throughput,
             roles={role: self._role_diagnostics(role, plan, final) for role in self.roles},
-            load_reason=None if opinion is None else opinion.reason,
-            throughput_reason=None if thought is None else thought.reason,
-            forecast=None if thought is None else thought.forecast,
+            load_reason=plan.load.reason,
+            throughput_reason=plan.throughput.reason,
+            forecast=plan.throughput.forecast,
             reasons=reasons,
-            rejected=None if plan.merged is None else plan.merged.rejected,
-            set_dropped=() if plan.merged is None else plan.merged.set_dropped,
+            rejected=plan.merged.rejected,
+            set_dropped=plan.merged.set_dropped,
             stale=self._throughput.is_stale,
-            slo_out_of_reach=any(size.reason is Reason.SLO_OUT_OF_REACH for size in sizes.values()),
+            slo_out_of_reach=any(size.reason is Reason.SLO_OUT_OF_REACH for size in sizes),
             miss_correction=self._throughput.correction.miss_ratio,
             ttft_met=None if traffic is None else traffic.ttft_met,
             itl_met=None if traffic is None else traffic.itl_met,
@@ -441,44 +428,26 @@ class PlannedDeployment:
     ) -> RoleDiagnostics:
         """Return the diagnostics of a role."""
         now = None if plan.counts_now is None else plan.counts_now.roles[role]
-        thought, opinion, settled = plan.throughput, plan.load, plan.settled
-        load: LoadRecord | None = None if opinion is None else opinion.roles.get(role)
         return RoleDiagnostics(
             num_gpu=replica_gpus(self.settings, role),
             ready=0 if now is None else now.ready,
             starting=0 if now is None else now.starting,
             floor=self._throughput.floors[role],
             model_source=self._models[role].source,
-            sized=None if thought is None else thought.sizes.get(role),
-            load=load,
-            merged=None if plan.merged is None else plan.merged.targets.get(str(role)),
-            stabilised=None if settled is None else settled.stabilised.get(role),
+            sized=plan.throughput.sizes.get(role),
+            load=plan.load.roles.get(role),
+            merged=plan.merged.targets.get(str(role)),
+            stabilised=None if plan.settled is None else plan.settled.stabilised.get(role),
             final=final.get(role),
             pending_s=0.0 if now is None else now.waiting.pending_s,
             startup_s=self._inventory.startup_seconds_of(role),
         )
 
-    def check_invariants(self) -> None:
-        """Raise AssertionError if an invariant is broken (for tests)."""
-        for part in (self._inventory, self._throughput, self._load, self._settler):
-            part.check_invariants()
 
-
-def _set_proposal(source: str, priority: int, targets: Mapping[Role, int]) -> Proposal:
-    """Return a proposal that sets the targets."""
+def _make_proposal(source: str, kind: BoundType, counts: Mapping[Role, int]) -> Proposal:
+    """Return a builtin proposal. source: `load` or `throughput`"""
     return Proposal(
         source=source,
-        priority=priority,
-        targets=tuple(ProposedCount(str(role), BoundType.SET, n) for role, n in targets.items()),
-    )
-
-
-def _floor_proposal(floors: Mapping[Role, int]) -> Proposal:
-    """Return a proposal with lower bounds."""
-    return Proposal(
-        source="throughput",
-        priority=THROUGHPUT_PRIORITY,
-        targets=tuple(
-            ProposedCount(str(role), BoundType.AT_LEAST, n) for role, n in floors.items()
-        ),
+        priority=LOAD_PRIORITY if source == "load" else THROUGHPUT_PRIORITY,
+        targets=tuple(ProposedCount(str(role), kind, n) for role, n in counts.items()),
     )

@@ -42,41 +42,38 @@ class TickDifference(Struct, frozen=True, kw_only=True):
     thoughts: bool
 
 
-class ReplayComparison(Struct, frozen=True, kw_only=True):
-    """Comparison of a deployment.
+class ReplayComparison(Struct, kw_only=True):
+    """Comparison of a deployment, filled tick by tick.
 
     from_start: whether the log has the first tick; else the first ones may differ
     shared:     ticks shared with other deployments of the cluster, which are not compared
     """
 
     deployment: str
-    ticks: int
-    same: int
-    shared: int
-    from_start: bool
-    differences: list[TickDifference]
-    differing: int
+    ticks: int = 0
+    same: int = 0
+    shared: int = 0
+    from_start: bool = True
+    differences: list[TickDifference] = []
+    differing: int = 0
 
 
 class _RepeatedDeployment:
     """Deployment that repeats its ticks."""
 
     def __init__(self, name: str, make: MakeDeployment, other: DeploymentSettings | None) -> None:
-        self._name = name
+        self.comparison = ReplayComparison(deployment=name)
         self._make = make
         self._other = other
         self._started_s: float | None = None
         self._deployment: PlannedDeployment | None = None
-        self._differences: list[TickDifference] = []
-        self._ticks = self._same = self._shared = self._differing = 0
-        self._from_start = True
 
     def apply_settings(self, line: SettingsLine) -> None:
         """Start the deployment, or change its bounds."""
         settings = line.settings if self._other is None else self._other
         # A log may come from elsewhere: invalid settings would fail deep in the core.
         for fault in find_settings_faults(settings):
-            raise DecisionLogError(f"settings of `{self._name}`: {fault}")
+            raise DecisionLogError(f"settings of `{self.comparison.deployment}`: {fault}")
         if self._deployment is None or line.started_s != self._started_s:
             self._started_s = line.started_s
             self._deployment = self._make(settings, line.started_s)
@@ -86,38 +83,26 @@ class _RepeatedDeployment:
     def repeat_tick(self, line: TickLine) -> None:
         """Repeat a tick. Raises DecisionLogError."""
         if self._deployment is None:
-            raise DecisionLogError(f"tick of `{self._name}` precedes its settings")
-        if self._ticks == 0:
+            raise DecisionLogError(f"tick of `{self.comparison.deployment}` precedes its settings")
+        if self.comparison.ticks == 0:
             first_s = self._deployment.next_tick.at_s
             interval_s = first_s - self._deployment.last_s
-            self._from_start = line.tick.now_s < first_s + interval_s / 2
+            self.comparison.from_start = line.tick.now_s < first_s + interval_s / 2
         try:
             effects = self._deployment.run_tick(line.tick)
         except INPUT_ERRORS as error:
             now_s = line.tick.now_s
             raise DecisionLogError(
-                f"tick of `{self._name}` at {now_s} is invalid: {error}"
+                f"tick of `{self.comparison.deployment}` at {now_s} is invalid: {error}"
             ) from None
-        self._ticks += 1
+        self.comparison.ticks += 1
         # The share of the cluster depended on deployments that are not in this comparison.
         if _CLUSTER_REASON in bytes(line.diagnostics):
-            self._shared += 1
+            self.comparison.shared += 1
         elif self._is_same(line, effects):
-            self._same += 1
+            self.comparison.same += 1
         else:
             self._record_difference(line, effects)
-
-    def make_comparison(self) -> ReplayComparison:
-        """Return the comparison."""
-        return ReplayComparison(
-            deployment=self._name,
-            ticks=self._ticks,
-            same=self._same,
-            shared=self._shared,
-            from_start=self._from_start,
-            differences=self._differences,
-            differing=self._differing,
-        )
 
     def _is_same(self, line: TickLine, effects: TickEffects) -> bool:
         """Return whether the result is equal: to the byte with own settings, else the decision."""
@@ -130,9 +115,9 @@ class _RepeatedDeployment:
 
     def _record_difference(self, line: TickLine, effects: TickEffects) -> None:
         """Record a difference."""
-        self._differing += 1
-        if len(self._differences) < DIFFERENCES_MAX:
-            self._differences.append(
+        self.comparison.differing += 1
+        if len(self.comparison.differences) < DIFFERENCES_MAX:
+            self.comparison.differences.append(
                 TickDifference(
                     at_s=line.tick.now_s,
                     recorded=line.scale_to,
@@ -157,7 +142,7 @@ def repeat_log(
             one.apply_settings(line)
         else:
             one.repeat_tick(line)
-    results = [one.make_comparison() for one in found.values()]
+    results = [one.comparison for one in found.values()]
     if not any(each.ticks for each in results):
         raise DecisionLogError("the log has no tick")
     return results

@@ -40,8 +40,8 @@ class ReplayCourse(Struct, frozen=True, kw_only=True):
     until_s: float
 
 
-class ReplayOutcome(Struct, frozen=True, kw_only=True):
-    """Outcome of a run. Parts are of all requests that arrived.
+class ReplayOutcome(Struct, kw_only=True):
+    """Outcome of a run, filled during the run. Parts are of all requests that arrived.
 
     gpu_hours:       GPU hours of engines that start, run and drain
     least_gpu_hours: least GPU hours that could have kept the promise; None if not computed
@@ -51,22 +51,22 @@ class ReplayOutcome(Struct, frozen=True, kw_only=True):
     """
 
     hours: float
-    ticks: int
-    requests: int
-    unfinished: int
-    failed: int
-    rejected: int
-    attainment: float
-    attainment_ttft: float
-    attainment_itl: float
-    gpu_hours: float
-    least_gpu_hours: float | None
+    ticks: int = 0
+    requests: int = 0
+    unfinished: int = 0
+    failed: int = 0
+    rejected: int = 0
+    attainment: float = 0.0
+    attainment_ttft: float = 0.0
+    attainment_itl: float = 0.0
+    gpu_hours: float = 0.0
+    least_gpu_hours: float | None = None
     reversals: dict[Role, int]
     scale_ups: dict[Role, int]
     scale_downs: dict[Role, int]
     most_replicas: dict[Role, int]
     most_gpus: int
-    over_budget_s: float
+    over_budget_s: float = 0.0
 
     @property
     def reversals_an_hour(self) -> float:
@@ -132,10 +132,15 @@ class PlannerRun:
         )
         self._window = SimulatedWindow(promise.ttft_s, promise.itl_s, keep_s)
         self._turns = ChangeCounts(course.fleet.roles)
-        self._most = dict(course.replicas)
-        self._looked_s = self._ticked_s = self._over_s = 0.0
-        self._most_gpus = self._fleet.count_gpus()
-        self._ticks = self._requests = self._rejected = 0
+        self._looked_s = self._ticked_s = 0.0
+        self._outcome = ReplayOutcome(
+            hours=course.until_s / 3600.0,
+            reversals=self._turns.reversals,
+            scale_ups=self._turns.ups,
+            scale_downs=self._turns.downs,
+            most_replicas=dict(course.replicas),
+            most_gpus=self._fleet.count_gpus(),
+        )
 
     def run_course(
         self, requests: Iterable[SimulatedRequest], least_gpu_hours: float | None = None
@@ -143,17 +148,18 @@ class PlannerRun:
         """Run the course and return its outcome; the requests are modified."""
         for request in requests:
             self._run_until(request.arrived_s)
-            self._requests += 1
+            self._outcome.requests += 1
             self._window.add_arrival(request)
             self._fleet.add_request(request, request.arrived_s)
         until_s = self._course.until_s
         self._run_until(until_s)
         self._fleet.advance_to(until_s)
-        gpu_hours = self._fleet.gpu_s / 3600.0
+        self._outcome.gpu_hours = self._fleet.gpu_s / 3600.0
+        self._outcome.least_gpu_hours = least_gpu_hours
         # Open requests may still end, but the GPU hours of that time do not count.
         self._fleet.advance_to(until_s + AFTERWARDS_S)
         self._collect_finished(until_s)
-        return self._make_outcome(gpu_hours, least_gpu_hours)
+        return self._complete_outcome()
 
     def _run_until(self, now: float) -> None:
         """Run the samples and ticks that are due."""
@@ -184,14 +190,14 @@ class PlannerRun:
         self._kept.add_requests(done)
         self._window.add_finished(now, done)
         rejected, fleet.rejected = fleet.rejected, []
-        self._rejected += len(rejected)
+        self._outcome.rejected += len(rejected)
         for each in rejected:
             self._window.add_rejection(each)
 
     def _run_tick(self, now: float) -> None:
         """Run a tick of the planner."""
         if self._fleet.count_gpus() > self._ceiling >= 0:
-            self._over_s += now - self._ticked_s
+            self._outcome.over_budget_s += now - self._ticked_s
         passes = self._sample_engines(now)
         self._ticked_s = now
         window_s = self._deployment.next_tick.traffic_s
@@ -203,7 +209,7 @@ class PlannerRun:
             passes=passes,
         )
         effects = self._deployment.run_tick(told)
-        self._ticks += 1
+        self._outcome.ticks += 1
         self._apply_decision(effects, told, now)
         if self._follower is not None:
             self._follower(told, effects)
@@ -213,36 +219,24 @@ class PlannerRun:
         have = {role: each.ready + each.pending for role, each in tick_input.replicas.items()}
         wanted = {role: n for role, n in (effects.scale_to or {}).items() if n != have[role]}
         downs = {role: n for role, n in wanted.items() if n < have[role]}
+        most = self._outcome.most_replicas
         # With any reduction the raises wait for the next tick, when the GPUs are free.
         for role, replicas in (downs or wanted).items():
             self._turns.count_change(role, replicas > have[role])
             self._fleet.scale_role(role, replicas, now)
-            self._most[role] = max(self._most[role], replicas)
-        self._most_gpus = max(self._most_gpus, self._fleet.count_gpus())
+            most[role] = max(most[role], replicas)
+        self._outcome.most_gpus = max(self._outcome.most_gpus, self._fleet.count_gpus())
 
-    def _make_outcome(self, gpu_hours: float, least_gpu_hours: float | None) -> ReplayOutcome:
-        """Return the outcome."""
-        kept, total = self._kept, max(1, self._requests)
-        lost = self._fleet.failed + self._rejected
-        return ReplayOutcome(
-            hours=self._course.until_s / 3600.0,
-            ticks=self._ticks,
-            requests=self._requests,
-            unfinished=self._requests - kept.ended - lost,
-            failed=self._fleet.failed,
-            rejected=self._rejected,
-            attainment=kept.both / total,
-            attainment_ttft=kept.ttft / total,
-            attainment_itl=kept.itl / total,
-            gpu_hours=gpu_hours,
-            least_gpu_hours=least_gpu_hours,
-            reversals=self._turns.reversals,
-            scale_ups=self._turns.ups,
-            scale_downs=self._turns.downs,
-            most_replicas=self._most,
-            most_gpus=self._most_gpus,
-            over_budget_s=self._over_s,
-        )
+    def _complete_outcome(self) -> ReplayOutcome:
+        """Return the outcome with the results of the requests."""
+        outcome, kept = self._outcome, self._kept
+        total = max(1, outcome.requests)
+        outcome.failed = self._fleet.failed
+        outcome.unfinished = outcome.requests - kept.ended - outcome.failed - outcome.rejected
+        outcome.attainment = kept.both / total
+        outcome.attainment_ttft = kept.ttft / total
+        outcome.attainment_itl = kept.itl / total
+        return outcome
 
 
 def make_promise(settings: DeploymentSettings) -> ServicePromise:

@@ -1,8 +1,7 @@
 """Command `select-planner replay`: comparison of configurations."""
 
 import argparse
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -128,10 +127,9 @@ def build_parser() -> CommandParser:
         metavar="FILE",
         help="configuration file, YAML; may be repeated (default: default settings)",
     )
-    add(
-        "--deployment",
-        metavar="NAME",
-        help="name of the deployment in the files (default: the first)",
+    add_value = result.add_value
+    add_value(
+        "--deployment", str, "NAME", "name of the deployment in the files (default: the first)"
     )
     profile = one_of_words(*PROFILES)
     add(
@@ -139,73 +137,41 @@ def build_parser() -> CommandParser:
         action="append",
         type=argument_type(profile),
         metavar=profile.metavar,
-        help="defaults of omitted settings, document: the reference planner's; may be repeated "
+        help="defaults of omitted settings, document: those of Dynamo's planner; may be repeated "
         "(default ours)",
     )
     _add_fleet(result)
     add("--least", action="store_true", help="least possible GPU hours in addition (slow)")
     add("--json", action="store_true", help="output as JSON instead of a table")
-    add(
-        "--report",
-        type=argument_type(_parse_page_path),
-        metavar="FILE",
-        help="HTML report of a trace (default: none)",
-    )
+    add_value("--report", _parse_page_path, "FILE", "HTML report of a trace (default: none)")
     return result
 
 
 def _add_fleet(to: CommandParser) -> None:
     """Add the flags for requests and engines of a trace."""
-    add = to.add_argument
-    positive, seconds = argument_type(positive_number), argument_type(finite_number(0, SECONDS_MAX))
-    add(
-        "--speedup",
-        type=positive,
-        default=1.0,
-        metavar="FACTOR",
-        help="factor on the arrival rate of the trace (default 1)",
-    )
+    add, engines = to.add_value, whole_number(0, SIMULATED_ENGINES_MAX)
+    add("--speedup", positive_number, "FACTOR", "factor on the arrival rate of the trace", 1.0)
     add(
         "--hours",
-        type=positive,
-        metavar="HOURS",
-        help="length of the replay, shorter than the trace or with repetitions (default: the "
-        "trace once)",
+        positive_number,
+        "HOURS",
+        "length of the replay, shorter than the trace or with repetitions (default: the trace "
+        "once)",
     )
-    add(
-        "--startup-secs",
-        type=seconds,
-        default=120.0,
-        metavar="SECONDS",
-        help="start-up time of an engine (default 120)",
-    )
-    add(
-        "--drain-secs",
-        type=positive,
-        default=300.0,
-        metavar="SECONDS",
-        help="maximum drain of an engine, after which its requests fail (default 300)",
-    )
-    add(
-        "--replicas",
-        type=argument_type(whole_number(0, SIMULATED_ENGINES_MAX)),
-        default=1,
-        metavar="N",
-        help="engines of each role at the start (default 1)",
-    )
-    add(
-        "--queue-tokens",
-        type=positive,
-        metavar="TOKENS",
-        help="maximum queued prefill of the least loaded engine (default: no limit)",
-    )
+    seconds = finite_number(0, SECONDS_MAX)
+    add("--startup-secs", seconds, "SECONDS", "start-up time of an engine", 120.0)
+    drain = "maximum drain of an engine, after which its requests fail"
+    add("--drain-secs", positive_number, "SECONDS", drain, 300.0)
+    add("--replicas", engines, "N", "engines of each role at the start", 1)
+    queue = "maximum queued prefill of the least loaded engine (default: no limit)"
+    add("--queue-tokens", positive_number, "TOKENS", queue)
     add(
         "--engine",
-        type=argument_type(_parse_speed),
-        default=EngineSpeed(),
-        metavar="BASE,PREFILL,KV,REQUEST",
-        help="seconds of an iteration: base, and per prefill token, KV token and request "
+        _parse_speed,
+        "BASE,PREFILL,KV,REQUEST",
+        "seconds of an iteration: base, and per prefill token, KV token and request "
         "(default 0.008,5e-5,3e-8,1e-4)",
+        EngineSpeed(),
     )
 
 
@@ -251,11 +217,7 @@ def _replay_log(args: argparse.Namespace) -> int:
         ]
     except OSError as error:
         raise PlannerConfigError(f"--log: {file_error_text(args.log, error)}") from None
-    _print_lines(
-        _json_lines(found)
-        if args.json
-        else comparison_table((f.name, f.deployments) for f in found)
-    )
+    _print_results(found, comparison_table((f.name, f.deployments) for f in found), args.json)
     differs = any(one.differing for each in found for one in each.deployments)
     return EXIT_DIFFERS if alone and differs else 0
 
@@ -289,9 +251,7 @@ def _replay_trace(args: argparse.Namespace) -> int:
         )
         found.append(TraceComparison(name=name, outcome=outcome))
         views.append(make_view(status, name, least))
-    _print_lines(
-        _json_lines(found) if args.json else outcome_table((f.name, f.outcome) for f in found)
-    )
+    _print_results(found, outcome_table((f.name, f.outcome) for f in found), args.json)
     if args.report is not None:
         title = f"Replay of {args.trace.name}"
         page = render_page(views, title)
@@ -403,12 +363,8 @@ def _parse_speed(text: str) -> EngineSpeed:
     return EngineSpeed(*parts)
 
 
-def _json_lines(found: Sequence[Struct]) -> Iterator[str]:
-    """Yield the results as JSON."""
-    yield msgspec.json.format(msgspec.json.encode(found, order="deterministic")).decode()
-
-
-def _print_lines(lines: Iterator[str]) -> None:
-    """Print lines."""
-    for line in lines:
-        sys.stdout.write(line + "\n")
+def _print_results(found: Sequence[Struct], table: Iterable[str], as_json: bool) -> None:
+    """Print the results as JSON or as a table."""
+    if as_json:
+        table = [msgspec.json.format(msgspec.json.encode(found, order="deterministic")).decode()]
+    print(*table, sep="\n")

@@ -1,11 +1,10 @@
-"""Requests of a simulation: from a trace, or generated from a rate that changes with time."""
+"""Requests of a simulation, from a trace."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from math import inf
 from pathlib import Path
-from random import Random
 
 from select_service.files.mooncake_trace import TRACE_BLOCK_TOKENS, TraceRow, read_rows
 from select_service.planner.replay.simulated_engine import SimulatedRequest
@@ -31,29 +30,6 @@ def trace_requests(
         (row for _, row in islice(read_rows(path), requests_max)), key=lambda row: row.timestamp
     )
     return [_to_request(row, speedup, cache) for row in found]
-
-
-def generate_requests(
-    rate: Callable[[float], float],
-    *,
-    until_s: float,
-    rate_max: float,
-    lengths: Callable[[Random], tuple[int, int, int]],
-    seed: int,
-) -> Iterator[SimulatedRequest]:
-    """Generate a Poisson process of a changing rate.
-
-    Source: thinning of a process with `rate_max` requests a second.
-    lengths: function for ISL, uncached ISL and OSL of a request
-    """
-    rng, now = Random(seed), 0.0
-    while True:
-        now += rng.expovariate(rate_max)
-        if now >= until_s:
-            return
-        if rng.random() * rate_max < rate(now):
-            isl, uncached, osl = lengths(rng)
-            yield SimulatedRequest(now, isl, osl, uncached)
 
 
 def repeat_requests(

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
 
-from select_service.planner.core.reasons import SENTENCES
 from select_service.planner.core.tick_input import Role
 from select_service.planner.deployment_status import ReplicaChange
 from select_service.planner.report.report_views import (
@@ -196,7 +195,7 @@ def _mark_text(change: ReplicaChange, span_s: float) -> str:
         f"{format_time(change.at_s, span_s)}  {change.role.value}: "
         f"{change.before} → {change.wanted}"
     ]
-    lines += [f"{reason.value}: {SENTENCES[reason]}" for reason in change.reasons[:6]]
+    lines += [f"{reason.value}: {reason.sentence}" for reason in change.reasons[:6]]
     if change.applied is not None:
         lines.append(f"platform: {change.applied}")
     return "\n".join(lines)
@@ -223,7 +222,7 @@ def _draw_reasons(view: DeploymentView) -> str:
     ranked = sorted(view.by_reason.items(), key=lambda pair: (-pair[1], pair[0]))
     rows = "".join(
         f"<tr><td><code>{reason.value}</code><td>{count:,}<td>{count / max(1, view.ticks):.1%}"
-        f"<td>{escape(SENTENCES[reason])}</tr>"
+        f"<td>{escape(reason.sentence)}</tr>"
         for reason, count in ranked
     )
     header = "<tr><th>reason<th>ticks<th>of all<th>meaning</tr>"

@@ -19,24 +19,9 @@ GAP_FACTOR = 3.5
 """Multiple of the usual distance from which two known points have a gap between."""
 CALENDAR_FROM_S = 1e9
 """Limit between times of a replay, from its start, and times of the calendar."""
-_STEPS_S = (
-    1,
-    5,
-    10,
-    30,
-    60,
-    300,
-    600,
-    1800,
-    3600,
-    7200,
-    14400,
-    21600,
-    43200,
-    86400,
-    172800,
-    604800,
-)
+_MINUTES = (1, 5, 10, 30, 60, 120, 240, 360, 720, 1440, 2880, 10_080)
+_STEPS_S = (1, 5, 10, 30, *(60 * each for each in _MINUTES))
+"""Distances of the lines of the grid, seconds."""
 
 LineKind = Literal["line", "step", "area"]
 

@@ -8,9 +8,15 @@ from time import monotonic
 
 from msgspec.structs import replace
 
+from select_service.net.http_client.http_error import HttpError
 from select_service.planner.config import ConfiguredLimits, DeploymentConfig
-from select_service.planner.connectors.advisory_connector import AdvisoryConnector
-from select_service.planner.connectors.connector import ConnectorDecision, ConnectorError
+from select_service.planner.connectors.connector import (
+    ConnectorDecision,
+    ConnectorError,
+    ConnectorStatus,
+    PlatformConnector,
+    same_outcome,
+)
 from select_service.planner.core.schedule import NextTick
 from select_service.planner.core.settings import GPU_FIELDS, minimum_replicas, scaled_roles
 from select_service.planner.core.tick_input import (
@@ -22,7 +28,6 @@ from select_service.planner.core.tick_input import (
     TrafficWindow,
     reported_gpus,
 )
-from select_service.planner.planner_http import RequestFailed
 from select_service.planner.runtime.external_proposers import ExternalProposers
 from select_service.planner.runtime.forward_pass_source import ForwardPassReceiver
 from select_service.planner.runtime.prometheus_source import PrometheusTraffic
@@ -130,11 +135,13 @@ class DeploymentRunner:
     """Runner of a deployment. Belongs to one event loop."""
 
     def __init__(
-        self, config: DeploymentConfig, sources: DeploymentSources, connector: AdvisoryConnector
+        self, config: DeploymentConfig, sources: DeploymentSources, connector: PlatformConnector
     ) -> None:
         self.config = config
         self.sources = sources
         self.connector = connector
+        self._is_advisory = config.advisory
+        """Whether the connector is only read, whatever its kind."""
         self.faults: dict[str, str] = {}
         """Map from source or role to its error in the last tick."""
         self._current_faults = self.faults
@@ -207,6 +214,8 @@ class DeploymentRunner:
         by_s: latest start, by the event loop's clock. Raises ScalingTooLate, and scales nothing.
         """
         async with self._hold_connector(by_s):
+            if self._is_advisory:
+                return same_outcome(scale_to, ConnectorStatus.ADVISORY)
             try:
                 async with asyncio.timeout(APPLY_S):
                     return await self.connector.scale(scale_to)
@@ -233,14 +242,16 @@ class DeploymentRunner:
             self._busy.release()
 
     async def switch_advisory(self, advisory: bool) -> None:
-        """Switch advisory mode, between steps of the connector."""
+        """Switch advisory mode; on entry, changes under way are undone, as draining workers."""
         async with self._busy:
-            await self.connector.switch_advisory(advisory)
+            is_new, self._is_advisory = advisory and not self._is_advisory, advisory
+            if is_new:
+                await self.connector.pause()
 
     async def step_connector(self) -> None:
         """Run a step of drains and postponed raises."""
         # A step may be skipped: the next one comes in two seconds.
-        if self._busy.locked():
+        if self._is_advisory or self._busy.locked():
             return
         async with self._busy:
             try:
@@ -285,36 +296,27 @@ class DeploymentRunner:
         """Return Prometheus' traffic, completed by the selectors' distributions and samples."""
         try:
             traffic = await prometheus.read_traffic(window_s)
-        except RequestFailed as error:
+        except HttpError as error:
             self._record_fault("prometheus", str(error))
             return None
         if self.sources.last_observation is None:
             return traffic
-        known = {
-            field: value
-            for field in traffic.__struct_fields__
-            if (value := getattr(traffic, field)) is not None and field != "duration_s"
-        }
-        own = self.sources.last_observation.traffic
-        measured = ("requests", "isl", "osl", "kv_hit_rate", "accept_length")
-        latencies = {field: known[field] for field in ("ttft_s", "itl_s") if field in known}
         # Measured values replace the selectors' even if unknown: the selectors may have seen only a
         # part of the traffic.
-        return replace(own, **{field: known.get(field) for field in measured}, **latencies)
+        fields = ["requests", "isl", "osl", "kv_hit_rate", "accept_length"]
+        fields += [each for each in ("ttft_s", "itl_s") if getattr(traffic, each) is not None]
+        measured = {field: getattr(traffic, field) for field in fields}
+        return replace(self.sources.last_observation.traffic, **measured)
 
     def _read_passes(self) -> Mapping[Role, tuple[ForwardPass, ...]] | None:
         """Return published iterations; for roles without any, the selectors' reservations."""
         sources = self.sources
         published = {} if sources.fpm is None else sources.fpm.take_passes()
         seen = {} if sources.last_observation is None else sources.last_observation.passes
-        result = {}
-        for role in scaled_roles(self.config):
-            # Published passes are real iterations, and have precedence over reservations.
-            if published.get(role):
-                result[role] = published[role]
-            elif role in seen:
-                result[role] = seen[role]
-        return result or None
+        # Published passes are real iterations, and have precedence over reservations.
+        passes = {**seen, **{role: of_role for role, of_role in published.items() if of_role}}
+        roles = scaled_roles(self.config)
+        return {role: passes[role] for role in roles if role in passes} or None
 
     async def _read_replicas(self) -> dict[Role, RoleReplicas]:
         """Read the replicas, with limits. Empty after an error."""
@@ -351,15 +353,9 @@ class DeploymentRunner:
 
     def _merge_limits(self, role: Role, found: RoleReplicas) -> EngineLimits:
         """Return limits from the file, else observed ones, else the platform's."""
-        is_prefill = role is Role.PREFILL
-        given: ConfiguredLimits = (
-            self.config.prefill_limits if is_prefill else self.config.decode_limits
-        )
-        seen = (
-            None
-            if self.sources.last_observation is None
-            else self.sources.last_observation.limits.get(role)
-        )
+        given: ConfiguredLimits = getattr(self.config, f"{role}_limits")
+        observation = self.sources.last_observation
+        seen = None if observation is None else observation.limits.get(role)
         fields = {}
         for field in ConfiguredLimits.__struct_fields__:
             of_all = (getattr(each, field, None) for each in (given, seen, found.limits))

@@ -16,10 +16,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from select_service.base.decode_errors import DECODE_ERRORS
+from select_service.net.http_client.http_error import HttpError
 from select_service.planner.config import ExternalProposerConfig
 from select_service.planner.core.proposal_merge import BoundType, Proposal, ProposedCount
 from select_service.planner.core.tick_input import REPLICAS_MAX, Role, TickInput
-from select_service.planner.planner_http import PlannerHttpClient, RequestFailed
+from select_service.planner.planner_http import PlannerHttpClient
 
 log = logging.getLogger("select_service.planner")
 
@@ -107,7 +108,7 @@ class ExternalProposers:
         try:
             text = await self._http.post(proposer.url, body, timeout_s=TIMEOUT_S)
             answer = msgspec.json.decode(text, type=_ProposalAnswer)
-        except (RequestFailed, *DECODE_ERRORS) as error:
+        except (HttpError, *DECODE_ERRORS) as error:
             self.failures[proposer.name] += 1
             breaker.record_failure(self._clock())
             fields = {"proposer": proposer.name, "error": str(error)}

@@ -8,8 +8,6 @@ GET   /report, /metrics, /healthz
 """
 
 import asyncio
-from collections.abc import Mapping
-from typing import Protocol
 
 from msgspec import UNSET
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -24,19 +22,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from select_service.base.suggestions import nearest_name, printable_name
 from select_service.net.allowed_hosts import HostAllowList, is_foreign_change
-from select_service.planner.config import DeploymentConfig
 from select_service.planner.config_loader import PlannerConfigError
-from select_service.planner.connectors.advisory_connector import AdvisoryConnector
-from select_service.planner.connectors.factory import find_virtual_connector
 from select_service.planner.connectors.virtual_api import decision_routes
 from select_service.planner.connectors.virtual_connector import VirtualConnector
 from select_service.planner.deployment_status import DeploymentStatus, DeploymentStatuses
 from select_service.planner.json_bodies import (
     PlannerRefusal,
+    answer_refusal,
     error_response,
     json_answer,
     read_json_body,
-    with_error_answers,
 )
 from select_service.planner.runtime.planner_api_bodies import (
     CHANGEABLE,
@@ -44,40 +39,16 @@ from select_service.planner.runtime.planner_api_bodies import (
     DeploymentSummary,
     SettingsPatch,
     StatusBody,
-    core_settings,
     make_detail,
     make_summary,
 )
 from select_service.planner.runtime.planner_metrics import make_registry, render_metrics
 from select_service.planner.runtime.report_writer import draw_report
-
-
-class RunningDeployment(Protocol):
-    """Running deployment. faults: map from source to its last error"""
-
-    @property
-    def faults(self) -> Mapping[str, str]: ...
-    @property
-    def connector(self) -> AdvisoryConnector: ...
-
-
-class RunningLoop(Protocol):
-    """Loop as used by the API."""
-
-    @property
-    def members(self) -> Mapping[str, RunningDeployment]: ...
-    def configs(self) -> Mapping[str, DeploymentConfig]: ...
-    def is_paused(self, name: str) -> bool: ...
-    def next_tick_s(self, name: str) -> float: ...
-    async def change_settings(
-        self, name: str, fields: Mapping[str, object], *, paused: bool | None = None
-    ) -> DeploymentConfig:
-        """Change settings. Raises PlannerConfigError for invalid ones, without a change."""
-        ...
+from select_service.planner.runtime.tick_loop import TickLoop
 
 
 def build_application(
-    loop: RunningLoop, statuses: DeploymentStatuses, names: tuple[str, ...] | None = None
+    loop: TickLoop, statuses: DeploymentStatuses, names: tuple[str, ...] | None = None
 ) -> Starlette:
     """Build the application, which has nothing to close.
 
@@ -85,22 +56,16 @@ def build_application(
     """
     api = _PlannerApi(loop, statuses)
     routes = [
-        Route("/v1/status", with_error_answers(api.get_status), methods=["GET"]),
-        Route(
-            "/v1/deployments/{name:path}", with_error_answers(api.get_deployment), methods=["GET"]
-        ),
-        Route(
-            "/v1/deployments/{name:path}",
-            with_error_answers(api.patch_deployment),
-            methods=["PATCH"],
-        ),
-        Route("/report", with_error_answers(api.get_report), methods=["GET"]),
-        Route("/metrics", with_error_answers(api.get_metrics), methods=["GET"]),
-        Route("/healthz", with_error_answers(api.get_health), methods=["GET"]),
+        Route("/v1/status", api.get_status, methods=["GET"]),
+        Route("/v1/deployments/{name:path}", api.get_deployment, methods=["GET"]),
+        Route("/v1/deployments/{name:path}", api.patch_deployment, methods=["PATCH"]),
+        Route("/report", api.get_report, methods=["GET"]),
+        Route("/metrics", api.get_metrics, methods=["GET"]),
+        Route("/healthz", api.get_health, methods=["GET"]),
         *decision_routes(api.find_virtual),
     ]
     guard = Middleware(_RequestGuard, names=None if names is None else HostAllowList(names))
-    handlers = {HTTPException: _http_error}
+    handlers = {HTTPException: _http_error, PlannerRefusal: answer_refusal}
     return Starlette(routes=routes, middleware=[guard], exception_handlers=handlers)
 
 
@@ -160,7 +125,7 @@ class _RequestGuard:
 
 
 class _PlannerApi:
-    def __init__(self, running: RunningLoop, statuses: DeploymentStatuses) -> None:
+    def __init__(self, running: TickLoop, statuses: DeploymentStatuses) -> None:
         self._running = running
         self._statuses = statuses
         self._registry = make_registry(statuses)
@@ -187,7 +152,7 @@ class _PlannerApi:
         except PlannerConfigError as error:
             raise PlannerRefusal(422, "invalid_settings", str(error)) from None
         return json_answer(
-            ChangedSettingsBody(name, self._running.is_paused(name), core_settings(config))
+            ChangedSettingsBody(name, self._running.is_paused(name), config.core_settings())
         )
 
     async def get_report(self, request: Request) -> Response:
@@ -213,14 +178,12 @@ class _PlannerApi:
         """Return the only virtual connector, or that of `?deployment=`."""
         name = request.query_params.get("deployment")
         members = self._running.members
-        if name is not None:
-            return find_virtual_connector(members[name].connector) if name in members else None
-        found = [find_virtual_connector(member.connector) for member in members.values()]
-        known = [connector for connector in found if connector is not None]
-        return known[0] if len(known) == 1 else None
+        chosen = members.values() if name is None else [members[name]] if name in members else []
+        found = [each.connector for each in chosen if isinstance(each.connector, VirtualConnector)]
+        return found[0] if len(found) == 1 else None
 
     def _find_deployment(self, name: str) -> DeploymentStatus:
-        """Return the state of a deployment. Raises Refused."""
+        """Return the state of a deployment. Raises PlannerRefusal."""
         status = self._statuses.find_status(name)
         if status is None:
             raise PlannerRefusal(

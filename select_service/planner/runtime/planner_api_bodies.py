@@ -7,7 +7,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from select_service.planner.config import DeploymentConfig
-from select_service.planner.core.reasons import SENTENCES, Reason
+from select_service.planner.core.reasons import Reason
 from select_service.planner.core.settings import DeploymentSettings
 from select_service.planner.deployment_status import DeploymentStatus, ReplicaChange
 
@@ -143,7 +143,7 @@ def make_summary(
             else RoleReplicasBody(one.ready, one.starting, one.final)
             for role, one in roles.items()
         },
-        reasons=tuple(ReasonBody(each.value, SENTENCES[each]) for each in _summary_reasons(status)),
+        reasons=tuple(ReasonBody(each.value, each.sentence) for each in _summary_reasons(status)),
         stale=said is not None and said.stale,
         slo_out_of_reach=status.slo_out_of_reach,
         gpus=status.gpus_now(),
@@ -180,11 +180,4 @@ def make_detail(status: DeploymentStatus, summary: DeploymentSummary) -> Deploym
         changes=tuple(status.changes)[-CHANGES_SHOWN:],
         diagnostics=Raw(msgspec.json.encode(status.diagnostics)),
         applied=Raw(msgspec.json.encode(status.applied)),
-    )
-
-
-def core_settings(config: DeploymentConfig) -> DeploymentSettings:
-    """Return the core's settings, without sources and connector."""
-    return DeploymentSettings(
-        **{each: getattr(config, each) for each in DeploymentSettings.__struct_fields__}
     )

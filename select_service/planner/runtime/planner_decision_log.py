@@ -4,15 +4,22 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+from msgspec import Raw
+
 from select_service.files.atomic_file import PRIVATE_MODE
 from select_service.files.rotating_file import FILE_BYTES_MAX, FILES_MAX, RotatingFile
-from select_service.planner.planner_log_lines import LogLine, SettingsLine, encode_line
+from select_service.planner.connectors.connector import ConnectorDecision
+from select_service.planner.core.settings import DeploymentSettings
+from select_service.planner.core.tick import TickEffects
+from select_service.planner.core.tick_input import TickInput
+from select_service.planner.planner_log_lines import LogLine, SettingsLine, TickLine, encode_line
 
 log = logging.getLogger("select_service.planner")
 
 
 class PlannerDecisionLog:
-    """Decision log in files that each begin with the settings, so that each can be read alone."""
+    """Log of ticks in files that each begin with the settings, so that each can be read alone."""
 
     def __init__(
         self,
@@ -35,6 +42,29 @@ class PlannerDecisionLog:
     def close(self) -> None:
         """Close the file."""
         self._files.close()
+
+    def ticked(
+        self, name: str, tick: TickInput, effects: TickEffects, applied: ConnectorDecision | None
+    ) -> None:
+        """Write a tick."""
+        self.write_line(
+            TickLine(
+                deployment=name,
+                tick=tick,
+                scale_to=effects.scale_to,
+                diagnostics=Raw(msgspec.json.encode(effects.diagnostics)),
+                applied=Raw(msgspec.json.encode(applied)),
+            )
+        )
+
+    def changed(self, name: str, settings: DeploymentSettings, now_s: float) -> None:
+        """Write settings; the first call sets the start of the schedule."""
+        # Settings change while the planner runs, but its state began only once.
+        first = self._settings.get(name)
+        started_s = now_s if first is None else first.started_s
+        self.write_line(
+            SettingsLine(deployment=name, at_s=now_s, settings=settings, started_s=started_s)
+        )
 
     def write_line(self, line: LogLine) -> None:
         """Append a line, or count a lost line."""

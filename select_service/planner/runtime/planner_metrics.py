@@ -1,6 +1,6 @@
 """Prometheus metrics of the states at the scrape, possibly in another thread than the updates.
 
-Metrics of the reference planner keep its names, with the additional label `deployment`. The states
+Metrics of Dynamo's planner keep its names, with the additional label `deployment`. The states
 of its two enumerations keep its order, followed by ours.
 """
 
@@ -76,14 +76,6 @@ ReadValue = Callable[[DeploymentStatus], float | None]
 ReadValues = Callable[[DeploymentStatus], Mapping[str, float | None]]
 
 
-class _GaugeRow(NamedTuple):
-    """Gauge with a series for each deployment with a known value."""
-
-    name: str
-    help: str
-    read: ReadValue
-
-
 class _LabelledRow(NamedTuple):
     """Series with an additional label. counts: whether the value only grows"""
 
@@ -99,25 +91,19 @@ def _read_latest(column: str) -> ReadValue:
     return lambda status: status.latest.get(column)
 
 
-def _read_ready(role: Role) -> ReadValue:
-    """Return a function that reads the ready replicas of a role."""
-    return _read_latest(f"{role.value}_ready")
+def _field_of(found: object, field: str) -> float | None:
+    """Return a field of a record; None without a record."""
+    return None if found is None else getattr(found, field)
 
 
-def _read_needed(role: Role) -> ReadValue:
-    """Return a function that reads the replicas needed by the forecast."""
-    return lambda status: None if role not in status.sized else status.sized[role].replicas
+def _read_part(part: str, field: str) -> ReadValue:
+    """Return a function that reads a field of the last traffic or forecast; None if unknown."""
+    return lambda status: _field_of(getattr(status, part), field)
 
 
-def _read_engine_rps(role: Role) -> ReadValue:
-    """Return a function that reads the capacity of an engine, requests/s."""
-    return lambda status: None if role not in status.sized else status.sized[role].engine_rps
-
-
-def _read_stale(status: DeploymentStatus) -> float | None:
-    """Return whether the observations are stale, or None before the first tick."""
-    said = status.diagnostics
-    return None if said is None else float(said.stale)
+def _read_sized(role: Role, field: str) -> ReadValue:
+    """Return a function that reads a field of the last size of a role; None without a size."""
+    return lambda status: _field_of(status.sized.get(role), field)
 
 
 def _mean_duration_s(status: DeploymentStatus) -> float | None:
@@ -128,116 +114,84 @@ def _mean_duration_s(status: DeploymentStatus) -> float | None:
     return traffic.ttft_s + max(0.0, traffic.osl - 1.0) * traffic.itl_s
 
 
-GAUGES: Final[tuple[_GaugeRow, ...]] = (
-    _GaugeRow("num_prefill_replicas", "Ready prefill replicas.", _read_ready(Role.PREFILL)),
-    _GaugeRow("num_decode_replicas", "Ready decode replicas.", _read_ready(Role.DECODE)),
-    _GaugeRow(
-        "observed_ttft_ms", "Mean reported time to first token.", _read_latest("ttft_observed_ms")
-    ),
-    _GaugeRow(
-        "observed_itl_ms", "Mean reported time between tokens.", _read_latest("itl_observed_ms")
-    ),
-    _GaugeRow(
-        "observed_requests_per_second",
+GAUGES: Final[Mapping[str, tuple[str, ReadValue]]] = {
+    "num_prefill_replicas": ("Ready prefill replicas.", _read_latest("prefill_ready")),
+    "num_decode_replicas": ("Ready decode replicas.", _read_latest("decode_ready")),
+    "observed_ttft_ms": ("Mean reported time to first token.", _read_latest("ttft_observed_ms")),
+    "observed_itl_ms": ("Mean reported time between tokens.", _read_latest("itl_observed_ms")),
+    "observed_requests_per_second": (
         "Requests per second in the last window.",
         _read_latest("requests_s"),
     ),
-    _GaugeRow(
-        "observed_request_duration_seconds",
+    "observed_request_duration_seconds": (
         "Duration of a mean request, from the reported means.",
         _mean_duration_s,
     ),
-    _GaugeRow(
-        "observed_input_sequence_tokens",
+    "observed_input_sequence_tokens": (
         "Mean prompt length in tokens.",
-        lambda status: None if status.traffic is None else status.traffic.isl,
+        _read_part("traffic", "isl"),
     ),
-    _GaugeRow(
-        "observed_output_sequence_tokens",
+    "observed_output_sequence_tokens": (
         "Mean answer length in tokens.",
-        lambda status: None if status.traffic is None else status.traffic.osl,
+        _read_part("traffic", "osl"),
     ),
-    _GaugeRow(
-        "predicted_requests_per_second", "Forecast requests per second.", _read_latest("forecast_s")
-    ),
-    _GaugeRow(
-        "predicted_input_sequence_tokens",
+    "predicted_requests_per_second": ("Forecast requests per second.", _read_latest("forecast_s")),
+    "predicted_input_sequence_tokens": (
         "Forecast prompt length in tokens.",
-        lambda status: None if status.forecast is None else status.forecast.isl,
+        _read_part("forecast", "isl"),
     ),
-    _GaugeRow(
-        "predicted_output_sequence_tokens",
+    "predicted_output_sequence_tokens": (
         "Forecast answer length in tokens.",
-        lambda status: None if status.forecast is None else status.forecast.osl,
+        _read_part("forecast", "osl"),
     ),
-    _GaugeRow(
-        "predicted_num_prefill_replicas",
+    "predicted_num_prefill_replicas": (
         "Prefill replicas needed by the forecast.",
-        _read_needed(Role.PREFILL),
+        _read_sized(Role.PREFILL, "replicas"),
     ),
-    _GaugeRow(
-        "predicted_num_decode_replicas",
+    "predicted_num_decode_replicas": (
         "Decode replicas needed by the forecast.",
-        _read_needed(Role.DECODE),
+        _read_sized(Role.DECODE, "replicas"),
     ),
-    _GaugeRow(
-        "gpu_hours",
+    "gpu_hours": (
         "GPU hours of ready and starting replicas since the start.",
         lambda status: status.gpu_hours,
     ),
-    _GaugeRow(
-        "sla_target_ttft_ms", "Target time to first token.", lambda status: status.settings.ttft_ms
-    ),
-    _GaugeRow(
-        "sla_target_itl_ms", "Target time between tokens.", lambda status: status.settings.itl_ms
-    ),
-    _GaugeRow(
-        "estimated_ttft_ms",
+    "sla_target_ttft_ms": ("Target time to first token.", _read_part("settings", "ttft_ms")),
+    "sla_target_itl_ms": ("Target time between tokens.", _read_part("settings", "itl_ms")),
+    "estimated_ttft_ms": (
         "Time to first token estimated by the performance model.",
         _read_latest("ttft_estimated_ms"),
     ),
-    _GaugeRow(
-        "estimated_itl_ms",
+    "estimated_itl_ms": (
         "Time between tokens estimated by the performance model.",
         _read_latest("itl_estimated_ms"),
     ),
-    _GaugeRow(
-        "engine_prefill_capacity_requests_per_second",
+    "engine_prefill_capacity_requests_per_second": (
         "Capacity of a prefill engine that is always busy.",
-        _read_engine_rps(Role.PREFILL),
+        _read_sized(Role.PREFILL, "engine_rps"),
     ),
-    _GaugeRow(
-        "engine_decode_capacity_requests_per_second",
+    "engine_decode_capacity_requests_per_second": (
         "Capacity of a decode engine that is always busy.",
-        _read_engine_rps(Role.DECODE),
+        _read_sized(Role.DECODE, "engine_rps"),
     ),
-    _GaugeRow(
-        "forecast_error",
+    "forecast_error": (
         "Mean relative error of the last forecasts.",
-        lambda status: None if status.forecast is None else status.forecast.error,
+        _read_part("forecast", "error"),
     ),
-    _GaugeRow(
-        "observation_stale",
+    "observation_stale": (
         "1 if nothing was observed for three throughput intervals.",
-        _read_stale,
+        _read_part("diagnostics", "stale"),
     ),
-    _GaugeRow(
-        "slo_out_of_reach",
+    "slo_out_of_reach": (
         "1 if no number of replicas keeps the target for this traffic.",
-        lambda status: float(status.slo_out_of_reach),
+        lambda status: status.slo_out_of_reach,
     ),
-    _GaugeRow(
-        "attainment_target",
+    "attainment_target": (
         "Target part of the requests that keep the latency targets.",
-        lambda status: status.settings.attainment,
+        _read_part("settings", "attainment"),
     ),
-)
-
-
-def _last_roles(status: DeploymentStatus) -> Mapping[Role, RoleDiagnostics]:
-    """Return the roles of the last tick."""
-    said = status.diagnostics
-    return {} if said is None else said.roles
+}
+"""Map from name to help and value of a gauge for each deployment; None: no series."""
 
 
 def _read_attainment(status: DeploymentStatus) -> Mapping[str, float | None]:
@@ -245,22 +199,21 @@ def _read_attainment(status: DeploymentStatus) -> Mapping[str, float | None]:
     return {slo: status.latest.get(f"{slo}_met") for slo in ("ttft", "itl")}
 
 
-def _read_pending(status: DeploymentStatus) -> Mapping[str, float | None]:
-    """Return the seconds without progress, by role."""
-    roles = _last_roles(status)
-    return {role.value: one.pending_s for role, one in roles.items()}
+def _last_roles(status: DeploymentStatus) -> Mapping[Role, RoleDiagnostics]:
+    """Return the roles of the last tick."""
+    return {} if status.diagnostics is None else status.diagnostics.roles
 
 
-def _read_start_up(status: DeploymentStatus) -> Mapping[str, float | None]:
-    """Return the start-up seconds, by role."""
-    roles = _last_roles(status)
-    return {role.value: one.startup_s for role, one in roles.items()}
+def _read_by_role(field: str) -> ReadValues:
+    """Return a function that reads a field of the last diagnostics, by role."""
+    return lambda status: {
+        role.value: getattr(one, field) for role, one in _last_roles(status).items()
+    }
 
 
 def _read_reversals(status: DeploymentStatus) -> Mapping[str, float | None]:
     """Return the reversals, by role."""
-    roles = _last_roles(status)
-    return {role.value: float(status.reversals[role]) for role in roles}
+    return {role.value: float(status.reversals[role]) for role in _last_roles(status)}
 
 
 def _read_decisions(status: DeploymentStatus) -> Mapping[str, float | None]:
@@ -279,13 +232,16 @@ LABELLED: Final[tuple[_LabelledRow, ...]] = (
         _read_attainment,
     ),
     _LabelledRow(
-        "pending_seconds", "Seconds since the last progress of a start-up.", "role", _read_pending
+        "pending_seconds",
+        "Seconds since the last progress of a start-up.",
+        "role",
+        _read_by_role("pending_s"),
     ),
     _LabelledRow(
         "startup_seconds",
         "Smoothed time from a decision to ready replicas.",
         "role",
-        _read_start_up,
+        _read_by_role("startup_s"),
     ),
     _LabelledRow(
         "reversals",
@@ -297,27 +253,12 @@ LABELLED: Final[tuple[_LabelledRow, ...]] = (
     _LabelledRow("decisions", "Number of ticks by reason.", "reason", _read_decisions, counts=True),
 )
 
-
-def _queued_prefill(one: ForwardPass) -> float:
-    """Return the queued prefill tokens."""
-    return one.queued_prefill_tokens
-
-
-def _queued_decode(one: ForwardPass) -> float:
-    """Return the queued KV tokens."""
-    return one.queued_decode_kv_tokens
-
-
-def _inflight_decode(one: ForwardPass) -> float:
-    """Return the KV tokens of live requests."""
-    return one.decode_kv_tokens
-
-
-ENGINE_GAUGES: Final[tuple[tuple[str, str, Callable[[ForwardPass], float]], ...]] = (
-    ("engine_queued_prefill_tokens", "Queued prompt tokens.", _queued_prefill),
-    ("engine_queued_decode_kv_tokens", "KV tokens of queued requests.", _queued_decode),
-    ("engine_inflight_decode_kv_tokens", "KV tokens of live requests.", _inflight_decode),
+ENGINE_GAUGES: Final = (
+    ("engine_queued_prefill_tokens", "Queued prompt tokens.", "queued_prefill_tokens"),
+    ("engine_queued_decode_kv_tokens", "KV tokens of queued requests.", "queued_decode_kv_tokens"),
+    ("engine_inflight_decode_kv_tokens", "KV tokens of live requests.", "decode_kv_tokens"),
 )
+"""Name and help of a gauge for each rank, and the field of its last pass."""
 
 
 class PlannerCollector(Collector):
@@ -329,12 +270,10 @@ class PlannerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
         statuses = list(self._statuses)
-        yield from (_gauge_metric(row, statuses) for row in GAUGES)
+        yield from (_gauge_metric(name, *row, statuses) for name, row in GAUGES.items())
         yield from (_labelled_metric(row, statuses) for row in LABELLED)
-        yield _state_metric("load_scaling_decision", LOAD_STATES, _load_reason, statuses)
-        yield _state_metric(
-            "throughput_scaling_decision", THROUGHPUT_STATES, _throughput_reason, statuses
-        )
+        yield _state_metric("load", LOAD_STATES, statuses)
+        yield _state_metric("throughput", THROUGHPUT_STATES, statuses)
         yield from _engine_metrics(statuses)
 
 
@@ -352,11 +291,13 @@ def make_registry(statuses: DeploymentStatuses) -> CollectorRegistry:
     return registry
 
 
-def _gauge_metric(row: _GaugeRow, statuses: Iterable[DeploymentStatus]) -> Metric:
-    """Return a gauge of all deployments."""
-    family = GaugeMetricFamily(PREFIX + row.name, row.help, labels=("deployment",))
+def _gauge_metric(
+    name: str, text: str, read: ReadValue, statuses: Iterable[DeploymentStatus]
+) -> Metric:
+    """Return a gauge of all deployments. text: help"""
+    family = GaugeMetricFamily(PREFIX + name, text, labels=("deployment",))
     for status in statuses:
-        if (value := row.read(status)) is not None:
+        if (value := read(status)) is not None:
             family.add_metric((status.name,), value)
     return family
 
@@ -372,30 +313,19 @@ def _labelled_metric(row: _LabelledRow, statuses: Iterable[DeploymentStatus]) ->
     return family
 
 
-def _load_reason(status: DeploymentStatus) -> Reason | None:
-    """Return the last reason of the load loop."""
-    return status.load_reason
-
-
-def _throughput_reason(status: DeploymentStatus) -> Reason | None:
-    """Return the last reason of the throughput loop."""
-    return status.throughput_reason
-
-
 def _state_metric(
-    name: str,
-    states: tuple[str, ...],
-    read: Callable[[DeploymentStatus], Reason | None],
-    statuses: Iterable[DeploymentStatus],
+    loop: str, states: tuple[str, ...], statuses: Iterable[DeploymentStatus]
 ) -> Metric:
-    """Return 1 at the state of each deployment; a state outside of the list has its own series."""
-    family = StateSetMetricFamily(
-        PREFIX + name, "1 at the last result of the loop.", labels=("deployment",)
-    )
+    """Return 1 at the state of each deployment; a state outside of the list has its own series.
+
+    loop: `load` or `throughput`
+    """
+    name = f"{PREFIX}{loop}_scaling_decision"
+    family = StateSetMetricFamily(name, "1 at the last result of the loop.", labels=("deployment",))
     for status in statuses:
-        reason = read(status)
+        reason: Reason | None = getattr(status, f"{loop}_reason")
         now = "unset" if reason is None else reason.value
-        # A reason outside of the reference's list gets its own series instead of an error.
+        # A reason outside of Dynamo's list gets its own series instead of an error.
         values = dict.fromkeys(states, False) | {now: True}
         family.add_metric((status.name,), values)
     return family
@@ -404,12 +334,12 @@ def _state_metric(
 def _engine_metrics(statuses: Iterable[DeploymentStatus]) -> Iterator[Metric]:
     """Yield the metrics of ranks."""
     found = [(status.name, one) for status in statuses for one in _newest_passes(status)]
-    for name, text, read in ENGINE_GAUGES:
+    for name, text, field in ENGINE_GAUGES:
         labels = ("deployment", "worker_id", "dp_rank")
         family = GaugeMetricFamily(PREFIX + name, text, labels=labels)
         # The number of ranks is unbounded, and so would be the scrape.
         for deployment, one in islice(found, ENGINES_MAX):
-            family.add_metric((deployment, one.worker, str(one.rank)), read(one))
+            family.add_metric((deployment, one.worker, str(one.rank)), getattr(one, field))
         yield family
     truncated = GaugeMetricFamily(
         PREFIX + "engine_series_truncated", "Ranks beyond the limit of series."

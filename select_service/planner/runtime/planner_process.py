@@ -18,6 +18,7 @@ from select_service.base.daemon_threads import DaemonThreads
 from select_service.files.mooncake_trace import TraceError
 from select_service.net.allowed_hosts import host_names_for
 from select_service.net.tls.current_tls import ClientTls
+from select_service.net.token_file import read_api_key
 from select_service.planner.config import PlannerConfig
 from select_service.planner.config_loader import ConfigProfile, PlannerConfigError
 from select_service.planner.connectors.connector import ConnectorError
@@ -25,7 +26,7 @@ from select_service.planner.connectors.factory import ConnectorEnvironment
 from select_service.planner.core.settings import with_reported_gpus
 from select_service.planner.core.tick_input import reported_gpus
 from select_service.planner.deployment_status import DeploymentStatuses
-from select_service.planner.planner_http import PlannerHttpClient, RequestFailed, check_token_file
+from select_service.planner.planner_http import PlannerHttpClient
 from select_service.planner.profile_files import ProfileFileError
 from select_service.planner.runtime.deployment_runner import DeploymentRunner
 from select_service.planner.runtime.file_locks import lock_files
@@ -34,7 +35,6 @@ from select_service.planner.runtime.planner_api import build_application
 from select_service.planner.runtime.planner_decision_log import PlannerDecisionLog
 from select_service.planner.runtime.report_writer import find_report_error, write_reports
 from select_service.planner.runtime.tick_loop import TickListener, TickLoop
-from select_service.planner.runtime.tick_recorder import TickRecorder
 from select_service.planner.runtime.watched_tls import WatchedTls, client_files
 from select_service.planner.validation import find_config_faults
 from select_service.planner.wiring import build_cluster
@@ -93,7 +93,7 @@ async def _run_until_signal(
         statuses = DeploymentStatuses(len(config.deployments))
         listeners: list[TickListener] = [statuses]
         if config.decision_log is not None:
-            listeners.append(TickRecorder(_open_decision_log(config.decision_log, mode, closing)))
+            listeners.append(_open_decision_log(config.decision_log, mode, closing))
         try:
             cluster = build_cluster(config, clock())
         except TraceError as error:
@@ -109,9 +109,10 @@ def _check_configured_files(config: PlannerConfig) -> None:
     """Raise PlannerConfigError now for files that would fail in every tick or every hour."""
     try:
         if config.api_key_file is not None:
-            check_token_file(config.api_key_file)
-    except RequestFailed as error:
-        raise PlannerConfigError(str(error)) from None
+            read_api_key(Path(config.api_key_file))
+    except ValueError as error:
+        text = f"token file {error}; create a key with `select-service keys new`"
+        raise PlannerConfigError(text) from None
     if config.report is not None and (fault := find_report_error(Path(config.report.path))):
         raise PlannerConfigError(f"report: {fault}")
 

@@ -12,12 +12,14 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from select_service.base.decode_errors import DECODE_ERRORS
+from select_service.net.http_client.http_error import HttpError
 from select_service.net.tls.current_tls import ClientTls
 from select_service.planner.config import PrometheusSourceConfig
 from select_service.planner.core.tick_input import TrafficWindow
-from select_service.planner.planner_http import PlannerHttpClient, RequestFailed
+from select_service.planner.planner_http import PlannerHttpClient
 
 PREFIXES = {"frontend": "dynamo_frontend", "router": "dynamo_component_router"}
 
@@ -61,30 +63,23 @@ class PrometheusTraffic:
         await self._http.close()
 
     async def read_traffic(self, window_s: float) -> TrafficWindow:
-        """Return the last `window_s` seconds. Raises Unreachable if Prometheus does not answer."""
+        """Return the last `window_s` seconds. Raises HttpError if Prometheus does not answer."""
         # PromQL has no fractions of a second, and no window of 0.
         window = f"{max(1, round(window_s))}s"
-        requests, isl, osl, hits, accept, ttft_s, itl_s = await asyncio.gather(
-            self._query_value(self._increase_query("requests_total", window)),
-            self._query_value(self._mean_query("input_sequence_tokens", window)),
-            self._query_value(self._mean_query("output_sequence_tokens", window)),
-            self._query_value(
-                self._mean_query("kv_hit_rate", window, PREFIXES["router"], self._of_routers)
+        queries = {
+            "requests": self._increase_query("requests_total", window),
+            "isl": self._mean_query("input_sequence_tokens", window),
+            "osl": self._mean_query("output_sequence_tokens", window),
+            "kv_hit_rate": self._mean_query(
+                "kv_hit_rate", window, PREFIXES["router"], self._of_routers
             ),
-            self._query_value(self._accept_length_query(window)),
-            self._query_value(self._mean_query("time_to_first_token_seconds", window)),
-            self._query_value(self._mean_query("inter_token_latency_seconds", window)),
-        )
-        return TrafficWindow(
-            duration_s=window_s,
-            requests=requests,
-            isl=isl,
-            osl=osl,
-            kv_hit_rate=hits,
-            accept_length=accept,
-            ttft_s=ttft_s,
-            itl_s=itl_s,
-        )
+            "accept_length": self._accept_length_query(window),
+            "ttft_s": self._mean_query("time_to_first_token_seconds", window),
+            "itl_s": self._mean_query("inter_token_latency_seconds", window),
+        }
+        values = await asyncio.gather(*map(self._query_value, queries.values()))
+        found = dict(zip(queries, values, strict=True))
+        return replace(TrafficWindow(duration_s=window_s), **found)
 
     def _increase_query(self, name: str, window: str) -> str:
         """Return the query of a counter's increase."""
@@ -125,7 +120,9 @@ class PrometheusTraffic:
             answer = msgspec.json.decode(text, type=_Answer)
             value = float(answer.data.result[0].value[1]) if answer.data.result else math.nan
         except (ValueError, *DECODE_ERRORS) as error:
-            raise RequestFailed(f"Prometheus sent an unexpected answer: {error}") from None
+            raise HttpError(
+                "unreadable", f"Prometheus sent an unexpected answer: {error}"
+            ) from None
         return value if math.isfinite(value) else None
 
 

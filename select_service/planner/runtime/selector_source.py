@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from select_service.base.decode_errors import DECODE_ERRORS
-from select_service.planner.planner_http import PlannerHttpClient, RequestFailed
+from select_service.net.http_client.http_error import HttpError
+from select_service.planner.connectors.selector_client import SelectorRefusal, decode_refusal
+from select_service.planner.planner_http import PlannerHttpClient
 from select_service.planner.runtime.selector_observation import (
     CombinedObservation,
     SelectorObservation,
@@ -21,11 +23,6 @@ _UNKNOWN_PARTITION = 404, "not_found"
 """Status and code of a selector that never had a worker of the model and tenant: no traffic there.
 A 404 with another code, or none, is from a server without observations.
 """
-
-
-class _Refusal(msgspec.Struct):
-    error: str = ""
-    code: str = ""
 
 
 class SelectorSource:
@@ -101,15 +98,15 @@ class SelectorSource:
             path = f"{url.rstrip('/')}/planner/observation"
             text = await self._http.get(path, query, token_file=self._key_file)
             answer = msgspec.json.decode(text, type=SelectorObservation)
-        except RequestFailed as error:
-            refusal = _decode_refusal(error.body)
+        except HttpError as error:
+            refusal = decode_refusal(error.body)
             # A selector without the partition had no requests for the model: that is an answer, not
             # a fault.
             if (error.status, refusal.code) == _UNKNOWN_PARTITION:
                 self._record_answer(url)
                 self.unknown_model = refusal.error
                 return None
-            self._record_error(url, _error_line(error, refusal), is_gone=error.gone)
+            self._record_error(url, _error_line(error, refusal), is_gone=error.failure == "refused")
             return None
         except DECODE_ERRORS as error:
             fault = (
@@ -143,18 +140,10 @@ class SelectorSource:
         return since is not None and self._clock() - since >= window_s
 
 
-def _error_line(error: RequestFailed, refusal: _Refusal) -> str:
+def _error_line(error: HttpError, refusal: SelectorRefusal) -> str:
     """Return the error in one line, without pages of other servers."""
-    if error.status is None:
+    if not error.status:
         return str(error)
     if refusal.error:
         return f"status {error.status}: {refusal.error}"
     return f"status {error.status} from a server that is not a selector: check the URL"
-
-
-def _decode_refusal(body: bytes) -> _Refusal:
-    """Decode an error answer."""
-    try:
-        return msgspec.json.decode(body, type=_Refusal)
-    except DECODE_ERRORS:
-        return _Refusal()

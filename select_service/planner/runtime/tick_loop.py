@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 from select_service.planner.config import DeploymentConfig, PlannerConfig
 from select_service.planner.config_loader import PlannerConfigError
 from select_service.planner.connectors.connector import ConnectorDecision
-from select_service.planner.connectors.factory import find_virtual_connector
+from select_service.planner.connectors.virtual_connector import VirtualConnector
 from select_service.planner.core.cluster import ClusterPlanner
 from select_service.planner.core.schedule import TIME_TOLERANCE_S
 from select_service.planner.core.settings import DeploymentSettings
@@ -92,7 +93,7 @@ class TickLoop:
         now_s = self._clock()
         by_s = asyncio.get_running_loop().time() + DEADLINE_S
         # The tolerance covers rounding of the sum of intervals; else a tick would run twice.
-        due = [name for name in self.members if self._due_at(name) <= now_s + TIME_TOLERANCE_S]
+        due = [name for name in self.members if self.next_tick_s(name) <= now_s + TIME_TOLERANCE_S]
         try:
             async with asyncio.timeout_at(by_s):
                 told = await asyncio.gather(*(self._gather_inputs(name, now_s) for name in due))
@@ -119,12 +120,12 @@ class TickLoop:
     async def end_polls(self) -> None:
         """Answer all callers that wait for a decision, as the process ends."""
         for member in self.members.values():
-            if (virtual := find_virtual_connector(member.connector)) is not None:
-                await virtual.end_polls()
+            if isinstance(member.connector, VirtualConnector):
+                await member.connector.end_polls()
 
     def next_tick_s(self, name: str) -> float:
         """Return the time of a deployment's next tick, seconds since 1970."""
-        return self._due_at(name)
+        return self._cluster.deployments[name].next_tick.at_s
 
     def configs(self) -> dict[str, DeploymentConfig]:
         """Return the current configurations."""
@@ -162,20 +163,20 @@ class TickLoop:
         self._notify_settings(name, changed, self._clock())
         return changed
 
-    def _due_at(self, name: str) -> float:
-        """Return the time of a deployment's next tick."""
-        return self._cluster.deployments[name].next_tick.at_s
-
     async def _gather_inputs(self, name: str, now_s: float) -> TickInput:
         """Gather the input of a deployment; empty after an unexpected error."""
-        member = self.members[name]
+        needs = self._cluster.deployments[name].tick_needs(now_s)
+        with self._record_failure(name, "sources"):
+            return await self.members[name].gather_inputs(needs, now_s)
+        return TickInput(now_s=now_s, replicas={})
+
+    @contextmanager
+    def _record_failure(self, name: str, source: str) -> Iterator[None]:
+        """Record an unexpected error of a deployment, which must not end the others."""
         try:
-            return await member.gather_inputs(
-                self._cluster.deployments[name].tick_needs(now_s), now_s
-            )
-        except Exception as error:  # one deployment must not end the others
-            member.record_failure("sources", error)
-            return TickInput(now_s=now_s, replicas={})
+            yield
+        except Exception as error:
+            self.members[name].record_failure(source, error)
 
     def _decide_deployments(self, inputs: Mapping[str, TickInput]) -> dict[str, TickEffects]:
         """Decide all together; after an error each alone, without those that fail again."""
@@ -185,10 +186,8 @@ class TickLoop:
             log.exception("tick failed, deciding each deployment alone")
         effects: dict[str, TickEffects] = {}
         for name, tick in inputs.items():
-            try:
+            with self._record_failure(name, "decision"):
                 effects |= self._cluster.tick({name: tick})
-            except Exception as error:
-                self.members[name].record_failure("decision", error)
         return effects
 
     async def _scale_deployment(
@@ -197,12 +196,11 @@ class TickLoop:
         """Scale a deployment. by_s: latest start, by the event loop's clock"""
         if not effects.scale_to:
             return None
-        try:
-            return await self.members[name].scale_to(effects.scale_to, by_s)
-        except ScalingTooLate:
-            self._record_late([name])
-        except Exception as error:
-            self.members[name].record_failure("connector", error)
+        with self._record_failure(name, "connector"):
+            try:
+                return await self.members[name].scale_to(effects.scale_to, by_s)
+            except ScalingTooLate:
+                self._record_late([name])
         return None
 
     def _record_late(self, names: Sequence[str]) -> None:
@@ -211,12 +209,10 @@ class TickLoop:
             self.members[name].faults["tick"] = f"took over {DEADLINE_S:g} s; nothing was scaled"
         log.error("tick took too long, nothing scaled", extra={"fields": {"of": names}})
 
-    async def _step_connector(self, member: DeploymentRunner) -> None:
+    async def _step_connector(self, name: str) -> None:
         """Run a step of a connector."""
-        try:
-            await member.step_connector()
-        except Exception as error:
-            member.record_failure("connector", error)
+        with self._record_failure(name, "connector"):
+            await self.members[name].step_connector()
 
     def _log_desired(self, name: str, effects: TickEffects) -> None:
         """Log desired replicas once, however many ticks pass until the platform has followed."""
@@ -235,9 +231,8 @@ class TickLoop:
 
     def _notify_settings(self, name: str, config: DeploymentConfig, now_s: float) -> None:
         """Notify the listeners of settings."""
-        own = {each: getattr(config, each) for each in DeploymentSettings.__struct_fields__}
         for listener in self._listeners:
-            listener.changed(name, DeploymentSettings(**own), now_s)
+            listener.changed(name, config.core_settings(), now_s)
 
     async def _observe_before_ticks(self) -> None:
         """Observe once, and repeat for faulty deployments: their sources may still be starting."""
@@ -245,7 +240,7 @@ class TickLoop:
         while names:
             await asyncio.gather(*map(self._observe_deployment, names))
             names = [name for name in names if self.members[name].faults]
-            left_s = min(map(self._due_at, self.members)) - self._clock()
+            left_s = min(map(self.next_tick_s, self.members)) - self._clock()
             # Another look must not delay the first tick.
             if left_s < RETRY_S + LOOK_S:
                 return
@@ -253,16 +248,14 @@ class TickLoop:
 
     async def _observe_deployment(self, name: str) -> None:
         """Observe a deployment without a tick."""
-        try:
+        with self._record_failure(name, "sources"):
             await self.members[name].observe_once()
-        except Exception as error:  # one deployment must not end the others
-            self.members[name].record_failure("sources", error)
 
     async def _tick_forever(self) -> None:
         """Tick until cancelled."""
         await self._observe_before_ticks()
         while True:
-            at_s = min(map(self._due_at, self.members))
+            at_s = min(map(self.next_tick_s, self.members))
             await asyncio.sleep(max(0.0, at_s - self._clock()))
             await self.tick()
             if self._has_undecided:
@@ -272,4 +265,4 @@ class TickLoop:
         """Run the connectors' steps until cancelled."""
         while True:
             await asyncio.sleep(STEP_S)
-            await asyncio.gather(*map(self._step_connector, self.members.values()))
+            await asyncio.gather(*map(self._step_connector, self.members))

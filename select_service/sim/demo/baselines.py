@@ -1,53 +1,30 @@
-"""Baselines: the same workload under two policies without knowledge of caches.
+"""Baselines: the same workload under other policies, in this process on fresh engines.
 
-The baselines run in this process on fresh engines, in the same world and time model as the run
-through the service.
+The engines and their time are those of the run through the service. The core receives the same
+calls as the service over HTTP and ZMQ, in the same order, and KV events at once.
 """
 
-import random
-from collections.abc import Callable
-
+from select_service.core.placement.router_config import RouterConfig
 from select_service.sim.demo.conversations import ConversationWorkload
-from select_service.sim.demo.prefix_cache import PrefixCache
-from select_service.sim.demo.virtual_world import DemoRequest, RequestStep, VirtualWorld
-
-Policy = Callable[[VirtualWorld, DemoRequest], int]
-"""Function from a world and a request to the index of the chosen rank."""
-
-
-def round_robin() -> Policy:
-    """Return a policy that takes the ranks in turn."""
-    turn = -1
-
-    def choose(world: VirtualWorld, request: DemoRequest) -> int:
-        nonlocal turn
-        turn = (turn + 1) % len(world.lines)
-        return turn
-
-    return choose
+from select_service.sim.demo.demo_fleet import FleetShape
+from select_service.sim.engine.core_router import CoreRouter, CoreScene
+from select_service.sim.engine.replay_world import ReplayRouter, ReplayWorld, RunRecord
+from select_service.sim.engine.simple_routers import LeastRequestsRouter, RoundRobinRouter
 
 
-def least_loaded(seed: int) -> Policy:
-    """Return a policy that takes the rank with the fewest unfinished requests, with a seeded tie
-    break.
-    """
-    # A separate generator, so that a run is reproducible whatever else draws.
-    rng = random.Random(seed)
-
-    def choose(world: VirtualWorld, request: DemoRequest) -> int:
-        fewest = min(line.live_requests for line in world.lines)
-        tied = [i for i, line in enumerate(world.lines) if line.live_requests == fewest]
-        return rng.choice(tied)
-
-    return choose
-
-
-def run_baseline(
-    workload: ConversationWorkload, engines: list[PrefixCache], policy: Policy
-) -> VirtualWorld:
-    """Run the whole workload and return the world with its tally."""
-    world = VirtualWorld(workload, engines)
-    while (happening := world.next_step()) is not None:
-        if happening.step is RequestStep.CHOOSE:
-            world.assign_rank(happening.request, policy(world, happening.request))
-    return world
+def run_baselines(
+    workload: ConversationWorkload, shape: FleetShape, policy: str
+) -> dict[str, RunRecord]:
+    """Return the results of the baselines by name.  policy: policy of the service"""
+    other = "work" if policy == "reference" else "reference"
+    scene = CoreScene(shape.hardware, workload.catalog.size, shape.seed)
+    routers: dict[str, ReplayRouter] = {
+        other: CoreRouter(scene, RouterConfig(policy=other)),
+        "round robin": RoundRobinRouter(shape.ranks, shape.seed),
+        "least loaded": LeastRequestsRouter(shape.ranks, shape.seed),
+    }
+    traffic = workload.replay_workload()
+    return {
+        name: ReplayWorld(traffic, shape.hardware, None).run_open(router, 1.0)
+        for name, router in routers.items()
+    }

@@ -5,13 +5,15 @@ prompt of turn k is everything before its answer, so each prompt is a prefix of 
 makes prefix caches useful. `trace` builds the same records from a recorded trace.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from select_service.sim.demo.prefix_cache import CacheJob, Tokens, chain_keys
+from select_service.sim.engine.block_catalog import BlockCatalog, Tokens
+from select_service.sim.engine.block_streams import ReplayRequest, ReplayWorkload
+from select_service.sim.engine.kv_block_pool import Chain
 
 VOCABULARY = 32_000
 """Largest token id, as of a small language model; ids start at 1."""
@@ -28,34 +30,36 @@ SESSIONS_PER_S_AND_RANK = 4.0
 """New conversations per virtual second, for each rank of the fleet."""
 
 
-class ConversationTurn(NamedTuple):
-    """A request: the first `prompt_tokens` of its session's stream, answered in whole blocks."""
-
-    prompt_tokens: int
-    output_blocks: int
-    think_s: float
-
-
 @dataclass(frozen=True, slots=True)
 class DemoConversation:
-    """A conversation.
-
-    `tokens`: uint32, the whole stream; `keys`: one per full block of the stream.
-    """
+    """A conversation.  tokens: uint32, the whole stream; turns: in blocks of the stream"""
 
     name: str
     start_s: float
     tokens: Tokens
-    keys: list[int]
-    turns: tuple[ConversationTurn, ...]
+    turns: tuple[ReplayRequest, ...]
+
+    @property
+    def chain(self) -> Chain:
+        """Full blocks of the whole stream."""
+        return self.turns[-1].chain
+
+    def prompt(self, turn_index: int) -> list[int]:
+        """Return the token ids of a prompt."""
+        prompt: list[int] = self.tokens[: self.turns[turn_index].prompt_tokens].tolist()
+        return prompt
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationWorkload:
     """Sessions in order of their start, the same for every policy."""
 
-    block_size: int
+    catalog: BlockCatalog
     sessions: tuple[DemoConversation, ...]
+
+    @property
+    def block_size(self) -> int:
+        return self.catalog.block_size
 
     @property
     def requests(self) -> int:
@@ -64,20 +68,53 @@ class ConversationWorkload:
     @property
     def places_max(self) -> int:
         """Blocks of memory that the largest request needs; no cache may be smaller."""
-        return max(
-            self.job_of_turn(s, i).places for s in self.sessions for i in range(len(s.turns))
-        )
+        return max(len(turn.chain) + 2 for session in self.sessions for turn in session.turns)
 
-    def job_of_turn(self, session: DemoConversation, turn_index: int) -> CacheJob:
-        """Return the cache requirements of a turn."""
-        turn = session.turns[turn_index]
-        return CacheJob(
-            keys=session.keys,
-            tokens=session.tokens,
-            prompt_blocks=turn.prompt_tokens // self.block_size,
-            output_blocks=turn.output_blocks,
-            has_tail=turn.prompt_tokens % self.block_size != 0,
-        )
+    def count_reachable(self) -> int:
+        """Return the prompt blocks that one endless cache for the whole fleet would find."""
+        seen: set[int] = set()
+        found = 0
+        for session in self.sessions:
+            for turn in session.turns:
+                # The last token of a prompt is always computed.
+                usable = turn.chain[: (turn.prompt_tokens - 1) // self.block_size].tolist()
+                found += sum(1 for block in usable if block in seen)
+                seen.update(turn.chain.tolist())
+        return found
+
+    def replay_workload(self) -> ReplayWorkload:
+        """Return the sessions for a world; their rate is 1."""
+        starts = np.array([session.start_s for session in self.sessions])
+        turns = tuple(session.turns for session in self.sessions)
+        return ReplayWorkload(turns, starts, self.catalog.size)
+
+
+def make_conversation(
+    catalog: BlockCatalog,
+    name: str,
+    start_s: float,
+    tokens: Tokens,
+    turns: Sequence[tuple[int, int, float]],
+) -> DemoConversation:
+    """Return a conversation.
+
+    turns: for each turn the tokens of its prompt and of its answer, and the pause behind it
+    """
+    chain = catalog.number_blocks(tokens)
+    return DemoConversation(
+        name,
+        start_s,
+        tokens,
+        tuple(
+            ReplayRequest(
+                chain[: (prompt_tokens + output_tokens) // catalog.block_size],
+                prompt_tokens,
+                output_tokens,
+                think_s,
+            )
+            for prompt_tokens, output_tokens, think_s in turns
+        ),
+    )
 
 
 class WorkloadShape(NamedTuple):
@@ -89,11 +126,14 @@ class WorkloadShape(NamedTuple):
     seed: int
 
 
-def generate_workload(shape: WorkloadShape) -> ConversationWorkload:
+def generate_workload(
+    shape: WorkloadShape, catalog: BlockCatalog | None = None
+) -> ConversationWorkload:
     """Return conversations with exactly `shape.requests` requests; equal shapes give equal
-    workloads.
+    workloads.  catalog: None means a new catalog
     """
-    return ConversationWorkload(shape.block_size, tuple(_generate_conversations(shape)))
+    catalog = catalog or BlockCatalog(shape.block_size)
+    return ConversationWorkload(catalog, tuple(_generate_conversations(shape, catalog)))
 
 
 def random_tokens(rng: np.random.Generator, count: int) -> Tokens:
@@ -101,7 +141,9 @@ def random_tokens(rng: np.random.Generator, count: int) -> Tokens:
     return rng.integers(1, VOCABULARY + 1, size=count, dtype=np.uint32)
 
 
-def _generate_conversations(shape: WorkloadShape) -> Iterator[DemoConversation]:
+def _generate_conversations(
+    shape: WorkloadShape, catalog: BlockCatalog
+) -> Iterator[DemoConversation]:
     rng = np.random.default_rng(shape.seed)
     system_prompts = [
         random_tokens(rng, _uniform_between(rng, SYSTEM_PROMPT_TOKENS))
@@ -116,29 +158,31 @@ def _generate_conversations(shape: WorkloadShape) -> Iterator[DemoConversation]:
         # Low numbers are popular: the first system prompt starts about a third of all
         # conversations.
         prompt = system_prompts[min(rng.geometric(0.3) - 1, SYSTEM_PROMPTS - 1)]
-        yield _generate_conversation(rng, start_s, prompt, turns, shape.block_size)
+        yield _generate_conversation(rng, start_s, prompt, turns, catalog)
         missing -= turns
 
 
 def _generate_conversation(
-    rng: np.random.Generator, start_s: float, system_prompt: Tokens, turns: int, block_size: int
+    rng: np.random.Generator,
+    start_s: float,
+    system_prompt: Tokens,
+    turns: int,
+    catalog: BlockCatalog,
 ) -> DemoConversation:
     parts = [system_prompt]
     length = len(system_prompt)
-    made: list[ConversationTurn] = []
+    made: list[tuple[int, int, float]] = []
     for _ in range(turns):
         question = random_tokens(rng, _uniform_between(rng, QUESTION_TOKENS))
-        output_blocks = _uniform_between(rng, ANSWER_BLOCKS)
-        answer = random_tokens(rng, output_blocks * block_size)
-        made.append(
-            ConversationTurn(length + len(question), output_blocks, float(rng.exponential(THINK_S)))
-        )
+        output_tokens = _uniform_between(rng, ANSWER_BLOCKS) * catalog.block_size
+        answer = random_tokens(rng, output_tokens)
+        made.append((length + len(question), output_tokens, float(rng.exponential(THINK_S))))
         parts += [question, answer]
         length += len(question) + len(answer)
     tokens = np.concatenate(parts)
     # Random names, so that two runs on one service rarely collide.
     name = f"c{rng.integers(0, 2**32):08x}"
-    return DemoConversation(name, start_s, tokens, chain_keys(tokens, block_size), tuple(made))
+    return make_conversation(catalog, name, start_s, tokens, made)
 
 
 def _uniform_between(rng: np.random.Generator, bounds: tuple[int, int]) -> int:

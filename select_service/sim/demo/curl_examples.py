@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from select_service.sim.demo.conversations import ConversationWorkload, DemoConversation
-from select_service.sim.demo.virtual_world import VirtualWorld
+from select_service.sim.engine.kv_block_pool import KvBlockPool
 
 EXAMPLE_BLOCKS = 4
 """Blocks of the example prompt, or more if needed to distinguish a rank from all others."""
@@ -33,35 +33,23 @@ def curl_examples(
     base_url: str, model_name: str, known: ExamplePrompt, rank_names: Sequence[str]
 ) -> Iterator[CurlExample]:
     """Yield the examples in a sensible order of trial."""
-    scope = {"model_name": model_name}
-    prompt = _json_text({**scope, "token_ids": known.tokens})
-    reserve = _json_text({**scope, "reservation_id": RESERVATION_ID, "token_ids": known.tokens})
+    scope: dict[str, object] = {"model_name": model_name, "token_ids": known.tokens}
+    prompt, get = f"{JSON} -d '{_json_text(scope)}'", f"curl -s {base_url}"
+    reserve = f"{JSON} -d '{_json_text(scope | {'reservation_id': RESERVATION_ID})}'"
     reservation = f"{base_url}/reservations/{RESERVATION_ID}"
-    yield CurlExample("workers and their event streams", f"curl -s {base_url}/workers")
-    yield CurlExample(
-        f"cost of a prompt on each rank; {_cached_text(known, rank_names)}",
-        f"curl -s {base_url}/potential_loads {JSON} -d '{prompt}'",
-    )
-    yield CurlExample(
-        "choose a rank for this prompt, by cached blocks and load",
-        f"curl -s {base_url}/select {JSON} -d '{prompt}'",
-    )
-    yield CurlExample(
-        "choose and reserve in one step",
-        f"curl -s {base_url}/select_and_reserve {JSON} -d '{reserve}'",
-    )
-    yield CurlExample(
-        "load of the reservations", f"curl -s '{base_url}/loads?model_name={model_name}'"
-    )
-    yield CurlExample(
-        "report the end of the prefill", f"curl -s -X POST {reservation}/prefill_complete"
-    )
-    yield CurlExample(
-        "report another output block",
-        f"curl -s -X POST {reservation}/output_block {JSON} -d '{{}}'",
-    )
+    post = f"curl -s -X POST {reservation}"
+    costs = f"cost of a prompt on each rank; {_cached_text(known, rank_names)}"
+    choice = "choose a rank for this prompt, by cached blocks and load"
+    yield CurlExample("workers and their event streams", f"{get}/workers")
+    yield CurlExample(costs, f"{get}/potential_loads {prompt}")
+    yield CurlExample(choice, f"{get}/select {prompt}")
+    yield CurlExample("choose and reserve in one step", f"{get}/select_and_reserve {reserve}")
+    loads = f"curl -s '{base_url}/loads?model_name={model_name}'"
+    yield CurlExample("load of the reservations", loads)
+    yield CurlExample("report the end of the prefill", f"{post}/prefill_complete")
+    yield CurlExample("report another output block", f"{post}/output_block {JSON} -d '{{}}'")
     yield CurlExample("end the request", f"curl -s -X DELETE {reservation}")
-    yield CurlExample("metrics for Prometheus", f"curl -s {base_url}/metrics")
+    yield CurlExample("metrics for Prometheus", f"{get}/metrics")
 
 
 def _cached_text(known: ExamplePrompt, rank_names: Sequence[str]) -> str:
@@ -78,14 +66,16 @@ def _cached_text(known: ExamplePrompt, rank_names: Sequence[str]) -> str:
     return f"{told}, the others would have to compute {amount} of its {len(known.tokens)} tokens"
 
 
-def distinguishing_prompt(world: VirtualWorld, workload: ConversationWorkload) -> ExamplePrompt:
+def distinguishing_prompt(
+    pools: Sequence[KvBlockPool], workload: ConversationWorkload
+) -> ExamplePrompt:
     """Return the shortest beginning of a session that exactly one rank holds.
 
     Without such a session, return the beginning that the fewest ranks hold.
     """
 
     def choice(session: DemoConversation) -> tuple[int, int, list[int]]:
-        held = sorted(line.engine.count_cached(session.keys) for line in world.lines)
+        held = sorted(pool.count_cached(session.chain) for pool in pools)
         second = held[-2] if len(held) > 1 else 0
         is_told_apart = held[-1] > second
         # One block more than the second best rank holds is enough to distinguish the best.
@@ -95,8 +85,8 @@ def distinguishing_prompt(world: VirtualWorld, workload: ConversationWorkload) -
     session = min(workload.sessions, key=choice)
     _, blocks, _ = choice(session)
     tokens = session.tokens[: blocks * workload.block_size].tolist()
-    keys = session.keys[:blocks]
-    return ExamplePrompt(tokens, blocks, [line.engine.count_cached(keys) for line in world.lines])
+    chain = session.chain[:blocks]
+    return ExamplePrompt(tokens, blocks, [pool.count_cached(chain) for pool in pools])
 
 
 def _json_text(body: dict[str, object]) -> str:

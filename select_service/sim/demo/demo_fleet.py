@@ -1,6 +1,6 @@
 """Fleet of the demo: engines with sockets, registered with the service like real workers.
 
-This module maps ranks to workers; `virtual_world` and `prefix_cache` decide about the caches.
+This module maps ranks to workers; `select_service.sim.engine` decides about the caches.
 """
 
 import asyncio
@@ -10,15 +10,19 @@ from typing import Any, NamedTuple
 
 import zmq.asyncio
 
+from select_service.sim.demo.conversations import ConversationWorkload
 from select_service.sim.demo.kv_publisher import KvPublisherSockets
-from select_service.sim.demo.prefix_cache import U64_MASK, KvEvent, PrefixCache
 from select_service.sim.demo.service_client import CallFailed, ServiceClient
 from select_service.sim.demo.worker_api import KvEventsConfig, WorkerApi
+from select_service.sim.engine.block_catalog import BlockCatalog
+from select_service.sim.engine.gpu_hardware import A100_40, Fleet
+from select_service.sim.engine.prefix_cache import KvEvent, PrefixCache
+from select_service.sim.engine.replay_world import ReplayWorld
+from select_service.sim.engine.scheduler_engine import SchedulerEngine
 
 SUBSCRIBE_S_MAX = 15.0
 CATCH_UP_S_MAX = 10.0
 CATCH_UP_POLL_S = 0.05
-BATCH_TOKENS = 8192
 
 
 class FleetShape(NamedTuple):
@@ -34,6 +38,12 @@ class FleetShape(NamedTuple):
     def ranks(self) -> int:
         return self.workers * self.ranks_per_worker
 
+    @property
+    def hardware(self) -> Fleet:
+        """Hardware of every rank."""
+        rank = A100_40._replace(block_tokens=self.block_size, declared_blocks=self.blocks_per_rank)
+        return (rank,) * self.ranks
+
 
 class EventStreamTotals(NamedTuple):
     """Totals over the event streams of all ranks, from GET /workers."""
@@ -45,15 +55,26 @@ class EventStreamTotals(NamedTuple):
     decode_errors: int
 
 
-def fresh_engines(shape: FleetShape) -> list[PrefixCache]:
-    """Return empty caches, one per rank in order of the workers, each with its own block names."""
+class DemoEngines(NamedTuple):
+    """Engines of all ranks in order of the workers, and their caches."""
+
+    hardware: Fleet
+    engines: list[SchedulerEngine]
+    caches: list[PrefixCache]
+
+    def make_world(self, workload: ConversationWorkload) -> ReplayWorld:
+        """Return a world in which these engines, now idle, execute a workload."""
+        for cache in self.caches:
+            cache.pool.grow_to(workload.catalog.size)
+        return ReplayWorld(workload.replay_workload(), self.hardware, None, self.engines)
+
+
+def fresh_engines(shape: FleetShape, catalog: BlockCatalog) -> DemoEngines:
+    """Return engines with empty caches, each with its own block names."""
     rng = random.Random(shape.seed)
-    return [
-        PrefixCache(
-            shape.blocks_per_rank, shape.block_size, hash_seed=rng.getrandbits(64) & U64_MASK
-        )
-        for _ in range(shape.ranks)
-    ]
+    engines = [SchedulerEngine(each, catalog.size) for each in shape.hardware]
+    caches = [PrefixCache(each.pool, catalog, rng.getrandbits(64)) for each in engines]
+    return DemoEngines(shape.hardware, engines, caches)
 
 
 class DemoFleet:
@@ -95,16 +116,16 @@ class DemoFleet:
             for dp_rank in range(shape.ranks_per_worker)
         ]
 
-    async def start_apis(self, model_name: str, engines: list[PrefixCache]) -> None:
-        """Start the HTTP API of every worker.  engines: result of `fresh_engines`"""
+    async def start_apis(self, model_name: str, caches: list[PrefixCache]) -> None:
+        """Start the HTTP API of every worker.  caches: caches of all ranks"""
         ranks = self.shape.ranks_per_worker
         for first in range(0, self.shape.ranks, ranks):
             api = WorkerApi(
                 model_name,
-                engines[first : first + ranks],
+                caches[first : first + ranks],
                 partial(self._emit_of_worker, first),
                 self._kv_events_config(first),
-                BATCH_TOKENS,
+                A100_40.batch_tokens,
             )
             self._apis.append(api)
             self._urls.append(await api.start_listening())
@@ -144,7 +165,7 @@ class DemoFleet:
             "replay_endpoints": {str(r): p.replay_endpoint for r, p in publishers.items()},
             "total_kv_blocks": self.shape.blocks_per_rank * self.shape.ranks_per_worker,
             # Used only if the service queues; otherwise without effect.
-            "max_num_batched_tokens": BATCH_TOKENS,
+            "max_num_batched_tokens": A100_40.batch_tokens,
         }
 
     async def register_workers(self, client: ServiceClient) -> None:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from select_service.base.command_line import (
     CommandParser,
     UsageError,
-    argument_type,
     file_error_text,
     finite_number,
     positive_number,
@@ -18,7 +17,6 @@ from select_service.base.command_line import (
 )
 
 PROG = "scripts/demo"
-REQUESTS_DEFAULT = 2000
 NUMBER_MAX = 10**9
 LINE_BYTES_MAX = 4 * 2**20
 TRACE_FIELDS = {"timestamp", "output_length", "hash_ids"}
@@ -66,77 +64,30 @@ def parser() -> CommandParser:
 Exit status: 0 if every request succeeded, no reservation is left and every
 checked overlap is exact; else 1.""",
     )
-    add = result.add_argument
-    add("--once", action="store_true", help="exit after the report")
-    add(
-        "--requests",
-        type=argument_type(whole_number(1, NUMBER_MAX)),
-        default=REQUESTS_DEFAULT,
-        metavar="N",
-        help="requests of the workload, or rows read from the trace (default %(default)s)",
-    )
-    add(
-        "--workers",
-        type=argument_type(whole_number(1, NUMBER_MAX)),
-        default=4,
-        metavar="N",
-        help="simulated workers (default 4)",
-    )
-    add(
-        "--ranks",
-        type=argument_type(whole_number(1, NUMBER_MAX)),
-        default=1,
-        metavar="N",
-        help="ranks of each worker (default 1)",
-    )
-    add(
-        "--blocks",
-        type=argument_type(whole_number(1, NUMBER_MAX)),
-        default=4096,
-        metavar="BLOCKS",
-        help="cache size of each rank (default %(default)s)",
-    )
-    add(
-        "--block-size",
-        type=argument_type(whole_number(1, NUMBER_MAX)),
-        default=16,
-        metavar="TOKENS",
-        help="block size (default 16)",
-    )
-    add(
-        "--seed",
-        type=argument_type(whole_number(0, NUMBER_MAX)),
-        default=1,
-        metavar="N",
-        help="seed of workload and fleet (default 1)",
-    )
+    result.add_argument("--once", action="store_true", help="exit after the report")
+    add, counts = result.add_value, whole_number(1, NUMBER_MAX)
+    add("--requests", counts, "N", "requests of the workload, or rows read from the trace", 2000)
+    add("--workers", counts, "N", "simulated workers", 4)
+    add("--ranks", counts, "N", "ranks of each worker", 1)
+    add("--blocks", counts, "BLOCKS", "cache size of each rank", 4096)
+    add("--block-size", counts, "TOKENS", "block size", 16)
+    add("--seed", whole_number(0, NUMBER_MAX), "N", "seed of workload and fleet", 1)
     add(
         "--trace",
-        type=_trace_path,
-        metavar="FILE",
-        help="Mooncake-format trace (.jsonl, .jsonl.gz) to replay instead of a generated workload",
+        _trace_path,
+        "FILE",
+        "Mooncake-format trace (.jsonl, .jsonl.gz) to replay instead of a generated workload",
     )
-    add(
-        "--speedup",
-        type=argument_type(positive_number),
-        default=20.0,
-        metavar="FACTOR",
-        help="acceleration of the arrivals of the trace (default 20)",
-    )
+    add("--speedup", positive_number, "FACTOR", "acceleration of the arrivals of the trace", 20.0)
     add(
         "--lose",
-        type=argument_type(_fraction),
-        default=0.0,
-        metavar="FRACTION",
-        help="share of withheld KV event batches, which replays repair (default 0)",
+        _fraction,
+        "FRACTION",
+        "share of withheld KV event batches, which replays repair",
+        0.0,
     )
-    add(
-        "--port",
-        type=argument_type(whole_number(0, 65535)),
-        default=0,
-        metavar="PORT",
-        help="HTTP port of the service; 0 means any free port (default 0)",
-    )
+    port = "HTTP port of the service; 0 means any free port"
+    add("--port", whole_number(0, 65535), "PORT", port, 0)
     return result
 
 

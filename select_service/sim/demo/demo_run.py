@@ -8,27 +8,23 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
 from typing import NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from select_service.files.mooncake_trace import TraceError
 from select_service.sim.demo import report_tables
-from select_service.sim.demo.baselines import least_loaded, round_robin, run_baseline
 from select_service.sim.demo.conversations import (
     ConversationWorkload,
     WorkloadShape,
     generate_workload,
 )
 from select_service.sim.demo.curl_examples import curl_examples, distinguishing_prompt
-from select_service.sim.demo.demo_fleet import DemoFleet, FleetShape, fresh_engines
+from select_service.sim.demo.demo_fleet import DemoEngines, DemoFleet, FleetShape, fresh_engines
 from select_service.sim.demo.demo_options import DemoOptions
 from select_service.sim.demo.idle_traffic import REQUESTS_PER_S, PatientClient, send_until_cancelled
 from select_service.sim.demo.mooncake_workload import read_trace
-from select_service.sim.demo.prefix_cache import PrefixCache
 from select_service.sim.demo.progress_display import ProgressDisplay
 from select_service.sim.demo.service_client import CallFailed, ServiceClient
 from select_service.sim.demo.service_process import (
@@ -37,9 +33,8 @@ from select_service.sim.demo.service_process import (
     choose_port,
     compile_kernels,
 )
-from select_service.sim.demo.statistics_of_runs import percentile
-from select_service.sim.demo.virtual_world import RequestStep, VirtualWorld
 from select_service.sim.demo.workload_driver import WorkloadDriver
+from select_service.sim.engine.replay_world import RunRecord, StepKind, WorldStep
 
 MODEL_NAME = "demo"
 WATCH_S = 0.5
@@ -93,7 +88,10 @@ async def _run_steps(options: DemoOptions, console: Console) -> int:
     with stages.show_stage("compiling kernels, if needed") as detail:
         await compile_kernels(lambda line: detail(f"{line} (not again next time)"))
     port = choose_port(options.port)
-    fleet = DemoFleet(_fleet_shape(options), options.lose)
+    shape = FleetShape(
+        options.workers, options.ranks, options.blocks, options.block_size, options.seed
+    )
+    fleet = DemoFleet(shape, options.lose)
     service = ServiceProcess(port)
     client = ServiceClient(service.base_url, MODEL_NAME)
     try:
@@ -125,19 +123,13 @@ def _make_workload(options: DemoOptions) -> ConversationWorkload:
     return workload
 
 
-def _fleet_shape(options: DemoOptions) -> FleetShape:
-    return FleetShape(
-        options.workers, options.ranks, options.blocks, options.block_size, options.seed
-    )
-
-
 async def _run_scene(stage: DemoScene) -> int:
     console, stages, shape = stage.console, stage.stages, stage.fleet.shape
     with stages.show_stage("starting the service"):
         await stage.service.wait_until_alive(stage.client)
     console.print(f"live view of the fleet: {stage.service.base_url}/", soft_wrap=True)
-    engines = fresh_engines(shape)
-    await stage.fleet.start_apis(MODEL_NAME, engines)
+    engines = fresh_engines(shape, stage.workload.catalog)
+    await stage.fleet.start_apis(MODEL_NAME, engines.caches)
     with stages.show_stage("registering the workers"):
         await stage.fleet.register_workers(stage.client)
     console.print(
@@ -146,81 +138,52 @@ async def _run_scene(stage: DemoScene) -> int:
         f"{shape.block_size} tokens each",
         soft_wrap=True,
     )
-    world = VirtualWorld(stage.workload, engines, stage.fleet.publish_events)
-    driver = WorkloadDriver(world, stage.fleet, stage.client)
-    with _show_progress(stage, world) as on_step:
+    driver = WorkloadDriver(stage.workload, engines, stage.fleet, stage.client)
+    with _show_progress(stage, driver.record) as on_step:
         await driver.drive_world(on_step)
     with stages.show_stage("checking the final state"):
-        await driver.check_end_state(stage.workload)
+        await driver.check_end_state()
     with stages.show_stage("running the same workload under other policies"):
         policy = await stage.client.fetch_policy()
+        # Imported now: a first start compiles the kernels of the core faster, in its own processes.
+        from select_service.sim.demo.baselines import run_baselines
+
         # On a thread: the fleet must go on answering replays and HTTP meanwhile.
-        worlds = {policy: world} | await asyncio.to_thread(_run_baselines, stage, policy)
-    timings = report_tables.latency_table(stage.client.latencies_s)
-    report_tables.show_summary(console, worlds, driver.run, stage.fleet, timings)
+        others = await asyncio.to_thread(run_baselines, stage.workload, shape, policy)
+    report_tables.show_summary(
+        console,
+        report_tables.comparison_table(stage.workload, {policy: driver.record} | others),
+        driver.run,
+        stage.fleet,
+        report_tables.latency_table(stage.client.latencies_s),
+    )
     report_tables.show_decision(console, await stage.client.fetch_instructive_decision())
-    return await _report_and_stay_up(stage, world, engines, driver.run.find_problems())
+    return await _report_and_stay_up(stage, engines, driver.run.find_problems())
 
 
 @contextmanager
-def _show_progress(
-    stage: DemoScene, world: VirtualWorld
-) -> Iterator[Callable[[RequestStep], None]]:
+def _show_progress(stage: DemoScene, record: RunRecord) -> Iterator[Callable[[WorldStep], None]]:
     """Show the finished requests; yields the callback for every step."""
-    show = _progress_bar if stage.console.is_terminal else _plain_progress
-    with show(stage) as on_finished:
+    requests = stage.workload.requests
+    done = cached = prompts = 0
+    with stage.stages.show_stage(f"driving {requests} requests") as detail:
 
-        def on_step(step: RequestStep) -> None:
-            if step is RequestStep.FINISHED:
+        def on_step(step: WorldStep) -> None:
+            nonlocal done, cached, prompts
+            if step.kind is StepKind.FINISHED:
+                history = record.histories[step.number]
+                done += 1
+                cached += history.cached
+                prompts += history.turn.prompt_tokens
                 selects = stage.client.latencies_s["select_and_reserve"][-RECENT_CALLS:]
-                hit_rate = world.tally.hit_blocks / max(1, world.tally.prompt_blocks)
-                on_finished(hit_rate, percentile(selects, 50) * 1000)
+                p50_ms = report_tables.percentile(selects, 50) * 1000
+                rate = f"hit rate {cached / prompts:.1%}"
+                detail(f"{done} done, {rate}, select p50 {p50_ms:.2f} ms")
 
         yield on_step
 
 
-@contextmanager
-def _plain_progress(stage: DemoScene) -> Iterator[Callable[[float, float], None]]:
-    requests, done = stage.workload.requests, count(1)
-    with stage.stages.show_stage(f"driving {requests} requests") as detail:
-        yield lambda hit_rate, p50_ms: detail(
-            f"{next(done)} done, hit rate {hit_rate:.1%}, select p50 {p50_ms:.2f} ms"
-        )
-
-
-@contextmanager
-def _progress_bar(stage: DemoScene) -> Iterator[Callable[[float, float], None]]:
-    columns = (
-        TextColumn("requests"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("hit rate {task.fields[hit_rate]:.1%}  select p50 {task.fields[p50_ms]:.2f} ms"),
-    )
-    with Progress(*columns, console=stage.console) as progress:
-        task = progress.add_task("", total=stage.workload.requests, hit_rate=0.0, p50_ms=0.0)
-        yield lambda hit_rate, p50_ms: progress.update(
-            task, advance=1, hit_rate=hit_rate, p50_ms=p50_ms
-        )
-
-
-def _run_baselines(stage: DemoScene, policy: str) -> dict[str, VirtualWorld]:
-    """Run the baselines.  policy: policy of the service"""
-    from select_service.sim.demo.core_baseline import run_core  # loads kernels for half a second
-
-    shape, other = stage.fleet.shape, "work" if policy == "reference" else "reference"
-    of_core = run_core(stage.workload, fresh_engines(shape), other, stage.options.seed)
-    policies = {"round robin": round_robin(), "least loaded": least_loaded(stage.options.seed)}
-    blind = {
-        name: run_baseline(stage.workload, fresh_engines(shape), choose)
-        for name, choose in policies.items()
-    }
-    return {other: of_core} | blind
-
-
-async def _report_and_stay_up(
-    stage: DemoScene, world: VirtualWorld, engines: list[PrefixCache], problems: list[str]
-) -> int:
+async def _report_and_stay_up(stage: DemoScene, engines: DemoEngines, problems: list[str]) -> int:
     console = stage.console
     for problem in problems:
         console.print(f"[bold red]problem[/]: {escape(problem)}", soft_wrap=True)
@@ -229,7 +192,7 @@ async def _report_and_stay_up(
     status = STATUS_FAILED if problems else STATUS_OK
     if stage.options.once:
         return status
-    _show_examples(stage, world)
+    _show_examples(stage, engines)
     traffic = asyncio.create_task(_send_idle_traffic(stage, engines))
     try:
         while stage.service.is_running:
@@ -244,7 +207,7 @@ async def _report_and_stay_up(
     raise ServiceProcessFailed(f"the service ended unexpectedly:\n{stage.service.log_tail()}")
 
 
-async def _send_idle_traffic(stage: DemoScene, engines: list[PrefixCache]) -> None:
+async def _send_idle_traffic(stage: DemoScene, engines: DemoEngines) -> None:
     """Send further requests, so that the page shows traffic."""
     client = PatientClient(stage.service.base_url, MODEL_NAME, stage.fleet.shape.workers)
     try:
@@ -253,10 +216,11 @@ async def _send_idle_traffic(stage: DemoScene, engines: list[PrefixCache]) -> No
         await client.close()
 
 
-def _show_examples(stage: DemoScene, world: VirtualWorld) -> None:
+def _show_examples(stage: DemoScene, engines: DemoEngines) -> None:
     base_url, console = stage.service.base_url, stage.console
     console.print("\nThe service and the fleet stay up until Ctrl-C. Examples:\n")
-    known = distinguishing_prompt(world, stage.workload)
+    pools = [cache.pool for cache in engines.caches]
+    known = distinguishing_prompt(pools, stage.workload)
     for example in curl_examples(base_url, MODEL_NAME, known, stage.fleet.rank_names()):
         console.print(f"# {example.caption}", style="dim", soft_wrap=True)
         console.print(example.command, markup=False, soft_wrap=True)

@@ -6,7 +6,7 @@ answers are slowed equally, so ranks are as busy as in the run.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -15,15 +15,13 @@ from select_service.sim.demo.conversations import (
     SESSIONS_PER_S_AND_RANK,
     TURNS,
     ConversationWorkload,
-    DemoConversation,
     WorkloadShape,
     generate_workload,
 )
-from select_service.sim.demo.demo_fleet import DemoFleet, FleetShape
-from select_service.sim.demo.prefix_cache import PrefixCache
+from select_service.sim.demo.demo_fleet import DemoEngines, DemoFleet, FleetShape
 from select_service.sim.demo.service_client import CallFailed, ChosenRank, ServiceClient
-from select_service.sim.demo.virtual_world import VirtualWorld
 from select_service.sim.demo.workload_driver import WorkloadDriver
+from select_service.sim.engine.block_catalog import BlockCatalog
 
 REQUESTS_PER_S = 2.0
 REQUESTS = 400
@@ -54,15 +52,10 @@ class PatientClient(ServiceClient):
                 await super().free_reservation(reservation_id)
             await asyncio.sleep(RETRY_S)
 
-    async def prefill_complete(self, reservation_id: str) -> None:
-        """Report that the prompt is computed, ignoring failures."""
+    async def report_progress(self, reservation_id: str, verb: str) -> None:
+        """Report progress, ignoring failures."""
         with suppress(CallFailed):
-            await super().prefill_complete(reservation_id)
-
-    async def output_block(self, reservation_id: str) -> None:
-        """Report another output block, ignoring failures."""
-        with suppress(CallFailed):
-            await super().output_block(reservation_id)
+            await super().report_progress(reservation_id, verb)
 
     async def free_reservation(self, reservation_id: str) -> None:
         """Report the end of the request, ignoring failures."""
@@ -71,46 +64,34 @@ class PatientClient(ServiceClient):
 
 
 async def send_until_cancelled(
-    fleet: DemoFleet, client: PatientClient, engines: list[PrefixCache]
+    fleet: DemoFleet, client: PatientClient, engines: DemoEngines
 ) -> None:
     """Send requests until cancelled; returns if the caches are too small for any conversation."""
-    slowness = _requests_per_s(fleet.shape) / REQUESTS_PER_S
+    catalog = engines.caches[0].catalog
+    virtual_rate = SESSIONS_PER_S_AND_RANK * fleet.shape.ranks * sum(TURNS) / 2
     for number in count(1):
-        workload = _make_workload(fleet.shape, number)
+        # The demo may stay up for days; the numbers and lists would grow without bound.
+        catalog.recycle_numbers(cache.pool for cache in engines.caches)
+        workload = _make_workload(fleet.shape, number, catalog)
         if not workload.sessions:
             return
-        # The demo may stay up for days; the lists would grow without bound.
         client.latencies_s.clear()
-        driver = WorkloadDriver(
-            VirtualWorld(workload, engines, fleet.publish_events), fleet, client
-        )
-        await driver.drive_world(lambda step: None, _make_pacer(slowness))
+        driver = WorkloadDriver(workload, engines, fleet, client)
+        await driver.drive_world(lambda step: None, _make_pacer(virtual_rate / REQUESTS_PER_S))
 
 
-def _requests_per_s(shape: FleetShape) -> float:
-    """Return the rate of requests in virtual time."""
-    return SESSIONS_PER_S_AND_RANK * shape.ranks * sum(TURNS) / 2
-
-
-def _make_workload(shape: FleetShape, number: int) -> ConversationWorkload:
+def _make_workload(shape: FleetShape, number: int, catalog: BlockCatalog) -> ConversationWorkload:
     """Return conversations that fit into the caches, with unique request names."""
     made = generate_workload(
-        WorkloadShape(REQUESTS, shape.block_size, shape.ranks, shape.seed + number)
+        WorkloadShape(REQUESTS, shape.block_size, shape.ranks, shape.seed + number), catalog
     )
-    return ConversationWorkload(
-        shape.block_size, tuple(_rename_sessions(made, shape.blocks_per_rank, number))
+    # Names must differ from those of earlier workloads, which may still be reserved.
+    sessions = tuple(
+        replace(session, name=f"trickle-{number}-{session.name}")
+        for session in made.sessions
+        if ConversationWorkload(catalog, (session,)).places_max <= shape.blocks_per_rank
     )
-
-
-def _rename_sessions(
-    made: ConversationWorkload, blocks: int, number: int
-) -> Iterator[DemoConversation]:
-    for session in made.sessions:
-        if all(
-            made.job_of_turn(session, turn).places <= blocks for turn in range(len(session.turns))
-        ):
-            # Names must differ from those of earlier workloads, which may still be reserved.
-            yield replace(session, name=f"trickle-{number}-{session.name}")
+    return ConversationWorkload(catalog, sessions)
 
 
 def _make_pacer(slowness: float) -> Callable[[float], Awaitable[None]]:

@@ -18,7 +18,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from select_service.sim.demo.prefix_cache import KvEvent
+from select_service.sim.engine.prefix_cache import KvEvent
 
 TOPIC = b"kv-events"
 BUFFER_BATCHES_MAX = 10_000
@@ -36,11 +36,6 @@ class KvEventBatch(msgspec.Struct, array_like=True):
     data_parallel_rank: int
 
 
-def never_lose() -> bool:
-    """Return False: the default of `lose`, which sends every batch."""
-    return False
-
-
 class KvPublisherSockets:
     """Sockets of a rank, on free loopback ports.
 
@@ -49,7 +44,7 @@ class KvPublisherSockets:
     """
 
     def __init__(
-        self, context: zmq.asyncio.Context, dp_rank: int, lose: Callable[[], bool] = never_lose
+        self, context: zmq.asyncio.Context, dp_rank: int, lose: Callable[[], bool] = lambda: False
     ) -> None:
         self._dp_rank = dp_rank
         self._lose = lose

@@ -10,12 +10,12 @@ import numpy as np
 
 from select_service.files.mooncake_trace import TRACE_BLOCK_TOKENS, TraceError, TraceRow, read_rows
 from select_service.sim.demo.conversations import (
-    ConversationTurn,
     ConversationWorkload,
     DemoConversation,
+    make_conversation,
     random_tokens,
 )
-from select_service.sim.demo.prefix_cache import Tokens, chain_keys
+from select_service.sim.engine.block_catalog import BlockCatalog, Tokens
 
 OUTPUT_BLOCKS_MAX = 64
 """Limit of an answer, in blocks: more blocks would only repeat the same call."""
@@ -31,32 +31,32 @@ def read_trace(
 
     Raises TraceError for a malformed line or an empty file, OSError for an unreadable file.
     """
-    blocks: dict[int, Tokens] = {}
+    catalog, blocks = BlockCatalog(block_size), dict[int, Tokens]()
     sessions: list[DemoConversation] = []
     for number, row in read_rows(path):
         if requests_max is not None and len(sessions) >= requests_max:
             break
         start_s = row.timestamp / 1000.0 / speedup
-        sessions.append(_make_session(number, start_s, row, block_size, blocks))
+        sessions.append(_make_session(number, start_s, row, catalog, blocks))
     if not sessions:
         raise TraceError(f"{path}: the trace has no request")
     return ConversationWorkload(
-        block_size, tuple(sorted(sessions, key=lambda session: session.start_s))
+        catalog, tuple(sorted(sessions, key=lambda session: session.start_s))
     )
 
 
 def _make_session(
-    number: int, start_s: float, row: TraceRow, block_size: int, blocks: dict[int, Tokens]
+    number: int, start_s: float, row: TraceRow, catalog: BlockCatalog, blocks: dict[int, Tokens]
 ) -> DemoConversation:
+    block_size = catalog.block_size
     prompt = [_block_tokens(hash_id, block_size, blocks) for hash_id in row.hash_ids]
-    # At least one block, because the world needs an output block to finish a request.
     output_blocks = min(max(1, round(row.output_length / TRACE_BLOCK_TOKENS)), OUTPUT_BLOCKS_MAX)
     answer = random_tokens(
         np.random.default_rng([ANSWER_STREAM, number]), output_blocks * block_size
     )
     tokens = np.concatenate([*prompt, answer])
-    turn = ConversationTurn(len(prompt) * block_size, output_blocks, think_s=0.0)
-    return DemoConversation(f"t{number}", start_s, tokens, chain_keys(tokens, block_size), (turn,))
+    turn = len(prompt) * block_size, len(answer), 0.0
+    return make_conversation(catalog, f"t{number}", start_s, tokens, [turn])
 
 
 def _block_tokens(hash_id: int, block_size: int, blocks: dict[int, Tokens]) -> Tokens:

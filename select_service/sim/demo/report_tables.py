@@ -6,47 +6,60 @@ Every figure is a count or a percentile taken during the run; figures in virtual
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from select_service.cli.explain import format_decision
+from select_service.sim.demo.conversations import ConversationWorkload
 from select_service.sim.demo.demo_fleet import DemoFleet
-from select_service.sim.demo.statistics_of_runs import coefficient_of_variation, mean, percentile
-from select_service.sim.demo.virtual_world import VirtualWorld
 from select_service.sim.demo.workload_driver import OverlapPredictions, ServiceRun
+from select_service.sim.engine.replay_world import RunRecord
 
 
-def comparison_table(worlds: Mapping[str, VirtualWorld]) -> Table:
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the smallest value that at least `percent` of all values do not exceed."""
+    return float(np.percentile(values, percent, method="inverted_cdf"))
+
+
+def comparison_table(workload: ConversationWorkload, records: Mapping[str, RunRecord]) -> Table:
     """Return a table with a column per policy for the same workload."""
-    table = Table(title=f"The same workload under {len(worlds)} policies", box=box.SIMPLE_HEAD)
+    table = Table(title=f"The same workload under {len(records)} policies", box=box.SIMPLE_HEAD)
     table.add_column("", no_wrap=True)
-    for name in worlds:
+    for name in records:
         table.add_column(name, justify="right")
-    for label, cells in _comparison_rows(list(worlds.values())):
-        table.add_row(label, *cells)
+    reachable = workload.count_reachable()
+    columns = [
+        _comparison_cells(record, workload.block_size, reachable) for record in records.values()
+    ]
+    for label in columns[0]:
+        table.add_row(label, *(column[label] for column in columns))
     return table
 
 
-def _comparison_rows(worlds: Sequence[VirtualWorld]) -> list[tuple[str, list[str]]]:
-    tallies = [world.tally for world in worlds]
-    return [
-        ("requests", [f"{t.requests:,}" for t in tallies]),
-        ("prompt blocks", [f"{t.prompt_blocks:,}" for t in tallies]),
-        ("found in a cache", [f"{t.hit_blocks:,}" for t in tallies]),
-        ("hit rate in blocks", [_share_text(t.hit_blocks, t.prompt_blocks) for t in tallies]),
-        (
-            "  one endless cache",
-            [_share_text(t.reachable_blocks, t.prompt_blocks) for t in tallies],
-        ),
-        ("requests per rank", [_rank_shares_text(world) for world in worlds]),
-        ("  variation of it", [_rank_variation(world, "requests") for world in worlds]),
-        ("  of prefill time", [_rank_variation(world, "prefill_s") for world in worlds]),
-        ("first token, mean *", [_seconds_text(mean(t.first_token_s)) for t in tallies]),
-        ("  p50 *", [_seconds_text(percentile(t.first_token_s, 50)) for t in tallies]),
-        ("  p99 *", [_seconds_text(percentile(t.first_token_s, 99)) for t in tallies]),
-    ]
+def _comparison_cells(record: RunRecord, block_size: int, reachable: int) -> dict[str, str]:
+    histories = record.histories
+    blocks = sum(each.turn.prompt_tokens // block_size for each in histories)
+    hits = sum(each.cached // block_size for each in histories)
+    ranks = np.bincount([each.rank for each in histories], minlength=len(record.work))
+    shares = ranks / len(histories)
+    first_s = [each.first_s - each.arrived_s for each in histories]
+    computed = np.array([work.prompt_tokens for work in record.work])
+    return {
+        "requests": f"{len(histories):,}",
+        "prompt blocks": f"{blocks:,}",
+        "found in a cache": f"{hits:,}",
+        "hit rate in blocks": _share_text(hits, blocks),
+        "  one endless cache": _share_text(reachable, blocks),
+        "requests per rank": f"{shares.min():.0%} to {shares.max():.0%}",
+        "  variation of it": f"{ranks.std() / ranks.mean():.3f}",
+        "  of computed tokens": f"{computed.std() / computed.mean():.3f}",
+        "first token, mean *": f"{np.mean(first_s):.3f} s",
+        "  p50 *": f"{percentile(first_s, 50):.3f} s",
+        "  p99 *": f"{percentile(first_s, 99):.3f} s",
+    }
 
 
 def latency_table(by_verb: Mapping[str, Sequence[float]]) -> Table:
@@ -79,14 +92,10 @@ def check_table(run: ServiceRun, fleet: DemoFleet) -> Table:
 
 
 def show_summary(
-    console: Console,
-    worlds: Mapping[str, VirtualWorld],
-    run: ServiceRun,
-    fleet: DemoFleet,
-    timings: Table,
+    console: Console, comparison: Table, run: ServiceRun, fleet: DemoFleet, timings: Table
 ) -> None:
     """Print the whole report."""
-    parts: list[RenderableType] = [comparison_table(worlds)]
+    parts: list[RenderableType] = [comparison]
     parts.append(Text("* modelled, in virtual seconds: see docs/start/quickstart.md", style="dim"))
     parts += [timings, check_table(run, fleet)]
     for part in parts:
@@ -113,16 +122,3 @@ def _predictions_text(predictions: OverlapPredictions) -> str:
 
 def _share_text(part: int, whole: int) -> str:
     return f"{part / whole:.1%}" if whole else "-"
-
-
-def _rank_shares_text(world: VirtualWorld) -> str:
-    shares = [line.requests / max(1, world.tally.requests) for line in world.lines]
-    return f"{min(shares):.0%} to {max(shares):.0%}"
-
-
-def _rank_variation(world: VirtualWorld, figure: str) -> str:
-    return f"{coefficient_of_variation([getattr(line, figure) for line in world.lines]):.3f}"
-
-
-def _seconds_text(value: float) -> str:
-    return f"{value:.3f} s"

@@ -7,13 +7,16 @@ a program in another language.
 import math
 import time
 from collections import defaultdict
-from typing import Any
+from typing import Any, TypeVar
 
-import httpx
 import msgspec
+
+from select_service.client.httpx_transport import HttpxTransport
+from select_service.client.transport import ClientRequest, ClientResponse, TransportError
 
 CALL_TIMEOUT_S = 30.0
 DECISIONS_LISTED, DECISIONS_READ = 400, 20
+Row = TypeVar("Row")
 
 
 class CallFailed(Exception):
@@ -96,30 +99,31 @@ class ServiceClient:
     """Client with kept connections. `latencies_s`: seconds of every reservation call, by verb."""
 
     def __init__(self, base_url: str, model_name: str) -> None:
-        # Without the environment: a proxy of the user must not carry loopback calls.
-        self._http = httpx.AsyncClient(base_url=base_url, timeout=CALL_TIMEOUT_S, trust_env=False)
+        self._base_url = base_url
+        # Each call is sent once: repeats of the whole client would hide failures.
+        self._transport = HttpxTransport()
         self._model_name = model_name
         self.latencies_s: dict[str, list[float]] = defaultdict(list)
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        await self._transport.close()
 
     async def is_alive(self) -> bool:
         """Return whether GET /health answers 200 now."""
         try:
-            return (await self._http.get("/health")).status_code == 200
-        except httpx.TransportError:
+            return (await self._exchange("GET", "/health")).status == 200
+        except TransportError:
             return False
 
     async def register_worker(self, registration: dict[str, Any]) -> WorkerRow:
         """Call POST /workers."""
         body = registration | {"model_name": self._model_name}
-        return msgspec.json.decode(await self._send_call("POST", "/workers", body), type=WorkerRow)
+        return await self._fetch(WorkerRow, "POST", "/workers", body)
 
     async def fetch_workers(self) -> list[WorkerRow]:
         """Call GET /workers."""
-        return msgspec.json.decode(await self._send_call("GET", "/workers"), type=list[WorkerRow])
+        return await self._fetch(list[WorkerRow], "GET", "/workers")
 
     async def fetch_policy(self) -> str:
         """Return the policy of the service, from GET /config."""
@@ -153,15 +157,12 @@ class ServiceClient:
 
     async def fetch_loads(self) -> list[PartitionLoadRows]:
         """Call GET /loads."""
-        return msgspec.json.decode(
-            await self._send_call("GET", "/loads"), type=list[PartitionLoadRows]
-        )
+        return await self._fetch(list[PartitionLoadRows], "GET", "/loads")
 
     async def fetch_overlap_scores(self, token_ids: list[int]) -> OverlapScoreRows:
         """Call POST /overlap_scores."""
         body = {"model_name": self._model_name, "token_ids": token_ids}
-        answer = await self._send_call("POST", "/overlap_scores", body)
-        return msgspec.json.decode(answer, type=OverlapScoreRows)
+        return await self._fetch(OverlapScoreRows, "POST", "/overlap_scores", body)
 
     async def select_and_reserve(self, reservation_id: str, token_ids: list[int]) -> ChosenRank:
         """Choose and reserve a rank for a request."""
@@ -174,19 +175,18 @@ class ServiceClient:
         answer = await self._send_timed("select_and_reserve", "POST", "/select_and_reserve", body)
         return msgspec.json.decode(answer, type=ChosenRank)
 
-    async def prefill_complete(self, reservation_id: str) -> None:
-        """Report that the prompt is computed."""
-        path = f"/reservations/{reservation_id}/prefill_complete"
-        await self._send_timed("prefill_complete", "POST", path, {})
-
-    async def output_block(self, reservation_id: str) -> None:
-        """Report another output block."""
-        path = f"/reservations/{reservation_id}/output_block"
-        await self._send_timed("output_block", "POST", path, {})
+    async def report_progress(self, reservation_id: str, verb: str) -> None:
+        """Report `prefill_complete`, or another `output_block`."""
+        await self._send_timed(verb, "POST", f"/reservations/{reservation_id}/{verb}", {})
 
     async def free_reservation(self, reservation_id: str) -> None:
         """Report the end of the request."""
         await self._send_timed("DELETE", "DELETE", f"/reservations/{reservation_id}")
+
+    async def _fetch(
+        self, kind: type[Row], method: str, path: str, body: dict[str, Any] | None = None
+    ) -> Row:
+        return msgspec.json.decode(await self._send_call(method, path, body), type=kind)
 
     async def _send_timed(
         self, verb: str, method: str, path: str, body: dict[str, Any] | None = None
@@ -198,13 +198,19 @@ class ServiceClient:
         return answer
 
     async def _send_call(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
-        # Encoded here and not by httpx, whose json= is slower and would distort the latencies.
+        try:
+            answer = await self._exchange(method, path, body)
+        except TransportError as error:
+            raise CallFailed(f"{method} {path}: {error}") from error
+        if not 200 <= answer.status < 300:
+            text = answer.content.decode(errors="replace")
+            raise CallFailed(f"{method} {path}: {answer.status} {text[:300]}")
+        return answer.content
+
+    async def _exchange(
+        self, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> ClientResponse:
         content = None if body is None else msgspec.json.encode(body)
         headers = {} if body is None else {"content-type": "application/json"}
-        try:
-            response = await self._http.request(method, path, content=content, headers=headers)
-        except httpx.HTTPError as error:
-            raise CallFailed(f"{method} {path}: {type(error).__name__} {error}") from error
-        if not response.is_success:
-            raise CallFailed(f"{method} {path}: {response.status_code} {response.text[:300]}")
-        return response.content
+        request = ClientRequest(method, path, content, headers)
+        return await self._transport.send(self._base_url, request, CALL_TIMEOUT_S)

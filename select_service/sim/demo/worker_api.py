@@ -12,7 +12,8 @@ from aiohttp import web
 from msgspec import Meta
 
 from select_service.sim.demo.conversations import VOCABULARY
-from select_service.sim.demo.prefix_cache import CacheJob, KvEvent, PrefixCache, Tokens, chain_keys
+from select_service.sim.engine.block_catalog import Tokens
+from select_service.sim.engine.prefix_cache import KvEvent, PrefixCache
 
 HOST = "127.0.0.1"
 BODY_BYTES_MAX = 8 << 20
@@ -33,20 +34,20 @@ class _Completion(msgspec.Struct):
 class WorkerApi:
     """HTTP server of a worker and its ranks.  Close it once.
 
-    engines: engines of the ranks
+    caches: caches of the ranks
     emit: receives the KV events of a rank, by its number in the worker
     """
 
     def __init__(
         self,
         model_name: str,
-        engines: list[PrefixCache],
+        caches: list[PrefixCache],
         emit: Callable[[int, list[KvEvent]], None],
         kv_events: KvEventsConfig,
         batch_tokens: int,
     ) -> None:
         self._model_name = model_name
-        self._engines = engines
+        self._caches = caches
         self._emit = emit
         self._kv_events = kv_events
         self._batch_tokens = batch_tokens
@@ -83,19 +84,18 @@ class WorkerApi:
         return web.json_response({"object": "list", "data": [card]})
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
-        blocks = sum(engine.blocks_max for engine in self._engines)
-        labels = f'block_size="{self._engines[0].block_size}",num_gpu_blocks="{blocks}"'
+        blocks = sum(cache.pool.places for cache in self._caches)
+        labels = f'block_size="{self._caches[0].catalog.block_size}",num_gpu_blocks="{blocks}"'
         lines = ["# TYPE vllm:cache_config_info gauge"]
         lines += [
-            f'vllm:cache_config_info{{{labels},engine="{n}"}} 1.0'
-            for n in range(len(self._engines))
+            f'vllm:cache_config_info{{{labels},engine="{n}"}} 1.0' for n in range(len(self._caches))
         ]
         return web.Response(text="\n".join([*lines, ""]))
 
     async def _get_server_info(self, request: web.Request) -> web.Response:
         config = {
-            "cache_config": {"block_size": self._engines[0].block_size},
-            "parallel_config": {"data_parallel_size": len(self._engines)},
+            "cache_config": {"block_size": self._caches[0].catalog.block_size},
+            "parallel_config": {"data_parallel_size": len(self._caches)},
             "scheduler_config": {"max_num_batched_tokens": self._batch_tokens},
             "kv_events_config": self._kv_events,
         }
@@ -103,7 +103,7 @@ class WorkerApi:
 
     async def _post_completions(self, request: web.Request) -> web.Response:
         rank = request.headers.get(RANK_HEADER, "0")
-        if not rank.isdecimal() or not 0 <= int(rank) < len(self._engines):
+        if not rank.isdecimal() or not 0 <= int(rank) < len(self._caches):
             return _error_response(
                 400, f"{RANK_HEADER}: expected a rank of this worker, got {rank}"
             )
@@ -140,19 +140,10 @@ class WorkerApi:
 
     def _pass_through_cache(self, rank: int, prompt: Tokens, answer: Tokens) -> bool:
         """Pass a request through the cache of a rank; False means no room."""
-        engine = self._engines[rank]
-        tokens = np.concatenate([prompt, answer])
-        prompt_blocks = len(prompt) // engine.block_size
-        keys = chain_keys(tokens, engine.block_size)
-        has_tail = len(tokens) % engine.block_size != 0
-        job = CacheJob(keys, tokens, prompt_blocks, len(keys) - prompt_blocks, has_tail)
-        if not engine.has_room(job):
+        cache = self._caches[rank]
+        if not cache.cache_tokens(np.concatenate([prompt, answer])):
             return False
-        running, _ = engine.admit_job(job)
-        for _ in range(job.output_blocks):
-            engine.fill_output_block(running)
-        engine.release_job(running)
-        self._emit(rank, engine.take_events())
+        self._emit(rank, cache.take_events())
         return True
 
 

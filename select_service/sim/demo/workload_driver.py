@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from select_service.sim.demo.conversations import ConversationWorkload
-from select_service.sim.demo.demo_fleet import DemoFleet, EventStreamTotals
+from select_service.sim.demo.demo_fleet import DemoEngines, DemoFleet, EventStreamTotals
 from select_service.sim.demo.service_client import ServiceClient
-from select_service.sim.demo.virtual_world import DemoRequest, RequestStep, VirtualWorld
+from select_service.sim.engine.replay_world import RunRecord, StepKind, WorldStep
 
 FINAL_PROMPTS_MAX = 50
 
@@ -38,7 +38,7 @@ class OverlapPredictions:
 
 @dataclass(slots=True)
 class ServiceRun:
-    """Results of a run through the service, besides the tally of the world."""
+    """Results of a run through the service, besides the record of the world."""
 
     live: OverlapPredictions = field(default_factory=OverlapPredictions)
     settled: OverlapPredictions = field(default_factory=OverlapPredictions)
@@ -67,56 +67,81 @@ class ServiceRun:
 class WorkloadDriver:
     """Sends the steps of a world to the service and checks its predictions."""
 
-    def __init__(self, world: VirtualWorld, fleet: DemoFleet, client: ServiceClient) -> None:
-        self._world = world
+    def __init__(
+        self,
+        workload: ConversationWorkload,
+        engines: DemoEngines,
+        fleet: DemoFleet,
+        client: ServiceClient,
+    ) -> None:
+        self._workload = workload
+        self._engines = engines
+        self._world = engines.make_world(workload)
         self._fleet = fleet
         self._client = client
         self.run = ServiceRun()
 
+    @property
+    def record(self) -> RunRecord:
+        """Histories of the requests."""
+        return self._world.record
+
     async def drive_world(
         self,
-        on_step: Callable[[RequestStep], None],
+        on_step: Callable[[WorldStep], None],
         wait: Callable[[float], Awaitable[None]] | None = None,
     ) -> None:
         """Drive the world to its end.  Raises CallFailed at the first refused call.
 
-        wait: awaited with the virtual time of each step before its execution; None means no pause
+        wait: awaited with the virtual time of each call before the call; None means no pause
         """
-        while (happening := self._world.next_step()) is not None:
-            if wait is not None:
-                await wait(self._world.now_s)
-            request = happening.request
-            match happening.step:
-                case RequestStep.CHOOSE:
-                    await self._choose_rank(request)
-                case RequestStep.PREFILL_DONE:
-                    await self._client.prefill_complete(request.name)
-                case RequestStep.OUTPUT_BLOCK:
-                    await self._client.output_block(request.name)
-                case RequestStep.FINISHED:
-                    await self._client.free_reservation(request.name)
-            on_step(happening.step)
+        for step in self._world.open_steps(1.0):
+            if step.kind is StepKind.KV_EVENTS:
+                # Without a pause: other requests may change the same cache meanwhile.
+                events = self._engines.caches[step.number].render_events(step.changes)
+                self._fleet.publish_events(step.number, events)
+            elif step.kind is not StepKind.RELEASED:
+                if wait is not None:
+                    await wait(self._world.time)
+                await self._send_step(step)
+                on_step(step)
 
-    async def check_end_state(self, workload: ConversationWorkload) -> None:
+    async def _send_step(self, step: WorldStep) -> None:
+        session_index, turn_index = self._world.turn_of(step.number)
+        session = self._workload.sessions[session_index]
+        name = f"{session.name}-{turn_index}"
+        match step.kind:
+            case StepKind.CHOOSE:
+                await self._choose_rank(step.number, name, session.prompt(turn_index))
+            case StepKind.FIRST_TOKEN:
+                await self._client.report_progress(name, "prefill_complete")
+            case StepKind.OUTPUT_BLOCK:
+                await self._client.report_progress(name, "output_block")
+            case StepKind.FINISHED:
+                await self._client.free_reservation(name)
+
+    async def check_end_state(self) -> None:
         """Check the end state: no load, all events read, the overlap of every rank exact."""
         # First, before anything can expire by its time to live.
         self.run.leaks = await self._find_leaks()
         # Events must have settled before the overlaps are compared.
         self.run.events = await self._fleet.catch_up(self._client)
-        for prompt, keys in final_prompts(workload):
-            for row in (await self._client.fetch_overlap_scores(prompt)).workers:
+        # The last sessions are the most likely still cached.
+        for session in self._workload.sessions[-FINAL_PROMPTS_MAX:]:
+            scores = await self._client.fetch_overlap_scores(session.tokens.tolist())
+            for row in scores.workers:
                 rank_index = self._fleet.rank_index(row.worker_id, row.dp_rank)
-                held = self._world.lines[rank_index].engine.count_cached(keys)
+                held = self._engines.engines[rank_index].pool.count_cached(session.chain)
                 self.run.settled.count_prediction(row.device_blocks, held)
 
-    async def _choose_rank(self, request: DemoRequest) -> None:
-        choice = await self._client.select_and_reserve(request.name, request.prompt)
+    async def _choose_rank(self, number: int, name: str, prompt: list[int]) -> None:
+        choice = await self._client.select_and_reserve(name, prompt)
         rank_index = self._fleet.rank_index(choice.worker_id, choice.dp_rank)
-        # Compared before `assign_rank`, which changes the cache of the rank.
-        self.run.live.count_prediction(
-            choice.predicted_blocks, self._world.count_cached(rank_index, request)
-        )
-        self._world.assign_rank(request, rank_index)
+        # Compared before the request changes the cache of the rank.
+        pool = self._engines.engines[rank_index].pool
+        held = pool.count_cached(self._world.rank_request(number).chain)
+        self.run.live.count_prediction(choice.predicted_blocks, held)
+        self._world.assign_rank(number, rank_index)
 
     async def _find_leaks(self) -> list[str]:
         return [
@@ -127,11 +152,3 @@ class WorkloadDriver:
             for row in partition.loads
             if row.active_requests or row.potential_prefill_tokens or row.potential_decode_blocks
         ]
-
-
-def final_prompts(workload: ConversationWorkload) -> list[tuple[list[int], list[int]]]:
-    """Return (token ids, chain keys) of the last whole sessions, the most likely still cached."""
-    return [
-        (session.tokens.tolist(), session.keys)
-        for session in workload.sessions[-FINAL_PROMPTS_MAX:]
-    ]

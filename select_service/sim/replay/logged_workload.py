@@ -8,9 +8,9 @@ import numpy as np
 
 from select_service.core.analysis.decision_log import parse_hashes
 from select_service.core.analysis.decision_log_lines import LoggedDecision, LoggedFleet
-from select_service.sim.replay.block_streams import ReplayRequest, ReplayWorkload
+from select_service.sim.engine.block_streams import ReplayRequest, ReplayWorkload
+from select_service.sim.engine.gpu_hardware import BLOCK_TOKENS, PARAMETERS, Fleet, Hardware
 from select_service.sim.replay.decision_log_reader import LoggedRequests, ReplayError
-from select_service.sim.replay.gpu_hardware import BLOCK_TOKENS, PARAMETERS, Fleet, Hardware
 
 OUTPUT_TOKENS = 128
 """Length of an answer, in tokens, if no answer of the log has a length."""

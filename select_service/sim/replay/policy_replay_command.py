@@ -9,7 +9,6 @@ from pathlib import Path
 from select_service.base.command_line import (
     CommandParser,
     UsageError,
-    argument_type,
     file_error_text,
     one_of_words,
     positive_number,
@@ -18,22 +17,23 @@ from select_service.base.command_line import (
 from select_service.base.errors import InvalidBody
 from select_service.core.placement.policies.policy_registry import POLICIES, parse_policy_choice
 from select_service.core.placement.router_config import RouterConfig
-from select_service.sim.replay import replay_report, simple_routers
-from select_service.sim.replay.core_router import CoreRouter, CoreScene
+from select_service.sim.engine import simple_routers
+from select_service.sim.engine.core_router import CoreRouter, CoreScene
+from select_service.sim.engine.gpu_hardware import A100_40, A100_80, H100_80
+from select_service.sim.engine.replay_world import ReplayRouter, ReplayWorld
+from select_service.sim.replay import replay_report
 from select_service.sim.replay.decision_log_reader import (
     LogFilter,
     LoggedRequests,
     ReplayError,
     read_logs,
 )
-from select_service.sim.replay.gpu_hardware import A100_40, A100_80, H100_80
 from select_service.sim.replay.logged_workload import (
     LoggedWorkload,
     ReplayAssumptions,
     make_workload,
 )
-from select_service.sim.replay.replay_world import ReplayRouter, ReplayWorld
-from select_service.sim.replay.run_figures import WARM_SHARE, RunFigures, compute_figures
+from select_service.sim.replay.replay_report import WARM_SHARE, RunFigures, compute_figures
 
 REQUESTS, REQUESTS_MAX = 5000, 200_000
 SEED_MAX = 2**32 - 1
@@ -147,8 +147,7 @@ def parser() -> CommandParser:
         epilog=f"Policies: {', '.join((*POLICIES, *CACHE_BLIND_ROUTERS))};\n"
         "options of one behind it, as in work+strict-tail.",
     )
-    add = result.add_argument
-    add(
+    result.add_argument(
         "--log",
         type=Path,
         nargs="+",
@@ -156,7 +155,7 @@ def parser() -> CommandParser:
         metavar="FILE",
         help="decision logs of one or more services",
     )
-    add(
+    result.add_argument(
         "--policy",
         type=_policy_argument,
         action="append",
@@ -164,49 +163,22 @@ def parser() -> CommandParser:
         help="policy to simulate, repeatable; the first is the base of the comparison (default: "
         "work and reference)",
     )
-    add(
-        "--out",
-        type=argument_type(_output_path),
-        metavar="FILE",
-        help="report file: picture (.svg) or page (.html)",
-    )
-    add("--model", metavar="NAME", help="model of the requests (default: the busiest of the log)")
-    add("--tenant", metavar="NAME", help="tenant of the requests (default: the busiest of the log)")
-    add(
-        "--requests",
-        type=argument_type(whole_number(1, REQUESTS_MAX)),
-        default=REQUESTS,
-        metavar="N",
-        help=f"number of requests, the last of the log, up to {REQUESTS_MAX} (default %(default)s)",
-    )
-    add(
-        "--speed",
-        type=argument_type(positive_number),
-        default=1.0,
-        metavar="FACTOR",
-        help="acceleration of the requests (default 1)",
-    )
+    add = result.add_value
+    add("--out", _output_path, "FILE", "report file: picture (.svg) or page (.html)")
+    add("--model", str, "NAME", "model of the requests (default: the busiest of the log)")
+    add("--tenant", str, "NAME", "tenant of the requests (default: the busiest of the log)")
+    limit = f"number of requests, the last of the log, up to {REQUESTS_MAX}"
+    add("--requests", whole_number(1, REQUESTS_MAX), "N", limit, REQUESTS)
+    add("--speed", positive_number, "FACTOR", "acceleration of the requests", 1.0)
     gpus = one_of_words(*GPUS)
-    add(
-        "--gpu",
-        type=argument_type(gpus),
-        metavar=gpus.metavar,
-        default="a100-40",
-        help="GPU of every rank (default %(default)s)",
-    )
+    add("--gpu", gpus, gpus.metavar, "GPU of every rank", "a100-40")
     add(
         "--prefill-tokens-per-s",
-        type=argument_type(positive_number),
-        metavar="TOKENS",
-        help="prefill speed of a rank, per second (default: that of the GPU)",
+        positive_number,
+        "TOKENS",
+        "prefill speed of a rank, per second (default: that of the GPU)",
     )
-    add(
-        "--seed",
-        type=argument_type(whole_number(0, SEED_MAX)),
-        default=1,
-        metavar="N",
-        help="seed of tie breaks (default 1)",
-    )
+    add("--seed", whole_number(0, SEED_MAX), "N", "seed of tie breaks", 1)
     return result
 
 

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from indexer.sockets.dns_resolver import Resolver
 from select_service.adapters.http_get import HttpClient
-from tests.core.registry.discovery.answers import recorded
+from tests.builders.engine_answers import recorded
 
 
 class ToldEngine:

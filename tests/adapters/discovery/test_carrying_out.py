@@ -11,8 +11,8 @@ from select_service.core.registry.discovery.reconciler import GRACE_S
 from select_service.core.workers.endpoint_policy import EndpointPolicy
 from select_service.core.workers.worker_catalog import RANKS_PER_STEP
 from select_service.net.egress_policy import EgressPolicy
-from tests.adapters.discovery.fleets import FollowedFleet
 from tests.builders import a_select, a_select_and_reserve, a_worker
+from tests.builders.followed_fleet import FollowedFleet
 
 
 def select(fleet):

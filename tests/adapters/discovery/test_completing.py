@@ -11,7 +11,7 @@ from select_service.adapters.discovery.source_status import SourceStatus
 from select_service.core.registry.discovery.engine_candidates import EngineCandidate
 from select_service.core.registry.discovery.worker_records import derive_worker_id
 from tests.adapters.discovery.engines import engine, http_client
-from tests.polling import eventually_on_loop
+from tests.builders.polling import eventually_on_loop
 
 
 @pytest.fixture(autouse=True)
@@ -61,79 +61,61 @@ def candidate(url, version="", **fields):
     return EngineCandidate(url, {"endpoint": url, **fields}, version)
 
 
-def test_what_the_template_does_not_say_the_engine_is_asked_for():
-    async def story():
-        async with asking() as (_, url, completing, told):
-            completing.set_candidates([candidate(url, model_name="mine")])
-            await eventually_on_loop(lambda: told.desired)
-            (worker,) = told.desired.values()
-            assert (worker.model_name, worker.block_size) == ("mine", 16)
-            assert worker.worker_id == derive_worker_id(url)
-            completing.set_candidates([])
-            await eventually_on_loop(lambda: told.desired == {})
-
-    asyncio.run(story())
+async def test_what_the_template_does_not_say_the_engine_is_asked_for():
+    async with asking() as (_, url, completing, told):
+        completing.set_candidates([candidate(url, model_name="mine")])
+        await eventually_on_loop(lambda: told.desired)
+        (worker,) = told.desired.values()
+        assert (worker.model_name, worker.block_size) == ("mine", 16)
+        assert worker.worker_id == derive_worker_id(url)
+        completing.set_candidates([])
+        await eventually_on_loop(lambda: told.desired == {})
 
 
-def test_an_engine_that_does_not_answer_is_withheld_and_asked_again():
-    async def story():
-        async with asking() as (told_engine, url, completing, told):
-            told_engine.starts = True
-            completing.set_candidates([candidate(url)])
-            await eventually_on_loop(lambda: told_engine.asked > 8)
-            assert told.desired == {}
-            assert told.undecided == {derive_worker_id(url)}
-            assert told.readings.withheld == {url: "status 503"}
-            told_engine.starts = False
-            await eventually_on_loop(lambda: told.desired)
-            assert (told.undecided, told.readings.withheld) == (frozenset(), {})
-
-    asyncio.run(story())
+async def test_an_engine_that_does_not_answer_is_withheld_and_asked_again():
+    async with asking() as (told_engine, url, completing, told):
+        told_engine.starts = True
+        completing.set_candidates([candidate(url)])
+        await eventually_on_loop(lambda: told_engine.asked > 8)
+        assert told.desired == {}
+        assert told.undecided == {derive_worker_id(url)}
+        assert told.readings.withheld == {url: "status 503"}
+        told_engine.starts = False
+        await eventually_on_loop(lambda: told.desired)
+        assert (told.undecided, told.readings.withheld) == (frozenset(), {})
 
 
-def test_another_engine_at_the_same_address_is_asked_and_until_then_undecided():
-    async def story():
-        async with asking() as (told_engine, url, completing, told):
-            completing.set_candidates([candidate(url, "1")])
-            await eventually_on_loop(lambda: told.desired)
-            told_engine.starts = True
-            completing.set_candidates([candidate(url, "2")])
-            await eventually_on_loop(lambda: told.desired == {})
-            assert told.undecided == {derive_worker_id(url)}
-            told_engine.starts = False
-            await eventually_on_loop(lambda: told.desired)
-
-    asyncio.run(story())
+async def test_another_engine_at_the_same_address_is_asked_and_until_then_undecided():
+    async with asking() as (told_engine, url, completing, told):
+        completing.set_candidates([candidate(url, "1")])
+        await eventually_on_loop(lambda: told.desired)
+        told_engine.starts = True
+        completing.set_candidates([candidate(url, "2")])
+        await eventually_on_loop(lambda: told.desired == {})
+        assert told.undecided == {derive_worker_id(url)}
+        told_engine.starts = False
+        await eventually_on_loop(lambda: told.desired)
 
 
-def test_nobody_is_asked_where_the_template_says_all():
-    async def story():
-        async with running(None) as (completing, told):
-            urls = [f"http://e{n}:1" for n in range(3)]
-            bad = EngineCandidate("http://bad", {"endpoint": "http://bad", "block_size": "x"})
-            twice = candidate("http://other", worker_id=derive_worker_id(urls[0]))
-            completing.set_candidates([*(candidate(url, block_size=4) for url in urls), bad, twice])
-            await eventually_on_loop(lambda: told.desired)
-            assert sorted(w.endpoint for w in told.desired.values()) == urls
-            withheld = told.readings.withheld
-            assert withheld["http://bad"].startswith("`block_size`: expected a whole number")
-            assert withheld["http://other"].endswith("is already used by another engine")
-            assert told.undecided == {derive_worker_id("http://bad")}
-
-    asyncio.run(story())
+async def test_nobody_is_asked_where_the_template_says_all():
+    async with running(None) as (completing, told):
+        urls = [f"http://e{n}:1" for n in range(3)]
+        bad = EngineCandidate("http://bad", {"endpoint": "http://bad", "block_size": "x"})
+        twice = candidate("http://other", worker_id=derive_worker_id(urls[0]))
+        completing.set_candidates([*(candidate(url, block_size=4) for url in urls), bad, twice])
+        await eventually_on_loop(lambda: told.desired)
+        assert sorted(w.endpoint for w in told.desired.values()) == urls
+        withheld = told.readings.withheld
+        assert withheld["http://bad"].startswith("`block_size`: expected a whole number")
+        assert withheld["http://other"].endswith("is already used by another engine")
+        assert told.undecided == {derive_worker_id("http://bad")}
 
 
-def test_an_engine_that_changes_is_noticed(monkeypatch):
+async def test_an_engine_that_changes_is_noticed(monkeypatch):
     monkeypatch.setattr(module, "REFRESH_S", 0.02)
-
-    async def story():
-        async with asking() as (told_engine, url, completing, told):
-            completing.set_candidates([candidate(url)])
-            await eventually_on_loop(lambda: told.desired)
-            models = told_engine.answers["/v1/models"]
-            told_engine.answers["/v1/models"] = models.replace(b'"qwen"', b'"new"')
-            await eventually_on_loop(
-                lambda: [w.model_name for w in told.desired.values()] == ["new"]
-            )
-
-    asyncio.run(story())
+    async with asking() as (told_engine, url, completing, told):
+        completing.set_candidates([candidate(url)])
+        await eventually_on_loop(lambda: told.desired)
+        models = told_engine.answers["/v1/models"]
+        told_engine.answers["/v1/models"] = models.replace(b'"qwen"', b'"new"')
+        await eventually_on_loop(lambda: [w.model_name for w in told.desired.values()] == ["new"])

@@ -1,6 +1,7 @@
 """A name in the DNS is followed; one without addresses keeps what it had."""
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -13,7 +14,7 @@ from select_service.adapters.discovery.engine_prober import EngineProber
 from select_service.config.discovery_sources import DnsSource
 from tests.adapters.discovery.name_server import name_server
 from tests.adapters.discovery.test_completing import Told
-from tests.polling import eventually_on_loop
+from tests.builders.polling import eventually_on_loop
 
 NAME = "vllm.example."
 
@@ -25,32 +26,30 @@ def _no_long_waits(monkeypatch):
     monkeypatch.setattr(completing_module, "GATHER_S", 0.0)
 
 
-def followed(story, is_srv=False, host="vllm.example", **worker):
-    """Run `story(server, told)` while the name is followed."""
+@contextlib.asynccontextmanager
+async def followed(is_srv=False, host="vllm.example", **worker):
+    """Yields the server and what was read from it, while the name is followed."""
 
-    async def run():
-        async with name_server() as (server, resolver):
-            told = Told()
-            source = DnsSource("a", host, 8000, is_srv, worker, False)
-            names = DnsDiscoverySource(
-                source, told.readings, EngineProber(told.readings, None), resolver
-            )
-            task = asyncio.create_task(names.run())
-            try:
-                await story(server, told)
-            finally:
-                task.cancel()
-                await asyncio.wait([task])
-
-    asyncio.run(run())
+    async with name_server() as (server, resolver):
+        told = Told()
+        source = DnsSource("a", host, 8000, is_srv, worker, False)
+        names = DnsDiscoverySource(
+            source, told.readings, EngineProber(told.readings, None), resolver
+        )
+        task = asyncio.create_task(names.run())
+        try:
+            yield server, told
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
 
 
 def endpoints(told):
     return sorted(worker.endpoint for worker in (told.desired or {}).values())
 
 
-def test_addresses_come_and_go():
-    async def story(server, told):
+async def test_addresses_come_and_go():
+    async with followed(kv_events_endpoint="tcp://{host}:5557") as (server, told):
         server.records[NAME, "A"] = ["10.0.0.1", "10.0.0.2"]
         await eventually_on_loop(
             lambda: endpoints(told) == ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]
@@ -62,21 +61,17 @@ def test_addresses_come_and_go():
         (worker, _) = told.desired.values()
         assert worker.kv_events_endpoint == "tcp://10.0.0.2:5557"
 
-    followed(story, kv_events_endpoint="tcp://{host}:5557")
 
-
-def test_addresses_of_the_sixth_version_count_where_there_are_no_others():
-    async def story(server, told):
+async def test_addresses_of_the_sixth_version_count_where_there_are_no_others():
+    async with followed() as (server, told):
         server.records[NAME, "AAAA"] = ["fd00::1"]
         await eventually_on_loop(lambda: endpoints(told) == ["http://[fd00::1]:8000"])
         server.records[NAME, "A"] = ["10.0.0.1"]
         await eventually_on_loop(lambda: endpoints(told) == ["http://10.0.0.1:8000"])
 
-    followed(story)
 
-
-def test_services_have_ports_of_their_own():
-    async def story(server, told):
+async def test_services_have_ports_of_their_own():
+    async with followed(is_srv=True, host="_http._tcp.vllm.example") as (server, told):
         server.records["_http._tcp.vllm.example.", "SRV"] = [
             "0 1 8000 vllm-0.example.",
             "0 1 8001 vllm-1.example.",
@@ -85,12 +80,10 @@ def test_services_have_ports_of_their_own():
             lambda: endpoints(told) == ["http://vllm-0.example:8000", "http://vllm-1.example:8001"]
         )
 
-    followed(story, is_srv=True, host="_http._tcp.vllm.example")
-
 
 @pytest.mark.parametrize("how", ["gone", "empty", "broken"])
-def test_a_name_without_addresses_keeps_what_it_had_and_says_so(how):
-    async def story(server, told):
+async def test_a_name_without_addresses_keeps_what_it_had_and_says_so(how):
+    async with followed() as (server, told):
         server.records[NAME, "A"] = ["10.0.0.1"]
         await eventually_on_loop(lambda: endpoints(told) == ["http://10.0.0.1:8000"])
         if how == "gone":
@@ -106,18 +99,13 @@ def test_a_name_without_addresses_keeps_what_it_had_and_says_so(how):
         await eventually_on_loop(lambda: endpoints(told) == ["http://10.0.0.2:8000"])
         assert told.readings.error is None
 
-    followed(story)
 
-
-def test_the_time_that_a_record_counts_is_respected(monkeypatch):
+async def test_the_time_that_a_record_counts_is_respected(monkeypatch):
     monkeypatch.setattr(dns_source, "TTL_S_MAX", 3600.0)
-
-    async def story(server, told):
+    async with followed() as (server, told):
         server.ttl_s = 3000
         server.records[NAME, "A"] = ["10.0.0.1"]
         await eventually_on_loop(lambda: endpoints(told) == ["http://10.0.0.1:8000"])
         asked = len(server.asked)
         await asyncio.sleep(0.2)
         assert len(server.asked) == asked
-
-    followed(story)

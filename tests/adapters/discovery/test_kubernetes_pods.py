@@ -12,17 +12,15 @@ pytest.importorskip("kubernetes_asyncio")
 from select_service.adapters.discovery import engine_prober as completing_module
 from select_service.adapters.discovery import kubernetes_source
 from select_service.adapters.discovery.engine_prober import EngineProber
-from select_service.adapters.discovery.kubernetes_pods import KubernetesPods
-from select_service.adapters.discovery.kubernetes_watch import (
-    KubernetesRequestError,
-    KubernetesWatchClient,
-)
+from select_service.adapters.discovery.kubernetes_engines import KubernetesPods
+from select_service.adapters.discovery.kubernetes_watch import KubernetesWatchClient
 from select_service.config.discovery_sources import KubernetesSource
-from tests.adapters.discovery.pod_documents import a_pod
+from select_service.net.kubernetes_session import KubernetesError
 from tests.adapters.discovery.test_completing import Told
-from tests.planner.fake_kubernetes.kinds import POD
-from tests.planner.fake_kubernetes.server import FakeKubernetes, Fault, serving
-from tests.polling import eventually_on_loop
+from tests.builders.fake_kubernetes.kinds import POD
+from tests.builders.fake_kubernetes.server import FakeKubernetes, Fault, serving
+from tests.builders.pod_documents import a_pod
+from tests.builders.polling import eventually_on_loop
 
 RIGHTS = Path(__file__).parents[3] / "docs" / "examples" / "discovery-rbac.yaml"
 
@@ -207,20 +205,17 @@ def test_an_annotation_that_is_nested_too_deeply_stops_nobody(tmp_path):
     followed(tmp_path, story)
 
 
-def test_no_rights_and_no_cluster_are_said(tmp_path):
-    async def run():
-        async with serving(FakeKubernetes(read_token="secret")) as fake:
-            api = KubernetesWatchClient(kubeconfig(tmp_path, fake.url))
-            with pytest.raises(KubernetesRequestError, match="status 401: Unauthorized"):
-                await api.get_page("/api/v1/pods")
-            await api.close()
-        nowhere = KubernetesWatchClient(tmp_path / "none")
-        with pytest.raises(KubernetesRequestError, match="no access to a cluster"):
-            await nowhere.get_page("/api/v1/pods")
-        with pytest.raises(KubernetesRequestError, match="no namespace"):
-            await nowhere.own_namespace()
-
-    asyncio.run(run())
+async def test_no_rights_and_no_cluster_are_said(tmp_path):
+    async with serving(FakeKubernetes(read_token="secret")) as fake:
+        api = KubernetesWatchClient(kubeconfig(tmp_path, fake.url))
+        with pytest.raises(KubernetesError, match="status 401: Unauthorized"):
+            await api.get_page("/api/v1/pods")
+        await api.close()
+    nowhere = KubernetesWatchClient(tmp_path / "none")
+    with pytest.raises(KubernetesError, match="no access to a cluster"):
+        await nowhere.get_page("/api/v1/pods")
+    with pytest.raises(KubernetesError, match="no namespace"):
+        await nowhere.own_namespace()
 
 
 def test_the_rights_of_the_example_are_those_that_are_used(tmp_path):

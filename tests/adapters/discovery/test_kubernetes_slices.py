@@ -12,15 +12,15 @@ pytest.importorskip("kubernetes_asyncio")
 from select_service.adapters.discovery import engine_prober as completing_module
 from select_service.adapters.discovery import kubernetes_source
 from select_service.adapters.discovery.engine_prober import EngineProber
-from select_service.adapters.discovery.kubernetes_slices import KubernetesSlices
+from select_service.adapters.discovery.kubernetes_engines import KubernetesSlices
 from select_service.adapters.discovery.kubernetes_watch import KubernetesWatchClient
 from select_service.config.discovery_sources import KubernetesSource
-from tests.adapters.discovery.slice_documents import a_slice, an_endpoint
 from tests.adapters.discovery.test_completing import Told
 from tests.adapters.discovery.test_kubernetes_pods import kubeconfig
-from tests.planner.fake_kubernetes.kinds import ENDPOINT_SLICE
-from tests.planner.fake_kubernetes.server import FakeKubernetes, Fault, serving
-from tests.polling import eventually_on_loop
+from tests.builders.fake_kubernetes.kinds import ENDPOINT_SLICE
+from tests.builders.fake_kubernetes.server import FakeKubernetes, Fault, serving
+from tests.builders.polling import eventually_on_loop
+from tests.builders.slice_documents import a_slice, an_endpoint
 
 RIGHTS = Path(__file__).parents[3] / "docs" / "examples" / "discovery-slices-rbac.yaml"
 ONE, TWO = an_endpoint("10.0.0.1", pod="vllm-0"), an_endpoint("10.0.0.2", pod="vllm-1")
@@ -53,35 +53,30 @@ class Scene:
         self.fake.store.delete_worker(ENDPOINT_SLICE, "prod", name)
 
 
-def followed(folder, story, labels="kubernetes.io/service-name=vllm"):
-    async def run():
-        async with serving(FakeKubernetes()) as fake:
-            config = kubeconfig(folder, fake.url)
-            source = KubernetesSource("a", None, labels, None, config, {}, False, True)
-            told = Told()
-            slices = KubernetesSlices(
-                source,
-                told.readings,
-                EngineProber(told.readings, None),
-                KubernetesWatchClient(config),
-            )
-            scene = Scene(fake, told)
-            scene.put("vllm-a", ONE, TWO, an_endpoint("10.0.0.9", pod="new", ready=False))
-            scene.put("web-a", an_endpoint("10.0.0.8"), service="web", labels={"tier": "gpu"})
-            task = asyncio.create_task(slices.run())
-            try:
-                async with asyncio.timeout(60.0):
-                    await story(scene)
-            finally:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def followed(folder, labels="kubernetes.io/service-name=vllm"):
+    async with serving(FakeKubernetes()) as fake:
+        config = kubeconfig(folder, fake.url)
+        source = KubernetesSource("a", None, labels, None, config, {}, False, True)
+        told = Told()
+        slices = KubernetesSlices(
+            source, told.readings, EngineProber(told.readings, None), KubernetesWatchClient(config)
+        )
+        scene = Scene(fake, told)
+        scene.put("vllm-a", ONE, TWO, an_endpoint("10.0.0.9", pod="new", ready=False))
+        scene.put("web-a", an_endpoint("10.0.0.8"), service="web", labels={"tier": "gpu"})
+        task = asyncio.create_task(slices.run())
+        try:
+            async with asyncio.timeout(60.0):
+                yield scene
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
 
-def test_endpoints_come_get_ready_and_go(tmp_path):
-    async def story(scene):
+async def test_endpoints_come_get_ready_and_go(tmp_path):
+    async with followed(tmp_path) as scene:
         await scene.find("10.0.0.1", "10.0.0.2")
         scene.set("vllm-a", ONE, TWO, an_endpoint("10.0.0.9", pod="new"))
         await scene.find("10.0.0.1", "10.0.0.2", "10.0.0.9")
@@ -95,11 +90,9 @@ def test_endpoints_come_get_ready_and_go(tmp_path):
         scene.drop("vllm-b")
         await scene.find()
 
-    followed(tmp_path, story)
 
-
-def test_a_slice_that_does_not_say_its_port_keeps_what_it_said(tmp_path):
-    async def story(scene):
+async def test_a_slice_that_does_not_say_its_port_keeps_what_it_said(tmp_path):
+    async with followed(tmp_path) as scene:
         await scene.find("10.0.0.1", "10.0.0.2")
         scene.set("vllm-a", ONE, ports=())
         await eventually_on_loop(lambda: "prod/vllm-a" in scene.told.readings.withheld)
@@ -108,20 +101,15 @@ def test_a_slice_that_does_not_say_its_port_keeps_what_it_said(tmp_path):
         await scene.find("10.0.0.1")
         assert scene.told.readings.withheld == {}
 
-    followed(tmp_path, story)
 
-
-def test_a_label_of_services_selects_their_slices(tmp_path):
-    async def story(scene):
+async def test_a_label_of_services_selects_their_slices(tmp_path):
+    async with followed(tmp_path, labels="tier=gpu") as scene:
         await scene.find("10.0.0.8")
 
-    followed(tmp_path, story, labels="tier=gpu")
 
-
-def test_what_the_server_has_forgotten_is_listed_anew(tmp_path, monkeypatch):
+async def test_what_the_server_has_forgotten_is_listed_anew(tmp_path, monkeypatch):
     monkeypatch.setattr(kubernetes_source, "WATCH_S", 1)
-
-    async def story(scene):
+    async with followed(tmp_path) as scene:
         await scene.find("10.0.0.1", "10.0.0.2")
         scene.fake.faults.append(Fault("GET", "/endpointslices", 500, times=1))
         await eventually_on_loop(lambda: scene.told.readings.failures == 1)
@@ -130,18 +118,14 @@ def test_what_the_server_has_forgotten_is_listed_anew(tmp_path, monkeypatch):
         scene.fake.store.compact()
         await scene.find("10.0.0.3")
 
-    followed(tmp_path, story)
 
-
-def test_the_rights_of_the_example_are_those_that_are_used(tmp_path):
-    async def story(scene):
+async def test_the_rights_of_the_example_are_those_that_are_used(tmp_path):
+    async with followed(tmp_path) as scene:
         await scene.find("10.0.0.1", "10.0.0.2")
         scene.put("vllm-b", an_endpoint("10.0.0.3"))
         await scene.find("10.0.0.1", "10.0.0.2", "10.0.0.3")
         path = "/apis/discovery.k8s.io/v1/namespaces/prod/endpointslices"
         assert set(scene.fake.requests) == {("GET", path)}
-
-    followed(tmp_path, story)
     documents = yaml.safe_load_all(RIGHTS.read_text())
     (role,) = [each for each in documents if each["kind"] == "Role"]
     slices = {

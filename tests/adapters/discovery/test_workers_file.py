@@ -1,13 +1,14 @@
 """A file of workers is followed; a wrong one changes nothing."""
 
 import asyncio
+import contextlib
 
 import pytest
 
 from select_service.adapters.discovery import workers_file
 from select_service.adapters.discovery.source_status import SourceStatus
 from select_service.adapters.discovery.workers_file import WorkersFileSource
-from tests.polling import eventually_on_loop
+from tests.builders.polling import eventually_on_loop
 
 
 @pytest.fixture(autouse=True)
@@ -15,29 +16,25 @@ def _no_long_waits(monkeypatch):
     monkeypatch.setattr(workers_file, "CHECK_INTERVAL_S", 0.01)
 
 
-def watched(path, story):
-    """Run `story(readings, offers)` while the file is watched; offers: the ids of each."""
+@contextlib.asynccontextmanager
+async def watched(path):
+    """Yields (readings, the ids of each offer) while the file is watched."""
     offers = []
     readings = SourceStatus(
         "a", "file", str(path), lambda _, desired, __: offers.append(sorted(desired))
     )
-
-    async def run():
-        task = asyncio.create_task(WorkersFileSource(path, readings).run())
-        try:
-            await story(readings, offers)
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
-
-    asyncio.run(run())
+    task = asyncio.create_task(WorkersFileSource(path, readings).run())
+    try:
+        yield readings, offers
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
-def test_an_edit_counts_and_so_does_a_file_that_is_put_in_its_place(tmp_path):
+async def test_an_edit_counts_and_so_does_a_file_that_is_put_in_its_place(tmp_path):
     path = tmp_path / "workers.yaml"
     path.write_text("[{worker_id: 1}]")
-
-    async def story(readings, offers):
+    async with watched(path) as (readings, offers):
         await eventually_on_loop(lambda: offers == [[1]])
         path.write_text("[{worker_id: 1}, {worker_id: 2}]")
         await eventually_on_loop(lambda: offers[-1] == [1, 2])
@@ -46,14 +43,11 @@ def test_an_edit_counts_and_so_does_a_file_that_is_put_in_its_place(tmp_path):
         await eventually_on_loop(lambda: offers[-1] == [3])
         assert (readings.failures, readings.error) == (0, None)
 
-    watched(path, story)
 
-
-def test_a_wrong_edit_keeps_the_workers_and_says_so(tmp_path, caplog):
+async def test_a_wrong_edit_keeps_the_workers_and_says_so(tmp_path, caplog):
     path = tmp_path / "workers.yaml"
     path.write_text("[{worker_id: 1}]")
-
-    async def story(readings, offers):
+    async with watched(path) as (readings, offers):
         await eventually_on_loop(lambda: offers == [[1]])
         path.write_text("[{worker_id: 1, block: 2}]")
         await eventually_on_loop(lambda: readings.error)
@@ -63,7 +57,5 @@ def test_a_wrong_edit_keeps_the_workers_and_says_so(tmp_path, caplog):
         path.write_text("# the same as before\n[{worker_id: 1}]")
         await eventually_on_loop(lambda: readings.error is None)
         assert (offers, readings.changes) == ([[1]], 1)
-
-    watched(path, story)
     told = [r for r in caplog.records if "read failed" in r.message]
     assert [r.fields["kept"] for r in told] == [1, 1]

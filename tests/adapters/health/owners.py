@@ -15,7 +15,7 @@ from select_service.core.health.checks.canary_prompts import CanaryPrompt
 from select_service.core.health.checks.check_state import Attempt, CheckOrder
 from select_service.core.identity import Rank
 from select_service.schemas.workers import WorkerRegistration
-from tests.polling import PATIENCE_S, eventually_on_loop
+from tests.builders.polling import PATIENCE_S, eventually_on_loop
 
 PROMPT = CanaryPrompt((11, 12, 13), 4)
 RANK = Rank(1, 0)
@@ -84,11 +84,7 @@ class Owner:
 
 @contextlib.asynccontextmanager
 async def sending(
-    owner,
-    places,
-    timeout_s: float = PATIENCE_S,
-    names: Resolver | None = None,
-    bugs: int = 0,
+    owner, places, timeout_s: float = PATIENCE_S, names: Resolver | None = None, bugs: int = 0
 ) -> AsyncIterator[CanarySender]:
     """bugs: so many are expected"""
     callbacks = GuardedCallbacks()

@@ -15,7 +15,7 @@ from select_service.adapters.health.canary_responses import (
 )
 from select_service.core.health.answers.answer_check import CanaryAnswer, judge_answer
 from select_service.core.health.health_kinds import CheckKind
-from tests.adapters.health.toy_engine import ToyEngine, generate, no_numbers
+from tests.builders.toy_engine import ToyEngine, generate, no_numbers
 
 ALL = {"return_tokens_as_token_ids": True, "return_token_ids": True}
 STEPS = generate([5, 6, 7], 4)

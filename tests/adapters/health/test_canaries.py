@@ -1,7 +1,6 @@
 """Canaries to engines over real sockets: every line of what may come, and when they are sent."""
 
 import asyncio
-import functools
 import gc
 import socket
 import time
@@ -19,22 +18,14 @@ from select_service.core.health.checks.check_state import Attempt, CheckOrder
 from select_service.core.health.health_kinds import AttemptResult
 from select_service.core.identity import Rank
 from tests.adapters.health.owners import Owner, Places, sending
-from tests.adapters.health.toy_engine import Fault, ToyEngine, generate, serving
 from tests.adapters.metric_servers import repeats, says, speaking
-from tests.polling import PATIENCE_S, eventually_on_loop
+from tests.builders.polling import PATIENCE_S, eventually_on_loop
+from tests.builders.toy_engine import Fault, ToyEngine, generate, serving
 
 SHORT_S = 0.1
 OK = b"HTTP/1.1 200 OK\r\n"
 STEPS = generate([11, 12, 13], 4)
 IDS = [step.read_token for step in STEPS]
-
-
-def on_loop(test):
-    @functools.wraps(test)
-    def run(*args, **kwargs):
-        asyncio.run(test(*args, **kwargs))
-
-    return run
 
 
 async def attempt_of(speak, timeout_s=PATIENCE_S):
@@ -50,10 +41,6 @@ def http(status, body=b"", headers=b""):
     return says(b"HTTP/1.1 %d X\r\n" % status + headers + length + body)
 
 
-# --- what comes
-
-
-@on_loop
 @pytest.mark.parametrize("style", ["vllm", "sglang"])
 async def test_an_answer_is_handed_over_with_its_time(style):
     engine = ToyEngine(style)
@@ -75,7 +62,6 @@ async def test_an_answer_is_handed_over_with_its_time(style):
     )
 
 
-@on_loop
 async def test_sglangs_own_route_is_used_where_it_is_said():
     engine = ToyEngine("sglang", ranks=2)
     async with serving(engine) as endpoint:
@@ -88,7 +74,6 @@ async def test_sglangs_own_route_is_used_where_it_is_said():
     assert (rank, path) == (1, "/generate")
 
 
-@on_loop
 async def test_an_older_sglang_is_asked_without_a_key_of_its_own():
     engine = ToyEngine("sglang", ranks=2, plain=True)
     async with serving(engine) as endpoint:
@@ -158,7 +143,6 @@ REFUSALS = [
 ]
 
 
-@on_loop
 @pytest.mark.parametrize(("body", "words"), REFUSALS, ids=range(len(REFUSALS)))
 async def test_a_refusal_is_shown_in_the_words_of_the_engine(body, words):
     attempt = await attempt_of(http(404, body))
@@ -167,7 +151,6 @@ async def test_a_refusal_is_shown_in_the_words_of_the_engine(body, words):
     assert len(attempt.why) <= 200
 
 
-@on_loop
 @pytest.mark.parametrize(("came", "speak"), CAME, ids=range(len(CAME)))
 async def test_what_came_has_a_name(came, speak):
     attempt = await attempt_of(speak, SHORT_S if came is AttemptResult.TIMEOUT else PATIENCE_S)
@@ -177,7 +160,6 @@ async def test_what_came_has_a_name(came, speak):
     assert attempt.why
 
 
-@on_loop
 async def test_a_connection_that_is_reset_is_no_connection():
     engine = ToyEngine()
     engine.faults[0] = Fault(resets=True)
@@ -187,7 +169,6 @@ async def test_a_connection_that_is_reset_is_no_connection():
             assert (await owner.attempt_of()).result is AttemptResult.CONNECT
 
 
-@on_loop
 async def test_nobody_listens():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -196,7 +177,6 @@ async def test_nobody_listens():
         assert (await owner.attempt_of()).result is AttemptResult.CONNECT
 
 
-@on_loop
 async def test_an_unknown_name_is_no_connection_and_one_without_answer_takes_all_the_time():
     def unknown(*_, **__):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
@@ -206,7 +186,6 @@ async def test_an_unknown_name_is_no_connection_and_one_without_answer_takes_all
         assert (await owner.attempt_of()).result is AttemptResult.CONNECT
 
 
-@on_loop
 async def test_tls_that_is_not_believed_is_no_connection():
     attempt = await attempt_of(says(b"\x15\x03\x01\x00\x02\x02\x28"))
     assert attempt.result is AttemptResult.MALFORMED  # over http
@@ -216,7 +195,6 @@ async def test_tls_that_is_not_believed_is_no_connection():
             assert (await owner.attempt_of()).result is AttemptResult.CONNECT
 
 
-@on_loop
 async def test_a_rank_that_has_gone_meanwhile_is_not_asked():
     owner, places = Owner(), Places("http://127.0.0.1:9")
     places.find_target = lambda rank: None
@@ -224,10 +202,6 @@ async def test_a_rank_that_has_gone_meanwhile_is_not_asked():
         assert (await owner.attempt_of()).result is AttemptResult.MISCONFIGURED
 
 
-# --- forms
-
-
-@on_loop
 async def test_an_engine_that_refuses_fields_is_asked_plainly_from_then_on():
     engine = ToyEngine(plain=True)
     async with serving(engine) as endpoint:
@@ -242,7 +216,6 @@ async def test_an_engine_that_refuses_fields_is_asked_plainly_from_then_on():
     assert ["cache_salt" in body for _, _, body in engine.requests[4:]] == [True, False]
 
 
-@on_loop
 async def test_an_engine_that_has_answered_once_is_never_asked_plainly():
     engine = ToyEngine()
     async with serving(engine) as endpoint:
@@ -254,7 +227,6 @@ async def test_an_engine_that_has_answered_once_is_never_asked_plainly():
     assert len(engine.requests) == 2
 
 
-@on_loop
 async def test_an_engine_that_refuses_both_forms_is_asked_both_again():
     engine = ToyEngine()
     engine.faults[0] = Fault(status=422)
@@ -268,7 +240,6 @@ async def test_an_engine_that_refuses_both_forms_is_asked_both_again():
     assert "cache_salt" in engine.requests[-1][2]
 
 
-@on_loop
 async def test_the_rank_is_named_only_where_several_share_an_endpoint():
     engine = ToyEngine(ranks=2)
     engine.faults[1] = Fault(status=500)
@@ -282,7 +253,6 @@ async def test_the_rank_is_named_only_where_several_share_an_endpoint():
             assert (await alone.attempt_of(Rank(9, 1))).result is AttemptResult.ANSWER
 
 
-@on_loop
 async def test_what_an_operator_wrote_down_is_compared_with_ids():
     prompt = CanaryPrompt((11, 12, 13), 4, ExpectedAnswer(IDS))
     async with serving(ToyEngine("sglang")) as endpoint:
@@ -291,10 +261,6 @@ async def test_what_an_operator_wrote_down_is_compared_with_ids():
             assert (await owner.attempt_of(prompt=prompt)).answer.tokens == IDS
 
 
-# --- attempts and time
-
-
-@on_loop
 async def test_attempts_go_on_as_long_as_the_owner_says():
     engine = ToyEngine()
     engine.faults[0] = Fault(status=500, times=2)
@@ -314,7 +280,6 @@ async def test_attempts_go_on_as_long_as_the_owner_says():
     assert len(salts) == 3
 
 
-@on_loop
 async def test_every_attempt_has_the_next_seed():
     engine = ToyEngine()
     async with serving(engine) as endpoint:
@@ -325,7 +290,6 @@ async def test_every_attempt_has_the_next_seed():
     assert [body["seed"] for _, _, body in engine.requests] == [4, 5, 6]
 
 
-@on_loop
 async def test_every_attempt_has_a_connection_of_its_own():
     engine = ToyEngine()
     async with serving(engine) as endpoint:
@@ -335,7 +299,6 @@ async def test_every_attempt_has_a_connection_of_its_own():
     assert len(engine.connections) == 3
 
 
-@on_loop
 async def test_the_time_is_that_of_the_answer():
     engine = ToyEngine()
     engine.faults[0] = Fault(seconds_to_wait=0.2)
@@ -346,7 +309,6 @@ async def test_the_time_is_that_of_the_answer():
     assert attempt.latency_ms >= 200.0
 
 
-@on_loop
 @pytest.mark.parametrize(("tokens", "counts"), [(IDLE_TOKENS_MAX, True), (2049, False)])
 async def test_the_time_of_a_busy_rank_does_not_count(tokens, counts, monkeypatch):
     monkeypatch.setattr("select_service.adapters.health.loop_lag.STALLED_S", PATIENCE_S)
@@ -357,7 +319,6 @@ async def test_the_time_of_a_busy_rank_does_not_count(tokens, counts, monkeypatc
             assert (await owner.attempt_of()).counts_latency is counts
 
 
-@on_loop
 async def test_a_time_in_which_the_loop_stood_still_does_not_count():
     engine = ToyEngine()
     engine.faults[0] = Fault(seconds_to_wait=0.05)
@@ -383,7 +344,6 @@ class HeldUp(Owner):
         return super().next_due_check(now)
 
 
-@on_loop
 async def test_nothing_is_sent_in_a_turn_that_is_late():
     owner = HeldUp()
     sender = canary_sender.CanarySender(
@@ -399,7 +359,6 @@ async def test_nothing_is_sent_in_a_turn_that_is_late():
     assert len(owner.asked_at) == 2
 
 
-@on_loop
 async def test_a_timeout_while_this_process_stood_still_is_repeated_once(monkeypatch):
     """An answer that nobody looked at is no fault of the engine."""
     monkeypatch.setattr(canary_sender, "STALLED_FRACTION", 0.1)
@@ -417,7 +376,6 @@ async def test_a_timeout_while_this_process_stood_still_is_repeated_once(monkeyp
     assert len(engine.requests) == 2
 
 
-@on_loop
 async def test_a_bug_ends_its_check_and_no_other(caplog):
     class Broken(Places):
         def prefill_tokens(self, rank):
@@ -433,7 +391,6 @@ async def test_a_bug_ends_its_check_and_no_other(caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
-@on_loop
 async def test_a_bug_ends_a_check_that_would_be_asked_again():
     class Broken(Places):
         def prefill_tokens(self, rank):
@@ -446,7 +403,6 @@ async def test_a_bug_ends_a_check_that_would_be_asked_again():
     assert len(owner.told) == 3
 
 
-@on_loop
 async def test_who_has_no_place_after_its_pause_asks_for_one_until_there_is_one():
     engine = ToyEngine()
     async with serving(engine) as endpoint:
@@ -458,7 +414,6 @@ async def test_who_has_no_place_after_its_pause_asks_for_one_until_there_is_one(
     assert len(engine.requests) == 2
 
 
-@on_loop
 async def test_the_end_breaks_off_what_is_under_way():
     engine = ToyEngine()
     engine.faults[0] = Fault(hangs=True)
@@ -471,7 +426,6 @@ async def test_the_end_breaks_off_what_is_under_way():
     assert owner.told == []
 
 
-@on_loop
 @pytest.mark.parametrize(
     "speak",
     [http(200, b"{}"), http(200, b"{"), http(500), says(), says(hangs=True)],

@@ -14,8 +14,8 @@ from select_service.core.health.health_monitor import HealthMonitor
 from select_service.core.health.health_rules import HealthRules
 from select_service.core.identity import PartitionKey, Rank
 from tests.adapters.health.owners import Places, sending
-from tests.adapters.health.test_canaries import on_loop
-from tests.adapters.health.toy_engine import (
+from tests.builders.polling import PATIENCE_S, eventually_on_loop
+from tests.builders.toy_engine import (
     Fault,
     ToyEngine,
     drifted,
@@ -24,7 +24,6 @@ from tests.adapters.health.toy_engine import (
     truncated,
     wrong_token,
 )
-from tests.polling import PATIENCE_S, eventually_on_loop
 
 KEY = PartitionKey("m", "default")
 RANKS = [Rank(1, dp_rank) for dp_rank in range(4)]
@@ -103,7 +102,6 @@ WRONG = [
 ]
 
 
-@on_loop
 @pytest.mark.parametrize(("style", "api"), FORMS)
 async def test_a_fleet_without_faults_stays_as_it_is(style, api):
     async with fleet(style, api) as scene:
@@ -113,7 +111,6 @@ async def test_a_fleet_without_faults_stays_as_it_is(style, api):
         assert set(scene.monitor.counters.checks) == {CheckKind.PASS}
 
 
-@on_loop
 @pytest.mark.parametrize(("style", "api"), FORMS)
 @pytest.mark.parametrize(("spoil", "cause"), WRONG)
 async def test_a_rank_that_answers_wrongly_goes_out_and_comes_back_when_it_does_not(
@@ -130,7 +127,6 @@ async def test_a_rank_that_answers_wrongly_goes_out_and_comes_back_when_it_does_
         assert others == {RankHealthState.HEALTHY}
 
 
-@on_loop
 async def test_logits_that_are_no_numbers_are_wrong_answers():
     async with fleet() as scene:
         await scene.learns()
@@ -138,7 +134,6 @@ async def test_logits_that_are_no_numbers_are_wrong_answers():
         assert await scene.goes_out() in (CheckKind.TOKEN_MISMATCH, CheckKind.LOGIT_DRIFT)
 
 
-@on_loop
 @pytest.mark.parametrize(
     ("fault", "cause"),
     [(Fault(status=500), CheckKind.HTTP_5XX), (Fault(hangs=True), CheckKind.TIMEOUT)],
@@ -150,7 +145,6 @@ async def test_a_rank_that_does_not_answer_goes_out(fault, cause):
         assert await scene.goes_out() is cause
 
 
-@on_loop
 async def test_a_connection_that_fails_is_that_of_all_ranks_behind_the_endpoint():
     async with fleet() as scene:
         await scene.learns()
@@ -158,7 +152,6 @@ async def test_a_connection_that_fails_is_that_of_all_ranks_behind_the_endpoint(
         assert await scene.goes_out() is CheckKind.CONNECT
 
 
-@on_loop
 @pytest.mark.parametrize("status", [400, 429, 404])
 async def test_a_rank_that_refuses_stays(status):
     async with fleet() as scene:
@@ -169,7 +162,6 @@ async def test_a_rank_that_refuses_stays(status):
         assert scene.state() is RankHealthState.HEALTHY
 
 
-@on_loop
 async def test_an_attempt_that_fails_once_is_flaky_and_no_more():
     async with fleet() as scene:
         await scene.learns()
@@ -178,7 +170,6 @@ async def test_an_attempt_that_fails_once_is_flaky_and_no_more():
         assert scene.state() is RankHealthState.HEALTHY
 
 
-@on_loop
 async def test_other_weights_everywhere_eject_nobody():
     async with fleet("sglang") as scene:
         await scene.learns()
@@ -187,7 +178,6 @@ async def test_other_weights_everywhere_eject_nobody():
         assert {scene.state(rank) for rank in RANKS} == {RankHealthState.HEALTHY}
 
 
-@on_loop
 async def test_at_most_so_many_are_under_way_at_a_time():
     async with fleet() as scene:
         for dp_rank in range(4):

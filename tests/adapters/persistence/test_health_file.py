@@ -17,7 +17,7 @@ from select_service.core.health.answers.reference_answers import (
 )
 from select_service.core.health.health_kinds import CheckKind
 from select_service.core.identity import Rank
-from tests.polling import eventually_on_loop
+from tests.builders.polling import eventually_on_loop
 
 RANKS = [Rank(worker, 0) for worker in range(3)]
 
@@ -83,54 +83,44 @@ def test_what_is_known_again_is_kept_with_what_is_learnt_later(tmp_path):
     assert len(list(read_again(path).iterate_stored())) == 2
 
 
-def test_what_is_forgotten_is_not_kept(tmp_path):
+async def test_what_is_forgotten_is_not_kept(tmp_path):
     path = tmp_path / "health"
-
-    async def scene():
-        book = ReferenceAnswers()
-        file = await kept(path, book, 1)
-        learn(book, 1, "other")
-        book.forget_model("m")
-        await file.stop()
-
-    asyncio.run(scene())
+    book = ReferenceAnswers()
+    file = await kept(path, book, 1)
+    learn(book, 1, "other")
+    book.forget_model("m")
+    await file.stop()
     (reference,) = read_again(path).iterate_stored()
     assert reference.key.model_name == "other"
 
 
-def test_a_change_is_written_without_being_asked_and_nothing_else_is(tmp_path):
+async def test_a_change_is_written_without_being_asked_and_nothing_else_is(tmp_path):
     path = tmp_path / "health"
-
-    async def scene():
-        book = ReferenceAnswers()
-        file = HealthFile(path, book)
-        assert not file.take_changes(0.0)
-        learn(book, 1)
-        file.take_changes(0.1)
-        await eventually_on_loop(path.exists)
-        await file.stop()
-        before = path.stat().st_mtime_ns
-        file.take_changes(0.2)
-        await file.stop()
-        assert path.stat().st_mtime_ns == before
-
-    asyncio.run(scene())
+    book = ReferenceAnswers()
+    file = HealthFile(path, book)
+    assert not file.take_changes(0.0)
+    learn(book, 1)
+    file.take_changes(0.1)
+    await eventually_on_loop(path.exists)
+    await file.stop()
+    before = path.stat().st_mtime_ns
+    file.take_changes(0.2)
+    await file.stop()
+    assert path.stat().st_mtime_ns == before
 
 
-def test_many_changes_are_taken_in_steps_and_those_meanwhile_are_written_too(tmp_path, monkeypatch):
+async def test_many_changes_are_taken_in_steps_and_those_meanwhile_are_written_too(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(health_file, "REFERENCES_PER_STEP", 2)
     path = tmp_path / "health"
-
-    async def scene():
-        book = ReferenceAnswers()
-        file = HealthFile(path, book)
-        for number in range(5):
-            learn(book, number)
-        assert [file.take_changes(0.0) for _ in range(3)] == [True, True, False]
-        learn(book, 5)  # while the others are being written
-        await file.stop()
-
-    asyncio.run(scene())
+    book = ReferenceAnswers()
+    file = HealthFile(path, book)
+    for number in range(5):
+        learn(book, number)
+    assert [file.take_changes(0.0) for _ in range(3)] == [True, True, False]
+    learn(book, 5)  # while the others are being written
+    await file.stop()
     assert len(list(read_again(path).iterate_stored())) == 6
     assert not (tmp_path / "health.select-service-tmp").exists()
 
@@ -190,17 +180,13 @@ def test_a_file_that_cannot_be_used_is_moved_aside(tmp_path, content):
 
 
 @pytest.mark.parametrize("content", [b"shopping list", b"{", b"[1]", whole(GOOD, format="x")])
-def test_what_is_no_health_file_is_neither_moved_nor_written_over(tmp_path, content):
+async def test_what_is_no_health_file_is_neither_moved_nor_written_over(tmp_path, content):
     path = tmp_path / "notes.txt"
     path.write_bytes(content)
     file = HealthFile(path, book := ReferenceAnswers())
     file.restore_references()
-
-    async def learn_and_stop():
-        learn(book, 1)
-        await file.stop()
-
-    asyncio.run(learn_and_stop())
+    learn(book, 1)
+    await file.stop()
     assert file.failures == 1
     assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [(path.name, content)]
 

@@ -1,7 +1,5 @@
 """One download, and the pauses between several."""
 
-import asyncio
-
 import pytest
 
 from indexer.dumps.compact_reader import LoadLimits
@@ -22,16 +20,13 @@ BAD_NAMES = [("http://a..b:80", "name not found"), ("http://\u00e9" + "e" * 70, 
 
 
 @pytest.mark.parametrize(("url", "error"), BAD_NAMES)
-def test_a_name_that_cannot_be_encoded_is_an_error_like_any_other(url, error):
-    async def scene():
-        http = HttpClient(Resolver())
-        download = PeerDumpDownload(url, LIMITS, http)
-        await download._task
-        await http.close()
-        assert download.answer is None
-        assert error in download.error
-
-    asyncio.run(scene())
+async def test_a_name_that_cannot_be_encoded_is_an_error_like_any_other(url, error):
+    http = HttpClient(Resolver())
+    download = PeerDumpDownload(url, LIMITS, http)
+    await download._task
+    await http.close()
+    assert download.answer is None
+    assert error in download.error
 
 
 def test_pauses_grow_to_a_bound():
@@ -40,22 +35,19 @@ def test_pauses_grow_to_a_bound():
     assert max(pauses) == BACKOFF_S_MAX
 
 
-def test_the_last_try_is_at_the_limit():
+async def test_the_last_try_is_at_the_limit():
     """Time is given here, so a peer that nobody serves fails at once, at every try."""
 
-    async def scene():
-        http = HttpClient(Resolver())
-        peer = PeerDumpRequest("http://127.0.0.1:1", LIMITS, http)
-        now, tries = 0.0, 0
-        while peer.is_awaited(now, None):
-            begun = peer.progress
-            await peer._download._task
+    http = HttpClient(Resolver())
+    peer = PeerDumpRequest("http://127.0.0.1:1", LIMITS, http)
+    now, tries = 0.0, 0
+    while peer.is_awaited(now, None):
+        begun = peer.progress
+        await peer._download._task
+        peer.check_download(now, RETRY_UNTIL)
+        while peer.progress is begun and peer.is_awaited(now, None):
+            now = round(now + 0.1, 6)
             peer.check_download(now, RETRY_UNTIL)
-            while peer.progress is begun and peer.is_awaited(now, None):
-                now = round(now + 0.1, 6)
-                peer.check_download(now, RETRY_UNTIL)
-            tries += 1
-        await http.close()
-        return now, tries
-
-    assert asyncio.run(scene()) == (RETRY_UNTIL, 14)
+        tries += 1
+    await http.close()
+    assert (now, tries) == (RETRY_UNTIL, 14)

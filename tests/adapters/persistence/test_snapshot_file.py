@@ -25,7 +25,7 @@ from select_service.adapters.persistence.recovery_progress import RecoveryProgre
 from select_service.adapters.persistence.snapshot_file import SnapshotFile, read_snapshot
 from select_service.core.registry.fleet.recovered_blocks import RecoveryStatus, SnapshotStatus
 from select_service.core.views.dump_parts import DumpPart
-from tests.polling import PATIENCE_S
+from tests.builders.polling import PATIENCE_S
 
 LIMITS = LoadLimits(1000)
 

@@ -73,17 +73,13 @@ def test_a_file_of_before_there_were_checksums_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"shopping list", b"{", b'{"format":"x","workers":[]}'])
-def test_what_is_no_state_is_neither_moved_nor_written_over(tmp_path, content):
+async def test_what_is_no_state_is_neither_moved_nor_written_over(tmp_path, content):
     path = tmp_path / "notes.txt"
     path.write_bytes(content)
-
-    async def scene():
-        file = StateFile(path, lambda: STATE, lambda: 1, iter)
-        await file.restore_state((), HttpClient(Resolver()))
-        await file.stop()
-        return file.failures
-
-    assert asyncio.run(scene()) == 1
+    file = StateFile(path, lambda: STATE, lambda: 1, iter)
+    await file.restore_state((), HttpClient(Resolver()))
+    await file.stop()
+    assert file.failures == 1
     assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [(path.name, content)]
 
 

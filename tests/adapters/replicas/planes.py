@@ -1,13 +1,13 @@
 """A selector and its replica plane, in this process, over real sockets."""
 
 from indexer.sockets.dns_resolver import Resolver
-from scripts.processes.launched_process import free_port
 from select_service.adapters.guarded_callbacks import GuardedCallbacks
 from select_service.adapters.replicas.event_publisher import ReplicaPublisher
 from select_service.adapters.replicas.replica_sync import ReplicaSync, ReplicaSyncConfig
 from select_service.auth.keys_file import parse_replica_keys_file
 from select_service.auth.replica_keypair import ReplicaKeypair
 from tests.builders import a_selector, a_worker
+from tests.builders.launched_process import free_port
 
 
 class Plane:
@@ -20,10 +20,10 @@ class Plane:
         self.publisher = ReplicaPublisher(self.callbacks)
         mark = None if keys is None else keys.router_mark
         self.selector = a_selector(seed=seed, router_mark=mark)
-        self.selector.replicas.start_sending(self.publisher.offer_event)
+        self.selector.followers.replicas.start_sending(self.publisher.offer_event)
         self.selector.register_worker(a_worker(1))
         self.sync = ReplicaSync(
-            self.selector.replicas,
+            self.selector.followers.replicas,
             self.publisher,
             self.callbacks,
             names or Resolver(),

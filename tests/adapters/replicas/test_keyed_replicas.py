@@ -13,7 +13,6 @@ import zmq
 
 from indexer.sockets.curve_keypairs import CurveServerKeys, connecting_options, new_key_pair
 from indexer.sockets.dns_resolver import Resolver
-from scripts.processes.launched_process import free_port
 from select_service.adapters.http_get import HttpClient
 from select_service.adapters.replicas import curve_peers, peer_list
 from select_service.adapters.replicas import replica_sync as replica_sync
@@ -32,7 +31,8 @@ from select_service.core.replication.load_events import (
 from select_service.core.replication.router_ids import CHOSEN_BITS
 from tests.adapters.replicas.planes import Plane, keys_text, plane_keys
 from tests.builders import a_reservation
-from tests.polling import eventually_on_loop
+from tests.builders.launched_process import free_port
+from tests.builders.polling import eventually_on_loop
 
 A, B, STRANGER = new_key_pair(), new_key_pair(), new_key_pair()
 
@@ -80,16 +80,6 @@ class Fleet:
             return predicate()
 
         await eventually_on_loop(is_so)
-
-
-def played(scene):
-    """Run a scene, which is given a list for what is to be closed."""
-
-    async def run():
-        async with contextlib.AsyncExitStack() as stack:
-            await scene(stack)
-
-    asyncio.run(run())
 
 
 def http_client(stack):
@@ -172,27 +162,32 @@ def router_id_of(pair, chosen=7):
     return key_mark_of(pair.public.decode()) << CHOSEN_BITS | chosen
 
 
-def test_replicas_that_know_each_other_share_load(tmp_path):
-    async def scene(stack):
-        fleet = fleet_of(stack, tmp_path)
-        a, b = fleet.plane("a"), fleet.plane("b")
-        a.sync.register_peer(b.endpoint)
-        b.sync.register_peer(a.endpoint)
-        await fleet.until(lambda: a.peer().digests and b.peer().digests)
+async def two_that_agree(stack, tmp_path):
+    fleet = fleet_of(stack, tmp_path)
+    a, b = fleet.plane("a"), fleet.plane("b")
+    a.sync.register_peer(b.endpoint)
+    b.sync.register_peer(a.endpoint)
+    await fleet.until(lambda: a.peer().digests and b.peer().digests)
+    return fleet, a, b
+
+
+async def test_replicas_that_know_each_other_share_load(tmp_path):
+    async with contextlib.AsyncExitStack() as stack:
+        fleet, a, b = await two_that_agree(stack, tmp_path)
         a.selector.reserve(a_reservation("x"), 0.0)
-        await fleet.until(lambda: b.selector.reservation_table.find_reservation("x"))
+        await fleet.until(lambda: b.selector.ledger.reservations.find_reservation("x"))
         b.selector.free_reservation("x", 0.0)
-        await fleet.until(lambda: not a.selector.reservation_table.find_reservation("x"))
+        await fleet.until(lambda: not a.selector.ledger.reservations.find_reservation("x"))
         status = a.sync.replica_status()
         assert (status.secured, status.keys_error, status.refused) == (True, None, 0)
         assert (a.peer().replica, b.peer().replica) == ("b", "a")
-        assert a.selector.router_id >> CHOSEN_BITS == key_mark_of(A.public.decode())
+        assert a.selector.followers.replicas.router_id >> CHOSEN_BITS == key_mark_of(
+            A.public.decode()
+        )
 
-    played(scene)
 
-
-def test_a_replica_of_an_unknown_key_hears_nothing_and_one_without_a_key_neither(tmp_path):
-    async def scene(stack):
+async def test_a_replica_of_an_unknown_key_hears_nothing_and_one_without_a_key_neither(tmp_path):
+    async with contextlib.AsyncExitStack() as stack:
         fleet = fleet_of(stack, tmp_path)
         a, b = fleet.plane("a"), fleet.plane("b")
         b.sync.register_peer(a.endpoint)
@@ -202,11 +197,9 @@ def test_a_replica_of_an_unknown_key_hears_nothing_and_one_without_a_key_neither
         await fleet.until(lambda: b.peer().digests > 2 and a.sync.replica_status().refused >= 2)
         assert not any(socket.poll(0) for socket in (stranger, plain, deceived))
 
-    played(scene)
 
-
-def test_who_answers_at_an_endpoint_without_its_key_is_not_heard(tmp_path):
-    async def scene(stack):
+async def test_who_answers_at_an_endpoint_without_its_key_is_not_heard(tmp_path):
+    async with contextlib.AsyncExitStack() as stack:
         fleet = fleet_of(stack, tmp_path)
         b = fleet.plane("b")
         impostor = publisher(stack, fleet.ports["a"], STRANGER)
@@ -218,26 +211,24 @@ def test_who_answers_at_an_endpoint_without_its_key_is_not_heard(tmp_path):
         def honest_is_heard():
             for number, socket in enumerate((impostor, honest)):
                 socket.send_multipart(an_event(an_admission(f"r{number}", router_id_of(A))))
-            return b.selector.reservation_table.find_reservation("r1")
+            return b.selector.ledger.reservations.find_reservation("r1")
 
         await fleet.until(honest_is_heard)
-        assert not b.selector.reservation_table.find_reservation("r0")
+        assert not b.selector.ledger.reservations.find_reservation("r0")
         deceived, _ = sorted(b.sync.replica_status().peers, key=lambda peer: peer.frames_in)
         assert (deceived.frames_in, deceived.connected) == (0, False)
 
-    played(scene)
-
 
 @pytest.mark.parametrize("origin", ["the receiver", "another replica", "nobody", "no mark"])
-def test_a_replica_speaks_for_itself_alone(tmp_path, origin):
-    async def scene(stack):
+async def test_a_replica_speaks_for_itself_alone(tmp_path, origin):
+    async with contextlib.AsyncExitStack() as stack:
         fleet = fleet_of(stack, tmp_path)
         b = fleet.plane("b")
         b.selector.reserve(a_reservation("booked"), 0.0)
         socket = publisher(stack, fleet.ports["a"], A)
         b.sync.register_peer(fleet.endpoint("a"))
         forged_id = {
-            "the receiver": b.selector.router_id,
+            "the receiver": b.selector.followers.replicas.router_id,
             "another replica": router_id_of(STRANGER),
             "nobody": 7,
             "no mark": router_id_of(A) & (2**CHOSEN_BITS - 1),
@@ -256,17 +247,15 @@ def test_a_replica_speaks_for_itself_alone(tmp_path, origin):
             for frames in (*forged, an_event(an_admission("own", router_id_of(A)))):
                 socket.send_multipart(frames)
             return (
-                b.selector.reservation_table.find_reservation("own")
+                b.selector.ledger.reservations.find_reservation("own")
                 and b.peer().dropped.get("origin", 0) >= 4
             )
 
         await fleet.until(all_came)
-        assert not b.selector.reservation_table.find_reservation("forged")
-        assert b.selector.reservation_table.find_reservation("booked")
+        assert not b.selector.ledger.reservations.find_reservation("forged")
+        assert b.selector.ledger.reservations.find_reservation("booked")
         assert (b.peer().digests, b.peer().router_id) == (0, None)
         assert "own" not in b.peer().dropped
-
-    played(scene)
 
 
 async def _asked(stack, *hosts):
@@ -285,8 +274,8 @@ async def _asked(stack, *hosts):
     return asked, ports
 
 
-def test_a_list_is_fetched_where_the_file_says_and_not_where_a_digest_does(tmp_path):
-    async def scene(stack):
+async def test_a_list_is_fetched_where_the_file_says_and_not_where_a_digest_does(tmp_path):
+    async with contextlib.AsyncExitStack() as stack:
         asked, ports = await _asked(stack, "127.0.0.1", "127.0.0.2")
         configured = f"http://127.0.0.1:{ports['127.0.0.1']}"
         fleet = fleet_of(stack, tmp_path, url=configured)
@@ -299,12 +288,10 @@ def test_a_list_is_fetched_where_the_file_says_and_not_where_a_digest_does(tmp_p
         await fleet.until(lambda: asked["127.0.0.1"] > 0)
         assert asked["127.0.0.2"] == 0
 
-    played(scene)
-
 
 @pytest.mark.parametrize("believes", [False, True])
-def test_without_keys_a_url_of_another_host_is_asked_only_where_peers_are_believed(believes):
-    async def scene(stack):
+async def test_without_keys_a_url_of_another_host_is_asked_only_where_peers_are_believed(believes):
+    async with contextlib.AsyncExitStack() as stack:
         asked, ports = await _asked(stack, "127.0.0.1", "127.0.0.2")
         a = Plane(1, repair=True, lax=believes)
         b = Plane(2, url=f"http://127.0.0.2:{ports['127.0.0.2']}")
@@ -324,16 +311,10 @@ def test_without_keys_a_url_of_another_host_is_asked_only_where_peers_are_believ
         await eventually_on_loop(is_asked)
         assert asked[other] == 0
 
-    played(scene)
 
-
-def test_a_key_that_is_taken_out_of_the_file_neither_hears_nor_is_heard_any_more(tmp_path):
-    async def scene(stack):
-        fleet = fleet_of(stack, tmp_path)
-        a, b = fleet.plane("a"), fleet.plane("b")
-        a.sync.register_peer(b.endpoint)
-        b.sync.register_peer(a.endpoint)
-        await fleet.until(lambda: a.peer().digests and b.peer().digests)
+async def test_a_key_that_is_taken_out_of_the_file_neither_hears_nor_is_heard_any_more(tmp_path):
+    async with contextlib.AsyncExitStack() as stack:
+        fleet, a, b = await two_that_agree(stack, tmp_path)
         stolen = listener(stack, fleet.ports["a"], CurveServerKeys(A.public, B))
         await fleet.until(lambda: stolen.poll(0))
         fleet.write(b=None)
@@ -352,14 +333,13 @@ def test_a_key_that_is_taken_out_of_the_file_neither_hears_nor_is_heard_any_more
         fleet.write()
         await fleet.until(lambda: a.peer().frames_in > heard and b.peer().frames_in > frames)
 
-    played(scene)
 
-
-def test_the_list_of_a_replica_whose_key_is_taken_out_is_not_read_to_its_end(tmp_path, monkeypatch):
+async def test_the_list_of_a_replica_whose_key_is_taken_out_is_not_read_to_its_end(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(peer_list, "PAGE_S_MAX", 1000.0)
     monkeypatch.setattr(replica_sync, "REPAIR_S_MAX", 1000.0)
-
-    async def scene(stack):
+    async with contextlib.AsyncExitStack() as stack:
         asking, left = asyncio.Event(), asyncio.Event()
 
         async def never_answers(reader, writer):
@@ -383,11 +363,9 @@ def test_the_list_of_a_replica_whose_key_is_taken_out_is_not_read_to_its_end(tmp
         await fleet.until(lambda: a.peer().replica is None)
         assert a.peer().repairs.runs == 1
 
-    played(scene)
 
-
-def test_a_file_that_is_wrong_changes_nothing_and_says_so(tmp_path):
-    async def scene(stack):
+async def test_a_file_that_is_wrong_changes_nothing_and_says_so(tmp_path):
+    async with contextlib.AsyncExitStack() as stack:
         fleet = fleet_of(stack, tmp_path)
         a, b = fleet.plane("a"), fleet.plane("b")
         a.sync.register_peer(b.endpoint)
@@ -399,11 +377,9 @@ def test_a_file_that_is_wrong_changes_nothing_and_says_so(tmp_path):
         fleet.write()
         await fleet.until(lambda: a.sync.replica_status().keys_error is None)
 
-    played(scene)
 
-
-def test_a_replica_that_gets_another_key_is_met_under_it(tmp_path):
-    async def scene(stack):
+async def test_a_replica_that_gets_another_key_is_met_under_it(tmp_path):
+    async with contextlib.AsyncExitStack() as stack:
         fleet = fleet_of(stack, tmp_path)
         b = fleet.plane("b")
         b.sync.register_peer(fleet.endpoint("a"))
@@ -414,15 +390,13 @@ def test_a_replica_that_gets_another_key_is_met_under_it(tmp_path):
 
         def is_heard():
             new.send_multipart(an_event(an_admission("new", router_id_of(STRANGER))))
-            return b.selector.reservation_table.find_reservation("new")
+            return b.selector.ledger.reservations.find_reservation("new")
 
         await fleet.until(is_heard)
 
-    played(scene)
 
-
-def test_only_replicas_of_the_file_are_registered_and_others_are_waited_for(tmp_path):
-    async def scene(stack):
+async def test_only_replicas_of_the_file_are_registered_and_others_are_waited_for(tmp_path):
+    async with contextlib.AsyncExitStack() as stack:
         fleet = fleet_of(stack, tmp_path)
         fleet.write(a=None)
         a, b = fleet.plane("a"), fleet.plane("b")
@@ -436,17 +410,13 @@ def test_only_replicas_of_the_file_are_registered_and_others_are_waited_for(tmp_
         await fleet.until(lambda: b.peer().digests)
         assert b.peer().replica == "a"
 
-    played(scene)
 
-
-def test_without_keys_no_replica_has_a_name():
-    async def scene(stack):
+async def test_without_keys_no_replica_has_a_name():
+    async with contextlib.AsyncExitStack() as stack:
         plane = Plane(1)
         stack.callback(plane.sync.close)
         with pytest.raises(BadRequest, match="keys are not configured"):
             plane.sync.register_peer("tcp://127.0.0.1:9", "b")
-
-    played(scene)
 
 
 def test_without_keys_nothing_that_asks_for_them_is_loaded():

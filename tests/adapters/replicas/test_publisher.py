@@ -8,20 +8,20 @@ from collections.abc import Callable
 import pytest
 import zmq
 
-from scripts.processes.launched_process import free_port
 from select_service.adapters.guarded_callbacks import GuardedCallbacks
 from select_service.adapters.replicas import event_publisher as publishing
 from select_service.adapters.replicas.event_publisher import QUIET_BIND_ATTEMPTS, ReplicaPublisher
 from select_service.core.replication.load_events import LoadEvent
 from tests.builders import a_reservation, a_selector, a_worker
-from tests.polling import eventually, eventually_on_loop
+from tests.builders.launched_process import free_port
+from tests.builders.polling import eventually, eventually_on_loop
 
 
 def an_event() -> LoadEvent:
     told: list[LoadEvent] = []
     selector = a_selector()
     selector.register_worker(a_worker(1))
-    selector.replicas.start_sending(told.append)
+    selector.followers.replicas.start_sending(told.append)
     selector.reserve(a_reservation("x"), 0.0)
     return told[0]
 

@@ -40,14 +40,8 @@ from select_service.core.replication.peer_agreement import PERSISTENT_DIGESTS, R
 from select_service.core.replication.replica_liveness import LIVENESS_TIMEOUT_S
 from select_service.net.egress_policy import EgressPolicy
 from tests.adapters.replicas.planes import Plane
-from tests.builders import (
-    a_reservation,
-    a_select,
-    a_select_and_reserve,
-    a_selector,
-    a_worker,
-)
-from tests.polling import PATIENCE_S, eventually_on_loop
+from tests.builders import a_reservation, a_select, a_select_and_reserve, a_selector, a_worker
+from tests.builders.polling import PATIENCE_S, eventually_on_loop
 
 
 def run(*registrations, until):
@@ -80,7 +74,7 @@ def test_a_replica_sees_how_many_listen_and_how_much_of_its_own_arrives():
     def both_ways(a, b):
         if (
             a.sync.replica_status().subscribers == 1
-            and not a.selector.reservation_table.find_reservation("x")
+            and not a.selector.ledger.reservations.find_reservation("x")
         ):
             a.selector.reserve(a_reservation("x"), 0.0)
         return (
@@ -135,17 +129,17 @@ def test_another_replica_is_not_oneself():
 
 def test_progress_is_told_to_the_peer_and_counted_by_both():
     def is_followed(a, b):
-        if not list(a.selector.reservation_table):  # it does not listen yet, or has just begun to
-            b.selector.reserve(a_reservation(f"x{len(b.selector.reservation_table)}"), 0.0)
+        if not list(a.selector.ledger.reservations):  # it does not listen yet, or has just begun to
+            b.selector.reserve(a_reservation(f"x{len(b.selector.ledger.reservations)}"), 0.0)
             return False
-        oldest, *_ = a.selector.reservation_table
+        oldest, *_ = a.selector.ledger.reservations
         b.publisher.offer_progress(progress_of(b, oldest.reservation_id))
         if not a.peer().progress:
             return False
         assert a.peer().dropped.get("progress", 0) == 0
         assert b.sync.replica_status().progress_out >= a.peer().progress
         (partition,) = a.selector.fleet.partitions.values()
-        work = sum(booking.prefill_work for booking in a.selector.reservation_table)
+        work = sum(booking.prefill_work for booking in a.selector.ledger.reservations)
         return partition.load.prefills.work_left.tolist() == [work - 1]
 
     run((0, 1), until=is_followed)
@@ -156,8 +150,8 @@ def test_a_peer_knows_what_the_events_of_an_engine_have_shown_to_the_one_who_adm
     attempts = []
 
     def is_known(a, b):
-        if not list(a.selector.reservation_table):
-            for missed in list(b.selector.reservation_table):
+        if not list(a.selector.ledger.reservations):
+            for missed in list(b.selector.ledger.reservations):
                 b.selector.free_reservation(missed.reservation_id, 0.0)
             attempts.append(f"x{len(attempts)}")
             request = a_select_and_reserve(40, reservation_id=attempts[-1])
@@ -186,7 +180,9 @@ def test_progress_is_a_task_of_its_own_where_there_is_a_plane():
 def progress_of(plane, name):
     """A message that one token of a prefill is done."""
     rows = [replica_progress.PrefillProgress(name, 1)]
-    message = replica_progress.ProgressMessage(router_id=plane.selector.router_id, rows=rows)
+    message = replica_progress.ProgressMessage(
+        router_id=plane.selector.followers.replicas.router_id, rows=rows
+    )
     return replica_progress.encode_progress(message)
 
 
@@ -212,53 +208,46 @@ def test_an_error_has_an_age():
     run((0, 1), until=has_failed)
 
 
-def test_an_event_that_is_too_large_is_dropped_with_its_reason_and_the_next_one_is_sent():
-    async def scene():
-        plane = Plane(seed=1)
-        plane.sync.start(1, HttpClient(Resolver()))
-        publisher, offered = plane.publisher, []
-        plane.selector.replicas.start_sending(offered.append)
-        plane.selector.reserve(a_reservation("x"), 0.0)
-        too_long = np.zeros(SEQUENCE_BLOCKS_MAX + 1, np.uint64)
-        publisher.offer_event(msgspec.structs.replace(offered[0], sequence_hashes=too_long))
-        publisher.offer_event(offered[0])
-        while publisher.queue_length:
-            await asyncio.sleep(0)
-        assert (publisher.sent, publisher.dropped) == (1, 1)
-        assert "blocks" in publisher.last_drop
-        plane.sync.close()
-
-    asyncio.run(scene())
+async def test_an_event_that_is_too_large_is_dropped_with_its_reason_and_the_next_one_is_sent():
+    plane = Plane(seed=1)
+    plane.sync.start(1, HttpClient(Resolver()))
+    publisher, offered = plane.publisher, []
+    plane.selector.followers.replicas.start_sending(offered.append)
+    plane.selector.reserve(a_reservation("x"), 0.0)
+    too_long = np.zeros(SEQUENCE_BLOCKS_MAX + 1, np.uint64)
+    publisher.offer_event(msgspec.structs.replace(offered[0], sequence_hashes=too_long))
+    publisher.offer_event(offered[0])
+    while publisher.queue_length:
+        await asyncio.sleep(0)
+    assert (publisher.sent, publisher.dropped) == (1, 1)
+    assert "blocks" in publisher.last_drop
+    plane.sync.close()
 
 
-def test_a_peer_that_broke_the_protocol_is_listened_to_again(monkeypatch):
+async def test_a_peer_that_broke_the_protocol_is_listened_to_again(monkeypatch):
     monkeypatch.setattr(replica_sync, "RECONNECT_S", 0.3)
+    plane = Plane(seed=1)
+    with zmq.Context() as context, context.socket(zmq.PUB) as peer:
+        peer.linger = 0
+        port = peer.bind_to_random_port("tcp://127.0.0.1")
+        plane.sync.register_peer(f"tcp://127.0.0.1:{port}")
+        plane.sync.start(1, HttpClient(Resolver()))
 
-    async def scene():
-        plane = Plane(seed=1)
-        with zmq.Context() as context, context.socket(zmq.PUB) as peer:
-            peer.linger = 0
-            port = peer.bind_to_random_port("tcp://127.0.0.1")
-            plane.sync.register_peer(f"tcp://127.0.0.1:{port}")
-            plane.sync.start(1, HttpClient(Resolver()))
+        def hears_garbage():
+            plane.sync.publish_digest()
+            peer.send_multipart([EVENT_TOPIC, b"garbage"])
+            return plane.peer().connected and plane.peer().frames_in
 
-            def hears_garbage():
-                plane.sync.publish_digest()
-                peer.send_multipart([EVENT_TOPIC, b"garbage"])
-                return plane.peer().connected and plane.peer().frames_in
+        def is_cut_off():
+            plane.sync.publish_digest()
+            return not plane.peer().connected
 
-            def is_cut_off():
-                plane.sync.publish_digest()
-                return not plane.peer().connected
-
-            await eventually_on_loop(hears_garbage)
-            peer.send_multipart([EVENT_TOPIC, bytes(MESSAGE_BYTES_MAX + 1)])
-            await eventually_on_loop(is_cut_off)
-            heard = plane.peer().frames_in
-            await eventually_on_loop(lambda: hears_garbage() and plane.peer().frames_in > heard + 1)
-        plane.sync.close()
-
-    asyncio.run(scene())
+        await eventually_on_loop(hears_garbage)
+        peer.send_multipart([EVENT_TOPIC, bytes(MESSAGE_BYTES_MAX + 1)])
+        await eventually_on_loop(is_cut_off)
+        heard = plane.peer().frames_in
+        await eventually_on_loop(lambda: hears_garbage() and plane.peer().frames_in > heard + 1)
+    plane.sync.close()
 
 
 def test_a_peer_that_is_connected_and_mute_gets_a_new_socket():
@@ -286,21 +275,18 @@ def test_how_long_it_takes_to_agree_follows_from_the_constants():
     assert promised >= begin + (1 + PERSISTENT_DIGESTS) * SECOND_S + RETRY_S_MAX
 
 
-def test_a_subscriber_of_endless_topics_is_cut_off():
-    async def scene():
-        plane = Plane(seed=1)
-        plane.sync.start(1, HttpClient(Resolver()))
-        with zmq.Context() as context, context.socket(zmq.SUB) as reader:
-            reader.linger = 0
-            monitor = reader.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-            reader.subscribe(bytes(SUBSCRIPTION_BYTES_MAX))
-            reader.connect(plane.endpoint)
-            await eventually_on_loop(lambda: monitor.poll(0))
-            reader.disable_monitor()
-            monitor.close()
-        plane.sync.close()
-
-    asyncio.run(scene())
+async def test_a_subscriber_of_endless_topics_is_cut_off():
+    plane = Plane(seed=1)
+    plane.sync.start(1, HttpClient(Resolver()))
+    with zmq.Context() as context, context.socket(zmq.SUB) as reader:
+        reader.linger = 0
+        monitor = reader.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        reader.subscribe(bytes(SUBSCRIPTION_BYTES_MAX))
+        reader.connect(plane.endpoint)
+        await eventually_on_loop(lambda: monitor.poll(0))
+        reader.disable_monitor()
+        monitor.close()
+    plane.sync.close()
 
 
 def test_a_long_booking_of_a_peer_waits_until_it_is_a_bounded_step(monkeypatch):
@@ -308,7 +294,7 @@ def test_a_long_booking_of_a_peer_waits_until_it_is_a_bounded_step(monkeypatch):
     theirs = a_selector(seed=1)
     theirs.register_worker(a_worker(1))
     said = []
-    theirs.replicas.start_sending(said.append)
+    theirs.followers.replicas.start_sending(said.append)
     theirs.reserve(a_reservation("long", tokens=4 * MANY_BLOCKS), 0.0)
     theirs.free_reservation("long", 0.0)
     ours = Plane(2)
@@ -316,16 +302,19 @@ def test_a_long_booking_of_a_peer_waits_until_it_is_a_bounded_step(monkeypatch):
     (peer,) = ours.sync._peers.values()
     try:
         ours.sync._handle_event(peer, LoadEventEncoder().encode_event(said[0]))
-        assert ours.selector.reservation_table.find_reservation("long") is None
+        assert ours.selector.ledger.reservations.find_reservation("long") is None
         turns = 0
         while not ours.sync._is_ready(peer):
             ours.selector.run_pending(0.0)
             turns += 1
         assert turns > 0
         assert (peer.applied, peer.held_back) == (1, None)
-        assert ours.selector.reservation_table.find_reservation("long") is not None
+        assert ours.selector.ledger.reservations.find_reservation("long") is not None
         ours.sync._handle_event(peer, LoadEventEncoder().encode_event(said[1]))
-        assert (peer.applied, ours.selector.reservation_table.find_reservation("long")) == (2, None)
+        assert (peer.applied, ours.selector.ledger.reservations.find_reservation("long")) == (
+            2,
+            None,
+        )
     finally:
         ours.sync.close()
 
@@ -375,49 +364,41 @@ def resolving(*answers):
         ("127.0.0.9 127.0.0.8 127.0.0.1",),
     ],
 )
-def test_a_peer_is_found_by_its_name_whatever_it_takes(answers, monkeypatch):
+async def test_a_peer_is_found_by_its_name_whatever_it_takes(answers, monkeypatch):
     monkeypatch.setattr(zmq_connector, "LOOKUP_INTERVAL_S", 0.01)
     monkeypatch.setattr(zmq_connector, "NOT_FOUND_RETRY_S", 0.01)
+    plane, other = Plane(1, resolving(*answers)), Plane(2)
+    port = other.endpoint.rpartition(":")[2]
+    plane.sync.register_peer(f"tcp://peer.example:{port}")
+    for each in (plane, other):
+        each.sync.start(1, HttpClient(Resolver()))
 
-    async def scene():
-        plane, other = Plane(1, resolving(*answers)), Plane(2)
-        port = other.endpoint.rpartition(":")[2]
-        plane.sync.register_peer(f"tcp://peer.example:{port}")
-        for each in (plane, other):
-            each.sync.start(1, HttpClient(Resolver()))
+    def is_heard():
+        other.sync.publish_digest()
+        plane.sync.publish_digest()
+        return plane.peer().digests > 0 and plane.peer().connected
 
-        def is_heard():
-            other.sync.publish_digest()
-            plane.sync.publish_digest()
-            return plane.peer().digests > 0 and plane.peer().connected
-
-        await eventually_on_loop(is_heard)
-        for each in (plane, other):
-            each.sync.close()
-
-    asyncio.run(scene())
+    await eventually_on_loop(is_heard)
+    for each in (plane, other):
+        each.sync.close()
 
 
-def test_a_name_that_leads_where_nothing_may_be_connected_to_is_told(monkeypatch):
+async def test_a_name_that_leads_where_nothing_may_be_connected_to_is_told(monkeypatch):
     monkeypatch.setattr(zmq_connector, "NOT_FOUND_RETRY_S", 0.01)
+    names = resolving("169.254.169.254")
+    names.egress_guard.check_address = EgressPolicy().address_refusal
+    plane = Plane(1, names)
+    plane.sync.register_peer("tcp://peer.example:1")
+    plane.sync.start(1, HttpClient(Resolver()))
 
-    async def scene():
-        names = resolving("169.254.169.254")
-        names.egress_guard.check_address = EgressPolicy().address_refusal
-        plane = Plane(1, names)
-        plane.sync.register_peer("tcp://peer.example:1")
-        plane.sync.start(1, HttpClient(Resolver()))
+    def is_told():
+        plane.sync.publish_digest()
+        return "resolves to 169.254.169.254" in (plane.peer().last_error or "")
 
-        def is_told():
-            plane.sync.publish_digest()
-            return "resolves to 169.254.169.254" in (plane.peer().last_error or "")
-
-        await eventually_on_loop(is_told)
-        assert not plane.peer().connected
-        assert names.egress_guard.refusal_counts()["replica"] >= 1
-        plane.sync.close()
-
-    asyncio.run(scene())
+    await eventually_on_loop(is_told)
+    assert not plane.peer().connected
+    assert names.egress_guard.refusal_counts()["replica"] >= 1
+    plane.sync.close()
 
 
 def test_a_name_that_is_never_answered_keeps_nobody_waiting():

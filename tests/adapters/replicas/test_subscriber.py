@@ -9,7 +9,7 @@ from select_service.adapters.guarded_callbacks import GuardedCallbacks
 from select_service.adapters.replicas import event_subscriber
 from select_service.adapters.replicas.event_subscriber import DRAIN_BYTES_MAX, ReplicaSubscriber
 from select_service.core.replication.load_events import EVENT_TOPIC
-from tests.polling import eventually_on_loop
+from tests.builders.polling import eventually_on_loop
 
 
 async def turns_of(messages, came, is_ready=lambda: True):

@@ -6,9 +6,9 @@ import pytest
 from scripts.bench.quality.generated_workloads import KINDS, make_workload
 from scripts.bench.quality.work_rule import LEAST_WORK, REPORTED_MIN, WORK, WorkRouter
 from select_service.core.placement.router_config import RouterConfig
-from select_service.sim.replay.core_router import CoreRouter, CoreScene, SelectorUsage
-from select_service.sim.replay.gpu_hardware import BLOCK_TOKENS, EQUAL, KV_BYTES, MIXED
-from select_service.sim.replay.replay_world import ReplayWorld
+from select_service.sim.engine.core_router import CoreRouter, CoreScene, SelectorUsage
+from select_service.sim.engine.gpu_hardware import BLOCK_TOKENS, EQUAL, KV_BYTES, MIXED
+from select_service.sim.engine.replay_world import ReplayWorld
 
 REQUESTS = 120
 PROMPT_BLOCKS_MAX = 200

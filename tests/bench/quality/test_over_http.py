@@ -9,8 +9,8 @@ from scripts.bench.quality import over_http, quality_runs
 from scripts.bench.quality.quality_figures import RunKey, compute_ratio
 from scripts.bench.quality.quality_report import MEAN
 from scripts.bench.quality.service_router import EventStreams, PacedWorld, ServiceRouter, tokens_of
-from select_service.sim.replay.gpu_hardware import BLOCK_TOKENS, EQUAL
-from tests.process.in_thread import InThread
+from select_service.sim.engine.gpu_hardware import BLOCK_TOKENS, EQUAL
+from tests.builders.in_thread import InThread
 
 
 def test_the_tokens_of_a_block_follow_from_its_number_alone():

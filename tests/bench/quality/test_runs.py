@@ -20,9 +20,9 @@ from scripts.bench.quality.quality_figures import RunKey, RunOutcome, compute_ra
 from scripts.bench.quality.replicated_selectors import ReplicaNetwork, ReplicatedRouter
 from scripts.bench.quality.work_rule import WORK, WorkRouter
 from select_service.core.load.compiled.ledger_layout import FIELDS, SYNCED_TOKENS
-from select_service.sim.replay.core_router import CoreRouter, CoreScene, SelectorUsage
-from select_service.sim.replay.gpu_hardware import BLOCK_TOKENS, EQUAL
-from select_service.sim.replay.replay_world import ReplayWorld
+from select_service.sim.engine.core_router import CoreRouter, CoreScene, SelectorUsage
+from select_service.sim.engine.gpu_hardware import BLOCK_TOKENS, EQUAL
+from select_service.sim.engine.replay_world import ReplayWorld
 
 REQUESTS = 150
 
@@ -76,7 +76,7 @@ def test_all_requests_end_and_the_core_holds_nothing():
     chooser = CoreRouter(scene)
     record = world.run_open(chooser, 2.0)
     assert all(0.0 <= life.arrived_s < life.first_s <= life.end_s for life in record.histories)
-    assert len(chooser.selector.reservation_table) == 0
+    assert len(chooser.selector.ledger.reservations) == 0
     chooser.selector.check_invariants()
     for rank, engine in enumerate(world.engines):
         engine.check_invariants()
@@ -123,7 +123,7 @@ def replicated(link, kind="tenants"):
 
 def bookings(members):
     return [
-        {(b.reservation_id, b.rank) for b in member.selector.reservation_table}
+        {(b.reservation_id, b.rank) for b in member.selector.ledger.reservations}
         for member in members
     ]
 
@@ -160,8 +160,8 @@ def test_cores_tell_each_other_how_far_prefills_are(helps):
 
     def look():
         for at, member in enumerate(members):
-            for booking in member.selector.reservation_table:
-                rows = member.selector.reservation_table.memory.fields
+            for booking in member.selector.ledger.reservations:
+                rows = member.selector.ledger.reservations.memory.fields
                 of_peer = booking.origin is not None and booking.prefill_work
                 told[at] += bool(of_peer and rows[booking.row * FIELDS + SYNCED_TOKENS])
 

@@ -6,10 +6,10 @@ import pytest
 from indexer.tiers import Tier
 from scripts.bench.quality.replicated_selectors import share_of
 from scripts.bench.quality.work_rule import LEAST_WORK, WORK, CostInputs, WorkRouter, cost_of
-from select_service.sim.replay.core_router import CoreScene, SelectorUsage
-from select_service.sim.replay.gpu_hardware import BLOCK_TOKENS, EQUAL
-from select_service.sim.replay.kv_block_pool import RemovedBlocks, StoredBlocks
-from select_service.sim.replay.replay_world import RankRequest
+from select_service.sim.engine.core_router import CoreScene, SelectorUsage
+from select_service.sim.engine.gpu_hardware import BLOCK_TOKENS, EQUAL
+from select_service.sim.engine.kv_block_pool import RemovedBlocks, StoredBlocks
+from select_service.sim.engine.replay_world import RankRequest
 
 FLEET = EQUAL[:2]
 IDLE = CostInputs(left=0.0, own=1000.0, requests=0, live=1000.0, memory=100_000.0, outside=False)
@@ -117,10 +117,10 @@ def test_peers_count_own_work_as_told_and_what_they_heard_of_its_progress():
     one, other = a_chooser(), a_chooser(number=1)
     other.account.peers_work = one.account.peers_work
     heard = []
-    one.selector.replicas.start_sending(heard.append)
+    one.selector.followers.replicas.start_sending(heard.append)
     rank = one.choose(an_ask(1), 0.0)
     for event in heard:
-        assert other.selector.replicas.apply_event(event, 0.1) is None
+        assert other.selector.followers.replicas.apply_event(event, 0.1) is None
     assert left(other)[rank] == 645.0
     one.changed(rank, [StoredBlocks(an_ask(1).chain, 0, 4)], 0.1)
     for name, done in one.account.progress():
@@ -137,7 +137,7 @@ def test_every_rank_belongs_to_the_share_of_one_selector():
 def test_the_core_books_what_the_rule_chose():
     chooser = a_chooser()
     rank = chooser.choose(an_ask(1), 0.0)
-    (booking,) = chooser.selector.reservation_table
+    (booking,) = chooser.selector.ledger.reservations
     assert (booking.rank.worker_id, booking.prefill_tokens) == (rank, 645)
     assert chooser.partition.index.stats().memberships == 0
     chooser.changed(rank, [StoredBlocks(an_ask(1).chain, 0, 4)], 0.1)

@@ -19,11 +19,11 @@ from select_service.core.admission.policy_classes import (
 )
 from select_service.core.decision_maker import PlacementDecision
 from select_service.core.identity import PartitionKey, Rank
-from select_service.core.selector import SelectorConfig, SelectorCore
+from select_service.core.selector_builder import SelectorConfig, build_selector
 from select_service.core.workers.engine_load import EngineReading, EngineTarget
 from select_service.schemas.admission import BusyThresholdChange
 from tests.builders import a_reservation, a_select, a_select_and_reserve, a_worker
-from tests.ticks import ticked
+from tests.builders.ticks import ticked
 
 KEY = PartitionKey("m", "default")
 METRICS = "http://w1:8000/metrics"
@@ -57,7 +57,7 @@ class Scene:
         self.now, self.wakes = 0.0, 0
         self.served, self.outcomes = [], {}
         self.tickets = {}
-        self.selector = SelectorCore(
+        self.selector = build_selector(
             SelectorConfig(
                 admission=AdmissionSettings(
                     thresholds=BusyThresholds(decode, prefill), queue=queue

@@ -6,9 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from select_service.base.errors import SelectError
-from select_service.core.admission.policy_classes import (
-    single_class_profile,
-)
+from select_service.core.admission.policy_classes import single_class_profile
 from select_service.core.decision_maker import PlacementDecision
 from select_service.core.identity import Rank
 from select_service.core.replication.load_events import (
@@ -18,6 +16,8 @@ from select_service.core.replication.load_events import (
 )
 from select_service.schemas.admission import BusyThresholdChange
 from tests.builders import a_reservation
+from tests.builders.hypothesis_profiles import explored
+from tests.builders.ticks import ticked
 from tests.core.admission.cases import (
     ANY,
     ANYWHERE,
@@ -31,10 +31,8 @@ from tests.core.admission.cases import (
     with_policy,
 )
 from tests.core.admission.twins import Twins
-from tests.hypothesis_profiles import explored
 from tests.models.admission import TIERS, names
 from tests.models.waiting import Asked
-from tests.ticks import ticked
 
 PEER = 7
 ISL = 9
@@ -204,7 +202,7 @@ class AdmissionMatchesModel(Twins):
         self.model.reserve(name, key, rank, names(path), tokens, ISL, self.now)
 
     def apply(self, kind, name, key, rank, **fields):
-        return self.selector.replicas.apply_event(
+        return self.selector.followers.replicas.apply_event(
             kind(
                 model_name=key[0],
                 tenant_id=key[1],

@@ -17,8 +17,8 @@ from select_service.core.workers import rank_table_layout
 from select_service.schemas.admission import BusyThresholdChange
 from select_service.schemas.prompts import PromptQuery
 from tests.builders import a_patch
+from tests.builders.steps import result_of
 from tests.core.admission.scenes import METRICS, Scene, hashes, pinned, store, where
-from tests.steps import result_of
 
 
 def admissions_of(scene, now):
@@ -33,9 +33,6 @@ def admissions_of(scene, now):
 def passes(outcome):
     assert isinstance(outcome, PlacementDecision | Overloaded), outcome
     return isinstance(outcome, PlacementDecision)
-
-
-# --- one rank
 
 
 def test_a_rank_is_busy_above_the_prefill_threshold_not_at_it():
@@ -80,9 +77,6 @@ def test_a_busy_rank_is_no_candidate_even_when_it_has_the_whole_prompt_cached():
     assert where(scene.look("a", **hashes([1, 2], 8))) == (1, 0)
     scene.fill(1)
     assert where(scene.look("b", **hashes([1, 2], 8))) == (2, 0)
-
-
-# --- refusals
 
 
 def test_a_refused_client_is_told_to_retry_later():
@@ -140,9 +134,6 @@ def test_reservations_and_questions_are_never_judged():
     assert len(list(scene.selector.overlap_scores(query)[1])) == 1
 
 
-# --- changing thresholds
-
-
 def test_null_clears_a_threshold_and_what_is_left_out_stays():
     scene = Scene(decode=0.5, prefill=10)
     view = scene.set_thresholds(prefill=None)
@@ -186,9 +177,6 @@ def test_the_table_of_thresholds_has_an_end(monkeypatch):
         table.change_thresholds(BusyThresholdChange(model="b", active_prefill_tokens_threshold=1))
     table.change_thresholds(BusyThresholdChange(model="a", active_prefill_tokens_threshold=None))
     assert table.is_off
-
-
-# --- the engine's own word
 
 
 def test_the_engine_decides_how_full_its_cache_is_while_it_is_heard():
@@ -265,9 +253,6 @@ def test_a_worker_that_comes_back_is_not_judged_by_what_its_engine_said_before()
     assert passes(scene.look("a", allowed_worker_ids=[1]))
 
 
-# --- GET /workers
-
-
 def test_a_worker_that_nothing_judges_has_no_admission():
     scene = Scene()
     assert admissions_of(scene, 0.0).get(1) is None
@@ -329,8 +314,6 @@ def test_only_schedulable_workers_with_a_metrics_endpoint_are_asked():
     assert [target for target in asked if target] == [(1, METRICS, (0, 1))]
     assert not any(map(scene.selector.engine_readings.find_target, (2, 3, 4, 5)))
 
-
-# --- kernels
 
 LIMITS = st.sampled_from([0.0, 0.29, 0.5, 1.0, np.inf])
 TOKENS = st.sampled_from([0.0, 5.0, 10.0, np.inf])

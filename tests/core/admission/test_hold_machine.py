@@ -8,10 +8,10 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from select_service.core.admission import drain_rate
 from select_service.core.admission.policy_classes import PolicyClassProfile, PolicyDocument
 from select_service.core.load.compiled.load_layout import REPORTED_SHARE
+from tests.builders.hypothesis_profiles import explored
 from tests.core.admission.cases import ANY, PATHS, SHAPES, with_policy
 from tests.core.admission.test_admission_machine import AdmissionMatchesModel
 from tests.core.admission.twins import MEDIA
-from tests.hypothesis_profiles import explored
 from tests.models.hold import TOKEN_S, HoldModel
 
 HELD = {"queue_policy": "work", "prefill_busy_threshold": 6, "prefill_busy_threshold_frac": 0.5}

@@ -21,9 +21,6 @@ def waits(scene, name, *arguments, **fields):
     return name in scene.tickets
 
 
-# --- limits of a class
-
-
 def test_a_class_limits_its_requests_and_says_which_limit_was_reached():
     scene = full_scene(classes(a_class(request_queue_limit_per_worker=2)))
     assert waits(scene, "a")
@@ -100,9 +97,6 @@ def test_different_constraints_among_those_who_wait_are_limited(monkeypatch):
     assert waits(scene, "d", allowed_worker_ids=[2, 1, 1])
 
 
-# --- bounds of the process
-
-
 def test_so_many_requests_wait_in_the_whole_process():
     scene = full_scene(one_class(bounds=bounds(requests=2)))
     scene.register(2, model_name="n")
@@ -159,9 +153,6 @@ def test_a_refused_request_leaves_its_id_free():
     assert isinstance(scene.ask("a"), QueueFull)
     scene.free("load1")
     assert isinstance(scene.ask("a"), PlacementDecision)
-
-
-# --- timeouts
 
 
 def test_a_request_is_refused_when_its_own_time_is_over():

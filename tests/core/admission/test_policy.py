@@ -42,9 +42,6 @@ def changed(change):
     return document
 
 
-# --- the class of a request
-
-
 @pytest.mark.parametrize(
     ("wanted", "uncached", "name"),
     [
@@ -94,9 +91,6 @@ def test_a_model_of_its_own_has_only_its_own_classes():
     rules = QueueRules(default, {"m": own})
     assert rules.profile_of("m") is own
     assert rules.profile_of("other") is default
-
-
-# --- documents that contradict themselves
 
 
 def set_in(collection, index, **fields):
@@ -162,9 +156,6 @@ def test_a_document_that_contradicts_itself_is_refused_with_one_line(change, tex
     with pytest.raises(PolicyError) as caught:
         profile_of(changed(change))
     assert str(caught.value) == text
-
-
-# --- documents of another form
 
 
 @pytest.mark.parametrize(

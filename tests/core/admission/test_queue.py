@@ -25,9 +25,6 @@ def full_scene(queue=None, **options):
     return scene
 
 
-# --- room
-
-
 def test_a_worker_whose_batch_budget_is_zero_has_room_when_it_is_idle():
     scene = Scene(one_class(frac=2.0), max_num_batched_tokens=0)
     scene.ask("a")
@@ -44,25 +41,14 @@ def test_a_worker_that_names_no_batch_budget_is_incomplete_while_requests_may_wa
     ]
 
 
-# --- order
-
-
-def test_first_come_first_served():
-    scene = full_scene()
+@pytest.mark.parametrize(("policy", "order"), [([], "abc"), ([one_class("lcfs")], "cba")])
+def test_the_first_that_came_or_the_last_is_served_first(policy, order):
+    scene = full_scene(*policy)
     for name in "abc":
         scene.ask(name)
         scene.now += 1.0
     scene.free_and_serve("load1")
-    assert scene.run_down() == ["a", "b", "c"]
-
-
-def test_last_come_first_served():
-    scene = full_scene(one_class("lcfs"))
-    for name in "abc":
-        scene.ask(name)
-        scene.now += 1.0
-    scene.free_and_serve("load1")
-    assert scene.run_down() == ["c", "b", "a"]
+    assert scene.run_down() == list(order)
 
 
 def test_the_least_uncached_prompt_goes_first_under_wspt():
@@ -156,13 +142,7 @@ def test_the_bucket_is_that_of_the_uncached_tokens():
     store(scene, 1, [1, 2])
     scene.ask("cached", **hashes([1, 2, 3], 12))
     scene.ask("not", **hashes([4, 5, 6], 12))
-    assert [scene.tickets[n].policy_class for n in ("cached", "not")] == [
-        "main-short",
-        "main-long",
-    ]
-
-
-# --- who waits for whom
+    assert [scene.tickets[n].policy_class for n in ("cached", "not")] == ["main-short", "main-long"]
 
 
 def test_nobody_waits_behind_a_request_for_other_ranks():
@@ -242,9 +222,6 @@ def test_a_client_that_goes_makes_no_room_and_leaves_no_trace():
     assert isinstance(scene.ask("gone", priority_jump=1.0), type(gone))
 
 
-# --- what waiting leaves in the decision
-
-
 def test_overlap_is_read_again_when_a_request_leaves_the_queue():
     scene = full_scene()
     scene.ask("a", **hashes([1, 2], 8))
@@ -291,9 +268,6 @@ def test_a_waiting_request_holds_no_tokens():
     assert ticket.placement_request.request.token_ids is None
 
 
-# --- ids
-
-
 def test_a_reservation_id_belongs_to_the_request_that_waits_for_it():
     scene = full_scene()
     scene.ask("a")
@@ -314,18 +288,12 @@ def test_an_id_is_free_again_when_its_request_has_given_up():
     assert list(scene.tickets) == ["a"]
 
 
-# --- never judged
-
-
 def test_reservations_and_questions_never_wait():
     scene = full_scene()
     scene.ask("a")
     scene.fill(1, name="one more")
     row = next(scene.selector.partition_loads()).loads[0]
     assert (row.active_requests, row.potential_prefill_tokens) == (2, 32)
-
-
-# --- workers go
 
 
 def test_requests_are_refused_at_once_when_the_last_worker_goes():

@@ -38,10 +38,10 @@ def a_peers(kind, name):
 FREED_BY = {
     "a reservation is freed": lambda s: s.free("load1"),
     "a prefill is complete": lambda s: s.selector.complete_prefill("load1", s.now),
-    "a peer frees": lambda s: s.selector.replicas.apply_event(
+    "a peer frees": lambda s: s.selector.followers.replicas.apply_event(
         a_peers(ReservationFreed, "load1"), s.now
     ),
-    "a peer completes a prefill": lambda s: s.selector.replicas.apply_event(
+    "a peer completes a prefill": lambda s: s.selector.followers.replicas.apply_event(
         a_peers(PrefillCompleted, "load1"), s.now
     ),
     "a worker is added": lambda s: s.register(2),
@@ -239,7 +239,7 @@ def test_an_id_that_a_peer_took_meanwhile_refuses_only_its_own_request():
         sequence_hashes=np.zeros(0, np.uint64),
         prefill_tokens_hint=0,
     )
-    assert scene.selector.replicas.apply_event(event, scene.now) is None
+    assert scene.selector.followers.replicas.apply_event(event, scene.now) is None
     scene.free_and_serve("load1")
     assert scene.outcomes["a"].code == "conflict"
     assert scene.served == ["b"]

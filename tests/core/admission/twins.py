@@ -25,18 +25,10 @@ from select_service.core.admission.policy_classes import (
 )
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.placement.router_config import RouterConfig
-from select_service.core.selector import SelectorConfig, SelectorCore
+from select_service.core.selector_builder import SelectorConfig, build_selector
 from select_service.core.workers.engine_load import EngineReading, EngineTarget
 from tests.builders import a_patch, a_worker
-from tests.core.admission.cases import (
-    ANY,
-    DP_RANKS,
-    ONE_CLASS,
-    PATHS,
-    SHAPES,
-    URLS,
-    WORKERS,
-)
+from tests.core.admission.cases import ANY, DP_RANKS, ONE_CLASS, PATHS, SHAPES, URLS, WORKERS
 from tests.models.admission import AdmissionModel, Machine, names
 
 TTL_S, STALE_S = 50.0, 5.0
@@ -71,7 +63,7 @@ class Twins(RuleBasedStateMachine):
         self.now, self.woken = 0.0, False
         self.count, self.tickets, self.log = 0, {}, []
         queueing = self.document is not None
-        self.selector = SelectorCore(
+        self.selector = build_selector(
             SelectorConfig(
                 RouterConfig(policy=self.policy),
                 admission=AdmissionSettings(

@@ -14,8 +14,8 @@ from select_service.core.analysis.accuracy.prediction_accuracy import CHECKS_MIN
 from select_service.core.identity import Rank
 from select_service.core.placement.router_config import RouterConfig
 from tests.builders import a_select_and_reserve, a_selector, a_worker
-from tests.core.selector_scenes import KEY
-from tests.hypothesis_profiles import explored
+from tests.builders.hypothesis_profiles import explored
+from tests.builders.selector_scenes import KEY
 from tests.models.trust_model import BookedPrompt, TrustModel
 
 WORK = RouterConfig(policy="work")
@@ -31,7 +31,7 @@ class Scene:
 
     def __init__(self, workers=(1, 2), config=WORK):
         self.selector = a_selector(config, use_kv_events=True, decisions_kept=256)
-        self.checks = self.selector.analytics.predictions
+        self.checks = self.selector.followers.evaluation.predictions
         for worker_id in workers:
             self.selector.register_worker(listened_to(worker_id))
         self.names = map(str, count())
@@ -105,7 +105,7 @@ def test_blocks_may_come_until_a_second_after_the_end():
     scene = Scene([1])
     tokens = tokens_of(1, 200)
     name = scene.reserve(1, tokens, 0.0)
-    prompt = scene.selector.reservation_table.get_reservation(name).prompt_beginning(1024)
+    prompt = scene.selector.ledger.reservations.get_reservation(name).prompt_beginning(1024)
     assert np.array_equal(prompt, compute_block_hashes(np.array(tokens, np.uint32), BLOCK))
     scene.checks.run_turn(0.0)
     scene.selector.complete_prefill(name, 0.5)
@@ -127,8 +127,8 @@ def test_waits_are_compared_with_how_fast_the_rank_was_before():
 
 
 def test_nothing_is_followed_without_decisions_or_without_prompts():
-    assert a_selector(WORK, use_kv_events=True).analytics.predictions is None
-    assert a_selector(WORK, decisions_kept=8).analytics.predictions is None
+    assert a_selector(WORK, use_kv_events=True).followers.evaluation.predictions is None
+    assert a_selector(WORK, decisions_kept=8).followers.evaluation.predictions is None
     scene = Scene([1], RouterConfig(policy="reference"))
     served(scene, 1, 2, 0.0, announced=10)
     assert scene.trust(1) is None
@@ -171,12 +171,12 @@ class Followed(RuleBasedStateMachine):
         name = self.scene.reserve(worker_id, tokens_of(family, tokens), self.now)
         (chosen,) = [
             candidate
-            for candidate in self.scene.selector.explanations.find_decision(
+            for candidate in self.scene.selector.followers.explanations.find_decision(
                 name, self.now
             ).candidates
             if candidate.chosen
         ]
-        booking = self.scene.selector.reservation_table.get_reservation(name)
+        booking = self.scene.selector.ledger.reservations.get_reservation(name)
         left = chosen.left_work_tokens + booking.prefill_work
         cached = min(self.announced.get((worker_id, family), 0), tokens // BLOCK)
         assert booking.cached_blocks == cached

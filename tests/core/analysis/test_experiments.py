@@ -15,7 +15,7 @@ from select_service.core.analysis.comparison.t_interval import compute_t_interva
 from select_service.core.placement.policies.policy_registry import PolicyChoice, parse_policy_choice
 from select_service.core.registry.fleet.scoped_policies import PolicyScope
 from tests.builders import a_select_and_reserve, a_selector, a_worker
-from tests.hypothesis_profiles import explored
+from tests.builders.hypothesis_profiles import explored
 from tests.models.experiment_model import Booked, ExperimentModel
 
 NAMES = ("a", "b")
@@ -31,7 +31,7 @@ class Scene:
 
     def __init__(self):
         self.selector, self.now = a_selector(), 0.0
-        self.experiments = self.selector.analytics.experiments
+        self.experiments = self.selector.followers.evaluation.experiments
         for worker_id, (model, tenant) in enumerate(KEYS):
             self.selector.register_worker(a_worker(worker_id, model_name=model, tenant_id=tenant))
         self.names = map(str, count())
@@ -326,9 +326,6 @@ def within(key, scope):
 
 
 TestSwitched = explored(Switched)
-
-
-# --- the interval
 
 
 def share_below(t, degrees, steps=4000):

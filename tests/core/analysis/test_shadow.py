@@ -12,15 +12,9 @@ from select_service.core.identity import Rank
 from select_service.core.placement.policies.policy_registry import PolicyChoice, parse_policy_choice
 from select_service.core.placement.router_config import RouterConfig
 from select_service.core.registry.fleet.scoped_policies import PolicyScope
-from tests.builders import (
-    a_reservation,
-    a_select,
-    a_select_and_reserve,
-    a_selector,
-    a_worker,
-)
-from tests.core.selector_scenes import store
-from tests.hypothesis_profiles import explored
+from tests.builders import a_reservation, a_select, a_select_and_reserve, a_selector, a_worker
+from tests.builders.hypothesis_profiles import explored
+from tests.builders.selector_scenes import store
 from tests.models.shadow_model import ShadowModel
 
 CHOICES = ("work", "least_work", "reference", "work+decode-sensitive+no-memory")
@@ -47,14 +41,14 @@ class Scene:
         """The decision as it is made, and as the shadow would make it."""
         request = a_select(tokens, **fields)
         self.follow(self.shadow_choice)
-        other = self.selector.explain_selection(request, None, None)
+        other = self.selector.followers.explanations.explain_request(request, None, None)
         self.follow(self.choice)
         name = next(self.names)
         self.selector.select(a_select(tokens, selection_id=name, **fields), 0.0)
-        return self.selector.explanations.find_decision(name, 0.0), other
+        return self.selector.followers.explanations.find_decision(name, 0.0), other
 
     def report(self):
-        return self.selector.analytics.shadow.make_report()
+        return self.selector.followers.evaluation.shadow.make_report()
 
 
 def test_another_policy_would_have_gone_where_the_cache_is():
@@ -67,7 +61,7 @@ def test_another_policy_would_have_gone_where_the_cache_is():
     )
     scene.select(400)
     assert scene.report().backlog == 2
-    scene.selector.analytics.shadow.run_turn(0.0)
+    scene.selector.followers.evaluation.shadow.run_turn(0.0)
     tally = scene.report().tallies["work"]
     assert (tally.decisions, tally.no_choice, scene.report().backlog) == (1, 1, 0)
     assert (tally.others, tally.regret) == (1, 10.0)
@@ -79,7 +73,7 @@ def test_the_same_policy_never_regrets():
     scene = Scene("work")
     for number in range(8):
         scene.selector.select_and_reserve(a_select_and_reserve(8 * number + 1), 0.0)
-    scene.selector.analytics.shadow.run_turn(0.0)
+    scene.selector.followers.evaluation.shadow.run_turn(0.0)
     tally = scene.report().tallies["work"]
     assert (tally.decisions, tally.others, tally.regret) == (8, 0, 0.0)
     assert tally.wait_made == tally.wait_shadow
@@ -96,7 +90,7 @@ def test_the_shadow_reads_the_progress_that_the_real_decision_read():
     model.step()
     # The stored block ends the prefill of worker 3, which `work` counts and `reference` does not.
     assert model.by_policy["work"].waits == [(0, 1)]
-    scene.selector.analytics.shadow.run_turn(0.0)
+    scene.selector.followers.evaluation.shadow.run_turn(0.0)
     tally = scene.report().tallies["work"]
     assert (tally.wait_made, tally.wait_shadow) == (0, 1)
 
@@ -104,14 +98,14 @@ def test_the_shadow_reads_the_progress_that_the_real_decision_read():
 def test_of_many_candidates_only_those_that_were_kept_are_seen():
     scene = Scene("reference", workers=range(70))
     scene.select()
-    scene.selector.analytics.shadow.run_turn(0.0)
+    scene.selector.followers.evaluation.shadow.run_turn(0.0)
     assert scene.report().tallies["work"].partial == 1
 
 
 def test_a_single_candidate_is_no_choice():
     scene = Scene("reference", workers=[1])
     scene.select()
-    scene.selector.analytics.shadow.run_turn(0.0)
+    scene.selector.followers.evaluation.shadow.run_turn(0.0)
     assert scene.report().tallies["work"].no_choice == 1
 
 
@@ -120,7 +114,7 @@ def test_decisions_that_come_too_fast_are_passed_over_and_counted(monkeypatch):
     scene = Scene("reference", kept=8)
     for _ in range(30):
         scene.selector.select(a_select(), 0.0)
-    scene.selector.analytics.shadow.run_turn(0.0)
+    scene.selector.followers.evaluation.shadow.run_turn(0.0)
     report = scene.report()
     kept = report.tallies["work"].decisions
     assert (report.skipped, report.backlog) == (18 + 10 - kept, 2)
@@ -128,8 +122,8 @@ def test_decisions_that_come_too_fast_are_passed_over_and_counted(monkeypatch):
 
 
 def test_nobody_looks_on_unless_asked():
-    assert a_selector(decisions_kept=8).analytics.shadow is None
-    assert a_selector(shadow=PolicyChoice("work")).analytics.shadow is None
+    assert a_selector(decisions_kept=8).followers.evaluation.shadow is None
+    assert a_selector(shadow=PolicyChoice("work")).followers.evaluation.shadow is None
 
 
 class Shadowed(RuleBasedStateMachine):
@@ -170,7 +164,7 @@ class Shadowed(RuleBasedStateMachine):
 
     @rule()
     def step(self):
-        assert not self.scene.selector.analytics.shadow.run_turn(0.0)
+        assert not self.scene.selector.followers.evaluation.shadow.run_turn(0.0)
         self.model.step()
 
     @invariant()

@@ -71,7 +71,7 @@ WORKER = WorkerFacts(
     block_size=16,
     data_parallel_size=1,
     endpoint="http://e:8000",
-    said=EngineReportedFacts("vllm", 16, ("m",), None),
+    description=EngineReportedFacts("vllm", 16, ("m",), None),
     clock_s=0.0,
     ranks=(RANK,),
     n_ranks=1,
@@ -110,15 +110,23 @@ def test_of_a_well_worker_nothing_is_found():
             "worker_drains",
             "drains on request of source; 2 reservations are left",
         ),
-        (WORKER._replace(endpoint_error="refused", said=None), "engine_unreachable", "refused"),
-        (WORKER._replace(http_error="no answer", said=None), "engine_no_answer", "is open, but"),
         (
-            WORKER._replace(said=EngineReportedFacts(None)),
+            WORKER._replace(endpoint_error="refused", description=None),
+            "engine_unreachable",
+            "refused",
+        ),
+        (
+            WORKER._replace(http_error="no answer", description=None),
+            "engine_no_answer",
+            "is open, but",
+        ),
+        (
+            WORKER._replace(description=EngineReportedFacts(None)),
             "engine_unknown",
             "match neither vLLM nor",
         ),
         (
-            WORKER._replace(said=EngineReportedFacts("vllm", 32, ("m",))),
+            WORKER._replace(description=EngineReportedFacts("vllm", 32, ("m",))),
             "block_size_differs",
             "block_size 16, the engine has 32",
         ),
@@ -128,12 +136,12 @@ def test_of_a_well_worker_nothing_is_found():
             "5 events have another size and none has this size",
         ),
         (
-            WORKER._replace(said=EngineReportedFacts("vllm", 16, ("x",))),
+            WORKER._replace(description=EngineReportedFacts("vllm", 16, ("x",))),
             "model_name_differs",
             "serves `x`",
         ),
         (
-            WORKER._replace(said=EngineReportedFacts("sglang", 16, ("m",), 4)),
+            WORKER._replace(description=EngineReportedFacts("sglang", 16, ("m",), 4)),
             "ranks_differ",
             "has 4",
         ),
@@ -218,14 +226,12 @@ def test_what_follows_from_a_cause_is_not_found_again():
         replay=ReplayFacts(batches=1, checked=4),
         predictions=SUSPECT,
     )
-    assert codes(wrong._replace(said=EngineReportedFacts("vllm", 32, ("m",)))) == [
+    assert codes(wrong._replace(description=EngineReportedFacts("vllm", 32, ("m",)))) == [
         "block_size_differs"
     ]
     off = a_rank(replay=ReplayFacts(clock_s=9.0))._replace(clock_s=9.0)
     assert codes(off) == ["clock_off"]
 
-
-# --- the service
 
 MACHINE = Machine(
     version="1",

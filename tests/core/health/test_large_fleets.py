@@ -10,7 +10,7 @@ from select_service.core.health.health_effects import StateChanged
 from select_service.core.health.health_kinds import CheckKind, RankHealthState
 from select_service.core.health.health_rules import HealthRules
 from select_service.core.identity import Rank
-from tests.core.health.fleet_scene import FleetScene
+from tests.builders.fleet_scene import FleetScene
 
 HANGING_BOUND_S = 30 + 3 * 128 * 5 / 32 + 10
 """An interval, then all the time that so many checks of 5 s take 32 at a time, and some."""

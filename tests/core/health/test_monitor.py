@@ -15,7 +15,7 @@ from select_service.core.health.health_effects import (
 from select_service.core.health.health_kinds import WRONG_ANSWERS, CheckKind, RankHealthState
 from select_service.core.health.health_rules import HealthRules
 from select_service.core.identity import Rank
-from tests.core.health.fleet_scene import KEY, Engine, FleetScene
+from tests.builders.fleet_scene import KEY, Engine, FleetScene
 
 FAULTS = ["connect", "hang", "500", "truncated", "wrong", "drift", "nan", "slow"]
 CAUSES = dict(

@@ -14,8 +14,8 @@ from select_service.core.health.health_monitor import HealthMonitor
 from select_service.core.health.health_rules import HealthRules
 from select_service.core.health.outcome_trust import OutcomeReport
 from select_service.core.identity import PartitionKey, Rank
-from tests.core.health.fleet_scene import Engine
-from tests.hypothesis_profiles import explored
+from tests.builders.fleet_scene import Engine
+from tests.builders.hypothesis_profiles import explored
 
 KEYS = [PartitionKey("a", "t"), PartitionKey("b", "t")]
 WORKERS = st.integers(0, 7)

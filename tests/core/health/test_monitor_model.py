@@ -20,7 +20,7 @@ from select_service.core.health.health_monitor import HealthMonitor
 from select_service.core.health.health_rules import DESIGN_DOCUMENT_RULES, HealthRules
 from select_service.core.health.outcome_trust import OutcomeReport
 from select_service.core.identity import PartitionKey, Rank
-from tests.hypothesis_profiles import explored
+from tests.builders.hypothesis_profiles import explored
 from tests.models.monitor_model import MonitorModel
 from tests.vectors.health_states import word_of
 

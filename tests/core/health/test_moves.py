@@ -12,7 +12,7 @@ from select_service.core.health.migration.migration_plan import PlannedMove
 from select_service.core.health.migration.move_cost import MoveMethod
 from select_service.core.health.migration.move_log import RETENTION_S, MoveLog
 from select_service.core.identity import Rank
-from tests.hypothesis_profiles import explored
+from tests.builders.hypothesis_profiles import explored
 from tests.models.moves_model import MovesModel
 
 A, B = Rank(1, 0), Rank(2, 0)

@@ -16,7 +16,7 @@ from select_service.core.health.health_kinds import CheckKind, RankHealthState
 from select_service.core.health.health_rules import DESIGN_DOCUMENT_RULES, HealthRules
 from select_service.core.health.rank_state.partition_health import PartitionHealth
 from select_service.core.identity import Rank
-from tests.hypothesis_profiles import explored
+from tests.builders.hypothesis_profiles import explored
 from tests.models.health_model import HealthModel
 from tests.vectors.health_states import Scene
 

@@ -17,7 +17,7 @@ from select_service.core.health.checks.hash_mixing import draw_numbers, phase_of
 from select_service.core.health.health_rules import HealthRules
 from select_service.core.identity import Rank
 from select_service.core.split_mix import mix_bits
-from tests.hypothesis_profiles import explored
+from tests.builders.hypothesis_profiles import explored
 
 RULES = HealthRules()
 A, B = Rank(1, 0), Rank(2, 0)
@@ -97,13 +97,19 @@ def test_so_many_are_in_flight_and_no_rank_twice():
     assert schedule.take_due(1.0).rank not in first
 
 
-def test_who_pauses_between_two_requests_leaves_its_place_and_goes_before_new_ones():
+def one_pauses():
+    """(schedule with as many ranks in flight as fit and more that wait, who pauses, the others)"""
     ranks = [Rank(n, 0) for n in range(2 * IN_FLIGHT_MAX)]
     schedule = a_schedule(*ranks)
     for rank in ranks:
         schedule.plan_extra_check(rank, 0.0)
     first, *others = in_flight(schedule, 0.0)
     schedule.release_slot(first)
+    return schedule, first, others
+
+
+def test_who_pauses_between_two_requests_leaves_its_place_and_goes_before_new_ones():
+    schedule, first, others = one_pauses()
     assert not schedule.request_check(first, 0.0)
     [new] = in_flight(schedule, 0.0)
     assert not schedule.take_slot_again(first)
@@ -116,12 +122,7 @@ def test_who_pauses_between_two_requests_leaves_its_place_and_goes_before_new_on
 
 
 def test_who_waits_and_ends_waits_no_more():
-    ranks = [Rank(n, 0) for n in range(2 * IN_FLIGHT_MAX)]
-    schedule = a_schedule(*ranks)
-    for rank in ranks:
-        schedule.plan_extra_check(rank, 0.0)
-    first, *others = in_flight(schedule, 0.0)
-    schedule.release_slot(first)
+    schedule, first, others = one_pauses()
     assert len(in_flight(schedule, 0.0)) == 1
     assert not schedule.take_slot_again(first)
     schedule.end_check(first)

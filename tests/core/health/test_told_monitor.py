@@ -13,7 +13,7 @@ from select_service.core.health.health_effects import (
 from select_service.core.health.health_kinds import CheckKind, RankHealthState, RequestOutcome
 from select_service.core.health.outcome_trust import OutcomeReport
 from select_service.core.identity import Rank
-from tests.core.health.fleet_scene import KEY, FleetScene
+from tests.builders.fleet_scene import KEY, FleetScene
 
 
 def test_workers_can_share_an_endpoint():

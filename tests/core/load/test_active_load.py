@@ -3,21 +3,14 @@
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    RuleBasedStateMachine,
-    consumes,
-    initialize,
-    invariant,
-    rule,
-)
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 from numba import njit
 
 from select_service.core.load import growing_table
 from select_service.core.load.compiled import load_layout as layout
 from select_service.core.load.compiled.shared_prefix_kernels import fill_leading_runs
+from tests.builders.hypothesis_profiles import explored
 from tests.core.load.loads import Loads
-from tests.hypothesis_profiles import explored
 from tests.models.load_model import LoadModel
 
 EDGE_HASHES = [0, 1, 2, 3, 4, 2**63, 2**64 - 1]

@@ -13,11 +13,7 @@ from select_service.core.load.compiled.table_kernels import (
     MOVED_PER_ENTRY,
     move_rows,
 )
-from select_service.core.load.growing_table import (
-    INITIAL_ROWS,
-    MOVED_IN_A_STEP,
-    GrowingTable,
-)
+from select_service.core.load.growing_table import INITIAL_ROWS, MOVED_IN_A_STEP, GrowingTable
 from select_service.core.load.ledger import MANY_BLOCKS
 from select_service.core.load.new_reservation import BOOKED_BLOCKS_MAX
 from tests.core.load.loads import Loads

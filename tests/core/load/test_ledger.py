@@ -14,9 +14,9 @@ from select_service.core.load.live_counter import LiveCounter
 from select_service.core.load.new_reservation import LoadAccount, NewReservation
 from select_service.core.load.reservation_move import MoveTarget
 from select_service.core.load.reservations import Reservations
-from tests.hypothesis_profiles import explored
+from tests.builders.hypothesis_profiles import explored
+from tests.builders.refusals import is_refused
 from tests.models.ledger_model import Held, LedgerModel
-from tests.refusals import is_refused
 
 TTL_S = 20.0
 SLOTS = 3

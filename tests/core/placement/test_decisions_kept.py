@@ -13,12 +13,13 @@ from select_service.core.placement import decision_ring_layout as layout
 from select_service.core.placement.decision_decoder import decode_row, read_float, recorded_terms
 from select_service.core.placement.decision_ring import DecisionRing, QueueWait, read_id
 from select_service.core.placement.placement_kernels import COST
+from select_service.core.placement.placer import RankPreference
 from select_service.core.placement.router_config import RouterConfig
 from select_service.core.replication.rank_shares import find_outside
 from select_service.core.views.decision_views import DecisionFilter
 from tests.builders import a_select, a_select_and_reserve, a_selector, a_worker
+from tests.builders.hypothesis_profiles import explored
 from tests.core.placement.test_placing import CONFIGS, Scene
-from tests.hypothesis_profiles import explored
 
 CHECKED = 2
 """Rows, of the newest, after each step; and the oldest."""
@@ -39,7 +40,7 @@ def test_rows_have_the_terms_of_the_placement_to_the_last_bit(n_ranks, config):
         if not eligible.any():
             continue
         factors = None if number % 3 else scene.rng.random(n_ranks)
-        given = (prompt, config, eligible, factors, number % 5 == 0)
+        given = (prompt, config, eligible, RankPreference(factors, number % 5 == 0))
         chosen = placing.place_prompt(*given, 0.25, ring)
         assert placing.place_prompt(*given, draw=0.25) == chosen
         terms = placing.cost_terms(*given)
@@ -67,7 +68,7 @@ def test_the_cheapest_are_shown_wherever_they_stand(many_ranks, lanes, requests_
     requests = scene.rng.integers(0, requests_max + 1, scene.n_ranks)
     scene.partition.load.totals[:, load_layout.REQUESTS] = requests
     placing, prompt = scene.partition.placer, scene.prompt()
-    chosen = placing.place_prompt(prompt, WORK, eligible, None, False, 0.25, ring)
+    chosen = placing.place_prompt(prompt, WORK, eligible, draw=0.25, ring=ring)
     found, costs = decode_row(ring.draft_row()), placing.cost_terms(prompt, WORK, eligible)[COST]
     assert found.slots[0] == chosen
     assert np.array_equal(found.costs, costs[found.slots])
@@ -96,9 +97,9 @@ def test_long_ids_are_found_and_shown_by_their_beginning():
     selector.register_worker(a_worker(1))
     for name in (LONG_ID, LONG_ID + "x", "", "a"):
         selector.select_and_reserve(a_select_and_reserve(8, reservation_id=name), 0.0)
-        found = selector.explanations.find_decision(name, 0.0)
+        found = selector.followers.explanations.find_decision(name, 0.0)
         assert found.reservation_id == (name if len(name) < 2 else "é" * 20 + "...")
-    assert selector.explanations.find_decision(LONG_ID, 0.0).decision == 1
+    assert selector.followers.explanations.find_decision(LONG_ID, 0.0).decision == 1
 
 
 class Expected(NamedTuple):
@@ -128,13 +129,16 @@ class Kept(RuleBasedStateMachine):
         for worker_id in range(workers):
             self.selector.register_worker(a_worker(worker_id))
         (self.partition,) = self.selector.fleet.partitions.values()
-        self.ring = self.selector.explanations._ring
+        self.ring = self.selector.decisions.ring
 
     @rule(
         tokens=st.integers(1, 40), selection_id=NAMES, name=NAMES, wait=WAITS, pinned=st.booleans()
     )
     def decide(self, tokens, selection_id, name, wait, pinned):
-        if name is not None and self.selector.reservation_table.find_reservation(name) is not None:
+        if (
+            name is not None
+            and self.selector.ledger.reservations.find_reservation(name) is not None
+        ):
             self.selector.free_reservation(name, 0.0)
         table = self.partition.table
         some = table.sorted_ranks()[0]
@@ -159,7 +163,7 @@ class Kept(RuleBasedStateMachine):
     @rule(tokens=st.integers(1, 40))
     def only_ask(self, tokens):
         list(self.selector.potential_loads(a_select(tokens)))
-        self.selector.explain_selection(a_select(tokens), None, None)
+        self.selector.followers.explanations.explain_request(a_select(tokens), None, None)
 
     @rule(data=st.data())
     def replace_a_rank(self, data):
@@ -230,7 +234,7 @@ class Kept(RuleBasedStateMachine):
         there = self.expected[len(self.expected) - len(self.ring) :]
         for name in {name for each in there for name in each.ids if name is not None}:
             newest = max(each.number for each in there if name in each.ids)
-            assert self.selector.explanations.find_decision(name, 0.0).decision == newest
+            assert self.selector.followers.explanations.find_decision(name, 0.0).decision == newest
 
 
 TestKept = explored(Kept, runs=8, steps=20)
@@ -252,7 +256,7 @@ def test_of_long_rows_fewer_are_kept():
 def listed(selector):
     return [
         row
-        for row in selector.explanations.list_decisions(DecisionFilter(), 0.0)
+        for row in selector.followers.explanations.list_decisions(DecisionFilter(), 0.0)
         if row is not None
     ]
 
@@ -272,7 +276,9 @@ def test_a_rank_that_nobody_remembers_has_no_name():
     named = {
         int(view.selection_id): {
             c.worker_id
-            for c in selector.explanations.find_decision(view.selection_id, 0.0).candidates
+            for c in selector.followers.explanations.find_decision(
+                view.selection_id, 0.0
+            ).candidates
         }
         for view in listed(selector)
     }
@@ -285,7 +291,7 @@ def test_decisions_of_a_partition_outlive_its_ranks():
     selector.select(a_select(8, model_name="gone", selection_id="s"), 0.0)
     selector.delete_worker(7, 0.0)
     selector.register_worker(a_worker(8, model_name="gone", block_size=8))
-    found = selector.explanations.find_decision("s", 2.0)
+    found = selector.followers.explanations.find_decision("s", 2.0)
     assert (found.model_name, found.block_size, found.candidates[0].worker_id) == ("gone", 4, 7)
     assert found.seconds_ago == 2.0
 
@@ -309,4 +315,4 @@ def test_nothing_is_kept_without_a_ring():
     selector.select(a_select(8, selection_id="s"), 0.0)
     (partition,) = selector.fleet.partitions.values()
     assert partition.table._history is None
-    assert len(selector.explanations) == 0
+    assert len(selector.followers.explanations) == 0

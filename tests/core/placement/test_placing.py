@@ -6,6 +6,7 @@ import pytest
 from indexer.tiers import Tier
 from select_service.core.identity import Rank
 from select_service.core.placement.placement_kernels import COST, NO_SLOT
+from select_service.core.placement.placer import RankPreference
 from select_service.core.placement.plan_layout import REQUEST
 from select_service.core.placement.prompt import Prompt
 from select_service.core.placement.router_config import RouterConfig, apply_override
@@ -103,11 +104,12 @@ def test_every_placement_is_that_of_the_naive_twin_to_the_last_bit(n_ranks, conf
         prompt, eligible = scene.prompt(), scene.eligible()
         factors = None if number % 3 else scene.rng.random(scene.n_ranks)
         pinned = number % 5 == 0
-        slot = placing.place_prompt(prompt, config, eligible, factors, pinned, 0.0)
+        preference = RankPreference(factors, pinned)
+        slot = placing.place_prompt(prompt, config, eligible, preference)
         expected = list(scene.ranks(prompt, eligible, factors, pinned, config))
         costs = np.array([found for found, *_ in expected])
         assert np.array_equal(placing.scratch.costs[: scene.n_ranks], costs)
-        terms = placing.cost_terms(prompt, config, eligible, factors, pinned)
+        terms = placing.cost_terms(prompt, config, eligible, preference)
         assert np.array_equal(terms[COST], costs)
         matched = scene.partition.index.match(prompt.block_hashes)
         assert np.array_equal(placing.scratch.matched[: scene.n_ranks], matched)

@@ -116,7 +116,7 @@ def test_another_policy_chooses_and_books_by_its_own_terms(selector):
     first = selector.select_and_reserve(a_select_and_reserve(reservation_id="a"), 0.0)
     second = selector.select_and_reserve(a_select_and_reserve(reservation_id="b"), 0.0)
     assert {chosen_of(first), chosen_of(second)} == {1, 2}
-    (booked,) = (each for each in selector.reservation_table if each.reservation_id == "a")
+    (booked,) = (each for each in selector.ledger.reservations if each.reservation_id == "a")
     assert booked.prefill_tokens == first.selection.effective_prefill_tokens > 0
 
 
@@ -131,7 +131,4 @@ def test_every_view_shows_the_terms_of_the_policy(selector):
     assert cheapest["cost"] < dearest["cost"]
     by_worker = {load.worker_id: load for load in selector.potential_loads(a_query())}
     assert by_worker[taken].potential_prefill_tokens > 0
-    assert [row.router_credit_blocks for row in selector.overlap_scores(a_query())[1]] == [
-        0,
-        0,
-    ]
+    assert [row.router_credit_blocks for row in selector.overlap_scores(a_query())[1]] == [0, 0]

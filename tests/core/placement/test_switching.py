@@ -150,12 +150,12 @@ def test_an_older_prefill_counts_as_work_until_it_ends():
 def test_decisions_that_were_kept_keep_their_policy():
     side, path, ring = Side(CHOICES[0]), np.arange(1, 9, dtype=np.uint64), DecisionRing(4)
     side.book(2, path, "older")
-    given = Prompt(path, path, 33), CONFIG, np.ones(N_RANKS, np.bool_), None, False, 0.0
-    side.partition.placer.place_prompt(*given, ring)
+    given = Prompt(path, path, 33), CONFIG, np.ones(N_RANKS, np.bool_)
+    side.partition.placer.place_prompt(*given, ring=ring)
     row = ring.draft_row().copy()
     side.switch_advisory(CHOICES[3])
     found = decode_row(row)
     assert found.policy.name == "work"
     assert recorded_terms(row, found, SIZE)[COST].tolist() == found.costs.tolist()
-    side.partition.placer.place_prompt(*given, ring)
+    side.partition.placer.place_prompt(*given, ring=ring)
     assert decode_row(ring.draft_row()).policy.name == "reference"

@@ -20,16 +20,11 @@ from select_service.core.placement.router_config import RouterConfig
 from select_service.core.replication import prefill_progress as replica_progress
 from select_service.core.replication.load_events import ReservationAdmitted
 from select_service.core.replication.prefill_progress import PrefillProgress, ProgressMessage
-from tests.builders import (
-    a_reservation,
-    a_select_and_reserve,
-    a_selector,
-    a_worker,
-)
-from tests.hypothesis_profiles import explored
+from tests.builders import a_reservation, a_select_and_reserve, a_selector, a_worker
+from tests.builders.hypothesis_profiles import explored
+from tests.builders.refusals import is_refused
 from tests.models.cost_model import weighed
 from tests.models.work_model import Prefill, RankState, WorkModel, cost, own_work
-from tests.refusals import is_refused
 
 SIZE = 4
 BLOCKS = 40
@@ -54,9 +49,7 @@ def engine_hash(prefix):
 
 class WorkMatchesModel(RuleBasedStateMachine):
     @initialize(
-        seed=st.integers(0, 99),
-        memory=st.sampled_from([None, 60]),
-        speeds=st.sampled_from(SPEEDS),
+        seed=st.integers(0, 99), memory=st.sampled_from([None, 60]), speeds=st.sampled_from(SPEEDS)
     )
     def start(self, seed, memory, speeds):
         self.config = RouterConfig(policy="work", host_cache_hit_weight=0.5)
@@ -167,7 +160,7 @@ class WorkMatchesModel(RuleBasedStateMachine):
         slot = self.slot(worker_id)
         matched = self.partition.index.match(hashes(path))[slot]
         assert matched[3] <= before[slot]
-        (booked,) = (b for b in self.selector.reservation_table if b.reservation_id == name)
+        (booked,) = (b for b in self.selector.ledger.reservations if b.reservation_id == name)
         leading = self.leading(slot, path)
         rank = RankState(
             *(int(matched[0]), int(matched[1] - matched[0]), int(matched[3] - matched[1])),
@@ -192,7 +185,7 @@ class WorkMatchesModel(RuleBasedStateMachine):
             is_refused(NoEligibleRank, self.selector.reserve, request, self.now)
         elif self.model.find(name) is None:
             self.selector.reserve(request, self.now)
-            (booked,) = (b for b in self.selector.reservation_table if b.reservation_id == name)
+            (booked,) = (b for b in self.selector.ledger.reservations if b.reservation_id == name)
             assert 0 < booked.prefill_work <= tokens
             path = tuple(range(10_000, 10_000 + tokens // SIZE))  # nobody else's
             self.model.prefills.append(
@@ -222,7 +215,7 @@ class WorkMatchesModel(RuleBasedStateMachine):
             prefill_tokens_hint=tokens,
             work=work,
         )
-        refused = self.selector.replicas.apply_event(event, self.now)
+        refused = self.selector.followers.replicas.apply_event(event, self.now)
         if old is not None and old.slot == slot:
             assert refused == "known"
             return
@@ -240,7 +233,7 @@ class WorkMatchesModel(RuleBasedStateMachine):
         told = ProgressMessage(
             router_id=sender, rows=[PrefillProgress(name, done) for name, done in rows]
         )
-        assert self.selector.replicas.progress.apply_progress(told)
+        assert self.selector.followers.replicas.progress.apply_progress(told)
         for name, done in rows:
             prefill = self.model.find(name)
             if prefill is not None and prefill.of_peer and sender == PEER:
@@ -248,9 +241,9 @@ class WorkMatchesModel(RuleBasedStateMachine):
 
     @rule()
     def peers_are_told(self):
-        self.selector.replicas.liveness.record_digest(PEER, self.now)
+        self.selector.followers.replicas.liveness.record_digest(PEER, self.now)
         said = []
-        assert not self.selector.replicas.progress.run_turn(self.now, said.append)
+        assert not self.selector.followers.replicas.progress.run_turn(self.now, said.append)
         rows = [row for payload in said for row in replica_progress.decode_progress(payload).rows]
         slots = [slot for _, slot in self.partition.table.iterate_slots()]
         assert sorted((row.reservation_id, row.done) for row in rows) == sorted(

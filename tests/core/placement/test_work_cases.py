@@ -7,6 +7,7 @@ from indexer.tiers import Tier
 from select_service.core.identity import Rank
 from select_service.core.load.compiled.ledger_layout import PROMPT_CHUNKS, PROMPT_CHUNKS_MAX
 from select_service.core.placement.placement_kernels import COST
+from select_service.core.placement.placer import RankPreference
 from select_service.core.placement.prompt import Prompt, read_prompt
 from select_service.core.placement.router_config import RouterConfig
 from select_service.core.replication.load_events import ReservationAdmitted
@@ -54,7 +55,7 @@ def a_fleet(policy="work", *options, **fields):
 def terms_of(selector, partition, tokens=30):
     """Of both ranks, for a prompt that nobody has; {name: [its number for each]}."""
     path = hashes(range(50_000, 50_000 + tokens // SIZE))
-    asked, config = Prompt(path, path, tokens), selector.router_config
+    asked, config = Prompt(path, path, tokens), selector.decisions.config
     partition.placer.place_prompt(asked, config, partition.table.open_slots)
     terms = partition.placer.cost_terms(asked, config, partition.table.open_slots)
     return dict(zip(partition.placer.policy.term_names, terms.tolist(), strict=True))
@@ -72,12 +73,12 @@ def test_what_is_on_its_way_is_no_work_for_the_next():
     selector, _ = a_fleet("least_work")
     selector.reserve(a_reservation("a", 1, 40), 0.0)
     second = selector.select_and_reserve(a_select_and_reserve(44, reservation_id="b"), 0.0)
-    (booked,) = (b for b in selector.reservation_table if b.reservation_id == "b")
+    (booked,) = (b for b in selector.ledger.reservations if b.reservation_id == "b")
     assert (second.selection.worker_id, second.selection.effective_prefill_tokens) == (2, 44)
     assert booked.prefill_work == 44
     third = a_reservation("c", 1, 44)
     selector.reserve(third, 0.0)
-    (booked,) = (b for b in selector.reservation_table if b.reservation_id == "c")
+    (booked,) = (b for b in selector.ledger.reservations if b.reservation_id == "c")
     assert (booked.prefill_work, booked.prefill_tokens) == (4, 44)
 
 
@@ -94,7 +95,7 @@ def test_a_reservation_that_moves_has_not_ended_without_a_report():
         sequence_hashes=hashes(range(3)),
         prefill_tokens_hint=40,
     )
-    assert selector.replicas.apply_event(moved, 0.0) is None
+    assert selector.followers.replicas.apply_event(moved, 0.0) is None
     assert partition.load.prefills.work_booked[:2].tolist() == [0, 40]
     assert partition.load.reported_share == 1.0
     selector.free_reservation("a", 0.0)
@@ -145,7 +146,7 @@ def test_prefill_that_is_not_tracked_is_in_no_account():
 def test_prompts_are_kept_only_where_they_are_followed_and_only_so_long():
     for policy, kept in (("reference", 0), ("work", 1)):
         selector, _ = a_fleet(policy)
-        numbers = selector.reservation_table.memory.numbers
+        numbers = selector.ledger.reservations.memory.numbers
         selector.select_and_reserve(a_select_and_reserve(40, reservation_id="a"), 0.0)
         assert numbers[PROMPT_CHUNKS] == kept
         selector.complete_prefill("a", 0.0)
@@ -154,7 +155,7 @@ def test_prompts_are_kept_only_where_they_are_followed_and_only_so_long():
 
 def test_a_prompt_that_finds_no_room_is_booked_and_not_followed():
     selector, partition = a_fleet("least_work")
-    selector.reservation_table.memory.header[PROMPT_CHUNKS_MAX] = 0
+    selector.ledger.reservations.memory.header[PROMPT_CHUNKS_MAX] = 0
     worker_id = selector.select_and_reserve(
         a_select_and_reserve(40, reservation_id="a"), 0.0
     ).selection.worker_id
@@ -170,26 +171,25 @@ def test_taints_and_weights_scale_the_whole_cost():
     selector.reserve(a_reservation("a", 1, 40), 0.0)
     asked, everybody = Prompt(hashes(()), hashes(()), 30), partition.table.open_slots
     placing = partition.placer
-    placing.place_prompt(asked, selector.router_config, everybody)
+    placing.place_prompt(asked, selector.decisions.config, everybody)
     plain = placing.scratch.costs[:2].copy()
     for worker_id, weight in ((1, 0.5), (2, 0.75)):
         selector.fleet.set_weight(Rank(worker_id, 0), weight, "suspicious")
     factors = np.array([0.1, 3.0])
     expected = (plain * factors + SIZE) / (0.5, 0.75) - SIZE
-    chosen = placing.place_prompt(asked, selector.router_config, everybody, factors)
+    config = selector.decisions.config
+    chosen = placing.place_prompt(asked, config, everybody, RankPreference(factors))
     assert chosen == np.argmin(expected)
     np.testing.assert_allclose(placing.scratch.costs[:2], expected, rtol=1e-12)
     other = np.where(np.arange(2) == chosen, 1e3, 1e-3)
-    assert (
-        placing.place_prompt(asked, selector.router_config, everybody, factors * other)
-        == 1 - chosen
-    )
+    preference = RankPreference(factors * other)
+    assert placing.place_prompt(asked, config, everybody, preference) == 1 - chosen
 
 
 def test_with_a_temperature_ranks_are_drawn_by_their_cost():
     selector, partition = a_fleet("work")
     selector.reserve(a_reservation("a", 1, 40), 0.0)
-    config = selector.router_config._replace(temperature=1.0)
+    config = selector.decisions.config._replace(temperature=1.0)
     asked, everybody = Prompt(hashes(()), hashes(()), 30), partition.table.open_slots
     draws = [
         partition.placer.place_prompt(asked, config, everybody, draw=d / 100) for d in range(100)

@@ -19,7 +19,7 @@ from select_service.core.replication.digest import (
 )
 from select_service.core.replication.digest import make_lines as digest_lines
 from select_service.core.replication.load_events import PeerFrameError
-from tests.steps import lines_of as work_of
+from tests.builders.steps import lines_of as work_of
 
 OWN, PEER, PARTITIONS = 1, 2, 50
 KEYS = [PartitionKey(f"m{number}", "default") for number in range(PARTITIONS)]

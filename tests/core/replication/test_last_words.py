@@ -30,7 +30,7 @@ THERE = Rank(2, 1)
 
 def hear(selector, now, *events):
     for event in events:
-        assert selector.replicas.apply_event(event, now) is None
+        assert selector.followers.replicas.apply_event(event, now) is None
 
 
 def the_move(to=THERE):
@@ -83,8 +83,8 @@ def test_another_load_on_the_same_rank_of_a_process_that_died(changed):
     hear(a, 0.0, an_event(ReservationAdmitted))
     hear(b, 0.0, an_event(ReservationAdmitted, **changed))
     assert repair_both(a, b, LATER)
-    assert [booking.prefill_work for booking in a.reservation_table] == [
-        booking.prefill_work for booking in b.reservation_table
+    assert [booking.prefill_work for booking in a.ledger.reservations] == [
+        booking.prefill_work for booking in b.ledger.reservations
     ]
 
 
@@ -103,7 +103,9 @@ def test_one_id_of_two_that_died_is_that_of_the_smaller_router_id(rank):
     hear(a, 0.0, an_event(ReservationAdmitted, rank=rank, router_id=OTHER))
     hear(b, 0.0, an_event(ReservationAdmitted))
     assert repair_both(a, b, LATER)
-    assert {booking.origin for booking in (*a.reservation_table, *b.reservation_table)} == {DEAD}
+    assert {booking.origin for booking in (*a.ledger.reservations, *b.ledger.reservations)} == {
+        DEAD
+    }
 
 
 @pytest.mark.parametrize("rank", [RANK, THERE])
@@ -112,7 +114,7 @@ def test_an_id_of_one_that_died_that_another_admits_anew_is_that_of_the_living(r
     hear(b, 0.0, an_event(ReservationAdmitted, rank=rank))
     a.reserve(a_reservation("r", 1), 50.0)  # has never heard of the first one
     assert repair_both(a, b, LATER)
-    assert [booking.origin for booking in b.reservation_table] == [a.router_id]
+    assert [booking.origin for booking in b.ledger.reservations] == [a.followers.replicas.router_id]
     assert repair(b, a, LATER + 1.0).changed == 0
 
 
@@ -136,7 +138,7 @@ def test_a_booking_that_moved_lives_on_although_only_its_end_was_heard():
     hear(b, 0.0, *a.said)
     a.said.clear()
     a.ledger.move(
-        a.reservation_table.get_reservation("r"), MoveTarget(THERE, a_slot(a, THERE)), 5.0
+        a.ledger.reservations.get_reservation("r"), MoveTarget(THERE, a_slot(a, THERE)), 5.0
     )
     freed, _ = a.said
     hear(b, 5.1, freed)

@@ -42,8 +42,10 @@ class Pair:
         for selector, other in (self.both, self.both[::-1]):
             for worker_id in range(workers):
                 selector.register_worker(a_worker(worker_id))
-            selector.replicas.start_sending(self.said[id(selector)].append)
-            selector.replicas.liveness.record_digest(other.router_id, 0.0)
+            selector.followers.replicas.start_sending(self.said[id(selector)].append)
+            selector.followers.replicas.liveness.record_digest(
+                other.followers.replicas.router_id, 0.0
+            )
 
     def book(self, selector, name, number, worker_id=0):
         """One of them admits a prompt, and the other one hears of it."""
@@ -63,7 +65,7 @@ class Pair:
         (other,) = (s for s in self.both if s is not selector)
         events = self.said[id(selector)]
         while events:
-            other.replicas.apply_event(events.pop(0), 0.0)
+            other.followers.replicas.apply_event(events.pop(0), 0.0)
 
     def compute(self, number, n, worker_id=0):
         """An engine announces the first blocks of a prompt, to both."""
@@ -76,13 +78,13 @@ class Pair:
         """{id: tokens} of one round, as messages of the wire; the other one hears them."""
         (other,) = (s for s in self.both if s is not selector)
         payloads = []
-        while selector.replicas.progress.run_turn(now, payloads.append):
+        while selector.followers.replicas.progress.run_turn(now, payloads.append):
             pass
         found = {}
         for payload in payloads:
             message = decode_progress(payload)
-            assert message.router_id == selector.router_id
-            assert other.replicas.progress.apply_progress(message)
+            assert message.router_id == selector.followers.replicas.router_id
+            assert other.followers.replicas.progress.apply_progress(message)
             found |= {row.reservation_id: row.done for row in message.rows}
         return found
 
@@ -120,8 +122,10 @@ def test_what_was_told_counts_once_the_prefill_is_the_oldest():
     pair.book(pair.here, "a", 1)
     pair.compute(1, 3)
     assert pair.told(pair.here) == {}, "it is not the oldest"
-    message = ProgressMessage(router_id=pair.here.router_id, rows=[PrefillProgress("a", 12)])
-    assert pair.there.replicas.progress.apply_progress(message)
+    message = ProgressMessage(
+        router_id=pair.here.followers.replicas.router_id, rows=[PrefillProgress("a", 12)]
+    )
+    assert pair.there.followers.replicas.progress.apply_progress(message)
     assert pair.left() == [80, 80]
     pair.there.free_reservation("b", 0.0)
     assert pair.left() == [80, 28]
@@ -134,8 +138,10 @@ def test_done_never_becomes_less_and_is_never_more_than_the_work():
     pair = Pair()
     pair.book(pair.here, "a", 1)
     for done, left in ((12, 28), (4, 28), (12, 28), (99, 0), (ISL_TOKENS_MAX, 0)):
-        message = ProgressMessage(router_id=pair.here.router_id, rows=[PrefillProgress("a", done)])
-        pair.there.replicas.progress.apply_progress(message)
+        message = ProgressMessage(
+            router_id=pair.here.followers.replicas.router_id, rows=[PrefillProgress("a", done)]
+        )
+        pair.there.followers.replicas.progress.apply_progress(message)
         assert pair.left()[1] == left
 
 
@@ -143,10 +149,14 @@ def test_only_who_admitted_a_reservation_is_believed():
     pair = Pair()
     pair.book(pair.here, "a", 1)
     rows = [PrefillProgress("unknown", 12), PrefillProgress("a", 12)]
-    assert pair.there.replicas.progress.apply_progress(ProgressMessage(router_id=77, rows=rows))
-    assert pair.here.replicas.progress.apply_progress(ProgressMessage(router_id=77, rows=rows))
-    assert not pair.here.replicas.progress.apply_progress(
-        ProgressMessage(router_id=pair.here.router_id, rows=rows)
+    assert pair.there.followers.replicas.progress.apply_progress(
+        ProgressMessage(router_id=77, rows=rows)
+    )
+    assert pair.here.followers.replicas.progress.apply_progress(
+        ProgressMessage(router_id=77, rows=rows)
+    )
+    assert not pair.here.followers.replicas.progress.apply_progress(
+        ProgressMessage(router_id=pair.here.followers.replicas.router_id, rows=rows)
     )
     assert pair.left() == [40, 40]
 
@@ -155,8 +165,10 @@ def test_a_prefill_that_is_over_stays_over():
     pair = Pair()
     pair.book(pair.here, "a", 1)
     pair.there.complete_prefill("a", 0.0)
-    pair.there.replicas.progress.apply_progress(
-        ProgressMessage(router_id=pair.here.router_id, rows=[PrefillProgress("a", 8)])
+    pair.there.followers.replicas.progress.apply_progress(
+        ProgressMessage(
+            router_id=pair.here.followers.replicas.router_id, rows=[PrefillProgress("a", 8)]
+        )
     )
     assert pair.left() == [40, 0]
 
@@ -184,9 +196,9 @@ def test_messages_and_rounds_are_bounded_and_the_next_round_goes_on(monkeypatch)
 
     exchange = ProgressExchange(
         pair.here.fleet.partitions,
-        pair.here.reservation_table,
-        pair.here.replicas.liveness,
-        pair.here.router_id,
+        pair.here.ledger.reservations,
+        pair.here.followers.replicas.liveness,
+        pair.here.followers.replicas.router_id,
     )
     for expected in ([2] * MESSAGES_MAX, [2, 1], []):
         while exchange.run_turn(0.0, say):
@@ -200,9 +212,9 @@ def test_a_turn_looks_at_some_partitions_only(monkeypatch):
     selector = a_selector(RouterConfig(policy="work"))
     for worker_id in range(7):
         selector.register_worker(a_worker(worker_id, tenant_id=f"t{worker_id}"))
-    selector.replicas.liveness.record_digest(99, 0.0)
+    selector.followers.replicas.liveness.record_digest(99, 0.0)
     turns = 1
-    while selector.replicas.progress.run_turn(0.0, pytest.fail):
+    while selector.followers.replicas.progress.run_turn(0.0, pytest.fail):
         turns += 1
     assert turns == 3
 

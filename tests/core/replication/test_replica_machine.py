@@ -11,9 +11,9 @@ from select_service.core.replication.load_events import (
     ReservationFreed,
 )
 from tests.builders import a_reservation, a_selector, a_worker
-from tests.hypothesis_profiles import explored
+from tests.builders.hypothesis_profiles import explored
+from tests.builders.ticks import ticked
 from tests.models.replica_model import ReplicaModel
-from tests.ticks import ticked
 
 TTL_S = 300.0
 NAMES = st.sampled_from(["a", "b", "c", "d/é"])
@@ -36,8 +36,8 @@ class ReplicaStateMatchesModel(RuleBasedStateMachine):
         self.selector = a_selector(ttl_s=TTL_S)
         for worker_id in (1, 2):
             self.selector.register_worker(a_worker(worker_id, data_parallel_size=2))
-        self.selector.replicas.start_sending(self.said.append)
-        self.model = ReplicaModel(self.selector.router_id, HERE, TTL_S)
+        self.selector.followers.replicas.start_sending(self.said.append)
+        self.model = ReplicaModel(self.selector.followers.replicas.router_id, HERE, TTL_S)
         self.now = 0.0
 
     def event(self, kind, name, rank, peer, **fields):
@@ -52,7 +52,7 @@ class ReplicaStateMatchesModel(RuleBasedStateMachine):
         )
 
     def apply(self, event):
-        return self.selector.replicas.apply_event(event, self.now)
+        return self.selector.followers.replicas.apply_event(event, self.now)
 
     @rule(name=NAMES, rank=RANKS, hashes=HASHES, tokens=st.integers(0, 9), peer=PEERS, work=WORK)
     def admitted(self, name, rank, hashes, tokens, peer, work):
@@ -116,7 +116,9 @@ class ReplicaStateMatchesModel(RuleBasedStateMachine):
     @rule(name=NAMES)
     def what_we_said_comes_back(self, name):
         before = list(self.selector.partition_loads())
-        event = self.event(ReservationFreed, name, Rank(1, 0), self.selector.router_id)
+        event = self.event(
+            ReservationFreed, name, Rank(1, 0), self.selector.followers.replicas.router_id
+        )
         assert self.apply(event) == "own"
         assert list(self.selector.partition_loads()) == before
 
@@ -124,7 +126,7 @@ class ReplicaStateMatchesModel(RuleBasedStateMachine):
         (event,) = self.said
         self.said.clear()
         assert (type(event), event.reservation_id) == (kind, name)
-        assert event.router_id == self.selector.router_id
+        assert event.router_id == self.selector.followers.replicas.router_id
         return event
 
     @invariant()
@@ -135,7 +137,7 @@ class ReplicaStateMatchesModel(RuleBasedStateMachine):
     def bookings_agree(self):
         got = {
             b.reservation_id: (b.rank, b.prefill_tokens, b.is_prefilling, b.origin, b.prefill_work)
-            for b in self.selector.reservation_table
+            for b in self.selector.ledger.reservations
         }
         assert got == {
             name: (b["rank"], b["tokens"], b["prefilling"], b["origin"], b["work"])

@@ -34,7 +34,7 @@ from select_service.core.replication.repair import (
 )
 from select_service.core.replication.tombstones import Tombstones
 from tests.builders import a_reservation, a_select_and_reserve, a_selector, a_worker
-from tests.ticks import ticked
+from tests.builders.ticks import ticked
 
 KEY = PartitionKey("m", "default")
 RANK = Rank(1, 0)
@@ -45,7 +45,7 @@ def a_replica(seed=0, ttl_s=3600.0, workers=2):
     for worker_id in range(1, workers + 1):
         selector.register_worker(a_worker(worker_id, data_parallel_size=2))
     selector.said = []
-    selector.replicas.start_sending(selector.said.append)
+    selector.followers.replicas.start_sending(selector.said.append)
     return selector
 
 
@@ -60,12 +60,12 @@ def an_event(kind, name="r", rank=RANK, router_id=7, **fields):
 
 
 def held(selector):
-    return {b.reservation_id: (b.rank, b.prefill_tokens) for b in selector.reservation_table}
+    return {b.reservation_id: (b.rank, b.prefill_tokens) for b in selector.ledger.reservations}
 
 
 def compare(here, there, agreement, now, number=0):
-    digest = there.replicas.make_digest(number, len(there.said), 80, None)
-    return here.replicas.compare_digest(digest, agreement, now)
+    digest = there.followers.replicas.make_digest(number, len(there.said), 80, None)
+    return here.followers.replicas.compare_digest(digest, agreement, now)
 
 
 def follow(walk, page_of, now, delay_s=0.0):
@@ -84,7 +84,7 @@ def follow(walk, page_of, now, delay_s=0.0):
 
 def repair(here, there, now, delay_s=0.0):
     """One repair of `here` from the list of `there`."""
-    pass_ = Repair(here.replicas, there.router_id, now)
+    pass_ = Repair(here.followers.replicas, there.followers.replicas.router_id, now)
 
     def page_of(wanted):
         page = there.list_reservations(wanted._replace(limit=2), now)
@@ -95,9 +95,6 @@ def repair(here, there, now, delay_s=0.0):
     follow(pass_.run_repair(), page_of, now, delay_s)
     here.check_invariants()
     return pass_.result
-
-
-# --- events
 
 
 @pytest.mark.parametrize(
@@ -111,8 +108,8 @@ def repair(here, there, now, delay_s=0.0):
 @pytest.mark.parametrize("kind", [ReservationAdmitted, PrefillCompleted, ReservationFreed])
 def test_an_event_of_an_unknown_scope_changes_nothing(kind, fields, reason):
     selector = a_replica()
-    assert selector.replicas.apply_event(an_event(kind, **fields), 0.0) == reason
-    assert (held(selector), len(selector.replicas.tombstones)) == ({}, 0)
+    assert selector.followers.replicas.apply_event(an_event(kind, **fields), 0.0) == reason
+    assert (held(selector), len(selector.followers.replicas.tombstones)) == ({}, 0)
     assert set(selector.fleet.partitions) == {KEY}
 
 
@@ -120,7 +117,7 @@ def test_an_event_of_an_unknown_scope_changes_nothing(kind, fields, reason):
 def test_an_admission_on_an_unknown_rank_changes_nothing(rank):
     selector = a_replica()
     assert (
-        selector.replicas.apply_event(an_event(ReservationAdmitted, rank=rank), 0.0)
+        selector.followers.replicas.apply_event(an_event(ReservationAdmitted, rank=rank), 0.0)
         == "unknown_rank"
     )
     assert held(selector) == {}
@@ -130,7 +127,8 @@ def test_an_admission_on_another_rank_moves_the_booking_of_a_local_call_too():
     selector = a_replica()
     selector.reserve(a_reservation("r", 1), 0.0)
     assert (
-        selector.replicas.apply_event(an_event(ReservationAdmitted, rank=Rank(2, 1)), 1.0) is None
+        selector.followers.replicas.apply_event(an_event(ReservationAdmitted, rank=Rank(2, 1)), 1.0)
+        is None
     )
     assert held(selector) == {"r": (Rank(2, 1), 8)}
     selector.check_invariants()
@@ -139,25 +137,32 @@ def test_an_admission_on_another_rank_moves_the_booking_of_a_local_call_too():
 def test_an_admission_without_room_is_refused(monkeypatch):
     selector = a_replica()
     monkeypatch.setattr(reservations, "RESERVED_BLOCKS_MAX", 4)
-    assert selector.replicas.apply_event(an_event(ReservationAdmitted, "a"), 0.0) is None
-    assert selector.replicas.apply_event(an_event(ReservationAdmitted, "b"), 0.0) == "capacity"
+    assert selector.followers.replicas.apply_event(an_event(ReservationAdmitted, "a"), 0.0) is None
     assert (
-        selector.replicas.apply_event(an_event(ReservationAdmitted, "a", Rank(2, 0)), 0.0) is None
+        selector.followers.replicas.apply_event(an_event(ReservationAdmitted, "b"), 0.0)
+        == "capacity"
+    )
+    assert (
+        selector.followers.replicas.apply_event(an_event(ReservationAdmitted, "a", Rank(2, 0)), 0.0)
+        is None
     )
 
 
 def test_an_ending_is_about_an_earlier_reservation_once_its_own_replica_admits_anew():
     selector = a_replica(ttl_s=10.0)
     for kind in (ReservationAdmitted, ReservationFreed, ReservationAdmitted):
-        assert selector.replicas.apply_event(an_event(kind), 0.0) is None
+        assert selector.followers.replicas.apply_event(an_event(kind), 0.0) is None
     ticked(selector, 10.0)
-    assert selector.replicas.apply_event(an_event(ReservationFreed), 11.0) == "not_booked"
-    assert selector.replicas.apply_event(an_event(ReservationAdmitted), 12.0) == "freed_before"
+    assert selector.followers.replicas.apply_event(an_event(ReservationFreed), 11.0) == "not_booked"
+    assert (
+        selector.followers.replicas.apply_event(an_event(ReservationAdmitted), 12.0)
+        == "freed_before"
+    )
 
 
 def test_reservations_of_peers_expire():
     selector = a_replica(ttl_s=10.0)
-    selector.replicas.apply_event(an_event(ReservationAdmitted), 0.0)
+    selector.followers.replicas.apply_event(an_event(ReservationAdmitted), 0.0)
     assert ticked(selector, 10.0) == ["r"]
     assert selector.said == []
 
@@ -175,7 +180,7 @@ def test_what_a_selection_books_is_what_it_says():
     request = a_select_and_reserve(8, lora_name="ad", expected_output_tokens=5, reservation_id="x")
     selector.select_and_reserve(request, 0.0)
     (event,) = selector.said
-    (booking,) = selector.reservation_table
+    (booking,) = selector.ledger.reservations
     assert (event.prefill_tokens_hint, event.lora_name, event.expected_output_tokens) == (
         8,
         "ad",
@@ -196,25 +201,27 @@ def test_own_work_is_told_and_a_repair_does_not_undo_it():
             reservation_id=name, token_ids=tokens, pinned_worker=RANK._asdict()
         )
         there.select_and_reserve(asked, now=1.0)
-    works = {booking.reservation_id: booking.prefill_work for booking in there.reservation_table}
+    works = {booking.reservation_id: booking.prefill_work for booking in there.ledger.reservations}
     assert works == {"a": 24, "b": 8}
     first, second = there.said
     assert (first.work, second.work) == (None, 8)
-    here.replicas.apply_event(second, now=1.0)
-    assert here.reservation_table.get_reservation("b").prefill_work == 8
+    here.followers.replicas.apply_event(second, now=1.0)
+    assert here.ledger.reservations.get_reservation("b").prefill_work == 8
     repair(here, there, now=2.0)
     assert {
-        booking.reservation_id: booking.prefill_work for booking in here.reservation_table
+        booking.reservation_id: booking.prefill_work for booking in here.ledger.reservations
     } == works
 
 
 def test_own_work_that_a_peer_does_not_tell_is_what_it_has_to_prefill():
     here = a_replica()
-    here.replicas.apply_event(an_event(ReservationAdmitted, prefill_tokens_hint=8), now=1.0)
-    assert here.reservation_table.get_reservation("r").prefill_work == 8
+    here.followers.replicas.apply_event(
+        an_event(ReservationAdmitted, prefill_tokens_hint=8), now=1.0
+    )
+    assert here.ledger.reservations.get_reservation("r").prefill_work == 8
     untracked = an_event(ReservationAdmitted, name="s", track_prefill_tokens=False)
-    here.replicas.apply_event(untracked, now=1.0)
-    assert here.reservation_table.get_reservation("s").prefill_work == 0
+    here.followers.replicas.apply_event(untracked, now=1.0)
+    assert here.ledger.reservations.get_reservation("s").prefill_work == 0
 
 
 def test_endings_are_bounded(monkeypatch):
@@ -233,13 +240,10 @@ def test_endings_are_bounded(monkeypatch):
     assert len(remembered) == 0
 
 
-# --- digests
-
-
 def test_replicas_that_heard_everything_do_not_differ():
     a, b = a_replica(1), a_replica(2)
     a.reserve(a_reservation("r", 1), 0.0)
-    b.replicas.apply_event(a.said[0], 0.0)
+    b.followers.replicas.apply_event(a.said[0], 0.0)
     agreement = PeerAgreement()
     assert compare(b, a, agreement, 0.0) is None
     assert agreement.total_difference == (0, 0)
@@ -283,7 +287,7 @@ def test_events_that_did_not_arrive_are_counted():
     compare(b, a, agreement, 0.0)
     for name in "xyz":
         a.reserve(a_reservation(name, 1), 0.0)
-    agreement.count_event(a.router_id)
+    agreement.count_event(a.followers.replicas.router_id)
     compare(b, a, agreement, 1.0, 1)
     assert agreement.lost == 2
 
@@ -298,7 +302,7 @@ def test_a_digest_of_ones_own_or_one_that_was_overtaken_is_ignored():
 def test_a_digest_survives_its_bytes_and_damage_raises_only_decode_error():
     a = a_replica(1)
     a.reserve(a_reservation("r", 1), 0.0)
-    digest = a.replicas.make_digest(3, 4, 8092, "http://a:1")
+    digest = a.followers.replicas.make_digest(3, 4, 8092, "http://a:1")
     payload = replica_digest.encode_digest(digest)
     assert replica_digest.decode_digest(payload) == digest
     for cut in range(len(payload)):
@@ -306,27 +310,24 @@ def test_a_digest_survives_its_bytes_and_damage_raises_only_decode_error():
             replica_digest.decode_digest(payload[:cut])
 
 
-# --- repair
-
-
 def test_a_free_that_the_peer_missed_is_said_again():
     a, b = a_replica(1), a_replica(2)
     a.reserve(a_reservation("r", 1), 0.0)
-    b.replicas.apply_event(a.said[0], 0.1)
+    b.followers.replicas.apply_event(a.said[0], 0.1)
     b.free_reservation("r", 5.0)
     b.said.clear()
     done = repair(b, a, 9.0)
     assert (done.repeated, done.added, held(b)) == (1, 0, {})
-    assert a.replicas.apply_event(b.said[0], 9.0) is None
+    assert a.followers.replicas.apply_event(b.said[0], 9.0) is None
     assert held(a) == {}
 
 
 def test_an_id_that_was_freed_and_admitted_anew_is_another_reservation():
     a, b = a_replica(1), a_replica(2)
     a.reserve(a_reservation("r", 1), 0.0)
-    b.replicas.apply_event(a.said[0], 0.1)
+    b.followers.replicas.apply_event(a.said[0], 0.1)
     b.free_reservation("r", 5.0)
-    a.replicas.apply_event(b.said[0], 5.1)
+    a.followers.replicas.apply_event(b.said[0], 5.1)
     a.reserve(a_reservation("r", 2), 6.0)
     assert repair(b, a, 9.0).added == 1
     assert held(b) == held(a)
@@ -335,7 +336,7 @@ def test_an_id_that_was_freed_and_admitted_anew_is_another_reservation():
 def test_a_free_that_we_missed_is_made_up_for():
     a, b = a_replica(1), a_replica(2)
     a.reserve(a_reservation("r", 1), 0.0)
-    b.replicas.apply_event(a.said[0], 0.0)
+    b.followers.replicas.apply_event(a.said[0], 0.0)
     a.free_reservation("r", 1.0)
     b.reserve(a_reservation("ours", 1), 0.0)
     assert repair(b, a, 9.0).dropped == 1
@@ -344,11 +345,11 @@ def test_a_free_that_we_missed_is_made_up_for():
 
 def test_what_is_admitted_while_the_list_travels_stays():
     a, b = a_replica(1), a_replica(2)
-    pass_ = Repair(b.replicas, a.router_id, 0.0)
+    pass_ = Repair(b.followers.replicas, a.followers.replicas.router_id, 0.0)
     walk = pass_.run_repair()
     page = a.list_reservations(next(walk), 0.0)
     a.reserve(a_reservation("new", 1), 0.1)
-    b.replicas.apply_event(a.said[0], 0.1)
+    b.followers.replicas.apply_event(a.said[0], 0.1)
     with pytest.raises(StopIteration):
         walk.send(ReservationPageAnswer(page, 0.0, 0.2))
     assert set(held(b)) == {"new"}
@@ -356,7 +357,7 @@ def test_what_is_admitted_while_the_list_travels_stays():
 
 def test_a_list_of_another_process_is_not_followed():
     a, b = a_replica(1), a_replica(2)
-    walk = Repair(b.replicas, 12345, 0.0).run_repair()
+    walk = Repair(b.followers.replicas, 12345, 0.0).run_repair()
     page = a.list_reservations(next(walk), 0.0)
     with pytest.raises(UnexpectedProcess):
         walk.send(ReservationPageAnswer(page, 0.0, 0.0))
@@ -375,13 +376,13 @@ def test_prefill_that_is_over_at_one_is_over_at_both():
     for name in ("x", "y"):
         a.reserve(a_reservation(name, 1), 0.0)
     for event in a.said:
-        b.replicas.apply_event(event, 0.0)
+        b.followers.replicas.apply_event(event, 0.0)
     a.complete_prefill("x", 1.0)
     b.complete_prefill("y", 1.0)
     b.said.clear()
     done = repair(b, a, 9.0)
     assert (done.changed, done.repeated) == (1, 1)
-    a.replicas.apply_event(b.said[0], 9.0)
+    a.followers.replicas.apply_event(b.said[0], 9.0)
     assert held(a) == held(b) == {"x": (Rank(1, 0), 0), "y": (Rank(1, 0), 0)}
 
 
@@ -421,7 +422,9 @@ def test_a_peer_that_does_not_tell_the_size_of_its_blocks_is_believed():
         page.reservations[0].block_size = msgspec.UNSET
         return page
 
-    follow(Repair(b.replicas, a.router_id, 1.0).run_repair(), page_of, 1.0)
+    follow(
+        Repair(b.followers.replicas, a.followers.replicas.router_id, 1.0).run_repair(), page_of, 1.0
+    )
     assert set(held(b)) == {"r"}
 
 
@@ -430,7 +433,7 @@ def test_a_repair_lets_others_have_their_turn(monkeypatch):
     a, b = a_replica(1), a_replica(2)
     for n in range(50):
         a.reserve(a_reservation(f"r{n}", 1), 0.0)
-    walk = Repair(b.replicas, a.router_id, 1.0).run_repair()
+    walk = Repair(b.followers.replicas, a.followers.replicas.router_id, 1.0).run_repair()
     turns = follow(walk, lambda wanted: a.list_reservations(wanted, 1.0), 1.0)
     assert held(b) == held(a)
     assert turns >= 25
@@ -444,17 +447,19 @@ def test_of_a_long_prompt_the_first_blocks_are_booked_by_name(monkeypatch):
     assert [row.potential_decode_blocks for row in next(a.partition_loads()).loads] == [10, 0, 0, 0]
     assert [
         (row.prompt_blocks, row.output_blocks)
-        for row in a.reservation_table.list_page(ReservationFilter(), 0.0).reservations
+        for row in a.ledger.reservations.list_page(ReservationFilter(), 0.0).reservations
     ] == [(10, 0)]
-    b.replicas.apply_event(a.said[0], 0.0)
+    b.followers.replicas.apply_event(a.said[0], 0.0)
     assert repair(c, a, 1.0).added == 1
     for replica in (b, c):
-        booking = replica.reservation_table.find_reservation("r")
+        booking = replica.ledger.reservations.find_reservation("r")
         assert (booking.prompt_blocks, booking.untracked_blocks) == (3, 7)
         loads = [row.potential_decode_blocks for row in next(replica.partition_loads()).loads]
         assert loads == [row.potential_decode_blocks for row in next(a.partition_loads()).loads]
         assert repair(replica, a, 2.0) == RepairResult()
-    b.replicas.apply_event(an_event(ReservationFreed, router_id=a.router_id), 3.0)
+    b.followers.replicas.apply_event(
+        an_event(ReservationFreed, router_id=a.followers.replicas.router_id), 3.0
+    )
     assert [row.potential_decode_blocks for row in next(b.partition_loads()).loads] == [0] * 4
     b.check_invariants()
 
@@ -473,10 +478,10 @@ def test_old_endings_are_forgotten_a_few_per_turn(monkeypatch):
 
 def test_what_peers_have_booked_is_observed_by_them_alone():
     selector = a_replica()
-    selector.replicas.apply_event(an_event(ReservationAdmitted), 1.0)
+    selector.followers.replicas.apply_event(an_event(ReservationAdmitted), 1.0)
     selector.select_and_reserve(a_select_and_reserve(reservation_id="ours"), 1.0)
-    selector.replicas.apply_event(an_event(PrefillCompleted), 1.5)
-    counted = selector.reservation_table.sums.find_observed(KEY)
+    selector.followers.replicas.apply_event(an_event(PrefillCompleted), 1.5)
+    counted = selector.ledger.reservations.sums.find_observed(KEY)
     assert counted[observation_layout.PROMPTS + N_PROMPTS] == 1
     assert counted[observation_layout.TTFT_US] == 0
     selector.complete_prefill("ours", 1.5)

@@ -38,7 +38,7 @@ def test_without_peers_nothing_is_outside():
 
 def a_replica(seed, workers=40):
     selector = a_selector(RouterConfig(policy="work"), seed=seed)
-    selector.replicas.start_sending(lambda event: None)
+    selector.followers.replicas.start_sending(lambda event: None)
     for worker_id in range(workers):
         selector.register_worker(a_worker(worker_id, data_parallel_size=2))
     return selector
@@ -47,7 +47,7 @@ def a_replica(seed, workers=40):
 def updated(selector, now):
     """{rank: is it outside}, and how many turns that took."""
     turns = 1
-    while selector.replicas.shares.run_turn(now):
+    while selector.followers.replicas.shares.run_turn(now):
         turns += 1
     (partition,) = selector.fleet.partitions.values()
     partition.check_invariants()
@@ -59,7 +59,7 @@ def test_two_replicas_share_the_ranks_while_both_are_alive():
     here, there = a_replica(1), a_replica(2)
     assert not any(updated(here, 0.0)[0].values())
     for one, other in ((here, there), (there, here)):
-        one.replicas.liveness.record_digest(other.router_id, 1.0)
+        one.followers.replicas.liveness.record_digest(other.followers.replicas.router_id, 1.0)
     ours, theirs = updated(here, 1.0)[0], updated(there, 1.0)[0]
     assert ours == {rank: not is_outside for rank, is_outside in theirs.items()}
     assert 0 < sum(ours.values()) < len(ours)
@@ -68,14 +68,14 @@ def test_two_replicas_share_the_ranks_while_both_are_alive():
 
 def test_ranks_that_come_are_shared_too_and_those_that_go_leave_nothing():
     here = a_replica(1, workers=2)
-    here.replicas.liveness.record_digest(99, 1.0)
+    here.followers.replicas.liveness.record_digest(99, 1.0)
     updated(here, 1.0)
     for worker_id in range(2, 30):
         here.register_worker(a_worker(worker_id))
     here.delete_worker(0, 1.0)
     here.run_pending(1.0)
     found, _ = updated(here, 2.0)
-    expected = find_outside(found, here.router_id, [99]).tolist()
+    expected = find_outside(found, here.followers.replicas.router_id, [99]).tolist()
     assert list(found.values()) == expected
     assert any(expected)
 
@@ -83,23 +83,26 @@ def test_ranks_that_come_are_shared_too_and_those_that_go_leave_nothing():
 def test_many_ranks_take_several_turns(monkeypatch):
     monkeypatch.setattr(rank_shares, "TURN_SLOTS_MAX", 8)
     here = a_replica(1, workers=10)
-    here.replicas.liveness.record_digest(99, 1.0)
+    here.followers.replicas.liveness.record_digest(99, 1.0)
     found, turns = updated(here, 1.0)
     assert turns == 4  # 20 ranks, and one turn that sees that nothing is left
-    assert list(found.values()) == find_outside(found, here.router_id, [99]).tolist()
+    assert (
+        list(found.values())
+        == find_outside(found, here.followers.replicas.router_id, [99]).tolist()
+    )
     assert updated(here, 2.0)[1] == 1
 
 
 def test_events_of_the_reference_make_no_shares():
     """It sends no digests, and prefers nothing."""
     here = a_replica(1)
-    here.replicas.liveness.record_event(99, 1.0)
+    here.followers.replicas.liveness.record_event(99, 1.0)
     assert not any(updated(here, 1.0)[0].values())
 
 
 def test_a_single_selector_decides_as_ever_and_one_with_peers_prefers_its_share():
     alone, shared = a_replica(1), a_replica(1)
-    shared.replicas.liveness.record_digest(99, 1.0)
+    shared.followers.replicas.liveness.record_digest(99, 1.0)
     is_outside, _ = updated(shared, 1.0)
     updated(alone, 1.0)
     chosen = [costs_and_choice(selector) for selector in (alone, shared)]

@@ -6,8 +6,8 @@ import msgspec
 
 from select_service.core.traffic.observation_view import build_observation
 from tests.builders import a_select_and_reserve, a_selector, a_worker
-from tests.core.selector_scenes import KEY
-from tests.steps import result_of
+from tests.builders.selector_scenes import KEY
+from tests.builders.steps import result_of
 
 BLOCK = 4
 
@@ -27,7 +27,7 @@ class Observed:
         return [next(self._tokens) for _ in range(n)]
 
     def step(self, now):
-        while self.selector.traffic.close_slots(now):
+        while self.selector.followers.traffic.close_slots(now):
             pass
 
     def reserve(self, now, tokens=8, worker_id=None, **fields):
@@ -46,5 +46,5 @@ class Observed:
         selector = self.selector
         state_of = None if selector.health is None else selector.health.state_of
         engines = selector.gate.busy_check.engines
-        steps = build_observation(selector.traffic, key, window_s, engines, state_of, now)
+        steps = build_observation(selector.followers.traffic, key, window_s, engines, state_of, now)
         return msgspec.json.decode(msgspec.json.encode(result_of(steps)))

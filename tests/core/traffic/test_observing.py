@@ -15,10 +15,10 @@ from select_service.core.traffic.observation_view import build_observation
 from select_service.core.traffic.rank_loads import RANKS_PER_STEP
 from select_service.core.workers.engine_load import EngineReading, EngineTarget
 from tests.builders import a_patch, a_reservation, a_select, a_worker
+from tests.builders.selector_scenes import KEY, store
+from tests.builders.steps import lines_of, longest_step, result_of
 from tests.core.admission.scenes import Scene, one_class
-from tests.core.selector_scenes import KEY, store
 from tests.core.traffic.scenes import Observed
-from tests.steps import lines_of, longest_step, result_of
 
 HOUR = 3600
 
@@ -27,9 +27,6 @@ def seconds(scene, begin, end):
     """Each of them is over, at its end."""
     for now in range(begin, end):
         scene.step(float(now))
-
-
-# --- windows
 
 
 def test_after_a_start_nothing_is_complete_until_the_window_is_covered():
@@ -82,7 +79,7 @@ def test_after_a_leap_of_hours_what_is_older_than_an_hour_is_gone():
     seconds(scene, 20_000, 20_004)
     seen = scene.seen(HOUR, 20_003.0)
     assert (seen["arrivals"], seen["complete"]) == (0, False)
-    assert not scene.selector.traffic._oldest
+    assert not scene.selector.followers.traffic._oldest
     scene.selector.check_invariants()
 
 
@@ -93,7 +90,9 @@ def test_where_memory_is_used_up_the_oldest_go_and_windows_say_so(monkeypatch):
         scene.reserve(now - 0.5)
         scene.step(float(now))
     assert scene.seen(10, 12.0)["complete"]
-    monkeypatch.setattr(traffic_observer, "SLOT_BYTES_MAX", scene.selector.traffic._bytes // 2)
+    monkeypatch.setattr(
+        traffic_observer, "SLOT_BYTES_MAX", scene.selector.followers.traffic._bytes // 2
+    )
     seconds(scene, 13, 14)
     scene.selector.check_invariants()
     long, short = scene.seen(11, 13.0), scene.seen(4, 13.0)
@@ -109,12 +108,9 @@ def test_a_leap_forgets_a_bounded_number_in_a_step(monkeypatch):
         scene.reserve(now - 0.5)
         scene.step(float(now))
     steps = 1
-    while scene.selector.traffic.close_slots(9000.0):
+    while scene.selector.followers.traffic.close_slots(9000.0):
         steps += 1
     assert steps >= 7
-
-
-# --- what counts
 
 
 def test_who_asks_and_books_in_two_calls_counts_once():
@@ -151,7 +147,9 @@ def seen_in(scene, window_s=60):
     """What is observed of a scene of the admission stage."""
     selector = scene.selector
     engines = selector.gate.busy_check.engines
-    return result_of(build_observation(selector.traffic, KEY, window_s, engines, None, scene.now))
+    return result_of(
+        build_observation(selector.followers.traffic, KEY, window_s, engines, None, scene.now)
+    )
 
 
 def observed_queue(**rules):
@@ -222,7 +220,7 @@ def test_a_model_that_has_lost_its_last_worker_is_still_observed():
     scene.selector.check_invariants()
 
 
-def test_a_model_without_workers_and_traffic_is_forgotten_after_an_hour():
+def without_its_worker():
     scene = Observed(workers=(1,))
     seconds(scene, 1, 2)
     scene.reserve(1.5)
@@ -230,6 +228,11 @@ def test_a_model_without_workers_and_traffic_is_forgotten_after_an_hour():
     scene.selector.delete_worker(1, 2.5)
     scene.selector.run_pending(2.5)
     seconds(scene, 3, 5)
+    return scene
+
+
+def test_a_model_without_workers_and_traffic_is_forgotten_after_an_hour():
+    scene = without_its_worker()
     seconds(scene, 4000, 4004)
     with pytest.raises(NotFound, match="model=m tenant=default"):
         scene.seen(10, 4003.0)
@@ -241,7 +244,7 @@ def test_of_a_model_that_nobody_knows_nothing_is_kept():
         with pytest.raises(NoWorkers):
             scene.selector.select(a_select(model_name=f"made-up-{n}"), 1.0)
     seconds(scene, 1, 3)
-    assert not scene.selector.traffic._histories
+    assert not scene.selector.followers.traffic._histories
     with pytest.raises(NotFound):
         scene.seen(10, 3.0, PartitionKey("made-up-1", "default"))
 
@@ -268,13 +271,7 @@ def test_a_model_that_an_autoscaler_asks_for_is_counted_though_it_was_never_serv
 
 
 def test_a_model_that_was_served_is_counted_when_it_is_asked_for_after_an_hour():
-    scene = Observed(workers=(1,))
-    seconds(scene, 1, 2)
-    scene.reserve(1.5)
-    scene.step(2.0)
-    scene.selector.delete_worker(1, 2.5)
-    scene.selector.run_pending(2.5)
-    seconds(scene, 3, 5)
+    scene = without_its_worker()
     seconds(scene, 5000, 5004)
     with pytest.raises(NotFound):
         scene.seen(3, 5003.0)
@@ -305,10 +302,7 @@ def test_made_up_models_take_no_room_and_push_out_nothing(monkeypatch):
             scene.seen(10, 1.9, PartitionKey(f"asked-{n}", "default"))
         scene.seen(10, 1.9)
     scene.selector.check_invariants()
-    assert not scene.selector.traffic.counts_refusals(PartitionKey("asked-0", "default"))
-
-
-# --- times and lengths
+    assert not scene.selector.followers.traffic.counts_refusals(PartitionKey("asked-0", "default"))
 
 
 def test_a_prefill_says_what_was_before_it_and_how_long_it_took():
@@ -327,7 +321,7 @@ def moved_to(scene, name, worker_id, now):
     """It goes there, and is prefilled there once more."""
     rank = Rank(worker_id, 0)
     slot = scene.selector.fleet.partitions[KEY].table.find_slot(rank)
-    booking = scene.selector.reservation_table.get_reservation(name)
+    booking = scene.selector.ledger.reservations.get_reservation(name)
     scene.selector.ledger.move(booking, MoveTarget(rank, slot, booking.isl_tokens), now)
 
 
@@ -404,9 +398,6 @@ def test_a_lease_that_ends_is_no_answer():
     assert sum(scene.seen(10, 10.0)["osl"]["counts"]) == 0
 
 
-# --- arrivals
-
-
 @pytest.mark.parametrize(
     ("rate", "cluster", "low", "high"),
     [(40, 1, 0.7, 1.4), (40, 10, 6.0, 15.0), (None, 1, 0.0, 0.2)],
@@ -429,9 +420,6 @@ def test_of_few_slots_or_no_arrivals_no_variation_is_said():
     assert scene.seen(30, 39.0)["arrival_variation"] is None
     scene.reserve(39.5)
     assert scene.seen(5, 39.5)["arrival_variation"] is None
-
-
-# --- ranks
 
 
 def test_a_rank_says_its_role_its_limits_and_what_its_engine_says():
@@ -469,9 +457,6 @@ def test_a_rank_says_its_role_its_limits_and_what_its_engine_says():
     assert "engine" not in rank
 
 
-# --- work
-
-
 def test_many_ranks_and_slots_are_shown_a_bounded_number_at_a_time():
     costs = []
     for n_ranks, n_slots in ((2 * RANKS_PER_STEP, 300), (8 * RANKS_PER_STEP, 900)):
@@ -482,7 +467,9 @@ def test_many_ranks_and_slots_are_shown_a_bounded_number_at_a_time():
             scene.reserve(now - 0.5)
             scene.step(float(now))
         engines = scene.selector.gate.busy_check.engines
-        steps = build_observation(scene.selector.traffic, KEY, HOUR, engines, None, float(n_slots))
+        steps = build_observation(
+            scene.selector.followers.traffic, KEY, HOUR, engines, None, float(n_slots)
+        )
         next(steps)
         costs.append(longest_step(steps))
     assert costs[1] < 1.5 * costs[0]
@@ -498,7 +485,9 @@ def test_a_second_of_many_partitions_is_closed_some_at_a_time():
         scene.selector.select(a_select(model_name=f"m{worker_id}"), 1.5)
     more, steps = [True], []
     while more[-1]:
-        steps.append(lines_of(lambda: more.append(scene.selector.traffic.close_slots(2.0))))
+        steps.append(
+            lines_of(lambda: more.append(scene.selector.followers.traffic.close_slots(2.0)))
+        )
     assert len(steps) >= 3
     keys = [PartitionKey(f"m{worker_id}", "default") for worker_id in range(n)]
     assert [scene.seen(1, 2.0, key)["arrivals"] for key in keys] == [1] * n

@@ -6,8 +6,8 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from select_service.base.errors import NoEligibleRank, NoWorkers
 from tests.builders import a_reservation, a_select
+from tests.builders.hypothesis_profiles import explored
 from tests.core.traffic.scenes import BLOCK, Observed
-from tests.hypothesis_profiles import explored
 from tests.models.observation_model import ObservationModel
 
 WORKERS = st.sampled_from([1, 2])
@@ -104,7 +104,7 @@ class ObservationMatchesModel(RuleBasedStateMachine):
                     assert one == pytest.approx(other, rel=1e-5, abs=1e-6)
             else:
                 assert found == value, name
-        self.selector.traffic.check_invariants()
+        self.selector.followers.traffic.check_invariants()
 
 
 class ObservationOfRolesMatchesModel(ObservationMatchesModel):

@@ -8,15 +8,9 @@ from indexer.tiers import Tier
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.views import state_report
 from select_service.core.views.state_report import RankLoadSums
-from tests.builders import (
-    a_reservation,
-    a_select,
-    a_select_and_reserve,
-    a_selector,
-    a_worker,
-)
-from tests.steps import result_of
-from tests.ticks import ticked
+from tests.builders import a_reservation, a_select, a_select_and_reserve, a_selector, a_worker
+from tests.builders.steps import result_of
+from tests.builders.ticks import ticked
 
 RANKS = 1000
 KEY = PartitionKey("m", "default")
@@ -80,11 +74,7 @@ def test_ranks_report_what_loads_shows(selector):
         for row in shown.loads
     ]
     assert partition.load == RankLoadSums(
-        prefill_tokens=8,
-        active_blocks=7,
-        active_requests=2,
-        kv_blocks_active=7,
-        kv_blocks_max=0,
+        prefill_tokens=8, active_blocks=7, active_requests=2, kv_blocks_active=7, kv_blocks_max=0
     )
 
 

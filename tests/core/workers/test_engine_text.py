@@ -16,8 +16,8 @@ from select_service.core.workers.metrics_parser import (
     parse_in_steps,
     parse_readings,
 )
-from tests.engine_metric_texts import recorded, vllm
-from tests.steps import longest_step, result_of
+from tests.builders.engine_metric_texts import recorded, vllm
+from tests.builders.steps import longest_step, result_of
 
 
 def usages(text, dp_ranks):
@@ -30,9 +30,6 @@ def refusal(text, dp_ranks=(0,)):
     with pytest.raises(MetricsTextError) as caught:
         parse_readings(text, dp_ranks)
     return caught.value.result, str(caught.value)
-
-
-# --- recorded texts
 
 
 @pytest.mark.parametrize(("engine", "deferred"), [("vllm-0.33.0", 1), ("sglang-0.5.23", 0)])
@@ -48,9 +45,6 @@ def test_a_recorded_text_of_two_ranks_is_read(engine, deferred):
         0: EngineReading(0.625, 3 + deferred, 7),
         1: EngineReading(0.75, 5 + deferred, 8),
     }
-
-
-# --- long texts
 
 
 class Noting:
@@ -81,9 +75,6 @@ def test_wherever_a_text_is_cut_the_same_lines_are_found(parts):
         patch.setattr(metrics_parser, "SLICE_BYTES", 50)
         lines = metrics_parser.find_relevant_lines(text, LINES_BYTES_MAX)
         assert (result_of(lines) if found else b"") == b"".join(found)
-
-
-# --- which rank a sample belongs to
 
 
 @pytest.mark.parametrize(
@@ -130,9 +121,6 @@ def test_the_older_name_of_the_usage_is_known():
 def test_metrics_that_begin_with_a_known_name_are_others():
     text = b'vllm:num_requests_waiting_by_reason{engine="0"} 9\n' + vllm(0.5, waiting=2)
     assert parse_readings(text, (0,))[0].requests_waiting == 2
-
-
-# --- what is not believed
 
 
 @pytest.mark.parametrize("usage", ["NaN", "-0.01", "1.01", "+Inf", "-Inf", "9" * 400])
@@ -220,8 +208,6 @@ def test_no_step_of_many_lines_is_a_long_one(row):
         parse_in_steps(few, ranks)
     )
 
-
-# --- whatever comes
 
 NAMES = st.sampled_from([name.encode() for name in SIGNALS])
 SCRAPS = st.sampled_from(

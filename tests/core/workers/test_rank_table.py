@@ -12,8 +12,8 @@ from select_service.core.workers import rank_table_layout, taint_bits
 from select_service.core.workers.rank_table import RankTable
 from select_service.core.workers.worker_catalog import RegisteredWorker
 from tests.builders import a_worker
+from tests.builders.hypothesis_profiles import explored
 from tests.core.workers.tables import a_table
-from tests.hypothesis_profiles import explored
 from tests.models.rank_table_model import RankTableModel
 
 NAMES = st.sampled_from([f"t{n}" for n in range(5)])

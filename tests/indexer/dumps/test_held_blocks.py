@@ -17,9 +17,9 @@ from indexer.dumps.recovered_blocks import (
 from indexer.index.index_snapshot import StreamPosition
 from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import Tier
+from tests.builders.polling import CPU_S_MAX
 from tests.indexer.dumps.dump_scenes import attach
 from tests.indexer.index_view import slot_blocks
-from tests.polling import CPU_S_MAX
 
 PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple)
 TIERS = st.sampled_from(Tier)

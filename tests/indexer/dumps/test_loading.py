@@ -19,9 +19,9 @@ from indexer.dumps.recovered_blocks import DumpedPartition
 from indexer.index.index_snapshot import StreamPosition
 from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import Tier
+from tests.builders.polling import CPU_S_MAX
 from tests.indexer.dumps.dump_scenes import attach, dump_chunks
 from tests.indexer.dumps.test_held_blocks import STEPS, behaviour, held_of, play, u64
-from tests.polling import CPU_S_MAX
 
 LIMITS = LoadLimits(blocks=1_000_000)
 RANKS = {slot: (slot, 0) for slot in range(3)}
@@ -189,9 +189,6 @@ def test_ages_that_cannot_be_are_refused(lie):
     with pytest.raises(DumpError):
         load(CompactReader(LIMITS, lambda _, age: -age), frames((1, lie)))
     assert load(CompactReader(LIMITS), frames((1, lie)))[0].blocks == 2
-
-
-# --- damage
 
 
 def a_compact_dump():
@@ -384,9 +381,6 @@ def test_a_digest_that_is_none_is_not_believed(digest):
     document = {"m:t": {"block_size": 4, **told, "events": [stored((11, 1))]}}
     ((held,), _) = from_json(document)
     assert list(held.snapshot.positions.values()) == [StreamPosition(8)]
-
-
-# --- JSON of others
 
 
 def stored(*blocks, parent=None, worker_id=1, **fields):

@@ -26,7 +26,7 @@ from indexer.events.msgpack_kernels import (
 )
 from indexer.events.payload_kernels import JOB_LENGTH, N_COLUMNS, WORDS, scan_batch
 from indexer.page_memory import LARGE_PAGES_MIN, has_own_pages, scratch_array
-from tests.hypothesis_profiles import explores
+from tests.builders.hypothesis_profiles import explores
 
 encode = msgspec.msgpack.encode
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "kv_event_payloads.json").read_text())
@@ -89,9 +89,6 @@ def a_stored(n_blocks=2, **fields):
         "token_ids": list(range(4 * n_blocks)),
         "block_size": 4,
     } | fields
-
-
-# --- equal results -------------------------------------------------------------------------------
 
 
 def mostly(common, odd):
@@ -242,9 +239,6 @@ def test_random_bytes_are_read_alike_or_refused(payload):
         b"\x92\x01\x91\x85\xa4type",
     ):
         assert_read_alike_or_refused(prefix + payload)
-
-
-# --- what is common ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -415,8 +409,6 @@ def test_the_memory_of_a_large_payload_is_on_small_pages():
 def test_words_are_distinct_and_fit_the_mask_of_seen_fields():
     assert len(set(WORDS)) == len(WORDS) < 64
 
-
-# --- single objects ------------------------------------------------------------------------------
 
 OBJECTS = st.recursive(
     st.none()

@@ -24,8 +24,6 @@ from tests.indexer.events.feed_scenes import (
 )
 from tests.models.event_feed_model import RANK, RecordingWriter, batch, identified
 
-# --- gaps and replays
-
 
 def test_batches_in_sequence_are_applied_and_nothing_is_asked_for():
     feed = a_feed()
@@ -274,9 +272,6 @@ def test_too_many_waiting_bytes_end_the_wait():
     live(feed, 1, batch(), 0.0)
     assert live(feed, 2, bytes(WAITING_BYTES_MAX), 0.0) == StopReplay()
     assert (feed.indexed.decode_errors, feed.cursor.last_sequence) == (1, 2)
-
-
-# --- restarts and hostile numbers
 
 
 def test_restart_forgets_the_rank_and_begins_again():

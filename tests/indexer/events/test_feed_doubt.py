@@ -8,16 +8,7 @@ from indexer.events.replay_actions import StartReplay, StopReplay
 from indexer.events.replay_schedule import IDLE_S, SETTLE_S
 from indexer.events.uncertainty import DIGESTED_BYTES_MAX, DoubtReason, payload_digest
 from indexer.index.index_snapshot import StreamPosition
-from tests.indexer.events.feed_scenes import (
-    a_feed,
-    applied,
-    end,
-    live,
-    replayed,
-    reply,
-    send,
-    tick,
-)
+from tests.indexer.events.feed_scenes import a_feed, applied, end, live, replayed, reply, send, tick
 from tests.models.event_feed_model import RANK, RecordingWriter, batch, identified
 
 
@@ -57,9 +48,6 @@ def a_resumed_feed(place, *, replay=True):
 
 def a_digest(seq, life=1):
     return payload_digest(identified(life, seq))
-
-
-# --- reconnections
 
 
 def test_after_a_reconnection_it_asks_from_the_last_batch_and_is_right_without_a_live_one():
@@ -246,9 +234,6 @@ def test_a_restart_that_a_live_batch_shows_ends_the_doubt():
     assert (feed.doubt, feed.indexed.writers[RANK].identities()) == (None, [(2, 0)])
 
 
-# --- the first connection, and one that goes on from a dump
-
-
 def test_a_fresh_rank_learns_what_a_silent_engine_has():
     feed = a_feed()
     feed.on_connected(0.0)
@@ -335,9 +320,6 @@ def test_digests_tell_payloads_apart_however_long_they_are():
         assert len({payload_digest(each) for each in (payload, *others)}) == 3
 
 
-# --- silence
-
-
 def test_a_silent_stream_is_asked_about_now_and_then():
     feed = a_feed_at(9)
     assert tick(feed, IDLE_S - 1) is None
@@ -387,9 +369,6 @@ def test_another_life_behind_an_unbroken_connection_is_noticed():
     assert (feed.doubt, feed.restarts) == (None, 1)
 
 
-# --- work in steps
-
-
 def test_what_waited_for_a_replay_is_applied_in_steps(monkeypatch):
     monkeypatch.setattr(step_runner, "STEP_COST_MAX", 1000)
     feed = a_feed()
@@ -430,9 +409,6 @@ def test_replays_meanwhile_are_none_of_its_business():
     feed = a_feed_at(3)
     assert replayed(feed, 4, identified(1, 4), 0.0) is None
     assert applied(feed) == [0, 1, 2, 3]
-
-
-# --- copies that are none
 
 
 def stored(*names):

@@ -5,7 +5,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from indexer.events.replay_actions import StartReplay, StopReplay
 from indexer.events.replay_schedule import SETTLE_S
-from tests.hypothesis_profiles import explored
+from tests.builders.hypothesis_profiles import explored
 from tests.indexer.events.feed_scenes import a_feed, finish
 from tests.models.event_feed_model import RANK, Publisher, RecordingWriter, batch, identified
 

@@ -61,9 +61,6 @@ def reason(event):
     return batch.last_error.removeprefix("event 1: ")
 
 
-# --- batches -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: case["name"])
 def test_payload_announces_the_blocks_that_the_reference_service_finds(case):
     payload = bytes.fromhex(case["payload"])
@@ -141,9 +138,6 @@ def test_too_many_events_are_refused():
     many = EVENTS_PER_BATCH_MAX + 1
     with pytest.raises(DecodeError, match="events"):
         decode(head + many.to_bytes(4, "big") + empty * many)
-
-
-# --- stored --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("as_map", [False, True])
@@ -278,9 +272,6 @@ def test_text_that_is_not_utf_8_spoils_its_event_only():
     assert batch.last_error.startswith("event 0: unreadable")
 
 
-# --- what follows the positional fields ----------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("tail", "group_idx", "kind"),
     [
@@ -338,9 +329,6 @@ def test_cleared(event):
 def test_removed_without_medium(event):
     read = only(event)
     assert (len(read.block_hashes), read.medium) == (0, None)
-
-
-# --- extra keys ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -415,9 +403,6 @@ def test_salted_event_matches_the_query_with_the_same_salt_and_no_other(salt, lo
         )
 
 
-# --- local hashes --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("n_hashes", "n_tokens", "event_block_size", "n_blocks"),
     [
@@ -480,6 +465,3 @@ def test_flattened_pairs_of_an_eagle_rank_are_recognised_by_their_last_token():
         local_hashes(event, 4).tolist()
         == compute_block_hashes(np.arange(8, dtype=np.uint32), 4).tolist()
     )
-
-
-# --- engines -------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.events.event_decoder import BlockRemoved, DecodeError, decode
-from tests.hypothesis_profiles import explores
+from tests.builders.hypothesis_profiles import explores
 
 encode = msgspec.msgpack.encode
 SHA = "0123456789abcdef" * 4

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from indexer.events import chunked_decoding, payload_parser
 from indexer.events.event_types import BlockStored
 from indexer.events.payload_parser import parse_batch, parse_batch_in_steps
-from tests.hypothesis_profiles import explores
-from tests.steps import result_of
+from tests.builders.hypothesis_profiles import explores
+from tests.builders.steps import result_of
 
 encode = msgspec.msgpack.encode
 SHA = "0123456789abcdef" * 4
@@ -91,9 +91,7 @@ def test_events_in_parts_are_the_events(small_parts, events):
 
 
 @pytest.mark.parametrize(
-    "more",
-    [{"cache_salt": "a"}, {"extra_keys": [[[SHA, 1]]] * 5000}],
-    ids=["salt", "images"],
+    "more", [{"cache_salt": "a"}, {"extra_keys": [[[SHA, 1]]] * 5000}], ids=["salt", "images"]
 )
 def test_a_long_event_has_a_step_for_every_so_many_of_its_members(more):
     n_blocks = 5000

@@ -11,7 +11,7 @@ from indexer.hashing import block_hashing as hashes
 from indexer.hashing.block_hashing import compute_block_hashes, compute_sequence_hashes
 from indexer.hashing.seeds import lora_seed, salt_parts
 from indexer.hashing.xxh3_kernels import chain_hashes, hash_windows
-from tests.hypothesis_profiles import explores
+from tests.builders.hypothesis_profiles import explores
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "block_hashes.json").read_text())
 U64 = st.integers(0, 2**64 - 1)

@@ -52,9 +52,6 @@ def moved(index, table):
     return int(np.count_nonzero(following[::width])), following.size
 
 
-# --- growth ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_stores_and_removals_are_exact_while_tables_grow(seed):
     """Each block is a path of its own; three slots name it differently, two of them by one name."""
@@ -182,9 +179,6 @@ def test_orphans_of_one_parent_are_adopted_in_steps():
     index.check_invariants()
 
 
-# --- slots ----------------------------------------------------------------------------------------
-
-
 def test_slots_widen_in_steps_while_others_change_the_sets(monkeypatch):
     monkeypatch.setattr(index_memory, "WIDEN_BYTES", 1)
     lock = Meanwhile()
@@ -258,9 +252,6 @@ def test_the_lowest_free_slot_is_taken():
     assert [index.open_slot().slot for _ in range(4)] == [3, 77, 150, 200]
 
 
-# --- snapshots ------------------------------------------------------------------------------------
-
-
 def rows_of(snapshot):
     """Everything a snapshot says, in a form that can be compared."""
     places = {0: ()}
@@ -332,9 +323,6 @@ def small_steps(copy, step=prefix_index.SnapshotCopy.copy_step):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("indexer.index.index_snapshot.COPY_STEP_BYTES", 400)
         return step(copy)
-
-
-# --- memory ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("ranks", "bytes_max"), [(64, 2 * MIB), (512, 4 * MIB)])

@@ -12,9 +12,6 @@ from tests.indexer.index_view import slot_blocks
 U64_MAX = 2**64 - 1
 
 
-# --- match ---------------------------------------------------------------------------------------
-
-
 def test_a_path_matches_as_far_as_the_slot_holds_it():
     index, writer = an_index()
     assert writer.store(Tier.GPU, None, u64(*CONTENTS), u64(*NAMES)) == 4
@@ -88,9 +85,6 @@ def test_a_long_path_is_matched_across_branches():
     assert gpu(index, *range(1, 101)) == [100, 2]
 
 
-# --- tiers ---------------------------------------------------------------------------------------
-
-
 def test_lower_tiers_continue_where_the_tier_above_stopped():
     index, writer = an_index()
     writer.store(Tier.GPU, None, u64(1, 2), u64(11, 12))
@@ -154,9 +148,6 @@ def test_a_hash_alone_copies_an_orphan_to_another_tier():
     assert matched(index, 1, 2) == [[1, 2, 2, 2]]
 
 
-# --- removal -------------------------------------------------------------------------------------
-
-
 def test_a_removed_middle_block_hides_its_descendants_until_it_is_back():
     index, writer = an_index()
     writer.store(Tier.GPU, None, u64(*CONTENTS), u64(*NAMES))
@@ -192,9 +183,6 @@ def test_blocks_nobody_holds_are_freed_in_whatever_order_they_go(order):
     assert index.stats().memberships == 0
 
 
-# --- copies --------------------------------------------------------------------------------------
-
-
 def test_counted_copies_are_removed_one_by_one():
     index, writer = an_index()
     for _ in range(3):
@@ -214,9 +202,6 @@ def test_a_store_as_a_set_is_idempotent():
         writer.store(Tier.GPU, None, u64(1), u64(11), counted=False)
     writer.remove(Tier.GPU, u64(11))
     assert gpu(index, 1) == [0]
-
-
-# --- names ---------------------------------------------------------------------------------------
 
 
 def test_slots_may_name_the_same_block_differently():

@@ -26,9 +26,6 @@ class CountingLock(Mutex):
         self.held = False
 
 
-# --- orphans -------------------------------------------------------------------------------------
-
-
 def test_a_block_of_unknown_parent_waits_for_it():
     index, writer = an_index()
     assert writer.store(Tier.GPU, 11, u64(2, 3), u64(12, 13)) == 2
@@ -113,9 +110,6 @@ def test_orphans_come_home_in_bounded_steps():
     assert index.match(u64(*[7] * 3001))[0, 0] == 3000
 
 
-# --- limits --------------------------------------------------------------------------------------
-
-
 def test_a_full_index_records_the_leading_blocks_that_fit():
     index, one, two = an_index(slots=2, blocks_max=3)
     assert one.store(Tier.GPU, None, u64(*CONTENTS), u64(*NAMES)) == 3
@@ -172,9 +166,6 @@ def test_chains_stay_in_one_piece_when_nodes_are_reused():
         assert index.stats().edges == 0
         writer.remove(Tier.GPU, names if turn % 2 else names[::-1].copy())
         index.check_invariants()
-
-
-# --- slots ---------------------------------------------------------------------------------------
 
 
 def test_clear_forgets_one_slot_in_every_tier():

@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 
 from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import N_TIERS, Tier
-from tests.hypothesis_profiles import explored
+from tests.builders.hypothesis_profiles import explored
 from tests.indexer.index_view import slot_blocks
 from tests.models.prefix_index_model import EdgeModel, PlaceModel
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from indexer.sockets import batch_receiver
 from indexer.sockets import read_ahead as arrivals
 from indexer.sockets.read_ahead import AHEAD_BYTES_MAX, ReadAheadQueue, ReceiveBudget
-from tests.hypothesis_profiles import explores
+from tests.builders.hypothesis_profiles import explores
 
 FRAMES_MAX = 3
 

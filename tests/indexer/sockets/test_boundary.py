@@ -12,7 +12,7 @@ from indexer.sockets.egress_guard import EgressGuard
 from indexer.sockets.socket_options import QueueLimits
 from indexer.sockets.subscription import Subscription
 from indexer.sockets.zmq_connector import SocketSettings, ZmqConnector
-from tests.polling import eventually
+from tests.builders.polling import eventually
 
 REFUSED, ALLOWED = "127.0.0.2", "127.0.0.1"
 

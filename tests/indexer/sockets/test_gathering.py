@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from indexer.sockets import ingest
 from indexer.sockets.batching_delay import BATCH_TARGET, DELAY_S_MAX, BatchingDelay
 from indexer.sockets.read_ahead import QUEUED_MESSAGES_MAX
-from tests.hypothesis_profiles import explores
+from tests.builders.hypothesis_profiles import explores
 
 
 def after(*turns):

@@ -11,8 +11,8 @@ from indexer.index.prefix_index import PrefixIndex
 from indexer.sockets import ingest as ingest_module
 from indexer.sockets.ingest import Ingest
 from indexer.sockets.listener import RankListener
-from tests.hypothesis_profiles import explores
-from tests.polling import eventually
+from tests.builders.hypothesis_profiles import explores
+from tests.builders.polling import eventually
 
 WORKERS = st.integers(0, 4)
 RANKS = st.dictionaries(

@@ -2,16 +2,14 @@
 
 import os
 import socket
-import subprocess
-import sys
 
 import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from indexer.sockets.socket_options import UNCONFIRMED_MS_MAX, QueueLimits, reading_socket
-from scripts.processes.launched_process import own_environment
-from tests.polling import PATIENCE_S, eventually
+from tests.builders.polling import eventually
+from tests.builders.running import run_script
 
 SLOW_READER = """
 import time, zmq
@@ -42,15 +40,8 @@ print("well")
 
 def test_a_reader_that_is_slower_than_heartbeats_goes_on_where_it_was():
     """With time-outs of libzmq it loses its connection, and with it the whole process aborts."""
-    done = subprocess.run(
-        [sys.executable, "-c", SLOW_READER],
-        env=own_environment({}),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
+    ended = run_script(SLOW_READER)
+    assert ended[:2] == (0, "well\n"), ended
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="of Linux")

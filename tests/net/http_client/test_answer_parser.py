@@ -13,7 +13,7 @@ from select_service.net.http_client.response_parser import (
     ResponseParser,
     UnreadableResponse,
 )
-from tests.hostile_http import ATTACKS, CHUNKED, OK
+from tests.net.hostile_http import ATTACKS, CHUNKED, OK
 
 INTERIM = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
 

@@ -18,10 +18,10 @@ from select_service.net.http_client.connection_opener import (
 )
 from select_service.net.http_client.connection_pool import ConnectionPool
 from select_service.net.http_client.http_connection import TLS_PIECE_BYTES
-from select_service.net.http_client.request_error import RequestError
+from select_service.net.http_client.http_error import HttpError
 from select_service.net.http_client.tls_stream import OVERHEAD_BYTES_MAX, TlsStream
 from tests.adapters.test_http_client import CERTIFICATE, TLS
-from tests.polling import PATIENCE_S, eventually_on_loop
+from tests.builders.polling import PATIENCE_S, eventually_on_loop
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
 LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
@@ -66,35 +66,29 @@ async def body_of(pool, url, method="GET", tls=None):
 
 
 @LOOPS
-def test_a_connection_that_ended_meanwhile_is_made_anew(run):
-    async def scene():
-        pool = ConnectionPool(here, 4)
-        async with Server(OK, None, OK) as server:
-            url = f"http://name:{server.port}/"
-            assert await body_of(pool, url) == b"hi"
-            assert await body_of(pool, url) == b"hi"
-            assert (server.connections, len(server.heads)) == (2, 3)
-            await pool.close()
-
-    run(scene())
+async def test_a_connection_that_ended_meanwhile_is_made_anew(run):
+    pool = ConnectionPool(here, 4)
+    async with Server(OK, None, OK) as server:
+        url = f"http://name:{server.port}/"
+        assert await body_of(pool, url) == b"hi"
+        assert await body_of(pool, url) == b"hi"
+        assert (server.connections, len(server.heads)) == (2, 3)
+        await pool.close()
 
 
 @LOOPS
-def test_what_is_no_get_is_sent_once(run):
-    async def scene():
-        pool = ConnectionPool(here, 4)
-        async with Server(OK, None, OK) as server:
-            url = f"http://name:{server.port}/"
-            assert await body_of(pool, url) == b"hi"
-            with pytest.raises(RequestError) as caught:
-                await body_of(pool, url, "POST")
-            assert caught.value.failure == "closed"
-            assert server.heads[1].startswith(b"POST / ")
-            assert await body_of(pool, url) == b"hi"
-            assert server.connections == 2
-            await pool.close()
-
-    run(scene())
+async def test_what_is_no_get_is_sent_once(run):
+    pool = ConnectionPool(here, 4)
+    async with Server(OK, None, OK) as server:
+        url = f"http://name:{server.port}/"
+        assert await body_of(pool, url) == b"hi"
+        with pytest.raises(HttpError) as caught:
+            await body_of(pool, url, "POST")
+        assert caught.value.failure == "closed"
+        assert server.heads[1].startswith(b"POST / ")
+        assert await body_of(pool, url) == b"hi"
+        assert server.connections == 2
+        await pool.close()
 
 
 LAST = [
@@ -106,66 +100,54 @@ LAST = [
 
 @LOOPS
 @pytest.mark.parametrize("answer", LAST)
-def test_a_connection_is_used_again_only_where_that_is_safe(run, answer):
-    async def scene():
-        pool = ConnectionPool(here, 4)
-        async with Server(answer, OK) as server:
-            url = f"http://name:{server.port}/"
-            assert await body_of(pool, url) == b"hi"
-            assert await body_of(pool, url) == b"hi"
-            assert server.connections == 2
-            await pool.close()
-
-    run(scene())
+async def test_a_connection_is_used_again_only_where_that_is_safe(run, answer):
+    pool = ConnectionPool(here, 4)
+    async with Server(answer, OK) as server:
+        url = f"http://name:{server.port}/"
+        assert await body_of(pool, url) == b"hi"
+        assert await body_of(pool, url) == b"hi"
+        assert server.connections == 2
+        await pool.close()
 
 
 @LOOPS
-def test_what_comes_without_a_request_ends_the_connection(run):
-    async def scene():
-        pool = ConnectionPool(here, 4)
-        async with Server(OK, OK) as server:
-            url = f"http://name:{server.port}/"
-            await body_of(pool, url)
-            (kept,) = pool._kept.values()
-            connection = kept.connection
-            connection._budget.buffer[:4] = b"HTTP"
-            connection.buffer_updated(4)
-            assert not connection.is_reusable
-            await body_of(pool, url)
-            assert server.connections == 2
-            await pool.close()
-
-    run(scene())
+async def test_what_comes_without_a_request_ends_the_connection(run):
+    pool = ConnectionPool(here, 4)
+    async with Server(OK, OK) as server:
+        url = f"http://name:{server.port}/"
+        await body_of(pool, url)
+        (kept,) = pool._kept.values()
+        connection = kept.connection
+        connection._budget.buffer[:4] = b"HTTP"
+        connection.buffer_updated(4)
+        assert not connection.is_reusable
+        await body_of(pool, url)
+        assert server.connections == 2
+        await pool.close()
 
 
 @LOOPS
-def test_who_leaves_early_leaves_no_connection(run):
-    async def scene():
-        pool = ConnectionPool(here, 4)
-        async with Server(OK[:-1], OK) as server:
-            url = f"http://name:{server.port}/"
-            async with pool.open_request("GET", url, {}) as answer:
-                assert answer.status == 200
-            assert await body_of(pool, url) == b"hi"
-            assert server.connections == 2
-            await pool.close()
-
-    run(scene())
+async def test_who_leaves_early_leaves_no_connection(run):
+    pool = ConnectionPool(here, 4)
+    async with Server(OK[:-1], OK) as server:
+        url = f"http://name:{server.port}/"
+        async with pool.open_request("GET", url, {}) as answer:
+            assert answer.status == 200
+        assert await body_of(pool, url) == b"hi"
+        assert server.connections == 2
+        await pool.close()
 
 
 @LOOPS
-def test_the_end_of_a_pool_ends_what_is_under_way(run):
-    async def scene():
-        pool = ConnectionPool(here, 4)
-        async with Server(b"", b"") as server:
-            url = f"http://name:{server.port}/"
-            asking = [asyncio.create_task(body_of(pool, url, each)) for each in ("GET", "POST")]
-            await eventually_on_loop(lambda: len(server.heads) == 2)
-            await pool.close()
-            done, _ = await asyncio.wait(asking, timeout=PATIENCE_S)
-            assert [type(each.exception()) for each in done] == [RequestError] * 2
-
-    run(scene())
+async def test_the_end_of_a_pool_ends_what_is_under_way(run):
+    pool = ConnectionPool(here, 4)
+    async with Server(b"", b"") as server:
+        url = f"http://name:{server.port}/"
+        asking = [asyncio.create_task(body_of(pool, url, each)) for each in ("GET", "POST")]
+        await eventually_on_loop(lambda: len(server.heads) == 2)
+        await pool.close()
+        done, _ = await asyncio.wait(asking, timeout=PATIENCE_S)
+        assert [type(each.exception()) for each in done] == [HttpError] * 2
 
 
 def both_sides():
@@ -175,19 +157,15 @@ def both_sides():
 
 
 @LOOPS
-def test_a_connection_of_another_trust_is_not_used(run):
+async def test_a_connection_of_another_trust_is_not_used(run):
     own, (first, second) = both_sides()
-
-    async def scene():
-        pool = ConnectionPool(here, 4)
-        async with Server(OK, OK, OK, tls=own) as server:
-            url = f"https://peer.test:{server.port}/"
-            for context in (first, first, second):
-                assert await body_of(pool, url, tls=ConnectionTls(context)) == b"hi"
-            assert server.connections == 2
-            await pool.close()
-
-    run(scene())
+    pool = ConnectionPool(here, 4)
+    async with Server(OK, OK, OK, tls=own) as server:
+        url = f"https://peer.test:{server.port}/"
+        for context in (first, first, second):
+            assert await body_of(pool, url, tls=ConnectionTls(context)) == b"hi"
+        assert server.connections == 2
+        await pool.close()
 
 
 @contextlib.asynccontextmanager
@@ -220,42 +198,31 @@ async def proxy(answer):
 
 
 @LOOPS
-def test_a_proxy_is_asked_to_connect(run):
+async def test_a_proxy_is_asked_to_connect(run):
     own, (trust, _) = both_sides()
-
-    async def scene():
-        async with (
-            Server(OK, OK, tls=own) as server,
-            proxy(b"HTTP/1.1 200 Go\r\n\r\n") as (url, asked),
-        ):
-            pool = ConnectionPool(here, 4, url)
-            place = f"https://peer.test:{server.port}/"
-            for _ in range(2):
-                assert await body_of(pool, place, tls=ConnectionTls(trust)) == b"hi"
-            assert asked == [f"CONNECT peer.test:{server.port} HTTP/1.1"]
-            await pool.close()
-
-    run(scene())
+    async with Server(OK, OK, tls=own) as server, proxy(b"HTTP/1.1 200 Go\r\n\r\n") as (url, asked):
+        pool = ConnectionPool(here, 4, url)
+        place = f"https://peer.test:{server.port}/"
+        for _ in range(2):
+            assert await body_of(pool, place, tls=ConnectionTls(trust)) == b"hi"
+        assert asked == [f"CONNECT peer.test:{server.port} HTTP/1.1"]
+        await pool.close()
 
 
 @LOOPS
-def test_a_proxy_that_refuses_is_named(run):
+async def test_a_proxy_that_refuses_is_named(run):
     own, (trust, _) = both_sides()
-
-    async def scene():
-        answer = b"HTTP/1.1 407 No\r\ncontent-length: 0\r\n\r\n"
-        async with Server(tls=own) as server, proxy(answer) as (url, _):
-            pool = ConnectionPool(here, 4, url)
-            with pytest.raises(RequestError, match=r"proxy 127.0.0.1 rejected .*status 407"):
-                await body_of(pool, f"https://peer.test:{server.port}/", tls=ConnectionTls(trust))
-            with pytest.raises(RequestError, match="only an http proxy for an https"):
-                await body_of(pool, "http://peer.test/")
-            await pool.close()
-
-    run(scene())
+    answer = b"HTTP/1.1 407 No\r\ncontent-length: 0\r\n\r\n"
+    async with Server(tls=own) as server, proxy(answer) as (url, _):
+        pool = ConnectionPool(here, 4, url)
+        with pytest.raises(HttpError, match=r"proxy 127.0.0.1 rejected .*status 407"):
+            await body_of(pool, f"https://peer.test:{server.port}/", tls=ConnectionTls(trust))
+        with pytest.raises(HttpError, match="only an http proxy for an https"):
+            await body_of(pool, "http://peer.test/")
+        await pool.close()
 
 
-def test_an_address_that_does_not_answer_holds_up_the_next_one_for_a_moment(monkeypatch):
+async def test_an_address_that_does_not_answer_holds_up_the_next_one_for_a_moment(monkeypatch):
     """As of two protocols of the internet, one of which leads nowhere."""
     opened, tried, ended = connection_opener._connect, [], []
 
@@ -272,14 +239,10 @@ def test_an_address_that_does_not_answer_holds_up_the_next_one_for_a_moment(monk
         return ["2001:db8::1", "2001:db8::2", "127.0.0.1"]
 
     monkeypatch.setattr(connection_opener, "_connect", opening)
-
-    async def scene():
-        async with Server(OK) as server:
-            connection = await open_connection(Origin("http", "name", server.port), several)
-            connection.close()
-            await eventually_on_loop(lambda: len(ended) == 2)
-
-    asyncio.run(scene())
+    async with Server(OK) as server:
+        connection = await open_connection(Origin("http", "name", server.port), several)
+        connection.close()
+        await eventually_on_loop(lambda: len(ended) == 2)
     assert tried == ["2001:db8::1", "2001:db8::2", "127.0.0.1"]
 
 
@@ -310,7 +273,7 @@ BAD = [
 
 @pytest.mark.parametrize("url", BAD)
 def test_a_bad_url_is_refused_before_anything_is_sent(url):
-    with pytest.raises(RequestError):
+    with pytest.raises(HttpError):
         split_url(url)
 
 
@@ -346,7 +309,7 @@ def test_records_of_tls_that_carry_little_are_refused(run, monkeypatch):
 
     async def scene(port):
         pool = ConnectionPool(here, 4)
-        with pytest.raises(RequestError, match=r"TLS bytes carry \d+ bytes: the limit is"):
+        with pytest.raises(HttpError, match=r"TLS bytes carry \d+ bytes: the limit is"):
             async with pool.open_request(
                 "GET", f"https://peer.test:{port}/", {}, tls=ConnectionTls(trust)
             ) as answer:
@@ -364,35 +327,27 @@ def test_records_of_tls_that_carry_little_are_refused(run, monkeypatch):
 
 
 @LOOPS
-def test_the_end_of_tls_ends_a_body_without_a_length(run):
+async def test_the_end_of_tls_ends_a_body_without_a_length(run):
     own, (trust, _) = both_sides()
-
-    async def scene():
-        pool = ConnectionPool(here, 4)
-        async with Server(b"HTTP/1.1 200 OK\r\n\r\nhello", tls=own) as server:
-            server.closes = True
-            url = f"https://peer.test:{server.port}/"
-            assert await body_of(pool, url, tls=ConnectionTls(trust)) == b"hello"
-            await pool.close()
-
-    run(scene())
+    pool = ConnectionPool(here, 4)
+    async with Server(b"HTTP/1.1 200 OK\r\n\r\nhello", tls=own) as server:
+        server.closes = True
+        url = f"https://peer.test:{server.port}/"
+        assert await body_of(pool, url, tls=ConnectionTls(trust)) == b"hello"
+        await pool.close()
 
 
 @LOOPS
-def test_a_server_without_tls_is_not_taken_for_one(run):
+async def test_a_server_without_tls_is_not_taken_for_one(run):
     _, (trust, _) = both_sides()
+    pool = ConnectionPool(here, 4)
 
-    async def scene():
-        pool = ConnectionPool(here, 4)
+    async def talk(reader, writer):
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
-        async def talk(reader, writer):
-            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-        server = await asyncio.start_server(talk, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        with pytest.raises(RequestError, match=r"cannot connect to peer.test:\d+: TLS failed"):
-            await body_of(pool, f"https://peer.test:{port}/", tls=ConnectionTls(trust))
-        server.close()
-        await pool.close()
-
-    run(scene())
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    with pytest.raises(HttpError, match=r"cannot connect to peer.test:\d+: TLS failed"):
+        await body_of(pool, f"https://peer.test:{port}/", tls=ConnectionTls(trust))
+    server.close()
+    await pool.close()

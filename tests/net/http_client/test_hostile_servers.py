@@ -9,14 +9,11 @@ import pytest
 import uvloop
 
 from indexer.sockets.dns_resolver import Resolver
-from select_service.adapters.discovery.kubernetes_watch import (
-    KubernetesRequestError,
-    KubernetesWatchClient,
-)
-from select_service.adapters.http_error import HttpError
+from select_service.adapters.discovery.kubernetes_watch import KubernetesWatchClient
 from select_service.adapters.http_get import HttpClient
 from select_service.adapters.probe_http import TimedHttpClient
 from select_service.net.http_client.http_connection import HttpConnection
+from select_service.net.http_client.http_error import HttpError
 from select_service.net.http_client.reading_budget import (
     BUFFER_BYTES,
     TURN_STEPS_MAX,
@@ -28,16 +25,16 @@ from select_service.net.http_client.response_parser import (
     PIECE_BYTES,
     ResponseParser,
 )
+from select_service.net.kubernetes_session import KubernetesError
 from select_service.planner.connectors.kube.api_client import KubernetesApiClient
-from select_service.planner.connectors.kube.api_requests import KubernetesError
-from select_service.planner.planner_http import PlannerHttpClient, RequestFailed
-from tests.hostile_http import ATTACKS, HostileServer
-from tests.polling import PATIENCE_S
+from select_service.planner.planner_http import PlannerHttpClient
+from tests.builders.polling import PATIENCE_S
+from tests.net.hostile_http import ATTACKS, HostileServer
 
 BYTES_MAX = 1 << 20
 ENGINES = 6
 SHORT_S = 0.5
-FAULTS = (HttpError, KubernetesRequestError, KubernetesError, RequestFailed)
+FAULTS = (HttpError, KubernetesError)
 ENDS = {
     "interim responses": "interim responses",
     "headers": "headers",
@@ -130,7 +127,7 @@ def test_an_honest_answer_does_not_wait_for_the_end_of_hostile_ones():
 
 async def by_post(url, folder):
     reply = await TimedHttpClient(Resolver()).post(
-        url, b"{}", b"", bytes_max=BYTES_MAX, timeout_s=PATIENCE_S
+        url, b"{}", {}, bytes_max=BYTES_MAX, timeout_s=PATIENCE_S
     )
     return reply.fault
 

@@ -58,112 +58,91 @@ async def turns_until(noted, count):
     return sizes
 
 
-def test_everybody_has_a_step_before_anybody_has_the_next():
-    async def scene():
-        budget, noted = ReadingBudget(Cpu()), []
-        for step in steps_of("abc", noted, 40):
-            budget.add_step(step)
-        await turns_until(noted, 120)
-        assert noted == list("abc") * 40
-
-    asyncio.run(scene())
+async def test_everybody_has_a_step_before_anybody_has_the_next():
+    budget, noted = ReadingBudget(Cpu()), []
+    for step in steps_of("abc", noted, 40):
+        budget.add_step(step)
+    await turns_until(noted, 120)
+    assert noted == list("abc") * 40
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_a_turn_has_so_many_steps_however_many_wait(run):
-    async def scene():
-        budget, noted = ReadingBudget(Cpu()), []
-        for step in steps_of(range(100), noted, 3):
-            budget.add_step(step)
-        assert max(await turns_until(noted, 300)) == TURN_STEPS_MAX
-
-    run(scene())
+async def test_a_turn_has_so_many_steps_however_many_wait(run):
+    budget, noted = ReadingBudget(Cpu()), []
+    for step in steps_of(range(100), noted, 3):
+        budget.add_step(step)
+    assert max(await turns_until(noted, 300)) == TURN_STEPS_MAX
 
 
-def test_a_turn_that_was_long_begins_no_further_step():
-    async def scene():
-        cpu = Cpu()
-        budget, noted = ReadingBudget(cpu), []
-        for step in steps_of(range(10), noted, 1, cpu, 0.4 * TURN_S_MAX):
-            budget.add_step(step)
-        assert max(await turns_until(noted, 10)) == 3
-
-    asyncio.run(scene())
+async def test_a_turn_that_was_long_begins_no_further_step():
+    cpu = Cpu()
+    budget, noted = ReadingBudget(cpu), []
+    for step in steps_of(range(10), noted, 1, cpu, 0.4 * TURN_S_MAX):
+        budget.add_step(step)
+    assert max(await turns_until(noted, 10)) == 3
 
 
-def test_for_long_reading_has_its_share_of_a_cpu():
+async def test_for_long_reading_has_its_share_of_a_cpu():
     """By the same clock that the budget has, however fast the machine is."""
 
-    async def scene():
-        cpu = Cpu()
-        begun = monotonic()
-        budget, noted = ReadingBudget(cpu), []
-        for step in steps_of("ab", noted, 100, cpu, TURN_S_MAX):
-            budget.add_step(step)
-        while len(noted) < 60:
-            await asyncio.sleep(0)
-            elapsed_s = monotonic() - begun
-            assert cpu.spent_s <= CREDIT_S_MAX + CPU_SHARE * elapsed_s + 2 * TURN_S_MAX
-
-    asyncio.run(scene())
+    cpu = Cpu()
+    begun = monotonic()
+    budget, noted = ReadingBudget(cpu), []
+    for step in steps_of("ab", noted, 100, cpu, TURN_S_MAX):
+        budget.add_step(step)
+    while len(noted) < 60:
+        await asyncio.sleep(0)
+        elapsed_s = monotonic() - begun
+        assert cpu.spent_s <= CREDIT_S_MAX + CPU_SHARE * elapsed_s + 2 * TURN_S_MAX
 
 
-def test_a_rest_is_no_credit_beyond_its_bound():
-    async def scene():
-        cpu, now = Cpu(), 0.0
-        budget, noted = ReadingBudget(cpu, lambda: now), []
-        now = 1e6
-        for step in steps_of("a", noted, 100, cpu, CREDIT_S_MAX):
-            budget.add_step(step)
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert len(noted) == 2  # the second is on credit
-
-    asyncio.run(scene())
+async def test_a_rest_is_no_credit_beyond_its_bound():
+    cpu, now = Cpu(), 0.0
+    budget, noted = ReadingBudget(cpu, lambda: now), []
+    now = 1e6
+    for step in steps_of("a", noted, 100, cpu, CREDIT_S_MAX):
+        budget.add_step(step)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert len(noted) == 2  # the second is on credit
 
 
-def test_the_result_of_steps_is_that_of_the_generator():
-    async def scene():
-        def counting():
-            for _ in range(3):
-                yield
-            return 7
-
-        def failing():
+async def test_the_result_of_steps_is_that_of_the_generator():
+    def counting():
+        for _ in range(3):
             yield
-            raise ValueError("no")
+        return 7
 
-        assert await reading_budget().run_steps(counting()) == 7
-        with pytest.raises(ValueError, match="no"):
-            await reading_budget().run_steps(failing())
+    def failing():
+        yield
+        raise ValueError("no")
 
-    asyncio.run(scene())
+    assert await reading_budget().run_steps(counting()) == 7
+    with pytest.raises(ValueError, match="no"):
+        await reading_budget().run_steps(failing())
 
 
-def test_steps_of_whoever_has_gone_are_not_taken():
-    async def scene():
-        taken = Counter()
+async def test_steps_of_whoever_has_gone_are_not_taken():
+    taken = Counter()
 
-        def endless():
-            try:
-                while True:
-                    taken["step"] += 1
-                    yield
-            finally:
-                taken["end"] += 1
+    def endless():
+        try:
+            while True:
+                taken["step"] += 1
+                yield
+        finally:
+            taken["end"] += 1
 
-        asking = asyncio.create_task(reading_budget().run_steps(endless()))
-        while not taken:
-            await asyncio.sleep(0)
-        asking.cancel()
-        while not taken["end"]:
-            await asyncio.sleep(0)
-        before = taken["step"]
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert taken["step"] == before
-
-    asyncio.run(scene())
+    asking = asyncio.create_task(reading_budget().run_steps(endless()))
+    while not taken:
+        await asyncio.sleep(0)
+    asking.cancel()
+    while not taken["end"]:
+        await asyncio.sleep(0)
+    before = taken["step"]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert taken["step"] == before
 
 
 def test_a_loop_has_one_budget_which_ends_with_it():

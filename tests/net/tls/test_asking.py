@@ -10,23 +10,23 @@ import pytest
 
 from indexer.sockets.dns_resolver import Resolver
 from select_service.__main__ import main
-from select_service.adapters.http_error import HttpError
 from select_service.adapters.http_get import HttpClient
 from select_service.adapters.probe_http import TimedHttpClient
 from select_service.cli.doctor import doctor_command
 from select_service.cli.explain import explain_command
 from select_service.cli.inspect import inspect_command
 from select_service.client import AsyncSelector, SelectorError
+from select_service.net.http_client.http_error import HttpError
 from select_service.net.tls.current_tls import ClientTls
 from select_service.net.tls.tls_paths import CertificatePair, ClientTlsPaths
 from select_service.planner.connectors.selector_client import SelectorClients
-from tests.auth.keys import entry, keys_file, secret
 from tests.builders import worker_body
-from tests.net.tls.certificates import authority, believing
-from tests.net.tls.served import TlsService
-from tests.polling import PATIENCE_S
-from tests.process.in_thread import InThread
-from tests.process.waiting_clients import PROMPT
+from tests.builders.certificates import authority, believing
+from tests.builders.in_thread import InThread
+from tests.builders.keys import entry, keys_file, secret
+from tests.builders.polling import PATIENCE_S
+from tests.builders.tls_service import TlsService
+from tests.builders.waiting_clients import PROMPT
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def posted(client_tls, url):
     content = json.dumps(PROMPT).encode()
     return asyncio.run(
         TimedHttpClient(Resolver(), client_tls).post(
-            url, content, b"", bytes_max=10**5, timeout_s=PATIENCE_S
+            url, content, {}, bytes_max=10**5, timeout_s=PATIENCE_S
         )
     )
 
@@ -140,7 +140,7 @@ def test_explain_asks_with_a_key_and_a_certificate(tmp_path, capsys):
         assert explain_command(trusted) == 1
         assert "API key required: give --api-key-file FILE" in capsys.readouterr().err
         assert explain_command(["--url", url_of(service)]) == 1
-        assert "server certificate not trusted" in capsys.readouterr().err
+        assert "certificate is not trusted" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_a_key_does_not_follow_a_redirect(tmp_path, capsys, command, status):
     ):
         url = f"http://127.0.0.1:{port}"
         assert command(["--url", url, "--api-key-file", str(key_file)]) != 0
-    assert [headers["Authorization"] for headers in here] == ["Bearer ssk_secret"]
+    assert [headers["authorization"] for headers in here] == ["Bearer ssk_secret"]
     assert there == []
     assert f"HTTP status {status}" in capsys.readouterr().err
 
@@ -223,7 +223,7 @@ def test_doctor_asks_with_a_key_and_a_certificate(tmp_path, capsys):
         assert doctor_command(trusted) == 2
         assert "API key required: give --api-key-file FILE" in capsys.readouterr().err
         assert doctor_command(["--url", url_of(service)]) == 2
-        assert "server certificate not trusted" in capsys.readouterr().err
+        assert "certificate is not trusted" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("believes", [True, False])

@@ -12,7 +12,7 @@ from select_service.files.atomic_file import is_world_accessible
 from select_service.net.tls.certificates import earliest_expiry
 from select_service.net.tls.ssl_contexts import client_context, server_context
 from select_service.net.tls.tls_paths import CertificatePair, ClientTlsPaths, ServerTlsPaths
-from tests.net.tls.certificates import ask, authority
+from tests.builders.certificates import ask, authority
 
 A_FOLDER = "not a regular file but a directory, give a regular file"
 
@@ -90,11 +90,7 @@ def faults(tmp_path):
         "large": (large, one.key, f"`{large}`: larger than 1048576 bytes"),
         "words": (words, one.key, f"`{words}`: no PEM certificate in the file"),
         "a key of words": (cert, words, f"`{cert}` with the key `{words}`: no private key in PEM"),
-        "another": (
-            cert,
-            other.key,
-            f"key `{other.key}` {misfit}",
-        ),
+        "another": (cert, other.key, f"key `{other.key}` {misfit}"),
         "another kind": (cert, rsa, f"key `{rsa}` {misfit}"),
         "locked": (cert, locked, f"`{locked}` is encrypted; give a key without a passphrase"),
     }

@@ -11,8 +11,8 @@ import uvloop
 from select_service.net.tls.server_handshakes import HandshakeContext
 from select_service.net.tls.ssl_contexts import server_context
 from select_service.net.tls.tls_paths import CertificatePair, ServerTlsPaths
-from tests.net.tls.certificates import authority, believing
-from tests.polling import eventually_on_loop
+from tests.builders.certificates import authority, believing
+from tests.builders.polling import eventually_on_loop
 
 SHORT_S = 0.2
 MANY = 50

@@ -2,12 +2,12 @@
 
 import pytest
 
-from scripts.processes.launched_process import free_port
 from tests.builders import worker_body
-from tests.net.tls.certificates import authority, believing
-from tests.net.tls.served import TlsService
-from tests.polling import eventually
-from tests.process.waiting_clients import PROMPT, held
+from tests.builders.certificates import authority, believing
+from tests.builders.launched_process import free_port
+from tests.builders.polling import eventually
+from tests.builders.tls_service import TlsService
+from tests.builders.waiting_clients import PROMPT, held
 
 
 @pytest.fixture(scope="module")

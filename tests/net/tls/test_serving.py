@@ -13,13 +13,13 @@ from select_service.adapters.reload import file_watch
 from select_service.fastpath.fastpath_protocol import FastPathProtocol
 from select_service.http import bounded_protocol as bounds
 from select_service.http import http_server
-from tests.auth.keys import bearer, entry, keys_file
 from tests.builders import worker_body
-from tests.net.tls.certificates import Issued, authority, believing
-from tests.net.tls.served import TlsClient, TlsService, copied
-from tests.polling import eventually
-from tests.process.running import request
-from tests.process.waiting_clients import PROMPT, QUEUE, a_full_worker, held, metric, pending
+from tests.builders.certificates import Issued, authority, believing
+from tests.builders.keys import bearer, entry, keys_file
+from tests.builders.polling import eventually
+from tests.builders.running import request
+from tests.builders.tls_service import TlsClient, TlsService, copied
+from tests.builders.waiting_clients import PROMPT, QUEUE, a_full_worker, held, metric, pending
 
 HANDSHAKES = "select_service_tls_handshakes_total"
 SELECT = request("POST", "/select", PROMPT)

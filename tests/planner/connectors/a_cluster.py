@@ -6,12 +6,13 @@ from typing import Any
 
 import aiohttp
 
-from select_service.planner.connectors.kube.api_requests import JSON, KubernetesError, answer_error
+from select_service.net.kubernetes_session import KubernetesError
+from select_service.planner.connectors.kube.api_requests import JSON, answer_error
 from select_service.planner.connectors.kube.scale_target import ScaleTarget
 from select_service.planner.connectors.kubernetes_connector import KubernetesConnector
 from select_service.planner.core.tick_input import Role
-from tests.planner.fake_kubernetes.kinds import DEPLOYMENT, Kind
-from tests.planner.fake_kubernetes.server import FakeKubernetes, serving
+from tests.builders.fake_kubernetes.kinds import DEPLOYMENT, Kind
+from tests.builders.fake_kubernetes.server import FakeKubernetes, serving
 
 P, D = Role.PREFILL, Role.DECODE
 

@@ -14,10 +14,10 @@ from select_service.planner.connectors.kube.scale_target import (
 from select_service.planner.connectors.kubernetes_connector import KubernetesConnector
 from select_service.planner.connectors.selector_client import SelectorClients
 from select_service.planner.connectors.worker_drain import WorkerDrainer
+from tests.builders.fake_kubernetes.kinds import DEPLOYMENT, GRAPH, POD, Kind
+from tests.builders.fake_kubernetes.store import Object
 from tests.planner.connectors.a_cluster import Cluster, D, P, PlainApi, a_cluster, deployment
 from tests.planner.connectors.a_selector import ASelector, running
-from tests.planner.fake_kubernetes.kinds import DEPLOYMENT, GRAPH, POD, Kind
-from tests.planner.fake_kubernetes.store import Object
 
 BLOCKS = {101: 3, 102: 8, 103: 1, 104: 5}
 """Of the workers, in the order in which their pods were made."""

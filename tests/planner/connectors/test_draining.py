@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
@@ -28,9 +27,7 @@ class Time:
 
 
 @asynccontextmanager
-async def a_fleet(
-    *selectors: ASelector,
-) -> AsyncIterator[tuple[VirtualConnector, Time]]:
+async def a_fleet(*selectors: ASelector) -> AsyncIterator[tuple[VirtualConnector, Time]]:
     """Three decode replicas that were decided, and selectors in front of them."""
     time = Time()
     async with running(selectors[0]), running(selectors[-1]):
@@ -47,179 +44,153 @@ def a_selector() -> ASelector:
     return ASelector(booked={1: 2, 2: 1, 3: 4}, blocks={1: 9, 2: 4, 3: 30})
 
 
-def test_the_least_used_drain_before_the_count_is_lowered() -> None:
-    async def run() -> None:
-        selector = a_selector()
-        async with a_fleet(selector) as (connector, _):
-            decision = await connector.scale({D: 2})
-            assert roles_with(decision, ConnectorStatus.DRAINING) == (D,)
-            assert decision.roles[D].victims == ("2",)
-            assert selector.draining == {2}
-            assert (await connector.read())[D].in_progress
-            assert not await connector.wait(0)
-            assert connector.decision.num_decode == 3
-            selector.booked[2] = 0
-            await connector.wait(0)
-            assert (connector.decision.num_decode, connector.decision.victims) == (2, (2,))
-
-    asyncio.run(run())
+async def test_the_least_used_drain_before_the_count_is_lowered():
+    selector = a_selector()
+    async with a_fleet(selector) as (connector, _):
+        decision = await connector.scale({D: 2})
+        assert roles_with(decision, ConnectorStatus.DRAINING) == (D,)
+        assert decision.roles[D].victims == ("2",)
+        assert selector.draining == {2}
+        assert (await connector.read())[D].in_progress
+        assert not await connector.wait(0)
+        assert connector.decision.num_decode == 3
+        selector.booked[2] = 0
+        await connector.wait(0)
+        assert (connector.decision.num_decode, connector.decision.victims) == (2, (2,))
 
 
-def test_all_selectors_must_be_done_with_a_worker() -> None:
-    async def run() -> None:
-        one, other = a_selector(), a_selector()
-        one.booked[2] = 0
-        async with a_fleet(one, other) as (connector, _):
-            await connector.scale({D: 2})
-            assert one.draining == other.draining == {2}
-            await connector.wait(0)
-            assert connector.decision.num_decode == 3
-            other.is_silent = True
-            other.booked[2] = 0
-            await connector.wait(0)
-            assert connector.decision.num_decode == 3
-            other.is_silent = False
-            await connector.wait(0)
-            assert connector.decision.num_decode == 2
-
-    asyncio.run(run())
+async def test_all_selectors_must_be_done_with_a_worker():
+    one, other = a_selector(), a_selector()
+    one.booked[2] = 0
+    async with a_fleet(one, other) as (connector, _):
+        await connector.scale({D: 2})
+        assert one.draining == other.draining == {2}
+        await connector.wait(0)
+        assert connector.decision.num_decode == 3
+        other.is_silent = True
+        other.booked[2] = 0
+        await connector.wait(0)
+        assert connector.decision.num_decode == 3
+        other.is_silent = False
+        await connector.wait(0)
+        assert connector.decision.num_decode == 2
 
 
-def test_a_worker_that_never_drains_goes_when_the_time_is_over() -> None:
-    async def run() -> None:
-        async with a_fleet(a_selector()) as (connector, time):
-            await connector.scale({D: 2})
-            time.now = 299.0
-            await connector.wait(0)
-            assert connector.decision.num_decode == 3
-            time.now = 300.0
-            await connector.wait(0)
-            assert connector.decision.num_decode == 2
-
-    asyncio.run(run())
+async def test_a_worker_that_never_drains_goes_when_the_time_is_over():
+    async with a_fleet(a_selector()) as (connector, time):
+        await connector.scale({D: 2})
+        time.now = 299.0
+        await connector.wait(0)
+        assert connector.decision.num_decode == 3
+        time.now = 300.0
+        await connector.wait(0)
+        assert connector.decision.num_decode == 2
 
 
-def test_who_was_to_go_serves_again_when_the_wish_is_taken_back() -> None:
-    async def run() -> None:
-        selector = a_selector()
-        async with a_fleet(selector) as (connector, _):
-            await connector.scale({D: 1})
-            assert selector.draining == {1, 2}
-            await connector.scale({D: 2})
-            assert selector.draining == {1} or selector.draining == {2}
-            await connector.scale({D: 3})
-            assert selector.draining == set()
-            await connector.scale({D: 2})
+async def test_who_was_to_go_serves_again_when_the_wish_is_taken_back():
+    selector = a_selector()
+    async with a_fleet(selector) as (connector, _):
+        await connector.scale({D: 1})
+        assert selector.draining == {1, 2}
+        await connector.scale({D: 2})
+        assert selector.draining == {1} or selector.draining == {2}
+        await connector.scale({D: 3})
         assert selector.draining == set()
-
-    asyncio.run(run())
-
-
-def test_starts_that_are_withdrawn_drain_nobody() -> None:
-    async def run() -> None:
-        selector, there = a_selector(), {D: 3}
-
-        async def ready() -> dict[Role, int]:
-            return there
-
-        async with running(selector):
-            drainer = WorkerDrainer(SelectorClients([selector.url], "llama", "default"))
-            connector = VirtualConnector(None, ready, drainer)
-            await connector.scale({D: 5})
-            await connector.scale({D: 3})
-            await connector.scale({D: 3})
-            assert (connector.decision.num_decode, connector.decision.victims) == (3, ())
-            assert selector.draining == set()
-            await connector.acknowledge(1, {D: 3})
-            await connector.scale({D: 4})
-            decision = await connector.scale({D: 2})
-            assert decision.roles[D].victims == ("2",)
-            there[D] = 2
-            decision = await connector.scale({D: 2})
-            assert decision.roles[D].victims == ("2",)
-            decision = await connector.scale({D: 1})
-            assert selector.draining == {1, 2}
-            await connector.close()
-
-    asyncio.run(run())
+        await connector.scale({D: 2})
+    assert selector.draining == set()
 
 
-def test_a_selector_that_has_begun_anew_is_asked_again() -> None:
-    async def run() -> None:
-        one, other = a_selector(), a_selector()
-        async with a_fleet(one, other) as (connector, _):
-            await connector.scale({D: 2})
-            one.booked[2] = other.booked[2] = 0
-            other.draining.clear()
-            await connector.wait(0)
-            assert connector.decision.num_decode == 3
-            await connector.wait(0)
-            assert other.draining == {2}
-            assert (connector.decision.num_decode, connector.decision.victims) == (2, (2,))
+async def test_starts_that_are_withdrawn_drain_nobody():
+    selector, there = a_selector(), {D: 3}
 
-    asyncio.run(run())
+    async def ready() -> dict[Role, int]:
+        return there
+
+    async with running(selector):
+        drainer = WorkerDrainer(SelectorClients([selector.url], "llama", "default"))
+        connector = VirtualConnector(None, ready, drainer)
+        await connector.scale({D: 5})
+        await connector.scale({D: 3})
+        await connector.scale({D: 3})
+        assert (connector.decision.num_decode, connector.decision.victims) == (3, ())
+        assert selector.draining == set()
+        await connector.acknowledge(1, {D: 3})
+        await connector.scale({D: 4})
+        decision = await connector.scale({D: 2})
+        assert decision.roles[D].victims == ("2",)
+        there[D] = 2
+        decision = await connector.scale({D: 2})
+        assert decision.roles[D].victims == ("2",)
+        decision = await connector.scale({D: 1})
+        assert selector.draining == {1, 2}
+        await connector.close()
+
+
+async def test_a_selector_that_has_begun_anew_is_asked_again():
+    one, other = a_selector(), a_selector()
+    async with a_fleet(one, other) as (connector, _):
+        await connector.scale({D: 2})
+        one.booked[2] = other.booked[2] = 0
+        other.draining.clear()
+        await connector.wait(0)
+        assert connector.decision.num_decode == 3
+        await connector.wait(0)
+        assert other.draining == {2}
+        assert (connector.decision.num_decode, connector.decision.victims) == (2, (2,))
 
 
 @pytest.mark.parametrize("selectors", [1, 2])
-def test_a_worker_that_a_new_selector_does_not_know_yet_has_not_drained(selectors: int) -> None:
-    async def run() -> None:
-        both = [a_selector() for _ in range(selectors)]
-        async with a_fleet(*both) as (connector, time):
-            await connector.scale({D: 2})
-            anew = both[-1]
-            anew.booked, anew.draining = {}, set()
-            for each in both[:-1]:
-                each.booked[2] = 0
-            time.now = 30.0
+async def test_a_worker_that_a_new_selector_does_not_know_yet_has_not_drained(selectors):
+    both = [a_selector() for _ in range(selectors)]
+    async with a_fleet(*both) as (connector, time):
+        await connector.scale({D: 2})
+        anew = both[-1]
+        anew.booked, anew.draining = {}, set()
+        for each in both[:-1]:
+            each.booked[2] = 0
+        time.now = 30.0
+        await connector.wait(0)
+        assert connector.decision.num_decode == 3
+        anew.booked = {1: 0, 2: 3, 3: 0}
+        await connector.wait(0)
+        await connector.wait(0)
+        assert anew.draining == {2}
+        assert connector.decision.num_decode == 3
+        del anew.booked[2]
+        for time.now, count in ((100.0, 3), (159.0, 3), (160.0, 2)):
             await connector.wait(0)
-            assert connector.decision.num_decode == 3
-            anew.booked = {1: 0, 2: 3, 3: 0}
-            await connector.wait(0)
-            await connector.wait(0)
-            assert anew.draining == {2}
-            assert connector.decision.num_decode == 3
-            del anew.booked[2]
-            for time.now, count in ((100.0, 3), (159.0, 3), (160.0, 2)):
-                await connector.wait(0)
-                assert connector.decision.num_decode == count
-
-    asyncio.run(run())
+            assert connector.decision.num_decode == count
 
 
-def test_who_drained_for_a_planner_that_was_killed_serves_again(tmp_path: Path) -> None:
-    async def run() -> None:
-        selector = a_selector()
-        async with running(selector):
+async def test_who_drained_for_a_planner_that_was_killed_serves_again(tmp_path):
+    selector = a_selector()
+    async with running(selector):
 
-            def planner() -> VirtualConnector:
-                client = SelectorClients([selector.url], "llama", "default")
-                return VirtualConnector(tmp_path / "state.json", drainer=WorkerDrainer(client))
+        def planner() -> VirtualConnector:
+            client = SelectorClients([selector.url], "llama", "default")
+            return VirtualConnector(tmp_path / "state.json", drainer=WorkerDrainer(client))
 
-            killed = planner()
-            await killed.scale({D: 3})
-            await killed.acknowledge(0, {D: 3})
-            await killed.scale({D: 1})
-            assert selector.draining == {1, 2}
-            after = planner()
-            selector.is_silent = True
-            await after.wait(0)
-            selector.is_silent = False
-            assert selector.draining == {1, 2}
-            assert await after.wait(0)
-            assert selector.draining == set()
-            assert (after.decision.decision_id, after.decision.num_decode) == (0, 3)
-            selector.draining.add(3)
-            await planner().wait(0)
-            assert selector.draining == {3}, "somebody else's is left alone"
-            for each in (killed, after):
-                await each.close()
-
-    asyncio.run(run())
+        killed = planner()
+        await killed.scale({D: 3})
+        await killed.acknowledge(0, {D: 3})
+        await killed.scale({D: 1})
+        assert selector.draining == {1, 2}
+        after = planner()
+        selector.is_silent = True
+        await after.wait(0)
+        selector.is_silent = False
+        assert selector.draining == {1, 2}
+        assert await after.wait(0)
+        assert selector.draining == set()
+        assert (after.decision.decision_id, after.decision.num_decode) == (0, 3)
+        selector.draining.add(3)
+        await planner().wait(0)
+        assert selector.draining == {3}, "somebody else's is left alone"
+        for each in (killed, after):
+            await each.close()
 
 
-def test_without_health_it_is_said_once_and_scaled_without_draining(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_without_health_it_is_said_once_and_scaled_without_draining(caplog):
     async def run() -> None:
         selector = a_selector()
         selector.health = False
@@ -234,19 +205,16 @@ def test_without_health_it_is_said_once_and_scaled_without_draining(
     assert sum("removed undrained" in message for message in caplog.messages) == 1
 
 
-def test_nothing_is_taken_away_while_no_selector_answers() -> None:
-    async def run() -> None:
-        selector = a_selector()
-        async with a_fleet(selector) as (connector, _):
-            selector.is_silent = True
-            decision = await connector.scale({D: 2})
-            assert roles_with(decision, ConnectorStatus.FAILED) == (D,)
-            assert connector.decision.num_decode == 3
-
-    asyncio.run(run())
+async def test_nothing_is_taken_away_while_no_selector_answers():
+    selector = a_selector()
+    async with a_fleet(selector) as (connector, _):
+        selector.is_silent = True
+        decision = await connector.scale({D: 2})
+        assert roles_with(decision, ConnectorStatus.FAILED) == (D,)
+        assert connector.decision.num_decode == 3
 
 
-def test_the_least_used_are_those_with_the_fewest_active_then_cached_blocks() -> None:
+def test_the_least_used_are_those_with_the_fewest_active_then_cached_blocks():
     loads = [
         WorkerLoad(1, D, "", 5, 1),
         WorkerLoad(2, D, "", 0, 9),

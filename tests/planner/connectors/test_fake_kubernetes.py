@@ -7,9 +7,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.planner.fake_kubernetes.kinds import DEPLOYMENT, POD
-from tests.planner.fake_kubernetes.patches import PatchError, merged, patched
-from tests.planner.fake_kubernetes.server import FakeKubernetes, serving
+from tests.builders.fake_kubernetes.kinds import DEPLOYMENT, POD
+from tests.builders.fake_kubernetes.patches import PatchError, merged, patched
+from tests.builders.fake_kubernetes.server import FakeKubernetes, serving
 from tests.vectors.planner_kubectl import play
 
 PODS = "/api/v1/namespaces/default/pods"
@@ -20,42 +20,36 @@ async def next_event(stream: aiohttp.StreamReader) -> dict[str, Any]:
         return dict(json.loads(await stream.readline()))
 
 
-def test_a_watch_tells_what_changes_and_how_far_it_is() -> None:
-    async def run() -> None:
-        async with serving(FakeKubernetes()) as fake, aiohttp.ClientSession(fake.url) as session:
-            spec = {"metadata": {"name": "decode"}, "spec": {"replicas": 1}}
-            fake.store.create(DEPLOYMENT, "default", spec)
-            query = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": "1"}
-            async with session.get(PODS, params=query) as answer:
-                fake.controller.step(30)
-                assert (await next_event(answer.content))["type"] == "ADDED"
-                fake.controller.step(30)
-                changed = await next_event(answer.content)
-                assert (changed["type"], changed["object"]["status"]["phase"]) == (
-                    "MODIFIED",
-                    "Running",
-                )
-                fake.store.bookmark()
-                mark = await next_event(answer.content)
-                assert mark["type"] == "BOOKMARK"
-                assert mark["object"]["metadata"]["resourceVersion"] == str(fake.store.version)
-
-    asyncio.run(run())
+async def test_a_watch_tells_what_changes_and_how_far_it_is() -> None:
+    async with serving(FakeKubernetes()) as fake, aiohttp.ClientSession(fake.url) as session:
+        spec = {"metadata": {"name": "decode"}, "spec": {"replicas": 1}}
+        fake.store.create(DEPLOYMENT, "default", spec)
+        query = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": "1"}
+        async with session.get(PODS, params=query) as answer:
+            fake.controller.step(30)
+            assert (await next_event(answer.content))["type"] == "ADDED"
+            fake.controller.step(30)
+            changed = await next_event(answer.content)
+            assert (changed["type"], changed["object"]["status"]["phase"]) == (
+                "MODIFIED",
+                "Running",
+            )
+            fake.store.bookmark()
+            mark = await next_event(answer.content)
+            assert mark["type"] == "BOOKMARK"
+            assert mark["object"]["metadata"]["resourceVersion"] == str(fake.store.version)
 
 
-def test_a_watch_of_what_is_forgotten_is_gone() -> None:
-    async def run() -> None:
-        async with serving(FakeKubernetes()) as fake, aiohttp.ClientSession(fake.url) as session:
-            pod = {"metadata": {"name": "a", "labels": {"app": "a"}}}
-            fake.store.create(POD, "default", pod)
-            async with session.get(PODS, params={"watch": "1", "resourceVersion": "1"}) as open_one:
-                fake.store.create(POD, "default", {"metadata": {"name": "b", "labels": {}}})
-                assert (await next_event(open_one.content))["type"] == "ADDED"
-            fake.store.compact()
-            async with session.get(PODS, params={"watch": "1", "resourceVersion": "1"}) as late:
-                assert (late.status, (await late.json())["reason"]) == (410, "Expired")
-
-    asyncio.run(run())
+async def test_a_watch_of_what_is_forgotten_is_gone() -> None:
+    async with serving(FakeKubernetes()) as fake, aiohttp.ClientSession(fake.url) as session:
+        pod = {"metadata": {"name": "a", "labels": {"app": "a"}}}
+        fake.store.create(POD, "default", pod)
+        async with session.get(PODS, params={"watch": "1", "resourceVersion": "1"}) as open_one:
+            fake.store.create(POD, "default", {"metadata": {"name": "b", "labels": {}}})
+            assert (await next_event(open_one.content))["type"] == "ADDED"
+        fake.store.compact()
+        async with session.get(PODS, params={"watch": "1", "resourceVersion": "1"}) as late:
+            assert (late.status, (await late.json())["reason"]) == (410, "Expired")
 
 
 def test_patches_are_those_of_the_standards() -> None:

@@ -13,30 +13,20 @@ from select_service.planner.connectors.kubernetes_connector import (
     GONE_WAIT_S_MAX,
     KubernetesConnector,
 )
-from tests.planner.connectors.a_cluster import D, PlainApi
-from tests.planner.connectors.a_fleet import BLOCKS, Fleet, a_fleet
-from tests.planner.connectors.decided import roles_with
-from tests.planner.fake_kubernetes.kinds import (
+from tests.builders.fake_kubernetes.kinds import (
     ADAPTER,
     DEPLOYMENT,
     GRAPH,
     LEADER_WORKER_SET,
     STATEFUL_SET,
-    Kind,
 )
-from tests.planner.fake_kubernetes.server import Fault
+from tests.builders.fake_kubernetes.server import Fault
+from tests.planner.connectors.a_cluster import D, PlainApi
+from tests.planner.connectors.a_fleet import BLOCKS, Fleet, a_fleet
+from tests.planner.connectors.decided import roles_with
 
 KINDS = (DEPLOYMENT, STATEFUL_SET, LEADER_WORKER_SET, ADAPTER, GRAPH)
-Scene = Callable[[Fleet], Awaitable[None]]
 of_each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
-
-
-def with_a_fleet(scene: Scene, kind: Kind = DEPLOYMENT) -> None:
-    async def run() -> None:
-        async with a_fleet(kind) as fleet:
-            await scene(fleet)
-
-    asyncio.run(run())
 
 
 async def is_clean(fleet: Fleet) -> None:
@@ -48,8 +38,8 @@ async def is_clean(fleet: Fleet) -> None:
 
 
 @of_each_kind
-def test_of_a_planner_that_was_killed_before_anybody_heard_of_a_drain(kind: Kind) -> None:
-    async def scene(fleet: Fleet) -> None:
+async def test_of_a_planner_that_was_killed_before_anybody_heard_of_a_drain(kind):
+    async with a_fleet(kind) as fleet:
         fleet.selector.deaf_to |= set(BLOCKS)
         await fleet.planner().scale({D: 2})
         assert len(fleet.marks()) == 2
@@ -57,12 +47,10 @@ def test_of_a_planner_that_was_killed_before_anybody_heard_of_a_drain(kind: Kind
         await fleet.planner().wait(0)
         await is_clean(fleet)
 
-    with_a_fleet(scene, kind)
-
 
 @of_each_kind
-def test_of_a_planner_that_was_killed_when_some_drained(kind: Kind) -> None:
-    async def scene(fleet: Fleet) -> None:
+async def test_of_a_planner_that_was_killed_when_some_drained(kind):
+    async with a_fleet(kind) as fleet:
         fleet.selector.deaf_to = {101, 104}
         await fleet.planner().scale({D: 2})
         assert fleet.selector.draining == {103}
@@ -71,12 +59,10 @@ def test_of_a_planner_that_was_killed_when_some_drained(kind: Kind) -> None:
         assert fleet.selector.draining == set()
         await is_clean(fleet)
 
-    with_a_fleet(scene, kind)
-
 
 @of_each_kind
-def test_who_goes_for_a_count_that_was_lowered_does_not_serve_again(kind: Kind) -> None:
-    async def scene(fleet: Fleet) -> None:
+async def test_who_goes_for_a_count_that_was_lowered_does_not_serve_again(kind):
+    async with a_fleet(kind) as fleet:
         killed, after = fleet.planner(), fleet.planner()
         await killed.scale({D: 2})
         gone = set(fleet.selector.draining)
@@ -89,11 +75,9 @@ def test_who_goes_for_a_count_that_was_lowered_does_not_serve_again(kind: Kind) 
         assert (fleet.selector.released, fleet.selector.draining) == ([], gone)
         await is_clean(fleet)
 
-    with_a_fleet(scene, kind)
 
-
-def test_who_has_drained_serves_again_where_the_platform_has_taken_another() -> None:
-    async def scene(fleet: Fleet) -> None:
+async def test_who_has_drained_serves_again_where_the_platform_has_taken_another():
+    async with a_fleet() as fleet:
         planner = fleet.planner()
         await planner.scale({D: 2})
         assert fleet.selector.draining == {101, 103}
@@ -106,11 +90,9 @@ def test_who_has_drained_serves_again_where_the_platform_has_taken_another() -> 
         assert fleet.selector.released == [101]
         await is_clean(fleet)
 
-    with_a_fleet(scene)
 
-
-def test_a_platform_that_takes_nobody_keeps_nobody_out_for_ever() -> None:
-    async def scene(fleet: Fleet) -> None:
+async def test_a_platform_that_takes_nobody_keeps_nobody_out_for_ever():
+    async with a_fleet() as fleet:
         killed, after = fleet.planner(), fleet.planner()
         await killed.scale({D: 3})
         fleet.finish(103)
@@ -123,12 +105,10 @@ def test_a_platform_that_takes_nobody_keeps_nobody_out_for_ever() -> None:
         await after.wait(0)
         assert fleet.selector.released == [103]
 
-    with_a_fleet(scene)
-
 
 @of_each_kind
-def test_whom_somebody_else_has_drained_does_not_serve_again(kind: Kind) -> None:
-    async def scene(fleet: Fleet) -> None:
+async def test_whom_somebody_else_has_drained_does_not_serve_again(kind):
+    async with a_fleet(kind) as fleet:
         fleet.selector.draining = {102, 103}
         await fleet.planner().scale({D: 1})
         assert fleet.selector.draining >= {102, 103}
@@ -141,11 +121,9 @@ def test_whom_somebody_else_has_drained_does_not_serve_again(kind: Kind) -> None
         assert not {102, 103} & set(fleet.selector.released)
         await is_clean(fleet)
 
-    with_a_fleet(scene, kind)
 
-
-def test_whom_somebody_else_has_drained_is_waited_for_and_asked_where_that_ends() -> None:
-    async def scene(fleet: Fleet) -> None:
+async def test_whom_somebody_else_has_drained_is_waited_for_and_asked_where_that_ends():
+    async with a_fleet() as fleet:
         fleet.selector.draining = {103}
         planner = fleet.planner()
         await planner.scale({D: 3})
@@ -158,11 +136,9 @@ def test_whom_somebody_else_has_drained_is_waited_for_and_asked_where_that_ends(
         await fleet.planner().wait(0)
         assert fleet.selector.draining == set()
 
-    with_a_fleet(scene)
 
-
-def test_a_record_stays_until_it_was_heard() -> None:
-    async def scene(fleet: Fleet) -> None:
+async def test_a_record_stays_until_it_was_heard():
+    async with a_fleet() as fleet:
         await fleet.planner().scale({D: 3})
         after = fleet.planner()
         fleet.selector.deaf_to = {103}
@@ -175,11 +151,9 @@ def test_a_record_stays_until_it_was_heard() -> None:
         await after.wait(0)
         await is_clean(fleet)
 
-    with_a_fleet(scene)
 
-
-def test_a_planner_that_wishes_the_same_carries_on() -> None:
-    async def scene(fleet: Fleet) -> None:
+async def test_a_planner_that_wishes_the_same_carries_on():
+    async with a_fleet() as fleet:
         await fleet.planner().scale({D: 3})
         after = fleet.planner()
         decision = await after.scale({D: 3})
@@ -189,11 +163,9 @@ def test_a_planner_that_wishes_the_same_carries_on() -> None:
         assert fleet.cluster.replicas("decode") == 3
         assert fleet.selector.released == []
 
-    with_a_fleet(scene)
 
-
-def test_what_it_carries_on_with_is_its_own_to_take_back() -> None:
-    async def scene(fleet: Fleet) -> None:
+async def test_what_it_carries_on_with_is_its_own_to_take_back():
+    async with a_fleet() as fleet:
         await fleet.planner().scale({D: 3})
         after = fleet.planner()
         await after.scale({D: 3})
@@ -201,11 +173,9 @@ def test_what_it_carries_on_with_is_its_own_to_take_back() -> None:
         assert fleet.selector.draining == set()
         await is_clean(fleet)
 
-    with_a_fleet(scene)
 
-
-def test_a_wish_that_is_taken_back_unheard_is_taken_back_later() -> None:
-    async def scene(fleet: Fleet) -> None:
+async def test_a_wish_that_is_taken_back_unheard_is_taken_back_later():
+    async with a_fleet() as fleet:
         planner = fleet.planner()
         await planner.wait(0)
         await planner.scale({D: 3})
@@ -216,11 +186,9 @@ def test_a_wish_that_is_taken_back_unheard_is_taken_back_later() -> None:
         assert fleet.selector.draining == set()
         await is_clean(fleet)
 
-    with_a_fleet(scene)
 
-
-def test_a_planner_that_gets_the_lease_lets_them_serve_and_the_former_keeps_off() -> None:
-    async def scene(fleet: Fleet) -> None:
+async def test_a_planner_that_gets_the_lease_lets_them_serve_and_the_former_keeps_off():
+    async with a_fleet() as fleet:
         one, other = fleet.election("one"), fleet.election("other")
         former, after = fleet.planner(one), fleet.planner(other)
         await former.scale({D: 3})
@@ -240,11 +208,9 @@ def test_a_planner_that_gets_the_lease_lets_them_serve_and_the_former_keeps_off(
         for election in (one, other):
             await election.leave_election()
 
-    with_a_fleet(scene)
 
-
-def test_a_wish_is_void_when_another_planner_has_led_meanwhile() -> None:
-    async def scene(fleet: Fleet) -> None:
+async def test_a_wish_is_void_when_another_planner_has_led_meanwhile():
+    async with a_fleet() as fleet:
         one, other = fleet.election("one"), fleet.election("other")
         paused, between = fleet.planner(one), fleet.planner(other)
         await paused.scale({D: 3})
@@ -265,8 +231,6 @@ def test_a_wish_is_void_when_another_planner_has_led_meanwhile() -> None:
         await is_clean(fleet)
         for election in (one, other):
             await election.leave_election()
-
-    with_a_fleet(scene)
 
 
 class Killed(Exception):
@@ -312,9 +276,7 @@ async def lives(fleet: Fleet, planner: KubernetesConnector, wishes: tuple[int, .
 
 @of_each_kind
 @pytest.mark.parametrize("wishes", [(2,), (3, 2), (2, 3), (2, 4), (2, 4, 1)])
-def test_whenever_a_planner_is_killed_nobody_who_stays_is_left_out(
-    kind: Kind, wishes: tuple[int, ...]
-) -> None:
+def test_whenever_a_planner_is_killed_nobody_who_stays_is_left_out(kind, wishes):
     async def killed_after(requests: int) -> bool:
         """Did it live to the end?"""
         life = Life(requests)
@@ -340,24 +302,20 @@ def test_whenever_a_planner_is_killed_nobody_who_stays_is_left_out(
     assert requests > 20
 
 
-def test_a_decision_says_who_goes_though_nobody_is_asked() -> None:
-    async def scene(fleet: Fleet) -> None:
+async def test_a_decision_says_who_goes_though_nobody_is_asked():
+    async with a_fleet() as fleet:
         fleet.selector.draining = {103}
         fleet.finish(103)
         decision = await fleet.planner().scale({D: 3})
         assert roles_with(decision, ConnectorStatus.APPLIED) == (D,)
         assert decision.roles[D].victims == ("103",)
 
-    with_a_fleet(scene)
 
-
-def test_a_selector_that_hears_nothing_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    async def scene(fleet: Fleet) -> None:
+async def test_a_selector_that_hears_nothing_is_told_of_once(caplog):
+    async with a_fleet() as fleet:
         selectors = fleet.selectors()
         fleet.selector.deaf_to = {101, 102}
         for _ in range(3):
             assert not await selectors.undrain_worker(101)
             assert not await selectors.undrain_worker(102)
-
-    with_a_fleet(scene)
     assert sum("still draining" in message for message in caplog.messages) == 1

@@ -1,18 +1,19 @@
 """kubectl, an independent client, against the fake: what it can do there connectors may rely on."""
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+from tests.builders.fake_kubernetes.kinds import DEPLOYMENT, LEASE
+from tests.builders.fake_kubernetes.server import FakeKubernetes, serving
+from tests.builders.fake_kubernetes.tls import a_certificate
 from tests.planner.connectors.test_kube_client import kubeconfig
-from tests.planner.fake_kubernetes.kinds import DEPLOYMENT, LEASE
-from tests.planner.fake_kubernetes.server import FakeKubernetes, serving
-from tests.planner.fake_kubernetes.tls import a_certificate
 
 KUBECTL = shutil.which("kubectl")
 pytestmark = [
@@ -21,45 +22,42 @@ pytestmark = [
 ]
 
 Kubectl = Callable[..., Awaitable[tuple[int, str]]]
-Scene = Callable[[FakeKubernetes, Kubectl], Awaitable[None]]
 
 
-def with_kubectl(folder: Path, scene: Scene) -> None:
-    async def run() -> None:
-        ca, tls = a_certificate(folder)
-        async with serving(FakeKubernetes(read_token="secret"), tls) as fake:
-            for name, replicas in (("prefill", 1), ("decode", 2)):
-                spec = {"metadata": {"name": name}, "spec": {"replicas": replicas}}
-                fake.store.create(DEPLOYMENT, "models", spec)
-            fake.controller.step(30)
-            fake.controller.step(30)
-            config = folder / "config"
-            config.write_text(kubeconfig(fake.url, ca, "secret"))
-            environment = os.environ | {"KUBECONFIG": str(config), "HOME": str(folder)}
+@contextlib.asynccontextmanager
+async def cluster_kubectl(folder: Path) -> AsyncIterator[tuple[FakeKubernetes, Kubectl]]:
+    ca, tls = a_certificate(folder)
+    async with serving(FakeKubernetes(read_token="secret"), tls) as fake:
+        for name, replicas in (("prefill", 1), ("decode", 2)):
+            spec = {"metadata": {"name": name}, "spec": {"replicas": replicas}}
+            fake.store.create(DEPLOYMENT, "models", spec)
+        fake.controller.step(30)
+        fake.controller.step(30)
+        config = folder / "config"
+        config.write_text(kubeconfig(fake.url, ca, "secret"))
+        environment = os.environ | {"KUBECONFIG": str(config), "HOME": str(folder)}
 
-            async def kubectl(*words: str) -> tuple[int, str]:
-                process = await asyncio.create_subprocess_exec(
-                    KUBECTL or "kubectl",
-                    *words,
-                    env=environment,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.STDOUT,
-                )
-                async with asyncio.timeout(60):
-                    said, _ = await process.communicate()
-                return process.returncode or 0, said.decode()
+        async def kubectl(*words: str) -> tuple[int, str]:
+            process = await asyncio.create_subprocess_exec(
+                KUBECTL or "kubectl",
+                *words,
+                env=environment,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+            )
+            async with asyncio.timeout(60):
+                said, _ = await process.communicate()
+            return process.returncode or 0, said.decode()
 
-            await scene(fake, kubectl)
-
-    asyncio.run(run())
+        yield fake, kubectl
 
 
 def replicas(fake: FakeKubernetes, name: str) -> int:
     return int(fake.store.get(DEPLOYMENT, "models", name)["spec"]["replicas"])
 
 
-def test_it_reads_lists_scales_and_patches(tmp_path: Path) -> None:
-    async def scene(fake: FakeKubernetes, kubectl: Kubectl) -> None:
+async def test_it_reads_lists_scales_and_patches(tmp_path: Path) -> None:
+    async with cluster_kubectl(tmp_path) as (fake, kubectl):
         status, said = await kubectl("get", "deployment", "decode", "-o", "json")
         assert (status, json.loads(said)["status"]["readyReplicas"]) == (0, 2)
         status, said = await kubectl("get", "deploy,pods", "-o", "name")
@@ -84,11 +82,9 @@ def test_it_reads_lists_scales_and_patches(tmp_path: Path) -> None:
             assert status == 0, said
         assert replicas(fake, "decode") == 6
 
-    with_kubectl(tmp_path, scene)
 
-
-def test_it_waits_for_a_rollout_and_reads_leases(tmp_path: Path) -> None:
-    async def scene(fake: FakeKubernetes, kubectl: Kubectl) -> None:
+async def test_it_waits_for_a_rollout_and_reads_leases(tmp_path: Path) -> None:
+    async with cluster_kubectl(tmp_path) as (fake, kubectl):
         lease = {"metadata": {"name": "planner"}, "spec": {"holderIdentity": "one"}}
         fake.store.create(LEASE, "models", lease)
         where = "jsonpath={.spec.holderIdentity}"
@@ -105,14 +101,10 @@ def test_it_waits_for_a_rollout_and_reads_leases(tmp_path: Path) -> None:
         status, said = await waiting
         assert status == 0, said
 
-    with_kubectl(tmp_path, scene)
 
-
-def test_without_the_token_it_is_refused(tmp_path: Path) -> None:
-    async def scene(fake: FakeKubernetes, kubectl: Kubectl) -> None:
+async def test_without_the_token_it_is_refused(tmp_path: Path) -> None:
+    async with cluster_kubectl(tmp_path) as (fake, kubectl):
         fake.read_token = "another"
         status, said = await kubectl("get", "pods")
         assert status != 0
         assert "logged in" in said or "Unauthorized" in said
-
-    with_kubectl(tmp_path, scene)

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from select_service.planner.connectors.advisory_connector import AdvisoryConnector
 from select_service.planner.connectors.connector import (
     ConnectorError,
     ConnectorStatus,
@@ -13,8 +12,7 @@ from select_service.planner.connectors.connector import (
 )
 from select_service.planner.connectors.kube.scale_target import ScaleTarget
 from select_service.planner.core.tick_input import EngineLimits, Role, RoleReplicas
-from tests.planner.connectors.a_cluster import Cluster, D, P, a_cluster, deployment
-from tests.planner.fake_kubernetes.kinds import (
+from tests.builders.fake_kubernetes.kinds import (
     ADAPTER,
     DEPLOYMENT,
     ENGINE_POOL,
@@ -23,7 +21,8 @@ from tests.planner.fake_kubernetes.kinds import (
     STATEFUL_SET,
     Kind,
 )
-from tests.planner.fake_kubernetes.server import Fault
+from tests.builders.fake_kubernetes.server import Fault
+from tests.planner.connectors.a_cluster import Cluster, D, P, a_cluster, deployment
 
 
 def with_a_cluster(scene: Callable[[Cluster], Awaitable[None]]) -> None:
@@ -70,11 +69,7 @@ def gpus(count: int) -> dict[str, object]:
     [
         (DEPLOYMENT, {"template": gpus(2)}, 2),
         (STATEFUL_SET, {"template": gpus(4)}, 4),
-        (
-            LEADER_WORKER_SET,
-            {"leaderWorkerTemplate": {"size": 3, "workerTemplate": gpus(8)}},
-            24,
-        ),
+        (LEADER_WORKER_SET, {"leaderWorkerTemplate": {"size": 3, "workerTemplate": gpus(8)}}, 24),
         (ADAPTER, {}, None),
         (ENGINE_POOL, {"template": gpus(1)}, 1),
     ],
@@ -364,13 +359,11 @@ def test_what_somebody_else_has_set_is_what_the_next_tick_begins_with() -> None:
     with_a_cluster(scene)
 
 
-def test_an_advisory_deployment_is_only_read() -> None:
+def test_validating_and_reading_writes_nothing() -> None:
     async def scene(cluster: Cluster) -> None:
-        switched = AdvisoryConnector(cluster.connector(), advisory=True)
-        await switched.validate()
-        await switched.read()
-        assert statuses(await switched.scale({D: 1})) == {D: ConnectorStatus.ADVISORY}
-        assert await switched.wait(0)
+        connector = cluster.connector()
+        await connector.validate()
+        await connector.read()
         assert {method for method, _ in cluster.fake.requests} == {"GET"}
 
     with_a_cluster(scene)

@@ -1,33 +1,32 @@
 """Pods that shall go finish first, and the platform takes just those."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator
 
 import pytest
 
 from select_service.planner.connectors.connector import ConnectorStatus
 from select_service.planner.connectors.kube.scale_target import DELETION_COST, DRAINED_WORKER
 from select_service.planner.connectors.kubernetes_connector import KubernetesConnector
+from tests.builders.fake_kubernetes.kinds import DEPLOYMENT, POD, STATEFUL_SET, Kind
+from tests.builders.fake_kubernetes.server import Fault
 from tests.planner.connectors.a_cluster import Cluster, D, P
 from tests.planner.connectors.a_fleet import a_fleet
 from tests.planner.connectors.a_selector import ASelector
 from tests.planner.connectors.decided import roles_with
-from tests.planner.fake_kubernetes.kinds import DEPLOYMENT, POD, STATEFUL_SET, Kind
-from tests.planner.fake_kubernetes.server import Fault
-
-Scene = Callable[[Cluster, ASelector, KubernetesConnector], Awaitable[None]]
 
 
-def with_a_fleet(scene: Scene, kind: Kind = DEPLOYMENT) -> None:
+@contextlib.asynccontextmanager
+async def fleet_connector(
+    kind: Kind = DEPLOYMENT,
+) -> AsyncIterator[tuple[Cluster, ASelector, KubernetesConnector]]:
     """With a planner for four decode workers, and four pods for prefill."""
 
-    async def run() -> None:
-        async with a_fleet(kind) as fleet:
-            connector = fleet.planner()
-            await scene(fleet.cluster, fleet.selector, connector)
-            await connector.close()
-
-    asyncio.run(run())
+    async with a_fleet(kind) as fleet:
+        connector = fleet.planner()
+        yield fleet.cluster, fleet.selector, connector
+        await connector.close()
 
 
 def costs(cluster: Cluster) -> list[str | None]:
@@ -43,8 +42,8 @@ def addresses(cluster: Cluster, app: str) -> set[str]:
     return {p["status"]["podIP"] for p in pods if "deletionTimestamp" not in p["metadata"]}
 
 
-def test_the_least_used_drain_are_marked_and_go() -> None:
-    async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
+async def test_the_least_used_drain_are_marked_and_go() -> None:
+    async with fleet_connector() as (cluster, selector, connector):
         decision = await connector.scale({D: 2})
         assert roles_with(decision, ConnectorStatus.DRAINING) == (D,)
         assert decision.roles[D].victims == ("103", "101")
@@ -59,11 +58,9 @@ def test_the_least_used_drain_are_marked_and_go() -> None:
         cluster.tick()
         assert addresses(cluster, "decode") == {selector.hosts[102], selector.hosts[104]}
 
-    with_a_fleet(scene)
 
-
-def test_of_a_stateful_set_the_highest_ordinals_drain() -> None:
-    async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
+async def test_of_a_stateful_set_the_highest_ordinals_drain() -> None:
+    async with fleet_connector(STATEFUL_SET) as (cluster, selector, connector):
         decision = await connector.scale({D: 2})
         assert decision.roles[D].victims == ("104", "103")
         annotations = [
@@ -75,11 +72,9 @@ def test_of_a_stateful_set_the_highest_ordinals_drain() -> None:
         cluster.tick()
         assert addresses(cluster, "engines") == {selector.hosts[101], selector.hosts[102]}
 
-    with_a_fleet(scene, STATEFUL_SET)
 
-
-def test_a_label_says_which_worker_a_pod_is() -> None:
-    async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
+async def test_a_label_says_which_worker_a_pod_is() -> None:
+    async with fleet_connector() as (cluster, selector, connector):
         selector.hosts.clear()
         for number, pod in zip((104, 103), cluster.controller.pods("decode"), strict=False):
             where = {"labels": {"select-service/worker-id": str(number)}}
@@ -90,11 +85,9 @@ def test_a_label_says_which_worker_a_pod_is() -> None:
         decision = await connector.scale({D: 2})
         assert decision.roles[D].victims == ("103", "104")
 
-    with_a_fleet(scene)
 
-
-def test_a_wish_that_is_taken_back_lets_them_serve_and_takes_the_mark_away() -> None:
-    async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
+async def test_a_wish_that_is_taken_back_lets_them_serve_and_takes_the_mark_away() -> None:
+    async with fleet_connector() as (cluster, selector, connector):
         await connector.scale({D: 2})
         await connector.scale({D: 3})
         assert selector.draining == {103}
@@ -103,11 +96,9 @@ def test_a_wish_that_is_taken_back_lets_them_serve_and_takes_the_mark_away() -> 
         assert selector.draining == set()
         assert costs(cluster) == [None] * 4
 
-    with_a_fleet(scene)
 
-
-def test_the_next_reduction_of_the_same_size_drains_again() -> None:
-    async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
+async def test_the_next_reduction_of_the_same_size_drains_again() -> None:
+    async with fleet_connector() as (cluster, selector, connector):
         await connector.scale({D: 3})
         selector.booked[103] = 0
         await connector.wait(0)
@@ -118,11 +109,9 @@ def test_the_next_reduction_of_the_same_size_drains_again() -> None:
         assert roles_with(decision, ConnectorStatus.DRAINING) == (D,)
         assert decision.roles[D].victims == ("101",)
 
-    with_a_fleet(scene)
 
-
-def test_a_raise_waits_for_those_that_drain_and_then_for_their_pods() -> None:
-    async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
+async def test_a_raise_waits_for_those_that_drain_and_then_for_their_pods() -> None:
+    async with fleet_connector() as (cluster, selector, connector):
         await connector.scale({D: 3, P: 5})
         for _ in range(10):
             cluster.tick()
@@ -134,11 +123,9 @@ def test_a_raise_waits_for_those_that_drain_and_then_for_their_pods() -> None:
         assert (cluster.replicas("decode"), cluster.replicas("prefill")) == (3, 5)
         assert cluster.controller.most_pods == 8
 
-    with_a_fleet(scene)
 
-
-def test_workers_drained_for_a_count_that_cannot_be_lowered_serve_again() -> None:
-    async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
+async def test_workers_drained_for_a_count_that_cannot_be_lowered_serve_again() -> None:
+    async with fleet_connector() as (cluster, selector, connector):
         cluster.fake.faults = [Fault("PATCH", "decode/scale", 403, times=9)]
         await connector.scale({D: 3})
         selector.booked[103] = 0
@@ -149,32 +136,26 @@ def test_workers_drained_for_a_count_that_cannot_be_lowered_serve_again() -> Non
         assert selector.draining == set()
         assert costs(cluster) == [None] * 4
 
-    with_a_fleet(scene)
-
 
 @pytest.mark.parametrize("status", [403, 404])
-def test_pods_that_cannot_be_marked_drain_all_the_same(status: int) -> None:
-    async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
+async def test_pods_that_cannot_be_marked_drain_all_the_same(status: int) -> None:
+    async with fleet_connector() as (cluster, selector, connector):
         cluster.fake.faults = [Fault("PATCH", "/pods/", status)]
         await connector.scale({D: 3})
         assert selector.draining == {103}
 
-    with_a_fleet(scene)
 
-
-def test_nobody_drains_before_it_stands_at_its_pod() -> None:
-    async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
+async def test_nobody_drains_before_it_stands_at_its_pod() -> None:
+    async with fleet_connector() as (cluster, selector, connector):
         cluster.fake.faults = [Fault("PATCH", "/pods/", 500, times=2)]
         await connector.scale({D: 2})
         assert (selector.draining, costs(cluster)) == (set(), [None] * 4)
         await connector.wait(0)
         assert selector.draining == {101, 103}
 
-    with_a_fleet(scene)
 
-
-def test_nothing_goes_while_no_selector_answers() -> None:
-    async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
+async def test_nothing_goes_while_no_selector_answers() -> None:
+    async with fleet_connector() as (cluster, selector, connector):
         selector.is_silent = True
         decision = await connector.scale({D: 3})
         assert roles_with(decision, ConnectorStatus.FAILED) == (D,)
@@ -183,22 +164,18 @@ def test_nothing_goes_while_no_selector_answers() -> None:
         decision = await connector.scale({D: 3})
         assert roles_with(decision, ConnectorStatus.DRAINING) == (D,)
 
-    with_a_fleet(scene)
 
-
-def test_somebody_else_who_changes_the_count_while_it_drains_is_left_alone() -> None:
-    async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
+async def test_somebody_else_who_changes_the_count_while_it_drains_is_left_alone() -> None:
+    async with fleet_connector() as (cluster, selector, connector):
         await connector.scale({D: 3})
         cluster.set_replicas("decode", 6)
         selector.booked[103] = 0
         await connector.wait(0)
         assert cluster.replicas("decode") == 6
 
-    with_a_fleet(scene)
 
-
-def test_a_wish_that_cannot_be_followed_up_forgets_nobody_who_drains() -> None:
-    async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
+async def test_a_wish_that_cannot_be_followed_up_forgets_nobody_who_drains() -> None:
+    async with fleet_connector() as (cluster, selector, connector):
         await connector.scale({D: 3})
         selector.is_silent = True
         decision = await connector.scale({D: 2})
@@ -211,11 +188,9 @@ def test_a_wish_that_cannot_be_followed_up_forgets_nobody_who_drains() -> None:
         assert selector.draining == set()
         assert costs(cluster) == [None] * 4
 
-    with_a_fleet(scene)
 
-
-def test_a_tick_that_is_broken_off_forgets_nobody_who_drains() -> None:
-    async def scene(cluster: Cluster, selector: ASelector, connector: KubernetesConnector) -> None:
+async def test_a_tick_that_is_broken_off_forgets_nobody_who_drains() -> None:
+    async with fleet_connector() as (cluster, selector, connector):
         cluster.fake.faults = [Fault("PATCH", "/pods/", None)]
         scaling = asyncio.create_task(connector.scale({D: 3}))
         while not any(method == "PATCH" for method, _ in cluster.fake.requests):
@@ -226,5 +201,3 @@ def test_a_tick_that_is_broken_off_forgets_nobody_who_drains() -> None:
         assert selector.draining == {103}
         await connector.scale({D: 4})
         assert selector.draining == set()
-
-    with_a_fleet(scene)

@@ -1,8 +1,5 @@
 """Draining with a whole selector: its routes and answers are what the planner takes them for."""
 
-import asyncio
-from pathlib import Path
-
 import pytest
 
 from select_service.planner.connectors.connector import ConnectorStatus
@@ -11,8 +8,8 @@ from select_service.planner.connectors.virtual_connector import VirtualConnector
 from select_service.planner.connectors.worker_drain import WorkerDrainer
 from select_service.planner.core.tick_input import Role
 from tests.builders import worker_body
+from tests.builders.in_thread import InThread
 from tests.planner.connectors.decided import roles_with
-from tests.process.in_thread import InThread
 
 pytestmark = pytest.mark.process
 P, D = Role.PREFILL, Role.DECODE
@@ -32,44 +29,38 @@ def reserved_on_all(service: InThread) -> None:
         assert answer.status == 200, answer.body
 
 
-def drained(service: InThread) -> VirtualConnector:
+async def drained(service: InThread) -> VirtualConnector:
     """With three replicas that were decided, and the one of two decode replicas asked to go."""
 
-    async def run() -> VirtualConnector:
-        selectors = SelectorClients([f"http://127.0.0.1:{service.port}"], "m", "default")
-        connector = VirtualConnector(None, drainer=WorkerDrainer(selectors))
-        await connector.scale({P: 1, D: 2})
-        await connector.acknowledge(0, {P: 1, D: 2})
-        decision = await connector.scale({D: 1})
-        if roles_with(decision, ConnectorStatus.DRAINING):
-            assert decision.roles[D].victims == ("3",)
-            assert not await connector.wait(0)
-            workers = service.call("GET", "/workers").body
-            drains = {w["worker_id"]: w["drain"]["state"] for w in workers if "drain" in w}
-            assert drains == {3: "draining"}
-            assert service.call("DELETE", "/reservations/r3").status < 300
-            await connector.wait(0)
-        await connector.close()
-        return connector
-
-    return asyncio.run(run())
+    selectors = SelectorClients([f"http://127.0.0.1:{service.port}"], "m", "default")
+    connector = VirtualConnector(None, drainer=WorkerDrainer(selectors))
+    await connector.scale({P: 1, D: 2})
+    await connector.acknowledge(0, {P: 1, D: 2})
+    decision = await connector.scale({D: 1})
+    if roles_with(decision, ConnectorStatus.DRAINING):
+        assert decision.roles[D].victims == ("3",)
+        assert not await connector.wait(0)
+        workers = service.call("GET", "/workers").body
+        drains = {w["worker_id"]: w["drain"]["state"] for w in workers if "drain" in w}
+        assert drains == {3: "draining"}
+        assert service.call("DELETE", "/reservations/r3").status < 300
+        await connector.wait(0)
+    await connector.close()
+    return connector
 
 
 @pytest.mark.parametrize("flags", [(), ("--health-checks=on",)])
-def test_a_worker_drains_until_its_reservations_have_ended(
-    tmp_path: Path, flags: tuple[str, ...]
-) -> None:
+async def test_a_worker_drains_until_its_reservations_have_ended(tmp_path, flags):
     with InThread(*flags, folder=tmp_path) as service:
         reserved_on_all(service)
-        decision = drained(service).decision
+        decision = (await drained(service)).decision
         assert (decision.num_prefill, decision.num_decode, decision.victims) == (1, 1, (3,))
 
 
 @pytest.mark.parametrize("flags", [(), ("--health-checks=on",)])
-def test_what_an_operator_drains_after_the_planner_stays_out(
-    tmp_path: Path, flags: tuple[str, ...]
-) -> None:
-    async def run(service: InThread) -> None:
+async def test_what_an_operator_drains_after_the_planner_stays_out(tmp_path, flags):
+    with InThread(*flags, folder=tmp_path) as service:
+        reserved_on_all(service)
         selectors = SelectorClients([f"http://127.0.0.1:{service.port}"], "m", "default")
         connector = VirtualConnector(None, drainer=WorkerDrainer(selectors))
         await connector.scale({P: 1, D: 2})
@@ -86,16 +77,11 @@ def test_what_an_operator_drains_after_the_planner_stays_out(
         assert serves(service, 3)
         await connector.close()
 
-    with InThread(*flags, folder=tmp_path) as service:
-        reserved_on_all(service)
-        asyncio.run(run(service))
-
 
 @pytest.mark.parametrize("flags", [(), ("--health-checks=on",)])
-def test_what_the_planner_drains_after_an_operator_stays_out(
-    tmp_path: Path, flags: tuple[str, ...]
-) -> None:
-    async def run(service: InThread) -> None:
+async def test_what_the_planner_drains_after_an_operator_stays_out(tmp_path, flags):
+    with InThread(*flags, folder=tmp_path) as service:
+        reserved_on_all(service)
         selectors = SelectorClients([f"http://127.0.0.1:{service.port}"], "m", "default")
         assert service.call("POST", "/workers/3/drain").status == 202
         assert await selectors.drain_worker(3) == DrainAnswer.ASKED
@@ -106,10 +92,6 @@ def test_what_the_planner_drains_after_an_operator_stays_out(
         assert asked_by(service, 3) is None
         assert serves(service, 3)
         await selectors.close()
-
-    with InThread(*flags, folder=tmp_path) as service:
-        reserved_on_all(service)
-        asyncio.run(run(service))
 
 
 def asked_by(service: InThread, worker_id: int) -> list[str] | None:

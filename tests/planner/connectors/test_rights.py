@@ -1,6 +1,5 @@
 """The rights in the documents are those that are used, all of them and no others."""
 
-import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -11,15 +10,15 @@ from select_service.planner.connectors.kube.leader_election import LeaderElectio
 from select_service.planner.connectors.kube.scale_target import ScaleTarget
 from select_service.planner.connectors.selector_client import SelectorClients
 from select_service.planner.connectors.worker_drain import WorkerDrainer
-from tests.planner.connectors.a_cluster import Cluster, D, a_cluster
-from tests.planner.connectors.a_selector import ASelector, running
-from tests.planner.fake_kubernetes.kinds import (
+from tests.builders.fake_kubernetes.kinds import (
     ADAPTER,
     DEPLOYMENT,
     GRAPH,
     LEADER_WORKER_SET,
     STATEFUL_SET,
 )
+from tests.planner.connectors.a_cluster import Cluster, D, a_cluster
+from tests.planner.connectors.a_selector import ASelector, running
 
 RIGHTS = Path(__file__).parents[3] / "docs" / "examples" / "planner-rbac.yaml"
 VERBS = {"GET": "get", "PATCH": "patch", "PUT": "update", "POST": "create"}
@@ -65,22 +64,19 @@ async def scaled_up_and_down(cluster: Cluster, target: ScaleTarget, selector: AS
     await connector.close()
 
 
-def test_the_rights_in_the_documents_are_those_that_are_used() -> None:
-    async def run() -> set[Right]:
-        selector = ASelector(booked={}, blocks={})
-        async with a_cluster() as cluster, running(selector):
-            graph = {"components": [{"name": "decode", "replicas": 2}]}
-            kinds = (DEPLOYMENT, STATEFUL_SET, LEADER_WORKER_SET, ADAPTER, GRAPH)
-            for kind in kinds:
-                spec = graph if kind == GRAPH else None
-                cluster.add(kind, "engines", 2, spec)
-                component = "decode" if kind == GRAPH else None
-                target = ScaleTarget(D, kind.kind, "engines", "default", None, component)
-                await scaled_up_and_down(cluster, target, selector)
-                cluster.store.delete_worker(kind, "default", "engines")
-            return {used(method, path) for method, path in cluster.fake.requests}
-
-    assert asyncio.run(run()) == given()
+async def test_the_rights_in_the_documents_are_those_that_are_used() -> None:
+    selector = ASelector(booked={}, blocks={})
+    async with a_cluster() as cluster, running(selector):
+        graph = {"components": [{"name": "decode", "replicas": 2}]}
+        kinds = (DEPLOYMENT, STATEFUL_SET, LEADER_WORKER_SET, ADAPTER, GRAPH)
+        for kind in kinds:
+            spec = graph if kind == GRAPH else None
+            cluster.add(kind, "engines", 2, spec)
+            component = "decode" if kind == GRAPH else None
+            target = ScaleTarget(D, kind.kind, "engines", "default", None, component)
+            await scaled_up_and_down(cluster, target, selector)
+            cluster.store.delete_worker(kind, "default", "engines")
+        assert {used(method, path) for method, path in cluster.fake.requests} == given()
 
 
 def test_nothing_heavy_is_loaded_before_it_is_used() -> None:

@@ -7,12 +7,13 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.planner.connectors.kube.api_requests import JSON, KubernetesError
+from select_service.net.kubernetes_session import KubernetesError
+from select_service.planner.connectors.kube.api_requests import JSON
 from select_service.planner.connectors.kubernetes_connector import KubernetesConnector
+from tests.builders.fake_kubernetes.controller import Controller
+from tests.builders.fake_kubernetes.kinds import DEPLOYMENT, POD
+from tests.builders.fake_kubernetes.store import Refused, Store
 from tests.planner.connectors.a_cluster import D, P, Time, deployment
-from tests.planner.fake_kubernetes.controller import Controller
-from tests.planner.fake_kubernetes.kinds import DEPLOYMENT, POD
-from tests.planner.fake_kubernetes.store import Refused, Store
 
 BUDGET = 8
 

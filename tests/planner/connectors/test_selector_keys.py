@@ -7,9 +7,9 @@ import pytest
 from select_service.planner.connectors.selector_client import SelectorClients
 from select_service.planner.planner_http import PlannerHttpClient
 from select_service.planner.runtime.selector_source import SelectorSource
-from tests.auth.keys import bearer, entry, keys_file, secret
 from tests.builders import worker_body
-from tests.process.in_thread import InThread
+from tests.builders.in_thread import InThread
+from tests.builders.keys import bearer, entry, keys_file, secret
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from select_service.planner.connectors.virtual_state import (
     VirtualState,
 )
 from select_service.planner.core.tick_input import Role
+from tests.planner.invariants import check_virtual_state
 from tests.vectors.planner_virtual import play
 
 P, D = Role.PREFILL, Role.DECODE
@@ -81,7 +82,7 @@ class VirtualMachine(RuleBasedStateMachine):
 
     @invariant()
     def is_as_its_twin(self) -> None:
-        self.state.check_invariants()
+        check_virtual_state(self.state)
         assert self.state.decision.decision_id == len(self.twin.decided) - 1
         assert self.state.is_open == self.twin.is_open
         newest = self.twin.decided[-1] if self.twin.decided else {}
@@ -165,11 +166,7 @@ def test_the_document_profile_does_as_the_reference_was_recorded() -> None:
         for do, state, ready, took_s in RECORDED
     ]
     restarted = {"state": [4, 2, 2], "ready": False}
-    case = {
-        "setup": {"max_wait_secs": 4},
-        "steps": steps,
-        "restarted_coordinator": restarted,
-    }
+    case = {"setup": {"max_wait_secs": 4}, "steps": steps, "restarted_coordinator": restarted}
     assert list(play(case)) == []
     steps[2]["state"] = [4, 1, 1]
     assert [found.where for found in play(case)] == ["steps[2].state[0]", "steps[2].state[2]"]

@@ -27,36 +27,36 @@ budgets = st.builds(
 )
 
 
-def test_a_pair_over_the_ceiling_shrinks_in_proportion() -> None:
+def test_a_pair_over_the_ceiling_shrinks_in_proportion():
     assert fit_proportional((5, 2), GpuBudget(-1, 16, (2, 8), (0, 1))) == (3, 1)
 
 
-def test_a_pair_below_the_floor_grows_in_proportion() -> None:
+def test_a_pair_below_the_floor_grows_in_proportion():
     assert fit_proportional((1, 5), GpuBudget(16, -1, (1, 1), (0, 1))) == (3, 13)
 
 
-def test_an_unreachable_floor_leaves_what_was_there() -> None:
+def test_an_unreachable_floor_leaves_what_was_there():
     assert fit_proportional((1, 0), GpuBudget(14, 15, (8, 8), (0, 0))) == (1, 0)
 
 
-def test_movements_that_oppose_each_other_happen_both_or_not() -> None:
+def test_movements_that_oppose_each_other_happen_both_or_not():
     assert fit_directional((7, 0), (5, 4), GpuBudget(-1, 32, (2, 8), (1, 1))) == (5, 2)
     assert fit_directional((2, 1), (1, 2), GpuBudget(-1, 3, (1, 2), (0, 0))) == (2, 1)
 
 
-def test_a_full_budget_admits_no_step_up() -> None:
+def test_a_full_budget_admits_no_step_up():
     assert guard_proposal((2, 2), (3, 3), GpuBudget(-1, 4, (1, 1), (1, 1))) == (
         (2, 2),
         Reason.GPU_BUDGET_HOLD,
     )
 
 
-def test_a_lowered_budget_is_reconciled_from_what_runs() -> None:
+def test_a_lowered_budget_is_reconciled_from_what_runs():
     guarded = guard_proposal((4, 4), (5, 5), GpuBudget(-1, 4, (1, 1), (1, 1)))
     assert guarded == ((2, 2), Reason.GPU_BUDGET_RECONCILE)
 
 
-def test_one_role_alone() -> None:
+def test_one_role_alone():
     budget = GpuBudget(4, 16, (4, 0), (2, 0))
     assert guard_single_role(6, 9, budget) == (4, Reason.GPU_BUDGET_RECONCILE)
     assert guard_single_role(4, 5, budget) == (4, Reason.GPU_BUDGET_HOLD)
@@ -85,16 +85,12 @@ def brute_force(current: Pair, proposed: Pair, budget: GpuBudget) -> Pair:
 
 
 @given(pairs, pairs, budgets)
-def test_directional_is_the_best_of_all_pairs(
-    current: Pair, proposed: Pair, budget: GpuBudget
-) -> None:
+def test_directional_is_the_best_of_all_pairs(current, proposed, budget):
     assert fit_directional(current, proposed, budget) == brute_force(current, proposed, budget)
 
 
 @given(pairs, pairs, budgets)
-def test_the_ceiling_is_never_exceeded_by_what_was_below_it(
-    current: Pair, proposed: Pair, budget: GpuBudget
-) -> None:
+def test_the_ceiling_is_never_exceeded_by_what_was_below_it(current, proposed, budget):
     for pair in (
         fit_proportional(proposed, budget),
         guard_proposal(current, proposed, budget).pair,
@@ -103,9 +99,7 @@ def test_the_ceiling_is_never_exceeded_by_what_was_below_it(
 
 
 @given(pairs, pairs, budgets)
-def test_inside_of_the_band_nothing_is_turned_round_or_left(
-    current: Pair, proposed: Pair, budget: GpuBudget
-) -> None:
+def test_inside_of_the_band_nothing_is_turned_round_or_left(current, proposed, budget):
     pair, reason = guard_proposal(current, proposed, budget)
     if reason is Reason.GPU_BUDGET_RECONCILE:
         assert not budget.is_within(current)
@@ -116,7 +110,7 @@ def test_inside_of_the_band_nothing_is_turned_round_or_left(
 
 
 @given(pairs, budgets)
-def test_minima_are_kept_where_they_fit(pair: Pair, budget: GpuBudget) -> None:
+def test_minima_are_kept_where_they_fit(pair, budget):
     kept = (max(pair[0], budget.minimums[0]), max(pair[1], budget.minimums[1]))
     fitted = fit_proportional(kept, budget)
     if budget.is_feasible:
@@ -127,9 +121,7 @@ def test_minima_are_kept_where_they_fit(pair: Pair, budget: GpuBudget) -> None:
 
 
 @given(counts, counts, budgets)
-def test_one_role_keeps_its_ceiling_and_direction(
-    current: int, proposed: int, both: GpuBudget
-) -> None:
+def test_one_role_keeps_its_ceiling_and_direction(current, proposed, both):
     budget = GpuBudget(both.min_gpus, both.max_gpus, (both.gpus[0], 0), (both.minimums[0], 0))
     number, reason = guard_single_role(current, proposed, budget)
     assert not budget.is_over(number * budget.gpus[0])

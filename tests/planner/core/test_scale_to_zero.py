@@ -18,6 +18,7 @@ from select_service.planner.core.tick_input import (
 )
 from select_service.planner.wiring import build_deployment
 from tests.planner.core.deployments import LIMITS, a_deployment, told, traffic
+from tests.planner.invariants import check_deployment
 
 D = Role.DECODE
 HOUR, MINUTE = 3600.0, 60.0
@@ -52,7 +53,7 @@ class Fleet:
             if effects.scale_to is not None:
                 self.expected, self.since = effects.scale_to[D], self.now
                 self.ready = min(self.ready, self.expected)
-            self.deployment.check_invariants()
+            check_deployment(self.deployment)
 
     def _told(self) -> TickInput:
         if self.ready < self.expected and self.now - self.since >= STARTUP_S:
@@ -100,9 +101,7 @@ def fresh(**given: Any) -> PlannedDeployment:
 
 @pytest.mark.parametrize("made", [learnt, fresh])
 @pytest.mark.parametrize("loops", LOOPS)
-def test_it_sleeps_wakes_after_hours_and_sleeps_again(
-    loops: str, made: Callable[..., PlannedDeployment]
-) -> None:
+def test_it_sleeps_wakes_after_hours_and_sleeps_again(loops, made):
     fleet = Fleet(
         made(**LOOPS[loops]), lambda now: 0.2 if 3 * HOUR < now <= 3 * HOUR + 1800 else 0.0, ready=2
     )
@@ -121,14 +120,14 @@ def test_it_sleeps_wakes_after_hours_and_sleeps_again(
 
 
 @pytest.mark.parametrize("loops", LOOPS)
-def test_a_minimum_is_kept_without_any_request(loops: str) -> None:
+def test_a_minimum_is_kept_without_any_request(loops):
     fleet = Fleet(learnt(**LOOPS[loops], min_endpoint=1), lambda _: 0.0, ready=1)
     fleet.run(2 * HOUR)
     assert (fleet.ready, fleet.expected) == (1, 1)
 
 
 @pytest.mark.parametrize("loops", LOOPS)
-def test_a_trickle_keeps_one_replica_up(loops: str) -> None:
+def test_a_trickle_keeps_one_replica_up(loops):
     fleet = Fleet(learnt(**LOOPS[loops]), lambda now: 0.2 if now % 240 < 60 else 0.0, ready=1)
     fleet.run(2 * HOUR)
     assert {ready for _, ready in fleet.counts} == {1}
@@ -147,13 +146,13 @@ def wish(
     return deployment.run_tick(told(now_s, {D: RoleReplicas(ready=0, expected=0)}, of=of)).scale_to
 
 
-def test_one_refused_request_of_a_window_that_is_not_whole_wakes() -> None:
+def test_one_refused_request_of_a_window_that_is_not_whole_wakes():
     assert wish(asleep(), 65.0, TrafficWindow(duration_s=5.0)) is None
     assert wish(asleep(), 65.0, TrafficWindow(duration_s=5.0, rejected=1.0)) == {D: 1}
     assert wish(asleep(), 65.0, TrafficWindow(duration_s=5.0, queued_requests=1.0)) == {D: 1}
 
 
-def test_it_wakes_though_nothing_had_been_observed_for_long() -> None:
+def test_it_wakes_though_nothing_had_been_observed_for_long():
     deployment = asleep()
     for n in range(1, 6):
         effects = deployment.run_tick(
@@ -167,7 +166,7 @@ def test_it_wakes_though_nothing_had_been_observed_for_long() -> None:
     assert wish(deployment, 425.0, TrafficWindow(duration_s=5.0, rejected=1.0)) == {D: 1}
 
 
-def test_both_roles_wake_together_and_no_more_than_they_may() -> None:
+def test_both_roles_wake_together_and_no_more_than_they_may():
     deployment = a_deployment(min_endpoint=0, max_gpu_budget=2)
     none = RoleReplicas(ready=0, expected=0)
     effects = deployment.run_tick(told(60.0, dict.fromkeys(Role, none), of=traffic(0.0)))
@@ -178,7 +177,7 @@ def test_both_roles_wake_together_and_no_more_than_they_may() -> None:
     assert effects.scale_to == {Role.PREFILL: 1, Role.DECODE: 1}
 
 
-def test_limits_of_engines_outlive_the_last_of_them() -> None:
+def test_limits_of_engines_outlive_the_last_of_them():
     """So that a fleet that wakes to much traffic is sized for it at once."""
     deployment = learnt()
     deployment.run_tick(
@@ -192,7 +191,7 @@ def test_limits_of_engines_outlive_the_last_of_them() -> None:
     assert effects.scale_to[D] > 1
 
 
-def test_the_document_stays_at_zero() -> None:
+def test_the_document_stays_at_zero():
     deployment = a_deployment(document=True, **settings())
     effects = deployment.run_tick(
         told(

@@ -8,22 +8,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts.bench.planner_quality import SPEED, bimodal, fleet_of, heavy_tailed, normal
+from select_service.planner.core.forecast_contracts import LatencyTargets
 from select_service.planner.core.proposers.shared_engine_sizing import (
     SharedEngine,
     SharedLoad,
     SharedSize,
     SharedSizing,
-    SharedTargets,
 )
 from select_service.planner.core.tick_input import LengthBins, Role
-from select_service.planner.replay.replay_traffic import generate_requests
 from select_service.planner.replay.simulated_engine import SimulatedRequest
 from select_service.planner.replay.simulated_fleet import SimulatedFleet
 from select_service.planner.replay.simulated_observation import make_length_bins, measure_variation
+from tests.builders.simulated_engines import (
+    SPEED,
+    bimodal,
+    fleet_of,
+    generate_requests,
+    heavy_tailed,
+    normal,
+)
 
 D = Role.DECODE
-TARGETS = SharedTargets(ttft_s=3.0, itl_s=0.08)
+TARGETS = LatencyTargets(ttft_ms=3000.0, itl_ms=80.0)
 WANTED = 0.95
 WITHIN = 0.05
 SECONDS, WARM_S = 2400.0, 400.0
@@ -72,9 +78,9 @@ def kept(requests: list[SimulatedRequest], replicas: int) -> float:
 
 
 def _is_kept(request: SimulatedRequest) -> bool:
-    if request.ttft_s is None or request.ttft_s > TARGETS.ttft_s:
+    if request.ttft_s is None or request.ttft_s * 1e3 > TARGETS.ttft_ms:
         return False
-    return request.itl_s is None or request.itl_s <= TARGETS.itl_s
+    return request.itl_s is None or request.itl_s * 1e3 <= TARGETS.itl_ms
 
 
 CASES = [
@@ -153,8 +159,8 @@ def test_longer_answers_need_more_replicas_for_the_same_prompts() -> None:
 
 
 def test_a_looser_target_of_one_part_alone_needs_no_more() -> None:
-    by_itl = [size(equal(20.0), itl_s=itl).replicas for itl in (0.03, 0.05, 0.08, 0.2)]
-    by_ttft = [size(equal(20.0), ttft_s=ttft).replicas for ttft in (0.6, 1.0, 3.0, 20.0)]
+    by_itl = [size(equal(20.0), itl_ms=itl).replicas for itl in (30.0, 50.0, 80.0, 200.0)]
+    by_ttft = [size(equal(20.0), ttft_ms=ttft).replicas for ttft in (600.0, 1e3, 3e3, 2e4)]
     for counts in (by_itl, by_ttft):
         assert all(before >= after for before, after in pairwise(counts))
         assert counts[0] > counts[-1]
@@ -177,7 +183,7 @@ def test_what_no_number_keeps_is_said_and_the_rest_is_helped() -> None:
     found = size(long)
     assert found.reachable == pytest.approx(0.85)
     assert found.attainment >= 0.95 * 0.85
-    slow = size(equal(5.0), itl_s=0.001)
+    slow = size(equal(5.0), itl_ms=1.0)
     assert slow.reachable == 0.0
     assert 0 < slow.replicas < 100
     assert slow.attainment >= 0.95

@@ -37,7 +37,9 @@ def check(kind: Kind, requests: int, seed: int) -> None:
     """Both the number of replicas and the promised attainment."""
     rng = np.random.default_rng(seed + 1)
     lengths = bins_of(lengths_of(kind.lengths, 20_000, rng))
-    queue = make_prefill_queue(lengths, service_s, kind.rate, kind.arrival_variation)
+    queue = make_prefill_queue(
+        lengths, list(map(service_s, lengths.means)), kind.rate, kind.arrival_variation
+    )
     size = size_prefill(queue, kind.slo_s, kind.wanted)
     found = attained(kind, size.replicas, requests, seed)
     assert abs(found - size.attainment) <= WITHIN, (kind, size, found)
@@ -60,7 +62,9 @@ def test_the_promise_is_kept_in_all_kinds(kind: Kind, seed: int) -> None:
 def test_the_mean_alone_would_have_broken_it() -> None:
     kind = Kind("bimodal", 8.0, 3.0, 0.5, 0.9)
     lengths = bins_of(lengths_of("bimodal", 20_000, np.random.default_rng(1)))
-    queue = make_prefill_queue(lengths, service_s, kind.rate, kind.arrival_variation)
+    queue = make_prefill_queue(
+        lengths, list(map(service_s, lengths.means)), kind.rate, kind.arrival_variation
+    )
     by_mean = int(np.ceil(queue.busy_replicas))
     assert size_prefill(queue, kind.slo_s, kind.wanted).replicas > by_mean
     assert attained(kind, by_mean, 12_000, 7) < kind.wanted - 0.1

@@ -13,6 +13,7 @@ from select_service.planner.core.replicas.stabiliser import (
     StabiliserSettings,
     StabiliserStep,
 )
+from tests.planner.invariants import check_stabiliser
 
 
 def standing(current: int, pending: int = 0) -> StabiliserInput:
@@ -142,7 +143,7 @@ class StabiliserMachine(RuleBasedStateMachine):
     @invariant()
     def bounds_hold(self) -> None:
         if hasattr(self, "stabiliser"):
-            self.stabiliser.check_invariants()
+            check_stabiliser(self.stabiliser)
             assert 1 <= self.current + self.pending <= 12
 
 

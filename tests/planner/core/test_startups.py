@@ -8,13 +8,14 @@ from select_service.planner.core.replicas.startups import STARTUP_WEIGHT, StartU
 from select_service.planner.core.settings import DeploymentSettings
 from select_service.planner.core.tick_input import RoleReplicas
 from tests.planner.core.deployments import replicas
+from tests.planner.invariants import check_startups
 
 
 def learnt(readings: list[tuple[float, RoleReplicas]], first_s: float = 120.0) -> float:
     startups = StartUpTracker(DeploymentSettings(startup_s=first_s))
     for now_s, each in readings:
         startups.observe_role(now_s, each)
-        startups.check_invariants()
+        check_startups(startups)
     return startups.startup_s
 
 

@@ -56,9 +56,7 @@ def size(of: SizedDemand) -> tuple[int, Reason]:
 
 
 @given(st.floats(0.001, 0.2), st.floats(0.5, 60), st.floats(0.5, 0.97), st.floats(0.5, 1.0))
-def test_more_attainment_means_no_fewer_replicas_within_reach_or_beyond(
-    long: float, rate: float, wanted: float, part: float
-) -> None:
+def test_more_attainment_means_no_fewer_replicas_within_reach_or_beyond(long, rate, wanted, part):
     less = size(demand(long, rate, wanted * part))[0]
     more = size(demand(long, rate, wanted))[0]
     reachable = 1.0 - long
@@ -66,16 +64,14 @@ def test_more_attainment_means_no_fewer_replicas_within_reach_or_beyond(
         assert more >= less
 
 
-def test_what_a_correction_asks_for_is_within_reach() -> None:
+def test_what_a_correction_asks_for_is_within_reach():
     assert size(demand(0.04, 20.0, 0.95))[1] is Reason.SCALE
     assert size(demand(0.04, 20.0, 0.95, 3.0))[1] is Reason.SCALE
     assert size(demand(0.1, 20.0, 0.95))[1] is Reason.SLO_OUT_OF_REACH
 
 
 @given(st.floats(0.0, 0.2), st.floats(0.5, 0.99), st.floats(0.5, 3.0))
-def test_misses_that_nobody_can_help_are_not_multiplied(
-    long: float, promised: float, correction: float
-) -> None:
+def test_misses_that_nobody_can_help_are_not_multiplied(long, promised, correction):
     """Those that can be helped are: 3 % of 5 % are, twice as many are missed, so 1 % is allowed."""
     of = demand(long, 20.0, promised, correction)
     reachable = 1.0 - long
@@ -87,7 +83,7 @@ def test_misses_that_nobody_can_help_are_not_multiplied(
     assert (reachable - wanted) * correction == pytest.approx(reachable - promised)
 
 
-def test_misses_while_replicas_start_say_nothing_of_sizes() -> None:
+def test_misses_while_replicas_start_say_nothing_of_sizes():
     deployment = a_deployment()
     moving = both(2, 2) | {Role.PREFILL: replicas(2, 2)}
     late = a_window(300.0, ttft_met=0.1)
@@ -100,20 +96,20 @@ def test_misses_while_replicas_start_say_nothing_of_sizes() -> None:
 
 
 @given(st.floats(0.0, 0.04), st.floats(0.5, 60))
-def test_what_is_not_rounded_is_rounded_up(long: float, rate: float) -> None:
+def test_what_is_not_rounded_is_rounded_up(long, rate):
     found = size_role(demand(long, rate, 0.95), Role.PREFILL, ENGINE, DeploymentSettings())
     assert found.replicas is not None
     assert found.exact is not None
     assert found.replicas - 1 <= found.exact <= found.replicas
 
 
-def test_a_quantile_is_margin_enough_for_a_step_down() -> None:
+def test_a_quantile_is_margin_enough_for_a_step_down():
     plain = demand(0.0, 20.0, 0.95)
     assert plain._replace(expected=20.0).with_slack().rate == 20.0 / 0.9
     assert plain._replace(expected=15.0).with_slack().rate == 20.0
 
 
-def test_a_little_more_than_there_is_starts_no_replica() -> None:
+def test_a_little_more_than_there_is_starts_no_replica():
     """3.2 replicas: three are within the tolerance of the stabiliser, two need two more."""
     for have, wanted in ((3, 3), (2, 4)):
         now = RoleCounts(have, 0, False, False, StartUpProgress(0.0, False, None, 0))
@@ -124,7 +120,7 @@ def test_a_little_more_than_there_is_starts_no_replica() -> None:
         assert settled.counts == {Role.DECODE: wanted}
 
 
-def test_steps_down_that_load_allows_follow_each_other() -> None:
+def test_steps_down_that_load_allows_follow_each_other():
     """Not one for each window of the stabiliser: the forecast says how far it may go."""
     deployment = a_deployment(enable_load_scaling=True, load_adjustment_interval_seconds=5.0)
     count, changes = 8, []
@@ -143,7 +139,7 @@ def test_steps_down_that_load_allows_follow_each_other() -> None:
     assert max(gaps) <= 65.0
 
 
-def test_while_the_promise_is_broken_sizes_are_rounded_up() -> None:
+def test_while_the_promise_is_broken_sizes_are_rounded_up():
     kept = demand(0.0, 20.0, 0.95)
     missed = kept._replace(traffic=structs.replace(kept.traffic, ttft_met=0.9))
     assert (kept.has_missed_target, missed.has_missed_target) == (False, True)

@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from select_service.planner.core.forecast_contracts import ExpectedTraffic
 from select_service.planner.core.proposal_merge import BoundType, Proposal, ProposedCount
 from select_service.planner.core.reasons import Reason
 from select_service.planner.core.tick import PlannedDeployment, TickEffects
@@ -19,7 +20,7 @@ from tests.planner.core.deployments import (
     told,
     traffic,
 )
-from tests.vectors.planner_given import Constant, LastValue
+from tests.vectors.planner_given import LastValue
 
 P, D = Role.PREFILL, Role.DECODE
 LOAD_ONLY = {"enable_throughput_scaling": False, "enable_load_scaling": True}
@@ -33,22 +34,19 @@ def load_tick(
     return deployment.run_tick(told(now_s, both(len(prefill), len(decode)), engines=engines))
 
 
-# --- the reference -----------------------------------------------------------------------------
-
-
-def test_all_above_the_target_go_up_by_one() -> None:
+def test_all_above_the_target_go_up_by_one():
     effects = load_tick(a_deployment(document=True, **LOAD_ONLY), 5.0, [HOT, HOT], [HOT, HOT])
     assert effects.scale_to == {P: 3, D: 3}
     assert effects.diagnostics.load_reason is Reason.SCALE_UP
 
 
-def test_one_engine_less_must_keep_the_target() -> None:
+def test_one_engine_less_must_keep_the_target():
     effects = load_tick(a_deployment(document=True, **LOAD_ONLY), 5.0, [WARM, WARM], [WARM, WARM])
     assert effects.scale_to is None
     assert effects.diagnostics.load_reason is Reason.SCALE_DOWN_REFUSED
 
 
-def test_ranks_of_a_worker_count_together() -> None:
+def test_ranks_of_a_worker_count_together():
     deployment = a_deployment(document=True, **LOAD_ONLY)
     one, two = passes(P, [HOT, IDLE])
     ranks = (one, *(type(one)(worker="w0", rank=1, queued_prefill_tokens=0),))
@@ -57,7 +55,7 @@ def test_ranks_of_a_worker_count_together() -> None:
     assert two.worker == "w1"
 
 
-def test_ranks_that_are_missing_say_nothing() -> None:
+def test_ranks_that_are_missing_say_nothing():
     deployment = a_deployment(document=True, **LOAD_ONLY)
     one, two = passes(P, [HOT, HOT])
     extra = type(one)(worker="w0", rank=1)
@@ -65,7 +63,7 @@ def test_ranks_that_are_missing_say_nothing() -> None:
     assert effects.diagnostics.load_reason is Reason.WORKER_COUNT_MISMATCH
 
 
-def test_zero_traffic_goes_to_the_minimum_even_in_the_first_window() -> None:
+def test_zero_traffic_goes_to_the_minimum_even_in_the_first_window():
     steps = {}
     for document in (True, False):
         deployment = a_deployment(document=document)
@@ -77,7 +75,7 @@ def test_zero_traffic_goes_to_the_minimum_even_in_the_first_window() -> None:
     assert steps[False].roles[P].merged == 1
 
 
-def test_a_lowered_budget_is_reached_step_by_step() -> None:
+def test_a_lowered_budget_is_reached_step_by_step():
     ended = {}
     for document in (True, False):
         deployment = a_deployment(document=document, max_gpu_budget=4, **LOAD_ONLY)
@@ -85,7 +83,7 @@ def test_a_lowered_budget_is_reached_step_by_step() -> None:
     assert ended == {True: {P: 2, D: 2}, False: {P: 3, D: 3}}
 
 
-def test_start_ups_that_are_not_needed_are_taken_back_after_two_ticks() -> None:
+def test_start_ups_that_are_not_needed_are_taken_back_after_two_ticks():
     deployment = a_deployment(document=True, **LOAD_ONLY)
     engines = {P: passes(P, [IDLE]), D: passes(D, [IDLE])}
     counts = both(1, replicas(1, 1))
@@ -94,7 +92,7 @@ def test_start_ups_that_are_not_needed_are_taken_back_after_two_ticks() -> None:
     assert (first.scale_to, second.scale_to) == (None, {D: 1})
 
 
-def test_start_ups_are_never_added_to() -> None:
+def test_start_ups_are_never_added_to():
     deployment = a_deployment(document=True, **LOAD_ONLY)
     engines = {P: passes(P, [HOT]), D: passes(D, [HOT])}
     for now in (5.0, 10.0, 15.0):
@@ -104,10 +102,7 @@ def test_start_ups_are_never_added_to() -> None:
         )
 
 
-# --- beyond the reference ----------------------------------------------------------------------
-
-
-def test_a_hot_engine_is_enough_after_two_ticks() -> None:
+def test_a_hot_engine_is_enough_after_two_ticks():
     deployment = a_deployment(**LOAD_ONLY)
     first = load_tick(deployment, 5.0, [HOT, IDLE], [WARM, WARM])
     second = load_tick(deployment, 10.0, [HOT, IDLE], [WARM, WARM])
@@ -118,7 +113,7 @@ def test_a_hot_engine_is_enough_after_two_ticks() -> None:
     assert Reason.HOT_ENGINE in load.notes
 
 
-def test_an_engine_is_hot_also_where_only_tokens_are_told() -> None:
+def test_an_engine_is_hot_also_where_only_tokens_are_told():
     """As selectors tell it: they know no requests that wait for prefill."""
     deployment = a_deployment(**LOAD_ONLY)
     booked = tuple(
@@ -135,11 +130,11 @@ def test_an_engine_is_hot_also_where_only_tokens_are_told() -> None:
 class Unproven(LastValue):
     """Forecasts that have never been compared with anything."""
 
-    def predict(self, lead_s: float) -> Constant:
-        return super().predict(lead_s)._replace(proven=False)
+    def predict(self, lead_s: float) -> ExpectedTraffic:
+        return replace(super().predict(lead_s), proven=False)
 
 
-def test_nothing_goes_down_before_it_is_known_how_far_demand_goes_beyond_forecasts() -> None:
+def test_nothing_goes_down_before_it_is_known_how_far_demand_goes_beyond_forecasts():
     ended = {}
     for forecaster in (LastValue(), Unproven()):
         deployment, ready = a_deployment(forecaster=forecaster), 8
@@ -152,7 +147,7 @@ def test_nothing_goes_down_before_it_is_known_how_far_demand_goes_beyond_forecas
     assert not ended[LastValue][1]
 
 
-def test_one_silent_engine_of_five_stops_nothing() -> None:
+def test_one_silent_engine_of_five_stops_nothing():
     for document, expected in ((True, None), (False, {P: 6})):
         deployment = a_deployment(document=document, **LOAD_ONLY)
         engines = {P: passes(P, [HOT] * 4), D: passes(D, [WARM] * 2)}
@@ -160,7 +155,7 @@ def test_one_silent_engine_of_five_stops_nothing() -> None:
         assert effects.scale_to == expected
 
 
-def test_an_engine_of_which_a_rank_is_silent_is_silent() -> None:
+def test_an_engine_of_which_a_rank_is_silent_is_silent():
     deployment = a_deployment(**LOAD_ONLY)
     others = tuple(one for each in passes(P, [HOT] * 4) for one in (each, replace(each, rank=1)))
     half = ForwardPass(worker="w9", wall_s=0.05, queued_prefill_tokens=0)
@@ -172,21 +167,21 @@ def test_an_engine_of_which_a_rank_is_silent_is_silent() -> None:
     assert Reason.SILENT_ENGINES in load.notes
 
 
-def test_too_many_silent_engines_say_nothing() -> None:
+def test_too_many_silent_engines_say_nothing():
     engines = {P: passes(P, [HOT] * 3), D: passes(D, [WARM] * 2)}
     effects = a_deployment(**LOAD_ONLY).run_tick(told(5.0, both(5, 2), engines=engines))
     assert effects.scale_to is None
     assert effects.diagnostics.load_reason is Reason.WORKER_COUNT_MISMATCH
 
 
-def test_one_noisy_reading_is_not_believed() -> None:
+def test_one_noisy_reading_is_not_believed():
     deployment = a_deployment(**LOAD_ONLY)
     for now, state in ((5.0, WARM), (10.0, WARM), (15.0, HOT), (20.0, WARM)):
         assert load_tick(deployment, now, [state] * 2, [WARM] * 2).scale_to is None
 
 
 @pytest.mark.parametrize("target", ["throughput", "latency", "load"])
-def test_thresholds_are_not_compared_with_one_noisy_reading_either(target: str) -> None:
+def test_thresholds_are_not_compared_with_one_noisy_reading_either(target):
     deployment = a_deployment(mode="agg", optimization_target=target, min_endpoint=2)
     steps = []
     for at, tokens in enumerate((0, 0, 500_000, 0, 500_000, 500_000)):
@@ -196,7 +191,7 @@ def test_thresholds_are_not_compared_with_one_noisy_reading_either(target: str) 
     assert [step.scale_to for step in steps] == [None] * 4 + [{D: 3}] * 2
 
 
-def test_what_was_heard_before_a_silence_is_no_row_with_what_is_heard_after() -> None:
+def test_what_was_heard_before_a_silence_is_no_row_with_what_is_heard_after():
     deployment = a_deployment(**LOAD_ONLY)
     load_tick(deployment, 5.0, [WARM, WARM], [WARM, WARM])
     load_tick(deployment, 10.0, [HOT, IDLE], [WARM, WARM])
@@ -207,7 +202,7 @@ def test_what_was_heard_before_a_silence_is_no_row_with_what_is_heard_after() ->
     assert load_tick(deployment, 305.0, [HOT, IDLE], [WARM, WARM]).scale_to == {P: 3}
 
 
-def test_nothing_goes_down_by_load_before_the_first_forecast() -> None:
+def test_nothing_goes_down_by_load_before_the_first_forecast():
     deployment = a_deployment(enable_load_scaling=True, down_window_s=10.0)
     for now in range(5, 60, 5):
         effects = load_tick(deployment, float(now), [IDLE] * 4, [IDLE] * 4)
@@ -217,7 +212,7 @@ def test_nothing_goes_down_by_load_before_the_first_forecast() -> None:
     assert load.reason is Reason.NO_FORECAST_YET
 
 
-def test_a_ramp_is_met_in_proportion_where_asked_for() -> None:
+def test_a_ramp_is_met_in_proportion_where_asked_for():
     deployment = a_deployment(step="proportional", max_gpu_budget=-1, **LOAD_ONLY)
     assert load_tick(deployment, 5.0, [HOT, HOT], [WARM, WARM]).scale_to == {P: 6}
     deployment = a_deployment(mode="agg", step="proportional", max_gpu_budget=-1, **LOAD_ONLY)
@@ -229,7 +224,7 @@ def test_a_ramp_is_met_in_proportion_where_asked_for() -> None:
     assert effects.scale_to == {D: 6}
 
 
-def test_requests_that_wait_at_the_selector_count_as_load() -> None:
+def test_requests_that_wait_at_the_selector_count_as_load():
     deployment = a_deployment(**LOAD_ONLY)
     engines = {P: passes(P, [WARM] * 2), D: passes(D, [WARM] * 2)}
     waiting = traffic(10.0, 5.0, queued_requests=4.0, rejected=2.0)
@@ -240,7 +235,7 @@ def test_requests_that_wait_at_the_selector_count_as_load() -> None:
     assert [tick.scale_to for tick in ticks] == [None, {P: 3}]
 
 
-def test_the_floor_holds_also_while_no_engine_speaks() -> None:
+def test_the_floor_holds_also_while_no_engine_speaks():
     deployment = a_deployment(enable_load_scaling=True)
     effects = deployment.run_tick(told(60.0, both(4, 4), of=traffic(1500.0)))
     assert effects.diagnostics.load_reason is Reason.NO_FPM_DATA
@@ -248,7 +243,7 @@ def test_the_floor_holds_also_while_no_engine_speaks() -> None:
     assert effects.scale_to[P] == 5
 
 
-def test_demand_goes_up_at_once_and_down_only_after_a_window() -> None:
+def test_demand_goes_up_at_once_and_down_only_after_a_window():
     deployment = a_deployment(down_window_s=120.0)
     counts, ups, downs = both(2, 2), [], []
     for at in range(1, 16):
@@ -263,7 +258,7 @@ def test_demand_goes_up_at_once_and_down_only_after_a_window() -> None:
     assert len(downs) == 6
 
 
-def test_a_stuck_start_up_is_withdrawn_and_not_begun_again_for_a_while() -> None:
+def test_a_stuck_start_up_is_withdrawn_and_not_begun_again_for_a_while():
     deployment = a_deployment()
     stuck = both(2, 2) | {P: replicas(2, 3)}
     seen = {}
@@ -281,9 +276,7 @@ def test_a_stuck_start_up_is_withdrawn_and_not_begun_again_for_a_while() -> None
 
 @pytest.mark.parametrize("first", [both(4, 4), None], ids=["seen before", "from the first tick on"])
 @pytest.mark.parametrize("verified", [True, False])
-def test_replicas_that_have_failed_or_roll_are_not_given_up(
-    first: dict[Role, RoleReplicas] | None, verified: bool
-) -> None:
+def test_replicas_that_have_failed_or_roll_are_not_given_up(first, verified):
     deployment = a_deployment(min_endpoint=2)
     failed = RoleReplicas(ready=0, expected=4, startup_only=verified, limits=LIMITS)
     for at in range(1, 90):
@@ -293,7 +286,7 @@ def test_replicas_that_have_failed_or_roll_are_not_given_up(
     assert Reason.PENDING_STUCK in effects.diagnostics.reasons
 
 
-def test_a_pod_that_never_ends_holds_nothing_up_for_ever() -> None:
+def test_a_pod_that_never_ends_holds_nothing_up_for_ever():
     deployment = a_deployment(scaling_max_wait=600.0)
     ends = {
         role: RoleReplicas(ready=1, expected=1, in_progress=True, limits=LIMITS) for role in Role
@@ -306,7 +299,7 @@ def test_a_pod_that_never_ends_holds_nothing_up_for_ever() -> None:
     assert any(raised[10:])
 
 
-def test_load_takes_nothing_away_on_traffic_that_this_tick_does_not_know() -> None:
+def test_load_takes_nothing_away_on_traffic_that_this_tick_does_not_know():
     deployment = a_deployment(enable_load_scaling=True, down_window_s=10.0, down_cooldown_s=0.0)
     idle = {role: passes(role, [IDLE] * 6) for role in Role}
     for at in range(1, 60):
@@ -315,7 +308,7 @@ def test_load_takes_nothing_away_on_traffic_that_this_tick_does_not_know() -> No
         assert effects.scale_to is None or at % 12 == 0
 
 
-def test_a_late_tick_is_told_a_whole_window_and_a_longer_one_counts_as_such() -> None:
+def test_a_late_tick_is_told_a_whole_window_and_a_longer_one_counts_as_such():
     deployment = a_deployment()
     assert deployment.tick_needs(55.0).traffic_s is None
     assert deployment.tick_needs(64.0).traffic_s == 60.0
@@ -328,7 +321,7 @@ def test_a_late_tick_is_told_a_whole_window_and_a_longer_one_counts_as_such() ->
     assert sizes[0] is not None
 
 
-def test_replicas_that_could_not_be_read_do_not_cost_the_forecast_its_turn() -> None:
+def test_replicas_that_could_not_be_read_do_not_cost_the_forecast_its_turn():
     deployment = a_deployment()
     deployment.run_tick(TickInput(now_s=60.0, replicas={}, traffic=traffic(600.0)))
     assert deployment.next_tick.run_throughput
@@ -336,7 +329,7 @@ def test_replicas_that_could_not_be_read_do_not_cost_the_forecast_its_turn() -> 
     assert effects.diagnostics.run_throughput
 
 
-def test_unknown_traffic_is_not_zero() -> None:
+def test_unknown_traffic_is_not_zero():
     deployment = a_deployment(down_window_s=60.0)
     for at in range(1, 20):
         known = traffic(600.0) if at <= 4 else None
@@ -348,9 +341,7 @@ def test_unknown_traffic_is_not_zero() -> None:
 
 
 @pytest.mark.parametrize("phase", ["rolling", "stale"])
-def test_nothing_goes_down_for_a_window_after_it_was_needed_while_nothing_could_be_done(
-    phase: str,
-) -> None:
+def test_nothing_goes_down_for_a_window_after_it_was_needed_while_nothing_could_be_done(phase):
     deployment = a_deployment(down_window_s=240.0)
     there = both(6, 6)
     rolls = {role: replicas(6, in_progress=True) for role in Role}
@@ -369,31 +360,31 @@ def test_nothing_goes_down_for_a_window_after_it_was_needed_while_nothing_could_
     assert went[0][0] >= 12 + 4
 
 
-def test_replicas_that_cannot_be_read_hold_everything() -> None:
+def test_replicas_that_cannot_be_read_hold_everything():
     effects = a_deployment().run_tick(TickInput(now_s=60.0, replicas={}, traffic=traffic(9000.0)))
     assert effects.scale_to is None
     assert effects.diagnostics.reasons == (Reason.REPLICAS_UNKNOWN,)
 
 
-def test_below_the_minimum_is_raised_at_once_from_the_peer() -> None:
+def test_below_the_minimum_is_raised_at_once_from_the_peer():
     deployment = a_deployment(min_endpoint=2, max_gpu_budget=6, **LOAD_ONLY)
     effects = deployment.run_tick(told(5.0, both(1, 5)))
     assert effects.scale_to == {P: 2, D: 4}
     assert Reason.BELOW_MINIMUM in effects.diagnostics.reasons
 
 
-def test_one_role_below_its_minimum_is_raised_without_any_wish() -> None:
+def test_one_role_below_its_minimum_is_raised_without_any_wish():
     deployment = a_deployment(mode="agg", min_endpoint=2)
     assert deployment.run_tick(told(5.0, {D: replicas(1)})).scale_to == {D: 2}
 
 
-def test_one_role_below_its_minimum_is_raised_at_once_also_to_the_least_gpus() -> None:
+def test_one_role_below_its_minimum_is_raised_at_once_also_to_the_least_gpus():
     deployment = a_deployment(mode="agg", min_endpoint=4, min_gpu_budget=6)
     assert deployment.run_tick(told(5.0, {D: replicas(1)})).scale_to == {D: 4}
     assert deployment.run_tick(told(10.0, {D: replicas(4)})).scale_to == {D: 5}
 
 
-def test_advice_is_given_and_not_done() -> None:
+def test_advice_is_given_and_not_done():
     effects = a_deployment(advisory=True).run_tick(told(60.0, both(2, 2), of=traffic(1800.0)))
     assert effects.scale_to is None
     assert effects.wished is not None
@@ -401,7 +392,7 @@ def test_advice_is_given_and_not_done() -> None:
     assert Reason.ADVISORY in effects.diagnostics.reasons
 
 
-def test_external_proposers_are_heard_and_a_rejection_ends_the_tick() -> None:
+def test_external_proposers_are_heard_and_a_rejection_ends_the_tick():
     most = Proposal(
         source="quota", priority=0, targets=(ProposedCount("prefill", BoundType.AT_MOST, 4),)
     )
@@ -419,7 +410,7 @@ def _fields(tick: TickInput) -> dict[str, object]:
     return {name: getattr(tick, name) for name in tick.__struct_fields__}
 
 
-def test_constraints_bound_and_set_nothing() -> None:
+def test_constraints_bound_and_set_nothing():
     least = Proposal(
         source="night",
         priority=0,
@@ -435,7 +426,7 @@ def test_constraints_bound_and_set_nothing() -> None:
 
 
 @pytest.mark.parametrize("mode", ["prefill", "decode", "agg"])
-def test_one_role_alone_is_sized(mode: str) -> None:
+def test_one_role_alone_is_sized(mode):
     deployment = a_deployment(mode=mode, max_gpu_budget=-1)
     role = deployment.roles[0]
     effects = deployment.run_tick(told(60.0, {role: replicas(1)}, of=traffic(6000.0)))
@@ -443,7 +434,7 @@ def test_one_role_alone_is_sized(mode: str) -> None:
     assert effects.scale_to[role] > 3
 
 
-def test_bounds_change_in_operation_and_the_mode_does_not() -> None:
+def test_bounds_change_in_operation_and_the_mode_does_not():
     deployment = a_deployment(**LOAD_ONLY)
     changed = type(deployment.settings)(**{**_settings(deployment), "max_gpu_budget": 4})
     deployment.reconfigure(changed)
@@ -458,7 +449,7 @@ def _settings(deployment: PlannedDeployment) -> dict[str, object]:
     return {name: getattr(settings, name) for name in settings.__struct_fields__}
 
 
-def test_the_next_tick_says_what_it_needs() -> None:
+def test_the_next_tick_says_what_it_needs():
     deployment = a_deployment(enable_load_scaling=True)
     assert deployment.next_tick.at_s == 5.0
     for at in range(1, 12):

@@ -26,6 +26,7 @@ from tests.planner.core.deployments import (
     replicas,
     traffic,
 )
+from tests.planner.invariants import check_deployment
 
 GPUS = 12
 states = st.sampled_from([HOT, WARM, IDLE])
@@ -142,7 +143,7 @@ class DeploymentMachine(RuleBasedStateMachine):
     def ceilings_hold(self) -> None:
         if hasattr(self, "deployment"):
             assert self._count_of_tenants <= GPUS
-            self.deployment.check_invariants()
+            check_deployment(self.deployment)
 
     @rule()
     def minima_come_back(self) -> None:

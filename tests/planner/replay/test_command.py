@@ -54,9 +54,7 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_profiles_side_by_side_and_twice_the_same_bytes(
-    trace: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_profiles_side_by_side_and_twice_the_same_bytes(trace, config, tmp_path, capsys):
     report = tmp_path / "report.html"
     words = ["--trace", str(trace), "--config", str(config), "--least", "--report", str(report)]
     words += ["--profile", "ours", "--profile", "document", "--startup-secs", "30"]
@@ -75,9 +73,7 @@ def test_profiles_side_by_side_and_twice_the_same_bytes(
     assert b"chat (document)" in page
 
 
-def test_a_trace_goes_on_as_long_as_is_asked_for(
-    trace: Path, config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trace_goes_on_as_long_as_is_asked_for(trace, config, capsys):
     words = ["--trace", str(trace), "--config", str(config), "--hours", "0.25", "--json"]
     assert replay_command(words) == 0
     (found,) = json.loads(capsys.readouterr().out)
@@ -109,9 +105,7 @@ def a_log(path: Path) -> Path:
     return path
 
 
-def test_a_log_with_its_own_settings_and_with_others(
-    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_with_its_own_settings_and_with_others(tmp_path, config, capsys):
     log = a_log(tmp_path / "decisions.jsonl")
     assert replay_command(["--log", str(log)]) == 0
     assert "10 ticks, 10 the same, 0 differ" in capsys.readouterr().out
@@ -140,13 +134,13 @@ def test_a_log_with_its_own_settings_and_with_others(
         (["--log", "/dev/null"], "the log has no tick"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(words: list[str], fault: str) -> None:
+def test_what_cannot_be_done_is_one_line(words, fault):
     with pytest.raises(UsageError, match=fault) as raised:
         replay_command(words)
     assert "\n" not in str(raised.value)
 
 
-def test_a_deployment_that_is_not_in_the_file(trace: Path, config: Path) -> None:
+def test_a_deployment_that_is_not_in_the_file(trace, config):
     with pytest.raises(PlannerConfigError, match="deployment `x` does not exist"):
         replay_command(["--trace", str(trace), "--config", str(config), "--deployment", "x"])
 
@@ -156,23 +150,18 @@ def test_a_deployment_that_is_not_in_the_file(trace: Path, config: Path) -> None
     [
         (["--hours", "169"], "--hours: expected at most 168, got 169"),
         (["--speedup", "0.0001"], "--hours: expected at most 168, got 1666"),
-        (
-            ["--replicas", "10001"],
-            "--replicas: expected a whole number from 0 to 10000",
-        ),
+        (["--replicas", "10001"], "--replicas: expected a whole number from 0 to 10000"),
         (["--config", "PROFILE"], "selected_prefill_interpolation"),
     ],
 )
-def test_what_would_never_end_or_is_not_there_is_one_line(
-    words: list[str], fault: str, trace: Path, tmp_path: Path
-) -> None:
+def test_what_would_never_end_or_is_not_there_is_one_line(words, fault, trace, tmp_path):
     (tmp_path / "p.yaml").write_text(f"{CONFIG}    profile_results_dir: {tmp_path}\n")
     named = [str(tmp_path / "p.yaml") if each == "PROFILE" else each for each in words]
     with pytest.raises(UsageError, match=fault):
         replay_command(["--trace", str(trace), *named])
 
 
-def test_a_broken_archive_and_deep_lines_are_one_line(trace: Path, tmp_path: Path) -> None:
+def test_a_broken_archive_and_deep_lines_are_one_line(trace, tmp_path):
     packed = bytearray(gzip.compress(trace.read_bytes()))
     packed[200:260] = b"\x55" * 60
     (tmp_path / "broken.jsonl.gz").write_bytes(packed)
@@ -200,9 +189,7 @@ def test_a_broken_archive_and_deep_lines_are_one_line(trace: Path, tmp_path: Pat
         (b'"diagnostics":{', b'"diagnostics":' + b"[" * 100_000, "line 2"),
     ],
 )
-def test_a_log_that_no_planner_wrote_is_one_line(
-    old: bytes, new: bytes, fault: str, tmp_path: Path
-) -> None:
+def test_a_log_that_no_planner_wrote_is_one_line(old, new, fault, tmp_path):
     log = a_log(tmp_path / "decisions.jsonl")
     log.write_bytes(log.read_bytes().replace(old, new))
     with pytest.raises(PlannerConfigError, match=fault):

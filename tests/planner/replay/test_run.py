@@ -14,9 +14,9 @@ from select_service.planner.replay.planner_run import (
     ReplayCourse,
     ReplayOutcome,
 )
-from select_service.planner.replay.replay_traffic import generate_requests
 from select_service.planner.replay.simulated_engine import EngineSpeed, SimulatedRequest
 from select_service.planner.replay.simulated_fleet import FleetOptions
+from tests.builders.simulated_engines import generate_requests
 from tests.planner.core.deployments import a_deployment
 
 LIMITS = EngineLimits(max_num_batched_tokens=2048, max_num_seqs=256, max_kv_tokens=400_000)

@@ -8,11 +8,7 @@ import pytest
 
 from select_service.files.mooncake_trace import TraceError
 from select_service.planner.core.tick_input import ForwardPass
-from select_service.planner.replay.replay_traffic import (
-    generate_requests,
-    repeat_requests,
-    trace_requests,
-)
+from select_service.planner.replay.replay_traffic import repeat_requests, trace_requests
 from select_service.planner.replay.simulated_engine import SimulatedRequest
 from select_service.planner.replay.simulated_observation import (
     SAMPLES_MAX,
@@ -20,17 +16,13 @@ from select_service.planner.replay.simulated_observation import (
     make_length_bins,
     measure_variation,
 )
+from tests.builders.simulated_engines import generate_requests
 
 
 def trace(path: Path, *rows: tuple[float, list[int], int]) -> Path:
     lines = [
         json.dumps(
-            {
-                "timestamp": ms,
-                "input_length": len(ids) * 512,
-                "output_length": out,
-                "hash_ids": ids,
-            }
+            {"timestamp": ms, "input_length": len(ids) * 512, "output_length": out, "hash_ids": ids}
         )
         for ms, ids, out in rows
     ]

@@ -21,7 +21,7 @@ class Platform:
         self.num_gpu: int | None = None
         self.fault: Exception | None = None
         self.hangs = False
-        self.steps = 0
+        self.steps = self.pauses = 0
         self.is_closed = False
 
     async def read(self) -> Mapping[Role, RoleReplicas]:
@@ -53,7 +53,8 @@ class Platform:
 
     async def validate(self) -> None: ...
 
-    async def pause(self) -> None: ...
+    async def pause(self) -> None:
+        self.pauses += 1
 
     async def close(self) -> None:
         self.is_closed = True

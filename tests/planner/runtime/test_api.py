@@ -7,7 +7,6 @@ from starlette.testclient import TestClient
 from select_service.net.allowed_hosts import host_names_for
 from select_service.planner.config import DeploymentConfig
 from select_service.planner.config_loader import PlannerConfigError
-from select_service.planner.connectors.advisory_connector import AdvisoryConnector
 from select_service.planner.connectors.dry_run_connector import DryRunConnector
 from select_service.planner.connectors.virtual_connector import VirtualConnector
 from select_service.planner.core.reasons import Reason
@@ -21,7 +20,7 @@ from tests.planner.made_up import a_role, a_tick, effects, statuses_of
 
 class Member:
     def __init__(self, connector):
-        self.connector = AdvisoryConnector(connector, advisory=False)
+        self.connector = connector
         self.faults = {}
 
 
@@ -97,8 +96,7 @@ def test_a_deployment_that_has_not_ticked_yet_is_shown(loop):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "codes"),
-    [(3, ["advisory", "scale", "scale_up"]), (2, ["advisory", "no_change"])],
+    ("wanted", "codes"), [(3, ["advisory", "scale", "scale_up"]), (2, ["advisory", "no_change"])]
 )
 def test_another_number_is_asked_for_only_where_another_is_wanted(loop, wanted, codes):
     """The stage that asked may have been held, or its wish may be there."""

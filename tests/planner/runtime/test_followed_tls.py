@@ -1,27 +1,27 @@
 """Selectors that ask for a certificate: what the planner shows them, also when its files change."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import yaml
 
 from select_service.adapters.reload import file_watch
+from select_service.net.http_client.http_error import HttpError
 from select_service.net.tls.current_tls import ClientTls
 from select_service.planner.__main__ import main
 from select_service.planner.connectors.selector_client import SelectorClients
-from select_service.planner.planner_http import PlannerHttpClient, RequestFailed
+from select_service.planner.planner_http import PlannerHttpClient
 from select_service.planner.runtime.selector_source import SelectorSource
 from select_service.planner.runtime.watched_tls import WatchedTls, client_files
 from tests.builders import worker_body
-from tests.net.tls.certificates import Issued, authority, believing
-from tests.net.tls.served import TlsService, copied
-from tests.polling import eventually_on_loop
-from tests.process.running import Reached
+from tests.builders.certificates import Issued, authority, believing
+from tests.builders.polling import eventually_on_loop
+from tests.builders.running import Reached
+from tests.builders.tls_service import TlsService, copied
 
 WRONG = "TLS files are invalid; keeping the previous ones"
-Scene = Callable[[ClientTls], Awaitable[None]]
 
 
 @pytest.fixture(autouse=True)
@@ -50,28 +50,24 @@ def url_of(service: Reached) -> str:
     return f"https://localhost:{service.port}"
 
 
-def followed(own: Issued, scene: Scene) -> None:
-    async def run() -> None:
-        async with WatchedTls() as known:
-            files = client_files(str(authority().file), str(own.certificate), str(own.key))
-            tls = known.tls_for(files)
-            assert tls is not None
-            assert known.tls_for(files) is tls
-            await scene(tls)
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def followed(own: Issued) -> AsyncIterator[ClientTls]:
+    async with WatchedTls() as known:
+        files = client_files(str(authority().file), str(own.certificate), str(own.key))
+        tls = known.tls_for(files)
+        assert tls is not None
+        assert known.tls_for(files) is tls
+        yield tls
 
 
 async def is_let_in(http: PlannerHttpClient, service: Reached) -> bool:
     try:
         return await http.get(f"{url_of(service)}/health") == b'{"status":"ok"}'
-    except RequestFailed:
+    except HttpError:
         return False
 
 
-def test_observations_and_loads_are_asked_for_with_a_certificate(
-    strict: TlsService, own: Issued
-) -> None:
+async def test_observations_and_loads_are_asked_for_with_a_certificate(strict, own):
     async def asked(tls: ClientTls | None) -> tuple[int, dict[str, str]]:
         """Workers of which it hears, and what it could not read."""
         selectors = SelectorClients([url_of(strict)], "m", "default", None, tls)
@@ -82,7 +78,7 @@ def test_observations_and_loads_are_asked_for_with_a_certificate(
             await selectors.close()
             return len(loads or ()), source.faults
 
-    async def scene(tls: ClientTls) -> None:
+    async with followed(own) as tls:
         assert await asked(tls) == (1, {})
         without = WatchedTls().tls_for(client_files(None))
         assert without is None
@@ -90,38 +86,28 @@ def test_observations_and_loads_are_asked_for_with_a_certificate(
         assert loads == 0
         assert "certificate" in faults[url_of(strict)].lower()
 
-    followed(own, scene)
 
-
-def test_a_certificate_that_changes_is_shown_from_then_on(strict: TlsService, own: Issued) -> None:
+async def test_a_certificate_that_changes_is_shown_from_then_on(strict, own):
     good = authority().issue()
     copied(authority("stranger").issue(), own)
-
-    async def scene(tls: ClientTls) -> None:
-        async with PlannerHttpClient(tls) as http:
-            assert not await is_let_in(http, strict)
-            copied(good, own)
-            await eventually_on_loop(lambda: tls.tls_report().readings == 1)
-            assert await is_let_in(http, strict)
-            copied(authority("stranger").issue(), own)
-            await eventually_on_loop(lambda: tls.tls_report().readings == 2)
-            assert not await is_let_in(http, strict), "the connection before is not used"
-
-    followed(own, scene)
+    async with followed(own) as tls, PlannerHttpClient(tls) as http:
+        assert not await is_let_in(http, strict)
+        copied(good, own)
+        await eventually_on_loop(lambda: tls.tls_report().readings == 1)
+        assert await is_let_in(http, strict)
+        copied(authority("stranger").issue(), own)
+        await eventually_on_loop(lambda: tls.tls_report().readings == 2)
+        assert not await is_let_in(http, strict), "the connection before is not used"
 
 
-def test_a_pair_that_is_wrong_changes_nothing_and_is_told_of_once(
-    strict: TlsService,
-    own: Issued,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_pair_that_is_wrong_changes_nothing_and_is_told_of_once(
+    strict, own, caplog, monkeypatch
+):
     looked, marks_of = [], file_watch.file_marks
     monkeypatch.setattr(
         file_watch, "file_marks", lambda path: looked.append(path) or marks_of(path)
     )
-
-    async def scene(tls: ClientTls) -> None:
+    async with followed(own) as tls:
         own.certificate.write_bytes(authority().issue().certificate.read_bytes())
         await eventually_on_loop(lambda: tls.tls_report().is_stale)
         before = len(looked)
@@ -133,8 +119,6 @@ def test_a_pair_that_is_wrong_changes_nothing_and_is_told_of_once(
         copied(authority().issue(), own)
         await eventually_on_loop(lambda: tls.tls_report().readings == 1)
         assert not tls.tls_report().is_stale
-
-    followed(own, scene)
 
 
 @pytest.mark.parametrize(
@@ -148,13 +132,8 @@ def test_a_pair_that_is_wrong_changes_nothing_and_is_told_of_once(
     ],
 )
 def test_files_that_are_wrong_stop_the_start_with_one_line(
-    tmp_path: Path,
-    own: Issued,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    given: dict[str, str],
-    said: str,
-) -> None:
+    tmp_path, own, monkeypatch, capsys, given, said
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "words").write_text("two words")
     deployment = {"name": "a", "model_name": "m", "mode": "agg"}
@@ -165,9 +144,7 @@ def test_files_that_are_wrong_stop_the_start_with_one_line(
     assert said in line
 
 
-def test_the_ca_of_prometheus_is_judged_at_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_ca_of_prometheus_is_judged_at_the_start(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     prometheus = {"url": "https://localhost:1", "ca_file": "missing.pem"}
     deployment = {"name": "a", "model_name": "m", "mode": "agg", "prometheus": prometheus}

@@ -12,12 +12,12 @@ import zmq
 
 from select_service.planner.config import DeploymentConfig, ForwardPassSourceConfig, PlannerConfig
 from select_service.planner.config_loader import PlannerConfigError, convert_config
-from select_service.planner.connectors.advisory_connector import AdvisoryConnector
 from select_service.planner.connectors.connector import (
     ConnectorDecision,
     ConnectorError,
     ConnectorStatus,
     ConnectorUnavailable,
+    same_outcome,
 )
 from select_service.planner.core.cluster import ClusterPlanner
 from select_service.planner.core.reasons import Reason
@@ -114,7 +114,7 @@ class Scene:
         self.platform = Platform({D: 2})
         nobody = ExternalProposers((), None, lambda: self.now)  # type: ignore[arg-type]
         sources = DeploymentSources(self.source, None, None, nobody)
-        self.member = DeploymentRunner(own, sources, AdvisoryConnector(self.platform, own.advisory))
+        self.member = DeploymentRunner(own, sources, self.platform)
         core = a_deployment(**_settings(own))
         self.listening = Listening()
         self.loop = TickLoop(
@@ -135,48 +135,39 @@ def _settings(own: DeploymentConfig) -> Mapping[str, Any]:
     return {each: getattr(own, each) for each in DeploymentSettings.__struct_fields__}
 
 
-def test_a_tick_asks_decides_and_scales() -> None:
-    async def run() -> None:
-        scene = Scene()
-        told, effects, applied = await scene.tick()
-        assert told.traffic is not None
-        assert told.traffic.requests == 3000.0
-        assert told.replicas[D].limits is not None
-        assert told.replicas[D].limits.max_kv_tokens == LIMITS.max_kv_tokens
-        assert effects.scale_to is not None
-        assert scene.platform.asked == [effects.scale_to]
-        assert scene.platform.counts[D] > 2
-        assert applied is not None
-        assert applied.roles[D].status == ConnectorStatus.APPLIED
-
-    asyncio.run(run())
+async def test_a_tick_asks_decides_and_scales() -> None:
+    scene = Scene()
+    told, effects, applied = await scene.tick()
+    assert told.traffic is not None
+    assert told.traffic.requests == 3000.0
+    assert told.replicas[D].limits is not None
+    assert told.replicas[D].limits.max_kv_tokens == LIMITS.max_kv_tokens
+    assert effects.scale_to is not None
+    assert scene.platform.asked == [effects.scale_to]
+    assert scene.platform.counts[D] > 2
+    assert applied is not None
+    assert applied.roles[D].status == ConnectorStatus.APPLIED
 
 
-def test_selectors_that_say_nothing_are_unknown_traffic() -> None:
-    async def run() -> None:
-        scene = Scene()
-        scene.source.answer = None
-        scene.source.faults = {"http://selector": "no answer within 10 s"}
-        told, effects, _ = await scene.tick()
-        assert told.traffic is None
-        assert effects.scale_to is None
-        assert effects.diagnostics.throughput_reason == Reason.NO_TRAFFIC_DATA
-        assert scene.member.faults == scene.source.faults
-
-    asyncio.run(run())
+async def test_selectors_that_say_nothing_are_unknown_traffic() -> None:
+    scene = Scene()
+    scene.source.answer = None
+    scene.source.faults = {"http://selector": "no answer within 10 s"}
+    told, effects, _ = await scene.tick()
+    assert told.traffic is None
+    assert effects.scale_to is None
+    assert effects.diagnostics.throughput_reason == Reason.NO_TRAFFIC_DATA
+    assert scene.member.faults == scene.source.faults
 
 
-def test_a_model_that_no_selector_knows_is_said() -> None:
-    async def run() -> None:
-        scene = Scene()
-        scene.source.unknown_model = "nothing is known of model=m"
-        await scene.tick()
-        assert scene.member.faults == {"model": "nothing is known of model=m"}
-
-    asyncio.run(run())
+async def test_a_model_that_no_selector_knows_is_said() -> None:
+    scene = Scene()
+    scene.source.unknown_model = "nothing is known of model=m"
+    await scene.tick()
+    assert scene.member.faults == {"model": "nothing is known of model=m"}
 
 
-def test_what_is_wrong_at_the_start_is_asked_again_before_the_first_tick(
+async def test_what_is_wrong_at_the_start_is_asked_again_before_the_first_tick(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A selector that was started at the same time may answer seconds later."""
@@ -187,115 +178,99 @@ def test_what_is_wrong_at_the_start_is_asked_again_before_the_first_tick(
         found = [each for each in caplog.records if each.getMessage() == "deployment observed"]
         return [each.fields["faults"] for each in found]  # type: ignore[attr-defined]
 
-    async def run() -> None:
-        scene = Scene()
-        scene.source.faults = {"http://selector": "refused"}
-        running = asyncio.create_task(scene.loop.run())
-        async with asyncio.timeout(30.0):
-            while scene.source.asked < 3:
-                await asyncio.sleep(0.001)
-            assert scene.member.faults == scene.source.faults
-            assert observed_faults() == [1]
-            scene.source.faults = {}
-            while scene.member.faults:
-                await asyncio.sleep(0.001)
-        asked = scene.source.asked
-        await asyncio.sleep(0.05)
-        assert scene.source.asked == asked
-        assert observed_faults() == [1, 0]
-        assert scene.listening.ticks == []
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-    asyncio.run(run())
+    scene = Scene()
+    scene.source.faults = {"http://selector": "refused"}
+    running = asyncio.create_task(scene.loop.run())
+    async with asyncio.timeout(30.0):
+        while scene.source.asked < 3:
+            await asyncio.sleep(0.001)
+        assert scene.member.faults == scene.source.faults
+        assert observed_faults() == [1]
+        scene.source.faults = {}
+        while scene.member.faults:
+            await asyncio.sleep(0.001)
+    asked = scene.source.asked
+    await asyncio.sleep(0.05)
+    assert scene.source.asked == asked
+    assert observed_faults() == [1, 0]
+    assert scene.listening.ticks == []
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
-def test_the_first_tick_does_not_wait_for_another_look(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_first_tick_does_not_wait_for_another_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(loops, "LOOK_S", 120.0)
-
-    async def run() -> None:
-        scene = Scene()
-        scene.source.faults = {"http://selector": "refused"}
-        running = asyncio.create_task(scene.loop.run())
-        while scene.source.asked < 1 or not scene.member.faults:
-            await asyncio.sleep(0)
-        scene.now = 60.0
-        async with asyncio.timeout(30.0):
-            while not scene.listening.ticks:
-                await asyncio.sleep(0.001)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-    asyncio.run(run())
+    scene = Scene()
+    scene.source.faults = {"http://selector": "refused"}
+    running = asyncio.create_task(scene.loop.run())
+    while scene.source.asked < 1 or not scene.member.faults:
+        await asyncio.sleep(0)
+    scene.now = 60.0
+    async with asyncio.timeout(30.0):
+        while not scene.listening.ticks:
+            await asyncio.sleep(0.001)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
-def test_a_platform_that_cannot_be_read_or_written_is_tried_again_at_the_next_tick() -> None:
-    async def run() -> None:
-        scene = Scene()
-        scene.platform.fault = ConnectorUnavailable("busy")
-        told, effects, applied = await scene.tick()
-        assert (told.replicas, effects.scale_to, applied) == ({}, None, None)
-        assert scene.member.faults == {"connector": "busy"}
-        scene.platform.fault = None
-        _, effects, applied = await scene.tick()
-        assert effects.scale_to is not None
-        assert applied is not None
-        assert scene.member.faults == {}
-
-    asyncio.run(run())
+async def test_a_platform_that_cannot_be_read_or_written_is_tried_again_at_the_next_tick() -> None:
+    scene = Scene()
+    scene.platform.fault = ConnectorUnavailable("busy")
+    told, effects, applied = await scene.tick()
+    assert (told.replicas, effects.scale_to, applied) == ({}, None, None)
+    assert scene.member.faults == {"connector": "busy"}
+    scene.platform.fault = None
+    _, effects, applied = await scene.tick()
+    assert effects.scale_to is not None
+    assert applied is not None
+    assert scene.member.faults == {}
 
 
 @pytest.mark.parametrize("error", [ConnectorError("no rights"), ValueError("bins differ")])
-def test_no_error_of_a_deployment_ends_the_loop(error: Exception) -> None:
-    async def run() -> None:
-        scene = Scene()
-        scene.platform.fault = error
-        told, effects, applied = await scene.tick()
-        assert (told.replicas, effects.scale_to, applied) == ({}, None, None)
-        assert any(str(error) in each for each in scene.member.faults.values())
-        scene.platform.fault = None
-        _, effects, _ = await scene.tick()
-        assert effects.scale_to is not None
-
-    asyncio.run(run())
+async def test_no_error_of_a_deployment_ends_the_loop(error: Exception) -> None:
+    scene = Scene()
+    scene.platform.fault = error
+    told, effects, applied = await scene.tick()
+    assert (told.replicas, effects.scale_to, applied) == ({}, None, None)
+    assert any(str(error) in each for each in scene.member.faults.values())
+    scene.platform.fault = None
+    _, effects, _ = await scene.tick()
+    assert effects.scale_to is not None
 
 
-def test_a_decision_that_fails_holds_the_deployment(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        scene = Scene()
+async def test_a_decision_that_fails_holds_the_deployment(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene()
 
-        def fails(told: Mapping[str, TickInput]) -> dict[str, TickEffects]:
-            raise ArithmeticError("no root")
+    def fails(told: Mapping[str, TickInput]) -> dict[str, TickEffects]:
+        raise ArithmeticError("no root")
 
-        with monkeypatch.context() as patched:
-            patched.setattr(ClusterPlanner, "tick", lambda _, told: fails(told))
-            scene.now = 60.0
-            await scene.loop.tick()
-        assert scene.platform.asked == []
-        assert scene.member.faults == {"decision": "ArithmeticError: no root"}
-        _, effects, _ = await scene.tick()
-        assert effects.scale_to is not None
-
-    asyncio.run(run())
+    with monkeypatch.context() as patched:
+        patched.setattr(ClusterPlanner, "tick", lambda _, told: fails(told))
+        scene.now = 60.0
+        await scene.loop.tick()
+    assert scene.platform.asked == []
+    assert scene.member.faults == {"decision": "ArithmeticError: no root"}
+    _, effects, _ = await scene.tick()
+    assert effects.scale_to is not None
 
 
-def test_a_tick_that_takes_too_long_scales_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_tick_that_takes_too_long_scales_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loops, "DEADLINE_S", 0.05)
-
-    async def run() -> None:
-        scene = Scene()
-        scene.source.hangs = True
-        told, effects, _ = await scene.tick()
-        assert (told.replicas, effects.scale_to) == ({}, None)
-        assert scene.member.faults == {"tick": "took over 0.05 s; nothing was scaled"}
-        scene.source.hangs = False
-        _, effects, _ = await scene.tick()
-        assert effects.scale_to is not None
-
-    asyncio.run(run())
+    scene = Scene()
+    scene.source.hangs = True
+    told, effects, _ = await scene.tick()
+    assert (told.replicas, effects.scale_to) == ({}, None)
+    assert scene.member.faults == {"tick": "took over 0.05 s; nothing was scaled"}
+    scene.source.hangs = False
+    _, effects, _ = await scene.tick()
+    assert effects.scale_to is not None
 
 
-def test_a_decision_that_takes_too_long_scales_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_decision_that_takes_too_long_scales_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     decide = ClusterPlanner.tick
 
     def slowly(cluster: ClusterPlanner, told: Mapping[str, TickInput]) -> dict[str, TickEffects]:
@@ -303,96 +278,77 @@ def test_a_decision_that_takes_too_long_scales_nothing(monkeypatch: pytest.Monke
         Event().wait(0.1)
         return effects
 
-    async def run() -> None:
-        scene = Scene()
-        with monkeypatch.context() as patched:
-            patched.setattr(loops, "DEADLINE_S", 0.05)
-            patched.setattr(ClusterPlanner, "tick", slowly)
-            _, effects, applied = await scene.tick()
-        assert effects.scale_to is not None
-        assert (applied, scene.platform.asked) == (None, [])
-        assert "tick" in scene.member.faults
-        _, _, applied = await scene.tick()
-        assert applied is not None
-        assert scene.member.faults == {}
-
-    asyncio.run(run())
+    scene = Scene()
+    with monkeypatch.context() as patched:
+        patched.setattr(loops, "DEADLINE_S", 0.05)
+        patched.setattr(ClusterPlanner, "tick", slowly)
+        _, effects, applied = await scene.tick()
+    assert effects.scale_to is not None
+    assert (applied, scene.platform.asked) == (None, [])
+    assert "tick" in scene.member.faults
+    _, _, applied = await scene.tick()
+    assert applied is not None
+    assert scene.member.faults == {}
 
 
-def test_scaling_that_cannot_begin_in_time_does_not_begin_later() -> None:
-    async def run() -> None:
-        scene = Scene()
-        scene.platform.hangs = True
-        step = asyncio.create_task(scene.member.step_connector())
-        while not scene.platform.steps:
-            await asyncio.sleep(0)
-        with pytest.raises(ScalingTooLate):
-            await scene.member.scale_to({D: 3}, asyncio.get_running_loop().time() + 0.05)
-        step.cancel()
-        await asyncio.gather(step, return_exceptions=True)
-        assert scene.platform.asked == []
-
-    asyncio.run(run())
+async def test_scaling_that_cannot_begin_in_time_does_not_begin_later() -> None:
+    scene = Scene()
+    scene.platform.hangs = True
+    step = asyncio.create_task(scene.member.step_connector())
+    while not scene.platform.steps:
+        await asyncio.sleep(0)
+    with pytest.raises(ScalingTooLate):
+        await scene.member.scale_to({D: 3}, asyncio.get_running_loop().time() + 0.05)
+    step.cancel()
+    await asyncio.gather(step, return_exceptions=True)
+    assert scene.platform.asked == []
 
 
-def test_a_platform_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_platform_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members, "APPLY_S", 0.05)
-
-    async def run() -> None:
-        scene = Scene()
-        scene.platform.hangs = True
-        _, _, applied = await scene.tick()
-        assert applied is None
-        assert scene.member.faults == {"connector": "no answer within 0.05 s"}
-        scene.platform.hangs = False
-        _, _, applied = await scene.tick()
-        assert applied is not None
-
-    asyncio.run(run())
+    scene = Scene()
+    scene.platform.hangs = True
+    _, _, applied = await scene.tick()
+    assert applied is None
+    assert scene.member.faults == {"connector": "no answer within 0.05 s"}
+    scene.platform.hangs = False
+    _, _, applied = await scene.tick()
+    assert applied is not None
 
 
-def test_gpus_of_the_platform_count_in_budgets() -> None:
-    async def run() -> None:
-        scene = Scene(requests=60_000.0)
-        scene.platform.num_gpu = 4
-        _, effects, _ = await scene.tick()
-        assert effects.scale_to == {D: 4}
-        assert effects.diagnostics.roles[D].num_gpu == 4
-        assert scene.member.faults == {}
-        with pytest.raises(PlannerConfigError, match="need 20 GPUs, got 16"):
-            await scene.loop.change_settings("chat", {"min_endpoint": 5})
-        scene.platform.num_gpu = None  # as of a role without pods
-        _, effects, _ = await scene.tick()
-        assert effects.diagnostics.roles[D].num_gpu == 4
-
-    asyncio.run(run())
+async def test_gpus_of_the_platform_count_in_budgets() -> None:
+    scene = Scene(requests=60_000.0)
+    scene.platform.num_gpu = 4
+    _, effects, _ = await scene.tick()
+    assert effects.scale_to == {D: 4}
+    assert effects.diagnostics.roles[D].num_gpu == 4
+    assert scene.member.faults == {}
+    with pytest.raises(PlannerConfigError, match="need 20 GPUs, got 16"):
+        await scene.loop.change_settings("chat", {"min_endpoint": 5})
+    scene.platform.num_gpu = None  # as of a role without pods
+    _, effects, _ = await scene.tick()
+    assert effects.diagnostics.roles[D].num_gpu == 4
 
 
-def test_a_setting_that_the_platform_contradicts_counts_and_is_said() -> None:
-    async def run() -> None:
-        scene = Scene(requests=60_000.0, decode_engine_num_gpu=2)
-        scene.platform.num_gpu = 4
-        _, effects, _ = await scene.tick()
-        assert effects.scale_to == {D: 8}
-        said = "decode_engine_num_gpu is 2 and takes precedence; the pod template requests 4"
-        assert scene.member.faults == {"gpus decode": said}
-        scene.platform.num_gpu = 2
-        await scene.tick()
-        assert scene.member.faults == {}
-
-    asyncio.run(run())
+async def test_a_setting_that_the_platform_contradicts_counts_and_is_said() -> None:
+    scene = Scene(requests=60_000.0, decode_engine_num_gpu=2)
+    scene.platform.num_gpu = 4
+    _, effects, _ = await scene.tick()
+    assert effects.scale_to == {D: 8}
+    said = "decode_engine_num_gpu is 2 and takes precedence; the pod template requests 4"
+    assert scene.member.faults == {"gpus decode": said}
+    scene.platform.num_gpu = 2
+    await scene.tick()
+    assert scene.member.faults == {}
 
 
 @pytest.mark.parametrize("stabilise", [False, True])
-def test_replicas_that_have_grown_beyond_the_budget_are_held(stabilise: bool) -> None:
-    async def run() -> None:
-        scene = Scene(requests=60_000.0, min_endpoint=2, stabilise=stabilise)
-        scene.platform.num_gpu = 12
-        _, effects, _ = await scene.tick()
-        assert effects.scale_to is None
-        assert Reason.GPU_BUDGET_HOLD in effects.diagnostics.reasons
-
-    asyncio.run(run())
+async def test_replicas_that_have_grown_beyond_the_budget_are_held(stabilise: bool) -> None:
+    scene = Scene(requests=60_000.0, min_endpoint=2, stabilise=stabilise)
+    scene.platform.num_gpu = 12
+    _, effects, _ = await scene.tick()
+    assert effects.scale_to is None
+    assert Reason.GPU_BUDGET_HOLD in effects.diagnostics.reasons
 
 
 def test_minima_that_do_not_fit_the_gpus_of_the_platform_stop_the_start() -> None:
@@ -413,76 +369,72 @@ def test_minima_that_do_not_fit_the_gpus_of_the_platform_stop_the_start() -> Non
     asyncio.run(run())
 
 
-def test_advice_scales_nothing_and_says_what_it_would() -> None:
-    async def run() -> None:
-        scene = Scene(advisory=True)
-        _, effects, applied = await scene.tick()
-        assert (effects.scale_to, applied, scene.platform.asked) == (None, None, [])
-        assert effects.wished is not None
-
-    asyncio.run(run())
-
-
-def test_what_is_changed_counts_from_the_next_tick_on_and_all_of_it_or_nothing() -> None:
-    async def run() -> None:
-        scene = Scene()
-        await scene.loop.change_settings("chat", {"max_gpu_budget": 3})
-        _, effects, _ = await scene.tick()
-        assert effects.scale_to == {D: 3}
-        with pytest.raises(PlannerConfigError, match="the minimum replicas need 9 GPUs, got 3"):
-            await scene.loop.change_settings("chat", {"ttft_ms": 100.0, "min_endpoint": 9})
-        assert scene.loop.configs()["chat"].ttft_ms == 500.0
-        with pytest.raises(PlannerConfigError, match="mode agg cannot become"):
-            await scene.loop.change_settings("chat", {"mode": "decode"})
-        with pytest.raises(KeyError):
-            await scene.loop.change_settings("nobody", {})
-        assert [each.max_gpu_budget for each in scene.listening.settings] == [3]
-
-    asyncio.run(run())
+async def test_advice_scales_nothing_and_says_what_it_would() -> None:
+    scene = Scene(advisory=True)
+    _, effects, applied = await scene.tick()
+    assert (effects.scale_to, applied, scene.platform.asked) == (None, None, [])
+    assert effects.wished is not None
+    late = asyncio.get_running_loop().time() + 1.0
+    decided = await scene.member.scale_to({D: 3}, late)
+    assert decided == same_outcome({D: 3}, ConnectorStatus.ADVISORY)
+    await scene.member.step_connector()
+    assert (scene.platform.asked, scene.platform.steps) == ([], 0)
+    await scene.member.switch_advisory(False)
+    await scene.member.scale_to({D: 3}, late)
+    await scene.member.switch_advisory(True)
+    await scene.member.switch_advisory(True)
+    assert (scene.platform.asked, scene.platform.pauses) == ([{D: 3}], 1)
 
 
-def test_a_paused_deployment_is_observed_and_left_alone() -> None:
-    async def run() -> None:
-        scene = Scene()
-        await scene.loop.change_settings("chat", {}, paused=True)
-        assert scene.loop.is_paused("chat")
-        _, _, applied = await scene.tick()
-        assert scene.platform.asked == []
-        assert applied is not None
-        assert applied.roles[D].status == ConnectorStatus.ADVISORY
-        await scene.loop.change_settings("chat", {}, paused=False)
-        await scene.tick()
-        assert len(scene.platform.asked) == 1
+async def test_what_is_changed_counts_from_the_next_tick_on_and_all_of_it_or_nothing() -> None:
+    scene = Scene()
+    await scene.loop.change_settings("chat", {"max_gpu_budget": 3})
+    _, effects, _ = await scene.tick()
+    assert effects.scale_to == {D: 3}
+    with pytest.raises(PlannerConfigError, match="the minimum replicas need 9 GPUs, got 3"):
+        await scene.loop.change_settings("chat", {"ttft_ms": 100.0, "min_endpoint": 9})
+    assert scene.loop.configs()["chat"].ttft_ms == 500.0
+    with pytest.raises(PlannerConfigError, match="mode agg cannot become"):
+        await scene.loop.change_settings("chat", {"mode": "decode"})
+    with pytest.raises(KeyError):
+        await scene.loop.change_settings("nobody", {})
+    assert [each.max_gpu_budget for each in scene.listening.settings] == [3]
 
-    asyncio.run(run())
+
+async def test_a_paused_deployment_is_observed_and_left_alone() -> None:
+    scene = Scene()
+    await scene.loop.change_settings("chat", {}, paused=True)
+    assert scene.loop.is_paused("chat")
+    _, _, applied = await scene.tick()
+    assert scene.platform.asked == []
+    assert applied is not None
+    assert applied.roles[D].status == ConnectorStatus.ADVISORY
+    await scene.loop.change_settings("chat", {}, paused=False)
+    await scene.tick()
+    assert len(scene.platform.asked) == 1
 
 
-def test_it_runs_by_itself_and_steps_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_runs_by_itself_and_steps_what_is_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(loops, "STEP_S", 0.001)
-
-    async def run() -> None:
-        scene = Scene()
-        running = asyncio.create_task(scene.loop.run())
-        while not scene.platform.steps:
-            await asyncio.sleep(0.01)
-        scene.now = 60.0
-        running.cancel()
-        assert msgspec.structs.asdict(scene.listening.settings[0])["mode"] == "agg"
-        await asyncio.gather(running, return_exceptions=True)
-        await scene.member.close()
-        assert scene.platform.is_closed
-
-    asyncio.run(run())
+    scene = Scene()
+    running = asyncio.create_task(scene.loop.run())
+    while not scene.platform.steps:
+        await asyncio.sleep(0.01)
+    scene.now = 60.0
+    running.cancel()
+    assert msgspec.structs.asdict(scene.listening.settings[0])["mode"] == "agg"
+    await asyncio.gather(running, return_exceptions=True)
+    await scene.member.close()
+    assert scene.platform.is_closed
 
 
-def test_a_platform_whose_credentials_cannot_be_read_is_a_fault() -> None:
-    async def run() -> None:
-        scene = Scene()
-        scene.platform.fault = ConnectorError("no token")
-        told, _, _ = await scene.tick()
-        assert (told.replicas, scene.member.faults) == ({}, {"connector": "no token"})
-
-    asyncio.run(run())
+async def test_a_platform_whose_credentials_cannot_be_read_is_a_fault() -> None:
+    scene = Scene()
+    scene.platform.fault = ConnectorError("no token")
+    told, _, _ = await scene.tick()
+    assert (told.replicas, scene.member.faults) == ({}, {"connector": "no token"})
 
 
 def test_forward_passes_are_heard_and_silence_leaves_what_selectors_say() -> None:

@@ -33,28 +33,24 @@ async def asked(answer: Answer, times: int, clock: Clock) -> list[tuple[Proposal
         return [await proposers.request_proposals("chat", TICK) for _ in range(times)]
 
 
-def test_a_proposal() -> None:
+async def test_a_proposal() -> None:
     bodies: list[bytes] = []
 
-    async def handle() -> tuple[Proposal, ...]:
-        async def answer(request: web.Request) -> web.Response:
-            bodies.append(await request.read())
-            target = {"component": "decode", "type": "AT_MOST", "replicas": 3}
-            return web.json_response({"targets": [target]})
+    async def answer(request: web.Request) -> web.Response:
+        bodies.append(await request.read())
+        target = {"component": "decode", "type": "AT_MOST", "replicas": 3}
+        return web.json_response({"targets": [target]})
 
-        app = web.Application()
-        app.router.add_post("/", answer)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        async with PlannerHttpClient() as http:
-            proposers = ExternalProposers([ExternalProposerConfig("cost", url, 5)], http, Clock())
-            said = await proposers.request_proposals("chat", TICK)
-        await runner.cleanup()
-        return said
-
-    (said,) = asyncio.run(handle())
+    app = web.Application()
+    app.router.add_post("/", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with PlannerHttpClient() as http:
+        proposers = ExternalProposers([ExternalProposerConfig("cost", url, 5)], http, Clock())
+        (said,) = await proposers.request_proposals("chat", TICK)
+    await runner.cleanup()
     assert said == Proposal(
         source="cost", priority=5, targets=(ProposedCount("decode", BoundType.AT_MOST, 3),)
     )
@@ -78,7 +74,7 @@ def test_nonsense_is_no_opinion(text: str) -> None:
     assert said == ()
 
 
-def test_one_that_fails_is_left_alone_for_a_minute() -> None:
+async def test_one_that_fails_is_left_alone_for_a_minute() -> None:
     calls: list[int] = []
     clock = Clock()
 
@@ -86,15 +82,12 @@ def test_one_that_fails_is_left_alone_for_a_minute() -> None:
         calls.append(1)
         return web.Response(status=500)
 
-    async def scenario() -> None:
-        async with served(answer) as url, PlannerHttpClient() as http:
-            proposers = ExternalProposers([ExternalProposerConfig("cost", url)], http, clock)
-            for _ in range(FAILURES_MAX + 3):
-                assert await proposers.request_proposals("chat", TICK) == ()
-            assert len(calls) == FAILURES_MAX
-            clock.now += PAUSE_S
-            await proposers.request_proposals("chat", TICK)
-            assert len(calls) == FAILURES_MAX + 1
-            assert proposers.failures == {"cost": FAILURES_MAX + 1}
-
-    asyncio.run(scenario())
+    async with served(answer) as url, PlannerHttpClient() as http:
+        proposers = ExternalProposers([ExternalProposerConfig("cost", url)], http, clock)
+        for _ in range(FAILURES_MAX + 3):
+            assert await proposers.request_proposals("chat", TICK) == ()
+        assert len(calls) == FAILURES_MAX
+        clock.now += PAUSE_S
+        await proposers.request_proposals("chat", TICK)
+        assert len(calls) == FAILURES_MAX + 1
+        assert proposers.failures == {"cost": FAILURES_MAX + 1}

@@ -148,31 +148,24 @@ class Clock:
         return self.now
 
 
-def test_a_selector_that_says_nothing_makes_traffic_unknown_until_it_is_gone() -> None:
+async def test_a_selector_that_says_nothing_makes_traffic_unknown_until_it_is_gone() -> None:
     clock = Clock()
+    async with served(lambda request: web.json_response(BUSY)) as url, PlannerHttpClient() as http:
+        urls = [url, "http://127.0.0.1:9"]
+        source = SelectorSource(urls, http, "m", "default", clock)
 
-    async def scenario() -> None:
-        async with (
-            served(lambda request: web.json_response(BUSY)) as url,
-            PlannerHttpClient() as http,
-        ):
-            urls = [url, "http://127.0.0.1:9"]
-            source = SelectorSource(urls, http, "m", "default", clock)
+        async def requests() -> float | None:
+            found = await source.read_observations(60.0, ttft_s=1.0, itl_s=0.1)
+            assert found is not None
+            assert found.workers[Role.DECODE] == 1
+            return found.traffic.requests
 
-            async def requests() -> float | None:
-                found = await source.read_observations(60.0, ttft_s=1.0, itl_s=0.1)
-                assert found is not None
-                assert found.workers[Role.DECODE] == 1
-                return found.traffic.requests
-
-            assert await requests() is None
-            clock.now = 59.0
-            assert await requests() is None
-            clock.now = 60.0
-            assert await requests() == 10.0
-            assert list(source.faults) == ["http://127.0.0.1:9"]
-
-    asyncio.run(scenario())
+        assert await requests() is None
+        clock.now = 59.0
+        assert await requests() is None
+        clock.now = 60.0
+        assert await requests() == 10.0
+        assert list(source.faults) == ["http://127.0.0.1:9"]
 
 
 STRANGE = "from a server that is not a selector: check the URL"
@@ -196,13 +189,10 @@ STRANGE = "from a server that is not a selector: check the URL"
         ),
     ],
 )
-def test_nobody_answers(answered: Any, fault: str) -> None:
-    async def ask() -> tuple[CombinedObservation | None, dict[str, str]]:
-        async with served(answered) as url, PlannerHttpClient() as http:
-            source = SelectorSource([url], http, "m", "default", Clock())
-            return await source.read_observations(60.0, ttft_s=1.0, itl_s=0.1), source.faults
-
-    found, faults = asyncio.run(ask())
+async def test_nobody_answers(answered: Any, fault: str) -> None:
+    async with served(answered) as url, PlannerHttpClient() as http:
+        source = SelectorSource([url], http, "m", "default", Clock())
+        found, faults = await source.read_observations(60.0, ttft_s=1.0, itl_s=0.1), source.faults
     assert found is None
     (said,) = faults.values()
     assert fault in said
@@ -229,67 +219,58 @@ def test_a_model_that_nobody_knows_is_told_of() -> None:
     assert asyncio.run(unknown(web.json_response(BUSY))) == (None, 10.0)
 
 
-def test_the_question() -> None:
+async def test_the_question() -> None:
     asked: list[web.Request] = []
 
     def remember(request: web.Request) -> web.Response:
         asked.append(request)
         return web.json_response(answer())
 
-    async def ask() -> None:
-        async with served(remember) as url, PlannerHttpClient() as http:
-            source = SelectorSource([url + "/"], http, "a b", "t", Clock())
-            await source.read_observations(7200.0, ttft_s=1.0, itl_s=0.1)
-
-    asyncio.run(ask())
+    async with served(remember) as url, PlannerHttpClient() as http:
+        source = SelectorSource([url + "/"], http, "a b", "t", Clock())
+        await source.read_observations(7200.0, ttft_s=1.0, itl_s=0.1)
     assert asked[0].path == "/planner/observation"
     assert dict(asked[0].query) == {"model_name": "a b", "tenant_id": "t", "window_s": "3600"}
 
 
 @pytest.mark.parametrize("answers", [(), (answer(complete=False),), (BUSY, answer(complete=False))])
-def test_a_registry_that_is_not_whole_is_not_zero_workers(answers: Any) -> None:
-    async def run() -> None:
-        nobody = ExternalProposers((), None, lambda: 0.0)  # type: ignore[arg-type]
-        sources = DeploymentSources(None, None, None, nobody)
-        sources.last_observation = told(*answers)
-        assert await sources.serving_workers() is None
-        connector = VirtualConnector(None, sources.serving_workers)
-        assert await connector.read() == {}
-        sources.last_observation = told(BUSY)
-        assert await sources.serving_workers() == sources.last_observation.workers
-
-    asyncio.run(run())
+async def test_a_registry_that_is_not_whole_is_not_zero_workers(answers: Any) -> None:
+    nobody = ExternalProposers((), None, lambda: 0.0)  # type: ignore[arg-type]
+    sources = DeploymentSources(None, None, None, nobody)
+    sources.last_observation = told(*answers)
+    assert await sources.serving_workers() is None
+    connector = VirtualConnector(None, sources.serving_workers)
+    assert await connector.read() == {}
+    sources.last_observation = told(BUSY)
+    assert await sources.serving_workers() == sources.last_observation.workers
 
 
-def test_workers_that_register_again_are_all_there_when_as_many_have() -> None:
+async def test_workers_that_register_again_are_all_there_when_as_many_have() -> None:
     """With a selector that has begun anew, one after the other."""
 
     def ranks(count: int) -> dict[str, Any]:
         return answer(ranks=[rank(at) for at in range(count)])
 
-    async def run() -> None:
-        nobody = ExternalProposers((), None, lambda: 0.0)  # type: ignore[arg-type]
-        clock = Clock()
-        sources = DeploymentSources(None, None, None, nobody, clock)
+    nobody = ExternalProposers((), None, lambda: 0.0)  # type: ignore[arg-type]
+    clock = Clock()
+    sources = DeploymentSources(None, None, None, nobody, clock)
 
-        async def counted(seen: CombinedObservation | None) -> int | None:
-            sources.last_observation = seen
-            found = await sources.serving_workers()
-            return None if found is None else sum(found.values())
+    async def counted(seen: CombinedObservation | None) -> int | None:
+        sources.last_observation = seen
+        found = await sources.serving_workers()
+        return None if found is None else sum(found.values())
 
-        assert await counted(told(ranks(3))) == 3
-        assert await counted(told(ranks(2))) == 2  # one has left
-        assert await counted(told(ranks(3))) == 3
-        for gone in (None, told(), told(answer(complete=False))):
-            assert await counted(gone) is None
-            assert await counted(told(ranks(1))) is None
-            assert await counted(told(ranks(2))) is None
-            assert await counted(told(ranks(3))) == 3
-            assert await counted(told(ranks(2))) == 2
-            assert await counted(told(ranks(3))) == 3
-        assert await counted(None) is None
+    assert await counted(told(ranks(3))) == 3
+    assert await counted(told(ranks(2))) == 2  # one has left
+    assert await counted(told(ranks(3))) == 3
+    for gone in (None, told(), told(answer(complete=False))):
+        assert await counted(gone) is None
         assert await counted(told(ranks(1))) is None
-        clock.now += REGISTRATION_S
-        assert await counted(told(ranks(1))) == 1
-
-    asyncio.run(run())
+        assert await counted(told(ranks(2))) is None
+        assert await counted(told(ranks(3))) == 3
+        assert await counted(told(ranks(2))) == 2
+        assert await counted(told(ranks(3))) == 3
+    assert await counted(None) is None
+    assert await counted(told(ranks(1))) is None
+    clock.now += REGISTRATION_S
+    assert await counted(told(ranks(1))) == 1

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from select_service.sim.demo.service_process import compile_kernels
-from tests.polling import PATIENCE_S
+from tests.builders.polling import PATIENCE_S
 
 pytestmark = pytest.mark.process
 

@@ -7,9 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
-from select_service.sim.demo.prefix_cache import KvEvent, PrefixCache, VllmBlockStored
 from select_service.sim.demo.worker_api import RANK_HEADER, WorkerApi
-from tests.sim.demo.caches import cached_keys
+from select_service.sim.engine.block_catalog import BlockCatalog
+from select_service.sim.engine.kv_block_pool import KvBlockPool
+from select_service.sim.engine.prefix_cache import KvEvent, PrefixCache, VllmBlockStored
 
 PROMPT = list(range(1, 11))
 Emitted = list[tuple[int, list[KvEvent]]]
@@ -22,12 +23,13 @@ def with_worker(
     """Run a scene with a worker of two ranks, whose blocks have four tokens."""
 
     async def scene() -> None:
-        engines, emitted = [PrefixCache(blocks, 4), PrefixCache(blocks, 4, hash_seed=7)], Emitted()
-        api = WorkerApi("m", engines, lambda *args: emitted.append(args), {}, 512)
+        catalog, emitted = BlockCatalog(4), Emitted()
+        caches = [PrefixCache(KvBlockPool(0, blocks), catalog, seed) for seed in (0, 7)]
+        api = WorkerApi("m", caches, lambda *args: emitted.append(args), {}, 512)
         url = await api.start_listening()
         try:
             async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
-                await play(client, engines, emitted)
+                await play(client, caches, emitted)
         finally:
             await api.close()
 
@@ -35,19 +37,19 @@ def with_worker(
 
 
 def test_a_prompt_goes_through_the_cache_of_the_rank_that_is_named() -> None:
-    async def play(client: httpx.AsyncClient, engines: list[PrefixCache], emitted: Emitted) -> None:
+    async def play(client: httpx.AsyncClient, caches: list[PrefixCache], emitted: Emitted) -> None:
         body = {"model": "m", "prompt": PROMPT, "max_tokens": 3}
         for _ in range(2):
             answer = await client.post("/v1/completions", json=body, headers={RANK_HEADER: "1"})
             assert answer.status_code == 200
             assert answer.json()["usage"]["total_tokens"] == 13
             assert len(answer.json()["choices"][0]["token_ids"]) == 3
-        assert [len(cached_keys(engine)) for engine in engines] == [0, 3]
+        assert [len(cache.pool.cached_blocks()) for cache in caches] == [0, 3]
         assert [rank for rank, events in emitted if events] == [1]
         stored = [event for event in emitted[0][1] if isinstance(event, VllmBlockStored)]
         assert [token for event in stored for token in event.token_ids][:10] == PROMPT
-        for engine in engines:
-            engine.check_invariants()
+        for cache in caches:
+            cache.pool.check_invariants()
 
     with_worker(play)
 
@@ -69,7 +71,7 @@ def test_a_prompt_goes_through_the_cache_of_the_rank_that_is_named() -> None:
 def test_what_makes_no_sense_or_has_no_place_is_refused_and_changes_nothing(
     body: dict[str, Any], headers: dict[str, str], status: int
 ) -> None:
-    async def play(client: httpx.AsyncClient, engines: list[PrefixCache], emitted: Emitted) -> None:
+    async def play(client: httpx.AsyncClient, caches: list[PrefixCache], emitted: Emitted) -> None:
         answer = await client.post("/v1/completions", json=body, headers=headers)
         assert answer.status_code == status, answer.text
         assert bool(emitted) == (status == 200)
@@ -79,7 +81,7 @@ def test_what_makes_no_sense_or_has_no_place_is_refused_and_changes_nothing(
 
 
 def test_it_says_what_it_is_as_vllm_does() -> None:
-    async def play(client: httpx.AsyncClient, engines: list[PrefixCache], emitted: Emitted) -> None:
+    async def play(client: httpx.AsyncClient, caches: list[PrefixCache], emitted: Emitted) -> None:
         assert (await client.get("/health")).status_code == 200
         models = (await client.get("/v1/models")).json()
         assert [card["id"] for card in models["data"]] == ["m"]

@@ -10,28 +10,20 @@ from select_service.sim.demo.curl_examples import (
     curl_examples,
     distinguishing_prompt,
 )
-from select_service.sim.demo.prefix_cache import PrefixCache
-from select_service.sim.demo.virtual_world import VirtualWorld
+from select_service.sim.engine.kv_block_pool import KvBlockPool
+from tests.sim.demo.test_world import a_shape, round_robin
 
 BLOCK_SIZE = 16
 
 
-def a_world(workload: ConversationWorkload, ranks: int) -> VirtualWorld:
+def filled_pools(workload: ConversationWorkload, ranks: int) -> list[KvBlockPool]:
     """Every request has been served, by the ranks in turn."""
-    world = VirtualWorld(
-        workload, [PrefixCache(4096, BLOCK_SIZE, hash_seed=n) for n in range(ranks)]
-    )
-    served = 0
-    while (happening := world.next_step()) is not None:
-        if happening.request.rank_index is None:
-            world.assign_rank(happening.request, served % ranks)
-            served += 1
-    return world
+    return [engine.pool for engine in round_robin(workload, a_shape(4096, ranks)).engines]
 
 
 def captions(workload: ConversationWorkload, ranks: int) -> tuple[list[int], int, str]:
     """(blocks of the prompt that each rank holds, blocks it has, all that is said of it)."""
-    known = distinguishing_prompt(a_world(workload, ranks), workload)
+    known = distinguishing_prompt(filled_pools(workload, ranks), workload)
     assert len(known.tokens) == known.blocks * BLOCK_SIZE
     names = [f"worker {n}" for n in range(1, ranks + 1)]
     told = " ".join(each.caption for each in curl_examples("http://x", "m", known, names))

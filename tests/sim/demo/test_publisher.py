@@ -1,7 +1,8 @@
 """The wire side of a simulated rank: frames, sequence numbers, replay."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -11,25 +12,24 @@ import zmq.asyncio
 
 from select_service.sim.demo import kv_publisher as publisher_module
 from select_service.sim.demo.kv_publisher import END_OF_REPLAY, TOPIC, KvPublisherSockets
-from select_service.sim.demo.prefix_cache import (
+from select_service.sim.engine.prefix_cache import (
     VllmAllBlocksCleared,
     VllmBlockRemoved,
     VllmBlockStored,
 )
-from tests.polling import PATIENCE_S
+from tests.builders.polling import PATIENCE_S
 
 STORED = VllmBlockStored([2**64 - 1, 7], None, [1, 2, 3, 4], 2, medium="GPU")
 
 
-def run(scenario: Callable[[zmq.asyncio.Context], Awaitable[None]]) -> None:
-    async def with_context() -> None:
-        context = zmq.asyncio.Context()
-        try:
-            await asyncio.wait_for(scenario(context), PATIENCE_S)
-        finally:
-            context.destroy(linger=0)
-
-    asyncio.run(with_context())
+@contextlib.asynccontextmanager
+async def zmq_context() -> AsyncIterator[zmq.asyncio.Context]:
+    context = zmq.asyncio.Context()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            yield context
+    finally:
+        context.destroy(linger=0)
 
 
 def a_subscriber(context: zmq.asyncio.Context, endpoint: str) -> zmq.asyncio.Socket:
@@ -58,8 +58,8 @@ def payload_of(frames: list[bytes]) -> Any:
     return msgspec.msgpack.decode(frames[-1])
 
 
-def test_a_live_batch_has_vllms_three_frames_and_map_events() -> None:
-    async def scenario(context: zmq.asyncio.Context) -> None:
+async def test_a_live_batch_has_vllms_three_frames_and_map_events() -> None:
+    async with zmq_context() as context:
         publisher = KvPublisherSockets(context, dp_rank=3)
         socket = a_subscriber(context, publisher.endpoint)
         assert await publisher.wait_for_subscriber(PATIENCE_S)
@@ -82,30 +82,24 @@ def test_a_live_batch_has_vllms_three_frames_and_map_events() -> None:
         ]
         publisher.close()
 
-    run(scenario)
 
-
-def test_no_events_make_no_batch() -> None:
-    async def scenario(context: zmq.asyncio.Context) -> None:
+async def test_no_events_make_no_batch() -> None:
+    async with zmq_context() as context:
         publisher = KvPublisherSockets(context, dp_rank=0)
         publisher.publish_batch([])
         assert publisher.batches == 0
         publisher.close()
 
-    run(scenario)
 
-
-def test_waiting_for_a_subscriber_ends_when_nobody_comes() -> None:
-    async def scenario(context: zmq.asyncio.Context) -> None:
+async def test_waiting_for_a_subscriber_ends_when_nobody_comes() -> None:
+    async with zmq_context() as context:
         publisher = KvPublisherSockets(context, dp_rank=0)
         assert not await publisher.wait_for_subscriber(timeout_s=0.02)
         publisher.close()
 
-    run(scenario)
 
-
-def test_withheld_batches_are_numbered_and_can_be_replayed() -> None:
-    async def scenario(context: zmq.asyncio.Context) -> None:
+async def test_withheld_batches_are_numbered_and_can_be_replayed() -> None:
+    async with zmq_context() as context:
         publisher = KvPublisherSockets(context, dp_rank=0, lose=lambda: publisher.batches == 2)
         socket = a_subscriber(context, publisher.endpoint)
         assert await publisher.wait_for_subscriber(PATIENCE_S)
@@ -124,11 +118,9 @@ def test_withheld_batches_are_numbered_and_can_be_replayed() -> None:
         assert payload_of(answer[0])[1][0]["type"] == "BlockStored"
         publisher.close()
 
-    run(scenario)
 
-
-def test_a_withheld_last_batch_is_revealed_by_an_empty_one() -> None:
-    async def scenario(context: zmq.asyncio.Context) -> None:
+async def test_a_withheld_last_batch_is_revealed_by_an_empty_one() -> None:
+    async with zmq_context() as context:
         publisher = KvPublisherSockets(context, dp_rank=0, lose=lambda: publisher.batches == 1)
         socket = a_subscriber(context, publisher.endpoint)
         assert await publisher.wait_for_subscriber(PATIENCE_S)
@@ -141,13 +133,10 @@ def test_a_withheld_last_batch_is_revealed_by_an_empty_one() -> None:
         assert publisher.batches == 2
         publisher.close()
 
-    run(scenario)
 
-
-def test_only_the_newest_batches_are_kept_for_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_the_newest_batches_are_kept_for_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publisher_module, "BUFFER_BATCHES_MAX", 2)
-
-    async def scenario(context: zmq.asyncio.Context) -> None:
+    async with zmq_context() as context:
         publisher = KvPublisherSockets(context, dp_rank=0)
         for _ in range(5):
             publisher.publish_batch([STORED])
@@ -155,11 +144,9 @@ def test_only_the_newest_batches_are_kept_for_replay(monkeypatch: pytest.MonkeyP
         assert [frames[2][-1] for frames in answer[:-1]] == [3, 4]
         publisher.close()
 
-    run(scenario)
 
-
-def test_a_malformed_replay_request_does_not_stop_the_next_one() -> None:
-    async def scenario(context: zmq.asyncio.Context) -> None:
+async def test_a_malformed_replay_request_does_not_stop_the_next_one() -> None:
+    async with zmq_context() as context:
         publisher = KvPublisherSockets(context, dp_rank=0)
         publisher.publish_batch([STORED])
         bad = context.socket(zmq.DEALER)
@@ -168,5 +155,3 @@ def test_a_malformed_replay_request_does_not_stop_the_next_one() -> None:
         answer = await replayed(context, publisher, [b"", bytes(8)])
         assert len(answer) == 2
         publisher.close()
-
-    run(scenario)

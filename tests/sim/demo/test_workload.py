@@ -33,6 +33,14 @@ def prompts(workload: ConversationWorkload) -> list[list[int]]:
     ]
 
 
+def turns(workload: ConversationWorkload) -> list[tuple[int, int, float, bytes]]:
+    return [
+        (turn.prompt_tokens, turn.output_tokens, turn.think_s, turn.chain.tobytes())
+        for session in workload.sessions
+        for turn in session.turns
+    ]
+
+
 def a_trace(folder: Path, text: str = TRACE, name: str = "trace.jsonl") -> Path:
     path = folder / name
     path.write_text(text)
@@ -43,7 +51,7 @@ def test_equal_seeds_give_equal_workloads() -> None:
     one, other = generate_workload(SHAPE), generate_workload(SHAPE)
     assert prompts(one) == prompts(other)
     assert [s.start_s for s in one.sessions] == [s.start_s for s in other.sessions]
-    assert [s.turns for s in one.sessions] == [s.turns for s in other.sessions]
+    assert turns(one) == turns(other)
 
 
 def test_another_seed_gives_another_workload() -> None:
@@ -65,22 +73,23 @@ def test_each_turn_asks_with_all_that_went_before() -> None:
     session = max(workload.sessions, key=lambda session: len(session.turns))
     assert len(session.turns) > 1
     for earlier, later in zip(session.turns, session.turns[1:], strict=False):
-        answered = earlier.prompt_tokens + earlier.output_blocks * SHAPE.block_size
+        answered = earlier.prompt_tokens + earlier.output_tokens
         assert later.prompt_tokens > answered
     last = session.turns[-1]
-    assert len(session.tokens) == last.prompt_tokens + last.output_blocks * SHAPE.block_size
+    assert len(session.tokens) == last.prompt_tokens + last.output_tokens
 
 
 def test_conversations_share_system_prompts() -> None:
-    first_blocks = [session.keys[0] for session in generate_workload(SHAPE).sessions]
+    first_blocks = [session.chain[0] for session in generate_workload(SHAPE).sessions]
     assert len(set(first_blocks)) < len(first_blocks)
 
 
-def test_every_job_has_a_key_for_each_of_its_blocks() -> None:
+def test_every_turn_has_all_its_full_blocks() -> None:
     workload = generate_workload(SHAPE)
-    jobs = [workload.job_of_turn(s, i) for s in workload.sessions for i in range(len(s.turns))]
-    assert all(len(job.keys) >= job.prompt_blocks + job.output_blocks for job in jobs)
-    assert workload.places_max == max(job.places for job in jobs)
+    turns = [turn for session in workload.sessions for turn in session.turns]
+    lengths = [turn.prompt_tokens + turn.output_tokens for turn in turns]
+    assert [len(turn.chain) for turn in turns] == [each // SHAPE.block_size for each in lengths]
+    assert workload.places_max == max(lengths) // SHAPE.block_size + 2
 
 
 def test_equal_hash_ids_become_equal_blocks(tmp_path: Path) -> None:
@@ -88,10 +97,10 @@ def test_equal_hash_ids_become_equal_blocks(tmp_path: Path) -> None:
     by_name = {session.name: session for session in sessions}
     first, second, other = by_name["t1"], by_name["t2"], by_name["t4"]
     assert first.turns[0].prompt_tokens == 48
-    assert first.keys[:2] == second.keys[:2]
-    assert first.keys[2] != second.keys[2]
+    assert first.chain[:2].tolist() == second.chain[:2].tolist()
+    assert first.chain[2] != second.chain[2]
     assert np.array_equal(first.tokens[16:32], other.tokens[16:32])
-    assert first.keys[1] != other.keys[1]
+    assert first.chain[1] != other.chain[1]
 
 
 def test_a_trace_arrives_in_order_of_time_and_faster_by_the_speedup(tmp_path: Path) -> None:
@@ -101,7 +110,7 @@ def test_a_trace_arrives_in_order_of_time_and_faster_by_the_speedup(tmp_path: Pa
 
 def test_answers_of_a_trace_are_shrunk_like_its_prompts_and_bounded(tmp_path: Path) -> None:
     def blocks(session: DemoConversation) -> int:
-        return session.turns[0].output_blocks
+        return session.turns[0].output_tokens // 16
 
     sessions = read_trace(a_trace(tmp_path), 16, None, speedup=1.0).sessions
     assert [blocks(session) for session in sessions] == [1, OUTPUT_BLOCKS_MAX, 1]

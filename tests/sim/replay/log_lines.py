@@ -10,7 +10,7 @@ from select_service.core.analysis.decision_log_lines import (
     LogHead,
     blocks_of_hash,
 )
-from select_service.sim.replay.gpu_hardware import BLOCK_TOKENS
+from select_service.sim.engine.gpu_hardware import BLOCK_TOKENS
 
 BLOCK_SIZE = 16
 EVERY = blocks_of_hash(BLOCK_SIZE)

@@ -5,19 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.sim.replay.block_streams import (
-    BlockNumbers,
-    ReplayRequest,
-    ReplayWorkload,
-    TextStream,
-)
+from select_service.sim.engine.block_streams import ReplayRequest, ReplayWorkload
+from select_service.sim.engine.gpu_hardware import A100_40, BLOCK_TOKENS, EQUAL
+from select_service.sim.engine.replay_world import ReplayWorld
 from select_service.sim.replay.decision_log_reader import (
     LogFilter,
     LoggedRequests,
     ReplayError,
     read_logs,
 )
-from select_service.sim.replay.gpu_hardware import A100_40, BLOCK_TOKENS, EQUAL
 from select_service.sim.replay.logged_workload import (
     CELLS_MAX,
     OUTPUT_TOKENS,
@@ -25,9 +21,9 @@ from select_service.sim.replay.logged_workload import (
     _make_requests,
     make_workload,
 )
-from select_service.sim.replay.replay_world import ReplayWorld
-from select_service.sim.replay.run_figures import compute_figures
-from tests.hypothesis_profiles import explores
+from select_service.sim.replay.replay_report import compute_figures
+from tests.builders.hypothesis_profiles import explores
+from tests.builders.simulated_engines import BlockNumbers, TextStream
 from tests.sim.replay.log_lines import a_decision, a_fleet, turns_as_decisions, write
 
 ANY = LogFilter(None, None, 1000)
@@ -53,7 +49,7 @@ def conversations(n_sessions, n_turns, seed):
 
 def test_a_replay_of_a_log_is_the_run_of_the_workload_that_was_logged():
     """Answers that no later prompt shows are not in the log, and matter to nobody."""
-    from select_service.sim.replay.core_router import CoreScene
+    from select_service.sim.engine.core_router import CoreScene
     from select_service.sim.replay.policy_replay_command import make_router
 
     turns, at = conversations(20, 4, seed=3)

@@ -119,11 +119,11 @@ class PredictionChecks:
 
     def make_report(self, ranks_max: int) -> AccuracyReport:
         """Return the metrics. O(ranks)"""
-        known = list(self._ranks.values())
+        accuracies = list(self._ranks.values())
         return AccuracyReport(
-            tuple(map(_rank_report, known[:ranks_max])),
+            tuple(map(_rank_report, accuracies[:ranks_max])),
             len(self._pending),
-            sum(trust.is_suspect for trust in known),
+            sum(trust.is_suspect for trust in accuracies),
             self._proved.copy(),
             self._waits.copy(),
         )

@@ -133,8 +133,8 @@ class ShadowPolicy:
             return
         terms = terms_under_policy(self._policy, self._parameters, row, found, decided.block_size)
         costs = terms[COST]
-        known = np.maximum(terms[CACHED_TOKENS], found.leading * decided.block_size)
-        own = np.maximum(1.0, float(row[layout.ISL_TOKENS]) - known)
+        cached_tokens = np.maximum(terms[CACHED_TOKENS], found.leading * decided.block_size)
+        own = np.maximum(1.0, float(row[layout.ISL_TOKENS]) - cached_tokens)
         wait = (found.work_left - found.work_left.min()).astype(np.float64)
         is_partial = bool(row[layout.N_ELIGIBLE] > len(costs))
         tally.add_comparison(_compare_costs(costs, wait, own - own.min(), is_partial))

@@ -75,7 +75,7 @@ def judge_answer(
         return AnswerVerdict(
             CheckKind.MALFORMED, "no tokens, or log-probabilities of another length"
         )
-    for at, wanted in enumerate(reference.tokens):
+    for at, expected_token in enumerate(reference.tokens):
         if at >= len(answer.tokens):
             ends = f"ends after {at} of {len(reference.tokens)} tokens"
             return AnswerVerdict(CheckKind.TOKEN_MISMATCH, ends)
@@ -83,12 +83,14 @@ def judge_answer(
         if is_no_logprob(found):
             return AnswerVerdict(CheckKind.LOGIT_DRIFT, f"log-probability {found} at {at}")
         assert found is not None
-        if token != wanted:
+        if token != expected_token:
             return _judge_other_token(reference, at, token, found, tolerance, near_tie)
-        known = reference.logprobs[at]
+        expected_logprob = reference.logprobs[at]
         # "not <=" instead of ">": a NaN compares false and must count as drift.
-        if known is None or not abs(found - known) <= tolerance:  # which is so of no number, too
-            return AnswerVerdict(CheckKind.LOGIT_DRIFT, f"{found:.6g} for {known} at {at}")
+        if expected_logprob is None or not abs(found - expected_logprob) <= tolerance:
+            return AnswerVerdict(
+                CheckKind.LOGIT_DRIFT, f"{found:.6g} for {expected_logprob} at {at}"
+            )
     return AnswerVerdict(CheckKind.PASS, "all")
 
 
@@ -140,7 +142,7 @@ def judge_expected(expected: ExpectedAnswer, answer: CanaryAnswer) -> AnswerVerd
         return AnswerVerdict(
             CheckKind.MALFORMED, "no tokens, or log-probabilities of another length"
         )
-    for at, wanted in enumerate(expected.tokens):
+    for at, expected_token in enumerate(expected.tokens):
         if at >= len(answer.tokens):
             ends = f"ends after {at} of {len(expected.tokens)} tokens"
             return AnswerVerdict(CheckKind.TOKEN_MISMATCH, ends)
@@ -148,9 +150,9 @@ def judge_expected(expected: ExpectedAnswer, answer: CanaryAnswer) -> AnswerVerd
             return AnswerVerdict(
                 CheckKind.LOGIT_DRIFT, f"log-probability {answer.logprobs[at]} at {at}"
             )
-        if answer.tokens[at] != wanted:
+        if answer.tokens[at] != expected_token:
             return AnswerVerdict(
-                CheckKind.TOKEN_MISMATCH, f"{answer.tokens[at]} for {wanted} at {at}"
+                CheckKind.TOKEN_MISMATCH, f"{answer.tokens[at]} for {expected_token} at {at}"
             )
     first, (low, high) = answer.logprobs[0], expected.first_logprob
     if expected.checks_logprobs and first is not None and not low <= first <= high:

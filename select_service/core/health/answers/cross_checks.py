@@ -2,7 +2,7 @@
 
 A cross-check is open until all peers have answered, or until the next check of the rank would be
 due. Answers without a reference, and wrong answers, are withheld until then.
-`ReferenceAnswers.settle` then compares all answers.
+`ReferenceAnswers.compare_answers` then compares all answers.
 """
 
 from collections.abc import Iterator

@@ -121,19 +121,19 @@ class ReferenceAnswers:
 
     def source_of(self, key: ReferenceKey) -> ReferenceSource | None:
         """Return the origin of the reference; None means that there is no reference."""
-        known = self._references.get(key)
-        if known is None:
+        references = self._references.get(key)
+        if references is None:
             return None
-        return ReferenceSource.SELF if known.agreed is None else ReferenceSource.AGREEMENT
+        return ReferenceSource.SELF if references.agreed is None else ReferenceSource.AGREEMENT
 
     def sources_by_partition(self) -> dict[PartitionKey, ReferenceSource]:
         """Return the best origin for every partition with a reference. O(references)"""
         found: dict[PartitionKey, ReferenceSource] = {}
-        for key, known in self._references.items():
+        for key, references in self._references.items():
             scope = PartitionKey(key.model_name, key.tenant_id)
-            if known.agreed is not None:
+            if references.agreed is not None:
                 found[scope] = ReferenceSource.AGREEMENT
-            elif known.own:
+            elif references.own:
                 found.setdefault(scope, ReferenceSource.SELF)
         return found
 
@@ -144,17 +144,17 @@ class ReferenceAnswers:
 
         An answer without log-probabilities is wrong in any case.
         """
-        known = self._references.get(key) or _UNKNOWN
-        if known.agreed is None:
-            own = known.own.get(rank)
+        references = self._references.get(key) or _UNKNOWN
+        if references.agreed is None:
+            own = references.own.get(rank)
             verdict = judge_answer(answer if own is None else own, answer, SELF_TOLERANCE)
             return None if own is None and verdict.kind is CheckKind.PASS else verdict
-        verdict = judge_answer(known.agreed.answer, answer, known.agreed.tolerance)
+        verdict = judge_answer(references.agreed.answer, answer, references.agreed.tolerance)
         # The earlier reference can only acquit, never convict.
-        if verdict.kind in WRONG_ANSWERS and known.before is not None:
-            before = judge_answer(known.before.answer, answer, known.before.tolerance)
+        if verdict.kind in WRONG_ANSWERS and references.before is not None:
+            before = judge_answer(references.before.answer, answer, references.before.tolerance)
             # Rolling update: ranks with the old weights are still right for a while.
-            if before.kind is CheckKind.PASS and now - known.changed_at < PREVIOUS_S:
+            if before.kind is CheckKind.PASS and now - references.changed_at < PREVIOUS_S:
                 return before
         return verdict
 
@@ -167,18 +167,18 @@ class ReferenceAnswers:
         O(answers^2 * tokens)
         """
         # Removed and inserted again: dictionary order is the order of eviction.
-        known = self._references.pop(key, None) or _References()
-        self._references[key] = known
+        references = self._references.pop(key, None) or _References()
+        self._references[key] = references
         if len(self._references) > REFERENCES_MAX:
             oldest = next(iter(self._references))
             del self._references[oldest]
             # Also persisted as a change: the file must drop the evicted reference.
             self._changed[oldest] = None
-        if known.agreed is not None:
-            return self._compare_with_agreed(key, known, answers, n_requested, now)
+        if references.agreed is not None:
+            return self._compare_with_agreed(key, references, answers, n_requested, now)
         if len(answers) >= ANSWERS_MIN:
-            return self._learn_by_vote(key, known, answers, now)
-        return self._compare_with_own(key, known, answers, n_requested, now)
+            return self._learn_by_vote(key, references, answers, now)
+        return self._compare_with_own(key, references, answers, n_requested, now)
 
     def _learn_by_vote(
         self,
@@ -255,15 +255,15 @@ class ReferenceAnswers:
     def forget_rank(self, rank: Rank) -> None:
         """Forget the first answers of a rank that restarted or left."""
         for key in self._own.pop(rank, ()):
-            known = self._references.get(key)
-            if known is not None:
-                known.own.pop(rank, None)
+            references = self._references.get(key)
+            if references is not None:
+                references.own.pop(rank, None)
 
     def iterate_stored(self) -> Iterator[StoredReference]:
         """Iterate over the agreed references in their persisted form."""
-        for key, known in self._references.items():
-            if known.agreed is not None:
-                yield _to_stored(key, known.agreed)
+        for key, references in self._references.items():
+            if references.agreed is not None:
+                yield _to_stored(key, references.agreed)
 
     @property
     def has_changed(self) -> bool:

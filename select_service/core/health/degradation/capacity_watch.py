@@ -167,32 +167,32 @@ class CapacityWatch:
 
     def capacity_of(self, key: PartitionKey) -> CapacityView | None:
         """Return the capacity for the fleet report; None before the first evaluation."""
-        known = self.models.get(key.model_name)
-        return None if known is None else known.to_view
+        model = self.models.get(key.model_name)
+        return None if model is None else model.to_view
 
     def _evaluate_model(self, model_name: str, keys: list[PartitionKey]) -> EvaluationSteps[None]:
-        known = self.models.setdefault(model_name, ModelCapacity())
+        model = self.models.setdefault(model_name, ModelCapacity())
         promised, found = self._promises.get(model_name), None
         if promised is not None:
             ranks = yield from self._combined_ranks(keys)
             found = estimate_capacity(
                 ranks, promised, self._pace.mean_request(model_name, self._now)
             )
-        known.capacity = found if found is not None and found.effective_rps > 0.0 else None
-        if known.capacity is not None:
-            known.ratio = known.capacity.ratio
+        model.capacity = found if found is not None and found.effective_rps > 0.0 else None
+        if model.capacity is not None:
+            model.ratio = model.capacity.ratio
         else:
-            known.ratio = yield from self._ratio_of_weights(keys)
-        known.partitions, before = len(keys), known.partitions
-        enough = known.ratio
-        self._update_probation(model_name, known)
-        if known.probation.is_active:
+            model.ratio = yield from self._ratio_of_weights(keys)
+        model.partitions, before = len(keys), model.partitions
+        enough = model.ratio
+        self._update_probation(model_name, model)
+        if model.probation.is_active:
             enough = max(enough, (yield from self._ratio_of_weights(keys)))
         # Weights alone never exceed 1: without this a recovered fleet could not leave level 1.
-        if (known.probation.is_active or known.capacity is None) and enough >= 1.0:
+        if (model.probation.is_active or model.capacity is None) and enough >= 1.0:
             enough = max(enough, COMPLETE_FLEET_RATIO)
-        if known.degradation.update_level(enough, self._now) or before != len(keys):
-            self._apply_shed_rule(model_name, known.degradation)
+        if model.degradation.update_level(enough, self._now) or before != len(keys):
+            self._apply_shed_rule(model_name, model.degradation)
             yield PARTITION_RANKS
 
     def _update_probation(self, model_name: str, model: ModelCapacity) -> None:
@@ -247,9 +247,9 @@ class CapacityWatch:
         return rates
 
     def _decode_of(self, key: PartitionKey, partition: Partition) -> EvaluationSteps[Floats]:
-        table, known = partition.table, self._declared.get(key)
+        table, model = partition.table, self._declared.get(key)
         # Declared speeds change only with registrations, so they are cached per table version.
-        if known is None or known.version != table.version:
+        if model is None or model.version != table.version:
             version, speeds = table.version, np.zeros(table.n_slots)
             for worker_id in table.worker_ids():
                 at = np.array(table.slots_of(worker_id), np.intp)
@@ -257,8 +257,8 @@ class CapacityWatch:
                     given = table.row_at(int(at[0])).worker.registration
                     speeds[at[at < len(speeds)]] = given.decode_tokens_per_s or 0.0
                 yield WORKER_RANKS
-            known = self._declared[key] = _Declared(version, speeds)
-        return known.decode
+            model = self._declared[key] = _Declared(version, speeds)
+        return model.decode
 
     def _apply_shed_rule(self, model_name: str, degradation: DegradationLevel) -> None:
         if self._gate is None:
@@ -267,7 +267,7 @@ class CapacityWatch:
             self._remove_shed_rule(model_name)
             return
         brake = _shed_rule_of(
-            degradation.level, degradation.current_effects, len(self._gate.tiers.names)
+            degradation.level, degradation.current_effects, len(self._gate.shedding.tiers.names)
         )
         self._gate.set_load_shed_rule(model_name, brake)
 
@@ -279,7 +279,7 @@ class CapacityWatch:
         """Assert internal consistency; used by tests."""
         if self._gate is not None:
             braked = {name for name, each in self.models.items() if each.degradation.level}
-            assert braked == self._gate.load_shed_rules.keys()
+            assert braked == self._gate.shedding.rules.keys()
 
 
 def _combine_partition(partition: Partition, prefill: Floats, decode: Floats) -> RankCapacity:

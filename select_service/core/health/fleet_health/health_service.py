@@ -7,6 +7,7 @@ what changed. All changes and effects are processed in `run_turn`.
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from select_service.base.errors import Conflict, NotFound
 from select_service.core.dirty_partitions import DirtyPartitions
@@ -54,6 +55,9 @@ RANKS_PER_TURN_MAX = 64
 """Ranks of joining, leaving, draining or returning workers per turn, about 20 us each."""
 RANKS_PER_STEP = 32
 
+if TYPE_CHECKING:
+    from select_service.core.health.migration.migrator import Migrator
+
 PromptsOf = Callable[[PartitionKey], Sequence[CanaryPrompt]]
 
 
@@ -78,6 +82,8 @@ class HealthService:
         self.listeners: list[HealthListener] = []
         self.capacity_of: CapacityOf = _unknown_capacity
         """Source of the capacity in reports; set by the capacity watch."""
+        self.mover: Migrator | None = None
+        """Mover of bookings, if enabled."""
         self._fleet = fleet
         self._touched = touched
         self._effects: deque[HealthEffect] = deque()
@@ -104,10 +110,10 @@ class HealthService:
         """
         for rank in worker.list_ranks():
             if self.monitor.is_in_partition(rank, worker.key):
-                told = self._published_weight(rank)
+                weight = self._published_weight(rank)
                 # New rows start with weight 1, so only other weights have to be written.
-                if told[1] != 1.0:
-                    yield told
+                if weight[1] != 1.0:
+                    yield weight
             elif worker.registration.spare:
                 yield rank, 0.0, "spare"
 
@@ -131,8 +137,8 @@ class HealthService:
                 yield len(ranks)
 
     def _remove_worker(self, worker_id: int) -> Iterator[int]:
-        known = self.monitor.find_worker(worker_id)
-        for ranks in _split_ranks(() if known is None else known.list_ranks()):
+        checked_worker = self.monitor.find_worker(worker_id)
+        for ranks in _split_ranks(() if checked_worker is None else checked_worker.list_ranks()):
             self.monitor.remove_ranks(ranks)
             yield len(ranks)
         self.monitor.remove_worker(worker_id)
@@ -141,9 +147,10 @@ class HealthService:
 
     def _update_worker(self, worker: RegisteredWorker, wish: PendingWorkerChange) -> Iterator[int]:
         """Update the monitor; health is kept if ranks and endpoint are unchanged."""
-        known, checked = self.monitor.find_worker(worker.worker_id), _to_checked_worker(worker)
+        before = self.monitor.find_worker(worker.worker_id)
+        checked = _to_checked_worker(worker)
         # Changing the spare flag alone must not clear the health history.
-        stands = known is not None and known._replace(is_spare=checked.is_spare) == checked
+        stands = before is not None and before._replace(is_spare=checked.is_spare) == checked
         is_new = wish.is_registration or not stands
         if is_new:
             for ranks in _split_ranks(self.monitor.find_outdated_ranks(checked)):
@@ -371,8 +378,8 @@ class HealthService:
         self.monitor.check_invariants()
         if self.is_behind:
             return
-        known = [worker for worker in self._fleet.catalog if worker.is_schedulable]
-        assert {r for worker in known for r in worker.list_ranks()} == set(
+        serving_workers = [worker for worker in self._fleet.catalog if worker.is_schedulable]
+        assert {r for worker in serving_workers for r in worker.list_ranks()} == set(
             self.monitor.iterate_ranks()
         )
         for partition in self._fleet.partitions.values():

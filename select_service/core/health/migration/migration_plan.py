@@ -112,13 +112,13 @@ class MigrationPlan:
     def __init__(self, targets: PlanTargets, terms: MoveTerms) -> None:
         """Create a plan; targets is modified by the plan."""
         self._targets, self._terms = targets, terms
-        known = terms.readable and terms.block_bytes is not None
+        is_transferable = terms.readable and terms.block_bytes is not None
         self._blocks = 0
         self._admits = np.ones(len(targets.ranks), np.bool_)
         self._move = np.zeros(MOVE_FIELDS)
         """Move for the kernel; its range are the ranks of the worker with room for all."""
         self._move[BLOCK_SIZE], self._move[CARRY_MS_MAX] = terms.block_size, terms.transfer_ms_max
-        self._move[BLOCK_BYTES] = (terms.block_bytes or 0) if known else -1
+        self._move[BLOCK_BYTES] = (terms.block_bytes or 0) if is_transferable else -1
         self._has_preferred_range = False
         self._results = np.zeros(RESULTS)
 

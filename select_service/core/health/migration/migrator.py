@@ -252,19 +252,19 @@ class Migrator:
     def _migrate_batch(self, leaving: MigrationSource, places: BookingPlaces) -> Iterator[None]:
         """Execute one plan, and another for reservations with targets that have left."""
         partition = leaving.partition
-        known, speeds = yield from self._snapshot_with_speeds(leaving)
-        there = make_plan_targets(partition, known, leaving.rank, speeds)
+        snapshot, speeds = yield from self._snapshot_with_speeds(leaving)
+        there = make_plan_targets(partition, snapshot, leaving.rank, speeds)
         planning = MigrationPlan(there, self._move_terms(leaving))
         found: list[tuple[MovableReservation, ReservationView]] = []
         for begin in range(0, len(places), PER_TURN):
             for booking in self._own_bookings(places[begin : begin + PER_TURN]):
-                movable, allowed = self._make_movable(booking, partition, known.slots)
+                movable, allowed = self._make_movable(booking, partition, snapshot.slots)
                 planning.consider_reservation(movable, allowed)
                 found.append((movable, booking))
             yield
         found.sort(key=lambda each: move_order(each[0]))
         # Each move is O(targets): with more targets fewer moves fit into a turn.
-        a_turn = max(1, MOVED_PER_TURN * TARGETS_USUAL // max(TARGETS_USUAL, len(known.ranks)))
+        a_turn = max(1, MOVED_PER_TURN * TARGETS_USUAL // max(TARGETS_USUAL, len(snapshot.ranks)))
         stranded = []
         for number, (movable, booking) in enumerate(found, 1):
             # The ledger grows its tables in the background; a booking before that would block the
@@ -275,7 +275,7 @@ class Migrator:
                 return
             # The client may have freed the reservation since the plan was made.
             if self._ledger.reservations.is_live(booking):
-                move = self._plan_move(movable, planning, partition, known.slots)
+                move = self._plan_move(movable, planning, partition, snapshot.slots)
                 is_done = self._execute_move(leaving, booking, movable.tokens, move)
                 # The target left after the plan was made; a new plan finds another one.
                 stranded += [] if is_done else [(booking.row, booking.order)]
@@ -289,11 +289,11 @@ class Migrator:
     ) -> Generator[None, None, tuple[RankSnapshot, Floats]]:
         """Return a rank snapshot and the speeds of its ranks, in steps."""
         for _ in range(LOOKS_MAX):
-            known = yield from self._current_snapshot(leaving)
-            speeds = yield from look_up_speeds(known.ranks, self.observer.speeds.rate_of)
-            if known.is_current(leaving.partition.table, leaving.rank):
+            snapshot = yield from self._current_snapshot(leaving)
+            speeds = yield from look_up_speeds(snapshot.ranks, self.observer.speeds.rate_of)
+            if snapshot.is_current(leaving.partition.table, leaving.rank):
                 break
-        return known, speeds
+        return snapshot, speeds
 
     def _current_snapshot(self, leaving: MigrationSource) -> Generator[None, None, RankSnapshot]:
         """Return a rank snapshot, in steps; ranks of one worker share the snapshot."""

@@ -54,8 +54,8 @@ def build_plan_targets(targets: Sequence[MigrationTarget]) -> PlanTargets:
     rows = np.empty((len(targets), FIELDS))
     for row, t in zip(rows, targets, strict=True):
         total = inf if t.total_blocks is None else t.total_blocks
-        room = free_blocks(total, t.active_blocks) if t.weight > 0.0 else -inf
-        row[:] = room, t.waiting, t.rate, t.link.setup_ms, t.link.bandwidth, t.weight or 1.0
+        free = free_blocks(total, t.active_blocks) if t.weight > 0.0 else -inf
+        row[:] = free, t.waiting, t.rate, t.link.setup_ms, t.link.bandwidth, t.weight or 1.0
     ranks = [target.rank for target in targets]
     active = np.array([float(target.active_blocks) for target in targets])
     return PlanTargets(ranks, rows, active, _workers_of(ranks))
@@ -81,18 +81,18 @@ def find_worker_for_all(targets: PlanTargets, blocks: int, admits: Mask) -> tupl
 
     None means no such worker. admits: bool[n]. O(n)
     """
-    room, starts = targets.rows[:, ROOM], targets.workers
+    free, starts = targets.rows[:, ROOM], targets.workers
     if not len(starts):
         return None
-    usable = room > -inf
+    usable = free > -inf
     # reduceat sums the adjacent ranks of each worker without a Python loop.
     counts = np.add.reduceat(usable, starts, dtype=np.int64)
     active = np.add.reduceat(np.where(usable, targets.active, 0.0), starts)
-    good = np.add.reduceat(room.clip(0.0), starts) >= blocks
+    good = np.add.reduceat(free.clip(0.0), starts) >= blocks
     # Unusable ranks must not veto their worker.
     good &= np.logical_and.reduceat(admits | ~usable, starts) & (counts > 0)
     if not good.any():
         return None
     best = int(np.where(good, active / np.maximum(counts, 1), inf).argmin())
-    end = starts[best + 1] if best + 1 < len(starts) else len(room)
+    end = starts[best + 1] if best + 1 < len(starts) else len(free)
     return int(starts[best]), int(end)

@@ -105,13 +105,13 @@ def make_plan_targets(
     active = load.compute_active_blocks()[at].astype(np.float64)
     weights = table.columns.weight[at]
     # Infinite for unknown cache sizes, which therefore never limit a plan.
-    room = np.floor(FILLABLE_SHARE * table.columns.kv_blocks[at]) - active
+    free = np.floor(FILLABLE_SHARE * table.columns.kv_blocks[at]) - active
     serves = table.open_slots[at] & (weights > 0.0) & (at != table.find_slot(source))
     # Kept as rows without room instead of being removed: indices equal those of the snapshot.
-    room[~serves] = -inf
+    free[~serves] = -inf
     waiting = load.totals[at, layout.PREFILL_TOKENS]
     divisors = np.where(serves, weights, 1.0)
-    rows = np.column_stack((room, waiting, speeds, snapshot.links, divisors))
+    rows = np.column_stack((free, waiting, speeds, snapshot.links, divisors))
     return PlanTargets(snapshot.ranks, rows, active, snapshot.workers)
 
 
@@ -127,14 +127,20 @@ class CacheLayouts:
     def layout_of(self, key: PartitionKey, worker_id: int) -> CacheLayout | None:
         """Return the layout in blocks of the worker's size; None means unknown."""
         worker = self._catalog.find_worker(worker_id)
-        known = None if self._of_model is None else self._of_model(key.model_name)
+        model_layout = None if self._of_model is None else self._of_model(key.model_name)
         if worker is None:
-            return known
-        size, said = worker.registration.block_size or 0, worker.registration.kv_layout
-        if said is not None:
-            heads = said.layers, said.kv_heads, said.head_dim, said.dtype_bytes, said.tp
+            return model_layout
+        size, own = worker.registration.block_size or 0, worker.registration.kv_layout
+        if own is not None:
+            heads = (
+                own.layers,
+                own.kv_heads,
+                own.head_dim,
+                own.dtype_bytes,
+                own.tp,
+            )
             return CacheLayout(size, *heads)
-        return None if known is None else known._replace(block_size=size)
+        return None if model_layout is None else model_layout._replace(block_size=size)
 
 
 def topology_position_of(worker: RegisteredWorker) -> TopologyPosition:

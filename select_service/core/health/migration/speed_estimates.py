@@ -88,10 +88,10 @@ class SpeedEstimates:
             return
         cached = max(0, booking.isl_tokens - booking.prefill_tokens)
         model_name = booking.account.key.model_name
-        known = self._means.get(model_name)
-        if known is None:
-            known = self._means[model_name] = RequestMeans()
-        known.add_request(booking.isl_tokens, cached if booking.tracks_prefill else 0, now)
+        means = self._means.get(model_name)
+        if means is None:
+            means = self._means[model_name] = RequestMeans()
+        means.add_request(booking.isl_tokens, cached if booking.tracks_prefill else 0, now)
         # With other requests on the rank the duration would measure queueing, not speed.
         is_alone = booking.account.load.totals[booking.slot, layout.REQUESTS] == 1
         if is_alone and booking.prefill_tokens and len(self._timed) < TIMED_MAX:
@@ -111,14 +111,14 @@ class SpeedEstimates:
         if cause != "client":
             return
         account = booking.account
-        known = self._means.get(account.key.model_name)
-        if known is not None and booking.origin is None:
-            known.add_ended_request(booking.output_blocks * account.block_size, now)
+        means = self._means.get(account.key.model_name)
+        if means is not None and booking.origin is None:
+            means.add_ended_request(booking.output_blocks * account.block_size, now)
 
     def check_invariants(self) -> None:
         """Assert internal consistency; used by tests."""
         assert len(self._timed) <= TIMED_MAX
         assert self._rates.keys() == self._key_of.keys()
         assert len(self._rates) <= RATES_MAX
-        by_key = {rank: rate for known in self._ranks.values() for rank, rate in known.items()}
+        by_key = {rank: rate for rates in self._ranks.values() for rank, rate in rates.items()}
         assert by_key == self._rates

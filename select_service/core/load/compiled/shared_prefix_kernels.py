@@ -142,11 +142,11 @@ def clear_runs(out, running):
 
 
 @compiled()
-def fill_leading_runs(h, hashes, room, out, running):
+def fill_leading_runs(h, hashes, scratch, out, running):
     """Write the longest prefix of `hashes` shared with a live reservation of each slot to `out`.
 
     h:       header of the load (load_layout)
-    room:    uint64[n], scratch for prefix keys, and the limit of a run in blocks
+    scratch: uint64[n], for prefix keys, and the limit of a run in blocks
     out:     int64[64 * words]
     running: uint64[words], bits of the slots with nonzero `out`.  The bits of the last call limit
              the clearing, so the cost follows the number of nonzero slots.
@@ -156,7 +156,7 @@ def fill_leading_runs(h, hashes, room, out, running):
     clear_runs(out, running)
     if hashes.shape[0] == 0:
         return
-    keys, hint, first = room[:0], I64(0), next_prefix(U64(0), hashes[0])
+    keys, hint, first = scratch[:0], I64(0), next_prefix(U64(0), hashes[0])
     groups = (running.shape[0] + GROUP_WORDS - 1) // GROUP_WORDS
     for group in range(groups):
         prefetch_row(u64_view(h, HOLDERS), HOLDER_FIELDS, first, U64(group))
@@ -165,5 +165,5 @@ def fill_leading_runs(h, hashes, room, out, running):
         if alive != _NO_SLOTS:
             # Keys are computed only when some rank has the first block: most prompts have none.
             if keys.shape[0] == 0:
-                keys = _fill_keys(hashes, room)
+                keys = _fill_keys(hashes, scratch)
             hint = _runs_of_group(h, group, alive, hint, keys, (out, running))

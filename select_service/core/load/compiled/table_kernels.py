@@ -190,8 +190,8 @@ def rows_overdue(h, t, fields, entries):
     The remaining entries then need at most MOVED_PER_ENTRY rows each until the table is full.
     """
     left = h[t + OLD_TABLE + 1] // fields - h[t + MOVED_ROWS]
-    room = h[t + 1] // fields * 5 // 8 - h[t + N_ENTRIES] - entries
-    return left - MOVED_PER_ENTRY * room
+    free_entries = h[t + 1] // fields * 5 // 8 - h[t + N_ENTRIES] - entries
+    return left - MOVED_PER_ENTRY * free_entries
 
 
 @compiled()

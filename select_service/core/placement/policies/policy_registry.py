@@ -46,19 +46,19 @@ def validate_policy_choice(
     of_policy, of_options = fields
     if policy not in POLICIES:
         raise InvalidBody(_unknown_name_text(of_policy, policy, "policies", tuple(POLICIES)))
-    known = POLICIES[policy].options
+    option_names = POLICIES[policy].options
     for option in options:
-        if option not in known and not known:
+        if option not in option_names and not option_names:
             text = (
                 f"`{of_options}`: the policy `{policy}` has no options, got "
                 f"`{printable_name(option)}`"
             )
             raise InvalidBody(text)
-        if option not in known:
-            text = _unknown_name_text(of_options, option, f"options of `{policy}`", known)
+        if option not in option_names:
+            text = _unknown_name_text(of_options, option, f"options of `{policy}`", option_names)
             raise InvalidBody(text)
     # In the policy's own order, so that equal choices compare equal.
-    return PolicyChoice(policy, tuple(option for option in known if option in options))
+    return PolicyChoice(policy, tuple(option for option in option_names if option in options))
 
 
 def parse_policy_choice(text: str, field: str = "policy") -> PolicyChoice:

@@ -362,15 +362,15 @@ def fill_terms(plan, eligible, factors, out):
     rows = _slice_rows(plan, query, 0, out.shape[1])
     booked, left = i64_view(load, WORK_BOOKED), i64_view(load, WORK_LEFT)
     for slot in range(out.shape[1]):
-        known = _slot_at(rows, query, slot, True)
-        prices = slot_prices(known, query)
+        slot_state = _slot_at(rows, query, slot, True)
+        prices = slot_prices(slot_state, query)
         cached, own, live = prices[0], prices[1], prices[2]
         out[CACHED_TOKENS, slot] = cached
         out[EFFECTIVE_PREFILL_TOKENS, slot] = max(0.0, query.isl_tokens - cached)
         out[DECODE, slot] = live
         factor = factors[slot] if factors.shape[0] != 0 else 1.0
         weight = rows.weight[slot]
-        out[COST, slot] = _weighted_cost(prices, known.pace, factor, weight, query.block_size)
+        out[COST, slot] = _weighted_cost(prices, slot_state.pace, factor, weight, query.block_size)
         out[OWN_WORK, slot] = own
         out[BOOKED_WORK, slot] = booked[slot]
         out[PROGRESS, slot] = booked[slot] - left[slot]

@@ -136,10 +136,10 @@ def _make_candidate(
         "namespace": target.namespace or namespace,
         "node": endpoint.nodeName or "",
     }
-    known = (
+    slice_fields = (
         {"worker_id": derive_worker_id(f"{values['namespace']}/{target.name}")} if is_pod else {}
     )
-    fields = fill_template({"endpoint": DEFAULT_ENDPOINT, **known, **worker}, values)
+    fields = fill_template({"endpoint": DEFAULT_ENDPOINT, **slice_fields, **worker}, values)
     return EngineCandidate(str(fields["endpoint"]), fields, target.uid)
 
 

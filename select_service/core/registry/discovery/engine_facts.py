@@ -250,8 +250,8 @@ def _whole_number(value: object, least: int) -> int | None:
 def _missing_fields(engine: str | None, fields: Fields) -> dict[str, str]:
     if engine is None:
         why = "the engine's answers match neither vLLM nor SGLang"
-        wanted = ("model_name", "block_size", "kv_events_endpoint")
-        return {name: why for name in wanted if name not in fields}
+        required_fields = ("model_name", "block_size", "kv_events_endpoint")
+        return {name: why for name in required_fields if name not in fields}
     whys = _MISSING_REASONS[engine]
     has_events = "kv_events_endpoint" in fields or "kv_events_endpoints" in fields
     missing = {name: why for name, why in whys.items() if name not in fields}

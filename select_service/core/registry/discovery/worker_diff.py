@@ -25,16 +25,16 @@ def diff_worker(
     said, says: earlier and current fields of the source
     registered: fields in the catalog
     """
-    wanted = {
+    changes = {
         name: value
         for name in _FIELDS
         # Compared with the source's earlier record, not with the catalog: see the module text.
         if (value := getattr(current, name)) != getattr(previous, name)
         and value != getattr(registered, name)
     }
-    if not wanted:
+    if not changes:
         return None
     # A patch cannot clear a field, since None means unchanged there.
-    if all(name in _PATCHABLE and value is not None for name, value in wanted.items()):
-        return WorkerPatch(**wanted)
-    return msgspec.structs.replace(registered, **wanted)
+    if all(name in _PATCHABLE and value is not None for name, value in changes.items()):
+        return WorkerPatch(**changes)
+    return msgspec.structs.replace(registered, **changes)

@@ -12,7 +12,7 @@ listeners are recorded and handed out in one place (`take_changes`).
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,8 +28,19 @@ from select_service.core.placement.candidates import check_in_rotation
 from select_service.core.placement.decision_ring import DecisionRing
 from select_service.core.placement.policies.policy_registry import policy_choice_of
 from select_service.core.placement.router_config import RouterConfig
+from select_service.core.registry.fleet.catalog_changes import (
+    CatalogChanges,
+    list_event_sources,
+    ranks_with_new_source,
+)
 from select_service.core.registry.fleet.partition import Partition
 from select_service.core.registry.fleet.recovered_blocks import RecoveredBlocks
+from select_service.core.registry.fleet.registration_rules import (
+    RegistrationRules,
+    find_misfits,
+    shape_for_worker,
+    shape_of,
+)
 from select_service.core.registry.fleet.scoped_policies import ScopedPolicies
 from select_service.core.workers.endpoint_policy import EndpointPolicy
 from select_service.core.workers.event_endpoint_index import EventEndpointIndex
@@ -43,7 +54,6 @@ from select_service.core.workers.worker_catalog import (
 )
 from select_service.schemas.workers import WorkerPatch, WorkerRegistration
 
-PARTITIONS_MAX = 1024
 CLAIMS_PER_TURN_MAX = 512
 """Maximum ranks per turn that receive recovered blocks."""
 RANKS_PER_TURN_MAX = 512
@@ -69,42 +79,6 @@ class _PendingRegistration(NamedTuple):
     writers: dict[Rank, SlotWriter]
 
 
-_Shape: TypeAlias = tuple[PartitionKey, int, bool]
-"""Partition key, block size, and whether the model uses EAGLE."""
-
-
-class CatalogChanges(NamedTuple):
-    """Changes since the last call, to be applied in this order; applying them is slow.
-
-    renewed: index slots of ranks with a new event source, to be cleared completely; until then they
-        accept no events
-    adoptions: recovered blocks for ranks without running listeners
-    sources: required listeners by worker id, possibly empty
-    retired: index slots of ranks that left, to be closed
-    """
-
-    renewed: list[SlotWriter]
-    adoptions: list[Adoption]
-    sources: dict[int, list[KvSource]]
-    retired: list[SlotWriter]
-
-    def __bool__(self) -> bool:
-        return any(self)
-
-
-class RegistrationRules(NamedTuple):
-    """Requirements of registered workers.
-
-    use_kv_events: workers must declare their event endpoints
-    queueing: workers must declare their max_num_batched_tokens
-    ranks_max: maximum number of ranks with event listeners
-    """
-
-    use_kv_events: bool
-    queueing: bool = False
-    ranks_max: int = 1 << 32
-
-
 class WorkerFleet:
     """Catalog, and every partition with at least one schedulable rank."""
 
@@ -114,7 +88,7 @@ class WorkerFleet:
         rules: RegistrationRules,
         *,
         router: RouterConfig,
-        touched: DirtyPartitions,
+        dirty: DirtyPartitions,
         decisions: DecisionRing | None = None,
     ) -> None:
         """Create an empty fleet; decisions: ring that records the partitions' decisions."""
@@ -132,7 +106,7 @@ class WorkerFleet:
         self._rules = rules
         self._router = router
         self.policies = ScopedPolicies(policy_choice_of(router), self.partitions)
-        self._touched = touched
+        self.dirty = dirty
         self._decisions = decisions
         self._changed: dict[int, None] = {}  # ids of workers
         self._retired: list[SlotWriter] = []
@@ -160,34 +134,11 @@ class WorkerFleet:
     def _set_lifecycle(self, worker: RegisteredWorker) -> RegisteredWorker:
         worker.reasons = (
             find_shortcomings(worker, self._rules.use_kv_events, self._rules.queueing)
-            or self._find_misfits(worker)
+            or find_misfits(worker, self.partitions)
             or self._find_socket_excess(worker)
         )
         worker.lifecycle = "incomplete" if worker.reasons else "schedulable"
         return worker
-
-    def _find_misfits(self, worker: RegisteredWorker) -> list[str]:
-        """Return the reasons why the worker does not fit the shape of its partition."""
-        partition = self.partitions.get(worker.key)
-        if partition is None:
-            full = len(self.partitions) >= PARTITIONS_MAX
-            text = f"reconciliation failed: partition limit reached ({PARTITIONS_MAX})"
-            return [text] if full else []
-        if partition.table.has_only(worker.worker_id):
-            return []
-        scope = f"model={worker.key.model_name} tenant={worker.key.tenant_id}"
-        if partition.block_size != worker.registration.block_size:
-            return [
-                f"reconciliation failed: block_size mismatch for {scope}: "
-                f"existing={partition.block_size} requested={worker.registration.block_size}"
-            ]
-        if partition.is_eagle != worker.is_eagle:
-            return [
-                f"reconciliation failed: is_eagle mismatch for {scope}: "
-                f"existing={str(partition.is_eagle).lower()} "
-                f"requested={str(worker.is_eagle).lower()}"
-            ]
-        return []
 
     def _find_socket_excess(self, worker: RegisteredWorker) -> list[str]:
         """Return the reason if no sockets are left for the events of its ranks."""
@@ -249,7 +200,7 @@ class WorkerFleet:
         """Return the number of ranks that start again with an empty index."""
         old = self.catalog.find_worker(new.worker_id)
         is_there = old is not None and old.is_schedulable and self._continues_partition(old, new)
-        return len(_ranks_with_new_source(old, new)) if is_there and old is not None else 0
+        return len(ranks_with_new_source(old, new)) if is_there and old is not None else 0
 
     def put_worker(self, new: RegisteredWorker) -> None:
         """Replace the worker's old state. Raises CapacityExceeded without changes."""
@@ -298,7 +249,7 @@ class WorkerFleet:
             partition, draft = self.partitions.get(worker.key), self._draft
             self._draft = None
             if partition is None or self._is_reshaping(partition, worker):
-                is_drafted = draft is not None and _shape_of(draft) == _shape_for_worker(worker)
+                is_drafted = draft is not None and shape_of(draft) == shape_for_worker(worker)
                 # Another worker may have changed the shape since the draft was made.
                 partition = draft if is_drafted else self._new_partition(worker)
                 assert partition is not None
@@ -309,19 +260,19 @@ class WorkerFleet:
 
     def _new_partition(self, worker: RegisteredWorker) -> Partition:
         return Partition(
-            *(*_shape_for_worker(worker), self._new_index(), self._router), ring=self._decisions
+            *(*shape_for_worker(worker), self._new_index(), self._router), ring=self._decisions
         )
 
     def _is_reshaping(self, partition: Partition, worker: RegisteredWorker) -> bool:
         """Return whether the worker is alone in its partition and changes its shape."""
         alone = partition.table.has_only(worker.worker_id)
-        return alone and _shape_for_worker(worker) != _shape_of(partition)
+        return alone and shape_for_worker(worker) != shape_of(partition)
 
     def _renew_indexes(
         self, old: RegisteredWorker, new: RegisteredWorker
     ) -> dict[Rank, SlotWriter]:
         """Return new writers for ranks with a new event source."""
-        moving = _ranks_with_new_source(old, new)
+        moving = ranks_with_new_source(old, new)
         renewed = self.partitions[old.key].renew_indexes(moving) if moving else {}
         # The old blocks belong to another engine process: they are cleared before new events apply.
         self._renewed += renewed.values()
@@ -337,7 +288,7 @@ class WorkerFleet:
         self.partitions[worker.key] = partition
         partition.join_ranks(worker, writers | renewed)
         self._claim_blocks(partition, list(writers))
-        self._touched.mark_capacity(worker.key)
+        self.dirty.mark_capacity(worker.key)
 
     def _claim_blocks(self, partition: Partition, ranks: list[Rank]) -> None:
         """Assign recovered blocks to ranks with empty slots."""
@@ -385,7 +336,7 @@ class WorkerFleet:
             del self.partitions[key]
             # Kernels of other threads compare the number to drop cached pointers to the partition.
             self.partition_changes[0] += 1
-        self._touched.mark_capacity(key)
+        self.dirty.mark_capacity(key)
 
     def retire_first_leaving(self) -> None:
         """Free the first slot of `leaving`, which is empty."""
@@ -427,7 +378,7 @@ class WorkerFleet:
             slot = table.find_slot(rank)
             turned |= slot is not None and table.set_weight(slot, weight, state)
         if turned:
-            self._touched.mark_capacity(worker.key)
+            self.dirty.mark_capacity(worker.key)
 
     @property
     def has_changes(self) -> bool:
@@ -453,7 +404,9 @@ class WorkerFleet:
             worker_id = next(iter(self._changed))
             del self._changed[worker_id]
             worker = self.catalog.find_worker(worker_id)
-            sources[worker_id] = [] if worker is None else [*self._sources_of(worker)]
+            sources[worker_id] = []
+            if worker is not None and worker.is_schedulable and self._rules.use_kv_events:
+                sources[worker_id] = list_event_sources(worker, self.partitions[worker.key])
             n_ranks += 1 + len(sources[worker_id])
         renewed, self._renewed = self._renewed, []
         adoptions, self._adoptions = self._adoptions, []
@@ -462,26 +415,6 @@ class WorkerFleet:
             # A slot may be closed only after the listener that writes to it has stopped.
             retired, self._retired = self._retired, []
         return CatalogChanges(renewed, adoptions, sources, retired)
-
-    def _sources_of(self, worker: RegisteredWorker) -> Iterator[KvSource]:
-        if not worker.is_schedulable or not self._rules.use_kv_events:
-            return
-        partition = self.partitions[worker.key]
-        writers = {rank.dp_rank: partition.table.writer_of(rank) for rank in worker.list_ranks()}
-        for dp_rank, endpoint in worker.kv_endpoints().items():
-            assert endpoint is not None
-            yield KvSource(
-                worker_id=worker.worker_id,
-                dp_rank=dp_rank,
-                endpoint=endpoint,
-                replay_endpoint=worker.replay_endpoint(dp_rank),
-                block_size=partition.block_size,
-                is_eagle=partition.is_eagle,
-                counted=worker.registration.kv_event_semantics != "set",
-                writers=writers,
-                server_key=worker.registration.curve_server_key,
-                total_blocks=worker.registration.total_kv_blocks,
-            )
 
     def check_invariants(self) -> None:
         """Assert internal consistency; used by tests."""
@@ -501,26 +434,3 @@ class WorkerFleet:
         for account in {id(left.account): left.account for left in self.leaving}.values():
             mine = [left.slot for left in self.leaving if left.account is account]
             assert sorted(mine) == sorted(account.leaving_slots)
-
-
-def _shape_of(partition: Partition) -> _Shape:
-    return partition.key, partition.block_size, partition.is_eagle
-
-
-def _shape_for_worker(worker: RegisteredWorker) -> _Shape:
-    """Return the partition shape of a schedulable worker."""
-    size = worker.registration.block_size
-    assert size
-    return worker.key, size, worker.is_eagle
-
-
-def _ranks_with_new_source(old: RegisteredWorker, new: RegisteredWorker) -> list[Rank]:
-    """Return common ranks with a changed event source."""
-    before, after = old.kv_endpoints(), new.kv_endpoints()
-    if before == after:
-        return []
-    return [
-        rank
-        for rank, endpoint in zip(new.list_ranks(), after.values(), strict=True)
-        if rank.dp_rank in before and before[rank.dp_rank] != endpoint
-    ]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from indexer.index.prefix_index import PrefixIndex
 from indexer.index.slot_writer import SlotWriter
-from select_service.core.array_types import Floats, Mask
+from select_service.core.array_types import Mask
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.active_load import ActiveLoad
 from select_service.core.load.new_reservation import LoadAccount
@@ -16,7 +16,7 @@ from select_service.core.placement.candidate_explanation import CandidateTerms, 
 from select_service.core.placement.candidates import preference_factors
 from select_service.core.placement.decision_ring import DecisionPartition, DecisionRing
 from select_service.core.placement.placement_kernels import CACHED_TOKENS, NO_SLOT
-from select_service.core.placement.placer import Placer
+from select_service.core.placement.placer import NO_PREFERENCE, PINNED_RANK, Placer, RankPreference
 from select_service.core.placement.prompt import Prompt
 from select_service.core.placement.router_config import RouterConfig
 from select_service.core.workers.rank_table import RankTable
@@ -146,13 +146,13 @@ class Partition:
         eligible: Mask,
         draw: float,
     ) -> RankPlacement:
-        """Choose a rank, without changes; details are in `placing.scratch` until the next call.
+        """Choose a rank, without changes; details are in `placer.scratch` until the next call.
 
         eligible: bool[n_slots], at least one True
         draw: uniform in [0, 1), for ties and softmax
         """
-        pinned, factors = self._preferences(request)
-        slot = self.placer.place_prompt(prompt, config, eligible, factors, pinned, draw)
+        preference = self._preference_of(request)
+        slot = self.placer.place_prompt(prompt, config, eligible, preference, draw)
         assert slot != NO_SLOT
         return RankPlacement(slot, *self.placer.last_summary())
 
@@ -166,8 +166,8 @@ class Partition:
         draw: float,
     ) -> None:
         """Choose a rank like `place_prompt`, and record the decision in the given ring."""
-        pinned, factors = self._preferences(request)
-        slot = self.placer.place_prompt(prompt, config, eligible, factors, pinned, draw, ring)
+        preference = self._preference_of(request)
+        slot = self.placer.place_prompt(prompt, config, eligible, preference, draw, ring)
         assert slot != NO_SLOT
 
     def describe_for_decisions(self) -> DecisionPartition:
@@ -183,16 +183,17 @@ class Partition:
         chosen: int,
     ) -> list[CandidateTerms]:
         """Return the candidates of the last `place_prompt` with the same arguments."""
-        pinned, factors = self._preferences(request)
-        terms = self.placer.cost_terms(prompt, config, eligible, factors, pinned)
+        terms = self.placer.cost_terms(prompt, config, eligible, self._preference_of(request))
         return explain_candidates(self.placer, terms, eligible, chosen)
 
-    def _preferences(self, request: SelectRequest) -> tuple[bool, Floats | None]:
-        """Return whether the rank is given, else the cost factors of the preferred taints."""
+    def _preference_of(self, request: SelectRequest) -> RankPreference:
+        """Return the pinned rank, else the preferred taints, as a preference of the placement."""
         preferred = request.routing_constraints.preferred_taints
         if request.pinned_worker is not None:
-            return True, None
-        return False, preference_factors(self.table, preferred) if preferred else None
+            return PINNED_RANK
+        if not preferred:
+            return NO_PREFERENCE
+        return RankPreference(preference_factors(self.table, preferred))
 
     def find_best_tokens(
         self, prompt: Prompt, config: RouterConfig, allowed: Mask

@@ -120,12 +120,12 @@ class RecoveredBlocks:
             return None
         # The first registered worker fixes the block size; other sizes can never be claimed.
         self._replace_waiting(name, [h for h in held_here if h.partition.block_size == block_size])
-        wanted = (rank.worker_id, rank.dp_rank)
+        rank_pair = (rank.worker_id, rank.dp_rank)
         for held in self._waiting.get(name, ()):
-            if wanted in held.waiting:
+            if rank_pair in held.waiting:
                 # Handed out once: a rank that leaves and returns must not get outdated blocks
                 # again.
-                held.waiting.remove(wanted)
+                held.waiting.remove(rank_pair)
                 if not held.waiting:
                     self._replace_waiting(name, [h for h in self._waiting[name] if h is not held])
                 return held.partition

@@ -64,10 +64,10 @@ class ScopedPolicies:
     def policy_of(self, key: PartitionKey) -> PolicyChoice:
         """Return the policy of a partition."""
         # Experiments override every rule, also a more specific one.
-        for said in (self._trials, self._rules):
+        for choices in (self._trials, self._rules):
             for scope in PolicyScope.scopes_of(key):
-                if scope in said:
-                    return said[scope]
+                if scope in choices:
+                    return choices[scope]
         return self.default
 
     def put_rule(self, scope: PolicyScope, choice: PolicyChoice) -> None:

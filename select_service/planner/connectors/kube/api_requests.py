@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from select_service.base.decode_errors import DECODE_ERRORS
-from select_service.base.errors import PicklableError
+from select_service.net.kubernetes_session import KubernetesError
 
 ANSWER_BYTES_MAX = 64 << 20
 REQUEST_TIMEOUT_S = 4.0
@@ -15,20 +15,7 @@ MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 JSON = "application/json"
 
-FORBIDDEN, NOT_FOUND, CONFLICT, INVALID, TOO_MANY = 403, 404, 409, 422, 429
-
-
-class KubernetesError(PicklableError):
-    """Error answer. status: status of HTTP; 0 without a complete answer"""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-    @property
-    def is_transient(self) -> bool:
-        """Whether the same request may succeed at the next tick without intervention."""
-        return self.status in (0, CONFLICT, TOO_MANY) or self.status >= 500
+FORBIDDEN, NOT_FOUND, CONFLICT, INVALID = 403, 404, 409, 422
 
 
 class KubernetesApi(Protocol):

@@ -15,12 +15,12 @@ from urllib.parse import quote
 
 import msgspec
 
+from select_service.net.kubernetes_session import KubernetesError
 from select_service.planner.connectors.kube.api_requests import (
     CONFLICT,
     NOT_FOUND,
     REQUEST_TIMEOUT_S,
     KubernetesApi,
-    KubernetesError,
     read_object,
 )
 from select_service.planner.connectors.kube.objects import LeaseObject, LeaseSpec

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
+from select_service.net.kubernetes_session import KubernetesError
 from select_service.planner.connectors.kube.api_requests import (
     NOT_FOUND,
     KubernetesApi,
-    KubernetesError,
 )
 from select_service.planner.connectors.kube.objects import PodObject
 from select_service.planner.connectors.kube.rollout import (

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import quote, urlencode
 
+from select_service.net.kubernetes_session import KubernetesError
 from select_service.planner.connectors.kube import api_requests as requests
 from select_service.planner.connectors.kube.api_requests import (
     KubernetesApi,
-    KubernetesError,
     decode_answer,
 )
 from select_service.planner.connectors.kube.objects import (

@@ -182,7 +182,8 @@ def guard_proposal(current: Pair, proposed: Pair, budget: GpuBudget) -> GuardedP
         return GuardedPair(current, Reason.GPU_BUDGET_HOLD)
     full = 0 <= budget.max_gpus <= total
     if is_opposing(current, proposed) and (full or total <= budget.min_gpus):
-        return _guarded_or_held(fit_directional(current, proposed, budget), current)
+        moved = fit_directional(current, proposed, budget)
+        return GuardedPair(moved, Reason.GPU_BUDGET_HOLD if moved == current else None)
     if full and up:
         return GuardedPair(current, Reason.GPU_BUDGET_HOLD)
     fitted = fit_proportional(proposed, budget)
@@ -190,11 +191,6 @@ def guard_proposal(current: Pair, proposed: Pair, budget: GpuBudget) -> GuardedP
     if not (_is_between(current, proposed, fitted) and budget.is_within(fitted)):
         return GuardedPair(current, Reason.GPU_BUDGET_HOLD)
     return GuardedPair(fitted, None)
-
-
-def _guarded_or_held(fitted: Pair, current: Pair) -> GuardedPair:
-    """Return the fitted pair, with the hold reason if nothing changes."""
-    return GuardedPair(fitted, Reason.GPU_BUDGET_HOLD if fitted == current else None)
 
 
 def _is_between(current: Pair, proposed: Pair, fitted: Pair) -> bool:
@@ -208,15 +204,12 @@ def _is_between(current: Pair, proposed: Pair, fitted: Pair) -> bool:
 def fit_single_role(replicas: int, budget: GpuBudget) -> int:
     """Fit a single role, the first of the budget: the other has no GPUs and no minimum."""
     gpus, minimum = budget.gpus[0], budget.minimums[0]
-    total = replicas * gpus
-    if budget.is_over(total):
-        return max(minimum, budget.max_gpus // gpus) if budget.is_feasible else 0
-    if not budget.is_under(total):
+    if budget.is_within((replicas, 0)):
         return replicas
     grown = max(minimum, -(-budget.min_gpus // gpus))
-    if budget.is_over(grown * gpus):
-        return max(minimum, budget.max_gpus // gpus) if budget.is_feasible else 0
-    return grown
+    if not budget.is_over(replicas * gpus) and not budget.is_over(grown * gpus):
+        return grown
+    return max(minimum, budget.max_gpus // gpus) if budget.is_feasible else 0
 
 
 def guard_single_role(current: int, proposed: int, budget: GpuBudget) -> tuple[int, Reason | None]:

@@ -81,11 +81,6 @@ class Arima:
         self._errors: deque[tuple[float, float]] = deque(maxlen=ERRORS_KEPT)
         """Pairs of this model's error and the error of `constant`."""
 
-    @property
-    def order(self) -> ArimaOrder | None:
-        """Order of the model; None before the first fit."""
-        return None if self._fitted is None else self._fitted.order
-
     def push(self, value: float) -> None:
         """Add a point."""
         if self._last_forecast is not None:

@@ -4,9 +4,12 @@ from collections.abc import Mapping
 
 from select_service.planner.core.forecasting import arima as arimas
 from select_service.planner.core.forecasting import prophet as prophets
-from select_service.planner.core.forecasting.constant import LastPoint
 from select_service.planner.core.forecasting.kalman import Kalman, KalmanNoise
-from select_service.planner.core.forecasting.predicted_series import MakeSeries, PredictedSeries
+from select_service.planner.core.forecasting.predicted_series import (
+    LastPoint,
+    MakeSeries,
+    PredictedSeries,
+)
 from select_service.planner.core.forecasting.seasonal import Seasonal
 from select_service.planner.core.settings import DeploymentSettings
 

@@ -3,35 +3,17 @@
 from collections.abc import Mapping
 from math import ceil, isfinite
 
-from msgspec import Struct
-
+from select_service.planner.core.forecast_contracts import ExpectedTraffic
 from select_service.planner.core.forecasting.joint_predictor import JointPredictor, WindowLoad
 from select_service.planner.core.forecasting.predicted_series import MakeSeries
-from select_service.planner.core.forecasting.predictor_choice import PredictorChoice
 from select_service.planner.core.settings import DeploymentSettings
 from select_service.planner.core.tick_input import HIT_RATE_MAX, TrafficWindow
 
 LEAD_WINDOWS_MAX = 1000
-
-
-class ExpectedTraffic(Struct, frozen=True, kw_only=True):
-    """Traffic of the window in which a replica started now takes part.
-
-    requests:        expected number of requests
-    demand_requests: number of requests to plan replicas for, at least `requests`
-    error:           mean loss of the current predictor over its last points (0.1: about 10 % off)
-    proven:          whether the excess of demand over forecasts is measured, or not planned for
-    """
-
-    requests: float
-    isl: float
-    osl: float
-    demand_requests: float
-    kv_hit_rate: float | None
-    accept_length: float
-    predictor: str
-    error: float | None
-    proven: bool
+JUDGED_POINTS_MIN = 5
+"""Number of judged points before the first change of the choice."""
+LOSS_RATIO_MAX = 0.9
+"""Maximum loss of a better predictor, as part of the current predictor's loss."""
 
 
 class TrafficForecast:
@@ -45,7 +27,7 @@ class TrafficForecast:
         self._accept_max = settings.speculative_nextn + 1.0
         held = max(1, ceil(settings.down_window_s / interval_s))
         self._joints = {name: JointPredictor(make, held) for name, make in predictors.items()}
-        self._choice = PredictorChoice(self._joints)
+        self._chosen = next(iter(self._joints))
         self._quantile = settings.forecast_quantile
         startup_s = settings.startup_s if settings.lead else 0.0
         self._lead = min(startup_s / interval_s, LEAD_WINDOWS_MAX)
@@ -66,7 +48,7 @@ class TrafficForecast:
             return
         # Zeros before the first request say when the recording began, nothing about the traffic.
         if self._is_idle and requests == 0.0:
-            self._skip_all()
+            self.skip()
             return
         self._is_idle = False
         variation = max(1.0, _known_value(traffic.arrival_variation) or 1.0)
@@ -75,11 +57,12 @@ class TrafficForecast:
             # Judged at the lead that plans really use: a predictor may be good for one window and
             # bad for five.
             joint.add(load, 1 + round(self._lead))
-        self._choice.review_choice()
+        self._review_choice()
 
     def skip(self) -> None:
         """Advance by an unknown window, without a point."""
-        self._skip_all()
+        for joint in self._joints.values():
+            joint.skip()
 
     def end_of_warm_up(self) -> None:
         """Start live traffic: zeros before its first request are not points."""
@@ -93,7 +76,7 @@ class TrafficForecast:
         Predictions do not change the state.
         """
         lead = self._lead = min(max(0.0, lead_s) / self._interval_s, LEAD_WINDOWS_MAX)
-        joint = self._joints[self._choice.name]
+        joint = self._joints[self._chosen]
         # The plan must cover the time until the new replica is ready, not only the moment after.
         next_, then = joint.predict(1.0), joint.predict(1.0 + lead)
         most = max(next_.requests, then.requests)
@@ -108,15 +91,25 @@ class TrafficForecast:
             demand_requests=max(most, factor * (joint.last if is_of_last else most)),
             kv_hit_rate=self._hit_rate,
             accept_length=self._accept_length,
-            predictor=self._choice.name,
+            predictor=self._chosen,
             error=joint.mean_loss,
             proven=most <= 0.0 or self._quantile <= 0.5 or joint.shortfall.is_known,
         )
 
-    def _skip_all(self) -> None:
-        """Advance all predictors by a gap."""
-        for joint in self._joints.values():
-            joint.skip()
+    def _review_choice(self) -> None:
+        """Choose the predictor with the smallest recent loss; called once a point."""
+        losses = {
+            name: joint.mean_loss or 0.0
+            for name, joint in self._joints.items()
+            if joint.judged_points >= JUDGED_POINTS_MIN
+        }
+        if self._chosen not in losses:
+            return
+        best = min(losses, key=losses.__getitem__)
+        # The margin avoids switches between predictors of equal quality, which would make plans
+        # jump.
+        if losses[best] < LOSS_RATIO_MAX * losses[self._chosen]:
+            self._chosen = best
 
     def _store_last_known(self, traffic: TrafficWindow) -> None:
         """Store the last known values. Only windows with requests have lengths."""

@@ -114,9 +114,3 @@ class BucketedSamples:
             else 0
             for value, low, high in zip(x, self._low, self._high, strict=True)
         )
-
-    def check_invariants(self) -> None:
-        """Raise AssertionError if a sample is outside of its cell or surplus (for tests)."""
-        assert self._count == sum(map(len, self._buckets.values())) <= self._samples_max
-        for cell, bucket in self._buckets.items():
-            assert all(self._cell_of(sample.x) == cell for sample in bucket)

@@ -3,7 +3,7 @@
 All functions use a time model: a fitted line, a profile or given coefficients.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import ceil, floor
 from typing import Literal, NamedTuple, Protocol
 
@@ -109,13 +109,14 @@ def prefill_capacity(
             return None
         # One prompt always runs, even if longer than an iteration: then in chunks.
         batch_max = max(1, min(batch_max, chunk_max // uncached_tokens(shape)))
-    best: EngineCapacity | None = None
-    for batch in candidate_batches(batch_max):
+
+    def capacity_at(batch: int) -> EngineCapacity:
+        """Return the capacity at a given batch."""
         seconds = chunked_prefill_s(forward, batch * uncached_tokens(shape), chunk_max)
         ms = seconds * 1e3
-        found = EngineCapacity(batch / seconds, batch, ms, None, ms, _is_within(ms, slo.ttft_ms))
-        best = better_capacity(best, found)
-    return best
+        return EngineCapacity(batch / seconds, batch, ms, None, ms, _is_within(ms, slo.ttft_ms))
+
+    return best_capacity(map(capacity_at, candidate_batches(batch_max)))
 
 
 def decode_capacity(
@@ -124,15 +125,14 @@ def decode_capacity(
     """Return the capacity of requests that decode together."""
     if shape.isl <= 0 or shape.osl <= 0:
         return None
-    best: EngineCapacity | None = None
-    for batch in candidate_batches(decode_batch_max(shape, limits)):
+
+    def capacity_at(batch: int) -> EngineCapacity:
+        """Return the capacity at a given batch."""
         itl_s = forward.seconds(0, batch * request_kv_tokens(shape), batch) / accepted_tokens(shape)
-        rps = batch / (answer_tokens(shape) * itl_s)
-        found = EngineCapacity(
-            rps, batch, None, itl_s * 1e3, None, _is_within(itl_s * 1e3, slo.itl_ms)
-        )
-        best = better_capacity(best, found)
-    return best
+        rps, itl_ms = batch / (answer_tokens(shape) * itl_s), itl_s * 1e3
+        return EngineCapacity(rps, batch, None, itl_ms, None, _is_within(itl_ms, slo.itl_ms))
+
+    return best_capacity(map(capacity_at, candidate_batches(decode_batch_max(shape, limits))))
 
 
 def aggregated_capacity(
@@ -146,17 +146,13 @@ def aggregated_capacity(
     bound = min(decode_batch_max(shape, limits), chunk_max - 1)
     # The prefill of an iteration grows with the batch, so the fitting batches are a prefix
     # and the largest is found by bisection.
-    low, high = 0, max(0, bound)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if replaced_tokens(shape, middle) <= chunk_max - middle:
-            low = middle
-        else:
-            high = middle - 1
-    best: EngineCapacity | None = None
-    for batch in candidate_batches(low):
-        best = better_capacity(best, _aggregated_at_batch(forward, shape, chunk_max, slo, batch))
-    return best
+    batch_max = largest_count(
+        0, bound, lambda batch: replaced_tokens(shape, batch) <= chunk_max - batch
+    )
+    return best_capacity(
+        _aggregated_at_batch(forward, shape, chunk_max, slo, batch)
+        for batch in candidate_batches(batch_max)
+    )
 
 
 def replaced_tokens(shape: MeanRequest, batch: int) -> int:
@@ -183,11 +179,20 @@ def _aggregated_at_batch(
     )
 
 
-def better_capacity(best: EngineCapacity | None, other: EngineCapacity) -> EngineCapacity:
-    """Return the better capacity: eligible first, then the higher rate; the first wins ties."""
-    if best is None or (other.eligible, other.rps) > (best.eligible, best.rps):
-        return other
-    return best
+def best_capacity(found: Iterable[EngineCapacity]) -> EngineCapacity | None:
+    """Return the best capacity: eligible first, then the higher rate; the first wins ties."""
+    return max(found, key=lambda each: (each.eligible, each.rps), default=None)
+
+
+def largest_count(low: int, high: int, is_allowed: Callable[[int], bool]) -> int:
+    """Return the largest allowed count from `low` to `high`, which form a prefix; else `low`."""
+    while low < high:
+        middle = (low + high + 1) // 2
+        if is_allowed(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def candidate_batches(batch_max: int) -> Iterator[int]:

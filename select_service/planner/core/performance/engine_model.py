@@ -69,7 +69,7 @@ class EngineModel:
         self._robust = settings.robust
         axes = 1 if kind == "prefill" else 2
         size, buckets = settings.max_num_fpm_samples, settings.fpm_sample_bucket_size
-        self._samples: dict[FittedSource, BucketedSamples] = {
+        self.samples: dict[FittedSource, BucketedSamples] = {
             "fpm": BucketedSamples(axes, size, buckets),
             "profile": BucketedSamples(axes, size, buckets),
         }
@@ -90,36 +90,28 @@ class EngineModel:
     @property
     def source(self) -> str | None:
         """Source in use; a given model counts as `fpm`."""
-        if self._given_model is not None:
-            return "fpm"
-        return next((each for each in SOURCES if self._learnt_from(each) is not None), None)
+        return "fpm" if self._given_model is not None else self._learnt_model[0]
 
     @property
     def iteration_time(self) -> IterationTime | None:
         """Time model in use; None with too few samples, or if the line falls with the load."""
-        if self._given_model is not None:
-            return self._given_model
+        return self._learnt_model[1] if self._given_model is None else self._given_model
+
+    @property
+    def _learnt_model(self) -> tuple[SampleSource | None, LinearIterationTime | None]:
+        """First ready source, with its time model."""
         for source in SOURCES:
-            learnt = self._learnt_from(source)
-            if learnt is not None:
-                return learnt
-        return None
+            if (learnt := self._learnt_from(source)) is not None:
+                return source, learnt
+        return None, None
 
     def fitted_line(self, source: FittedSource) -> FittedLine | None:
         """Return the line of a source, fitted after new samples on demand."""
         if source not in self._lines:
             # The points of a profile are measurements of equal value, however long ago.
             fades = self._robust and source != "profile"
-            self._lines[source] = self._fit_samples(list(self._samples[source]), fades)
+            self._lines[source] = self._fit_samples(list(self.samples[source]), fades)
         return self._lines[source]
-
-    def count_samples(self, source: FittedSource) -> int:
-        """Return the number of kept samples."""
-        return len(self._samples[source])
-
-    def largest_load(self, source: FittedSource) -> tuple[float, ...]:
-        """Return the largest load of each axis ever observed."""
-        return self._samples[source].largest_seen
 
     def observe_passes(self, passes: Sequence[ForwardPass], now_s: float) -> None:
         """Add iterations; idle iterations only move averages."""
@@ -241,7 +233,7 @@ class EngineModel:
     def _add_sample(self, source: FittedSource, x: tuple[float, ...], seconds: float) -> None:
         """Add a sample and drop the fitted line."""
         if seconds > 0:
-            self._samples[source].add_sample(LoadSample(x, seconds, self._now_s))
+            self.samples[source].add_sample(LoadSample(x, seconds, self._now_s))
             self._lines.pop(source, None)
 
     def _sample_axes(self, one: ForwardPass) -> tuple[float, ...]:

@@ -1,7 +1,7 @@
 """Measured profiles: time of a prompt alone, and of an iteration by KV usage and context.
 
 Values between measured points are interpolated, not fitted, so that a bent curve stays bent.
-Format: the sweeps of the reference's profiler (arrays of the two `raw_data` files).
+Format: the sweeps of Dynamo's profiler (arrays of the two `raw_data` files).
 """
 
 from collections.abc import Iterator, Sequence

@@ -65,44 +65,32 @@ def has_equal_ranks(engines: dict[str, RankPasses]) -> bool:
     return len({len(ranks) for ranks in engines.values()}) <= 1
 
 
-def estimate_prefill(
+def estimate_ttft(
     engines: dict[str, RankPasses], model: EngineModel, terms: LoadTerms
 ) -> list[EngineEstimate]:
-    """Estimate the times to first token of engines that only prefill."""
+    """Estimate the times to first token. Survivors of a removal take over queues and decoding."""
+    factor = terms.consolidation_factor
 
-    def ttft(one: ForwardPass, queue: float) -> float | None:
-        return model.ttft_s(one, terms.limits, terms.hit_rate, queue_scale=queue)
-
-    def after(one: ForwardPass) -> float | None:
-        return _queue_part(ttft(one, 0.0), ttft(one, terms.consolidation_factor), terms)
-
-    return _combine_ranks(engines, lambda one: _to_ms(ttft(one, 1.0)), after, _prefill_requests)
-
-
-def estimate_aggregated_ttft(
-    engines: dict[str, RankPasses], model: EngineModel, terms: LoadTerms
-) -> list[EngineEstimate]:
-    """Estimate the times to first token of engines that also decode; survivors take both loads."""
+    def now(one: ForwardPass) -> float | None:
+        return _to_ms(model.ttft_s(one, terms.limits, terms.hit_rate))
 
     def after(one: ForwardPass) -> float | None:
-        scale = terms.consolidation_factor
         own, all_of_it = (
             model.ttft_s(
                 one,
                 terms.limits,
                 terms.hit_rate,
                 queue_scale=queue,
-                decode_scale=scale,
+                decode_scale=factor,
                 queued_decode=True,
             )
-            for queue in (0.0, scale)
+            for queue in (0.0, factor)
         )
         return _queue_part(own, all_of_it, terms)
 
-    def now(one: ForwardPass) -> float | None:
-        return _to_ms(model.ttft_s(one, terms.limits, terms.hit_rate))
-
-    return _combine_ranks(engines, now, after, _prefill_requests)
+    return _combine_ranks(
+        engines, now, after, lambda one: one.prefill_requests + one.queued_prefill_requests
+    )
 
 
 def estimate_decode(
@@ -132,7 +120,9 @@ def estimate_decode(
         seconds = model.itl_s(one)
         return None if seconds is None else seconds * 1000.0 / terms.accept_length
 
-    return _combine_ranks(engines, now, after, _decode_requests)
+    return _combine_ranks(
+        engines, now, after, lambda one: one.decode_requests + one.queued_decode_requests
+    )
 
 
 def _queue_part(own_s: float | None, all_s: float | None, terms: LoadTerms) -> float | None:
@@ -153,7 +143,7 @@ def _combine_ranks(
     found: dict[str, RankPasses],
     now: Callable[[ForwardPass], float | None],
     after: Callable[[ForwardPass], float | None],
-    weight: Callable[[ForwardPass], float],
+    weight: Callable[[ForwardPass], int],
 ) -> list[EngineEstimate]:
     """Combine the ranks of each worker by the worst; omit workers without any estimate."""
     views = []
@@ -165,17 +155,5 @@ def _combine_ranks(
         known = [value for value in then if value is not None]
         # A rank without an estimate may be the worst one, so the worker has no estimate either.
         worst = max(known) if len(known) == len(then) else None
-        views.append(
-            EngineEstimate(worker, max(estimates), worst, sum(weight(one) for one in ranks))
-        )
+        views.append(EngineEstimate(worker, max(estimates), worst, float(sum(map(weight, ranks)))))
     return views
-
-
-def _prefill_requests(one: ForwardPass) -> float:
-    """Return the requests in prefill, running and queued."""
-    return float(one.prefill_requests + one.queued_prefill_requests)
-
-
-def _decode_requests(one: ForwardPass) -> float:
-    """Return the requests in decode, running and queued."""
-    return float(one.decode_requests + one.queued_decode_requests)

@@ -4,24 +4,23 @@ from collections.abc import Mapping
 from math import inf
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from select_service.planner.core.budgets.role_budget import RoleBudget
 from select_service.planner.core.diagnostics import LoadRecord
 from select_service.planner.core.performance.engine_model import EngineModel
 from select_service.planner.core.proposers.engine_estimates import RankPasses, group_by_worker
-from select_service.planner.core.proposers.load_proposer import (
-    LoadRoleState,
-    RoleLoadProposer,
-    RoleVerdict,
-)
-from select_service.planner.core.proposers.load_verdicts import LoadVerdict
+from select_service.planner.core.proposers.load_proposer import RoleLoadProposer, ScaleContext
 from select_service.planner.core.reasons import Reason
 from select_service.planner.core.replicas.replica_counts import ReplicaCounts
-from select_service.planner.core.schedule import is_load_enabled, is_throughput_enabled
-from select_service.planner.core.settings import DeploymentSettings
+from select_service.planner.core.schedule import TIME_TOLERANCE_S
+from select_service.planner.core.settings import (
+    DeploymentSettings,
+    is_load_enabled,
+    is_throughput_enabled,
+)
 from select_service.planner.core.tick_input import EngineLimits, Role, TickInput
 
-_INTERVAL_TOLERANCE_S = 1e-9
-"""Tolerance, seconds: sums of intervals are not exact."""
 _REASON_WEIGHTS = {
     Reason.NO_CHANGE: 1,
     Reason.SCALE_DOWN: 2,
@@ -44,8 +43,8 @@ class LoadProposal(NamedTuple):
     partial: whether the targets only withdraw start-ups
     """
 
-    targets: dict[Role, int] | None
-    reason: Reason | None
+    targets: dict[Role, int] | None = None
+    reason: Reason | None = None
     roles: Mapping[Role, LoadRecord] = {}
     partial: bool = False
 
@@ -109,7 +108,7 @@ class LoadLoop:
     ) -> Reason | None:
         """Return why no verdict is possible, or None.
 
-        The order of the checks is the reference's.
+        The order of the checks is that of Dynamo's planner.
         """
         alone = self.settings.mode in ("prefill", "decode")
         # With the stabiliser start-ups are never withdrawn here: it compares with running and
@@ -134,12 +133,14 @@ class LoadLoop:
         counts_now: ReplicaCounts,
         limits: Mapping[Role, EngineLimits],
         metadata: TrafficMetadata,
-    ) -> RoleVerdict:
+    ) -> LoadRecord:
         """Return the verdict on a role."""
         now = counts_now.roles[role]
         cancels = counts_now.is_changing and now.starting > 0
-        state = LoadRoleState(now.ready, self.allowance.minimums[role], limits[role], cancels)
-        return self._roles[role].judge_role(found, state, metadata.hit_rate, metadata.accept_length)
+        ground = ScaleContext(now.ready, self.allowance.minimums[role], limits[role], cancels)
+        return self._roles[role].judge_role(
+            found, ground, metadata.hit_rate, metadata.accept_length
+        )
 
     def _has_selector_queue(self, tick_input: TickInput, counts_now: ReplicaCounts) -> bool:
         """Return whether requests queue for the first role of a request.
@@ -159,37 +160,33 @@ class LoadLoop:
         return self._roles[first].has_selector_queue(traffic)
 
     def _raise_for_queue(
-        self, judged: Mapping[Role, RoleVerdict], counts_now: ReplicaCounts
-    ) -> dict[Role, RoleVerdict]:
+        self, judged: Mapping[Role, LoadRecord], counts_now: ReplicaCounts
+    ) -> dict[Role, LoadRecord]:
         """Add a replica of the first role because of the queue at the selector."""
         first = self.allowance.roles[0]
         ready = counts_now.roles[first].ready
-        mine = judged.get(first, RoleVerdict(LoadVerdict(None), 0))
-        target = mine.verdict.target
-        if target is not None and target > ready:
+        mine = judged.get(first, LoadRecord())
+        if mine.target is not None and mine.target > ready:
             return dict(judged)
-        notes = (*mine.verdict.notes, Reason.SELECTOR_QUEUE)
-        up = mine.verdict._replace(target=ready + 1, reason=None, notes=notes)
-        return {**judged, first: mine._replace(verdict=up)}
+        notes = (*mine.notes, Reason.SELECTOR_QUEUE)
+        return {**judged, first: replace(mine, target=ready + 1, reason=None, notes=notes)}
 
     def _lower_without_demand(
-        self, judged: Mapping[Role, RoleVerdict], counts_now: ReplicaCounts
-    ) -> dict[Role, RoleVerdict]:
+        self, judged: Mapping[Role, LoadRecord], counts_now: ReplicaCounts
+    ) -> dict[Role, LoadRecord]:
         """Take one replica of every role that may go down to nothing; no model is needed for it."""
         found = dict(judged)
         for role, least in self.allowance.minimums.items():
             ready = counts_now.roles[role].ready
-            if least or not ready:
-                continue
-            mine = judged.get(role, RoleVerdict(LoadVerdict(None), 0))
-            down = mine.verdict._replace(target=ready - 1, reason=None)
-            found[role] = mine._replace(verdict=down)
+            if ready and not least:
+                mine = judged.get(role, LoadRecord())
+                found[role] = replace(mine, target=ready - 1, reason=None)
         return found
 
     def _withdraw_start_ups(
         self,
         now_s: float,
-        judged: Mapping[Role, RoleVerdict],
+        judged: Mapping[Role, LoadRecord],
         counts_now: ReplicaCounts,
         floors: Mapping[Role, int],
     ) -> LoadProposal:
@@ -199,7 +196,7 @@ class LoadLoop:
         """
         wanted: dict[Role, int] = {}
         for role, one in judged.items():
-            now, target = counts_now.roles[role], one.verdict.target
+            now, target = counts_now.roles[role], one.target
             if target is None or target > now.ready or target >= now.running_or_starting:
                 continue
             kept = max(target, self._forecast_floor(role, floors), self.allowance.minimums[role])
@@ -212,7 +209,7 @@ class LoadLoop:
             else:
                 self._too_many_since.pop(role, None)
         # One interval apart means two consecutive ticks.
-        least = self.settings.load_adjustment_interval_seconds - _INTERVAL_TOLERANCE_S
+        least = self.settings.load_adjustment_interval_seconds - TIME_TOLERANCE_S
         sure = {
             role: kept
             for role, kept in wanted.items()
@@ -236,7 +233,7 @@ class LoadLoop:
 
     def _apply_bounds(
         self,
-        judged: Mapping[Role, RoleVerdict],
+        judged: Mapping[Role, LoadRecord],
         counts_now: ReplicaCounts,
         floors: Mapping[Role, int],
         metadata: TrafficMetadata,
@@ -245,9 +242,10 @@ class LoadLoop:
         ready = counts_now.ready
         judged = self._hold_before_forecast(judged, ready, metadata)
         if self._has_no_verdict(judged):
-            reason = next(iter(judged.values())).verdict.reason
+            reason = next(iter(judged.values())).reason
             return LoadProposal(None, reason, self._load_records(judged))
-        said = {role: _verdict_target(judged.get(role), ready[role]) for role in self._roles}
+        targets = {role: one.target for role, one in judged.items() if one.target is not None}
+        said = {role: targets.get(role, ready[role]) for role in self._roles}
         lifted = {role: max(said[role], self._forecast_floor(role, floors)) for role in self._roles}
         proposed = self.allowance.with_minimums(lifted)
         # The floor may lift one role and so exceed the ceiling together with the other role's
@@ -269,32 +267,30 @@ class LoadLoop:
 
     def _hold_before_forecast(
         self,
-        judged: Mapping[Role, RoleVerdict],
+        judged: Mapping[Role, LoadRecord],
         ready: Mapping[Role, int],
         metadata: TrafficMetadata,
-    ) -> Mapping[Role, RoleVerdict]:
+    ) -> Mapping[Role, LoadRecord]:
         """Drop steps down until the first forecast is available."""
         if metadata.forecast_known or not self.settings.load_guards:
             return judged
         if not is_throughput_enabled(self.settings):
             return judged
-        held = {}
-        for role, one in judged.items():
-            target = one.verdict.target
-            if target is not None and target < ready[role]:
-                verdict = one.verdict._replace(target=None, reason=Reason.NO_FORECAST_YET)
-                one = one._replace(verdict=verdict)
-            held[role] = one
-        return held
+        return {
+            role: replace(one, target=None, reason=Reason.NO_FORECAST_YET)
+            if one.target is not None and one.target < ready[role]
+            else one
+            for role, one in judged.items()
+        }
 
-    def _has_no_verdict(self, judged: Mapping[Role, RoleVerdict]) -> bool:
+    def _has_no_verdict(self, judged: Mapping[Role, LoadRecord]) -> bool:
         """Return whether no role has a verdict.
 
-        The reference then ignores the floor of a single role.
+        Dynamo's planner then ignores the floor of a single role.
         """
         if self.settings.load_guards or not self._is_plain():
             return False
-        return all(one.verdict.target is None for one in judged.values())
+        return all(one.target is None for one in judged.values())
 
     def _is_plain(self) -> bool:
         """Return whether the mode has a single role, or both roles in an easy mode."""
@@ -315,7 +311,7 @@ class LoadLoop:
 
     def _load_records(
         self,
-        judged: Mapping[Role, RoleVerdict],
+        judged: Mapping[Role, LoadRecord],
         counts: Mapping[Role, int] | None = None,
         reasons: Mapping[Role, Reason] | None = None,
         *,
@@ -324,25 +320,16 @@ class LoadLoop:
         """Return the diagnostics by role. keep: whether the verdict's own reason has precedence"""
         found = {}
         for role in self._roles:
-            one = judged.get(role, RoleVerdict(LoadVerdict(None, Reason.NO_FPM_DATA), 0))
-            own = one.verdict.reason
+            one = judged.get(role, LoadRecord(reason=Reason.NO_FPM_DATA))
+            own = one.reason
             after = None if reasons is None else reasons[role]
-            told = keep and own not in (None, Reason.NO_CHANGE)
-            found[role] = LoadRecord(
-                reason=own if told or after is None else after,
+            keeps_own = after is None or (keep and own not in (None, Reason.NO_CHANGE))
+            found[role] = replace(
+                one,
+                reason=own if keeps_own else after,
                 target=None if counts is None else counts[role],
-                estimate_ms=one.verdict.estimate_ms,
-                itl_ms=one.itl_ms,
-                engines=one.engines,
-                notes=one.verdict.notes,
             )
         return found
-
-    def check_invariants(self) -> None:
-        """Raise AssertionError if an invariant is broken (for tests)."""
-        assert set(self._too_many_since) <= set(self._roles)
-        for role in self._roles.values():
-            role.check_invariants()
 
 
 def _is_idle(tick_input: TickInput) -> bool:
@@ -361,15 +348,10 @@ def _is_asleep(tick_input: TickInput, counts_now: ReplicaCounts) -> bool:
     )
 
 
-def _verdict_target(one: RoleVerdict | None, ready: int) -> int:
-    """Return the target of a verdict; the ready replicas without an opinion."""
-    return ready if one is None or one.verdict.target is None else one.verdict.target
-
-
-def _first_specific_reason(judged: Mapping[Role, RoleVerdict], otherwise: Reason) -> Reason:
+def _first_specific_reason(judged: Mapping[Role, LoadRecord], otherwise: Reason) -> Reason:
     """Return the first specific reason of a role, prefill first; else the given reason."""
     for role in (Role.PREFILL, Role.DECODE):
-        reason = judged[role].verdict.reason if role in judged else None
+        reason = judged[role].reason if role in judged else None
         if reason not in (None, Reason.NO_CHANGE):
             return reason
     return otherwise

@@ -9,13 +9,14 @@ the 95 % quantile of both.
 Source: A. O. Allen, Probability, Statistics, and Queueing Theory, 2nd ed. 1990, section 5.3.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import ceil, floor, sqrt
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from select_service.planner.core.performance.engine_capacity import largest_count
 from select_service.planner.core.reasons import Reason
 from select_service.planner.core.tick_input import LengthBins
 
@@ -31,17 +32,19 @@ QUANTILE_95 = 1.645
 Floats = NDArray[np.float64]
 
 
-class PrefillSize(NamedTuple):
-    """Size of prefill.
+class RoleSize(NamedTuple):
+    """Size of a role.
 
-    attainment: part of the requests that keep the target with so many replicas
     exact:      replicas before rounding, linear between the attainments of two counts
+    attainment: part of the requests that keep the target with so many replicas
+    wanted:     attainment sized for
     """
 
     replicas: int
-    attainment: float
     reason: Reason
     exact: float
+    attainment: float | None = None
+    wanted: float | None = None
 
 
 class DecodeSize(NamedTuple):
@@ -106,15 +109,13 @@ class PrefillQueue(NamedTuple):
 
 
 def make_prefill_queue(
-    lengths: LengthBins, seconds: Callable[[float], float], rate: float, arrival_variation: float
+    lengths: LengthBins, service_s: Sequence[float], rate: float, arrival_variation: float
 ) -> PrefillQueue:
-    """Build the queue; seconds: service time of a prompt by its uncached tokens.
+    """Build the queue; service_s: time of a prompt of each length, seconds.
 
     Arrivals more regular than Poisson are taken as Poisson.
     """
-    counts = np.asarray(lengths.counts, dtype=np.float64)
-    service = np.asarray([seconds(mean) for mean in lengths.means], dtype=np.float64)
-    # Arrivals more regular than Poisson are not relied on.
+    counts, service = np.array(lengths.counts, float), np.array(service_s, float)
     return PrefillQueue(service, counts / counts.sum(), rate, max(1.0, arrival_variation))
 
 
@@ -134,17 +135,17 @@ def _erlang_c_from_b(servers: int, offered: float, blocked: float) -> float:
     return servers * blocked / (servers - offered * (1.0 - blocked))
 
 
-def size_prefill(queue: PrefillQueue, slo_s: float, wanted: float) -> PrefillSize:
+def size_prefill(queue: PrefillQueue, slo_s: float, wanted: float) -> RoleSize:
     """Return the fewest replicas with which a part `wanted` keeps `slo_s`.  O(replicas * kinds)"""
     if queue.rate <= 0.0:
-        return PrefillSize(0, 1.0, Reason.IDLE, 0.0)
+        return RoleSize(0, Reason.IDLE, 0.0, 1.0)
     if queue.reachable_part(slo_s) < wanted - 1e-12:
         # Some prompts are too long for the target on an idle engine. More replicas cannot help
         # those, so the size only keeps the utilisation reasonable.
         replicas = min(REPLICAS_MAX, max(1, ceil(queue.busy_replicas / UTILISATION_MAX - 1e-9)))
         waits = erlang_c(replicas, queue.busy_replicas)
         attained = queue.attainment(replicas, waits, slo_s)
-        return PrefillSize(replicas, attained, Reason.SLO_OUT_OF_REACH, replicas)
+        return RoleSize(replicas, Reason.SLO_OUT_OF_REACH, replicas, attained)
     blocked, offered, attained, before = 1.0, queue.busy_replicas, 0.0, 0.0
     for replicas in range(1, REPLICAS_MAX + 1):
         blocked = offered * blocked / (replicas + offered * blocked)
@@ -156,8 +157,8 @@ def size_prefill(queue: PrefillQueue, slo_s: float, wanted: float) -> PrefillSiz
             # Attainment between two counts is interpolated, so that the stabiliser sees small
             # changes.
             part = (wanted - before) / (attained - before) if attained > wanted else 1.0
-            return PrefillSize(replicas, attained, Reason.SCALE, replicas - 1 + max(0.0, part))
-    return PrefillSize(REPLICAS_MAX, attained, Reason.SLO_OUT_OF_REACH, REPLICAS_MAX)
+            return RoleSize(replicas, Reason.SCALE, replicas - 1 + max(0.0, part), attained)
+    return RoleSize(REPLICAS_MAX, Reason.SLO_OUT_OF_REACH, REPLICAS_MAX, attained)
 
 
 class DecodeLoad(NamedTuple):
@@ -190,7 +191,8 @@ def size_decode(load: DecodeLoad, engine: DecodeCapability, slo_s: float) -> Dec
     room = KV_FILL_MAX * engine.kv_tokens
     # 1e-9 absorbs rounding: an exact fit must not lose a request.
     fits = max(1, min(engine.seqs, floor(room / max(load.mean_kv, 1.0) + 1e-9)))
-    batch = _largest_batch(load.mean_kv, engine, slo_s, fits)
+    # Larger batches are never faster, so the batches that keep the target are a prefix.
+    batch = largest_count(1, fits, lambda n: engine.itl_s(n, n * load.mean_kv) <= slo_s)
     itl = engine.itl_s(batch, batch * load.mean_kv)
     live = load.rate * load.osl * itl
     # Both the number of live requests and their tokens fluctuate; the larger need counts.
@@ -200,18 +202,6 @@ def size_decode(load: DecodeLoad, engine: DecodeCapability, slo_s: float) -> Dec
     replicas = ceil(exact - 1e-9)
     reason = Reason.SCALE if itl <= slo_s else Reason.SLO_OUT_OF_REACH
     return DecodeSize(replicas, batch, itl, reason, exact)
-
-
-def _largest_batch(context: float, engine: DecodeCapability, slo_s: float, fits: int) -> int:
-    """Return the largest batch that keeps the target, or 1; larger batches are never faster."""
-    low, high = 1, fits
-    while low < high:
-        middle = (low + high + 1) // 2
-        if engine.itl_s(middle, middle * context) <= slo_s:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 class MissCorrection:
@@ -239,7 +229,3 @@ class MissCorrection:
         # Bounded, because a broken engine would otherwise order replicas without end.
         smoothed = self._ratio + self.WEIGHT * (ratio - self._ratio)
         self._ratio = min(self.MOST, max(self.LEAST, smoothed))
-
-    def check_invariants(self) -> None:
-        """Raise AssertionError if an invariant is broken (for tests)."""
-        assert self.LEAST <= self.miss_ratio <= self.MOST

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from select_service.planner.core.forecast_contracts import LatencyTargets
 from select_service.planner.core.proposers.queue_sizing import (
     KV_FILL_MAX,
     QUANTILE_95,
@@ -78,13 +79,6 @@ class SharedLoad(NamedTuple):
     arrival_variation: float
 
 
-class SharedTargets(NamedTuple):
-    """Latency targets of a request, seconds."""
-
-    ttft_s: float
-    itl_s: float
-
-
 class SharedSize(NamedTuple):
     """Size of a deployment.
 
@@ -121,19 +115,19 @@ class SharedPoint(NamedTuple):
 class SharedSizing:
     """Sizing of one kind of load on one kind of engine. Pure."""
 
-    def __init__(self, load: SharedLoad, engine: SharedEngine, targets: SharedTargets) -> None:
+    def __init__(self, load: SharedLoad, engine: SharedEngine, targets: LatencyTargets) -> None:
         self._load = load
         self._engine = engine
-        self._targets = targets
+        self._ttft_s, self._itl_s = targets.ttft_ms / 1e3, targets.itl_ms / 1e3
         self._lengths = np.asarray(load.lengths.means, dtype=np.float64)
         counts = np.asarray(load.lengths.counts, dtype=np.float64)
         self._shares = counts / counts.sum()
         # If even a single request is too slow, no number of replicas helps the time between tokens,
         # so the size follows from the first token alone.
         alone = engine.iteration_s(0.0, 1.0, load.mean_kv) / engine.accepted
-        self._is_paceable = alone <= targets.itl_s
+        self._is_paceable = alone <= self._itl_s
         idle = self._state_at(0.0, 0.0)
-        in_time = 0.0 if idle is None else float(self._shares @ (idle.service_s <= targets.ttft_s))
+        in_time = 0.0 if idle is None else float(self._shares @ (idle.service_s <= self._ttft_s))
         self.reachable = in_time * self._is_paceable
         """Part of the requests that could keep both latencies on any number of replicas."""
         self._in_time = in_time
@@ -195,7 +189,7 @@ class SharedSizing:
         variation = max(1.0, self._load.arrival_variation)
         queue = PrefillQueue(point.service_s, self._shares, rate, variation)
         waits = erlang_c(replicas, queue.busy_replicas)
-        first = queue.attainment(replicas, waits, self._targets.ttft_s)
+        first = queue.attainment(replicas, waits, self._ttft_s)
         # Random splitting of a stream over n replicas makes each part more regular, close to
         # Poisson.
         thinned = 1.0 + (variation - 1.0) / replicas
@@ -267,7 +261,7 @@ class SharedSizing:
     def _paced_part_among(self, rate: float, live: float, variation: float) -> float:
         """Return that part for a given number of live requests."""
         point = self._state_at(rate, live)
-        slo = self._targets.itl_s
+        slo = self._itl_s
         if point is None or point.bare_s >= slo:
             return 0.0
         if point.full_s <= slo:

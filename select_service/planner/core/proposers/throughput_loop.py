@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from msgspec import structs
 from msgspec.structs import replace
 
 from select_service.planner.core.budgets.role_budget import RoleBudget
 from select_service.planner.core.diagnostics import SizingRecord
 from select_service.planner.core.forecast_contracts import (
+    ExpectedTraffic,
     Forecaster,
-    ForecastLike,
     ForecastRecord,
     LatencyTargets,
     MeanRequest,
@@ -26,8 +25,7 @@ from select_service.planner.core.proposers.throughput_proposer import (
     size_role,
 )
 from select_service.planner.core.reasons import Reason
-from select_service.planner.core.schedule import is_load_enabled
-from select_service.planner.core.settings import DeploymentSettings
+from select_service.planner.core.settings import DeploymentSettings, is_load_enabled
 from select_service.planner.core.tick_input import EngineLimits, Role, TrafficWindow
 
 STALE_WINDOWS = 3
@@ -37,8 +35,8 @@ STALE_WINDOWS = 3
 class ThroughputProposal(NamedTuple):
     """Result of the throughput loop. targets None means no opinion, or only a floor."""
 
-    targets: dict[Role, int] | None
-    reason: Reason
+    targets: dict[Role, int] | None = None
+    reason: Reason | None = None
     sizes: Mapping[Role, SizingRecord] = {}
     forecast: ForecastRecord | None = None
 
@@ -64,7 +62,7 @@ class ThroughputLoop:
         """Replicas that a step down must leave, by role."""
         self.exact = dict.fromkeys(self.allowance.roles, 0.0)
         """Replicas before rounding, by role."""
-        self.forecast: ForecastLike | None = None
+        self.forecast: ExpectedTraffic | None = None
         self.is_idle = False
         """Whether the last forecast expects no demand at all."""
         self.unknown_windows = 0
@@ -105,12 +103,10 @@ class ThroughputLoop:
         demand = make_demand(forecast, recent, self.settings, self.correction.miss_ratio)
         self.is_idle = demand is not None and demand.rate <= 0.0
         if demand is None:
-            return ThroughputProposal(
-                None, Reason.NO_TRAFFIC_DATA, forecast=_forecast_record(forecast)
-            )
+            return ThroughputProposal(None, Reason.NO_TRAFFIC_DATA, forecast=forecast.to_record())
         sizes = self._size_roles(demand, limits)
         targets, reason = self._bounded_targets(sizes, ready)
-        return ThroughputProposal(targets, reason, sizes, _forecast_record(forecast))
+        return ThroughputProposal(targets, reason, sizes, forecast.to_record())
 
     def _size_roles(
         self, demand: SizedDemand, limits: Mapping[Role, EngineLimits]
@@ -124,10 +120,12 @@ class ThroughputLoop:
             self.exact[role] = size.exact or 0.0
             if size.spare is not None:
                 self.spare[role] = max(size.spare, self.allowance.minimums[role])
-        if all(size.replicas is None for size in sizes.values()):
+        if all(size.replicas is not None for size in sizes.values()):
             return sizes
-        cold = any(size.replicas is None for size in sizes.values())
-        return {role: _wait_for_partner(size) if cold else size for role, size in sizes.items()}
+        return {
+            role: size if size.replicas is None else replace(size, reason=Reason.PARTNER_NOT_READY)
+            for role, size in sizes.items()
+        }
 
     def _role_engine(self, role: Role, limits: Mapping[Role, EngineLimits]) -> RoleEngine:
         """Return the engine of a role."""
@@ -193,12 +191,6 @@ class ThroughputLoop:
             max(-0.01, reachable - met), max(0.0, reachable - expected.kept)
         )
 
-    def check_invariants(self) -> None:
-        """Raise AssertionError if an invariant is broken (for tests)."""
-        self.correction.check_invariants()
-        assert self.unknown_windows >= 0
-        assert all(floor >= 0 for floor in self.floors.values())
-
 
 def _whole_interval(traffic: TrafficWindow, settings: DeploymentSettings) -> TrafficWindow:
     """Scale a window's requests to a whole interval: points must cover equal times."""
@@ -208,27 +200,6 @@ def _whole_interval(traffic: TrafficWindow, settings: DeploymentSettings) -> Tra
     return replace(traffic, requests=traffic.requests * interval_s / traffic.duration_s)
 
 
-def _wait_for_partner(size: SizingRecord) -> SizingRecord:
-    """Mark a role that waits for the model of the other role."""
-    if size.replicas is None:
-        return size
-    return structs.replace(size, reason=Reason.PARTNER_NOT_READY)
-
-
 def _reason_or_not_ready(cold: bool, reason: Reason) -> Reason:
     """Return the reason, or that a model is not ready."""
     return Reason.MODEL_NOT_READY if cold else reason
-
-
-def _forecast_record(forecast: ForecastLike) -> ForecastRecord:
-    """Return the record of a forecast."""
-    return ForecastRecord(
-        requests=forecast.requests,
-        isl=forecast.isl,
-        osl=forecast.osl,
-        demand_requests=forecast.demand_requests,
-        kv_hit_rate=forecast.kv_hit_rate,
-        accept_length=forecast.accept_length,
-        predictor=forecast.predictor,
-        error=forecast.error,
-    )

@@ -8,14 +8,18 @@ from math import ceil, copysign, sqrt
 from typing import NamedTuple
 
 from select_service.planner.core.diagnostics import SizingRecord
-from select_service.planner.core.forecast_contracts import ForecastLike, LatencyTargets, MeanRequest
+from select_service.planner.core.forecast_contracts import (
+    ExpectedTraffic,
+    LatencyTargets,
+    MeanRequest,
+)
 from select_service.planner.core.performance.engine_model import EngineModel
 from select_service.planner.core.proposers import queue_sizing
+from select_service.planner.core.proposers.queue_sizing import RoleSize
 from select_service.planner.core.proposers.shared_engine_sizing import (
     SharedEngine,
     SharedLoad,
     SharedSizing,
-    SharedTargets,
 )
 from select_service.planner.core.reasons import Reason
 from select_service.planner.core.settings import DeploymentSettings
@@ -97,7 +101,10 @@ class RoleEngine(NamedTuple):
 
 
 def make_demand(
-    forecast: ForecastLike, traffic: TrafficWindow, settings: DeploymentSettings, correction: float
+    forecast: ExpectedTraffic,
+    traffic: TrafficWindow,
+    settings: DeploymentSettings,
+    correction: float,
 ) -> SizedDemand | None:
     """Return the demand of a whole interval, whatever the window's length.
 
@@ -182,22 +189,14 @@ def predict_attainment(
     )
 
 
-class _RoleSize(NamedTuple):
-    replicas: int
-    reason: Reason
-    attainment: float | None
-    exact: float
-    wanted: float | None = None
-
-
-def _size_by_attainment(demand: SizedDemand, role: Role, engine: RoleEngine) -> _RoleSize | None:
+def _size_by_attainment(demand: SizedDemand, role: Role, engine: RoleEngine) -> RoleSize | None:
     """Size a role for the attainment."""
     if engine.both:
         return _size_shared(demand, engine)
     return _size_prefill(demand, engine) if role is Role.PREFILL else _size_decode(demand, engine)
 
 
-def _size_shared(demand: SizedDemand, engine: RoleEngine) -> _RoleSize | None:
+def _size_shared(demand: SizedDemand, engine: RoleEngine) -> RoleSize | None:
     """Size engines that prefill and decode."""
     shared = make_shared_sizing(demand, engine)
     if shared is None:
@@ -205,7 +204,7 @@ def _size_shared(demand: SizedDemand, engine: RoleEngine) -> _RoleSize | None:
     wanted = demand.attainment_to_size_for(shared.reachable)
     size = shared.size_replicas(wanted)
     reason = Reason.SCALE if size.reachable >= demand.promised else Reason.SLO_OUT_OF_REACH
-    return _RoleSize(size.replicas, reason, size.attainment, size.exact, wanted)
+    return RoleSize(size.replicas, reason, size.exact, size.attainment, wanted)
 
 
 def make_shared_sizing(demand: SizedDemand, engine: RoleEngine) -> SharedSizing | None:
@@ -219,13 +218,12 @@ def make_shared_sizing(demand: SizedDemand, engine: RoleEngine) -> SharedSizing 
         return None
     context = (shape.isl + shape.osl / 2.0) * _long_answer_weight(demand.traffic)
     contexts = _stretch_bins(demand.traffic.context, context, demand.traffic.requests)
-    variation = demand.traffic.arrival_variation
     load = SharedLoad(
         demand.rate,
         _uncached_lengths(demand),
         shape.osl,
         *queue_sizing.first_two_moments(contexts),
-        1.0 if variation is None else variation,
+        demand.traffic.arrival_variation or 1.0,
     )
     one = SharedEngine(
         iteration_s,
@@ -234,7 +232,7 @@ def make_shared_sizing(demand: SizedDemand, engine: RoleEngine) -> SharedSizing 
         limits.max_num_seqs or queue_sizing.REPLICAS_MAX,
         shape.accept_length,
     )
-    return SharedSizing(load, one, SharedTargets(engine.slo.ttft_ms / 1e3, engine.slo.itl_ms / 1e3))
+    return SharedSizing(load, one, engine.slo)
 
 
 def _long_answer_weight(traffic: TrafficWindow) -> float:
@@ -257,7 +255,7 @@ def _uncached_lengths(demand: SizedDemand) -> LengthBins:
     return _stretch_bins(demand.traffic.uncached_isl, mean, demand.traffic.requests)
 
 
-def _size_prefill(demand: SizedDemand, engine: RoleEngine) -> _RoleSize | None:
+def _size_prefill(demand: SizedDemand, engine: RoleEngine) -> RoleSize | None:
     """Size prefill; if too many prompts are too long, size for the helpable ones.
 
     Otherwise a slightly higher target could halve the replicas.
@@ -270,13 +268,13 @@ def _size_prefill(demand: SizedDemand, engine: RoleEngine) -> _RoleSize | None:
     wanted = demand.attainment_to_size_for(reachable)
     size = queue_sizing.size_prefill(queue, slo_s, wanted)
     if size.reason is not Reason.SLO_OUT_OF_REACH:
-        return _RoleSize(size.replicas, size.reason, size.attainment, size.exact, wanted)
+        return size._replace(wanted=wanted)
     # The plain answer for an unreachable target ignores the queue, and may be lower than for a
     # target just within reach. The larger of both keeps the size monotonic.
     helped = queue_sizing.size_prefill(queue, slo_s, wanted * reachable)
     best = max(size, helped, key=lambda one: one.replicas)
     reason = Reason.SCALE if reachable >= demand.promised else size.reason
-    return _RoleSize(best.replicas, reason, best.attainment, best.exact, wanted)
+    return best._replace(reason=reason, wanted=wanted)
 
 
 def make_queue(demand: SizedDemand, engine: RoleEngine) -> queue_sizing.PrefillQueue | None:
@@ -286,14 +284,11 @@ def make_queue(demand: SizedDemand, engine: RoleEngine) -> queue_sizing.PrefillQ
     known = [each for each in seconds if each is not None]
     if len(known) < len(seconds):
         return None
-    by_length = dict(zip(lengths.means, known, strict=True))
-    variation = demand.traffic.arrival_variation
-    return queue_sizing.make_prefill_queue(
-        lengths, by_length.__getitem__, demand.rate, 1.0 if variation is None else variation
-    )
+    variation = demand.traffic.arrival_variation or 1.0
+    return queue_sizing.make_prefill_queue(lengths, known, demand.rate, variation)
 
 
-def _size_decode(demand: SizedDemand, engine: RoleEngine) -> _RoleSize | None:
+def _size_decode(demand: SizedDemand, engine: RoleEngine) -> RoleSize | None:
     """Size decode; None if a limit or model is missing."""
     model, limits, shape = engine.model, engine.limits, demand.shape
     if not limits.max_kv_tokens or model.decode_s(1.0, 1.0) is None:
@@ -311,7 +306,7 @@ def _size_decode(demand: SizedDemand, engine: RoleEngine) -> _RoleSize | None:
     seqs = limits.max_num_seqs or queue_sizing.REPLICAS_MAX
     one = queue_sizing.DecodeCapability(itl_s, float(limits.max_kv_tokens), seqs)
     size = queue_sizing.size_decode(load, one, engine.slo.itl_ms / 1000.0)
-    return _RoleSize(size.replicas, size.reason, None, size.exact)
+    return RoleSize(size.replicas, size.reason, size.exact)
 
 
 def _stretch_bins(bins: LengthBins | None, mean: float, requests: float | None) -> LengthBins:

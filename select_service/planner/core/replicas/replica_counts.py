@@ -137,8 +137,3 @@ class ReplicaInventory:
     def startup_seconds_of(self, role: Role) -> float:
         """Return the start-up time of a role, seconds."""
         return self._startups[role].startup_s
-
-    def check_invariants(self) -> None:
-        """Raise AssertionError if an invariant is broken (for tests)."""
-        for each in self._startups.values():
-            each.check_invariants()

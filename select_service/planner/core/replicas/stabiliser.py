@@ -1,7 +1,6 @@
 """Stabiliser of a role's count: up at once, down only when a whole window agrees."""
 
 from collections import deque
-from itertools import pairwise
 from math import ceil
 from typing import NamedTuple
 
@@ -122,14 +121,6 @@ class Stabiliser:
             return StabiliserStep(None, Reason.DOWN_COOLDOWN)
         self._last_change = now_s
         return StabiliserStep(have - 1, Reason.DOWN)
-
-    def check_invariants(self) -> None:
-        """Raise AssertionError unless kept values fall and are within the window (for tests)."""
-        times = [at for at, _ in self._window_values]
-        values = [wanted for _, wanted in self._window_values]
-        assert times == sorted(times)
-        assert all(a > b for a, b in pairwise(values))
-        assert not times or times[-1] - times[0] < self._settings.down_window
 
 
 def _has_passed(since: float | None, now_s: float, seconds: float) -> bool:

@@ -135,8 +135,3 @@ class StartUpTracker:
             self._held_until = None
             return None
         return self._ceiling
-
-    def check_invariants(self) -> None:
-        """Raise AssertionError if an invariant is broken (for tests)."""
-        assert self.startup_s > 0.0
-        assert (len(self._under_way) == 0) == (self._progress is None)

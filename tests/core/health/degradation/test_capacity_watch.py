@@ -11,15 +11,17 @@ from select_service.core.health.health_rules import HealthRules
 from select_service.core.health.migration.booking_observer import BookingObserver
 from select_service.core.load.move_constraints import MoveConstraintStore
 from tests.builders import a_select, a_select_and_reserve, a_selector, a_worker
-from tests.refusals import is_refused
+from tests.builders.refusals import is_refused
 
 
 class Scene:
     def __init__(self, promises=None, is_auto=True, workers=4, **fields):
-        self.selector = selector = a_selector()
-        self.health = selector.health = HealthService(
-            HealthRules(), lambda key: (), selector.fleet, selector.ledger, selector.dirty
+        self.selector = selector = a_selector(
+            make_health=lambda fleet, ledger: HealthService(
+                HealthRules(), lambda key: (), fleet, ledger, fleet.dirty
+            )
         )
+        self.health = selector.health
         gate = selector.gate if is_auto else None
         partitions, learnt = selector.fleet.partitions, BookingObserver(MoveConstraintStore())
         selector.ledger.add_listener(learnt, needs_moves=False)
@@ -83,7 +85,7 @@ def test_level_2_sheds_the_lowest_tier_beside_the_switch_of_operators():
     scene = Scene()
     scene.drain(1, 2)
     scene.wait(6)
-    tiers = scene.selector.gate.tiers.names
+    tiers = scene.selector.gate.shedding.tiers.names
     is_refused(CapacityShed, scene.select, tiers[-1])
     scene.select(tiers[0])
     (shown,) = scene.selector.get_admission_state().degraded
@@ -115,10 +117,10 @@ def test_a_level_gets_better_one_at_a_time_and_its_effects_end():
         scene.health.undrain_worker(worker_id, scene.now)
     scene.wait(45)
     assert scene.level == 1
-    assert scene.selector.gate.load_shed_rules["m"].shed_from is None
+    assert scene.selector.gate.shedding.rules["m"].shed_from is None
     scene.wait(90)
     assert (scene.level, partition.effective_batch_share) == (0, 1.0)
-    assert not scene.selector.gate.load_shed_rules
+    assert not scene.selector.gate.shedding.rules
     assert scene.selector.gate.is_open
 
 
@@ -127,7 +129,7 @@ def test_who_only_observes_changes_nothing():
     scene.drain(1, 2, 3, 4)
     scene.wait(6)
     assert scene.level == 4
-    assert not scene.selector.gate.load_shed_rules
+    assert not scene.selector.gate.shedding.rules
 
 
 def test_a_promise_is_compared_with_what_the_ranks_can_carry():
@@ -207,4 +209,4 @@ def test_a_model_that_has_gone_is_forgotten():
     scene.selector.delete_worker(1, scene.now)
     scene.wait(2)
     assert not scene.watch.models
-    assert not scene.selector.gate.load_shed_rules
+    assert not scene.selector.gate.shedding.rules

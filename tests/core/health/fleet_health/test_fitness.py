@@ -22,8 +22,8 @@ from select_service.core.identity import Rank
 from select_service.core.load.reservation_move import MoveTarget
 from select_service.schemas.health import OutcomeRequest
 from tests.builders import a_patch, a_reservation, a_select, a_selector, a_worker
+from tests.builders.selector_scenes import KEY
 from tests.core.admission.scenes import pinned
-from tests.core.selector_scenes import KEY
 
 RULES = HealthRules(retries=0)
 
@@ -51,15 +51,13 @@ class Scene:
     """A selector with two workers, and health."""
 
     def __init__(self, *workers, rules=RULES):
-        self.selector = a_selector()
         prompts = default_prompts()
-        self.health = self.selector.health = HealthService(
-            rules,
-            lambda key: prompts,
-            self.selector.fleet,
-            self.selector.ledger,
-            self.selector.dirty,
+        self.selector = a_selector(
+            make_health=lambda fleet, ledger: HealthService(
+                rules, lambda key: prompts, fleet, ledger, fleet.dirty
+            )
         )
+        self.health = self.selector.health
         self.noting = Noting()
         self.health.listeners.append(self.noting)
         self.now = 0.0
@@ -180,7 +178,7 @@ def test_what_is_booked_on_ranks_behind_a_lost_endpoint_leaves_whichever_of_them
         scene.settle(0.5)
         while (order := scene.health.next_due_check(scene.now)) is not None:
             asked.append(order.rank)
-            if order.rank == Rank(1, 0) and not scene.selector.reservation_table.find_reservation(
+            if order.rank == Rank(1, 0) and not scene.selector.ledger.reservations.find_reservation(
                 "b"
             ):
                 scene.reserve("a")
@@ -233,9 +231,6 @@ def test_a_rank_that_drains_after_it_was_taken_out_is_shown_so():
     assert scene.refused(pinned(1))["state"] == "draining"
 
 
-# --- reports
-
-
 def test_failures_count_with_reservations_that_are_or_were_on_the_rank():
     scene = Scene()
     scene.reserve("a", "b", "c")
@@ -273,7 +268,7 @@ def test_a_reservation_that_has_moved_is_evidence_about_the_rank_that_it_left():
     scene = Scene()
     scene.reserve("a", "b")
     slot = scene.selector.fleet.partitions[KEY].table.find_slot(Rank(2, 0))
-    booking = scene.selector.reservation_table.get_reservation("a")
+    booking = scene.selector.ledger.reservations.get_reservation("a")
     scene.selector.ledger.move(booking, MoveTarget(Rank(2, 0), slot), scene.now)
     scene.report(RequestOutcome.FATAL, "a")
     assert (scene.state(1), scene.state(2)) == (RankHealthState.DRAINING, RankHealthState.HEALTHY)

@@ -3,11 +3,11 @@
 import subprocess
 import sys
 
-from tests.polling import PATIENCE_S
+from tests.builders.polling import PATIENCE_S
 
 SCRIPT = """
 import sys
-from tests.api.in_process import Api
+from tests.builders.in_process import Api
 
 with Api() as api:
     assert api.get("/workers").status == 200

@@ -9,8 +9,8 @@ from select_service.core.health.health_effects import StateChanged
 from select_service.core.health.health_kinds import RankHealthState, RequestOutcome
 from select_service.core.identity import Rank
 from tests.builders import a_patch, a_worker
+from tests.builders.steps import lines_of, longest_step
 from tests.core.health.fleet_health.test_fitness import Scene
-from tests.steps import lines_of, longest_step
 
 WIDE, RANKS = 2, 1024
 LINES_MAX = 60_000
@@ -140,9 +140,6 @@ def test_time_passes_for_ranks_that_are_out_in_turns():
         lines.append(lines_of(tick))
     assert len(lines) > 2
     assert max(lines) < LINES_MAX
-
-
-# --- who has wishes
 
 
 def test_one_wish_for_each_worker_in_the_order_of_the_first():

@@ -10,7 +10,7 @@ from select_service.core.identity import Rank
 from select_service.core.load.compiled import load_layout as layout
 from select_service.core.load.move_constraints import MoveConstraintStore
 from tests.builders import a_reservation, a_selector, a_worker
-from tests.core.selector_scenes import KEY
+from tests.builders.selector_scenes import KEY
 
 
 class Scene:
@@ -66,7 +66,7 @@ class Scene:
         return turns
 
     def rank_of(self, name):
-        return self.selector.reservation_table.get_reservation(name).rank
+        return self.selector.ledger.reservations.get_reservation(name).rank
 
     def totals(self):
         """(prefill tokens, requests, blocks) of the partition"""

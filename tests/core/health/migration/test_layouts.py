@@ -4,7 +4,7 @@ from select_service.core.health.migration.move_cost import CacheLayout
 from select_service.core.health.migration.rank_snapshot import CacheLayouts
 from select_service.schemas.workers import KvLayoutFields
 from tests.builders import a_selector, a_worker
-from tests.core.selector_scenes import KEY
+from tests.builders.selector_scenes import KEY
 
 OF_MODEL = CacheLayout(block_size=64, layers=32, kv_heads=8, head_dim=128, dtype_bytes=2, tp=2)
 

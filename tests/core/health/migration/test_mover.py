@@ -12,9 +12,9 @@ from select_service.core.health.migration.move_cost import CacheLayout, MoveMeth
 from select_service.core.identity import Rank
 from select_service.core.load.new_reservation import NewReservation
 from tests.builders import a_select_and_reserve, a_worker
+from tests.builders.refusals import is_refused
+from tests.builders.selector_scenes import KEY, store
 from tests.core.health.migration.scenes import Scene
-from tests.core.selector_scenes import KEY, store
-from tests.refusals import is_refused
 
 SMALL = CacheLayout(block_size=4, layers=2, kv_heads=2, head_dim=8, dtype_bytes=2)
 
@@ -102,7 +102,7 @@ def test_requests_of_a_higher_priority_are_planned_first():
         )
         names[name] = scene.selector.select_and_reserve(request, 0.0)
     for name in names:
-        booking = scene.selector.reservation_table.get_reservation(name)
+        booking = scene.selector.ledger.reservations.get_reservation(name)
         if booking.rank != Rank(1, 0):  # bring both to the rank that is left
             scene.selector.ledger.move(booking, moving.MoveTarget(Rank(1, 0), _slot(scene, 1)), 0.0)
     scene.drain()
@@ -127,7 +127,7 @@ def test_blocks_that_the_target_has_need_not_be_computed():
         MoveMethod.REPREFILL,
         0.0,
     )
-    assert scene.selector.reservation_table.get_reservation("a").prefill_tokens == 0
+    assert scene.selector.ledger.reservations.get_reservation("a").prefill_tokens == 0
 
 
 def test_a_readable_cache_is_carried_over_and_its_prefill_state_with_it():
@@ -140,8 +140,8 @@ def test_a_readable_cache_is_carried_over_and_its_prefill_state_with_it():
     (event,) = scene.events()
     assert event.method is MoveMethod.TRANSFER
     assert scene.totals() == before
-    assert not scene.selector.reservation_table.get_reservation("a").is_prefilling
-    assert scene.selector.reservation_table.get_reservation("a").output_blocks == 1
+    assert not scene.selector.ledger.reservations.get_reservation("a").is_prefilling
+    assert scene.selector.ledger.reservations.get_reservation("a").output_blocks == 1
 
 
 def test_a_prompt_that_is_computed_again_is_load_until_its_move_is_confirmed():
@@ -150,11 +150,11 @@ def test_a_prompt_that_is_computed_again_is_load_until_its_move_is_confirmed():
     scene.selector.complete_prefill("a", 0.5)
     scene.selector.add_output_block("a", None, 0.5)
     scene.drain(cause=CheckKind.TOKEN_MISMATCH)
-    booking = scene.selector.reservation_table.get_reservation("a")
+    booking = scene.selector.ledger.reservations.get_reservation("a")
     assert (booking.prefill_tokens, booking.is_prefilling) == (44, True)  # with the output so far
     confirmed = scene.mover.confirm_move("a", ok=True, took_ms=20.0, now=2.0)
     assert confirmed.method is MoveMethod.REPREFILL
-    booking = scene.selector.reservation_table.get_reservation("a")
+    booking = scene.selector.ledger.reservations.get_reservation("a")
     assert (booking.prefill_tokens, booking.is_prefilling) == (0, False)
     is_refused(NotFound, scene.mover.confirm_move, "a", True, None, 2.0)
     scene.check()
@@ -170,10 +170,10 @@ def test_a_transfer_that_failed_is_computed_again_on_the_same_target():
         scene.mover.confirm_move("a", ok=False, took_ms=None, now=2.0).method
         is MoveMethod.REPREFILL
     )
-    booking = scene.selector.reservation_table.get_reservation("a")
+    booking = scene.selector.ledger.reservations.get_reservation("a")
     assert (booking.rank, booking.prefill_tokens) == (target, 4000)
     scene.mover.confirm_move("a", ok=True, took_ms=None, now=3.0)
-    assert scene.selector.reservation_table.get_reservation("a").prefill_tokens == 0
+    assert scene.selector.ledger.reservations.get_reservation("a").prefill_tokens == 0
     scene.check()
 
 
@@ -181,7 +181,7 @@ def test_reservations_of_a_peer_are_left_to_it():
     scene = Scene()
     scene.reserve("ours")
     partition, slot = scene.partition, _slot(scene, 1)
-    hashes = scene.selector.reservation_table.get_reservation("ours").sequence_hashes
+    hashes = scene.selector.ledger.reservations.get_reservation("ours").sequence_hashes
     peers = NewReservation(
         "theirs", partition.account, Rank(1, 0), slot, hashes, 8, 8, 0.0, origin=7
     )
@@ -199,7 +199,7 @@ def test_what_is_given_up_is_what_was_there_when_it_was_asked_for():
     scene.mover.release_reservations(KEY, Rank(1, 0))
     scene.reserve("new")
     scene.turns()
-    assert scene.selector.reservation_table.find_reservation("old") is None
+    assert scene.selector.ledger.reservations.find_reservation("old") is None
     assert scene.rank_of("new") == Rank(1, 0)
     assert scene.mover.read_counters().released == 1
     scene.check()
@@ -319,12 +319,12 @@ def test_requests_and_blocks_are_conserved_whatever_moves(given_ones, cause, has
             scene.selector.add_output_block(name, None, 0.5)
     before = scene.totals()
     leases = [
-        (b.reservation_id, b.lease_ends_at, b.booked_at) for b in scene.selector.reservation_table
+        (b.reservation_id, b.lease_ends_at, b.booked_at) for b in scene.selector.ledger.reservations
     ]
     scene.drain(cause=cause)
     assert scene.totals()[1:] == before[1:]
     after = [
-        (b.reservation_id, b.lease_ends_at, b.booked_at) for b in scene.selector.reservation_table
+        (b.reservation_id, b.lease_ends_at, b.booked_at) for b in scene.selector.ledger.reservations
     ]
     assert sorted(after) == sorted(leases)
     assert len(scene.events()) == len(given_ones)

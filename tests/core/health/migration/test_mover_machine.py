@@ -10,9 +10,9 @@ from select_service.core.health.migration import migrator as moving
 from select_service.core.identity import Rank
 from select_service.core.load.compiled import load_layout as layout
 from tests.builders import a_select_and_reserve
+from tests.builders.hypothesis_profiles import explored
 from tests.core.health.migration.scenes import Scene
 from tests.core.health.migration.test_mover import SMALL
-from tests.hypothesis_profiles import explored
 from tests.models.mover_model import Booked, MoverModel
 
 WORKERS = (1, 2, 3, 4)
@@ -146,7 +146,7 @@ class MoverMatchesModel(RuleBasedStateMachine):
     def reservations_agree(self):
         found = {
             b.reservation_id: (b.rank.worker_id, b.prefill_tokens, b.is_prefilling, b.output_blocks)
-            for b in self.scene.selector.reservation_table
+            for b in self.scene.selector.ledger.reservations
         }
         assert found == {
             name: (held.worker_id, held.prefill_tokens, held.prefilling, held.outputs)

@@ -21,7 +21,7 @@ def pair():
     """A scene whose replica speaks, and a peer."""
     scene, peer = Scene(kv_layout=SMALL), a_selector(seed=1)
     scene.said = []
-    scene.selector.replicas.start_sending(scene.said.append)
+    scene.selector.followers.replicas.start_sending(scene.said.append)
     for worker_id in (1, 2, 3):
         peer.register_worker(a_worker(worker_id))
     return scene, peer
@@ -31,13 +31,13 @@ def hear(peer, events):
     """As bytes, so that what is said survives them."""
     encode = LoadEventEncoder().encode_event
     for event in events:
-        peer.replicas.apply_event(decode_event(encode(event)), 1.0)
+        peer.followers.replicas.apply_event(decode_event(encode(event)), 1.0)
 
 
 def held(selector):
     return {
         b.reservation_id: (b.rank, b.prefill_tokens, b.is_prefilling, b.prompt_blocks)
-        for b in selector.reservation_table
+        for b in selector.ledger.reservations
     }
 
 
@@ -53,8 +53,10 @@ def test_a_peer_follows_moves(pair, cause):
     assert {type(event) for event in scene.said} >= {ReservationFreed, ReservationAdmitted}
     hear(peer, scene.said)
     assert held(peer) == held(scene.selector)
-    assert all(b.origin == scene.selector.router_id for b in peer.reservation_table)
-    assert not peer.replicas.unconfirmed
+    assert all(
+        b.origin == scene.selector.followers.replicas.router_id for b in peer.ledger.reservations
+    )
+    assert not peer.followers.replicas.unconfirmed
     peer.check_invariants()
     scene.check()
 
@@ -67,7 +69,7 @@ def test_a_peer_that_misses_the_end_moves_the_booking_all_the_same(pair):
     scene.drain()
     hear(peer, [event for event in scene.said if not isinstance(event, ReservationFreed)])
     assert held(peer) == held(scene.selector)
-    assert len(peer.reservation_table) == 1
+    assert len(peer.ledger.reservations) == 1
 
 
 def test_a_peer_hears_that_the_prefill_of_a_moved_reservation_is_over(pair):

@@ -10,7 +10,7 @@ from select_service.core.registry.discovery.endpoint_slices import (
     distinct_engines,
 )
 from select_service.core.registry.discovery.worker_records import derive_worker_id
-from tests.adapters.discovery.slice_documents import a_slice, an_endpoint
+from tests.builders.slice_documents import a_slice, an_endpoint
 
 PLAIN = EndpointSliceTemplate(None, None, {})
 

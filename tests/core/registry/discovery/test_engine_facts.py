@@ -19,7 +19,7 @@ from select_service.core.registry.discovery.engine_facts import (
     extract_facts,
 )
 from select_service.core.registry.discovery.worker_records import validate_record
-from tests.core.registry.discovery.answers import production, recorded
+from tests.builders.engine_answers import production, recorded
 
 VLLM, SGLANG = "vllm-0.33.0", "sglang-0.5.23"
 URL = "http://10.0.0.7:8000"

@@ -14,7 +14,7 @@ from select_service.core.registry.discovery.kubernetes_pods import (
     is_serving,
 )
 from select_service.core.registry.discovery.worker_records import derive_worker_id
-from tests.adapters.discovery.pod_documents import a_pod
+from tests.builders.pod_documents import a_pod
 
 TEMPLATE = KubernetesPodTemplate(None, {"kv_events_endpoint": "tcp://{host}:5557"})
 

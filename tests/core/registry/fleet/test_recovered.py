@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from indexer.dumps.recovered_blocks import DumpedPartition, adopt_blocks
+from indexer.dumps.recovered_blocks import adopt_blocks
 from indexer.index.index_snapshot import StreamPosition
 from indexer.index.prefix_index import PrefixIndex
-from indexer.tiers import Tier
 from select_service.core.dirty_partitions import DirtyPartitions
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.placement.router_config import RouterConfig
@@ -15,24 +14,13 @@ from select_service.core.registry.fleet.recovered_blocks import RETENTION_S_MAX,
 from select_service.core.views.dump_parts import group_by_name, list_dump_parts
 from select_service.core.workers.worker_catalog import WorkerTombstone
 from select_service.schemas.workers import WorkerRegistration
+from tests.builders.dumped_partition import a_dump
 
 KEY = PartitionKey("llama3:8b", "t")
 
 
 def u64(*values):
     return np.array(values, np.uint64)
-
-
-def a_dump(*worker_ids, name="llama3:8b:t", block_size=4, blocks=2):
-    index = PrefixIndex(100)
-    ranks = {}
-    for worker_id in worker_ids:
-        writer = index.open_slot()
-        names = np.arange(10, 10 + blocks, dtype=np.uint64)
-        writer.store(Tier.GPU, None, names, names)
-        writer.position = StreamPosition(7)
-        ranks[worker_id, 0] = writer.slot
-    return DumpedPartition(name, block_size, ranks, index.snapshot())
 
 
 @pytest.fixture
@@ -92,7 +80,7 @@ def a_fleet():
         lambda: PrefixIndex(100),
         RegistrationRules(use_kv_events=True),
         router=RouterConfig(),
-        touched=DirtyPartitions(lambda: None),
+        dirty=DirtyPartitions(lambda: None),
     )
 
 
@@ -143,9 +131,6 @@ def test_a_rank_that_leaves_before_its_blocks_arrive_gets_none():
     for writer in fleet.take_changes().retired:
         writer.close()
     assert adopt_blocks(adoptions) == 0
-
-
-# --- what a dump has of them
 
 
 def dumped(fleet):

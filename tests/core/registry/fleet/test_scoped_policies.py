@@ -14,7 +14,7 @@ from select_service.core.placement.router_config import POLICY_NAMES, RouterConf
 from select_service.core.registry.fleet import scoped_policies
 from select_service.core.registry.fleet.scoped_policies import PolicyScope
 from tests.builders import a_selector, a_worker
-from tests.hypothesis_profiles import explored
+from tests.builders.hypothesis_profiles import explored
 
 NAMES = ("a", "b")
 KEYS = [(model, tenant) for model in NAMES for tenant in NAMES]

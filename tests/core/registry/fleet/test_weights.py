@@ -19,7 +19,7 @@ from tests.builders import (
     a_selector,
     a_worker,
 )
-from tests.steps import lines_of
+from tests.builders.steps import lines_of
 
 POLICIES = ["reference", "work", "least_work"]
 PINNED = {"pinned_worker": {"worker_id": 1, "dp_rank": 0}}
@@ -132,7 +132,7 @@ def test_who_finds_nobody_in_rotation_is_told_how_many_there_are():
     with pytest.raises(NoEligibleRank):
         selector.select_and_reserve(a_select_and_reserve(), 0.0)
     with pytest.raises(NoEligibleRank):
-        selector.explain_selection(a_select(), None, None)
+        selector.followers.explanations.explain_request(a_select(), None, None)
 
 
 def test_other_constraints_that_nobody_meets_are_told_as_before():
@@ -196,14 +196,14 @@ def test_decisions_say_the_weights_that_they_were_made_with(policy):
     weigh(selector, 0.5, 1.0, 0.0)
     selector.select_and_reserve(a_select_and_reserve(reservation_id="r"), 0.0)
     weigh(selector, 0.25, 0.25, 0.25)
-    kept = selector.explanations.find_decision("r", 0.0)
+    kept = selector.followers.explanations.find_decision("r", 0.0)
     assert {view.worker_id: view.weight for view in kept.candidates} == {1: 0.5, 2: 1.0}
     unit = 1.0 if policy == "reference" else 4.0
     cost = {view.worker_id: view.terms["cost"] for view in kept.candidates}
     assert cost[1] == (cost[2] + unit) / 0.5 - unit
-    asked = selector.explain_selection(a_select(), None, None)
+    asked = selector.followers.explanations.explain_request(a_select(), None, None)
     assert [view.weight for view in asked.candidates] == [0.25] * 3
-    rows = selector.explanations.list_decisions(DecisionFilter(), 0.0)
+    rows = selector.followers.explanations.list_decisions(DecisionFilter(), 0.0)
     assert [row.runner_up_cost for row in rows] == [cost[1]]
     logged = selector.select(a_select(), 0.0, explain=True).candidates
     assert [row["weight"] for row in logged] == [0.25] * 3

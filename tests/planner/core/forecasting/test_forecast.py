@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from select_service.files.mooncake_trace import TraceRow
 from select_service.planner.core.forecasting.forecast_error import ForecastErrorQuantile
 from select_service.planner.core.forecasting.joint_predictor import WindowLoad, forecast_loss
 from select_service.planner.core.forecasting.predictor_registry import make_predictors
 from select_service.planner.core.forecasting.seasonal import Seasonal
-from select_service.planner.core.forecasting.trace_windows import TraceRequest, trace_windows
 from select_service.planner.core.forecasting.traffic_forecast import TrafficForecast
 from select_service.planner.core.settings import DeploymentSettings
 from select_service.planner.core.tick_input import TrafficWindow
+from select_service.planner.forecast_setup import trace_windows
 from tests.planner.core.forecasting.curves import CURVES
 
 INTERVAL_S = 180.0
@@ -202,12 +203,8 @@ def test_accept_length_and_hit_rate_are_the_last_that_were_seen() -> None:
 
 
 def test_a_trace_becomes_windows_with_the_idle_ones() -> None:
-    asked = [
-        TraceRequest(0, 10, 2),
-        TraceRequest(50, 30, 4),
-        TraceRequest(2500, 8, 1),
-        TraceRequest(3100, 8, 1),
-    ]
+    rows = ((0, 10, 2), (50, 30, 4), (2500, 8, 1), (3100, 8, 1))
+    asked = [TraceRow(at_ms, osl, [], isl) for at_ms, isl, osl in rows]
     found = [(each.requests, each.isl, each.osl) for each in trace_windows(asked, 1.0)]
     assert found == [(2.0, 20.0, 3.0), (0.0, None, None), (1.0, 8.0, 1.0)]
 

@@ -61,9 +61,7 @@ def lengths(shape: MeanRequest) -> tuple[int, int, int]:
 
 
 @given(FORWARDS, SHAPES, LIMITS, SLOS)
-def test_prefill(
-    forward: LinearIterationTime, shape: MeanRequest, limits: EngineLimits, slo: LatencyTargets
-) -> None:
+def test_prefill(forward, shape, limits, slo):
     chunk, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
     assert chunk is not None
     assert seqs is not None
@@ -76,9 +74,7 @@ def test_prefill(
 
 
 @given(FORWARDS, SHAPES, LIMITS, SLOS)
-def test_decode(
-    forward: LinearIterationTime, shape: MeanRequest, limits: EngineLimits, slo: LatencyTargets
-) -> None:
+def test_decode(forward, shape, limits, slo):
     assert limits.max_kv_tokens is not None
     assert limits.max_num_seqs is not None
     _, context, osl = lengths(shape)
@@ -90,14 +86,8 @@ def test_decode(
 
 
 @given(FORWARDS, SHAPES, LIMITS, SLOS)
-def test_both_at_once(
-    forward: LinearIterationTime, shape: MeanRequest, limits: EngineLimits, slo: LatencyTargets
-) -> None:
-    chunk, seqs, kv_max = (
-        limits.max_num_batched_tokens,
-        limits.max_num_seqs,
-        limits.max_kv_tokens,
-    )
+def test_both_at_once(forward, shape, limits, slo):
+    chunk, seqs, kv_max = (limits.max_num_batched_tokens, limits.max_num_seqs, limits.max_kv_tokens)
     assert chunk is not None
     assert seqs is not None
     assert kv_max is not None
@@ -125,7 +115,7 @@ def _agrees(found: object, tried: list[tuple[bool, float, int]]) -> None:
 
 
 @given(st.integers(0, 20_000))
-def test_of_many_batches_some_are_tried_from_one_to_all(most: int) -> None:
+def test_of_many_batches_some_are_tried_from_one_to_all(most):
     tried = list(candidate_batches(most))
     assert tried == sorted(set(tried))
     assert len(tried) == min(most, CANDIDATES_MAX)

@@ -51,9 +51,7 @@ def learnt(kind: EngineKind, roles: tuple[Role, ...], rate: float) -> EngineMode
         ("aggregated", (Role.DECODE,)),
     ],
 )
-def test_a_model_of_what_a_selector_sees(
-    kind: EngineKind, roles: tuple[Role, ...], rate: float
-) -> None:
+def test_a_model_of_what_a_selector_sees(kind, roles, rate):
     model = learnt(kind, roles, rate)
     assert model.source == "selector"
     if kind != "decode":

@@ -20,6 +20,7 @@ from select_service.planner.core.tick_input import (
     PrefillTiming,
     TrafficWindow,
 )
+from tests.planner.invariants import check_samples
 
 LIMITS = EngineLimits(max_num_batched_tokens=2048, max_num_seqs=256, max_kv_tokens=400_000)
 
@@ -47,7 +48,7 @@ def test_the_fullest_bucket_gives_up_its_oldest() -> None:
     samples = BucketedSamples(1, 8, 4)
     for x in [0.0, 100.0, *[50.0 + i / 10 for i in range(30)]]:
         samples.add_sample(LoadSample((x,), 1.0))
-        samples.check_invariants()
+        check_samples(samples)
     assert {0.0, 100.0} <= {sample.x[0] for sample in samples}
 
 

@@ -44,9 +44,7 @@ def surface() -> DecodeSurface:
     st.dictionaries(st.integers(1, 100_000), st.floats(0.1, 1e6), min_size=2, max_size=12),
     st.lists(st.floats(0.0, 200_000.0), min_size=1, max_size=20),
 )
-def test_a_curve_meets_its_points_and_rises_where_they_rise(
-    points: dict[int, float], asked: list[float]
-) -> None:
+def test_a_curve_meets_its_points_and_rises_where_they_rise(points, asked):
     times = sorted(points.values())
     curve = PrefillCurve(sorted(points), times)
     for tokens, ms in zip(sorted(points), times, strict=True):
@@ -56,7 +54,7 @@ def test_a_curve_meets_its_points_and_rises_where_they_rise(
         assert after >= before - 1e-9 * abs(before)
 
 
-def test_outside_a_curve_goes_on_as_it_ends_and_never_below() -> None:
+def test_outside_a_curve_goes_on_as_it_ends_and_never_below():
     curve = PrefillCurve(isl=[100, 200, 400], ttft_ms=[10.0, 20.0, 40.0])
     assert curve.seconds(1) == 0.010
     assert curve.seconds(800) == pytest.approx(0.080)
@@ -64,7 +62,7 @@ def test_outside_a_curve_goes_on_as_it_ends_and_never_below() -> None:
     assert falls.seconds(10_000) == pytest.approx(0.030)
 
 
-def test_a_curve_agrees_with_naive_pieces_of_a_straight_line() -> None:
+def test_a_curve_agrees_with_naive_pieces_of_a_straight_line():
     x = np.array([1.0, 2.0, 5.0, 9.0])
     curve = PrefillCurve(x.tolist(), (x * 7.0).tolist())
     for tokens in np.linspace(1.0, 20.0, 50):
@@ -72,14 +70,14 @@ def test_a_curve_agrees_with_naive_pieces_of_a_straight_line() -> None:
 
 
 @given(st.floats(-1.0, 2.0), st.floats(1.0, 20_000.0))
-def test_a_surface_is_bilinear_and_the_nearest_outside(usage: float, context: float) -> None:
+def test_a_surface_is_bilinear_and_the_nearest_outside(usage, context):
     inside_u = min(max(usage, USAGES[0]), USAGES[-1])
     inside_c = min(max(context, CONTEXTS[0]), CONTEXTS[-1])
     expected = (6.0 + 20.0 * inside_u + inside_c / 2000.0) / 1000.0
     assert surface().seconds(usage, context) == pytest.approx(expected)
 
 
-def test_a_cell_without_a_point_has_the_nearest() -> None:
+def test_a_cell_without_a_point_has_the_nearest():
     found = DecodeSurface([0.1, 0.1, 0.9], [500, 2000, 500], [5.0, 6.0, 9.0], 1000.0)
     assert found.seconds(0.9, 2000) in (0.006, 0.009)
 
@@ -87,7 +85,7 @@ def test_a_cell_without_a_point_has_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("isl", "ttft"), [([1], [1.0]), ([1, 1], [1.0, 2.0]), ([1, 2], [1.0]), ([1, 2], [1.0, np.nan])]
 )
-def test_what_is_no_curve(isl: list[float], ttft: list[float]) -> None:
+def test_what_is_no_curve(isl, ttft):
     with pytest.raises(ProfileArraysError):
         PrefillCurve(isl, ttft)
 
@@ -104,7 +102,7 @@ def written(directory: Path, form: str) -> Path:
 
 
 @pytest.mark.parametrize("form", ["npz", "json"])
-def test_both_forms_say_the_same(tmp_path: Path, form: str) -> None:
+def test_both_forms_say_the_same(tmp_path, form):
     found = read_profile(str(written(tmp_path, form)))
     assert found.prefill is not None
     assert found.decode is not None
@@ -139,9 +137,7 @@ def header(shape: str, kind: str = "<f8") -> bytes:
         (b"", "raw_data.npz"),
     ],
 )
-def test_absurd_headers_of_arrays_are_refused_in_a_line(
-    tmp_path: Path, content: bytes, told: str
-) -> None:
+def test_absurd_headers_of_arrays_are_refused_in_a_line(tmp_path, content, told):
     (tmp_path / PREFILL).mkdir()
     with zipfile.ZipFile(tmp_path / PREFILL / "raw_data.npz", "w") as packed:
         packed.writestr("prefill_isl.npy", content)
@@ -150,7 +146,7 @@ def test_absurd_headers_of_arrays_are_refused_in_a_line(
     assert told in str(error.value)
 
 
-def test_faults_of_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_of_files_are_named(tmp_path, monkeypatch):
     with pytest.raises(ProfileFileError, match=r"selected_prefill_interpolation/raw_data"):
         read_profile(str(tmp_path))
     path = written(tmp_path, "json") / PREFILL / "raw_data.json"
@@ -174,7 +170,7 @@ def test_faults_of_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         read_profile(str(tmp_path))
 
 
-def test_a_model_goes_by_its_profile_until_it_has_learnt() -> None:
+def test_a_model_goes_by_its_profile_until_it_has_learnt():
     curve = PrefillCurve(PREFILL_ARRAYS["prefill_isl"], PREFILL_ARRAYS["prefill_ttft"])
     both = profiles.MeasuredProfile(curve, surface())
     prefill = EngineModel("prefill", DeploymentSettings(), profile=both)

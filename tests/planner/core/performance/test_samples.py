@@ -13,6 +13,7 @@ from select_service.planner.core.performance.bucketed_samples import (
     RunningAverage,
 )
 from select_service.planner.core.performance.line_fit import HALF_LIFE_S, fit_line, fit_robust_line
+from tests.planner.invariants import check_samples
 
 VALUES = st.integers(0, 40).map(float)
 
@@ -58,15 +59,13 @@ def naive(samples: list[LoadSample], most: int, buckets: int, axes: int) -> list
     st.integers(1, 12),
     st.lists(st.tuples(VALUES, VALUES), max_size=60),
 )
-def test_buckets_agree_with_dicts(
-    form: tuple[int, int], most: int, values: list[tuple[float, float]]
-) -> None:
+def test_buckets_agree_with_dicts(form, most, values):
     axes, buckets = form
     added = [LoadSample(pair[:axes], float(at)) for at, pair in enumerate(values)]
     samples = BucketedSamples(axes, most, buckets)
     for sample in added:
         samples.add_sample(sample)
-        samples.check_invariants()
+        check_samples(samples)
     expected = [each for bucket in naive(added, most, buckets, axes) for each in bucket]
     assert list(samples) == expected
     assert len(samples) == min(most, len(added))
@@ -77,9 +76,7 @@ def test_buckets_agree_with_dicts(
 
 
 @given(st.lists(st.sampled_from([0.0, 0.0, 1.0, 5.0]), max_size=40), st.integers(1, 10))
-def test_an_average_is_that_of_the_last_values_after_leading_zeros(
-    values: list[float], window: int
-) -> None:
+def test_an_average_is_that_of_the_last_values_after_leading_zeros(values, window):
     average = RunningAverage(window)
     for value in values:
         average.add_value(value)
@@ -90,7 +87,7 @@ def test_an_average_is_that_of_the_last_values_after_leading_zeros(
     assert average.mean_value == pytest.approx(sum(last) / len(last) if last else 0.0)
 
 
-def test_a_sample_weighs_half_after_the_half_life() -> None:
+def test_a_sample_weighs_half_after_the_half_life():
     """Two ages of an engine at the same two loads: the line is the weighted mean of both."""
     old = [LoadSample((x,), 0.3 + 1e-4 * x, 0.0) for x in (0.0, 1000.0)]
     new = [LoadSample((x,), 0.0 + 1e-4 * x, HALF_LIFE_S) for x in (0.0, 1000.0)]
@@ -102,7 +99,7 @@ def test_a_sample_weighs_half_after_the_half_life() -> None:
     assert plain.intercept == pytest.approx(0.1)
 
 
-def test_the_longer_ago_the_less_it_bends_the_line() -> None:
+def test_the_longer_ago_the_less_it_bends_the_line():
     """Huber's weights aside: as many old as new ones, none of them an outlier."""
     intercepts = []
     for age in (0.0, 1.0, 2.0, 4.0, 8.0):
@@ -115,7 +112,7 @@ def test_the_longer_ago_the_less_it_bends_the_line() -> None:
     assert intercepts[-1] == pytest.approx(0.1, abs=0.001)
 
 
-def test_an_outage_makes_no_sample_weigh_nothing() -> None:
+def test_an_outage_makes_no_sample_weigh_nothing():
     line = [LoadSample((float(x),), 0.1 + x * 1e-3, 0.0) for x in range(10)]
     found = fit_robust_line(line, 1e6)
     assert found.coefficients[0] == pytest.approx(1e-3)

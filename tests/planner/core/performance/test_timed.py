@@ -49,7 +49,7 @@ def learnt(kind: str, load: Load) -> EngineModel:
 
 @pytest.mark.parametrize("jitter", [0.0, 0.15])
 @pytest.mark.parametrize("rate", [1.0, 6.0, 18.0])
-def test_prompts_of_engines_that_prefill(rate: float, jitter: float) -> None:
+def test_prompts_of_engines_that_prefill(rate, jitter):
     load = Load(rate, split=True, jitter=jitter)
     model = learnt("prefill", load)
     for tokens in (3000, 12_000):
@@ -61,7 +61,7 @@ def test_prompts_of_engines_that_prefill(rate: float, jitter: float) -> None:
 
 @pytest.mark.parametrize("speed", [FAST, SLOW_BASE])
 @pytest.mark.parametrize("rate", [6.0, 15.0])
-def test_blocks_of_engines_that_decode(rate: float, speed: EngineSpeed) -> None:
+def test_blocks_of_engines_that_decode(rate, speed):
     load = Load(rate, split=True, speed=speed)
     model = learnt("decode", load)
     for requests in (4, 20, 80):
@@ -86,9 +86,7 @@ def test_blocks_of_engines_that_decode(rate: float, speed: EngineSpeed) -> None:
         (9.0, SLOW_BASE, 8192),
     ],
 )
-def test_engines_that_do_both(
-    rate: float, speed: EngineSpeed, chunk_max: int, jitter: float
-) -> None:
+def test_engines_that_do_both(rate, speed, chunk_max, jitter):
     load = Load(rate, split=False, speed=speed, chunk_max=chunk_max, jitter=jitter)
     model, real = learnt("aggregated", load), truth(speed)
     prefill_s = chunked_prefill_s(real, 3000, chunk_max)
@@ -115,7 +113,7 @@ def prompts(n: int, ahead: float, per_token_s: float) -> TrafficWindow:
     return TrafficWindow(duration_s=60.0, prefill_samples=tuple(samples))
 
 
-def test_prompts_that_waited_count_only_while_too_few_did_not() -> None:
+def test_prompts_that_waited_count_only_while_too_few_did_not():
     timed = RequestTimings("prefill", DeploymentSettings())
     timed.observe_traffic(prompts(40, 5000.0, 5e-5), 10.0)
     assert timed.iteration_time is not None
@@ -124,7 +122,7 @@ def test_prompts_that_waited_count_only_while_too_few_did_not() -> None:
     assert timed.iteration_time.base == pytest.approx(0.01)
 
 
-def test_prompts_of_long_ago_do_not_stand_for_an_engine_that_is_never_idle_again() -> None:
+def test_prompts_of_long_ago_do_not_stand_for_an_engine_that_is_never_idle_again():
     timed = RequestTimings("prefill", DeploymentSettings())
     timed.observe_traffic(prompts(ALONE_MIN, 0.0, 5e-5), 0.0)
     timed.observe_traffic(prompts(60, 5000.0, 5e-4), HALF_LIFE_S)
@@ -134,7 +132,7 @@ def test_prompts_of_long_ago_do_not_stand_for_an_engine_that_is_never_idle_again
     assert timed.iteration_time.per_prefill_token == pytest.approx(5e-4, rel=0.2)
 
 
-def test_an_engine_that_does_both_needs_prompts_and_blocks() -> None:
+def test_an_engine_that_does_both_needs_prompts_and_blocks():
     timed = RequestTimings("aggregated", DeploymentSettings())
     timed.observe_traffic(prompts(20, 0.0, 5e-5), 10.0)
     assert timed.iteration_time is None
@@ -144,7 +142,7 @@ def test_an_engine_that_does_both_needs_prompts_and_blocks() -> None:
     assert timed.iteration_time.base == pytest.approx(0.008)
 
 
-def test_no_iteration_takes_less_than_nothing() -> None:
+def test_no_iteration_takes_less_than_nothing():
     timed = RequestTimings("prefill", DeploymentSettings())
     samples = tuple(PrefillTiming(n, (n - 900.0) * 5e-5, 0.0) for n in range(1000, 3000, 100))
     timed.observe_traffic(TrafficWindow(duration_s=60.0, prefill_samples=samples), 10.0)
@@ -152,7 +150,7 @@ def test_no_iteration_takes_less_than_nothing() -> None:
     assert timed.iteration_time.base == 0.0
 
 
-def test_of_each_load_the_fastest_are_kept() -> None:
+def test_of_each_load_the_fastest_are_kept():
     undisturbed = [DecodeTiming(n, n * 1000.0, n * 0.001) for n in range(1, 17) for _ in range(2)]
     disturbed = [
         DecodeTiming(n, n * 1000.0, n * 0.002 + 0.01) for n in range(1, 17) for _ in range(14)
@@ -163,7 +161,7 @@ def test_of_each_load_the_fastest_are_kept() -> None:
     assert list(fastest_blocks(few)) == few
 
 
-def test_where_one_of_two_slopes_would_fall_the_better_one_counts_alone() -> None:
+def test_where_one_of_two_slopes_would_fall_the_better_one_counts_alone():
     timed = RequestTimings("decode", DeploymentSettings())
     blocks = tuple(
         DecodeTiming(n, n * 1000.0 + 300.0 * (n % 3), 0.01 + n * 1e-3 - (n % 3) * 1e-4)

@@ -1,0 +1,44 @@
+"""Engines on an event loop of their own, which go on whatever the test does."""
+
+import asyncio
+import contextlib
+import threading
+from typing import Self
+
+from tests.builders.polling import PATIENCE_S
+from tests.builders.toy_engine import ToyEngine, serving
+
+
+class ServedEngines:
+    """`crash` one, or leave them all."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._served: dict[str, contextlib.AsyncExitStack] = {}
+
+    def serve(self, engine: ToyEngine) -> str:
+        """Its endpoint."""
+        return asyncio.run_coroutine_threadsafe(self._serve(engine), self._loop).result(PATIENCE_S)
+
+    async def _serve(self, engine: ToyEngine) -> str:
+        stack = contextlib.AsyncExitStack()
+        endpoint = await stack.enter_async_context(serving(engine))
+        self._served[endpoint] = stack
+        return endpoint
+
+    def crash(self, endpoint: str) -> None:
+        """Nobody listens there any more, and all connections are closed."""
+        closing = self._served.pop(endpoint).aclose()
+        asyncio.run_coroutine_threadsafe(closing, self._loop).result(PATIENCE_S)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for endpoint in list(self._served):
+            self.crash(endpoint)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE_S)
+        self._loop.close()
