@@ -6,7 +6,7 @@ KERNEL_TESTS=(
     tests/indexer/events/test_event_kernels.py tests/indexer/events/test_feed_machine.py
     tests/indexer/events/test_feed_runs.py tests/indexer/sockets/test_arrivals.py
     tests/indexer/events/test_kv_events.py tests/indexer/events/test_kv_events_properties.py
-    tests/indexer/events/test_part_decoding.py
+    tests/indexer/events/test_part_decoding.py tests/indexer/events/test_recorded_groups.py
     tests/indexer/dumps/test_held_blocks.py tests/indexer/dumps/test_json_dump.py
     tests/indexer/dumps/test_loading.py
     tests/core/load/test_active_load.py tests/core/load/test_growing_table.py

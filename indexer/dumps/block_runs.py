@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from indexer.dumps import tree_order_kernels
 from indexer.hashing.block_hashing import Hashes
 from indexer.index.index_snapshot import ALIAS_RECORD, ANCHOR_RECORD, IndexSnapshot
-from indexer.tiers import N_TIERS, Tier
+from indexer.index.set_planes import held_plane, irregular_plane
+from indexer.tiers import Tier
 
 RUN_BLOCKS_MAX = 4096
 
@@ -61,14 +62,14 @@ class SnapshotRuns:
         """Row of `sets` of each node of the order."""
 
     def read_runs(
-        self, slot: int, tier: Tier, bridge: GapBridge | None = None
+        self, slot: int, tier: int, bridge: GapBridge | None = None
     ) -> Iterator[BlockRun]:
         """Yield everything that (slot, tier) holds; further names of a block follow at the end.
 
         With a bridge the runs of the GPU tier include its extra blocks.
         """
         bridges = bridge is not None and tier == Tier.GPU
-        if not bridges and not _slot_mask(self._snapshot, slot, tier).any():
+        if not bridges and not _slot_mask(self._snapshot, slot, held_plane(tier)).any():
             return
         holding = self._read_holding(slot, tier)
         if bridge is not None and bridges:
@@ -89,9 +90,10 @@ class SnapshotRuns:
         as these may be former names of the slot; they are stored and removed again, which leaves
         the blocks below in their places.
         """
-        if not any(_slot_mask(self._snapshot, slot, tier).any() for tier in Tier):
+        tiers = self._snapshot.tiers
+        if not any(_slot_mask(self._snapshot, slot, held_plane(tier)).any() for tier in tiers):
             return None
-        held = [self._held_mask(slot, tier) for tier in Tier]
+        held = [self._held_mask(slot, tier) for tier in tiers]
         if self._is_gapless(held):
             return None
         anywhere = np.logical_or.reduce(held)
@@ -129,9 +131,9 @@ class SnapshotRuns:
                 return False
         return True
 
-    def _held_mask(self, slot: int, tier: Tier) -> Flags:
+    def _held_mask(self, slot: int, tier: int) -> Flags:
         """Return a mask [all nodes] of the nodes held."""
-        held: Flags = _slot_mask(self._snapshot, slot, tier)[self._snapshot.holders]
+        held: Flags = _slot_mask(self._snapshot, slot, held_plane(tier))[self._snapshot.holders]
         return held
 
     def _runs_of(self, holding: _Holding, parents: Hashes) -> Iterator[BlockRun]:
@@ -151,10 +153,10 @@ class SnapshotRuns:
         parent = int(self._snapshot.parent[node])
         return None if parent == 0 else int(names[parent])
 
-    def _read_holding(self, slot: int, tier: Tier) -> _Holding:
+    def _read_holding(self, slot: int, tier: int) -> _Holding:
         """Return the nodes of (slot, tier) and the owner's names for them and for their parents."""
         snapshot = self._snapshot
-        nodes = self._order[_slot_mask(snapshot, slot, tier)[self._holders]]
+        nodes = self._order[_slot_mask(snapshot, slot, held_plane(tier))[self._holders]]
         mine = snapshot.records[snapshot.records["slot"] == slot]
         if not mine.size or not nodes.size:
             return _Holding(nodes, snapshot.engine, {}, [])
@@ -163,7 +165,7 @@ class SnapshotRuns:
         anchors = here[here["kind"] == ANCHOR_RECORD]
         copies = dict(zip(anchors["key"].tolist(), anchors["count"].tolist(), strict=True))
         named = {node for node, count in copies.items() if count > 0}
-        irregular = _slot_mask(snapshot, slot, N_TIERS + tier)[snapshot.holders[nodes]]
+        irregular = _slot_mask(snapshot, slot, irregular_plane(tier))[snapshot.holders[nodes]]
         named |= set(nodes[~irregular].tolist())
         copies = {node: count for node, count in copies.items() if count > 1}
         others = []
@@ -187,8 +189,9 @@ class SnapshotRuns:
         anchors = mine[(mine["kind"] == ANCHOR_RECORD) & (mine["count"] > 0)]
         primary = np.zeros(snapshot.engine.size, np.bool_)
         primary[anchors["key"]] = True
-        for tier in Tier:
-            regular = _slot_mask(snapshot, slot, tier) & ~_slot_mask(snapshot, slot, N_TIERS + tier)
+        for tier in snapshot.tiers:
+            irregular = _slot_mask(snapshot, slot, irregular_plane(tier))
+            regular = _slot_mask(snapshot, slot, held_plane(tier)) & ~irregular
             primary |= regular[snapshot.holders]
         names = snapshot.engine.copy()
         foreign = aliases[~primary[aliases["node"]]]

@@ -22,10 +22,12 @@ from indexer.dumps.compact_writer import (
     CHUNK_NODES,
     FORMAT,
     PIECE_BYTES,
+    SALT_RULE,
     VERSION,
 )
 from indexer.dumps.recovered_blocks import COPIES_MAX, DumpedPartition
-from indexer.index.header_kernels import PLANES
+from indexer.index.cache_groups import GroupsRecord
+from indexer.index.header_kernels import LANES_MAX, PLANES
 from indexer.index.index_snapshot import (
     ALIAS_RECORD,
     ANCHOR_RECORD,
@@ -33,11 +35,13 @@ from indexer.index.index_snapshot import (
     IndexSnapshot,
     StreamPosition,
 )
+from indexer.index.keyed_roots import ROOTS_MAX, KeyedRootRows
 from indexer.index.orphans import Orphan
 from indexer.tiers import N_TIERS
 
 FRAME_BYTES_MAX = 64 << 20
 """Limit of a frame; a frame of nodes has about 1 MiB, that of a partition has a row per rank."""
+PLANES_MAX = PLANES + 2 * LANES_MAX
 DUMP_BLOCK_SIZE_MAX = 1 << 16
 RECORDS_PER_BLOCK = 8
 COPIES_PER_BLOCK = 2
@@ -103,6 +107,10 @@ class CompactReader:
         self.bad_entries = 0
         self.blocks_read = 0
         """Blocks read so far; other threads may read this."""
+        self.has_older_salts = False
+        """True for a dump of a version that salted first blocks only: of salted sequences only the
+        first block matches, until the engine announces the others again.
+        """
         self._limits = limits
         self._live_at = live_at
         self._buffer = bytearray()
@@ -164,6 +172,10 @@ class CompactReader:
             raise DumpError("not a dump of this service")
         if content.get("version") != VERSION:
             raise DumpError(f"version {content.get('version')!r}, this service reads {VERSION}")
+        salt_rule = content.get("salt_rule", SALT_RULE - 1)
+        if salt_rule not in (SALT_RULE - 1, SALT_RULE):
+            raise DumpError(f"salt rule {str(salt_rule)[:40]}, this service reads {SALT_RULE}")
+        self.has_older_salts = salt_rule != SALT_RULE
         self._begun = True
 
     def _open_partition(self, content: dict[str, Any]) -> "_PartitionReader":
@@ -206,7 +218,9 @@ class _PartitionReader:
         self.nodes = _read_number(head, "nodes", limits.blocks)
         self._words = _read_number(head, "words", 1 << 14)
         self._orphans_max = limits.orphans
-        row = PLANES * self._words * 8
+        self._planes = _read_planes(head)
+        self._groups = _read_groups(head.get("groups"), limits.ranks, self._planes)
+        row = self._planes * self._words * 8
         n_sets = _read_number(head, "sets", limits.sets_bytes // max(1, row))
         self.n_records = _read_number(head, "records", RECORDS_PER_BLOCK * limits.blocks)
         self.ranks, places = _read_ranks(head.get("ranks"), limits.ranks, 64 * self._words)
@@ -223,6 +237,7 @@ class _PartitionReader:
         self.sets = _PieceBuffer(n_sets * row)
         self._records = _PieceBuffer(self.n_records * RECORD.itemsize)
         self._orphans: list[tuple[int, Orphan]] = []
+        self._keyed_roots: KeyedRootRows | None = None
 
     @property
     def unread_nodes(self) -> int:
@@ -238,6 +253,14 @@ class _PartitionReader:
             self._records.add_piece(_decompress(content["records"], PIECE_BYTES))
         elif "orphans" in content:
             self._take_orphans(content["orphans"])
+        elif "keyed_roots" in content:
+            self._take_keyed_roots(content)
+
+    def _take_keyed_roots(self, content: dict[str, Any]) -> None:
+        rows, has_images = _read_column(content, "keyed_roots"), content.get("has_images")
+        if rows.size % 3 or rows.size > 3 * ROOTS_MAX or not isinstance(has_images, bool):
+            raise DumpError("malformed or too many keyed roots")
+        self._keyed_roots = KeyedRootRows(rows.reshape(-1, 3).astype(np.uint64), has_images)
 
     def _take_nodes(self, content: dict[str, Any]) -> None:
         local, engine = _read_column(content, "local"), _read_column(content, "engine")
@@ -265,7 +288,7 @@ class _PartitionReader:
             if not isinstance(row, list) or len(row) != 6 or not all(_is_u64(n) for n in row):
                 raise DumpError("malformed orphan")
             slot, tier, *rest = row
-            if tier >= N_TIERS:
+            if tier >= N_TIERS + _lanes_of(self._planes):
                 raise DumpError("unknown tier")
             self._orphans.append((slot, Orphan(tier, *rest)))
 
@@ -273,7 +296,7 @@ class _PartitionReader:
         if self._filled != self.nodes + 1:
             raise DumpError("nodes are missing")
         sets = np.frombuffer(self.sets.join_pieces(), np.uint64)
-        sets = sets.reshape(self._n_sets, PLANES, self._words)
+        sets = sets.reshape(self._n_sets, self._planes, self._words)
         if self._n_sets == 0 or sets[0].any():
             raise DumpError("the first holder set must be empty")
         snapshot = IndexSnapshot(
@@ -287,6 +310,8 @@ class _PartitionReader:
             positions=self._places,
             orphans=tuple(self._orphans),
             live_at=self._live_at,
+            keyed_roots=self._keyed_roots,
+            groups=self._groups,
         )
         return DumpedPartition(self._name, self._block_size, self.ranks, snapshot)
 
@@ -298,7 +323,7 @@ class _PartitionReader:
             len(anchors) + len(aliases) != len(records)
             or (anchors["key"] > self.nodes).any()
             or (aliases["node"] > self.nodes).any()
-            or (records["tier"] >= N_TIERS).any()
+            or (records["tier"] >= N_TIERS + _lanes_of(self._planes)).any()
         ):
             raise DumpError("a record refers to a missing node or tier")
         # A false count costs memory and time per copy when the dump is attached.
@@ -376,6 +401,34 @@ def _read_ranks(
         if next_seq is not None:
             places[slot] = StreamPosition(next_seq, events)
     return ranks, places
+
+
+def _lanes_of(planes: int) -> int:
+    return (planes - PLANES) // 2
+
+
+def _read_planes(head: dict[str, Any]) -> int:
+    """Return the planes of the partition's holder sets."""
+    planes = PLANES if head.get("planes") is None else _read_number(head, "planes", PLANES_MAX)
+    if planes < PLANES or planes % 2:
+        raise DumpError(f"planes: {planes}, an even number from {PLANES} expected")
+    return planes
+
+
+def _read_groups(rows: Any, ranks_max: int, planes: int) -> dict[int, GroupsRecord]:
+    """Return slot -> cache groups, of the ranks with several."""
+    if rows is None:
+        return {}
+    try:
+        found = msgspec.convert(rows, list[tuple[int, GroupsRecord]])
+    except msgspec.ValidationError as error:
+        raise DumpError(f"malformed groups: {error}") from None
+    if len(found) > ranks_max:
+        raise DumpError("groups of too many ranks")
+    for _, record in found:
+        if not record.is_valid() or record.lanes > _lanes_of(planes):
+            raise DumpError("groups with numbers out of range")
+    return dict(found)
 
 
 def _with_digests(

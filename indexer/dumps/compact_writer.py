@@ -3,7 +3,7 @@
 A stream is a sequence of frames. A frame is a msgpack `bin` value (so any msgpack library can walk
 the stream): 8 bytes XXH3-64 of the rest, little-endian, and the rest, a msgpack map. The maps:
 
-    {"format": FORMAT, "version": VERSION}                                    first
+    {"format": FORMAT, "version": VERSION, "salt_rule": SALT_RULE}            first
     {"partition": "model:tenant", "block_size", "nodes", "sets", "words", "records",
      "ranks": [[slot, worker_id, dp_rank, next_seq | nil, events], ...],
      "digests": [u64 | nil, ...],
@@ -12,6 +12,7 @@ the stream): 8 bytes XXH3-64 of the rest, little-endian, and the rest, a msgpack
     {"sets": zlib of u64 [sets, 8, words]}                                    pieces, in order
     {"records": zlib of RECORD rows}                                          pieces, in order
     {"orphans": [[slot, tier, engine_hash, parent, local, copies], ...]}      pieces
+    {"keyed_roots": u64 little-endian [n, 3], "has_images": bool}             at most one
     {"end": {"partitions", "blocks"}}                                         last
 
 Nodes are numbered from 1 in depth-first order, parents before children; `depth` of a node is its
@@ -20,7 +21,13 @@ the columns beside the hashes shrink to almost nothing.
 
 `ages` has an item for each of `ranks`: the seconds from the last applied live batch of its stream
 to `taken_at`; nil without such a batch since the rank's place is known. Both members are optional.
+Of ranks with several cache groups, `planes` is the number of planes of a set where it is more than
+8, two for each lane, and `groups` has the groups of each slot (`cache_groups.GroupsRecord`).
 So is `digests`, with an item for each of `ranks`: the XXH3-64 of the batch before `next_seq`.
+
+`keyed_roots` are the first blocks of sequences with a salt or an adapter: content hash, and the
+parts that salt and adapter add to the seed.  `has_images` is true if blocks had images or other
+keys of their own.  A dump without `salt_rule` comes from a version that salted first blocks only.
 """
 
 import zlib
@@ -35,10 +42,13 @@ from numpy.typing import NDArray
 from indexer.dumps import tree_order_kernels
 from indexer.dumps.dump_time import DumpTime
 from indexer.dumps.recovered_blocks import DumpedPartition
+from indexer.index.header_kernels import PLANES
 from indexer.index.index_snapshot import ANCHOR_RECORD, IndexSnapshot
 
 FORMAT = "select-service-dump"
 VERSION = 1
+SALT_RULE = 2
+"""Rule of block hashes for salts: every block of a salted prompt has the salt in its seed."""
 MEDIA_TYPE = "application/msgpack"
 
 CHUNK_NODES = 16_384
@@ -60,7 +70,7 @@ def compact_chunks(
     Without a clock the stream omits the times of the last live batches.
     Memory beyond the snapshot: O(nodes) index arrays and one frame.
     """
-    yield _encode_frame({"format": FORMAT, "version": VERSION})
+    yield _encode_frame({"format": FORMAT, "version": VERSION, "salt_rule": SALT_RULE})
     count = blocks = 0
     for partition in partitions:
         count += 1
@@ -98,6 +108,7 @@ def _partition_frames(partition: DumpedPartition, ages: dict[str, Any]) -> Itera
             "digests": _rank_digests(partition),
         }
         | ages
+        | _lane_members(snapshot)
     )
     for start in range(0, order.size, CHUNK_NODES):
         nodes = order[start : start + CHUNK_NODES]
@@ -115,6 +126,21 @@ def _partition_frames(partition: DumpedPartition, ages: dict[str, Any]) -> Itera
     orphans = [[slot, *orphan] for slot, orphan in snapshot.orphans]
     for start in range(0, len(orphans), ORPHANS_PER_FRAME):
         yield _encode_frame({"orphans": orphans[start : start + ORPHANS_PER_FRAME]})
+    roots = snapshot.keyed_roots
+    if roots is not None:
+        yield _encode_frame(
+            {"keyed_roots": roots.rows.astype("<u8").tobytes(), "has_images": roots.has_images}
+        )
+
+
+def _lane_members(snapshot: IndexSnapshot) -> dict[str, Any]:
+    """Return the members about cache groups; none if every rank has only a dense one."""
+    members: dict[str, Any] = {}
+    if snapshot.sets.shape[1] != PLANES:
+        members["planes"] = snapshot.sets.shape[1]
+    if snapshot.groups:
+        members["groups"] = [[slot, record] for slot, record in snapshot.groups.items()]
+    return members
 
 
 def _rank_rows(partition: DumpedPartition) -> list[list[int | None]]:

@@ -10,6 +10,7 @@ Announcements are idempotent here, as a dump is a state and not a history; "copi
 """
 
 import contextlib
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -21,7 +22,9 @@ from indexer.dumps.json_writer import STORAGE_TIERS
 from indexer.dumps.recovered_blocks import COPIES_MAX, DumpedPartition, RankKey
 from indexer.hashing.block_hashing import Hashes
 from indexer.hashing.seeds import U64_MASK
+from indexer.index.cache_groups import GroupsRecord
 from indexer.index.index_snapshot import StreamPosition
+from indexer.index.keyed_roots import ROOTS_MAX, KeyedRootRows
 from indexer.index.prefix_index import PrefixIndex
 from indexer.index.slot_writer import SlotWriter
 from indexer.tiers import Tier
@@ -32,6 +35,7 @@ INDEX_BYTES_MAX = 4 << 30
 """Memory limit of a partition's index, allowing for many ranks."""
 PLACES_BYTES_MAX = 8 << 20
 """Limit of the text with the places of all streams of a partition; a rank takes up to 55."""
+HASH_DIGITS_MAX = 20
 SPACE = b" \t\r\n"
 TIER_OF = {name: tier for tier, name in STORAGE_TIERS.items()}
 
@@ -71,6 +75,8 @@ _EVENTS = msgspec.json.Decoder(list[_Event])
 _RAW = msgspec.json.Decoder(list[msgspec.Raw])
 _EVENT = msgspec.json.Decoder(_Event)
 _NUMBERS = msgspec.json.Decoder(dict[str, int])
+_GROUPS = msgspec.json.Decoder(dict[str, GroupsRecord])
+_NUMBER_PAIRS = msgspec.json.Decoder(dict[str, tuple[int, int]])
 
 
 class JsonReader:
@@ -291,6 +297,9 @@ class _PartitionReader:
         self._watermarks: dict[str, int] = {}
         self._digests: dict[str, int] = {}
         self._partial: dict[str, int] = {}
+        self._keyed_roots: dict[str, tuple[int, int]] = {}
+        self._groups: dict[str, GroupsRecord] = {}
+        self._has_images = False
 
     def take_member(self, name: str, value: bytes) -> None:
         if len(value) > PLACES_BYTES_MAX:
@@ -304,6 +313,12 @@ class _PartitionReader:
                 self._digests = _NUMBERS.decode(value)
             elif name == "partial_batches":
                 self._partial = _NUMBERS.decode(value)
+            elif name == "keyed_roots":
+                self._keyed_roots = _NUMBER_PAIRS.decode(value)
+            elif name == "groups":
+                self._groups = _GROUPS.decode(value)
+            elif name == "has_images":
+                self._has_images = msgspec.json.decode(value, type=bool)
         except msgspec.MsgspecError:
             return  # a partition without its block size is skipped at its end
 
@@ -387,8 +402,33 @@ class _PartitionReader:
                     writer.position = StreamPosition(next_seq, events, digest if is_known else None)
         ranks = {rank: writer.slot for rank, writer in self._writers.items()}
         # JSON has no times of live batches
-        snapshot = self._index.snapshot()._replace(live_at=None)
+        snapshot = self._index.snapshot()._replace(
+            live_at=None, keyed_roots=self._read_keys(), groups=self._read_groups()
+        )
         return DumpedPartition(self._name, self._block_size, ranks, snapshot)
+
+    def _read_groups(self) -> dict[int, GroupsRecord]:
+        """Return slot -> cache groups, without the blocks of lanes; unusable ones are left out."""
+        found = {}
+        for (worker_id, dp_rank), writer in self._writers.items():
+            record = self._groups.get(f"{worker_id}:{dp_rank}")
+            if record is not None and record.is_valid():
+                found[writer.slot] = msgspec.structs.replace(record, is_incomplete=True)
+        return found
+
+    def _read_keys(self) -> KeyedRootRows | None:
+        """Return the keys of sequences; unusable rows are left out."""
+        rows = [
+            (int(content), *parts)
+            for content, parts in islice(self._keyed_roots.items(), ROOTS_MAX)
+            if content.isdecimal()
+            and len(content) <= HASH_DIGITS_MAX
+            and max(int(content), *parts) <= U64_MASK
+            and min(parts) >= 0
+        ]
+        if not rows and not self._has_images:
+            return None
+        return KeyedRootRows(np.array(rows, np.uint64).reshape(-1, 3), self._has_images)
 
 
 def _decode_each(raw_events: list[msgspec.Raw]) -> tuple[list[_Event], int]:

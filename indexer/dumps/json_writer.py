@@ -13,12 +13,17 @@ parent, and the blocks below the gap match again when the engine announces the b
 Fields only for other instances of this service: a block announced several times has "copies";
 "watermarks" maps "worker_id:dp_rank" to the sequence number of the last batch in the dump;
 "digests" to the XXH3-64 of that batch, if it was seen, which identifies its engine's life;
-"partial_batches" to the number of events of the next batch that are in the dump too.
+"partial_batches" to the number of events of the next batch that are in the dump too; "keyed_roots"
+the content hash of the first block of a sequence with a salt or an adapter to the parts that both
+add to the seed; "has_images" is true if blocks had images or other keys of their own; "groups" the
+cache groups of a rank with several, whose blocks beside the dense ones are left out.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from indexer.dumps.block_runs import BlockRun, SnapshotRuns
 from indexer.dumps.recovered_blocks import DumpedPartition, RankKey
@@ -40,7 +45,8 @@ def document_chunks(parts: Sequence[DumpedPartition]) -> Iterator[bytes]:
 
     Memory beyond the snapshots: O(blocks of all parts); a chunk is at most some MB.
     """
-    yield b'{"block_size":%d,%s"events":[' % (parts[0].block_size, _position_members(parts))
+    members = _position_members(parts) + _key_members(parts) + _group_members(parts)
+    yield b'{"block_size":%d,%s"events":[' % (parts[0].block_size, members)
     owners = [_Owner(*owner) for part in parts for owner in _list_owners(part)]
     event_ids = dict.fromkeys(Tier, 0)
     separator = ""
@@ -101,7 +107,33 @@ def _position_members(parts: Sequence[DumpedPartition]) -> bytes:
                     digests[key] = place.digest
             if place.events > 0:
                 partial[key] = place.events
-    members = {"watermarks": watermarks, "digests": digests, "partial_batches": partial}
+    return _encode_members(
+        {"watermarks": watermarks, "digests": digests, "partial_batches": partial}
+    )
+
+
+def _key_members(parts: Sequence[DumpedPartition]) -> bytes:
+    """Return the members with the keys of sequences; empty if no block has any key."""
+    found = [part.snapshot.keyed_roots for part in parts]
+    tables = [table for table in found if table is not None]
+    rows = {str(row[0]): row[1:] for table in tables for row in table.rows.tolist()}
+    has_images = any(table.has_images for table in tables)
+    return _encode_members({"keyed_roots": rows, "has_images": has_images})
+
+
+def _group_members(parts: Sequence[DumpedPartition]) -> bytes:
+    """Return the member with the cache groups of ranks with several; empty without any."""
+    groups = {
+        f"{worker_id}:{dp_rank}": msgspec.to_builtins(part.snapshot.groups[slot])
+        for part in parts
+        for (worker_id, dp_rank), slot in part.ranks.items()
+        if slot in part.snapshot.groups
+    }
+    return _encode_members({"groups": groups})
+
+
+def _encode_members(members: Mapping[str, object]) -> bytes:
+    """Return the members that have a value."""
     return b"".join(
         f'"{name}":{json.dumps(member, separators=(",", ":"))},'.encode()
         for name, member in members.items()

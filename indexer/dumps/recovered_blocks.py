@@ -6,6 +6,7 @@ takes over the place of the rank's stream, so that the stream continues from the
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 
 from indexer.dumps import tree_order_kernels
 from indexer.dumps.block_runs import BlockRun, SnapshotRuns
+from indexer.index.block_tree import add_lane_step
+from indexer.index.cache_groups import CacheGroups, GroupsRecord
 from indexer.index.index_snapshot import IndexSnapshot
 from indexer.index.slot_writer import SlotWriter
 from indexer.tiers import Tier
@@ -65,6 +68,8 @@ def narrow_to_ranks(held: DumpedPartition) -> DumpedPartition:
         positions={slot: place for slot, place in snapshot.positions.items() if slot in slots},
         orphans=tuple(row for row in snapshot.orphans if row[0] in slots),
         live_at=snapshot.live_at,
+        keyed_roots=snapshot.keyed_roots,
+        groups={slot: record for slot, record in snapshot.groups.items() if slot in slots},
     )
     return held._replace(snapshot=narrow)
 
@@ -124,7 +129,12 @@ def _attach_rank(
     slot = held.ranks[rank]
     bridge = readings.build_bridge(slot)
     recorded = 0
-    for tier in Tier:
+    if held.snapshot.keyed_roots is not None:
+        writer.keys.merge_rows(held.snapshot.keyed_roots)
+    record = held.snapshot.groups.get(slot)
+    if record is not None:
+        restore_groups(writer, record, held.block_size)
+    for tier in held.snapshot.tiers:
         for run in readings.read_runs(slot, tier, bridge):
             recorded += writer.store(
                 tier, run.parent, run.content_hashes, run.engine_hashes, counted=False
@@ -139,17 +149,32 @@ def _attach_rank(
         if owner == slot:
             local = np.array([orphan.local], np.uint64)
             name = np.array([orphan.engine_hash], np.uint64)
-            writer.store(Tier(orphan.tier), orphan.parent, local, name, counted=False)
+            writer.store(orphan.tier, orphan.parent, local, name, counted=False)
             further = np.array([min(orphan.copies, COPIES_MAX) - 1], np.int64)
-            writer.add_copies(Tier(orphan.tier), name, further)
+            writer.add_copies(orphan.tier, name, further)
     writer.position = held.snapshot.positions.get(slot)
     writer.live_at = (held.snapshot.live_at or {}).get(slot)
     # Without a place the stream may announce the same blocks again, which must not count twice.
+    writer.lacks_groups = record is None and recorded > 0
     writer.has_unpositioned_blocks = writer.position is None and recorded > 0
     return recorded
 
 
-def _add_copies(writer: SlotWriter, tier: Tier, run: BlockRun) -> None:
+def restore_groups(writer: SlotWriter, record: GroupsRecord, block_size: int) -> None:
+    """Give a slot the cache groups of a dump, and the index planes for their lanes."""
+    groups = CacheGroups.from_record(record, block_size)
+    try:
+        while writer.change_tree(partial(add_lane_step, record.lanes)):
+            pass
+    except MemoryError:
+        groups.overflowed = True
+        return
+    writer.cache_groups, writer.groups_record = groups, record
+    layout, slot = groups.layout(), writer.slot
+    writer.change_tree(lambda tree: tree.layouts.set_layout(slot, layout, block_size))
+
+
+def _add_copies(writer: SlotWriter, tier: int, run: BlockRun) -> None:
     """Add the repeated announcements of a run."""
     if run.copies is None:
         return

@@ -6,9 +6,12 @@ not indexed and why.  Elsewhere: sequence numbers and replays (feed), decoding (
 
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
-from typing import NamedTuple
+from itertools import pairwise
+
+import numpy as np
 
 from indexer.events.common_forms import CommonForms
+from indexer.events.dropped_events import DroppedEvents
 from indexer.events.event_decoder import (
     AllBlocksCleared,
     Batch,
@@ -16,65 +19,29 @@ from indexer.events.event_decoder import (
     BlockStored,
     local_hashes,
 )
-from indexer.events.event_types import EVENT_COST, hashable_blocks
+from indexer.events.event_types import (
+    EVENT_COST,
+    has_unnamed_blocks,
+    hashable_blocks,
+    lacks_next_tokens,
+)
+from indexer.events.group_applier import GroupApplier
+from indexer.events.lane_writer import NAMES_AT_ONCE
+from indexer.events.store_identity import inherited_parts, inherited_salt, record_keys
 from indexer.hashing.block_hashing import Hashes
-from indexer.index.block_tree import ChangeBuffer
+from indexer.index.block_tree import ChangeBuffer, tier_of_holder
 from indexer.index.change_kernels import COUNT, HOLDER, IS_STORE, REMOVED, STORED
 from indexer.index.index_snapshot import StreamPosition
+from indexer.index.kv_cache_facts import NO_FACTS, KvCacheFacts
 from indexer.index.slot_writer import SlotWriter
 from indexer.tiers import Tier, tier_of_medium
 
-FULL_ATTENTION_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
-"""Kinds of attention with blocks that prove a cached prefix.  Sliding windows and state spaces
-keep only the tail.
-Source: kv_cache_spec_kind of vLLM's KV events.
-"""
 STEP_BLOCKS_MAX = 4096
 """Limit of blocks of an event per step."""
 MM_STEP_BLOCKS_MAX = 256
 """Limit for blocks with images, which are hashed one by one."""
 SMALL_EVENTS_MAX = 64
 """Limit of events of a batch that is applied at once."""
-LOGGED_CHARS_MAX = 64
-"""Limit of characters shown of a name chosen by an engine."""
-GROUPS_MAX = 1024
-"""Limit of attention groups stored over all ranks of a worker; real engines have a handful."""
-
-
-class SkippedEvent(NamedTuple):
-    """Event that was not indexed.
-
-    block_size: tokens per block in the event; None for an event without a size
-    n_tokens:   number of tokens in the event
-    """
-
-    n_blocks: int
-    block_size: int | None
-    n_tokens: int
-    medium: str | None
-    group: int | None
-    kind: str | None
-
-    def describe(self) -> str:
-        """Return a description for operators."""
-        size = "" if self.block_size is None else f" of {self.block_size} tokens"
-        plural = "" if self.n_blocks == 1 else "s"
-        text = f"{self.n_blocks} block{plural}{size} on {(self.medium or 'GPU')[:LOGGED_CHARS_MAX]}"
-        if self.group is not None:
-            text += f", group {self.group}"
-        if self.kind is not None:
-            text += f" ({self.kind[:LOGGED_CHARS_MAX]})"
-        if self.block_size is not None and self.n_tokens < self.block_size:
-            text += f", with {self.n_tokens} tokens"
-        return text
-
-
-def _skipped_event(event: BlockStored | BlockRemoved) -> SkippedEvent:
-    size, n_tokens = None, 0
-    if isinstance(event, BlockStored):
-        size, n_tokens = event.block_size, len(event.tokens)
-    n_blocks = len(event.block_hashes)
-    return SkippedEvent(n_blocks, size, n_tokens, event.medium, event.group_idx, event.kind)
 
 
 def has_unfinished_work(writer: SlotWriter, own: SlotWriter | None) -> bool:
@@ -96,7 +63,14 @@ def settle_in_steps(writer: SlotWriter, own: SlotWriter | None) -> Iterator[int]
 class BatchApplier:
     """Applier of a stream's batches.  Not thread-safe; the writers take the index's lock."""
 
-    def __init__(self, dp_rank: int, block_size: int, is_eagle: bool, counted: bool) -> None:
+    def __init__(
+        self,
+        dp_rank: int,
+        block_size: int,
+        is_eagle: bool,
+        counted: bool,
+        facts: KvCacheFacts = NO_FACTS,
+    ) -> None:
         self._dp_rank = dp_rank
         self._block_size = block_size
         self._is_eagle = is_eagle
@@ -112,46 +86,16 @@ class BatchApplier:
         """Copies per rank in the GPU tier; never more than the index counts."""
         self.counts_duplicates = True
         """False while events may repeat stores that the index has already: then none is counted."""
-        self._groups: dict[tuple[int, int], str] = {}
         self._fed_ranks = {dp_rank}
         self.stored_blocks = 0
         self.removed_blocks = 0
-        self.dropped: Counter[str] = Counter()
-        """Events not indexed, by reason; the reason "rank" counts batches."""
-        self._registration_fault: str | None = None
-        self._size_fits = False
-        """True once a block of the registered size has come since the engine's start."""
-        self._last_other_size: SkippedEvent | None = None
-        """Last event of another size, as long as none of the registered size has come."""
-        self._last_skipped: SkippedEvent | None = None
-
-    @property
-    def registration_fault(self) -> str | None:
-        """Description of dropped events that suggest a wrong registration, or None."""
-        if self._last_other_size is None:
-            return self._registration_fault
-        return (
-            f"dropped: {self._last_other_size.describe()}; the registered "
-            f"block_size is {self._block_size}, "
-            "but no block of that size has come: check it against the engine's block size"
-        )
-
-    @property
-    def is_size_wrong(self) -> bool:
-        """True if the registered block size probably differs from the engine's."""
-        return self._last_other_size is not None
-
-    @property
-    def last_skipped(self) -> str | None:
-        """Description of the last event dropped although the registration is right, or None."""
-        found = self._last_skipped
-        if found is None:
-            return None
-        if tier_of_medium(found.medium) is None:
-            return f"not indexed: {found.describe()}: the medium is unknown"
-        return (
-            f"not indexed: {found.describe()}; the index takes whole blocks of {self._block_size} "
-            "tokens, and this is a chunk of a KV connector or a partial block at a prompt's end"
+        self.drops = DroppedEvents(block_size)
+        self.lookahead_events = 0
+        """Stored events with another lookahead than the registration has: a token for EAGLE."""
+        self.plain_eagle_events = 0
+        """Stored events of blocks alone in a scope that is registered as EAGLE."""
+        self.groups = GroupApplier(
+            block_size, is_eagle, facts, self.drops, self.common_forms.forget_forms
         )
 
     def apply_in_steps(
@@ -170,7 +114,7 @@ class BatchApplier:
         rank = self._dp_rank if batch.data_parallel_rank is None else batch.data_parallel_rank
         writer, own = writers.get(rank), writers.get(self._dp_rank)
         if writer is None:
-            self._drop_batch(rank)
+            self.drops.drop_batch(rank)
             return False
         self._fed_ranks.add(rank)
         cleared = False
@@ -183,6 +127,10 @@ class BatchApplier:
                 own.next_position = StreamPosition(before.next_seq, done, before.digest)
             if isinstance(event, AllBlocksCleared):
                 self._copies[rank] = 0
+                writer.lacks_groups = False
+                if writer.cache_groups is not None:
+                    writer.cache_groups.clear()
+                    self.groups.lanes_of(writer.cache_groups, writer).update_layout()
                 yield from writer.clear_in_steps(stream=own)
                 cleared = rank == self._dp_rank
             elif self._apply_event(writer, rank, event, own):
@@ -191,6 +139,8 @@ class BatchApplier:
                     yield from writer.clear_in_steps()
             else:
                 yield from self._apply_large_event(writer, rank, event, own)
+        yield from self.groups.end_first_batch(writer, own, counted=self._counts_copies)
+        self.groups.finish_batch(writer, counted=self._counts_copies)
         return cleared
 
     def apply_small(
@@ -215,10 +165,12 @@ class BatchApplier:
         rank = self._dp_rank if batch.data_parallel_rank is None else batch.data_parallel_rank
         writer, own = writers.get(rank), writers.get(self._dp_rank)
         if writer is None:
-            self._drop_batch(rank)
+            self.drops.drop_batch(rank)
             return None
         self._fed_ranks.add(rank)
         if has_unfinished_work(writer, own):
+            return 0
+        if writer.cache_groups is not None and writer.cache_groups.is_in_first_batch:
             return 0
         left = len(events)
         for event in events:
@@ -232,6 +184,9 @@ class BatchApplier:
                 return len(events) - left - 1
             if writer.is_half_cleared:
                 return len(events) - left
+        if writer.cache_groups is not None and writer.cache_groups.is_in_first_batch:
+            return len(events)
+        self.groups.finish_batch(writer, counted=self._counts_copies)
         return None
 
     def _apply_event(
@@ -244,10 +199,22 @@ class BatchApplier:
         """Apply an event at once; return False, without effect, if several steps are needed."""
         if len(event.block_hashes) > _step_blocks(event):
             return False
+        lanes = self.groups.learn_groups(writer, event)
+        if lanes is not None and self.groups.is_for_lanes(lanes, event):
+            if lanes.groups.is_new:
+                lanes.groups.held_back.append(event)
+                return True
+            if lanes.needs_lanes or len(event.block_hashes) > NAMES_AT_ONCE:
+                return False
+            counted = self._counts_copies
+            self.groups.apply_event(lanes, writer, event, own, counted=counted)
+            return True
         tier = self._event_tier(rank, event)
         if tier is None:
             return True
-        if rank == self._dp_rank:
+        # Removals of a rank with ends inside blocks are looked up in a lane, too.
+        has_form = lanes is None or lanes.groups.ends_tier is None or isinstance(event, BlockStored)
+        if rank == self._dp_rank and has_form:
             self.common_forms.learn_form(event, writer.slot, tier, counted=self.is_counted)
         if not self.total_blocks or tier is not Tier.GPU:
             return self._change_index(writer, tier, event, own)
@@ -266,6 +233,15 @@ class BatchApplier:
         """Apply an event in steps.  A caller that stops early leaves the rest to the rank's next
         stream.
         """
+        lanes = self.groups.learn_groups(writer, event)
+        if lanes is not None and self.groups.is_for_lanes(lanes, event):
+            if lanes.groups.is_new:
+                lanes.groups.held_back.append(event)
+            else:
+                yield from self.groups.apply_event_in_steps(
+                    lanes, writer, event, own, counted=self._counts_copies
+                )
+            return
         tier, before_blocks = (
             self._event_tier(rank, event),
             self.stored_blocks - self.removed_blocks,
@@ -290,7 +266,7 @@ class BatchApplier:
         self.stored_blocks += changes.view[STORED]
         if self.total_blocks:
             for is_store, holder, count in changes.rows[:done, [IS_STORE, HOLDER, COUNT]].tolist():
-                if holder >> 1 & 3 == Tier.GPU:
+                if tier_of_holder(holder) == Tier.GPU:
                     self._count_copies(self._dp_rank, count if is_store else -count)
 
     def stop_counting(self) -> None:
@@ -301,14 +277,14 @@ class BatchApplier:
     def forget_in_steps(self, writers: Mapping[int, SlotWriter]) -> Iterator[int]:
         """Empty every rank fed by this stream, step by step, after a restart of the engine."""
         own = writers.get(self._dp_rank)
-        self._size_fits = False
+        self.drops.size_fits = False
         if own is not None:
             own.next_position, own.live_at, own.has_unpositioned_blocks = None, None, False
-        self._groups.clear()
         self.common_forms.forget_forms()
         self._copies.clear()
         for rank in self._fed_ranks:
             if rank in writers:
+                self.groups.forget_groups(writers[rank])
                 yield from writers[rank].clear_in_steps(stream=own)
 
     def _change_index(
@@ -321,17 +297,18 @@ class BatchApplier:
         """Change the index at once; return False, without effect, if several steps are needed."""
         if isinstance(event, BlockRemoved):
             self.removed_blocks += writer.remove(tier, event.block_hashes, stream=own, sweep=False)
+            if tier is Tier.GPU:
+                self.groups.remove_dense_ends(writer, event.block_hashes)
         elif not len(event.tokens):
             self.stored_blocks += writer.store_known(
                 tier, event.block_hashes, counted=self._counts_copies, stream=own
             )
+        elif self._needs_known_names(writer, tier):
+            return False
         else:
-            hashes = local_hashes(event, self._block_size, self._is_eagle)
-            if not len(hashes):
-                self._drop_unhashable(event, tier)
+            hashes = self._hash_blocks(event, inherited_salt(writer.keys, event))
+            if not self._is_storable(writer, tier, event, hashes):
                 return True
-            if not self._size_fits:
-                self._note_fitting_size()
             names = event.block_hashes
             if len(hashes) < len(names):
                 names = names[: len(hashes)]
@@ -347,6 +324,41 @@ class BatchApplier:
                 return False
             self.stored_blocks += stored
         return True
+
+    def _hash_blocks(
+        self, event: BlockStored, inherited: int, first: int = 0, at_most: int | None = None
+    ) -> Hashes:
+        return local_hashes(
+            event,
+            self._block_size,
+            self._is_eagle,
+            first=first,
+            at_most=at_most,
+            inherited=inherited,
+        )
+
+    def _is_storable(
+        self, writer: SlotWriter, tier: Tier, event: BlockStored, hashes: Hashes
+    ) -> bool:
+        """Return whether an event can be stored, else count it.  hashes: of its first blocks"""
+        if not len(hashes):
+            self.drops.drop_unhashable(event, tier)
+            return False
+        if not self.drops.size_fits:
+            self.drops.note_fitting_size()
+        if event.has_keys and not record_keys(writer.keys, event, int(hashes[0])):
+            self.drops.skip_event(event, "salts")
+            return False
+        return True
+
+    @staticmethod
+    def _needs_known_names(writer: SlotWriter, tier: Tier) -> bool:
+        """Return whether known names decide where blocks of this tier belong.
+
+        Events of lower tiers may leave keys out; without any key in the index the content of the
+        blocks is enough.
+        """
+        return tier is not Tier.GPU and writer.keys.roots.has_keys
 
     def _count_copies(self, rank: int, change: int) -> None:
         """Adjust the copies of a rank.  Copies from before this stream was opened are unknown."""
@@ -385,13 +397,16 @@ class BatchApplier:
         own: SlotWriter | None,
     ) -> Iterator[int]:
         """Apply an event as `_change_index` does, at most `_step_blocks` blocks per step."""
-        names, counted = event.block_hashes, self._counts_copies
+        names, counted, inherited = event.block_hashes, self._counts_copies, 0
         if isinstance(event, BlockStored) and len(event.tokens):
+            if self._needs_known_names(writer, tier):
+                yield from self._store_lower_tier(writer, tier, event, own)
+                return
             names = names[: hashable_blocks(event, self._block_size, self._is_eagle)]
-            if not len(names):
-                self._drop_unhashable(event, tier)
-            elif not self._size_fits:
-                self._note_fitting_size()
+            inherited = inherited_salt(writer.keys, event)
+            first_hash = self._hash_blocks(event, inherited, at_most=1)
+            if not self._is_storable(writer, tier, event, first_hash):
+                return
         step_blocks = _step_blocks(event)
         for start in range(0, len(names), step_blocks):
             part = slice(start, start + step_blocks)
@@ -405,7 +420,7 @@ class BatchApplier:
                 )
             else:
                 parent = event.parent if start == 0 else int(names[start - 1])
-                hashes = self._part_hashes(event, start)
+                hashes = self._hash_blocks(event, inherited, start, step_blocks)
                 stored = yield from writer.store_in_steps(
                     tier, parent, hashes, names[part], counted=counted, stream=stream
                 )
@@ -414,82 +429,69 @@ class BatchApplier:
                     return  # the index is full: the rest has no parent there
             yield STEP_BLOCKS_MAX
 
-    def _part_hashes(self, event: BlockStored, start: int) -> Hashes:
-        return local_hashes(
-            event, self._block_size, self._is_eagle, first=start, at_most=_step_blocks(event)
-        )
+    def _store_lower_tier(
+        self, writer: SlotWriter, tier: Tier, event: BlockStored, own: SlotWriter | None
+    ) -> Iterator[int]:
+        """Store blocks where the slot has their names, and further blocks below these."""
+        names = event.block_hashes[: hashable_blocks(event, self._block_size, self._is_eagle)]
+        if not len(names):
+            self.drops.drop_unhashable(event, tier)
+        step_blocks = _step_blocks(event)
+        for start in range(0, len(names), step_blocks):
+            is_known = writer.keys.find_names(names[start : start + step_blocks])
+            ends = np.flatnonzero(np.diff(is_known)) + 1
+            for first, stop in pairwise([0, *ends.tolist(), len(is_known)]):
+                part = slice(start + first, start + stop)
+                stream = own if part.stop == len(names) else None
+                if is_known[first]:
+                    self.stored_blocks += writer.store_known(
+                        tier, names[part], counted=self._counts_copies, stream=stream
+                    )
+                else:
+                    yield from self._store_unknown_names(writer, tier, event, part, stream)
+            yield STEP_BLOCKS_MAX
 
-    def count_malformed_message(self) -> None:
-        """Count a message that does not have the form of a batch of KV events."""
-        self.dropped["frames"] += 1
-        self._registration_fault = (
-            "dropped: messages other than KV events; check that kv_events_endpoint is the port of "
-            "the engine's KV event publisher"
-        )
-
-    def _drop_batch(self, rank: int) -> None:
-        self.dropped["rank"] += 1
-        self._registration_fault = (
-            f"dropped: events of dp_rank {rank}, which the worker does not have; check its "
-            "data_parallel_start_rank and data_parallel_size"
-        )
-
-    def count_foreign_replay(self, rank: int | None) -> None:
-        """Count a batch of another rank from the replay endpoint."""
-        self.dropped["replay_of_other_rank"] += 1
-        self._registration_fault = (
-            f"dropped: a replay of dp_rank {rank} from this rank's replay endpoint"
-        )
-
-    def _note_fitting_size(self) -> None:
-        """Record that the engine has blocks of the registered size, besides any others."""
-        self._size_fits = True
-        if self._last_other_size is not None:
-            self._last_skipped, self._last_other_size = self._last_other_size, None
-
-    def _drop_unhashable(self, event: BlockStored, tier: Tier) -> None:
-        """Count an event without any hashable block, and describe it.
-
-        Connectors announce chunks of their own size, and engines the end of a prompt inside a
-        block: only another size on the GPU, and never the registered one, looks like a mistake.
-        """
-        found = _skipped_event(event)
-        if event.block_size == self._block_size:
-            self.dropped["partial_block"] += 1
-            self._last_skipped = found
-        elif tier is not Tier.GPU or self._size_fits:
-            self.dropped["other_size"] += 1
-            self._last_skipped = found
-        else:
-            self.dropped["block_size"] += 1
-            self._last_other_size = found
+    def _store_unknown_names(
+        self,
+        writer: SlotWriter,
+        tier: Tier,
+        event: BlockStored,
+        part: slice,
+        stream: SlotWriter | None,
+    ) -> Iterator[int]:
+        """Store blocks of a lower tier whose names the slot does not know."""
+        parent = int(event.block_hashes[part.start - 1]) if part.start else event.parent
+        inherited = inherited_parts(writer.keys, event, parent)
+        if inherited is None:
+            self.drops.skip_event(event, "tier_identity")
+            return
+        hashes = self._hash_blocks(event, inherited, part.start, part.stop - part.start)
+        if part.start or self._is_storable(writer, tier, event, hashes):
+            self.stored_blocks += yield from writer.store_in_steps(
+                tier,
+                parent,
+                hashes,
+                event.block_hashes[part],
+                counted=self._counts_copies,
+                stream=stream,
+            )
 
     def _event_tier(self, rank: int, event: BlockStored | BlockRemoved) -> Tier | None:
         """Return the tier of an event; None, and counted, if it is not to be indexed."""
-        has_group = event.kind is not None or event.group_idx is not None
-        if has_group and not self._is_prefix_cache(rank, event):
-            self.dropped["attention_group"] += 1
-            return None
         tier = tier_of_medium(event.medium)
         if tier is None:
-            self.dropped["medium"] += 1
-            self._last_skipped = _skipped_event(event)
+            self.drops.skip_event(event, "medium")
+        elif isinstance(event, BlockStored) and len(event.tokens):
+            if has_unnamed_blocks(event, self._block_size, self._is_eagle):
+                self.drops.skip_event(event, "ambiguous_hashes")
+                return None
+            if tier is Tier.GPU:
+                self._count_eagle_form(event)
         return tier
 
-    def _is_prefix_cache(self, rank: int, event: BlockStored | BlockRemoved) -> bool:
-        group, kind = event.group_idx, event.kind
-        if kind is None:
-            if group is None:
-                return True
-            kind = self._groups.get((rank, group))
-            return group == 0 if kind is None else kind in FULL_ATTENTION_KINDS
-        if group is not None and isinstance(event, BlockStored):
-            self._learn_group((rank, group), kind)
-        return kind in FULL_ATTENTION_KINDS
-
-    def _learn_group(self, group: tuple[int, int], kind: str) -> None:
-        # Beyond the limit a group is judged by its index, so a hostile engine cannot fill the
-        # memory.
-        if group in self._groups or len(self._groups) < GROUPS_MAX:
-            self._groups[group] = kind
-            self.common_forms.forget_forms()
+    def _count_eagle_form(self, event: BlockStored) -> None:
+        """Count an event whose form contradicts the registration of EAGLE."""
+        if event.lookahead is not None:
+            self.lookahead_events += event.lookahead.shape[1] != self._is_eagle
+        elif self._is_eagle and lacks_next_tokens(event, self._block_size):
+            self.plain_eagle_events += 1

@@ -19,6 +19,7 @@ from indexer.events.message_batch_layout import (
     N_FRAMES,
     NUMBER,
     PAYLOAD,
+    STARTS,
 )
 from indexer.events.msgpack_kernels import BYTES, NONE, UNUSUAL
 from indexer.events.payload_kernels import (
@@ -46,6 +47,7 @@ from indexer.events.payload_kernels import (
 )
 from indexer.hashing.xxh3_kernels import derive_secret, hash_window, secret_buffer
 from indexer.index import change_kernels as changing
+from indexer.index.holder_kernels import holder_tier
 from indexer.jit.decorators import compiled
 from indexer.jit.memory_kernels import stack_array
 
@@ -57,7 +59,13 @@ NAMES_MAX = 2048
 """Limit of hashes after which a run gets no further message."""
 
 # Layout of the usual forms: first the stream, then up to FORMS_MAX forms of events.
-RANK, SIZE, IS_EAGLE, SEED, N_FORMS, FORMS = range(6)
+RANK, SIZE, IS_EAGLE, SEED, KEYS, N_FORMS, TOPIC_LEN, TOPIC = range(8)
+TOPIC_MAX = 256
+NO_TOPIC = -2  # length that no topic has
+FORMS = TOPIC + TOPIC_MAX
+# Bits of KEYS: sequences with a salt, which continues below a parent; blocks with any key, which
+# events of lower tiers may leave out.
+HAS_SALTS, HAS_KEYS = 1, 2
 FORMS_MAX = 8
 TEXT_MAX = 24
 # Layout of a form.  A length of NONE means that there is no text.
@@ -109,12 +117,25 @@ def _hash_blocks(row, usual, tokens, shifted, out):
     if row[BLOCK_SIZE] != size or n_tokens == 0 or row[LORA_LEN] > 0:
         return 0
     is_longer = usual[IS_EAGLE] != 0 and n_tokens > n_blocks * size
-    window = size + (row[IS_BIGRAM] == 1 or is_longer)
-    n_hashes = min(n_blocks, (n_tokens - window) // size + 1)
+    has_next = row[IS_BIGRAM] == 1 or is_longer
+    n_filled = (n_tokens - has_next) // size
+    # The Python path counts events that name some of their blocks, or contradict is_eagle.
+    if n_filled > n_blocks or (usual[IS_EAGLE] != 0 and not has_next):
+        return 0
+    window = size + has_next
+    n_hashes = min(n_blocks, n_filled)
     for k in range(n_hashes):
         at = U(row[TOKEN_START] + k * size)
         out[k] = hash_window(tokens, at, U(window), U(usual[SEED]), shifted)
     return n_hashes
+
+
+@compiled()
+def _has_other_keys(usual, row, holder):
+    """Return whether a stored event may have keys that the event itself leaves out."""
+    is_lower_tier = holder_tier(holder) != 0
+    is_salted = row[HAS_PARENT] == 1 and usual[KEYS] & HAS_SALTS != 0
+    return is_salted or (is_lower_tier and usual[KEYS] & HAS_KEYS != 0)
 
 
 @compiled()
@@ -130,6 +151,8 @@ def _read_change(buf, row, usual, hashing, change, blocks):
     begin = change[changing.BEGIN] + row[HASH_START]
     length = row[HASH_END] - row[HASH_START]
     if row[TAG] == STORED:
+        if _has_other_keys(usual, row, holder):
+            return False
         tokens, shifted = hashing
         length = _hash_blocks(row, usual, tokens, shifted, blocks[begin:])
         if length <= 0:
@@ -146,10 +169,12 @@ def _read_change(buf, row, usual, hashing, change, blocks):
 
 
 @compiled()
-def _is_next(message, number):
-    return (
-        message[N_FRAMES] == LIVE_FRAMES and message[IS_NUMBERED] == 1 and message[NUMBER] == number
-    )
+def _is_next(buf, message, number, usual):
+    """Return whether a message has this number and the topic of the stream."""
+    if message[N_FRAMES] != LIVE_FRAMES or message[IS_NUMBERED] != 1 or message[NUMBER] != number:
+        return False
+    first = message[STARTS]
+    return _equals_text(buf, first, message[STARTS + 1] - first, usual, TOPIC, usual[TOPIC_LEN])
 
 
 @compiled(
@@ -177,7 +202,7 @@ def read_common_run(buf, messages, first, number, usual, memory):
     while first + n_read < messages.shape[0] and n_read < ends.shape[0] and n_names < NAMES_MAX:
         message = messages[first + n_read]
         size = message[END] - message[PAYLOAD]
-        if not _is_next(message, number + n_read) or size > tokens.shape[0]:
+        if not _is_next(buf, message, number + n_read, usual) or size > tokens.shape[0]:
             break
         # A message has fewer hashes than bytes, so the test before reading needs only its size.
         if n_names + size > names.shape[0] or n_changes + rows.shape[0] > changes.shape[0]:

@@ -57,6 +57,19 @@ class CommonForms:
         self.slot = slot
         self.array[layout.N_FORMS] = len(self._forms)
 
+    def set_topic(self, topic: bytes) -> None:
+        """Record the topic of the stream's messages; none is usual if the topic is too long."""
+        is_short = len(topic) <= layout.TOPIC_MAX
+        self.array[layout.TOPIC_LEN] = len(topic) if is_short else layout.NO_TOPIC
+        if is_short:
+            first = layout.TOPIC
+            self.array[first : first + len(topic)] = np.frombuffer(topic, np.uint8)
+
+    def set_keys(self, *, has_salts: bool, has_keys: bool) -> None:
+        """Record whether events of the index may continue the keys of other events."""
+        flags = layout.HAS_SALTS * has_salts | layout.HAS_KEYS * has_keys
+        self.array[layout.KEYS] = flags
+
     def forget_forms(self) -> None:
         """Remove all forms, because decisions about them may change."""
         self._forms.clear()

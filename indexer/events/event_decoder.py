@@ -200,7 +200,7 @@ def _run_all(scanning: Generator[int, None, _ScanResult | None]) -> _ScanResult 
 def _event_of_row(payload: bytes, row: list[int], hashes: Hashes, tokens: Tokens) -> Event:
     """Return the event in the columns of `row`."""
     tag, hash_start, hash_end, token_start, token_end, is_bigram, has_parent, parent = row[:8]
-    block_size, group_idx, medium, medium_len, lora, lora_len, kind, kind_len = row[8:]
+    block_size, group_idx, medium, medium_len, lora, lora_len, kind, kind_len, window = row[8:17]
     if tag == payload_kernels.CLEARED:
         return AllBlocksCleared()
     if tag == payload_kernels.REMOVED:
@@ -222,4 +222,7 @@ def _event_of_row(payload: bytes, row: list[int], hashes: Hashes, tokens: Tokens
         None if group_idx == NONE else group_idx,
         None if kind_len == NONE else payload[kind : kind + kind_len].decode(),
         is_bigram == 1,
+        None if window == NONE else window,
+        None,  # lookahead is never common, either
+        row[payload_kernels.HAS_KEY_FIELDS] == 1,
     )

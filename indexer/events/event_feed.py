@@ -130,6 +130,11 @@ class EventFeed:
         self._mark_interrupted()
         self._schedule.on_disconnected()
 
+    def on_other_engine(self, reason: str, now: float) -> Action:
+        """Record that the following live batches come from another engine."""
+        self._now = now
+        return self._run(self._begin_life(reason))
+
     def receive_run(self, run: MessageBatch, now: float) -> int:
         """Apply the leading batches that are usual and follow the applied ones; return their
         number.
@@ -256,16 +261,21 @@ class EventFeed:
 
     def _restart_life(self, seq: int, payload: bytes, suspect: bytes | None) -> Work:
         """Forget the old life.  suspect: the batch before, if known to be of the new life"""
-        was_asking = self._recovery is not None
-        yield from self._reset_for_new_incarnation(f"sequence number {seq} repeated")
-        self._recovery = None
-        self._consistency.on_emptied()
-        self._schedule.end_pause()
+        stop = yield from self._begin_life(f"sequence number {seq} repeated")
         first = None
         if suspect is not None:
             first = yield from self._receive_again(seq - 1, suspect)
         then = yield from self._receive_again(seq, payload)
-        return then or first or (StopReplay() if was_asking else None)
+        return then or first or stop
+
+    def _begin_life(self, reason: str) -> Work:
+        """Forget the old life, and any request for the rest of it."""
+        was_asking = self._recovery is not None
+        yield from self._reset_for_new_incarnation(reason)
+        self._recovery = None
+        self._consistency.on_emptied()
+        self._schedule.end_pause()
+        return StopReplay() if was_asking else None
 
     def _receive_again(self, seq: int, payload: bytes) -> Work:
         self.last_event_at = self._now
@@ -392,7 +402,7 @@ class EventFeed:
         batch = yield from self.indexed.decode_in_steps(payload, self._now)
         if self.indexed.is_foreign(batch):
             assert batch is not None
-            self.indexed.applier.count_foreign_replay(batch.data_parallel_rank)
+            self.indexed.applier.drops.drop_foreign_replay(batch.data_parallel_rank)
             catch_up.saw_other_rank = True
             return None
         if anchor is not None and not self._is_same_life(catch_up, anchor, seq, payload):

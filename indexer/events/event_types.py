@@ -4,12 +4,15 @@ No bytes and no decoding here (kv_events), no tiers and no index (feed).  Engine
 opaque ids of blocks; `local_hashes` computes the block hashes of `hashing` from the tokens.
 """
 
+from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
-from indexer.hashing.block_hashing import Hashes, Tokens, compute_block_hashes
+from indexer.hashing.block_hashing import Hashes, Tokens, hash_blocks
+from indexer.hashing.seeds import SEED, U64_MASK, lora_offset, salt_offset
 
 EVENT_COST = 32
 """Cost of reading or applying an event, besides its blocks, in blocks."""
@@ -27,9 +30,15 @@ class BlockStored(msgspec.Struct, frozen=True, eq=False):
     tokens:       uint32 [n_tokens], of all blocks one after the other; empty when the event only
                   names blocks that were announced with tokens before
     block_size:   tokens per block in the event; 0 is usual when tokens is empty
-    cache_salt:   never "", only the salt itself, and None unless parent is None
+    cache_salt:   never "", only the salt itself; None means that the blocks continue the salt of
+                  their parent
     mm_hashes:    per block the u64 multimodal hashes; None when no block has any
     is_bigram:    the engine sent pairs (EAGLE); tokens are flattened and one longer than the pairs
+    sliding_window: tokens of the window of a windowed attention group
+    lookahead:    uint32 [n_blocks, L], the L tokens behind each block that its engine hash covers;
+                  None when the engine hashes blocks alone
+    has_key_fields: the form of the event has fields for keys, filled or not; without such fields
+                  (SGLang adds them where needed) the absence of keys is certain
     """
 
     block_hashes: Hashes
@@ -43,6 +52,15 @@ class BlockStored(msgspec.Struct, frozen=True, eq=False):
     group_idx: int | None = None
     kind: str | None = None
     is_bigram: bool = False
+    sliding_window: int | None = None
+    lookahead: Tokens | None = None
+    has_key_fields: bool = False
+
+    @property
+    def has_keys(self) -> bool:
+        """True if the event itself has an adapter, a salt, an image or another key."""
+        keys = (self.lora_name, self.cache_salt, self.mm_hashes)
+        return any(key is not None for key in keys)
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, eq=False):
@@ -68,23 +86,69 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
     unchecked
     bad_events:         number of events left out because they are malformed
     last_error:         index and error of the last such event; None when bad_events is 0
+    unknown_fields:     number of unknown fields of all events by name; None without any
     """
 
     data_parallel_rank: int | None
     events: list[Event]
     bad_events: int = 0
     last_error: str | None = None
+    unknown_fields: Mapping[str, int] | None = None
 
 
 NO_HASHES: Hashes = np.empty(0, np.uint64)
+
+
+def split_names(
+    event: "BlockStored | BlockRemoved", at_most: int
+) -> "Iterator[BlockStored | BlockRemoved]":
+    """Yield an event in parts of at most so many names; each part is an event of its own.
+
+    A stored event is split only if it lists every block, since only then its tokens can be split.
+    """
+    names, n_tokens = event.block_hashes, 0
+    if isinstance(event, BlockStored):
+        n_tokens = len(names) * event.block_size
+        if len(event.tokens) != n_tokens or event.mm_hashes is not None:
+            yield event
+            return
+    for start in range(0, max(1, len(names)), at_most):
+        part = slice(start, start + at_most)
+        if isinstance(event, BlockRemoved):
+            yield replace(event, block_hashes=names[part])
+            continue
+        size, ahead = event.block_size, event.lookahead
+        yield replace(
+            event,
+            block_hashes=names[part],
+            parent=event.parent if start == 0 else int(names[start - 1]),
+            tokens=event.tokens[start * size : (start + at_most) * size],
+            lookahead=None if ahead is None else ahead[part],
+            cache_salt=event.cache_salt if start == 0 else None,
+        )
 
 
 def hashable_blocks(event: BlockStored, block_size: int, is_eagle: bool = False) -> int:
     """Return the number of leading blocks with all their tokens; see `local_hashes`."""
     if event.block_size != block_size or block_size < 1:
         return 0
-    window = block_size + _has_next(event, block_size, is_eagle)
-    return min(len(event.block_hashes), max(0, (len(event.tokens) - window) // block_size + 1))
+    return min(len(event.block_hashes), _filled_blocks(event, block_size, is_eagle))
+
+
+def has_unnamed_blocks(event: BlockStored, block_size: int, is_eagle: bool = False) -> bool:
+    """Return whether the tokens fill more blocks than the event names.
+
+    Such an event names some of the blocks, and its hashes cannot be assigned by their position.
+    """
+    if event.block_size != block_size or block_size < 1:
+        return False
+    return _filled_blocks(event, block_size, is_eagle) > len(event.block_hashes)
+
+
+def lacks_next_tokens(event: BlockStored, block_size: int) -> bool:
+    """Return whether blocks lack the token behind them that EAGLE ranks hash as well."""
+    n_tokens = len(event.block_hashes) * block_size
+    return not event.is_bigram and event.lookahead is None and len(event.tokens) <= n_tokens
 
 
 def local_hashes(
@@ -94,14 +158,16 @@ def local_hashes(
     *,
     first: int = 0,
     at_most: int | None = None,
+    inherited: int = 0,
 ) -> Hashes:
     """Return block hashes of the leading blocks of `event` with all their tokens.
 
     block_size: of the partition; an event of any other block size yields nothing
-    is_eagle:   the rank is registered as EAGLE.  Then a publisher that flattened the pairs itself
-                is recognised by the one token that follows its last block; an event without it is
-                hashed as is.
+    is_eagle:   the rank is registered as EAGLE.  Then each block is hashed with its lookahead.  A
+                publisher that flattened pairs is recognised by the one token that follows its last
+                block; an event without any such token is hashed as is.
     first, at_most: first block and largest number of blocks to hash
+    inherited:  part of the seed from the parent's sequence; the event's own salt replaces that part
     Returns uint64 [at most len(event.block_hashes)]; surplus tokens are ignored.
     """
     stop = hashable_blocks(event, block_size, is_eagle)
@@ -109,19 +175,26 @@ def local_hashes(
         stop = min(stop, first + at_most)
     if first >= stop:
         return NO_HASHES
+    if event.cache_salt is not None:
+        inherited = salt_offset(event.cache_salt)
+    seed = (SEED + lora_offset(event.lora_name) + inherited) & U64_MASK
+    mm_hashes = event.mm_hashes and event.mm_hashes[first:stop]
     with_next = _has_next(event, block_size, is_eagle)
-    return compute_block_hashes(
-        event.tokens[first * block_size : stop * block_size + with_next],
-        block_size,
-        lora_name=event.lora_name,
-        is_eagle=with_next,
-        mm_hashes=event.mm_hashes and event.mm_hashes[first:stop],
-        # A salt belongs to the first block of a sequence, so to the first part only.
-        cache_salt=None if first else event.cache_salt,
-    )
+    tokens = event.tokens[first * block_size : stop * block_size + with_next]
+    if event.lookahead is None or not is_eagle:
+        return hash_blocks(tokens, block_size + with_next, block_size, seed, mm_hashes)
+    rows = np.hstack((tokens.reshape(-1, block_size), event.lookahead[first:stop]))
+    return hash_blocks(rows.reshape(-1), rows.shape[1], rows.shape[1], seed, mm_hashes)
+
+
+def _filled_blocks(event: BlockStored, block_size: int, is_eagle: bool) -> int:
+    """Return the number of blocks with all their tokens, named or not."""
+    return max(0, len(event.tokens) - _has_next(event, block_size, is_eagle)) // block_size
 
 
 def _has_next(event: BlockStored, block_size: int, is_eagle: bool) -> bool:
     """Return whether each block is followed by one more token, the first of the next block."""
+    if event.lookahead is not None:
+        return False
     n_tokens = len(event.block_hashes) * block_size
     return event.is_bigram or (is_eagle and len(event.tokens) > n_tokens)

@@ -3,23 +3,30 @@
 Turns payloads into changes of the index.  The feed decides which batch is next.
 """
 
+from collections import Counter
 from collections.abc import Generator, Mapping
 from functools import partial
 
 from indexer.events.batch_applier import BatchApplier
 from indexer.events.batch_scratch import BatchScratch
+from indexer.events.dropped_events import LOGGED_CHARS_MAX
 from indexer.events.event_decoder import Batch, DecodeError, decode, decode_in_steps
 from indexer.events.fault_notices import FaultNotices, StreamFault
 from indexer.events.kv_event_source import KvSource
 from indexer.events.message_batch import MessageBatch
+from indexer.events.payload_parser import UNKNOWN_NAMES_MAX
 from indexer.events.step_runner import Steps
 from indexer.events.uncertainty import ReplayAnchor, payload_digest
+from indexer.index.block_tree import BlockTree
+from indexer.index.cache_group_status import CacheGroupStatus
 from indexer.index.index_snapshot import StreamPosition
 from indexer.index.slot_writer import SlotWriter
 
 BATCH_COST = 64
 """Cost of a batch besides its events, in blocks."""
 
+OTHER_FIELDS = "(others)"
+"""Name of all unknown fields beyond the limit of names."""
 SMALL_BYTES_MAX = 32 * 1024
 """Limit of bytes of a payload that is read and applied at once."""
 
@@ -31,7 +38,7 @@ class IndexedStream:
         self._scratch = scratch
         self.writers: Mapping[int, SlotWriter] = source.writers
         self.applier = BatchApplier(
-            source.dp_rank, source.block_size, source.is_eagle, source.counted
+            source.dp_rank, source.block_size, source.is_eagle, source.counted, source.facts
         )
         self.applier.total_blocks = source.total_blocks
         self.notices = FaultNotices()
@@ -43,6 +50,8 @@ class IndexedStream:
         self.batches = 0
         self.decode_errors = 0
         self.last_error: str | None = None
+        self.unknown_fields: Counter[str] = Counter()
+        """Unknown fields of events, by name; beyond UNKNOWN_NAMES_MAX names as OTHER_FIELDS."""
 
     @property
     def last_batch(self) -> ReplayAnchor | None:
@@ -68,6 +77,27 @@ class IndexedStream:
         own = self.writers.get(self._dp_rank)
         return own is not None and own.is_half_cleared
 
+    @property
+    def has_bound(self) -> bool:
+        """True if reusable prefixes of the own rank are upper bounds; on any thread."""
+        own = self.own_writer
+        status = None if own is None else _group_status(own)
+        return status is not None and status.is_bound
+
+    def read_cache_groups(self) -> CacheGroupStatus | None:
+        """Return the cache groups of the own rank, on any thread; None while it is plain."""
+        own = self.own_writer
+        status = None if own is None else _group_status(own)
+        if own is None or status is None:
+            return None
+        blocks = [
+            0
+            if group.tier is None
+            else own.change_tree(partial(_count_blocks, own.slot, group.tier))
+            for group in status.groups
+        ]
+        return status.add_counts(blocks)
+
     def settle_in_steps(self) -> Steps:
         """Finish the unfinished work of the own slot."""
         own = self.own_writer
@@ -84,6 +114,7 @@ class IndexedStream:
         if own is None:
             return None
         yield from own.settle_in_steps()
+        self.applier.groups.begin_groups(own)
         place = own.position
         if place is not None:
             self._resume_position = place
@@ -97,7 +128,7 @@ class IndexedStream:
     def decode_payload(self, payload: bytes, now: float) -> Batch | None:
         """Return the batch; None, and counted, if it is unreadable."""
         try:
-            return self._count_bad_events(decode(payload), now)
+            return self._count_oddities(decode(payload), now)
         except DecodeError as error:
             self._count_unreadable(1, str(error), now)
             return None
@@ -107,7 +138,7 @@ class IndexedStream:
         if len(payload) <= SMALL_BYTES_MAX:
             return self.decode_payload(payload, now)
         try:
-            return self._count_bad_events((yield from decode_in_steps(payload)), now)
+            return self._count_oddities((yield from decode_in_steps(payload)), now)
         except DecodeError as error:
             self._count_unreadable(1, str(error), now)
             return None
@@ -148,6 +179,9 @@ class IndexedStream:
             return 0
         if own.is_half_cleared or own.pending_steps is not None:
             return 0
+        roots = own.keys.roots
+        if roots.has_keys:
+            usual.set_keys(has_salts=roots.has_salts, has_keys=True)
         n_read = scratch.read_messages(run, seq, usual)
         if not n_read:
             return 0
@@ -234,12 +268,29 @@ class IndexedStream:
         if own is not None:
             own.has_unpositioned_blocks = False
 
-    def _count_bad_events(self, batch: Batch, now: float) -> Batch:
+    def _count_oddities(self, batch: Batch, now: float) -> Batch:
         if batch.bad_events:
             self._count_unreadable(batch.bad_events, batch.last_error, now)
+        if batch.unknown_fields is not None:
+            self._count_unknown_fields(batch.unknown_fields)
         return batch
+
+    def _count_unknown_fields(self, fields: Mapping[str, int]) -> None:
+        for name, number in fields.items():
+            key = name[:LOGGED_CHARS_MAX]
+            if key not in self.unknown_fields and len(self.unknown_fields) >= UNKNOWN_NAMES_MAX:
+                key = OTHER_FIELDS
+            self.unknown_fields[key] += number
 
     def _count_unreadable(self, events: int, error: str | None, now: float) -> None:
         self.decode_errors += events
         self.last_error = error
         self.notices.add_notice(StreamFault.UNREADABLE, error or "", now)
+
+
+def _group_status(writer: SlotWriter) -> CacheGroupStatus | None:
+    return None if writer.groups_record is None else writer.group_status
+
+
+def _count_blocks(slot: int, tier: int, tree: BlockTree) -> int:
+    return tree.count_tier_blocks(slot, tier)

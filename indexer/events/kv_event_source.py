@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from indexer.index.kv_cache_facts import NO_FACTS, KvCacheFacts
 from indexer.index.slot_writer import SlotWriter
 
 
@@ -24,5 +25,7 @@ class KvSource(msgspec.Struct, frozen=True, eq=False):
     writers: Mapping[int, SlotWriter]
     server_key: str | None = None
     """Required public key of both endpoints, in Z85; None means unencrypted."""
+    facts: KvCacheFacts = NO_FACTS
+    """What the events do not tell about the KV cache."""
     total_blocks: int | None = None
     """Blocks of the rank's KV cache, which it never exceeds; None if unknown."""

@@ -62,6 +62,12 @@ class MessageBatch:
         begin, end = self.messages[self.first + ahead, PAYLOAD : END + 1].tolist()
         return self._bytes[begin:end]
 
+    @property
+    def topic(self) -> bytes:
+        """Topic of the next message, which must be live."""
+        begin, end = self.messages[self.first, STARTS : STARTS + 2].tolist()
+        return self._bytes[begin:end].tobytes()
+
     def next_frames(self) -> list[bytes]:
         """Return the frames of the next message."""
         row = self.messages[self.first].tolist()

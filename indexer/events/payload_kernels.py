@@ -2,7 +2,8 @@
 
 Common is what vLLM and SGLang send all day: an array batch; events as arrays or as maps with
 the names in WORDS; hashes as integers or raw bytes; tokens one by one or as EAGLE pairs; no
-multimodal hash, no salt, nothing remote, only ASCII text.  At the first uncommon or wrong thing
+multimodal hash, no salt, no adapter without a name, no lookahead, nothing remote, no unknown field,
+only ASCII text.  At the first uncommon or wrong thing
 the reader gives up and `parser` reads the payload from the start, so this module never has to
 describe an error.  In all other cases its result must equal the parser's.
 
@@ -52,7 +53,10 @@ LORA_START = 12
 LORA_LEN = 13
 SPEC_START = 14
 SPEC_LEN = 15
-N_COLUMNS = 16
+WINDOW = 16
+LORA_ID = 17  # NONE for the base model
+HAS_KEY_FIELDS = 18
+N_COLUMNS = 19
 
 # Fields of a batch in progress.
 (
@@ -107,12 +111,15 @@ W_LORA_NAME = WORDS.index(b"lora_name")
 W_EXTRA_KEYS = WORDS.index(b"extra_keys")
 W_GROUP_IDX = WORDS.index(b"group_idx")
 W_SPEC_KIND = WORDS.index(b"kv_cache_spec_kind")
+W_WINDOW = WORDS.index(b"kv_cache_spec_sliding_window")
+W_LORA_ID = WORDS.index(b"lora_id")
+W_LOOKAHEAD = WORDS.index(b"lookahead_token_ids")
 W_LOCALITY = WORDS.index(b"locality")
 W_LOCAL = WORDS.index(b"LOCAL")
 WORD_BYTES = np.frombuffer(b"".join(WORDS), np.uint8).copy()
 WORD_STARTS = np.cumsum([0, *map(len, WORDS)])
 
-TAIL_SPEC_FIELDS = 3  # as in parser
+TAIL_SPEC_FIELDS, TAIL_NUMBERS = 3, 2  # as in parser
 PAIR_HEADER = 0x92  # an array of two
 
 
@@ -242,7 +249,7 @@ def read_tokens(buf, at, job, row, tokens):
 
 @compiled()
 def read_number_field(buf, at, word, row):
-    """Write parent_block_hash, block_size or group_idx to its column; return the next index."""
+    """Write a numeric field to its column; return the next index."""
     if word == W_PARENT:
         if at < buf.shape[0] and buf[at] == NIL:
             return at + 1
@@ -252,7 +259,14 @@ def read_number_field(buf, at, word, row):
     if word == W_BLOCK_SIZE:
         row[BLOCK_SIZE], after = read_u32(buf, at)
         return after
-    row[GROUP_IDX], after = read_optional_u32(buf, at)
+    column = GROUP_IDX
+    if word == W_WINDOW:
+        column = WINDOW
+    elif word == W_LORA_ID:
+        column = LORA_ID
+    row[column], after = read_optional_u32(buf, at)
+    if row[LORA_ID] == 0:
+        row[LORA_ID] = NONE  # of publishers without adapters
     return after
 
 
@@ -283,12 +297,14 @@ def read_field(buf, at, word, job, row, elements):
         return read_hashes(buf, at, job, row, hashes)
     if word == W_TOKEN_IDS:
         return read_tokens(buf, at, job, row, tokens)
-    if word in (W_PARENT, W_BLOCK_SIZE, W_GROUP_IDX):
+    if word in (W_PARENT, W_BLOCK_SIZE, W_GROUP_IDX, W_WINDOW, W_LORA_ID):
         return read_number_field(buf, at, word, row)
     if word in (W_MEDIUM, W_LORA_NAME, W_SPEC_KIND):
         return read_text_field(buf, at, word, row)
     if word == W_EXTRA_KEYS:
         return skip_nils(buf, at)
+    if word == W_LOOKAHEAD:
+        return at + 1 if at < buf.shape[0] and (buf[at] == NIL or buf[at] == 0x90) else UNUSUAL
     if word == W_LOCALITY:
         length, first = read_text(buf, at)
         if first < 0 or length == NONE:
@@ -300,14 +316,15 @@ def read_field(buf, at, word, job, row, elements):
 @compiled()
 def read_tail(buf, at, count, row):
     """Read `count` elements identified by their type; return the next index or UNUSUAL."""
+    n_numbers = 0
     for position in range(count):
         length, first = read_text(buf, at)
         if first < 0:
-            group_idx, at = read_u32(buf, at)
-            if at < 0:
+            number, at = read_u32(buf, at)
+            if at < 0 or n_numbers == TAIL_NUMBERS:
                 return UNUSUAL
-            if row[GROUP_IDX] == NONE:
-                row[GROUP_IDX] = group_idx
+            row[GROUP_IDX if n_numbers == 0 else WINDOW] = number
+            n_numbers += 1
             continue
         at = first + max(length, 0)
         if length == NONE:
@@ -334,6 +351,7 @@ def read_array_event(buf, at, job, row, hashes, tokens):
     at = first + max(length, 0)
     if row[TAG] == STORED and count >= 5:
         named = min(count, 9)
+        row[HAS_KEY_FIELDS] = named > W_LORA_NAME - TYPE
         for position in range(1, named):
             at = read_field(buf, at, TYPE + position, job, row, (hashes, tokens))
             if at < 0:
@@ -376,6 +394,7 @@ def read_map_event(buf, at, job, row, hashes, tokens):
         if at < 0:
             return at
     needed = 1 << TYPE
+    row[HAS_KEY_FIELDS] = ((seen >> W_LORA_NAME) | (seen >> W_EXTRA_KEYS)) & 1
     if row[TAG] == STORED:
         needed |= 1 << W_BLOCK_HASHES | 1 << W_TOKEN_IDS | 1 << W_BLOCK_SIZE
     elif row[TAG] == REMOVED:
@@ -406,6 +425,7 @@ def clear_row(row, n_hashes, n_tokens):
     row[HASH_START] = row[HASH_END] = n_hashes
     row[TOKEN_START] = row[TOKEN_END] = n_tokens
     row[GROUP_IDX] = row[MEDIUM_LEN] = row[LORA_LEN] = row[SPEC_LEN] = NONE
+    row[WINDOW] = row[LORA_ID] = NONE
 
 
 @compiled()
@@ -416,9 +436,10 @@ def read_event(buf, job, row, hashes, tokens):
         at = read_map_event(buf, at, job, row, hashes, tokens)
     else:
         at = read_array_event(buf, at, job, row, hashes, tokens)
-    if at >= 0 and row[TAG] == STORED and has_possible_duplicates(row, hashes):
-        return UNUSUAL
-    return at
+    if at < 0 or row[TAG] != STORED:
+        return at
+    is_nameless = row[LORA_ID] != NONE and row[LORA_LEN] <= 0
+    return UNUSUAL if is_nameless or has_possible_duplicates(row, hashes) else at
 
 
 @compiled()

@@ -15,14 +15,21 @@ for TensorRT-LLM, https://github.com/ai-dynamo/dynamo.
 """
 
 from array import array
-from collections.abc import Generator, Iterator
+from collections import Counter
+from collections.abc import Generator
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
-from xxhash import xxh3_64_intdigest
 
-from indexer.events.chunked_decoding import PART_ELEMENTS, WHOLE_BYTES_MAX, decode_in_steps
+from indexer.events.block_identity import (
+    BadIdentity,
+    list_unknown_fields,
+    read_identity,
+    shorten,
+    split_parts,
+)
+from indexer.events.chunked_decoding import WHOLE_BYTES_MAX, decode_in_steps
 from indexer.events.event_types import (
     EVENT_COST,
     AllBlocksCleared,
@@ -33,16 +40,16 @@ from indexer.events.event_types import (
     Event,
 )
 from indexer.hashing.block_hashing import Hashes, Tokens
-from indexer.hashing.seeds import U64_MASK, salt_parts, sha256_hex_prefix
+from indexer.hashing.seeds import U64_MASK
 
 EVENTS_PER_BATCH_MAX = 131_072
 EVENTS_AT_ONCE = 128
 """Events of a large batch that are read per step."""
 EVENT_BLOCK_SIZE_MAX = 2**32 - 1
+UNKNOWN_NAMES_MAX = 32
+"""Limit of names of unknown fields that are counted, per batch and per stream."""
 STEP_COST = EVENTS_AT_ONCE * EVENT_COST
 """Cost of a whole step."""
-KEYS_COST = 4
-"""Cost of reading the extra keys of a block, in blocks."""
 
 STORED_FIELDS = (
     "block_hashes",
@@ -58,8 +65,15 @@ STORED_FIELDS_MIN = 4
 REMOVED_FIELDS = ("block_hashes", "medium")
 REMOVED_FIELDS_MIN = 1
 RANK_FIELDS = ("data_parallel_rank", "dp_rank", "attn_dp_rank")
+GROUP_FIELDS = ("group_idx", "layer_group_id", "window_size")
+"""Fields that number a cache group; the first one given counts.  Source of the last two, and of
+`window_size` as a window: TensorRT-LLM's _utils.py (KVCacheEventSerializer).
+"""
+WINDOW_FIELDS = ("kv_cache_spec_sliding_window", "window_size")
 LOCALITIES = ("LOCAL", "REMOTE")
 TAIL_SPEC_FIELDS = 3  # group_idx, kind, sliding window; a later text is a locality
+TAIL_NUMBERS = ("group_idx", "kv_cache_spec_sliding_window")
+TAIL_TEXTS = ("locality", "source_kind", "ownership", "session_id")
 
 Fields: TypeAlias = dict[object, object]
 
@@ -104,17 +118,18 @@ def parse_batch_in_steps(payload: bytes) -> Generator[int, None, Batch]:
         yield STEP_COST
     events: list[Event] = []
     bad_events, last_error = 0, None
+    unknown: Counter[str] = Counter()
     for index, part in enumerate(parts, 1):
         if index % EVENTS_AT_ONCE == 0:
             yield STEP_COST
         try:
-            event = yield from _parse_event(part)
-        except _BadEvent as error:
+            event = yield from _parse_event(part, unknown)
+        except (_BadEvent, BadIdentity) as error:
             bad_events, last_error = bad_events + 1, f"event {index - 1}: {error}"
             continue
         if event is not None:
             events.append(event)
-    return Batch(rank, events, bad_events, last_error)
+    return Batch(rank, events, bad_events, last_error, unknown or None)
 
 
 def _split_array(body: list[msgspec.Raw]) -> tuple[msgspec.Raw, int | None]:
@@ -134,13 +149,19 @@ def _decode_rank(raw: msgspec.Raw) -> int | None:
     return msgspec.msgpack.decode(raw, type=int | None)
 
 
-def _parse_event(raw: msgspec.Raw) -> Generator[int, None, Event | None]:
-    """Parse an event; None if irrelevant: Ignored, or about blocks of another machine."""
+def _parse_event(raw: msgspec.Raw, unknown: Counter[str]) -> Generator[int, None, Event | None]:
+    """Parse an event; None if irrelevant: Ignored, or about blocks of another machine.
+
+    unknown: counter of unknown fields by name
+    """
     try:
         event = yield from decode_in_steps(raw)
     except _UNREADABLE as error:
         raise _BadEvent(f"unreadable: {error}") from error
     tag, fields = _tag_and_fields(event)
+    for name in list_unknown_fields(fields):
+        if name in unknown or len(unknown) < UNKNOWN_NAMES_MAX:
+            unknown[name] += 1
     if tag == "Ignored" or _is_elsewhere(fields):
         return None
     if tag == "BlockStored":
@@ -151,7 +172,7 @@ def _parse_event(raw: msgspec.Raw) -> Generator[int, None, Event | None]:
 
 
 def _tag_and_fields(event: object) -> tuple[str, Fields]:
-    """Return the known tag and the fields by name; unknown elements of an array are left out."""
+    """Return the known tag and the fields by name; unknown elements have the name `[index]`."""
     items: list[object] = []
     fields: Fields = {}
     if isinstance(event, dict):
@@ -166,8 +187,11 @@ def _tag_and_fields(event: object) -> tuple[str, Fields]:
     if tag == "BlockRemoved":
         return tag, fields or _name_fields(items, REMOVED_FIELDS, REMOVED_FIELDS_MIN)
     if tag == "AllBlocksCleared" or tag == "Ignored":
-        return tag, fields
-    raise _BadEvent(f"unknown tag {_shorten(tag)}")
+        surplus: Fields = {
+            f"[{index}]": item for index, item in enumerate(items, 1) if item is not None
+        }
+        return tag, fields or surplus
+    raise _BadEvent(f"unknown tag {shorten(tag)}")
 
 
 def _name_fields(items: list[object], names: tuple[str, ...], mandatory: int) -> Fields:
@@ -176,32 +200,37 @@ def _name_fields(items: list[object], names: tuple[str, ...], mandatory: int) ->
     fields: Fields = dict(zip(names, items, strict=False))
     metadata = fields.get("lora_name")
     if isinstance(metadata, dict):  # SGLang has a map of metadata in this place
-        fields["lora_name"] = metadata.get("lora_name")
-        fields["cache_salt"] = metadata.get("cache_salt")
-    return fields | _read_tail(items[len(names) :])
+        fields = metadata | fields | {"lora_name": metadata.get("lora_name")}
+    return fields | _read_tail(items[len(names) :], 1 + len(names))
 
 
-def _read_tail(items: list[object]) -> Fields:
+def _read_tail(items: list[object], first: int) -> Fields:
     """Read the elements after the positional fields, by type.
 
     vLLM's order is group_idx, kv_cache_spec_kind, kv_cache_spec_sliding_window, locality,
     source_kind.  Some publishers put block_mm_infos, a list, anywhere among them.
+    first: index in the event of the first element
     """
     tail: Fields = {}
     position = 0
-    for item in items:
-        if isinstance(item, list):
-            tail.setdefault("block_mm_infos", item)
+    numbers, texts = iter(TAIL_NUMBERS), iter(TAIL_TEXTS)
+    for index, item in enumerate(items, first):
+        if isinstance(item, list) and "block_mm_infos" not in tail:
+            tail["block_mm_infos"] = item
             continue
+        position += 1
+        name = None
         if type(item) is int:
-            tail.setdefault("group_idx", item)
+            name = next(numbers, None)
         elif isinstance(item, str):
             # Newer engines append a locality: a text in that position is not an attention kind.
-            if item.upper() in LOCALITIES or position >= TAIL_SPEC_FIELDS:
-                tail.setdefault("locality", item)
-            else:
-                tail.setdefault("kv_cache_spec_kind", item)
-        position += 1
+            is_kind = position <= TAIL_SPEC_FIELDS and item.upper() not in LOCALITIES
+            if is_kind and "kv_cache_spec_kind" not in tail:
+                name = "kv_cache_spec_kind"
+            elif not is_kind:
+                name = next(texts, None)
+        if item is not None:
+            tail[f"[{index}]" if name is None else name] = item
     return tail
 
 
@@ -220,29 +249,23 @@ def _block_stored(fields: Fields) -> Generator[int, None, BlockStored]:
     if (yield from _has_duplicates(hashes, parent_hash)):
         raise _BadEvent("block_hashes and parent_block_hash contain a repeated hash")
     tokens, is_bigram = yield from _read_tokens(fields.get("token_ids"))
-    lora_name = _text_field(fields, "lora_name") or None
-    keys = fields.get("extra_keys")
-    mm_hashes, extra_salt = yield from _extra_keys(keys, lora_name, len(hashes))
-    explicit = fields.get("block_mm_infos")
-    if explicit is not None:
-        mm_hashes = yield from _block_mm_infos(explicit, len(hashes))
-    salt = None
-    if parent_hash is None and len(hashes):
-        salt, salt_mm_hash = salt_parts(_text_field(fields, "cache_salt") or extra_salt)
-        if salt_mm_hash is not None:
-            mm_hashes[0].append(salt_mm_hash)
+    begins = parent_hash is None
+    identity = yield from read_identity(fields, len(hashes), begins=begins)
     return BlockStored(
         block_hashes=hashes,
         parent=parent_hash,
         tokens=tokens,
         block_size=_block_size(fields.get("block_size")),
         medium=_text_field(fields, "medium"),
-        lora_name=lora_name,
-        cache_salt=salt,
-        mm_hashes=mm_hashes if any(mm_hashes) else None,
-        group_idx=_group_idx(fields),
+        lora_name=identity.lora_name,
+        cache_salt=identity.cache_salt,
+        mm_hashes=identity.mm_hashes,
+        group_idx=_first_number(fields, GROUP_FIELDS),
         kind=_text_field(fields, "kv_cache_spec_kind"),
         is_bigram=is_bigram,
+        sliding_window=_first_number(fields, WINDOW_FIELDS),
+        lookahead=(yield from _read_lookahead(fields.get("lookahead_token_ids"), len(hashes))),
+        has_key_fields="lora_name" in fields or "extra_keys" in fields,
     )
 
 
@@ -250,23 +273,17 @@ def _block_removed(fields: Fields) -> Generator[int, None, BlockRemoved]:
     return BlockRemoved(
         block_hashes=(yield from _read_hashes(fields)),
         medium=_text_field(fields, "medium"),
-        group_idx=_group_idx(fields),
+        group_idx=_first_number(fields, GROUP_FIELDS),
         kind=_text_field(fields, "kv_cache_spec_kind"),
     )
-
-
-def _split_parts(n: int) -> Iterator[tuple[int, slice]]:
-    """Yield (cost of the previous part, next part of n members), at least one."""
-    for start in range(0, max(n, 1), PART_ELEMENTS):
-        yield PART_ELEMENTS if start else 0, slice(start, min(start + PART_ELEMENTS, n))
 
 
 def _read_hashes(fields: Fields) -> Generator[int, None, Hashes]:
     values = fields.get("block_hashes")
     if not isinstance(values, list):
-        raise _BadEvent(f"block_hashes is {_shorten(values)}, expected an array")
+        raise _BadEvent(f"block_hashes is {shorten(values)}, expected an array")
     found = np.empty(len(values), np.uint64)
-    for cost, part in _split_parts(len(values)):
+    for cost, part in split_parts(len(values)):
         if cost:
             yield cost
         found[part] = [_to_hash(value, "block_hashes") for value in values[part]]
@@ -276,7 +293,7 @@ def _read_hashes(fields: Fields) -> Generator[int, None, Hashes]:
 def _has_duplicates(hashes: Hashes, parent: int | None) -> Generator[int, None, bool]:
     """Return whether a hash, or the parent, occurs twice."""
     seen: set[int | None] = {parent}
-    for cost, part in _split_parts(len(hashes)):
+    for cost, part in split_parts(len(hashes)):
         if cost:
             yield cost
         seen.update(hashes[part].tolist())
@@ -292,16 +309,16 @@ def _to_hash(value: object, name: str) -> int:
         return value & U64_MASK
     if isinstance(value, bytes) and value:
         return int.from_bytes(value[-8:], "big")
-    raise _BadEvent(f"{name} holds {_shorten(value)}, expected an integer or bytes")
+    raise _BadEvent(f"{name} holds {shorten(value)}, expected an integer or bytes")
 
 
 def _read_tokens(value: object) -> Generator[int, None, tuple[Tokens, bool]]:
     """Return (uint32 [n], True if they came as EAGLE pairs [[t0, t1], [t1, t2], ...])."""
     if not isinstance(value, list):
-        raise _BadEvent(f"token_ids is {_shorten(value)}, expected an array")
+        raise _BadEvent(f"token_ids is {shorten(value)}, expected an array")
     is_bigram = bool(value) and isinstance(value[0], list)
     found = np.empty(len(value) + is_bigram, np.uint32)
-    for cost, part in _split_parts(len(value)):
+    for cost, part in split_parts(len(value)):
         if cost:
             yield cost
         tokens = _first_tokens(value[part]) if is_bigram else value[part]
@@ -311,114 +328,64 @@ def _read_tokens(value: object) -> Generator[int, None, tuple[Tokens, bool]]:
     return found, is_bigram
 
 
+def _read_lookahead(value: object, n_blocks: int) -> Generator[int, None, Tokens | None]:
+    """Return uint32 [n_blocks, L], the L tokens behind each block; None without any."""
+    if value is None or value == []:
+        return None
+    if not isinstance(value, list) or len(value) != n_blocks:
+        raise _BadEvent(f"lookahead_token_ids is {shorten(value)}, expected an item per hash")
+    rows = [row if isinstance(row, list) else [row] for row in value]
+    n_tokens = len(rows[0])
+    if n_tokens == 0 or any(len(row) != n_tokens for row in rows):
+        raise _BadEvent("lookahead_token_ids holds rows of different lengths")
+    found = np.empty((n_blocks, n_tokens), np.uint32)
+    for cost, part in split_parts(n_blocks):
+        if cost:
+            yield cost
+        for block, row in enumerate(rows[part], part.start):
+            found[block] = _token_array(row, "lookahead_token_ids")
+    return found
+
+
 def _first_tokens(pairs: list[Any]) -> list[object]:
     if any(type(pair) is not list or len(pair) != 2 for pair in pairs):
         raise _BadEvent("token_ids mixes pairs and other values")
     return [pair[0] for pair in pairs]
 
 
-def _token_array(values: list[Any]) -> "array[int]":
+def _token_array(values: list[Any], name: str = "token_ids") -> "array[int]":
     if not set(map(type, values)) <= {int}:
-        raise _BadEvent("token_ids holds a non-integer value")
+        raise _BadEvent(f"{name} holds a non-integer value")
     try:
         return array("I", values)
     except OverflowError as error:
-        raise _BadEvent("token_ids holds an integer outside 0..2^32-1") from error
+        raise _BadEvent(f"{name} holds an integer outside 0..2^32-1") from error
 
 
 def _block_size(value: object) -> int:
     if type(value) is not int or not 0 <= value <= EVENT_BLOCK_SIZE_MAX:
-        raise _BadEvent(f"block_size is {_shorten(value)}, expected an integer in 0..2^32-1")
+        raise _BadEvent(f"block_size is {shorten(value)}, expected an integer in 0..2^32-1")
     return value
 
 
-def _group_idx(fields: Fields) -> int | None:
-    value = fields.get("group_idx")
+def _first_number(fields: Fields, names: tuple[str, ...]) -> int | None:
+    """Return the first number among the fields; None without any."""
+    for name in names:
+        value = _number_field(fields, name)
+        if value is not None:
+            return value
+    return None
+
+
+def _number_field(fields: Fields, name: str) -> int | None:
+    value = fields.get(name)
     if value is not None and type(value) is not int:
-        raise _BadEvent(f"group_idx is {_shorten(value)}, expected an integer")
+        raise _BadEvent(f"{name} is {shorten(value)}, expected an integer")
     return value
 
 
 def _text_field(fields: Fields, name: str) -> str | None:
     value = fields.get(name)
     if value is not None and not isinstance(value, str):
-        raise _BadEvent(f"{name} is {_shorten(value)}, expected a string")
+        raise _BadEvent(f"{name} is {shorten(value)}, expected a string")
     return value
-
-
-def _extra_keys(
-    value: object, lora_name: str | None, n_blocks: int
-) -> Generator[int, None, tuple[list[list[int]], str | None]]:
-    """Return (multimodal hashes per block, text in the first block that may be the cache salt).
-
-    vLLM's keys of a block are its LoRA name, an [identifier, offset] per image or sound, and in the
-    first block of a sequence the salt.
-    """
-    if value is None:
-        return [[] for _ in range(n_blocks)], None
-    if not isinstance(value, list):
-        raise _BadEvent(f"extra_keys is {_shorten(value)}, expected an array")
-    mm_hashes: list[list[int]] = []
-    salt = None
-    for cost, part in _split_parts(n_blocks):
-        if cost:
-            yield KEYS_COST * cost
-        for keys in value[part]:
-            found, text = _keys_of_block(keys, lora_name)
-            salt = salt if mm_hashes else text
-            mm_hashes.append(found)
-    return mm_hashes + [[] for _ in range(n_blocks - len(mm_hashes))], salt
-
-
-def _keys_of_block(keys: object, lora_name: str | None) -> tuple[list[int], str | None]:
-    """Return (multimodal hashes of a block, text that may be the salt)."""
-    if keys is None:
-        return [], None
-    if not isinstance(keys, list):
-        raise _BadEvent(f"extra_keys holds {_shorten(keys)}, expected an array or nil")
-    texts = [key for key in keys if isinstance(key, str) and key]
-    if lora_name in texts:
-        texts.remove(lora_name)
-    found = [mm for mm in map(sha256_hex_prefix, texts) if mm is not None]
-    found += [mm for mm in map(_paired_mm_hash, keys) if mm is not None]
-    salt = next((text for text in reversed(texts) if sha256_hex_prefix(text) is None), None)
-    return found, salt
-
-
-def _paired_mm_hash(key: object) -> int | None:
-    """Return the u64 of the identifier in [identifier, offset]; other than SHA-256 it is hashed."""
-    if not isinstance(key, list) or len(key) != 2 or not isinstance(key[0], str) or not key[0]:
-        return None
-    mm_hash = sha256_hex_prefix(key[0])
-    return xxh3_64_intdigest(key[0].encode()) if mm_hash is None else mm_hash
-
-
-def _block_mm_infos(value: object, n_blocks: int) -> Generator[int, None, list[list[int]]]:
-    """Return the hashes per block of nil or {"mm_objects": [{"mm_hash": u64, ...}, ...]}."""
-    if not isinstance(value, list):
-        raise _BadEvent(f"block_mm_infos is {_shorten(value)}, expected an array")
-    mm_hashes: list[list[int]] = []
-    for cost, part in _split_parts(n_blocks):
-        if cost:
-            yield KEYS_COST * cost
-        mm_hashes += [[] if info is None else _mm_objects(info) for info in value[part]]
-    return mm_hashes + [[] for _ in range(n_blocks - len(mm_hashes))]
-
-
-def _mm_objects(info: object) -> list[int]:
-    objects = info.get("mm_objects") if isinstance(info, dict) else None
-    if not isinstance(objects, list):
-        raise _BadEvent("block_mm_infos holds a value other than nil or mm_objects")
-    found = []
-    for item in objects:
-        mm_hash = item.get("mm_hash") if isinstance(item, dict) else None
-        if type(mm_hash) is not int:
-            raise _BadEvent(f"mm_hash is {_shorten(mm_hash)}, expected an integer")
-        found.append(mm_hash & U64_MASK)
-    return found
-
-
-def _shorten(value: object) -> str:
-    """Return a text short enough for a log line, for any value a publisher sent."""
-    text = repr(value)
-    return text if len(text) <= 40 else f"{type(value).__name__} {text[:40]}..."

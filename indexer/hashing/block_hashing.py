@@ -9,16 +9,12 @@ A block hash is the content hash of a block on its own:
 
 The window is the block; on EAGLE ranks the window is the block and one more token, because the KV
 of a position depends on the next token there.  The seed is SEED; a LoRA adapter adds XXH3-64 of
-its name.
+its name, and a cache salt, which separates prompts that must not share KV, adds XXH3-64 of the
+salt.  The latter is computed with a seed of its own, so that a salt never equals a LoRA name.  Both
+apply to every block of a prompt.  An engine sends a salt with the first block of a sequence; later
+blocks continue the salt of their sequence.
 
-A cache salt separates prompts that must not share KV.  Engines apply the salt to the first block
-of a sequence only, and so does this module: XXH3-64 of the salt is added to the seed of that
-block, computed with a seed of its own, so that a salt never equals a LoRA name or a multimodal
-hash.  The first block then differs, hence so does every path through that block.  In an event a
-salt is one of several strings, and 64 hexadecimal digits may be a salt or a multimodal hash;
-`seeds.salt_parts` decides that for both sides.
-
-Source: Dynamo's compute_block_hash_for_seq and its sequence hashes (1.3 line), except the salt:
+Source: Dynamo's compute_block_hash_for_seq and its sequence hashes (1.6 line):
 https://github.com/ai-dynamo/dynamo/tree/main/lib/kv-router
 """
 
@@ -30,7 +26,7 @@ import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from indexer.hashing import xxh3_kernels as hash_kernels
-from indexer.hashing.seeds import lora_seed, salted_seed
+from indexer.hashing.seeds import prompt_seed
 
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 Tokens: TypeAlias = npt.NDArray[np.uint32]
@@ -58,23 +54,30 @@ def compute_block_hashes(
     """
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1, not {block_size}")
-    window = block_size + is_eagle
-    hashes: Hashes = np.empty(max(0, (len(tokens) - window) // block_size + 1), np.uint64)
+    seed = prompt_seed(lora_name, cache_salt)
+    return hash_blocks(tokens, block_size + is_eagle, block_size, seed, mm_hashes)
+
+
+def hash_blocks(
+    tokens: Tokens,
+    window: int,
+    stride: int,
+    seed: int,
+    mm_hashes: Sequence[Sequence[int]] | None = None,
+) -> Hashes:
+    """Hash every complete window of tokens[0:], tokens[stride:], ...
+
+    mm_hashes: per window, as in `compute_block_hashes`.  Returns uint64 [n_windows].
+    """
+    hashes: Hashes = np.empty(max(0, (len(tokens) - window) // stride + 1), np.uint64)
     if not len(hashes):
         return hashes
-    seed = lora_seed(lora_name)
     tokens = np.ascontiguousarray(tokens, np.uint32)
-    _hash_windows(tokens, window, block_size, seed, hashes)
+    _hash_windows(tokens, window, stride, seed, hashes)
     if mm_hashes:
         for block, extra in enumerate(mm_hashes[: len(hashes)]):
             if extra:
-                hashes[block] = _hash_window(tokens, block * block_size, window, extra, seed)
-    if cache_salt:
-        seed, salt_mm_hash = salted_seed(seed, cache_salt)
-        first = [*mm_hashes[0]] if mm_hashes else []
-        if salt_mm_hash is not None:
-            first.append(salt_mm_hash)
-        hashes[0] = _hash_window(tokens, 0, window, first, seed)
+                hashes[block] = _hash_window(tokens, block * stride, window, extra, seed)
     return hashes
 
 

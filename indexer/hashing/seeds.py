@@ -1,7 +1,8 @@
 """Seeds of block hashes: LoRA names, cache salts and multimodal hashes.  No compiled code, no
 numpy.
 
-`hashes` describes their effect on a prompt; clients that compute hashes need the same functions.
+`block_hashing` describes their effect on a prompt; clients that compute hashes need the same
+functions.
 """
 
 import re
@@ -10,40 +11,55 @@ from xxhash import xxh3_64_intdigest
 
 SEED = 1337
 SALT_SEED = 1
+KEY_SEED = 2
 U64_MASK = 2**64 - 1
 NAMESPACE_SALT_PREFIX = "dynamo-cache-salt:"
 
 _SHA256_HEX = re.compile(r"[0-9a-fA-F]{64}")
 
 
-def lora_seed(lora_name: str | None) -> int:
-    """Return the seed of every block hash under an adapter; None and "" mean the base model."""
-    if not lora_name:
-        return SEED
-    return (SEED + xxh3_64_intdigest(lora_name.encode())) & U64_MASK
+def lora_offset(lora_name: str | None) -> int:
+    """Return the part of the seed that an adapter adds; None and "" mean the base model."""
+    return xxh3_64_intdigest(lora_name.encode()) if lora_name else 0
 
 
-def salted_seed(seed: int, cache_salt: str | None) -> tuple[int, int | None]:
-    """Return (seed, multimodal hash) of the first block; seed: the seed without the salt."""
-    salt, mm_hash = salt_parts(cache_salt)
-    if salt is not None:
-        seed = (seed + xxh3_64_intdigest(salt.encode(), SALT_SEED)) & U64_MASK
-    return seed, mm_hash
+def salt_offset(cache_salt: str | None) -> int:
+    """Return the part of the seed that a salt adds; None and "" mean no salt.
 
-
-def salt_parts(cache_salt: str | None) -> tuple[str | None, int | None]:
-    """Split a cache salt into (salt, multimodal hash), of which at most one is not None.
-
-    Engine events and prompts both use this, so both treat 64 hexadecimal digits as the multimodal
-    hash of the first block, and "dynamo-cache-salt:ns" as the salt "ns".  Idempotent.
+    Engine events and prompts both use this function, so "dynamo-cache-salt:ns" is the salt "ns" on
+    both sides.
     """
-    salt = cache_salt or ""
-    while salt.startswith(NAMESPACE_SALT_PREFIX):
-        salt = salt[len(NAMESPACE_SALT_PREFIX) :]
-    if not salt:
-        return None, None
-    mm_hash = sha256_hex_prefix(salt)
-    return (salt, None) if mm_hash is None else (None, mm_hash)
+    salt = strip_salt_prefix(cache_salt or "")
+    return xxh3_64_intdigest(salt.encode(), SALT_SEED) if salt else 0
+
+
+def prompt_seed(lora_name: str | None = None, cache_salt: str | None = None) -> int:
+    """Return the seed of every block hash of a prompt."""
+    return (SEED + lora_offset(lora_name) + salt_offset(cache_salt)) & U64_MASK
+
+
+def strip_salt_prefix(text: str) -> str:
+    """Return a salt without the prefix by which Dynamo marks it.  Idempotent.
+
+    A bare prefix is a salt itself: the engine does not share its blocks with unsalted prompts.
+    """
+    while text.startswith(NAMESPACE_SALT_PREFIX) and text != NAMESPACE_SALT_PREFIX:
+        text = text[len(NAMESPACE_SALT_PREFIX) :]
+    return text
+
+
+def image_hash(identifier: str) -> int:
+    """Return the multimodal hash of an engine's identifier of an image, sound or video.
+
+    SHA-256 in hexadecimal digits gives its first 16 digits, any other identifier its XXH3-64.
+    """
+    digits = sha256_hex_prefix(identifier)
+    return xxh3_64_intdigest(identifier.encode()) if digits is None else digits
+
+
+def key_hash(key: bytes) -> int:
+    """Return the multimodal hash of a key without a known meaning; no prompt has this hash."""
+    return xxh3_64_intdigest(key, KEY_SEED)
 
 
 def sha256_hex_prefix(text: str) -> int | None:

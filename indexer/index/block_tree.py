@@ -10,11 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.hashing.block_hashing import Hashes
-from indexer.index import change_kernels, clear_kernels, store_kernels
+from indexer.index import change_kernels, clear_kernels, lane_kernels, store_kernels
 from indexer.index import header_kernels as state
+from indexer.index.header_kernels import TIER_BITS, TIER_MASK
 from indexer.index.index_memory import IndexMemory
+from indexer.index.keyed_roots import KeyedRoots, SeedParts
 from indexer.index.orphans import ORPHAN_BYTES, Orphan, OrphanStore
-from indexer.tiers import N_TIERS, Tier
+from indexer.index.reuse_layouts import ReuseLayouts
+from indexer.tiers import Tier
 
 DETACHED_STEP_MAX = 64  # blocks stored one by one per step
 ADOPT_STEP_MAX = 64  # orphans placed per step
@@ -48,8 +51,18 @@ def to_signed(word: int) -> int:
 
 
 def holder_of(slot: int, tier: int, *, counted: bool) -> int:
-    """Return the number that kernels take for a holder."""
-    return slot << 3 | tier << 1 | counted
+    """Return the number that kernels take for a holder, in a tier or a lane."""
+    return slot << 1 + TIER_BITS | tier << 1 | counted
+
+
+def slot_of_holder(holder: int) -> int:
+    """Return the slot of a holder."""
+    return holder >> 1 + TIER_BITS
+
+
+def tier_of_holder(holder: int) -> int:
+    """Return the tier, or the lane, of a holder."""
+    return holder >> 1 & TIER_MASK
 
 
 class BlockTree:
@@ -59,7 +72,9 @@ class BlockTree:
         # Orphans live outside the arrays, so their memory is reserved from the same limit.
         orphans_max = min(orphans_max, bytes_max // ORPHANS_SHARE // ORPHAN_BYTES)
         self.memory = IndexMemory(blocks_max, bytes_max - orphans_max * ORPHAN_BYTES)
+        self.layouts = ReuseLayouts(self.memory)
         self.orphans = OrphanStore(orphans_max, self._mark_orphans)
+        self.keyed_roots = KeyedRoots()
         self.bytes_max = bytes_max
         self.header = self.memory.header
         self._single = ChangeBuffer(1, 0)
@@ -77,9 +92,25 @@ class BlockTree:
         """Return the memory in use; at most `bytes_max`, unless an empty index takes more."""
         return self.memory.nbytes() + len(self.orphans) * ORPHAN_BYTES
 
+    @property
+    def lanes(self) -> int:
+        """Number of lanes that the holder sets have planes for."""
+        return self.memory.value(state.LANES)
+
     def count_blocks(self, slot: int) -> int:
-        """Return the number of blocks that a slot holds, counted per tier."""
-        held = self.memory.column(state.LIVE)[slot * N_TIERS : (slot + 1) * N_TIERS]
+        """Return the number of blocks that a slot holds, counted per tier and lane."""
+        first = slot * state.LIVE_TIERS
+        held = self.memory.column(state.LIVE)[first : first + state.LIVE_TIERS]
+        return int(held.sum())
+
+    def count_tier_blocks(self, slot: int, tier: int) -> int:
+        """Return the number of blocks that a slot holds in a tier or lane."""
+        return int(self.memory.column(state.LIVE)[slot * state.LIVE_TIERS + tier])
+
+    def count_lane_blocks(self, slot: int) -> int:
+        """Return the number of blocks that a slot holds in its lanes."""
+        first = slot * state.LIVE_TIERS
+        held = self.memory.column(state.LIVE)[first + state.N_TIERS : first + state.LIVE_TIERS]
         return int(held.sum())
 
     def has_block_name(self, slot: int, tier: int, engine_hash: int) -> bool:
@@ -91,6 +122,32 @@ class BlockTree:
         """Return whether the slot has a block of this name in the tree, in this tier."""
         holder = holder_of(slot, tier, counted=False)
         return bool(store_kernels.find_block_in_tier(self.header, holder, engine_hash))
+
+    def find_names(self, holder: int, names: Hashes) -> NDArray[np.bool_]:
+        """Return whether the slot knows each name, in any tier; orphans are unknown."""
+        is_known = np.zeros(names.size, np.bool_)
+        store_kernels.find_names(self.header, holder, names, is_known)
+        return is_known
+
+    def find_seed_parts(self, holder: int, name: int) -> SeedParts | None:
+        """Return the parts of the seed below a block; None if the slot does not know the name."""
+        root = np.zeros(1, np.uint64)
+        if not store_kernels.find_root(self.header, holder, name, root):
+            return None
+        return self.keyed_roots.find_parts(int(root[0]))
+
+    def add_keyed_root(self, content: int, parts: SeedParts) -> bool:
+        """Store the parts of the seed below a first block; return False if the table is full."""
+        roots = self.keyed_roots
+        if roots.add(content, parts):
+            return True
+        if not roots.needs_removal:
+            return False
+        contents = roots.contents()
+        is_live = np.zeros(contents.size, np.bool_)
+        store_kernels.find_first_blocks(self.header, contents, is_live)
+        roots.remove_dead(contents, is_live)
+        return roots.add(content, parts)
 
     # Changes: the methods below return after one kernel call, or grow tables and continue.
 
@@ -124,7 +181,9 @@ class BlockTree:
                 self.memory.retry_growth()
                 done += 1
                 if not rows[done - 1, change_kernels.IS_STORE]:
-                    self.slots_to_clear.add(int(rows[done - 1, change_kernels.HOLDER]) >> 3)
+                    self.slots_to_clear.add(
+                        slot_of_holder(int(rows[done - 1, change_kernels.HOLDER]))
+                    )
                     break
             if done < last:
                 done = self.apply_changes(changes, done, last, self._any_writer)
@@ -150,6 +209,28 @@ class BlockTree:
                 header, holder, engines, header[state.CURSOR]
             )
         return int(recorded)
+
+    def count_levels(self, slot: int, parent: int | None, name: int, levels_max: int) -> int:
+        """Return how many blocks a dense block is below a parent (None: the root), else 0."""
+        below = (False, 0) if parent is None else (True, parent)
+        return int(lane_kernels.count_levels(self.header, slot, *below, name, levels_max))
+
+    def hold_part(self, holder: int, anchor: int, levels: int, local: int, name: int) -> int:
+        """Hold a part of a block, see the kernel.  Return 1, 0 if refused, or UNKNOWN_NAME."""
+        while True:
+            done = int(lane_kernels.hold_part(self.header, holder, anchor, levels, local, name))
+            if not self.header[state.NEED]:
+                return done
+            self.memory.grow_tables()
+
+    def hold_descendant(self, holder: int, parent: int | None, path: Hashes, name: int) -> int:
+        """Hold the last block of a path only, see the kernel.  Return as `hold_part`."""
+        below = (False, 0) if parent is None else (True, parent)
+        while True:
+            done = int(lane_kernels.hold_descendant(self.header, holder, *below, path, name))
+            if not self.header[state.NEED]:
+                return done
+            self.memory.grow_tables()
 
     def add_copies(self, holder: int, engines: Hashes, copies: NDArray[np.int64] | int) -> int:
         """Add `copies` announcements to each block; numbers below 1 add nothing."""
@@ -186,7 +267,7 @@ class BlockTree:
 
         Returns the blocks recorded. If fewer than given, the rest is dropped and counted.
         """
-        slot, tier, counted = holder >> 3, holder >> 1 & 3, bool(holder & 1)
+        slot, tier, counted = slot_of_holder(holder), tier_of_holder(holder), bool(holder & 1)
         for i, (local, name) in enumerate(zip(blocks.tolist(), engines.tolist(), strict=True)):
             if i > 0:
                 done = self.store_chain(holder, parent, blocks[i:], engines[i:])
@@ -215,7 +296,7 @@ class BlockTree:
 
     def copy_orphans(self, holder: int, names: list[int]) -> int:
         """Add hash-only announcements of orphans of any tier. Return the number recorded."""
-        slot, tier, counted = holder >> 3, holder >> 1 & 3, bool(holder & 1)
+        slot, tier, counted = slot_of_holder(holder), tier_of_holder(holder), bool(holder & 1)
         recorded = 0
         for name in names:
             orphan = self.orphans.find_in_any_tier(slot, name)
@@ -232,7 +313,7 @@ class BlockTree:
 
         Copies count only if the orphan has the same parent and content.
         """
-        slot, tier, counted = holder >> 3, holder >> 1 & 3, holder & 1
+        slot, tier, counted = slot_of_holder(holder), tier_of_holder(holder), holder & 1
         for content, name in zip(contents, names, strict=True):
             orphan = self.orphans.find_in_tier(slot, tier, name)
             placed = orphan is not None and self.drop_placed(slot, tier, [name]) > 0
@@ -291,3 +372,13 @@ class BlockTree:
             clear_kernels.settle_nodes(header, position, position + CLEAR_STEP_MAX)
             position += CLEAR_STEP_MAX
             yield CLEAR_STEP_MAX
+
+
+def add_lane_step(lanes: int, tree: BlockTree) -> int:
+    """Make a step towards planes for this many lanes; return whether another one is needed.
+
+    Raises MemoryError, without effect, if memory is short.
+    """
+    if tree.lanes < lanes:
+        tree.memory.add_lane_step(lanes)
+    return int(tree.lanes < lanes)

@@ -28,7 +28,7 @@ from indexer.jit.prefetch_kernels import prefetch
 # Fields of a change.
 (
     IS_STORE,
-    HOLDER,  # slot << 3 | tier << 1 | counted
+    HOLDER,  # slot, tier and counted, see `block_tree.holder_of`
     IS_BELOW,  # of a store: 1 below a parent, 0 at the root
     PARENT,  # parent's engine hash as 64 bits
     EVERY_COPY,  # of a removal: undo all announcements instead of one

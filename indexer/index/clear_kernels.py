@@ -14,13 +14,14 @@ from indexer.index.header_kernels import (
     BITS,
     CHANGED,
     HEADER,
+    LANES,
     LIVE,
+    LIVE_TIERS,
     LOST,
     N_TIERS,
     NODE_FREE,
     NODES_USED,
     PARENT,
-    PLANES,
     RECORD_FIELDS,
     RECORD_META,
     RECORDS,
@@ -30,12 +31,14 @@ from indexer.index.header_kernels import (
     SET_INFO,
     SET_LINK,
     SET_REFS,
+    SET_WORDS,
     SETS_UNLISTED,
     SETS_USED,
     WIDE_MOVED,
     WORDS,
     I,
     U,
+    held_plane,
     i32_view,
     i64_view,
     u32_view,
@@ -76,17 +79,16 @@ def clear_records(h, slot, start, stop):
 
 @compiled()
 def _is_empty(h, set_id):
-    words = h[WORDS]
     bits = u64_view(h, BITS)
     some = U(0)
-    for k in range(N_TIERS * words):
-        some |= bits[set_id * PLANES * words + k]
+    for k in range(set_id * h[SET_WORDS], (set_id + 1) * h[SET_WORDS]):
+        some |= bits[k]
     return some == U(0)
 
 
 @compiled()
 def _is_held(h, set_id, slot):
-    """Return whether a set has the slot in any tier; count the nodes that the slot thereby
+    """Return whether a set has the slot in any tier or lane; count the nodes that the slot thereby
     loses.
     """
     words = h[WORDS]
@@ -94,10 +96,10 @@ def _is_held(h, set_id, slot):
     live = i64_view(h, LIVE)
     refs = i64_view(h, SET_INFO)[set_id * SET_FIELDS + SET_REFS]
     held = False
-    for tier in range(N_TIERS):
-        word = (set_id * PLANES + tier) * words + (slot >> 6)
+    for tier in range(N_TIERS + h[LANES]):
+        word = set_id * h[SET_WORDS] + held_plane(tier) * words + (slot >> 6)
         if bits[word] >> U(slot & 63) & U(1):
-            live[slot * N_TIERS + tier] -= refs
+            live[slot * LIVE_TIERS + tier] -= refs
             held = True
     if held:
         # Once per set, not per node: the counter only shows that the slot has lost something.
@@ -114,8 +116,8 @@ def _take_out(h, set_id, slot):
     info = i64_view(h, SET_INFO)
     copy_set_on_write(h, set_id)
     hashed = U(info[set_id * SET_FIELDS + SET_HASH])
-    for plane in range(PLANES):
-        word = (set_id * PLANES + plane) * words + (slot >> 6)
+    for plane in range(h[SET_WORDS] // words):
+        word = set_id * h[SET_WORDS] + plane * words + (slot >> 6)
         hashed -= word_hash(plane, slot >> 6, bits[word])
         bits[word] &= ~(U(1) << U(slot & 63))
         hashed += word_hash(plane, slot >> 6, bits[word])
@@ -135,7 +137,7 @@ def _list_unless_equal(h, set_id):
         return I(0)
     bits = u64_view(h, BITS)
     hashed = i64_view(h, SET_INFO)[set_id * SET_FIELDS + SET_HASH]
-    equal, i = find_equal(h, bits, set_id * PLANES * h[WORDS], hashed)
+    equal, i = find_equal(h, bits, set_id * h[SET_WORDS], hashed)
     if equal != 0:
         return equal
     list_set(h, set_id, i)

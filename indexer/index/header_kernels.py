@@ -25,15 +25,24 @@ PARENT        int32   node           parent node; NODE_FREE when the node is on 
 MARK          uint32  node           holder set id, plus IMPLICIT when the parent is node - 1
                                      (free node: next free node)
 KIDS          int32   node           number of children (free node: previous free node)
-BITS          uint64  set*PLANES*W   holder sets: W words of slot bits per plane
-WIDE_BITS     uint64  set*PLANES*2W  the sets that were moved so far, while the pool is widened
+BITS          uint64  set*SET_WORDS  holder sets: W words of slot bits per plane
+WIDE_BITS     uint64  set*wider      the sets that were moved so far, while the pool is widened
 SET_INFO      int64   set*SET_FIELDS reference count, generation, link, hash (set_kernels)
 MEMO          int64   entry*4        cached set transitions
-LIVE          int64   slot*4+tier    nodes held
+LIVE          int64   slot*16+tier   nodes held
 RECORDS_OF    int64   slot           overflow records
 LOST          int64   slot           number of removals of a block, in any tier
 WAITING       int64   slot           1 = the slot has orphans (orphans)
-SCRATCH       uint64  PLANES*W       working set of a kernel call
+SCRATCH       uint64  SET_WORDS      working set of a kernel call
+
+LAYOUTS       int64   layout*LENGTH  cache groups of ranks with several (reuse_layout)
+LAYOUT_OF     int64   slot           number of its layout, from 1; 0: only a dense group
+INSIDE        int64   slot           out: tokens of the last match behind its last whole block
+BOUNDED       int64   slot           out: 1 = the last match is an upper bound
+REUSE_RUNS    int64   run*4          working set: runs of the path
+UNIT_HASHES   uint64  unit           content hashes of the prompt's units, of the caller; or none
+UNIT_NAMES    uint64  unit           names of the prompt's prefixes by units, of the caller; or none
+PROMPT_IDS    uint32  token          token ids of the prompt, of the caller; or none
 
 The COPY_ columns belong to a snapshot in progress (snapshot_kernels).
 """
@@ -57,7 +66,15 @@ IMPLICIT = np.uint32(0x80000000)
 SET_MASK = np.uint32(0x7FFFFFFF)
 NODE_FREE = -1
 N_TIERS = 4
-PLANES = 8  # one per tier, then one per tier for "irregular"
+LANES_MAX = 12
+"""Limit of lanes: the further tiers, N_TIERS and up, that a match of a prompt ignores."""
+TIER_BITS = 4  # of a tier or a lane in packed numbers
+TIER_MASK = (1 << TIER_BITS) - 1
+LIVE_TIERS = 1 << TIER_BITS
+PLANES = 2 * N_TIERS
+"""Planes of a holder set without lanes: one per tier, then one per tier for "irregular".  Each lane
+adds two more, for the same purposes.
+"""
 SET_FIELDS = 4
 SET_REFS, SET_GENERATION, SET_LINK, SET_HASH = range(SET_FIELDS)
 
@@ -98,11 +115,23 @@ NAMES, EDGES, SET_TABLE, RECORDS = range(0, 4 * TABLE_FIELDS, TABLE_FIELDS)
     COPIED_NODES,
     COPIED_SETS,
     COPIED_RECORDS,
-) = range(32, 78, 2)
+    LAYOUTS,
+    LAYOUT_OF,
+    INSIDE,
+    BOUNDED,
+    REUSE_RUNS,
+    UNIT_HASHES,
+    UNIT_NAMES,
+    PROMPT_IDS,
+) = range(32, 94, 2)
 
 # Counters and limits.
 (
     WORDS,  # words of a set plane; slots beyond 64 * WORDS do not exist
+    LANES,  # lanes that the holder sets have planes for
+    SET_WORDS,  # words of a holder set, over all planes
+    WIDE_WORDS,  # the same two numbers of WIDE_BITS: words of a plane ...
+    WIDE_SET_WORDS,  # ... and of a set
     NODES_USED,  # nodes ever handed out, root included: the scanned part of the columns
     NODES_LIVE,  # without the root
     NODES_MAX,
@@ -130,8 +159,12 @@ NAMES, EDGES, SET_TABLE, RECORDS = range(0, 4 * TABLE_FIELDS, TABLE_FIELDS)
     CURSOR,  # node where a stopped store continues
     MUTEX,  # address of the mutex of the index (mutex_kernels), 0: not shared
     CHANGED,  # number of blocks given to or taken from a slot
-) = range(78, 106)
-HEADER_LENGTH = 106
+    PROMPT_TOKENS,  # tokens of the prompt that is matched, 0: unknown
+    REUSE_BLOCK,  # tokens of a block of the tree
+    REUSE_STEPS,  # runs that the present match has examined
+    UNITS_MAX,  # units per block of the layouts with ends inside blocks, 0: none
+) = range(94, 130)
+HEADER_LENGTH = 130
 
 NODE_BYTES = 28  # bytes of a node over all node columns
 
@@ -175,6 +208,18 @@ def mask_view(h, column):
 def tiers_view(h, column):
     """Return int32 [rows, N_TIERS], in the layout that `match` fills."""
     return carray(as_pointer(h[column]), (h[column + 1] // N_TIERS, N_TIERS), np.int32)
+
+
+@compiled(forceinline=True)
+def held_plane(tier):
+    """Return the plane with the bits of the slots that hold a block in a tier or lane."""
+    return tier if tier < N_TIERS else 2 * tier
+
+
+@compiled(forceinline=True)
+def irregular_plane(tier):
+    """Return the plane that marks the irregular ones of a tier or lane."""
+    return tier + N_TIERS if tier < N_TIERS else 2 * tier + 1
 
 
 @compiled()

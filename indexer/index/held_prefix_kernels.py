@@ -12,7 +12,7 @@ from indexer.index.header_kernels import (
     MARK,
     N_TIERS,
     NODES_USED,
-    PLANES,
+    SET_WORDS,
     WORDS,
     I,
     U,
@@ -28,7 +28,7 @@ from indexer.jit.decorators import compiled
 def _has_slot(h, set_id, slot):
     """Return whether a set has the slot in any tier."""
     words, bits = h[WORDS], u64_view(h, BITS)
-    row, some = set_id * PLANES * words + (slot >> 6), U(0)
+    row, some = set_id * h[SET_WORDS] + (slot >> 6), U(0)
     for tier in range(N_TIERS):
         some |= bits[row + tier * words]
     return (some >> U(slot & 63)) & U(1) != 0

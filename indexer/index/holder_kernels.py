@@ -13,13 +13,17 @@ from indexer.index.header_kernels import (
     ENGINE,
     IMPLICIT,
     KIDS,
+    LANES,
     LIVE,
+    LIVE_TIERS,
     LOST,
     MARK,
     N_TIERS,
     NAMES,
     NAMES_SHARED,
     RECORDS_OF,
+    TIER_BITS,
+    TIER_MASK,
     I,
     home_slot,
     i32_view,
@@ -63,23 +67,23 @@ from indexer.jit.decorators import compiled
 
 @compiled()
 def holder_slot(holder):
-    return holder >> 3
+    return holder >> 1 + TIER_BITS
 
 
 @compiled()
 def holder_tier(holder):
-    return holder >> 1 & 3
+    return holder >> 1 & TIER_MASK
 
 
 @compiled()
 def _count_gain(h, slot, tier):
-    i64_view(h, LIVE)[slot * N_TIERS + tier] += 1
+    i64_view(h, LIVE)[slot * LIVE_TIERS + tier] += 1
     h[CHANGED] += 1
 
 
 @compiled()
 def _count_loss(h, slot, tier):
-    i64_view(h, LIVE)[slot * N_TIERS + tier] -= 1
+    i64_view(h, LIVE)[slot * LIVE_TIERS + tier] -= 1
     i64_view(h, LOST)[slot] += 1
     h[CHANGED] += 1
 
@@ -112,10 +116,13 @@ def find_in_tier(h, slot, tier, engine_hash):
 
 @compiled()
 def find_in_any_tier(h, slot, tier, engine_hash):
-    """Return the node that the slot holds under this hash in any tier, `tier` first, or 0."""
+    """Return the node that the slot holds under this hash in any tier or lane, or 0.
+
+    `tier` comes first.
+    """
     node = find_in_tier(h, slot, tier, engine_hash)
     other = I(0)
-    while node == 0 and other < N_TIERS:
+    while node == 0 and other < N_TIERS + h[LANES]:
         if other != tier:
             node = find_in_tier(h, slot, other, engine_hash)
         other += 1
@@ -284,7 +291,7 @@ def _is_only_name(h, slot, node, engine_hash):
 def hold_child(h, holder, parent, local, engine_hash):
     """Let the holder hold the child of `parent` with this content. Return the child, 0 if full.
 
-    holder: slot << 3 | tier << 1 | counted
+    holder: slot, tier and counted, see `block_tree.holder_of`
     Requires `has_set_room` and room in the name and edge tables.
     """
     slot, tier = holder_slot(holder), holder_tier(holder)

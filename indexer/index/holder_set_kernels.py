@@ -1,10 +1,11 @@
 """Interned holder sets: the slots that hold a block per tier, one set shared by many nodes.
 
-A set is PLANES bitmaps over slots. Plane t has the bit of each slot that holds the block in tier
-t; plane 4 + t marks the *irregular* ones among them: held other than exactly once under the node's
-primary engine hash, with overflow records for the details (record_kernels). Equal sets are one
-set: a fleet of eight workers needs a few hundred sets for a million blocks. Nodes count
-references; a memo caches the results of changing one slot of a set.
+A set is a number of bitmaps over slots, its planes. Plane t has the bit of each slot that holds
+the block in tier t; plane 4 + t marks the *irregular* ones among them: held other than exactly
+once under the node's primary engine hash, with overflow records for the details (record_kernels).
+Lanes are further tiers with two planes each behind these (`held_plane`, `irregular_plane`). Equal
+sets are one set: a fleet of eight workers needs a few hundred sets for a million blocks. Nodes
+count references; a memo caches the results of changing one slot of a set.
 
 The table of sets has each content once. Clearing removes a slot from the sets in place, which may
 make a set empty or equal to another one; such a set is *unlisted*: absent from the table, so that
@@ -24,8 +25,6 @@ from indexer.index.header_kernels import (
     ENTRIES,
     MEMO,
     MOVED,
-    N_TIERS,
-    PLANES,
     ROOM,
     SCRATCH,
     SCRATCH_HASH,
@@ -38,15 +37,20 @@ from indexer.index.header_kernels import (
     SET_LINK,
     SET_REFS,
     SET_TABLE,
+    SET_WORDS,
     SETS_LIVE,
     SETS_UNLISTED,
     SETS_USED,
     WIDE_BITS,
     WIDE_MOVED,
+    WIDE_SET_WORDS,
+    WIDE_WORDS,
     WORDS,
     I,
     U,
+    held_plane,
     i64_view,
+    irregular_plane,
     mix_bits,
     u32_view,
     u64_view,
@@ -66,11 +70,11 @@ def holder_state(h, set_id, slot, tier):
     """Return ABSENT, REGULAR or IRREGULAR."""
     words = h[WORDS]
     bits = u64_view(h, BITS)
-    word = set_id * PLANES * words + tier * words + (slot >> 6)
+    row = set_id * h[SET_WORDS] + (slot >> 6)
     bit = U(1) << U(slot & 63)
-    if bits[word] & bit == U(0):
+    if bits[row + held_plane(tier) * words] & bit == U(0):
         return ABSENT
-    if bits[word + N_TIERS * words] & bit == U(0):
+    if bits[row + irregular_plane(tier) * words] & bit == U(0):
         return REGULAR
     return IRREGULAR
 
@@ -119,7 +123,7 @@ def find_equal(h, content, start, hashed):
 
     content: uint64, the set's words begin at `start`
     """
-    length = PLANES * h[WORDS]
+    length = h[SET_WORDS]
     bits = u64_view(h, BITS)
     info = i64_view(h, SET_INFO)
     table = u32_view(h, SET_TABLE)
@@ -172,7 +176,7 @@ def _change_scratch(h, set_id, slot, tier, state):
     is left.
     """
     words = h[WORDS]
-    length = PLANES * words
+    length = h[SET_WORDS]
     bits = u64_view(h, BITS)
     scratch = u64_view(h, SCRATCH)
     for k in range(length):
@@ -180,21 +184,23 @@ def _change_scratch(h, set_id, slot, tier, state):
     hashed = U(i64_view(h, SET_INFO)[set_id * SET_FIELDS + SET_HASH])
     word = slot >> 6
     bit = U(1) << U(slot & 63)
-    for plane in range(PLANES):
+    held, irregular = held_plane(tier), irregular_plane(tier)
+    for plane in range(length // words):
         old = scratch[plane * words + word]
         new = old
-        if state == SLOT_GONE or plane & 3 == tier:
+        if state == SLOT_GONE or plane in (held, irregular):
             new &= ~bit
-        if plane == tier and state in (REGULAR, IRREGULAR):
+        if plane == held and state in (REGULAR, IRREGULAR):
             new |= bit
-        if plane == N_TIERS + tier and state == IRREGULAR:
+        if plane == irregular and state == IRREGULAR:
             new |= bit
         if new != old:
             hashed += word_hash(plane, word, new) - word_hash(plane, word, old)
             scratch[plane * words + word] = new
     h[SCRATCH_HASH] = I(hashed)
+    # A slot is irregular only where it holds the block, so any bit of any plane is a holder.
     left = U(0)
-    for k in range(N_TIERS * words):
+    for k in range(length):
         left |= scratch[k]
     return left != U(0)
 
@@ -202,7 +208,7 @@ def _change_scratch(h, set_id, slot, tier, state):
 @compiled()
 def _add_set(h, i):
     """Store SCRATCH under an id and enter the id at table slot i. References start at 0."""
-    length = PLANES * h[WORDS]
+    length = h[SET_WORDS]
     bits = u64_view(h, BITS)
     scratch = u64_view(h, SCRATCH)
     info = i64_view(h, SET_INFO)
@@ -229,14 +235,14 @@ def _add_set(h, i):
 
 @compiled()
 def widen_set(h, set_id):
-    """Copy a set's row to the pool for twice as many slots."""
+    """Copy a set's row to the pool for more slots or more lanes."""
     words = h[WORDS]
     bits = u64_view(h, BITS)
     wide = u64_view(h, WIDE_BITS)
-    for plane in range(PLANES):
-        row = set_id * PLANES + plane
+    row, wide_row = set_id * h[SET_WORDS], set_id * h[WIDE_SET_WORDS]
+    for plane in range(h[SET_WORDS] // words):
         for k in range(words):
-            wide[row * 2 * words + k] = bits[row * words + k]
+            wide[wide_row + plane * h[WIDE_WORDS] + k] = bits[row + plane * words + k]
 
 
 @compiled()
@@ -248,7 +254,7 @@ def set_with_change(h, set_id, slot, tier, state):
     """
     memo = i64_view(h, MEMO)
     info = i64_view(h, SET_INFO)
-    key = (set_id << 24 | slot << 4 | tier << 2 | state) + 1
+    key = (set_id << 26 | slot << 6 | tier << 2 | state) + 1
     entry = (I(mix_bits(U(key)) >> U(24)) & I(memo.shape[0] // 4 - 1)) * 4
     target = memo[entry + 1]
     # Generations of both sets: an id may have been freed and reused since the memo was written.

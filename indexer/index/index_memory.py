@@ -42,6 +42,13 @@ _NODE_COLUMNS = (
     (state.KIDS, np.int32),
 )
 _SLOT_COLUMNS = (state.LIVE, state.RECORDS_OF, state.LOST, state.WAITING)
+_REUSE_COLUMNS = (
+    state.LAYOUTS,
+    state.LAYOUT_OF,
+    state.INSIDE,
+    state.BOUNDED,
+    state.REUSE_RUNS,
+)
 _SMALL_COLUMNS = (state.MEMO, *_SLOT_COLUMNS, state.SCRATCH)
 _WIDTHS = {
     state.NAMES: 1,
@@ -54,6 +61,11 @@ _ROOT_PARENT = -2
 _NEVER_CALLED = 2**62
 
 Array = NDArray[Any]
+
+
+def _set_words(words: int, lanes: int) -> int:
+    """Return the words of a holder set."""
+    return (state.PLANES + 2 * lanes) * words
 
 
 class IndexMemory:
@@ -74,6 +86,7 @@ class IndexMemory:
         self._wide_columns: dict[
             int, Array
         ] = {}  # columns that replace others once the sets are widened
+        self._wide_lanes = 0
         self._replaced_arrays: list[
             tuple[Array, int, int]
         ] = []  # (array, bytes returned, bytes in all)
@@ -87,11 +100,11 @@ class IndexMemory:
         self.column(state.PARENT)[0] = _ROOT_PARENT
         self._install_column(state.MEMO, zeroed_array(MEMO_ENTRIES * 4, np.int64))
         self._install_column(
-            state.SET_INFO, zeroed_array(self._sets_max(1) * state.SET_FIELDS, np.int64)
+            state.SET_INFO, zeroed_array(self._sets_max(state.PLANES) * state.SET_FIELDS, np.int64)
         )
-        for column, array in self._columns_for(1).items():
+        for column, array in self._columns_for(1, 0).items():
             self._install_column(column, array)
-        header[state.WORDS] = 1
+        header[state.WORDS], header[state.SET_WORDS] = 1, _set_words(1, 0)
         starts = (TABLE_START, TABLE_START, SETS_START, RECORDS_START)
         for (table, width), size in zip(_WIDTHS.items(), starts, strict=True):
             self._install_column(table, zeroed_array(size * width, np.uint32))
@@ -118,6 +131,7 @@ class IndexMemory:
         sets = self.value(state.SETS_USED) * self.value(state.SET_BYTES)
         tables = sum(self._columns[t].nbytes for t in self._columns if t < state.LOCAL)
         small = sum(self._columns[column].nbytes for column in _SMALL_COLUMNS)
+        small += sum(self._columns[c].nbytes for c in _REUSE_COLUMNS if c in self._columns)
         replaced = sum(size - gone for _, gone, size in self._replaced_arrays)
         nodes = self.value(state.NODES_USED) * state.NODE_BYTES
         return nodes + sets + tables + small + replaced + self.header.nbytes
@@ -151,11 +165,41 @@ class IndexMemory:
         """
         self._return_piece()
         if not self._wide_columns:
-            self._begin_wide()
-        row = 2 * state.PLANES * 8 * self.value(state.WORDS)
+            self._begin_wide(2 * self.value(state.WORDS), self.value(state.LANES))
+        row = 8 * self.value(state.WIDE_SET_WORDS)
         store_kernels.widen_sets(self.header, max(1, WIDEN_BYTES // row))
         if self.value(state.WIDE_MOVED) == self.value(state.SETS_USED):
             self._replace_sets()
+
+    def add_lane_step(self, lanes: int) -> None:
+        """Make a bounded step towards planes for `lanes` lanes; steps to more slots end first.
+
+        Raises MemoryError, without effect, if memory is short.
+        """
+        assert lanes <= state.LANES_MAX
+        if not self._wide_columns:
+            self._begin_wide(self.value(state.WORDS), lanes)
+        self.widen_step()
+
+    def install_reuse_columns(self, table: Array, numbers: Array, runs: int) -> None:
+        """Install the layouts of ranks with several cache groups.
+
+        table, numbers: LAYOUTS and LAYOUT_OF; runs: length of REUSE_RUNS
+        """
+        self._install_column(state.LAYOUTS, table)
+        self._install_column(state.LAYOUT_OF, numbers)
+        for column in (state.INSIDE, state.BOUNDED):
+            self._install_column(column, np.zeros(numbers.size, np.int64))
+        if state.REUSE_RUNS not in self._columns:
+            self._install_column(state.REUSE_RUNS, np.zeros(runs, np.int64))
+        self._update_accounting()
+
+    def drop_reuse_columns(self) -> None:
+        """Remove what `install_reuse_columns` installed, if anything."""
+        for column in _REUSE_COLUMNS:
+            if column in self._columns:
+                self._uninstall_column(column)
+        self._update_accounting()
 
     def _install_column(self, column: int, array: Array) -> None:
         self._columns[column] = array
@@ -169,9 +213,10 @@ class IndexMemory:
     def _update_accounting(self) -> None:
         """Update the counters that depend on sizes."""
         header = self.header
-        row = state.PLANES * 8 * self.value(state.WORDS)
-        header[state.SET_BYTES] = _INFO_BYTES + (3 * row if self._wide_columns else row)
-        header[state.SETS_KEPT] = self._sets_max(self.value(state.WORDS)) // REMOVAL_SETS_SHARE
+        row = 8 * self.value(state.SET_WORDS)
+        wide_row = 8 * self.value(state.WIDE_SET_WORDS) if self._wide_columns else 0
+        header[state.SET_BYTES] = _INFO_BYTES + row + wide_row
+        header[state.SETS_KEPT] = self._sets_max(self.value(state.SET_WORDS)) // REMOVAL_SETS_SHARE
         header[state.BYTES_LEFT] = self._bytes_max - self.nbytes()
 
     # Tables: hash tables of 32-bit words, grown by a copy that kernels fill step by step.
@@ -222,30 +267,33 @@ class IndexMemory:
 
     # Holder sets: the pool is replaced by a wider one when slots beyond its words are needed.
 
-    def _sets_max(self, words: int) -> int:
+    def _sets_max(self, set_words: int) -> int:
         """Return the number of set ids that can ever be needed, or afforded, at this width."""
-        affordable = max(0, self._bytes_max) // (_INFO_BYTES + state.PLANES * 8 * words)
+        affordable = max(0, self._bytes_max) // (_INFO_BYTES + 8 * set_words)
         return min(self.value(state.NODES_MAX), affordable) + 4
 
-    def _columns_for(self, words: int) -> dict[int, Array]:
-        """Return new arrays for the columns with a size that depends on the number of slots."""
+    def _columns_for(self, words: int, lanes: int) -> dict[int, Array]:
+        """Return new arrays for the columns with a size that depends on slots and lanes."""
+        set_words = _set_words(words, lanes)
         return {
-            state.BITS: zeroed_array(self._sets_max(words) * state.PLANES * words, np.uint64),
-            state.SCRATCH: zeroed_array(state.PLANES * words, np.uint64),
-            state.LIVE: zeroed_array(64 * words * state.N_TIERS, np.int64),
+            state.BITS: zeroed_array(self._sets_max(set_words) * set_words, np.uint64),
+            state.SCRATCH: zeroed_array(set_words, np.uint64),
+            state.LIVE: zeroed_array(64 * words * state.LIVE_TIERS, np.int64),
             state.RECORDS_OF: zeroed_array(64 * words, np.int64),
             state.LOST: zeroed_array(64 * words, np.int64),
             state.WAITING: zeroed_array(64 * words, np.int64),
         }
 
-    def _begin_wide(self) -> None:
-        words = 2 * self.value(state.WORDS)
+    def _begin_wide(self, words: int, lanes: int) -> None:
         assert 64 * words <= SLOTS_MAX
         used = self.value(state.SETS_USED)
-        if used * state.PLANES * 8 * words > self.value(state.BYTES_LEFT):
-            raise MemoryError("the holder sets for more slots exceed the memory limit of the index")
-        self._wide_columns = self._columns_for(words)
+        if used * 8 * _set_words(words, lanes) > self.value(state.BYTES_LEFT):
+            raise MemoryError("the wider holder sets exceed the memory limit of the index")
+        self._wide_columns = self._columns_for(words, lanes)
+        self._wide_lanes = lanes
         self._install_column(state.WIDE_BITS, self._wide_columns[state.BITS])
+        self.header[state.WIDE_WORDS] = words
+        self.header[state.WIDE_SET_WORDS] = _set_words(words, lanes)
         self.header[state.WIDE_MOVED] = 0
         self._update_accounting()
 
@@ -253,13 +301,15 @@ class IndexMemory:
         for column in _SLOT_COLUMNS:
             old = self._columns[column]
             self._wide_columns[column][: old.size] = old
-        row = state.PLANES * 8 * self.value(state.WORDS)
+        row = 8 * self.value(state.SET_WORDS)
         self._queue_return(self._columns[state.BITS], self.value(state.SETS_USED) * row)
         self._uninstall_column(state.WIDE_BITS)
         for column, array in self._wide_columns.items():
             self._install_column(column, array)
         self._wide_columns = {}
-        self.header[state.WORDS] *= 2
+        header = self.header
+        header[state.WORDS], header[state.LANES] = header[state.WIDE_WORDS], self._wide_lanes
+        header[state.SET_WORDS] = header[state.WIDE_SET_WORDS]
         self.header[state.WIDE_MOVED] = 0
         self.header[state.COPY_SETS_END] = 0  # a snapshot continues with the old sets
         for table in _WIDTHS:

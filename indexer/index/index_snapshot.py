@@ -6,6 +6,7 @@ works on the copy.
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,7 +16,9 @@ from numpy.typing import NDArray
 from indexer.hashing.block_hashing import Hashes
 from indexer.index import header_kernels as state
 from indexer.index import snapshot_kernels as kernels
+from indexer.index.cache_groups import GroupsRecord
 from indexer.index.index_memory import IndexMemory
+from indexer.index.keyed_roots import KeyedRootRows
 from indexer.index.orphans import Orphan
 
 ALIAS_RECORD, ANCHOR_RECORD = 0, 1
@@ -62,7 +65,7 @@ class IndexSnapshot(NamedTuple):
     engine: Hashes  # [nodes] primary engine hash
     parent: NDArray[np.int32]  # [nodes], negative for the root and unused nodes
     holders: NDArray[np.uint32]  # [nodes] row of `sets`, 0 for unused nodes
-    # [sets, 8, words] slot bits: 4 tiers, then 4 of "irregular, see records"
+    # [sets, planes, words] slot bits: 4 tiers, 4 of "irregular, see records", one and one per lane
     sets: NDArray[np.uint64]
     records: NDArray[np.void]  # (key, slot, tier, kind, node, count): record_kernels explains
     slots: tuple[int, ...]  # open slots that are not being cleared or filled
@@ -72,6 +75,13 @@ class IndexSnapshot(NamedTuple):
     orphans: tuple[tuple[int, Orphan], ...]  # (slot, block with an unknown parent)
     live_at: Mapping[int, float] | None = None
     # slot -> monotonic seconds of the last live batch; None if the source does not record times
+    keyed_roots: KeyedRootRows | None = None  # None without any adapter, salt or image
+    groups: Mapping[int, GroupsRecord] = MappingProxyType({})  # slot -> cache groups, if several
+
+    @property
+    def tiers(self) -> range:
+        """Numbers of the tiers and lanes of the sets."""
+        return range(state.N_TIERS + (self.sets.shape[1] - state.PLANES) // 2)
 
 
 class SnapshotCopy:
@@ -90,13 +100,13 @@ class SnapshotCopy:
         value, column = self._memory.value, self._memory.column
         nodes = value(state.NODES_USED) + _SLACK_NODES
         sets = value(state.SETS_USED) + _SLACK_SETS
-        self._words = value(state.WORDS)
+        self._words, self._set_words = value(state.WORDS), value(state.SET_WORDS)
         # Filling touches the pages now; under the lock only bytes move.
         self._local = np.full(nodes, 0, np.uint64)
         self._engine = np.full(nodes, 0, np.uint64)
         self._parent = np.full(nodes, 0, np.int32)
         self._holders = np.full(nodes, 0, np.uint32)
-        self._bits = np.full(sets * state.PLANES * self._words, 0, np.uint64)
+        self._bits = np.full(sets * self._set_words, 0, np.uint64)
         self._rows = np.full(column(state.RECORDS).size, 0, np.uint32)
         self._copied_nodes = np.full(nodes, 0, np.uint8)
         self._copied_sets = np.full(sets, 0, np.uint8)
@@ -114,6 +124,7 @@ class SnapshotCopy:
             value(state.NODES_USED) > self._local.size
             or value(state.SETS_USED) > self._copied_sets.size
             or value(state.WORDS) != self._words
+            or value(state.SET_WORDS) != self._set_words
             or memory.column(state.RECORDS).size != self._rows.size
         ):
             return False
@@ -155,7 +166,7 @@ class SnapshotCopy:
         if header[state.COPY_NODES] < self._nodes:
             kernels.copy_nodes(header, COPY_STEP_BYTES // _NODE_BYTES)
         elif self._sets_done < self._sets:
-            row = state.PLANES * self._words * 8
+            row = self._set_words * 8
             start = self._sets_done
             stop = min(self._sets, start + max(1, COPY_STEP_BYTES // row))
             kernels.copy_sets(self._copied_sets, self._from_bits, self._bits, start, stop)
@@ -184,10 +195,10 @@ class SnapshotCopy:
         live_at: Mapping[int, float],
     ) -> IndexSnapshot:
         """Return the copied data; needs no lock."""
-        sets = self._bits.reshape(-1, state.PLANES, self._words)[: self._sets]
+        sets = self._bits.reshape(-1, self._set_words // self._words, self._words)[: self._sets]
         holders = self._holders[: self._nodes]
         if self._has_empty_sets:
-            is_empty: NDArray[np.bool_] = ~np.any(sets[:, : state.N_TIERS], axis=(1, 2))
+            is_empty: NDArray[np.bool_] = ~np.any(sets, axis=(1, 2))
             holders[is_empty[holders]] = 0
         return IndexSnapshot(
             local=self._local[: self._nodes],

@@ -77,8 +77,16 @@ def _check_table(memory: IndexMemory, table: int) -> list[int]:
 
 def _rows(memory: IndexMemory) -> NDArray[Any]:
     """Return the holder sets in use; the pool behind them is reserved for millions."""
-    rows = memory.column(state.BITS).reshape(-1, state.PLANES, memory.value(state.WORDS))
+    planes = state.PLANES + 2 * memory.value(state.LANES)
+    rows = memory.column(state.BITS).reshape(-1, planes, memory.value(state.WORDS))
     return rows[: memory.value(state.SETS_USED)]
+
+
+def split_planes(row: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the planes of holders and those of irregular ones of a set, by tier and lane."""
+    tiers, lanes = row[: state.N_TIERS], row[state.PLANES :: 2]
+    irregular = row[state.N_TIERS : state.PLANES], row[state.PLANES + 1 :: 2]
+    return np.concatenate([tiers, lanes]), np.concatenate(irregular)
 
 
 def _check_sets(memory: IndexMemory, nodes: list[int]) -> None:
@@ -94,7 +102,7 @@ def _check_sets(memory: IndexMemory, nodes: list[int]) -> None:
     rows = _rows(memory)
     assert len({rows[s].tobytes() for s in references}) == len(references), "a set twice"
     for set_id in references:
-        tiers, irregular = rows[set_id, : state.N_TIERS], rows[set_id, state.N_TIERS :]
+        tiers, irregular = split_planes(rows[set_id])
         assert tiers.any()
         assert not (irregular & ~tiers).any()
 
@@ -107,14 +115,15 @@ def _holdings(memory: IndexMemory, nodes: list[int]) -> dict[tuple[int, int, int
     for node in nodes:
         words = np.ascontiguousarray(rows[marks[node] & state.SET_MASK])
         row = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
-        for tier, slot in np.argwhere(row[: state.N_TIERS]).tolist():
-            found[slot, tier, node] = bool(row[state.N_TIERS + tier, slot])
+        held, irregular = split_planes(row)
+        for tier, slot in np.argwhere(held).tolist():
+            found[slot, tier, node] = bool(irregular[tier, slot])
     return found
 
 
 def _check_holdings(memory: IndexMemory, nodes: list[int]) -> None:
     holdings = _holdings(memory, nodes)
-    live = memory.column(state.LIVE).reshape(-1, state.N_TIERS)
+    live = memory.column(state.LIVE).reshape(-1, state.LIVE_TIERS)
     expected = np.zeros_like(live)
     for slot, tier, _ in holdings:
         expected[slot, tier] += 1
@@ -125,7 +134,8 @@ def _check_holdings(memory: IndexMemory, nodes: list[int]) -> None:
     rows = memory.column(state.RECORDS).reshape(-1, state.RECORD_FIELDS)
     rows = rows[rows[:, state.RECORD_META] != 0]
     for meta, low, high, node, count in rows.tolist():
-        slot, tier, kind = (meta - 1) >> 3, (meta - 1) >> 1 & 3, (meta - 1) & 1
+        place, kind = divmod(meta - 1, 2)
+        slot, tier = divmod(place, state.LIVE_TIERS)
         key = low | high << 32
         records_of[slot] += 1
         if kind == _ALIAS:

@@ -14,8 +14,8 @@ from indexer.index.header_kernels import (
     MARK,
     N_TIERS,
     NODES_USED,
-    PLANES,
     SCRATCH,
+    SET_WORDS,
     WORDS,
     I,
     U,
@@ -45,7 +45,7 @@ def _start_alive(h, set_id):
     words = h[WORDS]
     bits = u64_view(h, BITS)
     alive = u64_view(h, SCRATCH)
-    row = set_id * PLANES * words
+    row = set_id * h[SET_WORDS]
     n_live = I(0)
     for k in range(words):
         taken = U(0)
@@ -93,7 +93,7 @@ def _narrow_alive(h, n_live, set_id, depth, matched):
     The tiers they leave are final at `depth`. Returns the number of words with slots left.
     """
     words = h[WORDS]
-    planes = u64_view(h, BITS)[set_id * PLANES * words :]
+    planes = u64_view(h, BITS)[set_id * h[SET_WORDS] :]
     alive = u64_view(h, SCRATCH)
     listed = N_TIERS * words
     left = I(0)
@@ -211,7 +211,7 @@ def match_prompt_incremental(h, path, matched, holding):
         return
     words = h[WORDS]
     bits = u64_view(h, BITS)
-    row = _walk_tree(h, path, matched) * PLANES * words
+    row = _walk_tree(h, path, matched) * h[SET_WORDS]
     for k in range(min(words, holding.shape[0])):
         for tier in range(N_TIERS):
             holding[k] |= bits[row + tier * words + k]

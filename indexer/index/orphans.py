@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import NamedTuple
 
-from indexer.tiers import Tier
+from indexer.index.header_kernels import LIVE_TIERS
 
 ORPHAN_BYTES = 700
 """Memory of an orphan with all containers; measured, rounded up."""
@@ -116,11 +116,11 @@ class OrphanStore:
         return None if mine is None else mine.by_name.get((tier, engine_hash))
 
     def find_in_any_tier(self, slot: int, engine_hash: int) -> Orphan | None:
-        """Return the slot's orphan of this name in any tier, or None."""
+        """Return the slot's orphan of this name in any tier or lane, or None."""
         mine = self._slots.get(slot)
         if mine is None:
             return None
-        names = ((tier, engine_hash) for tier in Tier)
+        names = ((tier, engine_hash) for tier in range(LIVE_TIERS))
         return next((mine.by_name[name] for name in names if name in mine.by_name), None)
 
     def missing_parents(self, slot: int, engine_hashes: Iterable[int]) -> list[int]:

@@ -29,6 +29,7 @@ from indexer.index.header_kernels import (
     RECORDS,
     RECORDS_OF,
     ROOM,
+    TIER_BITS,
     I,
     U,
     home_slot,
@@ -44,12 +45,12 @@ ALIAS, ANCHOR = range(2)
 @compiled()
 def record_meta(slot, tier, kind):
     """Return slot, tier and kind as a non-zero number."""
-    return (slot << 3 | tier << 1 | kind) + 1
+    return (slot << 1 + TIER_BITS | tier << 1 | kind) + 1
 
 
 @compiled()
 def slot_of_meta(meta):
-    return I((meta - 1) >> 3)
+    return I((meta - 1) >> 1 + TIER_BITS)
 
 
 @compiled()

@@ -23,18 +23,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.hashing.block_hashing import Hashes
+from indexer.hashing.block_hashing import Hashes, Tokens
+from indexer.hashing.engine_names import NameScheme
 from indexer.index import header_kernels as state
 from indexer.index import invariants
 from indexer.index.block_tree import BlockTree
+from indexer.index.cache_groups import GroupsRecord, OpenBlock, complete_record
 from indexer.index.index_memory import BYTES_MAX
 from indexer.index.index_snapshot import IndexSnapshot, SnapshotCopy, StreamPosition
+from indexer.index.keyed_roots import KeyedRoots
 from indexer.index.match_kernels import match_prompt
 from indexer.index.orphans import Orphan
+from indexer.index.reuse_kernels import refine_matches
 from indexer.index.slot_table import SlotTable
 from indexer.index.slot_writer import SlotWriter, make_writer_rows
 from indexer.jit.mutex import Mutex
-from indexer.tiers import N_TIERS
+from indexer.tiers import N_TIERS, Tier
 
 ORPHAN_BLOCKS_MAX = 65_536
 WRITERS_PER_STEP = 256
@@ -59,6 +63,68 @@ class IndexStats(NamedTuple):
     unannounced_blocks: int  # hash-only announcements of blocks never announced with content
 
 
+class PromptUnits(NamedTuple):
+    """What a match of ranks with several cache groups needs of a prompt beside its blocks.
+
+    n_tokens: length of the prompt
+    tokens:   uint32 [n_tokens], C-contiguous; None if unknown
+    hashes:   uint64 [units], content of each unit; None if unknown
+    names:    uint64 [units], the engine's names of the prefixes that end there; None if unknown
+    """
+
+    n_tokens: int
+    tokens: Tokens | None = None
+    hashes: Hashes | None = None
+    names: Hashes | None = None
+
+
+class ReuseMatch(NamedTuple):
+    """Match with the reusable tokens of ranks with several cache groups.
+
+    matched: int32 [n_slots, N_TIERS], whole blocks, tiers cumulated
+    held:    int32 [n_slots], GPU blocks of the dense group alone
+    layouts: bool [n_slots], True for ranks with several cache groups; None: nowhere
+    inside:  int64 [n_slots], reusable tokens behind the last whole block; None: 0 everywhere
+    bounded: bool [n_slots], True where the number is an upper bound; None: nowhere
+    """
+
+    matched: NDArray[np.int32]
+    held: NDArray[np.int32]
+    layouts: NDArray[np.bool_] | None = None
+    inside: NDArray[np.int64] | None = None
+    bounded: NDArray[np.bool_] | None = None
+
+
+def refine_prompt(
+    header: NDArray[np.int64],
+    path: Hashes,
+    matched: NDArray[np.int32],
+    units: PromptUnits | None,
+) -> None:
+    """Refine a match, with the index locked."""
+    header[state.PROMPT_TOKENS] = 0 if units is None else units.n_tokens
+    _point_to_units(header, units)
+    refine_matches(header, path, matched)
+    _point_to_units(header, None)
+
+
+def _point_to_units(header: NDArray[np.int64], units: PromptUnits | None) -> None:
+    """Point the header to the arrays of a prompt, which the caller keeps alive; None: to none."""
+    arrays = (None, None, None) if units is None else units[1:]
+    columns = state.PROMPT_IDS, state.UNIT_HASHES, state.UNIT_NAMES
+    for column, array in zip(columns, arrays, strict=True):
+        # An empty array has an address as well: a prompt shorter than a unit has no names.
+        header[column] = 0 if array is None else array.ctypes.data
+        header[column + 1] = 0 if array is None else array.size
+
+
+def _groups_of(writer: SlotWriter) -> tuple[GroupsRecord, dict[int, OpenBlock]]:
+    """Return the record of a writer's groups, and a copy of what changes between records."""
+    assert writer.groups_record is not None
+    groups = writer.cache_groups
+    return writer.groups_record, {} if groups is None else groups.copy_open_blocks()
+
+
 class _CopyMoment(NamedTuple):
     """State at the moment of a copy that is not in the arrays."""
 
@@ -66,6 +132,8 @@ class _CopyMoment(NamedTuple):
     positions: dict[int, StreamPosition]
     live_at: dict[int, float]
     orphans: list[tuple[int, list[Orphan]]]
+    keyed_roots: KeyedRoots
+    groups: dict[int, tuple[GroupsRecord, dict[int, OpenBlock]]]
 
 
 class PrefixIndex:
@@ -181,17 +249,74 @@ class PrefixIndex:
                 self._tree.memory.widen_step()
             return not self._has_room(more)
 
-    def match(self, path: Hashes) -> NDArray[np.int32]:
+    def match(self, path: Hashes, units: "PromptUnits | None" = None) -> NDArray[np.int32]:
         """Return the matched blocks [n_slots, N_TIERS], tiers cumulated: column t counts tiers
         0..t.
 
         `path` is uint64 [n_blocks], C-contiguous, content hashes, first block first. The result
-        is a fresh array. O(n_blocks), plus O(n_slots) where the holders of the path change.
+        is a fresh array; of a rank with several cache groups it has the reusable blocks.
+        O(n_blocks), plus O(n_slots) where the holders of the path change.
         """
+        return self.match_reuse(path, units).matched
+
+    def match_reuse(self, path: Hashes, units: "PromptUnits | None" = None) -> "ReuseMatch":
+        """Match as `match`, with the tokens inside blocks and the certainty of each slot."""
+        n_slots = len(self._slots.writers)
         with self.lock:
-            matched = np.empty((len(self._slots.writers), N_TIERS), np.int32)
+            matched = np.empty((n_slots, N_TIERS), np.int32)
             match_prompt(self.header, path, matched)
-        return matched
+            if not self.header[state.LAYOUTS]:
+                return ReuseMatch(matched, matched[:, Tier.GPU])
+            held = matched[:, Tier.GPU].copy()
+            refine_prompt(self.header, path, matched, units)
+            layout_of, inside, bounded = self._read_reuse(n_slots)
+        return ReuseMatch(matched, held, layout_of != 0, inside, bounded != 0)
+
+    def last_reuse(self, matched: NDArray[np.int32]) -> "ReuseMatch":
+        """Return what a kernel has just matched.  Only for the thread that places prompts.
+
+        matched: int32 [at least n_slots, N_TIERS], as the kernel left it
+        """
+        n_slots = len(self._slots.writers)
+        matched = matched[:n_slots]
+        with self.lock:
+            if not self.header[state.LAYOUTS]:
+                return ReuseMatch(matched, matched[:, Tier.GPU])
+            layout_of, inside, bounded = self._read_reuse(n_slots)
+        return ReuseMatch(matched, matched[:, Tier.GPU], layout_of != 0, inside, bounded != 0)
+
+    def _read_reuse(self, n_slots: int) -> NDArray[np.int64]:
+        """Return LAYOUT_OF, INSIDE and BOUNDED, int64 [3, n_slots], with the index locked."""
+        columns = (state.LAYOUT_OF, state.INSIDE, state.BOUNDED)
+        found = np.zeros((len(columns), n_slots), np.int64)
+        for row, column in zip(found, columns, strict=True):
+            # The columns are older than slots that were added since the layouts changed.
+            values = self._tree.memory.column(column)[:n_slots]
+            row[: values.size] = values
+        return found
+
+    def set_units(self, units: PromptUnits | None) -> None:
+        """Set what kernels that match a prompt may use of it, until the next call.
+
+        Only for the thread that places prompts.
+        """
+        if self.header[state.LAYOUTS]:
+            _point_to_units(self.header, units)
+
+    @property
+    def name_scheme(self) -> NameScheme | None:
+        """How the engines name prefixes, where ends inside blocks are matched by names."""
+        return self._tree.layouts.name_scheme
+
+    @property
+    def has_layouts(self) -> bool:
+        """True if some rank has several cache groups, or one whose last match is dropped."""
+        return bool(self.header[state.LAYOUTS])
+
+    @property
+    def units_per_block(self) -> int:
+        """Units per block in which reusable prefixes of some rank may end; 0: only whole blocks."""
+        return int(self.header[state.UNITS_MAX])
 
     def stats(self) -> IndexStats:
         """Return current sizes, and totals of everything refused or dropped."""
@@ -234,7 +359,10 @@ class PrefixIndex:
                 with self.lock:
                     copy.end_copy()
         orphans = tuple((slot, orphan) for slot, mine in moment.orphans for orphan in mine)
-        return copy.snapshot(moment.slots, moment.positions, orphans, moment.live_at)
+        snapshot = copy.snapshot(moment.slots, moment.positions, orphans, moment.live_at)
+        keyed_roots = moment.keyed_roots.list_rows()
+        groups = {slot: complete_record(*copy) for slot, copy in moment.groups.items()}
+        return snapshot._replace(keyed_roots=keyed_roots, groups=groups)
 
     def _has_room(self, more: int) -> bool:
         return self._tree.memory.has_slot(self._slots.count_with(more) - 1)
@@ -250,6 +378,8 @@ class PrefixIndex:
                 positions={w.slot: w.position for w in writers if w.position is not None},
                 live_at={w.slot: w.live_at for w in writers if w.live_at is not None},
                 orphans=self._tree.orphans.by_slot(),
+                keyed_roots=self._tree.keyed_roots.copy(),
+                groups={w.slot: _groups_of(w) for w in writers if w.groups_record is not None},
             )
 
     def check_invariants(self) -> None:

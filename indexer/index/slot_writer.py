@@ -18,12 +18,15 @@ from indexer.index.block_tree import (
     BlockTree,
     ChangeBuffer,
     holder_of,
+    tier_of_holder,
 )
+from indexer.index.cache_group_status import CacheGroupStatus
+from indexer.index.cache_groups import CacheGroups, GroupsRecord
 from indexer.index.index_snapshot import StreamPosition
 from indexer.index.orphans import SlotOrphans
+from indexer.index.slot_keys import SlotKeys
 from indexer.index.slot_table import SlotTable
 from indexer.jit.mutex import Mutex
-from indexer.tiers import Tier
 
 STEP_BLOCKS_MAX = 2048  # blocks announced or removed per locked step
 DETACHED_BLOCK_COST = 64
@@ -52,6 +55,17 @@ class SlotWriter:
     ) -> None:
         """row: a row of `make_writer_rows`"""
         self.slot = change_kernels.NO_SLOT
+        self.keys = SlotKeys(tree, lock, self.slot)
+        self.lacks_groups = False
+        """True if the slot has blocks of a dump that does not know the rank's cache groups."""
+        self.groups_record: GroupsRecord | None = None
+        """What snapshots keep of `cache_groups`, replaced as a whole."""
+        self.group_status: CacheGroupStatus | None = None
+        """What any thread may read of `cache_groups`, replaced together with `groups_record`; None
+        while the rank is plain.
+        """
+        self.cache_groups: CacheGroups | None = None
+        """Cache groups of the rank; None while only one dense group is known."""
         self._row = row
         """State shared with kernels, see `change_kernels`."""
         self._row_view = row.data
@@ -86,6 +100,7 @@ class SlotWriter:
     def assign_slot(self, slot: int) -> None:
         """Assign a slot to this writer."""
         self.slot = self._row_view[change_kernels.SLOT] = slot
+        self.keys = SlotKeys(self._tree, self._lock, slot)
 
     @property
     def is_open(self) -> bool:
@@ -108,7 +123,7 @@ class SlotWriter:
 
     def store(
         self,
-        tier: Tier,
+        tier: int,
         parent: int | None,
         block_hashes: Hashes,
         engine_hashes: Hashes,
@@ -134,7 +149,7 @@ class SlotWriter:
 
     def store_in_one_step(
         self,
-        tier: Tier,
+        tier: int,
         parent: int | None,
         block_hashes: Hashes,
         engine_hashes: Hashes,
@@ -184,7 +199,7 @@ class SlotWriter:
 
     def store_in_steps(
         self,
-        tier: Tier,
+        tier: int,
         parent: int | None,
         block_hashes: Hashes,
         engine_hashes: Hashes,
@@ -210,7 +225,7 @@ class SlotWriter:
 
     def store_known(
         self,
-        tier: Tier,
+        tier: int,
         engine_hashes: Hashes,
         *,
         counted: bool = True,
@@ -228,7 +243,7 @@ class SlotWriter:
             lambda part: self._store_known_part(holder, engine_hashes[part]),
         )
 
-    def add_copies(self, tier: Tier, engine_hashes: Hashes, copies: NDArray[np.int64]) -> None:
+    def add_copies(self, tier: int, engine_hashes: Hashes, copies: NDArray[np.int64]) -> None:
         """Add announcements to blocks of this slot and tier, orphans included.
 
         engine_hashes: uint64 [n], C-contiguous; absent ones are ignored. copies: int64 [n], the
@@ -242,7 +257,7 @@ class SlotWriter:
 
     def remove(
         self,
-        tier: Tier,
+        tier: int,
         engine_hashes: Hashes,
         *,
         stream: "SlotWriter | None" = None,
@@ -269,6 +284,14 @@ class SlotWriter:
         if removed < size and self._must_clear() and sweep:
             self.clear()
         return removed
+
+    def change_tree(self, change: Callable[[BlockTree], int]) -> int:
+        """Run a bounded change of the slot under the lock; return its result, 0 if not possible.
+
+        A closed slot and one that is being cleared do not change.
+        """
+        with self._lock:
+            return change(self._tree) if self._open and not self._clearing else 0
 
     def clear(self, *, stream: "SlotWriter | None" = None) -> None:
         """Forget all blocks of the slot, in every tier. O(blocks of the index) at most."""
@@ -311,6 +334,7 @@ class SlotWriter:
         self._open, self.pending_steps = False, None
         self._update_row()
         gone = self._tree.orphans.drop_slot(self.slot)
+        self._tree.layouts.set_layout(self.slot, None)
         fresh.assign_slot(self.slot)
         fresh._clearing = True
         fresh._update_row()
@@ -405,10 +429,10 @@ class SlotWriter:
         if self.slot in self._tree.orphans:
             names = engines.tolist()
             recorded += self._tree.copy_orphans(holder, names)
-            self._tree.drop_placed(self.slot, holder >> 1 & 3, names)
+            self._tree.drop_placed(self.slot, tier_of_holder(holder), names)
         return recorded
 
-    def _add_copies_part(self, tier: Tier, engines: Hashes, copies: NDArray[np.int64]) -> int:
+    def _add_copies_part(self, tier: int, engines: Hashes, copies: NDArray[np.int64]) -> int:
         tree = self._tree
         held = tree.add_copies(holder_of(self.slot, tier, counted=True), engines, copies)
         if self.slot in tree.orphans:
@@ -423,7 +447,7 @@ class SlotWriter:
         if self.slot in self._tree.orphans:
             names = engines.tolist()
             removed += self._tree.forget_orphans(
-                self.slot, holder >> 1 & 3, names, every_copy=False
+                self.slot, tier_of_holder(holder), names, every_copy=False
             )
         return removed
 
@@ -460,6 +484,8 @@ class SlotWriter:
             self._update_row()
             self._clears += 1
             gone = self._tree.orphans.drop_slot(self.slot)
+            if closing:
+                self._tree.layouts.set_layout(self.slot, None)
         # Outside the lock: freeing many small objects takes long and needs no consistency.
         gone.free_entries()
         return not begun

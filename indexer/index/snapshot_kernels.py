@@ -33,7 +33,6 @@ from indexer.index.header_kernels import (
     MARK,
     NODE_FREE,
     PARENT,
-    PLANES,
     RECORD_COUNT,
     RECORD_FIELDS,
     RECORD_HIGH,
@@ -42,7 +41,9 @@ from indexer.index.header_kernels import (
     RECORD_NODE,
     RECORDS,
     SET_MASK,
-    WORDS,
+    SET_WORDS,
+    TIER_BITS,
+    TIER_MASK,
     I,
     U,
     i32_view,
@@ -83,7 +84,7 @@ def copy_set_on_write(h, set_id):
         copied = u8_view(h, COPIED_SETS)
         if copied[set_id] == 0:
             copied[set_id] = 1
-            width = PLANES * h[WORDS]
+            width = h[SET_WORDS]
             bits = u64_view(h, BITS)
             copy = u64_view(h, COPY_BITS)
             for k in range(set_id * width, (set_id + 1) * width):
@@ -152,8 +153,8 @@ def unpack_records(rows, keys, fields):
         if meta < 0:
             continue
         keys[n] = U(rows[i + RECORD_LOW]) | U(rows[i + RECORD_HIGH]) << U(32)
-        fields[n, 0] = meta >> 3
-        fields[n, 1] = meta >> 1 & 3
+        fields[n, 0] = meta >> 1 + TIER_BITS
+        fields[n, 1] = meta >> 1 & TIER_MASK
         fields[n, 2] = meta & 1
         fields[n, 3] = rows[i + RECORD_NODE]
         fields[n, 4] = rows[i + RECORD_COUNT]

@@ -19,6 +19,7 @@ from indexer.index.header_kernels import (
     LOCAL,
     NAMES,
     NEED,
+    PARENT,
     RECORDS,
     REFUSED,
     ROOM,
@@ -28,6 +29,7 @@ from indexer.index.header_kernels import (
     UNKNOWN,
     WIDE_MOVED,
     I,
+    i32_view,
     u64_view,
 )
 from indexer.index.holder_kernels import (
@@ -41,7 +43,7 @@ from indexer.index.holder_kernels import (
 )
 from indexer.index.holder_set_kernels import has_set_room, move_sets, widen_set
 from indexer.index.overflow_record_kernels import move_records
-from indexer.index.tree_kernels import move_edges, move_names
+from indexer.index.tree_kernels import find_child, move_edges, move_names
 from indexer.jit.decorators import compiled
 
 HOMES_PER_BLOCK = 32
@@ -68,7 +70,7 @@ def widen_sets(h, count):
 
 
 @compiled()
-def _needs_owner(h):
+def needs_owner(h):
     """Move growing tables on, then set and return NEED. Runs before each block."""
     if h[GROWING] != 0:
         _move_tables(h)
@@ -82,7 +84,7 @@ def _needs_owner(h):
 
 
 @compiled()
-def _has_room(h):
+def has_room(h):
     """Return whether the tables take one more block; nodes and records are checked elsewhere."""
     return (
         h[NAMES + ENTRIES] < h[NAMES + ROOM]
@@ -95,7 +97,7 @@ def _has_room(h):
 def continue_store(h, holder, blocks, engines, start):
     """Continue a store at block `start`, below node CURSOR. Return the blocks recorded in all.
 
-    holder:  slot << 3 | tier << 1 | counted
+    holder:  slot, tier and counted, see `block_tree.holder_of`
     blocks:  uint64 [n], content hashes
     engines: uint64 [n], engine hashes
     If fewer than given: NEED is set, or the index is full, and the rest is refused and counted.
@@ -103,9 +105,9 @@ def continue_store(h, holder, blocks, engines, start):
     node = h[CURSOR]
     h[NEED] = 0
     for i in range(start, blocks.shape[0]):
-        if _needs_owner(h):
+        if needs_owner(h):
             return i
-        node = hold_child(h, holder, node, blocks[i], engines[i]) if _has_room(h) else I(0)
+        node = hold_child(h, holder, node, blocks[i], engines[i]) if has_room(h) else I(0)
         if node == 0:
             h[REFUSED] += blocks.shape[0] - i
             return i
@@ -125,12 +127,12 @@ def store_known_blocks(h, holder, engines, start):
     h[NEED] = 0
     for i in range(start, engines.shape[0]):
         h[CURSOR] = i
-        if _needs_owner(h):
+        if needs_owner(h):
             return recorded
         node = find_in_any_tier(h, slot, tier, engines[i])
         if node == 0:
             h[UNKNOWN] += 1
-        elif _has_room(h) and add_holding(h, slot, tier, node, engines[i], holder & 1):
+        elif has_room(h) and add_holding(h, slot, tier, node, engines[i], holder & 1):
             recorded += 1
         else:
             h[REFUSED] += 1
@@ -151,12 +153,12 @@ def add_copies(h, holder, engines, copies, start):
     h[NEED] = 0
     for i in range(start, engines.shape[0]):
         h[CURSOR] = i
-        if _needs_owner(h):
+        if needs_owner(h):
             return held
         node = find_in_tier(h, slot, tier, engines[i])
         if node != 0:
             held += 1
-            if not (_has_room(h) and add_holding(h, slot, tier, node, engines[i], copies[i])):
+            if not (has_room(h) and add_holding(h, slot, tier, node, engines[i], copies[i])):
                 h[REFUSED] += 1
     h[CURSOR] = engines.shape[0]
     return held
@@ -175,7 +177,7 @@ def remove_blocks(h, holder, engines, every_copy, start):
     h[NEED] = 0
     for i in range(start, engines.shape[0]):
         h[CURSOR] = i
-        if _needs_owner(h):
+        if needs_owner(h):
             return removed
         node = find_in_tier(h, slot, tier, engines[i])
         if node != 0:
@@ -204,3 +206,34 @@ def find_block(h, holder, check_local, local, engine_hash):
 def find_block_in_tier(h, holder, engine_hash):
     """Return the node the slot holds by this hash in this very tier, or 0."""
     return find_in_tier(h, holder_slot(holder), holder_tier(holder), engine_hash)
+
+
+@compiled(f"int64({HEADER}, int64, uint64, uint64[::1])")
+def find_root(h, holder, engine_hash, content):
+    """Write the content hash of the first block above a block of the slot.
+
+    Returns the node that the slot knows by this hash in any tier; 0 without effect.  O(depth)
+    """
+    node = find_in_any_tier(h, holder_slot(holder), holder_tier(holder), engine_hash)
+    if node == 0:
+        return node
+    parents, root = i32_view(h, PARENT), node
+    while parents[root] != 0:
+        root = I(parents[root])
+    content[0] = u64_view(h, LOCAL)[root]
+    return node
+
+
+@compiled(f"void({HEADER}, int64, {HASHES}, boolean[::1])")
+def find_names(h, holder, engines, is_known):
+    """Write for each engine hash whether the slot knows a block by this hash in any tier."""
+    slot, tier = holder_slot(holder), holder_tier(holder)
+    for i in range(engines.shape[0]):
+        is_known[i] = find_in_any_tier(h, slot, tier, engines[i]) != 0
+
+
+@compiled(f"void({HEADER}, {HASHES}, boolean[::1])")
+def find_first_blocks(h, contents, is_live):
+    """Write for each content hash whether a first block of a sequence has this content."""
+    for i in range(contents.shape[0]):
+        is_live[i] = find_child(h, I(0), contents[i]) != 0

@@ -453,6 +453,7 @@ def _can_keep_listener(running: KvSource, wanted: KvSource) -> bool:
         and running.server_key == wanted.server_key
         and running.block_size == wanted.block_size
         and running.is_eagle == wanted.is_eagle
+        and running.facts == wanted.facts
         and running.counted == wanted.counted
         and running.writers[running.dp_rank] is wanted.writers[wanted.dp_rank]
     )

@@ -18,6 +18,7 @@ from indexer.events.event_feed import EventFeed
 from indexer.events.kv_event_source import KvSource
 from indexer.events.message_batch import MessageBatch
 from indexer.events.replay_actions import Action, StartReplay
+from indexer.events.topic_watch import TopicWatch
 from indexer.events.uncertainty import KnownLoss
 from indexer.sockets.batch_receiver import MESSAGE_BYTES_MAX
 from indexer.sockets.listener_status import (
@@ -70,6 +71,7 @@ class RankListener:
         thread.
         """
         self.source = source
+        self._topics = TopicWatch()
         self.feed = EventFeed(source, budget.scratch)
         self._sockets = sockets
         self._readiness = readiness
@@ -211,11 +213,11 @@ class RankListener:
             decode_errors=indexed.decode_errors,
             last_error=(
                 self._own_fault()
-                or applier.registration_fault
+                or applier.drops.registration_fault
                 or indexed.last_error
-                or applier.last_skipped
+                or applier.drops.last_skipped
             ),
-            is_size_wrong=applier.is_size_wrong,
+            is_size_wrong=applier.drops.is_size_wrong,
             last_event_monotonic=feed.last_event_at,
             connected=live is not None and live.is_connected,
             connect_error=self._open_error if live is None else live.error,
@@ -228,7 +230,15 @@ class RankListener:
             doubted_monotonic=None if doubt is None else doubt.since,
             stored_blocks=applier.stored_blocks,
             removed_blocks=applier.removed_blocks,
-            dropped=dict(applier.dropped),
+            dropped=dict(applier.drops.counts),
+            unknown_fields=dict(indexed.unknown_fields),
+            lookahead_events=applier.lookahead_events,
+            plain_eagle_events=applier.plain_eagle_events,
+            inside_block_events=applier.groups.inside_block_events,
+            has_registered_size=applier.drops.size_fits,
+            cache_groups=indexed.read_cache_groups(),
+            engine_changes=self._topics.changes,
+            engine_change=self._topics.last_change,
         )
 
     def missing_connection(self) -> MissingConnection | None:
@@ -247,7 +257,10 @@ class RankListener:
 
     def pulse(self) -> StreamPulse:
         """Return the pulse, on any thread, as `status`."""
-        return StreamPulse(self._stream_state(), self.feed.indexed.batches, self.feed.last_event_at)
+        indexed = self.feed.indexed
+        return StreamPulse(
+            self._stream_state(), indexed.batches, self.feed.last_event_at, indexed.has_bound
+        )
 
     def _drain_live(self) -> bool:
         live = self._live
@@ -262,7 +275,7 @@ class RankListener:
     ) -> bool:
         """Drain a single socket: a check of another one would consume its notification.
 
-        receive: returns the number of messages of the run that are done, at least one
+        receive: returns the number of messages of the run that are done; 0 for work before the next
         """
         feed, steps, now = self.feed, self.feed.steps, time.monotonic()
         more, until = True, now + DRAIN_S_MAX
@@ -356,13 +369,24 @@ class RankListener:
         usual = self.feed.receive_run(run, now)
         if usual:
             return usual
+        if run.is_live and (change := self._take_topic(run.topic)) is not None:
+            self._carry_out_action(self.feed.on_other_engine(change, now), now)
+            return 0
         if run.is_live:
             self._carry_out_action(
                 self.feed.receive(run.sequence_number, run.payload_ahead().tobytes(), now), now
             )
         else:
-            self.feed.indexed.applier.count_malformed_message()
+            self.feed.indexed.applier.drops.drop_malformed_message()
         return 1
+
+    def _take_topic(self, topic: bytes) -> str | None:
+        """Record the topic of the next message; return a description of another engine."""
+        if topic == self._topics.topic:
+            return None
+        change = self._topics.take_topic(topic)
+        self.feed.indexed.applier.common_forms.set_topic(topic)
+        return change
 
     def _receive_replayed(self, run: MessageBatch, now: float) -> int:
         frames = run.next_frames()
@@ -370,7 +394,7 @@ class RankListener:
             seq = int.from_bytes(frames[-2][:SEQ_BYTES], "big")
             self._carry_out_action(self.feed.receive_replayed(seq, frames[-1], now), now)
         else:
-            self.feed.indexed.applier.dropped["replay_frames"] += 1
+            self.feed.indexed.applier.drops.counts["replay_frames"] += 1
         return 1
 
     def _own_fault(self) -> str | None:

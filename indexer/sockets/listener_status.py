@@ -1,7 +1,9 @@
 """Status of a rank's event stream."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
+
+from indexer.index.cache_group_status import CacheGroupStatus
 
 StreamState = Literal[
     "no_events_yet", "connected", "catching_up", "degraded", "unverified", "unconnected"
@@ -13,11 +15,15 @@ network fault takes less.
 
 
 class StreamPulse(NamedTuple):
-    """Part of a ListenerStatus that is read often, and for all ranks."""
+    """Part of a ListenerStatus that is read often, and for all ranks.
+
+    is_bound: reusable prefixes of the rank are upper bounds
+    """
 
     state: StreamState
     batches: int
     last_event_monotonic: float | None
+    is_bound: bool = False
 
 
 class MissingConnection(NamedTuple):
@@ -51,6 +57,13 @@ class ListenerStatus:
     missing
     stale: batches received twice; dropped: events not indexed, by reason
     is_size_wrong: the registered block size probably differs from the engine's
+    unknown_fields: fields of events without a meaning here, by name
+    lookahead_events: stored events with another lookahead than the registration of EAGLE has
+    plain_eagle_events: stored events of blocks alone although the rank is registered as EAGLE
+    inside_block_events: stored events of the end of a prompt inside a block
+    has_registered_size: a block of the registered size has come since the engine's start
+    cache_groups: cache groups of the rank; None while only one dense group is known
+    engine_changes, engine_change: times that another engine took over the address, and the last one
     """
 
     state: StreamState
@@ -79,3 +92,11 @@ class ListenerStatus:
     stored_blocks: int
     removed_blocks: int
     dropped: dict[str, int]
+    unknown_fields: dict[str, int] = field(default_factory=dict)
+    lookahead_events: int = 0
+    plain_eagle_events: int = 0
+    inside_block_events: int = 0
+    has_registered_size: bool = False
+    cache_groups: CacheGroupStatus | None = None
+    engine_changes: int = 0
+    engine_change: str | None = None

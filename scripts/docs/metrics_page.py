@@ -65,6 +65,7 @@ SECTIONS: Sequence[tuple[str, tuple[str, ...]]] = (
             "matched_",
             "best_",
             "chosen_",
+            "claimed_",
             "reported_",
             "rank_",
             "ranks_suspect",
@@ -78,7 +79,7 @@ SECTIONS: Sequence[tuple[str, tuple[str, ...]]] = (
         ("prefill_tokens", "active_", "kv_blocks", "reservation", "reserved_", "workers", "ranks"),
     ),
     ("Index, recovery and snapshots", ("index_", "recovery_", "snapshot_", "dumps")),
-    ("KV events", ("kv_event",)),
+    ("KV events", ("kv_event", "kv_cache")),
     ("Replicas", ("replica_",)),
     ("Requests, tasks and access", ("",)),
 )
@@ -170,8 +171,8 @@ VALUES: Mapping[tuple[str, str], str] = {
     (
         "select_service_kv_event_dropped_total",
         "reason",
-    ): "attention_group, block_size, frames, medium, other_size, partial_block, rank, "
-    "replay_frames, replay_of_other_rank",
+    ): "ambiguous_hashes, attention_group, block_size, frames, medium, other_size, partial_block, "
+    "rank, replay_frames, replay_of_other_rank, salts, tier_identity",
     (
         "select_service_kv_event_listeners",
         "state",

@@ -146,10 +146,14 @@ def _draining_state(draining: DrainRegistry, rank: Rank, state: str, requests: i
 
 
 def _add_events(service: ServiceContext, shown: CompactRanks, batch: _RankBatch) -> None:
-    now = monotonic()
-    for rank in batch.ranks:
+    now, bounded = monotonic(), []
+    for row, rank in enumerate(batch.ranks, len(shown.event_states)):
         pulse = service.ingest.pulse_of(rank)
+        if pulse is not None and pulse.is_bound:
+            bounded.append(row)
         last = None if pulse is None else pulse.last_event_monotonic
         shown.event_states.append(None if pulse is None else pulse.state)
         shown.event_batches.append(0 if pulse is None else pulse.batches)
         shown.event_ages_s.append(None if last is None else round(max(0.0, now - last), AGE_DIGITS))
+    if bounded:
+        shown.bounded_rows = [*(shown.bounded_rows or ()), *bounded]

@@ -6,6 +6,7 @@ from time import monotonic
 import msgspec
 from msgspec import UnsetType
 
+from indexer.index.cache_group_status import CacheGroupStatus
 from indexer.sockets.listener_status import ListenerStatus
 from select_service.api.service_context import ServiceContext
 from select_service.core.admission.worker_admission import (
@@ -18,6 +19,7 @@ from select_service.core.identity import PartitionKey, Rank
 from select_service.core.workers.worker_catalog import RegisteredWorker
 from select_service.schemas.health import WorkerHealth
 from select_service.schemas.workers import (
+    KvCacheGroup,
     KvEventReason,
     KvEventStatus,
     Lifecycle,
@@ -168,7 +170,7 @@ def _probable_cause(status: ListenerStatus | None) -> str:
 
 def _kv_event_status(status: ListenerStatus, now: float) -> KvEventStatus:
     last = status.last_event_monotonic
-    return KvEventStatus(
+    shown = KvEventStatus(
         state=status.state,
         connected=status.connected,
         connect_error=status.connect_error,
@@ -186,9 +188,26 @@ def _kv_event_status(status: ListenerStatus, now: float) -> KvEventStatus:
         semantics="counted" if status.is_counted else "set",
         decode_errors=status.decode_errors,
         dropped=status.dropped or msgspec.UNSET,
+        unknown_fields=status.unknown_fields or msgspec.UNSET,
+        engine_changes=status.engine_changes or msgspec.UNSET,
         last_error=status.last_error,
         seconds_since_last_event=None if last is None else round(max(0.0, now - last), 3),
     )
+    if status.cache_groups is not None:
+        _add_cache_groups(shown, status.cache_groups)
+    return shown
+
+
+def _add_cache_groups(shown: KvEventStatus, found: CacheGroupStatus) -> None:
+    shown.groups = [
+        KvCacheGroup(
+            group=group.number, kind=group.kind, block_size=group.block_size, blocks=group.blocks
+        )
+        for group in found.groups
+    ]
+    shown.unit, shown.lookahead = found.unit, found.lookahead
+    shown.certainty = "at_most" if found.is_bound else "exact"
+    shown.why = "; ".join(found.reasons) or None
 
 
 def _event_reason(why: str | None, since: float | None, now: float) -> KvEventReason | UnsetType:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias, TypedDict, runtime_checkable
 
 from xxhash import xxh3_64_intdigest
 
-from indexer.hashing.seeds import SEED, lora_seed, salted_seed
+from indexer.hashing.seeds import SEED, prompt_seed
 from select_service.schemas.workers import WorkerRecord
 
 TOKEN_BYTES = 4
@@ -59,9 +59,7 @@ class PromptHasher:
         self._stride = TOKEN_BYTES * block_size
         # EAGLE hashes the first token of the next block with each block.
         self._window = self._stride + TOKEN_BYTES * is_eagle
-        self._seed = lora_seed(lora_name)
-        self._first_seed, mm_hash = salted_seed(self._seed, cache_salt)
-        self._first_end = b"" if mm_hash is None else mm_hash.to_bytes(8, "little")
+        self._seed = prompt_seed(lora_name, cache_salt)
         self._blocks: list[int] = []
         self._sequence: list[int] = []
         self._isl_tokens = 0
@@ -78,9 +76,7 @@ class PromptHasher:
         new = [xxh3_64_intdigest(message[at : at + window], seed) for at in starts]
         # Kept as bytes: the next call joins them without packing tokens again.
         self._rest = message[len(new) * self._stride :]
-        # Only the first block carries the salt; later blocks inherit it through the chain.
         if new and not self._blocks:
-            new[0] = xxh3_64_intdigest(message[:window] + self._first_end, self._first_seed)
             self._sequence.append(new[0])
         self._chain(new if self._blocks else new[1:])
         self._blocks += new

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.hashing.block_hashing import Hashes
+from indexer.index.prefix_index import ReuseMatch
 from select_service.base.errors import BadRequest
 from select_service.core.identity import Rank
 from select_service.core.load.ledger import Ledger
@@ -310,8 +311,9 @@ def _overlap_of_placement(partition: Partition, placement: RankPlacement) -> Ove
     """
     size, table = partition.block_size, partition.table
     rank = table.row_at(placement.slot).rank
-    if len(table.slots_of(rank.worker_id)) > 1:
-        return overlap_of_worker(partition, rank, partition.placer.scratch.matched)
+    if len(table.slots_of(rank.worker_id)) > 1 or partition.index.has_layouts:
+        reuse = partition.index.last_reuse(partition.placer.scratch.matched)
+        return overlap_of_worker(partition, rank, reuse)
     gpu, cpu, disk = placement.gpu, placement.cpu, placement.external
     dp = {rank.dp_rank: size * gpu}
     return Overlap(
@@ -319,20 +321,22 @@ def _overlap_of_placement(partition: Partition, placement: RankPlacement) -> Ove
     )
 
 
-def overlap_of_worker(partition: Partition, rank: Rank, matched: npt.NDArray[np.int32]) -> Overlap:
-    """Return the overlap of a rank's worker.
-
-    matched: int32[n_slots, N_TIERS], blocks, tiers cumulated
-    """
-    size, table = partition.block_size, partition.table
+def overlap_of_worker(partition: Partition, rank: Rank, reuse: ReuseMatch) -> Overlap:
+    """Return the overlap of a rank's worker."""
+    table = partition.table
     slots = table.slots_of(rank.worker_id)
-    rows = matched[slots].tolist()
+    tokens = partition.block_size * reuse.matched[slots].astype(np.int64)
+    if reuse.inside is not None:
+        tokens += reuse.inside[slots, np.newaxis]
+    rows = tokens.tolist()
     ranks = (table.row_at(slot).rank.dp_rank for slot in slots)
-    dp = {dp_rank: size * row[0] for dp_rank, row in zip(ranks, rows, strict=True)}
+    dp = {dp_rank: row[0] for dp_rank, row in zip(ranks, rows, strict=True)}
     gpu, cpu, _, disk = map(max, zip(*rows, strict=True))
-    return Overlap(
-        longest_matched=size * disk, gpu=size * gpu, dp=dp, cpu=size * cpu, disk=size * disk
-    )
+    overlap = Overlap(longest_matched=disk, gpu=gpu, dp=dp, cpu=cpu, disk=disk)
+    slot = table.find_slot(rank)
+    if reuse.bounded is not None and reuse.layouts is not None and reuse.layouts[slot]:
+        overlap.certainty = "at_most" if reuse.bounded[slot] else "exact"
+    return overlap
 
 
 def booked_tokens(request: ReservationRequest, prompt: Prompt, config: RouterConfig) -> int | None:

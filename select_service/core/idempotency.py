@@ -105,12 +105,12 @@ def _is_same_prompt(existing: _ExistingBooking, config: RouterConfig) -> bool:
 def _repeat_selection(existing: _ExistingBooking, config: RouterConfig) -> Selection:
     """Return the original answer, with the current overlap."""
     partition, prompt, booking = existing
-    matched = partition.index.match(prompt.block_hashes)
-    overlap = overlap_of_worker(partition, booking.rank, matched)
+    reuse = partition.index.match_reuse(prompt.block_hashes, prompt.units)
+    overlap = overlap_of_worker(partition, booking.rank, reuse)
     tokens = booking.prefill_tokens
     if not config.track_prefill_tokens:
         credit_blocks = partition.placer.policy.credit_blocks
-        held_blocks = credit_blocks(matched[booking.slot].tolist(), config)
+        held_blocks = credit_blocks(reuse.matched[booking.slot].tolist(), config)
         # Without tracking the booking has no prefill tokens: compute the answer's number again.
         tokens = int(max(0.0, prompt.isl_tokens - held_blocks * partition.block_size))
     selection = make_selection(partition, booking.slot, overlap, tokens)

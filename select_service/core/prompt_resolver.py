@@ -6,6 +6,7 @@ from select_service.core.placement.prompt import (
     Prompt,
     PromptReader,
     ReadAheadPrompt,
+    add_units,
     partition_key_of,
     read_prompt,
 )
@@ -70,4 +71,6 @@ class PromptResolver:
             prompt = read_ahead.prompt
         else:
             prompt = reader(query, *hashing)
+        if partition.index.has_layouts:
+            prompt = add_units(prompt, query, partition.index, hashing)
         return partition, prompt, apply_override(self._config, query.router_config_override)

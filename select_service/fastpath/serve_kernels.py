@@ -7,7 +7,15 @@ import time
 
 from indexer.hashing.seeds import SEED
 from indexer.hashing.xxh3_kernels import chain_hashes, hash_windows
-from indexer.index.header_kernels import f64_view, i64_view, mask_view, u8_view, u32_view, u64_view
+from indexer.index.header_kernels import (
+    LAYOUTS,
+    f64_view,
+    i64_view,
+    mask_view,
+    u8_view,
+    u32_view,
+    u64_view,
+)
 from indexer.jit.decorators import compiled, intrinsic
 from indexer.jit.mutex_kernels import lock_mutex, unlock_mutex
 from select_service.core.placement.decision_ring_kernels import record_placement
@@ -20,6 +28,7 @@ from select_service.core.placement.placement_kernels import (
 from select_service.core.placement.plan_layout import (
     BLOCK_SIZE,
     FOLLOWS_PREFILLS,
+    INDEX,
     PLACE_ADDRESS,
     RANKS,
 )
@@ -218,6 +227,10 @@ def choose_slot(state, row, step, is_judged, draw):
     Holds the lock of the index, which protects everything a placement reads.
     """
     thread = lock_mutex(row[MUTEX])
+    if i64_view(i64_view(row, PLAN), INDEX)[LAYOUTS] != 0:
+        # Ranks with several cache groups may need the prompt's tokens and names.
+        unlock_mutex(row[MUTEX], thread)
+        return DECLINED
     if step < TEXT_READY:
         state[SLOT] = place_prompt(state, row, is_judged, draw)
     elif state[ROUTE] == RESERVE and i64_view(row, PLAN)[FOLLOWS_PREFILLS] != 0:

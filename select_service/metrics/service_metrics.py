@@ -366,8 +366,16 @@ class _Scrape(Collector):
             states,
         )
         yield make_family(
+            "kv_cache_ranks",
+            "Ranks with a KV event listener now, by what their overlaps are as far as events and "
+            "registration show: the exact reusable prefix, or an upper bound (at_most).",
+            ("certainty",),
+            _count_certainties(seen.edges.listeners.values()),
+        )
+        yield make_family(
             "kv_event_dropped_total",
-            "Received events and frames that could not be indexed, over all ranks, by reason.",
+            "Received events and frames that could not be indexed, over all ranks, by reason; "
+            "attention_group: only windows and states whose group or tier is not understood.",
             ("reason",),
             self._dropped_by_reason(seen.edges.listeners),
         )
@@ -381,6 +389,12 @@ class _Scrape(Collector):
             counts = {key: status.dropped.get(reason, 0) for key, status in listeners.items()}
             dropped[reason] = self._sums.add_growth(("dropped", reason), counts)
         return dropped
+
+
+def _count_certainties(listeners: Iterable[ListenerStatus]) -> dict[str, int]:
+    """Return the number of ranks by certainty of their overlaps."""
+    is_bound = [s.cache_groups is not None and s.cache_groups.is_bound for s in listeners]
+    return {"exact": is_bound.count(False), "at_most": is_bound.count(True)}
 
 
 def _evaluation_metrics(seen: EvaluationReport) -> Iterator[Metric]:

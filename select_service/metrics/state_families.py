@@ -50,6 +50,13 @@ PARTITIONS: Sequence[FamilyRow[PartitionReport]] = (
         " given up for load.",
         lambda p: p.tally.chosen_overlap,
     ),
+    FamilyRow(
+        "claimed_tokens_total",
+        "Prompt tokens that the chosen rank held at the decision, by certainty: the exact reusable "
+        "prefix, or an upper bound (at_most).",
+        lambda p: {"exact": p.tally.exact_tokens, "at_most": p.tally.bound_tokens},
+        ("certainty",),
+    ),
     FamilyRow("ranks", "Ranks that can be chosen now.", lambda p: p.n_ranks),
     FamilyRow(
         "index_blocks",

@@ -9,7 +9,7 @@ and `__post_init__` checks the upper bound.  Hash lists are checked on conversio
 (`core.placement.prompt`).
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -102,3 +102,7 @@ class ErrorBody(Struct, kw_only=True):
     rotation (`weight` 0): the number of ranks (`ranks`), the number in each state (`states`), and
     the `state` of the rank named in the request.
     """
+
+
+Certainty: TypeAlias = Literal["exact", "at_most", "at_least"]
+"""Certainty of a number of reusable tokens: exact, an upper bound, a lower bound."""

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from select_service.schemas.common import U64
 from select_service.schemas.health import HealthState
@@ -58,6 +58,8 @@ class CompactRanks(CompactLoads, kw_only=True):
     """Applied batches of KV events."""
     event_ages_s: list[float | None] = []
     """Seconds since the last batch; null before the first batch."""
+    bounded_rows: list[int] | UnsetType = UNSET
+    """Rows of ranks whose overlaps are upper bounds, `at_most`, from 0; absent without any."""
 
 
 class CompactWorkers(Struct, kw_only=True):

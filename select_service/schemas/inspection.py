@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
-from select_service.schemas.common import RankAddress, RequestBody
+from select_service.schemas.common import Certainty, RankAddress, RequestBody
 
 
 class RankLoad(RankAddress, kw_only=True):
@@ -48,6 +48,14 @@ class OverlapRow(RankAddress, kw_only=True):
     """Blocks on disk and in external storage beyond `host_pinned_blocks`."""
     shared_beyond_device_blocks: int | None
     """Always null, since this service has no shared cache. Field of Dynamo."""
+    reusable_tokens: int | UnsetType = UNSET
+    """Tokens of the prompt that the engine reuses from GPU memory; absent for a rank whose only
+    cache group is dense.
+    """
+    held_blocks: int | UnsetType = UNSET
+    """Leading blocks in GPU memory of the dense cache group alone; with `reusable_tokens`."""
+    certainty: Certainty | UnsetType = UNSET
+    """Certainty of `reusable_tokens`: `exact`, or `at_most` and `at_least` for a bound."""
     router_credit_blocks: float
     """Blocks credited to the rank by the cost function: the blocks of each tier times its
     weight.

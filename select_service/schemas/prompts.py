@@ -26,7 +26,9 @@ class MmObject(RequestBody, kw_only=True):
     """Image or other object in the prompt that is not text."""
 
     mm_hash: U64
-    """Hash of the content."""
+    """Number that the engine's name of the object gives: the first 16 of 64 hexadecimal digits, or
+    XXH3-64 of any other name.
+    """
     offsets: list[IntPair]
     """Position in the prompt. Accepted for compatibility with Dynamo and ignored: relevant
     are only the entries of `block_mm_infos` that contain the object.

@@ -10,6 +10,7 @@ from select_service.schemas.common import (
     U32,
     U64,
     U64_MAX,
+    Certainty,
     Id,
     Name,
     TimeoutMs,
@@ -83,6 +84,10 @@ class Overlap(Struct, kw_only=True):
     """Prefix in GPU or CPU memory, on the best rank."""
     disk: int
     """Prefix in GPU or CPU memory, on disk or in external storage, on the best rank."""
+    certainty: Certainty | UnsetType = UNSET
+    """Certainty of the prefix on the chosen rank: `exact`, or `at_most` for an upper bound; absent
+    for a rank whose only cache group is dense.
+    """
 
 
 class Selection(Struct, kw_only=True):

@@ -10,6 +10,7 @@ from select_service.schemas.common import (
     TAINTS_MAX,
     U32,
     U64,
+    Certainty,
     Endpoint,
     Id,
     Name,
@@ -17,6 +18,7 @@ from select_service.schemas.common import (
     check_u64_fields,
 )
 from select_service.schemas.health import DrainView, WorkerHealth
+from select_service.schemas.kv_cache import KvCacheFields
 from select_service.schemas.observation import Role
 
 ByRank = Annotated[dict[U32, Endpoint], Meta(max_length=RANKS_PER_WORKER_MAX)]
@@ -102,6 +104,8 @@ class WorkerFields(RequestBody, kw_only=True):
     """Layout of the KV cache, to estimate the time of block transfers in migrations; when omitted,
     the layout of the model in `--canary-config`, or else prompts are computed again.
     """
+    kv_cache: KvCacheFields | None = None
+    """Facts about the KV cache that events do not show; replaced as a whole."""
     role: Role | None = None
     """Part of a request that the worker runs, for a planner: `prefill`, `decode` or, when omitted,
     `aggregated` (both). Placement ignores this field.
@@ -174,6 +178,21 @@ class KvEventReason(Struct, kw_only=True):
     """Age of the condition, seconds."""
 
 
+class KvCacheGroup(Struct, kw_only=True):
+    """Layers of a rank that share one block table."""
+
+    group: int
+    """Number of the group in the engine's events."""
+    kind: str
+    """Kind of the layers in the engine's events, such as `full_attention`, `sliding_window` or
+    `mamba`.
+    """
+    block_size: int
+    """Tokens in a block of the group."""
+    blocks: int
+    """Blocks that the index has of the group now."""
+
+
 class KvEventStatus(Struct, kw_only=True):
     """Status of a rank's event listener since the listener was opened."""
 
@@ -217,6 +236,26 @@ class KvEventStatus(Struct, kw_only=True):
     """Events not indexed, by reason, as in `select_service_kv_event_dropped_total`; absent when all
     were indexed.
     """
+    unknown_fields: dict[str, int] | UnsetType = UNSET
+    """Fields of events that this version does not know, by name; absent without any. Fields whose
+    name may be that of a key give their blocks an identity of their own.
+    """
+    engine_changes: int | UnsetType = UNSET
+    """Number of times that another engine took over the address, by its topic; absent if never."""
+    groups: list[KvCacheGroup] | UnsetType = UNSET
+    """Cache groups of the rank, so far as its events show them. This field and the next four are
+    absent for ranks with one group of full attention whose matches all count.
+    """
+    unit: int | UnsetType = UNSET
+    """Tokens of the unit by which the engine names prefixes, as far as known."""
+    lookahead: int | UnsetType = UNSET
+    """Number of tokens behind a block that its name covers."""
+    certainty: Certainty | UnsetType = UNSET
+    """Certainty of the rank's overlaps: the `exact` reusable prefix, or `at_most` for an upper
+    bound.
+    """
+    why: str | UnsetType | None = UNSET
+    """Reasons for a bound; null for `exact`."""
     last_error: str | None
     """Last error, or mismatch with the registration; null if there was none."""
     seconds_since_last_event: float | None
@@ -364,6 +403,8 @@ class WorkerRecord(Struct, kw_only=True):
     """Registered value; absent when omitted."""
     kv_layout: KvLayoutFields | UnsetType = UNSET
     """Registered value; absent when omitted."""
+    kv_cache: KvCacheFields | UnsetType = UNSET
+    """Registered value without defaults; absent when omitted."""
     role: Role | UnsetType = UNSET
     """Registered value; absent when omitted."""
     spare: bool | UnsetType = UNSET

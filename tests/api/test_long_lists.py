@@ -2,6 +2,7 @@
 
 import pytest
 
+from indexer.sockets.listener_status import StreamPulse
 from select_service.api.compact_views import RANKS_PER_STEP, compact_ranks
 from tests.builders import worker_body
 from tests.builders.in_process import Api
@@ -59,6 +60,18 @@ def test_columns_tell_of_listeners(tmp_path):
         assert api.post("/workers", worker_body(1, kv_events_endpoint=events)).status == 201
         (partition,) = api.get("/workers?view=compact").body["partitions"]
     assert rows(partition, STATES[3:]) == [("no_events_yet", 0, None)]
+
+
+def test_rows_with_bounded_overlaps_are_listed(scopes, monkeypatch):
+    """Absent where none is; rows are those of the columns."""
+    (partition, _) = scopes.get("/workers?view=compact").body["partitions"]
+    assert "bounded_rows" not in partition
+    pulse = StreamPulse("connected", 1, None, is_bound=True)
+    find = {(3, 1): pulse, (7, 1): pulse, (3, 0): pulse._replace(is_bound=False)}.get
+    monkeypatch.setattr(scopes.service.ingest, "pulse_of", find)
+    (partition, _) = scopes.get("/workers?view=compact").body["partitions"]
+    bounded = [rows(partition, COLUMNS[:2])[row] for row in partition["bounded_rows"]]
+    assert bounded == [(3, 1), (7, 1)]
 
 
 def test_columns_tell_of_health():

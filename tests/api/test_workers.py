@@ -3,12 +3,16 @@
 import asyncio
 import logging
 
+import msgspec
 import pytest
 
+from indexer.index.cache_group_status import CacheGroupStatus, GroupStatus
 from indexer.index.prefix_index import PrefixIndex
+from select_service.api import worker_views
 from select_service.core.registry.fleet.fleet import WorkerFleet
 from tests.builders import worker_body
 from tests.builders.in_process import Api
+from tests.metrics.test_metrics import a_status
 
 RECORD = [
     "worker_id",
@@ -257,3 +261,85 @@ def test_a_speed_that_cannot_be_meant_is_refused(api, speed):
     assert answer.status == 422
     assert "prefill_tokens_per_s" in answer.body["error"]
     assert api.get("/workers").body == []
+
+
+def test_unknown_fields_and_engines_of_an_address_are_shown():
+    status = a_status(unknown_fields={"flavour": 2}, engine_changes=1)
+    view = msgspec.to_builtins(worker_views._kv_event_status(status, 1.0))
+    assert (view["unknown_fields"], view["engine_changes"]) == ({"flavour": 2}, 1)
+    view = msgspec.to_builtins(worker_views._kv_event_status(a_status(), 1.0))
+    assert not {"unknown_fields", "engine_changes"} & view.keys()
+
+
+FACTS = {
+    "eagle_drop": True,
+    "eagle_groups": [2],
+    "chunk": 8192,
+    "context_parallel": True,
+    "replay": 128,
+    "salted": True,
+    "hash": {"algorithm": "sha256_cbor", "seed": "vllm-none-hash"},
+    "certainty": "at_most",
+}
+
+
+def test_facts_about_the_cache_are_kept_and_shown(api):
+    assert api.post("/workers", worker_body(1, kv_cache=FACTS)).body["kv_cache"] == FACTS
+    assert api.patch("/workers/1", {"taints": ["a"]}).body["kv_cache"] == FACTS
+    answer = api.patch("/workers/1", {"kv_cache": {"eagle_drop": False}})
+    assert answer.body["kv_cache"] == {"eagle_drop": False}
+    assert api.get("/workers/1").body["kv_cache"] == {"eagle_drop": False}
+    assert "kv_cache" not in api.post("/workers", worker_body(1)).body
+
+
+def test_unknown_facts_about_the_cache_are_ignored_with_a_warning(api):
+    answer = api.post("/workers", worker_body(1, kv_cache={"eagle_drop": True, "later": [1]}))
+    assert answer.status == 201
+    assert answer.body["kv_cache"] == {"eagle_drop": True}
+
+
+@pytest.mark.parametrize(
+    ("facts", "place"),
+    [
+        ([], "kv_cache"),
+        ({"eagle_drop": 1}, "kv_cache.eagle_drop"),
+        ({"eagle_groups": [-1]}, "kv_cache.eagle_groups"),
+        ({"eagle_groups": [0] * 33}, "kv_cache.eagle_groups"),
+        ({"chunk": 0}, "kv_cache.chunk"),
+        ({"replay": -1}, "kv_cache.replay"),
+        ({"hash": "sha256"}, "kv_cache.hash"),
+        ({"hash": {"seed": 7}}, "kv_cache.hash.seed"),
+        ({"certainty": "at_least"}, "kv_cache.certainty"),
+    ],
+)
+def test_wrong_facts_about_the_cache_are_refused_by_name(api, facts, place):
+    for answer in (
+        api.post("/workers", worker_body(1, kv_cache=facts)),
+        api.patch("/workers/1", {"kv_cache": facts}),
+    ):
+        assert 400 <= answer.status < 500
+        assert place in answer.body["error"]
+    assert api.get("/workers").body == []
+
+
+def test_cache_groups_of_a_rank_are_shown():
+    groups = CacheGroupStatus(
+        groups=(
+            GroupStatus(0, "mamba", 64, 4, False, 12),
+            GroupStatus(1, "full_attention", 64, 0, True, 34),
+        ),
+        unit=16,
+        reasons=("one", "another"),
+    )
+    view = msgspec.to_builtins(worker_views._kv_event_status(a_status(cache_groups=groups), 1.0))
+    assert view["groups"] == [
+        {"group": 0, "kind": "mamba", "block_size": 64, "blocks": 12},
+        {"group": 1, "kind": "full_attention", "block_size": 64, "blocks": 34},
+    ]
+    assert (view["unit"], view["lookahead"]) == (16, 0)
+    assert (view["certainty"], view["why"]) == ("at_most", "one; another")
+    exact = a_status(cache_groups=groups._replace(reasons=()))
+    view = msgspec.to_builtins(worker_views._kv_event_status(exact, 1.0))
+    assert (view["certainty"], view["why"]) == ("exact", None)
+    view = msgspec.to_builtins(worker_views._kv_event_status(a_status(), 1.0))
+    assert not {"groups", "unit", "lookahead", "certainty", "why"} & view.keys()

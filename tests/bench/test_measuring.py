@@ -17,6 +17,7 @@ ENGINE_PYTHON = "SELECT_SERVICE_{}_PYTHON"
 """Variable that names the Python of an environment with the engine."""
 
 RUNS = {
+    "scripts.bench.cache_groups": "--cases 2:1:16 --rounds 2",
     "scripts/bench/decide.py": "--ranks 8 --hashes 8 --scenes few --rounds 2",
     "scripts.bench.planner": "--trace TRACE --minutes 2 --speedup 20 --out FOLDER",
     "scripts.bench.planner_quality": (

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from select_service.client import AsyncSelector, Refused, Selector, Unavailable
+from select_service.schemas.kv_cache import KvCacheFields, KvCacheHashFields
 from select_service.schemas.reservations import ReservationRequest
 from select_service.schemas.selection import SelectAndReserveRequest, SelectRequest
 from select_service.schemas.workers import WorkerPatch, WorkerRegistration
@@ -115,6 +116,8 @@ def test_routes(service, url, tmp_path):
         selector.register(WorkerRegistration(worker_id=9, endpoint="http://w9:1", block_size=4))
         assert selector.worker(9).model_name == "m"
         assert selector.patch(9, WorkerPatch(taints=["x"])).taints == ["x"]
+        facts = KvCacheFields(eagle_drop=True, hash=KvCacheHashFields(seed="7"))
+        assert selector.patch(9, WorkerPatch(kv_cache=facts)).kv_cache == facts
         assert selector.delete_worker(9).lifecycle == "unschedulable"
         assert selector.dump(tmp_path / "index") == (tmp_path / "index").stat().st_size > 0
         with pytest.raises(Refused) as raised:

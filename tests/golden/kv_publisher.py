@@ -33,6 +33,12 @@ class KvPublisher:
             assert self._socket.recv()[:1] == b"\x01"
             self._has_subscriber = True
 
+    def wait_for_another_subscriber(self) -> None:
+        """Until the listener has gone; the next one is waited for when something is sent."""
+        assert self._socket.poll(PATIENCE_S * 1000), "the listener stays"
+        assert self._socket.recv()[:1] == b"\x00"
+        self._has_subscriber = False
+
     def close(self) -> None:
         self._socket.close()
 

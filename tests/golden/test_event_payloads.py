@@ -27,17 +27,26 @@ def test_each_payload_is_indexed_like_in_the_reference_except_where_listed(name,
     publisher, found = KvPublisher(zmq_context), Differences()
     with ServiceProcess({}) as service:
         endpoint = f"tcp://127.0.0.1:{publisher.port}"
-        worker = {"worker_id": 1, "endpoint": "http://w", "block_size": 4}
-        answer = service.post("/workers", {**worker, "kv_events_endpoint": endpoint})
-        assert answer.body["lifecycle"] == "schedulable"
+        _register(service, endpoint)
         for case in cases:
             seq = publisher.send(bytes.fromhex(case["payload"]))
             service.wait_until_read(publisher.port, seq)
             rows = _rows(service, case)
             if rows != case["rows"]:
                 found[case["name"]] = (case["rows"], rows)
+            if "groups" in service.get("/workers").body[0]["kv_events"]["0"]:
+                # A rank has the groups of one model; the next case is another engine.
+                service.call("DELETE", "/workers/1", None, {})
+                publisher.wait_for_another_subscriber()
+                _register(service, endpoint)
     complaints = deviations.unexpected(name, found)
     assert not complaints, "\n".join(complaints)
+
+
+def _register(service: ServiceProcess, endpoint: str) -> None:
+    worker = {"worker_id": 1, "endpoint": "http://w", "block_size": 4}
+    answer = service.post("/workers", {**worker, "kv_events_endpoint": endpoint})
+    assert answer.body["lifecycle"] == "schedulable"
 
 
 def _rows(service: ServiceProcess, case: dict[str, Any]) -> list[list[int]]:

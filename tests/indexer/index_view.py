@@ -6,5 +6,10 @@ from indexer.tiers import N_TIERS
 
 def slot_blocks(index):
     """Blocks held, int64 [n_slots, N_TIERS]."""
-    live = index._tree.memory.column(state.LIVE)[: index.n_slots * N_TIERS]
-    return live.reshape(index.n_slots, N_TIERS).copy()
+    return plane_blocks(index, N_TIERS)
+
+
+def plane_blocks(index, n_planes):
+    """Blocks held in tiers and in lanes behind them, int64 [n_slots, n_planes]."""
+    live = index._tree.memory.column(state.LIVE).reshape(-1, state.LIVE_TIERS)
+    return live[: index.n_slots, :n_planes].copy()

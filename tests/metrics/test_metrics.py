@@ -10,10 +10,12 @@ from prometheus_client import ProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
 from indexer.hashing.block_hashing import compute_block_hashes
+from indexer.index.cache_group_status import CacheGroupStatus
 from indexer.sockets.listener_status import ListenerStatus
 from indexer.tiers import Tier
 from scripts.docs.metrics_page import metrics_page
 from select_service.core.identity import PartitionKey, Rank
+from select_service.core.placement import plan_layout
 from select_service.core.placement.policies.policy_registry import PolicyChoice
 from select_service.core.registry.fleet.scoped_policies import PolicyScope
 from select_service.metrics import service_metrics as metrics_module
@@ -245,6 +247,29 @@ def test_decisions_and_overlap_are_counters_of_blocks(selector, scrape):
     assert seen.value("index_blocks", **SCOPE) == 2
     assert seen.value("index_memberships", **SCOPE) == 2
     assert seen.value("index_bytes", **SCOPE) > 0
+
+
+def test_claimed_tokens_are_counted_by_certainty(selector, scrape):
+    tally = selector.fleet.partitions[PartitionKey("m", "default")].placer.tally_words
+    before = tally[: plan_layout.N_TALLY].tolist()
+    tally[plan_layout.T_EXACT_TOKENS] += 30
+    tally[plan_layout.T_BOUND_TOKENS] += 12
+    seen = scrape()
+    exact, at_most = before[plan_layout.T_EXACT_TOKENS], before[plan_layout.T_BOUND_TOKENS]
+    assert seen.value("claimed_tokens_total", **SCOPE, certainty="exact") == exact + 30
+    assert seen.value("claimed_tokens_total", **SCOPE, certainty="at_most") == at_most + 12
+
+
+def test_ranks_are_counted_by_certainty(listeners, scrape):
+    groups = CacheGroupStatus(groups=(), unit=16, reasons=("one",))
+    listeners.statuses = {
+        (1, 0): a_status(),
+        (1, 1): a_status(cache_groups=groups),
+        (1, 2): a_status(cache_groups=groups._replace(reasons=())),
+    }
+    seen = scrape()
+    assert seen.value("kv_cache_ranks", certainty="exact") == 2
+    assert seen.value("kv_cache_ranks", certainty="at_most") == 1
 
 
 def test_listener_counters_and_lag_are_per_rank(listeners, scrape):

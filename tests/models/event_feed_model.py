@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from indexer.index.keyed_roots import KeyedRoots
+
 RANK = 3
 LIFE = 2**48
 
@@ -23,6 +25,19 @@ def identified(life, seq, rank=None):
     return batch(["BlockRemoved", [life * LIFE + seq % LIFE]], rank=rank)
 
 
+class NoKeys:
+    """Keys of an index where no block has any; what an event brings is only remembered."""
+
+    def __init__(self):
+        self.roots = KeyedRoots()
+
+    def add_root(self, content, parts):
+        return self.roots.add(content, parts)
+
+    def find_parts(self, name):
+        return None
+
+
 class RecordingWriter:
     """Stands where a SlotWriter stands and keeps the calls since the last clear."""
 
@@ -33,6 +48,12 @@ class RecordingWriter:
         self.position = self.next_position = None
         self.has_unpositioned_blocks = self.is_half_cleared = False
         self.pending_steps = None
+        self.keys = NoKeys()
+        self.cache_groups, self.lacks_groups, self.is_open = None, False, True
+
+    def change_tree(self, change):
+        """No tree, so nothing changes."""
+        return 0
 
     def store(self, tier, parent, block_hashes, engine_hashes, *, counted=True, stream=None):
         assert block_hashes.dtype == engine_hashes.dtype == np.uint64

@@ -12,6 +12,9 @@ everything from them.
 from collections import Counter, defaultdict
 
 N_TIERS = 4
+LANES = 3
+N_PLANES = N_TIERS + LANES
+"""Tiers, and the lanes behind them: places to hold blocks that no match looks at."""
 ROOT = None
 Place = tuple[int, ...]
 
@@ -44,7 +47,7 @@ class EdgeModel:
                     held[name] -= 1
 
     def clear(self, slot) -> None:
-        for tier in range(N_TIERS):
+        for tier in range(N_PLANES):
             self.edges.pop((slot, tier), None)
 
     def match(self, slot, path) -> list[int]:
@@ -62,7 +65,7 @@ class EdgeModel:
         return row
 
     def _edges_of(self, slot):
-        return [edge for tier in range(N_TIERS) for edge in list(self.edges[slot, tier].items())]
+        return [edge for tier in range(N_PLANES) for edge in list(self.edges[slot, tier].items())]
 
 
 class PlaceModel:
@@ -75,7 +78,7 @@ class PlaceModel:
 
     def where(self, slot, tier, name) -> Place | None:
         """Place the slot knows by this name, preferring `tier`."""
-        tiers = [tier, *range(N_TIERS)]
+        tiers = [tier, *range(N_PLANES)]
         places = (self.place[slot].get((t, name)) for t in tiers)
         return next((place for place in places if place is not None), None)
 
@@ -133,7 +136,7 @@ class PlaceModel:
     def blocks(self, slot) -> list[int]:
         """Blocks held per tier, matched or not."""
         held = {(tier, place) for (tier, _), place in self.place[slot].items()}
-        return [sum(t == tier for t, _ in held) for tier in range(N_TIERS)]
+        return [sum(t == tier for t, _ in held) for tier in range(N_PLANES)]
 
     def places(self) -> set[Place]:
         """Every prefix that must exist as a node."""

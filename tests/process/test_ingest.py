@@ -4,8 +4,10 @@ import itertools
 import logging
 import time
 
+import msgspec
 import pytest
 
+from indexer.index.kv_cache_facts import KvCacheFacts
 from indexer.sockets.ingest import Ingest
 from tests.builders.polling import PATIENCE_S, eventually
 from tests.process.fake_engine import FakeEngine, encode
@@ -30,6 +32,21 @@ def test_published_blocks_are_found(ingest, index):
         assert time.monotonic() - now.last_event_monotonic < PATIENCE_S
 
 
+def test_cache_groups_of_a_rank_are_shown(ingest, index):
+    with FakeEngine(replay=False) as engine:
+        listen(ingest, index, engine)
+        for seq, kind in enumerate(("full_attention", "chunked_local_attention")):
+            engine.publish([*CHAIN.stored(0), None, None, seq, kind])
+        eventually(lambda: status(ingest).batches == 2)
+        found = status(ingest).cache_groups
+        assert [(group.kind, group.blocks) for group in found.groups] == [
+            ("full_attention", 1),
+            ("chunked_local_attention", 1),
+        ]
+        assert found.is_bound
+        assert ingest.pulse_of((1, 0)).is_bound
+
+
 def test_batch_naming_a_sibling_rank_is_credited_to_it(ingest, index):
     with FakeEngine() as engine:
         sibling = index.open_slot()
@@ -39,6 +56,46 @@ def test_batch_naming_a_sibling_rank_is_credited_to_it(ingest, index):
         eventually(lambda: held(index, sibling, 1) == 1)
         eventually(lambda: status(ingest).dropped.get("rank") == 1)
         assert held(index, writer, 1) == 0
+
+
+@pytest.mark.parametrize("topic", [b"kv@pod@model", b"kv@pod@" + b"m" * 300])
+def test_messages_of_one_burst_may_be_of_two_engines(ingest, index, topic):
+    with FakeEngine(replay=False) as engine:
+        writer = listen(ingest, index, engine)
+        for name in (topic, topic + b"2"):
+            for seq in range(300):
+                engine.send([name, seq.to_bytes(8, "big"), encode(CHAIN.stored(seq))])
+            if name == topic:
+                continue
+            eventually(lambda: status(ingest).last_sequence == 299 and status(ingest).restarts)
+        now = status(ingest)
+        assert (now.engine_changes, now.restarts, now.stale, now.lost) == (1, 1, 0, 0)
+        eventually(lambda: held(index, writer, 300) == 300)
+        assert now.batches == 600
+
+
+@pytest.mark.parametrize("first_seq", [0, 5])
+def test_another_engine_at_the_address_begins_with_nothing(ingest, index, first_seq):
+    topics = [b"kv@10.0.0.7:8000@llama", b"kv@10.0.0.7:8000@qwen"]
+    with FakeEngine(replay=False) as engine:
+        writer = listen(ingest, index, engine)
+        for seq in range(3):
+            engine.send([topics[0], seq.to_bytes(8, "big"), encode(CHAIN.stored(seq))])
+        eventually(lambda: held(index, writer, 3) == 3)
+        engine.send([topics[1], first_seq.to_bytes(8, "big"), encode(CHAIN.stored(0))])
+        eventually(lambda: held(index, writer, 3) == 1)
+        now = status(ingest)
+        assert (now.engine_changes, now.restarts) == (1, 1)
+        assert now.engine_change == ("topic kv@10.0.0.7:8000@llama became kv@10.0.0.7:8000@qwen")
+
+
+def test_topics_without_names_prove_nothing(ingest, index):
+    with FakeEngine(replay=False) as engine:
+        writer = listen(ingest, index, engine)
+        for seq, topic in enumerate([b"", b"kv-events", b"kv@a@m", b"kv@a@m", b"other"]):
+            engine.send([topic, seq.to_bytes(8, "big"), encode(CHAIN.stored(seq))])
+        eventually(lambda: held(index, writer, 5) == 5)
+        assert (status(ingest).engine_changes, status(ingest).restarts) == (0, 0)
 
 
 def test_burst_of_20000_batches_is_indexed_without_loss(ingest, index):
@@ -131,6 +188,21 @@ def test_a_change_reopens_a_source_whose_writer_changed(ingest, index):
         # it goes on until it is heard.
         blocks = itertools.count(1)
         eventually(lambda: publish_chain(engine, [next(blocks)]) or held(index, new, 2) == 2)
+
+
+@pytest.mark.parametrize("replay", [True, False])
+def test_other_facts_about_the_cache_apply_to_the_blocks_that_are_there(ingest, index, replay):
+    with FakeEngine(replay=replay) as engine:
+        writer = listen(ingest, index, engine)
+        publish_chain(engine, range(5))
+        eventually(lambda: held(index, writer, 5) == 5)
+        source = a_source(engine.endpoint, writer, replay=engine.replay_endpoint)
+        for drops in (True, False):
+            changed = msgspec.structs.replace(source, facts=KvCacheFacts(eagle_drop=drops))
+            ingest.reconcile({1: [changed]})
+            eventually(lambda: status(ingest).connected)
+            eventually(lambda drops=drops: held(index, writer, 5) == 5 - drops)
+        index.check_invariants()
 
 
 def test_reopened_listener_replays_what_it_missed_and_counts_nothing_twice(ingest, index):

@@ -66,21 +66,15 @@ def test_status_waits_neither_for_a_stuck_thread_nor_for_those_who_do(ingest, in
     monkeypatch.setattr(ingest_module, "RECONCILE_S_MAX", 10 * PATIENCE_S)
     stuck, go_on = threading.Event(), threading.Event()
 
-    class Stuck:
-        slot, position, next_position, pending_steps = 0, None, None, None
-        live_at, has_unpositioned_blocks = None, False
-        is_half_cleared = False
+    def store_slowly(*_, **__):
+        stuck.set()
+        go_on.wait(10 * PATIENCE_S)
+        return 0
 
-        def settle_in_steps(self):
-            return iter(())
-
-        def store_in_one_step(self, *_, **__):
-            stuck.set()
-            go_on.wait(10 * PATIENCE_S)
-            return 0
-
+    writer = index.open_slot()
+    writer.store_in_one_step = store_slowly
     with FakeEngine(replay=False) as engine:
-        follow(ingest, [a_source(engine.endpoint, Stuck())])
+        follow(ingest, [a_source(engine.endpoint, writer)])
         engine.await_subscriber()
         publish_chain(engine, [0])
         assert stuck.wait(PATIENCE_S)
@@ -96,24 +90,18 @@ def test_status_waits_neither_for_a_stuck_thread_nor_for_those_who_do(ingest, in
 
 
 def test_a_bug_ends_one_listener_and_says_so_and_its_thread_goes_on(index, caplog):
-    class Broken:
-        slot, position, next_position, pending_steps = 0, None, None, None
-        has_unpositioned_blocks = False
-        is_half_cleared = False
+    def store_wrongly(*_, **__):
+        raise ZeroDivisionError
 
-        def settle_in_steps(self):
-            return iter(())
-
-        def store_in_one_step(self, *_, **__):
-            raise ZeroDivisionError
-
+    broken = index.open_slot()
+    broken.store_in_one_step = store_wrongly
     ingest = Ingest(threads=1)
     with FakeEngine() as first, FakeEngine() as second:
         writer = index.open_slot()
         follow(
             ingest,
             [
-                a_source(first.endpoint, Broken(), worker_id=1),
+                a_source(first.endpoint, broken, worker_id=1),
                 a_source(second.endpoint, writer, worker_id=2),
             ],
         )

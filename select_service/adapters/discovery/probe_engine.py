@@ -6,6 +6,7 @@ from select_service.adapters.http_get import HttpClient
 from select_service.core.registry.discovery.engine_facts import (
     INFO,
     METRICS,
+    MODEL_INFO,
     MODELS,
     OLD_INFO,
     EngineAnswers,
@@ -35,6 +36,9 @@ async def fetch_engine_facts(http: HttpClient, url: str, *, with_key: bool = Fal
     answers = dict(zip((MODELS, METRICS, INFO), found, strict=True))
     if isinstance(answers[INFO], HttpError):  # the path in older versions of SGLang
         answers[OLD_INFO] = await _fetch_document(http, base + OLD_INFO, with_key)
+    if any(b'"page_size"' in each for each in answers.values() if isinstance(each, bytes)):
+        # A field of SGLang alone, which describes the model elsewhere.
+        answers[MODEL_INFO] = await _fetch_document(http, base + MODEL_INFO, with_key)
     good: EngineAnswers = {path: each for path, each in answers.items() if isinstance(each, bytes)}
     faults = [each for each in answers.values() if isinstance(each, HttpError)]
     # One readable document is enough: engines differ in the routes they serve.

@@ -15,6 +15,7 @@ from indexer.events.event_types import (
     BlockRemoved,
     BlockStored,
     DecodeError,
+    has_unnamed_blocks,
     hashable_blocks,
     local_hashes,
 )
@@ -22,6 +23,7 @@ from indexer.index.prefix_index import PrefixIndex
 from indexer.sockets.curve_keypairs import CurveServerKeys
 from indexer.sockets.dns_resolver import Resolver
 from indexer.sockets.replay_probe import NO_BATCH, ReplayLimits, probe_replay
+from indexer.tiers import Tier, tier_of_medium
 from select_service.base.decode_errors import DECODE_ERRORS
 from select_service.core.doctor.facts import ReplayFacts
 
@@ -108,8 +110,10 @@ def _stored_heads(payloads: Iterator[bytes]) -> tuple[list[BlockStored], set[int
                 sizes.add(event.block_size)
                 if event.parent is None and len(event.block_hashes):
                     # Only blocks without a parent: a chain whose start is unknown cannot be hashed
-                    # here.
-                    heads[int(event.block_hashes[0])] = event
+                    # here.  Events of lower tiers may leave the keys of a head out.
+                    name = int(event.block_hashes[0])
+                    if name not in heads or tier_of_medium(event.medium) is Tier.GPU:
+                        heads[name] = event
     return list(heads.values())[-CHAINS_MAX:], sizes
 
 
@@ -119,6 +123,8 @@ def _count_indexed(wanted: ReplayCheck, stored: list[BlockStored]) -> tuple[int,
     for event in stored:
         if not hashable_blocks(event, wanted.block_size, wanted.is_eagle):
             continue
+        if has_unnamed_blocks(event, wanted.block_size, wanted.is_eagle):
+            continue  # not indexed: its hashes have no certain place
         path = local_hashes(event, wanted.block_size, wanted.is_eagle, at_most=BLOCKS_MAX)
         matched = wanted.prefixes.match(path)
         checked += 1

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from time import monotonic, time
 
+from msgspec import to_builtins
+
 from indexer.sockets.ingest import Ingest
 from indexer.sockets.listener_status import ListenerStatus
 from select_service.adapters.discovery.probe_engine import fetch_engine_facts
@@ -16,6 +18,7 @@ from select_service.adapters.doctor.reachability import (
 from select_service.adapters.doctor.replay_check import ReplayCheck, check_replay
 from select_service.adapters.http_get import HttpClient
 from select_service.core.doctor.facts import (
+    NO_CACHE_FACTS,
     EngineReportedFacts,
     RankFacts,
     ReplayFacts,
@@ -71,6 +74,8 @@ class WorkerExaminer:
             is_schedulable=worker.is_schedulable,
             reasons=tuple(worker.reasons),
             endpoint=worker.registration.endpoint,
+            kv_cache=to_builtins(worker.registration.kv_cache) or NO_CACHE_FACTS,
+            is_eagle=worker.is_eagle,
             ranks=[self._rank_facts(worker, rank) for rank in ranks[:RANKS_MAX]],
             n_ranks=len(ranks),
             drain=self._selector.draining.drain_view(worker.worker_id),
@@ -208,6 +213,7 @@ def _engine_description(facts: EngineFacts) -> EngineReportedFacts:
         fields.get("block_size"),
         (*names, *facts.adapters),
         fields.get("data_parallel_size"),
+        fields.get("kv_cache", NO_CACHE_FACTS),
     )
 
 

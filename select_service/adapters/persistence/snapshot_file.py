@@ -76,6 +76,8 @@ def read_snapshot(
         move_unusable_aside(path, error)
         return []
     _log_snapshot_read(path, reading)
+    if loader.has_older_salts:
+        log.info("snapshot of the older salt rule converted", extra={"fields": {"path": str(path)}})
     return loader.partitions
 
 

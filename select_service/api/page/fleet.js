@@ -12,6 +12,7 @@ const GOES_ON = new Set(["schedulable", "healthy", "suspicious"]);
 // Returns the rows of one partition: the values shown for each rank.
 function rowsOf({ ranks, checks_refused: refused }, eventsPerS) {
   const unchecked = new Set(refused);
+  const bounded = new Set(ranks.bounded_rows);
   const mostTokens = Math.max(1, ...ranks.prefill_tokens);
   const mostBlocks = Math.max(1, ...ranks.active_blocks);
   return ranks.worker_ids.map((workerId, i) => {
@@ -19,7 +20,7 @@ function rowsOf({ ranks, checks_refused: refused }, eventsPerS) {
     const row = {
       name, workerId, dpRank: ranks.dp_ranks[i],
       model: ranks.model_name, tenant: ranks.tenant_id,
-      state: ranks.states[i], busy: ranks.busy[i], unchecked: unchecked.has(workerId),
+      state: ranks.states[i], busy: ranks.busy[i], unchecked: unchecked.has(workerId), bounded: bounded.has(i),
       prefillTokens: ranks.prefill_tokens[i], activeBlocks: ranks.active_blocks[i],
       requests: ranks.active_requests[i], kvUsage: ranks.kv_usages[i],
       eventState: ranks.event_states[i], eventAge_s: ranks.event_ages_s[i],
@@ -37,11 +38,12 @@ function moodOf({ state, busy, eventState, unchecked }) {
   return doubtful ? "warn" : "ok";
 }
 
-export function stateText({ state, busy, eventState, unchecked }) {
+export function stateText({ state, busy, eventState, unchecked, bounded }) {
   const words = [state];
   if (unchecked) words.push("rejects health checks");
   if (busy) words.push("busy");
   if (DOUBTFUL.has(eventState)) words.push(`events ${eventState.replace("_", " ")}`);
+  if (bounded) words.push("overlaps at most");
   return words.join(", ");
 }
 
@@ -106,6 +108,7 @@ export class Fleet {
     const { node, label, numbers } = cell;
     setData(node, "mood", row.mood);
     setData(node, "events", row.eventState ?? "");
+    setData(node, "bound", row.bounded ? "at_most" : "");
     setBar(node, "--load-share", row.load);
     setBar(node, "--kv-share", row.kv);
     setText(numbers, numbersOf(row));

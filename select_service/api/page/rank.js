@@ -16,6 +16,11 @@ const LIVE = {
   "Last event": (row) => (row.eventState ? age(row.eventAge_s) : "–"),
 };
 
+function groupsText(groups) {
+  return groups?.map(({ kind, blocks, block_size: size }) =>
+    `${kind.replaceAll("_", " ")}: ${count(blocks)} blocks of ${size}`).join("; ");
+}
+
 function connectionText(events) {
   const { unconnected, connect_error: error } = events ?? {};
   return unconnected ? `${unconnected.reason}, for ${Math.round(unconnected.seconds)} s` : error;
@@ -66,6 +71,8 @@ export class RankPanel {
     this.#add("Taints", record.taints.join(", "));
     this.#add("Connection", connectionText(events));
     this.#add("Last error", events?.last_error);
+    this.#add("Cache groups", groupsText(events?.groups));
+    this.#add("Overlaps are at most", events?.why);
     this.#add("Health checks rejected", health?.misconfigured);
     this.#add("Health", health?.cause ?? health?.last_error);
     this.#add("Prompt blocks announced", predictions?.trust == null ? null : share(predictions.trust));

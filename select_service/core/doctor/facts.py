@@ -1,6 +1,7 @@
 """Facts examined by the doctor, as plain values. None means not examined, or unknown."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from indexer.sockets.listener_status import ListenerStatus
@@ -9,6 +10,8 @@ from select_service.schemas.doctor import Machine
 from select_service.schemas.health import DrainView
 from select_service.schemas.replicas import ReplicaPeer
 from select_service.schemas.workers import RankPredictions
+
+NO_CACHE_FACTS: Mapping[str, object] = MappingProxyType({})
 
 
 class ReplayFacts(NamedTuple):
@@ -76,6 +79,8 @@ class EngineReportedFacts(NamedTuple):
     block_size: int | None = None
     model_names: Sequence[str] = ()
     data_parallel_size: int | None = None
+    kv_cache: Mapping[str, object] = NO_CACHE_FACTS
+    """Facts about the KV cache, as `kv_cache` of a registration."""
 
 
 class WorkerFacts(NamedTuple):
@@ -86,6 +91,8 @@ class WorkerFacts(NamedTuple):
     clock_s: lead of the engine's clock by HTTP, s, to about a second
     reasons: reasons why the worker is not schedulable
     check_refused: reason why its engine rejects health checks; empty if accepted, or without checks
+    kv_cache: registered facts about the KV cache
+    is_eagle: whether the worker is registered with `is_eagle`
     """
 
     worker_id: int
@@ -98,6 +105,8 @@ class WorkerFacts(NamedTuple):
     endpoint_error: str | None = None
     http_error: str | None = None
     description: EngineReportedFacts | None = None
+    kv_cache: Mapping[str, object] = NO_CACHE_FACTS
+    is_eagle: bool = False
     clock_s: float | None = None
     ranks: Sequence[RankFacts] = ()
     n_ranks: int = 0

@@ -52,6 +52,11 @@ FINDING_CODES: Mapping[str, FindingCode] = {
     "ranks_differ": FindingCode(
         "warning", "Register the worker with the `data_parallel_size` of the engine."
     ),
+    "cache_facts_missing": FindingCode(
+        "warning",
+        "PATCH the worker with these facts as `kv_cache`, and `eagle_drop` if the engine "
+        "speculates: without them overlaps may be too long, and look exact.",
+    ),
     "events_unreachable": FindingCode(
         "fault",
         "Let the engine publish at this address (--kv-events-config), or register its real address "
@@ -81,6 +86,41 @@ FINDING_CODES: Mapping[str, FindingCode] = {
         "warning",
         "Register each rank with its own endpoint, and `is_eagle` and block size as the engine has "
         "them.",
+    ),
+    "unknown_event_fields": FindingCode(
+        "note",
+        "The engine is newer than this version, or its publisher has fields of its own: update the "
+        "service if overlaps of this engine are lower than before.",
+    ),
+    "cache_groups_bounded": FindingCode(
+        "warning",
+        "Register what the reasons name (`kv_cache`), or read the overlaps of this worker as upper "
+        "bounds: docs/reference/engines-and-models.md.",
+    ),
+    "no_dense_group": FindingCode(
+        "note",
+        "Nothing: the reusable prefix follows from windows and states alone.",
+    ),
+    "ends_inside_blocks": FindingCode(
+        "note",
+        "Nothing; if `cache_groups_bounded` says that the engine's names are unknown, register "
+        "`hash` in `kv_cache`. The smaller size is no block size to register.",
+    ),
+    "eagle_events_plain": FindingCode(
+        "fault",
+        "Register the worker without `is_eagle`, and with `eagle_drop` in `kv_cache` if it "
+        "speculates: the engine hashes blocks alone, so until then no prompt matches them.",
+    ),
+    "eagle_not_registered": FindingCode(
+        "warning",
+        "Register the worker with `is_eagle`: the engine hashes each block with the token behind "
+        "it, so overlaps are up to a block too high. Several tokens behind a block are not "
+        "supported: prompts do not match such blocks.",
+    ),
+    "engine_replaced": FindingCode(
+        "warning",
+        "Register the new engine as a worker of its own and delete this one, unless the same "
+        "worker was meant to move to another pod.",
     ),
     "replay_missing": FindingCode(
         "note",

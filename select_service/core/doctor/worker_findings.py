@@ -5,7 +5,10 @@ Consequences of a finding are not reported: for a rank without a connection, sil
 
 from collections.abc import Iterator
 
-from select_service.core.doctor.facts import RankFacts, WorkerFacts
+from msgspec import json
+
+from indexer.sockets.listener_status import ListenerStatus
+from select_service.core.doctor.facts import EngineReportedFacts, RankFacts, WorkerFacts
 from select_service.core.doctor.finding_codes import FINDING_CODES
 from select_service.schemas.doctor import Finding
 
@@ -77,7 +80,8 @@ def _engine_findings(facts: WorkerFacts) -> Iterator[Finding]:
             facts, "engine_unknown", f"the answers of {where} match neither vLLM nor SGLang"
         )
     size = description.block_size
-    if size is not None and size != facts.block_size:
+    # Events are closer to the cache than the engine's description of it.
+    if size not in (None, facts.block_size) and not any(map(_has_registered_size, facts.ranks)):
         text = f"registered with block_size {facts.block_size}, the engine has {size}"
         yield _make_finding(facts, "block_size_differs", text)
     if description.model_names and facts.model_name not in description.model_names:
@@ -90,6 +94,25 @@ def _engine_findings(facts: WorkerFacts) -> Iterator[Finding]:
             f"registered with data_parallel_size {facts.data_parallel_size}, the engine has {ranks}"
         )
         yield _make_finding(facts, "ranks_differ", text)
+    missing = _find_missing_cache_facts(facts, description)
+    if missing:
+        text = f"the engine reports {', '.join(missing)}, which the registration lacks"
+        yield _make_finding(facts, "cache_facts_missing", text)
+
+
+def _find_missing_cache_facts(facts: WorkerFacts, description: EngineReportedFacts) -> list[str]:
+    """Return the engine's facts about its KV cache that nothing in the registration answers."""
+    answered = {*facts.kv_cache}
+    statuses = (rank.status for rank in facts.ranks)
+    shows_lookahead = any(status is not None and status.lookahead_events for status in statuses)
+    # Events with lookahead show that the engine drops nothing.
+    if facts.is_eagle or shows_lookahead or "eagle_drop" in answered:
+        answered |= {"speculates", "eagle_drop"}
+    return [
+        f"`{name}: {json.encode(value).decode()}`"
+        for name, value in description.kv_cache.items()
+        if name not in answered
+    ]
 
 
 def _check_findings(facts: WorkerFacts) -> Iterator[Finding]:
@@ -113,6 +136,10 @@ def _probe_findings(facts: WorkerFacts) -> Iterator[Finding]:
             f"index after {probed.waited_s:.1f} s, though it publishes events"
         )
         yield _make_finding(facts, "blocks_not_found", text)
+
+
+def _has_registered_size(rank: RankFacts) -> bool:
+    return rank.status is not None and rank.status.has_registered_size
 
 
 def _has_events(rank: RankFacts) -> bool:
@@ -148,6 +175,8 @@ def _event_findings(facts: WorkerFacts, rank: RankFacts) -> Iterator[Finding]:
     if wrong:
         counts = ", ".join(f"{n} by `{why}`" for why, n in sorted(wrong.items()))
         yield _make_finding(facts, "events_not_indexed", f"events were dropped: {counts}", at)
+    yield from _form_findings(facts, status, at)
+    yield from _group_findings(facts, status, at)
     if status.decode_errors:
         text = (
             f"{status.decode_errors} events could not be decoded, latest error: {status.last_error}"
@@ -166,6 +195,48 @@ def _event_findings(facts: WorkerFacts, rank: RankFacts) -> Iterator[Finding]:
             f"announced {predictions.trust or 0.0:.0%}: {predictions.suspect}"
         )
         yield _make_finding(facts, "predictions_wrong", text, at)
+
+
+def _form_findings(facts: WorkerFacts, status: ListenerStatus, at: int) -> Iterator[Finding]:
+    """Yield findings about the form of events, which the engine chooses."""
+    if status.unknown_fields:
+        names = ", ".join(
+            f"`{name}` {n} times" for name, n in sorted(status.unknown_fields.items())
+        )
+        yield _make_finding(facts, "unknown_event_fields", f"events have the fields {names}", at)
+    if status.plain_eagle_events:
+        text = (
+            f"registered with `is_eagle`, but {status.plain_eagle_events} events have blocks alone"
+        )
+        yield _make_finding(facts, "eagle_events_plain", text, at)
+    if status.lookahead_events:
+        text = (
+            f"the hashes of {status.lookahead_events} events cover tokens behind their blocks that "
+            "the registration leaves out"
+        )
+        yield _make_finding(facts, "eagle_not_registered", text, at)
+    if status.engine_changes:
+        text = f"another engine took over the address, the last time {status.engine_change}"
+        yield _make_finding(facts, "engine_replaced", text, at)
+
+
+def _group_findings(facts: WorkerFacts, status: ListenerStatus, at: int) -> Iterator[Finding]:
+    """Yield findings about the cache groups of a rank."""
+    found = status.cache_groups
+    if found is not None and found.is_bound:
+        text = f"overlaps are upper bounds: {'; '.join(found.reasons)}"
+        yield _make_finding(facts, "cache_groups_bounded", text, at)
+    if found is not None and found.has_only_sparse_groups:
+        kinds = ", ".join(sorted({group.kind for group in found.groups}))
+        yield _make_finding(
+            facts, "no_dense_group", f"no cache group is full attention, only {kinds}", at
+        )
+    if status.inside_block_events:
+        text = (
+            f"{status.inside_block_events} events are about the end of a prompt inside a block of "
+            f"{facts.block_size} tokens"
+        )
+        yield _make_finding(facts, "ends_inside_blocks", text, at)
 
 
 def _wrong_size(facts: WorkerFacts, rank: RankFacts) -> str:

@@ -28,10 +28,14 @@ The caller sets the other numbers of the request in the plan (`set_request` in k
 # mypy is off: the decorator erases the signature, so checking types here would prove nothing.
 
 from indexer.index.header_kernels import (
+    BOUNDED,
     HASHES,
     HEADER,
+    INSIDE,
+    LAYOUTS,
     MUTEX,
     N_TIERS,
+    PROMPT_TOKENS,
     I,
     U,
     f64_view,
@@ -41,6 +45,7 @@ from indexer.index.header_kernels import (
     u64_view,
 )
 from indexer.index.match_kernels import match_prompt_incremental
+from indexer.index.reuse_kernels import mark_layout_slots, refine_layouts
 from indexer.jit.decorators import compiled
 from indexer.jit.function_pointers import export_function, function_call
 from indexer.jit.mutex_kernels import lock_mutex, unlock_mutex
@@ -77,12 +82,16 @@ from select_service.core.placement.plan_layout import (
     S_EFFECTIVE,
     S_EXTERNAL,
     S_GPU,
+    S_INSIDE,
+    S_IS_BOUND,
     S_WORK,
     SUMMARY,
     T_BEST_OVERLAP,
+    T_BOUND_TOKENS,
     T_CHOSEN_OVERLAP,
     T_CPU,
     T_DISK,
+    T_EXACT_TOKENS,
     T_EXTERNAL,
     T_GPU,
     T_PROMPT_BLOCKS,
@@ -135,11 +144,31 @@ def _match_prompt(plan, path, sequence):
     index, load = i64_view(plan, INDEX), i64_view(plan, LOAD)
     # Clears only the slots written by the last placement.
     match_prompt_incremental(index, path, tiers_view(plan, MATCHED), u64_view(plan, HOLDING))
+    if index[LAYOUTS] != 0:
+        index[PROMPT_TOKENS] = plan[REQUEST_ISL_TOKENS]
+        refine_layouts(index, path, tiers_view(plan, MATCHED))
+        mark_layout_slots(index, u64_view(plan, HOLDING))
     leading, running = i64_view(plan, LEADING), u64_view(plan, RUNNING)
     if f64_view(plan, PARAMETERS)[P_KV_REUSE] != 0.0:
         fill_leading_runs(load, sequence, u64_view(plan, KEYS), leading, running)
     else:
         clear_runs(leading, running)
+
+
+@compiled()
+def inside_rows(plan, first, end):
+    """Return the reusable tokens behind the last whole block of slots; empty without any such."""
+    index = i64_view(plan, INDEX)
+    if index.shape[0] == 0:
+        return index  # a plan without an index, of recorded rows
+    inside = i64_view(index, INSIDE)
+    return inside[min(first, inside.shape[0]) : min(end, inside.shape[0])]
+
+
+@compiled(error_model="numpy", forceinline=True)
+def blocks_inside(inside, at, block_size):
+    """Return the reusable tokens behind the last whole block of a slot, as a part of a block."""
+    return inside[at] / block_size if at < inside.shape[0] else 0.0
 
 
 @compiled()
@@ -167,6 +196,10 @@ def _choose_slot(plan, eligible):
     if chosen != NO_SLOT:
         for tier in range(N_TIERS):
             summary[S_GPU + tier] = matched[chosen, tier]
+        inside = inside_rows(plan, chosen, chosen + 1)
+        bounded = i64_view(i64_view(plan, INDEX), BOUNDED)
+        summary[S_INSIDE] = inside[0] if inside.shape[0] != 0 else I(0)
+        summary[S_IS_BOUND] = bounded[chosen] if chosen < bounded.shape[0] else I(0)
     return chosen
 
 
@@ -231,10 +264,12 @@ def count_placement(plan, n_blocks, isl_tokens, slot, reserved):
     tally[T_CPU] += summary[S_CPU] - summary[S_GPU]
     tally[T_DISK] += summary[S_DISK] - summary[S_CPU]
     tally[T_EXTERNAL] += summary[S_EXTERNAL] - summary[S_DISK]
+    claimed = summary[S_EXTERNAL] * plan[BLOCK_SIZE] + summary[S_INSIDE]
+    tally[T_BOUND_TOKENS if summary[S_IS_BOUND] != 0 else T_EXACT_TOKENS] += claimed
     tally[T_BEST_OVERLAP] += summary[S_BEST]
     tally[T_CHOSEN_OVERLAP] += summary[S_EXTERNAL]
     # The sums of the histograms are int64 and must not overflow.
     isl_tokens = min(max(isl_tokens, I(0)), I(TOKENS_MAX))
-    uncached = max(isl_tokens - summary[S_EXTERNAL] * plan[BLOCK_SIZE], I(0))
+    uncached = max(isl_tokens - claimed, I(0))
     only_decode = i64_view(i64_view(plan, LOAD), ONLY_DECODE)[slot]
     count_prompt(tally, T_PROMPTS, only_decode, isl_tokens, uncached)

@@ -79,7 +79,7 @@ _SCRATCH = range(layout.MATCHED, layout.SUMMARY, 2)
 
 
 class PlacementTally(NamedTuple):
-    """Sums over the decisions of a partition, in blocks (see plan_layout)."""
+    """Sums over the decisions of a partition, in blocks or tokens (see plan_layout)."""
 
     selected: int
     reserved: int
@@ -90,6 +90,8 @@ class PlacementTally(NamedTuple):
     matched_external: int
     best_overlap: int
     chosen_overlap: int
+    exact_tokens: int
+    bound_tokens: int
 
 
 class PlacementPlan:
@@ -216,6 +218,7 @@ class Placer:
             store_pointer(plan, layout.RING, ring.header)
         sequence, (factors, pinned) = prompt.sequence_hashes, preference
         _pack_request(plan.data, _REQUEST_AT, prompt.isl_tokens, len(sequence), pinned, draw)
+        self._index.set_units(prompt.units)
         slot: int = place_prompt(
             plan,
             prompt.block_hashes,
@@ -223,6 +226,7 @@ class Placer:
             eligible,
             _NO_FACTORS if factors is None else factors,
         )
+        self._index.set_units(None)
         return slot
 
     def cost_terms(

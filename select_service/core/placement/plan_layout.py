@@ -51,10 +51,12 @@ N_COMMON_PARAMETERS = 2
 
 # Entries of the summary: numbers of the chosen slot, and the best overlap of any slot.
 # Blocks are cumulative over tiers; S_WORK is the own work of the prompt on the slot, in tokens.
-S_EFFECTIVE, S_GPU, S_CPU, S_DISK, S_EXTERNAL, S_BEST, S_WORK = range(7)
-N_SUMMARY = 7
+# S_INSIDE are reusable tokens behind the last whole block; S_IS_BOUND is 1 for an upper bound.
+S_EFFECTIVE, S_GPU, S_CPU, S_DISK, S_EXTERNAL, S_BEST, S_WORK, S_INSIDE, S_IS_BOUND = range(9)
+N_SUMMARY = 9
 
-# Entries of the tally: decisions without and with a booking, then sums over these in blocks.
+# Entries of the tally: decisions without and with a booking, then sums over these in blocks, and
+# the tokens that were expected in a cache, certainly and at most.
 (
     T_SELECTED,
     T_RESERVED,
@@ -65,8 +67,10 @@ N_SUMMARY = 7
     T_EXTERNAL,
     T_BEST_OVERLAP,
     T_CHOSEN_OVERLAP,
-) = range(9)
-N_TALLY = 9
+    T_EXACT_TOKENS,
+    T_BOUND_TOKENS,
+) = range(11)
+N_TALLY = 11
 
 T_PROMPTS = N_TALLY
 """First entry of the prompt histograms, the two parts of core.load.histogram_bins."""

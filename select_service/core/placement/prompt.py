@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.hashing.block_hashing import Hashes, compute_block_hashes, compute_sequence_hashes
+from indexer.hashing.engine_names import iterate_names
+from indexer.index.prefix_index import PrefixIndex, PromptUnits
 from select_service.base.errors import BadRequest, InvalidBody
 from select_service.core.identity import PartitionKey
 from select_service.schemas.common import resolve_tenant
@@ -22,6 +24,8 @@ LONG_MM_INFOS = 1024
 """Number of blocks in an image list above which a thread reads the prompt in advance, too."""
 LOOKED_UP_BLOCKS_MAX = 262_144
 """Number of leading prompt blocks looked up in the index; more would take many milliseconds."""
+NAMED_UNITS_MAX = 2048
+"""Number of units of a prompt whose engine names are computed, about 2 microseconds each."""
 NUMBERS_PER_STEP = 16_384
 """List items converted to an array in one step, about half a millisecond."""
 
@@ -41,6 +45,8 @@ class Prompt(NamedTuple):
     sequence_hashes: Hashes
     """uint64[n_blocks]: identity of each block in its sequence, for load accounting."""
     isl_tokens: int
+    units: PromptUnits | None = None
+    """What ranks with several cache groups need beside the blocks; None elsewhere."""
 
 
 class ReadAheadPrompt(NamedTuple):
@@ -198,6 +204,35 @@ def _hash_array(field: str, hashes: list[int]) -> Hashes:
             raise InvalidBody(f"{field}[{position}]: {value} does not fit in 64 bits")
     # Clients may send signed and unsigned forms of the same hash.
     return np.array([value % 2**64 for value in hashes], np.uint64)
+
+
+def add_units(
+    prompt: Prompt, body: PromptFields, index: PrefixIndex, hashing: tuple[int, bool]
+) -> Prompt:
+    """Return the prompt with what the ranks of an index with several cache groups need.
+
+    hashing: block size, and whether EAGLE is on.  At most NAMED_UNITS_MAX names are computed: a
+    longer prompt has none, and its match is a bound.
+    """
+    tokens = body.token_ids
+    if body.mm_routing_info is not None and body.mm_routing_info.routing_token_ids:
+        tokens = None  # images are not in the names
+    if tokens is None:
+        return prompt._replace(units=PromptUnits(prompt.isl_tokens))
+    ids, (size, is_eagle), per_block = _convert_list(tokens, np.uint32), hashing, 0
+    if body.is_eagle is not None:
+        is_eagle = body.is_eagle
+    per_block, scheme = index.units_per_block, index.name_scheme
+    hashes = names = None
+    if per_block > 1:
+        hashes = compute_block_hashes(
+            ids, size // per_block, lora_name=body.lora_name, is_eagle=is_eagle
+        )
+    # The names of an adapter's prompts cover its path, which neither events nor requests have.
+    if scheme is not None and not body.lora_name and len(ids) // scheme.unit <= NAMED_UNITS_MAX:
+        found = iterate_names(scheme, tokens, cache_salt=body.cache_salt)
+        names = np.fromiter(found, np.uint64)
+    return prompt._replace(units=PromptUnits(len(ids), ids, hashes, names))
 
 
 def partition_key_of(query: PromptFields) -> PartitionKey:

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from indexer.index.prefix_index import ReuseMatch
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.compiled import load_layout as layout
 from select_service.core.placement.placement_kernels import DECODE, EFFECTIVE_PREFILL_TOKENS
@@ -119,9 +120,15 @@ def list_overlap(
 
     The result is the scores without their rows, and the rows.
     """
-    matched, policy = partition.index.match(prompt.block_hashes).tolist(), partition.placer.policy
+    reuse = partition.index.match_reuse(prompt.block_hashes, prompt.units)
+    matched, policy = reuse.matched.tolist(), partition.placer.policy
     rows = (
-        _overlap_row(rank, matched[slot], policy.credit_blocks(matched[slot], config))
+        _add_reuse(
+            _overlap_row(rank, matched[slot], policy.credit_blocks(matched[slot], config)),
+            reuse,
+            slot,
+            partition.block_size,
+        )
         for rank, slot in sorted(partition.table.iterate_slots())
     )
     scores = OverlapScores(
@@ -146,6 +153,18 @@ def _overlap_row(rank: Rank, matched: list[int], credit_blocks: float) -> Overla
         shared_beyond_device_blocks=None,
         router_credit_blocks=credit_blocks,
     )
+
+
+def _add_reuse(row: OverlapRow, reuse: ReuseMatch, slot: int, block_size: int) -> OverlapRow:
+    """Add to the row of a rank with several cache groups what is reusable there."""
+    if reuse.layouts is None or not reuse.layouts[slot]:
+        return row
+    assert reuse.inside is not None
+    assert reuse.bounded is not None
+    row.reusable_tokens = row.device_blocks * block_size + int(reuse.inside[slot])
+    row.held_blocks = int(reuse.held[slot])
+    row.certainty = "at_most" if reuse.bounded[slot] else "exact"
+    return row
 
 
 def _rank_loads(

@@ -140,6 +140,7 @@ class RegisteredWorker:
             prefill_tokens_per_s=given.prefill_tokens_per_s or unset,
             decode_tokens_per_s=given.decode_tokens_per_s or unset,
             kv_layout=given.kv_layout or unset,
+            kv_cache=given.kv_cache or unset,
             role=given.role or unset,
             spare=unset if given.spare is None else given.spare,
         )

@@ -119,3 +119,14 @@ async def test_an_engine_that_changes_is_noticed(monkeypatch):
         models = told_engine.answers["/v1/models"]
         told_engine.answers["/v1/models"] = models.replace(b'"qwen"', b'"new"')
         await eventually_on_loop(lambda: [w.model_name for w in told.desired.values()] == ["new"])
+
+
+async def test_of_sglang_the_model_is_asked_for_as_well():
+    async with engine("sglang-0.5.23-1") as (told_engine, url), http_client() as http:
+        told_engine.answers["/model_info"] = b'{"architectures": ["GptOssForCausalLM"]}'
+        async with running(http) as (completing, told):
+            completing.set_candidates([candidate(url)])
+            await eventually_on_loop(lambda: told.desired)
+            (record,) = told.desired.values()
+            assert record.kv_cache is not None
+            assert record.kv_cache.certainty == "at_most"

@@ -99,6 +99,17 @@ def test_of_too_many_refused_files_the_oldest_makes_room(tmp_path):
     assert contents == [0, 1, 2, *range(4, REFUSED_FILES_MAX + 1)]
 
 
+def test_a_file_of_the_older_salt_rule_is_read_and_told_in_a_line(tmp_path, caplog, monkeypatch):
+    caplog.set_level("INFO")
+    path = tmp_path / "index"
+    for rule in (compact_writer.SALT_RULE, compact_writer.SALT_RULE - 1):
+        monkeypatch.setattr(compact_writer, "SALT_RULE", rule)
+        asyncio.run(SnapshotFile(path, SnapshotStatus()).write_snapshot([a_part(10, 1)]))
+        assert len(read(path)) == 1
+    told = [each.message for each in caplog.records if "salt" in each.message]
+    assert told == ["snapshot of the older salt rule converted"]
+
+
 def test_a_file_of_a_newer_version_is_kept_aside_and_told(tmp_path, caplog):
     path = tmp_path / "index"
     path.write_bytes(compact_writer._encode_frame({"format": compact_writer.FORMAT, "version": 2}))

@@ -8,6 +8,7 @@ from typing import get_args
 import msgspec
 import pytest
 
+from indexer.index.cache_group_status import CacheGroupStatus, GroupStatus
 from indexer.sockets.listener_status import ListenerStatus
 from select_service.core.doctor import service_findings, worker_findings
 from select_service.core.doctor.facts import (
@@ -89,12 +90,44 @@ def a_status(**changes):
     return a_rank(status=replace(STATUS, **changes))
 
 
+WINDOWS = CacheGroupStatus(
+    groups=(GroupStatus(0, "sliding_window", 16, 4, False),),
+    unit=16,
+    reasons=(),
+)
+CHUNKS = WINDOWS._replace(
+    groups=(
+        GroupStatus(0, "full_attention", 16, 0, True),
+        GroupStatus(1, "chunked_local_attention", 16, 4, False),
+    ),
+    reasons=("group 1: the size of a chunk is unknown", "another one"),
+)
+
+
 def codes(facts):
     return [each.code for each in worker_findings.find_worker_faults(facts)]
 
 
 def test_of_a_well_worker_nothing_is_found():
     assert codes(WORKER) == []
+
+
+def told(reported, **changes):
+    description = WORKER.description._replace(kv_cache=reported)
+    return WORKER._replace(description=description, **changes)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        told({"certainty": "at_most"}, kv_cache={"certainty": "exact"}),
+        told({"speculates": True}, kv_cache={"speculates": True}),
+        told({"speculates": True}, kv_cache={"eagle_drop": False}),
+        told({"speculates": True}, is_eagle=True),
+    ],
+)
+def test_facts_about_the_cache_that_are_registered_are_not_asked_for(facts):
+    assert codes(facts) == []
 
 
 @pytest.mark.parametrize(
@@ -104,6 +137,30 @@ def test_of_a_well_worker_nothing_is_found():
             WORKER._replace(is_schedulable=False, reasons=("missing endpoint",)),
             "worker_incomplete",
             "missing endpoint",
+        ),
+        (a_status(unknown_fields={"b": 2, "a": 1}), "unknown_event_fields", "`a` 1 times, `b` 2"),
+        (
+            a_status(cache_groups=CHUNKS),
+            "cache_groups_bounded",
+            "upper bounds: group 1: the size of a chunk is unknown; another one",
+        ),
+        (a_status(cache_groups=WINDOWS), "no_dense_group", "full attention, only sliding_window"),
+        (
+            a_status(inside_block_events=3),
+            "ends_inside_blocks",
+            "3 events are about the end of a prompt inside a block of 16 tokens",
+        ),
+        (a_status(plain_eagle_events=3), "eagle_events_plain", "3 events have blocks alone"),
+        (a_status(lookahead_events=3), "eagle_not_registered", "3 events cover tokens behind"),
+        (
+            a_status(engine_changes=1, engine_change="topic kv@a@m became kv@b@m"),
+            "engine_replaced",
+            "topic kv@a@m became kv@b@m",
+        ),
+        (
+            told({"hash": {"algorithm": "xxhash"}, "speculates": True}, kv_cache={"chunk": 4}),
+            "cache_facts_missing",
+            'reports `hash: {"algorithm":"xxhash"}`, `speculates: true`, which',
         ),
         (
             WORKER._replace(drain=DrainView(state="draining", asked_by=["source"], reservations=2)),
@@ -214,6 +271,11 @@ def test_a_cause_is_one_finding(facts, code, text):
         a_rank(replay=ReplayFacts(batches=0)),
         WORKER._replace(probed=ProbeFacts(blocks=2, found=2)),
         WORKER._replace(clock_s=2.0),
+        a_status(cache_groups=CHUNKS._replace(reasons=())),
+        # The engine describes another size than its dense blocks have.
+        a_status(has_registered_size=True)._replace(
+            description=EngineReportedFacts("vllm", 1024, ("m",))
+        ),
     ],
 )
 def test_what_is_usual_is_no_finding(facts):

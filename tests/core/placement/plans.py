@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from indexer.index import header_kernels
 from select_service.core.array_types import store_pointer
 from select_service.core.load.compiled import load_layout
 from select_service.core.placement import plan_layout as layout
@@ -20,6 +21,7 @@ def terms_of(
         layout.MATCHED: np.array([_matched(rank) for rank in ranks], np.int32),
         layout.LEADING: np.array([rank.leading_run for rank in ranks]),
         layout.PARAMETERS: REFERENCE_POLICY.make_parameters(config),
+        layout.INDEX: np.zeros(header_kernels.HEADER_LENGTH, np.int64),
         layout.LOAD: np.zeros(load_layout.HEADER_LENGTH, np.int64),
         layout.RANKS: np.zeros(rank_table_layout.HEADER_LENGTH, np.int64),
     }

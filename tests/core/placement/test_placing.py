@@ -120,7 +120,7 @@ def test_every_placement_is_that_of_the_naive_twin_to_the_last_bit(n_ranks, conf
         assert slot == candidates[np.argmin(costs[candidates])]
         best = int(matched[candidates, 3].max())
         _, effective, work = expected[slot]
-        assert placing.last_summary() == [effective, *matched[slot].tolist(), best, work]
+        assert placing.last_summary() == [effective, *matched[slot].tolist(), best, work, 0, 0]
         placing.check_invariants()
 
 

@@ -144,6 +144,36 @@ def test_an_older_file_has_no_digests_and_is_read(monkeypatch):
     assert held.snapshot.positions == {0: StreamPosition(9, 3)}
 
 
+def test_an_older_file_salts_first_blocks_only_and_is_read():
+    loader = CompactReader(LIMITS)
+    (held,) = load(loader, frames())
+    assert loader.has_older_salts
+    assert held.snapshot.keyed_roots.rows.tolist() == [[1, 2, 3]]
+    loader = CompactReader(LIMITS)
+    load(loader, frames((0, {"salt_rule": compact_writer.SALT_RULE})))
+    assert not loader.has_older_salts
+
+
+@pytest.mark.parametrize(
+    ("roots", "rows"),
+    [
+        ({"7": [1, 2], "8": [0, 3]}, [[7, 1, 2], [8, 0, 3]]),
+        ({"x": [1, 2], "7": [1, 0]}, [[7, 1, 0]]),
+        ({"-7": [1, 2], "7": [-1, 2], "8": [1, 2**64], str(2**64): [1, 2], "9" * 30: [1, 2]}, None),
+        ({"7": [1]}, None),
+        ([7], None),
+    ],
+)
+def test_keys_of_sequences_in_json(roots, rows):
+    document = {"m:t": {"block_size": 4, "keyed_roots": roots, "events": [stored((1, 2))]}}
+    ((held,), _) = from_json(document)
+    read = held.snapshot.keyed_roots
+    assert (read and read.rows.tolist()) == rows
+    document["m:t"]["has_images"] = True
+    ((held,), _) = from_json(document)
+    assert held.snapshot.keyed_roots.has_images
+
+
 def test_a_compact_dump_without_partitions_is_complete():
     assert load(CompactReader(LIMITS), compact()) == []
 
@@ -239,6 +269,7 @@ def frames(*changes):
         head,
         nodes,
         {"sets": zlib.compress(SETS.tobytes())},
+        {"keyed_roots": u64([1, 2, 3]).tobytes(), "has_images": False},
         {"end": {"partitions": 1, "blocks": 2}},
     ]
     for number, change in changes:
@@ -260,6 +291,12 @@ def test_the_frames_below_are_valid_but_for_what_is_replaced():
     [
         (0, {"format": "other"}),
         (0, {"version": 2}),
+        (0, {"salt_rule": 3}),
+        (0, {"salt_rule": "2"}),
+        (4, {"keyed_roots": bytes(23)}),
+        (4, {"keyed_roots": bytes(16)}),
+        (4, {"keyed_roots": "x"}),
+        (4, {"has_images": None}),
         (1, {"partition": 5}),
         (1, {"partition": "x" * 5000}),
         (1, {"block_size": -1}),
@@ -287,8 +324,8 @@ def test_the_frames_below_are_valid_but_for_what_is_replaced():
         (2, {"local": None}),
         (3, {"sets": zlib.compress(b"")}),
         (3, {"sets": zlib.compress(np.ones((2, 8, 1), np.uint64).tobytes())}),
-        (4, {"end": {"partitions": 2}}),
-        (4, {"end": None}),
+        (5, {"end": {"partitions": 2}}),
+        (5, {"end": None}),
     ],
     ids=str,
 )

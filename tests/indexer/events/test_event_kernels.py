@@ -40,6 +40,7 @@ def contents(batch):
         batch.data_parallel_rank,
         batch.bad_events,
         batch.last_error,
+        batch.unknown_fields,
         [event_contents(event) for event in batch.events],
     )
 
@@ -134,7 +135,9 @@ FIELDS = {
     "locality": mostly(st.none() | st.just("LOCAL"), TEXTS),
     "ownership": TEXTS,
     "session_id": TEXTS,
-    "lookahead_token_ids": st.none() | st.lists(OPTIONAL_NUMBERS.filter(bool), max_size=3),
+    "lookahead_token_ids": mostly(
+        st.none() | st.just([]), st.lists(st.lists(st.integers(0, 9), max_size=2), max_size=3)
+    ),
     "unknown": NUMBERS,
 }
 KNOWN_FIELDS = {name: values for name, values in FIELDS.items() if name != "unknown"}
@@ -246,7 +249,8 @@ def test_random_bytes_are_read_alike_or_refused(payload):
     [
         ["BlockStored", [1, 2], None, list(range(8)), 4],
         ["BlockStored", [1, 2], 3, list(range(8)), 4, None],
-        ["BlockStored", [-1, 2**64 - 2], 3, [70_000] * 8, 4, 7, "GPU"],
+        ["BlockStored", [-1, 2**64 - 2], 3, [70_000] * 8, 4, 0, "GPU"],
+        ["BlockStored", [1], None, [1, 2, 3, 4], 4, 7, "GPU", "ad"],
         ["BlockStored", [b"\x01" * 32], b"\x02" * 32, [1, 2, 3, 4], 4, None, "GPU", "ad", [None]],
         ["BlockStored", [1], None, [1], 1, None, None, None, None, 0, "full_attention", None],
         ["BlockStored", [1], None, [1], 1, None, None, None, None, 0, "sliding_window", 128],
@@ -254,7 +258,8 @@ def test_random_bytes_are_read_alike_or_refused(payload):
         ["BlockStored", list(range(2000)), None, [5] * 8000, 4],
         a_stored(lora_id=None, medium="GPU", lora_name=None),
         a_stored(group_idx=0, kv_cache_spec_kind="full_attention", locality="LOCAL"),
-        a_stored(ownership="o", session_id="s", lookahead_token_ids=[1, 2], extra_keys=[None] * 2),
+        a_stored(ownership="o", session_id="s", lookahead_token_ids=[], extra_keys=[None] * 2),
+        a_stored(lora_id=7, lora_name="ad", kv_cache_spec_sliding_window=128),
         a_stored(0, block_size=0, medium="STORAGE", parent_block_hash=None),
         ["BlockRemoved", [1, 2]],
         ["BlockRemoved", [1, 2], "GPU", 0],
@@ -263,7 +268,7 @@ def test_random_bytes_are_read_alike_or_refused(payload):
         {"type": "AllBlocksCleared"},
         ["Ignored"],
     ],
-    ids=range(18),
+    ids=range(20),
 )
 def test_common_event_is_read_by_the_compiled_reader(event):
     for batch in ([1.5, [event]], [3, [event, event], None], [1.5, [event], 7]):
@@ -274,6 +279,10 @@ def test_common_event_is_read_by_the_compiled_reader(event):
     "event",
     [
         a_stored(cache_salt="s"),
+        a_stored(lora_id=7),
+        a_stored(lookahead_token_ids=[[1], [2]]),
+        a_stored(new_field=None),
+        ["BlockStored", [1], None, [1], 1, None, "GPU", None, None, 0, None, 128, 5],
         a_stored(extra_keys=[["s"]]),
         a_stored(block_mm_infos=[None]),
         a_stored(locality="REMOTE"),
@@ -290,7 +299,7 @@ def test_common_event_is_read_by_the_compiled_reader(event):
         ["BlockStored", [1], None, [1]],
         "AllBlocksCleared",
     ],
-    ids=range(16),
+    ids=range(20),
 )
 def test_unusual_or_bad_event_is_left_to_the_patient_reader(event):
     payload = encode([1.5, [["BlockRemoved", [1]], event], 0])

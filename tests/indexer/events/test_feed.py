@@ -116,8 +116,8 @@ def test_replay_of_another_rank_is_ignored_and_not_asked_for_again():
     assert end(feed) == StopReplay()
     assert not feed.is_catching_up
     assert applied(feed) == [2]
-    assert feed.indexed.applier.dropped["replay_of_other_rank"] == 2
-    assert "from this rank's replay endpoint" in feed.indexed.applier.registration_fault
+    assert feed.indexed.applier.drops.counts["replay_of_other_rank"] == 2
+    assert "from this rank's replay endpoint" in feed.indexed.applier.drops.registration_fault
     assert (feed.lost, feed.cursor.last_sequence) == (2, 2)
 
 

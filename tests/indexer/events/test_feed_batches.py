@@ -3,6 +3,7 @@ import pytest
 from indexer.events import event_decoder, payload_parser
 from indexer.events.fault_notices import NOTICE_INTERVAL_S, StreamFault
 from indexer.events.payload_parser import EVENTS_AT_ONCE
+from indexer.tiers import Tier
 from tests.indexer.events.feed_scenes import a_feed, applied, live, send
 from tests.models.event_feed_model import RANK, RecordingWriter, batch, identified
 
@@ -39,12 +40,12 @@ def test_event_with_too_few_tokens_stores_the_leading_blocks():
 def test_event_of_another_block_size_is_dropped_and_counted():
     feed = a_feed()
     assert apply_to(feed, stored([11], None, list(range(8)), 8)) == []
-    assert feed.indexed.applier.dropped["block_size"] == 1
-    assert feed.indexed.applier.registration_fault == (
+    assert feed.indexed.applier.drops.counts["block_size"] == 1
+    assert feed.indexed.applier.drops.registration_fault == (
         "dropped: 1 block of 8 tokens on GPU; the registered block_size is 4, "
         "but no block of that size has come: check it against the engine's block size"
     )
-    assert feed.indexed.applier.is_size_wrong
+    assert feed.indexed.applier.drops.is_size_wrong
 
 
 @pytest.mark.parametrize("chunk_comes_first", [True, False])
@@ -56,11 +57,6 @@ def test_event_of_another_block_size_is_dropped_and_counted():
             stored([11], None, list(range(8)), 8, "GPU", None, None, None, 1, "mla_attention"),
             "other_size",
             "1 block of 8 tokens on GPU, group 1 (mla_attention); the index takes whole ",
-        ),
-        (
-            stored([11], None, [1, 2], 2, "GPU", None, None, None, 0),
-            "other_size",
-            "1 block of 2 tokens on GPU, group 0; the",
         ),
         (
             stored([11], None, [1, 2, 3]),
@@ -77,11 +73,11 @@ def test_chunks_and_partial_blocks_are_no_sign_of_another_block_size(
     for each in [event, good] if chunk_comes_first else [good, event]:
         apply_to(feed, each)
     applier = feed.indexed.applier
-    assert (applier.registration_fault, applier.is_size_wrong) == (None, False)
-    assert applier.last_skipped.startswith("not indexed: ")
-    assert words in applier.last_skipped
+    assert (applier.drops.registration_fault, applier.drops.is_size_wrong) == (None, False)
+    assert applier.drops.last_skipped.startswith("not indexed: ")
+    assert words in applier.drops.last_skipped
     is_known_later = chunk_comes_first and reason == "other_size" and "GPU" in words
-    assert applier.dropped == {"block_size" if is_known_later else reason: 1}
+    assert applier.drops.counts == {"block_size" if is_known_later else reason: 1}
     assert applier.stored_blocks == 1
 
 
@@ -90,14 +86,14 @@ def test_a_restart_with_another_block_size_is_told_of():
     apply_to(feed, stored([21], None, [1, 2, 3, 4]))
     live(feed, 0, batch(stored([11], None, list(range(8)), 8)), 1.0)
     assert feed.restarts == 1
-    assert feed.indexed.applier.is_size_wrong
+    assert feed.indexed.applier.drops.is_size_wrong
 
 
 def test_an_event_with_too_few_tokens_for_a_block_is_no_sign_of_another_block_size():
     feed = a_feed()
     assert apply_to(feed, stored([11], None, [1, 2, 3])) == []
     applier = feed.indexed.applier
-    assert (applier.dropped["partial_block"], applier.registration_fault) == (1, None)
+    assert (applier.drops.counts["partial_block"], applier.drops.registration_fault) == (1, None)
 
 
 def test_event_without_tokens_names_blocks_that_are_known():
@@ -113,8 +109,8 @@ def test_media_name_tiers_and_unknown_ones_are_dropped():
         *(["BlockRemoved", [n], medium] for n, medium in enumerate(["GPU", "cpu", "disk", "HBM"])),
     )
     assert [call[1] for call in calls] == [0, 1, 2]
-    assert feed.indexed.applier.dropped["medium"] == 1
-    assert feed.indexed.applier.last_skipped == (
+    assert feed.indexed.applier.drops.counts["medium"] == 1
+    assert feed.indexed.applier.drops.last_skipped == (
         "not indexed: 1 block on HBM: the medium is unknown"
     )
 
@@ -143,8 +139,8 @@ def test_batch_of_a_sibling_rank_goes_to_it_and_of_a_stranger_is_dropped():
     live(feed, 0, identified(1, 0, rank=4), 0.0)
     live(feed, 1, identified(1, 1, rank=9), 0.0)
     assert (applied(feed), applied(feed, 4)) == ([], [0])
-    assert feed.indexed.applier.dropped["rank"] == 1
-    assert feed.indexed.applier.registration_fault == (
+    assert feed.indexed.applier.drops.counts["rank"] == 1
+    assert feed.indexed.applier.drops.registration_fault == (
         "dropped: events of dp_rank 9, which the worker does not have; check its "
         "data_parallel_start_rank and data_parallel_size"
     )
@@ -189,7 +185,7 @@ def test_a_large_batch_is_read_and_applied_in_short_steps(tail, monkeypatch):
 
 
 GROUP_CASES = [
-    # group_idx and kind of: a store before (None = none), the event; is the event kept?
+    # group_idx and kind of: a store before (None = none), the event; is the event of dense blocks?
     (None, (None, "full_attention"), True),
     (None, (None, "mla_attention"), True),
     (None, (3, "sink_full_attention"), True),
@@ -206,7 +202,7 @@ GROUP_CASES = [
 
 
 @pytest.mark.parametrize(("before", "event", "kept"), GROUP_CASES)
-def test_attention_group_decides_whether_an_event_counts(before, event, kept):
+def test_attention_group_decides_whether_an_event_is_of_dense_blocks(before, event, kept):
     feed = a_feed()
     tail = ["GPU", None, None]
     if before is not None:
@@ -217,7 +213,7 @@ def test_attention_group_decides_whether_an_event_counts(before, event, kept):
         stored([2], None, [1, 2, 3, 4], 4, *tail, *event),
         ["BlockRemoved", [2], "GPU", *event],
     )
-    assert len(calls) == (2 if kept else 0)
+    assert len([call for call in calls if call[1] == Tier.GPU]) == (2 if kept else 0)
 
 
 def test_attention_groups_are_learned_per_rank():

@@ -46,6 +46,33 @@ STORES = st.builds(
     st.sampled_from([BLOCK_SIZE] * 6 + [3]),
     st.sampled_from([0, 0, 0, 1, -1]),
 )
+
+
+def keyed(names, parent, fields):
+    """A map event with keys of its own, or without the keys of its sequence."""
+    event = stored(names, parent)
+    fixed = dict(
+        zip(("type", "block_hashes", "parent_block_hash", "token_ids"), event, strict=False)
+    )
+    return {**fixed, "block_size": BLOCK_SIZE, **fields}
+
+
+KEYS = st.sampled_from(
+    [
+        {},
+        {"medium": "CPU"},
+        {"cache_salt": "s"},
+        {"extra_keys": [["s"]]},
+        {"lora_id": 1, "medium": "CPU"},
+        {"lora_name": "ad", "medium": "GPU"},
+        {"extra_keys": [[["image", 0]]]},
+        {"lookahead_token_ids": None, "flavour": 1},
+        {"block_hashes": [9]},
+    ]
+)
+KEYED = st.builds(
+    keyed, st.builds(chain, NAMES, st.integers(1, 4)), st.none() | st.integers(1, 12), KEYS
+)
 LIKELY = st.builds(
     lambda first, length: stored(chain(first, length), first - 1 if first > 1 else None, ("GPU",)),
     NAMES,
@@ -58,7 +85,7 @@ EVENTS = st.one_of(LIKELY, LIKELY, LIKELY, STORES, REMOVALS, REMOVALS)
 RARE = st.sampled_from([["AllBlocksCleared"], ["Ignored"], ["BlockStored", 1], "nonsense"])
 BATCHES = st.builds(
     lambda events, rank: msgspec.msgpack.encode([1.0, events, rank]),
-    st.lists(EVENTS | EVENTS | EVENTS | RARE, max_size=4),
+    st.lists(EVENTS | EVENTS | EVENTS | KEYED | RARE, max_size=4),
     st.sampled_from([None, None, None, 0, 1, 2]),
 )
 PAYLOADS = st.one_of(BATCHES, BATCHES, BATCHES, BATCHES, BATCHES, st.binary(max_size=4))
@@ -93,7 +120,10 @@ class Side:
             ),
             "cursor": vars(feed.cursor),
             "counters": (*counters, indexed.batches, indexed.decode_errors),
-            "applied": (applier.stored_blocks, applier.removed_blocks, applier.dropped),
+            "unknown": (indexed.unknown_fields, applier.lookahead_events),
+            "eagle": applier.plain_eagle_events,
+            "keys": snapshot.keyed_roots and snapshot.keyed_roots.rows.tolist(),
+            "applied": (applier.stored_blocks, applier.removed_blocks, applier.drops.counts),
             "state": (bool(feed.degraded), feed.doubt, applier.is_counted, feed.wake_at),
             "copies": applier._copies,
         }

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.events import chunked_decoding, payload_parser
+from indexer.events import block_identity, chunked_decoding, payload_parser
 from indexer.events.event_types import BlockStored
 from indexer.events.payload_parser import parse_batch, parse_batch_in_steps
 from tests.builders.hypothesis_profiles import explores
@@ -43,6 +43,10 @@ STORED = st.fixed_dictionaries(
         "cache_salt": st.none() | st.text(),
         "lora_name": st.sampled_from([None, "lora"]),
         "extra_keys": st.none() | st.lists(KEYS, max_size=15),
+        "lookahead_token_ids": st.none() | st.lists(st.tuples(NUMBERS), max_size=12),
+        "mm_keys": st.none() | st.lists(st.none() | st.just([{"hash": SHA}]), max_size=15),
+        "lora_id": st.none() | st.integers(0, 3),
+        "adapter_kind": st.none() | st.text(),
         "block_mm_infos": st.none() | st.lists(INFOS, max_size=15) | st.just([{}]),
     },
 )
@@ -55,8 +59,9 @@ REMOVED = st.fixed_dictionaries(
 def small_parts(request):
     """Parts so small that everything has several."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (payload_parser, chunked_decoding):
+        for module in (block_identity, chunked_decoding):
             patch.setattr(module, "PART_ELEMENTS", request.param)
+        for module in (payload_parser, chunked_decoding):
             patch.setattr(module, "WHOLE_BYTES_MAX", 0)
         yield
 
@@ -82,8 +87,9 @@ def test_events_in_parts_are_the_events(small_parts, events):
     payload = encode([0.0, events, None])
     found = result_of(parse_batch_in_steps(payload))
     with pytest.MonkeyPatch.context() as patch:
-        for module in (payload_parser, chunked_decoding):
+        for module in (block_identity, chunked_decoding):
             patch.setattr(module, "PART_ELEMENTS", 1024)
+        for module in (payload_parser, chunked_decoding):
             patch.setattr(module, "WHOLE_BYTES_MAX", 2**20)
         whole = parse_batch(payload)
     assert list(map(shown, found.events)) == list(map(shown, whole.events))

@@ -9,11 +9,12 @@ from xxhash import xxh3_64_intdigest
 
 from indexer.hashing import block_hashing as hashes
 from indexer.hashing.block_hashing import compute_block_hashes, compute_sequence_hashes
-from indexer.hashing.seeds import lora_seed, salt_parts
+from indexer.hashing.seeds import prompt_seed, strip_salt_prefix
 from indexer.hashing.xxh3_kernels import chain_hashes, hash_windows
 from tests.builders.hypothesis_profiles import explores
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "block_hashes.json").read_text())
+SALTED = json.loads((Path(__file__).parents[2] / "golden" / "salted_hashes.json").read_text())
 U64 = st.integers(0, 2**64 - 1)
 HEX_SALT = "0123456789abcdef" * 4
 
@@ -114,8 +115,8 @@ def test_lora_name_changes_every_block_and_an_empty_name_none():
     plain = compute_block_hashes(counted(8), 4)
     assert (compute_block_hashes(counted(8), 4, lora_name="a") != plain).all()
     assert (compute_block_hashes(counted(8), 4, lora_name="") == plain).all()
-    assert lora_seed("adapter-a") == 8842669519798868182
-    assert lora_seed(None) == lora_seed("") == 1337
+    assert prompt_seed("adapter-a") == 8842669519798868182
+    assert prompt_seed(None) == prompt_seed("", "") == 1337
 
 
 def test_multimodal_hashes_of_a_block_count_in_any_order_and_for_that_block_only():
@@ -128,14 +129,19 @@ def test_multimodal_hashes_of_a_block_count_in_any_order_and_for_that_block_only
     assert len(compute_block_hashes(counted(4), 4, mm_hashes=[[1], [2], [3]])) == 1
 
 
-def test_salt_changes_the_first_block_only():
+def test_salt_changes_every_block_and_an_empty_salt_none():
     plain = compute_block_hashes(counted(12), 4)
-    assert (compute_block_hashes(counted(12), 4, cache_salt="s") != plain).tolist() == [
-        True,
-        False,
-        False,
-    ]
+    assert (compute_block_hashes(counted(12), 4, cache_salt="s") != plain).all()
     assert (compute_block_hashes(counted(12), 4, cache_salt="") == plain).all()
+
+
+@pytest.mark.parametrize("case", SALTED, ids=lambda case: str((case["lora_name"], case["salt"])))
+def test_salted_hashes_are_those_of_the_reference_service(case):
+    blocks = compute_block_hashes(
+        counted(8), 4, lora_name=case["lora_name"], cache_salt=case["salt"]
+    )
+    assert blocks.tolist() == case["block_hashes"]
+    assert compute_sequence_hashes(blocks).tolist() == case["sequence_hashes"]
 
 
 def test_no_two_of_salt_lora_name_and_multimodal_hash_are_worth_the_same():
@@ -154,25 +160,18 @@ def test_no_two_of_salt_lora_name_and_multimodal_hash_are_worth_the_same():
     assert len(firsts) == len(variants)
 
 
-def test_salt_of_64_hex_digits_is_a_multimodal_hash_of_the_first_block():
-    salted = compute_block_hashes(counted(8), 4, cache_salt=HEX_SALT, mm_hashes=[[7], [8]])
-    assert (
-        salted == compute_block_hashes(counted(8), 4, mm_hashes=[[0x0123456789ABCDEF, 7], [8]])
-    ).all()
-
-
 def test_namespace_prefix_is_not_part_of_a_salt():
     bare = compute_block_hashes(counted(4), 4, cache_salt="ns")
     assert (compute_block_hashes(counted(4), 4, cache_salt="dynamo-cache-salt:ns") == bare).all()
-    assert salt_parts("dynamo-cache-salt:") == salt_parts("") == salt_parts(None) == (None, None)
 
 
 @explores(100)
-@given(st.integers(0, 3), st.text(max_size=5) | st.just(HEX_SALT) | st.just(HEX_SALT + "\n"))
-def test_salt_parts_is_idempotent(prefixes, text):
-    salt, mm_hash = salt_parts("dynamo-cache-salt:" * prefixes + text)
-    assert salt is None or mm_hash is None
-    assert salt_parts(salt) == (salt, None)
+@given(st.integers(0, 3), st.text(max_size=5) | st.just(HEX_SALT))
+def test_a_salt_is_not_lost_with_its_prefix(prefixes, text):
+    whole = "dynamo-cache-salt:" * prefixes + text
+    salt = strip_salt_prefix(whole)
+    assert strip_salt_prefix(salt) == salt
+    assert bool(salt) == bool(whole)
 
 
 @explores(100)

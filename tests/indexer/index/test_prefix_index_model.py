@@ -12,13 +12,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from xxhash import xxh3_64_intdigest
 
+from indexer.index import header_kernels as state
+from indexer.index.index_snapshot import SnapshotCopy
+from indexer.index.invariants import split_planes
 from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import N_TIERS, Tier
 from tests.builders.hypothesis_profiles import explored
-from tests.indexer.index_view import slot_blocks
-from tests.models.prefix_index_model import EdgeModel, PlaceModel
+from tests.indexer.index_view import plane_blocks, slot_blocks
+from tests.models.prefix_index_model import LANES, N_PLANES, EdgeModel, PlaceModel
 
-TIERS = st.sampled_from([Tier.GPU, Tier.GPU, *Tier])
+PLANES = [Tier.GPU, Tier.GPU, *Tier, *range(N_TIERS, N_PLANES)]
+"""Tiers and lanes, the GPU tier more often than others."""
+TIERS = st.sampled_from(PLANES)
+REAL_TIERS = st.sampled_from([Tier.GPU, Tier.GPU, *Tier])
+WORDS_MAX = 4
 LOCALS = st.integers(1, 2)
 PLACES = st.lists(LOCALS, min_size=1, max_size=5).map(tuple)
 SLOTS = st.integers(0, 3)
@@ -47,6 +54,7 @@ class World:
         self.places = PlaceModel()
         self.edges = EdgeModel()
         self.seed_of = {}  # slot -> its only seed so far, None once it used several
+        self.copy = self.at_begin = None
         padders = [self.index.open_slot() for _ in range(padding)]
         self.writers = [self.index.open_slot() for _ in range(4)]
         if spread:
@@ -65,6 +73,7 @@ class World:
     def store(self, pick, tier, seed, place, start, counted):
         """The slot announces the blocks of `place` from `start` on."""
         writer = self.writers[pick]
+        self.open_lanes(tier)
         if self.seed_of.setdefault(writer.slot, seed) != seed:
             self.seed_of[writer.slot] = None
         parent = name_of(seed, place[:start]) if start else None
@@ -76,13 +85,14 @@ class World:
 
     def store_known(self, pick, tier, names, counted):
         writer = self.writers[pick]
+        self.open_lanes(tier)
         writer.store_known(tier, u64(names), counted=counted)
         for model in (self.places, self.edges):
             model.store_known(writer.slot, tier, names, counted)
 
     def remove(self, pick, tier, names):
         writer = self.writers[pick]
-        writer.remove(Tier(tier), u64(names))
+        writer.remove(tier, u64(names))
         for model in (self.places, self.edges):
             model.remove(writer.slot, tier, names)
 
@@ -96,6 +106,48 @@ class World:
         self._forget(writer.slot)
         assert writer.store(Tier.GPU, None, u64([1]), u64([1])) == 0
         self.writers[pick] = self.index.open_slot()
+
+    def open_lanes(self, tier):
+        """Give the index planes for a lane, if it is one."""
+        while self.memory.value(state.LANES) <= tier - N_TIERS:
+            self.widen_lanes()
+
+    @property
+    def memory(self):
+        return self.index._tree.memory
+
+    def widen_lanes(self):
+        """A small step towards planes for all lanes."""
+        if self.memory.value(state.LANES) < LANES:
+            with pytest.MonkeyPatch.context() as patch, self.index.lock:
+                patch.setattr("indexer.index.index_memory.WIDEN_BYTES", 400)
+                self.memory.add_lane_step(LANES)
+
+    def widen_slots(self):
+        """A small step towards twice as many slots."""
+        words = self.memory.value(state.WORDS)
+        if words < WORDS_MAX:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("indexer.index.index_memory.WIDEN_BYTES", 400)
+                self.index.widen_step(64 * words + 1 - self.index.n_slots)
+
+    def copy_some(self):
+        """Begin a snapshot, or continue it; the last step compares it with its first moment."""
+        with pytest.MonkeyPatch.context() as patch, self.index.lock:
+            patch.setattr("indexer.index.index_snapshot.COPY_STEP_BYTES", 200)
+            if self.copy is None:
+                self.copy, self.at_begin = SnapshotCopy(self.memory), self.held_everywhere()
+                assert self.copy.begin_copy()
+            elif not self.copy.copy_step():
+                self.copy.end_copy()
+                snapshot = self.copy.snapshot((), {}, (), {})
+                self.copy = None
+                assert held_in(snapshot) == self.at_begin
+
+    def held_everywhere(self):
+        """(slot, tier, place) of everything in the tree."""
+        everything = self.places.place.items()
+        return {(slot, t, at) for slot, held in everything for (t, _), at in held.items()}
 
     def _forget(self, slot):
         self.places.clear(slot)
@@ -117,12 +169,28 @@ class World:
     def check(self):
         """Counters agree with arrays and with the twin."""
         self.index.check_invariants()
-        held = slot_blocks(self.index)
+        held = plane_blocks(self.index, N_PLANES)
         for writer in self.writers:
             assert held[writer.slot].tolist() == self.places.blocks(writer.slot)
         stats = self.index.stats()
         assert stats.blocks == len(self.places.places())
         assert stats.orphans == sum(len(orphans) for orphans in self.places.orphans.values())
+
+
+def held_in(snapshot):
+    """(slot, tier, place) of everything in a snapshot."""
+    places, found = {0: ()}, set()
+
+    def place_of(node):
+        if node not in places:
+            places[node] = (*place_of(int(snapshot.parent[node])), int(snapshot.local[node]))
+        return places[node]
+
+    for node in np.flatnonzero(snapshot.holders).tolist():
+        held, _ = split_planes(snapshot.sets[snapshot.holders[node]])
+        bits = np.unpackbits(np.ascontiguousarray(held).view(np.uint8), axis=1, bitorder="little")
+        found |= {(slot, tier, place_of(node)) for tier, slot in np.argwhere(bits).tolist()}
+    return found
 
 
 class PrefixIndexMatchesModels(RuleBasedStateMachine):
@@ -165,6 +233,20 @@ class PrefixIndexMatchesModels(RuleBasedStateMachine):
     def reopen(self, pick):
         self.world.reopen(pick)
 
+    @rule(times=st.integers(1, 4))
+    def widen_lanes(self, times):
+        for _ in range(times):
+            self.world.widen_lanes()
+
+    @rule(times=st.integers(1, 4))
+    def widen_slots(self, times):
+        for _ in range(times):
+            self.world.widen_slots()
+
+    @rule()
+    def copy_some(self):
+        self.world.copy_some()
+
     @rule(path=st.lists(LOCALS, max_size=8))
     def match(self, path):
         self.world.compare(path)
@@ -178,7 +260,10 @@ def random_step(world, random, seeds):
     """One step of a long walk, biased to what is there already."""
     pick = random.randrange(4)
     seed = random.choice(seeds[pick])
-    tier = random.choice([Tier.GPU, Tier.GPU, *Tier])
+    tier = random.choice(PLANES)
+    for widen_or_copy in (world.widen_lanes, world.widen_slots, world.copy_some, world.copy_some):
+        if random.random() < 0.15:
+            widen_or_copy()
     places = world.held_places(pick)
     place = tuple(random.choices([1, 2], k=random.randint(1, 5)))
     if places and random.random() < 0.6:
@@ -218,6 +303,67 @@ def test_a_long_walk_keeps_the_index_equal_to_its_models(seed):
             world.compare([*place, random.randint(1, 2)])
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_lanes_never_change_a_match(seed):
+    """The same walk in two indices, in one of them with lanes in between."""
+    random = Random(seed)
+    plain, laned = World(), World()
+    for _ in range(200):
+        random_step_of_both(plain, laned, random)
+        places = sorted(laned.places.places())
+        for place in random.sample(places, min(len(places), 4)):
+            path = u64([*place, random.randint(1, 2)])
+            matched = laned.index.match(path)
+            assert (matched == plain.index.match(path)).all()
+            assert laned.index.match_reuse(path).bounded is None
+    laned.check()
+
+
+def random_step_of_both(plain, laned, random):
+    """A change of a tier in both indices, or one of a lane in one of them."""
+    pick, kind = random.randrange(4), random.random()
+    place = tuple(random.choices([1, 2], k=random.randint(1, 5)))
+    counted = random.random() < 0.7
+    if kind < 0.5:
+        lane = random.randrange(N_TIERS, N_PLANES)
+        held = [(tier, name) for tier, name in laned.held(pick) if tier >= N_TIERS]
+        if kind < 0.1:
+            laned.store(pick, lane, 0, place, random.randrange(len(place)), counted)
+        elif kind < 0.3:
+            laned.store_known(pick, lane, names_below(0, place, 0), counted)
+        elif held:
+            laned.remove(pick, *(lambda tier, name: (tier, [name]))(*random.choice(held)))
+        return
+    start = 0 if random.random() < 0.6 else random.randrange(len(place))
+    tier = random.choice(list(Tier))
+    names = names_below(0, place, 0)
+    for world in (plain, laned):
+        if kind < 0.7:
+            world.store(pick, tier, 0, place, start, counted)
+        elif kind < 0.97:
+            world.remove(pick, tier, names[start:])
+        else:
+            world.clear(pick)
+
+
+def test_a_plain_index_takes_no_memory_for_lanes():
+    """Bytes of sets as of two planes per tier, one word each, and of their description."""
+    index = PrefixIndex(1000)
+    writers = [index.open_slot() for _ in range(3)]
+    memory = index._tree.memory
+    for n, writer in enumerate(writers):
+        writer.store(Tier.GPU, None, u64(range(1, 10 + n)), u64(range(1, 10 + n)))
+    set_bytes = 8 * (2 * N_TIERS + state.SET_FIELDS)
+    assert memory.value(state.SET_BYTES) == set_bytes
+    before = index.stats().bytes
+    writers[0].store(Tier.CPU, None, u64([1]), u64([1]))
+    assert index.stats().bytes == before + set_bytes
+    assert state.NODE_BYTES == 8 + 8 + 4 + 4 + 4
+    while memory.value(state.LANES) < LANES:
+        memory.add_lane_step(LANES)
+    assert memory.value(state.SET_BYTES) == set_bytes + 8 * 2 * LANES
+
+
 class SmallIndexStaysConsistent(RuleBasedStateMachine):
     """An index that is nearly always full, with hash conflicts: only invariants can be asked."""
 
@@ -228,7 +374,7 @@ class SmallIndexStaysConsistent(RuleBasedStateMachine):
 
     @rule(
         pick=st.integers(0, 2),
-        tier=TIERS,
+        tier=REAL_TIERS,
         parent=st.none() | st.integers(0, 9),
         blocks=st.lists(st.tuples(LOCALS, st.integers(0, 9)), max_size=8),
         counted=st.booleans(),
@@ -238,11 +384,11 @@ class SmallIndexStaysConsistent(RuleBasedStateMachine):
         stored = self.writers[pick].store(tier, parent, locals_, names, counted=counted)
         assert 0 <= stored <= len(blocks)
 
-    @rule(pick=st.integers(0, 2), tier=TIERS, names=st.lists(st.integers(0, 9), max_size=5))
+    @rule(pick=st.integers(0, 2), tier=REAL_TIERS, names=st.lists(st.integers(0, 9), max_size=5))
     def store_known(self, pick, tier, names):
         self.writers[pick].store_known(tier, u64(names))
 
-    @rule(pick=st.integers(0, 2), tier=TIERS, names=st.lists(st.integers(0, 9), max_size=5))
+    @rule(pick=st.integers(0, 2), tier=REAL_TIERS, names=st.lists(st.integers(0, 9), max_size=5))
     def remove(self, pick, tier, names):
         removed = self.writers[pick].remove(tier, u64(names))
         assert 0 <= removed <= len(names)

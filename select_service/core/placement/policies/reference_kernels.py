@@ -48,8 +48,10 @@ from select_service.core.placement.placement_kernels import (
     NO_SLOT,
     PLACE_SIGNATURE,
     TERMS_SIGNATURE,
+    blocks_inside,
     choose_slot,
     find_run_end,
+    inside_rows,
     match_prompt,
     own_work_tokens,
     write_token_summary,
@@ -131,6 +133,7 @@ class ReferenceRows(NamedTuple):
     matched: np.ndarray
     leading: np.ndarray
     weight: np.ndarray
+    inside: np.ndarray
 
 
 @compiled()
@@ -217,11 +220,12 @@ def _slice_rows(plan, first, end):
         i32_view(plan, MATCHED)[first * N_TIERS : end * N_TIERS],
         i64_view(plan, LEADING)[first:end],
         f64_view(i64_view(plan, RANKS), WEIGHT)[first:end],
+        inside_rows(plan, first, end),
     )
 
 
 @compiled()
-def _slot_at(rows, at, has_blocks):
+def _slot_at(rows, query, at, has_blocks):
     """Return the numbers of one slot.
 
     has_blocks: False when the slot certainly has no block of the prompt
@@ -235,14 +239,10 @@ def _slot_at(rows, at, has_blocks):
     tokens = float(rows.totals[row + PREFILL_TOKENS])
     if not has_blocks:
         return ReferenceSlot(tokens, blocks, 0.0, 0.0, 0.0, 0.0)
-    device, cpu, external = matched_blocks_of(rows.matched, at)
+    tiers, more = at * N_TIERS, blocks_inside(rows.inside, at, query.block_size)
+    device, cpu = rows.matched[tiers] + more, rows.matched[tiers + 1] + more
+    external = rows.matched[tiers + 3] + more
     return ReferenceSlot(tokens, blocks, device, cpu, external, float(rows.leading[at]))
-
-
-@compiled()
-def matched_blocks_of(matched, at):
-    row = at * N_TIERS
-    return float(matched[row]), float(matched[row + 1]), float(matched[row + 3])
 
 
 @compiled(error_model="numpy", forceinline=True)
@@ -254,7 +254,7 @@ def _costs_between(plan, query, factors, first, end, has_blocks):
     rows, costs = _slice_rows(plan, first, end), f64_view(plan, COSTS)[first:end]
     own = factors[first:end]
     for at in range(end - first):
-        terms = slot_terms(_slot_at(rows, at, has_blocks), query)
+        terms = slot_terms(_slot_at(rows, query, at, has_blocks), query)
         factor = own[at] if own.shape[0] != 0 else 1.0
         costs[at] = _weighted_cost(terms, factor, rows.weight[at])
 
@@ -283,7 +283,7 @@ def place_by_reference(plan, path, sequence, eligible, factors):
     _fill_costs(plan, query, eligible, factors)
     chosen = choose_slot(plan, eligible)
     if chosen != NO_SLOT:
-        slot = _slot_at(_slice_rows(plan, chosen, chosen + 1), 0, True)
+        slot = _slot_at(_slice_rows(plan, chosen, chosen + 1), query, 0, True)
         terms = slot_terms(slot, query)
         own_work = own_work_tokens(query.isl_tokens, terms[0], slot.leading * query.block_size)
         write_token_summary(plan, terms[1], own_work)
@@ -308,7 +308,7 @@ def fill_terms(plan, eligible, factors, out):
     query = _make_query(plan, eligible)
     rows = _slice_rows(plan, 0, out.shape[1])
     for slot in range(out.shape[1]):
-        terms = slot_terms(_slot_at(rows, slot, True), query)
+        terms = slot_terms(_slot_at(rows, query, slot, True), query)
         cached, effective, decode, raw, credit, prefill = terms
         out[CACHED_TOKENS, slot] = cached
         out[EFFECTIVE_PREFILL_TOKENS, slot] = effective

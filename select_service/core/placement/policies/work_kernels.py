@@ -56,8 +56,10 @@ from select_service.core.placement.placement_kernels import (
     NO_SLOT,
     PLACE_SIGNATURE,
     TERMS_SIGNATURE,
+    blocks_inside,
     choose_slot,
     find_run_end,
+    inside_rows,
     match_prompt,
     own_work_tokens,
     write_token_summary,
@@ -181,6 +183,7 @@ class WorkRows(NamedTuple):
     weight: np.ndarray
     outside: np.ndarray
     speed: np.ndarray
+    inside: np.ndarray
 
 
 @compiled()
@@ -265,6 +268,7 @@ def _slice_rows(plan, query, first, end):
         f64_view(ranks, WEIGHT)[first:end],
         f64_view(ranks, OUTSIDE)[first:end],
         f64_view(ranks, SPEED)[first:end],
+        inside_rows(plan, first, end),
     )
 
 
@@ -291,8 +295,9 @@ def _slot_at(rows, query, at, has_blocks):
     if not has_blocks:
         return WorkSlot(left, requests, blocks, kv_blocks, outside, pace, 0.0, 0.0, 0.0, 0.0)
     tiers, leading = at * N_TIERS, float(rows.leading[at])
-    device, cpu = float(rows.matched[tiers]), float(rows.matched[tiers + 1])
-    external = float(rows.matched[tiers + 3])
+    more = blocks_inside(rows.inside, at, query.block_size)
+    device, cpu = rows.matched[tiers] + more, rows.matched[tiers + 1] + more
+    external = rows.matched[tiers + 3] + more
     return WorkSlot(
         left, requests, blocks, kv_blocks, outside, pace, device, cpu, external, leading
     )

@@ -17,11 +17,18 @@ import msgspec
 
 from indexer.zmq_endpoints import offset_port
 from select_service.base.decode_errors import DECODE_ERRORS
+from select_service.core.registry.discovery.cache_facts import (
+    context_parallel_size,
+    read_sglang_cache_facts,
+    read_vllm_cache_facts,
+)
 from select_service.core.registry.discovery.record_template import Fields
 
 MODELS, METRICS = "/v1/models", "/metrics"
 INFO, OLD_INFO = "/server_info?config_format=json", "/get_server_info"
 """Path of the configuration; the parameter makes vLLM answer in JSON, and SGLang ignores it."""
+MODEL_INFO = "/model_info"
+"""Path of SGLang's description of the model."""
 
 ADAPTERS_MAX = 1024
 VALUES_MAX = 32_768
@@ -65,10 +72,13 @@ def extract_facts(url: str, answers: EngineAnswers) -> EngineFacts:
     fields: Fields = {}
     if caches or "vllm_config" in info or owner == "vllm":
         engine = "vllm"
-        fields = _vllm_fields(url, info.get("vllm_config"), caches)
+        fields = _vllm_fields(
+            url, _object_field(info, "vllm_config"), caches, answers.get(METRICS, b"")
+        )
     elif "page_size" in info or owner == "sglang":
         engine = "sglang"
         fields = _sglang_fields(url, info)
+        fields["kv_cache"] = read_sglang_cache_facts(info, _decode_object(answers.get(MODEL_INFO)))
     if names:
         fields["model_name"] = names[0]
     if engine is not None and METRICS in answers:
@@ -134,9 +144,12 @@ def _find_cache_lines(text: bytes) -> bytes:
     return bytes(found)
 
 
-def _vllm_fields(url: str, config: object, caches: dict[int, Mapping[str, str]]) -> Fields:
-    """Return fields of a vLLM engine; config is None if unavailable."""
+def _vllm_fields(
+    url: str, config: dict[str, Any], caches: dict[int, Mapping[str, str]], metrics: bytes
+) -> Fields:
+    """Return fields of a vLLM engine; config is empty if unavailable."""
     fields: Fields = {}
+    labels: Mapping[str, str] = {}
     if caches:
         first, labels = min(caches.items())
         blocks = _whole_number(labels.get("num_gpu_blocks"), 1)
@@ -144,7 +157,8 @@ def _vllm_fields(url: str, config: object, caches: dict[int, Mapping[str, str]])
         # vLLM reports the sum over all engine cores in every series.
         fields["total_kv_blocks"] = None if blocks is None else blocks // len(caches)
         fields |= _rank_fields(first, len(caches))
-    if not isinstance(config, dict):
+    fields["kv_cache"] = read_vllm_cache_facts(config, labels, metrics)
+    if not config:
         return fields
     scheduler, events = (
         _object_field(config, "scheduler_config"),
@@ -157,6 +171,9 @@ def _vllm_fields(url: str, config: object, caches: dict[int, Mapping[str, str]])
         )
         parallel = _object_field(config, "parallel_config")
         fields |= _rank_fields(0, _whole_number(parallel.get("data_parallel_size"), 1) or 1)
+    if fields["block_size"] is not None:
+        # Events count the tokens of a block on all context-parallel ranks.
+        fields["block_size"] *= context_parallel_size(config)
     if events.get("enable_kv_cache_events") and events.get("publisher") == "zmq":
         named = (
             _reachable_endpoint(url, events.get("endpoint")),

@@ -4,10 +4,12 @@ from typing import NamedTuple
 
 from indexer.dumps.recovered_blocks import Adoption
 from indexer.events.kv_event_source import KvSource
+from indexer.index.kv_cache_facts import NO_FACTS, HashFacts, KvCacheFacts
 from indexer.index.slot_writer import SlotWriter
 from select_service.core.identity import Rank
 from select_service.core.registry.fleet.partition import Partition
 from select_service.core.workers.worker_catalog import RegisteredWorker
+from select_service.schemas.kv_cache import KvCacheFields
 
 
 class CatalogChanges(NamedTuple):
@@ -33,6 +35,7 @@ def list_event_sources(worker: RegisteredWorker, partition: Partition) -> list[K
     """Return the required listeners of a schedulable worker."""
     registration = worker.registration
     writers = {rank.dp_rank: partition.table.writer_of(rank) for rank in worker.list_ranks()}
+    facts = convert_cache_facts(registration.kv_cache)
     sources = []
     for dp_rank, endpoint in worker.kv_endpoints().items():
         assert endpoint is not None
@@ -47,10 +50,30 @@ def list_event_sources(worker: RegisteredWorker, partition: Partition) -> list[K
                 counted=registration.kv_event_semantics != "set",
                 writers=writers,
                 server_key=registration.curve_server_key,
+                facts=facts,
                 total_blocks=registration.total_kv_blocks,
             )
         )
     return sources
+
+
+def convert_cache_facts(given: KvCacheFields | None) -> KvCacheFacts:
+    """Return the registered facts as the index uses them."""
+    if given is None:
+        return NO_FACTS
+    hashing = given.hash
+    return KvCacheFacts(
+        eagle_drop=bool(given.eagle_drop),
+        eagle_groups=None if given.eagle_groups is None else tuple(sorted(given.eagle_groups)),
+        eagle_apart=given.eagle_apart,
+        chunk=given.chunk,
+        context_parallel=given.context_parallel,
+        replay=given.replay,
+        salted=given.salted,
+        hash=None if hashing is None else HashFacts(hashing.algorithm, hashing.seed),
+        certainty="at_most" if given.certainty == "at_most" else None,
+        may_drop=bool(given.speculates) and given.eagle_drop is None,
+    )
 
 
 def ranks_with_new_source(old: RegisteredWorker, new: RegisteredWorker) -> list[Rank]:

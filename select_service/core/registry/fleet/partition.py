@@ -35,6 +35,8 @@ class RankPlacement(NamedTuple):
     external: int
     best_overlap: int
     own_work: int
+    inside: int = 0
+    is_bound: int = 0
 
 
 class Partition:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from indexer.index.kv_cache_facts import NO_FACTS, HashFacts, KvCacheFacts
 from tests.builders import a_patch, a_selector, a_worker, sources_of
 
 TWO_RANKS = {
@@ -116,3 +117,62 @@ def test_the_key_of_an_engine_reaches_its_listeners_and_one_that_is_none_is_name
     assert sources_of(selector.fleet) == []
     selector.patch_worker(1, a_patch(curve_server_key=key))
     assert {source.server_key for source in sources_of(selector.fleet)} == {key}
+
+
+EVENTS = {"kv_events_endpoint": "tcp://w:5557"}
+
+
+@pytest.mark.parametrize(
+    ("given", "facts"),
+    [
+        (None, NO_FACTS),
+        ({}, NO_FACTS),
+        ({"certainty": "exact"}, NO_FACTS),
+        ({"eagle_drop": True}, KvCacheFacts(eagle_drop=True)),
+        (
+            {"eagle_drop": True, "eagle_groups": [2, 0], "eagle_apart": False},
+            KvCacheFacts(eagle_drop=True, eagle_groups=(0, 2), eagle_apart=False),
+        ),
+        (
+            {"chunk": 8192, "context_parallel": True, "replay": 128, "salted": True},
+            KvCacheFacts(chunk=8192, context_parallel=True, replay=128, salted=True),
+        ),
+        (
+            {"hash": {"algorithm": "sha256", "seed": "7"}},
+            KvCacheFacts(hash=HashFacts("sha256", "7")),
+        ),
+        ({"certainty": "at_most"}, KvCacheFacts(certainty="at_most")),
+        ({"speculates": True}, KvCacheFacts(may_drop=True)),
+        ({"speculates": True, "eagle_drop": False}, NO_FACTS),
+        ({"speculates": True, "eagle_drop": True}, KvCacheFacts(eagle_drop=True)),
+    ],
+)
+def test_facts_about_the_cache_reach_the_listener(given, facts):
+    (source,) = sources_with(**EVENTS, kv_cache=given)
+    assert source.facts == facts
+
+
+def test_a_patch_replaces_the_facts_as_a_whole_and_keeps_them_when_absent():
+    selector = a_selector(use_kv_events=True)
+    selector.register_worker(a_worker(1, **EVENTS, kv_cache={"eagle_drop": True}))
+    (before,) = sources_of(selector.fleet)
+    selector.patch_worker(1, a_patch(taints=["a"], kv_cache=None))
+    (kept,) = sources_of(selector.fleet)
+    assert kept.facts == before.facts
+    selector.patch_worker(1, a_patch(kv_cache={"chunk": 64}))
+    (after,) = sources_of(selector.fleet)
+    assert after.facts == KvCacheFacts(chunk=64)
+    assert after.writers[0] is before.writers[0]
+    selector.patch_worker(1, a_patch(kv_cache={}))
+    (cleared,) = sources_of(selector.fleet)
+    assert cleared.facts == NO_FACTS
+
+
+def test_registering_again_with_other_facts_keeps_the_slot():
+    selector = a_selector(use_kv_events=True)
+    selector.register_worker(a_worker(1, **EVENTS))
+    (before,) = sources_of(selector.fleet)
+    selector.register_worker(a_worker(1, **EVENTS, kv_cache={"eagle_drop": True}))
+    (after,) = sources_of(selector.fleet)
+    assert after.facts.eagle_drop
+    assert after.writers[0] is before.writers[0]

@@ -1,0 +1,49 @@
+"""Identity of stored blocks that an event leaves out: it continues that of their sequence.
+
+An engine sends a salt with the first block of a sequence only.  Events of lower tiers may leave
+the fields for keys empty (vLLM's OffloadingConnector, MooncakeStoreConnector), although the blocks
+have keys.
+"""
+
+from indexer.events.event_types import BlockStored
+from indexer.hashing.seeds import lora_offset, salt_offset
+from indexer.index.keyed_roots import SeedParts
+from indexer.index.slot_keys import SlotKeys
+
+
+def inherited_salt(keys: SlotKeys, event: BlockStored) -> int:
+    """Return the part of the seed that the blocks of an event continue."""
+    if event.parent is None or event.cache_salt is not None or not keys.roots.has_salts:
+        return 0
+    # Below an unknown parent the salt is unknown, too.  Without the salt the blocks are found by
+    # nobody, since every path to the blocks passes the salted first block.
+    parts = keys.find_parts(event.parent)
+    return 0 if parts is None else parts.salt
+
+
+def inherited_parts(keys: SlotKeys, event: BlockStored, parent: int | None) -> int | None:
+    """Return the part of the seed for blocks of a lower tier with names that the slot lacks.
+
+    parent: name above the first of these blocks.  Returns None if the identity cannot be known.
+    """
+    parts = None if parent is None else keys.find_parts(parent)
+    if parts is None:
+        return 0 if event.has_keys or not event.has_key_fields else None
+    if event.has_keys:
+        return parts.salt + (parts.adapter if event.lora_name is None else 0)
+    is_hidden = event.has_key_fields and keys.roots.has_images
+    return None if is_hidden else parts.salt + parts.adapter
+
+
+def record_keys(keys: SlotKeys, event: BlockStored, first_hash: int) -> bool:
+    """Record the keys of an event; return False if there is no room for its salt.
+
+    first_hash: content hash of the first block of the event
+    """
+    roots = keys.roots
+    roots.has_keys = True
+    roots.has_images = roots.has_images or event.mm_hashes is not None
+    parts = SeedParts(salt_offset(event.cache_salt), lora_offset(event.lora_name))
+    if event.parent is not None or parts == (0, 0):
+        return True
+    return keys.add_root(first_hash, parts) or not parts.salt

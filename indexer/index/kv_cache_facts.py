@@ -1,0 +1,39 @@
+"""Facts about an engine's KV cache that its events do not tell, from the worker's registration."""
+
+import msgspec
+
+
+class HashFacts(msgspec.Struct, frozen=True):
+    """How the engine names prefixes: the algorithm, and the seed of the chain (PYTHONHASHSEED)."""
+
+    algorithm: str | None = None
+    seed: str | None = None
+
+
+class KvCacheFacts(msgspec.Struct, frozen=True):
+    """Facts of a registration; every default is right for an engine without speculation.
+
+    eagle_drop:       the engine drops the last matched block of the draft (EAGLE, MTP)
+    eagle_groups:     groups of the draft's layers; None: all groups drop
+    eagle_apart:      the draft's layers have a cache spec of their own
+    chunk:            tokens of a chunk of chunked local attention
+    context_parallel: decode context parallelism is above 1
+    replay:           tokens that are computed again on a hit; a hit that is not longer is none
+    salted:           requests may have cache salts
+    certainty:        "at_most" if the engine's events do not show all that limits a hit
+    may_drop:         the engine speculates, and nothing tells whether it drops blocks
+    """
+
+    eagle_drop: bool = False
+    eagle_groups: tuple[int, ...] | None = None
+    eagle_apart: bool = True
+    chunk: int | None = None
+    context_parallel: bool = False
+    replay: int = 0
+    salted: bool = False
+    hash: HashFacts | None = None
+    certainty: str | None = None
+    may_drop: bool = False
+
+
+NO_FACTS = KvCacheFacts()

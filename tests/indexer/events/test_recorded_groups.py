@@ -1,0 +1,207 @@
+"""Recorded layouts of vLLM's cache groups: the index answers what the engine would reuse."""
+
+import json
+import lzma
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from indexer.dumps.compact_reader import CompactReader, LoadLimits
+from indexer.dumps.compact_writer import compact_chunks
+from indexer.dumps.json_reader import JsonReader
+from indexer.dumps.json_writer import document_chunks
+from indexer.index.kv_cache_facts import KvCacheFacts
+from tests.indexer.events.grouped_rank import GroupedRank
+
+DIRECTORY = Path(__file__).parents[2] / "data" / "hybrid"
+LAYOUTS = sorted(path.name.removesuffix(".jsonl.xz") for path in DIRECTORY.glob("*.jsonl.xz"))
+BY_NAMES = {"full_mamba_unit16"}
+"""Layouts with ends inside blocks, which only the engine's names place for certain."""
+
+
+def rows_of(layout):
+    """Rows of a recording; prompts have all their tokens."""
+    prompts = []
+    with lzma.open(DIRECTORY / f"{layout}.jsonl.xz", "rt") as lines:
+        for row in map(json.loads, lines):
+            if "reused" in row:
+                shared = prompts[row["like"]][: row["keep"]] if "like" in row else []
+                row["tokens"] = shared + row["tokens"]
+                prompts.append(row["tokens"])
+            yield row
+
+
+def rank_of(about, index=None, *, knows_seed=True):
+    facts = dict(about["facts"])
+    block_size = facts.pop("block_size")
+    if not knows_seed:
+        facts["hash"] = {"seed": "another seed than the engine's"}
+    is_eagle = about["ahead"] > 0
+    return GroupedRank(block_size, msgspec.convert(facts, KvCacheFacts), index, is_eagle=is_eagle)
+
+
+def holdings_after(events, held):
+    """Count the copies of (group, name) that the engine holds."""
+    for event in events:
+        if event["type"] == "AllBlocksCleared":
+            held.clear()
+            continue
+        sign = 1 if event["type"] == "BlockStored" else -1
+        for name in event["block_hashes"]:
+            held[event.get("group_idx") or 0, name] += sign
+
+
+def removals_of(held):
+    """One event for each group, with a name for each copy."""
+    groups = {}
+    for (group, name), copies in sorted(held.items()):
+        groups.setdefault(group, []).extend([name] * copies)
+    return [
+        {"type": "BlockRemoved", "block_hashes": names, "group_idx": group}
+        for group, names in groups.items()
+    ]
+
+
+class Replayed:
+    """Rank that saw a recording, with the engine's holdings and the prompts' answers."""
+
+    def __init__(self, layout, **options):
+        rows = rows_of(layout)
+        self.rank = rank_of(next(rows), **options)
+        self.rows = list(rows)
+        self.held = Counter()
+        self.answers = []
+
+    def play(self, rows):
+        for row in rows:
+            if "batch" in row:
+                events = row["batch"][1]
+                self.rank.apply_batch(events)
+                holdings_after(events, self.held)
+            else:
+                answer = self.rank.answer(row["tokens"], row.get("lora"), row.get("salt"))
+                self.answers.append((*answer, row["reused"]))
+        self.rank.index.check_invariants()
+
+    def remove_everything(self):
+        self.rank.apply_batch(removals_of(self.held))
+        self.held.clear()
+
+
+def assert_empty(rank):
+    rank.index.check_invariants()
+    stats = rank.index.stats()
+    assert (stats.blocks, stats.memberships, stats.holder_sets) == (0, 0, 0)
+    assert (stats.records, stats.orphans) == (0, 0)
+    assert not rank.groups.waiting
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_answers_are_the_engines_own(layout):
+    replayed = Replayed(layout)
+    replayed.play(replayed.rows)
+    assert len(replayed.answers) >= 60
+    assert [got for got in replayed.answers if got != (got[2], False, got[2])] == []
+    replayed.remove_everything()
+    assert_empty(replayed.rank)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_without_names_answers_are_exact_or_upper_bounds(layout):
+    replayed = Replayed(layout, knows_seed=False)
+    replayed.play(replayed.rows)
+    wrong = [(n, bound, real) for n, bound, real in replayed.answers if not bound and n != real]
+    below = [(n, real) for n, bound, real in replayed.answers if bound and n < real]
+    assert (wrong, below) == ([], [])
+    if layout not in BY_NAMES:
+        assert not any(bound for _, bound, _ in replayed.answers)
+    replayed.remove_everything()
+    assert_empty(replayed.rank)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_clear_midway_empties_the_index_and_the_rest_answers_bounded_or_exact(layout):
+    """The engine did not clear: of blocks before, no later event is explained by their names."""
+    replayed = Replayed(layout)
+    middle = len(replayed.rows) // 2
+    replayed.play(replayed.rows[:middle])
+    replayed.rank.apply_batch([{"type": "AllBlocksCleared"}])
+    assert_empty(replayed.rank)
+    before = len(replayed.answers)
+    replayed.play(replayed.rows[middle:])
+    # Only the dense blocks that were announced anew can be matched, so no answer is above.
+    above = [(n, real) for n, bound, real in replayed.answers[before:] if not bound and n > real]
+    assert above == []
+    replayed.remove_everything()
+    assert_empty(replayed.rank)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_replay_after_a_clear_answers_as_the_first_time(layout):
+    replayed = Replayed(layout)
+    replayed.play(replayed.rows)
+    replayed.rank.apply_batch([{"type": "AllBlocksCleared"}])
+    first, replayed.answers = replayed.answers, []
+    replayed.play(replayed.rows)
+    assert replayed.answers == first
+
+
+def read_compact(partition):
+    reader = CompactReader(LoadLimits(100_000))
+    for chunk in compact_chunks([partition]):
+        reader.feed(chunk)
+    reader.finish()
+    return reader.partitions[0]
+
+
+def read_json(partition):
+    reader = JsonReader(LoadLimits(100_000))
+    reader.feed(b'{"m:t":' + b"".join(document_chunks([partition])) + b"}")
+    reader.finish()
+    return reader.partitions[0]
+
+
+def play_with_restarts(replayed, read_again):
+    for start in range(0, len(replayed.rows), 23):
+        replayed.play(replayed.rows[start : start + 23])
+        if replayed.rank.index.stats().blocks:
+            replayed.rank.restart(read_again)
+            replayed.rank.index.check_invariants()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_restarts_from_compact_dumps_change_no_answer(layout):
+    replayed = Replayed(layout)
+    play_with_restarts(replayed, read_compact)
+    assert [got for got in replayed.answers if got != (got[2], False, got[2])] == []
+    replayed.remove_everything()
+    assert_empty(replayed.rank)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_after_a_json_dump_answers_are_exact_or_upper_bounds(layout):
+    """The form that Dynamo reads does not have the other groups' blocks."""
+    replayed = Replayed(layout)
+    play_with_restarts(replayed, read_json)
+    wrong = [(n, bound, real) for n, bound, real in replayed.answers if not bound and n != real]
+    below = [(n, real) for n, bound, real in replayed.answers if bound and n < real]
+    assert (wrong, below) == ([], [])
+
+
+def test_several_layouts_share_an_index():
+    """Ranks of one block size and different groups, each fed by its own recording."""
+    layouts = ["full", "full_swa", "gptoss_keep0", "eagle_drop"]
+    first = Replayed(layouts[0])
+    index = first.rank.index
+    replayed = [first, *(Replayed(layout, index=index) for layout in layouts[1:])]
+    for parts in range(4):
+        for one in replayed:
+            size = -(-len(one.rows) // 4)
+            one.play(one.rows[parts * size : (parts + 1) * size])
+    for one in replayed:
+        assert [got for got in one.answers if got != (got[2], False, got[2])] == []
+    for one in replayed:
+        one.remove_everything()
+    assert_empty(first.rank)
