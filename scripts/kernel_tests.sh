@@ -14,7 +14,7 @@ KERNEL_TESTS=(
     tests/core/placement tests/core/replication/test_progress.py
     tests/core/admission/test_busy.py
     tests/core/admission/test_hold.py tests/core/admission/test_hold_machine.py
-    tests/sim/replay/test_pool.py
+    tests/sim/engine/test_pool.py
     tests/fastpath/test_byte_kernels.py tests/fastpath/test_request_kernels.py tests/fastpath/test_corpus.py
     tests/fastpath/test_guards.py tests/fastpath/test_equality.py tests/fastpath/test_replica_equality.py
     tests/fastpath/test_usual_requests.py
