@@ -153,3 +153,14 @@ def test_only_builders_and_tests_of_scripts_import_scripts():
         if not path.startswith(tuple(f"tests/{each}/" for each in OF_SCRIPTS))
     }
     assert others == {"tests/builders/launched_process.py", "tests/builders/simulated_engines.py"}
+
+
+def test_scripts_name_tests_that_exist():
+    texts = {path.name: path.read_text() for path in SCRIPTS.iterdir() if path.is_file()}
+    named = {
+        (name, path)
+        for name, text in texts.items()
+        for path in re.findall(r"\btests/[\w/]+\.py", text)
+    }
+    assert len(named) > 20
+    assert sorted(pair for pair in named if not (ROOT / pair[1]).exists()) == []
