@@ -165,6 +165,13 @@ def inside_rows(plan, first, end):
     return inside[min(first, inside.shape[0]) : min(end, inside.shape[0])]
 
 
+@compiled()
+def has_inside_rows(plan):
+    """Return whether any slot may have reusable tokens behind its last whole block."""
+    index = i64_view(plan, INDEX)
+    return index.shape[0] != 0 and index[LAYOUTS] != 0
+
+
 @compiled(error_model="numpy", forceinline=True)
 def blocks_inside(inside, at, block_size):
     """Return the reusable tokens behind the last whole block of a slot, as a part of a block."""

@@ -51,6 +51,7 @@ from select_service.core.placement.placement_kernels import (
     blocks_inside,
     choose_slot,
     find_run_end,
+    has_inside_rows,
     inside_rows,
     match_prompt,
     own_work_tokens,
@@ -225,7 +226,7 @@ def _slice_rows(plan, first, end):
 
 
 @compiled()
-def _slot_at(rows, query, at, has_blocks):
+def _slot_at(rows, query, at, has_blocks, has_inside):
     """Return the numbers of one slot.
 
     has_blocks: False when the slot certainly has no block of the prompt
@@ -239,28 +240,32 @@ def _slot_at(rows, query, at, has_blocks):
     tokens = float(rows.totals[row + PREFILL_TOKENS])
     if not has_blocks:
         return ReferenceSlot(tokens, blocks, 0.0, 0.0, 0.0, 0.0)
-    tiers, more = at * N_TIERS, blocks_inside(rows.inside, at, query.block_size)
-    device, cpu = rows.matched[tiers] + more, rows.matched[tiers + 1] + more
-    external = rows.matched[tiers + 3] + more
+    tiers = at * N_TIERS
+    device, cpu = float(rows.matched[tiers]), float(rows.matched[tiers + 1])
+    external = float(rows.matched[tiers + 3])
+    if has_inside:
+        more = blocks_inside(rows.inside, at, query.block_size)
+        device, cpu, external = device + more, cpu + more, external + more
     return ReferenceSlot(tokens, blocks, device, cpu, external, float(rows.leading[at]))
 
 
 @compiled(error_model="numpy", forceinline=True)
-def _costs_between(plan, query, factors, first, end, has_blocks):
+def _costs_between(plan, query, factors, bounds, has_blocks, has_inside):
     """Fill the costs of the slots from `first` to `end`.
 
-    Inlined, so the compiler specializes the loop for the constant `has_blocks`.
+    Inlined, so the compiler specializes the loop for the constants `has_blocks` and `has_inside`.
     """
+    first, end = bounds
     rows, costs = _slice_rows(plan, first, end), f64_view(plan, COSTS)[first:end]
     own = factors[first:end]
     for at in range(end - first):
-        terms = slot_terms(_slot_at(rows, query, at, has_blocks), query)
+        terms = slot_terms(_slot_at(rows, query, at, has_blocks, has_inside), query)
         factor = own[at] if own.shape[0] != 0 else 1.0
         costs[at] = _weighted_cost(terms, factor, rows.weight[at])
 
 
-@compiled(error_model="numpy")
-def _fill_costs(plan, query, eligible, factors):
+@compiled(error_model="numpy", forceinline=True)
+def _fill_all_costs(plan, query, eligible, factors, has_inside):
     """Fill the costs of all slots, in runs of slots with and without blocks of the prompt.
 
     Most slots have no block of a prompt, and such a cost takes half the time.
@@ -270,9 +275,20 @@ def _fill_costs(plan, query, eligible, factors):
     word = I(0)
     while word < words:
         end = find_run_end(plan, word, words, False)
-        _costs_between(plan, query, factors, word << 6, min(end << 6, n_slots), False)
+        bounds = (word << 6, min(end << 6, n_slots))
+        _costs_between(plan, query, factors, bounds, False, has_inside)
         word = find_run_end(plan, end, words, True)
-        _costs_between(plan, query, factors, end << 6, min(word << 6, n_slots), True)
+        bounds = (end << 6, min(word << 6, n_slots))
+        _costs_between(plan, query, factors, bounds, True, has_inside)
+
+
+@compiled(error_model="numpy")
+def _fill_costs(plan, query, eligible, factors):
+    """Fill the costs of all slots."""
+    if has_inside_rows(plan):
+        _fill_all_costs(plan, query, eligible, factors, True)
+    else:
+        _fill_all_costs(plan, query, eligible, factors, False)
 
 
 @compiled(error_model="numpy")
@@ -283,7 +299,7 @@ def place_by_reference(plan, path, sequence, eligible, factors):
     _fill_costs(plan, query, eligible, factors)
     chosen = choose_slot(plan, eligible)
     if chosen != NO_SLOT:
-        slot = _slot_at(_slice_rows(plan, chosen, chosen + 1), query, 0, True)
+        slot = _slot_at(_slice_rows(plan, chosen, chosen + 1), query, 0, True, True)
         terms = slot_terms(slot, query)
         own_work = own_work_tokens(query.isl_tokens, terms[0], slot.leading * query.block_size)
         write_token_summary(plan, terms[1], own_work)
@@ -308,7 +324,7 @@ def fill_terms(plan, eligible, factors, out):
     query = _make_query(plan, eligible)
     rows = _slice_rows(plan, 0, out.shape[1])
     for slot in range(out.shape[1]):
-        terms = slot_terms(_slot_at(rows, query, slot, True), query)
+        terms = slot_terms(_slot_at(rows, query, slot, True, True), query)
         cached, effective, decode, raw, credit, prefill = terms
         out[CACHED_TOKENS, slot] = cached
         out[EFFECTIVE_PREFILL_TOKENS, slot] = effective

@@ -59,6 +59,7 @@ from select_service.core.placement.placement_kernels import (
     blocks_inside,
     choose_slot,
     find_run_end,
+    has_inside_rows,
     inside_rows,
     match_prompt,
     own_work_tokens,
@@ -279,7 +280,7 @@ def _pace_factor(speed, usual_speed):
 
 
 @compiled()
-def _slot_at(rows, query, at, has_blocks):
+def _slot_at(rows, query, at, has_blocks, has_inside):
     """Return the numbers of one slot.
 
     has_blocks: False when the slot certainly has no block of the prompt
@@ -295,31 +296,34 @@ def _slot_at(rows, query, at, has_blocks):
     if not has_blocks:
         return WorkSlot(left, requests, blocks, kv_blocks, outside, pace, 0.0, 0.0, 0.0, 0.0)
     tiers, leading = at * N_TIERS, float(rows.leading[at])
-    more = blocks_inside(rows.inside, at, query.block_size)
-    device, cpu = rows.matched[tiers] + more, rows.matched[tiers + 1] + more
-    external = rows.matched[tiers + 3] + more
+    device, cpu = float(rows.matched[tiers]), float(rows.matched[tiers + 1])
+    external = float(rows.matched[tiers + 3])
+    if has_inside:
+        more = blocks_inside(rows.inside, at, query.block_size)
+        device, cpu, external = device + more, cpu + more, external + more
     return WorkSlot(
         left, requests, blocks, kv_blocks, outside, pace, device, cpu, external, leading
     )
 
 
 @compiled(error_model="numpy", forceinline=True)
-def _costs_between(plan, query, factors, first, end, has_blocks):
+def _costs_between(plan, query, factors, bounds, has_blocks, has_inside):
     """Fill the costs of the slots from `first` to `end`.
 
-    Inlined, so the compiler specializes the loop for the constant `has_blocks`.
+    Inlined, so the compiler specializes the loop for the constants `has_blocks` and `has_inside`.
     """
+    first, end = bounds
     rows, costs = _slice_rows(plan, query, first, end), f64_view(plan, COSTS)[first:end]
     own = factors[first:end]
     for at in range(end - first):
-        slot = _slot_at(rows, query, at, has_blocks)
+        slot = _slot_at(rows, query, at, has_blocks, has_inside)
         factor = own[at] if own.shape[0] != 0 else 1.0
         prices, weight = slot_prices(slot, query), rows.weight[at]
         costs[at] = _weighted_cost(prices, slot.pace, factor, weight, query.block_size)
 
 
-@compiled(error_model="numpy")
-def _fill_costs(plan, query, n_slots, factors):
+@compiled(error_model="numpy", forceinline=True)
+def _fill_all_costs(plan, query, n_slots, factors, has_inside):
     """Fill the costs of all slots, in runs of slots with and without blocks of the prompt.
 
     Most slots have no block of a prompt, and such a cost takes less time.
@@ -328,9 +332,20 @@ def _fill_costs(plan, query, n_slots, factors):
     word = I(0)
     while word < words:
         end = find_run_end(plan, word, words, False)
-        _costs_between(plan, query, factors, word << 6, min(end << 6, n_slots), False)
+        bounds = (word << 6, min(end << 6, n_slots))
+        _costs_between(plan, query, factors, bounds, False, has_inside)
         word = find_run_end(plan, end, words, True)
-        _costs_between(plan, query, factors, end << 6, min(word << 6, n_slots), True)
+        bounds = (end << 6, min(word << 6, n_slots))
+        _costs_between(plan, query, factors, bounds, True, has_inside)
+
+
+@compiled(error_model="numpy")
+def _fill_costs(plan, query, n_slots, factors):
+    """Fill the costs of all slots."""
+    if has_inside_rows(plan):
+        _fill_all_costs(plan, query, n_slots, factors, True)
+    else:
+        _fill_all_costs(plan, query, n_slots, factors, False)
 
 
 @compiled(error_model="numpy")
@@ -345,7 +360,7 @@ def place_by_work(plan, path, sequence, eligible, factors):
     _fill_costs(plan, query, eligible.shape[0], factors)
     chosen = choose_slot(plan, eligible)
     if chosen != NO_SLOT:
-        slot = _slot_at(_slice_rows(plan, query, chosen, chosen + 1), query, 0, True)
+        slot = _slot_at(_slice_rows(plan, query, chosen, chosen + 1), query, 0, True, True)
         prices = slot_prices(slot, query)
         write_token_summary(plan, max(0.0, query.isl_tokens - prices[0]), prices[1])
     return chosen
@@ -367,7 +382,7 @@ def fill_terms(plan, eligible, factors, out):
     rows = _slice_rows(plan, query, 0, out.shape[1])
     booked, left = i64_view(load, WORK_BOOKED), i64_view(load, WORK_LEFT)
     for slot in range(out.shape[1]):
-        slot_state = _slot_at(rows, query, slot, True)
+        slot_state = _slot_at(rows, query, slot, True, True)
         prices = slot_prices(slot_state, query)
         cached, own, live = prices[0], prices[1], prices[2]
         out[CACHED_TOKENS, slot] = cached
