@@ -192,6 +192,8 @@ class LaneWriter:
         groups, size = self.groups, event.block_size
         if groups.scheme is not None or not groups.proofs_left or event.has_keys:
             return
+        if size > groups.block_size:
+            return  # a proof takes time for every token
         if len(event.tokens) // size != len(event.block_hashes):
             return  # the first name of an event that leaves blocks out may be of a later block
         ahead = [] if event.lookahead is None else event.lookahead[0].tolist()
@@ -398,7 +400,9 @@ class LaneWriter:
         for (number, name), copies in self.groups.waiting.items():
             group = self.groups.groups.get(number)
             if group is not None and group.tier is not None:
-                self._store_names(group.tier, np.full(copies, name, np.uint64), counted)
+                names = np.array([name], np.uint64)
+                self._store_names(group.tier, names, counted)
+                self._add_copies(group.tier, names, copies, counted)
         self.groups.waiting.clear()
 
     def _place_waiting(self, counted: bool) -> bool:
@@ -413,11 +417,16 @@ class LaneWriter:
             group = self.groups.groups.get(number)
             if group is None or group.tier is None or (number, name) not in self.groups.waiting:
                 continue
-            one = np.array([name], np.uint64)
-            for _ in range(self.groups.waiting.pop((number, name))):
-                self._writer.store_known(group.tier, one, counted=counted)
+            one, copies = np.array([name], np.uint64), self.groups.waiting.pop((number, name))
+            self._writer.store_known(group.tier, one, counted=counted)
+            self._add_copies(group.tier, one, copies, counted)
             placed = True
         return placed
+
+    def _add_copies(self, tier: int, names: Hashes, copies: int, counted: bool) -> None:
+        """Count the announcements of a block after its first, made while it waited."""
+        if counted and copies > 1:
+            self._writer.add_copies(tier, names, np.array([copies - 1], np.int64))
 
     def _place_late(self, key: Name, parent: int | None, path: Hashes, counted: bool) -> None:
         group = self.groups.groups.get(key[0])
@@ -428,7 +437,8 @@ class LaneWriter:
             BlockTree.hold_descendant, holder=holder, parent=parent, path=path, name=key[1]
         )
         if self._writer.change_tree(hold) not in (0, UNKNOWN_NAME):
-            del self.groups.waiting[key]
+            copies = self.groups.waiting.pop(key)
+            self._add_copies(group.tier, np.array([key[1]], np.uint64), copies, counted)
 
     def _find_names(self, names: Hashes) -> NDArray[np.bool_]:
         return self._writer.keys.find_names(names)

@@ -6,7 +6,7 @@ further group gets a lane of the same slot.  `KvCacheFacts` adds what events do 
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from indexer.hashing.block_hashing import Hashes, Tokens
 from indexer.hashing.engine_names import ALGORITHMS, DEFAULT_SEEDS, NameScheme, prove_scheme
+from indexer.hashing.seeds import U64_MASK
 from indexer.index import reuse_layout as kinds
 from indexer.index.header_kernels import LANES_MAX
 from indexer.index.kv_cache_facts import NO_FACTS, KvCacheFacts
@@ -37,14 +38,15 @@ STATE_KINDS = frozenset({"mamba"})
 CHUNKED_KINDS = frozenset({"chunked_local_attention"})
 GROUPS_MAX = 32
 """Limit of groups of a rank; real engines have a handful."""
-
-
 WAITING_MAX = 4096
 """Limit of names of a rank that wait for their place."""
 OPEN_BLOCKS_MAX = 1024
 """Limit of unfinished blocks of a rank whose tokens are kept."""
 SIZE_MAX = 1 << 20
-"""Limit of tokens per block in a record."""
+"""Limit of tokens per block, and of copies of a block, in a record."""
+U32_MAX = 2**32 - 1
+POSITIONS_MAX = 1 << 31
+"""Limit of lengths in a layout, far beyond any prompt, whatever an engine publishes."""
 PROOFS_MAX = 8
 """Attempts to find out how an engine names prefixes, some milliseconds each."""
 
@@ -82,6 +84,11 @@ class CacheGroup:
         return self.kind in DENSE_KINDS or self.kind in STATE_KINDS
 
 
+def _count_lanes(tiers: Iterable[int | None]) -> int:
+    """Return the number of lanes up to the highest of these tiers and lanes."""
+    return max([0, *(tier - N_TIERS + 1 for tier in tiers if tier is not None)])
+
+
 class GroupsRecord(msgspec.Struct, frozen=True, gc=False):
     """Cache groups of a rank in snapshots and dumps.
 
@@ -104,8 +111,7 @@ class GroupsRecord(msgspec.Struct, frozen=True, gc=False):
     @property
     def lanes(self) -> int:
         """Number of lanes in use."""
-        tiers = [*(tier for *_, tier in self.groups), self.ends_tier]
-        return max(0, *(0 if tier is None else tier - N_TIERS + 1 for tier in tiers))
+        return _count_lanes([*(tier for *_, tier in self.groups), self.ends_tier])
 
     def is_valid(self) -> bool:
         """Return whether the numbers are in their ranges, as of a file that may be foreign."""
@@ -119,7 +125,11 @@ class GroupsRecord(msgspec.Struct, frozen=True, gc=False):
             known
             and len(self.groups) <= GROUPS_MAX
             and len(self.waiting) <= WAITING_MAX
+            and all(0 <= name <= U64_MASK and 0 < n <= SIZE_MAX for _, name, n in self.waiting)
             and len(self.open_blocks) <= OPEN_BLOCKS_MAX
+            and all(0 <= (start or 0) <= U64_MASK for start, _ in self.open_blocks.values())
+            and all(min(part, default=0) >= 0 for _, part in self.open_blocks.values())
+            and all(max(part, default=0) <= U32_MAX for _, part in self.open_blocks.values())
             and all(len(tokens) <= SIZE_MAX for _, tokens in self.open_blocks.values())
             and all(0 < size <= SIZE_MAX for size in self.sizes)
             and all(0 < size <= SIZE_MAX for *_, size, _ in self.groups)
@@ -146,7 +156,7 @@ class CacheGroups:
     sizes: set[int] = field(default_factory=set)
     """All block sizes that were published on the GPU."""
     unknown_lanes: set[int] = field(default_factory=set)
-    """Groups with blocks of unknown place: a match takes them as held."""
+    """Groups with blocks of unknown place, which a match takes as held."""
     ends_tier: int | None = None
     """Lane of the dense group's ends inside blocks; None while they do not matter."""
     waiting: Counter[Name] = field(default_factory=Counter)
@@ -154,7 +164,7 @@ class CacheGroups:
     spans: dict[Name, Span] = field(default_factory=dict)
     """Parent and path of the events of single states, until the end of their batch."""
     open_blocks: dict[int, OpenBlock] = field(default_factory=dict)
-    """By the name of the end of a part of a block: where the block begins, and the part."""
+    """Beginnings of unfinished blocks, by the name of the end of their last known part."""
     first_block: FirstBlock | None = None
     """First block of a sequence, to find out how the engine names prefixes."""
     proofs_left: int = PROOFS_MAX
@@ -264,10 +274,7 @@ class CacheGroups:
     @property
     def lanes(self) -> int:
         """Number of lanes in use."""
-        tiers = [group.tier for group in self if group.tier is not None]
-        if self.ends_tier is not None:
-            tiers.append(self.ends_tier)
-        return max([0, *(tier - N_TIERS + 1 for tier in tiers)])
+        return _count_lanes([*(group.tier for group in self), self.ends_tier])
 
     @property
     def is_plain(self) -> bool:
@@ -379,7 +386,7 @@ class CacheGroups:
         if self.is_incomplete and lanes:
             bound = kinds.BLIND
         return RankLayout(
-            align=max(1, align // position),
+            align=min(max(1, align // position), POSITIONS_MAX),
             units=units,
             drop=self._dense_drop(),
             has_dense=dense is not None or not self.groups,
@@ -416,7 +423,7 @@ class CacheGroups:
         if group.kind in CHUNKED_KINDS and self.facts.chunk and group.size == position:
             return Lane(tier, kinds.CHUNKED, 1, max(1, self.facts.chunk // position))
         if group.kind in WINDOW_KINDS and group.window and not self.has_hidden_parts(group):
-            need = max(1, -(-(group.window - 1) // group.size))
+            need = min(max(1, -(-(group.window - 1) // group.size)), POSITIONS_MAX)
             if group.size % position == 0:
                 return Lane(tier, kinds.WINDOW, size, need, drop)
             if position % group.size == 0:
