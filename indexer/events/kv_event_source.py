@@ -26,6 +26,6 @@ class KvSource(msgspec.Struct, frozen=True, eq=False):
     server_key: str | None = None
     """Required public key of both endpoints, in Z85; None means unencrypted."""
     facts: KvCacheFacts = NO_FACTS
-    """What the events do not tell about the KV cache."""
+    """Facts about the KV cache that the events do not tell."""
     total_blocks: int | None = None
     """Blocks of the rank's KV cache, which it never exceeds; None if unknown."""

@@ -64,7 +64,7 @@ class IndexStats(NamedTuple):
 
 
 class PromptUnits(NamedTuple):
-    """What a match of ranks with several cache groups needs of a prompt beside its blocks.
+    """Prompt beside its blocks, as a match of ranks with several cache groups needs it.
 
     n_tokens: length of the prompt
     tokens:   uint32 [n_tokens], C-contiguous; None if unknown
@@ -269,8 +269,7 @@ class PrefixIndex:
                 return ReuseMatch(matched, matched[:, Tier.GPU])
             held = matched[:, Tier.GPU].copy()
             refine_prompt(self.header, path, matched, units)
-            layout_of, inside, bounded = self._read_reuse(n_slots)
-        return ReuseMatch(matched, held, layout_of != 0, inside, bounded != 0)
+            return self._read_reuse(matched, held)
 
     def last_reuse(self, matched: NDArray[np.int32]) -> "ReuseMatch":
         """Return what a kernel has just matched.  Only for the thread that places prompts.
@@ -282,18 +281,19 @@ class PrefixIndex:
         with self.lock:
             if not self.header[state.LAYOUTS]:
                 return ReuseMatch(matched, matched[:, Tier.GPU])
-            layout_of, inside, bounded = self._read_reuse(n_slots)
-        return ReuseMatch(matched, matched[:, Tier.GPU], layout_of != 0, inside, bounded != 0)
+            return self._read_reuse(matched, matched[:, Tier.GPU])
 
-    def _read_reuse(self, n_slots: int) -> NDArray[np.int64]:
-        """Return LAYOUT_OF, INSIDE and BOUNDED, int64 [3, n_slots], with the index locked."""
+    def _read_reuse(self, matched: NDArray[np.int32], held: NDArray[np.int32]) -> "ReuseMatch":
+        """Return a refined match with what the kernel recorded beside it, with the index locked."""
         columns = (state.LAYOUT_OF, state.INSIDE, state.BOUNDED)
+        n_slots = len(matched)
         found = np.zeros((len(columns), n_slots), np.int64)
         for row, column in zip(found, columns, strict=True):
             # The columns are older than slots that were added since the layouts changed.
             values = self._tree.memory.column(column)[:n_slots]
             row[: values.size] = values
-        return found
+        layout_of, inside, bounded = found
+        return ReuseMatch(matched, held, layout_of != 0, inside, bounded != 0)
 
     def set_units(self, units: PromptUnits | None) -> None:
         """Set what kernels that match a prompt may use of it, until the next call.

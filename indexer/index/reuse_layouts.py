@@ -48,7 +48,6 @@ class ReuseLayouts:
 
     def __init__(self, memory: IndexMemory) -> None:
         self._memory = memory
-        self._numbers: dict[RankLayout, int] = {}
         self._slots: dict[int, RankLayout] = {}
         self.name_scheme: NameScheme | None = None
         """Scheme of the ranks that are matched by names; None without any."""
@@ -85,7 +84,7 @@ class ReuseLayouts:
         layouts = sorted(set(self._slots.values()), key=repr)
         schemes = [each.scheme for each in layouts if each.scheme is not None]
         self.name_scheme = schemes[0] if schemes else None
-        self._numbers = {layout: number for number, layout in enumerate(layouts, 1)}
+        number_of = {layout: number for number, layout in enumerate(layouts, 1)}
         table = np.zeros((len(layouts), fields.LAYOUT_LENGTH), np.int64)
         for row, layout in zip(table, layouts, strict=True):
             has_parts = any(lane.parts for lane in layout.lanes)
@@ -101,7 +100,7 @@ class ReuseLayouts:
         n_slots = 64 * memory.value(state.WORDS)
         numbers = np.zeros(n_slots, np.int64)
         for slot, layout in self._slots.items():
-            numbers[slot] = self._numbers[layout]
+            numbers[slot] = number_of[layout]
         memory.install_reuse_columns(table.ravel(), numbers, RUNS_MAX * RUN_FIELDS)
         header[state.REUSE_BLOCK] = block_size
         header[state.UNITS_MAX] = max((each.units for each in layouts if each.units > 1), default=0)

@@ -59,10 +59,10 @@ class SlotWriter:
         self.lacks_groups = False
         """True if the slot has blocks of a dump that does not know the rank's cache groups."""
         self.groups_record: GroupsRecord | None = None
-        """What snapshots keep of `cache_groups`, replaced as a whole."""
+        """Record of `cache_groups` for snapshots, replaced as a whole."""
         self.group_status: CacheGroupStatus | None = None
-        """What any thread may read of `cache_groups`, replaced together with `groups_record`; None
-        while the rank is plain.
+        """Part of `cache_groups` that any thread may read, replaced together with `groups_record`;
+        None while the rank is plain.
         """
         self.cache_groups: CacheGroups | None = None
         """Cache groups of the rank; None while only one dense group is known."""

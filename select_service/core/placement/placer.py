@@ -218,7 +218,8 @@ class Placer:
             store_pointer(plan, layout.RING, ring.header)
         sequence, (factors, pinned) = prompt.sequence_hashes, preference
         _pack_request(plan.data, _REQUEST_AT, prompt.isl_tokens, len(sequence), pinned, draw)
-        self._index.set_units(prompt.units)
+        if prompt.units is not None:
+            self._index.set_units(prompt.units)
         slot: int = place_prompt(
             plan,
             prompt.block_hashes,
@@ -226,7 +227,8 @@ class Placer:
             eligible,
             _NO_FACTORS if factors is None else factors,
         )
-        self._index.set_units(None)
+        if prompt.units is not None:
+            self._index.set_units(None)
         return slot
 
     def cost_terms(
