@@ -104,7 +104,7 @@ export async function leased<T>(
   wanted: Wanted,
   work: (lease: Lease) => Promise<T>,
 ): Promise<T> {
-  const reservation_id = wanted.reservation_id ?? crypto.randomUUID();
+  const reservation_id = wanted.reservation_id ?? wanted.selection_id ?? crypto.randomUUID();
   const selection = await booked(selector, { ...wanted, reservation_id });
   const lease = new Lease(selection, reservation_id, selector);
   let outcome: "ok" | "failure" = "failure";

@@ -4,9 +4,9 @@
     with httpx.Client(base_url="http://selector:8092") as http:
         selection = ask(http, "/select_and_reserve", body, Patience(20.0, budget))
 
-A temporary refusal (all workers busy, tier shed, queue full or timed out) is a 503 with
-`Retry-After`. Nothing was booked, so the same request may be sent again. Other answers are not
-retried: a 4xx stays the same, and after a broken connection the booking is unknown
+A temporary refusal (all workers busy, tier shed, queue full or timed out, quota used up) is a 503
+or 429 with `Retry-After`. Nothing was booked, so the same request may be sent again. Other answers
+are not retried: another 4xx stays the same, and after a broken connection the booking is unknown
 (`GET /reservations` lists it).
 
 Four rules:
@@ -34,10 +34,13 @@ TIMEOUT_MS_MAX = 3_600_000
 """Largest `timeout_ms` that the service accepts."""
 RETRIES_PER_REQUEST = 0.1
 RETRIES_SAVED_MAX = 10.0
+TEMPORARY = {httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE}
 
 
 class RefusedError(Exception):
-    """Final refusal: a 4xx, or no time or budget for another try. `answer` is the last response."""
+    """Final refusal: no temporary one, or no time or budget for another try. `answer` is the last
+    response.
+    """
 
     def __init__(self, answer: httpx.Response, tries: int) -> None:
         super().__init__(f"{answer.status_code} after {tries} tries: {answer.text[:300]}")
@@ -99,7 +102,7 @@ def wait_before_retry(answer: httpx.Response, tries: int, chance: float) -> floa
     chance: uniform in [0, 1)
     """
     after = answer.headers.get("retry-after", "")
-    if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or not after.isdecimal():
+    if answer.status_code not in TEMPORARY or not after.isdecimal():
         return None
     window_s = min(WINDOW_S_MAX, WINDOW_S_MIN * 2.0 ** min(tries, 32))
     return float(after) + chance * window_s

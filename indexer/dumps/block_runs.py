@@ -61,6 +61,11 @@ class SnapshotRuns:
         self._holders = snapshot.holders[self._order]
         """Row of `sets` of each node of the order."""
 
+    @property
+    def tiers(self) -> range:
+        """Numbers of the tiers and lanes of the snapshot."""
+        return self._snapshot.tiers
+
     def read_runs(
         self, slot: int, tier: int, bridge: GapBridge | None = None
     ) -> Iterator[BlockRun]:

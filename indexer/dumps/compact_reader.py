@@ -5,18 +5,28 @@ are checked for everything the index relies on: parents before children, existin
 ranks. Any fault ends the reading with `DumpError`.
 """
 
-import math
 import zlib
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from indexer.dumps.compact_head import (
+    U64,
+    DumpError,
+    TimeConverter,
+    add_digests,
+    count_lanes_of,
+    is_u64,
+    read_groups,
+    read_live_times,
+    read_number,
+    read_planes,
+    read_ranks,
+)
 from indexer.dumps.compact_writer import (
-    AGE_S_MAX,
     BIN32,
     CHECKSUM_BYTES,
     CHUNK_NODES,
@@ -26,14 +36,11 @@ from indexer.dumps.compact_writer import (
     VERSION,
 )
 from indexer.dumps.recovered_blocks import COPIES_MAX, DumpedPartition
-from indexer.index.cache_groups import GroupsRecord
-from indexer.index.header_kernels import LANES_MAX, PLANES
 from indexer.index.index_snapshot import (
     ALIAS_RECORD,
     ANCHOR_RECORD,
     RECORD,
     IndexSnapshot,
-    StreamPosition,
 )
 from indexer.index.keyed_roots import ROOTS_MAX, KeyedRootRows
 from indexer.index.orphans import Orphan
@@ -41,20 +48,9 @@ from indexer.tiers import N_TIERS
 
 FRAME_BYTES_MAX = 64 << 20
 """Limit of a frame; a frame of nodes has about 1 MiB, that of a partition has a row per rank."""
-PLANES_MAX = PLANES + 2 * LANES_MAX
 DUMP_BLOCK_SIZE_MAX = 1 << 16
 RECORDS_PER_BLOCK = 8
 COPIES_PER_BLOCK = 2
-U64 = 2**64
-
-TimeConverter = Callable[[float, float], float | None]
-"""Converter from (unix seconds of the dump, age at that time) to monotonic seconds here; None if
-the clocks disagree.
-"""
-
-
-class DumpError(Exception):
-    """Error for input that cannot be used as a dump; the text gives the reason."""
 
 
 class LoadLimits(NamedTuple):
@@ -159,7 +155,7 @@ class CompactReader:
             self._partition = self._open_partition(content)
         elif "end" in content:
             self._close_partition()
-            if _read_number(content["end"], "partitions", U64) != len(self.partitions):
+            if read_number(content["end"], "partitions", U64) != len(self.partitions):
                 raise DumpError("partitions are missing")
             self.is_complete = True
         elif self._partition is None:
@@ -214,18 +210,18 @@ class _PartitionReader:
         if not isinstance(name, str) or len(name) > limits.name_chars:
             raise DumpError("a partition name is missing or too long")
         self._name = name
-        self._block_size = _read_number(head, "block_size", DUMP_BLOCK_SIZE_MAX)
-        self.nodes = _read_number(head, "nodes", limits.blocks)
-        self._words = _read_number(head, "words", 1 << 14)
+        self._block_size = read_number(head, "block_size", DUMP_BLOCK_SIZE_MAX)
+        self.nodes = read_number(head, "nodes", limits.blocks)
+        self._words = read_number(head, "words", 1 << 14)
         self._orphans_max = limits.orphans
-        self._planes = _read_planes(head)
-        self._groups = _read_groups(head.get("groups"), limits.ranks, self._planes)
+        self._planes = read_planes(head)
+        self._groups = read_groups(head.get("groups"), limits.ranks, self._planes)
         row = self._planes * self._words * 8
-        n_sets = _read_number(head, "sets", limits.sets_bytes // max(1, row))
-        self.n_records = _read_number(head, "records", RECORDS_PER_BLOCK * limits.blocks)
-        self.ranks, places = _read_ranks(head.get("ranks"), limits.ranks, 64 * self._words)
-        self._places = _with_digests(places, self.ranks, head.get("digests"))
-        self._live_at = None if live_at is None else _live_times(head, self.ranks, live_at)
+        n_sets = read_number(head, "sets", limits.sets_bytes // max(1, row))
+        self.n_records = read_number(head, "records", RECORDS_PER_BLOCK * limits.blocks)
+        self.ranks, places = read_ranks(head.get("ranks"), limits.ranks, 64 * self._words)
+        self._places = add_digests(places, self.ranks, head.get("digests"))
+        self._live_at = None if live_at is None else read_live_times(head, self.ranks, live_at)
         # Pages of these are touched as rows arrive, so a claim alone takes no memory.
         self._local = np.zeros(self.nodes + 1, np.uint64)
         self._engine = np.zeros(self.nodes + 1, np.uint64)
@@ -285,10 +281,10 @@ class _PartitionReader:
         if not isinstance(rows, list) or len(self._orphans) + len(rows) > self._orphans_max:
             raise DumpError("too many orphans")
         for row in rows:
-            if not isinstance(row, list) or len(row) != 6 or not all(_is_u64(n) for n in row):
+            if not isinstance(row, list) or len(row) != 6 or not all(is_u64(n) for n in row):
                 raise DumpError("malformed orphan")
             slot, tier, *rest = row
-            if tier >= N_TIERS + _lanes_of(self._planes):
+            if tier >= N_TIERS + count_lanes_of(self._planes):
                 raise DumpError("unknown tier")
             self._orphans.append((slot, Orphan(tier, *rest)))
 
@@ -323,7 +319,7 @@ class _PartitionReader:
             len(anchors) + len(aliases) != len(records)
             or (anchors["key"] > self.nodes).any()
             or (aliases["node"] > self.nodes).any()
-            or (records["tier"] >= N_TIERS + _lanes_of(self._planes)).any()
+            or (records["tier"] >= N_TIERS + count_lanes_of(self._planes)).any()
         ):
             raise DumpError("a record refers to a missing node or tier")
         # A false count costs memory and time per copy when the dump is attached.
@@ -355,7 +351,7 @@ def _decode_frame(frame: bytes) -> dict[str, Any]:
         raise DumpError("checksum mismatch")
     try:
         content = msgspec.msgpack.decode(body)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DumpError(f"a frame is not msgpack: {error}") from None
     if not isinstance(content, dict):
         raise DumpError("a frame is not a map")
@@ -367,110 +363,6 @@ def count_copies(snapshot: IndexSnapshot) -> int:
     extra = np.maximum(snapshot.records["count"].astype(np.int64), 1) - 1
     orphans = sum(min(orphan.copies, COPIES_MAX) - 1 for _, orphan in snapshot.orphans)
     return int(extra.sum()) + orphans
-
-
-def _is_u64(value: Any) -> bool:
-    return type(value) is int and 0 <= value < U64
-
-
-def _read_number(content: Any, name: str, most: int) -> int:
-    value: Any = content.get(name) if isinstance(content, dict) else None
-    if not _is_u64(value) or value > most:
-        raise DumpError(f"{name}: {str(value)[:40]}, at most {most} expected")
-    number: int = value
-    return number
-
-
-def _read_ranks(
-    rows: Any, ranks_max: int, slots: int
-) -> tuple[dict[tuple[int, int], int], dict[int, StreamPosition]]:
-    """Return (worker_id, dp_rank) -> slot, and slot -> place."""
-    if not isinstance(rows, list) or len(rows) > ranks_max:
-        raise DumpError("ranks are missing or too many")
-    ranks: dict[tuple[int, int], int] = {}
-    places: dict[int, StreamPosition] = {}
-    for row in rows:
-        if not isinstance(row, list) or len(row) != 5:
-            raise DumpError("malformed rank")
-        slot, worker_id, dp_rank, next_seq, events = row
-        placed = next_seq is None or _is_u64(next_seq)
-        named = all(map(_is_u64, (slot, worker_id, dp_rank, events)))
-        if not placed or not named or slot >= slots:
-            raise DumpError("malformed rank")
-        ranks[worker_id, dp_rank] = slot
-        if next_seq is not None:
-            places[slot] = StreamPosition(next_seq, events)
-    return ranks, places
-
-
-def _lanes_of(planes: int) -> int:
-    return (planes - PLANES) // 2
-
-
-def _read_planes(head: dict[str, Any]) -> int:
-    """Return the planes of the partition's holder sets."""
-    planes = PLANES if head.get("planes") is None else _read_number(head, "planes", PLANES_MAX)
-    if planes < PLANES or planes % 2:
-        raise DumpError(f"planes: {planes}, an even number from {PLANES} expected")
-    return planes
-
-
-def _read_groups(rows: Any, ranks_max: int, planes: int) -> dict[int, GroupsRecord]:
-    """Return slot -> cache groups, of the ranks with several."""
-    if rows is None:
-        return {}
-    try:
-        found = msgspec.convert(rows, list[tuple[int, GroupsRecord]])
-    except msgspec.ValidationError as error:
-        raise DumpError(f"malformed groups: {error}") from None
-    if len(found) > ranks_max:
-        raise DumpError("groups of too many ranks")
-    for _, record in found:
-        if not record.is_valid() or record.lanes > _lanes_of(planes):
-            raise DumpError("groups with numbers out of range")
-    return dict(found)
-
-
-def _with_digests(
-    places: dict[int, StreamPosition], ranks: dict[tuple[int, int], int], digests: Any
-) -> dict[int, StreamPosition]:
-    """Return `places` with the digests of each of `ranks`; older dumps have none."""
-    if digests is None:
-        return places
-    if not isinstance(digests, list) or len(digests) != len(ranks):
-        raise DumpError("malformed digests")
-    if not all(digest is None or _is_u64(digest) for digest in digests):
-        raise DumpError("malformed digests")
-    told = dict(zip(ranks.values(), digests, strict=True))
-    return {
-        slot: msgspec.structs.replace(place, digest=told[slot]) for slot, place in places.items()
-    }
-
-
-def _live_times(
-    head: dict[str, Any], ranks: dict[tuple[int, int], int], live_at: TimeConverter
-) -> dict[int, float] | None:
-    """Return slot -> monotonic seconds; None without times, or if the clocks disagree."""
-    taken_at, ages = head.get("taken_at"), head.get("ages")
-    if taken_at is None and ages is None:
-        return None
-    if not _is_seconds(taken_at, 1e12) or not isinstance(ages, list) or len(ages) != len(ranks):
-        raise DumpError("malformed ages")
-    times: dict[int, float] = {}
-    for slot, age in zip(ranks.values(), ages, strict=True):
-        if age is None:
-            continue
-        if not _is_seconds(age, AGE_S_MAX):
-            raise DumpError("malformed ages")
-        time = live_at(taken_at, age)
-        if time is None:
-            return None
-        times[slot] = time
-    return times
-
-
-def _is_seconds(value: Any, most: float) -> TypeGuard[float]:
-    return type(value) in (int, float) and math.isfinite(value) and 0 <= value <= most
 
 
 def _read_column(content: dict[str, Any], name: str) -> NDArray[np.uint64]:

@@ -22,7 +22,7 @@ the columns beside the hashes shrink to almost nothing.
 `ages` has an item for each of `ranks`: the seconds from the last applied live batch of its stream
 to `taken_at`; nil without such a batch since the rank's place is known. Both members are optional.
 Of ranks with several cache groups, `planes` is the number of planes of a set where it is more than
-8, two for each lane, and `groups` has the groups of each slot (`cache_groups.GroupsRecord`).
+8, two for each lane, and `groups` has the groups of each slot (`groups_record.GroupsRecord`).
 So is `digests`, with an item for each of `ranks`: the XXH3-64 of the batch before `next_seq`.
 
 `keyed_roots` are the first blocks of sequences with a salt or an adapter: content hash, and the

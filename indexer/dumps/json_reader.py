@@ -10,6 +10,7 @@ Announcements are idempotent here, as a dump is a state and not a history; "copi
 """
 
 import contextlib
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -17,17 +18,20 @@ import msgspec
 import numpy as np
 
 from indexer.dumps import json_scan_kernels as kernels
-from indexer.dumps.compact_reader import DUMP_BLOCK_SIZE_MAX, DumpError, LoadLimits
-from indexer.dumps.json_writer import STORAGE_TIERS
+from indexer.dumps.compact_head import DumpError
+from indexer.dumps.compact_reader import DUMP_BLOCK_SIZE_MAX, LoadLimits
+from indexer.dumps.json_writer import name_of_tier
 from indexer.dumps.recovered_blocks import COPIES_MAX, DumpedPartition, RankKey
 from indexer.hashing.block_hashing import Hashes
 from indexer.hashing.seeds import U64_MASK
-from indexer.index.cache_groups import GroupsRecord
+from indexer.index.block_tree import add_lane_step
+from indexer.index.groups_record import GroupsRecord
+from indexer.index.header_kernels import LANES_MAX
 from indexer.index.index_snapshot import StreamPosition
 from indexer.index.keyed_roots import ROOTS_MAX, KeyedRootRows
 from indexer.index.prefix_index import PrefixIndex
 from indexer.index.slot_writer import SlotWriter
-from indexer.tiers import Tier
+from indexer.tiers import N_TIERS
 
 BUFFER_BYTES_MAX = 256 << 20
 """Limit of a value: an event or a small member; a long conversation has some MB."""
@@ -37,7 +41,8 @@ PLACES_BYTES_MAX = 8 << 20
 """Limit of the text with the places of all streams of a partition; a rank takes up to 55."""
 HASH_DIGITS_MAX = 20
 SPACE = b" \t\r\n"
-TIER_OF = {name: tier for tier, name in STORAGE_TIERS.items()}
+TIER_OF: dict[str, int] = {name_of_tier(tier): tier for tier in range(N_TIERS + LANES_MAX)}
+"""Tiers and lanes by their names in dumps."""
 
 
 class _Block(msgspec.Struct, gc=False):
@@ -65,10 +70,15 @@ class _Inner(msgspec.Struct, gc=False):
     dp_rank: int = 0
 
 
+OF_WORKER = msgspec.Raw(b'"worker"')
+"""Domain of blocks in the cache of a worker.  Blocks of other domains belong to no rank."""
+
+
 class _Event(msgspec.Struct, gc=False):
     worker_id: int
     event: _Inner
     storage_tier: str = "device"
+    residency_domain: msgspec.Raw = OF_WORKER
 
 
 _EVENTS = msgspec.json.Decoder(list[_Event])
@@ -77,6 +87,7 @@ _EVENT = msgspec.json.Decoder(_Event)
 _NUMBERS = msgspec.json.Decoder(dict[str, int])
 _GROUPS = msgspec.json.Decoder(dict[str, GroupsRecord])
 _NUMBER_PAIRS = msgspec.json.Decoder(dict[str, tuple[int, int]])
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class JsonReader:
@@ -164,7 +175,7 @@ class JsonReader:
         next_byte = self._text.peek()
         if not next_byte:
             return False
-        if self._member == "events" and next_byte == b"[":
+        if self._member in ("events", "lanes") and next_byte == b"[":
             self._text.take(1)
             self._step = self._read_events
             return True
@@ -180,10 +191,13 @@ class JsonReader:
         assert self._open is not None
         values, ended = self._text.take_values()
         if values:
-            self.bad_entries += self._open.take_events(values)
+            bad = self._open.take_events(values)
+            self.bad_entries += bad
+            self._open.has_bad_events |= bad > 0
         if ended:
             self._text.take(1)
-            self._open.has_events = True
+            self._open.has_events |= self._member == "events"
+            self._open.has_lanes |= self._member == "lanes"
             self._step = self._read_member_or_end
         return ended
 
@@ -247,6 +261,8 @@ class _TextBuffer:
         while end >= 0:
             try:
                 key = msgspec.json.decode(self._data[self._start : end])
+            except (UnicodeDecodeError, RecursionError):
+                break
             except msgspec.DecodeError:
                 end = self._data.find(b":", end + 1)  # the colon was part of a name
                 if end - self._start > DUMP_BLOCK_SIZE_MAX:
@@ -286,7 +302,7 @@ class _PartitionReader:
 
     def __init__(self, name: str, blocks_max: int, ranks_max: int, copies_max: int) -> None:
         """copies_max: limit of announcements of blocks after their first"""
-        self.has_events = False
+        self.has_events = self.has_lanes = self.has_bad_events = False
         self._name = name
         self._ranks_max = ranks_max
         self._copies_max = copies_max
@@ -300,6 +316,8 @@ class _PartitionReader:
         self._keyed_roots: dict[str, tuple[int, int]] = {}
         self._groups: dict[str, GroupsRecord] = {}
         self._has_images = False
+        self._late_removals: list[tuple[SlotWriter, int, Hashes]] = []
+        """Removals until the blocks of lanes are read, some of which have their parents there."""
 
     def take_member(self, name: str, value: bytes) -> None:
         if len(value) > PLACES_BYTES_MAX:
@@ -319,7 +337,7 @@ class _PartitionReader:
                 self._groups = _GROUPS.decode(value)
             elif name == "has_images":
                 self._has_images = msgspec.json.decode(value, type=bool)
-        except msgspec.MsgspecError:
+        except _UNREADABLE:
             return  # a partition without its block size is skipped at its end
 
     def take_events(self, values: bytes) -> int:
@@ -332,7 +350,7 @@ class _PartitionReader:
             # separately.
             except msgspec.ValidationError:
                 events, bad = _decode_each(_RAW.decode(b"[" + values + b"]"))
-        except (msgspec.DecodeError, RecursionError) as error:
+        except _UNREADABLE as error:
             raise DumpError(f"not JSON: {error}") from None
         bad += sum(not self._apply_event(event) for event in events)
         stats = self._index.stats()
@@ -344,6 +362,8 @@ class _PartitionReader:
     def _apply_event(self, event: _Event) -> bool:
         tier = TIER_OF.get(event.storage_tier)
         rank = (event.worker_id, event.event.dp_rank)
+        if event.residency_domain != OF_WORKER:
+            return False
         if tier is None or not 0 <= rank[0] <= U64_MASK or not 0 <= rank[1] < 2**32:
             return False
         data = event.event.data
@@ -358,6 +378,8 @@ class _PartitionReader:
             if names is None or contents is None or (parent and not _is_hash(parent)):
                 return False
             writer = self._writer_of(rank)
+            if tier >= N_TIERS:
+                self._open_lane(writer, tier)
             parent = None if parent is None else parent & U64_MASK
             writer.store(tier, parent, contents, names, counted=False)
             self._add_copies(writer, tier, names, [block.copies for block in data.stored.blocks])
@@ -365,11 +387,22 @@ class _PartitionReader:
         if data.removed is None:
             return False
         names = _to_u64(data.removed.block_hashes)
-        if names is not None:
+        if names is not None and self._groups:
+            self._late_removals.append((self._writer_of(rank), tier, names))
+        elif names is not None:
             self._writer_of(rank).remove(tier, names)
         return names is not None
 
-    def _add_copies(self, writer: SlotWriter, tier: Tier, names: Hashes, copies: list[int]) -> None:
+    @staticmethod
+    def _open_lane(writer: SlotWriter, tier: int) -> None:
+        """Give the index planes for a lane.  Raises DumpError."""
+        try:
+            while writer.change_tree(partial(add_lane_step, tier - N_TIERS + 1)):
+                pass
+        except MemoryError:
+            raise DumpError("memory limit exceeded by cache groups") from None
+
+    def _add_copies(self, writer: SlotWriter, tier: int, names: Hashes, copies: list[int]) -> None:
         """Add the repeated announcements of an event.  Raises DumpError."""
         if max(copies, default=1) <= 1:
             return
@@ -391,6 +424,8 @@ class _PartitionReader:
         """Return the partition; None if it cannot be used."""
         if not self.has_events or not 0 < self._block_size <= DUMP_BLOCK_SIZE_MAX:
             return None
+        for owner, tier, removed in self._late_removals:
+            owner.remove(tier, removed)
         for (worker_id, dp_rank), writer in self._writers.items():
             key = f"{worker_id}:{dp_rank}"
             last, events = self._watermarks.get(key), self._partial.get(key, 0)
@@ -408,12 +443,13 @@ class _PartitionReader:
         return DumpedPartition(self._name, self._block_size, ranks, snapshot)
 
     def _read_groups(self) -> dict[int, GroupsRecord]:
-        """Return slot -> cache groups, without the blocks of lanes; unusable ones are left out."""
-        found = {}
+        """Return slot -> cache groups; unusable ones are left out."""
+        found, has_lanes = {}, self.has_lanes and not self.has_bad_events
         for (worker_id, dp_rank), writer in self._writers.items():
             record = self._groups.get(f"{worker_id}:{dp_rank}")
             if record is not None and record.is_valid():
-                found[writer.slot] = msgspec.structs.replace(record, is_incomplete=True)
+                is_incomplete = record.is_incomplete or not has_lanes
+                found[writer.slot] = msgspec.structs.replace(record, is_incomplete=is_incomplete)
         return found
 
     def _read_keys(self) -> KeyedRootRows | None:

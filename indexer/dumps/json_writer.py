@@ -10,16 +10,21 @@ its events must name such a block as a parent, the block is stored first, under 
 owner does not use, and removed by the last events of the document: so every reader finds every
 parent, and the blocks below the gap match again when the engine announces the block anew.
 
+`residency_domain` is that of Dynamo 1.6, which has caches beside those of its workers.
+
 Fields only for other instances of this service: a block announced several times has "copies";
 "watermarks" maps "worker_id:dp_rank" to the sequence number of the last batch in the dump;
 "digests" to the XXH3-64 of that batch, if it was seen, which identifies its engine's life;
 "partial_batches" to the number of events of the next batch that are in the dump too; "keyed_roots"
 the content hash of the first block of a sequence with a salt or an adapter to the parts that both
 add to the seed; "has_images" is true if blocks had images or other keys of their own; "groups" the
-cache groups of a rank with several, whose blocks beside the dense ones are left out.
+cache groups of a rank with several; "lanes", behind the events, are events of the same form with
+the blocks of the groups beside the dense one. They apply before the removals of "events", with the
+storage tier "lane:1" for the first lane.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -48,15 +53,25 @@ def document_chunks(parts: Sequence[DumpedPartition]) -> Iterator[bytes]:
     members = _position_members(parts) + _key_members(parts) + _group_members(parts)
     yield b'{"block_size":%d,%s"events":[' % (parts[0].block_size, members)
     owners = [_Owner(*owner) for part in parts for owner in _list_owners(part)]
-    event_ids = dict.fromkeys(Tier, 0)
+    yield from _join_events(_owner_changes(owners))
+    if any(part.snapshot.groups for part in parts):
+        yield b'],"lanes":['
+        yield from _join_events(_lane_changes(owners))
+    yield b"]}"
+
+
+def _join_events(
+    changes_of: Iterator[tuple[int, RankKey, Sequence[BlockRun | Hashes]]],
+) -> Iterator[bytes]:
+    """Yield the elements of an array of events; their numbers count per tier."""
+    event_ids: Counter[int] = Counter()
     separator = ""
-    for tier, rank, changes in _owner_changes(owners):
+    for tier, rank, changes in changes_of:
         first = event_ids[tier]
         events = [_event_text(each, rank, tier, first + i) for i, each in enumerate(changes)]
         event_ids[tier] += len(changes)
         yield (separator + ",".join(events)).encode()
         separator = ","
-    yield b"]}"
 
 
 class _Owner(NamedTuple):
@@ -75,7 +90,7 @@ def _list_owners(part: DumpedPartition) -> Iterator[tuple[RankKey, int, Snapshot
 
 def _owner_changes(
     owners: Sequence[_Owner],
-) -> Iterator[tuple[Tier, RankKey, Sequence[BlockRun | Hashes]]]:
+) -> Iterator[tuple[int, RankKey, Sequence[BlockRun | Hashes]]]:
     """Yield batches of the owners' stores, tier by tier, and finally of their removals."""
     removed: dict[_Owner, Hashes] = {}
     for tier in Tier:
@@ -91,6 +106,24 @@ def _owner_changes(
     for owner, names in removed.items():
         for start in range(0, names.size, CHUNK_BLOCKS_MAX):
             yield Tier.GPU, owner.rank, [names[start : start + CHUNK_BLOCKS_MAX]]
+
+
+def _lane_changes(
+    owners: Sequence[_Owner],
+) -> Iterator[tuple[int, RankKey, Sequence[BlockRun | Hashes]]]:
+    """Yield batches of the stores in the owners' lanes."""
+    for owner in owners:
+        lanes = owner.reading.tiers[len(Tier) :]
+        bridge = owner.reading.build_bridge(owner.slot) if lanes else None
+        for tier in lanes:
+            for batch in _batch_runs(owner.reading.read_runs(owner.slot, tier, bridge)):
+                yield tier, owner.rank, batch
+
+
+def name_of_tier(tier: int) -> str:
+    """Return the storage tier in dumps, of a tier or a lane."""
+    lane = tier - len(Tier) + 1
+    return f"lane:{lane}" if lane > 0 else STORAGE_TIERS[Tier(tier)]
 
 
 def _position_members(parts: Sequence[DumpedPartition]) -> bytes:
@@ -154,10 +187,11 @@ def _batch_runs(runs: Iterator[BlockRun]) -> Iterator[list[BlockRun]]:
         yield batch
 
 
-def _event_text(change: BlockRun | Hashes, rank: RankKey, tier: Tier, event_id: int) -> str:
+def _event_text(change: BlockRun | Hashes, rank: RankKey, tier: int, event_id: int) -> str:
     data = _stored_text(change) if isinstance(change, BlockRun) else _removed_text(change)
     return (
-        f'{{"worker_id":{rank[0]},"storage_tier":"{STORAGE_TIERS[tier]}",'
+        f'{{"worker_id":{rank[0]},"storage_tier":"{name_of_tier(tier)}",'
+        f'"residency_domain":"worker",'
         f'"event":{{"event_id":{event_id},"data":{data},"dp_rank":{rank[1]}}}}}'
     )
 

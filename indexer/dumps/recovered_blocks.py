@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from indexer.dumps import tree_order_kernels
 from indexer.dumps.block_runs import BlockRun, SnapshotRuns
-from indexer.index.block_tree import add_lane_step
-from indexer.index.cache_groups import CacheGroups, GroupsRecord
+from indexer.index.block_tree import BlockTree, add_lane_step
+from indexer.index.cache_groups import CacheGroups
+from indexer.index.groups_record import GroupsRecord
 from indexer.index.index_snapshot import IndexSnapshot
 from indexer.index.slot_writer import SlotWriter
-from indexer.tiers import Tier
+from indexer.tiers import N_TIERS, Tier
 
 COPIES_MAX = 4096
 """Limit of announcements accepted for one block."""
@@ -140,6 +141,7 @@ def _attach_rank(
                 tier, run.parent, run.content_hashes, run.engine_hashes, counted=False
             )
             _add_copies(writer, tier, run)
+            _note_names(writer, tier, run)
             if should_stop():
                 return recorded
     # Bridges exist only to place the blocks below a gap; the engine has removed these blocks.
@@ -170,8 +172,20 @@ def restore_groups(writer: SlotWriter, record: GroupsRecord, block_size: int) ->
         groups.overflowed = True
         return
     writer.cache_groups, writer.groups_record = groups, record
+    if record.lookahead:
+        writer.change_tree(partial(BlockTree.note_lookahead, lookahead=record.lookahead))
     layout, slot = groups.layout(), writer.slot
     writer.change_tree(lambda tree: tree.layouts.set_layout(slot, layout, block_size))
+
+
+def _note_names(writer: SlotWriter, tier: int, run: BlockRun) -> None:
+    """Note the names of a lane's blocks, in case it turns out later how they are made."""
+    groups = writer.cache_groups
+    if groups is None or tier < N_TIERS or not groups.keeps_names:
+        return
+    names = run.engine_hashes.tolist()
+    for name, copies in zip(names, run.copies or [1] * len(names), strict=True):
+        groups.note_names(tier, [name], copies)
 
 
 def _add_copies(writer: SlotWriter, tier: int, run: BlockRun) -> None:

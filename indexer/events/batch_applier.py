@@ -27,6 +27,7 @@ from indexer.events.event_types import (
 )
 from indexer.events.group_applier import GroupApplier
 from indexer.events.lane_writer import NAMES_AT_ONCE
+from indexer.events.step_runner import run_or_keep
 from indexer.events.store_identity import inherited_parts, inherited_salt, record_keys
 from indexer.hashing.block_hashing import Hashes
 from indexer.index.block_tree import ChangeBuffer, tier_of_holder
@@ -139,8 +140,9 @@ class BatchApplier:
                     yield from writer.clear_in_steps()
             else:
                 yield from self._apply_large_event(writer, rank, event, own)
-        yield from self.groups.end_first_batch(writer, own, counted=self._counts_copies)
-        self.groups.finish_batch(writer, counted=self._counts_copies)
+        ending = self.groups.end_first_batch(writer, own, counted=self._counts_copies)
+        yield from run_or_keep(ending, own or writer)
+        yield from self.groups.finish_batch(writer, counted=self._counts_copies)
         return cleared
 
     def apply_small(
@@ -154,9 +156,8 @@ class BatchApplier:
         """Apply a batch as `apply_in_steps` at Place(seq, 0, digest), in one step.  Return None
         when done.
 
-        A number means that the rest might take long, as a batch of many events or one that
-        clears a rank
-        does: that many events are done, and `apply_in_steps` shall skip them.
+        A number means that the rest might take long, as a batch of many events or one that clears
+        a rank does: that many events are done, and `apply_in_steps` shall skip them.
         after: place of the stream behind this batch, set with the last event.
         """
         events = batch.events
@@ -184,9 +185,12 @@ class BatchApplier:
                 return len(events) - left - 1
             if writer.is_half_cleared:
                 return len(events) - left
-        if writer.cache_groups is not None and writer.cache_groups.is_in_first_batch:
+        if writer.cache_groups is None:
+            return None
+        if not self.groups.has_short_end(writer):
             return len(events)
-        self.groups.finish_batch(writer, counted=self._counts_copies)
+        for _ in self.groups.finish_batch(writer, counted=self._counts_copies):
+            pass
         return None
 
     def _apply_event(
@@ -202,7 +206,7 @@ class BatchApplier:
         lanes = self.groups.learn_groups(writer, event)
         if lanes is not None and self.groups.is_for_lanes(lanes, event):
             if lanes.groups.is_new:
-                lanes.groups.held_back.append(event)
+                self.groups.hold_back(lanes.groups, event, own)
                 return True
             if lanes.needs_lanes or len(event.block_hashes) > NAMES_AT_ONCE:
                 return False
@@ -236,11 +240,12 @@ class BatchApplier:
         lanes = self.groups.learn_groups(writer, event)
         if lanes is not None and self.groups.is_for_lanes(lanes, event):
             if lanes.groups.is_new:
-                lanes.groups.held_back.append(event)
+                self.groups.hold_back(lanes.groups, event, own)
             else:
-                yield from self.groups.apply_event_in_steps(
+                applying = self.groups.apply_event_in_steps(
                     lanes, writer, event, own, counted=self._counts_copies
                 )
+                yield from run_or_keep(applying, own or writer)
             return
         tier, before_blocks = (
             self._event_tier(rank, event),
@@ -249,14 +254,7 @@ class BatchApplier:
         if tier is None:
             return
         changing = self._change_in_parts(writer, tier, event, own)
-        try:
-            # A restart must not lose half an event: the generator is stored and another stream
-            # finishes it.
-            for cost in changing:  # noqa: UP028 - `yield from` would close it as well
-                yield cost
-        except GeneratorExit:
-            (own or writer).pending_steps = changing
-            raise
+        yield from run_or_keep(changing, own or writer)
         if tier is Tier.GPU and self.total_blocks:
             self._count_copies(rank, self.stored_blocks - self.removed_blocks - before_blocks)
 
@@ -297,7 +295,7 @@ class BatchApplier:
         """Change the index at once; return False, without effect, if several steps are needed."""
         if isinstance(event, BlockRemoved):
             self.removed_blocks += writer.remove(tier, event.block_hashes, stream=own, sweep=False)
-            if tier is Tier.GPU:
+            if writer.cache_groups is not None and tier is Tier.GPU:
                 self.groups.remove_dense_ends(writer, event.block_hashes)
         elif not len(event.tokens):
             self.stored_blocks += writer.store_known(
@@ -351,14 +349,15 @@ class BatchApplier:
             return False
         return True
 
-    @staticmethod
-    def _needs_known_names(writer: SlotWriter, tier: Tier) -> bool:
+    def _needs_known_names(self, writer: SlotWriter, tier: Tier) -> bool:
         """Return whether known names decide where blocks of this tier belong.
 
-        Events of lower tiers may leave keys out; without any key in the index the content of the
-        blocks is enough.
+        Events of lower tiers may leave keys out.  Without any key in the index the content of the
+        blocks is enough, unless the events with their keys may be among missing ones.
         """
-        return tier is not Tier.GPU and writer.keys.roots.has_keys
+        if tier is Tier.GPU:
+            return False
+        return writer.keys.roots.has_keys or self.groups.shown_doubt is not None
 
     def _count_copies(self, rank: int, change: int) -> None:
         """Adjust the copies of a rank.  Copies from before this stream was opened are unknown."""
@@ -492,6 +491,6 @@ class BatchApplier:
     def _count_eagle_form(self, event: BlockStored) -> None:
         """Count an event whose form contradicts the registration of EAGLE."""
         if event.lookahead is not None:
-            self.lookahead_events += event.lookahead.shape[1] != self._is_eagle
+            self.lookahead_events += not self._is_eagle
         elif self._is_eagle and lacks_next_tokens(event, self._block_size):
             self.plain_eagle_events += 1

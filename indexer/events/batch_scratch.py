@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from indexer.events import common_form_kernels, payload_kernels
+from indexer.events import common_form_kernels, payload_layout
 from indexer.events.common_forms import CommonForms
 from indexer.events.message_batch import MessageBatch
 from indexer.index.block_tree import ChangeBuffer
@@ -23,7 +23,7 @@ class BatchScratch:
         self.changes = ChangeBuffer(2 * EVENTS_MAX, common_form_kernels.NAMES_MAX + BYTES_MAX)
         """Changes of all messages that were read."""
         self._memory = (
-            np.empty((EVENTS_MAX, payload_kernels.N_COLUMNS), np.int64),
+            np.empty((EVENTS_MAX, payload_layout.N_COLUMNS), np.int64),
             np.empty(BYTES_MAX, np.uint32),
             self.changes.rows,
             self.changes.engine_hashes,

@@ -61,14 +61,14 @@ READ_FIELDS = frozenset(
 )
 """Fields of events with a meaning here."""
 HARMLESS_FIELDS = frozenset({"ownership", "session_id", "source_kind", "event_id", "hash_algo"})
-"""Fields that change neither the content of a block nor who may reuse the block."""
+"""Fields that change neither the content of a block nor the requests that may reuse the block."""
 
 IDENTITY_WORDS = re.compile(
     "lora|adapter|salt|tenant|namespace|isolat|identit|multimodal|modality|image|audio|video|embed"
     "|steer|(^|_)(mm|keys?|user)(_|$)",
     re.IGNORECASE,
 )
-"""Words in the name of an unknown field that may decide who can reuse a block."""
+"""Words in the name of an unknown field that may decide which requests can reuse a block."""
 
 _EMPTY: tuple[object, ...] = (None, False, 0, "", b"", [], {})
 

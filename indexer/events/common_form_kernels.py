@@ -22,7 +22,8 @@ from indexer.events.message_batch_layout import (
     STARTS,
 )
 from indexer.events.msgpack_kernels import BYTES, NONE, UNUSUAL
-from indexer.events.payload_kernels import (
+from indexer.events.payload_kernels import scan_batch
+from indexer.events.payload_layout import (
     AT,
     BLOCK_SIZE,
     BUDGET,
@@ -43,7 +44,6 @@ from indexer.events.payload_kernels import (
     TAG,
     TOKEN_END,
     TOKEN_START,
-    scan_batch,
 )
 from indexer.hashing.xxh3_kernels import derive_secret, hash_window, secret_buffer
 from indexer.index import change_kernels as changing

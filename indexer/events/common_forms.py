@@ -7,7 +7,7 @@ stores the decisions for events of a form.
 import numpy as np
 
 from indexer.events import common_form_kernels as layout
-from indexer.events import payload_kernels
+from indexer.events import payload_layout
 from indexer.events.event_types import BlockRemoved, BlockStored
 from indexer.events.msgpack_kernels import NONE, U32_MAX
 from indexer.hashing.seeds import SEED
@@ -47,7 +47,7 @@ class CommonForms:
         is_store = isinstance(event, BlockStored)
         at = layout.FORMS + len(self._forms) * layout.FORM_LENGTH
         self.array[at + layout.F_TAG] = (
-            payload_kernels.STORED if is_store else payload_kernels.REMOVED
+            payload_layout.STORED if is_store else payload_layout.REMOVED
         )
         self.array[at + layout.F_HOLDER] = holder_of(slot, tier, counted=counted or not is_store)
         self.array[at + layout.F_GROUP] = group

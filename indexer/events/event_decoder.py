@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.events import payload_kernels
+from indexer.events import payload_kernels, payload_layout
 from indexer.events.duplicate_kernels import NAMES_AT_ONCE, may_have_duplicates, spread_names
 from indexer.events.event_types import (
     EVENT_COST,
@@ -105,7 +105,7 @@ def parse_payload(payload: bytes) -> Batch:
 
 def scan_payload(payload: bytes) -> Batch | None:
     """Decode with the compiled reader; None for a payload that is uncommon or malformed."""
-    scanned = _run_all(_scan_in_steps(payload, payload_kernels.NO_BUDGET))
+    scanned = _run_all(_scan_in_steps(payload, payload_layout.NO_BUDGET))
     return scanned and Batch(scanned.rank, scanned.events(payload, scanned.rows))
 
 
@@ -119,10 +119,10 @@ class _ScanResult(NamedTuple):
 
     def unchecked_names(self) -> Iterator[Hashes]:
         """Yield the hashes of stored events with too many for the reader to compare."""
-        counts = self.rows[:, payload_kernels.HASH_END] - self.rows[:, payload_kernels.HASH_START]
+        counts = self.rows[:, payload_layout.HASH_END] - self.rows[:, payload_layout.HASH_START]
         for row in self.rows[counts > NAMES_AT_ONCE]:
-            if row[payload_kernels.TAG] == payload_kernels.STORED:
-                yield self.hashes[row[payload_kernels.HASH_START] : row[payload_kernels.HASH_END]]
+            if row[payload_layout.TAG] == payload_layout.STORED:
+                yield self.hashes[row[payload_layout.HASH_START] : row[payload_layout.HASH_END]]
 
     def events(self, payload: bytes, rows: NDArray[np.int64]) -> list[Event]:
         """Return the events of some of the rows."""
@@ -145,18 +145,18 @@ def _scan_in_steps(payload: bytes, at_once: int) -> Generator[int, None, _ScanRe
     """Scan in steps of `at_once` hashes and tokens; yield between steps."""
     size, bytes_ = len(payload), np.frombuffer(payload, np.uint8)
     rows_max = min(size // EVENT_BYTES_MIN + 1, EVENTS_PER_BATCH_MAX)
-    rows = np.empty((rows_max, payload_kernels.N_COLUMNS), np.int64)
+    rows = np.empty((rows_max, payload_layout.N_COLUMNS), np.int64)
     # An element takes a byte at least, so the payload's size bounds both arrays; few pages are
     # touched.
     hashes: Hashes = scratch_array(size, np.uint64)
     tokens: Tokens = scratch_array(size, np.uint32)
-    job = np.zeros(payload_kernels.JOB_LENGTH, np.int64)
+    job = np.zeros(payload_layout.JOB_LENGTH, np.int64)
     while True:
-        job[payload_kernels.BUDGET] = at_once
+        job[payload_layout.BUDGET] = at_once
         used, rank = payload_kernels.scan_batch(bytes_, job, rows, hashes, tokens)
         if used == UNUSUAL:
             return None
-        if used != payload_kernels.STOPPED:
+        if used != payload_layout.STOPPED:
             break
         yield EVENTS_AT_ONCE * EVENT_COST
     scanned = _ScanResult(None if rank == NONE else rank, rows[:used], hashes, tokens)
@@ -201,9 +201,9 @@ def _event_of_row(payload: bytes, row: list[int], hashes: Hashes, tokens: Tokens
     """Return the event in the columns of `row`."""
     tag, hash_start, hash_end, token_start, token_end, is_bigram, has_parent, parent = row[:8]
     block_size, group_idx, medium, medium_len, lora, lora_len, kind, kind_len, window = row[8:17]
-    if tag == payload_kernels.CLEARED:
+    if tag == payload_layout.CLEARED:
         return AllBlocksCleared()
-    if tag == payload_kernels.REMOVED:
+    if tag == payload_layout.REMOVED:
         return BlockRemoved(
             hashes[hash_start:hash_end],
             None if medium_len == NONE else payload[medium : medium + medium_len].decode(),
@@ -224,5 +224,6 @@ def _event_of_row(payload: bytes, row: list[int], hashes: Hashes, tokens: Tokens
         is_bigram == 1,
         None if window == NONE else window,
         None,  # lookahead is never common, either
-        row[payload_kernels.HAS_KEY_FIELDS] == 1,
+        row[payload_layout.HAS_KEY_FIELDS] == 1,
+        row[payload_layout.IS_ARRAY] == 1,
     )

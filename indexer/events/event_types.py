@@ -39,6 +39,7 @@ class BlockStored(msgspec.Struct, frozen=True, eq=False):
                   None when the engine hashes blocks alone
     has_key_fields: the form of the event has fields for keys, filled or not; without such fields
                   (SGLang adds them where needed) the absence of keys is certain
+    is_array:     the event is an array, as of vLLM before 0.24 and of other engines
     """
 
     block_hashes: Hashes
@@ -55,12 +56,13 @@ class BlockStored(msgspec.Struct, frozen=True, eq=False):
     sliding_window: int | None = None
     lookahead: Tokens | None = None
     has_key_fields: bool = False
+    is_array: bool = False
 
     @property
     def has_keys(self) -> bool:
         """True if the event itself has an adapter, a salt, an image or another key."""
-        keys = (self.lora_name, self.cache_salt, self.mm_hashes)
-        return any(key is not None for key in keys)
+        has_adapter, is_salted = self.lora_name is not None, self.cache_salt is not None
+        return has_adapter or is_salted or self.mm_hashes is not None
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, eq=False):
@@ -185,6 +187,11 @@ def local_hashes(
         return hash_blocks(tokens, block_size + with_next, block_size, seed, mm_hashes)
     rows = np.hstack((tokens.reshape(-1, block_size), event.lookahead[first:stop]))
     return hash_blocks(rows.reshape(-1), rows.shape[1], rows.shape[1], seed, mm_hashes)
+
+
+def lookahead_of(event: BlockStored, is_eagle: bool) -> int:
+    """Return the tokens behind a block of an event that its content covers."""
+    return int(is_eagle) if event.lookahead is None else is_eagle * event.lookahead.shape[1]
 
 
 def _filled_blocks(event: BlockStored, block_size: int, is_eagle: bool) -> int:

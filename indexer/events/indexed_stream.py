@@ -77,6 +77,23 @@ class IndexedStream:
         own = self.writers.get(self._dp_rank)
         return own is not None and own.is_half_cleared
 
+    def set_doubt(self, doubt: str | None) -> None:
+        """Take why events of the own rank may be missing; None if none are."""
+        own, groups = self.own_writer, self.applier.groups
+        before = groups.shown_doubt
+        groups.set_doubt(own, doubt)
+        if own is not None and groups.shown_doubt != before:
+            roots = own.keys.roots
+            has_keys = roots.has_keys or groups.shown_doubt is not None
+            self.applier.common_forms.set_keys(has_salts=roots.has_salts, has_keys=has_keys)
+
+    @property
+    def is_doubtful(self) -> bool:
+        """True if reusable prefixes of the own rank may be too high or low; on any thread."""
+        own = self.own_writer
+        status = None if own is None else _group_status(own)
+        return status is not None and status.is_doubtful
+
     @property
     def has_bound(self) -> bool:
         """True if reusable prefixes of the own rank are upper bounds; on any thread."""

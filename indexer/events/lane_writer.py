@@ -4,8 +4,7 @@ One name stands for one prefix in all groups of a rank.  So a block of a lane is
 at the node that the slot knows by it.  Where no block has the name yet:
 
 * an event that lists every block says which tokens its names stand for, as a dense event does;
-* unknown names of a window with finer blocks than the tree's stand directly before the next known
-  one; a part of a block is a child of the block before, by its tokens;
+* blocks finer than the tree's are placed by `part_writer`;
 * other names wait for the end of the batch, since groups are published in the order of their
   numbers; a single state that is still unknown then ends its event's tokens;
 * the end of a prompt inside a block shows its last unit only.
@@ -15,43 +14,30 @@ the answer is a bound.  Once the engine's names can be computed (`engine_names`)
 with ends inside blocks are placed by names alone.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
-from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.events.event_types import BlockRemoved, BlockStored, local_hashes
+from indexer.events.event_types import BlockRemoved, BlockStored, local_hashes, lookahead_of
+from indexer.events.part_writer import LATE_PARTS_MAX, PARTS_AT_ONCE, PartWriter
+from indexer.events.store_identity import hash_continuation, inherited_salt
 from indexer.hashing.block_hashing import Hashes, Tokens, compute_block_hashes
 from indexer.index.block_tree import BlockTree, add_lane_step, holder_of
+from indexer.index.cache_group import STATE_KINDS, CacheGroup
 from indexer.index.cache_group_status import describe_groups
-from indexer.index.cache_groups import OPEN_BLOCKS_MAX, WAITING_MAX, CacheGroup, CacheGroups, Name
+from indexer.index.cache_groups import CacheGroups
 from indexer.index.lane_kernels import UNKNOWN_NAME
-from indexer.index.reuse_keys import name_key, part_key
+from indexer.index.rank_groups import Name
+from indexer.index.reuse_keys import name_key
 from indexer.index.slot_writer import SlotWriter
 
 NAMES_AT_ONCE = 256
 """Names that are placed one by one per step."""
-
-
-_NO_TOKENS: Tokens = np.empty(0, np.uint32)
-
-
-class _Span(NamedTuple):
-    """Tokens of an event from the start of a block of the tree on.
-
-    start:  name of the block before, None at the start of a sequence
-    before: the tokens before the event's own, less than a block
-    path:   content hashes of the whole blocks
-    """
-
-    start: int | None
-    before: Tokens
-    tokens: Tokens
-    path: Hashes
-    lists_all: bool
+WAITING_AT_ONCE = 1024
+"""Waiting names that are looked up per step."""
 
 
 class LaneWriter:
@@ -64,6 +50,7 @@ class LaneWriter:
         self.groups = groups
         self._writer = writer
         self._is_eagle = is_eagle
+        self._parts = PartWriter(groups, writer, is_eagle)
 
     # Layout.
 
@@ -88,9 +75,10 @@ class LaneWriter:
 
     def update_layout(self) -> None:
         """Tell the index the groups as they are known now."""
+        slot = self._writer.slot
+        self._compare_placing()
         self.groups.unknown_lanes = {number for number, _ in self.groups.waiting}
         layout, size = self.groups.layout(), self.groups.block_size
-        slot = self._writer.slot
         fits = self._writer.change_tree(lambda tree: tree.layouts.set_layout(slot, layout, size))
         self.groups.overflowed |= not fits and self._writer.is_open
         self._writer.groups_record = self.groups.to_record()
@@ -106,16 +94,29 @@ class LaneWriter:
         names = event.block_hashes
         if group.tier is None or not len(names):
             return 0
+        if self.groups.keeps_names:
+            self.groups.note_names(group.tier, names.tolist())
         if self.groups.is_by_name:
             return self._store_names(group.tier, names, counted)
-        is_end = event.block_size < min(group.size, self.groups.block_size)
-        if is_end and group.ends_inside_blocks:
-            return self._store_end(event, group.tier, group.number, counted)
+        if self._is_end(event, group):
+            if group.size <= self.groups.block_size or self._find_names(names)[-1]:
+                return self._store_end(event, group.tier, counted)
+            # The dense group may publish a whole block of this name later in the batch.
+            if len(self.groups.late_parts) < LATE_PARTS_MAX:
+                self.groups.late_parts.append(event)
+            self.groups.add_waiting((group.number, int(names[-1])))
+            return 0
+        if event.block_size < self.groups.block_size and group.kind in STATE_KINDS:
+            # Only states at the ends of the tree's blocks matter, and those have known names.
+            return self._store_known(group, names, counted)
         if event.block_size < self.groups.block_size:
-            return self._store_parts(event, group, counted)
+            for _ in self._parts.store_in_steps(event, group, counted=counted):
+                pass
+            return 0
         n_blocks = len(event.tokens) // event.block_size
         if n_blocks == len(names) and event.block_size == self.groups.block_size:
-            hashes = local_hashes(event, event.block_size, self._is_eagle)
+            salt = inherited_salt(self._writer.keys, event)
+            hashes = local_hashes(event, event.block_size, self._is_eagle, inherited=salt)
             return self._writer.store(
                 group.tier, event.parent, hashes, names[: len(hashes)], counted=counted
             )
@@ -124,68 +125,130 @@ class LaneWriter:
             # A single block of a long span is its last one, unless another group names it.
             size = self.groups.block_size
             span = event.tokens[: n_blocks * event.block_size]
-            path = compute_block_hashes(
-                self._with_next(event, span),
-                size,
-                lora_name=event.lora_name,
-                cache_salt=event.cache_salt,
-                is_eagle=self._is_eagle,
-            )
+            tokens, keys = self._with_next(event, span), self._writer.keys
+            path = hash_continuation(keys, event, tokens, size, self._is_eagle)
             self.groups.spans[group.number, int(names[0])] = event.parent, path
         return stored
 
+    def lists_parts(self, event: BlockStored, group: CacheGroup) -> bool:
+        """Return whether an event's blocks are parts of blocks of the tree, placed one by one."""
+        is_finer = 0 < event.block_size < self.groups.block_size and group.tier not in (None, 0)
+        return is_finer and not (self.groups.is_by_name or group.ends_inside_blocks)
+
+    def store_parts_in_steps(
+        self, event: BlockStored, group: CacheGroup, *, counted: bool
+    ) -> Iterator[int]:
+        """Store blocks that are parts of blocks of the tree; yield the names of each step."""
+        if self.groups.keeps_names and group.tier is not None:
+            self.groups.note_names(group.tier, event.block_hashes.tolist())
+        yield from self._parts.store_in_steps(event, group, counted=counted)
+
     def store_dense_end(self, event: BlockStored, *, counted: bool) -> int:
         """Store the end of a prompt inside a block of the dense group."""
-        tier = self.groups.ends_tier
-        if tier is None or not len(event.block_hashes):
+        tier, late = self.groups.ends_tier, self.groups.late_parts
+        if tier is None and len(late) < LATE_PARTS_MAX:
+            # A state at the same end is published behind it, and makes the end matter.
+            late.append(event)
+        if tier is None:
             return 0
         if self.groups.is_by_name:
             return self._store_names(tier, event.block_hashes, counted)
-        dense = self.groups.dense
-        return self._store_end(event, tier, -1 if dense is None else dense.number, counted)
+        self.groups.note_names(tier, event.block_hashes.tolist())
+        return self._store_end(event, tier, counted)
 
     def remove(self, event: BlockRemoved, group: CacheGroup) -> int:
         """Undo announcements of a lane's blocks; return how many were known."""
         if group.tier is None:
             return 0
         removed = self._writer.remove(group.tier, event.block_hashes, sweep=False)
+        if self.groups.keeps_names:
+            self.groups.note_names(group.tier, event.block_hashes.tolist(), -1)
         if self.groups.waiting:
-            for name in event.block_hashes.tolist():
-                removed += self._forget_waiting((group.number, name))
+            forgotten = sum(
+                self._forget_waiting((group.number, name)) for name in event.block_hashes.tolist()
+            )
+            if forgotten:
+                self.update_layout()
+            removed += forgotten
         return removed
 
     def remove_dense_ends(self, names: Hashes) -> int:
         """Undo announcements of ends inside blocks of the dense group."""
-        tier = self.groups.ends_tier
-        return 0 if tier is None else self._writer.remove(tier, names, sweep=False)
+        tier, late = self.groups.ends_tier, self.groups.late_parts
+        if late:
+            self.groups.late_parts = [
+                event
+                for event in late
+                if len(event.block_hashes) > 1 or event.block_hashes[0] not in names
+            ]
+        if tier is None:
+            return 0
+        self.groups.note_names(tier, names.tolist(), -1)
+        return self._writer.remove(tier, names, sweep=False)
 
-    def finish_batch(self, *, counted: bool) -> None:
-        """Place the waiting names that a later event of the batch has explained."""
-        if not self.groups.waiting:
-            return
-        if self.groups.is_by_name:
-            self._name_waiting(counted)
-        while self._place_waiting(counted):
-            pass
-        for key, (parent, path) in self.groups.spans.items():
-            if self.groups.waiting[key]:
+    def finish_batch(self, *, counted: bool) -> Iterator[int]:
+        """Place what a later event of the batch has explained; yield the cost of each step."""
+        try:
+            yield from self._explain_waiting(counted)
+        finally:
+            self.groups.late_parts.clear()
+            self.groups.spans.clear()
+            self.update_layout()
+
+    def _explain_waiting(self, counted: bool) -> Iterator[int]:
+        """Place waiting blocks: by known names, by their events, and again by known names."""
+        groups = self.groups
+        if groups.is_by_name:
+            yield from self._name_waiting(counted)
+        late, groups.late_parts = groups.late_parts, []
+        parts = [event for event in late if not self._store_late_end(event, counted)]
+        yield len(late)
+        yield from self._place_waiting(counted)
+        for event in parts:
+            group = groups.groups.get(event.group_idx or 0)
+            if group is not None:
+                yield from self._parts.store_late_in_steps(event, group, counted=counted)
+            yield len(event.block_hashes) % PARTS_AT_ONCE
+        spans, groups.spans = groups.spans, {}
+        for key, (parent, path) in spans.items():
+            if groups.waiting[key]:
                 self._place_late(key, parent, path, counted)
-        self.groups.spans.clear()
-        while self._place_waiting(counted):
-            pass
-        self.update_layout()
+            yield 1
+        if late or spans:
+            yield from self._place_waiting(counted)
 
     def prove_names(self) -> None:
         """Find out how the engine names prefixes, if ends inside blocks make that useful."""
-        groups, slot = self.groups, self._writer.slot
-        groups.prove_names()
-        if groups.is_by_name and not groups.lanes_are_named:
-            # Lanes that have blocks in the tree stay there.
-            if self._writer.change_tree(lambda tree: tree.count_lane_blocks(slot)):
-                groups.scheme, groups.proofs_left = None, 0
-            else:
-                groups.lanes_are_named = True
+        self.groups.prove_names()
+        if self.groups.is_by_name != self.groups.lanes_are_named:
             self.update_layout()
+
+    def _compare_placing(self) -> None:
+        """Let lanes be placed in one way only: by names, or in the tree."""
+        groups, slot = self.groups, self._writer.slot
+        if groups.is_by_name == groups.lanes_are_named:
+            return
+        has_blocks = self._writer.change_tree(lambda tree: tree.count_lane_blocks(slot)) > 0
+        if has_blocks and groups.is_by_name and groups.unnamed is not None:
+            self._move_to_names(groups.unnamed)
+        elif has_blocks and groups.is_by_name:
+            groups.scheme, groups.proofs_left = None, 0
+        elif has_blocks:
+            # A new group, or another fact, ended hits inside blocks: the blocks are not found now.
+            groups.is_incomplete = True
+        groups.lanes_are_named = groups.is_by_name
+
+    def _move_to_names(self, held: Counter[tuple[int, int]]) -> None:
+        """Place the blocks of all lanes by their names, now that these can be computed."""
+        for lane in {tier for tier, _ in held}:
+            rows = [(name, copies) for (tier, name), copies in held.items() if tier == lane]
+            names = np.array([name for name, _ in rows], np.uint64)
+            copies = np.array([copies for _, copies in rows], np.int64)
+            self._writer.remove(lane, np.repeat(names, copies), sweep=False)
+            self._store_names(lane, names, counted=True)
+            self._writer.add_copies(lane, names, copies - 1)
+        self.groups.waiting.clear()
+        self.groups.unnamed = Counter()
 
     def note_first_block(self, event: BlockStored) -> None:
         """Keep the first block of a sequence without keys, to find out how names are made."""
@@ -218,10 +281,32 @@ class LaneWriter:
         assert tier is not None
         known = self._find_names(names)
         for name in names[~known].tolist():
-            self._wait((group.number, name))
+            self.groups.add_waiting((group.number, name))
         return self._writer.store_known(tier, names[known], counted=counted)
 
-    def _store_end(self, event: BlockStored, tier: int, number: int, counted: bool) -> int:
+    def _is_end(self, event: BlockStored, group: CacheGroup) -> bool:
+        """Return whether an event is about the end of a prompt inside a block of its group."""
+        whole = min(group.size, self.groups.block_size)
+        return group.ends_inside_blocks and event.block_size < whole
+
+    def _store_late_end(self, event: BlockStored, counted: bool) -> bool:
+        """Store an end that was put off, now that dense blocks are known; return whether it is one.
+
+        Names of other groups do not place it: their parts are elsewhere.
+        """
+        group = self.groups.groups.get(event.group_idx or 0)
+        if group is None or not self._is_end(event, group):
+            return False
+        if group.tier == 0:
+            self.store_dense_end(event, counted=counted)
+        elif group.tier is not None and (group.number, int(event.block_hashes[-1])) in (
+            self.groups.waiting
+        ):
+            self._store_end(event, group.tier, counted)
+            self._take_waiting(group, event.block_hashes[-1:], counted)
+        return True
+
+    def _store_end(self, event: BlockStored, tier: int, counted: bool) -> int:
         """Store the end of a prompt inside a block: its last unit is all that the event shows."""
         name, size = int(event.block_hashes[-1]), event.block_size
         # Below, a window's part with this name would be found, and ends are matched elsewhere.
@@ -234,7 +319,7 @@ class LaneWriter:
             self._with_next(event, event.tokens[-size:]),
             size,
             lora_name=event.lora_name,
-            is_eagle=self._is_eagle,
+            lookahead=lookahead_of(event, self._is_eagle),
         )
         if not len(unit):
             return 0
@@ -256,177 +341,41 @@ class LaneWriter:
             return tokens
         return np.concatenate([tokens, event.lookahead[-1]])
 
-    def _store_parts(self, event: BlockStored, group: CacheGroup, counted: bool) -> int:
-        """Store blocks that are finer than those of the tree, below the block before each."""
-        span = self._read_span(event)
-        where = None if span is None else self._find_places(event, span)
-        if span is None or where is None:
-            for name in event.block_hashes.tolist():
-                self._wait((group.number, name))
-            return 0
-        assert group.tier is not None
-        size, stored = self.groups.block_size, 0
-        known = self._find_names(event.block_hashes)
-        bounds: dict[int, int] = {}
-        """Names of block ends of the span, by their number in it."""
-        ends = [len(span.before) + (at + 1) * event.block_size for at in where]
-        names = event.block_hashes.tolist()
-        for name, end, is_known in zip(names, ends, known.tolist(), strict=True):
-            if end % size == 0 and is_known:
-                bounds[end // size] = name
-        for i, (name, end) in enumerate(zip(names, ends, strict=True)):
-            if end % size == 0:
-                stored += self._store_bound(group, name, end // size, span, counted)
-                continue
-            holder = holder_of(self._writer.slot, group.tier, counted=counted)
-            first = end // size
-            part = span.tokens[first * size : end]
-            if event.lookahead is not None:
-                part = np.concatenate([part, event.lookahead[i]])
-            local = part_key(part)
-            stored += self._hold_part(holder, span, bounds, first, local, name)
-        if ends and ends[-1] % size:
-            first = ends[-1] // size
-            start = span.start if first == 0 else bounds.get(first)
-            if first == 0 or start is not None:
-                self._remember_open(names[-1], start, span.tokens[first * size : ends[-1]])
-        return stored
-
-    def _store_bound(
-        self, group: CacheGroup, name: int, block: int, span: _Span, counted: bool
-    ) -> int:
-        """Store a part that ends with a block of the tree."""
-        assert group.tier is not None
-        names = np.array([name], np.uint64)
-        if self._find_names(names)[0]:
-            return self._writer.store_known(group.tier, names, counted=counted)
-        if span.lists_all and block <= len(span.path):
-            holder = holder_of(self._writer.slot, group.tier, counted=counted)
-            hold = partial(
-                BlockTree.hold_descendant,
-                holder=holder,
-                parent=span.start,
-                path=span.path[:block],
-                name=name,
-            )
-            if self._writer.change_tree(hold) == 1:
-                return 1
-        self._wait((group.number, name))
-        return 0
-
-    def _hold_part(
-        self,
-        holder: int,
-        span: _Span,
-        bounds: dict[int, int],
-        first: int,
-        local: int,
-        name: int,
-    ) -> int:
-        """Hold a part whose block begins at end `first` of the span."""
-        if first in bounds or first == 0:
-            parent = bounds[first] if first else span.start
-            path = np.array([local], np.uint64)
-            hold = partial(
-                BlockTree.hold_descendant, holder=holder, parent=parent, path=path, name=name
-            )
-        elif any(end > first for end in bounds):
-            anchor = min(end for end in bounds if end > first)
-            hold = partial(
-                BlockTree.hold_part,
-                holder=holder,
-                anchor=bounds[anchor],
-                levels=anchor - first,
-                local=local,
-                name=name,
-            )
-        else:
-            path = np.append(span.path[:first], np.uint64(local))
-            hold = partial(
-                BlockTree.hold_descendant, holder=holder, parent=span.start, path=path, name=name
-            )
-        return int(self._writer.change_tree(hold) == 1)
-
-    def _read_span(self, event: BlockStored) -> _Span | None:
-        """Return the tokens of an event from the start of a block on; None if it is unknown."""
-        start, before = event.parent, _NO_TOKENS
-        if start is not None and start in self.groups.open_blocks:
-            start, before = self.groups.open_blocks[start]
-        elif start is not None and not self._find_names(np.array([start], np.uint64))[0]:
-            return None
-        tokens = np.concatenate([before, event.tokens])
-        n_blocks = len(event.tokens) // event.block_size
-        lists_all = n_blocks == len(event.block_hashes)
-        path = compute_block_hashes(
-            self._with_next(event, tokens) if lists_all else tokens,
-            self.groups.block_size,
-            lora_name=event.lora_name,
-            cache_salt=event.cache_salt,
-            is_eagle=self._is_eagle,
-        )
-        return _Span(start, before, tokens, path, lists_all)
-
-    def _find_places(self, event: BlockStored, span: _Span) -> list[int] | None:
-        """Return which of the event's blocks its names are; None if that cannot be known.
-
-        A window keeps tails: runs of blocks that end at a block that the dense group names too, its
-        anchor; of a group that drops its last match, one block more.
-        """
-        names, size = event.block_hashes.tolist(), event.block_size
-        if span.lists_all:
-            return list(range(len(names)))
-        block, offset = self.groups.block_size, len(span.before)
-        where: list[int | None] = []
-        for name in names:
-            find = partial(
-                BlockTree.count_levels,
-                slot=self._writer.slot,
-                parent=span.start,
-                name=name,
-                levels_max=len(span.tokens) // block,
-            )
-            levels = self._writer.change_tree(find)
-            where.append((levels * block - offset) // size - 1 if levels else None)
-        return _fill_places(where)
-
-    def _remember_open(self, name: int, start: int | None, tokens: Tokens) -> None:
-        """Remember the tokens of a block up to a part's end, for the event that continues it."""
-        self.groups.open_blocks[name] = start, tokens.copy()
-        if len(self.groups.open_blocks) > OPEN_BLOCKS_MAX:
-            del self.groups.open_blocks[next(iter(self.groups.open_blocks))]
-
-    def _name_waiting(self, counted: bool) -> None:
-        """Store the waiting blocks by their names alone."""
-        for (number, name), copies in self.groups.waiting.items():
-            group = self.groups.groups.get(number)
-            if group is not None and group.tier is not None:
-                names = np.array([name], np.uint64)
-                self._store_names(group.tier, names, counted)
-                self._add_copies(group.tier, names, copies, counted)
+    def _name_waiting(self, counted: bool) -> Iterator[int]:
+        """Store the waiting blocks by their names alone; yield the cost of each step."""
+        for number, group in self.groups.groups.items():
+            names = [name for held_by, name in self.groups.waiting if held_by == number]
+            for start in range(0, len(names), NAMES_AT_ONCE):
+                part = np.array(names[start : start + NAMES_AT_ONCE], np.uint64)
+                if group.tier is not None:
+                    self._store_names(group.tier, part, counted)
+                    self._take_waiting(group, part, counted)
+                yield len(part)
         self.groups.waiting.clear()
 
-    def _place_waiting(self, counted: bool) -> bool:
-        """Place waiting names that are known by now; return whether any was."""
-        names = np.array([name for _, name in self.groups.waiting], np.uint64)
-        if not len(names):
-            return False
-        known = self._find_names(names)
-        keys = [key for key, is_known in zip(self.groups.waiting, known, strict=True) if is_known]
-        placed = False
-        for number, name in keys:
-            group = self.groups.groups.get(number)
-            if group is None or group.tier is None or (number, name) not in self.groups.waiting:
-                continue
-            one, copies = np.array([name], np.uint64), self.groups.waiting.pop((number, name))
-            self._writer.store_known(group.tier, one, counted=counted)
-            self._add_copies(group.tier, one, copies, counted)
-            placed = True
-        return placed
+    def _place_waiting(self, counted: bool) -> Iterator[int]:
+        """Place waiting names that are known by now; yield the cost of each step."""
+        keys = list(self.groups.waiting)
+        for start in range(0, len(keys), WAITING_AT_ONCE):
+            part = keys[start : start + WAITING_AT_ONCE]
+            names = np.array([name for _, name in part], np.uint64)
+            numbers = np.array([number for number, _ in part], np.int64)
+            known = self._find_names(names)
+            for number in np.unique(numbers[known]).tolist():
+                group = self.groups.groups.get(number)
+                if group is not None and group.tier is not None:
+                    placed = names[known & (numbers == number)]
+                    self._writer.store_known(group.tier, placed, counted=counted)
+                    self._take_waiting(group, placed, counted)
+            yield len(part)
 
-    def _add_copies(self, tier: int, names: Hashes, copies: int, counted: bool) -> None:
-        """Count the announcements of a block after its first, made while it waited."""
-        if counted and copies > 1:
-            self._writer.add_copies(tier, names, np.array([copies - 1], np.int64))
+    def _take_waiting(self, group: CacheGroup, names: Hashes, counted: bool) -> None:
+        """Let names wait no longer that have been stored once; count their further copies."""
+        assert group.tier is not None
+        waiting = self.groups.waiting
+        copies = [waiting.pop((group.number, name)) for name in names.tolist()]
+        if counted:
+            self._writer.add_copies(group.tier, names, np.array(copies, np.int64) - 1)
 
     def _place_late(self, key: Name, parent: int | None, path: Hashes, counted: bool) -> None:
         group = self.groups.groups.get(key[0])
@@ -437,19 +386,12 @@ class LaneWriter:
             BlockTree.hold_descendant, holder=holder, parent=parent, path=path, name=key[1]
         )
         if self._writer.change_tree(hold) not in (0, UNKNOWN_NAME):
-            copies = self.groups.waiting.pop(key)
-            self._add_copies(group.tier, np.array([key[1]], np.uint64), copies, counted)
+            self._take_waiting(group, np.array([key[1]], np.uint64), counted)
 
     def _find_names(self, names: Hashes) -> NDArray[np.bool_]:
         return self._writer.keys.find_names(names)
 
     # Waiting.
-
-    def _wait(self, key: Name) -> None:
-        if len(self.groups.waiting) >= WAITING_MAX and key not in self.groups.waiting:
-            self.groups.overflowed = True
-            return
-        self.groups.waiting[key] += 1
 
     def _forget_waiting(self, key: Name) -> int:
         if key not in self.groups.waiting:
@@ -458,17 +400,4 @@ class LaneWriter:
         if self.groups.waiting[key] <= 0:
             del self.groups.waiting[key]
             self.groups.spans.pop(key, None)
-            self.update_layout()
         return 1
-
-
-def _fill_places(where: list[int | None]) -> list[int] | None:
-    """Fill the places of names directly before an anchor; None if that is not possible."""
-    for i in range(len(where) - 2, -1, -1):
-        following = where[i + 1]
-        if where[i] is None and following is not None:
-            where[i] = following - 1
-    found = [at for at in where if at is not None]
-    if len(found) < len(where) or found[0] < 0:
-        return None
-    return found if all(a < b for a, b in pairwise(found)) else None

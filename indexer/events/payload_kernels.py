@@ -34,90 +34,61 @@ from indexer.events.msgpack_kernels import (
     skip_nils,
     skip_plain,
 )
-from indexer.jit.decorators import compiled
-
-# Columns of a row: one event.  Ranges are half-open; a text is its first byte and its length.
-TAG = 0
-HASH_START = 1
-HASH_END = 2
-TOKEN_START = 3
-TOKEN_END = 4
-IS_BIGRAM = 5
-HAS_PARENT = 6
-PARENT = 7  # 64 bits of the hash
-BLOCK_SIZE = 8
-GROUP_IDX = 9
-MEDIUM_START = 10
-MEDIUM_LEN = 11
-LORA_START = 12
-LORA_LEN = 13
-SPEC_START = 14
-SPEC_LEN = 15
-WINDOW = 16
-LORA_ID = 17  # NONE for the base model
-HAS_KEY_FIELDS = 18
-N_COLUMNS = 19
-
-# Fields of a batch in progress.
-(
-    AT,  # begin of the next, or unfinished, event; 0 before the first call
-    N_ELEMENTS,  # elements of the batch
+from indexer.events.payload_layout import (
+    AT,
+    BLOCK_SIZE,
+    BUDGET,
+    CLEARED,
     EVENTS_LEFT,
-    USED,  # rows used
-    BUDGET,  # hashes, tokens and events left for this call
-    HASHES,  # hashes already read of the unfinished event
-    HASHES_AT,  # begin of the next hash
+    GROUP_IDX,
+    HAS_KEY_FIELDS,
+    HAS_PARENT,
+    HASH_END,
+    HASH_START,
+    HASHES,
+    HASHES_AT,
+    IGNORED,
+    IS_ARRAY,
+    IS_BIGRAM,
+    LORA_ID,
+    LORA_LEN,
+    LORA_START,
+    MEDIUM_LEN,
+    MEDIUM_START,
+    N_ELEMENTS,
+    N_WORDS,
+    PARENT,
+    REMOVED,
+    SPEC_LEN,
+    SPEC_START,
+    STOPPED,
+    STORED,
+    TAG,
+    TOKEN_END,
+    TOKEN_START,
     TOKENS,
     TOKENS_AT,
-) = range(9)
-JOB_LENGTH = 9
-NO_BUDGET = 2**62  # a budget that is never spent
-STOPPED = -2  # negative index, as UNUSUAL: the budget is spent before the end
-
-# All texts with a meaning: the tags, then `type` and the positional fields of a stored event in
-# order, then the other fields, then the one locality that counts as local.
-WORDS = (
-    b"BlockStored",
-    b"BlockRemoved",
-    b"AllBlocksCleared",
-    b"Ignored",
-    b"type",
-    b"block_hashes",
-    b"parent_block_hash",
-    b"token_ids",
-    b"block_size",
-    b"lora_id",
-    b"medium",
-    b"lora_name",
-    b"extra_keys",
-    b"group_idx",
-    b"kv_cache_spec_kind",
-    b"locality",
-    b"kv_cache_spec_sliding_window",
-    b"ownership",
-    b"session_id",
-    b"source_kind",
-    b"lookahead_token_ids",
-    b"LOCAL",
+    TYPE,
+    USED,
+    W_BLOCK_HASHES,
+    W_BLOCK_SIZE,
+    W_EXTRA_KEYS,
+    W_GROUP_IDX,
+    W_LOCAL,
+    W_LOCALITY,
+    W_LOOKAHEAD,
+    W_LORA_ID,
+    W_LORA_NAME,
+    W_MEDIUM,
+    W_PARENT,
+    W_SPEC_KIND,
+    W_TOKEN_IDS,
+    W_WINDOW,
+    WINDOW,
+    WORD_BYTES,
+    WORD_STARTS,
 )
-N_WORDS = len(WORDS)
-STORED, REMOVED, CLEARED, IGNORED, TYPE = range(5)
-W_BLOCK_HASHES = WORDS.index(b"block_hashes")
-W_PARENT = WORDS.index(b"parent_block_hash")
-W_TOKEN_IDS = WORDS.index(b"token_ids")
-W_BLOCK_SIZE = WORDS.index(b"block_size")
-W_MEDIUM = WORDS.index(b"medium")
-W_LORA_NAME = WORDS.index(b"lora_name")
-W_EXTRA_KEYS = WORDS.index(b"extra_keys")
-W_GROUP_IDX = WORDS.index(b"group_idx")
-W_SPEC_KIND = WORDS.index(b"kv_cache_spec_kind")
-W_WINDOW = WORDS.index(b"kv_cache_spec_sliding_window")
-W_LORA_ID = WORDS.index(b"lora_id")
-W_LOOKAHEAD = WORDS.index(b"lookahead_token_ids")
-W_LOCALITY = WORDS.index(b"locality")
-W_LOCAL = WORDS.index(b"LOCAL")
-WORD_BYTES = np.frombuffer(b"".join(WORDS), np.uint8).copy()
-WORD_STARTS = np.cumsum([0, *map(len, WORDS)])
+from indexer.jit.decorators import compiled
 
 TAIL_SPEC_FIELDS, TAIL_NUMBERS = 3, 2  # as in parser
 PAIR_HEADER = 0x92  # an array of two
@@ -347,7 +318,7 @@ def read_array_event(buf, at, job, row, hashes, tokens):
     length, first = read_text(buf, at)
     if first < 0:
         return UNUSUAL
-    row[TAG] = word_of(buf, first, length)
+    row[TAG], row[IS_ARRAY] = word_of(buf, first, length), 1
     at = first + max(length, 0)
     if row[TAG] == STORED and count >= 5:
         named = min(count, 9)
@@ -395,6 +366,7 @@ def read_map_event(buf, at, job, row, hashes, tokens):
             return at
     needed = 1 << TYPE
     row[HAS_KEY_FIELDS] = ((seen >> W_LORA_NAME) | (seen >> W_EXTRA_KEYS)) & 1
+    row[IS_ARRAY] = 0
     if row[TAG] == STORED:
         needed |= 1 << W_BLOCK_HASHES | 1 << W_TOKEN_IDS | 1 << W_BLOCK_SIZE
     elif row[TAG] == REMOVED:

@@ -165,7 +165,7 @@ def _parse_event(raw: msgspec.Raw, unknown: Counter[str]) -> Generator[int, None
     if tag == "Ignored" or _is_elsewhere(fields):
         return None
     if tag == "BlockStored":
-        return (yield from _block_stored(fields))
+        return (yield from _block_stored(fields, is_array=isinstance(event, list)))
     if tag == "BlockRemoved":
         return (yield from _block_removed(fields))
     return AllBlocksCleared()
@@ -242,7 +242,7 @@ def _is_elsewhere(fields: Fields) -> bool:
     return locality is not None and not (isinstance(locality, str) and locality.upper() == "LOCAL")
 
 
-def _block_stored(fields: Fields) -> Generator[int, None, BlockStored]:
+def _block_stored(fields: Fields, *, is_array: bool) -> Generator[int, None, BlockStored]:
     hashes = yield from _read_hashes(fields)
     parent = fields.get("parent_block_hash")
     parent_hash = None if parent is None else _to_hash(parent, "parent_block_hash")
@@ -266,6 +266,7 @@ def _block_stored(fields: Fields) -> Generator[int, None, BlockStored]:
         sliding_window=_first_number(fields, WINDOW_FIELDS),
         lookahead=(yield from _read_lookahead(fields.get("lookahead_token_ids"), len(hashes))),
         has_key_fields="lora_name" in fields or "extra_keys" in fields,
+        is_array=is_array,
     )
 
 

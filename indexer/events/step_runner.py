@@ -1,9 +1,10 @@
 """Execution of work in steps of bounded cost."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import TypeAlias
 
 from indexer.events.replay_actions import Action
+from indexer.index.slot_writer import SlotWriter
 
 STEP_COST_MAX = 4096
 """Cost limit of a step, in blocks (fewer events).  About a millisecond."""
@@ -12,6 +13,19 @@ Steps: TypeAlias = Generator[int, None, None]
 """Generator that yields the cost of each part, roughly in blocks."""
 Work: TypeAlias = Generator[int, None, Action]
 """Generator as `Steps`; returns the resulting action."""
+
+
+def run_or_keep(steps: Iterator[int], keeper: SlotWriter) -> Iterator[int]:
+    """Run steps that must not end midway, as those of an event.
+
+    Of a caller that stops early another stream finishes them, since the writer keeps the rest.
+    """
+    try:
+        for cost in steps:  # noqa: UP028 - `yield from` would close it as well
+            yield cost
+    except GeneratorExit:
+        keeper.pending_steps = steps
+        raise
 
 
 class StepRunner:

@@ -5,8 +5,9 @@ the fields for keys empty (vLLM's OffloadingConnector, MooncakeStoreConnector), 
 have keys.
 """
 
-from indexer.events.event_types import BlockStored
-from indexer.hashing.seeds import lora_offset, salt_offset
+from indexer.events.event_types import BlockStored, lookahead_of
+from indexer.hashing.block_hashing import Hashes, Tokens, hash_blocks
+from indexer.hashing.seeds import SEED, U64_MASK, lora_offset, salt_offset
 from indexer.index.keyed_roots import SeedParts
 from indexer.index.slot_keys import SlotKeys
 
@@ -19,6 +20,16 @@ def inherited_salt(keys: SlotKeys, event: BlockStored) -> int:
     # nobody, since every path to the blocks passes the salted first block.
     parts = keys.find_parts(event.parent)
     return 0 if parts is None else parts.salt
+
+
+def hash_continuation(
+    keys: SlotKeys, event: BlockStored, tokens: Tokens, block_size: int, is_eagle: bool
+) -> Hashes:
+    """Return block hashes of `tokens`, which an event shows below its parent."""
+    own = event.cache_salt
+    salt = inherited_salt(keys, event) if own is None else salt_offset(own)
+    seed = (SEED + lora_offset(event.lora_name) + salt) & U64_MASK
+    return hash_blocks(tokens, block_size + lookahead_of(event, is_eagle), block_size, seed)
 
 
 def inherited_parts(keys: SlotKeys, event: BlockStored, parent: int | None) -> int | None:

@@ -12,6 +12,13 @@ class StreamConsistency:
         self.degraded: KnownLoss | None = None
 
     @property
+    def reason(self) -> str | None:
+        """Reason why events may be missing; None if none are."""
+        if self.degraded is not None:
+            return self.degraded.reason
+        return None if self.doubt is None else self.doubt.reason.value
+
+    @property
     def may_have_restarted(self) -> bool:
         """True if the engine could have restarted unseen."""
         return self.doubt is not None and self.doubt.reason is not DoubtReason.SILENT

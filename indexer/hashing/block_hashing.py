@@ -7,12 +7,13 @@ A block hash is the content hash of a block on its own:
 
     XXH3-64(le32(token) for every token of the window || le64(m) for m in sorted(mm hashes), seed)
 
-The window is the block; on EAGLE ranks the window is the block and one more token, because the KV
-of a position depends on the next token there.  The seed is SEED; a LoRA adapter adds XXH3-64 of
-its name, and a cache salt, which separates prompts that must not share KV, adds XXH3-64 of the
-salt.  The latter is computed with a seed of its own, so that a salt never equals a LoRA name.  Both
-apply to every block of a prompt.  An engine sends a salt with the first block of a sequence; later
-blocks continue the salt of their sequence.
+The window is the block; on EAGLE ranks the window is the block and one more token, because the
+KV of a position depends on the next token there, or as many more as the engine's events show.
+The seed is SEED; a LoRA adapter adds XXH3-64 of its name, and a cache salt, which separates
+prompts that must not share KV, adds XXH3-64 of the salt.  The latter is computed with a seed of
+its own, so that a salt never equals a LoRA name.  Both apply to every block of a prompt.  An
+engine sends a salt with the first block of a sequence; later blocks continue the salt of their
+sequence.
 
 Source: Dynamo's compute_block_hash_for_seq and its sequence hashes (1.6 line):
 https://github.com/ai-dynamo/dynamo/tree/main/lib/kv-router
@@ -41,6 +42,7 @@ def compute_block_hashes(
     *,
     lora_name: str | None = None,
     is_eagle: bool = False,
+    lookahead: int | None = None,
     mm_hashes: Sequence[Sequence[int]] | None = None,
     cache_salt: str | None = None,
 ) -> Hashes:
@@ -50,12 +52,14 @@ def compute_block_hashes(
     mm_hashes: per block the u64 hashes of the images, sounds, ... in it, in any order; blocks
                beyond the end of the list have none
     lora_name, cache_salt: None and "" both mean none
+    lookahead: tokens behind a block that its content covers; None means one on EAGLE ranks
     Returns uint64 [n_blocks].  Raises ValueError for a block_size under 1.
     """
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1, not {block_size}")
     seed = prompt_seed(lora_name, cache_salt)
-    return hash_blocks(tokens, block_size + is_eagle, block_size, seed, mm_hashes)
+    ahead = int(is_eagle) if lookahead is None else lookahead
+    return hash_blocks(tokens, block_size + ahead, block_size, seed, mm_hashes)
 
 
 def hash_blocks(

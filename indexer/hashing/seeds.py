@@ -29,7 +29,7 @@ def salt_offset(cache_salt: str | None) -> int:
     Engine events and prompts both use this function, so "dynamo-cache-salt:ns" is the salt "ns" on
     both sides.
     """
-    salt = strip_salt_prefix(cache_salt or "")
+    salt = strip_salt_prefix(cache_salt) if cache_salt else ""
     return xxh3_64_intdigest(salt.encode(), SALT_SEED) if salt else 0
 
 

@@ -14,7 +14,7 @@ from indexer.index import change_kernels, clear_kernels, lane_kernels, store_ker
 from indexer.index import header_kernels as state
 from indexer.index.header_kernels import TIER_BITS, TIER_MASK
 from indexer.index.index_memory import IndexMemory
-from indexer.index.keyed_roots import KeyedRoots, SeedParts
+from indexer.index.keyed_roots import ROOT_BYTES, ROOTS_MAX, KeyedRoots, SeedParts
 from indexer.index.orphans import ORPHAN_BYTES, Orphan, OrphanStore
 from indexer.index.reuse_layouts import ReuseLayouts
 from indexer.tiers import Tier
@@ -25,6 +25,8 @@ CLEAR_STEP_MAX = 2048  # nodes or records examined per step
 CLEAR_SETS_BYTES = 1 << 19  # bytes of holder sets examined per step
 ORPHANS_SHARE = 8
 """Divisor of the index's bytes: the share that orphans may take."""
+KEYED_ROOTS_SHARE = 16
+"""Divisor of the index's bytes: the share that first blocks of sequences with keys may take."""
 
 _NO_HASHES: Hashes = np.empty(0, np.uint64)
 
@@ -69,17 +71,22 @@ class BlockTree:
     """Blocks in the tree (`memory`), and blocks without a known parent (`orphans`)."""
 
     def __init__(self, blocks_max: int, orphans_max: int, bytes_max: int) -> None:
-        # Orphans live outside the arrays, so their memory is reserved from the same limit.
+        # Orphans and first blocks with keys live outside the arrays, so their memory is reserved
+        # from the same limit.
         orphans_max = min(orphans_max, bytes_max // ORPHANS_SHARE // ORPHAN_BYTES)
-        self.memory = IndexMemory(blocks_max, bytes_max - orphans_max * ORPHAN_BYTES)
+        roots_max = min(ROOTS_MAX, bytes_max // KEYED_ROOTS_SHARE // ROOT_BYTES)
+        reserved = orphans_max * ORPHAN_BYTES + roots_max * ROOT_BYTES
+        self.memory = IndexMemory(blocks_max, bytes_max - reserved)
         self.layouts = ReuseLayouts(self.memory)
         self.orphans = OrphanStore(orphans_max, self._mark_orphans)
-        self.keyed_roots = KeyedRoots()
+        self.keyed_roots = KeyedRoots(roots_max)
         self.bytes_max = bytes_max
         self.header = self.memory.header
         self._single = ChangeBuffer(1, 0)
         self._single.used = 1
         self._any_writer = np.array([1, 0, change_kernels.NO_SLOT, 0], np.int64)
+        self.lookahead = 0
+        """Tokens behind a block that its content covers, as events have shown; 0 before."""
         self.slots_to_clear: set[int] = set()
         """Slots with blocks that the engine removed and the tree could not remove; they must be
         cleared.
@@ -88,9 +95,21 @@ class BlockTree:
     def _mark_orphans(self, slot: int, has_orphans: bool) -> None:
         self.memory.column(state.WAITING)[slot] = has_orphans
 
+    def note_lookahead(self, lookahead: int) -> bool:
+        """Take the lookahead of an engine's blocks; return False if other blocks have another one.
+
+        Paths are hashed for all slots alike.  Blocks without a lookahead so far cover one token.
+        """
+        usual = self.lookahead or 1
+        if lookahead != usual and self.memory.value(state.NODES_LIVE):
+            return False
+        self.lookahead = lookahead
+        return True
+
     def nbytes(self) -> int:
         """Return the memory in use; at most `bytes_max`, unless an empty index takes more."""
-        return self.memory.nbytes() + len(self.orphans) * ORPHAN_BYTES
+        outside = len(self.orphans) * ORPHAN_BYTES + len(self.keyed_roots) * ROOT_BYTES
+        return self.memory.nbytes() + outside
 
     @property
     def lanes(self) -> int:

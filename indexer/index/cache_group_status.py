@@ -1,7 +1,7 @@
 """Cache groups of a rank as operators see them: an immutable copy that any thread may read."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from indexer.index.cache_groups import CacheGroups
 from indexer.index.reuse_layouts import RankLayout
@@ -31,19 +31,28 @@ class CacheGroupStatus(NamedTuple):
     """Cache groups of a rank, and whether its reusable prefixes are exact.
 
     unit: tokens of the unit by which the engine names prefixes
+    reasons: reasons why reusable prefixes are not certain; empty if they are exact
     lookahead: tokens behind a block that its name covers
-    reasons: reasons why reusable prefixes are upper bounds; empty if they are exact
+    is_doubtful: whether they may be too high or too low, rather than upper bounds
     """
 
     groups: tuple[GroupStatus, ...]
     unit: int
     reasons: tuple[str, ...]
     lookahead: int = 0
+    is_doubtful: bool = False
 
     @property
     def is_bound(self) -> bool:
-        """True if reusable prefixes are upper bounds."""
+        """True if reusable prefixes are upper bounds, or not certain at all."""
         return bool(self.reasons)
+
+    @property
+    def certainty(self) -> Literal["exact", "at_most", "unknown"]:
+        """Certainty of reusable prefixes."""
+        if self.is_doubtful:
+            return "unknown"
+        return "at_most" if self.reasons else "exact"
 
     @property
     def has_only_sparse_groups(self) -> bool:
@@ -63,7 +72,8 @@ def describe_groups(groups: CacheGroups, layout: RankLayout | None) -> CacheGrou
     """
     if layout is None:
         return None
-    reasons = groups.bound_reasons()
+    doubts = groups.doubt_reasons()
+    reasons = doubts + groups.bound_reasons()
     if not reasons and layout.bound:
         reasons = (ALIGNMENT_REASON,)
     return CacheGroupStatus(
@@ -74,4 +84,5 @@ def describe_groups(groups: CacheGroups, layout: RankLayout | None) -> CacheGrou
         unit=groups.unit,
         reasons=tuple(reason[:REASON_CHARS_MAX] for reason in reasons),
         lookahead=groups.lookahead,
+        is_doubtful=bool(doubts),
     )

@@ -38,7 +38,7 @@ SCRATCH       uint64  SET_WORDS      working set of a kernel call
 LAYOUTS       int64   layout*LENGTH  cache groups of ranks with several (reuse_layout)
 LAYOUT_OF     int64   slot           number of its layout, from 1; 0: only a dense group
 INSIDE        int64   slot           out: tokens of the last match behind its last whole block
-BOUNDED       int64   slot           out: 1 = the last match is an upper bound
+BOUNDED       int64   slot           out: certainty of the last match (reuse_layout)
 REUSE_RUNS    int64   run*4          working set: runs of the path
 UNIT_HASHES   uint64  unit           content hashes of the prompt's units, of the caller; or none
 UNIT_NAMES    uint64  unit           names of the prompt's prefixes by units, of the caller; or none

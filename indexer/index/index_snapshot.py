@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from indexer.hashing.block_hashing import Hashes
 from indexer.index import header_kernels as state
 from indexer.index import snapshot_kernels as kernels
-from indexer.index.cache_groups import GroupsRecord
+from indexer.index.groups_record import GroupsRecord
 from indexer.index.index_memory import IndexMemory
 from indexer.index.keyed_roots import KeyedRootRows
 from indexer.index.orphans import Orphan

@@ -15,6 +15,8 @@ from indexer.hashing.block_hashing import Hashes
 
 ROOTS_MAX = 32_768
 """Limit of first blocks, about 7 MB; half of them may have an adapter without a salt."""
+ROOT_BYTES = 216
+"""Memory of a first block, measured."""
 
 
 class SeedParts(NamedTuple):

@@ -22,6 +22,7 @@ class KvCacheFacts(msgspec.Struct, frozen=True):
     salted:           requests may have cache salts
     certainty:        "at_most" if the engine's events do not show all that limits a hit
     may_drop:         the engine speculates, and nothing tells whether it drops blocks
+    groups:           number of cache groups that publish events; None if unknown
     """
 
     eagle_drop: bool = False
@@ -34,6 +35,7 @@ class KvCacheFacts(msgspec.Struct, frozen=True):
     hash: HashFacts | None = None
     certainty: str | None = None
     may_drop: bool = False
+    groups: int | None = None
 
 
 NO_FACTS = KvCacheFacts()

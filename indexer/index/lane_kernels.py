@@ -11,8 +11,9 @@ from indexer.index.holder_kernels import (
     holder_slot,
     holder_tier,
 )
+from indexer.index.holder_set_kernels import holder_state
 from indexer.index.store_kernels import has_room, needs_owner
-from indexer.index.tree_kernels import add_child, drop_if_empty, find_child
+from indexer.index.tree_kernels import add_child, drop_if_empty, find_child, set_of
 from indexer.jit.decorators import compiled
 
 UNKNOWN_NAME = -1
@@ -22,6 +23,7 @@ UNKNOWN_NAME = -1
 def count_levels(h, slot, is_below, parent, name, levels_max):
     """Return how many blocks the dense block `name` is below a parent; 0 if it is not.
 
+    All blocks between must be dense ones of the slot, too.
     is_below: False counts from the root
     """
     node = find_in_tier(h, slot, I(0), name)
@@ -33,7 +35,7 @@ def count_levels(h, slot, is_below, parent, name, levels_max):
         node = I(parents[node])
         if node == base:
             return I(level)
-        if node <= 0:
+        if node <= 0 or holder_state(h, set_of(h, node), slot, I(0)) == 0:
             return I(0)
     return I(0)
 

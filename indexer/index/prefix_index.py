@@ -28,13 +28,16 @@ from indexer.hashing.engine_names import NameScheme
 from indexer.index import header_kernels as state
 from indexer.index import invariants
 from indexer.index.block_tree import BlockTree
-from indexer.index.cache_groups import GroupsRecord, OpenBlock, complete_record
+from indexer.index.groups_record import GroupsRecord, OpenBlock, complete_record
+from indexer.index.held_prefix_kernels import count_held_blocks
 from indexer.index.index_memory import BYTES_MAX
 from indexer.index.index_snapshot import IndexSnapshot, SnapshotCopy, StreamPosition
 from indexer.index.keyed_roots import KeyedRoots
 from indexer.index.match_kernels import match_prompt
 from indexer.index.orphans import Orphan
+from indexer.index.prefix_names import find_prefix_names
 from indexer.index.reuse_kernels import refine_matches
+from indexer.index.reuse_layout import LAYOUT_LENGTH, R_REPLAY
 from indexer.index.slot_table import SlotTable
 from indexer.index.slot_writer import SlotWriter, make_writer_rows
 from indexer.jit.mutex import Mutex
@@ -85,14 +88,14 @@ class ReuseMatch(NamedTuple):
     held:    int32 [n_slots], GPU blocks of the dense group alone
     layouts: bool [n_slots], True for ranks with several cache groups; None: nowhere
     inside:  int64 [n_slots], reusable tokens behind the last whole block; None: 0 everywhere
-    bounded: bool [n_slots], True where the number is an upper bound; None: nowhere
+    certainty: int64 [n_slots], EXACT, AT_MOST, ... of `reuse_layout`; None without layouts
     """
 
     matched: NDArray[np.int32]
     held: NDArray[np.int32]
     layouts: NDArray[np.bool_] | None = None
     inside: NDArray[np.int64] | None = None
-    bounded: NDArray[np.bool_] | None = None
+    certainty: NDArray[np.int64] | None = None
 
 
 def refine_prompt(
@@ -271,6 +274,13 @@ class PrefixIndex:
             refine_prompt(self.header, path, matched, units)
             return self._read_reuse(matched, held)
 
+    def count_held(self, slot: int, tier: int, path: Hashes) -> int:
+        """Return the leading blocks of a prompt that a slot holds in a tier, its cache groups
+        aside.
+        """
+        with self.lock:
+            return int(count_held_blocks(self.header, slot, tier, path))
+
     def last_reuse(self, matched: NDArray[np.int32]) -> "ReuseMatch":
         """Return what a kernel has just matched.  Only for the thread that places prompts.
 
@@ -292,8 +302,22 @@ class PrefixIndex:
             # The columns are older than slots that were added since the layouts changed.
             values = self._tree.memory.column(column)[:n_slots]
             row[: values.size] = values
-        layout_of, inside, bounded = found
-        return ReuseMatch(matched, held, layout_of != 0, inside, bounded != 0)
+        layout_of, inside, certainty = found
+        has_layout = layout_of != 0
+        layouts = self._tree.memory.column(state.LAYOUTS).reshape(-1, LAYOUT_LENGTH)
+        size = int(self.header[state.REUSE_BLOCK])
+        is_reused = has_layout & (matched[:, Tier.GPU].astype(np.int64) * size + inside > 0)
+        # A hit is not shorter for what the engine computes again behind it.
+        inside[is_reused] += layouts[layout_of[is_reused] - 1, R_REPLAY]
+        return ReuseMatch(matched, held, has_layout, inside, certainty)
+
+    def name_prefix(self, slot: int, path: Hashes) -> Hashes | None:
+        """Return the engine hashes of the leading GPU blocks of `path` that the slot holds.
+
+        None means that they are too many to search, see `find_prefix_names`.
+        """
+        with self.lock:
+            return find_prefix_names(self._tree.memory, slot, path)
 
     def set_units(self, units: PromptUnits | None) -> None:
         """Set what kernels that match a prompt may use of it, until the next call.
@@ -302,6 +326,11 @@ class PrefixIndex:
         """
         if self.header[state.LAYOUTS]:
             _point_to_units(self.header, units)
+
+    @property
+    def lookahead(self) -> int:
+        """Tokens behind a block that its content covers, as events have shown; 0 before."""
+        return self._tree.lookahead
 
     @property
     def name_scheme(self) -> NameScheme | None:

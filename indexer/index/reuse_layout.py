@@ -20,7 +20,10 @@ from indexer.index.header_kernels import LANES_MAX
 ) = range(5)
 
 # Values of R_BOUND.
-NEVER, ALWAYS, BLIND = range(3)
+NEVER, ALWAYS, BLIND, UNSURE = range(4)
+
+# Certainty of a reusable prefix, in BOUNDED.
+EXACT, AT_MOST, AT_LEAST, UNCERTAIN = range(4)
 
 # Fields of a layout.
 (
@@ -30,13 +33,16 @@ NEVER, ALWAYS, BLIND = range(3)
     R_HAS_DENSE,  # 0: no group is dense, so that only lanes decide
     R_IS_SINGLE,  # 1: the dense group is the only one
     R_REPLAY,  # a reusable prefix of not more tokens counts as none
-    R_BOUND,  # ALWAYS an upper bound, whatever the prompt; BLIND: of the dense match alone
+    # ALWAYS an upper bound, whatever the prompt; BLIND: of the dense match alone; UNSURE: perhaps
+    # too high, perhaps too low
+    R_BOUND,
     R_ENDS_TIER,  # lane of the dense group's ends inside blocks
     R_IS_BY_NAME,  # 1: lanes are placed by the engine's names (UNIT_NAMES), not in the tree
     R_HAS_PARTS,  # 1: a lane's blocks are finer than the tree's, so that tokens are needed
+    R_AHEAD,  # tokens behind a block that its content covers, if more than one
     R_N_LANES,
-) = range(11)
-LAYOUT_FIELDS = 11
+) = range(12)
+LAYOUT_FIELDS = 12
 
 # Fields of a lane, behind the fields of its layout.
 (

@@ -8,7 +8,7 @@ from indexer.hashing.engine_names import NameScheme
 from indexer.index import header_kernels as state
 from indexer.index import reuse_layout as fields
 from indexer.index.index_memory import IndexMemory
-from indexer.index.reuse_kernels import RUN_FIELDS
+from indexer.index.reuse_walk_kernels import RUN_FIELDS
 
 LAYOUTS_MAX = 64
 """Limit of different layouts in a partition; its ranks run one model, so real ones have few."""
@@ -39,6 +39,7 @@ class RankLayout(NamedTuple):
     replay: int = 0
     bound: int = fields.NEVER
     ends_tier: int = 0
+    ahead: int = 0
     scheme: NameScheme | None = None
     lanes: tuple[Lane, ...] = ()
 
@@ -88,13 +89,13 @@ class ReuseLayouts:
         table = np.zeros((len(layouts), fields.LAYOUT_LENGTH), np.int64)
         for row, layout in zip(table, layouts, strict=True):
             has_parts = any(lane.parts for lane in layout.lanes)
-            *fixed, scheme, lanes = layout
+            *fixed, ahead, scheme, lanes = layout
             is_by_name = scheme is not None and scheme == self.name_scheme
             if scheme is not None and not is_by_name:
                 # A prompt's names are computed once, by one scheme: other ranks are bounds.
-                fixed[fields.R_BOUND] = fields.ALWAYS
+                fixed[fields.R_BOUND] = max(fixed[fields.R_BOUND], fields.ALWAYS)
                 lanes = tuple(lane._replace(kind=fields.UNKNOWN) for lane in lanes)
-            row[: fields.LAYOUT_FIELDS] = (*fixed, is_by_name, has_parts, len(lanes))
+            row[: fields.LAYOUT_FIELDS] = (*fixed, is_by_name, has_parts, ahead, len(lanes))
             flat = [number for lane in lanes for number in lane]
             row[fields.LAYOUT_FIELDS : fields.LAYOUT_FIELDS + len(flat)] = flat
         n_slots = 64 * memory.value(state.WORDS)

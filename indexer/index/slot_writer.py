@@ -18,12 +18,13 @@ from indexer.index.block_tree import (
     BlockTree,
     ChangeBuffer,
     holder_of,
-    tier_of_holder,
 )
 from indexer.index.cache_group_status import CacheGroupStatus
-from indexer.index.cache_groups import CacheGroups, GroupsRecord
+from indexer.index.cache_groups import CacheGroups
+from indexer.index.groups_record import GroupsRecord
 from indexer.index.index_snapshot import StreamPosition
 from indexer.index.orphans import SlotOrphans
+from indexer.index.slot_changes import add_copies_part, remove_part, store_known_part, store_part
 from indexer.index.slot_keys import SlotKeys
 from indexer.index.slot_table import SlotTable
 from indexer.jit.mutex import Mutex
@@ -106,6 +107,11 @@ class SlotWriter:
     def is_open(self) -> bool:
         """True until `close` or `hand_over_slot`, while the slot belongs to this writer."""
         return self._open
+
+    @property
+    def n_clears(self) -> int:
+        """Number of clears of the slot since this writer has it."""
+        return self._clears
 
     @property
     def position(self) -> StreamPosition | None:
@@ -240,7 +246,7 @@ class SlotWriter:
         return self._change_in_steps(
             engine_hashes.size,
             stream,
-            lambda part: self._store_known_part(holder, engine_hashes[part]),
+            lambda part: store_known_part(self._tree, holder, engine_hashes[part]),
         )
 
     def add_copies(self, tier: int, engine_hashes: Hashes, copies: NDArray[np.int64]) -> None:
@@ -249,10 +255,11 @@ class SlotWriter:
         engine_hashes: uint64 [n], C-contiguous; absent ones are ignored. copies: int64 [n], the
         announcements beyond the first.
         """
+        holder = holder_of(self.slot, tier, counted=True)
         self._change_in_steps(
             engine_hashes.size,
             None,
-            lambda part: self._add_copies_part(tier, engine_hashes[part], copies[part]),
+            lambda part: add_copies_part(self._tree, holder, engine_hashes[part], copies[part]),
         )
 
     def remove(
@@ -272,7 +279,7 @@ class SlotWriter:
         size = len(engine_hashes)
         if size > STEP_BLOCKS_MAX:
             removed = self._change_in_steps(
-                size, stream, lambda part: self._remove_part(holder, engine_hashes[part])
+                size, stream, lambda part: remove_part(self._tree, holder, engine_hashes[part])
             )
         else:
             with self._lock:
@@ -280,7 +287,7 @@ class SlotWriter:
                     stream.position = stream.next_position
                 if not self._open or self._clearing:
                     return 0
-                removed = self._remove_part(holder, engine_hashes)
+                removed = remove_part(self._tree, holder, engine_hashes)
         if removed < size and self._must_clear() and sweep:
             self.clear()
         return removed
@@ -387,8 +394,8 @@ class SlotWriter:
                 if self._open and not self._clearing and self._clears == clears:
                     part = slice(recorded, recorded + STEP_BLOCKS_MAX)
                     below = parent if recorded == 0 else int(engines[recorded - 1])
-                    stored, offered = self._store_part(
-                        holder, below, blocks[part], engines[part], waiting
+                    stored, offered = store_part(
+                        self._tree, holder, below, blocks[part], engines[part], waiting
                     )
                     if stored < offered:
                         self._tree.count_refused(blocks.size - recorded - offered)
@@ -399,57 +406,6 @@ class SlotWriter:
                     stream.position = stream.next_position
             yield DETACHED_BLOCK_COST * DETACHED_STEP_MAX if stored <= DETACHED_STEP_MAX else stored
         return recorded
-
-    def _store_part(
-        self,
-        holder: int,
-        parent: int | None,
-        blocks: Hashes,
-        engines: Hashes,
-        waiting: list[int],
-    ) -> tuple[int, int]:
-        """Store a part; return (blocks recorded, blocks attempted).
-
-        waiting: receives the stored names that are missing parents of orphans
-        """
-        tree, offered = self._tree, int(blocks.size)
-        stored = tree.store_chain(holder, parent, blocks, engines)
-        if stored < 0:
-            assert parent is not None
-            offered = min(offered, DETACHED_STEP_MAX)
-            stored = tree.store_detached(holder, parent, blocks[:offered], engines[:offered])
-        if self.slot in tree.orphans:
-            names = engines[:stored].tolist()
-            tree.join_orphans(holder, parent, blocks[:stored].tolist(), names)
-            waiting += tree.orphans.missing_parents(self.slot, names)
-        return stored, offered
-
-    def _store_known_part(self, holder: int, engines: Hashes) -> int:
-        recorded = self._tree.store_known(holder, engines)
-        if self.slot in self._tree.orphans:
-            names = engines.tolist()
-            recorded += self._tree.copy_orphans(holder, names)
-            self._tree.drop_placed(self.slot, tier_of_holder(holder), names)
-        return recorded
-
-    def _add_copies_part(self, tier: int, engines: Hashes, copies: NDArray[np.int64]) -> int:
-        tree = self._tree
-        held = tree.add_copies(holder_of(self.slot, tier, counted=True), engines, copies)
-        if self.slot in tree.orphans:
-            for name, more in zip(engines.tolist(), copies.tolist(), strict=True):
-                orphan = tree.orphans.find_in_tier(self.slot, tier, name)
-                if orphan is not None and more > 0:
-                    tree.orphans.add(self.slot, orphan, counted=more)
-        return held
-
-    def _remove_part(self, holder: int, engines: Hashes) -> int:
-        removed = self._tree.remove_blocks(holder, engines, every_copy=False)
-        if self.slot in self._tree.orphans:
-            names = engines.tolist()
-            removed += self._tree.forget_orphans(
-                self.slot, tier_of_holder(holder), names, every_copy=False
-            )
-        return removed
 
     # Clearing: `_clears` counts, so that a store in another thread notices a clear between two
     # steps.

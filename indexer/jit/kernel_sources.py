@@ -46,6 +46,7 @@ BASELINES: dict[str, Settings] = {
 """Architecture -> settings of code for all its servers: x86-64 since 2013 to 2017, any ARMv8."""
 MACHINE_VARIABLE = "SELECT_SERVICE_COMPILE_FOR"
 """Environment variable with the target architecture, for compiling for another machine."""
+_DIGEST_BYTES = 32
 _CLOCK_NS = 10_000_000
 """Rounding error of file times and of process start times, in ns."""
 _FRESH_BYTE_CODE_S = 2
@@ -76,6 +77,7 @@ _PROCESS_START_NS = _process_start_ns()
 
 class _Source(NamedTuple):
     text: bytes
+    digest: bytes
     stamp: tuple[int, ...]
     """fields that change with the file: inode, size, time of the last change [ns]"""
 
@@ -93,7 +95,7 @@ def matches_running_code(module: str) -> bool:
 
 
 def _is_unchanged(module: str) -> bool:
-    path, (_, stamp) = path_of(module), _source_of(module)
+    path, stamp = path_of(module), _source_of(module).stamp
     try:
         now = path and _change_stamp(path.stat())
     except OSError:
@@ -160,8 +162,8 @@ def checksum_of(module: str, settings: Settings | None = None) -> str:
     given = settings_of_environment() if settings is None else settings
     checksum = hashlib.blake2b(_machine_fingerprint(given), digest_size=8)
     for name in sorted(import_closure(module)):
-        text = _source_of(name).text
-        checksum.update(f"\0{name} {len(text)}\0".encode() + text)
+        # Digests, because each source is in the closures of many modules.
+        checksum.update(f"\0{name}\0".encode() + _source_of(name).digest)
     return checksum.hexdigest()
 
 
@@ -222,6 +224,10 @@ def _imports_of(module: str) -> list[str]:
         return _COMPILER
     found = []
     for parent, names in _IMPORT.findall(_source_of(module).text.decode()):
+        path = path_of(parent)
+        if path is not None and path.name != "__init__.py":
+            found.append(parent)  # a module, so that the names are none of modules
+            continue
         parts = (part.split(" as ")[0].strip() for part in names.strip("()\n ").split(","))
         inside = [f"{parent}.{part}" for part in parts if part and path_of(f"{parent}.{part}")]
         found += inside or [parent]
@@ -232,9 +238,11 @@ def _imports_of(module: str) -> list[str]:
 def _source_of(module: str) -> _Source:
     path = path_of(module)
     if path is None:
-        return _Source(b"", ())
+        return _Source(b"", bytes(_DIGEST_BYTES), ())
     with path.open("rb") as file:
-        return _Source(file.read(), _change_stamp(os.fstat(file.fileno())))
+        text = file.read()
+        digest = hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest()
+        return _Source(text, digest, _change_stamp(os.fstat(file.fileno())))
 
 
 def _change_stamp(status: os.stat_result) -> tuple[int, ...]:
@@ -252,10 +260,17 @@ def package_directory() -> Path:
 def path_of(module: str) -> Path | None:
     """Return the source file of a module or package of the project; None if there is none."""
     package, _, rest = module.partition(".")
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
+    root = _package_folder(package)
+    if root is None:
         return None
-    root = Path(spec.origin).parent
-    path = root.joinpath(*rest.split(".")) if rest else root
-    candidates = (path.with_suffix(".py"), path / "__init__.py")
-    return next((each for each in candidates if each.is_file()), None)
+    path = f"{root}/{rest.replace('.', '/')}" if rest else root
+    # Text, because paths as objects cost more than the rest of this at every start.
+    candidates = f"{path}.py", f"{path}/__init__.py"
+    return next((Path(each) for each in candidates if os.path.isfile(each)), None)
+
+
+@cache
+def _package_folder(package: str) -> str | None:
+    """Return the folder of a top-level package; None if there is none."""
+    spec = importlib.util.find_spec(package)
+    return None if spec is None or spec.origin is None else os.path.dirname(spec.origin)

@@ -43,12 +43,13 @@ def link_code(code: MachineCode, module: str, name: str) -> Callable[..., Any]:
     """
     engine = _new_engine()
     engine.add_object_file(binding.ObjectFileRef.from_data(code.object_file))
-    engine.finalize_object()
+    # The first look-up links the object file.  `finalize_object` would do more: it runs the code
+    # generator for the engine's empty module, which takes longer than all the rest.
+    address = engine.get_function_address(code.entry)
     functions = _load_extension("_dynfunc")
     environment = functions.Environment({})
     pointer = ctypes.c_void_p.from_address(engine.get_global_value_address(code.environment))
     pointer.value = id(environment)
-    address = engine.get_function_address(code.entry)
     # The callable owns engine and environment: freeing the engine would unmap its code.
     kept = (engine, environment)
     made: Callable[..., Any] = functions.make_function(

@@ -156,6 +156,11 @@ class RunningService:
         """Return user and system time of the whole process, in seconds."""
         return process_cpu_s(self.pid)
 
+    def system_s(self) -> float:
+        """Return the system time of the whole process, in seconds, by samples of some ms."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[12]) / os.sysconf("SC_CLK_TCK")
+
     def starved_s(self) -> float:
         """Return the time during which the main thread was ready without a CPU, in seconds."""
         return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[1]) / 1e9

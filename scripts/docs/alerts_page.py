@@ -24,6 +24,7 @@ TITLES = {
     "index": "Index and recovery",
     "replicas": "Replicas",
     "health": "Health (with `--health-checks on`)",
+    "pairs": "Pairs",
     "planner": "Planner (scrape port 8095 as well)",
 }
 

@@ -21,7 +21,7 @@ and a dashboard: [monitoring](../guides/monitoring.md).
 
 * Partitions, workers and ranks beyond the first 512 share one series with the label value `other`.
 * Columns: `c` counter (sample names end with `_total`), `g` gauge, `h` histogram (`_bucket`, `_sum`, `_count`).
-* Labels with a fixed set of values list it; values can be added in any version.
+* Labels with a fixed set of values list it, those of several families below; values can be added in any version.
 * Counters count since the start of the process, so read them by `rate` or `increase`; gauges are values of the moment.
 
 | label | meaning |
@@ -34,10 +34,10 @@ and a dashboard: [monitoring](../guides/monitoring.md).
 | `key`, `scope` | name of an API key; whether its own share or that of its tenants was used up |
 | `route`, `method`, `status` | declared path of the API, HTTP method and status |
 | `policy_class`, `tier` | class of the queue; priority tier, or storage of a block |
-| `task` | periodic task of the event loop |
 | `source`, `file` | discovery source; followed file |
 | `experiment`, `policy` | id of an experiment; placement policy |
 | `deployment`, `role`, `slo` | deployment in the planner file, prefill or decode, promised latency |
+| `plugin`, `stage` | plugin of the planner file, and its stage |
 """
 SECTIONS: Sequence[tuple[str, tuple[str, ...]]] = (
     ("Planner (`GET /metrics` of `select-planner`)", ("planner_",)),
@@ -67,6 +67,8 @@ SECTIONS: Sequence[tuple[str, tuple[str, ...]]] = (
             "chosen_",
             "claimed_",
             "reported_",
+            "shared_cache_",
+            "kv_sources",
             "rank_",
             "ranks_suspect",
             "prediction_",
@@ -117,6 +119,9 @@ SAMPLELESS: Mapping[str, str] = {
     "dynamo_health_check_duration_seconds": "`worker_id`; `check_type`: canary, probe",
     "dynamo_migration_duration_seconds": "`method`",
     "dynamo_migration_total": "`source_group`; `target_group`; `method`: abort, reprefill, transfer",
+    "dynamo_planner_plugin_call_seconds": "`deployment`; `plugin`",
+    "dynamo_planner_plugin_calls_total": "`deployment`; `plugin`; `stage`; `outcome`: answered, busy, failed, invalid, paused, repeated, timed_out",
+    "dynamo_planner_plugin_up": "`deployment`; `plugin`",
     "dynamo_worker_status": "`worker_id`; `tp_group`",
     "select_service_busy_ranks": "`model_name`; `tenant_id`",
     "select_service_busy_threshold_decode_blocks": "`model_name`",
@@ -124,13 +129,14 @@ SAMPLELESS: Mapping[str, str] = {
     "select_service_busy_workers": "`model_name`; `tenant_id`",
     "select_service_capacity_ratio": "`model_name`",
     "select_service_connections_refused_total": "`purpose`: canary, discovery, doctor, events, metrics, "
-    "other, recovery, replay, replica, replica_list",
+    "other, recovery, replay, replica, replica_list, shared_cache",
     "select_service_engine_kv_usage": RANK,
     "select_service_engine_requests_running": RANK,
     "select_service_engine_requests_waiting": RANK,
     "select_service_health_failures_total": "`worker_id`; `reason`: check results, fatal, passive",
     "select_service_health_transitions_total": "`from`; `to`",
     "select_service_kv_blocks_max": RANK,
+    "select_service_kv_sources_total": "`model_name`; `tenant_id`; `outcome`: given, none",
     "select_service_limit_used_by_key": "`limit`; `key`",
     "select_service_queue_isl_tokens": "`policy_class`",
     "select_service_queue_requests": "`policy_class`",
@@ -203,32 +209,62 @@ def metrics_page(families: Iterable[Metric]) -> str:
 
 
 def _sections(merged: dict[str, list[Metric]]) -> Iterator[str]:
-    yield INTRODUCTION.strip()
+    values = {name: _label_values(families) for name, families in merged.items()}
+    common = _values_of_several_families(values)
+    yield INTRODUCTION.strip() + "".join(f"\n| {code(key)} | {texts} |" for key, texts in common)
+    listed_above = frozenset(label for label, _ in common)
     found: dict[str, list[tuple[str, str, str, str]]] = {title: [] for title, _ in SECTIONS}
     for name in sorted(merged):
         short = name.removeprefix("select_service_").removeprefix("dynamo_")
         title = next(title for title, begins in SECTIONS if short.startswith(begins))
-        found[title].append(_row(merged[name]))
+        found[title].append(_row(merged[name][0], values[name], listed_above))
     for title, _ in reversed(SECTIONS):
         if found[title]:
             yield f"## {title}"
             yield table(("family", "", "labels", "meaning"), found[title])
 
 
-def _row(families: Sequence[Metric]) -> tuple[str, str, str, str]:
-    first = families[0]
-    name = first.name + ("_total" if first.type == "counter" else "")
+def _label_values(families: Sequence[Metric]) -> dict[str, str]:
+    """Return the values of each label as a text, empty for those of a fleet."""
     labels: dict[str, set[str]] = {}
     for family in families:
         for sample in family.samples:
             for label, value in sample.labels.items():
                 labels.setdefault(label, set()).add(value)
     labels.pop("le", None)
-    texts = [
-        code(label)
+    name = _name_of(families[0])
+    return {
+        label: ""
         if label in OPEN_LABELS
-        else f"{code(label)}: {VALUES.get((name, label)) or ', '.join(sorted(values))}"
+        else VALUES.get((name, label)) or ", ".join(sorted(values))
         for label, values in labels.items()
+    }
+
+
+def _values_of_several_families(values: Mapping[str, Mapping[str, str]]) -> list[tuple[str, str]]:
+    """Return the labels that have the same three or more values in all of their families."""
+    texts: dict[str, list[str]] = {}
+    for labels in values.values():
+        for label, text in labels.items():
+            texts.setdefault(label, []).append(text)
+    return sorted(
+        (label, found[0])
+        for label, found in texts.items()
+        if len(found) > 1 and len(set(found)) == 1 and found[0].count(",") > 1
+    )
+
+
+def _row(
+    family: Metric, values: Mapping[str, str], listed_above: frozenset[str]
+) -> tuple[str, str, str, str]:
+    texts = [
+        f"{code(label)}: {text}" if text and label not in listed_above else code(label)
+        for label, text in values.items()
     ]
+    name = _name_of(family)
     shown = "; ".join(texts) or SAMPLELESS.get(name, "")
-    return code(name), KINDS[first.type], shown, first.documentation
+    return code(name), KINDS[family.type], shown, family.documentation
+
+
+def _name_of(family: Metric) -> str:
+    return family.name + ("_total" if family.type == "counter" else "")

@@ -8,7 +8,7 @@ from msgspec import NODEFAULT
 from msgspec.structs import fields
 
 from scripts.docs.markdown import code, marked, table
-from select_service.planner.config import DeploymentConfig, PlannerConfig
+from select_service.planner.config import DeploymentConfig, PlannerConfig, PluginConfig
 from select_service.planner.config_loader import DOCUMENT_DEFAULTS
 from select_service.planner.core.reasons import Reason
 
@@ -25,11 +25,11 @@ FILE: Mapping[str, str] = {
     "deployments": "list of deployments, at most 256",
     "selectors": "URLs of all selectors, each once, at most 64",
     "api_key_file": "file with the key sent to selectors; read for each request",
-    "ca_file": "PEM file of additional CAs for selectors, proposers and Prometheus",
+    "ca_file": "PEM file of additional CAs for selectors, plugins and Prometheus",
     "client_cert_file": "PEM file of the client certificate; followed like all TLS files",
     "client_key_file": "PEM file of its private key",
     "cluster_gpus": "GPUs that all deployments share",
-    "proposers": "external proposers: `name`, `url`, `priority`; see below",
+    "plugins": "own predictors, proposers and constraints, at most 16; see below",
     "api": "`host`, `port` (8095) and `allowed_hosts` of status, decisions and metrics",
     "decision_log": "file with one JSON line for each tick",
     "file_mode": "octal mode of the decision log and of connector files",
@@ -51,6 +51,7 @@ DEPLOYMENT: Mapping[str, str] = {
     "throughput_adjustment_interval_seconds": "interval of the throughput loop",
     "load_adjustment_interval_seconds": "interval of the load loop",
     "scale_interval_seconds": "time between two ticks, at least 0.01; default: greatest common divisor of the intervals",
+    "adaptive_interval": "compare demand with the forecast as often as replicas start, up to six times an interval, and add replicas at once",
     "load_predictor": "`auto`, `constant`, `kalman`, `seasonal`, `arima`, `prophet`",
     "load_predictor_log1p": "forecast logarithms",
     "kalman_q_level": "Kalman predictor: variance of the level",
@@ -60,12 +61,12 @@ DEPLOYMENT: Mapping[str, str] = {
     "prophet_window_size": "Prophet predictor: number of points",
     "forecast_quantile": "quantile of observed over planned demand; 0.5: no margin",
     "lead": "forecast for the end of a start-up",
-    "warmup_trace": "Mooncake JSONL that the predictors read before the first tick",
+    "warmup_trace": "request trace (Mooncake, Bailian or Weka) that the predictors read before the first tick",
     "max_num_fpm_samples": "samples of a performance model",
     "fpm_sample_bucket_size": "load buckets over which samples are spread",
     "load_min_observations": "least number of samples of a performance model",
     "robust": "outliers and old samples count less",
-    "profile_results_dir": "measured profiles, NPZ or JSON",
+    "profile_results_dir": "measured profile, NPZ or JSON, see `select-planner profile`",
     "sizing": "`queue`: waiting times and distributions count; `mean`: averages alone",
     "load_scaling_down_sensitivity": "percent of the latency room that must suffice with one replica less",
     "prefill_scale_up_queue_tokens": "target `load`: queued tokens above which prefill grows",
@@ -91,6 +92,10 @@ DEPLOYMENT: Mapping[str, str] = {
     "scaling_max_wait": "seconds after which replicas that move without any change no longer block others",
     "pending_stuck_secs": "seconds without progress after which a start-up is withdrawn; at least `startup_s` and twice the measured start-up time",
     "advisory": "decide and record, scale nothing",
+    "replace_lost": "replace replicas that health has taken out",
+    "replace_after_s": "seconds after which a lost replica is replaced in its place",
+    "spares_part": "part of the needed replicas added as hot spares",
+    "spares_from": "needed replicas of a role with hot spares",
     "priority": "smaller values go first if `cluster_gpus` do not suffice",
     "prefill_limits": "`max_num_batched_tokens`, `max_num_seqs`, `max_kv_tokens`, `context_length` of an engine; default: observed",
     "decode_limits": "the same for decode engines",
@@ -98,17 +103,28 @@ DEPLOYMENT: Mapping[str, str] = {
     "prometheus": "traffic from Prometheus: `url`, `token_file`, `ca_file`, `source` (`frontend`, `router`), `namespace`, `timeout_s`",
     "fpm": "ZMQ endpoints of forward-pass metrics: `prefill`, `decode`",
 }
-PROPOSERS = """\
-## External proposers
+PLUGIN: Mapping[str, str] = {
+    "name": "name in status, report, metrics and log",
+    "stage": "`predict`, `propose` or `constrain`",
+    "class": "class in this process, `package.module:Class`",
+    "entry_point": "instead: name in the group `select_service.planner_plugins`",
+    "url": "instead: `http://`, `https://`, `grpc://` or `grpcs://` (extra `grpc`)",
+    "options": "keyword arguments of the class",
+    "deployments": "names of deployments; default: all",
+    "priority": "rank of the answers, smaller first; the load loop has 10, throughput 20",
+    "interval_s": "least time between two calls; the last answer counts meanwhile; 0: every tick",
+    "timeout_s": "time for an answer, at most 5",
+    "on_failure": "`skip`: no opinion; `hold`: the last answer counts for `hold_s`",
+    "hold_s": "longest time for which an answer is held",
+    "heartbeat_s": "time between heartbeats to a `url`; without an answer the plugin is not called",
+    "token_file": "file with the bearer token for a `url`; read for each call",
+}
+PLUGINS = """\
+## Settings of a plugin
 
-Each tick the planner sends `{"deployment", "tick", "replicas"}` by POST. The proposer answers within 2 s:
-
-```json
-{"targets": [{"component": "decode", "type": "AT_LEAST", "replicas": 3}], "final": false, "reject": null}
-```
-
-The types are `SET`, `AT_LEAST` and `AT_MOST`. After three failures the proposer is not called for a minute.
-
+What plugins see and answer: [guide](../guides/planner-plugins.md), [JSON schema](planner-plugin.schema.json).
+"""
+REASONS = """\
 ## Reason codes
 
 Every tick records codes with these sentences, in `GET /v1/status` and in the decision log.
@@ -125,12 +141,14 @@ def _sections() -> Iterator[str]:
     yield table(("setting", "default", "meaning"), (row[:3] for row in _rows(PlannerConfig, FILE)))
     yield "## Settings of a deployment"
     yield table(("setting", "default", "meaning", "document"), _rows(DeploymentConfig, DEPLOYMENT))
-    yield PROPOSERS.strip()
+    yield PLUGINS.strip()
+    yield table(("setting", "default", "meaning"), (row[:3] for row in _rows(PluginConfig, PLUGIN)))
+    yield REASONS.strip()
     yield table(("code", "meaning"), ((code(reason), reason.sentence) for reason in Reason))
 
 
 def _rows(config: type, meanings: Mapping[str, str]) -> Iterator[tuple[str, str, str, str]]:
-    known = {field.name: field.default for field in fields(config)}
+    known = {field.encode_name: field.default for field in fields(config)}
     if known.keys() ^ meanings.keys():
         message = f"no meaning for {sorted(known.keys() ^ meanings.keys())}"
         raise KeyError(message)

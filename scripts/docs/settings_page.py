@@ -1,16 +1,18 @@
 # ruff: noqa: E501 -- long lines are lines of the page
 """Page of all flags and environment variables, from the table of settings."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from scripts.docs.markdown import code, marked, table
-from select_service.config.setting import ServiceSetting
-from select_service.config.settings_table import (
-    GROUPS,
+from select_service.config.dynamo_settings import (
+    OPPOSITE_FLAGS,
     REFERENCE_POLICY_SETTINGS,
     VARIABLES_WITHOUT_EFFECT,
 )
+from select_service.config.setting import ServiceSetting
+from select_service.config.settings_table import GROUPS
+from select_service.config.value_parsers import unsupported_worker_selection
 
 INTRODUCTION = """\
 # Settings
@@ -78,7 +80,8 @@ def _sections() -> Iterator[str]:
         rows = [_row(setting) for setting in settings]
         if all(setting.flag is None for setting in settings):
             rows += [
-                ("", code(name), "", "accepted without effect") for name in VARIABLES_WITHOUT_EFFECT
+                ("", code(name), "", _effect_of(parse))
+                for name, parse in VARIABLES_WITHOUT_EFFECT.items()
             ]
             yield table(("environment", "default", "meaning"), [row[1:] for row in rows])
             yield CLOSING.strip()
@@ -87,11 +90,17 @@ def _sections() -> Iterator[str]:
     yield KERNELS.strip()
 
 
+def _effect_of(parse: Callable[[str], Any]) -> str:
+    is_refused = parse is unsupported_worker_selection
+    return "not supported: refused" if is_refused else "accepted without effect"
+
+
 def _row(setting: ServiceSetting) -> tuple[str, str, str, str]:
     variables = ", else ".join(map(code, setting.variables))
     mark = " \\*" if setting.name in REFERENCE_POLICY_SETTINGS else ""
+    opposite = OPPOSITE_FLAGS.get(setting.flag or "")
     return (
-        code(setting.flag or ""),
+        code(setting.flag or "") + (f", opposite {code(opposite)}" if opposite else ""),
         variables + mark,
         code(render_default(setting.default)),
         setting.help,

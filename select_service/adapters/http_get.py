@@ -54,6 +54,17 @@ class HttpClient(HttpSession):
         with_key: True when the peer is a configured selector that may receive the API key
         """
         request = self._get_request(url, accept, with_key)
+        return await self.send_checked(
+            request, bytes_max=bytes_max, timeout_s=timeout_s, purpose=purpose
+        )
+
+    async def send_checked(
+        self, request: HttpRequest, *, bytes_max: int, timeout_s: float, purpose: str
+    ) -> bytes:
+        """Return the complete body of a response, see `fetch_body`; `purpose` as in `get_body`.
+
+        Raises HttpError.
+        """
         with counting_refusals(self._names, purpose):
             return await self.fetch_body(request, bytes_max=bytes_max, timeout_s=timeout_s)
 

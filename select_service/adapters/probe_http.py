@@ -83,12 +83,31 @@ class TimedHttpClient(NamedTuple):
         except TimeoutError:
             raise HttpError("timeout", f"no complete answer within {timeout_s:g} s") from None
 
-    async def _exchange(self, origin: Origin, message: bytes, bytes_max: int) -> TimedResponse:
-        """Send the message over a new connection and read the response.  Raises HttpError."""
+    async def accepts_connection(self, url: str, *, timeout_s: float) -> bool:
+        """Return whether the server of a URL accepts a connection; nothing is sent.
+
+        url: URL accepted by `urls.engine_url_error`
+        timeout_s: time limit from name resolution to the end of the TLS handshake, seconds
+        """
+        origin, _, _ = split_url(url)
+        try:
+            async with asyncio.timeout(timeout_s):
+                connection = await self._open(origin)
+        except (HttpError, TimeoutError):
+            return False
+        connection.close()
+        return True
+
+    async def _open(self, origin: Origin) -> HttpConnection:
+        """Open a new connection.  Raises HttpError."""
         tls = None if self.tls is None else ConnectionTls(self.tls.context)
         with counting_refusals(self.names, "canary"):
             resolve = partial(resolve_allowed, self.names)
-            connection = await open_connection(origin, resolve, tls)
+            return await open_connection(origin, resolve, tls)
+
+    async def _exchange(self, origin: Origin, message: bytes, bytes_max: int) -> TimedResponse:
+        """Send the message over a new connection and read the response.  Raises HttpError."""
+        connection = await self._open(origin)
         try:
             connection.send_request(message)
             return await _read_response(connection, bytes_max)

@@ -9,6 +9,7 @@ from indexer.sockets.ingest import Ingest
 from select_service.adapters.catalog_follower import CatalogFollower
 from select_service.adapters.logs.kv_connections_log import KvConnectionsLog
 from select_service.adapters.logs.rejection_log import RejectionLog
+from select_service.adapters.logs.silent_ranks_log import SilentRanksLog
 from select_service.adapters.periodic_tasks import PeriodicTasks
 from select_service.adapters.replicas.replica_sync import ReplicaSync
 from select_service.core.periodic_task import SECOND_S, PeriodicTask
@@ -42,6 +43,7 @@ def make_service_tasks(
     others: tasks of optional features that are enabled
     """
     rejections = RejectionLog()
+    silences = SilentRanksLog(selector.followers.assumptions.silent)
 
     def look_at_ingest(now: float) -> None:
         """Raise the exception that ended an ingest thread, if any."""
@@ -58,6 +60,7 @@ def make_service_tasks(
         _single_step_task(
             "rejections", lambda now: rejections.update_episode(selector.gate.tally, now)
         ),
+        _single_step_task("silent_ranks", silences.update_ranks),
         _single_step_task("catalog", lambda now: follower.wake_if_changed()),
         _single_step_task("names", lambda now: ingest.resolver.retry_threads()),
     ]

@@ -50,6 +50,7 @@ def compact_ranks(
         for batch in _split_batches(service, key, among):
             _add_loads(service, shown, batch)
             _add_states(service, shown, batch)
+            _add_assumed(service, shown, batch)
             _add_events(service, shown, batch)
             yield None
         yield shown
@@ -143,6 +144,21 @@ def _draining_state(draining: DrainRegistry, rank: Rank, state: str, requests: i
     if rank.worker_id not in draining or state not in ("schedulable", "draining"):
         return state
     return "draining" if requests else "drained"
+
+
+def _add_assumed(service: ServiceContext, shown: CompactRanks, batch: _RankBatch) -> None:
+    """Add the rows of ranks whose index comes from bookings alone."""
+    partition = service.fleet.partitions.get(batch.key)
+    if partition is None or partition.assumed is None or not batch.has_slots:
+        return
+    rows = []
+    for row, rank in enumerate(batch.ranks, len(shown.event_states)):
+        slot = partition.table.find_slot(rank)
+        assumed = None if slot is None else partition.assumed.rank_at(slot)
+        if assumed is not None and not assumed.is_beside_events:
+            rows.append(row)
+    if rows:
+        shown.assumed_rows = [*(shown.assumed_rows or ()), *rows]
 
 
 def _add_events(service: ServiceContext, shown: CompactRanks, batch: _RankBatch) -> None:

@@ -39,6 +39,7 @@ class DisabledReplicaSync:
             frames_out=0,
             digests_out=0,
             progress_out=0,
+            sessions_out=0,
             frames_dropped_out=0,
             frames_queued=0,
             subscribers=0,

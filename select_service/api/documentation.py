@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from select_service.api.endpoints.admission import ADMISSION
+from select_service.api.endpoints.caches import CACHES
 from select_service.api.endpoints.decisions import DECISIONS
 from select_service.api.endpoints.discovery import DISCOVERY
 from select_service.api.endpoints.doctor import DOCTOR
@@ -22,12 +23,14 @@ from select_service.api.endpoints.experiments import EXPERIMENTS
 from select_service.api.endpoints.health import HEALTH
 from select_service.api.endpoints.inspection import INSPECTION
 from select_service.api.endpoints.migrations import MIGRATIONS
+from select_service.api.endpoints.pairs import PAIRS
 from select_service.api.endpoints.planner import PLANNER
 from select_service.api.endpoints.policies import POLICIES
 from select_service.api.endpoints.probes import SERVICE
 from select_service.api.endpoints.replica_peers import REPLICAS
 from select_service.api.endpoints.reservations import RESERVATIONS
 from select_service.api.endpoints.selection import SELECTION
+from select_service.api.endpoints.sessions import SESSIONS
 from select_service.api.endpoints.workers import WORKERS
 from select_service.api.fleet_page import PAGE
 from select_service.api.openapi.document import build_document
@@ -44,8 +47,19 @@ CONTENT_SECURITY_POLICY = (
 )
 """Content security policy of /docs; Swagger UI needs inline styles and `data:` icons."""
 ENDPOINT_GROUPS = (
-    *(SELECTION, DECISIONS, POLICIES, EXPERIMENTS, RESERVATIONS, ADMISSION),
-    *(WORKERS, DRAINING, DISCOVERY, HEALTH, MIGRATIONS, REPLICAS, INSPECTION, DOCTOR, PLANNER),
+    *(SELECTION, PAIRS, DECISIONS, POLICIES, EXPERIMENTS, RESERVATIONS, SESSIONS, ADMISSION),
+    *(
+        WORKERS,
+        CACHES,
+        DRAINING,
+        DISCOVERY,
+        HEALTH,
+        MIGRATIONS,
+        REPLICAS,
+        INSPECTION,
+        DOCTOR,
+        PLANNER,
+    ),
     *(PAGE, SERVICE),
 )
 

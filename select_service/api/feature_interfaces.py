@@ -6,11 +6,14 @@ from typing import Any, Protocol
 from select_service.auth.audit_lines import AuditLine
 from select_service.core.decision_maker import PlacementDecision
 from select_service.core.placement.decision_ring import DecisionRing
+from select_service.core.shared_caches.cache_status import SharedCacheStatus
+from select_service.core.shared_caches.shared_hits import SharedHits
 from select_service.metrics.access import AuditCounts
 from select_service.metrics.discovery import SourceReport
 from select_service.metrics.tracing import TracingCounts
 from select_service.schemas.discovery import DiscoveryView
 from select_service.schemas.persisted_state import PersistedState
+from select_service.schemas.prompts import PromptFields
 from select_service.schemas.replicas import ReplicaStatus
 from select_service.schemas.reservations import Reservation, ReservationRequest
 from select_service.schemas.selection import SelectRequest
@@ -47,6 +50,14 @@ class DiscoveryInterface(Protocol):
 
     def release_worker(self, worker_id: int) -> None:
         """Note that a worker without an owner is about to be registered over HTTP."""
+
+
+class SharedCachesInterface(Protocol):
+    """Interface of the shared caches, as handlers use it."""
+
+    def serves(self, model_name: str) -> bool: ...
+    async def look_up(self, body: PromptFields, block_size: int, is_eagle: bool) -> SharedHits: ...
+    def list_status(self) -> list[SharedCacheStatus]: ...
 
 
 class PolicyStore(Protocol):

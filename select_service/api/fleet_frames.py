@@ -18,9 +18,10 @@ from select_service.api.service_context import ServiceContext
 from select_service.auth.guard import Grant
 from select_service.auth.roles import OPERATOR
 from select_service.base.cooperative import collect_cooperatively
+from select_service.core.admission.admission_state import list_class_states
 from select_service.core.identity import PartitionKey
+from select_service.core.pairs.pair_report import make_pair_report
 from select_service.core.views.decision_views import DecisionFilter
-from select_service.schemas.admission import ClassState
 from select_service.schemas.compact import CompactRanks
 
 DECISIONS_SHOWN = 20
@@ -47,6 +48,26 @@ class LivePartition(Struct, kw_only=True):
     """Leading prompt blocks held by the rank with the longest prefix."""
     checks_refused: list[int] = []
     """Workers with engines that refuse health checks."""
+
+
+class LiveLink(Struct, kw_only=True):
+    """Tokens of booked pairs that have to leave and to enter a host."""
+
+    host: str
+    leaving: float
+    entering: float
+
+
+class LivePairs(Struct, kw_only=True):
+    """Pairs of prefill and decode ranks: live legs, decisions since the start, transfers, links."""
+
+    prefill_legs: int
+    decode_legs: int
+    remote: int
+    local: int
+    transfers: int
+    lost_legs: int
+    links: list[LiveLink]
 
 
 async def _collect_contents(service: ServiceContext) -> FrameContents:
@@ -97,19 +118,37 @@ def _decision_items(service: ServiceContext) -> Iterator[TenantItem | None]:
 def _service_contents(service: ServiceContext) -> dict[str, msgspec.Raw]:
     """Return the contents that belong to the service and not to a tenant."""
     gate = service.gate
-    classes = [
-        ClassState(
-            policy_class=name,
-            waiting_requests=waiting.requests,
-            waiting_isl_tokens=waiting.isl_tokens,
-        )
-        for name, waiting in sorted(gate.backlog_by_class().items())
-    ]
-    found = {"queue": _encode_raw(classes), "queueing": _encode_raw(gate.rules is not None)}
+    found = {
+        "queue": _encode_raw(list_class_states(gate)),
+        "queueing": _encode_raw(gate.rules is not None),
+    }
+    if service.selector.pairs.n_decided or service.selector.pairs.book.legs:
+        found["pairs"] = _encode_raw(_pairs_view(service))
     status = service.features.replicas.replica_status()
     if status.enabled:
         found["replicas"] = _encode_raw(status)
     return found
+
+
+def _pairs_view(service: ServiceContext) -> LivePairs:
+    report = make_pair_report(service.selector.pairs)
+    hosts = sorted({host for host, _ in report.links})
+    return LivePairs(
+        prefill_legs=report.live["prefill"],
+        decode_legs=report.live["decode"],
+        remote=report.decisions["remote"],
+        local=report.decisions["local"],
+        transfers=report.transfers,
+        lost_legs=report.lost_legs,
+        links=[
+            LiveLink(
+                host=host,
+                leaving=report.links.get((host, "leaving"), 0.0),
+                entering=report.links.get((host, "entering"), 0.0),
+            )
+            for host in hosts
+        ],
+    )
 
 
 def _encode_raw(value: object) -> msgspec.Raw:

@@ -55,7 +55,7 @@ def limit_reports(service: ServiceContext) -> list[LimitReport]:
         limits.event_ranks: service.ingest.count_ranks(),
         limits.reservations: len(reservations),
         limits.reserved_blocks: reservations.n_blocks,
-        **dict(zip(limits.queue_limits, service.gate.waiting.total_size, strict=True)),
+        **dict(zip(limits.queue_limits, service.gate.waiting.usage, strict=True)),
     }
     stored = _stored_usage_by_key(service.guard, limits, fleet.catalog)
     return [
@@ -64,7 +64,7 @@ def limit_reports(service: ServiceContext) -> list[LimitReport]:
             limit.total,
             everywhere.get(limit, limit.used),
             dict(Counter(stored.get(limit, limit.by_key)).most_common(KEYS_SHOWN_MAX)),
-            {(who.key, who.scope): n for who, n in limit.refusals.items()},
+            {(holder.key, holder.scope): n for holder, n in limit.refusals.items()},
         )
         for limit in limits
     ]

@@ -10,8 +10,7 @@ from select_service.api.process_limits import count_event_ranks, request_holder
 from select_service.api.service_context import ServiceContext, request_grant
 from select_service.auth.limit_shares import SharedLimit, Tenants
 from select_service.base.errors import QuotaExceeded
-from select_service.core.admission.partition_queue import WaitingTicket
-from select_service.core.admission.waiting_list import measure_ticket
+from select_service.core.admission.waiting_ticket import WaitingTicket
 from select_service.core.workers.worker_catalog import RegisteredWorker, WorkerCatalog
 from select_service.schemas.common import resolve_tenant
 from select_service.schemas.prompts import PromptFields
@@ -36,7 +35,7 @@ def count_booking(
         # A retry returns the existing reservation and books nothing new.
         is_counted = service.ledger.find_active(reservation_id) is None
     if bookings is None or not is_counted:
-        yield _ignore_booking
+        yield ignore_booking
         return
 
     def booked(reservation_id: str) -> None:
@@ -48,7 +47,7 @@ def count_booking(
         yield booked
 
 
-def _ignore_booking(reservation_id: str) -> None:
+def ignore_booking(reservation_id: str) -> None:
     """Ignore a reservation that no quota counts."""
 
 
@@ -64,7 +63,7 @@ def count_queued(
     taken: list[tuple[SharedLimit, int]] = []
     try:
         if holder.name is not None:
-            for limit, n in zip(service.limits.queue_limits, measure_ticket(ticket), strict=True):
+            for limit, n in zip(service.limits.queue_limits, ticket.usage, strict=True):
                 try:
                     limit.take(holder, n, tenants)
                 except QuotaExceeded as error:

@@ -9,7 +9,8 @@ from urllib.parse import unquote_to_bytes
 from msgspec import Meta
 from starlette.requests import Request
 
-from select_service.base.errors import BadRequest
+from select_service.base.errors import BadRequest, NotFound
+from select_service.core.load.prefill_legs import is_prefill_leg
 from select_service.http.endpoint import PathParameter, QueryParameter
 from select_service.http.request_warnings import WARNINGS_MAX, add_warnings, unknown_parameter
 from select_service.schemas.common import U64, U64_MAX, resolve_tenant
@@ -33,6 +34,14 @@ def _decode_segment(name: str, segment: str) -> str:
         raise BadRequest(f"Invalid URL: Invalid UTF-8 in `{name}`") from None
 
 
+def _parse_reservation_id(segment: str) -> str:
+    """Return the id.  Raises NotFound for the name of a prefill leg, which callers cannot use."""
+    name = _decode_segment("reservation_id", segment)
+    if is_prefill_leg(name):
+        raise NotFound(f"reservation {name!r} not found")
+    return name
+
+
 def _text_in_path(name: str, description: str, example: str) -> PathParameter:
     text = Annotated[str, Meta(min_length=1)]
     return PathParameter(name, text, description, example, partial(_decode_segment, name))
@@ -41,9 +50,14 @@ def _text_in_path(name: str, description: str, example: str) -> PathParameter:
 WORKER_ID = PathParameter(
     "worker_id", U64, "Id of the worker, an unsigned 64-bit integer.", 1, _parse_worker_id
 )
-RESERVATION_ID = _text_in_path(
-    "reservation_id", "Id of the reservation, percent-encoded.", "request-123"
+RESERVATION_ID = PathParameter(
+    "reservation_id",
+    Annotated[str, Meta(min_length=1)],
+    "Id of the reservation, percent-encoded.",
+    "request-123",
+    _parse_reservation_id,
 )
+SESSION_ID = _text_in_path("session_id", "Id of the session, percent-encoded.", "conversation-7")
 DECISION_ID = _text_in_path(
     "decision_id",
     "The selection_id or reservation_id of the decision, percent-encoded.",
@@ -55,6 +69,22 @@ SCOPE_PARAMETERS = (
     QueryParameter("tenant_id", str, "Only this tenant."),
     QueryParameter(
         "routing_group", str, "Alias of `tenant_id`; when both are given they must be equal."
+    ),
+)
+PAGE_ROWS = 100
+PAGE_ROWS_MAX = 1000
+"""Largest number of rows of a page of reservations or sessions; PAGE_ROWS is the default."""
+PAGE_PARAMETERS = (
+    QueryParameter(
+        "limit",
+        Annotated[int, Meta(ge=1, le=PAGE_ROWS_MAX)],
+        "Maximum number of rows of a page.",
+        PAGE_ROWS,
+    ),
+    QueryParameter(
+        "after",
+        Annotated[str, Meta(pattern="^[0-9]{1,18}$")],
+        "Value of `next` of the previous page.",
     ),
 )
 
@@ -102,6 +132,11 @@ def parse_number(query: Mapping[str, str], name: str, low: int, high: int) -> in
     if not low <= value <= high:
         raise BadRequest(f"{name}: expected a whole number from {low} to {high}, got {value}")
     return value
+
+
+def parse_page(query: Mapping[str, str]) -> tuple[int, str | None]:
+    """Return the largest number of rows of a page, and the page behind which it begins."""
+    return parse_number(query, "limit", 1, PAGE_ROWS_MAX) or PAGE_ROWS, query.get("after")
 
 
 def parse_flag(query: Mapping[str, str], name: str, default: bool = False) -> bool:

@@ -151,7 +151,7 @@ class Resource:
         Raises SelectError, ClientGone.
         """
         scope, grant = request.scope, request_grant(request)
-        _, _, audit, tracing = service.features
+        audit, tracing = service.features.audit, service.features.tracing
         if tracing is not None and action.is_traced:
             _begin_span(tracing, self.path, scope)
         scope["arguments"] = arguments = await action.decode_arguments(request)

@@ -16,6 +16,7 @@ from select_service.api.feature_interfaces import (
     PolicyStore,
     ReloadedFiles,
     ReplicaSyncInterface,
+    SharedCachesInterface,
     SpanInterface,
     TracingInterface,
 )
@@ -78,6 +79,7 @@ class ServiceFeatures(NamedTuple):
     discovery: DiscoveryInterface
     audit: AuditLogInterface | None
     tracing: TracingInterface | None
+    shared_caches: SharedCachesInterface | None = None
 
 
 class ServiceTls(NamedTuple):

@@ -18,12 +18,10 @@ from select_service.core.analysis.accuracy.prediction_accuracy import Prediction
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.workers.worker_catalog import RegisteredWorker
 from select_service.schemas.health import WorkerHealth
+from select_service.schemas.kv_event_status import KvCacheGroup, KvEventReason, KvEventStatus
+from select_service.schemas.rank_index import RankPredictions
 from select_service.schemas.workers import (
-    KvCacheGroup,
-    KvEventReason,
-    KvEventStatus,
     Lifecycle,
-    RankPredictions,
     WorkerRecord,
 )
 
@@ -83,6 +81,9 @@ def _build_record(
         record.admission = (yield from make_worker_admission(scene, worker)) or msgspec.UNSET
         record.kv_events = (yield from _kv_event_statuses(service, worker, now)) or msgspec.UNSET
         record.health = (yield from _worker_health(service, worker, now)) or msgspec.UNSET
+        assumptions = service.followers.assumptions
+        record.assumed = assumptions.view_assumed(worker, now) or msgspec.UNSET
+        record.reported = assumptions.view_reported(worker) or msgspec.UNSET
         record.predictions = (yield from _prediction_views(service, worker)) or msgspec.UNSET
     return record
 
@@ -206,7 +207,7 @@ def _add_cache_groups(shown: KvEventStatus, found: CacheGroupStatus) -> None:
         for group in found.groups
     ]
     shown.unit, shown.lookahead = found.unit, found.lookahead
-    shown.certainty = "at_most" if found.is_bound else "exact"
+    shown.certainty = found.certainty
     shown.why = "; ".join(found.reasons) or None
 
 

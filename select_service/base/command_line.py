@@ -173,7 +173,7 @@ def finite_number(low: float, high: float) -> Callable[[str], float]:
         except ValueError:
             value = math.nan
         if not low <= value <= high or math.isinf(value):
-            upper = "" if math.isinf(high) else f" to {high:g}"
+            upper = "" if math.isinf(high) else f" to {high:.12g}"
             raise ValueError(f"a number from {low:g}{upper or ' upwards'}")
         return value
 

@@ -163,6 +163,20 @@ class QueueFull(SelectError):
     status, code = 503, "queue_full"
 
 
+class PolicyClassFull(QueueFull):
+    """Error for a request that would have to queue while its policy class is full: the client sends
+    too much, whatever the other classes do.
+    """
+
+    status = 429
+
+
+class DeadlineExceeded(SelectError):
+    """Error for a request that cannot have a rank, or got none, before its deadline."""
+
+    status, code = 503, "deadline_exceeded"
+
+
 class QueueTimeout(SelectError):
     """Error for a request that found no rank within its queueing time."""
 

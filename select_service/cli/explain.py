@@ -27,8 +27,10 @@ _CANDIDATE_COLUMNS = (
     ("active_blocks", "active"),
     ("leading_run", "run"),
     ("gpu_blocks", "gpu"),
+    ("assumed_tokens", "assumed"),
     ("cpu_blocks", "cpu"),
     ("external_blocks", "all_tiers"),
+    ("shared_credit_tokens", "shared"),
     ("extra_wait_tokens", "+wait"),
     ("extra_prefill_tokens", "+prefill"),
 )
@@ -39,6 +41,13 @@ _CHOICE_TEXTS = {
     "drawn": "random choice by cost and temperature",
     "pinned": "requested rank",
     "only": "only candidate",
+}
+
+_PATH_TEXTS = {
+    "cheaper": "the cheaper way",
+    "only_choice": "the only way",
+    "requested": "the way of the request",
+    "threshold": "by the conditional rule of --policy reference",
 }
 
 
@@ -114,10 +123,27 @@ def _decision_row(row: Mapping[str, Any]) -> list[str]:
     name = row.get("reservation_id") or row.get("selection_id") or "-"
     next_cost = row["runner_up_cost"]
     return [
-        *(str(row["decision"]), f"{row['seconds_ago']:g}", name, row["model_name"]),
-        *(str(row["isl_tokens"]), _rank_text(row), f"{row['cost']:g}"),
-        *("-" if next_cost is None else f"{next_cost:g}", row["choice"]),
+        *(_number_text(row), f"{row['seconds_ago']:g}", name, row["model_name"]),
+        *(str(row["isl_tokens"]), _place_text(row), _cost_text(row["cost"])),
+        *(_cost_text(next_cost), row["choice"]),
     ]
+
+
+def _number_text(row: Mapping[str, Any]) -> str:
+    pair = row.get("pair")
+    return str(row["decision"]) if pair is None else f"pair {pair['number']}"
+
+
+def _place_text(row: Mapping[str, Any]) -> str:
+    """Return the chosen rank, or both of a pair."""
+    pair = row.get("pair")
+    if pair is None or pair["path"] == "local":
+        return _rank_text(row)
+    return f"{pair['prefill_worker_id']}/{pair['prefill_dp_rank']} > {_rank_text(row)}"
+
+
+def _cost_text(cost: float | None) -> str:
+    return "-" if cost is None else f"{cost:g}"
 
 
 def format_decision(decision: Mapping[str, Any]) -> list[str]:
@@ -125,11 +151,14 @@ def format_decision(decision: Mapping[str, Any]) -> list[str]:
 
     Columns of zeros are omitted, and so are speeds and weights if all are 1.
     """
+    if decision.get("pair") is not None:
+        return [*_heading_lines(decision), *_pair_lines(decision["pair"])]
     candidates = decision["candidates"]
     chosen = next(each for each in candidates if each["chosen"])
     shown = f", {len(candidates)} shown" if len(candidates) < decision["candidate_count"] else ""
     # Columns of zeros are dropped: the table must fit a terminal.
-    known = [field for field in _CANDIDATE_COLUMNS if any(each[field[0]] for each in candidates)]
+    # Selectors of older versions have no assumed tokens.
+    known = [each for each in _CANDIDATE_COLUMNS if any(row.get(each[0]) for row in candidates)]
     known += [
         (name, name)
         for name in ("speed", "weight")
@@ -142,7 +171,7 @@ def format_decision(decision: Mapping[str, Any]) -> list[str]:
         [
             "*" if each["chosen"] else "",
             _rank_text(each),
-            *(f"{each[field]}" for field, _ in known),
+            *(f"{each.get(field, 0)}" for field, _ in known),
             *(f"{each['terms'][name]:g}" for name in terms),
         ]
         for each in candidates
@@ -157,13 +186,37 @@ def format_decision(decision: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _pair_lines(pair: Mapping[str, Any]) -> list[str]:
+    """Return the legs of a pair as lines, with the costs of both paths."""
+    prefill, decode = pair["legs"]
+    ranks = f"prefill on {_rank_text(prefill)}, decode on {_rank_text(decode)}"
+    place = ranks if pair["path"] == "remote" else f"{_rank_text(decode)} for both"
+    columns = ("leg", "rank", "cached", "own_work", "gpu", "assumed")
+    rows = (
+        [
+            *(leg["leg"], _rank_text(leg), str(leg["cached_tokens"]), str(leg["own_work"])),
+            *(str(leg["overlap"]["gpu"]), str(leg["overlap"].get("assumed", 0))),
+        ]
+        for leg in pair["legs"]
+    )
+    return [
+        f"chosen: {place}: {_PATH_TEXTS.get(pair['reason'], pair['reason'])}",
+        f"cost of two ranks: {_cost_text(pair['remote_cost'])}, of one rank: "
+        f"{_cost_text(pair['local_cost'])}; {pair['move_tokens']} tokens move, for "
+        f"{_cost_text(pair['move_cost'])}",
+        "",
+        *format_columns(columns, rows),
+    ]
+
+
 def _heading_lines(decision: Mapping[str, Any]) -> list[str]:
     scope = f"{decision['model_name']}, tenant {decision['tenant_id']}"
-    if decision["decision"] is None:
+    if decision["seconds_ago"] is None:
         what = "now" + (", but it would wait" if decision.get("would_wait") else "")
     else:
         booked = "booked" if decision["reserved"] else "nothing booked"
-        what = f"decision {decision['decision']}, {decision['seconds_ago']:g} s ago, {booked}"
+        number = "pair" if decision["decision"] is None else f"decision {decision['decision']}"
+        what = f"{number}, {decision['seconds_ago']:g} s ago, {booked}"
     waited = decision.get("waited")
     wait = f", waited {waited['seconds']:g} s in {waited['policy_class']}" if waited else ""
     return [

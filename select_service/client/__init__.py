@@ -15,8 +15,18 @@ try:
         raise_unavailable,
         round_robin,
     )
+    from select_service.client.handoff_bodies import (
+        HandoffError,
+        make_decode_body,
+        make_prefill_body,
+    )
     from select_service.client.lease import AsyncLease, Lease
+    from select_service.client.pair_lease import AsyncPairLease, PairLease
     from select_service.client.prompt_hasher import HashedPrompt, PromptHasher
+    from select_service.client.virtual_connector_client import (
+        ScalingDecision,
+        VirtualConnectorClient,
+    )
 except ModuleNotFoundError as error:
     from select_service.base.extras import installation_advice
 
@@ -24,17 +34,24 @@ except ModuleNotFoundError as error:
 
 __all__ = [
     "AsyncLease",
+    "AsyncPairLease",
     "AsyncSelector",
     "Fallback",
+    "HandoffError",
     "HashedPrompt",
     "KnownRank",
     "Lease",
+    "PairLease",
     "PromptHasher",
     "Refused",
+    "ScalingDecision",
     "Selector",
     "SelectorError",
     "Unavailable",
+    "VirtualConnectorClient",
     "least_in_flight",
+    "make_decode_body",
+    "make_prefill_body",
     "raise_unavailable",
     "round_robin",
 ]

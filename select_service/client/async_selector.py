@@ -12,14 +12,16 @@ from select_service.client.client_options import ClientSettings, Options, Transp
 from select_service.client.errors import Unavailable
 from select_service.client.fallbacks import KnownRank, raise_unavailable
 from select_service.client.lease import AsyncLease
-from select_service.client.lease_fields import LeaseFields
+from select_service.client.lease_fields import LeaseFields, PairLeaseFields
 from select_service.client.move_subscription import MoveSubscription
+from select_service.client.pair_lease import AsyncPairLease
 from select_service.client.prompt_hasher import PromptHasher, make_hasher
 from select_service.client.route_table import AsyncRoutes, ClientRoute, non_default_fields
 from select_service.client.streamed_answers import MoveGap
 from select_service.client.transport import Transport
 from select_service.client.worker_cache import WorkerCache
 from select_service.schemas.migrations import MigrationEvent
+from select_service.schemas.pairs import PairSelection, SelectPairAndReserveRequest
 from select_service.schemas.reservations import Reservation, ReservationRequest
 from select_service.schemas.selection import SelectAndReserveRequest, Selection
 
@@ -102,6 +104,93 @@ class AsyncSelector(AsyncRoutes):
             self._move_subscription.add(lease)
         return lease
 
+    @contextlib.asynccontextmanager
+    async def pair_lease(
+        self,
+        prompt: str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        deadline_s: float | None = None,
+        **fields: Unpack[PairLeaseFields],
+    ) -> AsyncIterator[AsyncPairLease]:
+        """Reserve a prefill and a decode rank for the `async with` block, like `lease`.
+
+        While no selector answers, the rank of the fallback does both.  Raises SelectorError.
+        """
+        async with await self.begin_pair(
+            prompt, headers=headers, deadline_s=deadline_s, **fields
+        ) as lease:
+            yield lease
+
+    async def begin_pair(
+        self,
+        prompt: str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        deadline_s: float | None = None,
+        **fields: Unpack[PairLeaseFields],
+    ) -> AsyncPairLease:
+        """Return a lease of a pair that lives until `end`, `failed` or the close of the client."""
+        given = self.body_fields(prompt, fields)
+        return await self.open_lease(AsyncPairLease, given, headers, deadline_s)
+
+    @contextlib.asynccontextmanager
+    async def lease_group(
+        self,
+        n: int,
+        prompt: str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        deadline_s: float | None = None,
+        **fields: Unpack[LeaseFields],
+    ) -> AsyncIterator[list[AsyncLease]]:
+        """Reserve `n` ranks for as many answers to a prompt, all or none, for the block.
+
+        Leases that the block has not ended get its outcome, like `lease`.  Raises SelectorError.
+        """
+        leases = await self.begin_group(n, prompt, headers=headers, deadline_s=deadline_s, **fields)
+        async with contextlib.AsyncExitStack() as stack:
+            for lease in leases:
+                await stack.enter_async_context(lease)
+            yield leases
+
+    async def begin_group(
+        self,
+        n: int,
+        prompt: str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        deadline_s: float | None = None,
+        **fields: Unpack[LeaseFields],
+    ) -> list[AsyncLease]:
+        """Return `n` leases for one prompt; each lives until its end."""
+        given = {**self.body_fields(prompt, fields), "n": n}
+        return await self.open_group(AsyncLease, given, headers, deadline_s)
+
+    async def open_group(
+        self,
+        kind: type[L],
+        fields: dict[str, Any],
+        headers: Mapping[str, str] | None,
+        deadline_s: float | None,
+    ) -> list[L]:
+        """Reserve the ranks of a group, or choose them with the fallback.
+
+        kind: class of the leases;  fields: fields of the body, `n` included
+        """
+        sent = self.core.call_headers(headers)
+        self._watch_scope(fields)
+        until = self.core.deadline_in(deadline_s)
+        try:
+            made = await named_reservations.select_group(self.core, fields, sent, until)
+        except Unavailable as error:
+            # One at a time, because a fallback counts the requests in flight.
+            return [
+                self._adopt(kind, self._choose_by_fallback(fields, error), sent)
+                for _ in range(fields["n"])
+            ]
+        return [self._adopt(kind, chosen, sent) for chosen in made]
+
     async def open_lease(
         self,
         kind: type[L],
@@ -109,7 +198,7 @@ class AsyncSelector(AsyncRoutes):
         headers: Mapping[str, str] | None,
         deadline_s: float | None,
     ) -> L:
-        """Reserve a rank, or choose one with the fallback, and return its lease.
+        """Reserve a rank or pair, or choose a rank with the fallback, and return its lease.
 
         kind: class of the lease;  fields: fields of the body
         """
@@ -117,14 +206,27 @@ class AsyncSelector(AsyncRoutes):
         # Watched before the first failure: without any selector there is no list of workers to
         # read.
         self._watch_scope(fields)
+        has_pair = issubclass(kind, AsyncPairLease)
+        select = named_reservations.select_and_reserve
+        if has_pair:
+            select = named_reservations.select_pair
         try:
             until = self.core.deadline_in(deadline_s)
-            chosen: (
-                named_reservations.MadeReservation | KnownRank
-            ) = await named_reservations.select_and_reserve(self.core, fields, sent, until)
+            chosen: named_reservations.MadeReservation | KnownRank = await select(
+                self.core, fields, sent, until
+            )
         # Refusals are raised: only silence of all selectors permits a choice without them.
         except Unavailable as error:
-            chosen = self._choose_by_fallback(fields, error)
+            chosen = self._choose_by_fallback(fields, error, for_decode=has_pair)
+        return self._adopt(kind, chosen, sent)
+
+    def _adopt(
+        self,
+        kind: type[L],
+        chosen: named_reservations.MadeReservation | KnownRank,
+        sent: dict[str, str],
+    ) -> L:
+        """Return the lease of a rank that was chosen; it is renewed from now on."""
         lease = kind(self.core, chosen, sent, self._forget_lease)
         self._leases.add(lease)
         self._in_flight[lease.worker_id, lease.dp_rank] += 1
@@ -141,6 +243,14 @@ class AsyncSelector(AsyncRoutes):
                 self.core, fields, sent, self.core.deadline_in()
             )
         ).selection
+
+    async def select_pair_and_reserve(self, body: SelectPairAndReserveRequest) -> PairSelection:
+        """Reserve a pair, whatever answers are lost; the caller renews and frees."""
+        made = await named_reservations.select_pair(
+            self.core, non_default_fields(body), self.core.call_headers(), self.core.deadline_in()
+        )
+        assert made.pair is not None
+        return made.pair
 
     async def reserve(self, body: ReservationRequest) -> Reservation:
         """Reserve a rank that the caller chose exactly once; the caller renews and frees."""
@@ -186,7 +296,9 @@ class AsyncSelector(AsyncRoutes):
 
     # Shared with the blocking client and with leases
 
-    def body_fields(self, prompt: str | None, fields: LeaseFields) -> dict[str, Any]:
+    def body_fields(
+        self, prompt: str | None, fields: LeaseFields | PairLeaseFields
+    ) -> dict[str, Any]:
         """Return the fields of a body, with the tokens of `prompt` added.  Raises ValueError."""
         given = cast(dict[str, Any], fields)
         if prompt is None:
@@ -200,7 +312,7 @@ class AsyncSelector(AsyncRoutes):
     def _forget_lease(self, lease: AsyncLease) -> None:
         self._leases.discard(lease)
         self._move_subscription.discard(lease)
-        rank = lease.worker_id, lease.dp_rank
+        rank = lease.first_rank
         self._in_flight[rank] -= 1
         # Entries of zero would pile up over the ranks of a long-lived client.
         if not self._in_flight[rank]:
@@ -220,12 +332,18 @@ class AsyncSelector(AsyncRoutes):
         if self.core.settings.fallback is not raise_unavailable:
             self._worker_cache.watch_scope(self.core.scope_of_fields(fields))
 
-    def _choose_by_fallback(self, fields: Mapping[str, Any], error: Unavailable) -> KnownRank:
+    def _choose_by_fallback(
+        self, fields: Mapping[str, Any], error: Unavailable, *, for_decode: bool = False
+    ) -> KnownRank:
         """Return the rank that the fallback chooses.
 
+        for_decode: leave out workers that only prefill
         Raises `error` if there is no fallback or no rank is known.
         """
-        ranks = self._worker_cache.ranks_of_scope(self.core.scope_of_fields(fields))
+        scope = self.core.scope_of_fields(fields)
+        ranks = self._worker_cache.ranks_of_scope(scope)
+        if for_decode:
+            ranks = [rank for rank in ranks if rank.can_decode]
         fallback = self.core.settings.fallback
         if not ranks or fallback is raise_unavailable:
             raise error

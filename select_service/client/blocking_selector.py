@@ -14,10 +14,12 @@ from weakref import WeakSet
 from select_service.client.async_selector import AsyncSelector
 from select_service.client.client_options import Options
 from select_service.client.lease import Lease
-from select_service.client.lease_fields import LeaseFields
+from select_service.client.lease_fields import LeaseFields, PairLeaseFields
 from select_service.client.loop_thread import LoopThread
+from select_service.client.pair_lease import PairLease
 from select_service.client.prompt_hasher import PromptHasher
 from select_service.client.route_table import BlockingRoutes, ClientRoute
+from select_service.schemas.pairs import PairSelection, SelectPairAndReserveRequest
 from select_service.schemas.reservations import Reservation, ReservationRequest
 from select_service.schemas.selection import SelectAndReserveRequest, Selection
 
@@ -121,6 +123,63 @@ class Selector(BlockingRoutes):
         given = selector.body_fields(prompt, fields)
         return thread.call(selector.open_lease, Lease, given, headers, deadline_s)
 
+    @contextlib.contextmanager
+    def pair_lease(
+        self,
+        prompt: str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        deadline_s: float | None = None,
+        **fields: Unpack[PairLeaseFields],
+    ) -> Iterator[PairLease]:
+        """See `AsyncSelector.pair_lease`."""
+        with self.begin_pair(prompt, headers=headers, deadline_s=deadline_s, **fields) as lease:
+            yield lease
+
+    def begin_pair(
+        self,
+        prompt: str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        deadline_s: float | None = None,
+        **fields: Unpack[PairLeaseFields],
+    ) -> PairLease:
+        """See `AsyncSelector.begin_pair`."""
+        selector, thread = self._ensure_started()
+        given = selector.body_fields(prompt, fields)
+        return thread.call(selector.open_lease, PairLease, given, headers, deadline_s)
+
+    @contextlib.contextmanager
+    def lease_group(
+        self,
+        n: int,
+        prompt: str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        deadline_s: float | None = None,
+        **fields: Unpack[LeaseFields],
+    ) -> Iterator[list[Lease]]:
+        """See `AsyncSelector.lease_group`."""
+        leases = self.begin_group(n, prompt, headers=headers, deadline_s=deadline_s, **fields)
+        with contextlib.ExitStack() as stack:
+            for lease in leases:
+                stack.enter_context(lease)
+            yield leases
+
+    def begin_group(
+        self,
+        n: int,
+        prompt: str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        deadline_s: float | None = None,
+        **fields: Unpack[LeaseFields],
+    ) -> list[Lease]:
+        """See `AsyncSelector.begin_group`."""
+        selector, thread = self._ensure_started()
+        given = {**selector.body_fields(prompt, fields), "n": n}
+        return thread.call(selector.open_group, Lease, given, headers, deadline_s)
+
     def prompt_hasher(
         self,
         lora_name: str | None = None,
@@ -143,6 +202,10 @@ class Selector(BlockingRoutes):
     def select_and_reserve(self, body: SelectAndReserveRequest) -> Selection:
         """Reserve a rank exactly once, whatever answers are lost; the caller renews and frees."""
         return self._run(lambda selector: selector.select_and_reserve(body))
+
+    def select_pair_and_reserve(self, body: SelectPairAndReserveRequest) -> PairSelection:
+        """Reserve a pair, whatever answers are lost; the caller renews and frees."""
+        return self._run(lambda selector: selector.select_pair_and_reserve(body))
 
     def reserve(self, body: ReservationRequest) -> Reservation:
         """Reserve a rank that the caller chose exactly once; the caller renews and frees."""

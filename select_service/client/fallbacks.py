@@ -10,12 +10,16 @@ from select_service.schemas.workers import WorkerRecord
 
 
 class KnownRank(NamedTuple):
-    """A rank in the latest worker list of a selector."""
+    """A rank in the latest worker list of a selector.
+
+    can_decode: False for workers that only prefill
+    """
 
     worker_id: int
     dp_rank: int
     endpoint: str
     block_size: int
+    can_decode: bool = True
 
 
 Fallback = Callable[[Sequence[KnownRank], Mapping[tuple[int, int], int], int], KnownRank]
@@ -50,7 +54,7 @@ def least_in_flight(
 def eligible_ranks(records: Sequence[WorkerRecord]) -> list[KnownRank]:
     """Return the eligible ranks: ranks of schedulable workers with a weight above 0."""
     return [
-        KnownRank(each.worker_id, dp_rank, each.endpoint, each.block_size)
+        KnownRank(each.worker_id, dp_rank, each.endpoint, each.block_size, each.role != "prefill")
         for each in records
         if each.lifecycle == "schedulable" and each.endpoint and each.block_size
         for dp_rank in _dp_ranks(each)

@@ -22,6 +22,7 @@ from select_service.client.route_table import RepeatPolicy, SelectorRoutes, rese
 from select_service.client.transport import ClientRequest
 from select_service.schemas.migrations import MovedTo
 from select_service.schemas.selection import Overlap
+from select_service.schemas.shared_caches import FetchSource
 
 RENEWALS_PER_TTL = 3
 """Renewals per time to live, of which two may be lost."""
@@ -29,6 +30,7 @@ REPORT_RETRY_S = 1.0
 """Pause before the first token is reported again after a failure, in seconds."""
 
 _METHODS = {ReservationVerb.FREE: "DELETE"}
+_RETRIED = (ReservationVerb.PREFILL_COMPLETE, ReservationVerb.FIRST_TOKEN)
 
 Release = Callable[["AsyncLease"], None]
 
@@ -41,6 +43,7 @@ class AsyncLease:
     reservation_id: name of the reservation
     overlap: cached part of the prompt on the rank, in tokens; None means unknown
     effective_prefill_tokens: prompt tokens that the rank has to compute
+    kv_source: rank from which the engine can fetch a part of the prompt; None means no such rank
     selector: URL of the selector that made the reservation; None without one, see `booked`
     booked: False if no selector answered and a fallback chose the rank
     lost: whether no selector has the reservation any more; a lost lease is not reserved again
@@ -67,13 +70,19 @@ class AsyncLease:
         self._loop = asyncio.get_running_loop()
         self._last_call_at = self._loop.time()
         self._store_choice(chosen)
-        self.progress = LeaseProgress(self.block_size)
+        self.first_rank = self.worker_id, self.dp_rank
+        """Worker and rank of the reservation at its beginning."""
+        self.progress = self._make_progress()
+
+    def _make_progress(self) -> LeaseProgress:
+        return LeaseProgress(self.block_size)
 
     def _store_choice(self, chosen: MadeReservation | KnownRank) -> None:
         self.selector: str | None = None
         self.reservation_id = ""
         self.overlap: Overlap | None = None
         self.effective_prefill_tokens = 0
+        self.kv_source: FetchSource | None = None
         self._uncertain: tuple[str, ...] = ()
         rank = chosen.selection if isinstance(chosen, MadeReservation) else chosen
         if isinstance(chosen, MadeReservation):
@@ -81,6 +90,7 @@ class AsyncLease:
             self.reservation_id = chosen.reservation_id
             self.overlap = chosen.selection.overlap
             self.effective_prefill_tokens = chosen.selection.effective_prefill_tokens
+            self.kv_source = chosen.selection.kv_source or None
         self.worker_id = rank.worker_id
         self.dp_rank = rank.dp_rank
         self.endpoint = rank.endpoint
@@ -199,7 +209,7 @@ class AsyncLease:
                 self.progress.mark_lost()
         elif verb is ReservationVerb.FREE:
             self._free_everywhere()
-        elif verb is ReservationVerb.PREFILL_COMPLETE:
+        elif verb in _RETRIED:
             await asyncio.sleep(REPORT_RETRY_S)
             self.progress.schedule_again(verb)
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TypedDict
 
+from select_service.schemas.pairs import LegConstraints, LocalRule, PairTopology
 from select_service.schemas.prompts import (
     BlockMmInfo,
     MmRoutingInfo,
@@ -10,6 +11,7 @@ from select_service.schemas.prompts import (
     RouterConfigOverride,
     RoutingConstraints,
 )
+from select_service.schemas.sessions import AffinityMode, AffinityTarget, SessionContext
 
 
 class LeaseFields(TypedDict, total=False):
@@ -37,8 +39,23 @@ class LeaseFields(TypedDict, total=False):
     strict_priority: int
     priority_tier: str
     timeout_ms: int
+    deadline_ms: int
+    fairness_id: str
     pinned_worker: PinnedWorker
     allowed_worker_ids: Sequence[int]
     routing_constraints: RoutingConstraints
     reservation_id: str
     migratable: bool
+    session_id: str
+    session_context: SessionContext
+    affinity: AffinityMode
+    affinity_target: AffinityTarget
+
+
+class PairLeaseFields(LeaseFields, total=False):
+    """Fields of POST /select_pair_and_reserve that a lease of a pair accepts."""
+
+    prefill: LegConstraints
+    decode: LegConstraints
+    local: LocalRule
+    topology: PairTopology

@@ -13,6 +13,7 @@ CONCURRENT_BLOCKS_MAX = 8
 
 class ReservationVerb(Enum):
     PREFILL_COMPLETE = "/prefill_complete"
+    FIRST_TOKEN = "/first_token"
     OUTPUT_BLOCK = "/output_block"
     RENEW = "/renew"
     FREE = ""
@@ -21,9 +22,18 @@ class ReservationVerb(Enum):
 class LeaseProgress:
     """Events of a lease that are not sent yet: first token, output blocks, renewals, end."""
 
-    def __init__(self, block_size: int) -> None:
-        """block_size: output tokens per reported block; 0 means no reports"""
+    def __init__(
+        self,
+        block_size: int,
+        first_token_verb: ReservationVerb = ReservationVerb.PREFILL_COMPLETE,
+    ) -> None:
+        """block_size: output tokens per reported block; 0 means no reports
+
+        first_token_verb: report of the first token
+        """
         self._block_size = block_size
+        self._first_token_verb = first_token_verb
+        self._prefill_reported = self._prefill_due = False
         self._tokens = 0
         self._blocks_due = 0
         self._first_token = self._first_due = self._renew_due = False
@@ -34,6 +44,11 @@ class LeaseProgress:
         """Record the first token; only the first call counts."""
         self._first_due = self._first_due or not self._first_token
         self._first_token = True
+
+    def record_prefill_complete(self) -> None:
+        """Record the end of the prefill, before the first token; only the first call counts."""
+        if not (self._prefill_reported or self._first_token):
+            self._prefill_reported = self._prefill_due = True
 
     def record_tokens(self, n: int) -> None:
         """Record `n` output tokens; the first of them is the first token."""
@@ -56,16 +71,25 @@ class LeaseProgress:
         self.is_lost = True
 
     def schedule_again(self, verb: ReservationVerb) -> None:
-        """Schedule a verb again that could not be sent; only the first token can be late."""
-        self._first_due = self._first_due or verb is ReservationVerb.PREFILL_COMPLETE
+        """Schedule a verb again that could not be sent; only the end of the prefill and the first
+        token can be late.
+        """
+        if verb is self._first_token_verb:
+            self._first_due = True
+        elif verb is ReservationVerb.PREFILL_COMPLETE and not self._first_token:
+            self._prefill_due = True
 
     def take_verbs(self) -> Sequence[ReservationVerb]:
         """Return the verbs to send next, all at the same time; empty means none."""
         if self.is_lost:
-            self._first_due = self._renew_due = False
+            self._first_due = self._prefill_due = self._renew_due = False
             self._blocks_due = 0
         if self._first_due:
-            self._first_due = self._renew_due = False
+            # The first token also ends the prefill.
+            self._first_due = self._prefill_due = self._renew_due = False
+            return (self._first_token_verb,)
+        if self._prefill_due:
+            self._prefill_due = self._renew_due = False
             return (ReservationVerb.PREFILL_COMPLETE,)
         if self._blocks_due:
             n = min(CONCURRENT_BLOCKS_MAX, self._blocks_due)

@@ -45,7 +45,9 @@ def classify_refusal(answer: ClientResponse) -> tuple[Refused, NextStep]:
 
 
 def _next_step(refused: Refused) -> NextStep:
-    if refused.status < 500:
+    if refused.status < 500 and refused.code != "queue_full":
+        return NextStep.GIVE_UP
+    if refused.code == "deadline_exceeded":
         return NextStep.GIVE_UP
     # A proxy's 502 or 504 may follow a request that the selector executed.
     if refused.code in ("not_of_the_service", "internal_error"):

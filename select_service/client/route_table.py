@@ -50,18 +50,28 @@ from select_service.schemas.inspection import (
 )
 from select_service.schemas.migrations import Confirmation, Done, MigratedRequest, MigrationPage
 from select_service.schemas.observation import Observation
+from select_service.schemas.pairs import (
+    LegMove,
+    PairSelection,
+    SelectPairAndReserveRequest,
+    SelectPairRequest,
+)
 from select_service.schemas.persisted_state import PersistedState
 from select_service.schemas.policies import PolicyChange, PolicyState
 from select_service.schemas.prompts import PromptQuery
+from select_service.schemas.rank_index import ClearedBlocks, ClearedCache
 from select_service.schemas.replicas import ReplicaPeerRequest, ReplicaStatus
 from select_service.schemas.reservations import (
     OutputBlockRequest,
+    PrefillReport,
     Reservation,
+    ReservationEnd,
     ReservationPage,
     ReservationRequest,
     ReservationRow,
 )
 from select_service.schemas.selection import SelectAndReserveRequest, Selection, SelectRequest
+from select_service.schemas.sessions import SessionEnd, SessionPage, SessionRow
 from select_service.schemas.workers import Ready, WorkerPatch, WorkerRecord, WorkerRegistration
 
 P = ParamSpec("P")
@@ -210,8 +220,27 @@ def _query_text(value: str | float) -> str:
 # Routes with parameters of their own
 
 
-def _free_call(reservation_id: str, outcome: Text = None) -> RouteCall:
-    return RouteCall(reservation_target(reservation_id) + _query_string(outcome=outcome))
+def _free_call(
+    reservation_id: str, outcome: Text = None, output_token_ids: list[int] | None = None
+) -> RouteCall:
+    """Free a reservation; output_token_ids: tokens of the answer, for ranks without KV events"""
+    target = reservation_target(reservation_id) + _query_string(outcome=outcome)
+    if output_token_ids is None:
+        return RouteCall(target)
+    return RouteCall(target, non_default_fields(ReservationEnd(output_token_ids=output_token_ids)))
+
+
+def _prefill_call(reservation_id: str, cached_tokens: int | None = None) -> RouteCall:
+    """Report the end of a prefill; cached_tokens: prompt tokens that the engine had in its cache"""
+    path = "/reservations/{}/prefill_complete"
+    if cached_tokens is None:
+        return _object_call(path, reservation_id)
+    return _object_call(path, reservation_id, PrefillReport(cached_tokens=cached_tokens))
+
+
+def _cache_call(worker_id: int, dp_rank: int | None = None) -> RouteCall:
+    body = None if dp_rank is None else ClearedCache(dp_rank=dp_rank)
+    return _object_call("/workers/{}/cache_cleared", worker_id, body)
 
 
 def reservation_target(reservation_id: str, verb: str = "") -> str:
@@ -222,6 +251,10 @@ def reservation_target(reservation_id: str, verb: str = "") -> str:
 def _output_block_call(reservation_id: str, decay_fraction: float | None = None) -> RouteCall:
     body = OutputBlockRequest(decay_fraction=decay_fraction)
     return _object_call("/reservations/{}/output_block", reservation_id, body)
+
+
+def _move_leg_call(reservation_id: str, given: LegMove) -> RouteCall:
+    return _object_call("/reservations/{}/move", reservation_id, given)
 
 
 def _migrated_call(reservation_id: str, given: MigratedRequest) -> RouteCall:
@@ -241,6 +274,24 @@ def _reservations_call(
     hashes = sequence_hashes or None
     page = _query_string(**scope, limit=limit, after=after, sequence_hashes=hashes)
     return RouteCall("/reservations" + page)
+
+
+def _sessions_call(
+    model_name: Text = None,
+    tenant_id: Text = None,
+    *,
+    limit: Number = None,
+    after: Text = None,
+    parts: Number = None,
+) -> RouteCall:
+    scope = {"model_name": model_name, "tenant_id": tenant_id}
+    page = _query_string(**scope, limit=limit, after=after, parts=parts)
+    return RouteCall("/sessions" + page)
+
+
+def _session_call(session_id: str, model_name: Text = None, tenant_id: Text = None) -> RouteCall:
+    target = f"/sessions/{quote(session_id, safe='')}"
+    return RouteCall(target + _query_string(model_name=model_name, tenant_id=tenant_id))
 
 
 def _decisions_call(
@@ -291,6 +342,9 @@ _Json = dict[str, Any]
 SELECT_AND_RESERVE = _route_with_body(
     "POST /select_and_reserve", SelectAndReserveRequest, Selection, _BY_NAME
 )
+SELECT_PAIR_AND_RESERVE = _route_with_body(
+    "POST /select_pair_and_reserve", SelectPairAndReserveRequest, PairSelection, _NEVER
+)
 RESERVE = _route_with_body("POST /reservations", ReservationRequest, Reservation, _BY_NAME)
 
 STREAMED: Mapping[str, str] = {"GET /dump": "dump", "GET /migrations/stream": "moves"}
@@ -305,14 +359,19 @@ class SelectorRoutes:
     """
 
     select = _route_with_body("POST /select", SelectRequest, Selection)
+    select_pair = _route_with_body("POST /select_pair", SelectPairRequest, PairSelection)
     explain = _route_with_body("POST /explain", SelectRequest, DecisionView)
     decisions = ClientRoute("GET /decisions", DecisionList, _decisions_call)
     decision = _route_by_id(str, "GET /decisions/{decision_id}", DecisionView)
 
     reservations = ClientRoute("GET /reservations", ReservationPage, _reservations_call)
     reservation = _route_by_id(str, "GET /reservations/{reservation_id}", ReservationRow)
-    prefill_complete = _route_by_id(
-        str, "POST /reservations/{reservation_id}/prefill_complete", Done
+    prefill_complete = ClientRoute(
+        "POST /reservations/{reservation_id}/prefill_complete", Done, _prefill_call
+    )
+    first_token = _route_by_id(str, "POST /reservations/{reservation_id}/first_token", Done)
+    move_leg = ClientRoute(
+        "POST /reservations/{reservation_id}/move", PairSelection, _move_leg_call, _NEVER
     )
     output_block = ClientRoute(
         "POST /reservations/{reservation_id}/output_block", Done, _output_block_call, _NEVER
@@ -324,10 +383,17 @@ class SelectorRoutes:
     )
     migrations = ClientRoute("GET /migrations", MigrationPage, _migrations_call)
 
+    sessions = ClientRoute("GET /sessions", SessionPage, _sessions_call)
+    session = ClientRoute("GET /sessions/{session_id}", SessionRow, _session_call)
+    end_session = ClientRoute("DELETE /sessions/{session_id}", SessionEnd, _session_call)
+
     workers = _scoped_route("GET /workers", list[WorkerRecord])
     worker = _route_by_id(int, "GET /workers/{worker_id}", WorkerRecord)
     register = _route_with_body("POST /workers", WorkerRegistration, WorkerRecord)
     patch = _worker_route_with_body("PATCH /workers/{worker_id}", WorkerPatch, WorkerRecord)
+    cache_cleared = ClientRoute(
+        "POST /workers/{worker_id}/cache_cleared", ClearedBlocks, _cache_call
+    )
     delete_worker = _route_by_id(int, "DELETE /workers/{worker_id}", WorkerRecord)
 
     state = _plain_route("GET /state", PersistedState)

@@ -61,6 +61,13 @@ HEALTH: tuple[ServiceSetting, ...] = (
         kind="FACTOR",
     ),
     flag_setting(
+        "--breaker-connect-secs",
+        3.0,
+        read.finite_number(0, 3600),
+        "delay between two connections to a rank that refused them, with a probe after the first "
+        "accepted one; 0 = off",
+    ),
+    flag_setting(
         "--health-max-eject",
         0.5,
         read.finite_number(0, 1),
@@ -104,6 +111,41 @@ HEALTH: tuple[ServiceSetting, ...] = (
         read.one_of_words("off", "observe", "auto"),
         "reaction when the healthy ranks cannot meet the SLOs; observe: levels are shown; auto: "
         "load is shed as well",
+    ),
+    flag_setting(
+        "--degradation-ratios",
+        ("1", "0.75", "0.5", "0.25"),
+        read.falling_ratios,
+        "four smallest capacity ratios, of the levels 0 to 3",
+        kind="RATIO[,RATIO]",
+    ),
+    flag_setting(
+        "--migration-max-ms",
+        500.0,
+        read.finite_number(0, 600_000),
+        "longest transfer of a reservation's cache; 0 = always compute again",
+        kind="MS",
+    ),
+    flag_setting(
+        "--migration-links",
+        (),
+        read.link_speeds,
+        "bytes/s of a shard and latency in ms of links, as NAME=BYTES:MS, in place of the defaults",
+        kind="LINK[,LINK]",
+    ),
+    flag_setting(
+        "--spares-fraction",
+        0.05,
+        read.finite_number(0, 1),
+        "recommended fraction of spare workers",
+        kind="FRACTION",
+    ),
+    flag_setting(
+        "--spares-from",
+        20,
+        read.whole_number(1, 1_000_000),
+        "smallest number of workers for which spares are recommended",
+        kind="N",
     ),
     path_setting(
         "--slo", "YAML file of SLOs by model: ttft_ms, itl_ms, rps; requires --degradation"

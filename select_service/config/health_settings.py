@@ -14,8 +14,9 @@ from select_service.config.settings_loader import DEFAULT, Config
 
 if TYPE_CHECKING:  # imported only if health checks are on
     from select_service.config.canary_file import CanaryFile
-    from select_service.core.health.capacity_estimate import ServiceObjective
+    from select_service.core.health.capacity_estimate import ServiceObjective, SpareRules
     from select_service.core.health.health_rules import HealthRules
+    from select_service.core.health.migration.move_cost import MigrationLimits
 
 _RULES = {
     "health_interval_s": "interval_s",
@@ -25,6 +26,7 @@ _RULES = {
     "health_failures": "failures",
     "breaker_recovery_s": "recovery_s",
     "breaker_backoff": "backoff",
+    "breaker_connect_s": "connect_s",
     "health_max_eject": "max_eject",
     "health_slow_start_s": "slow_start_s",
     "drain_timeout_s": "drain_s",
@@ -44,6 +46,7 @@ class HealthSettings(NamedTuple):
     references: file of reference answers
     reporters: networks with failure reports that count without a reservation
     promises: SLO by model name
+    ratios: smallest capacity ratios of the degradation levels 0 to 3
     """
 
     rules: "HealthRules"
@@ -52,6 +55,9 @@ class HealthSettings(NamedTuple):
     reporters: tuple[Network, ...]
     degradation: Degradation
     promises: Mapping[str, "ServiceObjective"]
+    ratios: tuple[float, ...]
+    migration: "MigrationLimits"
+    spares: "SpareRules"
 
 
 class _Promise(msgspec.Struct, forbid_unknown_fields=True):
@@ -65,6 +71,7 @@ def health_settings(config: Config) -> HealthSettings | None:
     if config["health_checks"] == "off":
         return None
     from select_service.config.canary_file import CanaryFile, read_canary_config
+    from select_service.core.health.capacity_estimate import SpareRules
 
     canaries = config["canary_config"]
     return HealthSettings(
@@ -74,7 +81,27 @@ def health_settings(config: Config) -> HealthSettings | None:
         tuple(map(ipaddress.ip_network, config["health_reporters"])),
         config["degradation"],
         {} if config["slo"] is None else _read_promises(config["slo"]),
+        _ratios_of(config),
+        _make_limits(config),
+        SpareRules(config["spares_fraction"], config["spares_from"]),
     )
+
+
+def _ratios_of(config: Config) -> tuple[float, ...]:
+    """Return the smallest capacity ratios of the degradation levels 0 to 3."""
+    return tuple(map(float, config["degradation_ratios"]))
+
+
+def _make_limits(config: Config) -> "MigrationLimits":
+    """Return the limits of migrations; links that are not given keep their defaults."""
+    from select_service.core.health.migration.move_cost import LINKS, MigrationLimits, WorkerLink
+
+    given = {}
+    for part in config["migration_links"]:
+        name, _, numbers = part.partition("=")
+        bandwidth, _, setup_ms = numbers.partition(":")
+        given[name] = WorkerLink(float(bandwidth), float(setup_ms))
+    return MigrationLimits(config["migration_max_ms"], {**LINKS, **given})
 
 
 def _make_rules(config: Config) -> "HealthRules":
@@ -88,6 +115,8 @@ def _make_rules(config: Config) -> "HealthRules":
         if not is_document or config.values[name].origin != DEFAULT
     }
     rules = (DESIGN_DOCUMENT_RULES if is_document else HealthRules())._replace(**given)
+    # Below the last ratio every request is refused, so no rank may be spared beyond it.
+    rules = rules._replace(capacity_floor=_ratios_of(config)[-1])
     # A configured delay above the usual maximum raises the maximum.
     return rules._replace(recovery_s_max=max(rules.recovery_s_max, rules.recovery_s))
 

@@ -7,7 +7,7 @@ typo and is reported.
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -15,15 +15,16 @@ from typing import Any, NamedTuple
 from select_service.base.command_line import CommandParser, UsageError
 from select_service.base.suggestions import nearest_name
 from select_service.config import value_parsers as read
+from select_service.config.dynamo_settings import (
+    EXPIRY_S,
+    OPPOSITE_FLAGS,
+    REFERENCE_POLICY_SETTINGS,
+    VARIABLES_WITHOUT_EFFECT,
+)
 from select_service.config.health_flags import HEALTH
 from select_service.config.own_peer import other_endpoints, other_urls
 from select_service.config.setting import ENVIRONMENT_PREFIX, ServiceSetting
-from select_service.config.settings_table import (
-    GROUPS,
-    REFERENCE_POLICY_SETTINGS,
-    SETTINGS,
-    VARIABLES_WITHOUT_EFFECT,
-)
+from select_service.config.settings_table import GROUPS, SETTINGS
 from select_service.core.placement.router_config import POLICY_NAMES
 
 UNKNOWN_MAX = 32
@@ -140,12 +141,29 @@ Every flag can be given in the environment as {ENVIRONMENT_PREFIX}<FLAG>, for ex
         group = result.add_argument_group(title, text)
         for setting in settings:
             if setting.flag:
-                _add_flag(group, setting, setting.flag)
-                result.flags.append(setting.flag)
+                _add_flags(group, setting, setting.flag)
+                result.flags += [setting.flag, OPPOSITE_FLAGS.get(setting.flag, setting.flag)]
     return result
 
 
-def _add_flag(group: argparse._ArgumentGroup, setting: ServiceSetting, flag: str) -> None:
+def _add_flags(group: argparse._ArgumentGroup, setting: ServiceSetting, flag: str) -> None:
+    """Add the flag of a setting, and the flag that means its opposite."""
+    opposite = OPPOSITE_FLAGS.get(flag)
+    if opposite is None:
+        _add_flag(group, setting, flag)
+        return
+    both = group.add_mutually_exclusive_group()
+    _add_flag(both, setting, flag)
+    both.add_argument(
+        opposite,
+        dest=setting.name,
+        action="store_const",
+        const="false",
+        help=f"the same as {flag} false",
+    )
+
+
+def _add_flag(group: argparse._ActionsContainer, setting: ServiceSetting, flag: str) -> None:
     also = f" [{', '.join(setting.variables[1:])}]" if setting.variables[1:] else ""
     text = (setting.help + _default_suffix(setting) + also).replace("%", "%%")
     # The flag alone means true.
@@ -185,12 +203,27 @@ def load_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -
         values["prefill_load_scale"] = weight
         if weight.value == 0.0:
             values["overlap_score_credit"] = weight
+    _apply_expiry(values)
     _remove_own_peer(values)
-    without_effect = tuple(name for name in VARIABLES_WITHOUT_EFFECT if environment.get(name))
-    config = Config(values, without_effect, _unknown_variables(environment))
+    config = Config(values, _ignored_variables(environment), _unknown_variables(environment))
     # After all single values: a message about a combination presumes valid parts.
     _check_together(config)
     return config
+
+
+def _apply_expiry(values: dict[str, ConfiguredValue]) -> None:
+    """Let Dynamo's expiry of reservations set the lease, unless a lease is given."""
+    expiry = values["active_request_expiry_s"]
+    if expiry.value is not None and values["reservation_ttl_s"].origin == DEFAULT:
+        values["reservation_ttl_s"] = expiry._replace(value=expiry.value or EXPIRY_S)
+
+
+def _ignored_variables(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the given variables of Dynamo without effect.  Raises ConfigError."""
+    given = [name for name in VARIABLES_WITHOUT_EFFECT if environment.get(name)]
+    for name in given:
+        _parse_value(VARIABLES_WITHOUT_EFFECT[name], name, environment[name])
+    return tuple(given)
 
 
 def _remove_own_peer(values: dict[str, ConfiguredValue]) -> None:
@@ -221,9 +254,21 @@ def _check_together(config: Config) -> None:
         raise ConfigError(
             f"--policy-options requires --policy {POLICY_NAMES[0]}, got --policy {config['policy']}"
         )
+    _check_index_rules(config)
     _check_tls(config)
     _check_otel(config)
     _check_health(config)
+
+
+def _check_index_rules(config: Config) -> None:
+    """Raise ConfigError for rules of assumed blocks that contradict the use of KV events."""
+    uses_events = config["use_kv_events"]
+    if config["predicted_ttl_s"] is not None and not uses_events:
+        raise ConfigError("DYN_ROUTER_PREDICTED_TTL_SECS requires DYN_ROUTER_USE_KV_EVENTS=true")
+    if config["assumed_policy"] == "lru" and uses_events:
+        raise ConfigError(
+            "DYN_ROUTER_APPROXIMATE_CACHE_POLICY=lru requires DYN_ROUTER_USE_KV_EVENTS=false"
+        )
 
 
 def _check_tls(config: Config) -> None:
@@ -285,7 +330,7 @@ def _unknown_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
     settings = {variable for setting in SETTINGS for variable in setting.variables}
     found: dict[str, str | None] = {}
     # Sorted: the log lists the same variables at every start.
-    for name in sorted(environment.keys() - settings - set(VARIABLES_WITHOUT_EFFECT)):
+    for name in sorted(environment.keys() - settings - VARIABLES_WITHOUT_EFFECT.keys()):
         if not environment[name] or _OF_KUBERNETES.fullmatch(name):
             continue
         if _OWN_VARIABLE.fullmatch(name):
@@ -309,17 +354,19 @@ def _setting_value(
     setting: ServiceSetting, given: str | None, environment: Mapping[str, str]
 ) -> ConfiguredValue:
     if given is not None:
-        return ConfiguredValue(_parse_value(setting, str(setting.flag), given), "command line")
+        value = _parse_value(setting.parse, str(setting.flag), given)
+        return ConfiguredValue(value, "command line")
     # The own variable comes first, then Dynamo's name for the same setting.
     for variable in setting.variables:
         if text := environment.get(variable):
-            return ConfiguredValue(_parse_value(setting, variable, text), f"environment {variable}")
+            value = _parse_value(setting.parse, variable, text)
+            return ConfiguredValue(value, f"environment {variable}")
     return ConfiguredValue(setting.default, DEFAULT)
 
 
-def _parse_value(setting: ServiceSetting, source: str, text: str) -> Any:
+def _parse_value(parse: Callable[[str], Any], source: str, text: str) -> Any:
     try:
-        return setting.parse(text)
+        return parse(text)
     except read.PartError as error:
         raise ConfigError(f"{source}: {error}") from None
     except ValueError as expected:

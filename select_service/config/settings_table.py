@@ -1,13 +1,17 @@
 """Table of all settings: flag, environment variables, default and parser."""
 
 from collections.abc import Mapping
-from math import inf
 
 from select_service.config import value_parsers as read
+from select_service.config.dynamo_settings import (
+    ACTIVE_REQUESTS,
+    ASSUMED_INDEX,
+    SCHEDULING,
+    SESSIONS,
+)
 from select_service.config.health_flags import HEALTH
 from select_service.config.setting import (
     ServiceSetting,
-    dynamo_setting,
     flag_setting,
     path_setting,
     switch_setting,
@@ -86,7 +90,7 @@ GROUPS: Mapping[str, tuple[ServiceSetting, ...]] = {
             "--index-max-bytes",
             INDEX_BYTES,
             read.whole_number(INDEX_BYTES_MIN, 2**48),
-            "maximum memory of the index of a partition, in bytes",
+            "maximum memory of the index of a partition, bytes; assumed blocks may take it again",
             "index_bytes_max",
         ),
         switch_setting(
@@ -100,7 +104,7 @@ GROUPS: Mapping[str, tuple[ServiceSetting, ...]] = {
             "--policy-options",
             (),
             read.words_of(*POLICY_OPTIONS),
-            "comma-separated options of --policy work: decode-sensitive, strict-tail, no-memory",
+            "comma-separated options of --policy work: " + ", ".join(POLICY_OPTIONS),
             kind="OPTION[,OPTION]",
         ),
         flag_setting(
@@ -295,75 +299,10 @@ GROUPS: Mapping[str, tuple[ServiceSetting, ...]] = {
             "URL of this HTTP interface for other replicas (default: --port on the event host)",
         ),
     ),
-    "Scheduling": (
-        ServiceSetting(
-            "use_kv_events",
-            True,
-            read.true_or_false,
-            "subscribe to KV events; without them the overlap is unknown",
-            variables=("DYN_USE_KV_EVENTS",),
-        ),
-        ServiceSetting(
-            "overlap_score_credit",
-            1.0,
-            read.finite_number(0, 1),
-            "Dynamo's rule (policy reference): credit for a block on the GPU, 0 to 1",
-            variables=("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",),
-        ),
-        ServiceSetting(
-            "overlap_score_credit_decay",
-            0.0,
-            read.finite_number(0, inf),
-            "Dynamo's rule: decay of that credit with a rank's prefill load",
-            variables=("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",),
-        ),
-        dynamo_setting(
-            "prefill_load_scale",
-            1.0,
-            read.finite_number(0, inf),
-            "Dynamo's rule: weight of the prefill part of the cost",
-        ),
-        ServiceSetting(
-            "overlap_score_weight",
-            None,
-            read.finite_number(0, inf),
-            "deprecated: sets the prefill load scale; 0 also sets the credit to 0",
-            variables=("DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT", "DYN_OVERLAP_SCORE_WEIGHT"),
-        ),
-        dynamo_setting(
-            "host_cache_hit_weight",
-            0.75,
-            read.finite_number(0, 1),
-            "credit for blocks in CPU memory",
-        ),
-        dynamo_setting(
-            "disk_cache_hit_weight",
-            0.25,
-            read.finite_number(0, 1),
-            "credit for blocks on disk or in external storage",
-        ),
-        dynamo_setting(
-            "temperature",
-            0.0,
-            read.finite_number(0, inf),
-            "0 = the cheapest rank; above 0, ranks are sampled by cost",
-        ),
-        dynamo_setting(
-            "track_prefill_tokens", True, read.true_or_false, "count prefill tokens as load"
-        ),
-        dynamo_setting(
-            "track_active_blocks", True, read.true_or_false, "count live blocks as load"
-        ),
-        dynamo_setting(
-            "track_output_blocks", True, read.true_or_false, "count output blocks as load"
-        ),
-        dynamo_setting(
-            "assume_kv_reuse",
-            True,
-            read.true_or_false,
-            "count equal blocks of requests on one rank once",
-        ),
-    ),
+    "Scheduling": SCHEDULING,
+    "Sessions and pending selections": SESSIONS,
+    "Active requests": ACTIVE_REQUESTS,
+    "Assumed index": ASSUMED_INDEX,
     "Admission": (
         flag_setting(
             "--active-decode-blocks-threshold",
@@ -392,8 +331,9 @@ GROUPS: Mapping[str, tuple[ServiceSetting, ...]] = {
         flag_setting(
             "--queue-policy",
             "fcfs",
-            read.one_of_words("fcfs", "wspt", "work"),
-            "order of queued requests: fcfs = first come, first served; wspt = least work first; "
+            read.one_of_words("fcfs", "lcfs", "wspt", "work"),
+            "order of queued requests: fcfs = first come, first served; lcfs = last come, first "
+            "served; wspt = least work first; "
             "work = both weighted, with queueing by the remaining work of ranks",
         ).with_variables("DYN_ROUTER_QUEUE_POLICY"),
         path_setting(
@@ -432,6 +372,22 @@ GROUPS: Mapping[str, tuple[ServiceSetting, ...]] = {
             kind="NAME",
         ),
     ),
+    "Cache elsewhere": (
+        path_setting(
+            "--shared-caches",
+            "YAML file of shared caches by model, see docs/guides/shared-caches.md (default: none)",
+        ),
+        flag_setting(
+            "--shared-cache-timeout-ms",
+            5.0,
+            read.finite_number(0.1, 1000),
+            "longest wait of a request for its look-up in a shared cache",
+        ),
+        switch_setting(
+            "--kv-sources",
+            "name in answers a rank from which fetching beats computing",
+        ),
+    ),
     "Engine metrics": (
         flag_setting(
             "--engine-metrics-interval-secs",
@@ -457,17 +413,3 @@ GROUPS: Mapping[str, tuple[ServiceSetting, ...]] = {
 """Settings by group title, in display order."""
 
 SETTINGS = tuple(setting for group in GROUPS.values() for setting in group)
-
-REFERENCE_POLICY_SETTINGS = (
-    "overlap_score_credit",
-    "overlap_score_credit_decay",
-    "prefill_load_scale",
-    "overlap_score_weight",
-)
-"""Settings that only the policy `reference` uses."""
-VARIABLES_WITHOUT_EFFECT = (
-    "DYN_ROUTER_REPLICA_SYNC",
-    "DYN_ROUTER_PREDICTED_TTL_SECS",
-    "DYN_ROUTER_OVERLAP_REFRESH_AFTER_SECS",
-)
-"""Variables of Dynamo without effect here; reported, not rejected."""

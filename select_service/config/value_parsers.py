@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
 
 from indexer.zmq_endpoints import endpoint_error
 from select_service.base.command_line import finite_number as finite_number
@@ -25,7 +26,12 @@ NETWORKS_MAX = 64
 HOSTS_MAX = 64
 HOST = re.compile(r"\.?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 DIGITS = re.compile(r"[0-9.]+")
+LINK_NAMES = ("nvlink", "nvswitch", "infiniband", "pcie", "unknown")
+_NUMBER = r"(?:[0-9]{1,15}(?:\.[0-9]{1,6})?(?:e[0-9]{1,2})?)"
+LINK = re.compile(rf"({'|'.join(LINK_NAMES)})=(?=[0-9.]*[1-9]){_NUMBER}:{_NUMBER}")
 NOBODY = "nobody"
+PUBLIC_TRACKING_HASH = "public-xxh3-v1"
+KEYED_TRACKING_HASH = "keyed-xxh3-v1"
 SHOWN_CHARS_MAX = 200
 """Maximum number of characters of a wrong value shown in an error."""
 
@@ -123,6 +129,27 @@ def dump_peers(text: str) -> tuple[str, ...]:
     return urls
 
 
+def tracking_hash(text: str) -> str:
+    """Return the name of the hash for active requests; Dynamo's other name is refused."""
+    if text.lower() == KEYED_TRACKING_HASH:
+        raise PartError(f"`{KEYED_TRACKING_HASH}` is not supported: use {PUBLIC_TRACKING_HASH}")
+    return one_of_words(PUBLIC_TRACKING_HASH)(text)
+
+
+def unsupported_tracking_key(text: str) -> str:
+    raise PartError(
+        f"keys of tracking hashes are not supported, got `{printable_name(text)}`: remove the "
+        f"setting, the hash is {PUBLIC_TRACKING_HASH}"
+    )
+
+
+def unsupported_worker_selection(text: str) -> str:
+    raise PartError(
+        f"unknown worker selection `{printable_name(text)}`: remove the variable, and choose a "
+        "policy with --policy"
+    )
+
+
 def number_or_infinity(text: str) -> float:
     """Return a number; Dynamo uses `inf` for never."""
     return math.inf if text.lower() in ("inf", "infinity") else finite_number(0, math.inf)(text)
@@ -160,6 +187,30 @@ def cidr_networks(text: str) -> tuple[str, ...]:
     if not 1 <= len(parts) <= NETWORKS_MAX:
         raise ValueError(f"1 to {NETWORKS_MAX} networks, separated by commas, or {NOBODY}")
     return tuple(_parse_cidr(part, ipaddress.ip_network) for part in parts)
+
+
+def falling_ratios(text: str) -> tuple[str, ...]:
+    """Return the four falling ratios of the degradation levels 0 to 3, as numbers in text."""
+    parts = tuple(part.strip() for part in text.split(","))
+    try:
+        ratios = tuple(map(float, parts))
+    except ValueError:
+        ratios = ()
+    if len(ratios) != 4 or not all(a > b for a, b in pairwise((*ratios, 0.0))) or ratios[0] > 10:
+        raise ValueError("four falling numbers from 10 to above 0, separated by commas")
+    return parts
+
+
+def link_speeds(text: str) -> tuple[str, ...]:
+    """Return the distinct links as NAME=BYTES_PER_S:MS."""
+    if not text:
+        return ()
+    parts = _distinct_parts(text)
+    names = [LINK.fullmatch(part) for part in parts]
+    if not all(names) or len({match[1] for match in names if match}) < len(parts):
+        known = ", ".join(LINK_NAMES)
+        raise ValueError(f"NAME=BYTES_PER_S:MS, each of {known} at most once, separated by commas")
+    return parts
 
 
 def egress_destinations(text: str) -> tuple[str, ...]:

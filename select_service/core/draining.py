@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from select_service.base.errors import Conflict
 from select_service.core.identity import Rank
 from select_service.core.load.compiled import load_layout
+from select_service.core.rank_condition import RankCondition
 from select_service.core.registry.fleet.fleet import WorkerFleet
 from select_service.core.workers.worker_catalog import RegisteredWorker
 from select_service.schemas.health import DrainCaller, DrainRequester, DrainView
@@ -20,6 +21,7 @@ from select_service.schemas.persisted_state import PersistedDrain
 if TYPE_CHECKING:
     from select_service.core.health.fleet_health.health_service import HealthService
 
+_DRAINING = RankCondition("draining", "operator")
 _PERSISTED_CALLERS: tuple[DrainCaller, ...] = ("operator", "planner")
 """Callers with drains that survive a restart and a registration by a source."""
 
@@ -181,9 +183,9 @@ class DrainRegistry:
         slots = partition.table.slots_of(worker_id)
         return int(partition.load.totals[slots, load_layout.REQUESTS].sum())
 
-    def state_of(self, rank: Rank) -> str | None:
-        """Return the health state of a draining rank where health is off.  None means serving."""
-        return "draining" if rank.worker_id in self._drains else None
+    def condition_of(self, rank: Rank, now: float) -> RankCondition | None:
+        """Return the condition of a draining rank where health is off.  None means serving."""
+        return _DRAINING if rank.worker_id in self._drains else None
 
     def check_invariants(self) -> None:
         """Check the invariants, for tests."""

@@ -9,19 +9,30 @@ from typing import NamedTuple
 import numpy as np
 
 from select_service.core.decision_maker import (
-    check_hash_limit,
-    echo_request_fields,
-    make_reservation_answer,
-    make_selection,
-    overlap_of_worker,
+    PlacementDecision,
+    PlacementRequest,
 )
 from select_service.core.load.ledger import Ledger, id_in_use_error
 from select_service.core.load.new_reservation import BOOKED_BLOCKS_MAX
 from select_service.core.load.reservation_view import ReservationView
+from select_service.core.pairs.pair_decisions import PairDecisions
 from select_service.core.placement.prompt import Prompt, ReadAheadPrompt, read_booked_prompt
 from select_service.core.placement.router_config import RouterConfig
 from select_service.core.prompt_resolver import PromptResolver
 from select_service.core.registry.fleet.partition import Partition
+from select_service.core.selection_answers import (
+    AnsweredBusyThresholds,
+    add_decode_load,
+    check_hash_limit,
+    describe_booking,
+    echo_request_fields,
+    make_reservation_answer,
+    make_selection,
+    mark_assumed,
+    new_decode_blocks,
+    overlap_of_worker,
+)
+from select_service.schemas.pairs import SelectPairAndReserveRequest
 from select_service.schemas.reservations import Reservation, ReservationRequest
 from select_service.schemas.selection import SelectAndReserveRequest, Selection
 
@@ -35,9 +46,12 @@ class _ExistingBooking(NamedTuple):
 class IdempotentRetries:
     """Handler of repeated requests."""
 
-    def __init__(self, prompts: PromptResolver, ledger: Ledger) -> None:
+    def __init__(
+        self, prompts: PromptResolver, ledger: Ledger, busy_thresholds: AnsweredBusyThresholds
+    ) -> None:
         self._prompts = prompts
         self._ledger = ledger
+        self._busy_thresholds = busy_thresholds
 
     def find_selection(
         self, request: SelectAndReserveRequest, read: ReadAheadPrompt | None, now: float
@@ -46,9 +60,7 @@ class IdempotentRetries:
 
         Raises Conflict when the booking has another prompt, and the errors of reading a prompt.
         """
-        if not request.repeat or request.reservation_id is None:
-            return None
-        booking = self._ledger.find_active(request.reservation_id)
+        booking = self._find_repeated(request) if request.repeat else None
         if booking is None:
             return None
         partition, prompt, config = self._prompts.read_prompt(request, read)
@@ -56,7 +68,36 @@ class IdempotentRetries:
         held = _ExistingBooking(partition, prompt, booking)
         self._renew_matching(held, config, now)
         selection = _repeat_selection(held, config)
+        # The load of the booked blocks is part of the rank's load already.
+        new_blocks = new_decode_blocks(partition, prompt, booking.prompt_blocks)
+        add_decode_load(selection, partition, booking.slot, new_blocks, self._busy_thresholds)
+        describe_booking(selection, booking.reservation_id, prompt, config)
         return echo_request_fields(selection, request, prompt)
+
+    def find_pair(
+        self,
+        request: SelectPairAndReserveRequest,
+        read: ReadAheadPrompt | None,
+        pairs: PairDecisions,
+        now: float,
+    ) -> PlacementDecision | None:
+        """Return the existing pair and renew its lease; raises like `find_selection`.
+
+        Legs and hand-over are those of the first answer, or of the latest move; a pair that a peer
+        booked gets a new hand-over.
+        """
+        booking = self._find_repeated(request) if request.repeat else None
+        if booking is None:
+            return None
+        partition, prompt, config = self._prompts.read_prompt(request, read)
+        self._renew_matching(_ExistingBooking(partition, prompt, booking), config, now)
+        job = PlacementRequest(partition, prompt, request, config)
+        return pairs.repeat_decision(job, booking)
+
+    def _find_repeated(self, request: SelectAndReserveRequest) -> ReservationView | None:
+        """Return the existing booking that a request repeats; None for one that books anew."""
+        name = request.booking_id
+        return None if name is None else self._ledger.find_active(name)
 
     def find_reservation(
         self, request: ReservationRequest, read: ReadAheadPrompt | None, now: float
@@ -64,12 +105,12 @@ class IdempotentRetries:
         """Return the existing booking of a rank chosen by the caller; a move may have changed
         the rank.
         """
-        booking = self._ledger.find_active(request.reservation_id) if request.repeat else None
+        booking = self._ledger.find_active(request.booking_id) if request.repeat else None
         if booking is None:
             return None
         partition, prompt, config = self._prompts.read_prompt(request, read, read_booked_prompt)
         self._renew_matching(_ExistingBooking(partition, prompt, booking), config, now)
-        return make_reservation_answer(booking.reservation_id, partition, booking.slot)
+        return make_reservation_answer(request, partition, booking.slot)
 
     def _renew_matching(self, existing: _ExistingBooking, config: RouterConfig, now: float) -> None:
         """Check that the booking has the same prompt, and renew its lease.  Raises Conflict."""
@@ -105,14 +146,14 @@ def _is_same_prompt(existing: _ExistingBooking, config: RouterConfig) -> bool:
 def _repeat_selection(existing: _ExistingBooking, config: RouterConfig) -> Selection:
     """Return the original answer, with the current overlap."""
     partition, prompt, booking = existing
-    reuse = partition.index.match_reuse(prompt.block_hashes, prompt.units)
+    reuse, assumed = partition.match_assumed(prompt, config)
+    n_assumed = 0 if assumed is None else int(assumed[booking.slot])
     overlap = overlap_of_worker(partition, booking.rank, reuse)
+    mark_assumed(overlap, partition, n_assumed)
     tokens = booking.prefill_tokens
     if not config.track_prefill_tokens:
         credit_blocks = partition.placer.policy.credit_blocks
         held_blocks = credit_blocks(reuse.matched[booking.slot].tolist(), config)
         # Without tracking the booking has no prefill tokens: compute the answer's number again.
         tokens = int(max(0.0, prompt.isl_tokens - held_blocks * partition.block_size))
-    selection = make_selection(partition, booking.slot, overlap, tokens)
-    selection.reservation_id = booking.reservation_id
-    return selection
+    return make_selection(partition, booking.slot, overlap, tokens)

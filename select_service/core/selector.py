@@ -7,6 +7,7 @@ start.  Operations record pending work in `DirtyPartitions`, which requests a ca
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import UNSET
@@ -16,27 +17,28 @@ from select_service.core.admission.admission_gate import AdmissionGate
 from select_service.core.admission.admission_state import make_admission_state
 from select_service.core.admission.eligibility import eligible_ranks
 from select_service.core.admission.engine_readings import EngineReadings
-from select_service.core.admission.partition_queue import WaitingTicket
+from select_service.core.admission.session_admission import follow_session, has_affinity
+from select_service.core.admission.waiting_ticket import WaitingTicket
 from select_service.core.admission.worker_admission import (
     WorkerAdmissionContext,
     worker_admission_context,
 )
 from select_service.core.analysis.explanations import Explanations
 from select_service.core.analysis.policy_evaluation import PolicyEvaluation
+from select_service.core.assumption_service import TURN_S, AssumptionService
+from select_service.core.booking_numbers import booked_tokens, estimate_prefill
 from select_service.core.decision_maker import (
     DecisionMaker,
     PlacementDecision,
     PlacementRequest,
-    booked_tokens,
-    check_hash_limit,
-    estimate_prefill,
-    make_reservation_answer,
 )
 from select_service.core.draining import DrainRegistry
 from select_service.core.idempotency import IdempotentRetries
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.ledger import TURN_WORK_MAX, ExpiryResult, Ledger
+from select_service.core.load.prefill_legs import check_caller_id
 from select_service.core.load.reservations import ReservationFilter
+from select_service.core.pairs.pair_decisions import PairDecisions
 from select_service.core.periodic_task import SECOND_S, PeriodicTask
 from select_service.core.placement.prompt import (
     Prompt,
@@ -48,6 +50,13 @@ from select_service.core.prompt_resolver import PromptResolver
 from select_service.core.registry.fleet.fleet import WorkerFleet
 from select_service.core.registry.fleet.partition import Partition
 from select_service.core.replication.replica_state import ReplicaState
+from select_service.core.replication.session_exchange import SessionExchange
+from select_service.core.selection_answers import (
+    check_hash_limit,
+    make_reservation_answer,
+)
+from select_service.core.selection_replay import SelectionReplay
+from select_service.core.sessions.session_pages import SessionViews
 from select_service.core.traffic.traffic_observer import TrafficObserver
 from select_service.core.views.dump_parts import DumpPart, list_dump_parts
 from select_service.core.views.rank_views import (
@@ -64,6 +73,7 @@ from select_service.schemas.admission import (
     BusyThresholdView,
 )
 from select_service.schemas.inspection import OverlapRow, OverlapScores, PartitionLoads, RankLoad
+from select_service.schemas.pairs import SelectPairAndReserveRequest, SelectPairRequest
 from select_service.schemas.prompts import PromptFields, PromptQuery
 from select_service.schemas.reservations import (
     Reservation,
@@ -85,12 +95,16 @@ class CoreFollowers(NamedTuple):
     traffic: observation of traffic for the planner
     evaluation: evaluation of the placement policy
     explanations: reader of recorded decisions
+    sessions: exchange of sessions with peers
+    assumptions: blocks that ranks are assumed to hold because of bookings
     """
 
     replicas: ReplicaState
     traffic: TrafficObserver
     evaluation: PolicyEvaluation
     explanations: Explanations
+    sessions: SessionExchange
+    assumptions: AssumptionService
 
 
 @dataclass(eq=False)
@@ -103,9 +117,12 @@ class SelectorCore:
     gate: admission and the queue
     prompt_resolver: reader of requests' prompts
     retries: handler of repeated requests
+    replay: bookings of earlier selections
     engine_readings: readings of engine metrics
     draining: drains of workers
     health: None means that health checks are off
+    pairs: choice and booking of prefill and decode ranks together
+    session_views: sessions as answers
     """
 
     fleet: WorkerFleet
@@ -114,10 +131,13 @@ class SelectorCore:
     gate: AdmissionGate
     prompt_resolver: PromptResolver
     retries: IdempotentRetries
+    replay: SelectionReplay
     engine_readings: EngineReadings
     draining: DrainRegistry
     health: "HealthService | None"
+    pairs: PairDecisions
     followers: CoreFollowers
+    session_views: SessionViews
 
     # Workers
 
@@ -165,6 +185,11 @@ class SelectorCore:
         """Return the workers of a scope, by model, tenant and worker id."""
         return [w for w in self.fleet.catalog if w.key.matches(model_name, tenant_id)]
 
+    def workers_deleted_before(self, at: float) -> set[int]:
+        """Return the ids of workers with a record that were deleted before a monotonic time."""
+        deleted = self.fleet.catalog.deleted_workers().items()
+        return {worker_id for worker_id, tombstone in deleted if tombstone.at < at}
+
     def get_worker(self, worker_id: int) -> RegisteredWorker:
         """Return a worker (GET /workers/{worker_id}).  Raises NotFound."""
         return self.fleet.catalog.get_worker(worker_id)
@@ -209,7 +234,7 @@ class SelectorCore:
         QueueFull, QueueTimeout.
         """
         job = self._make_request(request, explain, read_ahead)
-        return self.gate.admit_request(job, eligible_ranks(job, self.gate.tally), now, policy_class)
+        return self._admit_request(job, now, policy_class)
 
     def select_and_reserve(
         self,
@@ -226,11 +251,28 @@ class SelectorCore:
         # A repeated request needs no capacity: its load is booked already, so the gate is skipped.
         if (again := self.retries.find_selection(request, read_ahead, now)) is not None:
             return PlacementDecision(again)
-        job = self._make_request(request, explain, read_ahead, True, request.reservation_id)
-        if request.reservation_id is not None:
-            self.ledger.check_id_free(request.reservation_id)
-            self.gate.waiting.check_id_not_waiting(request.reservation_id)
-        return self.gate.admit_request(job, eligible_ranks(job, self.gate.tally), now, policy_class)
+        job = self._make_request(request, explain, read_ahead, True, request.booking_id)
+        return self._admit_request(job, now, policy_class)
+
+    def _admit_request(
+        self, job: PlacementRequest, now: float, policy_class: str | None
+    ) -> PlacementDecision | WaitingTicket:
+        allowed = eligible_ranks(job, self.gate.tally)
+        if has_affinity(job.request):
+            job, allowed = follow_session(job, self.decisions, allowed, now)
+        if job.request.advisory and not job.reserves:
+            # Advice takes no capacity: neither limits nor earlier requests count.
+            return self.decisions.decide(job, allowed, now)
+        return self.gate.admit_request(job, allowed, now, policy_class)
+
+    def _check_id_unused(self, reservation_id: str) -> None:
+        """Raise Conflict when a reservation has the id, or a waiting request will take it.
+
+        Raises BadRequest for an id that no caller may use.
+        """
+        check_caller_id(reservation_id)
+        self.ledger.check_id_free(reservation_id)
+        self.gate.waiting.check_id_not_waiting(reservation_id)
 
     def _make_request(
         self,
@@ -241,37 +283,66 @@ class SelectorCore:
         reservation_id: str | None = None,
     ) -> PlacementRequest:
         self.gate.check_shed_tier(request)
-        partition, prompt, config = self.prompt_resolver.read_counted(request, read)
+        self.decisions.sessions.check_session(request)
+        # As in Dynamo, an id in use is refused before the prompt is read.
+        check = None if reservation_id is None else partial(self._check_id_unused, reservation_id)
+        partition, prompt, config = self.prompt_resolver.read_counted(request, read, check)
         check_hash_limit(request, prompt)
         return PlacementRequest(
             partition, prompt, request, config, reserves, reservation_id, explains
         )
 
+    def select_pair(
+        self,
+        request: SelectPairRequest | SelectPairAndReserveRequest,
+        now: float,
+        policy_class: str | None = None,
+        read_ahead: ReadAheadPrompt | None = None,
+    ) -> PlacementDecision | WaitingTicket:
+        """Choose a pair (POST /select_pair), and book both legs if the request reserves.
+
+        Raises like `select_and_reserve`.
+        """
+        reservation_id, reserves = None, isinstance(request, SelectPairAndReserveRequest)
+        if isinstance(request, SelectPairAndReserveRequest):
+            reservation_id = request.booking_id
+            again = self.retries.find_pair(request, read_ahead, self.pairs, now)
+            if again is not None:
+                return again
+        job = self._make_request(request, False, read_ahead, reserves, reservation_id)
+        job = job._replace(pairs=self.pairs)
+        return self._admit_request(job, now, policy_class)
+
     def reserve(
         self, request: ReservationRequest, now: float, read_ahead: ReadAheadPrompt | None = None
     ) -> Reservation:
-        """Book a rank chosen by the caller (POST /reservations).
+        """Book a rank chosen by the caller, or an earlier selection (POST /reservations).
 
-        Raises NoWorkers, BadRequest, InvalidBody, the errors of `slot_of`, Conflict,
-        CapacityExceeded.
+        Raises NotFound for an unknown selection, NoWorkers, BadRequest, InvalidBody, the errors of
+        `slot_of`, Conflict, CapacityExceeded.
         """
+        if request.worker_id is None:  # the same as `is_replay`, as type checkers see
+            return self.replay.book(request, now)
         if (again := self.retries.find_reservation(request, read_ahead, now)) is not None:
             return again
         partition, prompt, config = self.prompt_resolver.read_prompt(
             request, read_ahead, read_booked_prompt
         )
-        tokens = booked_tokens(request, prompt, config)
+        tokens = booked_tokens(request, partition, prompt, config)
+        name = request.booking_id
+        # As in Dynamo an id in use is refused behind an unknown worker and before an unknown rank.
+        if partition.table.slots_of(request.worker_id):
+            self._check_id_unused(name)
         slot = self.fleet.slot_of(partition, Rank(request.worker_id, request.dp_rank))
-        self.ledger.check_id_free(request.reservation_id)
-        self.gate.waiting.check_id_not_waiting(request.reservation_id)
         self.ledger.reservations.check_room(len(prompt.sequence_hashes))
         # Last of the reads: everything that can fail comes before the booking.
         prefill = estimate_prefill(partition, slot, prompt, config, tokens)
         tracked = self.decisions.track_prompt(prompt, config)
-        self.decisions.book_prompt(
-            partition, tracked, request, prefill, request.reservation_id, now
-        )
-        return make_reservation_answer(request.reservation_id, partition, slot)
+        self.decisions.book_prompt(partition, tracked, request, prefill, name, now)
+        self.replay.discard(partition.key, name)
+        answer = make_reservation_answer(request, partition, slot)
+        answer.kv_hint = self.decisions.make_hint(partition, slot, prompt, name)
+        return answer
 
     def book_placed(
         self,
@@ -291,17 +362,17 @@ class SelectorCore:
         return self.decisions.book_placed(partition, slot, prompt, request, now)
 
     def may_book(self, partition: Partition, blocks: int) -> bool:
-        """Return whether a booking of `blocks` blocks is a bounded step now; if not, retry next
-        turn.
-        """
+        """Return whether booking `blocks` blocks is a bounded step now; if not, retry next turn."""
         return self.ledger.may_book(partition.account.load, blocks)
 
-    def may_book_prompt(self, request: PromptFields) -> bool:
+    def may_book_prompt(self, request: PromptFields, now: float) -> bool:
         """Return whether the booking of a request, if accepted, is a bounded step now."""
         partition = self.prompt_resolver.find_partition(request)
         # A request without workers is refused later, and untracked bookings have no blocks.
         if partition is None or not self.decisions.config.track_active_blocks:
             return True
+        if isinstance(request, ReservationRequest) and request.is_replay:
+            return self.may_book(partition, self.replay.count_blocks(request, now))
         return self.may_book(partition, estimate_blocks(request, partition.block_size))
 
     # Admission
@@ -355,6 +426,12 @@ class SelectorCore:
         else:
             self.ledger.renew_lease(reservation_id, now)
 
+    def report_first_token(self, reservation_id: str, now: float) -> None:
+        """End the transfer of a pair, and its prefill if nobody has.  Raises NotFound."""
+        # First, as completing begins the time that a transfer has without a first token.
+        self.pairs.book.report_first_token(reservation_id, now)
+        self.ledger.complete_by_id(reservation_id, "client", now)
+
     def renew_reservation(self, reservation_id: str, now: float) -> None:
         """Restart the lease.  Raises NotFound."""
         self.ledger.renew_lease(reservation_id, now)
@@ -366,14 +443,13 @@ class SelectorCore:
     # Time, and pending work
 
     def run_pending(self, now: float) -> None:
-        """Run one turn of pending work, as requested by `wake`; request another turn for the
-        rest.
-        """
+        """Run one turn of pending work, as `wake` requests; request another turn for the rest."""
         self.fleet.dirty.begin_turn()
         self.drain_removed_ranks(now)
         self.ledger.prepare_step()
         if self.health is not None:
             self.health.run_turn(now)
+        self.pairs.book.run_turn(now)
         self.gate.serve_waiting(now)
 
     def drain_removed_ranks(self, now: float, work_max: int = TURN_WORK_MAX) -> bool:
@@ -382,6 +458,7 @@ class SelectorCore:
         while leaving and work_max > 0:
             first = leaving[0]
             work_max -= 1 + self.ledger.empty_slot(first.account, first.slot, now, work_max)
+            work_max -= first.drop_assumed(now)
             # A slot may be reused only when empty; a large slot may take several turns.
             if first.is_empty:
                 self.fleet.retire_first_leaving()
@@ -400,11 +477,17 @@ class SelectorCore:
             "endings": self.followers.replicas.tombstones.drop_expired,
             "shares": self.followers.replicas.shares.run_turn,
             "recovered": self.fleet.recovered_blocks.drop_expired,
+            "selections": self.replay.pending.drop_expired,
             "observation": self.followers.traffic.close_slots,
+            "transfers": self.pairs.book.expire_transfers,
+            "prefill_legs": self.pairs.book.release_orphans,
+            "sessions": self.followers.sessions.run_turn,
+            "silence": self.followers.assumptions.silent.run_turn,
         }
         if self.health is not None:
             by_name["health"] = self.health.advance_timers
         tasks = [PeriodicTask(name, SECOND_S, step) for name, step in by_name.items()]
+        tasks.append(PeriodicTask("assumed", TURN_S, self.followers.assumptions.run_turn))
         return tasks + self.followers.evaluation.periodic_tasks()
 
     # Inspection
@@ -413,10 +496,8 @@ class SelectorCore:
         """Return a reservation (GET /reservations/{reservation_id}).  Raises NotFound."""
         return self.ledger.reservations.get_answer_row(reservation_id, now)
 
-    def list_reservations(
-        self, reservation_filter: ReservationFilter, now: float
-    ) -> ReservationPage:
-        return self.ledger.reservations.list_page(reservation_filter, now)
+    def list_reservations(self, query: ReservationFilter, now: float) -> ReservationPage:
+        return self.ledger.reservations.list_page(query, now)
 
     def partition_loads(
         self,
@@ -446,9 +527,12 @@ class SelectorCore:
 
     def check_invariants(self) -> None:
         """Check the invariants, for tests."""
-        replicas, traffic, evaluation, _ = self.followers
+        replicas, traffic, evaluation, *_ = self.followers
+        exchange = self.followers.sessions
         parts = (self.fleet, self.ledger, replicas, self.gate, self.engine_readings, evaluation)
-        for part in (*parts, traffic, self.draining, self.health):
+        self.replay.pending.check_invariants()
+        own = (self.draining, self.health, exchange, self.pairs.book)
+        for part in (*parts, traffic, *own):
             if part is not None:
                 part.check_invariants()
         for booking in self.ledger.reservations:

@@ -13,13 +13,25 @@ from select_service.core.admission.engine_readings import EngineReadings
 from select_service.core.admission.priority_tiers import PriorityTiers
 from select_service.core.analysis.explanations import Explanations
 from select_service.core.analysis.policy_evaluation import EvaluationConfig, PolicyEvaluation
+from select_service.core.assumed.assumption_follower import AssumptionFollower
+from select_service.core.assumed.rank_modes import AssumptionRules
+from select_service.core.assumption_service import AssumptionService
 from select_service.core.decision_maker import DecisionMaker
 from select_service.core.dirty_partitions import DirtyPartitions
 from select_service.core.draining import DrainRegistry
 from select_service.core.idempotency import IdempotentRetries
+from select_service.core.kv_hints import KvHints
+from select_service.core.kv_sources import FetchSources
 from select_service.core.load.ledger import Ledger
 from select_service.core.load.reservations import Reservations
+from select_service.core.pairs.pair_book import PairBook
+from select_service.core.pairs.pair_decisions import PairDecisions
+from select_service.core.pairs.pair_replication import PairReplication
 from select_service.core.placement.decision_ring import DecisionRing
+from select_service.core.placement.pending_selections import (
+    PendingSelections,
+    SelectionCacheLimits,
+)
 from select_service.core.placement.policies.policy_registry import PolicyChoice
 from select_service.core.placement.router_config import RouterConfig
 from select_service.core.prompt_resolver import PromptResolver
@@ -28,7 +40,14 @@ from select_service.core.registry.fleet.registration_rules import RegistrationRu
 from select_service.core.replication.load_events import LoadEvent
 from select_service.core.replication.replica_state import ReplicaState
 from select_service.core.replication.router_ids import new_router_id
+from select_service.core.replication.session_exchange import SessionExchange
+from select_service.core.selection_answers import AnsweredBusyThresholds
+from select_service.core.selection_replay import SelectionReplay
 from select_service.core.selector import CoreFollowers, SelectorCore
+from select_service.core.sessions.session_directory import SessionDirectory
+from select_service.core.sessions.session_pages import SessionViews
+from select_service.core.sessions.session_router import SessionRouter
+from select_service.core.sessions.session_settings import SessionSettings
 from select_service.core.traffic.traffic_observer import CounterSources, TrafficObserver
 from select_service.core.workers.engine_load import EngineLoads
 
@@ -40,10 +59,15 @@ class SelectorConfig(NamedTuple):
     """Settings of a core.
 
     ranks_max: maximum number of ranks with listeners
+    assumptions: which ranks assume their bookings, apart from `use_kv_events`
     reservation_ttl_s: seconds without renewal after which a reservation expires; 0 means never
     decisions_kept: number of recorded decisions; 0 means no recording
+    selection_cache: limits of the selections that a later booking may take over
     shadow: policy compared with the real decisions, or None
     router_mark: mark of our key among replicas; None means no key
+    busy_thresholds: thresholds by which answers call the chosen rank busy
+    names_kv_sources: whether answers name a rank to fetch from
+    shared_models: models whose prompts are looked up in a shared cache
     """
 
     router: RouterConfig = RouterConfig()
@@ -51,9 +75,15 @@ class SelectorConfig(NamedTuple):
     use_kv_events: bool = True
     ranks_max: int = 1 << 32
     reservation_ttl_s: float = 3600.0
+    assumptions: AssumptionRules = AssumptionRules()
     decisions_kept: int = 0
+    selection_cache: SelectionCacheLimits = SelectionCacheLimits()
     shadow: PolicyChoice | None = None
     router_mark: int | None = None
+    sessions: SessionSettings = SessionSettings()
+    busy_thresholds: AnsweredBusyThresholds = AnsweredBusyThresholds()
+    names_kv_sources: bool = False
+    shared_models: frozenset[str] = frozenset()
 
 
 def build_selector(
@@ -72,29 +102,58 @@ def build_selector(
     make_health: returns the health service of the fleet; None means that health checks are off
     """
     rules, dirty = config.admission, DirtyPartitions(wake)
+    assumptions = config.assumptions._replace(use_kv_events=config.use_kv_events)
     router_id = new_router_id(rng, config.router_mark)
     ring = _build_ring(config)
     fleet = WorkerFleet(
         new_index,
-        RegistrationRules(config.use_kv_events, rules.queue is not None, config.ranks_max),
+        RegistrationRules(
+            config.use_kv_events, rules.queue is not None, config.ranks_max, assumptions
+        ),
         router=config.router,
         dirty=dirty,
         decisions=ring,
     )
+    if config.names_kv_sources or config.shared_models:
+        names_all, models = config.names_kv_sources, config.shared_models
+        fleet.needs_full_path = lambda name: names_all or name in models
     ledger = Ledger(Reservations(config.reservation_ttl_s, router_id), dirty)
+    directory = SessionDirectory(config.sessions, ledger.reservations.memory, router_id)
+    directory.scopes = fleet.partitions
+    ledger.on_session_moved = directory.on_moved
+    ledger.reservations.find_session_id = directory.session_id_of
     replicas = ReplicaState(fleet, ledger, router_id)
+    replicas.sessions = directory
     if emit is not None:
         replicas.start_sending(emit)
     health = None if make_health is None else make_health(fleet, ledger)
-    decisions = DecisionMaker(ledger, rng, config.router, ring)
+    pending = PendingSelections(config.selection_cache)
+    decisions = DecisionMaker(ledger, rng, config.router, ring, config.busy_thresholds, pending)
+    busy_check = BusyCheck(
+        ThresholdTable(rules.thresholds), EngineLoads(rules.engine_stale_s), dirty
+    )
+    decisions.kv_sources = FetchSources() if config.names_kv_sources else None
+    decisions.hints = KvHints(busy_check.all_free_ranks)
+    decisions.sessions = SessionRouter(directory, config.use_kv_events)
+    caches = AssumptionService(
+        fleet,
+        ledger.reservations,
+        AssumptionFollower(fleet.partitions, ledger),
+        assumptions,
+        directory.forget_contexts,
+    )
+    caches.on_cache_cleared = replicas.cleared_caches.record_clear
+    replicas.cleared_caches.forget = caches.forget_cache
+    decisions.sessions.silent_ranks = caches.silent.silent
     gate = AdmissionGate(
         fleet.partitions,
-        BusyCheck(ThresholdTable(rules.thresholds), EngineLoads(rules.engine_stale_s), dirty),
+        busy_check,
         PriorityTiers(rules.tiers, rules.default_tier),
         rules.queue,
         decisions,
         dirty,
     )
+    pairs = _build_pairs(decisions, dirty, replicas, config.decisions_kept)
     prompts = PromptResolver(fleet, gate.tally, config.router)
     return SelectorCore(
         fleet,
@@ -102,13 +161,15 @@ def build_selector(
         decisions,
         gate,
         prompts,
-        IdempotentRetries(prompts, ledger),
+        IdempotentRetries(prompts, ledger, config.busy_thresholds),
+        SelectionReplay(pending, fleet, ledger, decisions, gate.waiting),
         EngineReadings(fleet, gate.busy_check),
         DrainRegistry(fleet, health),
         health,
+        pairs,
         CoreFollowers(
             replicas,
-            _build_traffic(fleet, ledger, gate),
+            _build_traffic(fleet, ledger, gate, pairs),
             PolicyEvaluation(
                 EvaluationConfig(config.use_kv_events, config.shadow, config.router),
                 ring,
@@ -116,8 +177,11 @@ def build_selector(
                 ledger,
                 rng.random,
             ),
-            Explanations(ring, gate, prompts, rng.random),
+            Explanations(ring, gate, prompts, rng.random, pairs),
+            SessionExchange(directory, fleet.partitions, router_id),
+            caches,
         ),
+        SessionViews(directory, fleet.has_rank, router_id),
     )
 
 
@@ -129,13 +193,30 @@ def _build_ring(config: SelectorConfig) -> DecisionRing | None:
     return DecisionRing(config.decisions_kept, credit_fades=fades)
 
 
-def _build_traffic(fleet: WorkerFleet, ledger: Ledger, gate: AdmissionGate) -> TrafficObserver:
+def _build_pairs(
+    decisions: DecisionMaker, dirty: DirtyPartitions, replicas: ReplicaState, decisions_kept: int
+) -> PairDecisions:
+    ledger = decisions.ledger
+    book = PairBook(ledger, dirty)
+    book.is_replica_gone = replicas.liveness.is_orphan
+    book.is_successor_of = replicas.is_successor_of
+    pairs = PairDecisions(decisions, book, decisions_kept)
+    exchange = PairReplication(ledger, book, pairs.links, decisions.config)
+    replicas.on_leg_booked, replicas.on_pair_booked = exchange.receive_leg, exchange.receive_pair
+    ledger.reservations.find_pair_record = exchange.find_record
+    return pairs
+
+
+def _build_traffic(
+    fleet: WorkerFleet, ledger: Ledger, gate: AdmissionGate, pairs: PairDecisions
+) -> TrafficObserver:
     traffic = TrafficObserver(
         CounterSources(
             fleet.partitions,
             ledger.reservations.sums.find_observed,
             gate.waiting.backlog_of,
             gate.tally.take_refused,
+            pairs.links.find_traffic,
         )
     )
     # Refusals are counted only for partitions that traffic observation follows.

@@ -22,7 +22,8 @@ from select_service.auth.limit_shares import Holder
 from select_service.auth.roles import CALLER
 from select_service.core.selector import SelectorCore
 from select_service.fastpath.fast_handler import FastHandler
-from select_service.fastpath.fastpath_protocol import FastPath, FastPathProtocol
+from select_service.fastpath.fast_path import FastPath
+from select_service.fastpath.fastpath_protocol import FastPathProtocol
 from select_service.fastpath.parsing.request_layout import NONE
 from select_service.fastpath.service_handler import ServiceHandler
 from select_service.fastpath.timeout_watch import TimeoutWatch

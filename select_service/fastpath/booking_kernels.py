@@ -29,11 +29,13 @@ from select_service.core.load.compiled.ledger_layout import (
     LOAD_TO_RELEASE,
     MANY_BLOCKS,
     N_LISTENERS,
+    NOW,
     OUTPUT_BLOCK,
     RELEASE,
     RENEW,
     TTL,
 )
+from select_service.core.load.new_reservation import UNKNOWN_CACHED
 from select_service.core.placement.plan_layout import (
     FOLLOWS_PREFILLS,
     LOAD,
@@ -47,6 +49,7 @@ from select_service.fastpath.parsing import request_layout as request
 from select_service.fastpath.parsing.byte_kernels import NONE, I
 from select_service.fastpath.parsing.request_layout import (
     EFFECTIVE_PREFILL_TOKENS,
+    IS_SELECTION_NAMED,
     ISL_TOKENS,
     N_BLOCKS,
     N_SEQUENCE,
@@ -55,6 +58,7 @@ from select_service.fastpath.parsing.request_layout import (
     RESERVATION_ID,
     RESERVE,
     ROUTE,
+    SESSION_ID,
 )
 from select_service.fastpath.response_kernels import record_of
 from select_service.fastpath.serve_layout import (
@@ -84,10 +88,11 @@ from select_service.fastpath.serve_layout import (
     WAITS,
     WORKER_ID,
 )
+from select_service.fastpath.session_kernels import bind_session
 
 
 @compiled()
-def _may_change(state):
+def may_change(state):
     """Return whether kernels may change reservations now."""
     return state[KERNEL_BOOKS] != 0 and i64_view(state, WAITS)[0] == 0
 
@@ -100,7 +105,7 @@ def _follower_step(state, ledger, row):
 
 
 @compiled(error_model="numpy")
-def _request_time(state):
+def request_time(state):
     """Return the time of the request in seconds, on the clock of time.monotonic()."""
     return float(state[BEGAN_NS]) / 1e9
 
@@ -110,10 +115,11 @@ def _call_ledger(state, ledger, name):
     """Apply a lifecycle call; returns the row of the reservation, in the convention of the ledger
     calls.
     """
-    route, now = state[ROUTE], _request_time(state)
+    route, now = state[ROUTE], request_time(state)
     if route == request.FREE:
+        ledger[NOW] = float_to_bits(now)
         return call_release(ledger[RELEASE], (ledger, name))
-    if route == request.PREFILL_COMPLETE:
+    if route == request.PREFILL_COMPLETE or route == request.FIRST_TOKEN:
         return call_complete(ledger[COMPLETE], (ledger, name, now))
     if route == request.OUTPUT_BLOCK and state[COUNTS_OUTPUT] != 0:
         weight = float_from_bits(state[request.DECAY_FRACTION])
@@ -129,21 +135,22 @@ def apply_lifecycle_call(data, state):
         status = check_tenant(state, ledger, name)
         if status < 0:
             return status
-    if not _may_change(state):
+    if not may_change(state):
         return CORE_CALLS
     row = _call_ledger(state, ledger, name)
     if row == NOT_FOUND:
         return DECLINED
-    # prefill_complete returns the negative row if no prefill load was left to release: no fault.
-    if row < 0 and state[ROUTE] != request.PREFILL_COMPLETE:
+    ends_prefill = state[ROUTE] == request.PREFILL_COMPLETE or state[ROUTE] == request.FIRST_TOKEN
+    # These return the negative row if no prefill load was left to release: no fault.
+    if row < 0 and not ends_prefill:
         return LEDGER_BROKEN
     # Renewals and output blocks change no load that peers track.
-    is_followed = state[ROUTE] == request.PREFILL_COMPLETE or state[ROUTE] == request.FREE
+    is_followed = ends_prefill or state[ROUTE] == request.FREE
     return _follower_step(state, ledger, abs(row)) if is_followed else 0
 
 
 @compiled()
-def _name_of(data, state):
+def name_of(data, state):
     """Return the id from the client or the generated one, uint8[n]."""
     if state[RESERVATION_ID] == NONE:
         return name_view(u8_view(state, NEW_ID), 0, ID_BYTES)
@@ -151,7 +158,7 @@ def _name_of(data, state):
 
 
 @compiled()
-def _client_prefill(state):
+def _client_prefill(state, plan):
     """Return (tokens to book, own work) on a rank chosen by the client.
 
     NONE tokens if the client gives more than the prompt has.
@@ -161,6 +168,9 @@ def _client_prefill(state):
         return I(NONE), I(0)
     if given == NONE and state[COUNTS_PREFILL] == 0:
         return I(0), I(0)
+    # As `core.booking_numbers.booked_tokens`.
+    if given == NONE and state[IS_SELECTION_NAMED] != 0 and plan[FOLLOWS_PREFILLS] == 0:
+        given = I(0)
     tokens = state[ISL_TOKENS] if given == NONE else given
     return tokens, max(tokens, I(1))
 
@@ -178,9 +188,9 @@ def _prefill_to_book(state, plan):
     """Return (tokens to book or NONE, own work, cached blocks) as in `NewReservation`."""
     summary = i64_view(plan, SUMMARY)
     if state[ROUTE] == RESERVE:
-        tokens, work = _client_prefill(state)
+        tokens, work = _client_prefill(state, plan)
         if plan[FOLLOWS_PREFILLS] == 0 or work == 0:
-            return tokens, work, I(0)
+            return tokens, work, I(UNKNOWN_CACHED)
         return tokens, max(min(tokens, summary[S_WORK]), I(1)), summary[S_EXTERNAL]
     if state[COUNTS_PREFILL] == 0:
         return I(0), I(0), summary[S_EXTERNAL]
@@ -188,12 +198,16 @@ def _prefill_to_book(state, plan):
 
 
 @compiled()
-def _fill_booking(state, row, ledger, plan):
-    """Fill BOOKING of the ledger for the prompt on SLOT."""
-    booking, record = i64_view(ledger, BOOKING), record_of(row, state[SLOT])
-    tokens, work, cached = _prefill_to_book(state, plan)
-    now, ttl_s = float_to_bits(_request_time(state)), float_from_bits(ledger[TTL])
-    booking[field.SLOT] = state[SLOT]
+def fill_booking(state, row, leg, part):
+    """Fill BOOKING of the ledger for the prompt on one rank.
+
+    leg: (slot, tokens, own work, cached blocks)
+    part: part of the request, for observations (ledger_layout)
+    """
+    ledger, (slot, tokens, work, cached) = i64_view(state, LEDGER), leg
+    booking, record = i64_view(ledger, BOOKING), record_of(row, slot)
+    now, ttl_s = float_to_bits(request_time(state)), float_from_bits(ledger[TTL])
+    booking[field.SLOT] = slot
     booking[field.HASHED_BLOCKS] = state[N_SEQUENCE] if state[COUNTS_BLOCKS] != 0 else 0
     booking[field.WHOLE_WEIGHT_BLOCKS] = 0
     booking[field.ISL_TOKENS], booking[field.TOKENS] = state[ISL_TOKENS], tokens
@@ -203,6 +217,7 @@ def _fill_booking(state, row, ledger, plan):
     booking[field.WORK], booking[field.CACHED] = work, cached
     booking[field.BOOKED_AT], booking[field.RENEWED_AT] = now, now
     booking[field.LEASE_S] = float_to_bits(ttl_s if ttl_s > 0.0 else np.inf)
+    booking[field.REQUEST_PART] = part
 
 
 @compiled()
@@ -215,15 +230,20 @@ def book_chosen(data, state, row, step):
     plan = i64_view(row, PLAN)
     tokens, _, _ = _prefill_to_book(state, plan)
     is_usual = n_blocks < MANY_BLOCKS and row[SUM] != NONE and tokens != NONE
-    if not is_usual or ledger[LOAD_TO_RELEASE] != 0 or not _may_change(state):
+    if not is_usual or ledger[LOAD_TO_RELEASE] != 0 or not may_change(state):
         return CORE_BOOKS
     if state[RESERVATION_ID] == NONE and step != ID_READY:
         return NEEDS_ID
-    _fill_booking(state, row, ledger, plan)
+    tokens, work, cached = _prefill_to_book(state, plan)
+    fill_booking(state, row, (state[SLOT], tokens, work, cached), field.ANY_PART)
     named = n_blocks if state[COUNTS_BLOCKS] != 0 else 0
     kept = state[N_BLOCKS] if plan[FOLLOWS_PREFILLS] != 0 and has_block_hashes(state) else 0
     hashes, prompt = u64_view(state, SEQUENCE)[:named], u64_view(state, BLOCKS)[:kept]
-    given = (ledger, i64_view(plan, LOAD), _name_of(data, state), hashes, prompt)
+    given = (ledger, i64_view(plan, LOAD), name_of(data, state), hashes, prompt)
     booked = call_book(ledger[BOOK_AT], given)
     # A failed booking has changed nothing: the core repeats it and reports why.
-    return _follower_step(state, ledger, booked) if booked > 0 else CORE_BOOKS
+    if booked <= 0:
+        return CORE_BOOKS
+    if state[SESSION_ID] != NONE:
+        bind_session(data, state, row, ledger, booked)
+    return _follower_step(state, ledger, booked)

@@ -14,12 +14,20 @@ ROUTES = {
     request.SELECT: ("/select", "POST", 200),
     request.SELECT_AND_RESERVE: ("/select_and_reserve", "POST", 200),
     request.RESERVE: ("/reservations", "POST", 201),
+    request.SELECT_PAIR: ("/select_pair", "POST", 200),
+    request.SELECT_PAIR_AND_RESERVE: ("/select_pair_and_reserve", "POST", 200),
     request.PREFILL_COMPLETE: (f"{_RESERVATION}/prefill_complete", "POST", 200),
     request.OUTPUT_BLOCK: (f"{_RESERVATION}/output_block", "POST", 200),
     request.RENEW: (f"{_RESERVATION}/renew", "POST", 200),
+    request.FIRST_TOKEN: (f"{_RESERVATION}/first_token", "POST", 200),
     request.FREE: (_RESERVATION, "DELETE", 200),
 }
-_SELECT_ROUTES = (request.SELECT, request.SELECT_AND_RESERVE)
+_SELECT_ROUTES = (
+    request.SELECT,
+    request.SELECT_AND_RESERVE,
+    request.SELECT_PAIR,
+    request.SELECT_PAIR_AND_RESERVE,
+)
 
 
 class FastPathCounts:

@@ -12,7 +12,6 @@ Connections have no timers of their own: one `TimeoutWatch` checks all of them.
 """
 
 import asyncio
-from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -21,7 +20,8 @@ from uvicorn.server import ServerState
 
 from select_service.auth.limit_shares import UNKEYED_HOLDER, Holder
 from select_service.base.errors import CapacityExceeded, QuotaExceeded
-from select_service.fastpath.fast_handler import FastHandler, FastHandlerWithHeaders
+from select_service.fastpath.fast_handler import FastHandler
+from select_service.fastpath.ready_connections import ReadyConnections
 from select_service.fastpath.timeout_watch import TimeoutWatch
 from select_service.http import bounded_protocol as bounds
 from select_service.http.body_codec import BODY_BUDGET, BODY_BYTES_FREE, BODY_BYTES_MAX
@@ -44,61 +44,6 @@ request in `_parts`; bytes to append to `_parts`; input of `_ordinary`; ignored.
 """
 
 
-class FastPath:
-    """Factory of the protocols of one server (see `http.http_server.ConnectionFactory`)."""
-
-    def __init__(
-        self,
-        handler: FastHandlerWithHeaders,
-        wrap_handler: Callable[[FastHandler], FastHandler] | None = None,
-    ) -> None:
-        """wrap_handler: wraps the handler of each connection; None means unwrapped"""
-        self.wrap_handler = wrap_handler
-        self.handler: FastHandler = handler if wrap_handler is None else wrap_handler(handler)
-        self._is_disabled = False
-        self.timeout_watch = TimeoutWatch()
-        self.set_common_headers = handler.set_common_headers
-        self._connections: set[Any] = set()
-
-    def __call__(
-        self,
-        config: uvicorn.Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> asyncio.Protocol:
-        """Return the protocol of a new connection."""
-        protocol = self.make_protocol(config, server_state)
-        if self._is_disabled:
-            protocol.use_handler(self.handler)
-        return protocol
-
-    def make_protocol(self, *server: Any) -> "FastPathProtocol":
-        """Return a protocol.  server: configuration and state of the server"""
-        return FastPathProtocol(self.handler, self.timeout_watch, *server)
-
-    def start_accepting(self, state: ServerState) -> None:
-        """Note the connections of the server."""
-        self._connections = state.connections
-
-    def leave_connections(self) -> None:
-        """Disable the fast path, so that the ordinary path ends each connection."""
-        self._is_disabled, self.handler = True, DeclineAll()
-        for connection in self._connections:
-            if isinstance(connection, FastPathProtocol):
-                connection.use_handler(self.handler)
-
-
-class DeclineAll:
-    """`FastHandler` that declines every request."""
-
-    end = 0
-
-    def answer_request(self, data: bytes, at: int, socket_fd: int = -1) -> bytes | None:
-        """See `FastHandler`."""
-        return None
-
-
 class FastPathProtocol(asyncio.Protocol):
     """Protocol of one connection.
 
@@ -111,6 +56,7 @@ class FastPathProtocol(asyncio.Protocol):
     _unsent: unsent response bytes at the last check; _unread_checks: number of checks with the same
     count.
     _socket_fd: the socket, set only while the transport surely has no pending output.
+    ready: watch of connections; None means no watch.  _watched_fd: the socket while it is watched.
     """
 
     __slots__ = (
@@ -134,7 +80,9 @@ class FastPathProtocol(asyncio.Protocol):
         "_unread_checks",
         "_unsent",
         "_watch",
+        "_watched_fd",
         "_write",
+        "ready",
     )
 
     def __init__(
@@ -153,7 +101,8 @@ class FastPathProtocol(asyncio.Protocol):
         self._size = self._charged = self._request_size = 0
         self._holder = UNKEYED_HOLDER
         self._quiet_checks = self._unsent = self._unread_checks = 0
-        self._socket_fd = _NO_SOCKET
+        self._socket_fd = self._watched_fd = _NO_SOCKET
+        self.ready: ReadyConnections | None = None
 
     # Callbacks of the event loop.
 
@@ -166,7 +115,7 @@ class FastPathProtocol(asyncio.Protocol):
             if len(self._connections) > bounds.CONNECTIONS_MAX:
                 self._hand_over()
         except Exception:
-            self._abort_after_bug()
+            self.abort_after_bug()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -174,15 +123,18 @@ class FastPathProtocol(asyncio.Protocol):
             if self._mode:
                 self._handle_bytes(data)
                 return
-            answer = self._answer_request(data, 0, self._socket_fd)
-            if answer is not None and self._handler.end == len(data):
-                self._quiet_checks = 0
-                if answer:
-                    self._write_responses(answer)
-            else:
-                self._answer_all(data, answer)
+            self.handle_answer(data, self._answer_request(data, 0, self._socket_fd))
         except Exception:
-            self._abort_after_bug()
+            self.abort_after_bug()
+
+    def handle_answer(self, data: bytes, answer: bytes | None) -> None:
+        """Handle received bytes after `FastHandler.answer_request` for their first request."""
+        if answer is not None and self._handler.end == len(data):
+            self._quiet_checks = 0
+            if answer:
+                self._write_responses(answer)
+        else:
+            self._answer_all(data, answer)
 
     def eof_received(self) -> bool:
         """Handle the end of the client's input.  Unanswered requests go to the ordinary path.
@@ -195,7 +147,7 @@ class FastPathProtocol(asyncio.Protocol):
             if self._mode == _ORDINARY and self._ordinary is not None:
                 return self._ordinary.eof_received()
         except Exception:
-            self._abort_after_bug()
+            self.abort_after_bug()
         return False
 
     def pause_writing(self) -> None:
@@ -214,6 +166,7 @@ class FastPathProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._mode = _OVER
+        self.stop_watching()
         self._connections.discard(self)
         self._take_parts()
         ordinary, self._ordinary = self._ordinary, None
@@ -222,6 +175,8 @@ class FastPathProtocol(asyncio.Protocol):
 
     def use_handler(self, handler: FastHandler) -> None:
         """Use another handler from now on."""
+        self.stop_watching()
+        self.ready = None
         self._handler, self._answer_request = handler, handler.answer_request
 
     def shutdown(self) -> None:
@@ -237,7 +192,7 @@ class FastPathProtocol(asyncio.Protocol):
             else:
                 self._close_connection()
         except Exception:
-            self._abort_after_bug()
+            self.abort_after_bug()
 
     # Requests.
 
@@ -250,6 +205,7 @@ class FastPathProtocol(asyncio.Protocol):
         elif self._mode == _NEW:
             self._mode = _READY
             self._answer_all(data, self._answer_request(data, 0, self._socket_fd))
+            self._start_watching()
         elif self._mode == _ORDINARY and self._ordinary is not None:
             self._handle_bytes_after_handover(self._ordinary, data)
 
@@ -262,6 +218,7 @@ class FastPathProtocol(asyncio.Protocol):
                 ordinary.release_reading()
                 self._mode = _READY
                 self._answer_all(data, answer)
+                self._start_watching()
                 return
         self._feed_ordinary(ordinary, data)
 
@@ -291,6 +248,7 @@ class FastPathProtocol(asyncio.Protocol):
         """Write through the transport, which buffers what the client does not accept at once."""
         self._write(answers)
         self._socket_fd = _NO_SOCKET
+        self.stop_watching()
 
     def _defer_rest(self, rest: bytes, request_size: int, *, is_usual: bool) -> None:
         """Keep the rest for later or hand over.
@@ -298,6 +256,7 @@ class FastPathProtocol(asyncio.Protocol):
         Reasons: the client does not read, the share is used up (is_usual), the request needs
         `request_size` bytes, or the request is not common.
         """
+        self.stop_watching()
         self._append_part(rest)
         if self._is_write_paused or is_usual:
             self._pause_reading()
@@ -351,6 +310,7 @@ class FastPathProtocol(asyncio.Protocol):
 
     def _pause_reading(self) -> None:
         """Wait for the client to read, or for the next iteration."""
+        self.stop_watching()
         self._mode = _WAITING
         self._transport.pause_reading()
         if not self._is_write_paused:
@@ -365,18 +325,40 @@ class FastPathProtocol(asyncio.Protocol):
                 self._transport.resume_reading()
                 self._resume_answering()
         except Exception:
-            self._abort_after_bug()
+            self.abort_after_bug()
 
     def _resume_answering(self) -> None:
         self._mode = _READY
         data = self._take_parts()
         if data:
             self._answer_all(data, self._answer_request(data, 0))
+        self._start_watching()
+
+    # Watching.
+
+    def _start_watching(self) -> None:
+        """Let the kernel receive the next requests, if nothing is pending."""
+        ready, socket_fd = self.ready, self._socket_fd
+        is_idle = self._mode == _READY and socket_fd != _NO_SOCKET
+        if ready is None or not is_idle or self._watched_fd != _NO_SOCKET:
+            return
+        if ready.watch(self, socket_fd):
+            self._transport.pause_reading()
+            self._watched_fd = socket_fd
+
+    def stop_watching(self) -> None:
+        """Let the transport read again, if the kernel received so far."""
+        socket_fd, self._watched_fd = self._watched_fd, _NO_SOCKET
+        if socket_fd != _NO_SOCKET and self.ready is not None:
+            self.ready.unwatch(socket_fd)
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
 
     # Handover and end.
 
     def _hand_over(self) -> BoundedProtocol:
         """Let the ordinary path read from here on."""
+        self.stop_watching()
         if self._mode == _WAITING:
             self._transport.resume_reading()
         self._mode, self._socket_fd = _ORDINARY, _NO_SOCKET
@@ -405,11 +387,13 @@ class FastPathProtocol(asyncio.Protocol):
         return ordinary
 
     def _close_connection(self) -> None:
+        self.stop_watching()
         self._mode = _OVER
         self._transport.close()
 
-    def _abort_after_bug(self) -> None:
+    def abort_after_bug(self) -> None:
         """Abort the connection after a bug: its state is unknown."""
+        self.stop_watching()
         self._mode = _OVER
         self._config.app.report_failure(FAILURE_NAME)  # type: ignore[union-attr]
         self._transport.abort()
@@ -419,14 +403,22 @@ class FastPathProtocol(asyncio.Protocol):
     def check_timeouts(self) -> None:
         """Check the timeouts; called by the watch every WATCH_EVERY_S."""
         try:
+            if self._was_active():
+                self._quiet_checks = 0
             if self._is_unread():
+                self.stop_watching()
                 self._transport.abort()
             elif self._is_busy():
                 self._quiet_checks = 0
             else:
                 self._close_if_quiet()
         except Exception:
-            self._abort_after_bug()
+            self.abort_after_bug()
+
+    def _was_active(self) -> bool:
+        """Return whether the kernel has answered here since the last check."""
+        ready, socket_fd = self.ready, self._watched_fd
+        return ready is not None and socket_fd != _NO_SOCKET and ready.take_activity(socket_fd)
 
     def _allow_direct_write(self) -> None:
         """Allow direct writes to the socket, since no output is pending.
@@ -446,6 +438,7 @@ class FastPathProtocol(asyncio.Protocol):
         self._unsent = unsent
         if not unsent and self._mode == _READY and self._socket_fd == _NO_SOCKET:
             self._allow_direct_write()
+            self._start_watching()
         # Counting checks instead of reading a clock: a check costs half a microsecond.
         return unsent > 0 and self._unread_checks * bounds.WATCH_EVERY_S > bounds.UNREAD_S_MAX
 

@@ -11,7 +11,9 @@ from select_service.core.load.reservations import Reservations
 from select_service.core.registry.fleet.fleet import WorkerFleet
 from select_service.core.registry.fleet.partition import Partition
 from select_service.core.registry.fleet.registration_rules import PARTITIONS_MAX
+from select_service.core.sessions.session_router import SessionRouter
 from select_service.fastpath import serve_layout as layout
+from select_service.fastpath.pair_scenes import PairScene
 from select_service.fastpath.parsing.request_layout import NONE
 from select_service.fastpath.response_templates import ResponseTemplates
 
@@ -36,6 +38,7 @@ class PartitionCache:
         fleet: WorkerFleet,
         held: Reservations,
         state: npt.NDArray[np.int64],
+        sessions: SessionRouter,
         tenants: frozenset[str] | None = None,
     ) -> None:
         """Create an empty cache.
@@ -45,8 +48,11 @@ class PartitionCache:
         self._tenants = tenants
         self._fleet = fleet
         self._held = held
+        self._sessions = sessions
         self._state = state
         self._cached: list[CachedPartition] = []
+        self.pair_scenes: dict[int, PairScene] = {}
+        """Scenes of the rows with pairs; the owner replaces outdated ones."""
         self._rows = np.zeros((PARTITIONS_MAX, layout.ROW_LENGTH), np.int64)
         self._places = np.empty(layout.N_PLACES, np.int64)
         store_pointer(state, layout.ROWS, self._rows)
@@ -66,6 +72,7 @@ class PartitionCache:
 
     def _clear_cache(self) -> None:
         self._cached.clear()
+        self.pair_scenes.clear()
         self._places[:] = NONE
         self._state[layout.CHANGES_SEEN] = self._fleet.partition_changes[0]
         self._state[layout.AT_ROW] = NONE
@@ -79,6 +86,10 @@ class PartitionCache:
         partition = self._fleet.partitions.get(key)
         if partition is None or (self._tenants is not None and key.tenant_id not in self._tenants):
             return False
+        if partition.hint_slots:  # answers about bookings have hints
+            return False
+        if self._fleet.needs_full_path(key.model_name):
+            return False
         number = len(self._cached)
         row = self._rows[number]
         model, tenant = key.model_name.encode(), key.tenant_id.encode()
@@ -89,14 +100,39 @@ class PartitionCache:
         row[layout.IS_EAGLE] = partition.is_eagle
         row[layout.MUTEX] = partition.index.lock.address
         row[layout.SUM] = NONE
-        self._cached.append(CachedPartition(partition, ResponseTemplates(partition, row), names))
+        table = self._sessions.directory.find_table(key)
+        row[layout.SESSIONS] = 0 if table is None else table.address
+        templates = ResponseTemplates(partition, row, self._sessions)
+        self._cached.append(CachedPartition(partition, templates, names))
         self._insert_row(number)
         return True
+
+    def has_sessions(self, number: int) -> bool:
+        """Return whether a partition has a table of sessions."""
+        return bool(self._rows[number, layout.SESSIONS])
+
+    def add_sessions(self, number: int, now: float) -> bool:
+        """Make the table of sessions of a partition; False if there are too many scopes."""
+        partition = self._cached[number].partition
+        directory = self._sessions.directory
+        table = directory.make_table(partition.key, partition.block_size, now)
+        self._rows[number, layout.SESSIONS] = 0 if table is None else table.address
+        return table is not None
 
     def allow_booking(self, number: int) -> None:
         """Allow kernels to book in the partition of a row, which the ledger now knows."""
         key = self._cached[number].partition.key
         self._rows[number, layout.SUM] = self._held.sums.number_of(key, None)
+
+    def ensure_booking(self, number: int) -> bool:
+        """Return whether kernels may book in the partition of a row, as soon as the ledger knows
+        it.
+        """
+        if self._rows[number, layout.SUM] == NONE:
+            if self._cached[number].partition.account.registrar is not self._held.rows:
+                return False
+            self.allow_booking(number)
+        return True
 
     def _insert_row(self, number: int) -> None:
         at = int(self._state[layout.NAMES_HASH]) % layout.N_PLACES

@@ -7,8 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from select_service.core.array_types import store_pointer
-from select_service.core.decision_maker import make_selection
 from select_service.core.registry.fleet.partition import Partition
+from select_service.core.selection_answers import (
+    make_selection,
+)
+from select_service.core.sessions.session_router import SessionRouter
 from select_service.fastpath import serve_layout as layout
 from select_service.fastpath.parsing.request_layout import NONE
 from select_service.schemas.selection import Overlap
@@ -33,8 +36,11 @@ class ResponseTemplates:
     workers cost nothing here.
     """
 
-    def __init__(self, partition: Partition, row: npt.NDArray[np.int64]) -> None:
+    def __init__(
+        self, partition: Partition, row: npt.NDArray[np.int64], sessions: SessionRouter
+    ) -> None:
         """row: row of the partition (serve_layout), which always points to the current texts"""
+        self._sessions = sessions
         self._partition = partition
         self._row = row
         self._members: dict[int, _WorkerSlots] = {}
@@ -57,6 +63,8 @@ class ResponseTemplates:
         record[layout.FIRST_DP_RANK] = members.first_dp_rank
         rank = self._partition.table.row_at(slot).rank
         record[layout.WORKER_ID : layout.DP_RANK + 1] = np.array(rank, np.uint64).view(np.int64)
+        table = self._partition.table
+        record[layout.HAS_UNSEEN_CACHE] = self._sessions.has_unseen_cache(table, slot)
         record[layout.TEXT_LENGTH] = begin if fits else NONE
         record[layout.RANK_LENGTH] = text.rindex(_RANK_END, 0, begin)
         record[layout.TEXT_VERSION] = version

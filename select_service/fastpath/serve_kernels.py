@@ -8,6 +8,7 @@ import time
 from indexer.hashing.seeds import SEED
 from indexer.hashing.xxh3_kernels import chain_hashes, hash_windows
 from indexer.index.header_kernels import (
+    HEADER,
     LAYOUTS,
     f64_view,
     i64_view,
@@ -17,7 +18,16 @@ from indexer.index.header_kernels import (
     u64_view,
 )
 from indexer.jit.decorators import compiled, intrinsic
+from indexer.jit.function_pointers import export_function
 from indexer.jit.mutex_kernels import lock_mutex, unlock_mutex
+from select_service.core.load.compiled.active_load_kernels import active_blocks_of
+from select_service.core.load.compiled.load_layout import (
+    FRACTIONAL_BLOCKS,
+    FRACTIONS,
+    N_TOTALS,
+    TOTALS,
+    WHOLE_BLOCKS,
+)
 from select_service.core.placement.decision_ring_kernels import record_placement
 from select_service.core.placement.placement_kernels import (
     NO_SLOT,
@@ -29,10 +39,14 @@ from select_service.core.placement.plan_layout import (
     BLOCK_SIZE,
     FOLLOWS_PREFILLS,
     INDEX,
+    LEADING,
+    LOAD,
+    P_KV_REUSE,
+    PARAMETERS,
     PLACE_ADDRESS,
     RANKS,
 )
-from select_service.core.workers.rank_table_layout import OPEN
+from select_service.core.workers.rank_table_layout import N_SLOTS, OPEN
 from select_service.fastpath.authorization_kernels import is_authorized
 from select_service.fastpath.booking_kernels import (
     apply_lifecycle_call,
@@ -52,19 +66,25 @@ from select_service.fastpath.parsing.request_layout import (
     N_SEQUENCE,
     N_TOKENS,
     NUMBERS_MAX,
+    PREFILL_COMPLETE,
     RESERVE,
     ROUTE,
     SELECT,
     SELECT_AND_RESERVE,
+    SELECT_PAIR,
+    SESSION_ID,
 )
 from select_service.fastpath.parsing.request_layout import INCOMPLETE as READ_INCOMPLETE
+from select_service.fastpath.parsing.same_head_kernels import keep_head, read_same_head
 from select_service.fastpath.partition_lookup_kernels import find_row, row_at
 from select_service.fastpath.response_kernels import (
     has_current_text,
+    put_head,
     record_of,
     render_done,
     render_selection,
 )
+from select_service.fastpath.selection_record_kernels import write_selection
 from select_service.fastpath.serve_layout import (
     ANSWERS,
     AT_ROW,
@@ -80,21 +100,30 @@ from select_service.fastpath.serve_layout import (
     COUNTS,
     DECIDING_NS,
     DECLINED,
+    DECODE_BLOCKS,
     FIND_RANK,
     GATE,
+    HEAD_FIELDS,
     INCOMPLETE,
     IS_EAGLE,
     LOG,
     MASK,
     MUTEX,
     NEEDS_GATE,
+    NEEDS_PAIR,
     NO_FACTORS,
+    OK,
     OUT,
+    PAIR_END,
+    PIN_MASK,
     PLAN,
     READ,
     RENDER,
+    SAME_HEAD,
+    SELECTION_BYTES,
     SENT,
     SEQUENCE,
+    SERVE_ADDRESS,
     SLOT,
     STALE_ROWS,
     TEXT_LENGTH,
@@ -102,6 +131,13 @@ from select_service.fastpath.serve_layout import (
     TEXT_READY,
     TOKENS,
     UNKNOWN_PARTITION,
+)
+from select_service.fastpath.session_kernels import (
+    add_session_floor,
+    find_session,
+    is_pinned,
+    pin_session,
+    unpin_session,
 )
 
 CLOCK = getattr(time, "CLOCK_UPTIME_RAW", time.CLOCK_MONOTONIC)
@@ -131,14 +167,19 @@ def clock_ns(typingctx):
 @compiled()
 def read_request(data, at, state):
     """Parse the request at `at`; COMMON if the fast path can handle the request."""
-    state[END] = NONE
+    state[END], state[SELECTION_BYTES] = NONE, 0
     # At debug level every decision is logged, which only the ordinary path does.
     if i64_view(state, LOG)[0] != 0:
         return DECLINED
     if i64_view(state, CHANGES)[0] != state[CHANGES_SEEN]:
         return STALE_ROWS
     end = len(data)
-    status = read_head(data, at, end, state)
+    if at == 0 and read_same_head(data, end, state, SAME_HEAD, HEAD_FIELDS):
+        status = COMMON
+    else:
+        status = read_head(data, at, end, state)
+        if at == 0 and status == COMMON:
+            keep_head(data, state, SAME_HEAD, HEAD_FIELDS)
     if status == COMMON and not is_authorized(data, state):
         return DECLINED
     if status == READ_INCOMPLETE or (status == COMMON and state[END] > end):
@@ -173,12 +214,31 @@ def place_prompt(state, row, is_judged, draw):
     ranks = i64_view(plan, RANKS)
     path, sequence = u64_view(state, BLOCKS), u64_view(state, SEQUENCE)[: state[N_SEQUENCE]]
     eligible = mask_view(state, MASK) if is_judged else mask_view(ranks, OPEN)
-    factors = f64_view(state, NO_FACTORS)
-    set_request(plan, state[ISL_TOKENS], state[N_SEQUENCE], False, draw)
+    factors, pinned = f64_view(state, NO_FACTORS), is_pinned(state)
+    if pinned:
+        pin_session(state, ranks[N_SLOTS])
+        eligible = mask_view(state, PIN_MASK)
+    elif state[SESSION_ID] != NONE:
+        add_session_floor(state, row)
+    set_request(plan, state[ISL_TOKENS], state[N_SEQUENCE], pinned, draw)
     given = (plan, path[: state[N_BLOCKS]], sequence, eligible, factors)
     slot = call_place(plan[PLACE_ADDRESS], given)
     record_placement(plan, sequence, eligible, factors, slot)
+    if pinned:
+        unpin_session(state)
     return slot
+
+
+@compiled()
+def count_decode_blocks(state, row):
+    """Return the active blocks of SLOT with the prompt just placed, as `core.selection_answers`."""
+    plan, slot = i64_view(row, PLAN), state[SLOT]
+    load, size = i64_view(plan, LOAD), plan[BLOCK_SIZE]
+    totals = i64_view(load, TOTALS)[slot * N_TOTALS : (slot + 1) * N_TOTALS]
+    fraction = f64_view(load, FRACTIONS)[slot]
+    active = active_blocks_of(totals[WHOLE_BLOCKS], totals[FRACTIONAL_BLOCKS], fraction)
+    blocks = max(state[N_SEQUENCE], (state[ISL_TOKENS] + size - 1) // size)
+    return I(active) + blocks - i64_view(plan, LEADING)[slot]
 
 
 @compiled()
@@ -226,13 +286,19 @@ def choose_slot(state, row, step, is_judged, draw):
 
     Holds the lock of the index, which protects everything a placement reads.
     """
+    plan = i64_view(row, PLAN)
+    # Identities that a client gives are shared also without KV reuse.
+    if state[N_TOKENS] == NONE and f64_view(plan, PARAMETERS)[P_KV_REUSE] == 0.0:
+        return DECLINED
     thread = lock_mutex(row[MUTEX])
-    if i64_view(i64_view(row, PLAN), INDEX)[LAYOUTS] != 0:
+    if i64_view(plan, INDEX)[LAYOUTS] != 0:
         # Ranks with several cache groups may need the prompt's tokens and names.
         unlock_mutex(row[MUTEX], thread)
         return DECLINED
     if step < TEXT_READY:
         state[SLOT] = place_prompt(state, row, is_judged, draw)
+        if state[SLOT] != NO_SLOT:
+            state[DECODE_BLOCKS] = count_decode_blocks(state, row)
     elif state[ROUTE] == RESERVE and i64_view(row, PLAN)[FOLLOWS_PREFILLS] != 0:
         place_on_requested_rank(state, row)
     status = DECLINED if state[SLOT] == NO_SLOT else text_status(row, state[SLOT])
@@ -249,8 +315,18 @@ def render_answer(data, state, row):
         n_blocks, isl_tokens = state[N_SEQUENCE], state[ISL_TOKENS]
         count_placement(plan, n_blocks, isl_tokens, state[SLOT], is_reserved)
         record_decision(data, state, plan)
+    if state[ROUTE] != SELECT_AND_RESERVE:
+        write_selection(data, state, row)
     count_answer(state)
     return render_selection(data, state, row)
+
+
+@compiled()
+def render_pair(state):
+    """Count the completed request for a pair, and write the head before the answer in OUT."""
+    count_decision(state)
+    count_answer(state)
+    return put_head(u8_view(state, OUT), state, OK, state[PAIR_END])
 
 
 @compiled()
@@ -276,9 +352,9 @@ def answer_request(data, at, state, step, draw):
         status = read_request(data, at, state)
         if status < 0:
             return status
-        if state[ROUTE] <= RESERVE and not find_row(state, data):
+        if state[ROUTE] < PREFILL_COMPLETE and not find_row(state, data):
             return UNKNOWN_PARTITION
-    if state[ROUTE] > RESERVE:
+    if state[ROUTE] >= PREFILL_COMPLETE:
         return update_reservation(data, state, step)
     row = row_at(state, state[AT_ROW])
     if step < TEXT_READY:
@@ -289,6 +365,14 @@ def answer_request(data, at, state, step, draw):
             return DECLINED
         if state[ROUTE] == RESERVE:
             return FIND_RANK
+        if state[ROUTE] >= SELECT_PAIR:
+            return NEEDS_PAIR
+        if state[SESSION_ID] != NONE:
+            status = find_session(data, state, row, is_judged)
+            if status < 0:
+                return status
+    if state[ROUTE] >= SELECT_PAIR:
+        return render_pair(state)
     if step < RENDER:
         status = choose_slot(state, row, step, is_judged, draw)
         if status < 0:
@@ -332,7 +416,21 @@ def send_response(file, state, end):
     return end
 
 
-@compiled("int64(Bytes(uint8, 1, 'C'), int64, int64[::1], int64, float64, int64)")
+@compiled()
+def serve(data, at, state, step, draw, file):
+    """Handle one request; arguments and results as for `serve_request`."""
+    end = I(answer_request(data, at, state, step, draw))
+    # Send directly only the last response of the bytes received: earlier ones are joined first.
+    if end > 0 and file != NONE and state[END] == len(data):
+        return I(send_response(file, state, end))
+    return end
+
+
+SERVE = f"int64(Bytes(uint8, 1, 'C'), int64, {HEADER}, int64, float64, int64)"
+_address_of_serve, call_serve = export_function(SERVE, serve)
+
+
+@compiled(SERVE)
 def serve_request(data, at, state, step, draw, file):
     """Handle the request that begins at data[at].
 
@@ -343,8 +441,6 @@ def serve_request(data, at, state, step, draw, file):
     draw: uniform in [0, 1), for ties and the softmax
     file: socket to which a response to all remaining bytes of `data` may be sent directly; or NONE
     """
-    end = I(answer_request(data, at, state, step, draw))
-    # Send directly only the last response of the bytes received: earlier ones are joined first.
-    if end > 0 and file != NONE and state[END] == len(data):
-        return I(send_response(file, state, end))
-    return end
+    # `serve_ready` calls the same code: the address is there from the first request on.
+    state[SERVE_ADDRESS] = _address_of_serve()
+    return call_serve(state[SERVE_ADDRESS], (data, at, state, step, draw, file))

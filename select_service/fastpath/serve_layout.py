@@ -27,6 +27,12 @@ HOSTS       uint8   HOSTS_MAX * HOST_BYTES   accepted values of `host`
 HOST_LENGTHS int64  HOSTS_MAX                their lengths in bytes; 0: unused entry
 WITHIN      bool                             by ledger sum: whether it belongs to the key's tenants
 SUM_CHANGES int64   1                        `OriginSums.changes`
+SELECTION   int64   SELECTION_LENGTH         see core.placement.pending_selection_layout
+SELECTION_TEXT uint8 8 * SELECTION_LENGTH    the same memory
+
+PIN_MASK    bool    slots                    zeros; SESSION_SLOT alone while a session is pinned
+SAME_HEAD   uint8   SAME_HEAD_BYTES_MAX      last accepted head, see parsing.same_head_kernels
+HEAD_FIELDS int64   N_FIELDS                 its fields; BODY_AT is NONE before the first one
 
 Of a row:
 
@@ -40,8 +46,15 @@ Of a record:
 MEMBERS     int64                            slots of all ranks of the worker, by rank
 """
 
+from select_service.core.placement.pending_selection_layout import KEY_WORDS, RECORD_WORDS
 from select_service.fastpath.parsing.byte_kernels import WINDOW
-from select_service.fastpath.parsing.request_layout import N_FIELDS, NUMBERS_MAX, TOKENS_MAX
+from select_service.fastpath.parsing.request_layout import (
+    N_FIELDS,
+    NUMBERS_MAX,
+    TEXT_BYTES_MAX,
+    TOKENS_MAX,
+)
+from select_service.schemas.common import NAME_CHARS_MAX
 
 # Outcomes of a call of `serve_request`, other than the end of an unsent response.  Below INCOMPLETE
 # they request a step of `ServiceHandler`, after which the call is repeated.
@@ -59,6 +72,8 @@ LEDGER_BROKEN = -10  # the ledger lacks an entry that must exist
 FIND_RANK = -11  # SLOT must be set to the rank named by the request
 NOTIFY_FOLLOWERS = -12  # done, but followers of the ledger must be notified of the row CHANGED
 STALE_SUMS = -13  # the sums of the ledger have changed: WITHIN is invalid
+NEEDS_SESSIONS = -14  # the table of sessions, or the text of SESSION_SLOT, is missing
+NEEDS_PAIR = -15  # the pair must be chosen, booked and its answer written into OUT
 
 # Steps at which a call of `serve_request` begins.
 READ, CONTINUE, CONTINUE_GATED, TEXT_READY, ID_READY, RENDER = range(6)
@@ -89,7 +104,12 @@ ID_READY: NEW_ID is set, too.  RENDER: only the response remains.
     HOST_LENGTHS,
     WITHIN,
     SUM_CHANGES,
-) = range(N_FIELDS, N_FIELDS + 44, 2)
+    SELECTION,
+    SELECTION_TEXT,
+    PIN_MASK,
+    SAME_HEAD,
+    HEAD_FIELDS,
+) = range(N_FIELDS, N_FIELDS + 54, 2)
 (
     CHANGES_SEEN,  # number of fleet changes for which the rows are valid
     AT_ROW,  # row of the requested partition
@@ -106,8 +126,21 @@ ID_READY: NEW_ID is set, too.  RENDER: only the response remains.
     CHECKS_HOST,  # whether the host is checked
     IS_BOUND,  # whether the key is bound to tenants, so that WITHIN applies
     SUMS_SEEN,  # number of sum changes for which WITHIN is valid
+    DECODE_BLOCKS,  # potential decode blocks of the rank in SLOT, before any booking
+    BUSY_BLOCKS,  # float64 bits: share of KV blocks above which a rank is decode_busy; NaN: off
+    KEEPS_SELECTIONS,  # whether selections with an id are kept for later bookings
+    SELECTION_BYTES,  # length of what the last request left in SELECTION; below 0: of a key
+    SESSIONS_ARE_HARD,  # whether the requests of a session go to its rank
+    SESSION_HASH,  # hash of the session's id
+    SESSION_ROW,  # row of the session in its table; 0: none; below 0 after a booking: table full
+    SESSION_SLOT,  # slot of the session's rank; NONE without a session
+    BOUND_WORKER,  # rank of the session when the request was decided
+    BOUND_DP_RANK,
+    PAIR_END,  # end of the answer about a pair in OUT, without its head
+    PAIR_RECORD,  # length of the record of its request in SELECTION (core.pairs.stored_pair), bytes
+    SERVE_ADDRESS,  # address of the function behind `serve_request`; 0 before the first request
     HEAD_LENGTH,  # length of the first head, bytes; the other lengths follow
-) = range(N_FIELDS + 44, N_FIELDS + 60)
+) = range(N_FIELDS + 54, N_FIELDS + 83)
 STATE_LENGTH = HEAD_LENGTH + 2
 
 # Entries of a row.
@@ -116,7 +149,8 @@ MODEL_BYTES = 8
 IS_EAGLE = 9
 MUTEX = 10  # address of the index lock, which protects all that a placement reads
 SUM = 11  # ledger sum for reservations of our clients in the partition; NONE at first
-ROW_LENGTH = 12
+SESSIONS = 12  # address of the header of the sessions (session_layout); 0: no table yet
+ROW_LENGTH = 13
 
 # Entries of a record.
 MEMBERS = 0
@@ -125,12 +159,18 @@ TEXT_LENGTH = 3  # NONE: too long
 RANK_LENGTH = 4  # length of the part of the text that identifies the rank
 FIRST_DP_RANK = 5  # rank of the first member; the others are consecutive
 WORKER_ID, DP_RANK = 6, 7
-RECORD_LENGTH = 8
+HAS_UNSEEN_CACHE = 8  # whether the rank may hold cache that the index does not show
+RECORD_LENGTH = 9
 
 N_PLACES = 4096
 """Size of the hash table: a power of two, several times the number of partitions."""
 HASHES_LENGTH = NUMBERS_MAX + WINDOW
 TOKENS_LENGTH = TOKENS_MAX + WINDOW
+PIN_SLOTS_MAX = 65_536
+"""Most slots of a partition whose sessions kernels pin to a rank."""
+NAMES_BYTES = 8 * NAME_CHARS_MAX
+"""Longest names of a partition, two texts of up to four bytes a character."""
+SELECTION_LENGTH = RECORD_WORDS + KEY_WORDS + (NAMES_BYTES + TEXT_BYTES_MAX) // 8 + 2 * NUMBERS_MAX
 TEXT_BYTES = 512
 ID_BYTES = 36
 """Length of a generated id."""
@@ -139,8 +179,10 @@ HOST_BYTES = 256
 HEAD_BYTES = 512
 BODY_BEGIN = HEAD_BYTES + 128
 """Offset of the body in OUT; the head is placed before it."""
-OUT_BYTES = 65_536
-"""Room for the ids, a text, and 34 bytes for each rank that a worker may have."""
+OUT_BYTES = 65_536 + 21 * NUMBERS_MAX
+"""Room for the ids, a text, 34 bytes for each rank that a worker may have, and the hashes.  The
+pages that no response has reached cost no memory.
+"""
 
 OK, CREATED = range(2)
 """Indexes of heads by status."""

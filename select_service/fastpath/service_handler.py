@@ -4,6 +4,7 @@ Requests the fast path cannot handle are declined before any state changes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
 from typing import ClassVar
 
 import numpy as np
@@ -11,11 +12,13 @@ import numpy as np
 from select_service.core.array_types import Mask, store_pointer
 from select_service.core.identity import PartitionKey
 from select_service.core.load.reservations import Reservations
+from select_service.core.placement.pending_selection_layout import KEY_AT
 from select_service.core.placement.router_config import RouterConfig
 from select_service.core.registry.fleet.partition import Partition
 from select_service.core.selector import SelectorCore
 from select_service.fastpath import serve_layout as layout
 from select_service.fastpath.fastpath_counts import FastPathCounts
+from select_service.fastpath.pair_answers import PairAnswers
 from select_service.fastpath.parsing import request_layout as request
 from select_service.fastpath.parsing.request_layout import NONE
 from select_service.fastpath.partition_cache import PartitionCache
@@ -26,14 +29,15 @@ from select_service.http.request_head import Headers
 from select_service.metrics.service_metrics import ServiceMetrics
 from select_service.schemas.common import DEFAULT_NAME
 
-_STATE_CHANGING = (layout.CORE_BOOKS, layout.CORE_CALLS, layout.NOTIFY_FOLLOWERS)
+_STATE_CHANGING = (layout.NEEDS_PAIR, layout.CORE_BOOKS, layout.CORE_CALLS, layout.NOTIFY_FOLLOWERS)
 """Results of the kernel that request a change, or follow one."""
+_BOOKING_ROUTES = (request.SELECT_AND_RESERVE, request.RESERVE, request.SELECT_PAIR_AND_RESERVE)
 
 
 class ServiceHandler:
     """`FastHandler` of a service.
 
-    _generated_id: generated reservation id of the current request
+    _generated_id: generated reservation id of the current request, and _draw: its random number
     """
 
     def __init__(
@@ -42,24 +46,32 @@ class ServiceHandler:
         """tenants: tenants served here; None means all"""
         decisions, reservations = selector.decisions, selector.ledger.reservations
         self.end, self._tenants, self._sums = 0, tenants, reservations.sums
-        self._gate, self._random = selector.gate, decisions.rng.random
+        self._gate, self.draw_random = selector.gate, decisions.rng.random
         self._memory = ServeMemory()
-        self._state = self._memory.header
+        self._state = self.header = self._memory.header
         self._numbers = self._state.data
         self._partitions = PartitionCache(
-            selector.fleet, reservations, self._state, tenants=tenants
+            selector.fleet, reservations, self._state, decisions.sessions, tenants=tenants
         )
         self._counts = FastPathCounts(self._state, self._gate.tally, metrics)
         self._out = self._memory.out.data
-        read = self._memory.blocks, self._memory.sequence
-        self._calls = ReservationCalls(selector, self._numbers, *read)
+        read = self._memory.blocks, self._memory.sequence, self._memory.tokens
+        self._calls = ReservationCalls(selector, self._numbers, read)
+        self._pairs = PairAnswers(selector, self._memory, self._partitions, self._calls)
         metrics.before_observing.append(self._counts.flush_to_metrics)
+        self._pending = selector.replay.pending
+        self._selection = self._memory.selection.data.cast("B")
         self._generated_id: str | None = None
+        self._draw = 0.0
         self._new_reservation_id = decisions.new_reservation_id
         self._mover = None if selector.health is None else selector.health.mover
         if self._mover is not None:
             self._mover.add_watcher(self._pause_booking)
+        self._pair_book = selector.pairs.book
+        self._pair_book.loss_watchers.append(self._pause_booking)
         self._may_kernel_book = decisions.config.assume_kv_reuse
+        self._busy_thresholds = decisions.busy_thresholds
+        self._state[layout.SESSIONS_ARE_HARD] = decisions.sessions.directory.settings.is_hard
         self._share_core_state(reservations, decisions.config)
         self.set_common_headers([])
 
@@ -72,9 +84,17 @@ class ServiceHandler:
         store_pointer(state, layout.SUM_CHANGES, self._sums.changes)
         state[layout.IS_BOUND], state[layout.SUMS_SEEN] = self._tenants is not None, NONE
         state[layout.KERNEL_BOOKS] = self._may_kernel_book
+        state[layout.KEEPS_SELECTIONS] = self._pending.is_on
         state[layout.COUNTS_PREFILL] = router.track_prefill_tokens
         state[layout.COUNTS_BLOCKS] = router.track_active_blocks
+        threshold = self._busy_thresholds.decode
+        state.view(np.float64)[layout.BUSY_BLOCKS] = np.nan if threshold is None else threshold
         state[layout.COUNTS_OUTPUT] = router.track_output_blocks and router.track_active_blocks
+
+    @property
+    def keeps_selections(self) -> bool:
+        """Whether selections are kept for later bookings, which remove them."""
+        return bool(self._pending.records)
 
     def set_common_headers(self, headers: Headers) -> None:
         """Set the headers that every response begins with from now on."""
@@ -94,16 +114,27 @@ class ServiceHandler:
     def booked_row(self) -> int:
         """Ledger row of the reservation made by the last request; NONE if it made none."""
         route = self._numbers[request.ROUTE]
-        is_booked = route in (request.SELECT_AND_RESERVE, request.RESERVE)
-        return self._numbers[layout.CHANGED] if is_booked else NONE
+        return self._numbers[layout.CHANGED] if route in _BOOKING_ROUTES else NONE
 
     def answer_request(self, data: bytes, at: int, socket_fd: int = NONE) -> bytes | None:
         """See `FastHandler`."""
         # Drawn per request even if unused: the kernel cannot call Python's generator.
-        draw = self._random()
+        draw = self.draw_random()
         end = serve_request(data, at, self._state, layout.READ, draw, socket_fd)
+        return self.finish_request(end, data, at, draw, socket_fd)
+
+    def finish_request(
+        self, end: int, data: bytes, at: int, draw: float, socket_fd: int
+    ) -> bytes | None:
+        """Finish a request where the kernel left it; result as for `answer_request`.
+
+        end: result of the kernel;  draw: the random number that it got
+        """
         if end < 0:
             end = self._run_steps(end, data, at, draw, socket_fd)
+        n_bytes = self._numbers[layout.SELECTION_BYTES]
+        if n_bytes and end >= 0 and (n_bytes > 0 or self._pending.records):
+            self._update_selections(n_bytes)
         if not end:
             self.end = len(data)
             return b""
@@ -114,13 +145,28 @@ class ServiceHandler:
         # A copy: the next request overwrites OUT.
         return bytes(self._out[self._numbers[layout.BEGIN] : end])
 
+    def _update_selections(self, n_bytes: int) -> None:
+        """Keep the selection just answered, or remove the one whose id was booked.
+
+        n_bytes: length of its record, or the negative length of its key
+        """
+        try:
+            if n_bytes > 0:
+                self._pending.put(bytes(self._selection[:n_bytes]))
+            else:
+                self._pending.discard(bytes(self._selection[KEY_AT : KEY_AT - n_bytes]))
+        except MemoryError:
+            # The answer may be sent already, so a lack of memory must not show: the selection is
+            # then not kept, as after its expiry.
+            pass
+
     def _run_steps(self, outcome: int, data: bytes, at: int, draw: float, socket_fd: int) -> int:
         """Carry out the steps the kernel requests and call it again, until there is a response or a
         refusal.
 
         Returns SENT, the end of the unsent response, INCOMPLETE or DECLINED.
         """
-        self._generated_id = None
+        self._generated_id, self._draw = None, draw
         while outcome < layout.INCOMPLETE:  # other than DECLINED
             try:
                 resume_at = self._STEPS[outcome](self, data)
@@ -158,8 +204,11 @@ class ServiceHandler:
         """Set the mask to the ranks the gate admits to at once: CONTINUE, CONTINUE_GATED or
         DECLINED.
         """
-        if self._gate.is_open or self._numbers[request.ROUTE] == request.RESERVE:
+        route = self._numbers[request.ROUTE]
+        if self._gate.is_open or route == request.RESERVE:
             return layout.CONTINUE
+        if route >= request.SELECT_PAIR:
+            return layout.DECLINED  # limits count for each leg
         # Without waiting requests and with a free rank the gate admits at once; everything else
         # queues.
         if self._has_unknown_class(data):
@@ -192,6 +241,23 @@ class ServiceHandler:
             self._set_mask(there)
         return layout.TEXT_READY
 
+    def _prepare_sessions(self, data: bytes) -> int:
+        """Make the table of sessions, or the text of SESSION_SLOT: CONTINUE, CONTINUE_GATED or
+        DECLINED.
+        """
+        number = self._numbers[layout.AT_ROW]
+        if self._partitions.has_sessions(number):
+            cached = self._partitions.partition_at(number)
+            cached.templates.render_template(self._numbers[layout.SESSION_SLOT])
+        elif not self._partitions.add_sessions(number, monotonic()):
+            return layout.DECLINED
+        # The mask of the gate is still set.
+        return layout.CONTINUE if self._gate.is_open else layout.CONTINUE_GATED
+
+    def _answer_pair(self, data: bytes) -> int:
+        """Choose a pair, book it if requested, and write the answer: RENDER or DECLINED."""
+        return self._pairs.answer_request(data, self._draw)
+
     def _generate_id(self, data: bytes) -> int:
         """Set a generated id for the requested reservation: ID_READY."""
         self._set_reservation_id(self._new_reservation_id())
@@ -212,7 +278,9 @@ class ServiceHandler:
             if state[request.RESERVATION_ID] == NONE:
                 self._set_reservation_id(name)
         self._partitions.allow_booking(state[layout.AT_ROW])
-        state[layout.CHANGED] = self._calls.row_of_booking(data, self._generated_id)
+        state[layout.CHANGED] = row = self._calls.row_of_booking(data, self._generated_id)
+        if state[request.SESSION_ID] != NONE and not self._calls.has_session(row):
+            state[layout.SESSION_ROW] = NONE
         return layout.RENDER
 
     def _apply_lifecycle_call(self, data: bytes) -> int:
@@ -224,8 +292,8 @@ class ServiceHandler:
     def _notify_followers(self, data: bytes) -> int:
         """Notify the followers of the ledger of the kernel's change: RENDER."""
         row = self._numbers[layout.CHANGED]
-        if self._numbers[request.ROUTE] > request.RESERVE:
-            self._calls.notify_lifecycle(row)
+        if self._numbers[request.ROUTE] >= request.PREFILL_COMPLETE:
+            self._calls.notify_lifecycle(data, row)
         else:
             self._calls.notify_booking(data, self._current_partition(), row, self._generated_id)
         return layout.RENDER
@@ -242,6 +310,8 @@ class ServiceHandler:
         layout.FIND_RANK: _find_requested_rank,
         layout.TEXT_MISSING: _render_template,
         layout.NEEDS_ID: _generate_id,
+        layout.NEEDS_SESSIONS: _prepare_sessions,
+        layout.NEEDS_PAIR: _answer_pair,
         layout.CORE_BOOKS: _book_slot,
         layout.CORE_CALLS: _apply_lifecycle_call,
         layout.NOTIFY_FOLLOWERS: _notify_followers,
@@ -255,18 +325,18 @@ class ServiceHandler:
         return self._partitions.partition_at(self._numbers[layout.AT_ROW]).partition
 
     def _pause_booking(self) -> None:
-        """Stop booking here: reservations were migrated, which the ordinary path reports to
-        callers.
+        """Stop booking here: reservations were migrated or lost a leg, which the ordinary path
+        reports to callers.
         """
         self._state[layout.KERNEL_BOOKS] = False
 
     def _is_booking_paused(self) -> bool:
         """Return whether migrations remain to be reported; if not, resume booking here."""
-        if self._mover is None:
-            return False
-        if not self._mover.has_moved:
+        has_moved = self._mover is not None and self._mover.has_moved
+        has_news = has_moved or bool(self._pair_book.lost_legs)
+        if not has_news:
             self._state[layout.KERNEL_BOOKS] = self._may_kernel_book
-        return self._mover.has_moved
+        return has_news
 
     def _has_unknown_class(self, data: bytes) -> bool:
         """Return whether the request names a policy class that its model does not have."""
@@ -285,7 +355,7 @@ class ServiceHandler:
     def _set_reservation_id(self, name: str) -> None:
         """Set the id of the requested reservation."""
         self._generated_id = name
-        self._memory.new_id[:] = np.frombuffer(name.encode(), np.uint8)
+        self._memory.set_new_id(name)
 
 
 def _key_in(data: bytes, fields: memoryview) -> PartitionKey:

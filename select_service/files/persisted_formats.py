@@ -28,6 +28,10 @@ HEALTH = PersistedFormat("select-service health", 64 << 20)
 """Health file; the maximum number of references of usual length takes a sixth of the limit."""
 POLICIES = PersistedFormat("select-service policies", 16 << 20)
 """Policies file; the maximum number of rules takes less than the limit."""
+SESSIONS = PersistedFormat("select-service sessions", 512 << 20)
+"""File of sessions; a million with usual ids take less."""
+SESSIONS_SUFFIX = ".sessions"
+"""Suffix of the file of sessions, after the name of the state file."""
 POLICIES_SUFFIX = ".policies"
 """Suffix of the policies file, after the name of the snapshot file."""
 

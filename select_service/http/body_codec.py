@@ -205,12 +205,17 @@ def _decode_leniently(request: Request, body: bytes, form: BodySchema[T]) -> T:
     left = body
     try:
         left, unknown = form.prune_body(body)
-        _refuse_duplicate_keys(body)
         if unknown:
             add_warnings(request, unknown)
-        return form.decode(left)
+        value = form.decode(left)
+        _refuse_duplicate_keys(body)  # after decoding: it can only read JSON
+        return value
     except msgspec.ValidationError as error:
-        raise InvalidBody(readable_error(error, left, form.type)) from None
+        try:
+            text = readable_error(error, left, form.type)
+        except _UNREADABLE as unreadable:  # behind the value of the wrong type
+            raise _explain_malformed(unreadable, body) from None
+        raise InvalidBody(text) from None
     except _UNREADABLE as error:
         raise _explain_malformed(error, body) from None
 

@@ -4,7 +4,8 @@ Types of request bodies forbid unknown fields, so that a body that decodes has n
 requests pay nothing for this check.  After a failure the body is decoded again without
 
 * unknown fields, each of which causes a warning, and
-* null fields whose type has no null: null means the same as omitting the field.
+* null fields whose type has no null: null means the same as omitting the field.  A type with the
+  mark of `common.NonNullFlag` stays as it is, so that its null is an error.
 
 The same decoder then decodes the rest, so that all other rules and errors are the same.
 """
@@ -16,6 +17,7 @@ import msgspec
 from msgspec import inspect
 
 from select_service.http.request_warnings import RequestWarning, unknown_field
+from select_service.schemas.common import REFUSES_NULL
 
 LIST_BYTES_MAX = 256 * 1024
 """Longest list of objects to prune, bytes, since each item costs time; in longer lists unknown
@@ -82,7 +84,7 @@ def _prune_members(
         field, member = fields.get(name), bytes(value)
         if field is None:
             warnings.append(unknown_field(name, tuple(fields), place))
-        elif field.required or member != b"null" or _takes_null(field.type):
+        elif field.required or member != b"null" or _keeps_null(field.type):
             below = f"{place}.{name}" if place else name
             member = _prune_value(member, field.type, below, warnings)
             yield msgspec.json.encode(name) + b":" + member
@@ -97,7 +99,9 @@ def _holds_structs(kind: inspect.Type) -> bool:
     return isinstance(kind, inspect.StructType)
 
 
-def _takes_null(kind: Any) -> bool:
-    """Return whether null is a valid value."""
+def _keeps_null(kind: Any) -> bool:
+    """Return whether null is a valid value, or an error."""
+    if isinstance(kind, inspect.Metadata) and kind.extra is not None:
+        return REFUSES_NULL in kind.extra
     parts = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
     return any(isinstance(part, inspect.NoneType) for part in parts)

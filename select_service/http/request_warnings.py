@@ -77,6 +77,19 @@ def ignored_override(names: Sequence[str], policy: str) -> RequestWarning:
     )
 
 
+def ignored_advisory() -> RequestWarning:
+    return RequestWarning(
+        "unused_field", "`advisory` is ignored: this route books; ask for advice with POST /select"
+    )
+
+
+def omitted_hashes(limit: int) -> RequestWarning:
+    """Return the warning.  limit: most hashes of a response"""
+    return RequestWarning(
+        "unused_field", f"`sequence_hashes` are left out: the prompt has more than {limit} blocks"
+    )
+
+
 def unknown_policy_class(name: str, known: Sequence[str], default: str) -> RequestWarning:
     """Return the warning.  known: families and explicit classes;  default: family used instead"""
     text = f"unknown policy class or family `{printable_name(name)}`, using `{default}`"

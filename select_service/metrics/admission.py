@@ -42,7 +42,7 @@ STAGE: Sequence[FamilyRow[AdmissionReport]] = (
     ),
     FamilyRow(
         "tasks_rejected_total",
-        "Requests rejected by admission: busy ranks, full queue, queue timeout, shed tier.",
+        "Requests rejected by admission: busy ranks, full queue, timeout, deadline, shed tier.",
         lambda a: a.rejected,
         prefix=DYNAMO,
     ),
@@ -86,6 +86,18 @@ STAGE: Sequence[FamilyRow[AdmissionReport]] = (
         "1 while requests of the priority tier are rejected, else 0.",
         lambda a: a.tier_shed,
         ("tier",),
+    ),
+    FamilyRow(
+        "queue_deadline_exceeded_total",
+        "Requests whose deadline_ms was not met: refused at once, or after waiting in vain.",
+        lambda a: _first_by_name(a.missed_deadlines),
+        ("policy_class",),
+    ),
+    FamilyRow(
+        "queue_flows",
+        "Different values of fairness_id among the waiting requests now; one more without.",
+        lambda a: _first_by_name(a.flows),
+        ("policy_class",),
     ),
     FamilyRow(
         "queue_wait_seconds",

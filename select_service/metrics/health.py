@@ -57,6 +57,12 @@ HEALTH: Sequence[FamilyRow["HealthReport"]] = (
     FamilyRow("health_ranks", "Ranks in a health state now.", lambda h: h.ranks, ("state",)),
     FamilyRow("spares", "Spare ranks in a health state now.", lambda h: h.spares, ("state",)),
     FamilyRow(
+        "capacity_lost_ranks",
+        "Ranks of a model that health has taken out, without drains by operators and planners.",
+        lambda h: h.lost,
+        ("model_name",),
+    ),
+    FamilyRow(
         "health_withheld_total",
         "Failed checks of ranks that kept getting requests because of --health-max-eject.",
         lambda h: h.withheld,

@@ -24,6 +24,11 @@ OUT: Sequence[FamilyRow[ReplicaStatus]] = (
         lambda s: s.progress_out,
     ),
     FamilyRow(
+        "replica_sessions_out_total",
+        "Messages about sessions published to replicas.",
+        lambda s: s.sessions_out,
+    ),
+    FamilyRow(
         "replica_subscribers",
         "Replicas that receive the events of this one now.",
         lambda s: s.subscribers,
@@ -66,6 +71,21 @@ PEERS: Sequence[FamilyRow[ReplicaPeer]] = (
         "replica_progress_total",
         "Messages of the peer with the progress of prefills that changed the load here.",
         lambda p: p.progress,
+    ),
+    FamilyRow(
+        "replica_sessions_total",
+        "Messages of the peer about sessions that had an effect here.",
+        lambda p: p.sessions,
+    ),
+    FamilyRow(
+        "replica_session_repairs_total",
+        "Readings of the peer's sessions, where digests differed.",
+        lambda p: p.session_repairs,
+    ),
+    FamilyRow(
+        "replica_sessions_repaired_total",
+        "Sessions added or changed here by readings of the peer's.",
+        lambda p: p.sessions_repaired,
     ),
     FamilyRow(
         "replica_lost_total",

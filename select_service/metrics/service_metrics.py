@@ -20,9 +20,13 @@ from prometheus_client.registry import Collector
 from indexer.sockets.listener_status import ListenerStatus
 from select_service.core.admission.admission_report import AdmissionReport, admission_report
 from select_service.core.analysis.policy_evaluation import EvaluationReport
+from select_service.core.assumption_service import AssumptionReport
 from select_service.core.duration_histogram import DurationHistogram
+from select_service.core.pairs.pair_report import PairReport, make_pair_report
 from select_service.core.registry.fleet.recovered_blocks import PersistenceReport
 from select_service.core.selector import SelectorCore
+from select_service.core.sessions.session_report import SessionReport, make_session_report
+from select_service.core.shared_caches.cache_status import SharedCacheStatus
 from select_service.core.views.state_report import (
     PartitionReport,
     RankLoadSums,
@@ -31,9 +35,11 @@ from select_service.core.views.state_report import (
 )
 from select_service.metrics.access import AUDITED, KEYS, AccessReport, AuditCounts
 from select_service.metrics.admission import admission_metrics
+from select_service.metrics.assumptions import ASSUMPTIONS
 from select_service.metrics.decision_log import LOGGED, DecisionLogCounts
 from select_service.metrics.discovery import SOURCES, SourceReport
 from select_service.metrics.health import MOVES, health_metrics
+from select_service.metrics.pairs import PAIRS
 from select_service.metrics.policy_comparison import experiment_metrics, shadow_metrics
 from select_service.metrics.predictions import prediction_metrics
 from select_service.metrics.replicas import replica_metrics
@@ -51,6 +57,8 @@ from select_service.metrics.series import (
     make_series,
     make_summed_series,
 )
+from select_service.metrics.sessions import SESSIONS
+from select_service.metrics.shared_caches import SHARED_CACHES
 from select_service.metrics.shared_limits import LIMITS, LimitReport
 from select_service.metrics.state_families import (
     LISTENERS,
@@ -101,6 +109,7 @@ class ComponentFigures(NamedTuple):
     tracing: None without tracing
     limits: shared limits
     followed: seconds since the last check of followed files, by setting or source
+    shared_caches: status of the shared caches, by model
     """
 
     listeners: Mapping[RankKey, ListenerStatus]
@@ -118,6 +127,7 @@ class ComponentFigures(NamedTuple):
     tracing: TracingCounts | None = None
     limits: Sequence[LimitReport] = ()
     followed: Mapping[str, float] = MappingProxyType({})
+    shared_caches: Sequence[SharedCacheStatus] = ()
 
     def copy_for_thread(self) -> "ComponentFigures":
         """Return a copy that another thread may read; status and reports are immutable."""
@@ -142,8 +152,11 @@ class MetricsObservation(NamedTuple):
     selections: Mapping[str, DurationHistogram]
     admission: AdmissionReport
     evaluation: EvaluationReport
+    assumptions: AssumptionReport
     health: "HealthReport | None"
     moves: "MigrationCounters | None"
+    sessions: SessionReport
+    pairs: PairReport
     now: float
 
 
@@ -230,7 +243,9 @@ class ServiceMetrics:
         for add in self.before_observing:
             add()
         now = self._clock()
-        state = yield from build_state_report(selector.fleet, selector.ledger, RANK_SERIES_MAX)
+        state = yield from build_state_report(
+            selector.fleet, selector.ledger, selector.replay.pending, RANK_SERIES_MAX
+        )
         admission = yield from admission_report(selector.gate, selector.fleet.partitions, now)
         fitness = selector.health
         mover = None if fitness is None else fitness.mover
@@ -242,8 +257,13 @@ class ServiceMetrics:
             selections={route: durations.copy() for route, durations in self._selections.items()},
             admission=admission,
             evaluation=selector.followers.evaluation.make_report(now, RANK_SERIES_MAX),
+            assumptions=selector.followers.assumptions.make_report(),
             health=None if fitness is None else (yield from fitness.build_report()),
             moves=None if mover is None else mover.read_counters().make_copy(),
+            sessions=make_session_report(
+                selector.decisions.sessions, selector.gate.waiting.sessions
+            ),
+            pairs=make_pair_report(selector.pairs),
             now=now,
         )
 
@@ -293,9 +313,12 @@ class _Scrape(Collector):
         yield from self._listener_metrics(seen)
         yield from admission_metrics(seen.admission, seen.edges.engine_scrapes)
         yield from _evaluation_metrics(seen.evaluation)
+        yield from make_process_series(ASSUMPTIONS, seen.assumptions)
         if seen.health is not None:
             yield from health_metrics(seen.health, self._sums)
         yield from make_process_series(MOVES, seen.moves)
+        yield from make_process_series(SESSIONS, seen.sessions)
+        yield from make_process_series(PAIRS, seen.pairs)
         yield from make_process_series(LOGGED, seen.edges.decision_log)
         yield from make_process_series(KEYS, seen.edges.access)
         yield from make_process_series(AUDITED, seen.edges.audit)
@@ -313,6 +336,9 @@ class _Scrape(Collector):
         if seen.edges.tls is not None:
             yield from tls_metrics(seen.edges.tls)
         yield from make_process_series(TRACING, seen.edges.tracing)
+        yield from make_series(
+            SHARED_CACHES, ("model_name",), {(s.model_name,): s for s in seen.edges.shared_caches}
+        )
         yield from make_series(SOURCES, ("source",), {(s.name,): s for s in seen.edges.discovery})
         if seen.edges.replicas is not None:
             yield from replica_metrics(seen.edges.replicas)
@@ -368,7 +394,7 @@ class _Scrape(Collector):
         yield make_family(
             "kv_cache_ranks",
             "Ranks with a KV event listener now, by what their overlaps are as far as events and "
-            "registration show: the exact reusable prefix, or an upper bound (at_most).",
+            "registration show: the exact reusable prefix, an upper bound (at_most), or unknown.",
             ("certainty",),
             _count_certainties(seen.edges.listeners.values()),
         )
@@ -393,8 +419,9 @@ class _Scrape(Collector):
 
 def _count_certainties(listeners: Iterable[ListenerStatus]) -> dict[str, int]:
     """Return the number of ranks by certainty of their overlaps."""
-    is_bound = [s.cache_groups is not None and s.cache_groups.is_bound for s in listeners]
-    return {"exact": is_bound.count(False), "at_most": is_bound.count(True)}
+    groups = [status.cache_groups for status in listeners]
+    found = Counter("exact" if each is None else each.certainty for each in groups)
+    return {name: found[name] for name in ("exact", "at_most", "unknown")}
 
 
 def _evaluation_metrics(seen: EvaluationReport) -> Iterator[Metric]:

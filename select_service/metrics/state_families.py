@@ -17,7 +17,8 @@ from select_service.metrics.series import FamilyRow
 PARTITIONS: Sequence[FamilyRow[PartitionReport]] = (
     FamilyRow(
         "decisions_total",
-        "Decisions since the start, with (reserve) or without (select) a booking.",
+        "Decisions since the start, with (reserve) or without (select) a booking; pairs have "
+        "numbers of their own and count neither here nor as prompts, matches and claims.",
         lambda p: {"select": p.tally.selected, "reserve": p.tally.reserved},
         ("kind",),
     ),
@@ -53,9 +54,35 @@ PARTITIONS: Sequence[FamilyRow[PartitionReport]] = (
     FamilyRow(
         "claimed_tokens_total",
         "Prompt tokens that the chosen rank held at the decision, by certainty: the exact reusable "
-        "prefix, or an upper bound (at_most).",
-        lambda p: {"exact": p.tally.exact_tokens, "at_most": p.tally.bound_tokens},
+        "prefix, an upper bound (at_most), a lower bound (at_least), unknown, or only assumed "
+        "because of earlier bookings (assumed).",
+        lambda p: {
+            "exact": p.tally.exact_tokens,
+            "at_most": p.tally.bound_tokens,
+            "at_least": p.tally.least_tokens,
+            "unknown": p.tally.uncertain_tokens,
+            "assumed": p.tally.assumed_tokens,
+        },
         ("certainty",),
+    ),
+    FamilyRow(
+        "kv_hints_total",
+        "Bookings on workers with a router_hint_worker_type: with a kv_hint (given), without a "
+        "better source (none), or with one whose own block hashes are too many to look up "
+        "(unnamed).",
+        lambda p: p.hint_outcomes,
+        ("outcome",),
+    ),
+    FamilyRow(
+        "shared_cache_credit_tokens_total",
+        "Prefill tokens that decisions credited for tokens in a shared cache.",
+        lambda p: p.shared_credit_tokens,
+    ),
+    FamilyRow(
+        "kv_sources_total",
+        "Decisions with --kv-sources: with a rank to fetch from (given) or without (none).",
+        lambda p: p.kv_source_outcomes,
+        ("outcome",),
     ),
     FamilyRow("ranks", "Ranks that can be chosen now.", lambda p: p.n_ranks),
     FamilyRow(
@@ -82,6 +109,26 @@ PARTITIONS: Sequence[FamilyRow[PartitionReport]] = (
         "index_bytes_max",
         "Limit of the memory of the index in bytes (--index-max-bytes).",
         lambda p: p.prefix_index.bytes_max,
+    ),
+    FamilyRow(
+        "assumed_blocks",
+        "Blocks that ranks are assumed to hold because of bookings now; a block counts on each.",
+        lambda p: p.assumed.blocks,
+    ),
+    FamilyRow(
+        "assumed_index_bytes",
+        "Memory of the assumed blocks in bytes; limited like the index (--index-max-bytes).",
+        lambda p: p.assumed.bytes,
+    ),
+    FamilyRow(
+        "assumed_refused_blocks_total",
+        "Blocks of bookings that are not assumed because memory was short.",
+        lambda p: p.assumed.refused,
+    ),
+    FamilyRow(
+        "assumed_evicted_blocks_total",
+        "Assumed blocks that were evicted because the cache of their rank is full, or expired.",
+        lambda p: p.assumed.evicted,
     ),
     FamilyRow(
         "index_holder_sets",
@@ -224,6 +271,27 @@ PROCESS: Sequence[FamilyRow[StateReport]] = (
         "reservations_dropped_with_rank_total",
         "Live reservations dropped together with their removed rank.",
         lambda r: r.dropped_with_rank,
+    ),
+    FamilyRow(
+        "pending_selections",
+        "Answers of /select that a booking may still take over by their selection_id.",
+        lambda r: r.selections.entries,
+    ),
+    FamilyRow(
+        "pending_selection_bytes",
+        "Memory of the pending selections in bytes, towards --selection-cache-max-bytes.",
+        lambda r: r.selections.n_bytes,
+    ),
+    FamilyRow(
+        "pending_selections_ended_total",
+        "Pending selections that were booked, made room for newer ones (evicted), or were larger "
+        "than the whole limit and not kept (oversized); the others expire.",
+        lambda r: {
+            "booked": r.selections.booked,
+            "evicted": r.selections.evicted,
+            "oversized": r.selections.oversized,
+        },
+        ("reason",),
     ),
     FamilyRow(
         "workers",

@@ -25,6 +25,7 @@ from select_service.planner.config_loader import (
     convert_config,
     read_config,
 )
+from select_service.planner.plugins.plugin_loader import PluginLoadError, describe_plugins
 
 USAGE_ERROR = 2
 PORT_MAX = 65535
@@ -34,7 +35,7 @@ ONE_THREAD = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Thread settings of linear algebra: matrices of a forecast are small, and idle threads spin, which
 costs six times the CPU on two cores and more on more.
 """
-CHECK, REPLAY = "check", "replay"
+CHECK, REPLAY, PROFILE = "check", "replay", "profile"
 """First words of the other commands."""
 
 
@@ -57,6 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 from select_service.planner.replay.replay_command import replay_command
 
                 return replay_command(words[1:])
+            if words[:1] == [PROFILE]:
+                from select_service.planner.profiling.profile_command import profile_command
+
+                return profile_command(words[1:])
             given = build_parser().parse_arguments(words)
             if given.version:
                 print(f"select-planner {package_version()}")
@@ -87,6 +92,7 @@ def build_parser() -> CommandParser:
         commands={
             CHECK: "validation of a configuration",
             REPLAY: "comparison of configurations on recorded traffic",
+            PROFILE: "measurement of an engine",
         },
     )
     add = result.add_argument
@@ -243,21 +249,41 @@ def _check_command(words: Sequence[str]) -> int:
     """Run the command `check`."""
     checking = CommandParser(
         "select-planner check",
-        "Validation of a configuration. Exit status: 0, or 2 with the fault in one line.",
+        "Validation of a configuration and of everything that it names: keys, certificates, "
+        "profiles, traces, logs and stored decisions. Exit status: 0, or 2 with a line for each "
+        "fault.",
         {
             "select-planner check planner.yaml": "default profile",
             "select-planner check planner.yaml --profile document": "defaults of Dynamo's planner",
-            "select-planner check planner.yaml && kubectl apply -f .": "check first",
+            "select-planner check planner.yaml --file-only && kubectl apply -f .": "check first, "
+            "where the named files are not",
         },
         "FILE [OPTION ...]",
     )
     checking.add_argument("file", metavar="FILE", help="configuration file, YAML")
+    checking.add_argument(
+        "--file-only", action="store_true", help="read no other file (default: all named files)"
+    )
     _add_profile_flag(checking)
     given = checking.parse_arguments(words)
     profile: ConfigProfile = given.profile
     config = read_config(given.file, profile)
+    if not given.file_only:
+        from select_service.planner.runtime.named_files import find_named_faults
+
+        faults = list(find_named_faults(config, profile))
+        for fault in faults:
+            print(f"{given.file}: {fault}", file=sys.stderr)
+        if faults:
+            return USAGE_ERROR
     names = ", ".join(printable_name(each.name) for each in config.deployments)
+    try:
+        plugins = list(describe_plugins(config, loads=not given.file_only))
+    except PluginLoadError as error:
+        raise PlannerConfigError(f"{given.file}: {error}") from None
     print(f"{given.file}: good, {len(config.deployments)} deployment(s): {names}")
+    if plugins:
+        print(f"plugins: {', '.join(map(printable_name, plugins))}")
     return 0
 
 

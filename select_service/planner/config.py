@@ -1,7 +1,7 @@
 """Configuration of a planner, decoded from a YAML file to a frozen `PlannerConfig`."""
 
 import re
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
@@ -10,7 +10,7 @@ from select_service.planner.core.settings import DeploymentSettings
 DEPLOYMENTS_MAX = 256
 SELECTORS_MAX = 64
 ALLOWED_HOSTS_MAX = 64
-PROPOSERS_MAX = 16
+PLUGINS_MAX = 16
 
 _PRINTABLE = r"^[^\x00-\x1f\x7f]+\Z"
 """Pattern of names: no control characters."""
@@ -45,7 +45,10 @@ class DryRunConnectorConfig(
 
 
 class KubernetesTargetConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Object that is scaled. `component`: component of a DynamoGraphDeployment"""
+    """Object that is scaled.
+
+    component: component of a DynamoGraphDeployment; None means that of the role
+    """
 
     kind: _Name
     name: _Name
@@ -58,16 +61,21 @@ class KubernetesConnectorConfig(
 ):
     """Connector to Kubernetes with a target for each role of the mode.
 
+    graph: DynamoGraphDeployment of roles without a target; None means the planner's own, if its
+    operator names one
     Needs the extra `kubernetes`.
     """
 
     namespace: _Name | None = None
+    graph: _Name | None = None
     prefill: KubernetesTargetConfig | None = None
     decode: KubernetesTargetConfig | None = None
     lease: _Name | None = "select-planner"
     drain: bool = True
     drain_timeout_s: Annotated[float, Meta(ge=0)] = 300.0
     worker_label: _Name = "select-service/worker-id"
+    replace: Literal["delete", "annotate", "never"] = "delete"
+    """Treatment of the pod of a worker that is out for `replace_after_s`."""
 
 
 ConnectorConfig: TypeAlias = (
@@ -78,7 +86,7 @@ ConnectorConfig: TypeAlias = (
 class PrometheusSourceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Source of traffic in place of selectors. The token is read from its file.
 
-    namespace: label `dynamo_namespace` of the routers; None means all routers in Prometheus
+    namespace: label `dynamo_namespace`, with dashes or underscores; None means all
     """
 
     url: str
@@ -119,7 +127,7 @@ class DeploymentConfig(DeploymentSettings, frozen=True, kw_only=True, forbid_unk
     prefill_limits: ConfiguredLimits = ConfiguredLimits()
     decode_limits: ConfiguredLimits = ConfiguredLimits()
     warmup_trace: _Path | None = None
-    """Trace (Mooncake JSONL) that the predictors learn before the first tick."""
+    """Request trace (Mooncake, Bailian or Weka) that the predictors learn before the first tick."""
 
     def core_settings(self) -> DeploymentSettings:
         """Return the core's settings, without sources and connector."""
@@ -127,12 +135,28 @@ class DeploymentConfig(DeploymentSettings, frozen=True, kw_only=True, forbid_unk
         return DeploymentSettings(**{field: getattr(self, field) for field in fields})
 
 
-class ExternalProposerConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Proposer that gets a POST in each tick; a smaller priority wins (throughput 20, load 10)."""
+class PluginConfig(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"class_path": "class"}
+):
+    """Plugin of a stage: a class, an entry point, or a server.
+
+    priority: rank of the answers, smaller first (load loop 10, throughput loop 20)
+    """
 
     name: _Name
-    url: str
-    priority: int = 0
+    stage: Literal["predict", "propose", "constrain"]
+    class_path: _Name | None = None
+    entry_point: _Name | None = None
+    url: _Path | None = None
+    options: dict[str, Any] = {}
+    deployments: Annotated[tuple[_Name, ...], Meta(max_length=DEPLOYMENTS_MAX)] = ()
+    priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] = 0
+    interval_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
+    timeout_s: Annotated[float, Meta(gt=0, le=5)] = 2.0
+    on_failure: Literal["skip", "hold"] = "skip"
+    hold_s: Annotated[float, Meta(ge=0, le=86_400)] = 300.0
+    heartbeat_s: Annotated[float, Meta(ge=1, le=3600)] | None = None
+    token_file: _Path | None = None
 
 
 class ApiConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -161,13 +185,13 @@ class PlannerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     api_key_file: _Path | None = None
     """File with the key for selectors, read for each request."""
     ca_file: _Path | None = None
-    """PEM file of CAs trusted besides the system's, for selectors and proposers."""
+    """PEM file of CAs trusted besides the system's, for selectors and plugins."""
     client_cert_file: _Path | None = None
     """PEM file of the certificate for servers that require one."""
     client_key_file: _Path | None = None
     """Private key of the certificate."""
     cluster_gpus: Annotated[int, Meta(ge=0)] | None = None
-    proposers: Annotated[tuple[ExternalProposerConfig, ...], Meta(max_length=PROPOSERS_MAX)] = ()
+    plugins: Annotated[tuple[PluginConfig, ...], Meta(max_length=PLUGINS_MAX)] = ()
     api: ApiConfig = ApiConfig()
     decision_log: _Path | None = None
     file_mode: Annotated[str, Meta(pattern="^0?6[0246][0246]$")] = "0600"

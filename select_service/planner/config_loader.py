@@ -9,8 +9,15 @@ import msgspec
 from select_service.base.command_line import UsageError
 from select_service.base.suggestions import nearest_name, printable_name
 from select_service.files.yaml_document import read_document
-from select_service.planner.config import ConnectorConfig, DeploymentConfig, PlannerConfig
+from select_service.planner.config import (
+    ConnectorConfig,
+    DeploymentConfig,
+    KubernetesConnectorConfig,
+    PlannerConfig,
+    PluginConfig,
+)
 from select_service.planner.core.schedule import scale_interval_s
+from select_service.planner.core.settings import NEVER_S
 from select_service.planner.validation import find_config_faults
 
 ConfigProfile: TypeAlias = Literal["ours", "document"]
@@ -26,6 +33,8 @@ DOCUMENT_DEFAULTS: Final[Mapping[str, Any]] = {
     "sizing": "mean",
     "stabilise": False,
     "gradual_reconcile": False,
+    "replace_lost": False,
+    "spares_part": 0.0,
 }
 """Defaults of `--profile document`: the settings of Dynamo's planner."""
 
@@ -34,11 +43,16 @@ _REFERENCE_NAMES: Final[Mapping[str, str]] = {
     "load_predictor_warmup_trace": "warmup_trace",
     "ttft": "ttft_ms",
     "itl": "itl_ms",
+    "proposers": "plugins",
 }
-"""Map from the names of Dynamo's planner to this planner's names of settings."""
+"""Map from former names, and those of Dynamo's planner, to the names of settings."""
 
 
-_KINDS = {**get_type_hints(PlannerConfig), **get_type_hints(DeploymentConfig)}
+_KINDS = {
+    name: kind
+    for record in (PlannerConfig, DeploymentConfig, KubernetesConnectorConfig, PluginConfig)
+    for name, kind in get_type_hints(record).items()
+}
 _LITERALS: Final = {
     name: [str(word) for word in get_args(kind)]
     for name, kind in _KINDS.items()
@@ -106,6 +120,9 @@ def _complete_deployment(deployment: DeploymentConfig) -> DeploymentConfig:
         deployment = msgspec.structs.replace(
             deployment, enable_load_scaling=True, enable_throughput_scaling=False
         )
+    chosen = deployment.connector
+    if isinstance(chosen, KubernetesConnectorConfig) and chosen.replace == "never":
+        deployment = msgspec.structs.replace(deployment, replace_after_s=NEVER_S)
     if deployment.scale_interval_seconds is None:
         # Stored in the settings, so that the decision log shows the interval that was really used.
         interval_s = scale_interval_s(deployment)
@@ -120,6 +137,8 @@ def _explain_fault(fault: str) -> str:
         return _place_fault(" ".join(fault.split()))
     name = fault[len(begin) :].split("`")[0]
     known = DeploymentConfig.__struct_fields__ + PlannerConfig.__struct_fields__
+    if "plugins" in fault:
+        known = PluginConfig.__struct_encode_fields__
     meant = _REFERENCE_NAMES.get(name) or nearest_name(name, known)
     text = f"unknown setting `{printable_name(name)}`"
     if " - at " in fault:

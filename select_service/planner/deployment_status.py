@@ -4,7 +4,8 @@ A replay feeds the state like the loop, so that both show the same.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -17,14 +18,15 @@ from select_service.planner.core.settings import (
     is_load_enabled,
     is_throughput_enabled,
 )
+from select_service.planner.core.stages import CallOutcome, PluginCall, Stage
 from select_service.planner.core.tick import TickEffects
 from select_service.planner.core.tick_input import Role, TickInput, TrafficWindow
 from select_service.planner.thinned_history import Table, ThinnedHistory
 
 HISTORY_ROWS_MAX = 50_000
-"""Maximum ticks of a deployment, 7 MB; beyond, every second one is dropped."""
+"""Maximum ticks of a deployment, 9 MB; beyond, every second one is dropped."""
 HISTORIES_ROWS_MAX = 1_000_000
-"""Maximum ticks of all deployments together, 136 MB."""
+"""Maximum ticks of all deployments together, 168 MB."""
 CHANGES_MAX = 2_000
 """Maximum decisions of a deployment that are kept, the newest."""
 
@@ -32,9 +34,15 @@ COLUMNS = (
     "at_s",
     "prefill_ready",
     "prefill_total",
+    "prefill_occupied",
+    "prefill_serving",
+    "prefill_draining",
     "prefill_decided",
     "decode_ready",
     "decode_total",
+    "decode_occupied",
+    "decode_serving",
+    "decode_draining",
     "decode_decided",
     "requests_s",
     "forecast_s",
@@ -47,9 +55,17 @@ COLUMNS = (
     "itl_met",
     "gpus",
 )
-"""Columns of the history. Totals count ready and starting replicas. Rates are requests a second;
+"""Columns of the history. Totals count ready and starting replicas, `occupied` also lost ones;
+`draining` counts serving and draining ones, as the top of an area. Rates are requests a second;
 `demand_s` is the forecast at its quantile.
 """
+
+UP_REASONS = frozenset(
+    {Reason.SCALE_UP, Reason.UP, Reason.HOT_ENGINE, Reason.SELECTOR_QUEUE, Reason.BELOW_MINIMUM}
+    | {Reason.WAKE_UP}
+)
+DOWN_REASONS = frozenset({Reason.SCALE_DOWN, Reason.DOWN, Reason.STARTUP_DOWN, Reason.IDLE})
+"""Reasons that explain one direction only."""
 
 READY = ("prefill_ready", "decode_ready")
 ESTIMATED = ("ttft_estimated_ms", "itl_estimated_ms")
@@ -58,7 +74,11 @@ OBSERVED = ("requests_s", "ttft_observed_ms", "itl_observed_ms", "ttft_met", "it
 
 
 class ReplicaChange(Struct, frozen=True, kw_only=True):
-    """Decision to change the replicas of a role. applied: outcome at the platform"""
+    """Decision to change the replicas of a role.
+
+    applied:    outcome at the platform
+    decided_by: builtin loop or plugin that gave or bounded the number
+    """
 
     at_s: float
     role: Role
@@ -66,6 +86,7 @@ class ReplicaChange(Struct, frozen=True, kw_only=True):
     wanted: int
     reasons: tuple[Reason, ...]
     applied: str | None
+    decided_by: str | None = None
 
 
 class TargetAttainment(Struct):
@@ -78,6 +99,14 @@ class TargetAttainment(Struct):
     def attained_part(self) -> float | None:
         """Part of the requests that kept the target; None without requests."""
         return self.kept / self.requests if self.requests > 0.0 else None
+
+
+class PluginCallKind(NamedTuple):
+    """Kind of the calls that are counted together."""
+
+    plugin: str
+    stage: Stage
+    outcome: CallOutcome
 
 
 class DeploymentStatus:
@@ -101,6 +130,10 @@ class DeploymentStatus:
         self.ticks = 0
         self.by_reason: Counter[Reason] = Counter()
         """Number of ticks by reason, each reason counted once a tick."""
+        self.plugin_calls: Counter[PluginCallKind] = Counter()
+        """Number of calls by plugin, stage and outcome."""
+        self.last_calls: dict[str, PluginCall] = {}
+        """Last call of each plugin."""
         self.reversals: Counter[Role] = Counter()
         self.scale_ups: Counter[Role] = Counter()
         self.scale_downs: Counter[Role] = Counter()
@@ -127,6 +160,10 @@ class DeploymentStatus:
         self._store_loop_results(said)
         reasons = _tick_reasons(said)
         self.by_reason.update(reasons)
+        self.plugin_calls.update(
+            PluginCallKind(call.plugin, call.stage, call.outcome) for call in said.plugins
+        )
+        self.last_calls = self.last_calls | {call.plugin: call for call in said.plugins}
         self._record_changes(tick.now_s, effects.wished or {}, said, applied)
         self._count_attainment(tick)
         values = self._column_values(tick, said)
@@ -171,7 +208,10 @@ class DeploymentStatus:
             self.gpu_seconds += self._gpus * max(0.0, tick.now_s - self.tick.now_s)
         if _replicas_known(diagnostics):
             self._gpus = float(
-                sum((one.ready + one.starting) * one.num_gpu for one in diagnostics.roles.values())
+                sum(
+                    (one.ready + one.starting + one.lost) * one.num_gpu
+                    for one in diagnostics.roles.values()
+                )
             )
 
     def _record_changes(
@@ -183,26 +223,26 @@ class DeploymentStatus:
     ) -> None:
         """Record new decisions; a decision repeated until the platform has followed counts once."""
         for role, one in diagnostics.roles.items():
-            have, wanted = one.ready + one.starting, desired.get(role)
+            have, wanted = one.ready + one.starting + one.lost, desired.get(role)
             # A platform needs several ticks to follow; the same target meanwhile is not a new
             # decision.
             if wanted is None or wanted == have or wanted == self._desired.get(role):
                 if wanted is None:
                     self._desired.pop(role, None)
                 continue
-            before = self._desired.get(role, have)
             self._desired[role] = wanted
-            self._count_change(role, 1 if wanted > before else -1)
+            self._count_change(role, 1 if wanted > have else -1)
             outcome = None if applied is None else applied.roles.get(role)
             self.changes.append(
                 ReplicaChange(
                     at_s=now_s,
                     role=role,
-                    before=before,
+                    # What runs or starts: stages compare with it, not with the last decision.
+                    before=have,
                     wanted=wanted,
-                    # Reasons of the role's own stages, then the common ones, each once.
-                    reasons=tuple(dict.fromkeys((*_role_stage_reasons(one), *diagnostics.reasons))),
+                    reasons=find_change_reasons(diagnostics, role, wanted),
                     applied=None if outcome is None else outcome.status.value,
+                    decided_by=one.decided_by,
                 )
             )
 
@@ -258,7 +298,12 @@ class DeploymentStatus:
             found["gpus"] = self._gpus
             for role, one in diagnostics.roles.items():
                 found[f"{role}_ready"] = one.ready
-                found[f"{role}_total"] = one.ready + one.starting
+                serving = one.ready if one.serving is None else one.serving
+                found[f"{role}_serving"] = serving
+                found[f"{role}_draining"] = serving + one.draining
+                total = max(one.ready + one.starting, serving + one.draining)
+                found[f"{role}_total"] = total
+                found[f"{role}_occupied"] = total + one.lost
                 found[f"{role}_decided"] = one.final
         ttft_ms, itl_ms = _worst_latencies_ms(self.settings, diagnostics)
         found |= {"ttft_estimated_ms": ttft_ms, "itl_estimated_ms": itl_ms}
@@ -333,6 +378,25 @@ def _tick_reasons(diagnostics: TickDiagnostics) -> set[Reason]:
     for one in diagnostics.roles.values():
         found.update(_role_stage_reasons(one))
     return found
+
+
+def agreeing_reasons(reasons: Iterable[Reason], *, is_up: bool) -> tuple[Reason, ...]:
+    """Return the reasons of a step, each once, without those for the other direction.
+
+    Stages may differ: load that asks for less does not explain a step up of the forecast.
+    """
+    other = DOWN_REASONS if is_up else UP_REASONS
+    return tuple(reason for reason in dict.fromkeys(reasons) if reason not in other)
+
+
+def find_change_reasons(
+    diagnostics: TickDiagnostics, role: Role, wanted: int
+) -> tuple[Reason, ...]:
+    """Return the reasons of a change to `wanted` replicas of a role, each once."""
+    one = diagnostics.roles[role]
+    is_up = wanted > one.ready + one.starting + one.lost
+    # The role's own stages first: they are closer to the step than the common reasons.
+    return agreeing_reasons((*_role_stage_reasons(one), *diagnostics.reasons), is_up=is_up)
 
 
 def _role_stage_reasons(one: RoleDiagnostics) -> Iterator[Reason]:

@@ -8,7 +8,7 @@ from threading import Thread
 from typing import Any
 
 from select_service.files.atomic_file import open_regular
-from select_service.files.mooncake_trace import TraceRow, read_rows
+from select_service.files.request_trace import RecordedRequest, TraceReader
 from select_service.planner.core.forecasting.predictor_registry import (
     choose_predictors,
     make_predictors,
@@ -38,30 +38,33 @@ def build_traffic_forecast(settings: DeploymentSettings, interval_s: float) -> T
 
 
 def warm_up_forecast(forecast: TrafficForecast, trace: Path, interval_s: float) -> int:
-    """Feed a recording (Mooncake JSONL) to the forecast and return the number of its windows.
+    """Feed a request trace to the forecast and return the number of its windows.
 
     Raises TraceError, OSError.
     """
     open_regular(trace).close()  # refuses a pipe, whose writer could block the start
     shown = 0
-    for window in trace_windows((row for _, row in read_rows(trace)), interval_s):
+    for window in trace_windows(TraceReader(trace).read_requests(), interval_s):
         forecast.add(window)
         shown += 1
     forecast.end_of_warm_up()
     return shown
 
 
-def trace_windows(rows: Iterable[TraceRow], interval_s: float) -> Iterator[TrafficWindow]:
+def trace_windows(
+    requests: Iterable[RecordedRequest], interval_s: float
+) -> Iterator[TrafficWindow]:
     """Yield every window from the first request to the last whole one, including idle windows.
 
     The last window is incomplete: omitted, unless there is no other.
     """
     sums: dict[int, tuple[int, float, float]] = {}
-    for row in rows:
-        window = int(row.timestamp / 1000.0 / interval_s)
+    for request in requests:
+        window = int(request.at_s / interval_s)
         if window < WINDOWS_MAX:
             count, isl, osl = sums.get(window, (0, 0.0, 0.0))
-            sums[window] = count + 1, isl + row.prompt_tokens, osl + row.output_length
+            outputs = osl + (request.output_tokens or 0)
+            sums[window] = count + 1, isl + request.prompt_tokens, outputs
     if not sums:
         return
     first, last = min(sums), max(sums)

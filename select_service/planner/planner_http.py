@@ -30,7 +30,7 @@ class PlannerHttpClient(HttpSession):
         """Return the body of an answer with status 200. Raises HttpError."""
         if query:
             url += ("&" if "?" in url else "?") + urlencode(query)
-        return await self._fetch(HttpRequest("GET", url), token_file, timeout_s)
+        return await self._fetch(HttpRequest("GET", url), token_file, timeout_s, BYTES_MAX)
 
     async def post(
         self,
@@ -39,16 +39,24 @@ class PlannerHttpClient(HttpSession):
         *,
         token_file: str | None = None,
         timeout_s: float = TIMEOUT_S,
+        bytes_max: int = BYTES_MAX,
     ) -> bytes:
         """Send a JSON body, or none, and return the body of a 2xx answer. Raises HttpError."""
         headers = {} if body is None else {"content-type": "application/json"}
-        return await self._fetch(HttpRequest("POST", url, headers, body), token_file, timeout_s)
+        request = HttpRequest("POST", url, headers, body)
+        return await self._fetch(request, token_file, timeout_s, bytes_max)
 
-    async def _fetch(self, request: HttpRequest, token_file: str | None, timeout_s: float) -> bytes:
+    async def _fetch(
+        self,
+        request: HttpRequest,
+        token_file: str | None,
+        timeout_s: float,
+        bytes_max: int,
+    ) -> bytes:
         if token_file is not None:
             request = request._replace(token_file=Path(token_file))
         try:
-            return await self.fetch_body(request, bytes_max=BYTES_MAX, timeout_s=timeout_s)
+            return await self.fetch_body(request, bytes_max=bytes_max, timeout_s=timeout_s)
         except HttpError as error:
             if not error.status:
                 raise

@@ -74,7 +74,9 @@ def read_lines(path: Path) -> Iterator[LogLine]:
             except DECODE_ERRORS as error:
                 if torn is not None:
                     break
-                torn = DecisionLogError(f"{path}, line {number}: {error}")
+                # The usual mistake is the log of a selector, whose first line is another one.
+                hint = "" if number > 1 else "; give the log of a planner, not of a selector"
+                torn = DecisionLogError(f"{path}, line {number}: {error}{hint}")
                 continue
             if torn is not None and not isinstance(line, SettingsLine):
                 break

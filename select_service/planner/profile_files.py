@@ -1,23 +1,25 @@
 """Reader of measured profiles: NPZ, or JSON with the same arrays.
 
-DIR/selected_prefill_interpolation/raw_data.npz: prefill_isl, prefill_ttft (ms).
-DIR/selected_decode_interpolation/raw_data.npz: x_kv_usage, y_context_length, z_itl (ms) and
-max_kv_tokens (one number).
+DIR/selected_prefill_interpolation/raw_data.npz (or .json), or DIR/prefill_raw_data.json:
+prefill_isl, prefill_ttft (ms).
+DIR/selected_decode_interpolation/raw_data.npz (or .json), or DIR/decode_raw_data.json: x_kv_usage,
+y_context_length, z_itl (ms) and max_kv_tokens (one number, alone or in a list).
 """
 
 import math
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tokenize import TokenError
-from typing import IO
+from typing import IO, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.lib import format as npy
 
 from select_service.base.command_line import file_error_text
+from select_service.base.suggestions import printable_name
 from select_service.planner.core.performance.measured_profile import (
     DecodeSurface,
     MeasuredProfile,
@@ -29,6 +31,7 @@ FILE_BYTES_MAX = 16 << 20
 """Maximum bytes of a file, and of all its arrays together."""
 VALUES_MAX = 100_000
 """Maximum values of an array."""
+SHOWN_NAMES_MAX = 8
 NUMBERS = "iuf"
 """Accepted kinds of numpy arrays."""
 UNREADABLE = (
@@ -41,6 +44,10 @@ TokenError: header of an array.
 """
 PREFILL, DECODE = "selected_prefill_interpolation", "selected_decode_interpolation"
 
+_Built = TypeVar("_Built")
+PREFILL_FIELDS = ("prefill_isl", "prefill_ttft")
+DECODE_FIELDS = ("x_kv_usage", "y_context_length", "z_itl", "max_kv_tokens")
+
 Arrays = Mapping[str, Sequence[float]]
 
 
@@ -50,23 +57,36 @@ class ProfileFileError(Exception):
 
 def read_profile(directory: str) -> MeasuredProfile:
     """Read the profile of a directory; one half may be missing. Raises ProfileFileError."""
-    prefill, decode = (_read_arrays(Path(directory) / name) for name in (PREFILL, DECODE))
+    prefill = _read_half(Path(directory), PREFILL, "prefill_raw_data.json", PREFILL_FIELDS)
+    decode = _read_half(Path(directory), DECODE, "decode_raw_data.json", DECODE_FIELDS)
     if prefill is None and decode is None:
         raise ProfileFileError(
-            f"{directory}: {PREFILL}/raw_data.npz (or .json) is missing: name the output "
-            "directory of a sweep"
+            f"{directory}: {PREFILL}/raw_data.npz (or .json) or prefill_raw_data.json is missing: "
+            "name the output directory of a sweep"
         )
-    try:
-        return MeasuredProfile(
-            None
-            if prefill is None
-            else PrefillCurve(prefill["prefill_isl"], prefill["prefill_ttft"]),
-            None if decode is None else _build_decode_surface(decode),
-        )
-    except ProfileArraysError as error:
-        raise ProfileFileError(f"{directory}: {error}") from None
-    except KeyError as error:
-        raise ProfileFileError(f"{directory}: array {error} is missing") from None
+    return MeasuredProfile(
+        None if prefill is None else prefill.build(_build_prefill_curve),
+        None if decode is None else decode.build(_build_decode_surface),
+    )
+
+
+class _ProfileHalf(NamedTuple):
+    """Arrays of a file."""
+
+    path: Path
+    arrays: Arrays
+
+    def build(self, make: Callable[[Arrays], _Built]) -> _Built:
+        """Build a half of the profile. Raises ProfileFileError."""
+        try:
+            return make(self.arrays)
+        except ProfileArraysError as error:
+            raise ProfileFileError(f"{self.path}: {error}") from None
+
+
+def _build_prefill_curve(arrays: Arrays) -> PrefillCurve:
+    """Build the prefill half. Raises ProfileArraysError."""
+    return PrefillCurve(arrays["prefill_isl"], arrays["prefill_ttft"])
 
 
 def _build_decode_surface(arrays: Arrays) -> DecodeSurface:
@@ -77,19 +97,20 @@ def _build_decode_surface(arrays: Arrays) -> DecodeSurface:
     return DecodeSurface(arrays["x_kv_usage"], arrays["y_context_length"], arrays["z_itl"], kv[0])
 
 
-def _read_arrays(directory: Path) -> Arrays | None:
-    """Read the arrays of a half; None if there is no file."""
-    npz, document = directory / "raw_data.npz", directory / "raw_data.json"
-    try:
-        if npz.is_file():
-            return _check_array_sizes(npz, _read_npz(npz))
-        if document.is_file():
-            return _check_array_sizes(document, _read_json(document))
-    except OSError as error:
-        raise ProfileFileError(file_error_text(npz if npz.is_file() else document, error)) from None
-    except UNREADABLE as error:
-        fault = " ".join(str(error).split())
-        raise ProfileFileError(f"{npz if npz.is_file() else document}: {fault}") from None
+def _read_half(
+    directory: Path, folder: str, flat: str, fields: Sequence[str]
+) -> _ProfileHalf | None:
+    """Read the arrays of a half; None if there is no file. Raises ProfileFileError."""
+    npz = directory / folder / "raw_data.npz"
+    for path in (npz, directory / folder / "raw_data.json", directory / flat):
+        try:
+            if path.is_file():
+                arrays = _read_npz(path) if path is npz else _read_json(path, fields)
+                return _ProfileHalf(path, _check_arrays(path, arrays, fields))
+        except OSError as error:
+            raise ProfileFileError(file_error_text(path, error)) from None
+        except UNREADABLE as error:
+            raise ProfileFileError(f"{path}: {' '.join(str(error).split())}") from None
     return None
 
 
@@ -128,17 +149,32 @@ def _read_array(name: str, file: IO[bytes]) -> list[float]:
     return values
 
 
-def _read_json(path: Path) -> Arrays:
-    """Read a JSON file. Raises ValueError for a file that is too large."""
+def _read_json(path: Path, fields: Sequence[str]) -> Arrays:
+    """Read the fields of a JSON file. Raises ValueError for another content."""
     with path.open("rb") as file:
         text = file.read(FILE_BYTES_MAX + 1)
     if len(text) > FILE_BYTES_MAX:
         raise ValueError(f"file is larger than {FILE_BYTES_MAX} bytes")
-    return msgspec.json.decode(text, type=dict[str, list[float]])
+    # Other fields, such as throughputs, may have any form.
+    raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    return {name: _decode_numbers(name, raw[name]) for name in fields if name in raw}
 
 
-def _check_array_sizes(path: Path, arrays: Arrays) -> Arrays:
-    """Check the sizes of the arrays. Raises ProfileFileError."""
+def _decode_numbers(name: str, raw: msgspec.Raw) -> list[float]:
+    """Return a list of numbers, or the only one. Raises ValueError."""
+    try:
+        found = msgspec.json.decode(raw, type=list[float] | float)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name}: expected numbers: {error}") from None
+    return found if isinstance(found, list) else [found]
+
+
+def _check_arrays(path: Path, arrays: Arrays, fields: Sequence[str]) -> Arrays:
+    """Check names and sizes of the arrays. Raises ProfileFileError."""
+    missing = [name for name in fields if name not in arrays]
+    if missing:
+        text = ", ".join(sorted(map(printable_name, arrays))[:SHOWN_NAMES_MAX]) or "none"
+        raise ProfileFileError(f"{path}: {', '.join(missing)} missing; arrays: {text}")
     for name, values in arrays.items():
         if len(values) > VALUES_MAX:
             raise ProfileFileError(f"{path}: {name} has more than {VALUES_MAX} values")

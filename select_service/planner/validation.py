@@ -15,6 +15,7 @@ from select_service.planner.config import (
     VirtualConnectorConfig,
 )
 from select_service.planner.core.settings import (
+    NEVER_S,
     DeploymentSettings,
     loop_intervals,
     minimum_replicas,
@@ -22,6 +23,8 @@ from select_service.planner.core.settings import (
     scaled_roles,
 )
 from select_service.planner.core.tick_input import REPLICAS_MAX, Role
+from select_service.planner.graph_targets import PARENT_GRAPH_VARIABLE, kubernetes_targets
+from select_service.planner.plugins.plugin_faults import find_plugin_faults
 
 TICK_MS_MIN = 10
 """Minimum interval of ticks: a shorter one would poll the selectors permanently."""
@@ -50,6 +53,7 @@ _MINIMUMS = {
     "prefill_engine_num_gpu": 1,
     "decode_engine_num_gpu": 1,
     "speculative_nextn": 0,
+    "spares_from": 1,
     "min_endpoint": 0,
     "prefill_min_endpoint": 0,
     "decode_min_endpoint": 0,
@@ -64,6 +68,8 @@ _RANGES = {
     "load_scaling_down_sensitivity": (1.0, 100.0),
     "decode_scale_down_kv_rate": (0.0, 1000.0),
     "down_cooldown_s": (0.0, 86_400.0),
+    "replace_after_s": (0.0, NEVER_S),
+    "spares_part": (0.0, 1.0),
 }
 
 
@@ -82,9 +88,10 @@ def find_config_faults(config: PlannerConfig) -> Iterator[str]:
         each for own in config.deployments for each in _scaled_objects(own)
     ):
         yield f"connector: {scaled} is the target of two roles or deployments: give each its own"
-    for url in (*config.selectors, *(each.url for each in config.proposers)):
+    for url in config.selectors:
         if fault := service_url_error(url):
             yield f"`{printable_name(url)}`: {fault}"
+    yield from find_plugin_faults(config)
     if (config.client_cert_file is None) != (config.client_key_file is None):
         yield "client_cert_file and client_key_file must be given together"
     for each in config.deployments:
@@ -110,10 +117,14 @@ def _scaled_objects(deployment: DeploymentConfig) -> Iterator[str]:
         yield f"the decision in `{printable_name(os.path.abspath(connector.path))}`"
     if not isinstance(connector, KubernetesConnectorConfig):
         return
-    for target in (connector.prefill, connector.decode):
-        if target is not None:
-            parts = (target.kind, connector.namespace, target.name, target.component)
-            yield " ".join(printable_name(each) for each in parts if each is not None)
+    for role, target in kubernetes_targets(connector).items():
+        if role not in scaled_roles(deployment):
+            continue
+        of_role = None
+        if target.kind == "DynamoGraphDeployment" and target.component is None:
+            of_role = f"component of role {role}"
+        parts = (target.kind, connector.namespace, target.name, target.component, of_role)
+        yield " ".join(printable_name(each) for each in parts if each is not None)
 
 
 def _deployment_faults(deployment: DeploymentConfig, *, has_selectors: bool) -> Iterator[str]:
@@ -233,11 +244,17 @@ def _target_faults(
     deployment: DeploymentConfig, connector: KubernetesConnectorConfig
 ) -> Iterator[str]:
     """Yield missing and surplus targets of a Kubernetes connector."""
-    wanted = scaled_roles(deployment)
+    wanted, found = scaled_roles(deployment), kubernetes_targets(connector)
     for role in Role:
-        target = connector.prefill if role is Role.PREFILL else connector.decode
-        if (target is None) is (role in wanted):
-            expected = "expected a target" if role in wanted else "no target is expected"
-            yield f"connector.{role}: {expected} in mode {deployment.mode}"
+        if role in wanted and role not in found:
+            yield (
+                f"connector.{role}: expected a target in mode {deployment.mode}, or `graph` with "
+                f"the name of a DynamoGraphDeployment (default: {PARENT_GRAPH_VARIABLE})"
+            )
+        given = connector.prefill if role is Role.PREFILL else connector.decode
+        if role not in wanted and given is not None:
+            yield f"connector.{role}: no target is expected in mode {deployment.mode}"
+    if connector.graph is not None and (connector.prefill or connector.decode):
+        yield "connector.graph: expected either the graph or targets of roles, not both"
     if find_spec("kubernetes_asyncio") is None:
         yield "connector kubernetes needs: pip install 'select-service[kubernetes]'"

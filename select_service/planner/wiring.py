@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from select_service.base.command_line import file_error_text
-from select_service.files.mooncake_trace import TraceError
+from select_service.files.request_trace import TraceError
 from select_service.planner.config import PlannerConfig
 from select_service.planner.core.cluster import ClusterPlanner
 from select_service.planner.core.performance.engine_capacity import EngineKind

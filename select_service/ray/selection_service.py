@@ -139,7 +139,7 @@ class SelectionService:
                 if refused.status != IN_USE:
                     raise
                 # The other replica reports the output, so this one must not count the blocks twice.
-                self._foreign_reservations[body.reservation_id] = None
+                self._foreign_reservations[body.booking_id] = None
                 if len(self._foreign_reservations) > FOREIGN_RESERVATIONS_MAX:
                     self._foreign_reservations.popitem(last=False)
 

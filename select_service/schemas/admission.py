@@ -72,6 +72,17 @@ class ShedRequest(RequestBody, kw_only=True):
     """Highest priority tier to refuse; all lower tiers are refused too. Null ends the shedding."""
 
 
+class FlowState(Struct, kw_only=True):
+    """Waiting requests of one `fairness_id` in a policy class, summed over all models."""
+
+    fairness_id: str
+    """The `fairness_id`; empty for the requests without one."""
+    waiting_requests: int
+    """Requests waiting now."""
+    waiting_isl_tokens: int
+    """Prompt tokens of the requests waiting now."""
+
+
 class ClassState(Struct, kw_only=True):
     """Queue of one policy class, summed over all models."""
 
@@ -81,6 +92,10 @@ class ClassState(Struct, kw_only=True):
     """Requests waiting now."""
     waiting_isl_tokens: int
     """Prompt tokens of the requests waiting now."""
+    deadline_exceeded: int
+    """Requests since the start whose `deadline_ms` was not met."""
+    flows: list[FlowState]
+    """The 16 `fairness_id` with most waiting requests; empty while none waits by name."""
 
 
 class DegradedModel(Struct, kw_only=True):

@@ -9,15 +9,20 @@ and `__post_init__` checks the upper bound.  Hash lists are checked on conversio
 (`core.placement.prompt`).
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from select_service.base.errors import BadRequest
+from select_service.base.errors import BadRequest, InvalidBody
+from select_service.base.suggestions import printable_name
 
 U64_MAX = 2**64 - 1
 NAME_CHARS_MAX = 512
 ID_CHARS_MAX = 512
+ENDPOINT_CHARS_MAX = 2048
+RANK_DIGITS_MAX = 10
+"""Decimal digits of the largest data-parallel rank."""
 TAINTS_MAX = 256
 RANKS_PER_WORKER_MAX = 1024
 ALLOWED_WORKERS_MAX = 16_384
@@ -29,13 +34,16 @@ U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 U64 = Annotated[int, Meta(ge=0, description="Unsigned 64-bit integer.")]
 Name = Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
 Id = Annotated[str, Meta(max_length=ID_CHARS_MAX)]
-Endpoint = Annotated[str, Meta(max_length=2048)]
+Endpoint = Annotated[str, Meta(max_length=ENDPOINT_CHARS_MAX)]
 Token = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Hash = Annotated[int, Meta(description="64-bit hash, as signed or unsigned integer.")]
 BusyTokens = Annotated[int, Meta(ge=0, le=BUSY_TOKENS_MAX)]
 TimeoutMs = Annotated[int, Meta(ge=0, le=TIMEOUT_MS_MAX)]
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Meta(ge=0.0)]
+REFUSES_NULL = "refuses_null"
+"""Mark of optional fields whose null is an error instead of an omission."""
+NonNullFlag = Annotated[bool, Meta(extra={REFUSES_NULL: True})]
 
 DEFAULT_NAME = "default"
 
@@ -74,6 +82,24 @@ def resolve_tenant(tenant_id: str | UnsetType | None, routing_group: str | Unset
     return tenant_id
 
 
+def check_rank_keys(field: str, by_rank: Mapping[str, object]) -> None:
+    """Raise BadRequest for a key that is no number, and InvalidBody for a number of no rank.
+
+    Source of the distinction: Dynamo, measured.
+    """
+    for key in by_rank:
+        digits = key.removeprefix("-")
+        if not (digits.isascii() and digits.isdigit()):
+            raise BadRequest(
+                f"a key of `{field}` is `{printable_name(key)}`: expected a data-parallel rank"
+            )
+        if key != str(int(key[:RANK_DIGITS_MAX])) or not 0 <= int(key) < 2**32:
+            raise InvalidBody(
+                f"a key of `{field}` is `{printable_name(key)}`: expected a data-parallel rank, "
+                "a whole number from 0 to 4294967295"
+            )
+
+
 class RankAddress(Struct, kw_only=True):
     """Worker and data-parallel rank."""
 
@@ -104,5 +130,12 @@ class ErrorBody(Struct, kw_only=True):
     """
 
 
-Certainty: TypeAlias = Literal["exact", "at_most", "at_least"]
-"""Certainty of a number of reusable tokens: exact, an upper bound, a lower bound."""
+Certainty: TypeAlias = Literal["exact", "at_most", "at_least", "unknown", "assumed"]
+"""Certainty of a number of reusable tokens: exact, an upper bound, a lower bound, unknown (perhaps
+too high, perhaps too low, as after lost events), or assumed because of earlier bookings, without
+events that confirm it.
+"""
+MATCH_CERTAINTIES: tuple[Certainty, ...] = ("exact", "at_most", "at_least", "unknown")
+"""Certainties of a match by number (`indexer.index.reuse_layout`)."""
+AnswerResult: TypeAlias = Literal["added", "not_assumed", "prompt_unknown", "prompt_evicted"]
+"""What became of the blocks of a reported answer."""

@@ -6,7 +6,8 @@ from msgspec import UNSET, Struct, UnsetType
 
 from select_service.schemas.common import U64
 from select_service.schemas.health import HealthState
-from select_service.schemas.workers import KvEventState, Lifecycle
+from select_service.schemas.kv_event_status import KvEventState
+from select_service.schemas.workers import Lifecycle
 
 CompactState = Lifecycle | HealthState | Literal["drained"]
 Form = Literal["full", "compact"]
@@ -59,7 +60,9 @@ class CompactRanks(CompactLoads, kw_only=True):
     event_ages_s: list[float | None] = []
     """Seconds since the last batch; null before the first batch."""
     bounded_rows: list[int] | UnsetType = UNSET
-    """Rows of ranks whose overlaps are upper bounds, `at_most`, from 0; absent without any."""
+    """Rows of ranks whose overlaps are `at_most` or `unknown`, from 0; absent without any."""
+    assumed_rows: list[int] | UnsetType = UNSET
+    """Rows of ranks whose index comes from bookings alone, from 0; absent without any."""
 
 
 class CompactWorkers(Struct, kw_only=True):

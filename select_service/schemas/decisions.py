@@ -4,6 +4,8 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from select_service.schemas.pairs import PairPath, PairSelection
+
 
 class WaitView(Struct, kw_only=True):
     """Wait of a request in the queue before its decision."""
@@ -33,6 +35,18 @@ class CandidateView(Struct, kw_only=True):
     """Leading blocks in GPU or CPU memory or on disk; cumulative."""
     external_blocks: int
     """Leading blocks in any storage; cumulative."""
+    inside_tokens: int | UnsetType = UNSET
+    """Reusable tokens behind the last of `gpu_blocks`, less those that the engine computes again;
+    only of ranks with several cache groups, and absent when 0.
+    """
+    assumed_tokens: int | UnsetType = UNSET
+    """Tokens of `gpu_blocks` that no event confirms: the rank should hold them because of earlier
+    bookings or the session; absent when 0.
+    """
+    shared_credit_tokens: int | UnsetType = UNSET
+    """Credit for tokens that a shared cache holds behind `external_blocks`: their number times 1
+    minus the price of a fetch; part of the term `cached_tokens`; absent when 0.
+    """
     leading_run: int
     """Leading blocks of the prompt shared with live requests of the rank."""
     prefill_tokens: int
@@ -71,7 +85,7 @@ class DecisionFacts(Struct, kw_only=True):
     """Fields common to all views of a decision."""
 
     decision: int | None
-    """Number of the decision, from 1 since the start; null for a dry run."""
+    """Number of the decision, from 1 since the start; null for pairs and for a dry run."""
     seconds_ago: float | None
     """Seconds since the decision; null for a dry run."""
     selection_id: str | UnsetType = UNSET
@@ -105,17 +119,42 @@ class DecisionFacts(Struct, kw_only=True):
     """Wait in the queue; absent when the request did not wait."""
 
 
+class ListedPair(Struct, kw_only=True):
+    """Pair in a row of a list."""
+
+    number: int
+    """Number of the decision among those about pairs, for `by=pair`."""
+    path: PairPath
+    """`remote`: two ranks; `local`: the rank of the row does both."""
+    reason: str
+    """Reason for the path, as in the answer."""
+    prefill_worker_id: int
+    """Id of the worker of the prefill leg."""
+    prefill_dp_rank: int
+    """Data-parallel rank of the prefill leg."""
+    move_tokens: int
+    """Prompt tokens whose KV blocks move to the decode rank."""
+
+
 class DecisionRow(DecisionFacts, kw_only=True):
     """Decision as a row of a list."""
 
     worker_id: int | None
-    """Id of the chosen worker; null when the worker left too long ago for its name to be kept."""
+    """Id of the chosen worker, for pairs that of the decode leg; null when the worker left too long
+    ago for its name to be kept.
+    """
     dp_rank: int | None
     """Data-parallel rank of the chosen worker; null if `worker_id` is null."""
-    cost: float
-    """Cost of the chosen rank."""
+    cost: float | None
+    """Cost of the chosen rank or pair; null for pairs of `--policy reference`, which compares no
+    costs.
+    """
     runner_up_cost: float | None
-    """Lowest cost of the other candidates; null for a single candidate."""
+    """Lowest cost of the other candidates, for pairs that of the other path; null for a single
+    candidate.
+    """
+    pair: ListedPair | UnsetType = UNSET
+    """Chosen pair; absent for requests for one rank."""
 
 
 class DecisionList(Struct, kw_only=True):
@@ -146,5 +185,9 @@ class DecisionView(DecisionFacts, kw_only=True):
     """Whether the request would wait now because no rank has capacity; only in dry runs."""
     candidates: list[CandidateView]
     """Candidates by cost, lowest first. All candidates up to 64; of more, the chosen rank and at
-    least the 16 cheapest.
+    least the 16 cheapest. Empty for pairs.
+    """
+    pair: PairSelection | UnsetType = UNSET
+    """Chosen pair with the costs of both paths, without its hand-over; absent for requests for one
+    rank.
     """

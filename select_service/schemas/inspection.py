@@ -25,6 +25,8 @@ class PartitionLoads(Struct, kw_only=True):
     """Model of these ranks."""
     tenant_id: str
     """Tenant of these ranks."""
+    routing_group: str | UnsetType = UNSET
+    """The same as `tenant_id`; absent only from older versions."""
     loads: list[RankLoad]
     """Loads by worker and rank."""
     pending_count: int
@@ -47,7 +49,9 @@ class OverlapRow(RankAddress, kw_only=True):
     disk_extension_blocks: int
     """Blocks on disk and in external storage beyond `host_pinned_blocks`."""
     shared_beyond_device_blocks: int | None
-    """Always null, since this service has no shared cache. Field of Dynamo."""
+    """Blocks in the shared cache beyond `device_blocks`, without effect on `router_credit_blocks`;
+    null for a model without one.
+    """
     reusable_tokens: int | UnsetType = UNSET
     """Tokens of the prompt that the engine reuses from GPU memory; absent for a rank whose only
     cache group is dense.
@@ -55,7 +59,13 @@ class OverlapRow(RankAddress, kw_only=True):
     held_blocks: int | UnsetType = UNSET
     """Leading blocks in GPU memory of the dense cache group alone; with `reusable_tokens`."""
     certainty: Certainty | UnsetType = UNSET
-    """Certainty of `reusable_tokens`: `exact`, or `at_most` and `at_least` for a bound."""
+    """Certainty of `reusable_tokens`: `exact`, or `at_most` and `at_least` for a bound; `assumed`
+    with `assumed_blocks`.
+    """
+    assumed_blocks: int | UnsetType = UNSET
+    """Blocks of `device_blocks` that no event confirms: the rank should hold them because of
+    earlier bookings; absent when 0.
+    """
     router_credit_blocks: float
     """Blocks credited to the rank by the cost function: the blocks of each tier times its
     weight.
@@ -63,16 +73,16 @@ class OverlapRow(RankAddress, kw_only=True):
 
 
 class SharedCache(Struct, kw_only=True):
-    """Blocks of the prompt in a cache shared by all workers; always empty here."""
+    """Blocks of the prompt in a cache shared by all workers. Fields of Dynamo."""
 
     enabled: bool = False
-    """Always false, since this service has no shared cache. Field of Dynamo."""
+    """Whether prompts of the model are looked up in a shared cache (`--shared-caches`)."""
     total_hit_blocks: int = 0
-    """Always 0."""
-    ranges: list[int] = []
-    """Always empty."""
+    """Leading blocks that the cache holds."""
+    ranges: list[list[int]] = []
+    """Begin and end of the held blocks; at most one range, from 0."""
     error: str | None = None
-    """Always null."""
+    """Outcome of a look-up without a result, such as `timeout`; null otherwise."""
 
 
 class OverlapScores(Struct, kw_only=True):
@@ -85,7 +95,7 @@ class OverlapScores(Struct, kw_only=True):
     workers: list[OverlapRow]
     """Overlaps by worker and rank."""
     shared_cache: SharedCache
-    """Always empty here. Field of Dynamo."""
+    """Blocks in the shared cache of the model."""
 
 
 class LogLevelChange(RequestBody, kw_only=True):

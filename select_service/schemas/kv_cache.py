@@ -45,6 +45,10 @@ class KvCacheFields(RequestBody, kw_only=True, omit_defaults=True):
     """Whether requests may have cache salts; matters for models with states only."""
     hash: KvCacheHashFields | None = None
     """Computation of the engine's block hashes; found out from events when omitted."""
+    groups: Annotated[int, Meta(ge=1, le=CACHE_GROUPS_MAX)] | None = None
+    """Number of cache groups that publish events. Until all have done so, overlaps are upper
+    bounds; when omitted, until every number below the highest one has.
+    """
     certainty: Literal["exact", "at_most"] | None = None
     """`at_most`: events do not show everything that limits a hit, so overlaps are upper bounds, as
     for SGLang's hybrid models. `exact`, the default: they do.
@@ -52,4 +56,8 @@ class KvCacheFields(RequestBody, kw_only=True, omit_defaults=True):
     speculates: bool | None = None
     """Whether the engine uses speculative decoding. If true, without `eagle_drop` and without
     lookahead in its events, overlaps are upper bounds.
+    """
+    unseen_tiers: bool = False
+    """Whether the engine keeps blocks in host memory or on disk that its events do not show. The
+    last rank of a session then counts as holding the last turn (`affinity: soft`).
     """

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from select_service.schemas.common import RankAddress, RequestBody, Status
+from select_service.schemas.common import AnswerResult, RankAddress, RequestBody, Status
 
 
 class MovedFrom(RankAddress, kw_only=True):
@@ -16,6 +16,10 @@ class MovedTo(MovedFrom, kw_only=True):
 
     endpoint: str
     """Request endpoint of the worker, as registered; empty when the worker has left since."""
+    leg: Literal["prefill", "decode"] | UnsetType = UNSET
+    """Leg of a pair that moved, whose new hand-over `/reservations/{reservation_id}/move` gives;
+    absent for reservations on one rank.
+    """
 
 
 class MigrationEvent(Struct, kw_only=True):
@@ -39,6 +43,8 @@ class MigrationEvent(Struct, kw_only=True):
     """Reason for leaving the rank."""
     lockstep: bool
     """Whether all reservations moved together to the only worker with capacity for all."""
+    leg: Literal["prefill", "decode"] | UnsetType = UNSET
+    """Leg of a pair that left its rank; absent for reservations on one rank."""
 
 
 class MigrationPage(Struct, kw_only=True):
@@ -68,6 +74,16 @@ class Done(Status, kw_only=True):
 
     migrated_to: MovedTo | UnsetType = UNSET
     """New rank of the reservation; present only after a move, until the move is confirmed."""
+    lost_leg: Literal["prefill"] | UnsetType = UNSET
+    """Leg of a pair whose rank is gone before the prefill ended; `/reservations/{reservation_id}/
+    move` gives another. Absent otherwise.
+    """
+    answer: AnswerResult | UnsetType = UNSET
+    """What became of the tokens in `output_token_ids`: `added` to the blocks that the rank is
+    assumed to hold; `not_assumed`: its index comes from KV events; `prompt_unknown`: the prompt was
+    given as hashes, with images or for EAGLE, or is too long; `prompt_evicted`: the rank is not
+    assumed to hold the prompt any more. Absent without tokens.
+    """
 
 
 class Confirmation(Struct, kw_only=True):

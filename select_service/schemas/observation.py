@@ -50,6 +50,12 @@ class ObservedRank(RankAddress, kw_only=True):
     """Registered role; `aggregated` when omitted."""
     state: str | UnsetType = UNSET
     """Health state; absent with `--health-checks off`."""
+    cause: str | UnsetType = UNSET
+    """Cause of the health state, `operator` for a drain; absent while healthy."""
+    out_s: float | UnsetType = UNSET
+    """Seconds since the rank was taken out of rotation; absent while it serves."""
+    spare: bool | UnsetType = UNSET
+    """Present and true for a spare, which gets no requests until it replaces a failed rank."""
     weight: float | UnsetType = UNSET
     """Fraction of a full share of requests, 0: none; absent with `--health-checks off`."""
     active_prefill_tokens: int
@@ -66,6 +72,52 @@ class ObservedRank(RankAddress, kw_only=True):
     """Most tokens computed in one step; null when not registered."""
     engine: ObservedEngine | UnsetType = UNSET
     """Metrics reported by the engine while the last reading is fresh; absent otherwise."""
+
+
+class ObservedPairs(Struct, kw_only=True):
+    """Pairs booked by this selector in the window, and the links between hosts."""
+
+    remote: int
+    """Pairs on two ranks; each counts once in `arrivals`, `isl` and `uncached_isl`."""
+    local: int
+    """Pairs whose decode rank computes the prompt itself."""
+    local_uncached_isl: ObservedHistogram
+    """Prompt tokens that these ranks had to compute, a part of `uncached_isl`; the rest was
+    computed on prefill ranks.
+    """
+    moved_tokens: int
+    """Prompt tokens whose KV blocks moved from the prefill to the decode rank."""
+    link_seconds: float | None
+    """Seconds that the network links needed for them, by their declared speed; null if tokens moved
+    over a link of unknown speed.
+    """
+    leaving_hosts: int
+    """Hosts with prefill ranks; their links send one transfer after the other."""
+    entering_hosts: int
+    """Hosts with decode ranks; their links receive one transfer after the other."""
+    link_backlog_s: float | None
+    """Seconds of the longest queue of transfers before a link now, of all replicas; null with
+    unknown speeds.
+    """
+
+
+class ObservedHealth(Struct, kw_only=True):
+    """Health of the ranks of a model and tenant, in ranks."""
+
+    total: int
+    """Registered ranks, with spares."""
+    healthy: int
+    """Ranks in state `healthy`, with spares."""
+    capacity_lost: int
+    """Ranks that health has taken out, without drains by operators and planners."""
+    degradation_level: int
+    """Degradation level, 0 to 4; 0 with `--degradation off`."""
+    capacity_ratio: float | None
+    """Remaining capacity divided by the promise; null with `--degradation off`."""
+    spares: int
+    """Spares in any state."""
+    spares_wanted: int
+    """Recommended number of spares, see `--spares-fraction`."""
 
 
 Triple = Annotated[list[float], Meta(min_length=3, max_length=3)]
@@ -90,8 +142,8 @@ class Observation(Struct, kw_only=True):
     """
     arrivals: int
     """Requests for a rank, including refused, queued and later abandoned requests. A selection
-    booked by another call counts once; with prefill workers present, decode workers are not
-    counted.
+    booked by another call counts once, a pair as well; with prefill workers present, other bookings
+    on decode workers are not counted.
     """
     arrival_variation: float | None
     """Squared coefficient of variation of the times between arrivals (1: Poisson), from counts in
@@ -122,12 +174,18 @@ class Observation(Struct, kw_only=True):
     token. At most 256, spread evenly.
     """
     ttft_s: ObservedHistogram
-    """Seconds from admission to `prefill_complete`; only for callers that report the latter."""
+    """Seconds from admission to `prefill_complete`, of pairs to `first_token`; only for callers
+    that report these.
+    """
     itl_s: ObservedHistogram
     """Seconds per token of every output block after the first report; only for callers that report
     output blocks.
     """
+    health: ObservedHealth | UnsetType = UNSET
+    """Health of the ranks; absent with `--health-checks off`."""
     bins: BinEdges
     """Bin edges of the histograms."""
+    pairs: ObservedPairs | UnsetType = UNSET
+    """Pairs; absent if none was chosen."""
     ranks: list[ObservedRank]
     """Ranks by worker and rank."""

@@ -91,14 +91,18 @@ class PromptFields(Scope, kw_only=True):
 class RouterConfigOverride(RequestBody, kw_only=True):
     """Scheduling parameters that override the configuration of the process for this request."""
 
-    overlap_score_credit: Fraction | None = None
-    """Credit for a block in GPU memory, 0 to 1; only for Dynamo's rule (policy `reference`)."""
+    overlap_score_credit: NonNegative | None = None
+    """Credit for a block in GPU memory, usually 0 to 1; only for Dynamo's rule (policy
+    `reference`).
+    """
     prefill_load_scale: NonNegative | None = None
     """Weight of the prefill part of the cost; only for Dynamo's rule (policy `reference`)."""
     router_temperature: NonNegative | None = None
     """Temperature of the choice. 0: the cheapest rank; above 0: random, weighted by cost."""
     shared_cache_multiplier: Fraction | None = None
-    """Accepted for compatibility with Dynamo and ignored, since there is no shared cache."""
+    """Accepted for compatibility with Dynamo and ignored: the credit for a shared cache follows
+    from links and speeds.
+    """
     track_prefill_tokens: bool | None = None
     """Whether the prompt's tokens count as load."""
     assume_kv_reuse: bool | None = None

@@ -86,6 +86,12 @@ class ReplicaPeer(Struct, kw_only=True):
     """Compared digests."""
     progress: int
     """Applied messages about the progress of prefills."""
+    sessions: int
+    """Applied messages about sessions."""
+    session_repairs: int
+    """Readings of the peer's sessions, where digests differed."""
+    sessions_repaired: int
+    """Sessions added or changed here by such readings."""
     lost: int
     """Events of the peer known to be lost."""
     dropped: dict[str, int]
@@ -133,6 +139,8 @@ class ReplicaStatus(Struct, kw_only=True):
     """Published digests; a digest per second."""
     progress_out: int
     """Published messages about the progress of prefills."""
+    sessions_out: int
+    """Published messages about sessions."""
     frames_dropped_out: int
     """Events not published because the queue was full or the prompt too long."""
     frames_queued: int

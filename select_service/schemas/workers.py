@@ -6,11 +6,11 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from select_service.schemas.common import (
     DEFAULT_NAME,
+    ENDPOINT_CHARS_MAX,
     RANKS_PER_WORKER_MAX,
     TAINTS_MAX,
     U32,
     U64,
-    Certainty,
     Endpoint,
     Id,
     Name,
@@ -19,11 +19,19 @@ from select_service.schemas.common import (
 )
 from select_service.schemas.health import DrainView, WorkerHealth
 from select_service.schemas.kv_cache import KvCacheFields
+from select_service.schemas.kv_event_status import KvEventStatus
+from select_service.schemas.kv_transfer import KvTransferFields
 from select_service.schemas.observation import Role
+from select_service.schemas.rank_index import RankAssumptions, RankPredictions, ReportedTokens
 
 ByRank = Annotated[dict[U32, Endpoint], Meta(max_length=RANKS_PER_WORKER_MAX)]
 Taints = Annotated[list[Name], Meta(max_length=TAINTS_MAX)]
 Speed = Annotated[float, Meta(ge=1, le=1e9)]
+ControlEndpoints = Annotated[
+    dict[str, Annotated[str, Meta(min_length=1, max_length=ENDPOINT_CHARS_MAX)]],
+    Meta(max_length=RANKS_PER_WORKER_MAX),
+]
+IndexSourceField = Literal["events", "assumed", "auto"]
 Domains = Annotated[dict[Name, Name], Meta(max_length=TAINTS_MAX)]
 
 
@@ -85,6 +93,10 @@ class WorkerFields(RequestBody, kw_only=True):
     """Accepted for compatibility with Dynamo; stored and shown, but unused."""
     kv_transfer_preferred_weight: float | None = None
     """Accepted for compatibility with Dynamo; stored and shown, but unused."""
+    router_hint_worker_type: Name | None = None
+    """Type of worker for `kv_hint`: bookings name another worker of the same type that holds more
+    of the prompt. Empty or omitted: none.
+    """
     kv_event_semantics: Literal["counted", "set"] | None = None
     """Meaning of repeated announcements of a block. `counted`, the default: each announcement is
     another copy. `set`: the announcement adds no copy.
@@ -108,7 +120,16 @@ class WorkerFields(RequestBody, kw_only=True):
     """Facts about the KV cache that events do not show; replaced as a whole."""
     role: Role | None = None
     """Part of a request that the worker runs, for a planner: `prefill`, `decode` or, when omitted,
-    `aggregated` (both). Placement ignores this field.
+    `aggregated` (both). Only pairs and the planner use this field.
+    """
+    kv_transfer: KvTransferFields | None = None
+    """Transfer of KV blocks to and from the worker, for pairs of prefill and decode; replaced as a
+    whole.
+    """
+    index: IndexSourceField | None = None
+    """Source of the index of the worker's ranks. `events`: its KV events. `assumed`: the bookings
+    on them, so that no KV events are read and no endpoint for them is needed. `auto`, the default:
+    events if the service reads KV events, else assumed unless `--no-assumed-index` is given.
     """
     spare: bool | None = None
     """Whether the worker is a standby that replaces a failed rank of its model and tenant. Used
@@ -140,7 +161,14 @@ class WorkerRegistration(WorkerFields, kw_only=True):
     `--health-checks on`.
     """
 
+    router_hint_source_control_endpoints: ControlEndpoints | UnsetType | None = UNSET
+    """Endpoints for transfers from this worker, by data-parallel rank; returned in `kv_hint` and
+    otherwise unused. Null is refused.
+    """
+
     def __post_init__(self) -> None:
+        if self.router_hint_source_control_endpoints is None:
+            raise ValueError("router_hint_source_control_endpoints: expected an object, got null")
         check_u64_fields(self, "worker_id", "max_num_batched_tokens", "total_kv_blocks")
 
 
@@ -159,107 +187,11 @@ class WorkerPatch(WorkerFields, kw_only=True):
     """Location by kind of domain; `rack`, `fabric` and `host` are used to estimate migrations with
     `--health-checks on`.
     """
+    router_hint_source_control_endpoints: ControlEndpoints | None = None
+    """Endpoints for transfers from this worker, by data-parallel rank."""
 
     def __post_init__(self) -> None:
         check_u64_fields(self, "max_num_batched_tokens", "total_kv_blocks")
-
-
-KvEventState = Literal[
-    "connected", "catching_up", "degraded", "no_events_yet", "unconnected", "unverified"
-]
-
-
-class KvEventReason(Struct, kw_only=True):
-    """Reason and age of a known or possible error in a rank's index."""
-
-    reason: str
-    """Cause of the condition."""
-    seconds: float
-    """Age of the condition, seconds."""
-
-
-class KvCacheGroup(Struct, kw_only=True):
-    """Layers of a rank that share one block table."""
-
-    group: int
-    """Number of the group in the engine's events."""
-    kind: str
-    """Kind of the layers in the engine's events, such as `full_attention`, `sliding_window` or
-    `mamba`.
-    """
-    block_size: int
-    """Tokens in a block of the group."""
-    blocks: int
-    """Blocks that the index has of the group now."""
-
-
-class KvEventStatus(Struct, kw_only=True):
-    """Status of a rank's event listener since the listener was opened."""
-
-    state: KvEventState
-    """`no_events_yet`; `connected`; `catching_up`: a gap is being replayed; `degraded`: events were
-    lost, the index of this rank may be wrong; `unverified`: events may have been missed, and the
-    engine has not confirmed them yet; `unconnected`: the endpoint has not answered for 10 s, and no
-    events arrive. Fields with the last three names give age and reason.
-    """
-    connected: bool
-    """Whether the connection to the engine's events is up."""
-    connect_error: str | None
-    """Reason for the missing connection, if known; null while connected."""
-    degraded: KvEventReason | UnsetType = UNSET
-    """Cause of events known to be missing; absent when none are. Ends when the engine clears its
-    cache or restarts.
-    """
-    unverified: KvEventReason | UnsetType = UNSET
-    """Cause of possibly missing events; absent when there is no such doubt."""
-    unconnected: KvEventReason | UnsetType = UNSET
-    """Cause of a connection missing for at least 10 s; absent otherwise."""
-    last_sequence: int | None
-    """Sequence number of the last applied batch; null before the first batch."""
-    batches: int
-    """Applied batches."""
-    gaps: int
-    """Number of gaps in the batches."""
-    replayed: int
-    """Batches received by replay."""
-    lost: int
-    """Batches known to be permanently lost."""
-    restarts: int
-    """Number of times the engine restarted its sequence numbers."""
-    semantics: Literal["counted", "set"]
-    """Meaning of repeated announcements. Switches to `set` when a rank announces more copies than
-    `total_kv_blocks`.
-    """
-    decode_errors: int
-    """Undecodable messages or events."""
-    dropped: dict[str, int] | UnsetType = UNSET
-    """Events not indexed, by reason, as in `select_service_kv_event_dropped_total`; absent when all
-    were indexed.
-    """
-    unknown_fields: dict[str, int] | UnsetType = UNSET
-    """Fields of events that this version does not know, by name; absent without any. Fields whose
-    name may be that of a key give their blocks an identity of their own.
-    """
-    engine_changes: int | UnsetType = UNSET
-    """Number of times that another engine took over the address, by its topic; absent if never."""
-    groups: list[KvCacheGroup] | UnsetType = UNSET
-    """Cache groups of the rank, so far as its events show them. This field and the next four are
-    absent for ranks with one group of full attention whose matches all count.
-    """
-    unit: int | UnsetType = UNSET
-    """Tokens of the unit by which the engine names prefixes, as far as known."""
-    lookahead: int | UnsetType = UNSET
-    """Number of tokens behind a block that its name covers."""
-    certainty: Certainty | UnsetType = UNSET
-    """Certainty of the rank's overlaps: the `exact` reusable prefix, or `at_most` for an upper
-    bound.
-    """
-    why: str | UnsetType | None = UNSET
-    """Reasons for a bound; null for `exact`."""
-    last_error: str | None
-    """Last error, or mismatch with the registration; null if there was none."""
-    seconds_since_last_event: float | None
-    """Seconds since the last batch; null before the first batch."""
 
 
 class EngineView(Struct, kw_only=True):
@@ -316,29 +248,6 @@ class WorkerAdmission(Struct, kw_only=True):
     """State by data-parallel rank."""
 
 
-class RankPredictions(Struct, kw_only=True):
-    """Accuracy of predictions about a rank, from a sample of a few reservations per second."""
-
-    checks: int
-    """Prompts with new blocks that were looked up in the index after the prefill."""
-    trust: float | None
-    """Mean fraction of those blocks announced by the engine, 0 to 1, over about the last 32 checks;
-    null before the first check.
-    """
-    waits: int
-    """Waits for the end of a prefill compared with their predictions."""
-    wait_error: float | None
-    """Mean of |observed - predicted wait| divided by the longer of them, 0 to 1; null before the
-    first wait.
-    """
-    tokens_per_s: float | None
-    """Prefill speed of the rank observed in these waits, tokens per second."""
-    suspect: str | UnsetType = UNSET
-    """Probable cause of missing blocks; absent unless `trust` is below 0.5 after 8 checks or
-    more.
-    """
-
-
 Lifecycle = Literal["incomplete", "schedulable", "unschedulable"]
 
 
@@ -351,6 +260,8 @@ class WorkerRecord(Struct, kw_only=True):
     """Model served by the worker."""
     tenant_id: str
     """Tenant served by the worker."""
+    routing_group: str | UnsetType = UNSET
+    """The same as `tenant_id`; absent only from older versions."""
     lifecycle: Lifecycle
     """`incomplete`: `not_schedulable_reasons` lists the missing facts; `schedulable`: eligible for
     requests; `unschedulable`: deleted.
@@ -387,6 +298,10 @@ class WorkerRecord(Struct, kw_only=True):
     """Registered value; not used."""
     kv_transfer_preferred_weight: float | None
     """Registered value; not used."""
+    router_hint_worker_type: str | UnsetType = UNSET
+    """Registered value; absent when omitted."""
+    router_hint_source_control_endpoints: dict[str, str] | UnsetType = UNSET
+    """Registered value, by data-parallel rank; absent when there are none."""
     not_schedulable_reasons: list[str] | UnsetType = UNSET
     """Reasons why the worker cannot be chosen; absent when schedulable."""
     replay_endpoints: dict[int, str] | UnsetType = UNSET
@@ -405,12 +320,24 @@ class WorkerRecord(Struct, kw_only=True):
     """Registered value; absent when omitted."""
     kv_cache: KvCacheFields | UnsetType = UNSET
     """Registered value without defaults; absent when omitted."""
+    kv_transfer: KvTransferFields | UnsetType = UNSET
+    """Registered value without defaults; absent when omitted."""
     role: Role | UnsetType = UNSET
+    """Registered value; absent when omitted."""
+    index: IndexSourceField | UnsetType = UNSET
     """Registered value; absent when omitted."""
     spare: bool | UnsetType = UNSET
     """Registered value; absent when omitted."""
     kv_events: dict[int, KvEventStatus] | UnsetType = UNSET
     """Status of each rank's event listener; only in lists of workers."""
+    assumed: dict[int, RankAssumptions] | UnsetType = UNSET
+    """Blocks assumed because of bookings, by data-parallel rank; only in lists of workers, for
+    ranks of which blocks are assumed.
+    """
+    reported: dict[int, ReportedTokens] | UnsetType = UNSET
+    """Cached tokens that callers reported, compared with the prediction, by data-parallel rank;
+    only in lists of workers, for ranks with reports.
+    """
     predictions: dict[int, RankPredictions] | UnsetType = UNSET
     """Accuracy of predictions by data-parallel rank; only in lists of workers, for ranks with
     samples.

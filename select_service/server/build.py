@@ -47,15 +47,20 @@ from select_service.api.service_context import (
     ServiceTls,
 )
 from select_service.auth.quota_usage import BookingLimits
+from select_service.config.assumption_settings import assumption_rules
 from select_service.config.settings_loader import Config, UnusableSetting
 from select_service.core.load.reservations import Reservations
 from select_service.core.periodic_task import PeriodicTask
+from select_service.core.placement.pending_selections import SelectionCacheLimits
 from select_service.core.placement.policies.policy_registry import parse_policy_choice
 from select_service.core.placement.router_config import RouterConfig
 from select_service.core.registry.fleet.recovered_blocks import RecoveryStatus, SnapshotStatus
+from select_service.core.selection_answers import AnsweredBusyThresholds
 from select_service.core.selector import SelectorCore
 from select_service.core.selector_builder import SelectorConfig, build_selector
+from select_service.core.sessions.session_settings import SessionSettings
 from select_service.core.workers.endpoint_policy import EndpointPolicy
+from select_service.files.persisted_formats import SESSIONS_SUFFIX
 from select_service.metrics.decision_log import DecisionLogCounts
 from select_service.metrics.service_metrics import ServiceMetrics
 from select_service.server.build_health import health_factory, start_health
@@ -67,6 +72,7 @@ if TYPE_CHECKING:
     from select_service.adapters.health.health_runner import HealthRunner
     from select_service.adapters.logs.decision_files import DecisionLogFiles
     from select_service.adapters.persistence.state_file import StateFile
+    from select_service.adapters.shared_caches.shared_caches import SharedCaches
     from select_service.adapters.tracing.tracer import Tracer
     from select_service.core.analysis.decision_log import DecisionLogWriter
 
@@ -83,6 +89,7 @@ class OptionalComponents(NamedTuple):
     index_persistence: IndexPersistence | None
     tracing: "Tracer | None"
     file_watches: Sequence[FileWatch]
+    shared_caches: "SharedCaches | None"
 
     def periodic_tasks(self) -> list[PeriodicTask]:
         """Return the tasks of the enabled features."""
@@ -150,6 +157,7 @@ def build_service(startup: StartupSettings) -> ServiceComponents:
         index_persistence=_build_index_persistence(base, persistence),
         tracing=tracing,
         file_watches=_build_file_watches(startup),
+        shared_caches=_build_shared_caches(base),
     )
     engine_metrics = _build_engine_metrics(base)
     live = LiveFeed(
@@ -233,6 +241,7 @@ def _build_context(
             optional.discovery or DisabledDiscovery(selector),
             optional.audit,
             optional.tracing,
+            optional.shared_caches,
         ),
         tls=ServiceTls(startup.server_tls, startup.client_tls),
         persistence=persistence,
@@ -253,6 +262,14 @@ def _make_booking_limits(limits: SharedLimits, reservations: Reservations) -> Bo
     )
 
 
+def _session_settings(config: Config) -> SessionSettings:
+    ttl_s, mode = config["session_affinity_ttl_s"], config["session_affinity_mode"]
+    # A command line of Dynamo, with its rule and its flag, means Dynamo's sessions.
+    is_dynamo = ttl_s is not None and config["policy"] == "reference"
+    is_hard = mode == "hard" or (mode is None and is_dynamo)
+    return SessionSettings(ttl_s, is_hard, epoch_s=time() - monotonic())
+
+
 def _build_selector(
     startup: StartupSettings, ranks_max: int, publisher: ReplicaPublisher | None, waker: QueueWaker
 ) -> SelectorCore:
@@ -263,12 +280,25 @@ def _build_selector(
             admission=startup.rules,
             use_kv_events=config["use_kv_events"],
             ranks_max=ranks_max,
+            assumptions=assumption_rules(config),
             reservation_ttl_s=config["reservation_ttl_s"],
             decisions_kept=config["decisions"],
+            selection_cache=SelectionCacheLimits(
+                config["selection_cache_ttl_s"],
+                config["selection_cache_max_entries"],
+                config["selection_cache_max_bytes"],
+            ),
             shadow=parse_policy_choice(config["shadow_policy"])
             if config["shadow_policy"]
             else None,
             router_mark=None if startup.plane_keys is None else startup.plane_keys.router_mark,
+            sessions=_session_settings(config),
+            busy_thresholds=AnsweredBusyThresholds(
+                config["conditional_disagg_decode_busy_threshold"],
+                config["conditional_disagg_prefill_busy_threshold"],
+            ),
+            names_kv_sources=config["kv_sources"],
+            shared_models=frozenset(startup.shared_caches),
         ),
         lambda: PrefixIndex(
             config["index_blocks_max"],
@@ -326,6 +356,7 @@ def _build_replicas(
             keys=startup.plane_keys,
             trusts_urls=config["replica_sync_insecure"],
         ),
+        selector.followers.sessions,
     )
 
 
@@ -419,6 +450,14 @@ def _build_decision_log(config: Config, selector: SelectorCore) -> DecisionLoggi
     return DecisionLogging(lines, files)
 
 
+def _build_shared_caches(base: _Foundation) -> "SharedCaches | None":
+    if not base.startup.shared_caches:
+        return None
+    from select_service.server.build_shared_caches import build_shared_caches
+
+    return build_shared_caches(base.startup, base.ingest.resolver)
+
+
 def _build_discovery(base: _Foundation) -> "ServiceDiscovery | None":
     sources = base.startup.sources
     if not sources:
@@ -435,6 +474,7 @@ def _build_state_file(
     path = config["state_path"]
     if path is None:
         return None
+    from select_service.adapters.persistence.session_file import SessionFile
     from select_service.adapters.persistence.state_file import StateFile
     from select_service.core.state_persistence import change_count, persisted_state, restore_state
 
@@ -445,4 +485,9 @@ def _build_state_file(
         lambda: change_count(*of),
         lambda state: restore_state(state, *of),
         config.created_file_mode,
+        SessionFile(
+            Path(path + SESSIONS_SUFFIX),
+            selector.followers.sessions.directory,
+            config.created_file_mode,
+        ),
     )

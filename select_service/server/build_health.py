@@ -51,6 +51,7 @@ def start_health(
     assert health is not None
     client = TimedHttpClient(resolver, startup.client_tls)
     mode = startup.config.created_file_mode
+    health.spare_rules = settings.spares
     runner = HealthRunner(settings, health, selector.fleet, client, callbacks, mode)
     health.mover = _build_mover(selector, health, settings)
     health.listeners.append(health.mover)
@@ -75,13 +76,18 @@ def _build_mover(
     return Migrator(
         health.monitor,
         MovableBookings(
-            fleet.partitions, ledger, fleet.dirty, decisions.config.track_prefill_tokens
+            fleet.partitions,
+            ledger,
+            fleet.dirty,
+            decisions.config.track_prefill_tokens,
+            selector.pairs,
         ),
         observer,
         CacheLayouts(
             fleet.catalog, lambda name: settings.canaries.model_canaries(name).kv_layout
         ).layout_of,
         first_number=int(time() * 1000.0),
+        limits=settings.migration,
     )
 
 
@@ -90,6 +96,7 @@ def _watch_capacity(
 ) -> None:
     """Estimate capacity and, with --degradation auto, shed load."""
     from select_service.core.health.degradation.capacity_watch import CapacityWatch
+    from select_service.core.health.degradation.degradation_levels import DegradationRules
 
     gate = selector.gate if settings.degradation == "auto" else None
     watch = CapacityWatch(
@@ -98,6 +105,7 @@ def _watch_capacity(
         mover.observer.speeds,
         settings.promises,
         gate,
+        DegradationRules(ratios=settings.ratios),
     )
     health.listeners.append(watch)
     health.capacity_of = watch.capacity_of

@@ -9,7 +9,8 @@ from select_service.adapters.http_get import HttpClient
 from select_service.api.service_context import ServiceContext, persistence_report
 from select_service.api.worker_views import rank_predictions
 from select_service.config.open_interfaces import is_unauthenticated
-from select_service.core.doctor.facts import ServiceFacts, TlsFacts
+from select_service.core.doctor.facts import ServiceFacts, SharedCacheFacts, TlsFacts
+from select_service.core.pairs.pair_report import find_pair_facts
 from select_service.net.tls.current_tls import CurrentTls
 from select_service.schemas.doctor import Machine
 
@@ -62,7 +63,30 @@ def _service_facts(
         snapshot_interval_s=service.config["snapshot_interval_s"],
         tls=[_tls_facts(side, kept) for side, kept in service.tls.files_by_side()],
         recovery_failed=keeping.state == "failed",
+        pairs=find_pair_facts(selector.pairs, (w for w in workers if w.is_schedulable)),
+        shared_caches=_shared_cache_facts(service),
     )
+
+
+def _shared_cache_facts(service: ServiceContext) -> list[SharedCacheFacts]:
+    caches, partitions = service.features.shared_caches, service.fleet.partitions
+    return [
+        SharedCacheFacts(
+            each.model_name,
+            each.url,
+            each.outcomes.get("hit", 0) + each.outcomes.get("miss", 0),
+            each.outcomes.get("hit", 0),
+            each.outcomes.get("timeout", 0) + each.outcomes.get("failed", 0),
+            each.is_open,
+            each.last_error,
+            sum(
+                partition.placer.fetch_prices.count_unpriced()
+                for key, partition in partitions.items()
+                if key.model_name == each.model_name
+            ),
+        )
+        for each in (() if caches is None else caches.list_status())
+    ]
 
 
 def _tls_facts(side: str, kept: CurrentTls) -> TlsFacts:

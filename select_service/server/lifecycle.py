@@ -41,7 +41,7 @@ from select_service.server.tls_setup import warn_of_expiry
 if TYPE_CHECKING:
     from select_service.adapters.tracing.tracer import Tracer
     from select_service.fastpath.fast_handler import FastHandler
-    from select_service.fastpath.fastpath_protocol import FastPath
+    from select_service.fastpath.fast_path import FastPath
 
 log = logging.getLogger("select_service")
 
@@ -149,6 +149,8 @@ def _start_outputs(parts: ServiceComponents, stops: AsyncExitStack) -> None:
     if optional.tracing is not None:
         stops.push_async_callback(optional.tracing.shut_down)
     stops.push_async_callback(parts.http.close)
+    if optional.shared_caches is not None:
+        stops.push_async_callback(optional.shared_caches.close)
 
 
 async def _start_fleet(
@@ -235,7 +237,7 @@ def _make_fast_path(
     """
     if service.config["no_fast_path"]:
         return None
-    from select_service.fastpath.fastpath_protocol import FastPath
+    from select_service.fastpath.fast_path import FastPath
     from select_service.fastpath.service_handler import ServiceHandler
 
     if service.guard.is_on:
@@ -247,7 +249,12 @@ def _make_fast_path(
     answerer = ServiceHandler(service.selector, service.metrics)
     if (hosts := _host_header_values(service, port)) is not None:
         answerer.restrict_hosts(hosts)
-    return FastPath(answerer, before)
+    ready = None
+    if before is None and sys.platform == "linux":
+        from select_service.fastpath.ready_connections import ReadyConnections
+
+        ready = ReadyConnections(answerer)
+    return FastPath(answerer, before, ready)
 
 
 def _host_header_values(service: ServiceContext, port: int) -> list[bytes] | None:

@@ -14,7 +14,10 @@ from select_service.files.persisted_formats import (
     HEALTH,
     POLICIES,
     POLICIES_SUFFIX,
+    SESSIONS,
+    SESSIONS_SUFFIX,
     STATE,
+    PersistedFormat,
     is_persisted_format,
     is_snapshot,
 )
@@ -41,12 +44,21 @@ PERSISTED_FILES = {
     "snapshot_path": OutputFiles(
         (*_ASIDE, *(POLICIES_SUFFIX + each for each in ("", *_ASIDE))), is_snapshot, "snapshot"
     ),
-    "state_path": OutputFiles(_ASIDE, lambda path: is_persisted_format(path, STATE), "state file"),
+    "state_path": OutputFiles(
+        (*_ASIDE, *(SESSIONS_SUFFIX + each for each in ("", *_ASIDE))),
+        lambda path: is_persisted_format(path, STATE),
+        "state file",
+    ),
     "health_state": OutputFiles(
         _ASIDE, lambda path: is_persisted_format(path, HEALTH), "health file"
     ),
 }
 """Files that are read at the start and rewritten repeatedly, by setting."""
+_COMPANIONS = {
+    "snapshot_path": (POLICIES_SUFFIX, POLICIES, "file of policies"),
+    "state_path": (SESSIONS_SUFFIX, SESSIONS, "file of sessions"),
+}
+"""Files beside the configured ones: suffix, format and kind."""
 LOG_FILES = {
     "audit_log": OutputFiles(_NUMBERED, looks_like_lines, "file of JSON lines"),
     "decision_log": OutputFiles(_NUMBERED, looks_like_lines, "file of JSON lines"),
@@ -57,7 +69,7 @@ READ_ONLY_SETTINGS = (
     *("api_keys_file", "peer_api_key_file", "engine_curve_key_file"),
     *("tls_cert", "tls_key", "tls_client_ca", "tls_ca", "tls_client_cert", "tls_client_key"),
     *("workers_file", "discovery_config", "policy_config", "canary_config", "slo"),
-    *("replica_key_file", "replica_keys_file"),
+    *("replica_key_file", "replica_keys_file", "shared_caches"),
 )
 """Settings of files that are only read."""
 
@@ -74,8 +86,8 @@ def check_written_files(config: Config) -> None:
             if name in PERSISTED_FILES
             else log_path_error(path, config.created_file_mode)
         )
-        if error is None and name == "snapshot_path":
-            error = _policies_error(path)
+        if error is None and name in _COMPANIONS:
+            error = _companion_error(path, *_COMPANIONS[name])
         if error is not None:
             raise ConfigError(f"{_flag_name(name)}: {error}")
 
@@ -148,10 +160,11 @@ def log_path_error(path: Path, mode: int) -> str | None:
     return None
 
 
-def _policies_error(snapshot: Path) -> str | None:
-    path = snapshot.with_name(snapshot.name + POLICIES_SUFFIX)
+def _companion_error(path: Path, suffix: str, kept: PersistedFormat, kind: str) -> str | None:
+    """Return why no file can be stored beside the configured one, or None."""
     return persisted_path_error(
-        path, OutputFiles((), lambda each: is_persisted_format(each, POLICIES), "file of policies")
+        path.with_name(path.name + suffix),
+        OutputFiles((), lambda each: is_persisted_format(each, kept), kind),
     )
 
 

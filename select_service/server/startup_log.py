@@ -60,6 +60,11 @@ def _warn_about_settings(config: Config) -> None:
     if weight.value is not None:
         fields = {"setting": weight.origin, "instead": "DYN_ROUTER_PREFILL_LOAD_SCALE"}
         log.warning("deprecated variable", extra={"fields": fields})
+    expiry = config.values["active_request_expiry_s"]
+    if expiry.value is not None:
+        lease = config.values["reservation_ttl_s"]
+        fields = {"setting": expiry.origin, "lease_s": lease.value, "lease_of": lease.origin}
+        log.warning("expiry is a lease here, renewed by every call", extra={"fields": fields})
     for origin in config.ignored_origins:
         fields = {"setting": origin, "policy": config["policy"], "heeded_by": "reference"}
         log.warning("setting ignored by the policy", extra={"fields": fields})

@@ -1,6 +1,6 @@
 """Validated settings of a process, checked before any kernel is loaded."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from select_service.auth.auth_setup import (
@@ -25,6 +25,7 @@ from select_service.server.tls_setup import load_client_tls, load_server_tls
 
 if TYPE_CHECKING:
     from indexer.sockets.curve_keypairs import CurveKeyPair
+    from select_service.config.shared_cache_file import SharedCacheEntry
 
 
 class StartupSettings(NamedTuple):
@@ -41,6 +42,7 @@ class StartupSettings(NamedTuple):
     client_tls: ClientTls | None
     plane_keys: ReplicaKeypair | None
     engine_pair: "CurveKeyPair | None"
+    shared_caches: "Mapping[str, SharedCacheEntry]"
 
 
 def validate_settings(config: Config, version: str) -> StartupSettings:
@@ -48,6 +50,7 @@ def validate_settings(config: Config, version: str) -> StartupSettings:
     # First of all: every following check opens files and would hang with their file system.
     check_file_systems(config)
     check_peer_key_file(config)
+    destinations = make_egress_policy(config)
     wanted = StartupSettings(
         config,
         version,
@@ -55,11 +58,21 @@ def validate_settings(config: Config, version: str) -> StartupSettings:
         health_settings(config),
         make_guard(config),
         source_settings(config),
-        make_egress_policy(config),
+        destinations,
         load_server_tls(config),
         load_client_tls(config),
         load_replica_keypair(config),
         load_engine_pair(config),
+        _shared_caches(config, destinations),
     )
     check_written_files(config)  # last, since it creates files
     return wanted
+
+
+def _shared_caches(config: Config, destinations: EgressPolicy) -> "Mapping[str, SharedCacheEntry]":
+    """Return the shared caches by model; empty if there are none.  Raises ConfigError."""
+    if config["shared_caches"] is None:
+        return {}
+    from select_service.config.shared_cache_file import read_shared_caches
+
+    return read_shared_caches(config["shared_caches"], destinations)

@@ -109,7 +109,7 @@ def test_what_is_not_kept_is_refused_with_a_reason(fleet):
     assert "last 0" in answer.body["error"]
     assert fleet.get("/decisions?limit=0").status == 400
     assert fleet.get("/decisions?worker_id=x").status == 400
-    assert fleet.post("/explain", {}).status == 400
+    assert fleet.post("/explain", {"model_name": "m"}).status == 400
     assert fleet.post("/explain", {**PROMPT, "model_name": "none"}).status == 503
     assert fleet.post("/explain", {**PROMPT, "priority_tier": "no"}).status == 400
 

@@ -17,6 +17,7 @@ def test_loads_list_every_rank_of_every_partition(fleet):
         {
             "model_name": "m",
             "tenant_id": "default",
+            "routing_group": "default",
             "loads": [
                 {
                     "worker_id": 1,
@@ -134,7 +135,7 @@ def test_the_configuration_shows_values_and_where_they_came_from(api):
     assert settings["use_kv_events"] == {
         "value": False,
         "origin": "environment DYN_USE_KV_EVENTS",
-        "variable": "DYN_USE_KV_EVENTS",
+        "variable": "DYN_ROUTER_USE_KV_EVENTS",
     }
     assert body["unknown_variables"] == {}
 

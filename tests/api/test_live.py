@@ -72,6 +72,16 @@ def test_a_frame_tells_of_ranks_decisions_and_what_waits(fleet):
     assert "replicas" not in frame
 
 
+def test_a_frame_tells_of_pairs(fleet):
+    body = {**PROMPT, "reservation_id": "r", "local": "never"}
+    assert fleet.post("/select_pair_and_reserve", body).status == 200
+    (frame,) = frames(fleet)
+    pairs = frame["pairs"]
+    assert (pairs["remote"], pairs["local"]) == (1, 0)
+    assert (pairs["prefill_legs"], pairs["decode_legs"], pairs["transfers"]) == (1, 1, 1)
+    assert pairs["links"] == []  # no worker names its host
+
+
 def test_a_frame_tells_of_replicas(replica):
     replica.post("/replica_sync/register_peer", {"endpoint": "tcp://peer:1"})
     (frame,) = frames(replica)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from select_service import schemas
 from select_service.api.documentation import ENDPOINT_GROUPS
-from select_service.api.endpoints.reservations import PAGE_ROWS, PAGE_ROWS_MAX
 from select_service.api.openapi.document import U32_KEY, build_document
+from select_service.api.request_parameters import PAGE_ROWS, PAGE_ROWS_MAX
 from select_service.api.static_files import CSS, HTML, JAVASCRIPT
 from select_service.base.errors import Overloaded
 from tests.builders import worker_body
@@ -229,12 +229,14 @@ def call_all(service):
     order += ["list_peers", "register_peer", "replica_status", "deregister_peer"]
     order += ["set_busy_threshold", "busy_thresholds", "shed", "admission_state"]
     order += ["list_decisions", "get_decision", "explain"]
+    order += ["list_sessions", "get_session", "end_session"]
     order += ["set_policy", "policies", "remove_policy", "shadow"]
     order += ["begin_experiment", "list_experiments", "get_experiment", "end_experiment"]
     order += ["set_log_level", "openapi", "docs", "docs_file", "page", "page_file"]
-    order += ["check_worker", "drain_worker", "undrain_worker", "report_outcome"]
+    order += ["clear_cache", "check_worker", "drain_worker", "undrain_worker", "report_outcome"]
     order += ["list_migrations", "fleet_health", "discovery", "state", "learn_canaries", "observe"]
-    order += ["free_reservation", "create_reservation", "patch_worker"]
+    order += ["free_reservation", "select_pair", "select_pair_and_reserve", "first_token"]
+    order += ["move_leg", "free_reservation", "create_reservation", "patch_worker"]
     for operation_id in [*order, "delete_worker", "doctor"]:
         yield from _call(service, operation_id)
 
@@ -245,7 +247,10 @@ def _call(service, operation_id, worker_id=1):
         body = next(iter(route.body.examples.values()))
     if operation_id == "register_worker":
         body = {**worker_body(worker_id), **body, "worker_id": worker_id}
-    scope = "?model_name=llama-3-8b" if operation_id == "observe" else ""
+    if operation_id == "select_and_reserve":
+        body = {**body, "session_id": "conversation-7"}
+    of_a_model = operation_id in ("observe", "get_session", "end_session")
+    scope = "?model_name=llama-3-8b" if of_a_model else ""
     yield route, service.call(route.method, path_of(route) + scope, body)
 
 

@@ -88,6 +88,40 @@ def test_state_and_weight_are_said_where_health_is_watched():
         service.post("/workers", worker_body(1))
         (rank,) = service.get(f"{PATH}?model_name=m").body["ranks"]
         assert (rank["state"], rank["weight"]) == ("healthy", 1.0)
+        assert not {"cause", "out_s", "spare"} & set(rank)
+
+
+def test_who_is_out_since_when_and_why_is_said():
+    with Api("--health-checks", "on", "--degradation", "observe") as service:
+        for worker_id in (1, 2, 3):
+            service.post("/workers", worker_body(worker_id, spare=worker_id == 3))
+        service.post("/workers/1/outcome", {"dp_rank": 0, "outcome": "fatal"})
+        service.post("/workers/2/drain", {"migrate": False})
+        body = service.get(f"{PATH}?model_name=m").body
+        first, second, third = body["ranks"]
+        assert (first["state"], first["cause"]) == ("unhealthy", "fatal")
+        assert 0 <= first["out_s"] < 60
+        assert (second["state"], second["cause"]) == ("draining", "operator")
+        assert "out_s" in second
+        # The spare has taken the place of the failed rank, which is the spare now.
+        assert (first["spare"], "spare" in third, third["weight"]) == (True, False, 1.0)
+        health = body["health"]
+        assert (health["total"], health["healthy"], health["capacity_lost"]) == (3, 1, 1)
+        assert (health["spares"], health["spares_wanted"]) == (1, 0)
+        told = combine_observations(
+            [msgspec.convert(body, SelectorObservation)], window_s=5.0, ttft_s=1.0, itl_s=1.0
+        )
+        (lost,) = told.health[Role.DECODE].lost
+        assert (lost.worker_id, lost.cause) == (1, "fatal")
+
+
+def test_a_drain_without_health_checks_is_an_operators():
+    with Api() as service:
+        service.post("/workers", worker_body(1))
+        service.post("/workers/1/drain", {})
+        (rank,) = service.get(f"{PATH}?model_name=m").body["ranks"]
+        assert (rank["state"], rank["cause"]) == ("draining", "operator")
+        assert "health" not in service.get(f"{PATH}?model_name=m").body
 
 
 def test_a_role_is_registered_changed_and_shown(api):

@@ -57,6 +57,26 @@ def test_a_booking_that_is_asked_for_again_is_one(api):
     assert api.post("/select_and_reserve", body, authorization=bearer("few")).status == 200
 
 
+def test_a_pair_counts_once_and_until_its_end(api):
+    for worker_id in (2, 3):
+        body = worker_body(worker_id)
+        assert api.post("/workers", body, authorization=bearer("ops")).status == 201
+
+    def pair(name):
+        body = {"model_name": "m", "token_ids": [1, 2, 3], "reservation_id": name, "local": "never"}
+        return api.post("/select_pair_and_reserve", body, authorization=bearer("few")).status
+
+    assert [pair(name) for name in "abc"] == [200, 200, 429]
+    path = "/reservations/a"
+    assert api.post(f"{path}/prefill_complete", authorization=bearer("few")).status == 200
+    assert pair("c") == 429
+    moved = api.post(f"{path}/move", {"leg": "decode"}, authorization=bearer("few"))
+    assert moved.status == 200
+    assert pair("c") == 429
+    assert api.call("DELETE", path, authorization=bearer("few")).status == 200
+    assert pair("c") == 200
+
+
 def test_a_key_has_so_many_requests(api):
     assert [asked(api, "slow", name).status for name in "abcd"] == [200, 200, 200, 429]
     refused = api.call("GET", "/loads", authorization=bearer("slow"))

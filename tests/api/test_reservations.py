@@ -20,9 +20,11 @@ def test_a_reservation_is_created_on_the_rank_that_was_named(fleet):
     answer = book(fleet, "r", dp_rank=1, effective_prefill_tokens=10)
     assert answer.status == 201
     assert answer.body == {
+        "selection_id": "r",
         "reservation_id": "r",
         "model_name": "m",
         "tenant_id": "default",
+        "routing_group": "default",
         "worker_id": 1,
         "dp_rank": 1,
         "endpoint": "http://w1:8000",

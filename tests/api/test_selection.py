@@ -29,12 +29,14 @@ def test_a_selection_has_every_field_in_order(fleet):
         "selection_id",
         "model_name",
         "tenant_id",
+        "routing_group",
         "worker_id",
         "dp_rank",
         "endpoint",
         "block_size",
         "overlap",
         "effective_prefill_tokens",
+        "potential_decode_blocks",
     ]
     assert answer.body["overlap"] == {
         "longest_matched": 0,
@@ -55,7 +57,7 @@ def test_select_books_nothing(fleet):
 def test_select_and_reserve_books_the_load_it_answers(fleet):
     answer = fleet.post("/select_and_reserve", {**PROMPT, "reservation_id": "r"})
     assert answer.status == 200
-    assert next(iter(answer.body)) == "reservation_id"
+    assert list(answer.body)[:2] == ["selection_id", "reservation_id"]
     chosen = answer.body["dp_rank"]
     assert {
         (row["dp_rank"], row["potential_prefill_tokens"], row["potential_decode_blocks"])
@@ -78,7 +80,7 @@ def test_hashes_of_an_answer_book_the_same_blocks_elsewhere(fleet):
     """As several ingress replicas need it that tell their selectors of each other's bookings."""
     wanted = {**PROMPT, "reservation_id": "r", "include_hashes": True}
     answer = fleet.post("/select_and_reserve", wanted).body
-    assert list(answer)[-2:] == ["sequence_hashes", "isl_tokens"]
+    assert list(answer)[2:4] == ["sequence_hashes", "isl_tokens"]
     (row,) = fleet.get("/reservations?sequence_hashes=true").body["reservations"]
     assert row["sequence_hashes"] == answer["sequence_hashes"]
     told = {key: answer[key] for key in ("worker_id", "dp_rank", "sequence_hashes", "isl_tokens")}
@@ -138,17 +140,21 @@ def test_without_workers_the_answer_is_unavailable(api):
         ("/reservations", BOOKED_PROMPT_MISSING),
     ],
 )
-def test_a_missing_prompt_is_told_of_before_missing_workers(api, path, error):
-    body = {"reservation_id": "r", "worker_id": 1} if path == "/reservations" else {}
+def test_missing_workers_are_told_of_before_a_missing_prompt(api, path, error):
+    """Dynamo looks for workers first."""
+    body = {"reservation_id": "r", "worker_id": 1, "prompt": "hello"}
     for _ in range(2):
-        answer = api.post(path, body | {"prompt": "hello"})
-        assert (answer.status, answer.body["error"]) == (400, error)
+        answer = api.post(path, body)
+        assert (answer.status, answer.body["error"][:23]) == (503, "no schedulable workers ")
         api.post("/workers", worker_body(1, model_name="other"))
+    api.post("/workers", worker_body(2))
+    answer = api.post(path, body | {"worker_id": 2, "model_name": "m"})
+    assert (answer.status, answer.body["error"]) == (400, error)
 
 
-def test_other_faults_of_a_prompt_are_told_of_before_missing_workers(api):
+def test_faults_of_the_body_are_told_of_before_missing_workers(api):
     answer = api.post("/select", {"block_hashes": [1], "sequence_hashes": [1]})
-    assert answer.body["error"] == "isl_tokens is required without token_ids"
+    assert answer.status == 503
     answer = api.post("/select", {**PROMPT, "sequence_hashes": [2**64]})
     assert (answer.status, answer.body["code"]) == (422, "invalid_body")
 

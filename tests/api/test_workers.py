@@ -9,6 +9,7 @@ import pytest
 from indexer.index.cache_group_status import CacheGroupStatus, GroupStatus
 from indexer.index.prefix_index import PrefixIndex
 from select_service.api import worker_views
+from select_service.api.endpoints import workers
 from select_service.core.registry.fleet.fleet import WorkerFleet
 from tests.builders import worker_body
 from tests.builders.in_process import Api
@@ -18,6 +19,7 @@ RECORD = [
     "worker_id",
     "model_name",
     "tenant_id",
+    "routing_group",
     "lifecycle",
     "endpoint",
     "kv_events_endpoint",
@@ -107,6 +109,86 @@ def test_a_deleted_worker_is_unschedulable_and_may_be_deleted_again(fleet):
     assert fleet.patch("/workers/1", {}).body["lifecycle"] == "schedulable"
 
 
+def test_records_of_workers_deleted_long_ago_can_be_left_out(api, monkeypatch):
+    for worker_id in (1, 2):
+        api.post("/workers", worker_body(worker_id))
+    api.delete_worker("/workers/1")
+
+    def ids(query=""):
+        return [record["worker_id"] for record in api.get(f"/workers{query}").body]
+
+    assert ids("?deleted=recent") == ids("?deleted=all") == ids() == [1, 2]
+    monkeypatch.setattr(workers, "RECENT_S", -1.0)
+    assert ids("?deleted=recent") == [2]
+    (columns,) = api.get("/workers?deleted=recent&view=compact").body["partitions"]
+    assert columns["worker_ids"] == [2]
+    assert ids("?deleted=all") == ids() == [1, 2]
+    refused = api.get("/workers?deleted=none")
+    assert (refused.status, refused.body["code"]) == (400, "bad_request")
+    assert api.get("/workers/1").body["lifecycle"] == "unschedulable"
+
+
+HINTS = {
+    "router_hint_worker_type": "agg",
+    "router_hint_source_control_endpoints": {"0": "tcp://worker-1:5600", "7": "x"},
+}
+
+
+def test_fields_for_hints_are_kept_changed_and_shown_last(api):
+    answer = api.post("/workers", worker_body(1, **HINTS))
+    assert list(answer.body) == [*RECORD, *HINTS]
+    assert answer.body.items() >= HINTS.items()
+    nothing = dict.fromkeys(HINTS)
+    assert api.patch("/workers/1", nothing).body.items() >= HINTS.items()
+    emptied = {"router_hint_worker_type": "", "router_hint_source_control_endpoints": {}}
+    answer = api.patch("/workers/1", emptied).body
+    assert answer["router_hint_worker_type"] == ""
+    assert "router_hint_source_control_endpoints" not in answer
+    api.patch("/workers/1", HINTS)
+    (kept,) = api.get("/state").body["workers"]
+    assert kept["given"].items() >= HINTS.items()
+    assert not api.post("/workers", worker_body(1)).body.keys() & HINTS.keys()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "status", "text"),
+    [
+        ("router_hint_worker_type", 1, 422, "expected a text"),
+        ("router_hint_worker_type", "x" * 513, 422, "at most 512"),
+        ("router_hint_source_control_endpoints", [], 422, "expected an object"),
+        ("router_hint_source_control_endpoints", {"0": None}, 422, "expected a text"),
+        ("router_hint_source_control_endpoints", {"0": ""}, 422, "at least 1"),
+        ("router_hint_source_control_endpoints", {"0": "x" * 2049}, 422, "at most 2048"),
+        (
+            "router_hint_source_control_endpoints",
+            {str(rank): "x" for rank in range(1025)},
+            422,
+            "at most 1024",
+        ),
+        ("router_hint_source_control_endpoints", {"x": "a"}, 400, "is `x`: expected a data-"),
+        ("router_hint_source_control_endpoints", {"": "a"}, 400, "expected a data-parallel rank"),
+        ("router_hint_source_control_endpoints", {"-1": "a"}, 422, "from 0 to 4294967295"),
+        ("router_hint_source_control_endpoints", {"4294967296": "a"}, 422, "is `4294967296`"),
+        ("router_hint_source_control_endpoints", {"9" * 5000: "a"}, 422, "from 0 to 4294967295"),
+    ],
+)
+def test_wrong_fields_for_hints_are_refused(api, field, value, status, text):
+    answer = api.post("/workers", worker_body(1, **{field: value}))
+    assert (answer.status, api.get("/workers").body) == (status, [])
+    assert text in answer.body["error"]
+    api.post("/workers", worker_body(1, **HINTS))
+    answer = api.patch("/workers/1", {field: value})
+    assert answer.status == status
+    assert api.get("/workers").body[0].items() >= HINTS.items()
+
+
+def test_null_for_control_endpoints_is_refused_in_a_registration(api):
+    body = worker_body(1, router_hint_source_control_endpoints=None)
+    answer = api.post("/workers", body)
+    assert (answer.status, api.get("/workers").body) == (422, [])
+    assert "expected an object, got null" in answer.body["error"]
+
+
 @pytest.mark.parametrize("method", ["PATCH", "DELETE"])
 def test_an_unknown_worker_is_not_found(api, method):
     answer = api.call(method, "/workers/99", {})
@@ -145,7 +227,7 @@ def test_without_its_event_endpoint_a_worker_is_incomplete(listening):
     answer = listening.post("/workers", worker_body(7))
     assert answer.body["not_schedulable_reasons"] == [
         "kv_events endpoint is required for dp_rank 0 (field kv_events_endpoint, or "
-        '"0" of kv_events_endpoints)'
+        '"0" of kv_events_endpoints); if the engine publishes none, `index`: "assumed"'
     ]
 
 

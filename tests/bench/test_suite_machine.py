@@ -63,7 +63,10 @@ def test_variables_and_flags_are_added_to_a_contender():
         .with_variables(DYN_USE_KV_EVENTS="false")
         .with_flags("--x", "1")
     )
-    assert made.variables == {"DYN_LOG": "warn", "DYN_USE_KV_EVENTS": "false"}
+    assert made.variables == {
+        "DYN_LOG": "warn",
+        "DYN_USE_KV_EVENTS": "false",
+    }
     assert made.command[-2:] == ("--x", "1")
 
 

@@ -5,8 +5,11 @@ from random import Random
 import msgspec
 
 from indexer.index.prefix_index import PrefixIndex
+from select_service.core.admission.admission_settings import AdmissionSettings
+from select_service.core.placement.pending_selections import SelectionCacheLimits
 from select_service.core.placement.router_config import RouterConfig
 from select_service.core.selector_builder import SelectorConfig, build_selector
+from select_service.core.sessions.session_settings import SessionSettings
 from select_service.schemas.reservations import ReservationRequest
 from select_service.schemas.selection import SelectAndReserveRequest, SelectRequest
 from select_service.schemas.workers import WorkerPatch, WorkerRegistration
@@ -21,9 +24,13 @@ def a_selector(
     blocks_max=4096,
     ranks_max=1 << 32,
     decisions_kept=0,
+    selection_cache=SelectionCacheLimits(),  # noqa: B008
     shadow=None,
     router_mark=None,
     make_health=None,
+    sessions=None,
+    admission=None,
+    names_kv_sources=False,
 ):
     return build_selector(
         SelectorConfig(
@@ -32,8 +39,12 @@ def a_selector(
             ranks_max=ranks_max,
             reservation_ttl_s=ttl_s,
             decisions_kept=decisions_kept,
+            selection_cache=selection_cache,
             shadow=shadow,
             router_mark=router_mark,
+            sessions=sessions or SessionSettings(),
+            admission=admission or AdmissionSettings(),
+            names_kv_sources=names_kv_sources,
         ),
         lambda: PrefixIndex(blocks_max),
         rng=Random(seed),

@@ -6,7 +6,7 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
-from select_service.fastpath.fastpath_protocol import FastPath
+from select_service.fastpath.fast_path import FastPath
 from select_service.http.bounded_protocol import KEEP_ALIVE_S, BoundedProtocol
 from tests.builders.usual import EvenAnswerer
 from tests.builders.wire import Wire

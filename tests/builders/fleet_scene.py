@@ -96,7 +96,7 @@ class FleetScene:
         self.engines, self.out_at, self.current_effects, self.in_flight = {}, {}, [], 0
         self._events, self._numbers = [], count()
         self.rng = Random(seed)
-        self.crowded, self.slowed = (), 0
+        self.crowded, self.slowed, self.connected = (), 0, []
         for worker_id in range(n_ranks // dp):
             self.join(worker_id)
 
@@ -147,6 +147,11 @@ class FleetScene:
             self.in_flight += 1
             self._ask(order, self.now, order.seed)
         assert self.in_flight <= 32
+        while (endpoint := self.monitor.next_connection_probe()) is not None:
+            ranks = [rank for rank in self.engines if f"http://{rank.worker_id}" == endpoint]
+            is_open = any(self.engines[rank].fault != "connect" for rank in ranks)
+            self.connected.append((self.now, endpoint))
+            self.monitor.process_connection(endpoint, is_open, self.now)
         if self.now % 1.0 < STEP_S:
             self.monitor.advance_timers(self.now)
         self._take()

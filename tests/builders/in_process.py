@@ -39,7 +39,11 @@ class Api:
     def __init__(self, *flags: str, **environment: str) -> None:
         config = parse_config(
             ["--threads", "1", "--allowed-hosts", "*", *flags],
-            {"DYN_USE_KV_EVENTS": "false", **environment},
+            {
+                "DYN_USE_KV_EVENTS": "false",
+                "SELECT_SERVICE_NO_ASSUMED_INDEX": "true",
+                **environment,
+            },
         )
         parts = build_service(validate_settings(config, "1.2.3"))
         self._optional, self.discovery = parts.optional, parts.optional.discovery

@@ -34,7 +34,11 @@ class InThread(Reached):
         self, *flags: str, folder: Path = Path(), environment: Mapping[str, str] | None = None
     ) -> None:
         """folder: where relative paths in its settings begin"""
-        given = {"DYN_USE_KV_EVENTS": "false"} if environment is None else environment
+        given = (
+            {"DYN_USE_KV_EVENTS": "false", "SELECT_SERVICE_NO_ASSUMED_INDEX": "true"}
+            if environment is None
+            else environment
+        )
         with contextlib.chdir(folder):
             config = load_config(parse_arguments([*PLACE, *flags]), given)
             wanted = validate_settings(config, "1.2.3")

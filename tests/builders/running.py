@@ -163,7 +163,13 @@ class Running(Reached):
         place += ("--log-format", "json")
         self._launched = LaunchedProcess(
             own_command(*place, *arguments, module=module),
-            own_environment({"DYN_USE_KV_EVENTS": "false", **environment}),
+            own_environment(
+                {
+                    "DYN_USE_KV_EVENTS": "false",
+                    "SELECT_SERVICE_NO_ASSUMED_INDEX": "true",
+                    **environment,
+                }
+            ),
             self.port,
             trust=trust,
         )

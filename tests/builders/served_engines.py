@@ -17,13 +17,14 @@ class ServedEngines:
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._served: dict[str, contextlib.AsyncExitStack] = {}
 
-    def serve(self, engine: ToyEngine) -> str:
-        """Its endpoint."""
-        return asyncio.run_coroutine_threadsafe(self._serve(engine), self._loop).result(PATIENCE_S)
+    def serve(self, engine: ToyEngine, port: int = 0) -> str:
+        """Its endpoint.  port: 0 takes a free one"""
+        serving_it = self._serve(engine, port)
+        return asyncio.run_coroutine_threadsafe(serving_it, self._loop).result(PATIENCE_S)
 
-    async def _serve(self, engine: ToyEngine) -> str:
+    async def _serve(self, engine: ToyEngine, port: int) -> str:
         stack = contextlib.AsyncExitStack()
-        endpoint = await stack.enter_async_context(serving(engine))
+        endpoint = await stack.enter_async_context(serving(engine, port))
         self._served[endpoint] = stack
         return endpoint
 

@@ -3,7 +3,7 @@
 from scripts.bench.planner.generated_requests import generate_requests
 from scripts.bench.planner.simulated_platform import MODEL, EngineFleetSpec, SimulatedPlatform
 from scripts.bench.planner_quality import SPEED, bimodal, fleet_of, heavy_tailed, normal
-from scripts.bench.quality.text_streams import BlockNumbers, TextStream
+from select_service.sim.engine.text_streams import BlockNumbers, TextStream
 
 __all__ = [
     "MODEL",

@@ -192,7 +192,7 @@ def name(token: int, by_id: bool) -> str:
 
 
 @contextlib.asynccontextmanager
-async def serving(engine: ToyEngine) -> AsyncIterator[str]:
+async def serving(engine: ToyEngine, port: int = 0) -> AsyncIterator[str]:
     """The endpoint of the engine."""
     app = web.Application()
     app.router.add_post("/v1/completions", engine.complete)
@@ -202,7 +202,7 @@ async def serving(engine: ToyEngine) -> AsyncIterator[str]:
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()

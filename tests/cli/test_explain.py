@@ -95,6 +95,19 @@ def test_speeds_and_weights_are_shown_where_they_are_not_all_1(name, answers, bo
     assert [line[head.index(name) - len(head)] for line in (first, other)] == ["1.5", "1.0"]
 
 
+def test_credit_for_a_shared_cache_has_a_column(answers, bodies, capsys):
+    url, _, said = answers
+    status, body = bodies["/decisions/c"]
+    first, other = body["candidates"]
+    said["/decisions/c"] = (
+        status,
+        body | {"candidates": [first | {"shared_credit_tokens": 299}, other]},
+    )
+    assert main(["explain", "c", "--url", url]) == 0
+    head, first, other = (line.split() for line in capsys.readouterr().out.splitlines()[4:])
+    assert [line[head.index("shared") - len(head)] for line in (first, other)] == ["299", "0"]
+
+
 def test_too_few_reports_are_told_where_the_policy_goes_by_them(answers, bodies, capsys):
     url, _, said = answers
     status, body = bodies["/decisions/c"]
@@ -231,3 +244,35 @@ def test_what_speaks_no_http_is_told(capsys):
         assert main(["explain", "--url", url]) == 1
         greeting.join()
     assert "the response is not from a select-service" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("local", ["never", "always"])
+def test_a_pair_is_shown_with_both_legs(answers, tmp_path, capsys, local):
+    file = tmp_path / "body.json"
+    url, _, said = answers
+    with Api() as api:
+        for worker_id, role in ((1, "prefill"), (2, "decode")):
+            api.post("/workers", worker_body(worker_id, role=role))
+        body = {**PROMPT, "local": local, "reservation_id": "p"}
+        assert api.post("/select_pair_and_reserve", body).status == 200
+        said |= {
+            "/decisions?limit=20": (200, api.get("/decisions").body),
+            "/decisions/p": (200, api.get("/decisions/p").body),
+            "/explain": (200, api.post("/explain", {**PROMPT, "pair": True}).body),
+        }
+    file.write_text("{}")
+    assert main(["explain", "--url", url]) == 0
+    listed = capsys.readouterr().out
+    assert main(["explain", "p", "--url", url]) == 0
+    shown = capsys.readouterr().out
+    assert main(["explain", "--request", str(file), "--url", url]) == 0
+    assert capsys.readouterr().out.startswith("now: m, tenant default")
+    place = "1/0 > 2/0" if local == "never" else "2/0"
+    assert place in listed
+    assert "pair 1" in listed
+    assert shown.startswith("pair, ")
+    if local == "never":
+        assert "chosen: prefill on 1/0, decode on 2/0: the way of the request" in shown
+    else:
+        assert "chosen: 2/0 for both: the way of the request" in shown
+    assert "cost of two ranks: " in shown

@@ -81,10 +81,11 @@ async def test_a_refusal_of_4xx_is_raised_at_once():
         assert len(world.heard) == 1
 
 
-async def test_retry_after_is_waited_for_when_it_fits_into_the_deadline():
+@pytest.mark.parametrize("status", [429, 503])
+async def test_retry_after_is_waited_for_when_it_fits_into_the_deadline(status):
     world = World()
     async with client(world) as selector:
-        world.next[home_of(selector)] = [refuse(503, "queue_full", "2")]
+        world.next[home_of(selector)] = [refuse(status, "queue_full", "2")]
         begin = world.now
         await selector.health()
         assert 2.0 <= world.now - begin < 3.0

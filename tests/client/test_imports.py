@@ -16,4 +16,5 @@ def test_the_client_brings_nothing_of_the_server():
     packages = {name.split(".")[0] for name in ours}
     assert packages == {"base", "client", "net", "schemas"}
     shared = {name for name in ours if name.startswith(("base.", "net."))}
-    assert shared == {"base.decode_errors", "base.errors", "base.version", "net.urls"}
+    own = {"base.decode_errors", "base.errors", "base.suggestions", "base.version", "net.urls"}
+    assert shared == own

@@ -45,6 +45,7 @@ async def test_a_lease_says_where_to_go_and_tells_its_life_in_order():
             assert lease.booked
             assert lease.selector == home_of(selector)
             assert lease.overlap.gpu == lease.effective_prefill_tokens == lease.block_size == 4
+            assert (lease.kv_source.worker_id, lease.kv_source.fetch_tokens) == (2, 4)
             assert world.live() == [lease.reservation_id]
             lease.first_token()
             lease.tokens(9)

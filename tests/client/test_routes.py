@@ -9,13 +9,14 @@ import pytest
 
 from select_service.api.documentation import ENDPOINT_GROUPS
 from select_service.client import AsyncSelector, Selector, route_table
-from select_service.client.lease_fields import LeaseFields
+from select_service.client.lease_fields import LeaseFields, PairLeaseFields
 from select_service.client.route_table import (
     STREAMED,
     ClientRoute,
     SelectorRoutes,
     non_default_fields,
 )
+from select_service.schemas.pairs import SelectPairAndReserveRequest
 from select_service.schemas.reservations import OutputBlockRequest
 from select_service.schemas.selection import SelectAndReserveRequest, SelectRequest
 from select_service.schemas.workers import WorkerPatch
@@ -29,8 +30,9 @@ DECLARED = {
 }
 OF_BROWSERS = {"GET /", "GET /page/{file}", "GET /live"}
 MADE_OF_STRUCTS_OF_THE_SERVER = {"GET /config"}
-OF_SELECTORS = {"repeat", "include_hashes"}
-"""What a client says by itself, and what shows in an answer that a lease does not keep."""
+OF_SELECTORS = {"n", "repeat", "include_hashes", "return_hashes", "advisory"}
+"""What a client says by itself, what shows in an answer that a lease does not keep, and what books
+nothing."""
 
 
 def test_no_route_is_missing_and_none_is_made_up():
@@ -75,6 +77,11 @@ def test_every_stream_is_a_method(method):
 def test_a_lease_takes_every_field_of_the_body():
     fields = {field.name for field in msgspec.structs.fields(SelectAndReserveRequest)}
     assert set(LeaseFields.__annotations__) == fields - OF_SELECTORS
+
+
+def test_a_lease_of_a_pair_takes_every_field_of_the_body():
+    fields = {field.name for field in msgspec.structs.fields(SelectPairAndReserveRequest)}
+    assert set(PairLeaseFields.__annotations__) == fields - OF_SELECTORS
 
 
 def test_fields_as_they_are_when_left_out_are_not_sent():

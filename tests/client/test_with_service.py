@@ -52,6 +52,26 @@ async def test_a_lease_of_asyncio(service, url, transport):
 
 
 @TRANSPORTS
+async def test_a_selection_id_names_the_lease(service, url, transport):
+    async with AsyncSelector([url], model_name="m", transport=transport) as selector:
+        async with selector.lease(token_ids=IDS, selection_id="s") as lease:
+            assert lease.reservation_id == "s"
+            assert (await selector.reservation("s")).isl_tokens == len(IDS)
+        await eventually_on_loop(lambda: not live(service))
+        chosen = await selector.select_and_reserve(
+            SelectAndReserveRequest(token_ids=IDS, selection_id="t", return_hashes=True)
+        )
+        assert (chosen.selection_id, chosen.reservation_id) == ("t", "t")
+        assert len(chosen.sequence_hashes) == len(IDS) // 4
+        await selector.free("t")
+        booked = await selector.reserve(
+            ReservationRequest(token_ids=IDS, selection_id="t", worker_id=1)
+        )
+        assert (booked.selection_id, booked.reservation_id) == ("t", "t")
+        await selector.free("t")
+
+
+@TRANSPORTS
 def test_a_lease_of_threads(service, url, transport):
     with Selector([url], model_name="m", transport=transport) as selector:
         with selector.lease(token_ids=IDS) as lease:

@@ -123,6 +123,8 @@ class World:
         parts = urlsplit(asked.target)
         if asked.target == "/select_and_reserve":
             return self._select(json.loads(asked.content or b""))
+        if asked.target == "/select_pair_and_reserve":
+            return self._select_pair(json.loads(asked.content or b""))
         if parts.path == "/workers":
             return ClientResponse(200, {}, json.dumps([worker(1), worker(2)]).encode())
         if parts.path.startswith("/workers/"):
@@ -138,7 +140,11 @@ class World:
         if name not in self.live():
             self.admissions.append(name)
         self.booked[name] = self.now
-        return _done(**selection(name))
+        return _done(**selection(name), kv_source=SOURCE)
+
+    def _select_pair(self, body: dict[str, Any]) -> ClientResponse:
+        self._select(body)
+        return _done(**pair_selection(body["reservation_id"]))
 
     def _reservation_life(
         self, method: str, path: str, query: dict[str, list[str]]
@@ -167,10 +173,21 @@ def worker(worker_id: int) -> dict[str, Any]:
         "lifecycle": "schedulable",
         "endpoint": f"http://engine-{worker_id}:8000",
         "block_size": 4,
+        "role": "aggregated" if worker_id == 1 else "prefill",
         "taints": [],
         "topology_domains": {},
         **dict.fromkeys(unset.split()),
     }
+
+
+SOURCE = {
+    "worker_id": 2,
+    "dp_rank": 0,
+    "endpoint": "http://engine-2:8000",
+    "tokens": 8,
+    "fetch_tokens": 4,
+    "fetch_price": 0.1,
+}
 
 
 def selection(name: str) -> dict[str, Any]:
@@ -185,6 +202,19 @@ def selection(name: str) -> dict[str, Any]:
         "overlap": {"longest_matched": 4, "gpu": 4, "dp": {"0": 4}, "cpu": 4, "disk": 4},
         "effective_prefill_tokens": 4,
     }
+
+
+def pair_selection(name: str) -> dict[str, Any]:
+    """A pair whose decode rank does both."""
+    chosen = selection(name)
+    rank = {field: chosen[field] for field in ("worker_id", "dp_rank", "endpoint", "overlap")}
+    legs = [
+        {**rank, "leg": leg, "cached_tokens": 4, "own_work": 4} for leg in ("prefill", "decode")
+    ]
+    numbers = {"move_tokens": 0, "move_cost": 0.0, "local_cost": 4.0, "remote_cost": None}
+    reason = {"path": "local", "reason": "cheaper", "routing_group": chosen["tenant_id"]}
+    scope = ("reservation_id", "model_name", "tenant_id", "block_size", "effective_prefill_tokens")
+    return {**{field: chosen[field] for field in scope}, **reason, **numbers, "legs": legs}
 
 
 def row(name: str, ttl_s: float) -> dict[str, Any]:

@@ -47,6 +47,14 @@ def test_every_flag_has_an_environment_twin():
         ("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT", "0.5", "overlap_score_credit", 0.5),
         ("DYN_ROUTER_HOST_CACHE_HIT_WEIGHT", "0", "host_cache_hit_weight", 0.0),
         ("DYN_USE_KV_EVENTS", "OFF", "use_kv_events", False),
+        ("DYN_ROUTER_USE_KV_EVENTS", "false", "use_kv_events", False),
+        ("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT", "1.5", "overlap_score_credit", 1.5),
+        ("DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT", "3", "decode_active_request_weight", 3.0),
+        ("DYN_ROUTER_QUEUE_POLICY", "lcfs", "queue_policy", "lcfs"),
+        ("DYN_ROUTER_TTL_SECS", "0", "assumed_ttl_s", 0.0),
+        ("DYN_ROUTER_APPROXIMATE_CACHE_POLICY", "ttl", "assumed_policy", "ttl"),
+        ("DYN_ROUTER_PREDICTED_TTL_SECS", "1.5", "predicted_ttl_s", 1.5),
+        ("DYN_ROUTER_TRACKING_HASH", "public-xxh3-v1", "tracking_hash", "public-xxh3-v1"),
         ("DYN_ROUTER_TRACK_ACTIVE_BLOCKS", "no", "track_active_blocks", False),
         ("DYN_ROUTER_ASSUME_KV_REUSE", "Yes", "assume_kv_reuse", True),
         ("DYN_OVERLAP_SCORE_WEIGHT", "2", "overlap_score_weight", 2.0),
@@ -120,11 +128,52 @@ def test_the_old_weight_stands_for_the_prefill_load_scale():
         (["--strict-fields", "maybe"], {}, "--strict-fields: expected one of 1, true"),
         ([], {"DYN_ROUTER_TEMPERATURE": "-1"}, "DYN_ROUTER_TEMPERATURE: expected a number from 0"),
         ([], {"DYN_ROUTER_TEMPERATURE": "inf"}, "DYN_ROUTER_TEMPERATURE: expected a number from 0"),
-        ([], {"DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT": "1.5"}, "expected a number from 0 to 1"),
+        ([], {"DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT": "-0.5"}, "expected a number from 0 upwards"),
+        ([], {"DYN_ROUTER_HOST_CACHE_HIT_WEIGHT": "1.5"}, "expected a number from 0 to 1"),
+        ([], {"DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT": "-1"}, "expected a number from 0 upwards"),
+        ([], {"DYN_ROUTER_TTL_SECS": "-1"}, "DYN_ROUTER_TTL_SECS: expected a number from 0"),
+        ([], {"DYN_ROUTER_TTL_SECS": "inf"}, "DYN_ROUTER_TTL_SECS: expected a number from 0"),
+        ([], {"DYN_ROUTER_PREDICTED_TTL_SECS": "nan"}, "expected a number from 0 upwards"),
+        (
+            [],
+            {"DYN_ROUTER_PREDICTED_TTL_SECS": "5", "DYN_USE_KV_EVENTS": "false"},
+            "DYN_ROUTER_PREDICTED_TTL_SECS requires DYN_ROUTER_USE_KV_EVENTS=true",
+        ),
+        ([], {"DYN_ROUTER_APPROXIMATE_CACHE_POLICY": "lfu"}, "expected one of ttl, lru, got `lfu`"),
+        (
+            [],
+            {"DYN_ROUTER_APPROXIMATE_CACHE_POLICY": "lru"},
+            "=lru requires DYN_ROUTER_USE_KV_EVENTS=false",
+        ),
+        ([], {"DYN_ROUTER_EVENT_THREADS": "0"}, "DYN_ROUTER_EVENT_THREADS: expected a whole"),
+        ([], {"DYN_SHARED_CACHE_MULTIPLIER": "2"}, "expected a number from 0 to 1, got `2`"),
+        ([], {"DYN_SHARED_CACHE_TYPE": "x"}, "expected one of none, hicache, got `x`"),
+        ([], {"DYN_ROUTER_PREFILL_LOAD_MODEL": "x"}, "expected one of none, ais, aic"),
+        (
+            [],
+            {"DYN_ROUTER_CONDITIONAL_DISAGG_EFF_ISL_RATIO_THRESHOLD": "-1"},
+            "expected a number from 0 to 1",
+        ),
+        ([], {"DYN_ROUTER_WORKER_SELECTION_POLICY": "x"}, "unknown worker selection `x`: remove"),
+        (["--session-affinity-ttl-secs", "0.5"], {}, "a number from 1 to 31536000, got `0.5`"),
+        (["--session-affinity-ttl-secs", "31536001"], {}, "a number from 1 to 31536000, got"),
+        (["--session-affinity-mode", "sticky"], {}, "expected one of soft, hard, got `sticky`"),
+        (["--selection-cache-ttl-secs", "-1"], {}, "--selection-cache-ttl-secs: expected a number"),
+        (["--selection-cache-max-entries", "x"], {}, "expected a whole number from 0 to"),
+        (["--selection-cache-max-bytes", "-1"], {}, "--selection-cache-max-bytes: expected a"),
+        (
+            ["--router-assume-kv-reuse", "--no-router-assume-kv-reuse"],
+            {},
+            "--no-router-assume-kv-reuse: not allowed with argument --router-assume-kv-reuse",
+        ),
+        (["--router-tracking-hash", "keyed-xxh3-v1"], {}, "`keyed-xxh3-v1` is not supported: use"),
+        (["--router-tracking-hash", "x"], {}, "--router-tracking-hash: expected public-xxh3-v1"),
+        (["--router-tracking-key-file", "/k"], {}, "keys of tracking hashes are not supported"),
+        ([], {"DYN_ROUTER_TRACKING_KEY_ID": "k"}, "DYN_ROUTER_TRACKING_KEY_ID: keys of tracking"),
         ([], {"DYN_USE_KV_EVENTS": "disabled"}, "DYN_USE_KV_EVENTS: expected one of 1, true"),
         ([], {"DYN_ROUTER_QUEUE_THRESHOLD": "-1"}, "DYN_ROUTER_QUEUE_THRESHOLD: expected a number"),
         ([], {"DYN_ROUTER_QUEUE_THRESHOLD": "nan"}, "expected a number from 0 upwards"),
-        ([], {"DYN_ROUTER_QUEUE_POLICY": "lcfs"}, "expected one of fcfs, wspt"),
+        ([], {"DYN_ROUTER_QUEUE_POLICY": "sjf"}, "expected one of fcfs, lcfs, wspt"),
         (["--active-decode-blocks-threshold", "1.1"], {}, "expected a number from 0 to 1"),
         (["--priority-tiers", "a,,b"], {}, "expected 1 to 16 different names"),
         (["--priority-tiers", "a,a"], {}, "expected 1 to 16 different names"),
@@ -147,9 +196,10 @@ NEEDED = {"--audit-required": ["--audit-log", "audit.jsonl"]}
     "flag", [s.flag for s in SETTINGS if s.flag and s.parse is read.true_or_false]
 )
 def test_a_flag_of_yes_or_no_may_stand_alone(flag):
-    name = flag.removeprefix("--").replace("-", "_")
+    variable = "SELECT_SERVICE_" + flag.removeprefix("--").replace("-", "_").upper()
+    (name,) = (s.name for s in SETTINGS if s.flag == flag)
     needed = NEEDED.get(flag, [])
-    assert parse_config([*needed, flag], {f"SELECT_SERVICE_{name.upper()}": "no"})[name] is True
+    assert parse_config([*needed, flag], {variable: "no"})[name] is True
     config = parse_config([*needed, flag, "--port", "1"], {})
     assert (config[name], config["port"]) == (True, 1)
     assert (
@@ -241,9 +291,47 @@ def test_the_help_shows_a_default_that_can_be_given(setting):
 
 
 def test_variables_without_effect_are_reported():
-    assert parse_config([], {"DYN_ROUTER_PREDICTED_TTL_SECS": "3"}).without_effect == (
-        "DYN_ROUTER_PREDICTED_TTL_SECS",
-    )
+    for name, value in {
+        "DYN_ROUTER_EVENT_THREADS": "4",
+        "DYN_SHARED_CACHE_TYPE": "hicache",
+        "DYN_ROUTER_PREFILL_LOAD_MODEL": "aic",
+        "DYN_USE_REMOTE_INDEXER": "anything",
+        "DYN_ROUTER_MIN_INITIAL_WORKERS": "2",
+    }.items():
+        config = parse_config([], {name: value})
+        assert (config.without_effect, config.unknown) == ((name,), {})
+
+
+def test_the_newer_name_of_the_switch_of_kv_events_wins():
+    both = {"DYN_ROUTER_USE_KV_EVENTS": "true", "DYN_USE_KV_EVENTS": "false"}
+    assert parse_config([], both)["use_kv_events"] is True
+
+
+def test_the_flag_for_no_reuse_means_the_opposite_and_wins_over_the_environment():
+    environment = {"DYN_ROUTER_ASSUME_KV_REUSE": "true"}
+    config = parse_config(["--no-router-assume-kv-reuse"], environment)
+    assert config.values["assume_kv_reuse"] == (False, "command line")
+    assert parse_config([], {"DYN_ROUTER_ASSUME_KV_REUSE": "no"})["assume_kv_reuse"] is False
+
+
+def test_the_command_line_of_dynamo_1_6_starts():
+    flags = """--session-affinity-ttl-secs 1.5 --selection-cache-ttl-secs 0
+    --selection-cache-max-entries 0 --selection-cache-max-bytes 600 --router-assume-kv-reuse
+    --router-tracking-hash public-xxh3-v1"""
+    config = parse_config(flags.split(), {})
+    assert config["session_affinity_ttl_s"] == 1.5
+    assert config["selection_cache_ttl_s"] == 0.0
+    assert (config["selection_cache_max_entries"], config["selection_cache_max_bytes"]) == (0, 600)
+    assert config["session_affinity_mode"] is None
+
+
+@pytest.mark.parametrize(("text", "lease_s"), [("60", 60.0), ("0", 300.0)])
+def test_the_expiry_of_requests_sets_the_lease_unless_one_is_given(text, lease_s):
+    environment = {"DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS": text}
+    lease = parse_config([], environment).values["reservation_ttl_s"]
+    assert lease == (lease_s, "environment DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS")
+    given = parse_config(["--reservation-ttl-secs", "7"], environment)
+    assert given["reservation_ttl_s"] == 7.0
 
 
 def test_settings_that_the_policy_does_not_heed_are_reported():
@@ -284,7 +372,7 @@ def test_every_setting_is_shown_with_its_value_and_origin():
     assert shown["use_kv_events"] == {
         "value": True,
         "origin": "default",
-        "variable": "DYN_USE_KV_EVENTS",
+        "variable": "DYN_ROUTER_USE_KV_EVENTS",
     }
 
 

@@ -7,8 +7,10 @@ import pytest
 
 from select_service.config.health_settings import health_settings
 from select_service.config.settings_loader import ConfigError, parse_config
-from select_service.core.health.capacity_estimate import ServiceObjective
+from select_service.core.health.capacity_estimate import ServiceObjective, SpareRules
+from select_service.core.health.degradation.degradation_levels import RATIOS
 from select_service.core.health.health_rules import DESIGN_DOCUMENT_RULES, HealthRules
+from select_service.core.health.migration.move_cost import LINKS, MigrationLimits, WorkerLink
 from select_service.files.yaml_document import BYTES_MAX
 
 ON = "--health-checks=on"
@@ -39,6 +41,7 @@ def test_every_rule_has_its_flag():
         "--health-failures": ("failures", 2),
         "--breaker-recovery-secs": ("recovery_s", 900.0),
         "--breaker-backoff": ("backoff", 1.0),
+        "--breaker-connect-secs": ("connect_s", 7),
         "--health-max-eject": ("max_eject", 0.25),
         "--health-slow-start-secs": ("slow_start_s", 0.0),
         "--drain-timeout-secs": ("drain_s", 7.0),
@@ -47,6 +50,46 @@ def test_every_rule_has_its_flag():
     given = [f"{flag}={value}" for flag, (_, value) in flags.items()]
     wanted = HealthRules()._replace(**dict(flags.values()), recovery_s_max=900.0)
     assert settings_of(*given).rules == wanted
+
+
+def test_migration_levels_and_spares_have_their_settings():
+    found = settings_of()
+    assert (found.migration, found.spares) == (MigrationLimits(), SpareRules())
+    assert found.ratios == RATIOS
+    links = "nvlink=1.8e12:0.5,unknown=2e9:20"
+    found = settings_of(
+        "--migration-max-ms=250",
+        f"--migration-links={links}",
+        "--degradation-ratios=1.1,0.8,0.6,0.4",
+        "--spares-fraction=0.1",
+        "--spares-from=8",
+    )
+    assert found.migration.transfer_ms_max == 250.0
+    assert found.migration.links["nvlink"] == WorkerLink(1.8e12, 0.5)
+    assert found.migration.links["unknown"] == WorkerLink(2e9, 20.0)
+    assert found.migration.links["pcie"] is LINKS["pcie"]
+    assert found.ratios == (1.1, 0.8, 0.6, 0.4)
+    assert found.rules.capacity_floor == 0.4
+    assert found.spares == SpareRules(0.1, 8)
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        ("--degradation-ratios=1,0.5", "four falling numbers"),
+        ("--degradation-ratios=1,0.5,0.75,0.25", "four falling numbers"),
+        ("--degradation-ratios=1,0.75,0.5,0", "four falling numbers"),
+        ("--degradation-ratios=1,0.75,0.5,nan", "four falling numbers"),
+        ("--migration-links=ethernet=1e9:1", "each of nvlink"),
+        ("--migration-links=pcie=0:1", "NAME=BYTES_PER_S:MS"),
+        ("--migration-links=pcie=1e9:1,pcie=2e9:1", "at most once"),
+        ("--migration-max-ms=-1", "a number from 0"),
+        ("--spares-fraction=2", "a number from 0 to 1"),
+    ],
+)
+def test_wrong_settings_of_migration_levels_and_spares_are_refused(flag, says):
+    with pytest.raises(ConfigError, match=says):
+        settings_of(flag)
 
 
 def test_the_profile_of_the_document_counts_for_what_nobody_gave():

@@ -8,7 +8,7 @@ import pytest
 from tests.builders import a_select_and_reserve, a_selector, a_worker
 
 CALLS_MAX = 90
-FILES_MAX = 25
+FILES_MAX = 30
 
 HASHES = {"block_hashes": [1, 2], "sequence_hashes": [3, 4], "isl_tokens": 8, "token_ids": None}
 

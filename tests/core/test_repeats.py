@@ -3,10 +3,12 @@
 import pytest
 
 from select_service.base.errors import BadRequest, Conflict, NoEligibleRank, NoWorkers
-from select_service.core.decision_maker import RETURNED_HASHES_MAX
 from select_service.core.identity import Rank
 from select_service.core.placement.router_config import RouterConfig
 from select_service.core.replication.load_events import ReservationAdmitted
+from select_service.core.selection_answers import (
+    RETURNED_HASHES_MAX,
+)
 from tests.builders import a_reservation, a_select, a_select_and_reserve, a_selector, a_worker
 from tests.builders.selector_scenes import KEY, load_of, store
 

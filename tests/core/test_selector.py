@@ -139,6 +139,16 @@ def test_reservation_names_a_schedulable_worker_and_rank(selector):
     assert load_of(selector) == (0, 0, 0)
 
 
+def test_an_id_in_use_is_refused_behind_the_worker_and_before_the_rank(selector):
+    selector.reserve(a_reservation("r"), 0.0)
+    with pytest.raises(NotFound, match="schedulable worker 9 not found"):
+        selector.reserve(a_reservation("r", 9), 0.0)
+    with pytest.raises(Conflict):
+        selector.reserve(a_reservation("r", dp_rank=7), 0.0)
+    with pytest.raises(NotFound, match="dp_rank 7 of worker 1"):
+        selector.reserve(a_reservation("other", dp_rank=7), 0.0)
+
+
 def test_unknown_reservations_are_not_found(selector):
     for call in (
         lambda: selector.free_reservation("x", 0.0),
@@ -335,6 +345,33 @@ def test_no_worker_at_all_is_told_apart_from_none_in_the_partition():
     selector = a_selector()
     with pytest.raises(NoWorkers, match="no schedulable workers are available"):
         selector.select(a_select(), 0.0)
+    with pytest.raises(NoWorkers, match="no schedulable workers are available"):
+        selector.select(a_select(token_ids=None), 0.0)
     selector.register_worker(a_worker(1))
     with pytest.raises(NoWorkers, match="no schedulable workers for model=x tenant=default"):
         selector.select(a_select(model_name="x"), 0.0)
+
+
+def test_identities_that_a_client_gives_are_shared_without_kv_reuse_as_well():
+    """Source: Dynamo 1.6.1, measured."""
+    selector = a_selector(RouterConfig(policy="reference", assume_kv_reuse=False))
+    selector.register_worker(a_worker(1))
+    given = {"token_ids": None, "block_hashes": [1, 2], "sequence_hashes": [3, 4], "isl_tokens": 8}
+
+    def blocks():
+        (row,) = next(selector.partition_loads()).loads
+        return row.potential_decode_blocks
+
+    for _ in range(2):
+        selector.select_and_reserve(a_select_and_reserve(**given), 0.0)
+        assert blocks() == 2
+    selector.select_and_reserve(a_select_and_reserve(8), 0.0)
+    selector.select_and_reserve(a_select_and_reserve(8), 0.0)
+    assert blocks() == 6
+    (potential,) = selector.potential_loads(a_select(**given))
+    assert potential.potential_decode_blocks == 6
+    explicit = {**given, "block_hashes": None}
+    selector.reserve(a_reservation("a", 1, **explicit), 0.0)
+    assert blocks() == 6
+    selector.reserve(a_reservation("b", 1, 8, sequence_hashes=[3, 4]), 0.0)
+    assert blocks() == 8

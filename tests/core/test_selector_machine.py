@@ -5,7 +5,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from select_service.base.errors import Conflict, NoEligibleRank, NotFound, NoWorkers
 from select_service.core.load.reservations import ReservationFilter
-from tests.builders import a_patch, a_reservation, a_select_and_reserve, a_selector, a_worker
+from select_service.schemas.reservations import ReservationRequest
+from tests.builders import a_patch, a_select_and_reserve, a_selector, a_worker
 from tests.builders.hypothesis_profiles import explored
 from tests.builders.refusals import is_refused
 from tests.builders.ticks import ticked
@@ -15,6 +16,7 @@ TTL_S = 50.0
 KEYS = [("m", "default"), ("m", "gold"), ("n", "default")]
 WORKER_IDS = st.sampled_from([0, 1, 2, 2**64 - 1])
 NAMES = st.sampled_from(["", "a", "b", "c/d", "é"])
+ID_FIELDS = st.sampled_from(["reservation_id", "selection_id"])
 HASH_LISTS = st.lists(st.sampled_from([0, 1, 2, 3, 2**64 - 1]), max_size=5)
 ENDPOINTS = st.sampled_from(["http://a", "http://b", ""])
 
@@ -36,14 +38,16 @@ class SelectorMatchesModel(RuleBasedStateMachine):
         endpoint=ENDPOINTS,
         block_size=st.sampled_from([4, 4, 4, 8, None]),
         dp_size=st.integers(0, 3),
+        kind=st.sampled_from([None, None, "agg"]),
     )
-    def register(self, worker_id, key, endpoint, block_size, dp_size):
+    def register(self, worker_id, key, endpoint, block_size, dp_size, kind):
         record = self.selector.register_worker(
             a_worker(
                 worker_id,
                 endpoint=endpoint,
                 block_size=block_size,
                 data_parallel_size=dp_size,
+                router_hint_worker_type=kind,
                 **scope(key),
             )
         )
@@ -56,9 +60,15 @@ class SelectorMatchesModel(RuleBasedStateMachine):
         endpoint=st.none() | ENDPOINTS,
         block_size=st.sampled_from([None, 4, 8]),
         dp_size=st.none() | st.integers(1, 3),
+        kind=st.sampled_from([None, "", "agg"]),
     )
-    def patch(self, worker_id, endpoint, block_size, dp_size):
-        change = a_patch(endpoint=endpoint, block_size=block_size, data_parallel_size=dp_size)
+    def patch(self, worker_id, endpoint, block_size, dp_size, kind):
+        change = a_patch(
+            endpoint=endpoint,
+            block_size=block_size,
+            data_parallel_size=dp_size,
+            router_hint_worker_type=kind,
+        )
         old = self.model.workers.get(worker_id)
         if old is None:
             is_refused(NotFound, self.selector.patch_worker, worker_id, change)
@@ -85,21 +95,22 @@ class SelectorMatchesModel(RuleBasedStateMachine):
 
     @rule(
         name=NAMES,
+        field=ID_FIELDS,
         key=st.sampled_from(KEYS),
         hashes=HASH_LISTS,
         isl_tokens=st.sampled_from([1, 7, 40]),
         allowed=st.none() | st.lists(WORKER_IDS, max_size=3),
         repeat=st.booleans(),
     )
-    def select_and_reserve(self, name, key, hashes, isl_tokens, allowed, repeat):
+    def select_and_reserve(self, name, field, key, hashes, isl_tokens, allowed, repeat):
         request = a_select_and_reserve(
             token_ids=None,
             block_hashes=hashes,
             sequence_hashes=hashes,
             isl_tokens=isl_tokens,
-            reservation_id=name,
             allowed_worker_ids=allowed,
             repeat=repeat,
+            **{field: name},
             **scope(key),
         )
         workers = self.model.schedulable(key)
@@ -122,10 +133,14 @@ class SelectorMatchesModel(RuleBasedStateMachine):
             assert rank[1] < workers[rank[0]].dp_size
             assert allowed is None or rank[0] in allowed
             assert selection.effective_prefill_tokens == isl_tokens
+            assert selection.selection_id == selection.reservation_id == name
+            potential = self.model.potential_blocks(key, rank, hashes, isl_tokens)
+            assert selection.potential_decode_blocks == potential
             self.model.reserve(name, key, rank, hashes, isl_tokens, isl_tokens, self.now)
 
     @rule(
         name=NAMES,
+        field=ID_FIELDS,
         key=st.sampled_from(KEYS),
         worker_id=WORKER_IDS,
         dp_rank=st.integers(0, 3),
@@ -133,16 +148,16 @@ class SelectorMatchesModel(RuleBasedStateMachine):
         tokens=st.none() | st.integers(0, 7),
         repeat=st.booleans(),
     )
-    def reserve(self, name, key, worker_id, dp_rank, hashes, tokens, repeat):
-        request = a_reservation(
-            name,
-            worker_id,
+    def reserve(self, name, field, key, worker_id, dp_rank, hashes, tokens, repeat):
+        request = ReservationRequest(
+            worker_id=worker_id,
             token_ids=None,
             sequence_hashes=hashes,
             isl_tokens=7,
             dp_rank=dp_rank,
             effective_prefill_tokens=tokens,
             repeat=repeat,
+            **{field: name},
             **scope(key),
         )
         workers = self.model.schedulable(key)
@@ -164,7 +179,7 @@ class SelectorMatchesModel(RuleBasedStateMachine):
 
     def repeated(self, request):
         key, hashes = (request.model_name, request.tenant_id), request.sequence_hashes
-        name = request.reservation_id
+        name = request.booking_id
         return self.model.repeated(name, key, hashes, request.isl_tokens, self.now)
 
     @rule(name=NAMES)

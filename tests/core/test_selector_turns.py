@@ -164,6 +164,11 @@ def a_wide_fleet(partitions, ranks):
     return selector
 
 
+def report_of(selector):
+    parts = selector.fleet, selector.ledger, selector.replay.pending
+    return state_report.build_state_report(*parts, 8)
+
+
 def test_loads_and_metrics_are_made_in_steps_that_do_not_grow_with_the_fleet(monkeypatch):
     monkeypatch.setattr(ranks_view, "ROWS_PER_STEP", 8)
     monkeypatch.setattr(admission_report, "RANKS_PER_STEP", 8)
@@ -175,7 +180,7 @@ def test_loads_and_metrics_are_made_in_steps_that_do_not_grow_with_the_fleet(mon
         reporting = admission_report.admission_report
         steps = {
             "loads": selector.partition_loads(),
-            "report": state_report.build_state_report(selector.fleet, selector.ledger, 8),
+            "report": report_of(selector),
             "admission": reporting(selector.gate, selector.fleet.partitions, 0.0),
         }
         costs.append({name: longest_step(found) for name, found in steps.items()})
@@ -187,7 +192,7 @@ def test_loads_and_metrics_are_made_in_steps_that_do_not_grow_with_the_fleet(mon
 def test_a_partition_that_leaves_while_others_are_shown_is_left_out():
     selector = a_wide_fleet(3, 1)
     loads = selector.partition_loads()
-    reporting = state_report.build_state_report(selector.fleet, selector.ledger, 8)
+    reporting = report_of(selector)
     assert next(loads).model_name == "m"
     next(reporting)
     selector.delete_worker(1, 0.0)

@@ -56,9 +56,9 @@ def test_reasons_come_in_the_documented_order():
     )
     assert record.not_schedulable_reasons == [
         "kv_events endpoint is required for dp_rank 0 (field kv_events_endpoint, or "
-        '"0" of kv_events_endpoints)',
+        '"0" of kv_events_endpoints); if the engine publishes none, `index`: "assumed"',
         "kv_events endpoint is required for dp_rank 1 (field kv_events_endpoint, or "
-        '"1" of kv_events_endpoints)',
+        '"1" of kv_events_endpoints); if the engine publishes none, `index`: "assumed"',
         "kv_events_endpoint serves one rank only: each of 2 ranks needs its own in "
         'kv_events_endpoints, such as {"0": "tcp://a:1", "1": "tcp://a:2"}',
     ]

@@ -46,7 +46,11 @@ class Pod(Reached):
         """folder, secrets: where its volumes are"""
         given = arguments(values, self.name)
         words = [self.here(word, others, folder, secrets) for word in given]
-        variables = {"DYN_USE_KV_EVENTS": "false", "SELECT_SERVICE_CONNECT_TO_LOOPBACK": "true"}
+        variables = {
+            "DYN_USE_KV_EVENTS": "false",
+            "SELECT_SERVICE_NO_ASSUMED_INDEX": "true",
+            "SELECT_SERVICE_CONNECT_TO_LOOPBACK": "true",
+        }
         environment = own_environment(variables)
         return LaunchedProcess(own_command(*words), environment, self.port)
 

@@ -239,6 +239,12 @@ def test_the_planner_may_do_what_it_does_and_nothing_else():
     assert kinds == {"deployments", "deployments/scale", "pods", "leases"}
 
 
+def test_the_planner_may_delete_pods_only_where_it_replaces_them():
+    given = roles("-planner")
+    assert ("", "pods", "delete") in given["lab"]
+    assert ("", "pods", "delete") not in given[NAMESPACE], "its connector has replace: annotate"
+
+
 def test_roles_are_given_to_the_accounts_of_the_pods():
     accounts = {d["metadata"]["name"] for d in of_kind("full", "ServiceAccount")}
     bound = 0

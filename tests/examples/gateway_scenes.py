@@ -35,9 +35,10 @@ _worker_ids = itertools.count(1)
 class Engine(LaunchedProcess):
     """One process, and the worker that it is."""
 
-    def __init__(self, service: Reached, **fields: Any) -> None:
+    def __init__(self, service: Reached, *flags: str, **fields: Any) -> None:
         port = free_port()
-        command = own_command("--port", str(port), module="tests.examples.token_engine")
+        given = ("--port", str(port), *flags)
+        command = own_command(*given, module="tests.examples.token_engine")
         super().__init__(command, own_environment({}), port)
         self.wait_until_healthy()
         self.worker_id = next(_worker_ids)
@@ -113,6 +114,7 @@ class Reader:
             self.is_done = True
             return
         chunk = json.loads(data)
+        assert "error" not in chunk, chunk
         (choice,) = chunk["choices"]
         self.ids.add(chunk["id"])
         self.text += choice["text"]

@@ -220,7 +220,9 @@ def test_a_restart_of_the_service_is_not_noticed():
     place = ("--host", "127.0.0.1", "--port", str(port), "--threads", "1")
 
     def begun() -> LaunchedProcess:
-        environment = own_environment({"DYN_USE_KV_EVENTS": "false"})
+        environment = own_environment(
+            {"DYN_USE_KV_EVENTS": "false", "SELECT_SERVICE_NO_ASSUMED_INDEX": "true"}
+        )
         launched = LaunchedProcess(own_command(*place, *HEALTH), environment, port)
         launched.wait_until_healthy()
         return launched

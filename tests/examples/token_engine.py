@@ -8,6 +8,12 @@ token ends within a character, and answers canaries.
     POST /fail {"after": n, "by": what}     streams end after n tokens, by what they say: "abort" or
                                 "error" as vLLM does, or "nothing";  {"status": s}: no stream begins
     GET /streams                those that are under way
+    GET /transfers              how many prompts were computed here for others, and came from others
+
+Prefill and decode apart, as vLLM's NixlConnector does it: a request with `do_remote_decode` gets
+`kv_transfer_params` in its reply, and the state after the prompt is kept for the engine that comes
+with them. That engine fetches the state and knows nothing of the prompt. With `--no-prefill` an
+engine refuses prompts without a state.
 """
 
 import argparse
@@ -18,6 +24,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+import aiohttp
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -30,9 +37,18 @@ PAUSE_S = 0.002
 
 def generated(tokens: list[int]) -> Iterator[int]:
     """What follows them, without an end."""
+    return generated_from(state_after(tokens))
+
+
+def state_after(tokens: list[int]) -> int:
+    """All that the engine has to know of a prompt."""
     state = 1
     for token in tokens:
         state = _after(state, token)
+    return state
+
+
+def generated_from(state: int) -> Iterator[int]:
     while True:
         token = (state >> 20) % VOCAB
         yield token
@@ -70,7 +86,12 @@ def text_of(tokens: Iterable[int]) -> str:
 class TokenEngine:
     """All streams of this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0, *, has_prefill: bool = True) -> None:
+        """has_prefill: does it compute prompts?"""
+        self._port, self._has_prefill = port, has_prefill
+        self._kept: dict[str, int] = {}
+        """States after prompts, for other engines."""
+        self._n_kept = self._n_fetched = 0
         self._hold_after: int | None = None
         self._fails: dict[str, Any] = {}
         self._goes = asyncio.Event()
@@ -80,13 +101,70 @@ class TokenEngine:
         body = await request.json()
         if body.get("stream") and "status" in self._fails:
             return JSONResponse({"error": {"message": "failing"}}, self._fails["status"])
+        transfer = body.get("kv_transfer_params") or {}
+        if transfer.get("do_remote_decode"):
+            return await self._prefill(body)
+        try:
+            state = await self._state_of(body, transfer)
+        except LookupError as error:
+            return JSONResponse({"error": {"message": str(error)}}, 500)
         if body.get("stream"):
-            return StreamingResponse(self._stream(body), media_type="text/event-stream")
+            return StreamingResponse(self._stream(body, state), media_type="text/event-stream")
         tokens = list(islice(generated(ids_of(body["prompt"])), body["max_tokens"]))
         choice = self._choice(body, tokens, text_of(tokens), "length")
         choice["logprobs"] = logprobs(tokens)
         usage = {"prompt_tokens": 1, "completion_tokens": len(tokens), "total_tokens": 1}
         return JSONResponse({**self._read_chunk(choice), "usage": usage})
+
+    async def _prefill(self, body: dict[str, Any]) -> Response:
+        """For an engine that goes on; as vLLM answers."""
+        if body["max_tokens"] != 1 or body.get("stream"):
+            return JSONResponse({"error": {"message": "one token, in one piece"}}, 400)
+        if self._hold_after is not None:
+            await self._goes.wait()
+        prompt = ids_of(body["prompt"])
+        await asyncio.sleep(PAUSE_S)
+        name = f"cmpl-{os.getpid()}-{self._n_kept}"
+        self._n_kept += 1
+        self._kept[name] = state_after(prompt)
+        (token,) = islice(generated(prompt), 1)
+        answer = self._read_chunk(self._choice(body, [token], text_of([token]), "length"))
+        passed = {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [list(range(1 + len(prompt) // 16))],
+            "remote_engine_id": str(os.getpid()),
+            "remote_request_id": name,
+            "remote_host": "127.0.0.1",
+            "remote_port": self._port,
+            "tp_size": 1,
+        }
+        return JSONResponse({**answer, "kv_transfer_params": passed})
+
+    async def _state_of(self, body: dict[str, Any], transfer: dict[str, Any]) -> int:
+        """Raises LookupError if the state cannot be had."""
+        if not transfer.get("do_remote_prefill"):
+            if not self._has_prefill:
+                raise LookupError("this engine computes no prompts: give kv_transfer_params")
+            return state_after(ids_of(body["prompt"]))
+        url = f"http://{transfer['remote_host']}:{transfer['remote_port']}"
+        try:
+            place = f"{url}/kept/{transfer['remote_request_id']}"
+            async with aiohttp.ClientSession() as http, http.get(place) as answer:
+                answer.raise_for_status()
+                state: int = (await answer.json())["state"]
+        except aiohttp.ClientError as error:
+            raise LookupError(f"the blocks did not arrive: {error}") from error
+        self._n_fetched += 1
+        return state
+
+    async def kept(self, request: Request) -> Response:
+        """The state of a prompt, once."""
+        state = self._kept.pop(request.path_params["name"], None)
+        return JSONResponse({"state": state}, 404 if state is None else 200)
+
+    async def transfers(self, request: Request) -> Response:
+        return JSONResponse({"computed": self._n_kept, "fetched": self._n_fetched})
 
     async def chat(self, request: Request) -> Response:
         """The prompt is the content of all messages."""
@@ -119,11 +197,13 @@ class TokenEngine:
         ids = ids_of(text_in(await request.json()))
         return JSONResponse({"tokens": ids, "count": len(ids)})
 
-    async def _stream(self, body: dict[str, Any]) -> AsyncIterator[str]:
+    async def _stream(self, body: dict[str, Any], state: int | None = None) -> AsyncIterator[str]:
         self._streams += 1
         try:
             prompt, count = ids_of(body["prompt"]), body["max_tokens"]
-            tokens = list(islice(generated(prompt), count))
+            if state is None:
+                state = state_after(prompt)
+            tokens = list(islice(generated_from(state), count))
             for number, (token, text) in enumerate(zip(tokens, texts_of(tokens), strict=True)):
                 if self._hold_after == number:
                     await self._goes.wait()
@@ -192,8 +272,10 @@ def logprobs(tokens: list[int]) -> dict[str, list[Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True)
-    port = parser.parse_args().port
-    engine = TokenEngine()
+    parser.add_argument("--no-prefill", action="store_true")
+    given = parser.parse_args()
+    port = given.port
+    engine = TokenEngine(port, has_prefill=not given.no_prefill)
     routes = [
         Route("/v1/completions", engine.complete, methods=["POST"]),
         Route("/v1/chat/completions", engine.chat, methods=["POST"]),
@@ -202,6 +284,8 @@ def main() -> None:
         Route("/go", engine.run_course, methods=["POST"]),
         Route("/fail", engine.fail, methods=["POST"]),
         Route("/streams", engine.streams),
+        Route("/transfers", engine.transfers),
+        Route("/kept/{name}", engine.kept),
         Route("/health", engine.health),
     ]
     uvicorn.run(Starlette(routes=routes), host="127.0.0.1", port=port, log_level="warning")

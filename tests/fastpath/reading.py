@@ -22,6 +22,7 @@ from select_service.http.body_codec import _check_content_type, decode_body
 from select_service.http.lenient_decode import BodySchema
 from select_service.http.request_head import Headers, check_head
 from select_service.schemas.common import DEFAULT_NAME, resolve_tenant
+from select_service.schemas.pairs import SelectPairAndReserveRequest, SelectPairRequest
 from select_service.schemas.reservations import OutputBlockRequest, ReservationRequest
 from select_service.schemas.selection import SelectAndReserveRequest, SelectRequest
 from tests.fastpath.request_kernels import read_request
@@ -35,19 +36,28 @@ FORMS: dict[int, BodySchema[Any]] = {
     layout.SELECT: BodySchema(SelectRequest),
     layout.SELECT_AND_RESERVE: BodySchema(SelectAndReserveRequest),
     layout.RESERVE: BodySchema(ReservationRequest),
+    layout.SELECT_PAIR: BodySchema(SelectPairRequest),
+    layout.SELECT_PAIR_AND_RESERVE: BodySchema(SelectPairAndReserveRequest),
     layout.OUTPUT_BLOCK: BodySchema(OutputBlockRequest),
 }
 PLAIN = {
     "/select": layout.SELECT,
     "/select_and_reserve": layout.SELECT_AND_RESERVE,
     "/reservations": layout.RESERVE,
+    "/select_pair": layout.SELECT_PAIR,
+    "/select_pair_and_reserve": layout.SELECT_PAIR_AND_RESERVE,
 }
 VERBS = {
     ("POST", "prefill_complete"): layout.PREFILL_COMPLETE,
     ("POST", "output_block"): layout.OUTPUT_BLOCK,
     ("POST", "renew"): layout.RENEW,
+    ("POST", "first_token"): layout.FIRST_TOKEN,
     ("DELETE", None): layout.FREE,
 }
+
+
+PAIR_ROUTES = (layout.SELECT_PAIR, layout.SELECT_PAIR_AND_RESERVE)
+LOCAL_RULES = {layout.AUTO: "auto", layout.NEVER: "never", layout.ALWAYS: "always"}
 
 
 class Request(NamedTuple):
@@ -70,6 +80,10 @@ class Request(NamedTuple):
     sequence: tuple[int, ...] | None = None
     tokens: tuple[int, ...] | None = None
     decay_fraction: float | None = None
+    dialect: tuple[bool, bool] | None = None
+    """Whether selection_id names the reservation, and whether the answer has hashes; of bookings"""
+    local: str | None = None
+    """Of pairs"""
 
 
 def state_of(data: bytes, at: int = 0, end: int | None = None) -> int:
@@ -109,7 +123,7 @@ def _request(data: bytes, begin: int) -> Request:
         int(FIELDS[layout.ROUTE]),
         text(layout.PATH_ID),
         text(layout.POLICY_CLASS),
-        texts if FIELDS[layout.ROUTE] <= layout.RESERVE else None,
+        texts if FIELDS[layout.ROUTE] < layout.PREFILL_COMPLETE else None,
         number(layout.WORKER_ID),
         number(layout.DP_RANK) or None,
         number(layout.EFFECTIVE_PREFILL_TOKENS),
@@ -121,7 +135,18 @@ def _request(data: bytes, begin: int) -> Request:
         None
         if FIELDS[layout.DECAY_FRACTION] == NONE
         else float(FIELDS.view(float)[layout.DECAY_FRACTION]),
+        _dialect(int(FIELDS[layout.ROUTE])),
+        LOCAL_RULES[FIELDS[layout.LOCAL]] if FIELDS[layout.ROUTE] in PAIR_ROUTES else None,
     )
+
+
+def _dialect(route: int) -> tuple[bool, bool] | None:
+    chosen = (layout.SELECT_AND_RESERVE, layout.SELECT_PAIR_AND_RESERVE)
+    if route not in (*chosen, layout.RESERVE):
+        return None
+    is_chosen = route in chosen
+    returns_hashes = is_chosen and bool(FIELDS[layout.RETURNS_HASHES])
+    return bool(FIELDS[layout.IS_SELECTION_NAMED]), returns_hashes
 
 
 class _Head:
@@ -224,7 +249,16 @@ def _with_body(request: Request, head: _Head) -> Request | None:
         blocks=tuple(each % 2**64 for each in blocks) if hashed and blocks is not None else None,
         sequence=tuple(prompt.sequence_hashes.tolist()) if hashed else None,
         tokens=None if hashed else tuple(body.token_ids),
+        dialect=_dialect_of(body),
+        local=getattr(body, "local", None),
     )
+
+
+def _dialect_of(body: Any) -> tuple[bool, bool] | None:
+    if not hasattr(body, "booking_id"):
+        return None
+    is_named = body.reservation_id is None and body.selection_id is not None
+    return is_named, getattr(body, "returns_hashes", False)
 
 
 KNOWN = frozenset(key.decode() for key, entry, _, _ in KEYS if entry != NULL_ONLY)
@@ -243,7 +277,7 @@ def _has_only_what_we_know(body: msgspec.Struct) -> bool:
 def _texts(body: Any) -> tuple[str | None, ...]:
     return (
         getattr(body, "selection_id", None),
-        getattr(body, "reservation_id", None),
+        getattr(body, "booking_id", None),
         body.model_name,
         resolve_tenant(body.tenant_id, body.routing_group),
     )

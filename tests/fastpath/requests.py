@@ -48,8 +48,17 @@ LEFT_OUT = (
     *("selection_id", "expected_output_tokens", "lora_name", "cache_salt", "is_eagle"),
     *("mm_routing_info", "block_mm_infos", "router_config_override", "priority_jump"),
     *("strict_priority", "priority_tier", "timeout_ms", "pinned_worker", "allowed_worker_ids"),
+    *("deadline_ms", "fairness_id"),
 )
 """Of what chooses a rank; clients write null for what they leave out."""
+
+
+WAITING = {"timeout_ms": 3_600_000, "deadline_ms": 0, "fairness_id": "customer 4"}
+"""What matters only to requests that wait."""
+
+
+LEGS = ("prefill", "decode", "topology", *LEFT_OUT)
+"""The same of what chooses a pair."""
 
 
 def request(
@@ -72,7 +81,7 @@ def dumped(body: object, compact: bool = False) -> bytes:
 def lifecycle() -> list[bytes]:
     calls = [
         request(f"POST /reservations/request-123/{verb}", headers)
-        for verb in ("prefill_complete", "output_block", "renew")
+        for verb in ("prefill_complete", "output_block", "renew", "first_token")
         for headers in (HTTPX, AIOHTTP)
     ]
     return [
@@ -112,9 +121,22 @@ def prompts() -> list[bytes]:
         request("POST /select", (*HYPER, ("x-dynamo-meta-policy-class", "batch")), TOKENS),
         request("POST /select_and_reserve", HTTPX, {**HASHES, "reservation_id": "r/1 %?"}),
         request("POST /select_and_reserve", HYPER, {**TOKENS, "routing_group": "b"}),
+        request("POST /select_and_reserve", HTTPX, {**TOKENS, **WAITING}),
+        request("POST /select_pair", AIOHTTP, {**WAITING, **HASHES}, compact=True),
+        request("POST /select_pair", HTTPX, TOKENS),
+        request("POST /select_pair", AIOHTTP, {**HASHES, "local": "never"}, compact=True),
+        request("POST /select_pair", HYPER, {**dict.fromkeys(LEGS), **TOKENS, "local": "auto"}),
+        request("POST /select_pair_and_reserve", HTTPX, {**HASHES, "reservation_id": "p"}),
+        request("POST /select_pair_and_reserve", BARE, {**TOKENS, "local": "always"}),
         request("POST /reservations", HTTPX, BOOKED),
         request("POST /reservations", HYPER, blocks_as_well, compact=True),
         request("POST /reservations", BARE, {"reservation_id": "r", "worker_id": 0, **TOKENS}),
+        request("POST /reservations", BARE, {"selection_id": "s", "worker_id": 0, **TOKENS}),
+        request("POST /reservations", HTTPX, {**BOOKED, "selection_id": "s"}),
+        request("POST /select_and_reserve", AIOHTTP, {**TOKENS, "selection_id": "s"}),
+        request("POST /select_and_reserve", AIOHTTP, {**TOKENS, "tenant_id": "b"}),
+        request("POST /select_and_reserve", HTTPX, {**HASHES, "return_hashes": False}),
+        request("POST /select_and_reserve", HTTPX, {**HASHES, "return_hashes": True}, compact=True),
     ]
 
 

@@ -16,7 +16,8 @@ def test_texts_that_are_made_stay_while_further_ranks_come(monkeypatch):
     selector = a_selector()
     selector.register_worker(a_worker(0))
     partition = selector.fleet.partitions[KEY]
-    answers = ResponseTemplates(partition, np.zeros(layout.ROW_LENGTH, np.int64))
+    row, sessions = np.zeros(layout.ROW_LENGTH, np.int64), selector.decisions.sessions
+    answers = ResponseTemplates(partition, row, sessions)
     made, moved, text, ensure = (
         [],
         [],
@@ -58,9 +59,8 @@ def test_where_no_memory_is_left_for_texts_the_ordinary_path_answers(monkeypatch
 def test_texts_for_which_no_memory_is_left_are_as_before(monkeypatch):
     selector = a_selector()
     selector.register_worker(a_worker(0))
-    answers = ResponseTemplates(
-        selector.fleet.partitions[KEY], np.zeros(layout.ROW_LENGTH, np.int64)
-    )
+    row, sessions = np.zeros(layout.ROW_LENGTH, np.int64), selector.decisions.sessions
+    answers = ResponseTemplates(selector.fleet.partitions[KEY], row, sessions)
     real, calls = np.concatenate, []
 
     def second_fails(arrays: list[np.ndarray]) -> np.ndarray:

@@ -10,7 +10,7 @@ import pytest
 from indexer.hashing.block_hashing import compute_block_hashes
 from indexer.tiers import Tier
 from select_service.base import log_format
-from select_service.core.admission.partition_queue import WaitingTicket
+from select_service.core.admission.waiting_ticket import WaitingTicket
 from select_service.core.identity import Rank
 from select_service.core.load.compiled import ledger_layout
 from select_service.schemas.selection import SelectRequest
@@ -145,12 +145,24 @@ def test_after_the_first_booking_no_verb_of_the_core_is_called(untracked, policy
 
 def test_where_blocks_get_identities_of_their_own_verbs_are_called():
     with services(*OWN_IDENTITIES) as two:
-        for data in life_of("a"):
+        tokens = {"reservation_id": "a", **prompt_of(60, True)}
+        for data in [post("/select_and_reserve", tokens), *life_of("a")[1:]]:
             assert two.say(data).startswith(b"HTTP/1.1 20")
             loads_are_the_same(two)
         verbs = without_verbs(two)
-        two.say(select_and_reserve("b"))
+        two.say(post("/select_and_reserve", {**tokens, "reservation_id": "b"}))
         assert verbs.called == 1
+
+
+def test_identities_that_a_client_gives_are_shared_by_the_ordinary_path():
+    with services(*OWN_IDENTITIES) as two:
+        verbs = without_verbs(two)
+        for name in "abc":
+            two.say(select_and_reserve(name))
+            loads_are_the_same(two)
+        two.say(reserve("d"))
+        two.say(post("/select", prompt_of(60, False)))
+        assert (verbs.called, two.answered) == (0, 0)
 
 
 def hold_in_index(side: Side, rank: Rank, n_blocks: int) -> None:

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import chain, pairwise
 from random import Random
+from time import monotonic
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -19,6 +20,8 @@ from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.compiled.load_layout import REPORTED_SHARE
 from select_service.core.load.compiled.observation_layout import PROMPTS, TTFT, TTFT_US
 from select_service.core.load.histogram_bins import TIME_BINS
+from select_service.core.placement.pending_selection_layout import SELECTED_AT
+from select_service.core.placement.pending_selections import decode_record
 from select_service.core.registry.fleet.partition import Partition
 from select_service.core.traffic import traffic_counters as observed
 from tests.builders import worker_body
@@ -51,6 +54,9 @@ scopes = st.sampled_from((SCOPES[0], *SCOPES))
 lengths = st.sampled_from(LENGTHS)
 draws = st.sampled_from(DRAWS)
 ids = st.sampled_from(IDS)
+sessions = st.sampled_from(("s", "conversation-7", "s" * 256, "s" * 257, "\u00e4", ""))
+names = st.fixed_dictionaries({}, optional={"reservation_id": ids, "selection_id": ids})
+"""Of a booking in either dialect: its ids, if any."""
 outputs = st.sampled_from(OUTPUTS)
 
 
@@ -86,6 +92,16 @@ def reservations(text: bytes) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if not k.endswith("_seconds")} for row in rows]
 
 
+def listed_sessions(text: bytes) -> list[dict[str, Any]]:
+    """What does not depend on time or on the process."""
+    rows = json.loads(text.partition(b"\r\n\r\n")[2])["sessions"]
+    of_the_process = ("sequence", "writer_id")
+    return [
+        {k: v for k, v in row.items() if not k.endswith("_seconds") and k not in of_the_process}
+        for row in sorted(rows, key=lambda row: (row["model_name"], row["session_id"]))
+    ]
+
+
 def decisions(side: Side) -> list[dict[str, Any]]:
     """All that are kept, and the last with an id in full, without what depends on time."""
 
@@ -99,10 +115,19 @@ def decisions(side: Side) -> list[dict[str, Any]]:
     return found + [row | {"seconds_ago": None} for row in rows]
 
 
+def pending_selections(side: Side) -> list[bytes]:
+    """What a later booking may take over, oldest first, without the times."""
+    records = list(side.selector.replay.pending.records.values())
+    timeless = [record[: 8 * SELECTED_AT] + record[8 * SELECTED_AT + 8 :] for record in records]
+    assert all(decode_record(record).selected_at > 0.0 for record in records)
+    return timeless
+
+
 class TheSameAnswers(RuleBasedStateMachine):
     flags: tuple[str, ...] = ()
     replicas = 1
     services: type[TwoServices] = TwoServices
+    changes_overlap_by_booking = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,6 +147,9 @@ class TheSameAnswers(RuleBasedStateMachine):
             sides = (self.two.fast, self.two.ordinary)
             listed = [reservations(side.say(get(RESERVATIONS))) for side in sides]
             assert listed[0] == listed[1]
+            talks = [listed_sessions(side.say(get("/sessions?limit=1000"))) for side in sides]
+            assert talks[0] == talks[1]
+            assert pending_selections(sides[0]) == pending_selections(sides[1])
             self.agree_on_decisions()
             metrics = [counted(side.say(get("/metrics"))) for side in sides]
             fast, ordinary = map(set, metrics)
@@ -250,30 +278,101 @@ class TheSameAnswers(RuleBasedStateMachine):
         scope=scopes,
         length=lengths,
         as_tokens=st.booleans(),
-        reservation=st.none() | ids,
+        name=ids,
+        expected=outputs,
+        drawn=draws,
+        replays=st.integers(0, 2),
+    )
+    def select_and_replay(
+        self,
+        scope: tuple[str, str],
+        length: int,
+        as_tokens: bool,
+        name: str,
+        expected: int | None,
+        drawn: float,
+        replays: int,
+    ) -> None:
+        named = {**scope_of(scope, 1), "selection_id": name}
+        body = {**named, **prompt_of(length, as_tokens)}
+        if expected is not None:
+            body["expected_output_tokens"] = expected
+        self.say(post("/select", body), drawn=drawn)
+        for _ in range(replays):
+            self.say(post("/reservations", named))
+
+    @rule(
+        scope=scopes,
+        length=lengths,
+        as_tokens=st.booleans(),
+        named=names,
         expected=outputs,
         drawn=draws,
         is_repeated=st.booleans(),
+        returns=st.sampled_from((None, None, True, False)),
+        spelling=st.integers(0, 5),
     )
     def select_and_reserve(
         self,
         scope: tuple[str, str],
         length: int,
         as_tokens: bool,
-        reservation: str | None,
+        named: dict[str, str],
         expected: int | None,
         drawn: float,
         is_repeated: bool,
+        returns: bool | None,
+        spelling: int,
     ) -> None:
-        body = {**scope_of(scope, 1), **prompt_of(length, as_tokens)}
-        optional = {"reservation_id": reservation, "expected_output_tokens": expected}
+        body = {**scope_of(scope, spelling), **prompt_of(length, as_tokens), **named}
+        optional = {"expected_output_tokens": expected, "return_hashes": returns}
         body |= {name: value for name, value in optional.items() if value is not None}
         answer = self.say(post("/select_and_reserve", body), drawn=drawn)
-        if is_repeated and reservation is not None:
-            body |= {"repeat": True, "include_hashes": True}
+        if is_repeated and named:
+            body |= {"repeat": True, "include_hashes": True, "return_hashes": None}
             again = self.say(post("/select_and_reserve", body), drawn=drawn)
             if (chosen := chosen_in(answer)) is not None:
-                assert chosen_in(again) == {**chosen, **hashes_of(length)}
+                repeated = chosen_in(again)
+                assert repeated is not None
+                if self.changes_overlap_by_booking:
+                    repeated["overlap"] = chosen["overlap"]
+                assert repeated == {**chosen, **hashes_of(length)}
+
+    @rule(
+        scope=scopes,
+        session=sessions,
+        lengths=st.lists(lengths, min_size=1, max_size=4),
+        named=names,
+        affinity=st.sampled_from((None, None, None, "hard", "soft")),
+        is_booked=st.booleans(),
+        drawn=draws,
+    )
+    def converse(
+        self,
+        scope: tuple[str, str],
+        session: str,
+        lengths: list[int],
+        named: dict[str, str],
+        affinity: str | None,
+        is_booked: bool,
+        drawn: float,
+    ) -> None:
+        """Turns of a session, the first of them with a name."""
+        for length in lengths:
+            body = {**scope_of(scope, 1), **prompt_of(length, True), **named}
+            body |= {"session_id": session}
+            if affinity is not None:
+                body["affinity"] = affinity
+            route = "/select_and_reserve" if is_booked else "/select"
+            self.say(post(route, body), drawn=drawn)
+            named = {}
+
+    @rule(scope=scopes, session=sessions)
+    def end_session(self, scope: tuple[str, str], session: str) -> None:
+        """Not over HTTP, as the answer has a version that depends on time."""
+        for side in chain.from_iterable(self.two.pairs):
+            directory = side.selector.decisions.sessions.directory
+            directory.end_session(PartitionKey(*scope), session, monotonic())
 
     @rule(
         scope=scopes,
@@ -281,7 +380,7 @@ class TheSameAnswers(RuleBasedStateMachine):
         dp_rank=st.none() | st.integers(0, 2),
         length=lengths,
         as_tokens=st.booleans(),
-        reservation=ids,
+        named=names.filter(bool),
         tokens=st.sampled_from((None, 0, 4, 100)),
         expected=outputs,
     )
@@ -292,12 +391,12 @@ class TheSameAnswers(RuleBasedStateMachine):
         dp_rank: int | None,
         length: int,
         as_tokens: bool,
-        reservation: str,
+        named: dict[str, str],
         tokens: int | None,
         expected: int | None,
     ) -> None:
         body = {**scope_of(scope, 1), **prompt_of(length, as_tokens)}
-        body |= {"worker_id": worker, "reservation_id": reservation}
+        body |= {"worker_id": worker, **named}
         optional = {
             "dp_rank": dp_rank,
             "effective_prefill_tokens": tokens,
@@ -313,6 +412,7 @@ class TheSameAnswers(RuleBasedStateMachine):
     @rule(
         length=lengths,
         reservation=ids,
+        field=st.sampled_from(("reservation_id", "selection_id")),
         expected=outputs,
         is_placed=st.booleans(),
         verbs=st.lists(st.sampled_from(VERBS), max_size=4),
@@ -322,16 +422,19 @@ class TheSameAnswers(RuleBasedStateMachine):
         self,
         length: int,
         reservation: str,
+        field: str,
         expected: int | None,
         is_placed: bool,
         verbs: list[str],
         is_freed: bool,
     ) -> None:
         """A usual life."""
+        named = {field: reservation}
         if is_placed:
-            self.select_and_reserve(SCOPES[0], length, True, reservation, expected, 0.5, False)
+            usual = (expected, 0.5, False, None, 1)
+            self.select_and_reserve(SCOPES[0], length, True, named, *usual)
         else:
-            self.reserve(SCOPES[0], 1, None, length, False, reservation, None, expected)
+            self.reserve(SCOPES[0], 1, None, length, False, named, None, expected)
         for verb in verbs:
             self.live_on(reservation, verb)
         if is_freed:
@@ -387,8 +490,35 @@ class TheSameAnswersWithQueues(TheSameAnswers):
     flags = ("--queue-threshold", "1.0", "--queue-timeout-secs", "0.001")
 
 
+class TheSameAnswersWithHardSessions(TheSameAnswers):
+    flags = ("--session-affinity-ttl-secs", "60", "--session-affinity-mode", "hard")
+
+
+class TheSameAnswersWithHardSessionsInQueues(TheSameAnswers):
+    flags = (*TheSameAnswersWithHardSessions.flags, *TheSameAnswersWithQueues.flags)
+
+
 class TheSameAnswersWithHolds(TheSameAnswers):
     flags = (*TheSameAnswersWithQueues.flags, "--queue-policy", "work")
+
+
+class TheSameAnswersWithAssumedBlocks(TheSameAnswers):
+    flags = ("SELECT_SERVICE_NO_ASSUMED_INDEX=false",)
+    changes_overlap_by_booking = True
+
+    @invariant()
+    def the_assumed_blocks_are_the_same(self) -> None:
+        for pair in self.two.pairs:
+            assumed = [list(assumed_of(side)) for side in pair]
+            assert assumed[0] == assumed[1]
+
+
+def assumed_of(side: Side) -> Iterator[Any]:
+    """The names of the assumed blocks of each rank, in their order."""
+    for key, partition in sorted(side.selector.fleet.partitions.items()):
+        assert partition.assumed is not None
+        for rank, slot in sorted(partition.table.iterate_slots()):
+            yield key, rank, partition.assumed.list_names(slot)[0]
 
 
 def work_of(side: Side) -> Iterator[Any]:
@@ -419,4 +549,9 @@ TestTheSameAnswers = explored(TheSameAnswers, runs=6)
 TestTheSameAnswersByReference = explored(TheSameAnswersByReference, runs=3)
 TestTheSameAnswersWithThresholds = explored(TheSameAnswersWithThresholds, runs=3)
 TestTheSameAnswersWithQueues = explored(TheSameAnswersWithQueues, runs=3)
+TestTheSameAnswersWithAssumedBlocks = explored(TheSameAnswersWithAssumedBlocks, runs=4)
 TestTheSameAnswersWithHolds = explored(TheSameAnswersWithHolds, runs=3)
+TestTheSameAnswersWithHardSessions = explored(TheSameAnswersWithHardSessions, runs=3)
+TestTheSameAnswersWithHardSessionsInQueues = explored(
+    TheSameAnswersWithHardSessionsInQueues, runs=3
+)

@@ -21,10 +21,13 @@ TENANTS = ("default", "red", "blue")
 COMPILED = {
     "select": request_layout.SELECT,
     "select_and_reserve": request_layout.SELECT_AND_RESERVE,
+    "select_pair": request_layout.SELECT_PAIR,
+    "select_pair_and_reserve": request_layout.SELECT_PAIR_AND_RESERVE,
     "create_reservation": request_layout.RESERVE,
     "prefill_complete": request_layout.PREFILL_COMPLETE,
     "output_block": request_layout.OUTPUT_BLOCK,
     "renew_reservation": request_layout.RENEW,
+    "first_token": request_layout.FIRST_TOKEN,
     "free_reservation": request_layout.FREE,
 }
 

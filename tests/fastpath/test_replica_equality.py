@@ -107,15 +107,22 @@ def select(machine: TheSameReplicas, random: Random) -> None:
     )
 
 
+def named(reservation: str, random: Random) -> dict[str, str]:
+    """The id in either dialect."""
+    return {random.choice(("reservation_id", "selection_id")): reservation}
+
+
 def select_and_reserve(machine: TheSameReplicas, random: Random) -> None:
     machine.select_and_reserve(
         random.choice(WORKED),
         random.choice(LENGTHS),
         random.random() < 0.5,
-        random.choice((None, *IDS)),
+        random.choice(({}, *(named(each, random) for each in IDS))),
         random.choice(OUTPUTS),
         random.choice(DRAWS),
         random.random() < 0.5,
+        random.choice((None, True, False)),
+        random.randrange(6),
     )
 
 
@@ -126,7 +133,7 @@ def reserve(machine: TheSameReplicas, random: Random) -> None:
         random.choice((None, 0, 1)),
         random.choice(LENGTHS),
         random.random() < 0.5,
-        random.choice(IN_PATHS),
+        named(random.choice(IN_PATHS), random),
         random.choice((None, 0, 100)),
         random.choice(OUTPUTS),
     )

@@ -222,6 +222,12 @@ BODIES = [
     raw('{"token_ids": [1], "t\\u006fken_ids": [1]}'),
     raw('{"token_ids": [1], "tenant_id": "a", "routing_group": "b"}'),
     raw('{"token_ids": [1], "priority_jump": 1}'),
+    raw('{"token_ids": [1], "timeout_ms": 3600001}'),
+    raw('{"token_ids": [1], "timeout_ms": 1.5}'),
+    raw('{"token_ids": [1], "deadline_ms": -1}'),
+    raw('{"token_ids": [1], "deadline_ms": "1"}'),
+    raw('{"token_ids": [1], "fairness_id": 1}'),
+    raw('{"token_ids": [1], "fairness_id": "%s"}' % ("f" * 513)),
     raw('{"token_ids": [1], "is_eagle": true}'),
     raw('{"token_ids": [1], "lora_name": "l"}'),
     raw('{"token_ids": [1], "cache_salt": "s"}'),
@@ -295,7 +301,16 @@ BODIES = [
     request("POST /reservations", HTTPX, {**BOOKED, "worker_id": 2**64 - 1}),
     request("POST /reservations", HTTPX, {**BOOKED, "worker_id": 2**64}),
     request("POST /reservations", HTTPX, {**BOOKED, "worker_id": -1}),
-    request("POST /reservations", HTTPX, {**BOOKED, "selection_id": "s"}),
+    request("POST /reservations", HTTPX, {**BOOKED, "track_prefill_tokens": True}),
+    request("POST /reservations", HTTPX, {**BOOKED, "return_hashes": False}),
+    request("POST /select", HTTPX, {**TOKENS, "return_hashes": True}),
+    request("POST /select", HTTPX, {**TOKENS, "advisory": True}),
+    *(
+        request(
+            "POST /select_and_reserve", HTTPX, b'{"token_ids": [1], "return_hashes": %s}' % text
+        )
+        for text in (b"1", b'"true"', b"tru", b"truee", b"True", b"fals", b"false ,", b"[]", b"nul")
+    ),
     request("POST /reservations", HTTPX, {**BOOKED, "dp_rank": 2**32}),
     request("POST /reservations", HTTPX, {**BOOKED, "effective_prefill_tokens": 2**63}),
     request("POST /reservations", HTTPX, {**TOKENS, "reservation_id": "r"}),
@@ -486,5 +501,6 @@ def test_bounds_are_those_of_the_ordinary_path_or_narrower():
     assert prompt.ISL_TOKENS_MAX >= layout.LENGTH_MAX
     assert min(prompt.LONG_PROMPT_LENGTH, prompt.LOOKED_UP_BLOCKS_MAX) >= layout.NUMBERS_MAX
     assert body_codec.BODY_BYTES_MAX >= layout.BODY_BYTES_MAX
+    assert common.TIMEOUT_MS_MAX >= layout.TIMEOUT_MS_MAX
     assert request_head.HEADERS_MAX >= layout.HEADERS_MAX
     assert bounded_protocol.HEAD_BYTES_MAX >= layout.HEAD_BYTES_MAX

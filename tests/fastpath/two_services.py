@@ -19,13 +19,19 @@ from select_service.core.replication import digest as replica_digest
 from select_service.core.replication import load_events as replica_events
 from select_service.core.replication import prefill_progress as replica_progress
 from select_service.core.replication.peer_agreement import PeerAgreement
+from select_service.core.replication.session_events import SESSION_TOPIC, decode_session_event
+from select_service.core.replication.session_exchange import (
+    SESSION_DIGEST_TOPIC,
+    decode_session_digest,
+)
 from select_service.fastpath import authenticated
 from select_service.fastpath.authenticated import (
     AuthenticatedFastPath,
     AuthenticatedHandler,
     FastPathAuth,
 )
-from select_service.fastpath.fastpath_protocol import FastPath, FastPathProtocol
+from select_service.fastpath.fast_path import FastPath
+from select_service.fastpath.fastpath_protocol import FastPathProtocol
 from select_service.http import bounded_protocol as http_protocol
 from select_service.http.bounded_protocol import BoundedProtocol
 from select_service.http.http_server import make_http_server
@@ -96,12 +102,19 @@ class Side:
                     "*",
                     *(flag for flag in flags if "=" not in flag),
                 ],
-                {"DYN_USE_KV_EVENTS": "false", **variables},
+                {
+                    "DYN_USE_KV_EVENTS": "false",
+                    "SELECT_SERVICE_NO_ASSUMED_INDEX": "true",
+                    **variables,
+                },
             )
             parts = build.build_service(validate_settings(config, "1.2.3"))
             self.service, self.follower = parts.service, parts.follower
             self.replicas = parts.optional.replicas
         self.selector = self.service.selector
+        # Versions of sessions without time, which no two services share.
+        sessions: Any = self.selector.followers.sessions.directory
+        sessions._is_warm, sessions._clock_ns = True, lambda now: 10**18
         self.handler = Counting(self.selector, self.service.metrics) if fast else None
         front = None if self.handler is None else FastPath(self.handler)
         if fast and self.service.guard.is_on:
@@ -177,6 +190,12 @@ class Side:
             return self.selector.followers.replicas.progress.apply_progress(
                 replica_progress.decode_progress(payload)
             )
+        exchange = self.selector.followers.sessions
+        if topic == SESSION_TOPIC:
+            return exchange.apply_event(decode_session_event(payload), monotonic())
+        if topic == SESSION_DIGEST_TOPIC:
+            lines = decode_session_digest(payload).lines
+            return [exchange.differing_parts(line, monotonic()) for line in lines]
         digest = replica_digest.decode_digest(payload)
         reason = self.selector.followers.replicas.compare_digest(
             digest, self._agreement, monotonic()

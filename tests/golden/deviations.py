@@ -6,11 +6,23 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from tests.golden import exchanges
 from tests.golden.exchanges import ABSENT, Differences, expanded, in_order, with_ports
 
 LIST = tomllib.loads((Path(__file__).parent / "deviations.toml").read_text())
 NO_START = {entry["scenario"]: entry for entry in LIST["no_start"]}
 """Scenarios whose settings we refuse: nothing of them can be played."""
+
+
+def own_flags(scenario: str) -> tuple[str, ...]:
+    """Flags of ours that make a default of the reference explicit, by version or scenario."""
+    named = (scenario, exchanges.VERSIONS[scenario])
+    return tuple(
+        flag
+        for entry in LIST.get("own_flags", [])
+        if entry["of"] in named
+        for flag in entry["flags"]
+    )
 
 
 def rewritten(scenario: str, step: dict[str, Any]) -> dict[str, Any]:
@@ -63,7 +75,16 @@ def _filled(ours: Any, ports: Mapping[str, int]) -> Any:
     filled = with_ports({"ours": ours}, ports)["ours"]
     if isinstance(ours, list) and filled != ours:  # endpoints are sorted with their real ports
         return in_order(filled)
-    return expanded(filled)
+    return _with_nulls(expanded(filled))
+
+
+def _with_nulls(ours: Any) -> Any:
+    """TOML has no null: it is written as a text."""
+    if isinstance(ours, list):
+        return [_with_nulls(each) for each in ours]
+    if isinstance(ours, dict):
+        return {key: _with_nulls(value) for key, value in ours.items()}
+    return None if ours == "null" else ours
 
 
 _EXTRA_FIELDS = {entry["field"] for entry in LIST["extra_field"]}

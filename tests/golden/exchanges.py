@@ -5,21 +5,42 @@ file; each other line is a `publish` of KV events or a `call` with what was sent
 answer of the reference.  A call with a name under `background` waits in the queue; a later line
 says that it still `waits`, or that it is to `join`, with its status and answer.
 
+Further lines: `settle` waits only where the reference applies changes after its answer, `pause`
+always; `frame` publishes a replica frame, `frames` has those that the service has published since
+the last such line.  A call that is `timed` is never asked again.
+
 Short forms in answers: {"$error": true} is any refusal, with `details` one with these details,
-{"$worker": {...}} a worker record without its null and empty fields, "$uuid" a generated id.
-`<port N>` stands for a port that is known when the test runs, of a publisher in it; `<free port>`
-for one that the service is to bind.
+{"$worker": {...}} a worker record without its null and empty fields, "$uuid" a generated id, "$u64"
+any such number, "$any" anything.  `<port N>` stands for a port that is known when the test runs, of
+a publisher in it; `<free port>` for one that the service is to bind.
 """
 
 import json
 import re
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-FOLDER = Path(__file__).parent / "http"
-NAMES = sorted(path.stem for path in FOLDER.glob("*.jsonl"))
+from tests.builders.service_process import Answer
+
+FOLDER = Path(__file__).parent
+FILES = {
+    version: {path.stem: path for path in sorted((FOLDER / folder).glob("*.jsonl"))}
+    for version, folder in (("1.3.1", "http"), ("1.6.1", "http_1_6"))
+}
+"""By version of the reference that gave the answers, and scenario."""
+VERSIONS = {name: version for version, files in FILES.items() for name in files}
+NAMES = sorted(FILES["1.3.1"])
+
+
+class Side(Enum):
+    """Whose answers are compared."""
+
+    OURS = "ours"
+    REFERENCE = "reference"
+
 
 ABSENT = "absent"
 REFUSED = "refused"
@@ -27,6 +48,11 @@ ANSWERED = "answered"
 TEXT = "text"
 """How the list of deviations writes a missing field, a refusal, an answer where the other side
 refuses, and an answer that is not JSON."""
+
+_OF_THE_RANK = (
+    *("worker_id", "dp_rank", "endpoint", "overlap", "effective_prefill_tokens", "kv_hint"),
+)
+"""Fields of an answer that depend on the rank, of which another one may be chosen where tied."""
 
 Differences = dict[str, tuple[Any, Any]]
 """Place -> (reference, ours)."""
@@ -52,13 +78,13 @@ _WORKER: dict[str, Any] = {
 
 def read(name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The head and the steps of a scenario."""
-    lines = (FOLDER / f"{name}.jsonl").read_text().splitlines()
+    lines = FILES[VERSIONS[name]][name].read_text().splitlines()
     head, *steps = [json.loads(line) for line in lines]
     return head, steps
 
 
 def ports_named_in(steps: list[dict[str, Any]]) -> set[str]:
-    published = {step["publish"] for step in steps if "publish" in step}
+    published = {step[key] for step in steps for key in ("publish", "frame") if key in step}
     return published | set(re.findall(r"<port (\w+)>", json.dumps(steps)))
 
 
@@ -98,24 +124,28 @@ def request_of(step: dict[str, Any]) -> tuple[str, str, bytes | None, dict[str, 
     return method, path, None, step.get("headers", {})
 
 
-def differences(step: dict[str, Any], status: int, answer: Any, allow: str | None) -> Differences:
-    """What differs between the reference's answer to a step and ours, by "step/field/..."."""
-    at = str(step["step"])
+def differences(step: dict[str, Any], answered: Answer, side: Side = Side.OURS) -> Differences:
+    """What differs between the answer in the file and this one, by "step/field/..."."""
+    at, status, answer = str(step["step"]), answered.status, answered.body
     expected, got = expanded(step["answer"]), answer
-    if "tied" in step and isinstance(got, dict):
-        assert [got["worker_id"], got["dp_rank"]] in step["tied"]
-        got = got | {key: expected[key] for key in ("worker_id", "dp_rank", "endpoint")}
-    found = dict(_compare(expected, _shown(got, status), f"{at}/answer"))
+    if isinstance(got, dict) and [got.get("worker_id"), got.get("dp_rank")] in step.get("tied", ()):
+        got = got | {key: expected[key] for key in _OF_THE_RANK if key in expected}
+    found = dict(_compare(expected, _shown(got, status, side), f"{at}/answer"))
     details = _details(step["answer"])
     if details is not None:
         found |= dict(_compare(details, _details(answer), f"{at}/answer/details"))
     if status != step["status"]:
         found[f"{at}/status"] = (step["status"], status)
     if "allow" in step and status == 405:
-        ours = sorted((allow or "").replace(" ", "").split(","))
+        ours = sorted((answered.headers.get("allow") or "").replace(" ", "").split(","))
         if ours != sorted(step["allow"]):
             found[f"{at}/allow"] = (sorted(step["allow"]), ours)
     return found
+
+
+def compare_frames(step: dict[str, Any], published: list[dict[str, Any]]) -> Differences:
+    """What differs between the frames in the file and those of a service."""
+    return dict(_compare(expanded(step["frames"]), published, f"{step['step']}/frames"))
 
 
 def expanded(answer: Any) -> Any:
@@ -131,15 +161,17 @@ def expanded(answer: Any) -> Any:
     return {key: expanded(value) for key, value in answer.items()}
 
 
-def _shown(answer: Any, status: int) -> Any:
-    """Our refusals in short form, after a look at them: every one has a text and a code."""
+def _shown(answer: Any, status: int, side: Side) -> Any:
+    """Refusals in short form, after a look at them: every one has a text, and ours a code."""
     if isinstance(answer, str) and status < 400:
         return TEXT if answer else answer
     if status < 400 or answer == "" or (isinstance(answer, dict) and "workers" in answer):
         return answer
+    if isinstance(answer, str) and side is Side.REFERENCE:
+        return REFUSED  # it refuses some paths and queries in plain text
     assert isinstance(answer, dict), f"a refusal that is not JSON: {answer!r}"
     assert isinstance(answer["error"], str)
-    assert isinstance(answer["code"], str)
+    assert side is Side.REFERENCE or isinstance(answer["code"], str)
     return REFUSED
 
 
@@ -158,6 +190,8 @@ def _compare(expected: Any, got: Any, place: str) -> Iterator[tuple[str, tuple[A
             yield from _compare(*pair, f"{place}/{i}")
     elif expected == "$uuid" and isinstance(got, str):
         assert UUID(got).version == 4
+    elif expected == "$any" or (expected == "$u64" and _is_u64(got)):
+        pass
     elif expected == REFUSED and got != REFUSED:
         yield place, (REFUSED, ANSWERED if isinstance(got, dict | list) else got)
     elif expected != got or isinstance(expected, bool) is not isinstance(got, bool):
@@ -165,9 +199,19 @@ def _compare(expected: Any, got: Any, place: str) -> Iterator[tuple[str, tuple[A
 
 
 def in_order(rows: list[Any]) -> list[Any]:
-    """Loads and taints come in no particular order from the reference."""
+    """Loads, taints and dumps come in no particular order from the reference."""
     if rows and all(isinstance(row, dict) and "active_requests" in row for row in rows):
         return sorted(rows, key=lambda row: (row["worker_id"], row["dp_rank"]))
+    if rows and all(isinstance(row, dict) and "storage_tier" in row for row in rows):
+        return sorted(rows, key=lambda row: json.dumps(row | {"event": _without_id(row["event"])}))
     if rows and all(isinstance(row, str) for row in rows):
         return sorted(rows)
     return rows
+
+
+def _without_id(event: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in event.items() if key != "event_id"}
+
+
+def _is_u64(got: Any) -> bool:
+    return isinstance(got, int) and not isinstance(got, bool) and 0 <= got < 2**64

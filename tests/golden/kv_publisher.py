@@ -27,6 +27,11 @@ class KvPublisher:
         self.next_seq = number + 1
         return number
 
+    def send_frames(self, frames: list[bytes]) -> None:
+        """Send one message of another plane as soon as somebody listens."""
+        self.wait_for_subscriber()
+        self._socket.send_multipart(frames)
+
     def wait_for_subscriber(self) -> None:
         if not self._has_subscriber:
             assert self._socket.poll(PATIENCE_S * 1000), "nobody listens"

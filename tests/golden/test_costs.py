@@ -136,6 +136,8 @@ def test_the_terms_of_every_candidate_are_those_of_the_reference(scenario: str) 
     ports = {name: int(name) for name in exchanges.ports_named_in(steps)}
     service, found = InProcess(head["environment"]), {}
     for template in steps:
+        if "settle" in template:
+            continue
         step = exchanges.with_ports(deviations.rewritten(scenario, template), ports)
         if "publish" in step:
             service.publish(step["publish"], batch(step["events"]))

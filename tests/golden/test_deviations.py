@@ -4,7 +4,7 @@ import json
 
 from tests.golden import deviations, exchanges
 
-EVENTS = exchanges.FOLDER.parent / "events"
+EVENTS = exchanges.FOLDER / "events"
 
 
 def _names(file: str, field: str) -> set[str]:
@@ -12,12 +12,15 @@ def _names(file: str, field: str) -> set[str]:
 
 
 def test_every_entry_names_a_scenario_and_a_reason() -> None:
-    known = {"payloads", "engine_shapes", *exchanges.NAMES}
+    known = {"payloads", "engine_shapes", *exchanges.VERSIONS}
     known |= _names("index_scenarios.jsonl", "scenario") | _names("replays.jsonl", "name")
     for table in ("rewritten", "tied", "no_start", "deviation", "cost_deviation"):
         for entry in deviations.LIST[table]:
             assert entry["scenario"] in known
             assert entry["reason"].strip()
+    for entry in deviations.LIST["own_flags"]:
+        assert entry["of"] in {*exchanges.VERSIONS, *exchanges.FILES}
+        assert entry["reason"].strip()
     for entry in deviations.LIST["extra_field"]:
         assert entry["seen_in"] in known
         assert entry["reason"].strip()

@@ -9,7 +9,8 @@ import pytest
 import uvloop
 
 from select_service.api.application import ApiApplication
-from select_service.fastpath.fastpath_protocol import FastPath
+from select_service.fastpath.fast_path import FastPath
+from select_service.fastpath.ready_connections import ReadyConnections
 from select_service.fastpath.service_handler import ServiceHandler
 from select_service.http.http_server import make_http_server
 from tests.builders import worker_body
@@ -58,7 +59,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         is_lean = request.param == "lean"
         front = FastPath(known) if is_lean else None
         if request.param == "fast":
-            front = FastPath(ServiceHandler(api.service.selector, api.service.metrics))
+            handler = ServiceHandler(api.service.selector, api.service.metrics)
+            front = FastPath(handler, None, ReadyConnections(handler))
         server = make_http_server(ApiApplication(api.service), front)
         thread = threading.Thread(target=uvloop.run, args=(server.serve([listener]),))
         thread.start()

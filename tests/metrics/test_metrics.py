@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ from select_service.core.identity import PartitionKey, Rank
 from select_service.core.placement import plan_layout
 from select_service.core.placement.policies.policy_registry import PolicyChoice
 from select_service.core.registry.fleet.scoped_policies import PolicyScope
+from select_service.core.shared_caches.cache_status import SharedCacheStatus
 from select_service.metrics import service_metrics as metrics_module
 from select_service.metrics.access import AccessReport, AuditCounts
 from select_service.metrics.decision_log import DecisionLogCounts
@@ -33,6 +35,7 @@ from select_service.metrics.tracing import TracingCounts
 from select_service.net.tls.current_tls import TlsReport
 from select_service.net.tls.server_handshakes import HandshakeCounts
 from select_service.schemas.replicas import ReplicaStatus
+from select_service.schemas.shared_caches import SharedOutcome
 from tests.builders import a_reservation, a_select, a_select_and_reserve, a_selector, a_worker
 from tests.builders.in_process import Api
 from tests.builders.routes import BY_ID
@@ -43,6 +46,7 @@ from tests.planner.runtime.test_metrics import scraped as planner_scraped
 from tests.planner.runtime.test_metrics import statuses_of as planner_statuses
 
 NOW = 1000.0
+OUTCOMES = get_args(SharedOutcome)
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 
 
@@ -254,10 +258,16 @@ def test_claimed_tokens_are_counted_by_certainty(selector, scrape):
     before = tally[: plan_layout.N_TALLY].tolist()
     tally[plan_layout.T_EXACT_TOKENS] += 30
     tally[plan_layout.T_BOUND_TOKENS] += 12
+    tally[plan_layout.T_LEAST_TOKENS] += 5
+    tally[plan_layout.T_UNCERTAIN_TOKENS] += 3
+    tally[plan_layout.T_ASSUMED_TOKENS] += 7
     seen = scrape()
     exact, at_most = before[plan_layout.T_EXACT_TOKENS], before[plan_layout.T_BOUND_TOKENS]
     assert seen.value("claimed_tokens_total", **SCOPE, certainty="exact") == exact + 30
     assert seen.value("claimed_tokens_total", **SCOPE, certainty="at_most") == at_most + 12
+    assert seen.value("claimed_tokens_total", **SCOPE, certainty="at_least") == 5
+    assert seen.value("claimed_tokens_total", **SCOPE, certainty="unknown") == 3
+    assert seen.value("claimed_tokens_total", **SCOPE, certainty="assumed") == 7
 
 
 def test_ranks_are_counted_by_certainty(listeners, scrape):
@@ -422,6 +432,11 @@ def test_the_page_of_all_families_is_current(metrics, listeners):
         tls=TlsFigures(HandshakeCounts(1, 1, 1, 1, 1), {"server": TlsReport(1.0, 1, 1, False)}),
         tracing=TracingCounts(),
         followed={"api_keys_file": 0.5},
+        shared_caches=[
+            SharedCacheStatus(
+                "m", "mooncake", "u", dict.fromkeys(OUTCOMES, 1), 1, 0.1, 1, False, "x"
+            )
+        ],
     )
     seen = Scraped(metrics.render_text(result_of(metrics.copy_state(selector, edges))).decode())
     with Api("--health-checks=on") as api:

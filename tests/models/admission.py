@@ -33,6 +33,7 @@ class Weights:
     overlap_score_credit = 1.0
     overlap_score_credit_decay = 0.0
     prefill_load_scale = 1.0
+    decode_active_request_weight = 0.0
     track_prefill_tokens = True
     track_active_blocks = True
 
@@ -74,6 +75,8 @@ class AdmissionModel(SelectorModel):
         self.stale: set[tuple[int, int]] = set()
         """Heard too long ago when somebody last looked."""
         self.tally = Counter()
+        self.seen: dict[tuple[str, str], tuple] = {}
+        self.measured: dict[tuple[str, str], list[tuple]] = {}
         self.numbers = 0
         self.log: list[tuple[str, str]] = []
         self.told: dict[str, tuple] = {}
@@ -221,9 +224,15 @@ class AdmissionModel(SelectorModel):
     def fitting(self, asked):
         return self.candidates(asked) & self.not_busy(asked)
 
-    def eligible(self, room, free):
-        """Among whom a request chooses that has room somewhere."""
-        return room
+    def eligible(self, asked, room, free):
+        """Among whom a request chooses that has room somewhere: all, but those without room for
+        which others wait.
+        """
+        awaited = set()
+        for waiter in self.line.of(asked.key):
+            if waiter.asked.is_constrained and not self.room(waiter):
+                awaited |= self.candidates(waiter.asked)
+        return free - (awaited - room)
 
     def own_s(self, asked, free):
         """What its own work puts a waiting request behind others."""
@@ -264,22 +273,28 @@ class AdmissionModel(SelectorModel):
         policy = policy_of(self.document, asked.header, asked.isl - cached)
         room = free & self.unloaded(asked.key, policy)
         if room and not others_first:
-            return self.decide(asked, self.eligible(room, free), now)
+            return self.decide(asked, self.eligible(asked, room, free), now)
         waiter = Waiter(
             asked=asked,
             cached=cached,
             policy=policy,
             arrived_at=now,
-            deadline=now + min(asked.timeout_s, self.timeout_s or math.inf),
+            deadline=now + min(asked.timeout_s, self.timeout_s or math.inf, asked.due_s),
             number=self.numbers,
             block_size=self.block_size(asked.key),
             own_s=self.own_s(asked, free),
         )
         if waiter.deadline <= now:
-            self.refuse("QueueTimeout", "queue_timeout")
-        tokens = asked.isl + sum(w.asked.isl for w in self.line.waiters)
-        beyond = len(self.line.waiters) + 1 > self.bounds[0] or tokens > self.bounds[1]
-        if self.line.full_by(waiter, len(self.schedulable(asked.key))) or beyond:
+            self.refuse(*self.end_of(waiter))
+        per_s = self.rate(asked.key)
+        if per_s and self.line.tokens_before(waiter) / per_s > asked.due_s:
+            self.refuse("DeadlineExceeded", "deadline_exceeded")
+        there = [*self.line.waiters, *self.line.own(waiter), waiter]
+        tokens = sum(w.asked.isl for w in there)
+        beyond = len(there) > self.bounds[0] or tokens > self.bounds[1]
+        if self.line.full_by(waiter, len(self.schedulable(asked.key))):
+            self.refuse("PolicyClassFull", "queue_full")
+        if beyond:
             self.refuse("QueueFull", "queue_full")
         self.numbers += 1
         self.position = self.line.add(waiter)
@@ -370,8 +385,9 @@ class AdmissionModel(SelectorModel):
                 return False
             left -= 1
             try:
-                eligible = self.eligible(self.room(waiter), self.fitting(waiter.asked))
-                outcome = self.decide(waiter.asked, eligible, now)
+                asked, room = waiter.asked, self.room(waiter)
+                eligible = self.eligible(asked, room, self.fitting(asked)) if room else room
+                outcome = self.decide(asked, eligible, now)
             except Refused as refusal:
                 self.tally["no_rank"] += 1
                 outcome = refusal.args[0]
@@ -386,13 +402,47 @@ class AdmissionModel(SelectorModel):
         """Would anybody leave the queue if it were served now?"""
         return any(self.stranded(w) or self.room(w) for w in self.line.waiters)
 
+    def end_of(self, waiter):
+        if waiter.due_at <= waiter.deadline:
+            return "DeadlineExceeded", "deadline_exceeded"
+        return "QueueTimeout", "queue_timeout"
+
     def time_out(self, waiter):
-        self.settle(waiter, "QueueTimeout", "queue_timeout")
+        self.settle(waiter, *self.end_of(waiter))
+
+    # --- how fast the queue goes
+
+    def watch(self, now):
+        """Note what left each queue in which somebody has waited since the last look."""
+        for key in [key for key in self.seen if not self.ranks(key)]:
+            del self.seen[key]
+            self.measured.pop(key, None)
+        for key in {worker.key for worker in self.workers.values()}:
+            if not self.ranks(key) or not (self.line.of(key) or key in self.seen):
+                continue
+            ring = self.line.rings[key] if self.line.of(key) else None
+            old, released, at = self.seen.get(key, (None, 0, 0.0))
+            if ring is not None and ring is old and now > at:
+                part = (now, now - at, ring.released - released, len(self.open_ranks(key)))
+                self.measured.setdefault(key, []).append(part)
+            self.seen[key] = (ring, ring.released if ring else 0, now)
+
+    def rate(self, key):
+        """Tokens per second, or None while that is unknown."""
+        parts, keep = [], 1.0
+        for _, seconds, tokens, ranks in reversed(self.measured.get(key, [])):
+            parts.append((keep * seconds, keep * tokens, keep * seconds * ranks))
+            keep *= math.exp(-seconds / 10.0)
+        seconds, tokens, rank_s = (sum(part[i] for part in parts) for i in range(3))
+        if seconds < 2.0 or not tokens or not rank_s:
+            return None
+        return tokens / rank_s * len(self.open_ranks(key))
 
     def tick(self, now):
         ended = self.expire(now)
         for key in {worker.key for worker in self.workers.values()}:
             self.look(self.ranks(key) | self.heard.keys(), now)
+        self.watch(now)
         for waiter in sorted(self.line.waiters, key=lambda w: (w.deadline, w.number)):
             if waiter.deadline <= now:
                 self.time_out(waiter)

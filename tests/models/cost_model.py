@@ -19,6 +19,7 @@ class RankState:
     prefill_tokens: int
     active_blocks: int
     leading_run: int
+    requests: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,4 +66,4 @@ def cost(rank, query, config):
     decode = 0.0
     if config.track_active_blocks:
         decode = rank.active_blocks + query.n_blocks - rank.leading_run
-    return prefill + decode
+    return prefill + decode + config.decode_active_request_weight * rank.requests

@@ -19,6 +19,7 @@ class RankModel:
     spare: bool = False
     state: str = "healthy"
     failures: int = 0
+    silent: int = 0
     cause: str | None = None
     breaker: str = "closed"
     opened_at: float = 0.0
@@ -32,6 +33,8 @@ class RankModel:
     draining_at: float = 0.0
     probed_at: float = 0.0
     recovered_at: float = -inf
+    tried_at: float = 0.0
+    pause_s: float = 0.0
     reported: list = field(default_factory=list)
 
 
@@ -48,7 +51,8 @@ class HealthModel:
         if rank.spare or rank.state in OUT:
             return 0.0
         if rank.state == "suspicious":
-            return 0.5
+            kept = 0 if rank.cause == "latency_spike" else rank.failures - self.rules.failures
+            return max(0.5 ** (1 + max(0, kept)), 1 / 64)
         rules, age = self.rules, now - rank.recovered_at
         if not rules.slow_start_s:
             return 1.0
@@ -71,7 +75,12 @@ class HealthModel:
         }
 
     def tick(self, now):
+        """Return the ranks to which a connection is tried."""
+        tried = []
         for rank in self.ranks.values():
+            if self.awaits_connection(rank) and now - rank.tried_at >= rank.pause_s:
+                rank.tried_at = now
+                tried.append(rank.name)
             if rank.state == "dead":
                 if now - rank.probed_at >= self.rules.dead_probe_s:
                     rank.probed_at = now
@@ -90,19 +99,40 @@ class HealthModel:
                 rank.state, rank.breaker, rank.passes = "dead", "open", 0
                 rank.probed_at = now
                 self.say("dead", rank.name)
+        return tried
+
+    def awaits_connection(self, rank):
+        is_out = rank.state in OUT and rank.cause == "connect" and self.rules.connect_s > 0
+        return is_out and rank.breaker == "open" and not rank.passes
+
+    def connection(self, name, is_open, now):
+        rank = self.ranks[name]
+        if not self.awaits_connection(rank):
+            return
+        if not is_open:
+            rank.pause_s = self.rules.connect_s
+            return
+        rank.pause_s = min(2 * rank.pause_s, max(self.rules.connect_s, self.rules.recovery_s))
+        if rank.state == "dead":
+            rank.probed_at = now
+        else:
+            rank.breaker, rank.passes = "half_open", 0
+        self.say("probe", rank.name)
 
     def release(self, rank):
         if rank.booked:
             self.say("release", rank.name, rank.booked)
             rank.booked = 0
 
-    def check(self, name, result, latency_ms, counts, now):
+    def check(self, name, result, latency_ms, counts, now, answered=False):
         rank = self.ranks[name]
         if result == "neutral" or rank.operator:
             return
         if result == "pass" and counts and self.is_spike(rank, latency_ms):
             result = "latency_spike"
         if result != "pass":
+            is_silent = result in ("timeout", "connect") and not answered
+            rank.silent = rank.silent + 1 if is_silent else 0
             self.fail(rank, result, now)
             return
         if counts:
@@ -137,6 +167,8 @@ class HealthModel:
         return latency_ms > max(rules.spike_factor * normal, normal + rules.spike_margin_ms)
 
     def fail(self, rank, kind, now):
+        if rank.state in (*OUT, "dead") and kind == "connect" and rank.cause not in WRONG:
+            rank.cause = kind
         if rank.state == "dead":
             rank.passes = 0
         elif rank.state in OUT:
@@ -145,16 +177,16 @@ class HealthModel:
             if rank.breaker == "half_open":
                 longer = rank.timeout_s * self.rules.backoff
                 rank.timeout_s = min(longer, self.rules.recovery_s_max)
-                rank.breaker, rank.opened_at = "open", now
+                rank.breaker, rank.opened_at, rank.passes = "open", now, 0
         else:
             rank.failures += 1
-            if rank.cause not in WRONG:
+            if rank.cause not in WRONG and (rank.cause, kind) != ("connect", "passive"):
                 rank.cause = kind
             if rank.state == "healthy":
                 rank.state = "suspicious"
                 self.say("suspicious", rank.name)
             if rank.failures >= self.rules.failures:
-                if self.allowed(rank):
+                if self.allowed(rank) or self.answers_nothing(rank):
                     self.eject(rank, now)
                 else:
                     self.say("withheld", rank.name)
@@ -168,9 +200,18 @@ class HealthModel:
             return False
         return out + 1 <= max(1, floor(self.rules.max_eject * len(serving)))
 
+    def answers_nothing(self, rank):
+        """And enough of the others do, by their number."""
+        if rank.cause not in ("timeout", "connect") or rank.silent < 2:
+            return False
+        serving = [other for other in self.ranks.values() if not other.spare]
+        answering = [other for other in serving if other.state == "healthy"]
+        return bool(answering) and len(answering) / len(serving) >= self.rules.capacity_floor
+
     def eject(self, rank, now):
         rank.state, rank.unhealthy_at = "unhealthy", now
         rank.breaker, rank.opened_at, rank.timeout_s = "open", now, self.rules.recovery_s
+        rank.passes, rank.tried_at, rank.pause_s = 0, now, self.rules.connect_s
         self.say("unhealthy", rank.name, rank.cause)
         spares = [s for s in self.ranks.values() if s.spare and s.state == "healthy"]
         if spares and not rank.spare:
@@ -193,6 +234,7 @@ class HealthModel:
 
     def heal(self, rank):
         rank.state, rank.failures, rank.cause, rank.breaker = "healthy", 0, None, "closed"
+        rank.silent = 0
         self.say("healthy", rank.name)
 
     def report(self, name, outcome, now):

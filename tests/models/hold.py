@@ -103,9 +103,6 @@ class HoldModel(AdmissionModel):
         most = {rank: max(tokens, part * self.workers[rank[0]].batch_tokens) for rank in ranks}
         return {rank for rank in ranks if self.left(key, rank) <= most[rank]}
 
-    def eligible(self, room, free):
-        return free if room else room
-
     def own_s(self, asked, free):
         return TOKEN_S * min(self.own_work(asked, rank)[0] for rank in free)
 

@@ -26,6 +26,7 @@ class MonitorModel:
         self.counts, self.said = Counter(), []
         self.seen = {}  # by model, last results: rank -> (when, was it slow?)
         self.told = {}  # the weight of each rank, as the fleet knows it
+        self.connecting = set()  # endpoints to which a connection is due
         self.asked = []  # peers that are asked in any order: (which, at what times)
 
     # --- who is here
@@ -186,7 +187,9 @@ class MonitorModel:
             self.ranks[name]["wrong_prompt"] = check["prompt"]
         was_failing = self.rank(name).failures > 0
         for other in self.concerned(name, kind, check["at"], now):
-            self.states(other).check(other, kind, latency_ms or 0.0, latency_ms is not None, now)
+            latency = latency_ms or 0.0, latency_ms is not None
+            answered = any(came not in ("timeout", "connect") for came in check["came"])
+            self.states(other).check(other, kind, *latency, now, answered)
             self.plan(other, kind, check, now)
         if kind in SLOW and not was_failing:
             self.schedule_peer_checks(name, now)
@@ -242,7 +245,7 @@ class MonitorModel:
     def snapshot(self):
         """Of each rank, what its weight and its turns hang on."""
         ranks = [self.rank(name) for name in self.ranks]
-        return {r.name: (r.state, r.spare, r.recovered_at) for r in ranks}
+        return {r.name: (r.state, r.spare, r.recovered_at, r.failures) for r in ranks}
 
     def follow(self, before, now):
         """before: the snapshot before what was done"""
@@ -282,6 +285,16 @@ class MonitorModel:
             self.states(name).report(name, outcome, now)
         self.follow(before, now)
 
+    def connections(self, is_open, now):
+        """All that are due are tried; return to which endpoints."""
+        before, tried = self.snapshot(), self.connecting
+        for name, rank in self.ranks.items():
+            if rank["endpoint"] in tried and name not in self.running:
+                self.states(name).connection(name, is_open, now)
+        self.connecting = set()
+        self.follow(before, now)
+        return tried
+
     def operate(self, verb, name, now):
         """verb: drain or undrain"""
         before = self.snapshot()
@@ -291,6 +304,6 @@ class MonitorModel:
     def tick(self, now):
         before = self.snapshot()
         for states in self.partitions.values():
-            states.tick(now)
+            self.connecting |= {self.ranks[name]["endpoint"] for name in states.tick(now)}
         self.follow(before, now)
         self.told = {name: self.weight(name, now) for name in self.ranks}

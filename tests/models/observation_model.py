@@ -6,7 +6,16 @@ from dataclasses import dataclass, field
 from select_service.core.load.histogram_bins import TIME_EDGES_S, TOKEN_EDGES
 
 SLOT_S_MIN = 0.9
-REASONS = ("busy", "shed", "queue_full", "queue_timeout", "client_gone", "no_rank", "no_workers")
+REASONS = (
+    "busy",
+    "shed",
+    "queue_full",
+    "queue_timeout",
+    "deadline_exceeded",
+    "client_gone",
+    "no_rank",
+    "no_workers",
+)
 
 
 @dataclass

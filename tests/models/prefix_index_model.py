@@ -133,6 +133,14 @@ class PlaceModel:
             row.append(depth)
         return row
 
+    def prefix_names(self, slot, path) -> list[set[int]]:
+        """The hashes under which the slot holds each leading GPU block of a path."""
+        held = defaultdict(set)
+        for (tier, name), place in self.place[slot].items():
+            if tier == 0:
+                held[place].add(name)
+        return [held[tuple(path[:n])] for n in range(1, self.match(slot, path)[0] + 1)]
+
     def blocks(self, slot) -> list[int]:
         """Blocks held per tier, matched or not."""
         held = {(tier, place) for (tier, _), place in self.place[slot].items()}

@@ -102,6 +102,14 @@ class SelectorModel:
             self.free(name)
         return ended
 
+    def potential_blocks(self, key, rank, hashes, isl_tokens):
+        """Active blocks of a rank if a prompt were booked there, with its begun block."""
+        live = [r.hashes for r in self.held.values() if (r.key, r.rank) == (key, rank)]
+        prefixes = (hashes[:n] for n in range(len(hashes), -1, -1))
+        leading = next(len(p) for p in prefixes if not p or p in (h[: len(p)] for h in live))
+        begun = math.ceil(isl_tokens / self.workers[rank[0]].block_size)
+        return self.loads()[(*key, *rank)][1] + max(len(hashes), begun) - leading
+
     def loads(self):
         """{(model, tenant, worker_id, dp_rank): (prefill tokens, active blocks, requests)}"""
         rows = {}

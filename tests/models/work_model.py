@@ -110,6 +110,7 @@ class RankState:
     kv_blocks: float = math.inf
     outside: bool = False
     speed: float | None = None
+    held: int = 0
 
 
 def own_work(rank, isl_tokens, size, config):
@@ -117,8 +118,16 @@ def own_work(rank, isl_tokens, size, config):
     return max(1, isl_tokens - max(cached, size * rank.leading_run))
 
 
-def cost(rank, isl_tokens, n_blocks, size, config, reported=1.0, usual_speed=None):
-    """J of `work` or `least_work` / relative speed, without taints and weights."""
+def is_full(rank, size, left):
+    """Whether blocks there, one of each live request and those of unfinished prefills fill it."""
+    return size * (rank.held + rank.requests) + left >= 0.9 * (size * rank.kv_blocks)
+
+
+def cost(rank, isl_tokens, n_blocks, size, config, reported=1.0, usual_speed=None, least=math.inf):
+    """J of `work` or `least_work` / relative speed, without taints and weights.
+
+    least: own work of the rank that has most of the prompt
+    """
     pace = usual_speed / rank.speed if usual_speed and rank.speed else 1.0
     own, options, knows = own_work(rank, isl_tokens, size, config), config.policy_options, True
     left, price = rank.left, 1.0 if config.track_prefill_tokens else 0.0
@@ -126,14 +135,20 @@ def cost(rank, isl_tokens, n_blocks, size, config, reported=1.0, usual_speed=Non
         left, price, knows = rank.booked, min(price, 0.3), False
     if config.policy == "least_work":
         return (price * left + own + 0.0) * pace
-    strict = "strict-tail" in options
-    most = 4.0 if knows else 0.0
-    share = min(rank.requests * (1.0 / (64.0 if strict else 32.0)), most)
+    strict, decodes = "strict-tail" in options, "decode-sensitive" in options
+    if decodes:
+        price = min(price, 0.8)
+    most = (8.0 if decodes else 4.0) if knows else 0.0
+    per_share = 64.0 if strict else 16.0 if decodes else 32.0
+    share = min(rank.requests * (1.0 / per_share), most)
     live = rank.active_blocks + n_blocks - rank.leading_run if config.track_active_blocks else 0
-    live_price = 0.1 if strict else 0.06 if "decode-sensitive" in options else 0.0
+    live_price = 0.1 if strict else 0.03 if decodes else 0.0
     total = price * left + own + share * min(own, 32_768 if strict else 16_384)
-    total += 256.0 * rank.requests
+    total += (128.0 if decodes else 256.0) * rank.requests
     total += live_price * (size * live)
     over = max(0.0, live - 0.95 * rank.kv_blocks)
     total += (0.0 if "no-memory" in options else 1.0) * (size * over)
-    return (total + (4096.0 * (own / (own + 2048.0)) if rank.outside else 0.0)) * pace
+    total = (total + (4096.0 * (own / (own + 2048.0)) if rank.outside else 0.0)) * pace
+    if "copy-price" in options and is_full(rank, size, left):
+        total += 0.5 * max(0.0, own - least) * pace
+    return total

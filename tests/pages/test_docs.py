@@ -19,7 +19,9 @@ INTERFACE = "\n".join(
 )
 """Pages of the API in the order in which their examples build on each other."""
 EXAMPLE = re.compile(r"```http\n(\w+) (\S+)\n(.*?)```\n```json (\d+)\n(.*?)```", re.DOTALL)
-FIELDS_OF_A_RUN = re.compile(r'"(age_seconds|expires_in_seconds|router_id)": [0-9.]+')
+FIELDS_OF_A_RUN = re.compile(
+    r'"(age_seconds|expires_in_seconds|idle_seconds|router_id|sequence|writer_id)": [0-9.]+'
+)
 
 NAMED_FILE = re.compile(r"(?<![\w./*-])\w[\w./-]*\.(?:py|md|toml|sh|ya?ml|lock|svg)\b")
 FILES_OF_USERS = {

@@ -57,7 +57,7 @@ def test_the_calls_succeed_as_shown():
         answers = [api.call(method, path, body) for method, path, body in calls()]
     assert [answer.status for answer in answers] == [201, 200, 200, 200, 200]
     assert all("warnings" not in answer.body for answer in answers)
-    shown = re.search(r"```json\n(\{\"reservation_id\".*?)```", README, re.DOTALL)
+    shown = re.search(r"```json\n(\{\"selection_id\".*?)```", README, re.DOTALL)
     assert answers[1].body == json.loads(shown[1])
 
 

@@ -18,6 +18,8 @@ from select_service.planner.core.settings import DeploymentSettings
 from select_service.planner.core.tick import TickEffects
 from select_service.planner.core.tick_input import (
     ForwardPass,
+    LengthBins,
+    PairWindow,
     Role,
     RoleReplicas,
     TickInput,
@@ -26,6 +28,17 @@ from select_service.planner.core.tick_input import (
 from select_service.planner.deployment_status import DeploymentStatus, DeploymentStatuses
 
 START_S = 1_800_000_000.0
+
+PAIRS = PairWindow(
+    remote=30.0,
+    local=10.0,
+    local_uncached=LengthBins(means=(400.0,), counts=(10.0,)),
+    remote_uncached=LengthBins(means=(2000.0,), counts=(30.0,)),
+    moved_tokens=60_000.0,
+    link_use=0.25,
+    link_backlog_s=0.5,
+)
+"""Pairs of every window."""
 
 
 def effects(now_s, roles=None, *, wished=None, advisory=False, **said):
@@ -89,6 +102,7 @@ def tell(status, ticks, step_s, seed, start_s):
             itl_s=None if outage else 0.03 + 0.01 * rng.random(),
             ttft_met=None if outage else part,
             itl_met=None if outage else min(1.0, part + 0.02),
+            pairs=PAIRS,
         )
         roles = {role: _role(role, ready, starting, wished, need, rng) for role in Role}
         forecast = None if outage else _forecast(status.settings, rate, rng)

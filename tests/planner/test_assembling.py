@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from select_service.files.mooncake_trace import TraceError
+from select_service.files.request_trace import TraceError
 from select_service.planner.config_loader import convert_config
 from select_service.planner.core.reasons import Reason
 from select_service.planner.core.settings import DeploymentSettings

@@ -6,7 +6,7 @@ import pytest
 
 from select_service.planner.config import DryRunConnectorConfig, VirtualConnectorConfig
 from select_service.planner.config_loader import PlannerConfigError, convert_config, read_config
-from select_service.planner.core.settings import scaled_roles
+from select_service.planner.core.settings import NEVER_S, scaled_roles
 from select_service.planner.core.tick_input import Role
 
 KUBERNETES: dict[str, Any] = {
@@ -33,6 +33,14 @@ def test_the_least_file_is_advice_in_a_dry_run():
     assert (only.mode, only.sizing, only.stabilise) == ("disagg", "queue", True)
     assert only.connector == DryRunConnectorConfig()
     assert only.scale_interval_seconds == 180.0
+
+
+def test_pods_that_are_never_replaced_are_never_due():
+    for mode, after_s in (("delete", 600.0), ("annotate", 600.0), ("never", NEVER_S)):
+        (only,) = convert_config(
+            document(mode="agg", connector=KUBERNETES | {"replace": mode})
+        ).deployments
+        assert only.replace_after_s == after_s
 
 
 def test_ticks_come_at_the_greatest_common_divisor_of_both_loops():
@@ -71,6 +79,13 @@ def test_engines_that_do_both_count_as_decode():
         ),
         ({"load_predictor_warmup_trace": "x"}, "did you mean `warmup_trace`?"),
         ({"ttft_ms": 0}, "ttft_ms: expected more than 0, got 0"),
+        ({"replace_after_s": -1}, "replace_after_s: expected 0 to 1e+09, got -1"),
+        ({"spares_part": 2}, "spares_part: expected 0 to 1, got 2"),
+        ({"spares_from": 0}, "spares_from: expected 1 to"),
+        (
+            {"connector": KUBERNETES | {"replace": "kill"}},
+            "connector.replace: expected one of delete, annotate, never, got `kill`",
+        ),
         ({"ttft_ms": float("nan")}, "ttft_ms: expected a finite number, got nan"),
         ({"ttft_ms": "soon"}, "deployments[0].ttft_ms: expected a number, got a text"),
         ({"mode": "both"}, "mode: expected one of disagg, prefill, decode, agg, got `both`"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from select_service.planner.core.proposal_merge import BoundType, Proposal, ProposedCount
+from select_service.planner.core.reconcile import BoundType, Proposal, ProposedCount
 from select_service.planner.core.settings import DeploymentSettings
 from select_service.planner.core.tick_input import (
     ForwardPass,
@@ -108,6 +108,9 @@ def test_what_is_no_log(tmp_path):
     path = tmp_path / "decisions.jsonl"
     path.write_bytes(encode_line(SETTINGS) + b'\n{"line": "tock"}\n')
     with pytest.raises(DecisionLogError, match=r"line 2: Invalid value 'tock'"):
+        list(read_lines(path))
+    path.write_bytes(b'{"kind":"log","format":"select-service decisions","version":1}\n')
+    with pytest.raises(DecisionLogError, match=r"line 1: .*; give the log of a planner, not of a"):
         list(read_lines(path))
 
 

@@ -134,7 +134,7 @@ def test_no_text_is_not_every_address_nor_the_folder(
     assert f"{flag}: expected some text" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [[], ["check"], ["replay"]])
+@pytest.mark.parametrize("words", [[], ["check"], ["replay"], ["profile"]])
 def test_help_begins_with_the_purpose_and_examples_and_says_every_kind(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,7 +156,7 @@ def test_help_begins_with_the_purpose_and_examples_and_says_every_kind(
             assert "default" in actions or flag in _WITHOUT_DEFAULT, names
 
 
-_WITHOUT_DEFAULT = {"--log", "--trace", "--selector", "--model-name"}
+_WITHOUT_DEFAULT = {"--log", "--trace", "--selector", "--model-name", "--engine", "--out"}
 """One of them must be given."""
 
 
@@ -169,6 +169,8 @@ _WITHOUT_DEFAULT = {"--log", "--trace", "--selector", "--model-name"}
         (["--ttft-ms", "0"], "--ttft-ms: expected a number above 0, got `0`"),
         (["check"], "is missing, see select-planner check --help"),
         (["check", "/nowhere.yaml"], "/nowhere.yaml: No such file or directory"),
+        (["profile", "--engine", "http://x", "--out", "x", "--gpus", "0"], "--gpus: expected a"),
+        (["profile", "--engine", "x", "--out", "x"], "--engine: "),
         (["replay", "--log", "/nowhere"], "--log: `/nowhere` cannot be read: No such file"),
     ],
 )

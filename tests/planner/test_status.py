@@ -80,6 +80,15 @@ def test_a_change_knows_its_reasons_and_what_became_of_it(status):
     assert change.applied == "draining"
 
 
+def test_the_label_of_a_step_agrees_with_its_reason(status):
+    """Two replicas run, four were decided, and three are: that is one more, not one less."""
+    tick(status, 0.0, ready=2, wanted=4, reasons=(Reason.UP,))
+    tick(status, 5.0, ready=2, wanted=3, reasons=(Reason.SCALE_DOWN, Reason.UP))
+    tick(status, 10.0, ready=3, wanted=2, reasons=(Reason.DOWN, Reason.SELECTOR_QUEUE))
+    found = [(each.before, each.wanted, each.reasons) for each in status.changes]
+    assert found == [(2, 4, (Reason.UP,)), (2, 3, (Reason.UP,)), (3, 2, (Reason.DOWN,))]
+
+
 def test_a_tick_counts_once_for_each_of_its_reasons(status):
     tick(status, 0.0, ready=1, reasons=(Reason.UP,), throughput_reason=Reason.UP)
     assert status.by_reason == {Reason.UP: 1}

@@ -44,7 +44,9 @@ class Selector(Reached):
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        environment = own_environment({"DYN_USE_KV_EVENTS": "false"})
+        environment = own_environment(
+            {"DYN_USE_KV_EVENTS": "false", "SELECT_SERVICE_NO_ASSUMED_INDEX": "true"}
+        )
         self.process = LaunchedProcess(own_command(*self._flags), environment, self.port)
         self.process.wait_until_healthy()
 

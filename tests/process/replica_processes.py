@@ -27,7 +27,10 @@ class Replica:
         flags = (*access.flags, *access.replica(self.endpoint, self.port), *flags)
         own = ("--port", str(self.port), "--threads", "1", "--replica-sync-port")
         flags = (*own, str(self.sync_port), *flags)
-        self._environment = {"DYN_USE_KV_EVENTS": "false"}
+        self._environment = {
+            "DYN_USE_KV_EVENTS": "false",
+            "SELECT_SERVICE_NO_ASSUMED_INDEX": "true",
+        }
         if python is None:
             self._command = own_command("--host", "127.0.0.1", *flags)
             self._environment = own_environment(self._environment)

@@ -194,7 +194,9 @@ def nobody_loses_a_request(fleet: Fleet, n_clients: int, how: Open = OPEN) -> No
 def sharing(port: int) -> LaunchedProcess:
     """A service on an address that it shares."""
     place = f"--host=127.0.0.1 --port={port} --reuse-port --threads=1 --drain-secs={DRAIN_S}"
-    environment = own_environment({"DYN_USE_KV_EVENTS": "false"})
+    environment = own_environment(
+        {"DYN_USE_KV_EVENTS": "false", "SELECT_SERVICE_NO_ASSUMED_INDEX": "true"}
+    )
     return LaunchedProcess(own_command(*place.split()), environment, port)
 
 

@@ -4,21 +4,16 @@ Runs only where SELECT_SERVICE_REFERENCE_PYTHON names a Python that has ai-dynam
 """
 
 import contextlib
-import os
 
 import pytest
 
 from tests.builders.polling import eventually
+from tests.builders.reference_python import NEEDS_REFERENCE, PYTHON
 from tests.process.access import OPEN, Keyed
 from tests.process.fake_engine import Chain, FakeEngine
 from tests.process.replica_processes import TENANT, Replica
 
-PYTHON = os.environ.get("SELECT_SERVICE_REFERENCE_PYTHON")
-pytestmark = [
-    pytest.mark.process,
-    pytest.mark.reference,
-    pytest.mark.skipif(not PYTHON, reason="SELECT_SERVICE_REFERENCE_PYTHON is not set"),
-]
+pytestmark = NEEDS_REFERENCE
 FIELDS = ("worker_id", "dp_rank", "device_blocks", "host_pinned_blocks", "disk_blocks")
 CHAINS = [Chain(salt) for salt in range(1, 5)]
 BLOCKS = 12

@@ -3,20 +3,14 @@
 Runs only where SELECT_SERVICE_REFERENCE_PYTHON names a Python that has ai-dynamo-runtime.
 """
 
-import os
-
 import pytest
 
 from tests.builders.polling import eventually
+from tests.builders.reference_python import NEEDS_REFERENCE, PYTHON
 from tests.process.access import OPEN, Keyed
 from tests.process.replica_processes import Replica, mesh, until_equal
 
-PYTHON = os.environ.get("SELECT_SERVICE_REFERENCE_PYTHON")
-pytestmark = [
-    pytest.mark.process,
-    pytest.mark.reference,
-    pytest.mark.skipif(not PYTHON, reason="SELECT_SERVICE_REFERENCE_PYTHON is not set"),
-]
+pytestmark = NEEDS_REFERENCE
 
 
 @pytest.fixture(scope="module", params=["open", "callers of ours have keys"])

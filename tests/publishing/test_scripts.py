@@ -130,7 +130,7 @@ def test_scripts_hide_no_package(folder):
     assert not modules_in(folder) & others
 
 
-OF_SCRIPTS = ("bench", "metrics", "pages", "publishing")
+OF_SCRIPTS = ("bench", "metrics", "pages", "proofs", "publishing")
 """Folders of tests whose subject is a script."""
 
 
@@ -152,7 +152,8 @@ def test_only_builders_and_tests_of_scripts_import_scripts():
         for path in imports_of(ROOT / "tests", "scripts")
         if not path.startswith(tuple(f"tests/{each}/" for each in OF_SCRIPTS))
     }
-    assert others == {"tests/builders/launched_process.py", "tests/builders/simulated_engines.py"}
+    names = ("launched_process", "reference_python", "simulated_engines")
+    assert others == {f"tests/builders/{name}.py" for name in names}
 
 
 def test_scripts_name_tests_that_exist():

@@ -25,7 +25,7 @@ from tests.ray.clusters import (
 )
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
-ENVIRONMENT = {"DYN_USE_KV_EVENTS": "false"}
+ENVIRONMENT = {"DYN_USE_KV_EVENTS": "false", "SELECT_SERVICE_NO_ASSUMED_INDEX": "true"}
 
 
 def nodes_of_selectors() -> set[str]:

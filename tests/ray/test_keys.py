@@ -21,7 +21,7 @@ from tests.builders.polling import eventually
 from tests.ray.clusters import FLAGS, cluster, kill_selector, port, service_pids
 
 pytestmark = pytest.mark.process
-ENVIRONMENT = {"DYN_USE_KV_EVENTS": "false"}
+ENVIRONMENT = {"DYN_USE_KV_EVENTS": "false", "SELECT_SERVICE_NO_ASSUMED_INDEX": "true"}
 
 
 def all_know(urls, credentials, worker_ids, total):

@@ -31,7 +31,7 @@ def ingress(urls, request):
     handle = serve.run(app, route_prefix=None)
     eventually(lambda: {len(worker_ids(url)) for url in urls} == {former + REPLICAS})
     yield handle
-    serve.delete_worker("default")
+    serve.delete("default")
 
 
 def prompt(number):

@@ -79,7 +79,7 @@ def kill_again_and_again(ended, killed):
 
 def test_every_request_is_served_and_nothing_is_left_or_booked_twice():
     with cluster((2, 2, 2)):
-        environment = {"DYN_USE_KV_EVENTS": "false"}
+        environment = {"DYN_USE_KV_EVENTS": "false", "SELECT_SERVICE_NO_ASSUMED_INDEX": "true"}
         urls = deploy(SELECTORS, port=port(), flags=FLAGS, insecure=True, environment=environment)
         for url, worker_id in itertools.product(urls, range(1, WORKERS + 1)):
             register(url, worker_id)

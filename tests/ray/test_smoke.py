@@ -26,7 +26,11 @@ def test_a_selector_is_deployed_found_and_used():
 
     with cluster((2,)):
         urls = deploy(
-            1, port=port(), flags=FLAGS, insecure=True, environment={"DYN_USE_KV_EVENTS": "false"}
+            1,
+            port=port(),
+            flags=FLAGS,
+            insecure=True,
+            environment={"DYN_USE_KV_EVENTS": "false", "SELECT_SERVICE_NO_ASSUMED_INDEX": "true"},
         )
         assert find() == urls
         register(urls[0], 7)

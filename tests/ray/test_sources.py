@@ -38,7 +38,11 @@ def test_actors_are_workers_as_long_as_they_live():
     with cluster((4,)):
         first = port()
         urls = deploy(
-            2, port=first, flags=FLAGS, insecure=True, environment={"DYN_USE_KV_EVENTS": "false"}
+            2,
+            port=first,
+            flags=FLAGS,
+            insecure=True,
+            environment={"DYN_USE_KV_EVENTS": "false", "SELECT_SERVICE_NO_ASSUMED_INDEX": "true"},
         )
         httpx.post(
             urls[0] + "/workers", json={"worker_id": 99, "endpoint": "http://mine", "block_size": 8}

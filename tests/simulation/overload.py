@@ -19,7 +19,7 @@ import numpy as np
 from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import Tier
 from select_service.base.errors import SelectError
-from select_service.core.admission.partition_queue import WaitingTicket
+from select_service.core.admission.waiting_ticket import WaitingTicket
 from select_service.core.identity import Rank
 from select_service.core.placement.router_config import RouterConfig
 from select_service.core.selector import SelectorCore

@@ -216,11 +216,14 @@ class World:
 
         def answer():
             node = self.nodes[peer]
-            page = node.selector.list_reservations(wanted, node.now())
+            page = self.page_of(node, wanted)
             self._carry((peer, asking.number), lambda: once(arrived, page))
 
         self._carry((asking.number, peer), answer)
         self.at(REQUEST_S, lambda: once(failed))
+
+    def page_of(self, node, wanted):
+        return node.selector.list_reservations(wanted, node.now())
 
     # --- clients
 

@@ -52,6 +52,26 @@ async function booksOnce(reservation_id: string): Promise<void> {
   assert.equal(new Refused(taken.response.status, taken.error).code, "conflict");
 }
 
+async function booksInBothDialects(selection_id: string): Promise<void> {
+  const scope = { model_name: SCOPE.model_name, routing_group: SCOPE.tenant_id };
+  const body: Wanted = { ...scope, selection_id, token_ids: TOKENS };
+  const { data } = await selector.POST("/select_and_reserve", { body });
+  assert.equal(data?.reservation_id, selection_id);
+  assert.equal(data.selection_id, selection_id);
+  assert.equal(data.routing_group, data.tenant_id);
+  assert.equal(data.sequence_hashes?.length, Math.floor(TOKENS.length / BLOCK_SIZE));
+  assert.equal(data.isl_tokens, TOKENS.length);
+  assert.equal(data.potential_decode_blocks, Math.ceil(TOKENS.length / BLOCK_SIZE));
+  const path = { reservation_id: selection_id };
+  const { data: ended } = await selector.DELETE("/reservations/{reservation_id}", {
+    params: { path },
+  });
+  assert.equal(ended?.status, "ok");
+
+  const advice = await selector.POST("/select", { body: { ...scope, token_ids: TOKENS, advisory: true } });
+  assert.equal(advice.data?.worker_load?.active_prefill_tokens, 0);
+}
+
 async function lives(reservation_id: string): Promise<void> {
   const named = { params: { path: { reservation_id } } };
   const steps = [
@@ -97,6 +117,29 @@ async function leasesWhatItHasBookedUnheard(base: string): Promise<void> {
     return lease.selection.endpoint;
   });
   assert.match(endpoint, /^http:\/\/worker-900000[12]:8000$/);
+}
+
+// Prefill on one worker, decode on the other.
+async function pairs(reservation_id: string): Promise<void> {
+  const path = { reservation_id };
+  const legs = { prefill: { allowed_worker_ids: [WORKERS[0]!] }, decode: { allowed_worker_ids: [WORKERS[1]!] } };
+  const { data: pair } = await selector.POST("/select_pair_and_reserve", {
+    body: { ...SCOPE, ...legs, reservation_id, token_ids: TOKENS, local: "never" },
+  });
+  assert.equal(pair?.path, "remote");
+  assert.deepEqual(pair.legs.map((leg) => leg.worker_id), WORKERS);
+  assert.equal(pair.move_tokens, TOKENS.length);
+  assert.deepEqual(pair.handoff?.missing, ["kind"]);
+  assert.equal(await inFlight(), 2);
+  await selector.POST("/reservations/{reservation_id}/prefill_complete", { params: { path } });
+  const { data: done } = await selector.POST("/reservations/{reservation_id}/first_token", { params: { path } });
+  assert.equal(done?.status, "ok");
+  const moved = await selector.POST("/reservations/{reservation_id}/move", { params: { path }, body: { leg: "decode" } });
+  assert.equal(moved.error?.code, "no_eligible_rank");
+  const { data: listed } = await selector.GET("/decisions", { params: { query: { ...SCOPE, limit: 1 } } });
+  assert.equal(listed?.decisions[0]?.pair?.prefill_worker_id, WORKERS[0]);
+  await selector.DELETE("/reservations/{reservation_id}", { params: { path } });
+  await until(async () => (await inFlight()) === 0);
 }
 
 async function isRefused(): Promise<void> {
@@ -153,6 +196,8 @@ try {
   const reservation_id = `smoke/${process.pid}`;
   await booksOnce(reservation_id);
   await lives(reservation_id);
+  await booksInBothDialects(`${reservation_id}-1.6`);
+  await pairs(`${reservation_id}-pair`);
   await leasesWhatItHasBookedUnheard(url);
   await isRefused();
   assert.equal(await inFlight(), 0);

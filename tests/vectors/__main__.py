@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from tests.vectors.deviations import listed_and_equal, reason_of
 from tests.vectors.formats import UnknownFormat, format_of
 
 SHOWN_MAX = 10
@@ -14,7 +15,7 @@ SHOWN_MAX = 10
 def main(path: Path) -> int:
     """0: all as expected;  1: differences;  2: the file cannot be played."""
     played: Counter[str] = Counter()
-    failed = 0
+    failed = replaced = 0
     try:
         lines = path.read_text().splitlines()
     except OSError as error:
@@ -31,15 +32,23 @@ def main(path: Path) -> int:
         except (ValueError, KeyError, TypeError) as error:
             return refused(f"{path}:{number}: not understood: {type(error).__name__}: {error}")
         played[known.name] += 1
-        if found:
+        case_id = case.get("id", "") if isinstance(case, dict) else ""
+        reason = reason_of(case_id, found)
+        complaints = list(listed_and_equal(case_id, found))
+        if reason is not None:
+            replaced += 1
+            print(f"{path}:{number}: {known.name} {case_id}: replaced rule: {reason}")
+        elif found or complaints:
             failed += 1
+            for complaint in complaints:
+                print(f"{path}:{number}: {complaint}")
             print(f"{path}:{number}: {known.name} {case.get('id', '')}")
             for difference in found[:SHOWN_MAX]:
                 print(f"    {difference}")
     if not played:
         return refused(f"{path}: no cases")
     shown = ", ".join(f"{count} of {name}" for name, count in played.items())
-    print(f"{path}: {shown}; {failed} of {played.total()} differ")
+    print(f"{path}: {shown}; {failed} of {played.total()} differ, {replaced} by a replaced rule")
     return 1 if failed else 0
 
 

@@ -11,7 +11,6 @@ from tests.vectors import (
     health_states,
     planner_capacity,
     planner_decisions,
-    planner_kubectl,
     planner_predictors,
     planner_profile,
     planner_regression,
@@ -21,6 +20,13 @@ from tests.vectors import (
 from tests.vectors.differences import Difference
 
 Case = dict[str, Any]
+
+
+def _play_kubectl(case: Case) -> Iterator[Difference]:
+    """Play exchanges of kubectl.  Its server needs aiohttp, which .venv-predictors has not."""
+    from tests.vectors import planner_kubectl
+
+    return planner_kubectl.play(case)
 
 
 class Format(NamedTuple):
@@ -45,7 +51,7 @@ FORMATS = (
     _format("health move cost", "model tokens link result", health_migration.play_cost),
     _format("health plan", "source reservations targets plan", health_migration.play_plan),
     _format("health capacity", "ranks slo load result", health_capacity.play),
-    _format("planner kubectl", "client exchanges", planner_kubectl.play),
+    _format("planner kubectl", "client exchanges", _play_kubectl),
     _format("planner virtual", "setup steps", planner_virtual.play),
     _format(
         "planner predictor",

@@ -7,6 +7,7 @@ from select_service.core.health.health_effects import (
     CheckRequested,
     ChecksAccepted,
     ChecksRefused,
+    ConnectionProbeRequested,
     DrainFinished,
     EjectionWithheld,
     HealthEffect,
@@ -111,7 +112,7 @@ class Scene:
 def word_of(effect: HealthEffect, names: Mapping[Rank, str]) -> str | None:
     """As the rows of cases name it; None: they do not."""
     match effect:
-        case WeightChanged() | ChecksRefused() | ChecksAccepted():
+        case WeightChanged() | ChecksRefused() | ChecksAccepted() | ConnectionProbeRequested():
             return None
         case StateChanged(rank, _, RankHealthState.UNHEALTHY, cause):
             return f"unhealthy {names[rank]} {cause}"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from select_service.planner.core import proposal_merge
+from select_service.planner.core import reconcile
 from select_service.planner.core.budgets import gpu_budget
 from select_service.planner.core.proposers import queue_sizing
 from select_service.planner.core.reasons import Reason
@@ -58,7 +58,7 @@ def _bins(values: list[float]) -> LengthBins:
 def play_merge(case: Case) -> Iterator[Difference]:
     """The number of each role, or that the tick ended."""
     proposals = [_proposal(result) for result in case["results"]]
-    merged = proposal_merge.merge_proposals(
+    merged = reconcile.reconcile_proposals(
         proposals, case["baseline"], set_allowed=case["set_allowed"]
     )
     ended = merged.rejected is not None
@@ -72,11 +72,11 @@ def play_merge(case: Case) -> Iterator[Difference]:
         yield from differences(case["targets"], merged.targets, "targets")
 
 
-def _proposal(result: Case) -> proposal_merge.Proposal:
+def _proposal(result: Case) -> reconcile.Proposal:
     reject = result.get("reject")
     override = result.get("override")
     targets = None if override is None else tuple(_target(at) for at in override)
-    return proposal_merge.Proposal(
+    return reconcile.Proposal(
         source=result["plugin"],
         priority=result["priority"],
         final=result["final"],
@@ -85,10 +85,8 @@ def _proposal(result: Case) -> proposal_merge.Proposal:
     )
 
 
-def _target(at: Case) -> proposal_merge.ProposedCount:
-    return proposal_merge.ProposedCount(
-        at["component"], proposal_merge.BoundType(at["type"]), at["replicas"]
-    )
+def _target(at: Case) -> reconcile.ProposedCount:
+    return reconcile.ProposedCount(at["component"], reconcile.BoundType(at["type"]), at["replicas"])
 
 
 def _why(reject: object, result: Case) -> str:

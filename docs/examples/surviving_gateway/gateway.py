@@ -2,7 +2,7 @@ r"""Gateway whose clients do not notice the loss of an engine.
 
     cd docs/examples/surviving_gateway
     python gateway.py --selector http://selector:8092 --port 8080 --model qwen
-    curl -N localhost:8080/v1/completions -H 'content-type: application/json' \\
+    curl -N localhost:8080/v1/completions -H 'content-type: application/json' \
       -d '{"prompt": [1, 2, 3], "max_tokens": 200, "stream": true}'
 
 For each request it books a rank, streams from its engine (vLLM or SGLang, OpenAI's completions with
@@ -10,6 +10,10 @@ For each request it books a rank, streams from its engine (vLLM or SGLang, OpenA
 answers 5xx or is drained, the answer continues on another one, even within a word, and the client
 sees one stream; `gateway_answer.py` does this. Start the service with `--health-checks on`: without
 it broken streams continue elsewhere, but nothing moves before it breaks.
+
+With `--pairs auto` one engine computes the prompt and another one the answer, where that is
+cheaper. If the first one fails, its leg moves to another engine; if the second one fails, the
+answer continues with a new pair.
 
 Clients also get refusals of the service (503 with `retry-after` when the fleet is full), refusals
 of the engine (4xx), and 502 after repeated engine failures. An error in a begun stream is an event
@@ -23,7 +27,7 @@ identify cached blocks.
 
 Environment: SELECTOR_API_KEY is the key of the roles caller and metrics (without metrics an engine
 has a minute for its first token), SSL_CERT_FILE the CA of https URLs. Needs aiohttp, starlette,
-uvicorn.
+uvicorn and the extra `client`.
 """
 
 import argparse
@@ -80,7 +84,7 @@ class Gateway:
             aiohttp.ClientSession(connector=to_engines, timeout=timeout) as self._engines,
             aiohttp.ClientSession(connector=to_selector, headers=shown) as http,
         ):
-            self._selector = Selector(http, self._options.selector)
+            self._selector = Selector(http, self._options.selector, self._options.pairs)
             self._first_tokens = FirstTokens(self._selector, self._options.first_token_secs)
             following = [
                 asyncio.create_task(self._selector.follow(self._moved, self._record_error)),
@@ -238,7 +242,10 @@ def options() -> argparse.Namespace:
         "service knows, more where some take longer; 2 to 600 s, and 60 s until it knows any)"
     )
     add_flag("--first-token-secs", type=float, help=first)
-    add_flag("--stall-secs", type=float, default=10.0, help="between two tokens")
+    pairs = "prefill and decode on two engines: `auto` where that is cheaper, or `never` on one"
+    add_flag("--pairs", choices=["off", "auto", "never"], default="off", help=pairs)
+    # With the wait for a move and the new first token, clients wait less than 15 s.
+    add_flag("--stall-secs", type=float, default=8.0, help="between two tokens")
     move = "how long a broken answer waits for the service to move it"
     add_flag("--move-secs", type=float, default=1.0, help=move)
     return parser.parse_args()

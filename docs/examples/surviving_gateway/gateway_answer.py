@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import aiohttp
 from gateway_engine import EngineFailed, EngineStream
+from gateway_pair import PrefillLeg
 from gateway_selector import Booking, NoAnswer, Rank, Selector, Unreachable, Wanted
 
 FAILURES_MAX = 5
@@ -85,6 +86,8 @@ class Answer:
         """Id of the reservation."""
         self._booking: Booking | None = None
         self._stream: EngineStream | None = None
+        self._prefilling: asyncio.Future[dict[str, Any]] | None = None
+        """Prefill by another engine at the same time."""
         self._failures = 0
         self._failed_on: set[int] = set()
         self._target: Rank | None = None
@@ -109,11 +112,11 @@ class Answer:
                 if self._booking is None:
                     await self._book()
                 elif self._target is not None:
-                    self._follow(self._target, self._booking.block_size)
+                    self._follow(self._target, self._booking)
                 elif self._stream is None and len(self._tokens) >= self._request["max_tokens"]:
                     return self._closing()
                 elif self._stream is None:
-                    await self._open(self._booking.rank)
+                    await self._open(self._booking)
                 else:
                     return await self._read(self._stream)
             except Moved:
@@ -170,21 +173,23 @@ class Answer:
                 else:
                     self._forget()
                 pause_s = float(refusal.retry_after or 1) + random.random()
-                if refusal.status != 503 or time.monotonic() + pause_s > until:
+                if refusal.status not in (429, 503) or time.monotonic() + pause_s > until:
                     raise
                 await asyncio.sleep(pause_s)
 
     def _wanted(self) -> Wanted:
         model, given = self._request["model"], self._request["prompt"]
-        may_move = self._keeps_no_state and self._has_ids
+        # A moved answer would compute its prompt where it decodes: a pair is replaced instead.
+        may_move = self._keeps_no_state and self._has_ids and not self._selector.has_pairs
         if self._prompt is None:  # estimate for a text: four characters per token
             return Wanted(model, None, len(given) // 4 + 1, may_move)
         ids = self._prompt + self._tokens
         return Wanted(model, ids, len(ids), may_move)
 
-    def _follow(self, target: Rank, block_size: int) -> None:
+    def _follow(self, target: Rank, before: Booking) -> None:
         self._leave()
-        self._booking = Booking(target, block_size)
+        # One rank: a target computes the prompt itself.
+        self._booking = Booking(target, before.block_size, {})
         self._target = None
         self._has_target.clear()
 
@@ -199,8 +204,9 @@ class Answer:
         if failure.is_fault and self._target is None:
             report = {"dp_rank": rank.dp_rank, "outcome": "failure", "reservation_id": self._id}
             await self._selector.tell("POST", f"/workers/{rank.worker_id}/outcome", report)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._has_target.wait(), self._patience.move_s)
+            if not self._selector.has_pairs:  # the service moves no pairs
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._has_target.wait(), self._patience.move_s)
         if self._target is None:
             self._failed_on.add(rank.worker_id)
             self._return_piece()
@@ -210,7 +216,24 @@ class Answer:
         is_known = self._prompt is not None and self._has_ids and self._keeps_no_state
         return not self._has_reason and (is_known or not self._head)
 
+    async def _move_prefill(self, rank: Rank, failure: EngineFailed) -> None:
+        """Replace the prefill leg, or book another pair. Raises NoAnswer."""
+        if failure.is_fault:
+            report = {"dp_rank": rank.dp_rank, "outcome": "failure"}
+            await self._selector.tell("POST", f"/workers/{rank.worker_id}/outcome", report)
+        self._failures += 1
+        if self._failures > FAILURES_MAX:
+            raise NoAnswer.because(502 if failure.is_fault else 503, str(failure), "1")
+        moved = await self._selector.move_prefill(self._id)
+        if moved is None:
+            self._return_piece()
+        else:
+            self._booking = moved
+
     def _leave(self) -> None:
+        if self._prefilling is not None:
+            self._prefilling.cancel()
+            self._prefilling = None
         if self._stream is not None:
             self._stream.close()
             self._stream, self._held = None, None
@@ -229,7 +252,7 @@ class Answer:
 
     # At one rank
 
-    async def _open(self, rank: Rank) -> None:
+    async def _open(self, booking: Booking) -> None:
         """Open the stream of the booked rank. Raises Moved, EngineFailed, NoAnswer."""
         body = {**self._request, "stream": True, "return_token_ids": True}
         if self._tokens:
@@ -239,8 +262,30 @@ class Answer:
             body["max_tokens"] -= done
             if body.get("min_tokens"):
                 body["min_tokens"] = max(0, body["min_tokens"] - done)
-        opening = EngineStream.open(self._engines, rank, body)
+        if (leg := PrefillLeg.of(booking.chosen)) is not None:
+            body = await self._hand_over(leg, body)
+        opening = EngineStream.open(self._engines, booking.rank, body)
         self._stream = await self._within(self._patience.first_token_s, opening)
+
+    async def _hand_over(self, leg: PrefillLeg, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Let another engine compute the prompt and return the body for the booked one.
+
+        Raises Moved, EngineFailed, NoAnswer.
+        """
+        computing = leg.compute(self._engines, body)
+        if not leg.is_sequential:
+            # The booked engine waits for the blocks, and fails if they do not come.
+            self._prefilling = asyncio.ensure_future(computing)
+            self._prefilling.add_done_callback(_retrieve)
+            return leg.decode_body(body, None)
+        try:
+            reply = await self._within(self._patience.first_token_s, computing)
+            made = leg.decode_body(body, reply)
+        except EngineFailed as failure:
+            await self._move_prefill(leg.rank, failure)
+            raise Moved from failure
+        self._tell("POST", "/prefill_complete")
+        return made
 
     async def _read(self, stream: EngineStream) -> dict[str, Any] | None:
         """Return the next chunk of the engine. Raises Moved, EngineFailed."""
@@ -329,7 +374,8 @@ class Answer:
     def _began(self) -> None:
         """Report the first token."""
         if self._moved_at is None:
-            self._tell("POST", "/prefill_complete")
+            verb = "/first_token" if self._selector.has_pairs else "/prefill_complete"
+            self._tell("POST", verb)
             return
         took_ms = 1000.0 * (time.monotonic() - self._moved_at)
         self._tell("POST", "/migrated", {"ok": True, "took_ms": took_ms})
@@ -357,6 +403,12 @@ class Answer:
             answer = await self._selector.tell(method, path, body)
         if "migrated_to" in answer:
             self.moved(reservation_id, Rank.of(answer["migrated_to"]))
+
+
+def _retrieve(ended: "asyncio.Future[dict[str, Any]]") -> None:
+    """Take the result of a prefill; its failure shows at the other engine."""
+    if not ended.cancelled():
+        ended.exception()
 
 
 def add(whole: dict[str, Any], choice: Mapping[str, Any]) -> None:

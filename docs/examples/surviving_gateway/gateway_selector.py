@@ -73,10 +73,18 @@ class Booking(NamedTuple):
     """Reservation of a rank.
 
     block_size: tokens after which an output block is reported
+    chosen: answer of the service; of a pair with both legs
     """
 
     rank: Rank
     block_size: int
+    chosen: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, chosen: Mapping[str, Any]) -> Self:
+        """Return the booking of an answer; of a pair the rank that decodes."""
+        record = chosen["legs"][1] if "legs" in chosen else chosen
+        return cls(Rank.of(record), chosen["block_size"], chosen)
 
 
 class Wanted(NamedTuple):
@@ -100,7 +108,11 @@ class Wanted(NamedTuple):
 class Selector:
     """Client of one selection service."""
 
-    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+    def __init__(self, http: aiohttp.ClientSession, url: str, pairs: str = "off") -> None:
+        """pairs: `off`, or the rule `local` of pairs"""
+        self.has_pairs = pairs != "off"
+        self._route = "/select_pair_and_reserve" if self.has_pairs else "/select_and_reserve"
+        self._rules = {"local": pairs} if self.has_pairs else {}
         self._http = http
         self._url = url.rstrip("/")
         self._is_refusal_logged = False
@@ -110,10 +122,14 @@ class Selector:
 
         avoid: workers to be used only without others
         """
-        body = wanted.body() | {
-            "reservation_id": reservation_id,
-            "timeout_ms": int(1000 * SELECT_S_MAX),
-        }
+        body = (
+            wanted.body()
+            | self._rules
+            | {
+                "reservation_id": reservation_id,
+                "timeout_ms": int(1000 * SELECT_S_MAX),
+            }
+        )
         try:
             if avoid:
                 others = await self._others(wanted.model, avoid)
@@ -125,13 +141,18 @@ class Selector:
 
     async def _chosen(self, body: Mapping[str, Any]) -> Booking:
         timeout = aiohttp.ClientTimeout(total=SELECT_S_MAX + CALL_S_MAX)
-        url = f"{self._url}/select_and_reserve"
+        url = f"{self._url}{self._route}"
         async with self._http.post(url, json=body, timeout=timeout) as answer:
             content = await answer.read()
         if answer.status != 200:  # busy, shed, or no worker: passed to the client
             raise NoAnswer(answer.status, content, answer.headers.get("retry-after"))
-        chosen = json.loads(content)
-        return Booking(Rank.of(chosen), chosen["block_size"])
+        return Booking.of(json.loads(content))
+
+    async def move_prefill(self, reservation_id: str) -> Booking | None:
+        """Move the prefill leg of a pair to another rank, or None if there is none."""
+        path = f"/reservations/{reservation_id}/move"
+        chosen = await self.tell("POST", path, {"leg": "prefill"})
+        return Booking.of(chosen) if chosen else None
 
     async def _others(self, model: str, avoid: Set[int]) -> list[int]:
         timeout = aiohttp.ClientTimeout(total=CALL_S_MAX)

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from scripts.bench.quality.text_streams import BlockNumbers, TextStream
 from select_service.sim.engine.block_streams import (
     ReplayRequest,
     ReplaySession,
@@ -19,6 +18,7 @@ from select_service.sim.engine.block_streams import (
     constant_rate_starts,
 )
 from select_service.sim.engine.gpu_hardware import BLOCK_TOKENS, EQUAL, MIXED, Fleet
+from select_service.sim.engine.text_streams import BlockNumbers, TextStream
 
 BURST_S, CYCLE_S = 8.0, 24.0
 """Seconds with arrivals at the begin of a cycle, and seconds of a cycle."""

@@ -1,18 +1,20 @@
-"""Routers by name: a policy, a trial or a simple router, its options, and the number of selectors.
+"""Routers by name: a policy, a trial, a rule of another router or a simple router, its options, and
+the number of selectors.
 
     NAME[, OPTION]... [ @ N x MS ms[, OPTION]...]
 
 Options of a core or a trial: `no reports` (callers do not report the end of prefills), `speeds`
-(workers declare their speed), `option NAME` (of the policy), `queue POLICY FRAC` (the core's queue
-is on: a rank has room below FRAC batch budgets). Options of several selectors: `loss 20` (percent
-of messages), `sticky` (a session stays with one selector), `no help`, or parts of it: `no work`,
-`no progress`, `no share`; a core always sends own work.
+(workers declare their speed), `session` (requests name theirs), `option NAME` (of the policy),
+`queue POLICY FRAC` (the core's queue is on: a rank has room below FRAC batch budgets). Options of
+several selectors: `loss 20` (percent of messages), `sticky` (a session stays with one selector),
+`no help`, or parts of it: `no work`, `no progress`, `no share`; a core always sends own work.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple, get_args
 
-from scripts.bench.quality.prefix_tree_router import PrefixTreeRouter
+from scripts.bench.quality.length_rules import LENGTH_USES, LengthRouter
+from scripts.bench.quality.peer_rules import PEER_RULES, PeerRouter
 from scripts.bench.quality.replicated_selectors import HELP, ReplicaNetwork, ReplicatedRouter
 from scripts.bench.quality.work_rule import LEAST_WORK, WORK, WorkRouter, WorkRule
 from select_service.core.admission.policy_classes import (
@@ -23,6 +25,7 @@ from select_service.core.admission.policy_classes import (
 from select_service.core.placement.router_config import POLICY_NAMES, POLICY_OPTIONS, RouterConfig
 from select_service.sim.engine import simple_routers
 from select_service.sim.engine.core_router import CoreRouter, CoreScene, SelectorUsage
+from select_service.sim.engine.prefix_tree_router import PrefixTreeRouter
 from select_service.sim.engine.replay_world import ReplayRouter, ReplayWorld
 
 BLIND: dict[str, Callable[[CoreScene], ReplayRouter]] = {
@@ -31,6 +34,10 @@ BLIND: dict[str, Callable[[CoreScene], ReplayRouter]] = {
         len(scene.fleet), scene.seed
     ),
     "least load": lambda scene: simple_routers.LeastLoadRouter(len(scene.fleet), scene.seed),
+    "hash": lambda scene: simple_routers.SessionHashRouter(len(scene.fleet), scene.seed),
+    "bounded hash": lambda scene: simple_routers.SessionHashRouter(
+        len(scene.fleet), scene.seed, 1.25
+    ),
     "prefix tree": lambda scene: PrefixTreeRouter(len(scene.fleet), scene.seed, scene.n_blocks),
 }
 
@@ -49,15 +56,26 @@ TRIALS: dict[str, WorkRule] = {
     "no R/32": WORK._replace(r_max=0.0),
     "no 256 R": WORK._replace(per_request=0.0),
     "no leading run": WORK._replace(leading=False),
+    "copy": WORK._replace(copy=0.5),
     "decode": WORK._replace(decode=0.06),
     "strict tail": WORK._replace(r_scale=64.0, u_max=32_768.0, decode=0.1),
 }
 """Variants of `work` in Python, named `trial NAME`."""
 
+LENGTHS = tuple(f"lengths {use}" for use in LENGTH_USES)
+"""`work` in Python with the true lengths of answers."""
+
 
 def router_names() -> list[str]:
     """Return the names of all routers, without options."""
-    return [*POLICY_NAMES, "reference x10", *BLIND, *(f"trial {name}" for name in TRIALS)]
+    return [
+        *POLICY_NAMES,
+        "reference x10",
+        *BLIND,
+        *PEER_RULES,
+        *(f"trial {name}" for name in TRIALS),
+        *LENGTHS,
+    ]
 
 
 def make_named_router(name: str, scene: CoreScene, world: ReplayWorld) -> ReplayRouter:
@@ -77,6 +95,7 @@ class _Options(NamedTuple):
 
     reports: bool = True
     speeds: bool = False
+    session: bool = False
     queue: QueueRules | None = None
     policy: tuple[str, ...] = ()
 
@@ -85,10 +104,14 @@ def make_core(text: str, scene: CoreScene, number: int) -> CoreRouter:
     """Return a core.  number: position of the selector among its peers"""
     name, *rest = text.split(", ")
     options = _options(rest)
-    setting = SelectorUsage(options.reports, number, options.queue, options.speeds)
+    setting = SelectorUsage(options.reports, number, options.queue, options.speeds, options.session)
+    if name in LENGTHS:
+        return LengthRouter(scene, name.removeprefix("lengths "), setting)
     if name.startswith("trial "):
         rule = TRIALS[name.removeprefix("trial ")]._replace(speeds=options.speeds)
         return WorkRouter(scene, rule, setting)
+    if name in PEER_RULES:
+        return PeerRouter(scene, PEER_RULES[name], setting)
     config = RouterConfig(policy=name.removesuffix(" x10"), policy_options=options.policy)
     if config.policy not in POLICY_NAMES:
         raise KeyError(name)
@@ -105,6 +128,8 @@ def _options(texts: list[str]) -> _Options:
                 options = options._replace(reports=False)
             case ["speeds"]:
                 options = options._replace(speeds=True)
+            case ["session"]:
+                options = options._replace(session=True)
             case ["option", option] if option in POLICY_OPTIONS:
                 options = options._replace(policy=(*options.policy, option))
             case ["queue", policy, fraction]:

@@ -75,7 +75,7 @@ def run_over_http(key: RunKey, case: WorkloadCase, pace: float, results: Results
         chooser = ServiceRouter(port, world, streams)
         chooser.register_workers(case.fleet)
         per_s = key.load * CAPACITY[key.workload] / workload.mean_session_length
-        results[key] = compute_outcome(world.run_open(chooser, per_s))
+        results[key] = compute_outcome(world.run_open(chooser, per_s), case.fleet)
         return HttpRunResult(
             np.array(chooser.calls_s),
             world.late_s,

@@ -1,12 +1,14 @@
 """Figures of runs, and comparisons of routers over cells and seeds."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import exp, log, nan, sqrt
 from typing import NamedTuple
 
 import numpy as np
 
+from select_service.sim.engine.gpu_hardware import Fleet
 from select_service.sim.engine.replay_world import RunRecord
+from select_service.sim.engine.service_goal import share_in_time
 
 WARM_SHARE = 0.2
 """Share of first requests that are not counted: caches are cold and sessions are few."""
@@ -15,7 +17,12 @@ T_95 = (0.0, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 class RunOutcome(NamedTuple):
-    """Result of a run. Times in seconds, of requests; hit_rate: share of cached prompt tokens."""
+    """Result of a run. Times in seconds, of requests; hit_rate: share of cached prompt tokens.
+
+    objective_share: share of requests that keep their goal (service_goal)
+    over_claimed, under_claimed: share of prompt tokens that the selector, wrongly, took for cached
+        or for not cached; None for routers without claims
+    """
 
     ttft_mean: float
     ttft_p99: float
@@ -23,6 +30,9 @@ class RunOutcome(NamedTuple):
     tpot_mean: float
     hit_rate: float
     preemptions: int
+    objective_share: float = nan
+    over_claimed: float | None = None
+    under_claimed: float | None = None
 
 
 class RunKey(NamedTuple):
@@ -41,18 +51,29 @@ class RunKey(NamedTuple):
 Results = dict[RunKey, RunOutcome]
 
 
-def compute_outcome(record: RunRecord) -> RunOutcome:
-    """Return the result of all requests except the first."""
-    lives = record.histories[int(WARM_SHARE * len(record.histories)) :]
+def compute_outcome(
+    record: RunRecord, fleet: Fleet, claimed: Mapping[int, int] | None = None
+) -> RunOutcome:
+    """Return the result of all requests except the first.
+
+    claimed: prompt tokens that the selector took for cached, by request
+    """
+    warm = int(WARM_SHARE * len(record.histories))
+    lives = record.histories[warm:]
     ttft = np.array([life.first_s - life.arrived_s for life in lives])
     decoded = [(life.end_s - life.first_s, life.turn.output_tokens - 1) for life in lives]
+    prompts = np.array([life.turn.prompt_tokens for life in lives])
+    wrong = [n - record.histories[i].cached for i, n in (claimed or {}).items() if i >= warm]
     return RunOutcome(
         ttft_mean=float(ttft.mean()),
         ttft_p99=float(np.quantile(ttft, 0.99)),
         e2e_mean=float(np.mean([life.end_s - life.arrived_s for life in lives])),
         tpot_mean=float(np.mean([seconds / n for seconds, n in decoded if n > 0])),
-        hit_rate=sum(x.cached for x in lives) / sum(x.turn.prompt_tokens for x in lives),
+        hit_rate=sum(x.cached for x in lives) / float(prompts.sum()),
         preemptions=sum(work.preemptions for work in record.work),
+        objective_share=share_in_time(lives, fleet),
+        over_claimed=sum(n for n in wrong if n > 0) / float(prompts.sum()) if wrong else None,
+        under_claimed=-sum(n for n in wrong if n < 0) / float(prompts.sum()) if wrong else None,
     )
 
 

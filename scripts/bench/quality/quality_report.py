@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from html import escape
+from itertools import product
 from math import isnan, log, nan
 from pathlib import Path
 
@@ -32,6 +33,13 @@ METRICS: dict[str, Metric] = {
     "end to end": lambda found: found.e2e_mean,
     "TPOT": lambda found: found.tpot_mean,
 }
+SHARES = {
+    "hit rate": "hit_rate",
+    "objective met": "objective_share",
+    "over-claimed": "over_claimed",
+    "under-claimed": "under_claimed",
+}
+"""Fields of an outcome by the name of their column."""
 Cell = tuple[str, float]
 
 # JSON
@@ -50,7 +58,7 @@ def from_json(path: Path) -> Results:
     rows = json.loads(path.read_text())
     return {
         RunKey(**{name: row[name] for name in RunKey._fields}): RunOutcome(
-            **{name: row[name] for name in RunOutcome._fields}
+            **{name: row[name] for name in RunOutcome._fields if name in row}
         )
         for row in rows
     }
@@ -60,24 +68,61 @@ def from_json(path: Path) -> Results:
 
 
 def render_markdown(results: Results, base: str) -> str:
-    """Return ratios to `base` over all cells, then per cell, then the seconds of `base`."""
+    """Return the best other chooser of each cell, ratios to `base` over all cells, then per
+    cell, then the seconds of `base`.
+    """
     cells, choosers = cells_of(results), routers_of(results)
     others = [chooser for chooser in choosers if chooser != base]
     parts = [_summary(results, cells, others, base), _by_cell(results, cells, others, base)]
+    if others:
+        parts.insert(0, _best_others(results, cells, others, base))
     return "\n\n".join([*parts, _absolute(results, cells, base)]) + "\n"
 
 
 def _summary(results: Results, cells: Sequence[Cell], others: Sequence[str], base: str) -> str:
-    head = [f"ratio to {base}", *METRICS, "worst p99 of a cell", "hit rate"]
-    rows = [[base, *["1"] * len(METRICS), "1", f"{_hits(results, base):.3f}"]]
+    head = [f"ratio to {base}", *METRICS, "worst p99 of a cell", *SHARES]
+    rows = [[base, *["1"] * len(METRICS), "1", *_shares(results, base)]]
     for chooser in others:
         ratios = [
             _format_value(compute_ratio(results, cells, chooser, base, m)) for m in METRICS.values()
         ]
         p99s = [compute_ratio(results, [cell], chooser, base, P99).mean for cell in cells]
         worst = max((p99 for p99 in p99s if not isnan(p99)), default=nan)
-        rows.append([chooser, *ratios, f"{worst:.2f}", f"{_hits(results, chooser):.3f}"])
+        rows.append([chooser, *ratios, f"{worst:.2f}", *_shares(results, chooser)])
     return _table(head, rows)
+
+
+def _best_others(results: Results, cells: Sequence[Cell], others: Sequence[str], base: str) -> str:
+    """Return the best other chooser of each cell and metric, lowest ratios first.
+
+    The best chooser of one metric need not be that of another.
+    """
+    found = []
+    for cell in cells:
+        best = []
+        for metric in METRICS.values():
+            ratios = [
+                (compute_ratio(results, [cell], each, base, metric).mean, each) for each in others
+            ]
+            best.append(min((x for x in ratios if not isnan(x[0])), default=(nan, "-")))
+        shares = [(_mean_share(results, cell, each), each) for each in others]
+        share, chooser = max((x for x in shares if not isnan(x[0])), default=(nan, "-"))
+        row = [f"{cell[0]}, {cell[1]:g}", *(f"{ratio:.2f} {each}" for ratio, each in best)]
+        row.append(f"{share:.3f} {chooser}, {base} {_mean_share(results, cell, base):.3f}")
+        found.append((min(ratio for ratio, _ in best), row))
+    found.sort(key=lambda each: each[0])
+    head = [f"best other / {base}", *METRICS, "objective met"]
+    return _table(head, [row for _, row in found])
+
+
+def _mean_share(results: Results, cell: Cell, chooser: str) -> float:
+    """Return the share of requests that keep their goal; NaN without a run."""
+    found = [
+        each.objective_share
+        for key, each in results.items()
+        if (key.cell, key.chooser) == (cell, chooser)
+    ]
+    return sum(found) / len(found) if found else nan
 
 
 def _by_cell(results: Results, cells: Sequence[Cell], others: Sequence[str], base: str) -> str:
@@ -100,16 +145,20 @@ def _absolute(results: Results, cells: Sequence[Cell], base: str) -> str:
         if not found:
             continue
         ttft, p99, e2e, tpot, hit, preempted = (
-            sum(values) / len(found) for values in zip(*found, strict=True)
+            sum(values) / len(found) for values in zip(*(each[:6] for each in found), strict=True)
         )
         numbers = [f"{ttft:.3f}", f"{p99:.2f}", f"{e2e:.2f}", f"{1000 * tpot:.0f}", f"{hit:.2f}"]
         rows.append([f"{cell[0]}, {cell[1]:g}", *numbers, f"{preempted:.0f}"])
     return _table(head, rows)
 
 
-def _hits(results: Results, chooser: str) -> float:
-    found = [outcome.hit_rate for key, outcome in results.items() if key.chooser == chooser]
-    return sum(found) / len(found) if found else nan
+def _shares(results: Results, chooser: str) -> list[str]:
+    rows = [found for key, found in results.items() if key.chooser == chooser]
+    columns = [
+        [getattr(found, field) for found in rows if getattr(found, field) is not None]
+        for field in SHARES.values()
+    ]
+    return [f"{sum(each) / len(each):.3f}" if each else "-" for each in columns]
 
 
 def _format_value(found: RatioEstimate) -> str:
@@ -121,6 +170,26 @@ def _format_value(found: RatioEstimate) -> str:
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+# CSV
+
+
+def render_csv(results: Results) -> str:
+    """Return one line per cell and chooser, with the means over the seeds."""
+    fields = RunOutcome._fields[: RunOutcome._fields.index("objective_share") + 1]
+    lines = [",".join(["workload", "load", "chooser", "seeds", *fields])]
+    for (name, load), chooser in product(cells_of(results), routers_of(results)):
+        found = [
+            each[: len(fields)]
+            for key, each in results.items()
+            if (key.cell, key.chooser) == ((name, load), chooser)
+        ]
+        if found:
+            means = [sum(values) / len(found) for values in zip(*found, strict=True)]
+            numbers = (f"{mean:.4g}" for mean in means)
+            lines.append(",".join([name, f"{load:g}", chooser, str(len(found)), *numbers]))
+    return "\n".join(lines) + "\n"
 
 
 # Picture

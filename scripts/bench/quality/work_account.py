@@ -12,7 +12,6 @@ from select_service.core.load.ledger import Cause
 from select_service.core.load.new_reservation import NewReservation
 from select_service.core.load.reservation_view import ReservationView
 from select_service.core.registry.fleet.partition import Partition
-from select_service.sim.engine.gpu_hardware import BLOCK_TOKENS
 
 REPORTS_REMEMBERED = 64
 
@@ -32,7 +31,9 @@ class BookedPrefill:
 
 
 class WorkAccount:
-    def __init__(self, partition: Partition, n_ranks: int, *, progress: bool) -> None:
+    def __init__(
+        self, partition: Partition, n_ranks: int, block_tokens: int, *, progress: bool
+    ) -> None:
         """progress: whether the finished part of the oldest prefill of a rank is subtracted"""
         self.peers_work: dict[str, float] = {}
         """Own work of peers' reservations from their events; otherwise the booked tokens."""
@@ -40,7 +41,7 @@ class WorkAccount:
         """Own work by rank of the reservation that is about to be made."""
         self.reported = 1.0
         """Share of reported ends among the last hundred or so prefills that ended."""
-        self._partition = partition
+        self._partition, self._size = partition, block_tokens
         self._has_progress = progress
         self._prefills: list[dict[str, BookedPrefill]] = [{} for _ in range(n_ranks)]
         self._booked = [0.0] * n_ranks
@@ -71,7 +72,7 @@ class WorkAccount:
         if oldest.hashes is None:
             return min(oldest.work, oldest.told)
         there = int(self._partition.index.match(oldest.hashes)[rank, -1])
-        return min(oldest.work, max(0.0, BLOCK_TOKENS * float(there - oldest.before)))
+        return min(oldest.work, max(0.0, self._size * float(there - oldest.before)))
 
     def progress(self) -> Iterator[tuple[str, float]]:
         """Yield the progress of the oldest own prefills, for peers."""

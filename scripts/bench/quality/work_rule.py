@@ -6,10 +6,12 @@ tokens; the lowest cost wins, ties are random:
     J = P_left + own * u + min(R / r_scale, r_max) * min(u, u_max) + per_request * R
         + decode * B * (A + N) + memory * max(0, B * (A + N) - full * tokens that the rank can hold)
         + share * u / (u + SHARE_HALF)   on ranks outside the selector's share, if there are peers
+        + copy * (u - least u of all)    on ranks whose cache is full
     u       = max(1, isl - max(cached, B * leading run))
     R       = live requests of the rank;  A, N: as in `reference_kernels`
     P_left  = sum of u of its unfinished prefills, minus the finished part of the oldest:
               B * (blocks of its prompt now in the rank's index - those cached at its reservation)
+    full    = FILLED of the rank's blocks are in its index, reserved for P_left, or one of R
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,11 +33,11 @@ from select_service.sim.engine.core_router import (
     CoreScene,
     SelectorUsage,
 )
-from select_service.sim.engine.gpu_hardware import BLOCK_TOKENS
 from select_service.sim.engine.kv_block_pool import Change, StoredBlocks
 from select_service.sim.engine.replay_world import RankRequest
 
 SHARE_HALF = 2048.0
+FILLED = 0.9
 REPORTED_MIN, UNREPORTED_PRICE = 0.5, 0.3
 """Constants for callers that report less than this share of the ends of prefills. Booked work is
 then a weak signal: its tokens have another price, nothing is subtracted, and the share of R is 0.
@@ -54,6 +56,7 @@ class WorkRule(NamedTuple):
                    the rank's events, once they have reported the first eviction
     speeds:        whether the cost is divided by the declared prefill speed of the rank
     share:         price of ranks outside the selector's share
+    copy:          price of a token computed on a full rank though another rank holds it
     hold_tokens:   a request waits while all ranks have more work left than this, or than their
                    batch budget if larger; 0 means no wait
     hold_s:        seconds of delay in the queue per token of own work
@@ -74,6 +77,7 @@ class WorkRule(NamedTuple):
     declared: bool = True
     speeds: bool = False
     share: float = 4096.0
+    copy: float = 0.0
     hold_tokens: float = 0.0
     hold_s: float = 1.2e-4
     hold_max_s: float = 30.0
@@ -96,6 +100,7 @@ class CostInputs(NamedTuple):
 
     memory:   capacity of the rank, in tokens;  outside: whether the rank is outside the share
     reported: whether callers report the ends of prefills; if not, `left` is all booked work
+    copied:   own work above the least of all ranks, 0 unless the rank is full
     """
 
     left: float
@@ -105,6 +110,7 @@ class CostInputs(NamedTuple):
     memory: float
     outside: bool
     reported: bool = True
+    copied: float = 0.0
 
 
 class RankCosts(NamedTuple):
@@ -126,7 +132,7 @@ def cost_of(slot: CostInputs, rule: WorkRule) -> float:
     j += rule.memory * max(0.0, slot.live - rule.full * slot.memory)
     if slot.outside:
         j += rule.share * slot.own / (slot.own + SHARE_HALF)
-    return j
+    return j + rule.copy * slot.copied
 
 
 class WorkRouter(CoreRouter):
@@ -140,7 +146,8 @@ class WorkRouter(CoreRouter):
         """config: configuration of the core, which matches and holds but does not choose here"""
         super().__init__(scene, config, setting)
         n = len(scene.fleet)
-        self.account = WorkAccount(self.partition, n, progress=rule.progress)
+        self._size = scene.fleet[0].block_tokens
+        self.account = WorkAccount(self.partition, n, self._size, progress=rule.progress)
         self.selector.ledger.add_listener(self.account)
         self.outside = [False] * n
         """Whether each rank is outside the share of this selector; False for all without peers."""
@@ -148,7 +155,7 @@ class WorkRouter(CoreRouter):
         self._waiting: list[HeldRequest] = []
         self._enough = [max(rule.hold_tokens, hardware.batch_tokens) for hardware in scene.fleet]
         self._changed = False
-        self._memory = [float(BLOCK_TOKENS * hardware.kv_blocks) for hardware in scene.fleet]
+        self._memory = [float(self._size * hardware.kv_blocks) for hardware in scene.fleet]
         if not rule.declared:
             self._memory = [inf] * n
         self._held, self._most = [0] * n, [0] * n
@@ -175,7 +182,7 @@ class WorkRouter(CoreRouter):
             model_name=MODEL,
             reservation_id=str(ask.number),
             worker_id=rank,
-            effective_prefill_tokens=max(0, ask.prompt_tokens - BLOCK_TOKENS * costs.cached[rank]),
+            effective_prefill_tokens=max(0, ask.prompt_tokens - self._size * costs.cached[rank]),
         )
         self.announce_prompt(read, costs)
         self.account.peers_work[str(ask.number)] = costs.slots[rank].own
@@ -207,18 +214,29 @@ class WorkRouter(CoreRouter):
             slots.append(
                 CostInputs(
                     left=left_of(rank),
-                    own=max(1.0, isl - BLOCK_TOKENS * found),
+                    own=max(1.0, isl - self._size * found),
                     requests=requests[rank],
-                    live=BLOCK_TOKENS * (active[rank] + blocks - leading[rank]),
+                    live=self._size * (active[rank] + blocks - leading[rank]),
                     memory=self._memory[rank],
                     outside=self.outside[rank],
                     reported=reported,
                 )
             )
+        if self._rule.copy:
+            slots = self._add_copies(slots)
         paired = zip(slots, self._speeds, strict=True)
         return RankCosts(
             [cost_of(slot, self._rule) / speed for slot, speed in paired], matched, slots
         )
+
+    def _add_copies(self, slots: Sequence[CostInputs]) -> list[CostInputs]:
+        """Return the inputs with the tokens that full ranks would copy."""
+        least, changed = min(slot.own for slot in slots), []
+        for rank, slot in enumerate(slots):
+            blocks = self._held[rank] + slot.requests
+            is_full = self._size * blocks + slot.left >= FILLED * slot.memory
+            changed.append(slot._replace(copied=slot.own - least if is_full else 0.0))
+        return changed
 
     # Release of waiting requests
 
@@ -234,18 +252,18 @@ class WorkRouter(CoreRouter):
         super().changed(rank, changes, now)
         self.account.index_changed(rank)
         self._changed = True
-        if not self._rule.declared:
-            self._learn_memory(rank, changes)
+        self._count_held(rank, changes)
 
-    def _learn_memory(self, rank: int, changes: Sequence[Change]) -> None:
+    def _count_held(self, rank: int, changes: Sequence[Change]) -> None:
         for change in changes:
             if isinstance(change, StoredBlocks):
                 self._held[rank] += change.end - change.first
                 self._most[rank] = max(self._most[rank], self._held[rank])
             else:
                 self._held[rank] -= len(change.blocks)
-                # The first eviction reveals that the cache was full.
-                self._memory[rank] = float(BLOCK_TOKENS * self._most[rank])
+                if not self._rule.declared:
+                    # The first eviction reveals that the cache was full.
+                    self._memory[rank] = float(self._size * self._most[rank])
 
     def _is_full(self, costs: RankCosts) -> bool:
         if not self._rule.hold_tokens:

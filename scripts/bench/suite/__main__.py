@@ -34,6 +34,7 @@ from scripts.bench.suite import (
     benchmark_report,
     curve_panels,
     event_parts,
+    floor_parts,
     reference_environment,
     request_parts,
     scale_parts,
@@ -53,6 +54,7 @@ PARTS = (
     SuitePart(
         "select", "CPU and latency of POST /select, by hashes", (8, 256), request_parts.select
     ),
+    SuitePart("floor", "the same beside a C server that only answers", (8,), floor_parts.floor),
     SuitePart("tokens", "the same by token_ids", (8,), request_parts.tokens),
     SuitePart("connections", "the same by connections", (8,), request_parts.connections),
     SuitePart("events", "CPU per event message at a fixed rate", (8,), event_parts.events),

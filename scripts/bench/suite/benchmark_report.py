@@ -7,6 +7,8 @@ from scripts.bench.suite.machine_facts import MachineFacts
 from scripts.bench.suite.result_tables import ResultRow, ResultTable
 
 BEFORE = "before"
+FLOOR = "floor"
+"""Name of the server that only receives and answers (floor_server), in the tables that have it."""
 
 
 class BenchmarkRun(NamedTuple):
@@ -76,6 +78,7 @@ def _goals_of(found: BenchmarkRun, table: ResultTable, row: ResultRow) -> Iterat
     """Yield a line for each service to which the row has a goal."""
     measure = table.measures[table.judged].name
     goals = {name: row.goal_before for name in found.ours if is_before(name)}
+    goals[FLOOR] = row.goal_floor
     if found.base is not None and found.base not in found.ours:
         goals[found.base] = row.goal
     for base, goal in goals.items():
@@ -100,7 +103,7 @@ def _table(found: BenchmarkRun, table: ResultTable) -> str:
     heads += ["load", "steal, %", "others, %"]
     lines += [_line(heads), "|---" * len(heads) + "|"]
     for label in table.rows:
-        for name in found.contenders:
+        for name in (*found.contenders, FLOOR):
             if table.samples(label, name):
                 lines.append(_line([label, name, *_cells(found, table, label, name)]))
     return "\n".join(lines)
@@ -169,7 +172,7 @@ def _table_document(found: BenchmarkRun, table: ResultTable) -> dict[str, Any]:
 
 def _services(found: BenchmarkRun, table: ResultTable, label: str) -> dict[str, Any]:
     services = {}
-    for name in found.contenders:
+    for name in (*found.contenders, FLOOR):
         samples = table.samples(label, name)
         if samples:
             services[name] = {

@@ -1,5 +1,6 @@
 """Parts of KV events: cost, throughput, and requests under load."""
 
+import shutil
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,9 @@ MIXED_CELLS = 2
 """Factor of the duration: the measure is the slowest answers."""
 MIXED_CONNECTIONS = 4
 MIXED_HASHES = 64
+PACED_CONNECTIONS, PACED_PAUSE_MS = 8, 8
+"""Some 1,000 requests per second."""
+PACED_GOAL = 2.0
 VISIBLE_CONNECTIONS = 64
 VISIBLE_S = 8
 VISIBLE_BLOCKS = 8
@@ -120,12 +124,39 @@ def mixed(run: SuiteRun, places: PartServices) -> None:
         row = ResultRow(f"under {rate:.0f} {blocks}-block messages/s", goal=MIXED_GOALS.get(blocks))
         payloads, seconds = hot_payloads(blocks), MIXED_CELLS * run.extent.cell_s
         run.turns(table, row, places.sites, partial(_mixed, bodies, payloads, rate, seconds))
+    if not shutil.which("wrk"):
+        return
+    rate = MIXED_RATES[1]
+    label = f"{PACED_CONNECTIONS} clients with {PACED_PAUSE_MS} ms pauses, {rate:.0f} 1-block"
+    row = ResultRow(f"{label} messages/s", goal=PACED_GOAL)
+    measure = partial(
+        _measure_paced, bodies, hot_payloads(1), rate, MIXED_CELLS * run.extent.cell_s
+    )
+    run.turns(table, row, places.sites, measure)
+
+
+def _measure_paced(
+    bodies: list[bytes], payloads: Sequence[bytes], rate: float, seconds: int, place: FilledService
+) -> tuple[float, ...]:
+    pause, port = str(PACED_PAUSE_MS), place.running.port
+    load = BackgroundLoad(port, bodies, PACED_CONNECTIONS, seconds, "paced.lua", pause)
+    return _latencies(load, payloads, rate, seconds, place)
 
 
 def _mixed(
     bodies: list[bytes], payloads: Sequence[bytes], rate: float, seconds: int, place: FilledService
 ) -> tuple[float, ...]:
     load = BackgroundLoad(place.running.port, bodies, MIXED_CONNECTIONS, seconds)
+    return _latencies(load, payloads, rate, seconds, place)
+
+
+def _latencies(
+    load: BackgroundLoad,
+    payloads: Sequence[bytes],
+    rate: float,
+    seconds: int,
+    place: FilledService,
+) -> tuple[float, ...]:
     sent = place.engines.publish_at(0, payloads, rate, seconds)
     found = check_answers(load.result())
     place.wait_until_queryable()

@@ -20,12 +20,12 @@ MEASURES = (
     ResultColumn("p50 us"),
     ResultColumn("p99 us"),
 )
-SELECT_GOALS = {(8, 8): 2.0, (8, 512): 3.3, (8, 4096): 4.3, (256, 8): 3.0}
+SELECT_GOALS = {(8, 8): 2.0, (8, 512): 5.0, (8, 4096): 7.0, (256, 8): 4.5}
 """Least ratio by (workers, hashes)."""
 TOKEN_GOALS = {2048: 4.0, 32_768: 6.0}
 TOKEN_BYTES_MAX = 8 << 20
 """Limit of all bodies of one row, in bytes."""
-LIFE_GOALS = {(8, 64): 1.0, (256, 64): 1.4}
+LIFE_GOALS = {(8, 64): 1.0, (256, 64): 3.5}
 LIFE_CONNECTIONS = 8
 LIFE_AHEAD = 64
 STEPS = 3

@@ -22,7 +22,7 @@ class ResultRow(NamedTuple):
 
     label: unique in its table;  x, group: place on a curve, and the curve
     goal: least ratio of the judged measure;  goal_before: the same to an earlier commit of this
-    service that is measured too
+    service that is measured too;  goal_floor: the same to the floor server
     """
 
     label: str
@@ -30,6 +30,7 @@ class ResultRow(NamedTuple):
     group: str = ""
     goal: float | None = None
     goal_before: float | None = None
+    goal_floor: float | None = None
 
 
 class ResultSample(NamedTuple):

@@ -64,7 +64,9 @@ def _wanted_sizes(run: SuiteRun, table: ResultTable, rows: Sequence[ResultRow]) 
 def _start_unsubscribed(contender: ServiceUnderTest) -> Iterator[FilledService]:
     """Start a service without workers and subscriptions."""
     engines = conversation_data.EventPublishers(0)
-    with RunningService(contender.with_variables(DYN_USE_KV_EVENTS="false")) as running:
+    # Without events ours would assume what is booked, which others do not.
+    off = {"DYN_USE_KV_EVENTS": "false", "SELECT_SERVICE_NO_ASSUMED_INDEX": "true"}
+    with RunningService(contender.with_variables(**off)) as running:
         running.wait_until_healthy()
         yield FilledService(contender, running, engines, 0)
     engines.close()

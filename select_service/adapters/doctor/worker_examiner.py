@@ -32,7 +32,7 @@ from select_service.core.selector import SelectorCore
 from select_service.core.workers.worker_catalog import RegisteredWorker
 from select_service.net.http_client.http_error import HttpError
 from select_service.net.urls import engine_url_error
-from select_service.schemas.workers import RankPredictions
+from select_service.schemas.rank_index import RankAssumptions, RankPredictions, ReportedTokens
 
 RANKS_MAX = 16
 """Maximum number of examined ranks per worker."""
@@ -64,8 +64,13 @@ class WorkerExaminer:
 
     def known_facts(self, worker: RegisteredWorker) -> WorkerFacts:
         """Return the facts that need no request to the engine."""
-        fitness = self._selector.health
-        ranks = worker.list_ranks() if self._uses_events and worker.is_schedulable else ()
+        fitness, assumptions = self._selector.health, self._selector.followers.assumptions
+        views = (
+            assumptions.view_assumed(worker, monotonic()),
+            assumptions.view_reported(worker),
+        )
+        has_index = worker.is_schedulable and (self._uses_events or any(views))
+        ranks = worker.list_ranks() if has_index else ()
         return WorkerFacts(
             worker_id=worker.worker_id,
             model_name=worker.key.model_name,
@@ -76,12 +81,13 @@ class WorkerExaminer:
             endpoint=worker.registration.endpoint,
             kv_cache=to_builtins(worker.registration.kv_cache) or NO_CACHE_FACTS,
             is_eagle=worker.is_eagle,
-            ranks=[self._rank_facts(worker, rank) for rank in ranks[:RANKS_MAX]],
+            ranks=[self._rank_facts(worker, rank, views) for rank in ranks[:RANKS_MAX]],
             n_ranks=len(ranks),
             drain=self._selector.draining.drain_view(worker.worker_id),
             check_refused=""
             if fitness is None
             else fitness.monitor.refusal_reason(worker.worker_id),
+            lost="" if fitness is None else fitness.monitor.describe_lost(worker.worker_id),
         )
 
     async def examine(self, worker: RegisteredWorker, probes: bool) -> WorkerFacts:
@@ -109,7 +115,14 @@ class WorkerExaminer:
             )
         return facts._replace(ranks=ranks)
 
-    def _rank_facts(self, worker: RegisteredWorker, rank: Rank) -> RankFacts:
+    def _rank_facts(
+        self,
+        worker: RegisteredWorker,
+        rank: Rank,
+        views: tuple[dict[int, RankAssumptions], dict[int, ReportedTokens]],
+    ) -> RankFacts:
+        """Return the facts about a rank.  views: assumptions and reports by dp_rank"""
+        assumed, reported = views
         status = self._ingest.status_of(rank)
         partition = self._selector.fleet.partitions[worker.key]
         slot = partition.table.find_slot(rank)
@@ -122,6 +135,8 @@ class WorkerExaminer:
             status=status,
             replay_endpoint=None if status is None else status.replay_endpoint,
             predictions=self._predictions_of(worker, rank),
+            assumptions=assumed.get(rank.dp_rank),
+            reported=reported.get(rank.dp_rank),
             requests=int(requests),
             silent_s=None if last is None else monotonic() - last,
             unconnected_s=None if lost_at is None else monotonic() - lost_at,

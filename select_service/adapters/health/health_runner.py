@@ -1,9 +1,10 @@
 """Wiring of health checks to the world: canary requests, stored reference answers, log lines."""
 
 from select_service.adapters.guarded_callbacks import GuardedCallbacks
-from select_service.adapters.health import loop_lag
+from select_service.adapters.health import connection_prober, loop_lag
 from select_service.adapters.health.canary_sender import CanarySender
 from select_service.adapters.health.canary_targets import CanaryTargets
+from select_service.adapters.health.connection_prober import ConnectionProber
 from select_service.adapters.health.rank_state_log import RankStateLog
 from select_service.adapters.persistence import health_file
 from select_service.adapters.persistence.health_file import HealthFile
@@ -40,6 +41,7 @@ class HealthRunner:
         )
         timeout_s = settings.rules.timeout_s
         self._canaries = CanarySender(fitness, targets, client, callbacks, timeout_s=timeout_s)
+        self._connections = ConnectionProber(fitness.monitor, client, callbacks)
         self._file: HealthFile | None = None
         if settings.references is not None:
             self._file = HealthFile(settings.references, fitness.monitor.references, mode)
@@ -48,7 +50,10 @@ class HealthRunner:
 
     def periodic_tasks(self) -> list[PeriodicTask]:
         """Return the periodic tasks of health checking."""
-        tasks = [PeriodicTask("canaries", loop_lag.MEASURE_INTERVAL_S, self._canaries.send_due)]
+        tasks = [
+            PeriodicTask("canaries", loop_lag.MEASURE_INTERVAL_S, self._canaries.send_due),
+            PeriodicTask("connections", connection_prober.STEP_S, self._connections.send_due),
+        ]
         if self._file is not None:
             tasks.append(PeriodicTask("references", health_file.STEP_S, self._file.take_changes))
         return tasks
@@ -56,5 +61,6 @@ class HealthRunner:
     async def stop(self) -> None:
         """Cancel running checks and write unsaved reference answers."""
         await self._canaries.stop()
+        await self._connections.stop()
         if self._file is not None:
             await self._file.stop()

@@ -8,7 +8,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Literal, NamedTuple
 
-from indexer.dumps.compact_reader import CompactReader, DumpError, LoadLimits
+from indexer.dumps.compact_head import DumpError
+from indexer.dumps.compact_reader import CompactReader, LoadLimits
 from indexer.dumps.compact_writer import MEDIA_TYPE
 from indexer.dumps.json_reader import JsonReader
 from indexer.dumps.recovered_blocks import DumpedPartition

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from time import monotonic
 
-from indexer.dumps.compact_reader import CompactReader, DumpError, LoadLimits
+from indexer.dumps.compact_head import DumpError
+from indexer.dumps.compact_reader import CompactReader, LoadLimits
 from indexer.dumps.compact_writer import compact_chunks
 from indexer.dumps.recovered_blocks import DumpedPartition
 from select_service.adapters.catalog_follower import CatalogFollower

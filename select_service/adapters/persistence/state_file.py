@@ -12,7 +12,9 @@ from pathlib import Path
 import msgspec
 
 from select_service.adapters.http_get import HttpClient
+from select_service.adapters.persistence.background_write import BackgroundWrite
 from select_service.adapters.persistence.persisted_file import PersistedFile
+from select_service.adapters.persistence.session_file import SessionFile
 from select_service.base.cooperative import collect_cooperatively
 from select_service.base.decode_errors import DECODE_ERRORS
 from select_service.core.periodic_task import PeriodicTask
@@ -23,8 +25,6 @@ from select_service.schemas.persisted_state import PersistedState
 
 INTERVAL_S = 0.5
 """Interval of checks for changes, in seconds."""
-LAST_WRITE_S_MAX = 2.0
-"""Time limit for the last write at shutdown, in seconds."""
 PEER_S = 5.0
 """Time limit of a request to a peer, in seconds."""
 
@@ -41,11 +41,14 @@ class StateFile:
         changes: Callable[[], int],
         restore: Callable[[PersistedState], Iterator[str | None]],
         mode: int = PRIVATE_MODE,
+        sessions: SessionFile | None = None,
     ) -> None:
         """changes: function that returns a change number, different after every change
         restore: generator function that applies a state in steps and yields descriptions of losses
         mode: permission bits of the file
+        sessions: file of the sessions, which lives as the state file does; None without one
         """
+        self.sessions = sessions
         self._file = PersistedFile(path, STATE, mode, log)
         self.failures = 0
         self.failures_in_a_row = 0
@@ -54,10 +57,12 @@ class StateFile:
         self._restore = restore
         self._written_change: int | None = None
         """Change number of the state in the file."""
-        self._writing: asyncio.Task[None] | None = None
+        self._writing = BackgroundWrite(path, log, "state file not written, file system hangs")
 
     async def restore_state(self, peers: Sequence[str], http: HttpClient) -> None:
         """Restore the state from the file, else from the first peer that has workers."""
+        if self.sessions is not None:
+            await self.sessions.restore()
         origin, state = str(self._file.path), await self._read_file()
         if state is None:
             # All peers at once: start-up waits for one time limit, not for their sum.
@@ -72,30 +77,23 @@ class StateFile:
 
     def periodic_tasks(self) -> list[PeriodicTask]:
         """Return the periodic tasks of the state file."""
-        return [PeriodicTask("state", INTERVAL_S, self._write_if_changed)]
+        own = [PeriodicTask("state", INTERVAL_S, self._write_if_changed)]
+        return own if self.sessions is None else own + self.sessions.periodic_tasks()
 
     async def stop(self) -> None:
         """Write unsaved changes."""
-        if await self._has_written():
+        if self.sessions is not None:
+            await self.sessions.stop()
+        if await self._writing.has_ended():
             self._write_if_changed(0.0)
-            await self._has_written()
-
-    async def _has_written(self) -> bool:
-        """Wait for the running write; return False if the file system does not answer."""
-        if self._writing is None:
-            return True
-        _, late = await asyncio.wait([self._writing], timeout=LAST_WRITE_S_MAX)
-        if late:
-            fields = {"path": str(self._file.path), "seconds": LAST_WRITE_S_MAX}
-            log.error("state file not written, file system hangs", extra={"fields": fields})
-        return not late
+            await self._writing.has_ended()
 
     def _write_if_changed(self, now: float) -> bool:
         changes = self._changes()
         # One write at a time; a change during a write differs from `_written_change` and is written
         # next.
-        if changes != self._written_change and (self._writing is None or self._writing.done()):
-            self._writing = asyncio.create_task(self._write_file(self._state(), changes))
+        if changes != self._written_change and not self._writing.is_running:
+            self._writing.start(self._write_file(self._state(), changes))
         return False
 
     async def _write_file(self, state: PersistedState, changes: int) -> None:

@@ -1,4 +1,8 @@
-"""Publisher of load events to other replicas, over a ZMQ PUB socket.
+"""Publisher of load events to other replicas, over a ZMQ XPUB socket.
+
+An XPUB socket shows which topics somebody has subscribed to by name.  Messages of this product
+alone (digests, progress, cleared caches) are made only for subscribers of their topic: whoever
+subscribes to everything expects what Dynamo sends.
 
 `offer_event` is called inside a request, so it only appends to a bounded queue; events are encoded
 and sent between requests, on the same thread.  (A separate thread would compete with requests for
@@ -21,11 +25,15 @@ import zmq
 import zmq.backend
 
 from indexer.sockets.connection_events import waiting_events
+from indexer.sockets.socket_poller import has_message
 from select_service.adapters.guarded_callbacks import GuardedCallbacks
 from select_service.core.replication import digest as replica_digest
 from select_service.core.replication import load_events as replica_events
 from select_service.core.replication import prefill_progress as replica_progress
+from select_service.core.replication.cleared_caches import CLEARED_TOPIC
 from select_service.core.replication.load_events import LoadEvent, LoadEventEncoder
+from select_service.core.replication.session_events import SESSION_TOPIC
+from select_service.core.replication.session_exchange import SESSION_DIGEST_TOPIC
 
 REPLICA_QUEUE_EVENTS_MAX = 100_000
 SUBSCRIBER_MESSAGES_MAX = 100_000
@@ -36,6 +44,10 @@ A subscribed topic takes about 25 times its length in memory, and time of this p
 """
 REBIND_DELAY_S = 0.05
 """Delay after a failed bind, in seconds: the old socket needs a moment to release the port."""
+SUBSCRIPTIONS_READ_MAX = 1024
+"""Messages of subscribers that are read at once; replicas send one for each topic.  More close all
+connections, since libzmq would keep them in unbounded memory.
+"""
 QUIET_BIND_ATTEMPTS = 20
 """Number of failed binds before a log line, about a second; another process then owns the port."""
 FLUSH_BATCHES_MAX = 4
@@ -46,6 +58,15 @@ BATCH_BYTES = 32 * 1024
 
 log = logging.getLogger("select_service.replicas")
 
+_OWN_TOPICS = frozenset(
+    (
+        replica_digest.DIGEST_TOPIC,
+        replica_progress.PROGRESS_TOPIC,
+        SESSION_DIGEST_TOPIC,
+        CLEARED_TOPIC,
+    )
+)
+"""Topics that Dynamo does not have."""
 _HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -85,13 +106,15 @@ class ReplicaPublisher:
         self.sent = 0
         self.dropped = 0
         self.last_drop: str | None = None
-        self.digests_sent = self.progress_sent = 0
+        self.digests_sent = self.progress_sent = self.sessions_sent = 0
         self.refused = 0
         self._queue: deque[LoadEvent | _EncodedMessage] = deque()
         self._encode = LoadEventEncoder().encode_event
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
         self._connections: set[int] = set()
+        self._topics: set[bytes] = set()
+        """Topics to which somebody has subscribed by name."""
         self._send_frame: Callable[[bytes, int], object] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._bound_place: _BindSettings | None = None
@@ -117,6 +140,27 @@ class ReplicaPublisher:
                     self._connections.discard(descriptor)
         return len(self._connections)
 
+    def is_subscribed(self, topic: bytes) -> bool:
+        """Return whether somebody has subscribed to a topic by its name."""
+        self._read_subscriptions()
+        return topic in self._topics
+
+    def _read_subscriptions(self) -> None:
+        socket = self._socket
+        if socket is None:
+            return
+        for _ in range(SUBSCRIPTIONS_READ_MAX):
+            if not has_message(socket):
+                return
+            message = socket.recv(_NOBLOCK)
+            # The first byte tells a subscription from its end; libzmq repeats neither.
+            if message[:1] == b"\x00":
+                self._topics.discard(message[1:])
+            elif message[1:] in _OWN_TOPICS:
+                self._topics.add(message[1:])
+        self._log_port(logging.WARNING, "replica connections closed", error="too many messages")
+        self.rebind_socket()
+
     def offer_event(self, event: LoadEvent) -> None:
         """Queue an event, or drop and count it when the queue is full.  Never blocks or raises."""
         self.offered += 1
@@ -139,6 +183,21 @@ class ReplicaPublisher:
     def offer_progress(self, payload: bytes) -> None:
         """Queue an encoded progress message; it is skipped when the queue is full."""
         self._offer_message(_EncodedMessage(replica_progress.PROGRESS_TOPIC, payload))
+
+    def offer_session(self, payload: bytes) -> None:
+        """Queue an encoded use of a session, or drop and count it when the queue is full."""
+        if len(self._queue) >= REPLICA_QUEUE_EVENTS_MAX:
+            self._count_drop("queue is full")
+        else:
+            self._enqueue(_EncodedMessage(SESSION_TOPIC, payload))
+
+    def offer_session_digest(self, payload: bytes) -> None:
+        """Queue an encoded digest of sessions; it is skipped when the queue is full."""
+        self._offer_message(_EncodedMessage(SESSION_DIGEST_TOPIC, payload))
+
+    def offer_clears(self, payload: bytes) -> None:
+        """Queue an encoded message of cleared caches; it is skipped when the queue is full."""
+        self._offer_message(_EncodedMessage(CLEARED_TOPIC, payload))
 
     def _offer_message(self, message: _EncodedMessage) -> None:
         if len(self._queue) < REPLICA_QUEUE_EVENTS_MAX:
@@ -217,6 +276,7 @@ class ReplicaPublisher:
             self._monitor.close()
         self._socket = self._send_frame = self._monitor = None
         self._connections.clear()
+        self._topics.clear()
 
     def _count_drop(self, reason: str) -> None:
         self.dropped += 1
@@ -247,7 +307,7 @@ class ReplicaPublisher:
                 self._schedule_flush()
 
     def _send_batch(self) -> None:
-        """Encode a few messages, then send them.  A PUB socket never blocks its sender.
+        """Encode a few messages, then send them.  An XPUB socket never blocks its sender.
 
         The idle thread of libzmq must be woken up; a batch needs only one wake-up.
         """
@@ -266,9 +326,9 @@ class ReplicaPublisher:
             if isinstance(message, _EncodedMessage):
                 messages.append(message)
                 size += len(message.payload)
-                is_digest = message.topic == replica_digest.DIGEST_TOPIC
-                self.digests_sent += is_digest
-                self.progress_sent += not is_digest
+                self.digests_sent += message.topic == replica_digest.DIGEST_TOPIC
+                self.progress_sent += message.topic == replica_progress.PROGRESS_TOPIC
+                self.sessions_sent += message.topic == SESSION_TOPIC
                 continue
             try:
                 payload = encode(message)
@@ -282,13 +342,13 @@ class ReplicaPublisher:
 
 
 def _bind_publisher(place: _BindSettings) -> "tuple[zmq.Socket[bytes], zmq.Socket[bytes]]":
-    """Return a bound PUB socket and its monitor.  Raises zmq.ZMQError."""
-    socket = place.context.socket(zmq.PUB)
+    """Return a bound socket and its monitor.  Raises zmq.ZMQError."""
+    socket = place.context.socket(zmq.XPUB)
     options = {
         # Closing must not wait for subscribers that do not read.
         zmq.LINGER: 0,
         zmq.SNDHWM: SUBSCRIBER_MESSAGES_MAX,
-        # Limits messages from subscribers, which are subscriptions only.
+        # Limits messages from subscribers, which should be subscriptions only.
         zmq.MAXMSGSIZE: SUBSCRIPTION_BYTES_MAX,
         zmq.TCP_KEEPALIVE: 1,
         zmq.HEARTBEAT_IVL: 5000,

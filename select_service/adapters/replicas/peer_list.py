@@ -7,6 +7,9 @@ page without its rows is short.
 
 import asyncio
 import re
+from collections.abc import Awaitable, Callable, Generator
+from functools import cache
+from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
@@ -36,12 +39,16 @@ _FLAT = rb'[^"{}]++|' + _STRING
 # Possessive quantifiers: hostile text must not cause backtracking.
 _ROW = re.compile(rb"\{(?:%b|\{(?:%b)*+\})*+\}\s*+" % (_FLAT, _FLAT), re.DOTALL)
 """Pattern of an object that may contain flat objects."""
-_ROWS = re.compile(rb'"reservations"\s*+:\s*+\[\s*+')
 _NEXT = re.compile(rb",\s*+")
 
 
-class _Frame(Struct):
-    """ReservationPage without its rows."""
+T = TypeVar("T")
+F = TypeVar("F")
+A = TypeVar("A")
+
+
+class PageFrame(Struct):
+    """Page of a list without its rows."""
 
     total: int
     next: str | None
@@ -54,7 +61,7 @@ class _Row(ReservationRow, kw_only=True):
     sequence_hashes: Raw | UnsetType = UNSET  # type: ignore[assignment]
 
 
-_frame_of = msgspec.json.Decoder(_Frame).decode
+_frame_of = msgspec.json.Decoder(PageFrame).decode
 _row_of = msgspec.json.Decoder(_Row).decode
 _hashes_of = msgspec.json.Decoder(list[int]).decode
 
@@ -63,45 +70,104 @@ class PeerListUnavailable(Exception):
     """Error for a peer list that could not be fetched; the text has the reason."""
 
 
-async def fetch_page(
-    http: HttpClient, url: str, page_filter: ReservationFilter, *, with_key: bool = False
-) -> ReservationPage:
-    """Return one page of the list of the selector at `url`.  Raises PeerListUnavailable.
+class ListPart(NamedTuple, Generic[T]):
+    """Page of a list to be fetched.
+
+    name: name of the list, in the path and in the answer
+    query: encoded parameters of the page
+    decode_row: decodes a row; raises ValueError
+    """
+
+    name: str
+    query: str
+    limit: int
+    bytes_max: int
+    decode_row: Callable[[bytes], T]
+
+
+async def fetch_part(
+    http: HttpClient, url: str, part: ListPart[T], *, with_key: bool
+) -> tuple[list[T], PageFrame]:
+    """Return the rows of one page of the selector at `url`, and the rest of the page.
 
     with_key: True sends the API key
+    Raises PeerListUnavailable.
     """
     try:
         body = await http.get_body(
-            f"{url.rstrip('/')}/reservations?{_page_query(page_filter)}",
+            f"{url.rstrip('/')}/{part.name}?{part.query}",
             accept=ACCEPT,
-            bytes_max=PAGE_BYTES_MAX,
+            bytes_max=part.bytes_max,
             timeout_s=PAGE_S_MAX,
             purpose="replica_list",
             with_key=with_key,
         )
-        rows, rest = await _split_rows(body, page_filter.limit)
-        frame = _frame_of(rest)
+        rows, rest = await split_rows(body, part.name, part.limit, part.decode_row)
+        return rows, _frame_of(rest)
     except (HttpError, ValueError, RecursionError) as error:
         raise PeerListUnavailable(f"{url}: {error}") from None
+
+
+async def fetch_page(
+    http: HttpClient, url: str, page_filter: ReservationFilter, *, with_key: bool = False
+) -> ReservationPage:
+    """Return one page of the reservations of the selector at `url`.  Raises PeerListUnavailable.
+
+    with_key: True sends the API key
+    """
+    query = _page_query(page_filter)
+    part = ListPart("reservations", query, page_filter.limit, PAGE_BYTES_MAX, _decode_valid_row)
+    rows, frame = await fetch_part(http, url, part, with_key=with_key)
     return ReservationPage(
         reservations=rows, total=frame.total, next=frame.next, router_id=frame.router_id
     )
 
 
-async def _split_rows(body: bytes, limit: int) -> tuple[list[ReservationRow], bytes]:
+async def walk_pages(
+    walk: Generator[F | None, A | None, None], fetch: Callable[[F], Awaitable[A]]
+) -> None:
+    """Run a repair to its end: fetch the pages that it asks for, with a turn between other steps.
+
+    walk: yields the filter of a page, or None after a step without one
+    fetch: fetches the answer for a filter
+    """
+    wanted = next(walk)
+    while True:
+        answer = None
+        if wanted is None:
+            await asyncio.sleep(0)
+        else:
+            answer = await fetch(wanted)
+        try:
+            wanted = walk.send(answer)
+        except StopIteration:
+            return
+
+
+@cache
+def _beginning_of(name: str) -> re.Pattern[bytes]:
+    """Return the pattern of the beginning of a list."""
+    return re.compile(rb'"%b"\s*+:\s*+\[\s*+' % name.encode())
+
+
+async def split_rows(
+    body: bytes, name: str, limit: int, decode: Callable[[bytes], T]
+) -> tuple[list[T], bytes]:
     """Return the rows of a page, and the page with an empty list.
 
+    name: member of the page that has the rows
+    decode: decoder of one row, which raises ValueError
     Raises ValueError, RecursionError.
     """
-    rows: list[ReservationRow] = []
+    rows: list[T] = []
     size = 0
-    begin = _find_rows(body)
+    begin = _find_rows(body, name)
     at, found = begin, _ROW.match(body, begin, begin + ROW_BYTES_MAX)
     while found is not None:
         if len(rows) == limit:
             raise ValueError(f"list has more than the requested {limit} rows")
         # Row by row: each is valid on its own, and the loop gets a turn in between.
-        rows.append(validate_row(_decode_row(found[0])))
+        rows.append(decode(found[0]))
         at, size = found.end(), size + len(found[0])
         if size > TURN_BYTES_MAX:
             size = 0
@@ -114,11 +180,11 @@ async def _split_rows(body: bytes, limit: int) -> tuple[list[ReservationRow], by
     return rows, _remove_rows(body, begin, at)
 
 
-def _find_rows(body: bytes) -> int:
+def _find_rows(body: bytes, name: str) -> int:
     """Return the offset of the first row.  Raises ValueError."""
-    rows = _ROWS.search(body, 0, ENVELOPE_BYTES_MAX)
+    rows = _beginning_of(name).search(body, 0, ENVELOPE_BYTES_MAX)
     if rows is None:
-        raise ValueError("response has no list of reservations")
+        raise ValueError(f"response has no list of {name}")
     return rows.end()
 
 
@@ -129,6 +195,11 @@ def _remove_rows(body: bytes, begin: int, end: int) -> bytes:
     if begin + len(body) - end > ENVELOPE_BYTES_MAX:
         raise ValueError(f"list envelope is larger than {ENVELOPE_BYTES_MAX} bytes")
     return body[:begin] + body[end:]
+
+
+def _decode_valid_row(text: bytes) -> ReservationRow:
+    """Decode a row.  Raises ValueError."""
+    return validate_row(_decode_row(text))
 
 
 def _decode_row(text: bytes) -> ReservationRow:
@@ -152,4 +223,6 @@ def _page_query(wanted: ReservationFilter) -> str:
         query["after"] = wanted.after
     if wanted.sequence_hashes:
         query["sequence_hashes"] = "true"
+    if wanted.separate_legs:
+        query["separate_legs"] = "true"
     return urlencode(query)

@@ -12,6 +12,7 @@ from select_service.auth.replica_keys_schema import ReplicaKey
 from select_service.core.replication.load_events import LoadEvent
 from select_service.core.replication.peer_agreement import PeerAgreement
 from select_service.core.replication.repair import RepairResult
+from select_service.core.replication.session_repair import SessionAgreement
 from select_service.schemas.replicas import ReplicaDifference, ReplicaPeer, ReplicaRepairs
 
 SILENT_S = 10.0
@@ -30,6 +31,7 @@ class ReplicaPeerState:
     held_back: last event, while applying it would exceed a bounded step
     name: registered replica name; None without keys
     replica: expected replica with its key; None without keys
+    sessions_applied: number of messages about sessions that had an effect
     """
 
     subscriber: ReplicaSubscriber
@@ -52,6 +54,9 @@ class ReplicaPeerState:
     held_back: LoadEvent | None = None
     name: str | None = None
     replica: ReplicaKey | None = None
+    session_agreement: SessionAgreement = field(default_factory=SessionAgreement)
+    sessions_applied: int = 0
+    session_task: asyncio.Task[None] | None = None
 
     def may_send_as(self, router_id: int) -> bool:
         """Return whether the peer may send messages of this router id; always True without keys."""
@@ -83,8 +88,9 @@ class ReplicaPeerState:
         """
         self.subscriber.close()
         self.held_back = None
-        if self.task is not None:
-            self.task.cancel()
+        for task in (self.task, self.session_task):
+            if task is not None:
+                task.cancel()
 
 
 class PeerListLocation(NamedTuple):
@@ -142,6 +148,9 @@ def peer_status(peer: ReplicaPeerState, own_router_id: int, now: float) -> Repli
         applied=peer.applied,
         digests=agreement.digests,
         progress=peer.progress,
+        sessions=peer.sessions_applied,
+        session_repairs=peer.session_agreement.repairs,
+        sessions_repaired=peer.session_agreement.applied,
         lost=agreement.lost,
         dropped=peer.dropped_by_reason(),
         seconds_since_last_frame=_seconds_since(peer.last_frame_at, now),

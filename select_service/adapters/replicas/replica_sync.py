@@ -17,9 +17,10 @@ from indexer.sockets.dns_resolver import Resolver
 from indexer.zmq_endpoints import endpoint_error
 from select_service.adapters.guarded_callbacks import GuardedCallbacks
 from select_service.adapters.http_get import HttpClient
+from select_service.adapters.replicas.clear_sync import ClearSync
 from select_service.adapters.replicas.event_publisher import ReplicaPublisher
 from select_service.adapters.replicas.event_subscriber import Receive, ReplicaSubscriber
-from select_service.adapters.replicas.peer_list import PeerListUnavailable, fetch_page
+from select_service.adapters.replicas.peer_list import PeerListUnavailable, fetch_page, walk_pages
 from select_service.adapters.replicas.peer_state import (
     PeerListLocation,
     ReplicaPeerState,
@@ -27,7 +28,9 @@ from select_service.adapters.replicas.peer_state import (
     peer_status,
 )
 from select_service.adapters.replicas.replica_log import PublisherLog, ReplicaPeerLog
+from select_service.adapters.replicas.session_sync import SessionSync
 from select_service.base.errors import BadRequest, CapacityExceeded, DestinationRefused
+from select_service.core.load.reservations import ReservationFilter
 from select_service.core.replication import digest as replica_digest
 from select_service.core.replication import load_events as replica_events
 from select_service.core.replication import prefill_progress as replica_progress
@@ -40,6 +43,7 @@ from select_service.core.replication.repair import (
     UnexpectedProcess,
 )
 from select_service.core.replication.replica_state import ReplicaState
+from select_service.core.replication.session_exchange import SessionExchange
 from select_service.net.egress_policy import EgressPolicy
 from select_service.schemas.replicas import ReplicaStatus
 
@@ -86,9 +90,13 @@ class ReplicaSync:
         callbacks: GuardedCallbacks,
         names: Resolver,
         config: ReplicaSyncConfig,
+        sessions: SessionExchange,
     ) -> None:
         self._state = state
+        self._sessions = SessionSync(sessions, publisher, repairs=config.repair)
+        self._sessions.start_sending(state.ledger)
         self._publisher = publisher
+        self._clears = ClearSync(state.cleared_caches, publisher)
         self._callbacks = callbacks
         self._names = names
         self._repair = config.repair
@@ -198,6 +206,8 @@ class ReplicaSync:
             replica_events.EVENT_TOPIC: lambda payload: self._handle_event(peer, payload),
             replica_digest.DIGEST_TOPIC: lambda payload: self._handle_digest(peer, payload),
             replica_progress.PROGRESS_TOPIC: lambda payload: self._handle_progress(peer, payload),
+            **self._sessions.receivers(lambda: peer),
+            **self._clears.receivers(lambda: peer),
         }
         subscriber = ReplicaSubscriber(
             endpoint, receivers, self._callbacks, self._names, lambda: self._is_ready(peer)
@@ -324,14 +334,42 @@ class ReplicaSync:
     # Every tenth of a second.
 
     def publish_progress(self, now: float) -> bool:
-        """Publish a bounded part of the prefill progress; return whether more is due."""
+        """Publish a bounded part of the prefill progress; return whether more is due.
+
+        Cleared caches go with it, which should not wait for a digest either.
+        """
+        self._clears.run_turn(now)
+        if not self._publisher.is_subscribed(replica_progress.PROGRESS_TOPIC):
+            return False
         return self._state.progress.run_turn(now, self._publisher.offer_progress)
 
     # Every second.
 
     def publish_digest(self) -> None:
-        """Publish a digest and check all peers.  Raises the unexpected exception of a repair."""
+        """Publish a digest to its subscribers and check all peers.
+
+        Raises the unexpected exception of a repair.
+        """
         now = monotonic()
+        if self._publisher.is_subscribed(replica_digest.DIGEST_TOPIC):
+            self._offer_digest()
+        self._sessions.publish_digest()
+        self._out_log.log_drops(self._publisher.dropped, self._publisher.last_drop, now)
+        # A peer's reservations on unknown ranks were dropped; new ranks make a repair worthwhile.
+        n_ranks, self._n_ranks = self._n_ranks, self._state.count_ranks()
+        if self._n_ranks > n_ranks:
+            for peer in self._peers.values():
+                peer.agreement.reset_pause()
+        self._publisher.count_subscribers()  # empties the monitor queue of libzmq
+        for peer in self._peers.values():
+            self._check_peer(peer, now)
+            self._sessions.check_peer(peer, self._locate_list, self._http)
+            if peer.task is not None and peer.task.done():
+                task, peer.task = peer.task, None
+                with suppress(asyncio.CancelledError):
+                    task.result()
+
+    def _offer_digest(self) -> None:
         self._digests += 1
         heard = [
             Receipt(p.sender_router_id, p.messages_received)
@@ -342,19 +380,6 @@ class ReplicaSync:
             self._digests, self._publisher.offered, self._http_port, self._url, heard
         )
         self._publisher.offer_digest(replica_digest.encode_digest(digest))
-        self._out_log.log_drops(self._publisher.dropped, self._publisher.last_drop, now)
-        # A peer's reservations on unknown ranks were dropped; new ranks make a repair worthwhile.
-        n_ranks, self._n_ranks = self._n_ranks, self._state.count_ranks()
-        if self._n_ranks > n_ranks:
-            for peer in self._peers.values():
-                peer.agreement.reset_pause()
-        self._publisher.count_subscribers()  # empties the monitor queue of libzmq
-        for peer in self._peers.values():
-            self._check_peer(peer, now)
-            if peer.task is not None and peer.task.done():
-                task, peer.task = peer.task, None
-                with suppress(asyncio.CancelledError):
-                    task.result()
 
     def _check_peer(self, peer: ReplicaPeerState, now: float) -> None:
         peer.subscriber.update_connection()
@@ -418,6 +443,7 @@ class ReplicaSync:
             frames_out=self._publisher.sent,
             digests_out=self._publisher.digests_sent,
             progress_out=self._publisher.progress_sent,
+            sessions_out=self._publisher.sessions_sent,
             frames_dropped_out=self._publisher.dropped,
             frames_queued=self._publisher.queue_length,
             subscribers=self._publisher.count_subscribers(),
@@ -440,20 +466,12 @@ def _make_curve_peers(
 
 
 async def _run_repair(repair: Repair, place: PeerListLocation, http: HttpClient) -> None:
-    walk = repair.run_repair()
-    wanted = next(walk)
-    while True:
-        answer = None
-        if wanted is None:
-            await asyncio.sleep(0)
-        else:
-            asked_at = monotonic()
-            page = await fetch_page(http, place.url, wanted, with_key=place.with_key)
-            answer = ReservationPageAnswer(page, asked_at, monotonic())
-        try:
-            wanted = walk.send(answer)
-        except StopIteration:
-            return
+    async def fetch(wanted: ReservationFilter) -> ReservationPageAnswer:
+        asked_at = monotonic()
+        page = await fetch_page(http, place.url, wanted, with_key=place.with_key)
+        return ReservationPageAnswer(page, asked_at, monotonic())
+
+    await walk_pages(repair.run_repair(), fetch)
 
 
 def _unconnectable_error(endpoint: str) -> str:

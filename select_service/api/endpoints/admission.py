@@ -44,7 +44,16 @@ _STATE: Mapping[str, Any] = {
     "waiting_requests": 3,
     "waiting_isl_tokens": 4096,
     "classes": [
-        {"policy_class": "default", "waiting_requests": 3, "waiting_isl_tokens": 4096},
+        {
+            "policy_class": "default",
+            "waiting_requests": 3,
+            "waiting_isl_tokens": 4096,
+            "deadline_exceeded": 1,
+            "flows": [
+                {"fairness_id": "customer-4", "waiting_requests": 2, "waiting_isl_tokens": 3072},
+                {"fairness_id": "", "waiting_requests": 1, "waiting_isl_tokens": 1024},
+            ],
+        },
     ],
     "thresholds": [_THRESHOLDS],
     "outcomes": {
@@ -53,6 +62,7 @@ _STATE: Mapping[str, Any] = {
         "shed": 0,
         "queue_full": 0,
         "queue_timeout": 2,
+        "deadline_exceeded": 1,
         "client_gone": 1,
         "no_rank": 0,
     },

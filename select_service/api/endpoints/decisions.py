@@ -16,8 +16,13 @@ from select_service.api.endpoints.selection import (
     warn_ignored_overrides,
 )
 from select_service.api.example_values import EXAMPLE_RANK, EXAMPLE_SCOPE, EXAMPLE_TOKENS
-from select_service.api.prompt_preparation import prehash_prompt
-from select_service.api.request_parameters import parse_choice, parse_number, scope_filter
+from select_service.api.prompt_preparation import prehash_prompt, prepare_prompt
+from select_service.api.request_parameters import (
+    parse_choice,
+    parse_number,
+    parse_page,
+    scope_filter,
+)
 from select_service.api.service_context import ServiceContext, core_time, request_grant
 from select_service.auth.roles import CALLER, OPERATOR, tenant_scoped
 from select_service.base.cooperative import encode_cooperatively
@@ -35,20 +40,17 @@ from select_service.http.endpoint import (
 )
 from select_service.schemas.common import U64, U64_MAX
 from select_service.schemas.decisions import DecisionList, DecisionRow, DecisionView
-from select_service.schemas.selection import SelectRequest
+from select_service.schemas.pairs import ExplainRequest
 
 I64_MAX = 2**63 - 1
-PAGE_ROWS = 100
-PAGE_ROWS_MAX = 1000
-"""Largest number of rows of GET /decisions; PAGE_ROWS is the default."""
 
 _QUERY = (
     QueryParameter("worker_id", U64, "Only decisions for this worker."),
     QueryParameter(
         "limit",
-        Annotated[int, Meta(ge=1, le=PAGE_ROWS_MAX)],
+        Annotated[int, Meta(ge=1, le=request_parameters.PAGE_ROWS_MAX)],
         "Maximum number of decisions.",
-        PAGE_ROWS,
+        request_parameters.PAGE_ROWS,
     ),
 )
 _FACTS: dict[str, Any] = {
@@ -129,7 +131,7 @@ async def list_decisions(
         model_name=model_name,
         tenant_id=tenant_id,
         worker_id=parse_number(query, "worker_id", 0, U64_MAX),
-        limit=parse_number(query, "limit", 1, PAGE_ROWS_MAX) or PAGE_ROWS,
+        limit=parse_page(query)[0],
         tenants=(tenants := request_grant(request).tenants),
     )
     rows = cast(
@@ -150,9 +152,13 @@ async def list_decisions(
         {200: ResponseSpec("The newest decision with this id.", DecisionView, _VIEW)},
         may_call=tenant_scoped(CALLER, OPERATOR),
         detail="The path has the `selection_id` or the `reservation_id`, or with `by=number` the "
-        "number `decision` from the list.",
+        "number `decision` from the list, with `by=pair` the number of its `pair`.",
         in_path=request_parameters.DECISION_ID,
-        query=(QueryParameter("by", Literal["id", "number"], "Kind of the id in the path.", "id"),),
+        query=(
+            QueryParameter(
+                "by", Literal["id", "number", "pair"], "Kind of the id in the path.", "id"
+            ),
+        ),
         refusals=(BadRequest, NotFound),
     )
 )
@@ -160,9 +166,12 @@ async def show_decision(
     service: ServiceContext, request: Request, decision_id: str, query: Mapping[str, str]
 ) -> Response:
     tenants, explanations = request_grant(request).tenants, service.followers.explanations
-    if parse_choice(query, "by", ("id", "number")) == "id":
+    kind = parse_choice(query, "by", ("id", "number", "pair"))
+    if kind == "id":
         return json_response(explanations.find_decision(decision_id, core_time(), tenants))
     number = parse_number({"decision_id": decision_id}, "decision_id", 1, I64_MAX) or 0
+    if kind == "pair":
+        return json_response(explanations.find_pair_by_number(number, core_time(), tenants))
     return json_response(explanations.find_by_number(number, core_time(), tenants))
 
 
@@ -180,25 +189,29 @@ async def show_decision(
             )
         },
         may_call=tenant_scoped(CALLER, OPERATOR),
-        detail="Takes the body of /select. Nothing is booked, counted, recorded or queued: "
-        "`would_wait` is true if the request would be queued. Shed tiers are ignored. "
-        + PROMPT_DETAIL,
+        detail="Takes the body of /select, or with `pair` that of /select_pair. Nothing is booked, "
+        "counted, recorded or queued: `would_wait` is true if the request would be queued. Shed "
+        "tiers are ignored. " + PROMPT_DETAIL,
         headers=POLICY_CLASS_HEADERS,
         body=BodySpec(
-            SelectRequest,
-            {"tokens": {**EXAMPLE_SCOPE, **EXAMPLE_TOKENS}},
+            ExplainRequest,
+            {
+                "tokens": {**EXAMPLE_SCOPE, **EXAMPLE_TOKENS},
+                "pair": {**EXAMPLE_SCOPE, **EXAMPLE_TOKENS, "pair": True},
+            },
             unused_fields_warning=unused_hashes_warning,
         ),
         refusals=(*BODY_ERRORS, NoWorkers, NoEligibleRank, Overloaded),
     )
 )
 async def explain_selection(
-    service: ServiceContext, request: Request, body: SelectRequest
+    service: ServiceContext, request: Request, body: ExplainRequest
 ) -> Response:
     warn_ignored_overrides(service, request, body)
-    read = await prehash_prompt(service, body) if is_long_prompt(body) else None
-    return json_response(
-        service.followers.explanations.explain_request(
-            body, requested_policy_class(service, request, body), read
-        )
-    )
+    policy_class = requested_policy_class(service, request, body)
+    explanations = service.followers.explanations
+    if body.pair:
+        read = await prehash_prompt(service, body) if is_long_prompt(body) else None
+        return json_response(explanations.explain_pair(body, policy_class, read, core_time()))
+    read = await prepare_prompt(service, body)
+    return json_response(explanations.explain_request(body, policy_class, read))

@@ -17,12 +17,17 @@ from indexer.dumps.json_writer import document_chunks
 from select_service.api import request_parameters
 from select_service.api.compact_views import compact_loads
 from select_service.api.endpoints.selection import PROMPT_DETAIL, unused_hashes_warning
-from select_service.api.example_values import EXAMPLE_RANK, EXAMPLE_SCOPE, EXAMPLE_TOKENS
+from select_service.api.example_values import (
+    EXAMPLE_ANSWER_SCOPE,
+    EXAMPLE_RANK,
+    EXAMPLE_SCOPE,
+    EXAMPLE_TOKENS,
+)
 from select_service.api.limit_usage import limit_views
 from select_service.api.openapi.response_schemas import ConfigView, PartitionDumpView
 from select_service.api.paging import PAGES, add_next_link, make_page, wants_compact, wants_page
 from select_service.api.process_limits import request_holder
-from select_service.api.prompt_preparation import prehash_prompt
+from select_service.api.prompt_preparation import prehash_prompt, prepare_prompt
 from select_service.api.request_parameters import scope_filter
 from select_service.api.service_context import ServiceContext, request_grant, trace_fields
 from select_service.api.tenant_isolation import visible_rows
@@ -90,6 +95,7 @@ _STORED = {
 _EVENT = {
     "worker_id": 1,
     "storage_tier": "device",
+    "residency_domain": "worker",
     "event": {"event_id": 0, "data": {"stored": _STORED}, "dp_rank": 0},
 }
 _LOG_LEVEL = {"configured": "info", "current": "debug"}
@@ -109,7 +115,7 @@ INSPECTION = EndpointGroup("inspection", "Inspect load, overlap, the index and t
                 list[PartitionLoads] | CompactLoadPage,
                 [
                     {
-                        **EXAMPLE_SCOPE,
+                        **EXAMPLE_ANSWER_SCOPE,
                         "loads": [_RANK_LOAD],
                         "pending_count": 0,
                         "pending_isl_tokens": 0,
@@ -190,7 +196,7 @@ async def predict_loads(service: ServiceContext, request: Request, body: PromptQ
 async def show_overlap_scores(
     service: ServiceContext, request: Request, body: PromptQuery
 ) -> Response:
-    read = await prehash_prompt(service, body) if is_long_prompt(body) else None
+    read = await prepare_prompt(service, body)
     scores, rows = service.selector.overlap_scores(body, read)
     scores.workers = cast(list[OverlapRow], await encode_cooperatively(rows))
     return json_response(scores)

@@ -258,7 +258,9 @@ async def confirm_migration(
     target = confirmed.event.target
     assert target is not None
     method = cast(Literal["transfer", "reprefill"], confirmed.method.value)
-    return json_response(Confirmation(method=method, migrated_to=_target_view(service, target)))
+    return json_response(
+        Confirmation(method=method, migrated_to=_target_view(service, target, confirmed.event.leg))
+    )
 
 
 def lifecycle_response(service: ServiceContext, reservation_id: str) -> Done:
@@ -266,9 +268,12 @@ def lifecycle_response(service: ServiceContext, reservation_id: str) -> Done:
     mover = service.mover
     # Clients that poll neither list nor stream learn of a migration from their next call.
     event = None if mover is None else mover.find_unconfirmed_move(reservation_id)
-    if event is None or event.target is None:
-        return Done()
-    return Done(migrated_to=_target_view(service, event.target))
+    done = Done()
+    if event is not None and event.target is not None:
+        done.migrated_to = _target_view(service, event.target, event.leg)
+    if reservation_id in service.selector.pairs.book.lost_legs:
+        done.lost_leg = "prefill"
+    return done
 
 
 def _page_view(service: ServiceContext, grant: Grant, page: "MovePage") -> MigrationPage:
@@ -287,15 +292,23 @@ def _event_view(service: ServiceContext, event: "MoveEvent") -> MigrationEvent:
         seq=event.seq,
         reservation_id=event.reservation_id,
         source=MovedFrom(worker_id=source.worker_id, dp_rank=source.dp_rank),
-        target=None if target is None else _target_view(service, target),
+        target=None if target is None else _target_view(service, target, event.leg),
         method=event.method.value,
         estimated_ms=event.estimated_ms,
         cause=event.cause.value,
         lockstep=event.lockstep,
+        leg=event.leg or msgspec.UNSET,
     )
 
 
-def _target_view(service: ServiceContext, rank: Rank) -> MovedTo:
+def _target_view(
+    service: ServiceContext, rank: Rank, leg: Literal["prefill", "decode"] | None = None
+) -> MovedTo:
     worker = service.fleet.catalog.find_worker(rank.worker_id)
     endpoint = None if worker is None else worker.registration.endpoint
-    return MovedTo(worker_id=rank.worker_id, dp_rank=rank.dp_rank, endpoint=endpoint or "")
+    return MovedTo(
+        worker_id=rank.worker_id,
+        dp_rank=rank.dp_rank,
+        endpoint=endpoint or "",
+        leg=leg or msgspec.UNSET,
+    )

@@ -14,11 +14,11 @@ from select_service.api.tenant_isolation import check_tenant
 from select_service.auth.roles import METRICS, OPERATOR, tenant_scoped
 from select_service.base.cooperative import run_cooperatively
 from select_service.base.errors import BadRequest, NotFound
+from select_service.core.admission.outcome_counters import REFUSAL_REASONS
 from select_service.core.identity import PartitionKey
 from select_service.core.load.histogram_bins import TIME_BINS, TIME_EDGES_S, TOKEN_BINS, TOKEN_EDGES
 from select_service.core.traffic.observation_view import build_observation
 from select_service.core.traffic.time_slots import WINDOW_S_MAX
-from select_service.core.traffic.traffic_counters import REASONS
 from select_service.http.body_codec import json_response
 from select_service.http.endpoint import EndpointGroup, QueryParameter, ResponseSpec, RouteSpec
 from select_service.schemas.common import DEFAULT_NAME
@@ -37,7 +37,7 @@ _OBSERVATION: Mapping[str, Any] = {
     "complete": True,
     "arrivals": 3,
     "arrival_variation": 1.04,
-    "rejected": {**dict.fromkeys(REASONS, 0), "queue_full": 1},
+    "rejected": {**dict.fromkeys(REFUSAL_REASONS, 0), "queue_full": 1},
     "queued_now": 0,
     "queued_tokens": 0,
     "isl": _histogram(TOKEN_BINS, {32: 1, 35: 1}, 3100.0),
@@ -94,11 +94,15 @@ async def show_observation(
     model_name, tenant_id = scope_filter(query)
     key = PartitionKey(model_name or DEFAULT_NAME, tenant_id or DEFAULT_NAME)
     check_tenant(request_grant(request), key.tenant_id)
-    state_of = None if service.health is None else service.health.state_of
-    if state_of is None and len(service.draining):
-        state_of = service.draining.state_of
+    health = service.health
+    condition_of = None if health is None else health.condition_of
+    if condition_of is None and len(service.draining):
+        condition_of = service.draining.condition_of
     engines = service.gate.busy_check.engines
     steps = build_observation(
-        service.followers.traffic, key, window_s, engines, state_of, core_time()
+        service.followers.traffic, key, window_s, engines, condition_of, core_time()
     )
-    return json_response(await run_cooperatively(steps))
+    body = await run_cooperatively(steps)
+    if health is not None:
+        body.health = health.summarise_partition(key)
+    return json_response(body)

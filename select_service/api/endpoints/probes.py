@@ -169,7 +169,7 @@ async def show_metrics(service: ServiceContext, request: Request) -> Response:
     """Collect the metrics in small steps here; format them on a thread, since that takes
     milliseconds.
     """
-    replicas, discovery, audit, tracing = service.features
+    replicas, discovery, audit, tracing, caches = service.features
     status, figures = replicas.replica_status(), service.figures
     edges = ComponentFigures(
         await _listener_statuses(service),
@@ -187,6 +187,7 @@ async def show_metrics(service: ServiceContext, request: Request) -> Response:
         None if tracing is None else tracing.counts,
         limit_reports(service),
         {each.name: each.age_s() for each in figures.reloaded_files()},
+        () if caches is None else caches.list_status(),
     )
     # Read everything on the loop thread: the thread that formats works on this snapshot only.
     seen = await run_cooperatively(service.metrics.copy_state(service.selector, edges))

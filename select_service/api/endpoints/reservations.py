@@ -1,9 +1,9 @@
 """Endpoints of reservations: creation on a rank chosen by the caller, lifecycle, and listing."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Literal
 
-from msgspec import Meta
+import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,7 +13,12 @@ from select_service.api.endpoints.selection import unused_hashes_warning
 from select_service.api.example_values import EXAMPLE_RANK, EXAMPLE_SCOPE
 from select_service.api.prompt_preparation import prehash_prompt, wait_until_bookable
 from select_service.api.quota import count_booking
-from select_service.api.request_parameters import parse_flag, parse_number, scope_filter
+from select_service.api.request_parameters import (
+    parse_flag,
+    parse_number,
+    parse_page,
+    scope_filter,
+)
 from select_service.api.service_context import (
     ServiceContext,
     core_time,
@@ -38,34 +43,28 @@ from select_service.schemas.common import U64, U64_MAX
 from select_service.schemas.migrations import Done
 from select_service.schemas.reservations import (
     OutputBlockRequest,
+    PrefillReport,
     Reservation,
+    ReservationEnd,
     ReservationPage,
     ReservationRequest,
     ReservationRow,
 )
 
-PAGE_ROWS = 100
-PAGE_ROWS_MAX = 1000
-"""Largest number of rows of a page of GET /reservations; PAGE_ROWS is the default."""
-
 _DONE = {200: ResponseSpec("Done.", Done, {"status": "ok"})}
 _PAGE = (
     QueryParameter("worker_id", U64, "Only reservations of this worker."),
-    QueryParameter(
-        "limit",
-        Annotated[int, Meta(ge=1, le=PAGE_ROWS_MAX)],
-        "Maximum number of rows of a page.",
-        PAGE_ROWS,
-    ),
-    QueryParameter(
-        "after",
-        Annotated[str, Meta(pattern="^[0-9]{1,18}$")],
-        "Value of `next` of the previous page.",
-    ),
+    *request_parameters.PAGE_PARAMETERS,
     QueryParameter(
         "sequence_hashes",
         bool,
         "Include the identities of the prompt blocks; makes pages shorter.",
+        False,
+    ),
+    QueryParameter(
+        "separate_legs",
+        bool,
+        "Show the prefill legs of pairs as rows of their own, as replicas need them.",
         False,
     ),
 )
@@ -103,8 +102,10 @@ RESERVATIONS = EndpointGroup(
                 "The reservation.",
                 Reservation,
                 {
+                    "selection_id": "request-123",
                     "reservation_id": "request-123",
                     **EXAMPLE_SCOPE,
+                    "routing_group": EXAMPLE_SCOPE["tenant_id"],
                     **EXAMPLE_RANK,
                     "endpoint": "http://worker-1:8000",
                 },
@@ -134,15 +135,17 @@ RESERVATIONS = EndpointGroup(
 async def create_reservation(
     service: ServiceContext, request: Request, body: ReservationRequest
 ) -> Response:
-    read = await prehash_prompt(service, body, read_booked_prompt) if is_long_prompt(body) else None
+    read = None
+    if not body.is_replay and is_long_prompt(body):
+        read = await prehash_prompt(service, body, read_booked_prompt)
     await wait_until_bookable(service, body)
     # The client may have disconnected during the awaits above: a booking would hold load until
     # its expiry.
     if connection_of(request).is_gone:
         raise ClientGone
-    with count_booking(service, request, body, body.reservation_id) as booked:
+    with count_booking(service, request, body, body.booking_id) as booked:
         reservation = service.selector.reserve(body, core_time(), read)
-        booked(body.reservation_id)
+        booked(body.booking_id)
     if (span := request_span(request.scope)) is not None:
         span.record_reservation(reservation, body)
     return json_response(reservation, 201)
@@ -172,14 +175,16 @@ async def list_reservations(
     service: ServiceContext, request: Request, query: Mapping[str, str]
 ) -> Response:
     model_name, tenant_id = scope_filter(query)
+    limit, after = parse_page(query)
     reservation_filter = ReservationFilter(
         model_name=model_name,
         tenant_id=tenant_id,
         worker_id=parse_number(query, "worker_id", 0, U64_MAX),
-        limit=parse_number(query, "limit", 1, PAGE_ROWS_MAX) or PAGE_ROWS,
-        after=query.get("after"),
+        limit=limit,
+        after=after,
         sequence_hashes=parse_flag(query, "sequence_hashes"),
         tenants=request_grant(request).tenants,
+        separate_legs=parse_flag(query, "separate_legs"),
     )
     return json_response(service.selector.list_reservations(reservation_filter, core_time()))
 
@@ -211,14 +216,18 @@ async def show_reservation(
         "Release the prefill load",
         _DONE,
         may_call=tenant_scoped(CALLER),
-        detail="Call this when the first token arrives. Further calls only renew the reservation.",
+        detail="Call this when the first token arrives. Further calls only renew the reservation. "
+        "`cached_tokens` is compared with the prediction, see `reported` in `GET /workers`.",
         in_path=request_parameters.RESERVATION_ID,
-        refusals=(BadRequest, NotFound),
+        body=BodySpec(PrefillReport, {"plain": {}, "report": {"cached_tokens": 48}}, optional=True),
+        refusals=(*BODY_ERRORS, NotFound),
     )
 )
 async def complete_prefill(
-    service: ServiceContext, request: Request, reservation_id: str
+    service: ServiceContext, request: Request, reservation_id: str, body: PrefillReport
 ) -> Response:
+    if body.cached_tokens is not None:
+        service.followers.assumptions.report_cached(reservation_id, body.cached_tokens)
     service.selector.complete_prefill(reservation_id, core_time())
     return json_response(lifecycle_response(service, reservation_id))
 
@@ -278,19 +287,35 @@ async def renew_reservation(
         _DONE,
         may_call=tenant_scoped(CALLER, OPERATOR),
         detail="`outcome` also reports the outcome of the request, like `/workers/{worker_id}/"
-        "outcome` with the reservation; ignored without `--health-checks on`.",
+        "outcome` with the reservation; ignored without `--health-checks on`. "
+        "`output_token_ids` adds the blocks of the answer to those that a rank without KV events "
+        "is assumed to hold.",
         in_path=request_parameters.RESERVATION_ID,
         query=_OUTCOME,
-        refusals=(BadRequest, NotFound),
+        body=BodySpec(
+            ReservationEnd,
+            {"plain": {}, "answer": {"output_token_ids": [11, 12, 13]}},
+            optional=True,
+        ),
+        refusals=(*BODY_ERRORS, NotFound),
     )
 )
 async def free_reservation(
-    service: ServiceContext, request: Request, reservation_id: str, query: Mapping[str, str]
+    service: ServiceContext,
+    request: Request,
+    reservation_id: str,
+    query: Mapping[str, str],
+    body: ReservationEnd,
 ) -> Response:
     outcome, fitness = query.get("outcome"), service.health
     if outcome not in (None, "ok", "failure"):
         raise BadRequest(f"outcome: expected ok or failure, got `{outcome[:64]}`")
     answer = lifecycle_response(service, reservation_id)
+    if body.output_token_ids:
+        tokens = np.array(body.output_token_ids, np.uint32)
+        answer.answer = service.followers.assumptions.add_answer(
+            reservation_id, tokens, core_time()
+        )
     if outcome is None or fitness is None:
         service.selector.free_reservation(reservation_id, core_time())
         return json_response(answer)

@@ -12,25 +12,33 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from select_service.api.example_values import EXAMPLE_RANK, EXAMPLE_SCOPE, EXAMPLE_TOKENS
-from select_service.api.prompt_preparation import prehash_prompt, wait_until_bookable
+from select_service.api.group_reservations import reserve_group
+from select_service.api.prompt_preparation import prepare_prompt, wait_until_bookable
 from select_service.api.quota import count_booking, count_queued
 from select_service.api.service_context import ServiceContext, core_time, request_span, trace_fields
 from select_service.auth.roles import CALLER, tenant_scoped
 from select_service.base.errors import (
     CapacityShed,
     Conflict,
+    DeadlineExceeded,
     ModelDegraded,
     NoEligibleRank,
     NoWorkers,
     Overloaded,
+    PolicyClassFull,
     QueueFull,
     QueueTimeout,
     SelectError,
     ShuttingDown,
 )
-from select_service.core.admission.partition_queue import WaitingTicket
-from select_service.core.decision_maker import PlacementDecision
-from select_service.core.placement.prompt import is_long_prompt
+from select_service.core.admission.waiting_ticket import WaitingTicket
+from select_service.core.decision_maker import (
+    PlacementDecision,
+)
+from select_service.core.placement.prompt import ReadAheadPrompt
+from select_service.core.selection_answers import (
+    RETURNED_HASHES_MAX,
+)
 from select_service.http.body_codec import json_response
 from select_service.http.client_connection import ClientGone, connection_of
 from select_service.http.endpoint import (
@@ -43,7 +51,9 @@ from select_service.http.endpoint import (
 )
 from select_service.http.request_warnings import (
     add_warnings,
+    ignored_advisory,
     ignored_override,
+    omitted_hashes,
     unknown_policy_class,
 )
 from select_service.schemas.prompts import PromptFields
@@ -68,7 +78,15 @@ def unused_hashes_warning(body: PromptFields) -> str | None:
     return "block_hashes, sequence_hashes and isl_tokens are ignored, because token_ids are given"
 
 
-_CAPACITY_ERRORS = (Overloaded, CapacityShed, ModelDegraded, QueueFull, QueueTimeout)
+CAPACITY_ERRORS = (
+    Overloaded,
+    CapacityShed,
+    ModelDegraded,
+    PolicyClassFull,
+    QueueFull,
+    QueueTimeout,
+    DeadlineExceeded,
+)
 """Errors of a fleet without capacity; all send `Retry-After`."""
 POLICY_CLASS_HEADERS = (
     HeaderParameter(
@@ -83,11 +101,13 @@ _HASHED_PROMPT = {
 }
 _EXAMPLE_SELECTION = {
     **EXAMPLE_SCOPE,
+    "routing_group": EXAMPLE_SCOPE["tenant_id"],
     **EXAMPLE_RANK,
     "endpoint": "http://worker-1:8000",
     "block_size": 16,
     "overlap": {"longest_matched": 32, "gpu": 32, "dp": {"0": 32, "1": 0}, "cpu": 32, "disk": 32},
     "effective_prefill_tokens": 38,
+    "potential_decode_blocks": 17,
 }
 
 SELECTION = EndpointGroup("selection", "Choose the rank that should run a prompt.")
@@ -103,12 +123,20 @@ SELECTION = EndpointGroup("selection", "Choose the rank that should run a prompt
             200: ResponseSpec(
                 "The chosen rank.",
                 Selection,
-                {"selection_id": "turn-17", "reservation_id": "request-123", **_EXAMPLE_SELECTION},
+                {
+                    "selection_id": "turn-17",
+                    "reservation_id": "turn-17",
+                    "sequence_hashes": [21, -22, 23, 24],
+                    "isl_tokens": 70,
+                    "track_prefill_tokens": True,
+                    **_EXAMPLE_SELECTION,
+                },
             )
         },
         may_call=tenant_scoped(CALLER),
         detail="Choosing and booking are one atomic step: of two concurrent requests, the second "
-        "sees the load of the first. A refused request books nothing. " + PROMPT_DETAIL,
+        "sees the load of the first. A refused request books nothing. With `n` it makes so many "
+        "reservations; the answer is the first, with the others in `more`. " + PROMPT_DETAIL,
         headers=POLICY_CLASS_HEADERS,
         body=BodySpec(
             SelectAndReserveRequest,
@@ -116,9 +144,15 @@ SELECTION = EndpointGroup("selection", "Choose the rank that should run a prompt
                 "tokens": {"reservation_id": "request-123", **EXAMPLE_SCOPE, **EXAMPLE_TOKENS},
                 "hashes": {
                     "selection_id": "turn-17",
-                    "reservation_id": "request-123",
-                    **EXAMPLE_SCOPE,
+                    "model_name": EXAMPLE_SCOPE["model_name"],
+                    "routing_group": EXAMPLE_SCOPE["tenant_id"],
                     **_HASHED_PROMPT,
+                },
+                "session": {
+                    "selection_id": "turn-18",
+                    "session_id": "conversation-7",
+                    **EXAMPLE_SCOPE,
+                    **EXAMPLE_TOKENS,
                 },
                 "constrained": {
                     **EXAMPLE_SCOPE,
@@ -133,7 +167,7 @@ SELECTION = EndpointGroup("selection", "Choose the rank that should run a prompt
             },
             unused_fields_warning=unused_hashes_warning,
         ),
-        refusals=(*BODY_ERRORS, Conflict, NoWorkers, NoEligibleRank, *_CAPACITY_ERRORS),
+        refusals=(*BODY_ERRORS, Conflict, NoWorkers, NoEligibleRank, *CAPACITY_ERRORS),
     )
 )
 async def select_and_reserve(
@@ -141,22 +175,48 @@ async def select_and_reserve(
 ) -> Response:
     """Choose a rank and book the load in one step."""
     warn_ignored_overrides(service, request, body)
-    read = await prehash_prompt(service, body) if is_long_prompt(body) else None
+    if body.advisory:
+        add_warnings(request, [ignored_advisory()])
+    read = await prepare_prompt(service, body)
+
+    async def reserve(member: SelectAndReserveRequest) -> Selection:
+        await _check_bookable(service, request, member)
+        return await _reserve_rank(service, request, member, read)
+
+    if body.n > 1:
+        selection = await reserve_group(service, request, body, reserve)
+    else:
+        await _check_bookable(service, request, body)
+        with count_booking(service, request, body, body.booking_id) as booked:
+            selection = await _reserve_rank(service, request, body, read)
+            booked(str(selection.reservation_id))
+    if body.returns_hashes and selection.sequence_hashes is msgspec.UNSET:
+        add_warnings(request, [omitted_hashes(RETURNED_HASHES_MAX)])
+    return json_response(selection)
+
+
+async def _check_bookable(
+    service: ServiceContext, request: Request, body: SelectAndReserveRequest
+) -> None:
+    """Wait until booking is a bounded step.  Raises ClientGone, ShuttingDown."""
     await wait_until_bookable(service, body)
     if connection_of(request).is_gone:
         raise ClientGone  # a booking for a gone client would hold load until its expiry
-    with count_booking(service, request, body, body.reservation_id) as booked:
-        started = perf_counter()
-        explain = log.isEnabledFor(logging.DEBUG)
-        outcome = service.selector.select_and_reserve(
-            body, core_time(), requested_policy_class(service, request, body), explain, read
-        )
-        service.metrics.record_selection("/select_and_reserve", perf_counter() - started)
-        decision = await _await_decision(service, request, outcome)
-        reservation_id = decision.selection.reservation_id
-        assert isinstance(reservation_id, str)
-        booked(reservation_id)
-    return json_response(decision.selection)
+
+
+async def _reserve_rank(
+    service: ServiceContext,
+    request: Request,
+    body: SelectAndReserveRequest,
+    read: ReadAheadPrompt | None,
+) -> Selection:
+    """Choose a rank and book it, perhaps after a wait in the queue."""
+    started = perf_counter()
+    explain = log.isEnabledFor(logging.DEBUG)
+    policy_class = requested_policy_class(service, request, body)
+    outcome = service.selector.select_and_reserve(body, core_time(), policy_class, explain, read)
+    service.metrics.record_selection("/select_and_reserve", perf_counter() - started)
+    return (await await_decision(service, request, outcome)).selection
 
 
 @SELECTION.declare_route(
@@ -183,25 +243,27 @@ async def select_and_reserve(
                     "priority_tier": "premium",
                     "strict_priority": 1,
                     "timeout_ms": 2000,
+                    "deadline_ms": 1500,
+                    "fairness_id": "customer-4",
                 },
                 "tokens": {"selection_id": "turn-17", **EXAMPLE_SCOPE, **EXAMPLE_TOKENS},
                 "pinned": {**EXAMPLE_SCOPE, **_HASHED_PROMPT, "pinned_worker": EXAMPLE_RANK},
             },
             unused_fields_warning=unused_hashes_warning,
         ),
-        refusals=(*BODY_ERRORS, NoWorkers, NoEligibleRank, *_CAPACITY_ERRORS),
+        refusals=(*BODY_ERRORS, NoWorkers, NoEligibleRank, *CAPACITY_ERRORS),
     )
 )
 async def select_rank(service: ServiceContext, request: Request, body: SelectRequest) -> Response:
     """Choose a rank without booking."""
     warn_ignored_overrides(service, request, body)
-    read = await prehash_prompt(service, body) if is_long_prompt(body) else None
+    read = await prepare_prompt(service, body)
     started = perf_counter()
     explain = log.isEnabledFor(logging.DEBUG)
     policy_class = requested_policy_class(service, request, body)
     outcome = service.selector.select(body, core_time(), policy_class, explain, read)
     service.metrics.record_selection("/select", perf_counter() - started)
-    decision = await _await_decision(service, request, outcome)
+    decision = await await_decision(service, request, outcome)
     return json_response(decision.selection)
 
 
@@ -238,7 +300,7 @@ def warn_ignored_overrides(service: ServiceContext, request: Request, body: Sele
         add_warnings(request, [ignored_override(names, policy)])
 
 
-async def _await_decision(
+async def await_decision(
     service: ServiceContext, request: Request, outcome: PlacementDecision | WaitingTicket
 ) -> PlacementDecision:
     if isinstance(outcome, WaitingTicket):

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from time import monotonic
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Raw
 from starlette.requests import Request
@@ -12,10 +12,10 @@ from starlette.responses import Response
 
 from select_service.api import request_parameters
 from select_service.api.compact_views import compact_ranks
-from select_service.api.example_values import EXAMPLE_SCOPE
+from select_service.api.example_values import EXAMPLE_ANSWER_SCOPE, EXAMPLE_SCOPE
 from select_service.api.paging import PAGES, add_next_link, make_page, wants_compact
 from select_service.api.quota import check_worker_quota, note_registration
-from select_service.api.request_parameters import scope_filter
+from select_service.api.request_parameters import parse_choice, scope_filter
 from select_service.api.service_context import ServiceContext, request_grant, trace_fields
 from select_service.api.tenant_isolation import check_registration, check_worker, hide_hints
 from select_service.api.worker_views import build_records
@@ -29,6 +29,7 @@ from select_service.http.endpoint import (
     BODY_ERRORS,
     BodySpec,
     EndpointGroup,
+    QueryParameter,
     ResponseSpec,
     RouteSpec,
 )
@@ -37,6 +38,14 @@ from select_service.schemas.workers import WorkerPatch, WorkerRecord, WorkerRegi
 
 log = logging.getLogger("select_service.workers")
 
+RECENT_S = 60.0
+"""Age up to which the record of a deleted worker is recent."""
+_DELETED = QueryParameter(
+    "deleted",
+    Literal["all", "recent"],
+    "`recent`: omit the records of workers that were deleted more than a minute ago.",
+    "all",
+)
 _TWO_RANKS = {
     "worker_id": 1,
     **EXAMPLE_SCOPE,
@@ -56,7 +65,7 @@ _ONE_RANK = {
 }
 EXAMPLE_RECORD: Mapping[str, Any] = {
     "worker_id": 1,
-    **EXAMPLE_SCOPE,
+    **EXAMPLE_ANSWER_SCOPE,
     "lifecycle": "schedulable",
     "endpoint": "http://worker-1:8000",
     "kv_events_endpoint": None,
@@ -143,7 +152,7 @@ async def register_worker(
             )
         },
         may_call=tenant_scoped(CALLER, OPERATOR),
-        query=request_parameters.SCOPE_PARAMETERS + PAGES,
+        query=(*request_parameters.SCOPE_PARAMETERS, *PAGES, _DELETED),
         refusals=(BadRequest,),
     )
 )
@@ -151,11 +160,15 @@ async def list_workers(
     service: ServiceContext, request: Request, query: Mapping[str, str]
 ) -> Response:
     grant = request_grant(request)
-    page = make_page(grant, service.selector.list_workers(*scope_filter(query)), query)
+    found = service.selector.list_workers(*scope_filter(query))
+    if parse_choice(query, "deleted", ("all", "recent")) == "recent":
+        old = service.selector.workers_deleted_before(monotonic() - RECENT_S)
+        found = [worker for worker in found if worker.worker_id not in old]
+    page = make_page(grant, found, query)
     answer: list[Raw] | CompactWorkers
     if wants_compact(query):
-        found = await collect_cooperatively(compact_ranks(service, page.workers))
-        answer = CompactWorkers(partitions=found, next=page.next)
+        columns = await collect_cooperatively(compact_ranks(service, page.workers))
+        answer = CompactWorkers(partitions=columns, next=page.next)
     else:
         rows = build_records(service, page.workers)
         shown = (None if row is None else hide_hints(grant, row) for row in rows)

@@ -93,6 +93,8 @@ class DumpEvent(Struct, kw_only=True):
     """Id of the worker."""
     storage_tier: Literal["device", "host_pinned", "disk", "external"]
     """Storage tier of the blocks."""
+    residency_domain: Literal["worker"]
+    """Always `worker`: the blocks are in the cache of this worker."""
     event: DumpEventBody
     """KV event that would announce the blocks."""
 

@@ -7,18 +7,23 @@ import { nameOf } from "./rates.js";
 const TITLES = ["when", "rank", "", "tokens", "cost", "next best", "choice", "request", "model"];
 const NUMBERS = new Set(["tokens", "cost", "next best"]);
 
+const pairText = ({ pair, ...row }) => (pair.path === "local" ? `${rankText(row)} for both`
+  : `${nameOf(pair.prefill_worker_id, pair.prefill_dp_rank)} → ${rankText(row)}`);
+const placeText = (row) => (row.pair ? pairText(row) : rankText(row));
+const keyOf = (row) => (row.pair ? `pair ${row.pair.number}` : row.decision);
+
 export const rankText = (row) => (row.worker_id === null ? "gone" : nameOf(row.worker_id, row.dp_rank));
 
 export class Decisions {
   #root;
   #onWhy;
-  #rows = new Map(); // by number of the decision; reused, so that the focus survives updates
+  #rows = new Map(); // by kind and number of the decision; reused, so that the focus survives updates
   #body = el("tbody");
   #table = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Recent decisions" },
     el("table", {}, el("thead", {}, el("tr", {}, TITLES.map((title) =>
       el("th", { scope: "col", class: NUMBERS.has(title) ? "number" : "" }, title)))), this.#body));
 
-  // onWhy(number): called with the number of the decision to explain
+  // onWhy(decision): called with the row of the decision to explain
   constructor(root, onWhy) {
     this.#root = root;
     this.#onWhy = onWhy;
@@ -33,9 +38,9 @@ export class Decisions {
     else if (this.#table.matches(":hover, :focus-within")) return; // a row that moves away cannot be clicked
     const rows = new Map();
     for (const decision of decisions) {
-      const row = this.#rows.get(decision.decision) ?? this.#row(decision);
+      const row = this.#rows.get(keyOf(decision)) ?? this.#row(decision);
       row.when.textContent = age(decision.seconds_ago);
-      rows.set(decision.decision, row);
+      rows.set(keyOf(decision), row);
     }
     this.#rows = rows;
     this.#arrange([...rows.values()].map((row) => row.node));
@@ -54,9 +59,9 @@ export class Decisions {
     const when = el("td");
     const id = decision.reservation_id ?? decision.selection_id ?? "";
     const number = (text) => el("td", { class: "number" }, text);
-    const why = el("button", { type: "button", "aria-label": `Why rank ${rankText(decision)}?`,
-      onclick: () => this.#onWhy(decision.decision) }, "why?");
-    const node = el("tr", {}, when, el("td", {}, rankText(decision)), el("td", {}, why),
+    const why = el("button", { type: "button", "aria-label": `Why rank ${placeText(decision)}?`,
+      onclick: () => this.#onWhy(decision) }, "why?");
+    const node = el("tr", {}, when, el("td", {}, placeText(decision)), el("td", {}, why),
       number(count(decision.isl_tokens)), number(cost(decision.cost)), number(cost(decision.runner_up_cost)),
       el("td", {}, decision.choice), el("td", { class: "id", title: id }, id), el("td", {}, decision.model_name));
     return { node, when };

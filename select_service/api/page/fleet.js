@@ -7,12 +7,14 @@ import { nameOf } from "./rates.js";
 const WIDE_MAX = 32; // most ranks for cells with numbers
 const NAMED_MAX = 256; // most ranks for cells with names
 const DOUBTFUL = new Set(["degraded", "unverified", "catching_up", "unconnected"]);
+const LOST = new Set(["unhealthy", "dead"]);
 const GOES_ON = new Set(["schedulable", "healthy", "suspicious"]);
 
 // Returns the rows of one partition: the values shown for each rank.
 function rowsOf({ ranks, checks_refused: refused }, eventsPerS) {
   const unchecked = new Set(refused);
   const bounded = new Set(ranks.bounded_rows);
+  const assumed = new Set(ranks.assumed_rows);
   const mostTokens = Math.max(1, ...ranks.prefill_tokens);
   const mostBlocks = Math.max(1, ...ranks.active_blocks);
   return ranks.worker_ids.map((workerId, i) => {
@@ -21,6 +23,7 @@ function rowsOf({ ranks, checks_refused: refused }, eventsPerS) {
       name, workerId, dpRank: ranks.dp_ranks[i],
       model: ranks.model_name, tenant: ranks.tenant_id,
       state: ranks.states[i], busy: ranks.busy[i], unchecked: unchecked.has(workerId), bounded: bounded.has(i),
+      assumed: assumed.has(i),
       prefillTokens: ranks.prefill_tokens[i], activeBlocks: ranks.active_blocks[i],
       requests: ranks.active_requests[i], kvUsage: ranks.kv_usages[i],
       eventState: ranks.event_states[i], eventAge_s: ranks.event_ages_s[i],
@@ -38,12 +41,13 @@ function moodOf({ state, busy, eventState, unchecked }) {
   return doubtful ? "warn" : "ok";
 }
 
-export function stateText({ state, busy, eventState, unchecked, bounded }) {
+export function stateText({ state, busy, eventState, unchecked, bounded, assumed }) {
   const words = [state];
   if (unchecked) words.push("rejects health checks");
   if (busy) words.push("busy");
   if (DOUBTFUL.has(eventState)) words.push(`events ${eventState.replace("_", " ")}`);
-  if (bounded) words.push("overlaps at most");
+  if (bounded) words.push("overlaps not exact");
+  if (assumed) words.push("overlaps assumed");
   return words.join(", ");
 }
 
@@ -87,6 +91,8 @@ export class Fleet {
   #showGroup(group, { ranks, policy, block_size: blockSize }, rows) {
     const facts = [`${rows.length} ranks`];
     if (policy) facts.push(`policy ${policy}`, `blocks of ${blockSize}`);
+    const lost = rows.filter(({ state }) => LOST.has(state)).length;
+    if (lost) facts.push(`${count(lost)} lost`);
     if (ranks.pending_count) facts.push(`${count(ranks.pending_count)} waiting`);
     setText(group.title, `${ranks.model_name} · ${ranks.tenant_id}`);
     setText(group.facts, facts.join(", "));
@@ -108,7 +114,7 @@ export class Fleet {
     const { node, label, numbers } = cell;
     setData(node, "mood", row.mood);
     setData(node, "events", row.eventState ?? "");
-    setData(node, "bound", row.bounded ? "at_most" : "");
+    setData(node, "bound", row.bounded ? "at_most" : row.assumed ? "assumed" : "");
     setBar(node, "--load-share", row.load);
     setBar(node, "--kv-share", row.kv);
     setText(numbers, numbersOf(row));

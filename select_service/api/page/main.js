@@ -12,7 +12,7 @@ import { count, rate, share } from "./numbers.js";
 import { RankPanel } from "./rank.js";
 import { Rates } from "./rates.js";
 import { watch } from "./stream.js";
-import { showQueue, showReplicas } from "./tables.js";
+import { showPairs, showQueue, showReplicas } from "./tables.js";
 
 const rates = new Rates();
 const panel = new RankPanel(byId("rank"));
@@ -37,6 +37,7 @@ function show(frame) {
   charts.add(Date.now() / 1000, now);
   if (fleet.selected) panel.update(rows.get(fleet.selected));
   showQueue(byId("queue"), frame);
+  showPairs(byId("pairs"), frame);
   showReplicas(byId("replicas"), frame);
   decisions.show(frame.decisions);
   ask.offer(frame.partitions);
@@ -78,12 +79,13 @@ function summarise(now) {
   }
 }
 
-async function why(number) {
+async function why({ decision, pair }) {
+  const path = pair ? `decisions/${pair.number}?by=pair` : `decisions/${decision}?by=number`;
   const body = byId("why-body");
   body.replaceChildren(el("p", { class: "facts" }, "…"));
   byId("why").showModal();
   try {
-    body.replaceChildren(candidatesOf(await get(`decisions/${number}?by=number`)));
+    body.replaceChildren(candidatesOf(await get(path)));
   } catch (error) {
     body.replaceChildren(el("p", { class: "error" }, error.message));
   }

@@ -65,6 +65,8 @@ export class RankPanel {
     const health = record.health?.ranks?.[dpRank];
     const predictions = record.predictions?.[dpRank];
     this.#add("Endpoint", record.endpoint);
+    this.#add("Role", record.role);
+    this.#add("Host of its link", record.kv_transfer?.host);
     this.#add("Events from", record.kv_events_endpoints?.[dpRank] ?? record.kv_events_endpoint);
     this.#add("Missing", record.not_schedulable_reasons?.join("; "));
     this.#add("Hints", record.hints?.join("; "));

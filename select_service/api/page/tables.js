@@ -1,4 +1,4 @@
-// Tables of the queue and of the replicas.
+// Tables of the queue, of pairs and of the replicas.
 
 import { el, table } from "./dom.js";
 import { age, count } from "./numbers.js";
@@ -9,6 +9,9 @@ const CLASSES = [
   { title: "class", of: (row) => row.policy_class },
   { title: "requests", number: true, of: (row) => count(row.waiting_requests) },
   { title: "prompt tokens", number: true, of: (row) => count(row.waiting_isl_tokens) },
+  { title: "late", number: true, hint: "Requests whose deadline_ms was not met", of: (row) => count(row.deadline_exceeded) },
+  { title: "fairness_id", hint: "Those with most waiting requests",
+    of: (row) => row.flows.map((flow) => `${flow.fairness_id || "(none)"} ${count(flow.waiting_requests)}`).join(", ") },
 ];
 
 const PEERS = [
@@ -24,6 +27,19 @@ const PEERS = [
   { title: "last error", of: (peer) => peer.last_error ?? "" },
 ];
 
+const PAIRS = [
+  { title: "fact", of: (row) => row.name },
+  { title: "number", number: true, of: (row) => count(row.value) },
+];
+
+const LINKS = [
+  { title: "host", of: (link) => link.host },
+  { title: "tokens to leave", number: true, hint: "Booked on the host's link, without a first token",
+    of: (link) => count(link.leaving) },
+  { title: "tokens to enter", number: true, hint: "Booked on the host's link, without a first token",
+    of: (link) => count(link.entering) },
+];
+
 const empty = (text) => el("p", { class: "empty" }, text);
 
 export function showQueue(root, frame) {
@@ -34,6 +50,22 @@ function queueOf({ queue, queueing }) {
   if (queue === undefined) return empty(NOT_SHOWN);
   if (!queueing) return empty("Queueing is off: requests are placed or refused at once.");
   return queue.length ? table(CLASSES, queue) : empty("No request has waited yet.");
+}
+
+export function showPairs(root, frame) {
+  root.replaceChildren(...pairsOf(frame));
+}
+
+function pairsOf({ queue, pairs }) {
+  if (queue === undefined) return [empty(NOT_SHOWN)];
+  if (!pairs) return [empty("No pair has been chosen yet.")];
+  const { prefill_legs, decode_legs, remote, local, transfers, lost_legs, links } = pairs;
+  const facts = table(PAIRS, [
+    { name: "Live prefill legs", value: prefill_legs }, { name: "Live decode legs", value: decode_legs },
+    { name: "Chosen on two ranks", value: remote }, { name: "Chosen on one rank", value: local },
+    { name: "Transfers on their way", value: transfers }, { name: "Lost prefill legs", value: lost_legs },
+  ]);
+  return links.length ? [facts, table(LINKS, links)] : [facts];
 }
 
 export function showReplicas(root, frame) {

@@ -19,38 +19,39 @@ from math import inf
 import numpy as np
 
 from indexer.index.header_kernels import CHANGED
-from select_service.base.errors import QueueFull, QueueTimeout, SelectError
-from select_service.core.admission.busy_check import BusyCheck, RankLoadLimits, ranks_below
-from select_service.core.admission.drain_rate import retry_after_seconds
-from select_service.core.admission.headroom import compute_headroom
+from select_service.base.errors import QueueTimeout, SelectError
+from select_service.core.admission.busy_check import BusyCheck
+from select_service.core.admission.headroom import Headroom, compute_headroom
 from select_service.core.admission.load_shed_rule import LoadShedRule
 from select_service.core.admission.outcome_counters import AdmissionCounters
-from select_service.core.admission.partition_queue import (
-    PartitionQueue,
+from select_service.core.admission.partition_queue import PartitionQueue
+from select_service.core.admission.policy_classes import QueueBounds, QueueRules
+from select_service.core.admission.priority_tiers import PriorityTiers
+from select_service.core.admission.queue_headroom import QueueHeadroom, leave_awaited
+from select_service.core.admission.session_admission import must_wait_for_session, unpin_ticket
+from select_service.core.admission.shed_tiers import ShedTiers
+from select_service.core.admission.wait_limits import WaitLimits
+from select_service.core.admission.waiting_list import NO_BACKLOG, Backlog, WaitingList
+from select_service.core.admission.waiting_ticket import (
     RequestSize,
     WaitingTicket,
     booked_blocks,
-    drop_prompt,
     extra_work,
     lane_of,
     measure_request,
     score_of,
 )
-from select_service.core.admission.policy_classes import QueueBounds, QueueRules
-from select_service.core.admission.priority_tiers import PriorityTiers
-from select_service.core.admission.queue_headroom import QueueHeadroom
-from select_service.core.admission.shed_tiers import ShedTiers
-from select_service.core.admission.waiting_list import Backlog, WaitingList
 from select_service.core.array_types import Mask
 from select_service.core.decision_maker import DecisionMaker, PlacementDecision, PlacementRequest
 from select_service.core.dirty_partitions import DirtyPartitions
 from select_service.core.identity import PartitionKey
 from select_service.core.placement.candidates import find_candidates
 from select_service.core.placement.decision_ring import QueueWait
+from select_service.core.placement.prompt import drop_prompt
 from select_service.core.registry.fleet.partition import Partition
 from select_service.schemas.selection import SelectRequest
 
-SERVED_PER_TURN_MAX = 64
+SERVED_PER_TURN_MAX = 48
 """Requests leaving the queue before other work gets a turn."""
 LANES_PER_STEP = 64
 """Number of lanes that cost as much to search as serving one request."""
@@ -87,6 +88,8 @@ class AdmissionGate:
         self._partitions = partitions
         self._decisions = decisions
         self.waiting = WaitingList(QueueBounds() if rules is None else rules.bounds)
+        timeout_s = 0.0 if rules is None else rules.timeout_s
+        self._limits = WaitLimits(self.waiting, timeout_s, busy_check, self.shedding, self.tally)
         self._dirty = dirty
         dirty.watch_partitions(self.waiting.queues)
         self._arrivals = count()
@@ -149,64 +152,59 @@ class AdmissionGate:
         size = measure_request(job, free)
         index = profile.find_class(policy_class, size.isl_tokens - size.cached_tokens)
         headroom = compute_headroom(job.partition, free, profile.classes[index])
-        return (headroom.eligible, False) if headroom.n_ranks else (free, True)
+        if not self._has_room(job, allowed, headroom):
+            return free, True
+        return self._eligible_ranks(job.partition.key, free, headroom), False
 
     def ranks_without_waiting(self, partition: Partition) -> Mask | None:
         """Return the ranks `admit_request` would pass on for a request with a prompt only.
 
         None means that `admit_request` might refuse or queue the request, or serve others first.
         """
-        if partition.key in self._dirty.partitions:
-            return None
-        limits = self._limits_without_waiting(partition.key)
-        if limits is None:
-            return self._ranks_for_all_classes(partition)
-        free, n_free = ranks_below(partition, partition.table.open_slots, limits)
-        return free if n_free else None
-
-    def _ranks_for_all_classes(self, partition: Partition) -> Mask | None:
-        """Return the same as `ranks_without_waiting`, for several classes or a class waiting for
-        work to end.
-
-        If every class would choose among the same ranks, the class of the request does not matter.
-        """
         key = partition.key
-        if self.rules is None or self.shedding.restricts_model(key.model_name):
+        if key in self._dirty.partitions or self.shedding.restricts_model(key.model_name):
             return None
-        if self.waits_for_work and key in self.waiting.queues:
-            return None
+        free = self.busy_check.all_free_ranks(partition)
+        if self.rules is None:
+            return free if free.any() else None
         classes = self.rules.profile_of(key.model_name).headroom_classes
         # The comparison below must stay cheaper than the usual way through the gate.
-        if len(classes) > ROOMS_AT_ONCE_MAX:
+        if key in self.waiting.queues or len(classes) > ROOMS_AT_ONCE_MAX:
             return None
-        not_busy = self.busy_check.all_free_ranks(partition)
-        rooms = [compute_headroom(partition, not_busy, each) for each in classes]
-        eligible = rooms[0].eligible
-        is_same = all(r.n_ranks and np.array_equal(r.eligible, eligible) for r in rooms)
-        return eligible if is_same else None
+        # With room for every class, the class of the request does not matter.
+        has_room = all(compute_headroom(partition, free, each).n_ranks for each in classes)
+        return free if has_room else None
 
-    def _limits_without_waiting(self, key: PartitionKey) -> RankLoadLimits | None:
-        """Return the limits of requests with a prompt only.  None means each request needs its
-        own check.
+    def _eligible_ranks(self, key: PartitionKey, free: Mask, headroom: Headroom) -> Mask:
+        """Return the ranks among which a request with room chooses.
+
+        free: its candidates that are not busy
         """
-        if self.shedding.restricts_model(key.model_name):
-            return None
-        only = None
-        if self.rules is not None:
-            only = self.rules.profile_of(key.model_name).only_class_by_load
-            if only is None:
-                return None
-        return RankLoadLimits.for_class(
-            self.busy_check.thresholds.thresholds_of(key.model_name), only
-        )
+        queue = self.waiting.queues.get(key)
+        return free if queue is None else leave_awaited(free, headroom.ranks, queue.awaited_bits())
 
     def _free_ranks(self, job: PlacementRequest, allowed: Mask) -> Mask:
         """Return the allowed ranks that are not busy.  Raises Overloaded."""
+        partition, request = job.partition, job.request
         try:
-            return self.busy_check.free_candidates(job.partition, job.request, allowed)
+            for leg in self._leg_masks(job, allowed):
+                self.busy_check.free_candidates(partition, request, leg)
+            return self.busy_check.free_candidates(partition, request, allowed)
         except SelectError:
             self.tally.count_refusal("busy", job.partition.key)
             raise
+
+    @staticmethod
+    def _leg_masks(job: PlacementRequest, allowed: Mask) -> list[Mask]:
+        """Return the allowed ranks for each leg that a pair needs; nothing for other requests."""
+        if job.pairs is None:
+            return []
+        return job.pairs.leg_masks(job.partition, job.request, allowed)
+
+    def _has_room(self, job: PlacementRequest, allowed: Mask, headroom: Headroom) -> bool:
+        """Return whether a request need not wait."""
+        legs = self._leg_masks(job, allowed)
+        return headroom.n_ranks > 0 and all((leg & headroom.ranks).any() for leg in legs)
 
     def _admit_or_queue(
         self, job: PlacementRequest, allowed: Mask, now: float, policy_class: str | None
@@ -214,24 +212,14 @@ class AdmissionGate:
         assert self.rules is not None
         partition, key = job.partition, job.partition.key
         profile = self.rules.profile_of(key.model_name)
-        by_load = profile.only_class_by_load
-        if (
-            by_load is not None
-            and job.request.pinned_worker is None
-            and key not in self._dirty.partitions
-        ):
-            # Fast path of the usual case; the code below gives the same result.
-            mask, n_free = self.busy_check.free_candidates_with_room(partition, allowed, by_load)
-            if n_free:
-                return self._decide_now(job, mask, now)
         free = self._free_ranks(job, allowed)
         size, class_index = None, 0
         if profile.only_class is None:
             size = measure_request(job, free)
             class_index = profile.find_class(policy_class, size.isl_tokens - size.cached_tokens)
         headroom = compute_headroom(partition, free, profile.classes[class_index])
-        if headroom.n_ranks and key not in self._dirty.partitions:
-            return self._decide_now(job, headroom.eligible, now)
+        if key not in self._dirty.partitions and self._has_room(job, allowed, headroom):
+            return self._decide_now(job, self._eligible_ranks(key, free, headroom), now)
         return self._enqueue_request(job, class_index, size or measure_request(job, free), now)
 
     def _decide_now(self, job: PlacementRequest, eligible: Mask, now: float) -> PlacementDecision:
@@ -247,7 +235,7 @@ class AdmissionGate:
         key = partition.key
         profile = self.rules.profile_of(key.model_name)
         rules = profile.classes[class_index]
-        deadline = self._deadline_of(request, now)
+        due_at = inf if request.deadline_ms is None else now + request.deadline_ms / 1000.0
         queue = self.waiting.queues.get(key) or PartitionQueue(profile.classes)
         ticket = WaitingTicket(
             # A queue of thousands of requests must not hold their token lists.
@@ -256,16 +244,17 @@ class AdmissionGate:
             lane=lane_of(request),
             size=size,
             class_index=class_index,
+            classes=profile.classes,
             policy_class=rules.name,
             tier=self.shedding.tiers.index_of(request.priority_tier),
             arrived_at=now,
-            deadline=deadline,
+            deadline=self._limits.end_of_wait(request, due_at, now),
         )
-        self._check_queue_room(queue, ticket, deadline <= now)
         token_s = self._seconds_per_token(partition) if rules.waits_for_work else 0.0
         score = score_of(rules.queue_policy, request.priority_jump or 0.0, now, size, token_s)
         # The arrival number makes every order unique and keeps equal scores first-come.
-        ticket.order = (-(request.strict_priority or 0), -score, next(self._arrivals))
+        ticket.order = -(request.strict_priority or 0), due_at, -score, next(self._arrivals)
+        self._limits.check_entry(queue, ticket)
         self.waiting.add(queue, ticket)
         return ticket
 
@@ -274,31 +263,6 @@ class AdmissionGate:
         return self.busy_check.drain_rate(partition).seconds_per_token(
             int(partition.table.open_slots.sum())
         )
-
-    def _deadline_of(self, request: SelectRequest, now: float) -> float:
-        """Return the earlier of the request's own deadline and the common one."""
-        assert self.rules is not None
-        latency_share = self.shedding.rule_of(request.model_name).latency_share
-        common = (self.rules.timeout_s or inf) * latency_share
-        own = inf if request.timeout_ms is None else request.timeout_ms / 1000.0
-        return now + min(common, own)
-
-    def _check_queue_room(
-        self, queue: PartitionQueue, ticket: WaitingTicket, may_not_wait: bool
-    ) -> None:
-        """Raise QueueTimeout or QueueFull, without adding the ticket."""
-        partition = ticket.placement_request.partition
-        if may_not_wait:
-            raise self._timeout_error(ticket, ticket.arrived_at)
-        try:
-            queue.check_room(
-                ticket.class_index, ticket.lane, ticket.size, partition.table.n_workers
-            )
-            self.waiting.check_bounds(ticket)
-        except QueueFull as error:
-            self.tally.count_refusal("queue_full", partition.key)
-            error.retry_after_s = self._retry_after_s(partition)
-            raise
 
     # Departures
 
@@ -325,6 +289,7 @@ class AdmissionGate:
         Returns whether the deadlines filled one turn, so that another turn is due.
         """
         self.busy_check.update_rates(self._partitions, now)
+        self._limits.observe_release(self._partitions, now)
         late = self.waiting.find_overdue(now, SETTLED_PER_TURN_MAX)
         for ticket in late:
             self.time_out_ticket(ticket, now)
@@ -346,7 +311,7 @@ class AdmissionGate:
         """Refuse a ticket past its deadline, unless settled already."""
         if ticket.outcome is None:
             self.waiting.remove(ticket)
-            ticket.settle(self._timeout_error(ticket, now))
+            ticket.settle(self._limits.timeout_error(ticket, now))
 
     def remove_disconnected(self, ticket: WaitingTicket) -> None:
         """Remove the ticket of a disconnected client, unless settled already."""
@@ -410,8 +375,12 @@ class AdmissionGate:
         partition = self._partitions.get(key)
         stranded, more = self.waiting.take_stranded(key, partition)
         for ticket, error in stranded:
-            self.tally.count_refusal("no_rank", key)
-            ticket.settle(error)
+            if partition is not None and unpin_ticket(ticket, partition):
+                self.waiting.add_again(ticket)
+                self._dirty.mark_capacity(key)
+            else:
+                self.tally.count_refusal("no_rank", key)
+                ticket.settle(error)
         if more:
             self._dirty.partitions[key] = None
             return 0
@@ -421,28 +390,33 @@ class AdmissionGate:
                 break
             queue = self.waiting.queues[key]
             queue.changes = _index_change_count(partition)
-            budget = max(0, budget - 1 - queue.n_lanes // LANES_PER_STEP)
+            cost = 1 + queue.n_lanes // LANES_PER_STEP
             views = QueueHeadroom(self.busy_check, partition, queue)
             chosen = queue.take_next(views.headroom_bits)
             if chosen is None:
+                budget = max(0, budget - cost)
                 break
             # A large booking costs as much as several requests.
-            budget = max(
-                0, budget - extra_work(chosen.request, booked_blocks(chosen.placement_request))
-            )
+            budget -= cost + extra_work(chosen.request, booked_blocks(chosen.placement_request))
+            # The next search must fit too: it may cost as much as all of a turn.
+            budget = 0 if budget < cost else budget
             self.waiting.forget_ticket(chosen)
-            pinned = chosen.lane.pinned is not None
-            self._serve_ticket(chosen, views.headroom_of(chosen.class_index, pinned).eligible, now)
+            self._serve_ticket(chosen, views, now)
         return budget
 
-    def _serve_ticket(self, ticket: WaitingTicket, eligible: Mask, now: float) -> None:
+    def _serve_ticket(self, ticket: WaitingTicket, views: QueueHeadroom, now: float) -> None:
         """Decide again, with the current state."""
+        room, eligible = views.ranks_for(ticket)
         job, waited_s = ticket.placement_request, now - ticket.arrived_at
         if self.shedding.is_shed(ticket.request.model_name, ticket.tier):
             ticket.settle(self.shedding.refuse_tier(job.partition.key, ticket.tier))
             return
         waited = QueueWait(ticket.policy_class, ticket.position, waited_s)
         try:
+            if must_wait_for_session(ticket, room, self._decisions, now):
+                self.waiting.add_again(ticket)
+                return
+            job = ticket.placement_request
             # Constraints are checked again, because ranks may have changed during the wait.
             allowed = find_candidates(job.partition.table, ticket.request) & eligible
             decision = self._decisions.decide(job._replace(queue_wait=waited), allowed, now)
@@ -454,29 +428,14 @@ class AdmissionGate:
         self.tally.record_wait(ticket.policy_class, waited_s)
         ticket.settle(decision)
 
-    # Refusals, counted here
-
-    def _timeout_error(self, ticket: WaitingTicket, now: float) -> QueueTimeout:
-        self.tally.count_refusal("queue_timeout", ticket.placement_request.partition.key)
-        error = QueueTimeout(
-            f"queue_timeout: no worker had room within {now - ticket.arrived_at:.3f} s "
-            f"(policy class {ticket.policy_class})"
-        )
-        error.retry_after_s = self._retry_after_s(ticket.placement_request.partition)
-        return error
-
-    def _retry_after_s(self, partition: Partition) -> int:
-        """Return the seconds until the current queue has drained."""
-        work = max(1, self.waiting.backlog_of(partition.key).isl_tokens)
-        return retry_after_seconds(work, self.busy_check.drain_rate(partition).tokens_per_s)
-
     # Views
 
     def backlog_by_class(self) -> dict[str, Backlog]:
         """Return the backlog by policy class, over all partitions; classes with an emptied queue
         stay.
         """
-        return dict.fromkeys(self.tally.waits, Backlog(0, 0)) | self.waiting.backlog_by_class()
+        seen = [*self.tally.waits, *self.tally.missed_deadlines]
+        return dict.fromkeys(seen, NO_BACKLOG) | self.waiting.backlog_by_class()
 
     def check_invariants(self) -> None:
         """Check the invariants, for tests."""

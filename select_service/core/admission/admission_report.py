@@ -5,15 +5,12 @@ from typing import NamedTuple
 
 from select_service.core.admission.admission_gate import AdmissionGate
 from select_service.core.admission.busy_check import BusyCounts
-from select_service.core.admission.waiting_list import Backlog
+from select_service.core.admission.waiting_list import NO_BACKLOG, Backlog
 from select_service.core.duration_histogram import DurationHistogram
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.registry.fleet.partition import Partition
 from select_service.core.workers.engine_load import EngineReading
 from select_service.schemas.admission import BusyThresholdView
-
-NO_BACKLOG_LIMIT = Backlog(0, 0)
-
 
 RANKS_PER_STEP = 256
 """Ranks with engine readings handled in one step of the event loop."""
@@ -34,6 +31,8 @@ class AdmissionReport(NamedTuple):
     shed: Mapping[str, int]
     tier_shed: Mapping[str, bool]
     classes: Mapping[str, Backlog]
+    flows: Mapping[str, int]
+    missed_deadlines: Mapping[str, int]
     waits: Mapping[str, DurationHistogram]
     busy: Mapping[PartitionKey, BusyCounts]
     thresholds: tuple[BusyThresholdView, ...]
@@ -54,11 +53,13 @@ def admission_report(
         issued=sum(outcomes.values()) + gate.waiting.requests,
         rejected=tally.n_rejected,
         waiting=Backlog(gate.waiting.requests, gate.waiting.isl_tokens),
-        bounds=NO_BACKLOG_LIMIT if rules is None else Backlog(*rules.bounds),
+        bounds=NO_BACKLOG if rules is None else Backlog(*rules.bounds),
         outcomes=outcomes,
         shed={tier: tally.shed_tiers[tier] for tier in tiers.names},
         tier_shed={tier: tier in tiers.shed_names for tier in tiers.names},
         classes=gate.backlog_by_class(),
+        flows={name: len(flows) for name, flows in gate.waiting.backlog_by_flow().items()},
+        missed_deadlines=dict(tally.missed_deadlines),
         waits={name: waits.copy() for name, waits in tally.waits.items()},
         busy=busy,
         thresholds=tuple(gate.busy_check.thresholds.list_views(models)),

@@ -98,13 +98,6 @@ class BusyCheck:
             return candidates
         raise self._overloaded_error(partition, worker, limits)
 
-    def free_candidates_with_room(
-        self, partition: Partition, candidates: Mask, rules: PolicyClass
-    ) -> tuple[Mask, int]:
-        """Return the candidates that are not busy and have room for a class, and their number."""
-        limits = self.thresholds_of(partition)
-        return free_ranks(partition, candidates, limits, rules)
-
     def all_free_ranks(self, partition: Partition) -> Mask:
         """Return all ranks of the partition that are not busy."""
         limits = self.thresholds_of(partition)
@@ -196,18 +189,14 @@ def free_ranks(
 
     rules: policy class for which the candidates also need room, or None
     """
-    return ranks_below(
-        partition,
-        candidates,
-        RankLoadLimits.for_class(limits, rules, partition.effective_batch_share),
-    )
-
-
-def ranks_below(partition: Partition, candidates: Mask, limits: RankLoadLimits) -> tuple[Mask, int]:
-    """Return the candidates below all limits, and their number."""
+    share = partition.effective_batch_share
     out = np.empty(len(candidates), np.bool_)
     n_free = busy_kernels.fill_free_ranks(
-        candidates, partition.load.header, partition.table.header, limits, out
+        candidates,
+        partition.load.header,
+        partition.table.header,
+        RankLoadLimits.for_class(limits, rules, share),
+        out,
     )
     return out, n_free
 

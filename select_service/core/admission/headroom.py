@@ -1,8 +1,8 @@
 """Ranks with room for another prompt of a policy class, and the ranks such a prompt may use.
 
-By default, load determines room, and a request uses only ranks with room.  With `queue_policy:
-work` the remaining work determines room.  Then one candidate that can start soon opens all
-candidates, since a busy rank with the prompt in its cache may be the better choice.
+By default, load determines room, with `queue_policy: work` the remaining work.  One candidate with
+room opens all candidates, since a rank without room may hold the prompt in its cache and be the
+better choice.
 """
 
 from typing import NamedTuple
@@ -27,12 +27,10 @@ class Headroom(NamedTuple):
 
     ranks: mask of the ranks with room
     n_ranks: number of these
-    eligible: ranks a request may use, provided that `n_ranks` is not 0
     """
 
     ranks: Mask
     n_ranks: int
-    eligible: Mask
 
 
 def compute_headroom(partition: Partition, not_busy: Mask, rules: PolicyClass) -> Headroom:
@@ -42,8 +40,7 @@ def compute_headroom(partition: Partition, not_busy: Mask, rules: PolicyClass) -
     """
     # The thresholds were applied to `not_busy` already, hence NO_THRESHOLDS.
     if not rules.waits_for_work:
-        ranks, n_ranks = free_ranks(partition, not_busy, NO_THRESHOLDS, rules)
-        return Headroom(ranks, n_ranks, ranks)
+        return Headroom(*free_ranks(partition, not_busy, NO_THRESHOLDS, rules))
     tokens, batches = rules.prefill_busy_threshold, rules.prefill_busy_threshold_frac
     ranks = np.empty(len(not_busy), np.bool_)
     n_ranks = fill_headroom(
@@ -53,4 +50,4 @@ def compute_headroom(partition: Partition, not_busy: Mask, rules: PolicyClass) -
         0.0 if batches is None else batches * partition.effective_batch_share,
         ranks,
     )
-    return Headroom(ranks, n_ranks, not_busy)
+    return Headroom(ranks, n_ranks)

@@ -9,7 +9,14 @@ from select_service.core.duration_histogram import DurationHistogram
 from select_service.core.identity import PartitionKey
 
 AdmissionOutcome = Literal[
-    "admitted", "busy", "shed", "queue_full", "queue_timeout", "client_gone", "no_rank"
+    "admitted",
+    "busy",
+    "shed",
+    "queue_full",
+    "queue_timeout",
+    "deadline_exceeded",
+    "client_gone",
+    "no_rank",
 ]
 """Outcome of a judged request.
 
@@ -20,7 +27,15 @@ client_gone: the client disconnected
 OUTCOMES: tuple[AdmissionOutcome, ...] = get_args(AdmissionOutcome)
 RefusalReason = Literal[AdmissionOutcome, "no_workers"]
 """Reason for a request without a rank; no_workers: the model and tenant have no workers."""
-REJECTIONS: tuple[AdmissionOutcome, ...] = ("busy", "shed", "queue_full", "queue_timeout")
+REFUSAL_REASONS: tuple[RefusalReason, ...] = get_args(RefusalReason)[1:]
+"""All reasons, without `admitted`."""
+REJECTIONS: tuple[AdmissionOutcome, ...] = (
+    "busy",
+    "shed",
+    "queue_full",
+    "queue_timeout",
+    "deadline_exceeded",
+)
 
 WAIT_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds of the waiting time histogram, seconds; a last bucket has no bound."""
@@ -34,6 +49,7 @@ class AdmissionCounters:
     other_outcomes:     every other outcome
     shed_tiers: requests refused because of their tier, by tier
     waits:      waiting times of served requests, by policy class
+    missed_deadlines: requests whose deadline could not be met, by policy class
     should_count:      whether to count refusals of a partition: clients may invent partition names
     """
 
@@ -41,6 +57,7 @@ class AdmissionCounters:
     other_outcomes: Counter[AdmissionOutcome] = field(default_factory=Counter)
     shed_tiers: Counter[str] = field(default_factory=Counter)
     waits: dict[str, DurationHistogram] = field(default_factory=dict)
+    missed_deadlines: Counter[str] = field(default_factory=Counter)
     should_count: Callable[[PartitionKey], bool] = lambda _: True
     _fresh: dict[PartitionKey, Counter[RefusalReason]] = field(default_factory=dict)
 
@@ -68,6 +85,9 @@ class AdmissionCounters:
     def n_rejected(self) -> int:
         """Number of requests refused by admission."""
         return sum(self.other_outcomes[outcome] for outcome in REJECTIONS)
+
+    def count_missed_deadline(self, policy_class: str) -> None:
+        self.missed_deadlines[policy_class] += 1
 
     def record_wait(self, policy_class: str, seconds: float) -> None:
         waits = self.waits.get(policy_class)

@@ -5,8 +5,8 @@ on no candidate) select a *bucket*.  Family and bucket together select one class
 family and bucket is *explicit*: only its exact name selects it.  Unknown names count as the default
 family.
 
-Source: the policy file of the reference (Dynamo router, "Policy-Class Queues"); `lcfs` and `work`
-are extensions.
+Source: the policy file of the reference (Dynamo router, "Policy-Class Queues"); `lcfs`, `work`
+and `fairness_weights` are extensions.
 """
 
 from bisect import bisect_right
@@ -21,11 +21,14 @@ BUCKETS_MAX = 64
 MODELS_MAX = 1024
 CLASS_NAME_CHARS_MAX = 128
 TOKENS_MAX = 2**53
+WEIGHTS_MAX = 1024
+WEIGHT_MIN, WEIGHT_MAX = 0.001, 1000.0
 
 QueuePolicy = Literal["fcfs", "wspt", "lcfs", "work"]
 
 _Name = Annotated[str, Meta(min_length=1, max_length=CLASS_NAME_CHARS_MAX)]
 _Count = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
+_Weight = Annotated[float, Meta(ge=WEIGHT_MIN, le=WEIGHT_MAX)]
 
 
 class PolicyError(ValueError):
@@ -42,6 +45,7 @@ class PolicyClass(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         is 16.  With the queue policy `work` the remaining work must exceed both (see
         `headroom_parameters`)
     ..._limit_per_worker: limits of the queue, multiplied by the number of workers
+    fairness_weights: shares of the room by fairness_id; 1 for others
     """
 
     name: _Name
@@ -54,6 +58,7 @@ class PolicyClass(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     request_queue_limit_per_worker: _Count | None = None
     raw_isl_token_queue_limit_per_worker: _Count | None = None
     cached_token_queue_limit_per_worker: _Count | None = None
+    fairness_weights: Annotated[dict[_Name, _Weight], Meta(max_length=WEIGHTS_MAX)] = {}
 
     @property
     def waits_for_work(self) -> bool:
@@ -96,11 +101,10 @@ class PolicyClassProfile:
         Raises PolicyError unless every pair of family and bucket selects exactly one class.
         """
         self.classes: Sequence[PolicyClass] = tuple(document.policy_classes)
+        # Lets the gate skip the size of the prompt, which needs an index lookup.
         self.only_class = self.classes[0] if len(self.classes) == 1 else None
         """Class of all requests, if there is only one class."""
         self.waits_for_work = any(each.waits_for_work for each in self.classes)
-        # Lets the gate skip the size of the prompt, which needs an index lookup.
-        self.only_class_by_load = None if self.waits_for_work else self.only_class
         # Later classes with equal parameters replace earlier ones: each kind of room occurs once.
         self.headroom_classes: Sequence[PolicyClass] = tuple(
             {c.headroom_parameters: c for c in self.classes}.values()

@@ -12,21 +12,23 @@ import numpy as np
 from sortedcontainers import SortedDict
 
 from select_service.base.errors import Conflict, NoWorkers, QueueFull, SelectError
-from select_service.core.admission.partition_queue import (
-    PartitionQueue,
-    TableVersion,
-    WaitingTicket,
-)
+from select_service.core.admission.class_queue import TableVersion, space_for_others
+from select_service.core.admission.partition_queue import PartitionQueue
 from select_service.core.admission.policy_classes import QueueBounds
 from select_service.core.admission.queue_headroom import mask_to_int
+from select_service.core.admission.waiting_ticket import QueueUsage, WaitingTicket
+from select_service.core.decision_maker import PairChooser
 from select_service.core.identity import PartitionKey
 from select_service.core.placement.candidates import find_candidates
 from select_service.core.registry.fleet.partition import Partition
+from select_service.schemas.selection import SelectRequest
 
 WAITING_BLOCKS_MAX = 4_194_304
 """Maximum prompt blocks of all waiting requests; 16 bytes each."""
 WAITING_ALLOWED_IDS_MAX = 1_048_576
 """Maximum entries of `allowed_worker_ids` of all waiting requests; about 100 bytes each."""
+
+_KINDS = ("requests", "prompt tokens", "prompt blocks", "allowed ids")
 
 STRANDED_PER_TURN_MAX = 256
 """Requests refused in one turn because their partition has no workers left."""
@@ -38,19 +40,25 @@ class Backlog(NamedTuple):
     requests: int
     isl_tokens: int
 
+    def plus(self, more: QueueUsage) -> "Backlog":
+        return Backlog(self.requests + more.requests, self.isl_tokens + more.isl_tokens)
+
+
+NO_BACKLOG = Backlog(0, 0)
+
 
 class WaitingList:
     """All queues; a queue exists only while requests wait in the queue."""
 
     def __init__(self, bounds: QueueBounds) -> None:
         self.queues: dict[PartitionKey, PartitionQueue] = {}
-        self.requests = 0
+        self.usage = QueueUsage()
+        """Usage of the overall limits."""
         self.n_requests_array = np.zeros(1, np.int64)
         """int64[1], `requests` for kernels; the array is never replaced."""
-        self.isl_tokens = 0
+        self.sessions = 0
         self.bounds = bounds
-        self._blocks = 0
-        self._allowed_ids = 0
+        self._limits = QueueUsage(*bounds, WAITING_BLOCKS_MAX, WAITING_ALLOWED_IDS_MAX)
         self._ids: set[str] = set()
         self._by_deadline: SortedDict[tuple[float, int], WaitingTicket] = SortedDict()
 
@@ -65,17 +73,19 @@ class WaitingList:
         if reservation_id in self._ids:
             raise Conflict(f"reservation {reservation_id} is already waiting for a worker")
 
-    def check_bounds(self, ticket: WaitingTicket) -> None:
-        """Raise QueueFull when the ticket exceeds an overall limit."""
-        for kind, current, more, limit in (
-            ("requests", self.requests, 1, self.bounds.requests_max),
-            ("prompt tokens", self.isl_tokens, ticket.size.isl_tokens, self.bounds.isl_tokens_max),
-            ("prompt blocks", self._blocks, _n_blocks(ticket), WAITING_BLOCKS_MAX),
-            ("allowed ids", self._allowed_ids, _n_allowed_ids(ticket), WAITING_ALLOWED_IDS_MAX),
+    def check_bounds(self, ticket: WaitingTicket, of_flow: QueueUsage) -> None:
+        """Raise QueueFull when the ticket exceeds an overall limit.
+
+        of_flow: usage by the waiting requests of its flow
+        """
+        for kind, current, own, more, limit in zip(
+            _KINDS, self.usage, of_flow, ticket.usage, self._limits, strict=True
         ):
-            if current + more > limit:
+            if current + more + space_for_others(ticket, own) > limit:
                 raise QueueFull(
-                    f"the queue is full: {current} {kind} are waiting, the limit is {limit}"
+                    f"the queue is full: {current} {kind} are waiting"
+                    + (f", {own} of them of this fairness_id" if ticket.flow else "")
+                    + f", the limit is {limit}"
                 )
 
     def add(self, queue: PartitionQueue, ticket: WaitingTicket) -> None:
@@ -84,7 +94,7 @@ class WaitingList:
         queue: queue of the ticket's partition, possibly new
         """
         partition = ticket.placement_request.partition
-        queue.add(ticket, mask_to_int(find_candidates(partition.table, ticket.request)))
+        queue.add(ticket, lane_bits(partition, ticket.request, ticket.pairs))
         self.queues[partition.key] = queue
         self._add_to_counts(ticket, 1)
         if ticket.placement_request.reservation_id is not None:
@@ -92,6 +102,11 @@ class WaitingList:
         # Tickets without a deadline never expire and need no entry.
         if ticket.deadline < inf:
             self._by_deadline[(ticket.deadline, ticket.number)] = ticket
+
+    def add_again(self, ticket: WaitingTicket) -> None:
+        """Return a ticket that left its queue, with its order, possibly to another lane."""
+        key = ticket.placement_request.partition.key
+        self.add(self.queues.get(key) or PartitionQueue(ticket.classes), ticket)
 
     # Departures
 
@@ -143,7 +158,7 @@ class WaitingList:
             table = partition.table
             seen = TableVersion(table, table.version)
             unfit, more = queue.refresh_candidates(
-                seen, lambda r: mask_to_int(find_candidates(table, r))
+                seen, lambda request, pairs: lane_bits(partition, request, pairs)
             )
             # Both kinds have left their queue already; only the counts remain.
             stranded += unfit
@@ -152,40 +167,49 @@ class WaitingList:
         return stranded, more
 
     def _add_to_counts(self, ticket: WaitingTicket, sign: int) -> None:
-        self.requests += sign
+        self.usage = self.usage.plus(ticket.usage, sign)
         # The fast path reads this array to learn whether any request waits.
         self.n_requests_array[0] = self.requests
-        self.isl_tokens += sign * ticket.size.isl_tokens
-        self._blocks += sign * _n_blocks(ticket)
-        self._allowed_ids += sign * _n_allowed_ids(ticket)
+        self.sessions += sign * ticket.has_session
 
     # Views
 
     def backlog_of(self, key: PartitionKey) -> Backlog:
         queue = self.queues.get(key)
-        return Backlog(0, 0) if queue is None else Backlog(len(queue), queue.isl_tokens)
+        return NO_BACKLOG if queue is None else Backlog(len(queue), queue.isl_tokens)
 
     @property
-    def total_size(self) -> tuple[int, int, int, int]:
-        """Total of all waiting requests, in the units of `measure_ticket`."""
-        return self.requests, self.isl_tokens, self._blocks, self._allowed_ids
+    def requests(self) -> int:
+        return self.usage.requests
+
+    @property
+    def isl_tokens(self) -> int:
+        return self.usage.isl_tokens
 
     def backlog_by_class(self) -> dict[str, Backlog]:
         """Return the backlog by policy class, over all partitions."""
         found: dict[str, Backlog] = {}
         for queue in self.queues.values():
-            for name, requests, tokens in queue.class_counts():
-                old = found.get(name, Backlog(0, 0))
-                found[name] = Backlog(old.requests + requests, old.isl_tokens + tokens)
+            for each in queue.queues:
+                old = found.get(each.rules.name, NO_BACKLOG)
+                found[each.rules.name] = old.plus(each.total.usage)
+        return found
+
+    def backlog_by_flow(self) -> dict[str, dict[str, Backlog]]:
+        """Return the backlog by fairness_id and, outside, policy class, over all partitions."""
+        found: dict[str, dict[str, Backlog]] = {}
+        for queue in self.queues.values():
+            for each in queue.queues:
+                flows = found.setdefault(each.rules.name, {})
+                for name, flow in each.flows.items():
+                    flows[name] = flows.get(name, NO_BACKLOG).plus(flow.usage)
         return found
 
     def check_invariants(self) -> None:
         """Check the invariants, for tests."""
         tickets = list(self)
-        assert self.requests == len(tickets)
-        assert self.isl_tokens == sum(ticket.size.isl_tokens for ticket in tickets)
-        assert self._blocks == sum(map(_n_blocks, tickets))
-        assert self._allowed_ids == sum(map(_n_allowed_ids, tickets))
+        usages = [ticket.usage for ticket in tickets]
+        assert self.usage == QueueUsage(*map(sum, zip(*usages, strict=True)))
         assert {
             i for t in tickets if (i := t.placement_request.reservation_id) is not None
         } == self._ids
@@ -194,6 +218,16 @@ class WaitingList:
         for queue in self.queues.values():
             queue.check_invariants()
             assert len(queue)
+
+
+def lane_bits(
+    partition: Partition, request: SelectRequest, pairs: PairChooser | None
+) -> tuple[int, ...]:
+    """Return the candidates of a request; of each leg for a pair.  Raises SelectError."""
+    allowed = find_candidates(partition.table, request)
+    if pairs is None:
+        return (mask_to_int(allowed),)
+    return tuple(map(mask_to_int, pairs.leg_masks(partition, request, allowed)))
 
 
 def _rebind_requests(
@@ -217,16 +251,3 @@ def _rebind_requests(
     for ticket, _ in stranded:
         queue.remove(ticket)
     return stranded
-
-
-def measure_ticket(ticket: WaitingTicket) -> tuple[int, int, int, int]:
-    """Return the requests, prompt tokens, prompt blocks and allowed ids of a ticket."""
-    return 1, ticket.size.isl_tokens, _n_blocks(ticket), _n_allowed_ids(ticket)
-
-
-def _n_blocks(ticket: WaitingTicket) -> int:
-    return len(ticket.placement_request.prompt.sequence_hashes)
-
-
-def _n_allowed_ids(ticket: WaitingTicket) -> int:
-    return len(ticket.request.allowed_worker_ids or ())

@@ -159,8 +159,8 @@ class DecisionLogWriter:
             self._offer_line(self._pending.popleft())
 
     def _line_of(self, row: Words, decided: DecisionPartition) -> LoggedDecision:
-        who = int(row[layout.ROW_WORDS + layout.SLOT_AND_VERSION])
-        slot, version = who & ((1 << layout.SLOT_BITS) - 1), who >> layout.SLOT_BITS
+        packed = int(row[layout.ROW_WORDS + layout.SLOT_AND_VERSION])
+        slot, version = packed & ((1 << layout.SLOT_BITS) - 1), packed >> layout.SLOT_BITS
         rank = decided.table.rank_at(slot, version)
         waited = int(row[layout.POLICY_CLASS]) != layout.NO_VALUE
         return LoggedDecision(

@@ -1,18 +1,22 @@
 """Explanations of placements: recorded decisions, and the decision a request would get now."""
 
 from collections.abc import Callable, Container, Iterable, Iterator
+from operator import itemgetter
 from typing import NoReturn
 
 from select_service.base.errors import NotFound
 from select_service.core.admission.admission_gate import AdmissionGate
+from select_service.core.analysis.pair_decision_view import list_pair_rows, make_pair_view
 from select_service.core.decision_maker import PlacementRequest
+from select_service.core.pairs.pair_decisions import PairDecisions
 from select_service.core.placement import decision_ring_layout as layout
 from select_service.core.placement.candidates import find_candidates
 from select_service.core.placement.decision_ring import DecisionRing, Words
 from select_service.core.placement.prompt import ReadAheadPrompt
 from select_service.core.prompt_resolver import PromptResolver
-from select_service.core.views.decision_views import DecisionFilter, list_rows, make_view
+from select_service.core.views.decision_views import DatedRow, DecisionFilter, list_rows, make_view
 from select_service.schemas.decisions import DecisionRow, DecisionView
+from select_service.schemas.pairs import SelectPairRequest
 from select_service.schemas.selection import SelectRequest
 
 _SHOWN_CHARS_MAX = 64
@@ -27,19 +31,22 @@ class Explanations:
         gate: AdmissionGate,
         prompts: PromptResolver,
         random: Callable[[], float],
+        pairs: PairDecisions,
     ) -> None:
         """Build the reader.
 
         ring: ring of decisions; None means that decisions are not recorded
+        pairs: chooser of pairs, with its own record
         """
         self.ring = ring
         self._gate = gate
         self._prompts = prompts
         self._random = random
+        self._pairs = pairs
 
     def __len__(self) -> int:
         """Return the number of decisions available now."""
-        return 0 if self.ring is None else len(self.ring)
+        return 0 if self.ring is None else len(self.ring) + len(self._pairs.log)
 
     def explain_request(
         self, request: SelectRequest, policy_class: str | None, read_ahead: ReadAheadPrompt | None
@@ -62,6 +69,25 @@ class Explanations:
             view.would_wait = would_wait
         return view
 
+    def explain_pair(
+        self,
+        request: SelectPairRequest,
+        policy_class: str | None,
+        read_ahead: ReadAheadPrompt | None,
+        now: float,
+    ) -> DecisionView:
+        """Return the pair a request would get now, without changes.  Raises like `select_pair`."""
+        partition, prompt, config = self._prompts.read_prompt(request, read_ahead)
+        job = PlacementRequest(partition, prompt, request, config, pairs=self._pairs)
+        self._gate.shedding.tiers.index_of(request.priority_tier)
+        allowed = find_candidates(partition.table, request)
+        self._pairs.leg_masks(partition, request, allowed)
+        eligible, would_wait = self._gate.preview_admission(job, allowed, policy_class)
+        view = make_pair_view(self._pairs.preview(job, eligible, now), None)
+        if self._gate.rules is not None:
+            view.would_wait = would_wait
+        return view
+
     def find_decision(
         self, text: str, now: float, tenants: frozenset[str] | None = None
     ) -> DecisionView:
@@ -70,6 +96,9 @@ class Explanations:
         tenants: visible tenants; None means all
         """
         found = self._first_visible(self._recorded_ring().find_all_by_id(text), now, tenants)
+        pair = self._pairs.log.find(text, tenants) if found is None else None
+        if pair is not None:
+            return make_pair_view(pair, now)
         return found or self._raise_not_found(
             f"`{text[:_SHOWN_CHARS_MAX]}` is neither the selection_id nor the reservation_id"
         )
@@ -82,6 +111,16 @@ class Explanations:
         row = ring.find_by_number(number) if 0 < number <= ring.newest_number else None
         found = self._first_visible(() if row is None else (row,), now, tenants)
         return found or self._raise_not_found(f"{number} is not the number")
+
+    def find_pair_by_number(
+        self, number: int, now: float, tenants: Container[str] | None
+    ) -> DecisionView:
+        """Return the decision of a number among those about pairs.  Raises like `find_decision`."""
+        self._recorded_ring()
+        found = self._pairs.log.find_by_number(number, tenants)
+        if found is None:
+            self._raise_not_found(f"{number} is not the number of a pair,")
+        return make_pair_view(found, now)
 
     def _first_visible(
         self, rows: Iterable[Words], now: float, tenants: Container[str] | None
@@ -103,9 +142,36 @@ class Explanations:
         """Iterate over matching decisions, newest first, with None for each other one.  Raises
         NotFound.
         """
-        return list_rows(self._recorded_ring(), decision_filter, now)
+        rows = list_rows(self._recorded_ring(), decision_filter, now)
+        newest = self._pairs.log.iterate_newest()
+        pairs = list_pair_rows(newest, decision_filter, now)
+        return _merge_newest([rows, pairs], decision_filter.limit)
 
     def _recorded_ring(self) -> DecisionRing:
         if self.ring is None:
             raise NotFound("decisions are not recorded: start the service with --decisions above 0")
         return self.ring
+
+
+def _merge_newest(
+    sources: Iterable[Iterator[DatedRow | None]], limit: int
+) -> Iterator[DecisionRow | None]:
+    """Merge lists of decisions, each with the newest first; every None is passed on."""
+    heads: dict[Iterator[DatedRow | None], DatedRow | None] = dict.fromkeys(sources)
+    while heads and limit:
+        for source in [source for source, head in heads.items() if head is None]:
+            while (row := next(source, _END)) is None:
+                yield None
+            if isinstance(row, tuple):
+                heads[source] = row
+            else:
+                del heads[source]
+        dated = [(head[0], head[1], source) for source, head in heads.items() if head is not None]
+        if dated:
+            _, made, source = max(dated, key=itemgetter(0))
+            yield made
+            heads[source] = None
+            limit -= 1
+
+
+_END = object()

@@ -8,8 +8,8 @@ from indexer.sockets.listener_status import ListenerStatus
 from select_service.schemas.discovery import SourceView
 from select_service.schemas.doctor import Machine
 from select_service.schemas.health import DrainView
+from select_service.schemas.rank_index import RankAssumptions, RankPredictions, ReportedTokens
 from select_service.schemas.replicas import ReplicaPeer
-from select_service.schemas.workers import RankPredictions
 
 NO_CACHE_FACTS: Mapping[str, object] = MappingProxyType({})
 
@@ -54,6 +54,10 @@ class RankFacts(NamedTuple):
     requests: int = 0
     silent_s: float | None = None
     """Time since the last event, s; None before the first."""
+    assumptions: RankAssumptions | None = None
+    """Blocks that the rank is assumed to hold; None means that its bookings are not assumed."""
+    reported: ReportedTokens | None = None
+    """Cached tokens that callers reported; None without reports."""
     unconnected_s: float | None = None
     """Time for which the events endpoint has not answered, s; None while short."""
 
@@ -91,6 +95,7 @@ class WorkerFacts(NamedTuple):
     clock_s: lead of the engine's clock by HTTP, s, to about a second
     reasons: reasons why the worker is not schedulable
     check_refused: reason why its engine rejects health checks; empty if accepted, or without checks
+    lost: states and causes of its ranks that health has taken out; empty if none are
     kv_cache: registered facts about the KV cache
     is_eagle: whether the worker is registered with `is_eagle`
     """
@@ -113,6 +118,7 @@ class WorkerFacts(NamedTuple):
     drain: DrainView | None = None
     probed: ProbeFacts | None = None
     check_refused: str = ""
+    lost: str = ""
     is_cut_short: bool = False
 
 
@@ -127,6 +133,45 @@ class TlsFacts(NamedTuple):
     side: str
     left_s: float | None = None
     error: str | None = None
+
+
+class PairFacts(NamedTuple):
+    """Facts about pairs of prefill and decode ranks.
+
+    decisions: number of pairs chosen so far
+    unknown_links: workers without a known price of moving a token
+    connectors: by model and tenant with more than one, the connectors of the workers
+    without_decode: models and tenants with workers for prefill only
+    first_tokens: transfers whose first token was reported
+    unreported: transfers that were forgotten without one
+    """
+
+    decisions: int = 0
+    unknown_links: int = 0
+    connectors: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    without_decode: tuple[str, ...] = ()
+    first_tokens: int = 0
+    unreported: int = 0
+
+
+class SharedCacheFacts(NamedTuple):
+    """Facts about the shared cache of a model.
+
+    lookups: look-ups that were answered;  hits: those that found something
+    without_answer: look-ups that failed or were too late
+    is_open: whether the breaker is open
+    last_error: reason of the latest failure; None means answers were late
+    unpriced: ranks of the model without a known price of fetching a token
+    """
+
+    model_name: str
+    url: str
+    lookups: int = 0
+    hits: int = 0
+    without_answer: int = 0
+    is_open: bool = False
+    last_error: str | None = None
+    unpriced: int = 0
 
 
 class ServiceFacts(NamedTuple):
@@ -153,3 +198,5 @@ class ServiceFacts(NamedTuple):
     snapshot_interval_s: float = 60.0
     recovery_failed: bool = False
     sources: Sequence[SourceView] = ()
+    pairs: PairFacts = PairFacts()
+    shared_caches: Sequence[SharedCacheFacts] = ()

@@ -114,8 +114,7 @@ FINDING_CODES: Mapping[str, FindingCode] = {
     "eagle_not_registered": FindingCode(
         "warning",
         "Register the worker with `is_eagle`: the engine hashes each block with the token behind "
-        "it, so overlaps are up to a block too high. Several tokens behind a block are not "
-        "supported: prompts do not match such blocks.",
+        "it, so overlaps are up to a block too high.",
     ),
     "engine_replaced": FindingCode(
         "warning",
@@ -147,6 +146,26 @@ FINDING_CODES: Mapping[str, FindingCode] = {
         "Clients' tokens differ from the engine's tokens, or events are lost: compare "
         "tokenizer, chat template, LoRA name and salt.",
     ),
+    "index_assumed": FindingCode(
+        "note",
+        "Nothing to do if the engine cannot publish KV events; else register its events endpoint, "
+        "without `index`.",
+    ),
+    "index_assumed_silent": FindingCode(
+        "warning",
+        "Check that the engine still publishes KV events, and restart its publisher; until events "
+        "come again its bookings are assumed (--assume-silent-secs).",
+    ),
+    "assumed_size_unknown": FindingCode(
+        "warning",
+        "Register `total_kv_blocks`, or report `cached_tokens` with prefill_complete: until then "
+        "blocks are assumed that the engine has evicted.",
+    ),
+    "overlap_over_claimed": FindingCode(
+        "warning",
+        "Check `total_kv_blocks` of a rank without KV events, and that its prefix cache is on; "
+        "report flushed caches to `/workers/{worker_id}/cache_cleared`.",
+    ),
     "probe_refused": FindingCode(
         "warning", "The engine rejects a prompt of token ids: check its log."
     ),
@@ -154,6 +173,10 @@ FINDING_CODES: Mapping[str, FindingCode] = {
         "warning",
         "Register the worker under the name that the engine serves (`select-service inspect URL`), "
         "or set the `api` of the model's engines in --canary-config.",
+    ),
+    "capacity_lost": FindingCode(
+        "fault",
+        "Restart the engine (see its log and GET /health/fleet), or let select-planner replace it.",
     ),
     "clock_off": FindingCode("warning", "Let both machines follow the same NTP servers."),
     "ranks_left_out": FindingCode(
@@ -218,9 +241,41 @@ FINDING_CODES: Mapping[str, FindingCode] = {
     "recovery_failed": FindingCode(
         "warning", "Check the log for the peers of --indexer-peers; the index refills by itself."
     ),
+    "shared_cache_unreachable": FindingCode(
+        "warning",
+        "Check url and load of the shared cache, or raise --shared-cache-timeout-ms.",
+    ),
+    "shared_cache_never_matches": FindingCode(
+        "warning",
+        "Compare the layout in the file, or LMCache's chunk size and hash seed, with the engines.",
+    ),
+    "shared_cache_unpriced": FindingCode(
+        "warning",
+        "Register `prefill_tokens_per_s`, and `bytes_per_token` and `link_gbps` of `kv_transfer`.",
+    ),
     "source_unread": FindingCode("fault", "Fix the error of the source shown in GET /discovery."),
     "source_refused": FindingCode(
         "warning",
         "Check `reasons`, `conflicting` and `unanswered` of the source in GET /discovery.",
+    ),
+    "prefill_without_decode": FindingCode(
+        "warning",
+        "Register workers with the role `decode` or `both` for the model, or leave `role` out.",
+    ),
+    "link_unknown": FindingCode(
+        "warning",
+        "Register the workers with `kv_transfer` (`bytes_per_token`, `link_gbps`, `host`) and "
+        "`prefill_tokens_per_s`; until then moving a token costs half a token of prefill, which "
+        "is far too much for fast links and too little for slow ones.",
+    ),
+    "connectors_differ": FindingCode(
+        "warning",
+        "Engines of different connectors cannot exchange KV blocks: register them as different "
+        "models or tenants, or let all use one connector (`kind` of `kv_transfer`).",
+    ),
+    "first_tokens_unreported": FindingCode(
+        "note",
+        "Call POST /reservations/{reservation_id}/first_token when the decode engine's first "
+        "token arrives: without the call a link counts as busy for two seconds after each prefill.",
     ),
 }

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from select_service.core.doctor.facts import ServiceFacts
+from select_service.core.doctor.facts import PairFacts, ServiceFacts, SharedCacheFacts
 from select_service.core.doctor.finding_codes import FINDING_CODES
 from select_service.schemas.discovery import SourceView
 from select_service.schemas.doctor import Finding, Machine, Severity
@@ -20,6 +20,10 @@ PEER_SILENT_S_MAX = 5.0
 DIVERGENCE_MIN = 1
 SNAPSHOT_LATE = 3.0
 """Number of intervals without a snapshot."""
+LOOKUPS_MIN = 50
+"""Answered look-ups after which a shared cache without any match is a finding."""
+FIRST_TOKENS_MIN = 20
+"""Transfers after which missing first tokens are a finding."""
 DAY_S = 86400.0
 CERTIFICATE_S_MIN = 14 * DAY_S
 THIS_PROCESSOR = "this one"
@@ -37,6 +41,9 @@ def find_service_faults(facts: ServiceFacts) -> list[Finding]:
         found += _peer_findings(peer)
     for source in facts.sources:
         found += _source_findings(source)
+    found += _pair_findings(facts.pairs)
+    for cache in facts.shared_caches:
+        found += _shared_cache_findings(cache)
     if not facts.schedulable:
         registered = {
             0: "no worker is registered",
@@ -46,6 +53,32 @@ def find_service_faults(facts: ServiceFacts) -> list[Finding]:
         text = registered.get(facts.workers, several)
         found.append(_make_finding("no_workers", text))
     return found
+
+
+def _pair_findings(pairs: PairFacts) -> Iterator[Finding]:
+    for name in pairs.without_decode:
+        yield _make_finding(
+            "prefill_without_decode",
+            f"all workers of {name} have the role `prefill`",
+        )
+    if not pairs.decisions:
+        return
+    if pairs.unknown_links:
+        yield _make_finding(
+            "link_unknown",
+            f"{pairs.decisions} pairs were chosen, and {pairs.unknown_links} workers have no known "
+            "price of moving a token",
+        )
+    for name, kinds in pairs.connectors.items():
+        yield _make_finding(
+            "connectors_differ",
+            f"workers of {name} have the connectors {', '.join(kinds)}",
+        )
+    if not pairs.first_tokens and pairs.unreported >= FIRST_TOKENS_MIN:
+        yield _make_finding(
+            "first_tokens_unreported",
+            f"none of {pairs.unreported} pairs had its first token reported",
+        )
 
 
 def _machine_findings(machine: Machine) -> Iterator[Finding]:
@@ -155,6 +188,30 @@ def _source_findings(source: SourceView) -> Iterator[Finding]:
     wrong = ", ".join(f"{n} {what}" for what, n in counts.items() if n)
     if wrong:
         yield _make_finding("source_refused", f"of its workers: {wrong}", subject)
+
+
+def _shared_cache_findings(cache: SharedCacheFacts) -> Iterator[Finding]:
+    subject = f"shared cache of {cache.model_name}"
+    if cache.is_open or cache.without_answer > cache.lookups:
+        reason = cache.last_error or "answers come later than --shared-cache-timeout-ms"
+        yield _make_finding(
+            "shared_cache_unreachable",
+            f"{cache.url}: {cache.without_answer} of {cache.lookups + cache.without_answer} "
+            f"look-ups without an answer in time: {reason}",
+            subject,
+        )
+    if not cache.hits and cache.lookups >= LOOKUPS_MIN:
+        yield _make_finding(
+            "shared_cache_never_matches",
+            f"none of {cache.lookups} look-ups found a block",
+            subject,
+        )
+    if cache.hits and cache.unpriced:
+        yield _make_finding(
+            "shared_cache_unpriced",
+            f"{cache.unpriced} ranks have no known price of fetching a token and get no credit",
+            subject,
+        )
 
 
 def _make_finding(

@@ -5,7 +5,7 @@ Consequences of a finding are not reported: for a rank without a connection, sil
 
 from collections.abc import Iterator
 
-from msgspec import json
+from msgspec import UnsetType, json
 
 from indexer.sockets.listener_status import ListenerStatus
 from select_service.core.doctor.facts import EngineReportedFacts, RankFacts, WorkerFacts
@@ -19,6 +19,9 @@ CLOCK_S_SANE = 30 * 86400.0
 """Clock difference from which on the event timestamps are no wall-clock times, s."""
 SILENT_S_MAX = 600.0
 """Maximum time without an event despite requests, s."""
+REPORTS_MIN, OVER_CLAIM_MAX = 32, 0.1
+"""Minimum number of reports of cached tokens, and the share of expected tokens that may be missing.
+"""
 NOT_INDEXED = ("frames", "rank", "replay_of_other_rank")
 """Reasons of dropped events that indicate a wrong registration."""
 
@@ -122,6 +125,8 @@ def _check_findings(facts: WorkerFacts) -> Iterator[Finding]:
             f"health is unknown: {facts.check_refused}"
         )
         yield _make_finding(facts, "check_refused", text)
+    if facts.lost:
+        yield _make_finding(facts, "capacity_lost", f"gets no requests on {facts.lost}")
 
 
 def _probe_findings(facts: WorkerFacts) -> Iterator[Finding]:
@@ -149,6 +154,7 @@ def _has_events(rank: RankFacts) -> bool:
 def _rank_findings(facts: WorkerFacts, rank: RankFacts) -> Iterator[Finding]:
     yield from _event_findings(facts, rank)
     yield from _replay_findings(facts, rank)
+    yield from _assumption_findings(facts, rank)
 
 
 def _event_findings(facts: WorkerFacts, rank: RankFacts) -> Iterator[Finding]:
@@ -197,6 +203,29 @@ def _event_findings(facts: WorkerFacts, rank: RankFacts) -> Iterator[Finding]:
         yield _make_finding(facts, "predictions_wrong", text, at)
 
 
+def _assumption_findings(facts: WorkerFacts, rank: RankFacts) -> Iterator[Finding]:
+    found, reported, at = rank.assumptions, rank.reported, rank.dp_rank
+    if found is not None and found.source == "assumed":
+        what = f"{found.blocks} blocks are assumed because of bookings, and none is confirmed"
+        if not isinstance(found.silent_s, UnsetType):
+            text = f"{what}: no KV event for {found.silent_s:.0f} s with requests"
+            yield _make_finding(facts, "index_assumed_silent", text, at)
+        elif found.size_from == "reports" and reported is None:
+            text = f"{what}, and neither its size nor cached tokens are reported: {found.size}"
+            yield _make_finding(facts, "assumed_size_unknown", f"{text} blocks are kept", at)
+        else:
+            yield _make_finding(facts, "index_assumed", what, at)
+    if reported is None or reported.reports < REPORTS_MIN or not reported.predicted_tokens:
+        return
+    share = reported.over_tokens / reported.predicted_tokens
+    if share > OVER_CLAIM_MAX:
+        text = (
+            f"of {reported.predicted_tokens} prompt tokens expected in its cache, callers reported "
+            f"{share:.0%} as not cached"
+        )
+        yield _make_finding(facts, "overlap_over_claimed", text, at)
+
+
 def _form_findings(facts: WorkerFacts, status: ListenerStatus, at: int) -> Iterator[Finding]:
     """Yield findings about the form of events, which the engine chooses."""
     if status.unknown_fields:
@@ -224,7 +253,8 @@ def _group_findings(facts: WorkerFacts, status: ListenerStatus, at: int) -> Iter
     """Yield findings about the cache groups of a rank."""
     found = status.cache_groups
     if found is not None and found.is_bound:
-        text = f"overlaps are upper bounds: {'; '.join(found.reasons)}"
+        what = "may be too high or too low" if found.is_doubtful else "are upper bounds"
+        text = f"overlaps {what}: {'; '.join(found.reasons)}"
         yield _make_finding(facts, "cache_groups_bounded", text, at)
     if found is not None and found.has_only_sparse_groups:
         kinds = ", ".join(sorted({group.kind for group in found.groups}))

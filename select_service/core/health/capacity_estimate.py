@@ -85,9 +85,17 @@ def _quotient_or_unknown(total: float, each: float) -> float:
     return total / each if each > 0.0 else 0.0
 
 
-def recommended_spares(workers: int) -> int:
+class SpareRules(NamedTuple):
+    """Recommended share of spare workers, and the smallest fleet with spares, in workers."""
+
+    share: float = SPARES_SHARE
+    least_workers: int = SPARES_FROM
+
+
+def recommended_spares(workers: int, rules: SpareRules | None = None) -> int:
     """Return the recommended number of spare workers; 0 for small fleets."""
-    return ceil(SPARES_SHARE * workers) if workers >= SPARES_FROM else 0
+    share, least = rules or SpareRules()
+    return ceil(share * workers) if workers >= least else 0
 
 
 def serving_share(weights: Iterable[float], serving: int) -> float:

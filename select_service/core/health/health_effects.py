@@ -57,6 +57,12 @@ class ProbeRequested(NamedTuple):
     rank: Rank
 
 
+class ConnectionProbeRequested(NamedTuple):
+    """Request to try a connection to a rank that refused connections; not passed to listeners."""
+
+    rank: Rank
+
+
 class EjectionWithheld(NamedTuple):
     """The rank stayed in rotation only because of the ejection limit."""
 
@@ -108,6 +114,7 @@ HealthEffect = (
     | ReleaseRequested
     | CheckRequested
     | ProbeRequested
+    | ConnectionProbeRequested
     | EjectionWithheld
     | SparePromoted
     | RankReset

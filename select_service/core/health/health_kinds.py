@@ -93,8 +93,12 @@ EJECTION_LIMITED = frozenset(
 """Causes subject to the ejection limit of a partition."""
 PROCESS_LOST_CAUSES = frozenset({CheckKind.CONNECT, CheckKind.FATAL})
 """Causes after which a returning process has lost its requests."""
+SILENT_KINDS = frozenset({CheckKind.TIMEOUT, CheckKind.CONNECT})
+"""Results of a check in which possibly no attempt was answered."""
 SLOW_KINDS = frozenset({CheckKind.TIMEOUT, CheckKind.LATENCY_SPIKE})
 """Results that the network or this host may have caused."""
+SILENT_RESULTS = frozenset({AttemptResult.TIMEOUT, AttemptResult.CONNECT})
+"""Results of an attempt that was not answered."""
 CACHE_READABLE_CAUSES = frozenset({CheckKind.LATENCY_SPIKE, CheckKind.OPERATOR})
 """Causes after which the cache of a rank is readable and correct."""
 KIND_OF_RESULT = {

@@ -21,9 +21,10 @@ from select_service.core.health.checks.check_state import (
     HealthCounters,
 )
 from select_service.core.health.checks.common_mode import CommonModeDetector
+from select_service.core.health.checks.connection_probes import ConnectionProbes
 from select_service.core.health.checks.result_dispatcher import ResultDispatcher
 from select_service.core.health.checks.schedule_updater import CheckScheduleUpdater
-from select_service.core.health.health_effects import HealthEffect
+from select_service.core.health.health_effects import ConnectionProbeRequested, HealthEffect
 from select_service.core.health.health_kinds import CheckKind, RequestOutcome
 from select_service.core.health.health_rules import HealthRules
 from select_service.core.health.outcome_trust import OutcomeReport
@@ -33,6 +34,7 @@ from select_service.core.identity import PartitionKey, Rank
 
 RANKS_PER_STEP = 256
 """Ranks examined per step, about 5 us each, before the event loop runs other tasks."""
+LOST_DESCRIBED_MAX = 8
 COMMON_MODE_ROUNDS = 2.0
 """Rounds for which the latest result of a rank counts as its speed; one check may be skipped."""
 PromptsOf = Callable[[PartitionKey], Sequence[CanaryPrompt]]
@@ -60,7 +62,8 @@ class HealthMonitor:
         self._fleet = fleet = CheckedFleet()
         self.references = ReferenceAnswers()
         self._schedule = schedule = CheckSchedule(rules)
-        self._following = CheckScheduleUpdater(rules, schedule, fleet)
+        self._connections = ConnectionProbes()
+        self._following = CheckScheduleUpdater(rules, schedule, fleet, self._connections)
         self._delivering = ResultDispatcher(rules, schedule, fleet, self._refresh_reservations)
         self._checking = CheckRunner(
             rules, schedule, fleet, self.references, self._delivering, self._new.append
@@ -168,6 +171,31 @@ class HealthMonitor:
         pause_s = self._checking.process_attempt(order, attempt, now)
         self._publish_effects(now)
         return pause_s
+
+    def next_connection_probe(self) -> str | None:
+        """Return an endpoint to connect to now, whose ranks refused connections, or None.
+
+        Every endpoint must be completed by `process_connection`.
+        """
+        return self._connections.take_next()
+
+    def process_connection(self, endpoint: str, is_open: bool, now: float) -> None:
+        """Process an attempt to connect; an open endpoint gets probes at once.
+
+        O(ranks of the endpoint), with RANKS_PER_STEP probes at most; the other ranks follow with
+        the next attempt.
+        """
+        self._connections.end_probe(endpoint)
+        left = RANKS_PER_STEP
+        for rank in self._fleet.endpoints.get(endpoint, ()):
+            partition = self._fleet.partition_of(rank)
+            is_waiting = partition.health.registry[rank].awaits_connection
+            if is_waiting and rank not in self._schedule.in_flight:
+                partition.health.apply_connection(rank, is_open, now)
+                left -= 1
+                if not left:
+                    break
+        self._publish_effects(now)
 
     def may_continue(self, order: CheckOrder) -> bool:
         """Return whether the next attempt may be sent after the pause from `process_attempt`.
@@ -304,7 +332,8 @@ class HealthMonitor:
         """Apply new effects to the schedule, and publish them to listeners."""
         self._following.apply_effects(self._new, now)
         # The same list object is shared with all state machines, so it is emptied, never replaced.
-        self._effects += self._new
+        # Thousands of ranks may wait for connections; the schedule alone needs to know.
+        self._effects += [e for e in self._new if not isinstance(e, ConnectionProbeRequested)]
         self._new.clear()
         self.touched.request_turn_if(self._effects)
         self.touched.request_turn_if(self._delivering.unfinished)
@@ -345,6 +374,19 @@ class HealthMonitor:
         ranks = map(self.check_state_of, self._fleet.ranks_of_worker(worker_id))
         return next((rank.refusal_reason for rank in ranks if rank.refusal_reason), "")
 
+    def describe_lost(self, worker_id: int) -> str:
+        """Return which ranks of a worker health has taken out, and why; empty if none are.
+
+        At most LOST_DESCRIBED_MAX ranks are named.
+        """
+        records = map(self.record_of, self._fleet.ranks_of_worker(worker_id))
+        lost = [r for r in records if not (r.state.is_serving or r.is_drained_by_operator)]
+        named = [
+            f"rank {r.rank.dp_rank} ({r.state.label}: {r.cause})" for r in lost[:LOST_DESCRIBED_MAX]
+        ]
+        more = len(lost) - len(named)
+        return ", ".join(named) + (f" and {more} more" if more else "")
+
     def is_checked(self, rank: Rank) -> bool:
         """Return whether the rank has an endpoint and its partition has prompts."""
         return rank in self._schedule
@@ -375,6 +417,18 @@ class HealthMonitor:
         partition = self._fleet.partitions.get(key)
         return [] if partition is None else [record.rank for record in partition.health.registry]
 
+    def suspicious_ranks(self, key: PartitionKey) -> list[Rank]:
+        """Return the serving ranks of a partition whose checks fail."""
+        partition = self._fleet.partitions.get(key)
+        return [] if partition is None else list(partition.health.registry.suspicious)
+
+    def is_suspicious(self, rank: Rank) -> bool:
+        """Return whether the rank serves although its checks fail; False for unknown ranks."""
+        checked = self._fleet.ranks.get(rank)
+        return checked is not None and (
+            rank in self._fleet.partitions[checked.key].health.registry.suspicious
+        )
+
     def iterate_partitions(self) -> Iterator[tuple[PartitionKey, CheckedPartition]]:
         """Iterate over all partitions, read-only."""
         return iter(self._fleet.partitions.items())
@@ -385,6 +439,7 @@ class HealthMonitor:
     def check_invariants(self) -> None:
         """Assert internal consistency; used by tests."""
         self._schedule.check_invariants()
+        self._connections.check_invariants()
         self._checking.check_invariants()
         ranks = [rank for worker in self._fleet.workers.values() for rank in worker.list_ranks()]
         assert set(ranks) >= set(self._fleet.ranks)

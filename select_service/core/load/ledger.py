@@ -25,11 +25,13 @@ from select_service.core.load.compiled.ledger_layout import (
     LOAD_TO_RELEASE,
     MANY_BLOCKS,
     N_LISTENERS,
+    N_SESSION_LEASES,
     WAS_MOVED,
     WORK_LEFT_BEFORE,
 )
 from select_service.core.load.ledger_memory import pack_booking
 from select_service.core.load.new_reservation import BOOKED_BLOCKS_MAX, LoadAccount, NewReservation
+from select_service.core.load.prefill_legs import owner_of
 from select_service.core.load.reservation_move import (
     MoveTarget,
     as_new_reservation,
@@ -80,6 +82,10 @@ class Ledger:
         self._move_listeners: list[LoadListener] = []
         self.notifies_bookings = False
         """Whether a follower receives bookings."""
+        self.on_session_moved: Callable[[ReservationView, float], None] | None = None
+        """Receiver of moved reservations that belong to a session."""
+        self.renews_lease: Callable[[ReservationView, float], bool] | None = None
+        """Renews an overdue reservation that lives as long as another, and returns whether."""
         self.expired_count = 0
         self.released_with_rank = 0
         self._dirty = touched
@@ -204,6 +210,7 @@ class Ledger:
             *(rank.worker_id, rank.dp_rank),
             self.reservations.sums.number_of(account.key, booking.origin),
             *(booking.prefill_work, booking.cached_blocks, booking.booked_at, now, lease_s),
+            booking.request_part,
         )
         row: int = verbs.book_reservation(
             memory.header,
@@ -223,11 +230,15 @@ class Ledger:
         if account is not None:
             account.load.release_memory()
 
+    def reserve_room(self, load: ActiveLoad, blocks: int) -> None:
+        """Let the tables of a load grow for bookings of `blocks` blocks.  Raises MemoryError."""
+        load.reserve_room(blocks)
+        self._prepare_again(load)
+
     def _make_room(self, refusal: int, booking: NewReservation, cause: Cause, now: float) -> None:
         """Remove the reason of a refusal.  Raises MemoryError, CapacityExceeded."""
         if refusal == NO_ROOM:
-            booking.account.load.reserve_room(booking.n_hashed)
-            self._prepare_again(booking.account.load)
+            self.reserve_room(booking.account.load, booking.n_hashed)
         elif refusal == ID_TAKEN:
             booking.account.load.reserve_room(booking.n_hashed)
             old = self.reservations.get_reservation(booking.reservation_id)
@@ -297,6 +308,7 @@ class Ledger:
 
     def free_by_id(self, reservation_id: str, cause: Cause, now: float) -> None:
         """Remove the whole load of a reservation.  Raises NotFound."""
+        self._memory.set_release_time(now)
         row = verbs.release_reservation(self._memory.header, reservation_id.encode())
         if not row:
             raise reservation_not_found(reservation_id)
@@ -322,6 +334,7 @@ class Ledger:
         where the
                reservation continues elsewhere
         """
+        self._memory.set_release_time(now)
         row = verbs.release_row(self._memory.header, booking.row, counts_report)
         self._finish_release(row, cause, now)
 
@@ -342,6 +355,7 @@ class Ledger:
         pack_booking(
             *(self._memory.booking, 0, to.slot, 0, 0, 0, new.prefill_tokens, new.is_prefilling),
             *(rank.worker_id, rank.dp_rank, 0, new.own_work, new.cached_blocks, 0.0, 0.0, 0.0),
+            0,
         )
         row = move_row(self._memory.header, booking.row, name, new.prompt)
         assert row > 0, "a moved reservation was not booked"
@@ -350,15 +364,17 @@ class Ledger:
         self._mark_dirty(row)
         self._memory.history[row * HISTORY_NUMBERS + WORK_LEFT_BEFORE] = WAS_MOVED
         there = self.reservations.view_row(row)
+        if self._memory.numbers[N_SESSION_LEASES] and self.on_session_moved is not None:
+            self.on_session_moved(there, now)
         if self._move_listeners:
-            self._notify_moved(there, now)
+            self._notify_moved(there, to, now)
         return there
 
-    def _notify_moved(self, booking: ReservationView, now: float) -> None:
+    def _notify_moved(self, booking: ReservationView, to: MoveTarget, now: float) -> None:
         """Notify those followers that receive a move as a booking."""
         for follower in self._move_listeners:
             if follower in self._booking_listeners:
-                follower.on_booked(as_new_reservation(booking), "moved", now)
+                follower.on_booked(as_new_reservation(booking, to), "moved", now)
             if not booking.is_prefilling:
                 follower.on_prefill_completed(booking, "moved", now)
 
@@ -388,16 +404,20 @@ class Ledger:
     def expire_leases(self, now: float, work_max: int) -> ExpiryResult:
         """Release reservations after the end of their lease, oldest first."""
         ended: list[str] = []
-        work = 0
+        work = n_examined = 0
         releases_max = -(-work_max // RELEASE_WORK)
         overdue = self.reservations.find_overdue(now, releases_max + 1)
         for booking in overdue:
             if work >= work_max:
                 break
+            n_examined += 1
+            if self.renews_lease is not None and self.renews_lease(booking, now):
+                work += 1
+                continue
             work += RELEASE_WORK + booking.n_hashed
-            ended.append(booking.reservation_id)
+            ended.append(owner_of(booking.reservation_id))
             self.release(booking, "expiry", now)
-        return ExpiryResult(ended, len(ended) < len(overdue))
+        return ExpiryResult(ended, n_examined < len(overdue))
 
     def empty_slot(self, account: LoadAccount, slot: int, now: float, work_max: int) -> int:
         """Release reservations of a slot without its former rank; return the work done.

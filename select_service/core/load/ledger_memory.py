@@ -45,6 +45,7 @@ class LedgerMemory:
         """
         self.header = np.zeros(layout.HEADER_LENGTH, np.int64)
         self.numbers = self.header.data
+        self._header_times: Any = self.header.view(np.float64).data
         # Row 0 ends lists and is never a reservation.
         n_rows = RESERVATIONS_MAX + 1
         rows = self._reserve_column(layout.ROWS, n_rows * layout.FIELDS, np.int64)
@@ -84,6 +85,30 @@ class LedgerMemory:
         header[layout.SEED] = SystemRandom().getrandbits(63)
         times = header.view(np.float64)
         times[layout.TTL], times[layout.NEXT_END] = ttl_s, inf
+
+    def set_release_time(self, now: float) -> None:
+        """Set the time of the releases that follow, for the leases of their sessions."""
+        self._header_times[layout.NOW] = now
+
+    def lease_session(self, row: int, table: int, session: int) -> None:
+        """Note that a reservation has a lease of a session until its release.
+
+        table: header address of the table of sessions
+        session: row of the session there
+        """
+        at = row * layout.HISTORY_NUMBERS
+        self.history[at + layout.SESSION_TABLE] = table
+        self.history[at + layout.SESSION_ROW] = session
+        self.numbers[layout.N_SESSION_LEASES] += 1
+
+    def session_of(self, row: int) -> tuple[int, int] | None:
+        """Return table and row of the session whose lease a reservation has, or had at its end.
+
+        None without a session.
+        """
+        at = row * layout.HISTORY_NUMBERS
+        session = self.history[at + layout.SESSION_ROW]
+        return (self.history[at + layout.SESSION_TABLE], abs(session)) if session else None
 
     def set_lease(self, row: int, renewed_at: float, ends_at: float) -> None:
         """Set the lease of a row."""

@@ -4,16 +4,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from indexer.hashing.block_hashing import Hashes
+from indexer.hashing.block_hashing import Hashes, Tokens
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.active_load import ActiveLoad
 from select_service.core.load.compiled import load_layout as layout
+from select_service.core.load.compiled.ledger_layout import ANY_PART
+from select_service.schemas.pairs import PairRecord
 
 BOOKED_BLOCKS_MAX = 8192
 """Number of prompt blocks booked by hash, some milliseconds of work.
 
 Further blocks count as load without a hash, as if no other reservation shared them.
 """
+
+UNKNOWN_CACHED = -1
+"""Cached blocks of a booking whose rank was chosen without looking its prompt up."""
 
 NO_PROMPT: Hashes = np.zeros(0, np.uint64)
 
@@ -94,6 +99,17 @@ NO_MOVE_CONSTRAINTS = MoveConstraints()
 """Constraints of a usual request, without the prompt."""
 
 
+class PromptEnd(NamedTuple):
+    """End of a prompt behind its last whole block, to continue the prompt with its answer.
+
+    seed: seed of the prompt's block hashes
+    tokens: uint32[less than a block]
+    """
+
+    seed: int
+    tokens: Tokens
+
+
 class NewReservation(NamedTuple):
     """Load of one reservation to be booked.  `slot` belongs to the partition of `account`.
 
@@ -103,9 +119,14 @@ class NewReservation(NamedTuple):
     tracks_prefill:  whether prefill tokens count
     nameless:        number of prompt blocks that count without a hash
     own_work:        tokens the rank would compute; None means all booked tokens
-    cached_blocks:   prompt blocks present on the rank
+    cached_blocks:   prompt blocks present on the rank, or UNKNOWN_CACHED
     prompt:          uint64[n], block hashes, if progress is to be estimated
+    block_hashes:    uint64[n], block hashes, if the rank may be assumed to hold them
+    prompt_end:      end of the prompt, in the same case; None if not known
     move_constraints:          migration constraints; None means `prompt` only
+    session_id:      session of the request, for peers; None without one
+    pair:            request behind a pair, for peers; None for a reservation on one rank
+    request_part:    part of its request, for observations (ledger_layout)
     """
 
     reservation_id: str
@@ -126,6 +147,11 @@ class NewReservation(NamedTuple):
     cached_blocks: int = 0
     prompt: Hashes = NO_PROMPT
     move_constraints: MoveConstraints | None = None
+    session_id: str | None = None
+    block_hashes: Hashes = NO_PROMPT
+    prompt_end: PromptEnd | None = None
+    pair: PairRecord | None = None
+    request_part: int = ANY_PART
 
     @property
     def key(self) -> PartitionKey:

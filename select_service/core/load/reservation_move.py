@@ -13,6 +13,7 @@ from select_service.core.load.compiled.prefill_kernels import FOLLOWED_BLOCKS_MA
 from select_service.core.load.ledger_memory import LedgerMemory
 from select_service.core.load.new_reservation import NO_PROMPT, NewReservation
 from select_service.core.load.reservation_view import ReservationView
+from select_service.schemas.pairs import PairRecord
 
 
 class MoveTarget(NamedTuple):
@@ -21,6 +22,8 @@ class MoveTarget(NamedTuple):
     prefill_tokens: tokens computed on the target; None means an unchanged prefill
     cached_blocks: prompt blocks present on the target
     prompt: uint64[n], block hashes for progress estimates on the target; None means unchanged
+    assumable: uint64[n], block hashes, if the target may be assumed to hold them
+    pair: request behind the pair whose decode leg moves; None for other reservations
     """
 
     rank: Rank
@@ -28,6 +31,8 @@ class MoveTarget(NamedTuple):
     prefill_tokens: int | None = None
     cached_blocks: int = 0
     prompt: Hashes | None = None
+    assumable: Hashes = NO_PROMPT
+    pair: PairRecord | None = None
 
 
 class MovedValues(NamedTuple):
@@ -59,8 +64,11 @@ def values_after_move(
     return MovedValues(tokens, prefilling, work, fields[at + layout.CACHED], prompt)
 
 
-def as_new_reservation(booking: ReservationView) -> NewReservation:
-    """Return a moved booking as a new booking, for followers that receive a move as a booking."""
+def as_new_reservation(booking: ReservationView, to: MoveTarget) -> NewReservation:
+    """Return a moved booking as a new booking, for followers that receive a move as a booking.
+
+    booking: the reservation on its new rank
+    """
     return NewReservation(
         booking.reservation_id,
         booking.account,
@@ -76,4 +84,6 @@ def as_new_reservation(booking: ReservationView) -> NewReservation:
         untracked_blocks=booking.untracked_blocks,
         own_work=booking.prefill_work,
         cached_blocks=booking.cached_blocks,
+        block_hashes=to.assumable,
+        pair=to.pair,
     )

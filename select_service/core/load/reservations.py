@@ -5,13 +5,14 @@ to live the reservation expires, so a dead client cannot hold load for ever.  Th
 reservations of other replicas, named by `origin`.  Only the ledger writes here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from math import inf
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import UNSET, UnsetType
 
 from indexer.hashing.seeds import U64_MASK
 from select_service.base.errors import BadRequest, CapacityExceeded, NotFound
@@ -25,8 +26,15 @@ from select_service.core.load.ledger_memory import (
 )
 from select_service.core.load.new_reservation import LoadAccount
 from select_service.core.load.origin_sums import PartitionOrigin
+from select_service.core.load.prefill_legs import (
+    PrefillLegs,
+    is_prefill_leg,
+    owner_of,
+    prefill_leg_of,
+)
 from select_service.core.load.reservation_view import ReservationRows, ReservationView
-from select_service.schemas.reservations import ReservationPage, ReservationRow
+from select_service.schemas.pairs import PairRecord
+from select_service.schemas.reservations import ReservationLeg, ReservationPage, ReservationRow
 
 PAGE_SCAN_MAX = 10_000
 """Reservations scanned for one page of a filtered list; a page may be shorter than its limit."""
@@ -41,6 +49,7 @@ class ReservationFilter(NamedTuple):
 
     after: `next` of the page before
     tenants: visible tenants; None means all
+    separate_legs: whether prefill legs are rows of their own, as in the tables of replicas
     """
 
     model_name: str | None = None
@@ -50,13 +59,17 @@ class ReservationFilter(NamedTuple):
     after: str | None = None
     sequence_hashes: bool = False
     tenants: frozenset[str] | None = None
+    separate_legs: bool = False
 
-    def matches(self, booking: ReservationView) -> bool:
+    def matches(self, booking: ReservationView, leg: ReservationView | None = None) -> bool:
+        """Return whether a reservation is shown; `leg` is its prefill leg, if it has one."""
         key = booking.key
         if self.tenants is not None and key.tenant_id not in self.tenants:
             return False
-        in_scope = key.matches(self.model_name, self.tenant_id)
-        return in_scope and self.worker_id in (None, booking.rank.worker_id)
+        if not key.matches(self.model_name, self.tenant_id):
+            return False
+        leg = booking if leg is None else leg
+        return self.worker_id in (None, booking.rank.worker_id, leg.rank.worker_id)
 
 
 class Reservations:
@@ -71,6 +84,12 @@ class Reservations:
         self.rows = ReservationRows(ttl_s)
         self.memory, self.sums = self.rows.memory, self.rows.sums
         self._router_id = router_id
+        self.find_session_id: Callable[[ReservationView], str | None] | None = None
+        """Reader of the session of a reservation; None without sessions."""
+        self.find_pair_record: Callable[[str], PairRecord | None] | None = None
+        """Reader of the request behind a pair, by the id of its reservation."""
+        self.legs = PrefillLegs()
+        """Reservations with a prefill leg of their own."""
 
     def __len__(self) -> int:
         return self.memory.numbers[layout.COUNT]
@@ -107,10 +126,10 @@ class Reservations:
         """Return whether the reservation is still live."""
         return int(self.memory.orders[booking.row]) == booking.order
 
-    def check_room(self, blocks: int) -> None:
-        """Raise CapacityExceeded when another reservation of `blocks` blocks does not fit."""
+    def check_room(self, blocks: int, reservations: int = 1) -> None:
+        """Raise CapacityExceeded when further reservations of `blocks` blocks in all do not fit."""
         numbers = self.memory.numbers
-        if numbers[layout.COUNT] >= RESERVATIONS_MAX:
+        if numbers[layout.COUNT] + reservations > RESERVATIONS_MAX:
             raise CapacityExceeded(
                 f"reservation limit reached ({RESERVATIONS_MAX}): free some first"
             )
@@ -187,7 +206,25 @@ class Reservations:
 
     def get_answer_row(self, reservation_id: str, now: float) -> ReservationRow:
         """Return one reservation as an answer row.  Raises NotFound."""
-        return self._make_answer_row(self.get_reservation(reservation_id), now)
+        booking = self.get_reservation(reservation_id)
+        return self._make_answer_row(booking, now, self._find_leg(booking)[0])
+
+    def _find_leg(
+        self, booking: ReservationView, separate_legs: bool = False
+    ) -> tuple[ReservationView | None, bool]:
+        """Return the prefill leg in the row of a reservation, and whether there is such a row.
+
+        The leg of a pair belongs to the row of the pair; without one, as events of a peer may be
+        lost, the leg has a row.
+        """
+        if separate_legs or not self.legs:
+            return None, True
+        name = booking.reservation_id
+        if is_prefill_leg(name):
+            return None, self.find_reservation(owner_of(name)) is None
+        if name not in self.legs:
+            return None, True
+        return self.find_reservation(prefill_leg_of(name)), True
 
     def list_page(self, reservation_filter: ReservationFilter, now: float) -> ReservationPage:
         """Return a page, oldest first.  Raises BadRequest for a cursor that is no `next` of a
@@ -202,17 +239,19 @@ class Reservations:
                 # `after` excludes its own number, and the current row is not on this page.
                 last = str(booking.order - 1)
                 break
-            if reservation_filter.matches(booking):
-                rows.append(self._make_answer_row(booking, now))
+            leg, is_shown = self._find_leg(booking, reservation_filter.separate_legs)
+            if is_shown and reservation_filter.matches(booking, leg):
+                rows.append(self._make_answer_row(booking, now, leg))
+                if reservation_filter.separate_legs and self.find_pair_record is not None:
+                    rows[-1].pair = self.find_pair_record(booking.reservation_id) or UNSET
                 if reservation_filter.sequence_hashes:
                     shown = booking.first_hashes(ROW_HASHES_MAX).tolist()
                     rows[-1].sequence_hashes = shown
                     hashes += len(shown)
-        total = (
-            len(self)
-            if reservation_filter.tenants is None
-            else self._count_of_tenants(reservation_filter.tenants)
-        )
+        tenants = reservation_filter.tenants
+        total = len(self) if tenants is None else self._count_of_tenants(tenants)
+        if not reservation_filter.separate_legs:
+            total -= len(self.legs) if tenants is None else self.legs.count_of(tenants)
         return ReservationPage(reservations=rows, total=total, next=last, router_id=self._router_id)
 
     def _count_of_tenants(self, tenant_ids: frozenset[str]) -> int:
@@ -220,10 +259,15 @@ class Reservations:
         sums = self.sums.iterate_sums()
         return sum(held.requests for place, held in sums if place.key.tenant_id in tenant_ids)
 
-    def _make_answer_row(self, booking: ReservationView, now: float) -> ReservationRow:
+    def _make_answer_row(
+        self, booking: ReservationView, now: float, leg: ReservationView | None = None
+    ) -> ReservationRow:
+        """Return a row; `leg` is the prefill leg shown in it."""
         left, origin = booking.lease_ends_at - now, booking.origin
+        name = booking.reservation_id
+        legs = [_leg_row("prefill", leg), _leg_row("decode", booking)] if leg else UNSET
         return ReservationRow(
-            reservation_id=booking.reservation_id,
+            reservation_id=owner_of(name),
             model_name=booking.key.model_name,
             tenant_id=booking.key.tenant_id,
             worker_id=booking.rank.worker_id,
@@ -239,7 +283,16 @@ class Reservations:
             expires_in_seconds=round(max(0.0, left), 3) if left < inf else None,
             origin="local" if origin is None else "peer",
             router_id=self._router_id if origin is None else origin,
+            session_id=self._session_of(booking),
+            leg="prefill" if is_prefill_leg(name) else UNSET,
+            legs=legs,
         )
+
+    def _session_of(self, booking: ReservationView) -> str | UnsetType:
+        if self.find_session_id is None or self.memory.session_of(booking.row) is None:
+            return UNSET
+        found = self.find_session_id(booking)
+        return UNSET if found is None else found
 
     def check_invariants(self) -> None:
         """Check the invariants, for tests."""
@@ -287,6 +340,17 @@ class Reservations:
         done = int(numbers[load_layout.DONE_TOKENS])
         assert prefills.work_left[slot] == prefills.work_booked[slot] - done
         assert 0 <= done <= (found[0].prefill_work if found else 0)
+
+
+def _leg_row(leg: Literal["prefill", "decode"], booking: ReservationView) -> ReservationLeg:
+    rank = booking.rank
+    return ReservationLeg(
+        leg=leg,
+        worker_id=rank.worker_id,
+        dp_rank=rank.dp_rank,
+        prefill_tokens=booking.prefill_tokens,
+        work=booking.prefill_work,
+    )
 
 
 def reservation_not_found(reservation_id: str) -> NotFound:

@@ -46,6 +46,7 @@ def _explain_candidate(
     gpu, cpu, disk, external = placing.scratch.matched[slot].tolist()
     totals, rank = placing.load.totals[slot], placing.table.row_at(slot).rank
     weight = float(placing.table.columns.weight[slot])
+    assumed = int(placing.scratch.assumed_blocks[slot]) * placing.block_size
     row: CandidateTerms = {
         "worker_id": rank.worker_id,
         "dp_rank": rank.dp_rank,
@@ -61,6 +62,8 @@ def _explain_candidate(
         "cached_tokens": int(terms[CACHED_TOKENS]),
         "effective_prefill_tokens": int(terms[EFFECTIVE_PREFILL_TOKENS]),
     }
+    if assumed:
+        row["assumed_tokens"] = assumed
     own = zip(placing.policy.own_term_names, terms[N_COMMON_TERMS:].tolist(), strict=True)
     weighed = () if weight == 1.0 else (("weight", weight),)
     common = (("decode", float(terms[DECODE])), *weighed, ("cost", float(terms[COST])))

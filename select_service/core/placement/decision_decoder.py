@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from indexer.index import header_kernels
 from select_service.core.array_types import Floats, store_pointer
 from select_service.core.load.compiled import load_layout
 from select_service.core.placement import decision_ring_layout as layout
@@ -20,7 +21,7 @@ from select_service.core.placement.policies.policy import PlacementPolicy
 from select_service.core.placement.policies.policy_registry import policy_by_number
 from select_service.core.workers import rank_table_layout
 
-_LOW_HALF_MASK = (1 << layout.HIGH_HALF_BIT) - 1
+_LEADING_MASK = (1 << layout.ASSUMED_BIT) - 1
 _REQUESTS_MASK = (1 << layout.OUTSIDE_BIT - layout.HIGH_HALF_BIT) - 1
 
 
@@ -29,6 +30,10 @@ class RecordedCandidates(NamedTuple):
 
     slots, versions: int64[n], identify the ranks (RankTable.rank_at)
     matched: int32[n, N_TIERS], cumulative blocks
+    assumed: int64[n], device blocks of these that are only assumed
+    inside: int64[n], reusable tokens behind the last whole block
+    credits: int64[n], credit for tokens in a shared cache
+    held: int64[n], device blocks of the rank
     booked, left: own work of unfinished prefills and its remainder, int64[n] in tokens
     weights: float64[n]
     outside: 1 for ranks of another replica's share, else 0
@@ -43,6 +48,10 @@ class RecordedCandidates(NamedTuple):
     prefill_tokens: npt.NDArray[np.int64]
     active_blocks: npt.NDArray[np.int64]
     leading: npt.NDArray[np.int64]
+    assumed: npt.NDArray[np.int64]
+    inside: npt.NDArray[np.int64]
+    credits: npt.NDArray[np.int64]
+    held: npt.NDArray[np.int64]
     requests: npt.NDArray[np.int64]
     matched: npt.NDArray[np.int32]
     work_booked: npt.NDArray[np.int64]
@@ -63,13 +72,19 @@ def decode_row(row: Words) -> RecordedCandidates:
     n_factors = n if row[layout.FLAGS] & layout.HAS_FACTORS else 0
     live = table[:, layout.LEADING_AND_REQUESTS]
     matched = np.ascontiguousarray(table[:, layout.MATCHED_LOW : layout.MATCHED_HIGH + 1])
+    more = np.ascontiguousarray(table[:, layout.INSIDE_TOKENS])
+    inside = more << layout.HIGH_HALF_BIT >> layout.HIGH_HALF_BIT  # with its sign
     return RecordedCandidates(
         policy=policy_by_number(int(row[layout.POLICY])),
         slots=table[:, layout.SLOT_AND_VERSION] & ((1 << layout.SLOT_BITS) - 1),
         versions=table[:, layout.SLOT_AND_VERSION] >> layout.SLOT_BITS,
         prefill_tokens=table[:, layout.PREFILL_TOKENS],
         active_blocks=table[:, layout.ACTIVE_BLOCKS],
-        leading=live & _LOW_HALF_MASK,
+        leading=live & _LEADING_MASK,
+        assumed=(live >> layout.ASSUMED_BIT) & layout.ASSUMED_MAX,
+        inside=inside,
+        credits=(more - inside) >> layout.HIGH_HALF_BIT,
+        held=table[:, layout.HELD_BLOCKS],
         requests=(live >> layout.HIGH_HALF_BIT) & _REQUESTS_MASK,
         matched=matched.view(np.int32),
         work_booked=np.ascontiguousarray(table[:, layout.WORK_BOOKED]),
@@ -165,12 +180,24 @@ class _RowPlan:
         ranks[rank_table_layout.MEDIAN_SPEED] = row[layout.USUAL_SPEED]
         load = _make_header(of_load, load_layout.HEADER_LENGTH)
         load[load_layout.REPORTED_SHARE] = row[layout.REPORTED_SHARE]
+        inside = _extend_rows(recorded.inside, more, 0)
+        if row[layout.LEAST_WORK]:
+            # Reusable tokens leave the further candidates the least own work of all.
+            inside[len(recorded.slots) :] = row[layout.ISL_TOKENS] - row[layout.LEAST_WORK]
+        live = np.zeros((len(inside), header_kernels.LIVE_TIERS), np.int64)
+        live[: len(recorded.slots), 0] = recorded.held
+        of_index = {header_kernels.INSIDE: inside, header_kernels.LIVE: live}
+        index = _make_header(of_index, header_kernels.HEADER_LENGTH)
+        # Kernels look for tokens inside blocks only where ranks have layouts.
+        index[header_kernels.LAYOUTS] = bool(inside.any())
         arrays = {
+            plan_layout.INDEX: index,
             plan_layout.LOAD: load,
             plan_layout.RANKS: ranks,
             plan_layout.MATCHED: _extend_rows(recorded.matched, more, 0),
             plan_layout.LEADING: _extend_rows(recorded.leading, more, 0),
             plan_layout.PARAMETERS: parameters,
+            plan_layout.SHARED: _make_shared(recorded, more, block_size),
         }
         self.header = _make_header(arrays, plan_layout.HEADER_LENGTH)
         self.header[plan_layout.BLOCK_SIZE] = block_size
@@ -178,7 +205,7 @@ class _RowPlan:
         self.header[plan_layout.REQUEST_BLOCKS] = row[layout.N_BLOCKS]
         self.header[plan_layout.REQUEST_IS_PINNED] = row[layout.FLAGS] & layout.IS_PINNED
         # The header has addresses only; these references keep the arrays alive.
-        self._alive = of_load, of_ranks, arrays
+        self._alive = of_load, of_ranks, of_index, arrays
 
 
 def _make_totals(row: Words, recorded: RecordedCandidates, more: int) -> npt.NDArray[np.int64]:
@@ -192,6 +219,16 @@ def _make_totals(row: Words, recorded: RecordedCandidates, more: int) -> npt.NDA
     totals[:n, load_layout.REQUESTS] = recorded.requests
     totals[n:, load_layout.PREFILL_TOKENS] = row[layout.LEAST_PREFILL]
     return totals
+
+
+def _make_shared(recorded: RecordedCandidates, more: int, block_size: int) -> Floats:
+    """Return tokens in a shared cache that give the recorded credits, as in plan_layout."""
+    if not recorded.credits.any():
+        return np.zeros(0, np.float64)
+    rows = np.zeros((len(recorded.slots) + more, 2), np.float64)
+    rows[: len(recorded.slots), 0] = recorded.matched[:, -1] * float(block_size) + recorded.credits
+    rows[:, 1] = 1.0
+    return rows.reshape(-1)
 
 
 def _make_header(arrays: Mapping[int, npt.NDArray[Any]], length: int) -> npt.NDArray[np.int64]:

@@ -15,6 +15,8 @@ import numpy as np
 from indexer.index.header_kernels import (
     HASHES,
     HEADER,
+    INSIDE,
+    N_TIERS,
     I,
     U,
     f64_view,
@@ -39,7 +41,10 @@ from select_service.core.load.compiled.load_layout import (
     WORK_LEFT,
 )
 from select_service.core.placement import decision_ring_layout as row
+from select_service.core.placement.assumption_kernels import held_blocks, held_columns
 from select_service.core.placement.decision_ring_layout import (
+    ASSUMED_BIT,
+    ASSUMED_MAX,
     BEGINS,
     BYTES,
     CANDIDATE_WORDS,
@@ -66,8 +71,12 @@ from select_service.core.placement.decision_ring_layout import (
     WORDS,
 )
 from select_service.core.placement.plan_layout import (
+    ASSUMED_BLOCKS,
+    BLOCK_SIZE,
     COSTS,
+    INDEX,
     LEADING,
+    LEAST_WORK,
     LOAD,
     MATCHED,
     PARAMETERS,
@@ -79,7 +88,9 @@ from select_service.core.placement.plan_layout import (
     REQUEST_IS_PINNED,
     REQUEST_ISL_TOKENS,
     RING,
+    SHARED,
 )
+from select_service.core.placement.shared_credit_kernels import shared_credit
 from select_service.core.placement.topk_kernels import (
     cost_bounds,
     costs_between_mask,
@@ -108,6 +119,7 @@ class SlotArrays(NamedTuple):
     fractions: np.ndarray
     matched: np.ndarray
     leading: np.ndarray
+    assumed: np.ndarray
     work_booked: np.ndarray
     work_left: np.ndarray
     version: np.ndarray
@@ -116,6 +128,8 @@ class SlotArrays(NamedTuple):
     outside: np.ndarray
     speed: np.ndarray
     costs: np.ndarray
+    inside: np.ndarray
+    held: tuple[np.ndarray, np.ndarray]
 
 
 class CandidateTarget(NamedTuple):
@@ -150,6 +164,7 @@ def _slot_arrays(plan):
         f64_view(load, FRACTIONS),
         i32_view(plan, MATCHED).view(np.int64),
         i64_view(plan, LEADING),
+        i32_view(plan, ASSUMED_BLOCKS),
         i64_view(load, WORK_BOOKED),
         i64_view(load, WORK_LEFT),
         i64_view(ranks, VERSION),
@@ -158,6 +173,8 @@ def _slot_arrays(plan):
         f64_view(ranks, OUTSIDE),
         f64_view(ranks, SPEED),
         f64_view(plan, COSTS),
+        i64_view(i64_view(plan, INDEX), INSIDE),
+        held_columns(plan),
     )
 
 
@@ -175,7 +192,8 @@ def _put_candidate(words, at, arrays, slot):
     words[at + U(row.SLOT_AND_VERSION)] = (arrays.version[slot] << SLOT_BITS) | I(slot)
     words[at + U(row.PREFILL_TOKENS)] = totals[total + U(PREFILL_TOKENS)]
     words[at + U(row.ACTIVE_BLOCKS)] = active
-    live = (totals[total + U(REQUESTS)] << HIGH_HALF_BIT) | arrays.leading[slot]
+    assumed = min(I(arrays.assumed[slot]), I(ASSUMED_MAX)) << ASSUMED_BIT
+    live = (totals[total + U(REQUESTS)] << HIGH_HALF_BIT) | assumed | arrays.leading[slot]
     words[at + U(row.LEADING_AND_REQUESTS)] = (I(arrays.outside[slot]) << OUTSIDE_BIT) | live
     words[at + U(row.MATCHED_LOW)] = arrays.matched[U(2) * slot]
     words[at + U(row.MATCHED_HIGH)] = arrays.matched[U(2) * slot + U(1)]
@@ -185,6 +203,9 @@ def _put_candidate(words, at, arrays, slot):
     words[at + U(row.WEIGHT)] = _float_bits(arrays.weight[slot])
     words[at + U(row.SPEED)] = _float_bits(arrays.speed[slot])
     words[at + U(row.COST)] = _float_bits(arrays.costs[slot])
+    is_inside = slot < U(arrays.inside.shape[0])
+    words[at + U(row.INSIDE_TOKENS)] = arrays.inside[slot] if is_inside else I(0)
+    words[at + U(row.HELD_BLOCKS)] = held_blocks(arrays.held, I(slot))
 
 
 @compiled()
@@ -285,9 +306,21 @@ def _put_factors(words, at, n, factors):
         return I(0)
     behind = at + ROW_WORDS + n * CANDIDATE_WORDS
     for k in range(n):
-        who = words[at + ROW_WORDS + k * CANDIDATE_WORDS + row.SLOT_AND_VERSION]
-        words[behind + k] = _float_bits(factors[who & ((I(1) << SLOT_BITS) - 1)])
+        packed = words[at + ROW_WORDS + k * CANDIDATE_WORDS + row.SLOT_AND_VERSION]
+        words[behind + k] = _float_bits(factors[packed & ((I(1) << SLOT_BITS) - 1)])
     return n
+
+
+@compiled()
+def _add_credits(words, at, n, plan):
+    """Add the credits for tokens in a shared cache to the row's n candidates."""
+    shared, matched = f64_view(plan, SHARED), i32_view(plan, MATCHED)
+    for k in range(n):
+        candidate = at + ROW_WORDS + k * CANDIDATE_WORDS
+        slot = words[candidate + row.SLOT_AND_VERSION] & ((I(1) << SLOT_BITS) - 1)
+        held_tokens = float(matched[slot * N_TIERS + N_TIERS - 1] * plan[BLOCK_SIZE])
+        credit = I(shared_credit(shared, slot, held_tokens))
+        words[candidate + row.INSIDE_TOKENS] += credit << HIGH_HALF_BIT
 
 
 @compiled()
@@ -314,8 +347,11 @@ def _write_row(plan, sequence, eligible, factors, chosen):
     words[at + row.DRAW] = plan[REQUEST_DRAW]
     words[at + row.REPORTED_SHARE] = i64_view(plan, LOAD)[REPORTED_SHARE]
     words[at + row.USUAL_SPEED] = i64_view(plan, RANKS)[MEDIAN_SPEED]
+    words[at + row.LEAST_WORK] = plan[LEAST_WORK]
     _put_parameters(words, at, plan)
     n = _put_candidates(ring, words, at, plan, eligible, chosen)
+    if plan[SHARED + 1] != 0:
+        _add_credits(words, at, n, plan)
     # Only now is the row a complete draft.
     ring[DRAFT_WORDS] = ROW_WORDS + n * CANDIDATE_WORDS + _put_factors(words, at, n, factors)
     return n

@@ -70,9 +70,10 @@ NO_VALUE = -1
     QUEUE_POSITION,  # position in this queue
     REPORTED_SHARE,  # value of the load, float64 bits
     USUAL_SPEED,  # value of the rank table, float64 bits
+    LEAST_WORK,  # own work in tokens, over all candidates; 0 if no cost depends on this
     N_PARAMETERS,
-) = range(18)
-PARAMETERS = 18
+) = range(19)
+PARAMETERS = 19
 """First of PARAMETERS_MAX words with the plan's parameters, float64 bits."""
 SELECTION_ID = PARAMETERS + PARAMETERS_MAX
 RESERVATION_ID = SELECTION_ID + 1 + ID_WORDS
@@ -86,19 +87,25 @@ IS_RESERVED, IS_PINNED, HAS_FACTORS = 1, 2, 4
     SLOT_AND_VERSION,  # slot, and from bit SLOT_BITS on the row version in the rank table
     PREFILL_TOKENS,
     ACTIVE_BLOCKS,
-    # Leading run in blocks; from bit 32 live requests; bit 62: outside the share.
+    # Leading run in blocks; from bit 14 device blocks that are only assumed; from bit 32 live
+    # requests; bit 62: outside the share.
     LEADING_AND_REQUESTS,
     MATCHED_LOW,  # GPU blocks, and from bit 32 on blocks including CPU
     MATCHED_HIGH,  # blocks including disk, and from bit 32 on including external storage
     WORK_BOOKED,  # own work of unfinished prefills in tokens; WORK_LEFT is the remainder
     WORK_LEFT,
-    KV_BLOCKS,  # float64 bits, like all words below
+    KV_BLOCKS,  # float64 bits, like all words up to COST
     WEIGHT,
     SPEED,  # declared prefill speed, tokens per second; 0 means undeclared
     COST,
-) = range(12)
-CANDIDATE_WORDS = 12
+    # Reusable tokens behind the last whole block, less those that are computed again; from bit 32
+    # credit for tokens in a shared cache.
+    INSIDE_TOKENS,
+    HELD_BLOCKS,  # device blocks by events, or by assumption
+) = range(14)
+CANDIDATE_WORDS = 14
 SLOT_BITS = 24
+ASSUMED_BIT, ASSUMED_MAX = 14, 2**18 - 1
 HIGH_HALF_BIT = 32
 OUTSIDE_BIT = 62
 

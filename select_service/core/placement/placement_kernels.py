@@ -54,9 +54,11 @@ from select_service.core.load.compiled.histogram_kernels import count_prompt
 from select_service.core.load.compiled.load_layout import ONLY_DECODE
 from select_service.core.load.compiled.shared_prefix_kernels import clear_runs, fill_leading_runs
 from select_service.core.load.histogram_bins import TOKENS_MAX
+from select_service.core.placement.assumption_kernels import apply_assumptions, assumed_blocks_of
 from select_service.core.placement.decision_ring_kernels import record_placement
 from select_service.core.placement.pick_kernels import pick_slot
 from select_service.core.placement.plan_layout import (
+    ASSUMES,
     BLOCK_SIZE,
     CHOOSE_ADDRESS,
     COSTS,
@@ -64,6 +66,7 @@ from select_service.core.placement.plan_layout import (
     INDEX,
     KEYS,
     LEADING,
+    LEAST_WORK,
     LOAD,
     MATCH_ADDRESS,
     MATCHED,
@@ -76,18 +79,19 @@ from select_service.core.placement.plan_layout import (
     REQUEST_IS_PINNED,
     REQUEST_ISL_TOKENS,
     RUNNING,
+    S_ASSUMED,
     S_BEST,
+    S_CERTAINTY,
     S_CPU,
     S_DISK,
     S_EFFECTIVE,
     S_EXTERNAL,
     S_GPU,
     S_INSIDE,
-    S_IS_BOUND,
     S_WORK,
     SUMMARY,
+    T_ASSUMED_TOKENS,
     T_BEST_OVERLAP,
-    T_BOUND_TOKENS,
     T_CHOSEN_OVERLAP,
     T_CPU,
     T_DISK,
@@ -142,12 +146,15 @@ def place_prompt(plan, path, sequence, eligible, factors):
 @compiled()
 def _match_prompt(plan, path, sequence):
     index, load = i64_view(plan, INDEX), i64_view(plan, LOAD)
+    plan[LEAST_WORK] = 0
     # Clears only the slots written by the last placement.
     match_prompt_incremental(index, path, tiers_view(plan, MATCHED), u64_view(plan, HOLDING))
     if index[LAYOUTS] != 0:
         index[PROMPT_TOKENS] = plan[REQUEST_ISL_TOKENS]
         refine_layouts(index, path, tiers_view(plan, MATCHED))
         mark_layout_slots(index, u64_view(plan, HOLDING))
+    if plan[ASSUMES] != 0:
+        apply_assumptions(plan, path)
     leading, running = i64_view(plan, LEADING), u64_view(plan, RUNNING)
     if f64_view(plan, PARAMETERS)[P_KV_REUSE] != 0.0:
         fill_leading_runs(load, sequence, u64_view(plan, KEYS), leading, running)
@@ -204,9 +211,11 @@ def _choose_slot(plan, eligible):
         for tier in range(N_TIERS):
             summary[S_GPU + tier] = matched[chosen, tier]
         inside = inside_rows(plan, chosen, chosen + 1)
-        bounded = i64_view(i64_view(plan, INDEX), BOUNDED)
+        certainties = i64_view(i64_view(plan, INDEX), BOUNDED)
         summary[S_INSIDE] = inside[0] if inside.shape[0] != 0 else I(0)
-        summary[S_IS_BOUND] = bounded[chosen] if chosen < bounded.shape[0] else I(0)
+        has_certainty = chosen < certainties.shape[0]
+        summary[S_CERTAINTY] = certainties[chosen] if has_certainty else I(0)
+        summary[S_ASSUMED] = assumed_blocks_of(plan, chosen)
     return chosen
 
 
@@ -272,7 +281,9 @@ def count_placement(plan, n_blocks, isl_tokens, slot, reserved):
     tally[T_DISK] += summary[S_DISK] - summary[S_CPU]
     tally[T_EXTERNAL] += summary[S_EXTERNAL] - summary[S_DISK]
     claimed = summary[S_EXTERNAL] * plan[BLOCK_SIZE] + summary[S_INSIDE]
-    tally[T_BOUND_TOKENS if summary[S_IS_BOUND] != 0 else T_EXACT_TOKENS] += claimed
+    assumed = summary[S_ASSUMED] * plan[BLOCK_SIZE]
+    tally[T_EXACT_TOKENS + summary[S_CERTAINTY]] += claimed - assumed
+    tally[T_ASSUMED_TOKENS] += assumed
     tally[T_BEST_OVERLAP] += summary[S_BEST]
     tally[T_CHOSEN_OVERLAP] += summary[S_EXTERNAL]
     # The sums of the histograms are int64 and must not overflow.

@@ -1,5 +1,6 @@
 """Placement in one partition: one compiled call from a prompt to a slot."""
 
+from collections.abc import Callable
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -27,8 +28,12 @@ from select_service.core.placement.policies.policy_registry import (
 )
 from select_service.core.placement.prompt import Prompt
 from select_service.core.placement.router_config import RouterConfig
+from select_service.core.shared_caches.fetch_prices import FetchPrices
+from select_service.core.shared_caches.shared_hits import SharedHits
 from select_service.core.workers.rank_table import RankTable
 
+_NO_HEADER = np.zeros(0, np.int64)
+_NO_SHARED: npt.NDArray[np.float64] = np.zeros(0, np.float64)
 _NO_FACTORS: Floats = np.zeros(0, np.float64)
 """Empty array, meaning that all cost factors are 1."""
 _pack_request = Struct(layout.REQUEST_FORMAT).pack_into
@@ -62,6 +67,9 @@ class PlacementScratch(NamedTuple):
     running: npt.NDArray[np.uint64]
     keys: npt.NDArray[np.uint64]
     costs: npt.NDArray[np.float64]
+    assumed_matched: npt.NDArray[np.int32]
+    assumed_holding: npt.NDArray[np.uint64]
+    assumed_blocks: npt.NDArray[np.int32]
 
     @classmethod
     def allocate(cls, rows: int) -> "PlacementScratch":
@@ -72,6 +80,9 @@ class PlacementScratch(NamedTuple):
             running=np.zeros(rows // 64, np.uint64),
             keys=np.empty(BOOKED_BLOCKS_MAX, np.uint64),
             costs=np.zeros(rows, np.float64),
+            assumed_matched=np.zeros((rows, N_TIERS), np.int32),
+            assumed_holding=np.zeros(rows // 64, np.uint64),
+            assumed_blocks=np.zeros(rows, np.int32),
         )
 
 
@@ -92,6 +103,9 @@ class PlacementTally(NamedTuple):
     chosen_overlap: int
     exact_tokens: int
     bound_tokens: int
+    least_tokens: int
+    uncertain_tokens: int
+    assumed_tokens: int
 
 
 class PlacementPlan:
@@ -138,12 +152,18 @@ class Placer:
                    partition in this ring
         """
         self._index = index
+        self.fetch_prices = FetchPrices(table)
+        self.shared_rows = _NO_SHARED
+        """float64[n_slots, 2]: tokens in a shared cache and their value, of the last placement with
+        a look-up; empty without credit.
+        """
+        self._assumed_index: PrefixIndex | None = None
         self.table = table
         self.load = load
         self._config = config
         self.plan = plan = np.zeros(layout.HEADER_LENGTH, np.int64)
         """How kernels place prompts by `config` (plan_layout); never replaced."""
-        plan[layout.BLOCK_SIZE] = block_size
+        self.block_size = plan[layout.BLOCK_SIZE] = block_size
         export_step_addresses(plan)
         store_pointer(plan, layout.INDEX, index.header)
         store_pointer(plan, layout.LOAD, load.header)
@@ -176,6 +196,38 @@ class Placer:
         """
         if choice != self.policy_choice:
             self._set_policy(choice)
+
+    def install_assumed_index(self, index: PrefixIndex | None) -> None:
+        """Match prompts with an index of assumed blocks as well, or no longer.
+
+        index: index with the same slots and the same lock; None means none
+        """
+        self._assumed_index, plan = index, self.plan
+        store_pointer(plan, layout.ASSUMED_INDEX, _NO_HEADER if index is None else index.header)
+        # The rows of the last match are cleared by the next.
+        plan[layout.ASSUMES] |= layout.HAS_ASSUMED_ROWS | layout.HAS_ASSUMED_INDEX
+        if index is None:
+            plan[layout.ASSUMES] &= ~layout.HAS_ASSUMED_INDEX
+
+    def set_session_floor(self, slot: int, tokens: int) -> None:
+        """Let the next placement assume that a slot holds at least `tokens` leading tokens.
+
+        The floor counts in whole blocks of the device tier and for one placement only, with
+        certainty `assumed`.  Kernels set the same words of the plan.
+        """
+        plan = self.plan
+        plan[layout.FLOOR_SLOT], plan[layout.FLOOR_TOKENS] = slot, tokens
+        plan[layout.ASSUMES] |= layout.HAS_FLOOR
+
+    @property
+    def may_assume(self) -> bool:
+        """Whether the rows of assumed blocks are those of the last match."""
+        return bool(self.plan[layout.ASSUMES])
+
+    def count_assumed(self, slot: int) -> int:
+        """Return the device blocks of the last match that are only assumed on a slot."""
+        # Without the flag the rows are of an older match.
+        return int(self.scratch.assumed_blocks[slot]) if self.plan[layout.ASSUMES] else 0
 
     @property
     def scratch(self) -> PlacementScratch:
@@ -220,6 +272,8 @@ class Placer:
         _pack_request(plan.data, _REQUEST_AT, prompt.isl_tokens, len(sequence), pinned, draw)
         if prompt.units is not None:
             self._index.set_units(prompt.units)
+        if prompt.shared is not None:
+            self._set_shared(plan, prompt.shared)
         slot: int = place_prompt(
             plan,
             prompt.block_hashes,
@@ -227,9 +281,23 @@ class Placer:
             eligible,
             _NO_FACTORS if factors is None else factors,
         )
-        if prompt.units is not None:
-            self._index.set_units(None)
+        if plan is not self.plan or prompt.units is not None:
+            self._end_match(plan)
+        if prompt.shared is not None:
+            store_pointer(self.plan, layout.SHARED, _NO_SHARED)
         return slot
+
+    def _set_shared(self, plan: npt.NDArray[np.int64], hits: SharedHits) -> None:
+        """Give credit for tokens in a shared cache, if the policy uses it."""
+        gives_credit = hits.outcome == "hit" and self.policy.credits_shared
+        self.shared_rows = self.fetch_prices.price_rows(hits) if gives_credit else _NO_SHARED
+        store_pointer(plan, layout.SHARED, self.shared_rows)
+
+    def _end_match(self, plan: npt.NDArray[np.int64]) -> None:
+        """Take over what a match left in its plan; the prompt's units end with it."""
+        # A match uses up the floor and leaves rows that the next one must clear.
+        self.plan[layout.ASSUMES :] = plan[layout.ASSUMES :]
+        self._index.set_units(None)
 
     def cost_terms(
         self,
@@ -248,7 +316,11 @@ class Placer:
         n_blocks, (factors, pinned) = len(prompt.sequence_hashes), preference
         _pack_request(plan.data, _REQUEST_AT, prompt.isl_tokens, n_blocks, pinned, 0.0)
         factors = _NO_FACTORS if factors is None else factors
+        if prompt.shared is not None:
+            self._set_shared(plan, prompt.shared)
         self.policy.fill_terms(plan, eligible, factors, terms)
+        if prompt.shared is not None:
+            store_pointer(plan, layout.SHARED, _NO_SHARED)
         return terms
 
     def _plan_with_override(self, config: RouterConfig) -> npt.NDArray[np.int64]:
@@ -258,6 +330,32 @@ class Placer:
         self._other_parameters = self.policy.make_parameters(self.policy_choice.apply_to(config))
         store_pointer(plan, layout.PARAMETERS, self._other_parameters)
         return plan
+
+    @property
+    def default_config(self) -> RouterConfig:
+        """Default configuration of prompts."""
+        return self._config
+
+    def place_with(
+        self,
+        parameters: Floats,
+        prompt: Prompt,
+        draw: float,
+        place: Callable[[npt.NDArray[np.int64]], None],
+    ) -> None:
+        """Run another placement of a prompt, which matches it by the partition's plan.
+
+        parameters: parameters of the policy `work`, kept alive by the caller
+        draw: uniform in [0, 1), for ties
+        place: compiled call that takes the plan
+        """
+        plan = self.plan.copy()
+        store_pointer(plan, layout.PARAMETERS, parameters)
+        blocks = len(prompt.sequence_hashes)
+        _pack_request(plan.data, _REQUEST_AT, prompt.isl_tokens, blocks, False, draw)
+        self._index.set_units(prompt.units)
+        place(plan)
+        self._end_match(plan)
 
     def last_summary(self) -> list[int]:
         """Return the summary of the last placement, as plan_layout describes."""
@@ -289,7 +387,16 @@ class Placer:
         assert plan.header[layout.POLICY_NUMBER] == policy_number(self.policy)
         assert plan.header[layout.FOLLOWS_PREFILLS] == self.policy.follows_prefills
         assert len(plan.scratch.costs) >= self.table.n_slots
+        assert not plan.header[layout.SHARED + 1]  # set for the time of a placement only
+        assumed = self._assumed_index
+        assert bool(plan.header[layout.ASSUMES] & layout.HAS_ASSUMED_INDEX) == (assumed is not None)
+        if assumed is not None:
+            assert assumed.lock is self._index.lock
+            pair = plan.header[layout.ASSUMED_INDEX : layout.ASSUMED_INDEX + 2].tolist()
+            assert pair == [assumed.header.ctypes.data, assumed.header.size]
         for marked, rows in (
+            (plan.scratch.assumed_holding, plan.scratch.assumed_matched.any(axis=1)),
+            (plan.scratch.assumed_holding, plan.scratch.assumed_blocks != 0),
             (plan.scratch.holding, plan.scratch.matched.any(axis=1)),
             (plan.scratch.running, plan.scratch.leading != 0),
         ):

@@ -16,8 +16,14 @@ LEADING     int64    rows                leading prompt blocks that live request
 RUNNING     uint64   rows / 64           slots with nonzero LEADING
 KEYS        uint64   BOOKED_BLOCKS_MAX   keys of the prompt's prefixes (leading_kernels)
 COSTS       float64  rows                cost of the prompt on every slot, never NaN
+ASSUMED_MATCHED int32 rows * N_TIERS     match of the assumed blocks of every slot
+ASSUMED_HOLDING uint64 rows / 64         slots with nonzero rows of ASSUMED_MATCHED
+ASSUMED_BLOCKS  int32  rows              device blocks in MATCHED that are only assumed
 SUMMARY     int64    N_SUMMARY           summary of the last placement
 TALLY       int64    TALLY_LENGTH        sums over all decisions, and histograms of the prompts
+ASSUMED_INDEX   int64                    header of the index of assumed blocks; empty without one
+SHARED      float64  2 * n_slots         tokens that a shared cache holds for each slot, and the
+                                         value of one; empty without such tokens
 
 The number of rows is a multiple of 64, at least the number of slots of index, load and table.  The
 arrays from MATCHED to SUMMARY are scratch: every placement overwrites them.
@@ -26,23 +32,34 @@ arrays from MATCHED to SUMMARY are scratch: every placement overwrites them.
 from select_service.core.load.histogram_bins import PARTS_LENGTH
 
 INDEX, LOAD, RANKS, PARAMETERS, MATCHED, HOLDING = range(0, 12, 2)
-LEADING, RUNNING, KEYS, COSTS, SUMMARY, TALLY = range(12, 24, 2)
-FOLLOWS_PREFILLS = 24
+LEADING, RUNNING, KEYS, COSTS = range(12, 20, 2)
+ASSUMED_MATCHED, ASSUMED_HOLDING, ASSUMED_BLOCKS, SUMMARY, TALLY = range(20, 30, 2)
+FOLLOWS_PREFILLS = 30
 """1 when bookings keep their prompts, because the policy estimates the progress of prefills."""
-BLOCK_SIZE = 25
+BLOCK_SIZE = 31
 # Addresses of compiled functions: the policy's `place`, the steps common to all policies
 # (placement_kernels), and the writer of the ring (decision_kernels).
-PLACE_ADDRESS, MATCH_ADDRESS, CHOOSE_ADDRESS, RECORD_ADDRESS = range(26, 30)
-RING = 30
+PLACE_ADDRESS, MATCH_ADDRESS, CHOOSE_ADDRESS, RECORD_ADDRESS = range(32, 36)
+RING = 36
 """Address and length of the header of the ring recording the decisions (decision_layout)."""
-PARTITION, POLICY_NUMBER = 32, 33
+PARTITION, POLICY_NUMBER = 38, 39
 """Numbers of the partition in the ring and of the policy in the registry."""
-REQUEST = 34
+REQUEST = 40
 """First of the numbers of the request in process, in the order below; set before a placement."""
-REQUEST_ISL_TOKENS, REQUEST_BLOCKS, REQUEST_IS_PINNED, REQUEST_DRAW = range(34, 38)
+REQUEST_ISL_TOKENS, REQUEST_BLOCKS, REQUEST_IS_PINNED, REQUEST_DRAW = range(40, 44)
 REQUEST_FORMAT = "=3qd"
 """The numbers of the request in the notation of `struct`."""
-HEADER_LENGTH = 38
+ASSUMES = 44
+"""Sum of the bits below; 0 while nothing is assumed, so that a match makes only this test."""
+HAS_ASSUMED_INDEX, HAS_FLOOR, HAS_ASSUMED_ROWS = 1, 2, 4
+"""Bits of ASSUMES: an index of assumed blocks, a floor of the next match, rows left by the last."""
+ASSUMED_INDEX = 45
+FLOOR_SLOT, FLOOR_TOKENS = 47, 48
+"""Slot that is assumed to hold at least so many tokens of the next prompt, for one match."""
+SHARED = 49
+LEAST_WORK = 51
+"""Least own work of all candidates, for policies whose costs depend on it; otherwise 0."""
+HEADER_LENGTH = 52
 
 # First parameters of every policy: the temperature of the choice, and whether requests share
 # blocks.
@@ -51,12 +68,26 @@ N_COMMON_PARAMETERS = 2
 
 # Entries of the summary: numbers of the chosen slot, and the best overlap of any slot.
 # Blocks are cumulative over tiers; S_WORK is the own work of the prompt on the slot, in tokens.
-# S_INSIDE are reusable tokens behind the last whole block; S_IS_BOUND is 1 for an upper bound.
-S_EFFECTIVE, S_GPU, S_CPU, S_DISK, S_EXTERNAL, S_BEST, S_WORK, S_INSIDE, S_IS_BOUND = range(9)
-N_SUMMARY = 9
+# S_INSIDE are reusable tokens behind the last whole block; S_CERTAINTY is that of the
+# match (reuse_layout);
+# S_ASSUMED are the device blocks that are only assumed.
+(
+    S_EFFECTIVE,
+    S_GPU,
+    S_CPU,
+    S_DISK,
+    S_EXTERNAL,
+    S_BEST,
+    S_WORK,
+    S_INSIDE,
+    S_CERTAINTY,
+    S_ASSUMED,
+) = range(10)
+N_SUMMARY = 10
 
 # Entries of the tally: decisions without and with a booking, then sums over these in blocks, and
-# the tokens that were expected in a cache, certainly and at most.
+# the tokens that were expected in a cache, by the certainty of the match and by
+# assumption.
 (
     T_SELECTED,
     T_RESERVED,
@@ -69,8 +100,11 @@ N_SUMMARY = 9
     T_CHOSEN_OVERLAP,
     T_EXACT_TOKENS,
     T_BOUND_TOKENS,
-) = range(11)
-N_TALLY = 11
+    T_LEAST_TOKENS,
+    T_UNCERTAIN_TOKENS,
+    T_ASSUMED_TOKENS,
+) = range(14)
+N_TALLY = 14
 
 T_PROMPTS = N_TALLY
 """First entry of the prompt histograms, the two parts of core.load.histogram_bins."""

@@ -9,9 +9,12 @@ import numpy.typing as npt
 
 from indexer.hashing.block_hashing import Hashes, compute_block_hashes, compute_sequence_hashes
 from indexer.hashing.engine_names import iterate_names
+from indexer.hashing.seeds import prompt_seed
 from indexer.index.prefix_index import PrefixIndex, PromptUnits
 from select_service.base.errors import BadRequest, InvalidBody
 from select_service.core.identity import PartitionKey
+from select_service.core.load.new_reservation import PromptEnd
+from select_service.core.shared_caches.shared_hits import SharedHits
 from select_service.schemas.common import resolve_tenant
 from select_service.schemas.prompts import BlockMmInfo, PromptFields
 
@@ -35,6 +38,7 @@ PROMPT_MISSING = (
 BOOKED_PROMPT_MISSING = "a prompt is missing: give token_ids, or sequence_hashes with isl_tokens"
 
 N = TypeVar("N", np.uint32, np.int64)
+PromptOwner = TypeVar("PromptOwner", bound=PromptFields)
 
 _NO_HASHES: Hashes = np.zeros(0, np.uint64)
 
@@ -46,18 +50,59 @@ class Prompt(NamedTuple):
     """uint64[n_blocks]: identity of each block in its sequence, for load accounting."""
     isl_tokens: int
     units: PromptUnits | None = None
-    """What ranks with several cache groups need beside the blocks; None elsewhere."""
+    """Units of the prompt, for ranks with several cache groups; None elsewhere."""
+    booked_blocks: Hashes | None = None
+    """uint64[n_blocks]: block hashes that a caller gives with a rank of its own, which are not
+    looked up; None elsewhere.
+    """
+    end: PromptEnd | None = None
+    """End behind the last whole block; None if the prompt is read from a request, see `end_of`."""
+    shared: SharedHits | None = None
+    """Tokens in the shared cache of the model; None without one."""
+
+    @property
+    def assumable_blocks(self) -> Hashes:
+        """Return the block hashes that a rank holds after the prompt, uint64[<= n_blocks]."""
+        return self.block_hashes if self.booked_blocks is None else self.booked_blocks
 
 
 class ReadAheadPrompt(NamedTuple):
-    """Prompt read in advance, for ranks with this block size."""
+    """Prompt read in advance, for ranks with blocks of this size and content.
+
+    lookahead: tokens behind a block that its content covers
+    """
 
     block_size: int
-    is_eagle: bool
+    lookahead: int
     prompt: Prompt
 
 
-PromptReader: TypeAlias = Callable[[PromptFields, int, bool], Prompt]
+PromptReader: TypeAlias = Callable[[PromptFields, int, int], Prompt]
+
+
+def lookahead_of(body: PromptFields, lookahead: int) -> int:
+    """Return the tokens behind a block that its content covers; a request may tell if any do."""
+    if body.is_eagle is None:
+        return lookahead
+    return max(1, lookahead) if body.is_eagle else 0
+
+
+def end_of(body: PromptFields, block_size: int, lookahead: int) -> PromptEnd | None:
+    """Return the end of a prompt of tokens; None if an answer cannot continue it.
+
+    Hashes of EAGLE and of images need more than the last tokens.
+    """
+    has_images = body.mm_routing_info is not None or body.block_mm_infos
+    if body.token_ids is None or lookahead_of(body, lookahead) or has_images:
+        return None
+    tokens = body.token_ids[len(body.token_ids) // block_size * block_size :]
+    return PromptEnd(prompt_seed(body.lora_name, body.cache_salt), _convert_list(tokens, np.uint32))
+
+
+def has_tokens(body: PromptFields) -> bool:
+    """Return whether a prompt is given as tokens, which precede hashes."""
+    images = body.mm_routing_info
+    return body.token_ids is not None or bool(images is not None and images.routing_token_ids)
 
 
 def is_long_prompt(body: PromptFields) -> bool:
@@ -89,13 +134,13 @@ def estimate_blocks(body: PromptFields, block_size: int) -> int:
     return len(body.sequence_hashes or ())
 
 
-def read_prompt(body: PromptFields, block_size: int, is_eagle: bool) -> Prompt:
+def read_prompt(body: PromptFields, block_size: int, lookahead: int) -> Prompt:
     """Read the prompt of a request that uses the index, in short steps of the interpreter.
 
     Precedence: `mm_routing_info` with tokens, then `token_ids`, then hashes.
     Raises BadRequest without a complete form, InvalidBody for a number that does not fit.
     """
-    prompt = _read_token_prompt(body, block_size, is_eagle)
+    prompt = _read_token_prompt(body, block_size, lookahead)
     if prompt is not None:
         _check_unused_hashes(block_hashes=body.block_hashes, sequence_hashes=body.sequence_hashes)
         return prompt
@@ -115,14 +160,19 @@ def read_prompt(body: PromptFields, block_size: int, is_eagle: bool) -> Prompt:
     return prompt._replace(block_hashes=blocks[:LOOKED_UP_BLOCKS_MAX])
 
 
-def read_booked_prompt(body: PromptFields, block_size: int, is_eagle: bool) -> Prompt:
-    """Read the prompt of a reservation on a given rank, which does not use block hashes."""
-    _check_unused_hashes(block_hashes=body.block_hashes)
-    prompt = _read_token_prompt(body, block_size, is_eagle)
+def read_booked_prompt(body: PromptFields, block_size: int, lookahead: int) -> Prompt:
+    """Read the prompt of a reservation on a given rank.
+
+    Block hashes of the caller are not looked up, and count only as assumed blocks.
+    """
+    blocks = _hash_array("block_hashes", body.block_hashes or [])
+    prompt = _read_token_prompt(body, block_size, lookahead)
     if prompt is None:
         if body.sequence_hashes is None and body.isl_tokens is None:
             raise BadRequest(BOOKED_PROMPT_MISSING)
-        return _read_sequence_prompt(body)
+        prompt = _read_sequence_prompt(body)
+        fits = len(blocks) == len(prompt.sequence_hashes)
+        return prompt._replace(booked_blocks=blocks[:LOOKED_UP_BLOCKS_MAX]) if fits else prompt
     _check_unused_hashes(sequence_hashes=body.sequence_hashes)
     return prompt
 
@@ -138,7 +188,7 @@ def _read_sequence_prompt(body: PromptFields) -> Prompt:
     return Prompt(_NO_HASHES, sequence, body.isl_tokens)
 
 
-def _read_token_prompt(body: PromptFields, block_size: int, is_eagle: bool) -> Prompt | None:
+def _read_token_prompt(body: PromptFields, block_size: int, lookahead: int) -> Prompt | None:
     tokens, mm_infos = body.token_ids, body.block_mm_infos
     if body.mm_routing_info is not None and body.mm_routing_info.routing_token_ids:
         tokens = body.mm_routing_info.routing_token_ids
@@ -149,7 +199,7 @@ def _read_token_prompt(body: PromptFields, block_size: int, is_eagle: bool) -> P
         _convert_list(tokens, np.uint32),
         block_size,
         lora_name=body.lora_name,
-        is_eagle=is_eagle if body.is_eagle is None else body.is_eagle,
+        lookahead=lookahead_of(body, lookahead),
         mm_hashes=_mm_hashes(mm_infos, len(tokens) // block_size),
         cache_salt=body.cache_salt,
     )
@@ -207,26 +257,27 @@ def _hash_array(field: str, hashes: list[int]) -> Hashes:
 
 
 def add_units(
-    prompt: Prompt, body: PromptFields, index: PrefixIndex, hashing: tuple[int, bool]
+    prompt: Prompt, body: PromptFields, index: PrefixIndex, hashing: tuple[int, int]
 ) -> Prompt:
     """Return the prompt with what the ranks of an index with several cache groups need.
 
-    hashing: block size, and whether EAGLE is on.  At most NAMED_UNITS_MAX names are computed: a
-    longer prompt has none, and its match is a bound.
+    hashing: block size, and tokens behind a block that its content covers.  At most
+    NAMED_UNITS_MAX names are computed: a longer prompt has none, and its match is a bound.
     """
     tokens = body.token_ids
     if body.mm_routing_info is not None and body.mm_routing_info.routing_token_ids:
         tokens = None  # images are not in the names
     if tokens is None:
         return prompt._replace(units=PromptUnits(prompt.isl_tokens))
-    ids, (size, is_eagle), per_block = _convert_list(tokens, np.uint32), hashing, 0
-    if body.is_eagle is not None:
-        is_eagle = body.is_eagle
+    ids, (size, lookahead) = _convert_list(tokens, np.uint32), hashing
     per_block, scheme = index.units_per_block, index.name_scheme
     hashes = names = None
     if per_block > 1:
         hashes = compute_block_hashes(
-            ids, size // per_block, lora_name=body.lora_name, is_eagle=is_eagle
+            ids,
+            size // per_block,
+            lora_name=body.lora_name,
+            lookahead=lookahead_of(body, lookahead),
         )
     # The names of an adapter's prompts cover its path, which neither events nor requests have.
     if scheme is not None and not body.lora_name and len(ids) // scheme.unit <= NAMED_UNITS_MAX:
@@ -238,3 +289,10 @@ def add_units(
 def partition_key_of(query: PromptFields) -> PartitionKey:
     """Return the partition of a request.  Raises BadRequest for contradicting tenant names."""
     return PartitionKey(query.model_name, resolve_tenant(query.tenant_id, query.routing_group))
+
+
+def drop_prompt(request: PromptOwner) -> PromptOwner:
+    """Drop the token lists of a request that waits or lives on; the prompt has been hashed."""
+    request.token_ids = request.mm_routing_info = request.block_mm_infos = None
+    request.block_hashes = request.sequence_hashes = None
+    return request

@@ -6,7 +6,7 @@ from select_service.schemas.prompts import RouterConfigOverride
 
 POLICY_NAMES = ("work", "least_work", "reference")
 """Allowed values of `policy`, see the registry of policies; only the first one has options."""
-POLICY_OPTIONS = ("decode-sensitive", "strict-tail", "no-memory")
+POLICY_OPTIONS = ("decode-sensitive", "strict-tail", "no-memory", "copy-price")
 """Allowed values of `policy_options`, all of the first policy."""
 
 
@@ -16,6 +16,7 @@ class RouterConfig(NamedTuple):
     overlap_score_credit: float = 1.0
     overlap_score_credit_decay: float = 0.0
     prefill_load_scale: float = 1.0
+    decode_active_request_weight: float = 0.0
     host_cache_hit_weight: float = 0.75
     disk_cache_hit_weight: float = 0.25
     temperature: float = 0.0

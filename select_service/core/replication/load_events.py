@@ -23,6 +23,8 @@ from indexer.hashing.block_hashing import Hashes
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.placement.prompt import ISL_TOKENS_MAX
 from select_service.schemas.common import ID_CHARS_MAX, NAME_CHARS_MAX, U32
+from select_service.schemas.pairs import PairRecord
+from select_service.schemas.sessions import SESSION_ID_BYTES_MAX
 
 EVENT_TOPIC = b"dynamo.slot-tracker.v1"
 FRAME_BYTES_MAX = 1280 * 1024
@@ -32,6 +34,8 @@ SEQUENCE_BLOCKS_MAX = 131_072
 """Maximum prompt blocks of one admission; 9 bytes each, so that every admission fits into a
 frame.
 """
+BLOCK_HASHES_MAX = 8192
+"""Maximum block hashes sent with an admission; its sequence hashes leave space for so many."""
 MIXED_BLOCKS_MAX = 32_768
 """Maximum prompt blocks if not every hash takes 9 bytes, as each then becomes a Python object
 first.
@@ -81,8 +85,13 @@ class ReservationAdmitted(_Event, frozen=True, kw_only=True, gc=False):
 
     sequence_hashes: uint64[n_blocks], identities of the prompt blocks
     prefill_tokens_hint: tokens to prefill; None if the sender omits the hint
+    block_hashes: uint64[n], block hashes of the prompt's beginning, where the rank may be assumed
+        to hold them
     work: tokens that the rank computes for the request, with concurrent shared prompts deducted;
         None means equal to the prefill tokens, or omitted by the sender
+    session_id: session of the request; None without one, or omitted by the sender
+    move_tokens: tokens whose blocks come from the rank of the prefill leg; 0 also if omitted
+    pair: request behind a pair; None for one rank, or omitted by the sender
     """
 
     sequence_hashes: Hashes
@@ -90,6 +99,10 @@ class ReservationAdmitted(_Event, frozen=True, kw_only=True, gc=False):
     track_prefill_tokens: bool = True
     expected_output_tokens: int | None = None
     work: int | None = None
+    session_id: str | None = None
+    block_hashes: Hashes = _NO_HASHES
+    move_tokens: int = 0
+    pair: PairRecord | None = None
 
     @property
     def prefill_tokens(self) -> int:
@@ -115,6 +128,7 @@ LoadEvent: TypeAlias = ReservationAdmitted | PrefillCompleted | ReservationFreed
 
 _Name = Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
 _Id = Annotated[str, Meta(max_length=ID_CHARS_MAX)]
+_SessionId = Annotated[str, Meta(max_length=SESSION_ID_BYTES_MAX)]
 _Unsigned = Annotated[int, Meta(ge=0)]  # msgpack has no wider integers than 64 bits
 _NIL = Raw(b"\xc0")
 
@@ -135,6 +149,14 @@ class _AddRequest(Struct, kw_only=True, gc=False):
     expected_output_tokens: U32 | None = None
     prefill_load_hint: _Hint | None = None
     work: _Unsigned | UnsetType = UNSET
+    """Extension of this product; other implementations ignore the field."""
+    session_id: _SessionId | UnsetType = UNSET
+    """Extension of this product; other implementations ignore the field."""
+    block_hashes: Raw | UnsetType = UNSET
+    """Extension of this product; other implementations ignore the field."""
+    move_tokens: _Unsigned | UnsetType = UNSET
+    """Extension of this product; other implementations ignore the field."""
+    pair: PairRecord | UnsetType = UNSET
     """Extension of this product; other implementations ignore the field."""
 
 
@@ -213,6 +235,10 @@ class LoadEventEncoder:
                 expected_output_tokens=event.expected_output_tokens,
                 prefill_load_hint=None if hint is None else _Hint(hint),
                 work=UNSET if event.work is None else event.work,
+                session_id=UNSET if event.session_id is None else event.session_id,
+                block_hashes=_encode_blocks(event.block_hashes),
+                move_tokens=event.move_tokens or UNSET,
+                pair=UNSET if event.pair is None else event.pair,
             )
         )
 
@@ -235,6 +261,14 @@ class LoadEventEncoder:
         # BUFFERED_BLOCKS is below 2**16, so the 16-bit array header always suffices.
         pack_into(">BH", self._array, 0, _ARRAY_16, n)
         return Raw(self._view[: _HEAD_BYTES + n * _ELEMENT_BYTES])
+
+
+def _encode_blocks(hashes: Hashes) -> Raw | UnsetType:
+    """Return up to BLOCK_HASHES_MAX hashes as a msgpack array; UNSET for none."""
+    if not len(hashes):
+        return UNSET
+    hashes = hashes[:BLOCK_HASHES_MAX]
+    return Raw(_encode(hashes.tolist()) if len(hashes) < _MANY else _long_array(hashes))
 
 
 def _long_array(hashes: Hashes) -> bytes:
@@ -305,9 +339,13 @@ def _event_of(frame: _Frame) -> LoadEvent:
     tokens = None if hint is None else hint.initial_effective_prefill_tokens
     work = None if given.work is UNSET else given.work
     # Sums of load are int64: an unbounded number of a faulty peer could overflow them.
-    if max(tokens or 0, work or 0) > ISL_TOKENS_MAX:
+    moving = 0 if given.move_tokens is UNSET else given.move_tokens
+    pair = None if given.pair is UNSET else given.pair
+    of_pair = (0,) if pair is None else (pair.isl_tokens, pair.move_tokens)
+    if max(tokens or 0, work or 0, moving, *of_pair) > ISL_TOKENS_MAX:
         raise PeerFrameError(
-            f"a prefill load of {tokens} tokens, work of {work}, at most {ISL_TOKENS_MAX} expected"
+            f"a prefill load of {tokens} tokens, work of {work}, a move of {moving}, "
+            f"at most {ISL_TOKENS_MAX} expected"
         )
     return ReservationAdmitted(
         **common,
@@ -316,6 +354,12 @@ def _event_of(frame: _Frame) -> LoadEvent:
         track_prefill_tokens=given.track_prefill_tokens,
         expected_output_tokens=given.expected_output_tokens,
         work=work,
+        session_id=None if given.session_id is UNSET else given.session_id,
+        block_hashes=_NO_HASHES
+        if given.block_hashes is UNSET
+        else _decode_hashes(given.block_hashes)[:BLOCK_HASHES_MAX],
+        move_tokens=moving,
+        pair=pair,
     )
 
 
@@ -371,6 +415,8 @@ class _AddRequestOfAny(Struct, gc=False):
     expected_output_tokens: U32 | None = None
     prefill_load_hint: Raw = _NIL
     work: _Unsigned | UnsetType = UNSET
+    session_id: _SessionId | UnsetType = UNSET
+    block_hashes: Raw | UnsetType = UNSET
 
 
 class _AddRequestArray(_AddRequestOfAny, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -439,5 +485,7 @@ def _add_of(data: Raw) -> _Add:
             expected_output_tokens=given.expected_output_tokens,
             prefill_load_hint=hint,
             work=given.work,
+            session_id=given.session_id,
+            block_hashes=given.block_hashes,
         )
     )

@@ -27,18 +27,22 @@ from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.ledger_memory import RESERVATIONS_MAX, RESERVED_BLOCKS_MAX
 from select_service.core.load.new_reservation import (
     BOOKED_BLOCKS_MAX,
+    NO_PROMPT,
     LoadAccount,
     NewReservation,
     bound_hashes,
     count_untracked_blocks,
 )
+from select_service.core.load.prefill_legs import prefill_leg_of
 from select_service.core.load.reservation_view import ReservationView
 from select_service.core.load.reservations import ReservationFilter
 from select_service.core.placement.prompt import ISL_TOKENS_MAX
 from select_service.core.replication.load_events import PrefillCompleted, ReservationFreed
 from select_service.core.replication.replica_state import ReplicaState
 from select_service.schemas.common import ID_CHARS_MAX, U64_MAX
+from select_service.schemas.pairs import PairRecord
 from select_service.schemas.reservations import ReservationPage, ReservationRow
+from select_service.schemas.sessions import is_session_id
 
 AGE_SLACK_S = 0.002
 CLOCK_DRIFT = 1e-4
@@ -136,12 +140,12 @@ class Repair:
         """
         after = None
         for _ in range(PAGES_MAX):
-            answer = yield from _request_page(ReservationFilter(limit=PAGE_ROWS, after=after))
+            page_filter = ReservationFilter(limit=PAGE_ROWS, after=after, separate_legs=True)
+            answer = yield from _request_page(page_filter)
             # The first request omits the hashes, which are most of the bytes and usually not
             # needed.
             if (yield from self._needs_hashes(answer)):
-                page_filter = ReservationFilter(limit=PAGE_ROWS, after=after, sequence_hashes=True)
-                answer = yield from _request_page(page_filter)
+                answer = yield from _request_page(page_filter._replace(sequence_hashes=True))
             yield from self._apply_page(answer)
             after = answer.page.next
             if after is None:
@@ -351,9 +355,19 @@ class Repair:
         if not state.book_reservation(booking, now, row.expires_in_seconds):
             self.result.refused += 1
             return
+        if row.session_id is not UNSET:
+            state.lease_session(row.reservation_id, row.session_id, now)
+        if row.pair is not UNSET:
+            self._enter_pair(row, row.pair)
         state.tombstones.remove_tombstone(row.reservation_id)
         self.result.changed += is_known
         self.result.added += not is_known
+
+    def _enter_pair(self, row: ReservationRow, pair: PairRecord) -> None:
+        partition = self._state.partition_of(_key_of(row))
+        assert partition is not None
+        # Lists have no block hashes: a moved leg then counts nothing as cached.
+        self._state.receive_pair(partition, row.reservation_id, pair, NO_PROMPT)
 
     def _find_slot(self, row: ReservationRow) -> tuple[LoadAccount, int] | None:
         """Return account and slot of the row's rank; None if this process has no such rank.
@@ -418,6 +432,9 @@ def _has_lower_load(row: ReservationRow, booking: ReservationView) -> bool:
 def _request_page(page_filter: ReservationFilter) -> RepairSteps[ReservationPageAnswer]:
     answer = yield page_filter
     assert answer is not None
+    for row in answer.page.reservations:
+        if row.leg == "prefill":
+            row.reservation_id, row.leg = prefill_leg_of(row.reservation_id), UNSET
     return answer
 
 
@@ -425,11 +442,16 @@ def validate_row(row: ReservationRow) -> ReservationRow:
     """Return the peer's row if its numbers are in range. Raises ValueError."""
     hashes = [] if row.sequence_hashes is UNSET else row.sequence_hashes
     fits = 0 <= row.worker_id <= U64_MAX and 0 <= row.router_id <= U64_MAX
-    fits = fits and 0 <= row.prefill_tokens <= ISL_TOKENS_MAX and row.isl_tokens >= 0
+    fits = fits and 0 <= row.prefill_tokens <= ISL_TOKENS_MAX
+    # The ledger packs it into 64 bits, so a larger one would end the repair.
+    fits = fits and 0 <= row.isl_tokens <= ISL_TOKENS_MAX
     fits = fits and (row.work is UNSET or 0 <= row.work <= ISL_TOKENS_MAX)
     fits = fits and 0.0 <= row.age_seconds <= AGE_S_MAX
     fits = fits and 0 <= row.prompt_blocks <= RESERVED_BLOCKS_MAX
     fits = fits and (not hashes or (min(hashes) >= 0 and max(hashes) <= U64_MAX))
+    of_pair = (0,) if row.pair is UNSET else (row.pair.isl_tokens, row.pair.move_tokens)
+    fits = fits and max(of_pair) <= ISL_TOKENS_MAX
+    fits = fits and (row.session_id is UNSET or is_session_id(row.session_id))
     if not fits or len(row.reservation_id) > ID_CHARS_MAX:
         raise ValueError("the peer's list has a reservation with a number out of range")
     return row

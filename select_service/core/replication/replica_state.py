@@ -26,8 +26,10 @@ so a booking that no event ends expires.
 """
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Literal, TypeAlias, TypedDict
 
+from indexer.hashing.block_hashing import Hashes
 from select_service.base.errors import CapacityExceeded
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.ledger import Cause, Ledger
@@ -36,9 +38,11 @@ from select_service.core.load.new_reservation import (
     bound_hashes,
     count_untracked_blocks,
 )
+from select_service.core.load.prefill_legs import is_prefill_leg, owner_of
 from select_service.core.load.reservation_view import ReservationView
 from select_service.core.registry.fleet.fleet import WorkerFleet
 from select_service.core.registry.fleet.partition import Partition
+from select_service.core.replication.cleared_caches import ClearedCaches
 from select_service.core.replication.digest import (
     Digest,
     LoadDifference,
@@ -57,6 +61,8 @@ from select_service.core.replication.prefill_progress import ProgressExchange
 from select_service.core.replication.rank_shares import RankShares
 from select_service.core.replication.replica_liveness import ReplicaLiveness
 from select_service.core.replication.tombstones import Tombstones
+from select_service.core.sessions.session_directory import SessionDirectory
+from select_service.schemas.pairs import PairRecord
 
 SENT_CAUSES = frozenset(("client", "moved", "given_up"))
 """Causes of changes that are sent to peers."""
@@ -104,6 +110,13 @@ class ReplicaState:
         self.progress = ProgressExchange(
             fleet.partitions, self.reservations, self.liveness, router_id
         )
+        self.cleared_caches = ClearedCaches(router_id)
+        self.sessions: SessionDirectory | None = None
+        """Sessions, which reservations of peers hold too; None without any."""
+        self.on_leg_booked: Callable[[str, str], None] | None = None
+        """Receiver of the prefill legs of peers: id of the reservation, and tenant."""
+        self.on_pair_booked: Callable[[Partition, str, PairRecord, Hashes], None] | None = None
+        """Receiver of the pairs of peers: id of the reservation, its request and block hashes."""
         self.unconfirmed: dict[str, ReservationView] = {}
         self._emit: Callable[[LoadEvent], None] | None = None
         self._fleet = fleet
@@ -203,14 +216,18 @@ class ReplicaState:
         early = self.tombstones.early_ending_of(event.reservation_id, now)
         if early == "freed_early":
             return "freed_before"
+        if old is not None and event.move_tokens:
+            self._yield_to(old, event.router_id)
         booking = NewReservation(
             reservation_id=event.reservation_id,
             account=partition.account,
             rank=partition.table.row_at(slot).rank,
             slot=slot,
             sequence_hashes=bound_hashes(event.sequence_hashes),
-            # The event has no prompt length; whole blocks are the best estimate.
-            isl_tokens=len(event.sequence_hashes) * event.block_size,
+            # Only pairs have their prompt length; whole blocks are the best estimate of others.
+            isl_tokens=len(event.sequence_hashes) * event.block_size
+            if event.pair is None
+            else event.pair.isl_tokens,
             prefill_tokens=0 if early else event.prefill_tokens,
             booked_at=now,
             origin=event.router_id,
@@ -218,9 +235,13 @@ class ReplicaState:
             is_prefilling=early is None,
             untracked_blocks=count_untracked_blocks(len(event.sequence_hashes)),
             own_work=event.work,
+            block_hashes=event.block_hashes,
         )
         if not self.book_reservation(booking, now):
             return "capacity"
+        self.lease_session(event.reservation_id, event.session_id, now)
+        if event.pair is not None:
+            self.receive_pair(partition, event.reservation_id, event.pair, event.block_hashes)
         ending = self.tombstones.ending_of(event.reservation_id, now)
         overtaken = ending is not None and ending.by != event.router_id
         # Freed by one replica and admitted by another: either a reused id or a late duplicate.
@@ -245,9 +266,35 @@ class ReplicaState:
         if booking is None or booking.key != event.key:
             self.tombstones.record_freed_early(event.reservation_id, event.router_id, now)
             return "not_booked"
+        if not event.by_caller:
+            self._yield_to(booking, event.router_id)
         self.ledger.release(booking, "replica", now, is_report=event.by_caller)
         self.tombstones.record_freed(event.reservation_id, event.router_id, now)
         return None
+
+    def _yield_to(self, booking: ReservationView, router_id: int) -> None:
+        """Let a peer that moves a reservation of this process answer for it.
+
+        The prefill leg of a pair goes on there.
+        """
+        if booking.origin is None:
+            self.ledger.assign_origin(booking, router_id)
+
+    def receive_pair(
+        self, partition: Partition, reservation_id: str, pair: PairRecord, blocks: Hashes
+    ) -> None:
+        """Enter the request behind a pair that a peer booked.
+
+        blocks: uint64[n], block hashes of the prompt; empty if the peer did not send them
+        """
+        # A leg is no pair, and its end would not end one.
+        if self.on_pair_booked is not None and not is_prefill_leg(reservation_id):
+            self.on_pair_booked(partition, reservation_id, pair, blocks)
+
+    def is_successor_of(self, router_id: int, now: float) -> bool:
+        """Return whether this process acts for another one that is gone."""
+        live = self.liveness.live_replicas(now)
+        return self.liveness.is_orphan(router_id, now) and self.router_id < min(live, default=inf)
 
     def book_reservation(
         self, booking: NewReservation, now: float, lease_s: float | None = None
@@ -263,7 +310,16 @@ class ReplicaState:
             self.ledger.book(booking, "replica", now, lease_s)
         except (CapacityExceeded, MemoryError):
             return False
+        name = booking.reservation_id
+        if is_prefill_leg(name) and self.on_leg_booked is not None:
+            self.on_leg_booked(owner_of(name), booking.key.tenant_id)
         return True
+
+    def lease_session(self, reservation_id: str, session_id: str | None, now: float) -> None:
+        """Give a reservation that a peer admitted a lease of its session, if it has one."""
+        if session_id is not None and self.sessions is not None:
+            booking = self.reservations.get_reservation(reservation_id)
+            self.sessions.lease_received(booking, session_id, now)
 
     def count_ranks(self) -> int:
         """Return the number of ranks that accept reservations."""
@@ -276,7 +332,8 @@ class ReplicaState:
         if not self._is_sent(booking.origin, cause):
             return
         self.tombstones.remove_tombstone(booking.reservation_id)
-        tokens = booking.prefill_tokens if booking.tracks_prefill else None
+        # Dynamo leaves the number out where nothing is to be prefilled, and reads it so.
+        tokens = (booking.prefill_tokens or None) if booking.tracks_prefill else None
         self.send_event(
             ReservationAdmitted(
                 **self._common_fields(booking),
@@ -286,8 +343,19 @@ class ReplicaState:
                 track_prefill_tokens=booking.tracks_prefill,
                 expected_output_tokens=booking.expected_output_tokens,
                 work=_work_to_send(booking),
+                session_id=self._session_of(booking, cause),
+                block_hashes=booking.block_hashes,
+                move_tokens=0 if booking.pair is None else booking.pair.move_tokens,
+                pair=booking.pair,
             )
         )
+
+    def _session_of(self, booking: NewReservation, cause: Cause) -> str | None:
+        """Return the session of a booking; a move does not name the one of its reservation."""
+        if cause != "moved" or self.sessions is None:
+            return booking.session_id
+        moved = self.reservations.find_reservation(booking.reservation_id)
+        return None if moved is None else self.sessions.session_id_of(moved)
 
     def on_prefill_completed(self, booking: ReservationView, cause: Cause, now: float) -> None:
         if self._is_sent(booking.origin, cause):

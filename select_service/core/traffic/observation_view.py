@@ -8,14 +8,28 @@ from select_service.base.errors import NotFound
 from select_service.core.identity import PartitionKey
 from select_service.core.load import histogram_bins
 from select_service.core.load.compiled import observation_layout
-from select_service.core.traffic.rank_loads import HealthStateOf, has_prefill_workers, rank_loads
+from select_service.core.pairs import pair_traffic_layout
+from select_service.core.pairs.pair_traffic import LinkCapacity
+from select_service.core.rank_condition import ConditionOf
+from select_service.core.traffic import traffic_counters
+from select_service.core.traffic.rank_loads import (
+    has_prefill_workers,
+    rank_loads,
+    slots_by_part,
+)
 from select_service.core.traffic.time_slots import WindowSpan
-from select_service.core.traffic.traffic_counters import Samples, count_arrivals, prompt_histogram
+from select_service.core.traffic.traffic_counters import (
+    Samples,
+    Words,
+    count_arrivals,
+    prompt_histogram,
+)
 from select_service.core.traffic.traffic_observer import TrafficObserver
 from select_service.core.traffic.window_sums import (
     HistogramCounts,
     ObservationWindow,
     length_histograms,
+    local_histogram,
     output_histogram,
     refusals_by_reason,
     time_histogram,
@@ -25,6 +39,7 @@ from select_service.schemas.observation import (
     BinEdges,
     Observation,
     ObservedHistogram,
+    ObservedPairs,
     ObservedRank,
     Triple,
 )
@@ -39,10 +54,10 @@ def build_observation(
     key: PartitionKey,
     window_s: float,
     engines: EngineLoads,
-    state_of: HealthStateOf | None,
+    condition_of: ConditionOf | None,
     now: float,
 ) -> Generator[None, None, Observation]:
-    """Build GET /planner/observation, in steps; state_of is None if health is off.
+    """Build GET /planner/observation, in steps; condition_of is None if health is off.
 
     Rejected requests of the model count from the first call on, with or without workers. Raises
     NotFound at the first step.
@@ -54,11 +69,12 @@ def build_observation(
             "no schedulable worker serves the model, and no request came within the last hour"
         )
     span, window = yield from observing.read_window(key, window_s, now)
-    ranks, are_split = [], False
+    ranks, are_split, pairs = [], False, None
     partition = observing.find_partition(key)
     if partition is not None:
         are_split = has_prefill_workers(partition)
-        for row in rank_loads(partition, engines, state_of, now):
+        pairs = observing.find_pairs(key)
+        for row in rank_loads(partition, engines, condition_of, now):
             if row is None:
                 yield
             else:
@@ -67,6 +83,8 @@ def build_observation(
     waiting = observing.backlog_of(key)
     body.queued_now, body.queued_tokens = waiting.requests, waiting.isl_tokens
     body.ranks = cast(list[ObservedRank], ranks)
+    if partition is not None and pairs is not None:
+        body.pairs = _pairs_view(window.total, pairs.find_capacity(*slots_by_part(partition)))
     return body
 
 
@@ -104,6 +122,21 @@ def _build_body(
         ),
         bins=_EDGES,
         ranks=[],
+    )
+
+
+def _pairs_view(total: Words, links: LinkCapacity) -> ObservedPairs:
+    counts = total[traffic_counters.PAIRS : traffic_counters.REFUSED]
+    is_known = not counts[pair_traffic_layout.UNKNOWN_LINK_TOKENS]
+    return ObservedPairs(
+        remote=int(counts[pair_traffic_layout.N_REMOTE]),
+        local=int(counts[pair_traffic_layout.N_LOCAL]),
+        local_uncached_isl=_histogram_view(local_histogram(total)),
+        moved_tokens=int(counts[pair_traffic_layout.MOVED_TOKENS]),
+        link_seconds=int(counts[pair_traffic_layout.LINK_US]) / 1e6 if is_known else None,
+        leaving_hosts=links.leaving,
+        entering_hosts=links.entering,
+        link_backlog_s=None if links.backlog_s is None else round(links.backlog_s, 6),
     )
 
 

@@ -1,6 +1,6 @@
 """Ranks of a partition as autoscalers receive them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 import numpy as np
@@ -8,14 +8,13 @@ from msgspec import UNSET, UnsetType
 
 from select_service.core.identity import Rank
 from select_service.core.load.compiled import load_layout as layout
+from select_service.core.rank_condition import ConditionOf, RankCondition
 from select_service.core.registry.fleet.partition import Partition
 from select_service.core.workers.engine_load import EngineLoads
 from select_service.schemas.observation import ObservedEngine, ObservedRank
 
 RANKS_PER_STEP = 64
 """Ranks per step, before the event loop runs other tasks."""
-HealthStateOf = Callable[[Rank], str | None]
-"""Function from a rank to its health state; None means unknown."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -25,13 +24,23 @@ def has_prefill_workers(partition: Partition) -> bool:
     return any(row_at(slot).worker.registration.role == "prefill" for _, slot in slots)
 
 
+def slots_by_part(partition: Partition) -> tuple[list[int], list[int]]:
+    """Return the slots of the ranks that may prefill, and that may decode.  O(ranks)"""
+    row_at, slots = partition.table.row_at, partition.table.iterate_slots()
+    roles = [(slot, row_at(slot).worker.registration.role) for _, slot in slots]
+    return (
+        [slot for slot, role in roles if role != "decode"],
+        [slot for slot, role in roles if role != "prefill"],
+    )
+
+
 def rank_loads(
-    partition: Partition, engines: EngineLoads, state_of: HealthStateOf | None, now: float
+    partition: Partition, engines: EngineLoads, condition_of: ConditionOf | None, now: float
 ) -> Iterator[msgspec.Raw | None]:
     """Yield `ObservedRank`s as JSON, by worker and rank, with None before the first and after some.
 
-    Each row is current when yielded; ranks that leave meanwhile are left out. state_of: None if
-    health is off
+    Each row is current when yielded; ranks that leave meanwhile are left out.
+    condition_of: None if health is off
     """
     ranks = sorted(partition.table.sorted_ranks())
     yield None
@@ -41,12 +50,25 @@ def rank_loads(
         if slot is not None and slot < len(blocks):
             shown = _rank_view(partition, rank, slot, int(blocks[slot]))
             shown.engine = _engine_view(engines, rank, now)
-            if state_of is not None:
-                shown.state = state_of(rank) or UNSET
+            if condition_of is not None:
+                _add_condition(shown, condition_of(rank, now))
                 shown.weight = round(float(partition.table.columns.weight[slot]), 3)
             yield msgspec.Raw(_encode(shown))
         if number % RANKS_PER_STEP == 0:
             yield None
+
+
+def _add_condition(shown: ObservedRank, found: RankCondition | None) -> None:
+    """Add the health of a rank; None means unknown."""
+    if found is None:
+        return
+    shown.state = found.state
+    if found.cause is not None:
+        shown.cause = found.cause
+    if found.out_s is not None:
+        shown.out_s = round(found.out_s, 3)
+    if found.is_spare:
+        shown.spare = True
 
 
 def _rank_view(partition: Partition, rank: Rank, slot: int, active_blocks: int) -> ObservedRank:

@@ -1,17 +1,17 @@
 """Counters of one partition, combined from their sources into one growing array.
 
 An int64 array of LENGTH: tally of the decisions (`plan_layout`), counters of the reservations
-(`observation_layout`), refusals by reason, and the number of waiting requests, which may decrease.
+(`observation_layout`) and of the pairs (`pair_traffic_layout`), refusals by reason, and the number
+of waiting requests, which may decrease.
 """
-
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from select_service.core.admission.outcome_counters import RefusalReason
+from select_service.core.admission.outcome_counters import REFUSAL_REASONS, RefusalReason
 from select_service.core.load import histogram_bins
 from select_service.core.load.compiled import observation_layout
+from select_service.core.pairs import pair_traffic_layout
 from select_service.core.placement import plan_layout
 from select_service.core.registry.fleet.partition import Partition
 
@@ -19,13 +19,10 @@ Words = npt.NDArray[np.int64]
 Samples = npt.NDArray[np.float32]
 """float32[n, SAMPLE_NUMBERS]"""
 
-REASONS: Final[tuple[RefusalReason, ...]] = (
-    *("busy", "shed", "queue_full", "queue_timeout", "client_gone", "no_rank", "no_workers"),
-)
-
 RESERVATIONS = plan_layout.TALLY_LENGTH
-REFUSED = RESERVATIONS + observation_layout.N_COUNTERS
-QUEUED = REFUSED + len(REASONS)
+PAIRS = RESERVATIONS + observation_layout.N_COUNTERS
+REFUSED = PAIRS + pair_traffic_layout.N_COUNTERS
+QUEUED = REFUSED + len(REFUSAL_REASONS)
 LENGTH = QUEUED + 1
 
 NO_SAMPLES: Samples = np.zeros((0, observation_layout.SAMPLE_NUMBERS), np.float32)
@@ -37,13 +34,16 @@ class PartitionTrafficCounter:
     """Counters of one partition, continued when the partition is removed and created again."""
 
     def __init__(self) -> None:
-        self.refused: dict[RefusalReason, int] = dict.fromkeys(REASONS, 0)
+        self.refused: dict[RefusalReason, int] = dict.fromkeys(REFUSAL_REASONS, 0)
         self._retired_sums = np.zeros(LENGTH, np.int64)
         """Sums of counters in arrays that are no longer written."""
         self._tally: Words | None = None
         self._observed: Words | None = None
+        self._pairs: Words | None = None
 
-    def set_sources(self, partition: Partition | None, observed: Words | None) -> None:
+    def set_sources(
+        self, partition: Partition | None, observed: Words | None, pairs: Words | None = None
+    ) -> None:
         """Set the arrays now being written; None keeps the earlier ones."""
         # A recreated partition has new arrays; the sums of the old ones must not be lost.
         if partition is not None and partition.placer.tally_words is not self._tally:
@@ -52,10 +52,14 @@ class PartitionTrafficCounter:
             self._tally = partition.placer.tally_words
         if observed is not None and observed is not self._observed:
             if self._observed is not None:
-                self._retired_sums[RESERVATIONS:REFUSED] += self._observed[
+                self._retired_sums[RESERVATIONS:PAIRS] += self._observed[
                     : observation_layout.N_COUNTERS
                 ]
             self._observed = observed
+        if pairs is not None and pairs is not self._pairs:
+            if self._pairs is not None:
+                self._retired_sums[PAIRS:REFUSED] += self._pairs
+            self._pairs = pairs
 
     def read_counters(self, queued: int) -> Words:
         """Return a copy of the counters, int64[LENGTH]. queued: number of waiting requests"""
@@ -63,7 +67,9 @@ class PartitionTrafficCounter:
         if self._tally is not None:
             found[:RESERVATIONS] += self._tally
         if self._observed is not None:
-            found[RESERVATIONS:REFUSED] += self._observed[: observation_layout.N_COUNTERS]
+            found[RESERVATIONS:PAIRS] += self._observed[: observation_layout.N_COUNTERS]
+        if self._pairs is not None:
+            found[PAIRS:REFUSED] += self._pairs
         found[REFUSED:QUEUED] = list(self.refused.values())
         found[QUEUED] = queued
         return found

@@ -12,6 +12,7 @@ from select_service.core.admission.outcome_counters import RefusalReason
 from select_service.core.admission.waiting_list import Backlog
 from select_service.core.identity import PartitionKey
 from select_service.core.load.origin_sums import ObservedCounters
+from select_service.core.pairs.pair_traffic import PairTraffic
 from select_service.core.registry.fleet.partition import Partition
 from select_service.core.traffic.time_slots import SlotGrid, SlotHistory, WindowSpan
 from select_service.core.traffic.traffic_counters import has_counted
@@ -33,12 +34,14 @@ class CounterSources(NamedTuple):
     observed: counters of our own reservations
     backlog: waiting requests
     refused: refusals since the last call
+    pairs: counters of the pairs of a partition
     """
 
     partitions: Mapping[PartitionKey, Partition]
     observed: Callable[[PartitionKey], ObservedCounters | None]
     backlog: Callable[[PartitionKey], Backlog]
     refused: Callable[[], Mapping[PartitionKey, Mapping[RefusalReason, int]]]
+    pairs: Callable[[Partition], PairTraffic | None]
 
 
 class TrafficObserver:
@@ -100,7 +103,10 @@ class TrafficObserver:
     def _update_sources(self, key: PartitionKey, history: SlotHistory) -> int:
         """Update the sources of a history, and return the number of waiting requests."""
         sources = self._sources
-        history.counter.set_sources(sources.partitions.get(key), sources.observed(key))
+        partition = sources.partitions.get(key)
+        pairs = None if partition is None else sources.pairs(partition)
+        words = None if pairs is None else pairs.words
+        history.counter.set_sources(partition, sources.observed(key), words)
         return sources.backlog(key).requests
 
     def _add_histories(self) -> None:
@@ -157,6 +163,11 @@ class TrafficObserver:
     def find_partition(self, key: PartitionKey) -> Partition | None:
         """Return the partition; None without workers."""
         return self._sources.partitions.get(key)
+
+    def find_pairs(self, key: PartitionKey) -> PairTraffic | None:
+        """Return the counters of the pairs; None if no pair was chosen."""
+        partition = self.find_partition(key)
+        return None if partition is None else self._sources.pairs(partition)
 
     def backlog_of(self, key: PartitionKey) -> Backlog:
         """Return the waiting requests."""

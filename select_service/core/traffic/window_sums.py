@@ -5,11 +5,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from select_service.core.admission.outcome_counters import REFUSAL_REASONS
 from select_service.core.load import histogram_bins
 from select_service.core.load.compiled import observation_layout
+from select_service.core.pairs import pair_traffic_layout
 from select_service.core.traffic import traffic_counters
 from select_service.core.traffic.time_slots import TrafficSlot, WindowSpan
-from select_service.core.traffic.traffic_counters import NO_SAMPLES, REASONS, Samples, Words
+from select_service.core.traffic.traffic_counters import NO_SAMPLES, Samples, Words
 
 SAMPLES_MAX = 256
 """Maximum number of samples of each kind per answer."""
@@ -87,7 +89,7 @@ def length_histograms(part: Words) -> tuple[HistogramCounts, HistogramCounts]:
 def refusals_by_reason(total: Words) -> dict[str, int]:
     """Return the number of refusals for every reason."""
     numbers = total[traffic_counters.REFUSED : traffic_counters.QUEUED].tolist()
-    return dict(zip(REASONS, numbers, strict=True))
+    return dict(zip(REFUSAL_REASONS, numbers, strict=True))
 
 
 def output_histogram(total: Words) -> HistogramCounts:
@@ -96,6 +98,13 @@ def output_histogram(total: Words) -> HistogramCounts:
     begin = observation_layout.OSL
     osl = ours[begin : begin + histogram_bins.TOKEN_BINS]
     return HistogramCounts(osl.tolist(), float(ours[observation_layout.OSL_SUM]))
+
+
+def local_histogram(total: Words) -> HistogramCounts:
+    """Return the tokens that decode ranks computed for their own pairs."""
+    pairs = total[traffic_counters.PAIRS : traffic_counters.REFUSED]
+    counts = pairs[pair_traffic_layout.LOCAL_BINS :].tolist()
+    return HistogramCounts(counts, float(pairs[pair_traffic_layout.LOCAL_TOKENS]))
 
 
 def time_histogram(total: Words, begin: int, sum_at: int) -> HistogramCounts:

@@ -1,7 +1,7 @@
 """Recorded decisions as response bodies."""
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from msgspec import UNSET, UnsetType
@@ -51,9 +51,13 @@ class DecisionFilter(NamedTuple):
         return key.matches(self.model_name, self.tenant_id)
 
 
+DatedRow: TypeAlias = tuple[float, DecisionRow]
+"""Decision with its time, which a row has only as an age in milliseconds."""
+
+
 def list_rows(
     ring: DecisionRing, decision_filter: DecisionFilter, now: float
-) -> Iterator[DecisionRow | None]:
+) -> Iterator[DatedRow | None]:
     """Yield matching decisions, newest first; None for each decision passed over."""
     left = decision_filter.limit
     for row in ring.iterate_rows():
@@ -62,7 +66,8 @@ def list_rows(
         if decided is not None and decision_filter.admits_key(decided.key):
             chosen = _rank_of(decided, int(row[layout.ROW_WORDS + layout.SLOT_AND_VERSION]))
             if decision_filter.worker_id in (None, None if chosen is None else chosen.worker_id):
-                made = _row_of(ring, row, decided, chosen, now)
+                at = read_float(row, layout.DECIDED_AT)
+                made = at, _row_of(ring, row, decided, chosen, now)
         yield made
         left -= made is not None
         if not left:
@@ -162,8 +167,8 @@ def _choice_kind(row: Words, numbers: RecordedCandidates) -> _Choice:
     return "tie" if (numbers.costs[1:] == numbers.costs[0]).any() else "cheapest"
 
 
-def _rank_of(decided: DecisionPartition, who: int) -> Rank | None:
-    slot, version = who & ((1 << layout.SLOT_BITS) - 1), who >> layout.SLOT_BITS
+def _rank_of(decided: DecisionPartition, packed: int) -> Rank | None:
+    slot, version = packed & ((1 << layout.SLOT_BITS) - 1), packed >> layout.SLOT_BITS
     return decided.table.rank_at(slot, version)
 
 
@@ -180,7 +185,7 @@ def _candidate_view(
     own = terms[numbers.policy.own_work_row]
     named = dict(zip(numbers.policy.term_names, terms[:, at].tolist(), strict=True))
     cost, speed = named.pop(numbers.policy.term_names[COST]), float(numbers.speeds[at])
-    return CandidateView(
+    view = CandidateView(
         worker_id=None if rank is None else rank.worker_id,
         dp_rank=None if rank is None else rank.dp_rank,
         chosen=at == 0,
@@ -201,3 +206,10 @@ def _candidate_view(
         factor=round(float(numbers.factors[at]), 6) if len(numbers.factors) else 1.0,
         terms={name: round(value, 3) for name, value in named.items()} | {"cost": round(cost, 3)},
     )
+    if numbers.inside[at]:
+        view.inside_tokens = int(numbers.inside[at])
+    if numbers.credits[at]:
+        view.shared_credit_tokens = int(numbers.credits[at])
+    if numbers.assumed[at]:
+        view.assumed_tokens = int(numbers.assumed[at]) * decided.block_size
+    return view

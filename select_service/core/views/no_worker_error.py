@@ -24,6 +24,7 @@ def no_worker_error(key: PartitionKey, served: Collection[PartitionKey], workers
 
 def _make_error(key: PartitionKey, served: Collection[PartitionKey], workers: int) -> NoWorkers:
     if served:
+        # Mostly a misspelt model: the served scopes show the right name.
         shown = sorted(islice(served, SCOPES_SHOWN_MAX))
         more = len(served) - len(shown)
         scopes = ", ".join(map(_describe_key, shown)) + (f" and {more} more" if more else "")
@@ -31,6 +32,7 @@ def _make_error(key: PartitionKey, served: Collection[PartitionKey], workers: in
             f"no schedulable workers for {_describe_key(key)}; there are some for {scopes}"
         )
     nobody = "no schedulable workers are available"
+    # A fleet that registers late and one with faulty records need different remedies.
     if not workers:
         return NoWorkers(f"{nobody}: none is registered; register one with POST /workers")
     return NoWorkers(

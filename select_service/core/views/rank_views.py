@@ -13,6 +13,8 @@ from select_service.core.placement.placement_kernels import DECODE, EFFECTIVE_PR
 from select_service.core.placement.prompt import Prompt
 from select_service.core.placement.router_config import RouterConfig
 from select_service.core.registry.fleet.partition import Partition
+from select_service.core.shared_caches.shared_hits import SharedHits
+from select_service.schemas.common import MATCH_CERTAINTIES
 from select_service.schemas.inspection import (
     OverlapRow,
     OverlapScores,
@@ -48,6 +50,7 @@ def list_loads(
     yield PartitionLoads(
         model_name=partition.key.model_name,
         tenant_id=partition.key.tenant_id,
+        routing_group=partition.key.tenant_id,
         loads=rows,
         pending_count=pending_count,
         pending_isl_tokens=pending_isl_tokens,
@@ -120,14 +123,23 @@ def list_overlap(
 
     The result is the scores without their rows, and the rows.
     """
-    reuse = partition.index.match_reuse(prompt.block_hashes, prompt.units)
+    reuse, assumed = partition.match_assumed(prompt, config)
+    # Rows are made later, when other prompts may have been placed.
+    reuse = reuse._replace(matched=reuse.matched.copy())
+    assumed = None if assumed is None else assumed.copy()
     matched, policy = reuse.matched.tolist(), partition.placer.policy
+    shared = _shared_cache(prompt.shared, partition.block_size)
     rows = (
-        _add_reuse(
-            _overlap_row(rank, matched[slot], policy.credit_blocks(matched[slot], config)),
-            reuse,
-            slot,
-            partition.block_size,
+        _add_assumed(
+            _add_reuse(
+                _overlap_row(
+                    rank, matched[slot], policy.credit_blocks(matched[slot], config), shared
+                ),
+                reuse,
+                slot,
+                partition.block_size,
+            ),
+            0 if assumed is None else int(assumed[slot]),
         )
         for rank, slot in sorted(partition.table.iterate_slots())
     )
@@ -135,13 +147,29 @@ def list_overlap(
         block_size=partition.block_size,
         num_blocks=len(prompt.sequence_hashes),
         workers=[],
-        shared_cache=SharedCache(),
+        shared_cache=shared,
     )
     return scores, rows
 
 
-def _overlap_row(rank: Rank, matched: list[int], credit_blocks: float) -> OverlapRow:
+def _shared_cache(hits: SharedHits | None, block_size: int) -> SharedCache:
+    """Return the blocks of the shared cache that all ranks can fetch."""
+    if hits is None:
+        return SharedCache()
+    blocks = hits.tokens // block_size
+    return SharedCache(
+        enabled=True,
+        total_hit_blocks=blocks,
+        ranges=[[0, blocks]] if blocks else [],
+        error=None if hits.outcome in ("hit", "miss") else hits.outcome,
+    )
+
+
+def _overlap_row(
+    rank: Rank, matched: list[int], credit_blocks: float, shared: SharedCache
+) -> OverlapRow:
     gpu, cpu, _, external = matched
+    beyond = max(0, shared.total_hit_blocks - gpu) if shared.enabled else None
     return OverlapRow(
         worker_id=rank.worker_id,
         dp_rank=rank.dp_rank,
@@ -150,7 +178,7 @@ def _overlap_row(rank: Rank, matched: list[int], credit_blocks: float) -> Overla
         disk_blocks=external,
         host_pinned_extension_blocks=cpu - gpu,
         disk_extension_blocks=external - cpu,
-        shared_beyond_device_blocks=None,
+        shared_beyond_device_blocks=beyond,
         router_credit_blocks=credit_blocks,
     )
 
@@ -160,10 +188,17 @@ def _add_reuse(row: OverlapRow, reuse: ReuseMatch, slot: int, block_size: int) -
     if reuse.layouts is None or not reuse.layouts[slot]:
         return row
     assert reuse.inside is not None
-    assert reuse.bounded is not None
+    assert reuse.certainty is not None
     row.reusable_tokens = row.device_blocks * block_size + int(reuse.inside[slot])
     row.held_blocks = int(reuse.held[slot])
-    row.certainty = "at_most" if reuse.bounded[slot] else "exact"
+    row.certainty = MATCH_CERTAINTIES[reuse.certainty[slot]]
+    return row
+
+
+def _add_assumed(row: OverlapRow, assumed_blocks: int) -> OverlapRow:
+    """Add to a row the device blocks that are only assumed."""
+    if assumed_blocks:
+        row.assumed_blocks, row.certainty = assumed_blocks, "assumed"
     return row
 
 

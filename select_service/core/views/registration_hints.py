@@ -38,6 +38,11 @@ def _iterate_hints(
     if endpoint and "://" not in endpoint:
         yield f"endpoint `{endpoint}` is not a URL: did you mean `http://{endpoint}`?"
     yield from _unknown_rank_hints(worker)
+    if not worker.has_events and worker.registration.kv_events_endpoint:
+        yield (
+            "kv_events_endpoint is not read, because the index of the worker is `assumed`: leave "
+            "`index` out to use its KV events"
+        )
     if users.has_worker(worker):
         for dp_rank, events in islice(worker.kv_endpoints().items(), RANKS_MAX):
             assert events is not None

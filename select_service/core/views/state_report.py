@@ -11,8 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.index.prefix_index import IndexStats
+from select_service.core.assumed.assumed_blocks import NOTHING_ASSUMED, AssumedStats
 from select_service.core.load.compiled import load_layout as layout
 from select_service.core.load.ledger import Ledger
+from select_service.core.placement.pending_selections import (
+    PendingSelectionCounts,
+    PendingSelections,
+)
 from select_service.core.placement.placer import PlacementTally
 from select_service.core.registry.fleet.fleet import WorkerFleet
 from select_service.core.registry.fleet.partition import Partition
@@ -44,6 +49,9 @@ class RankReport(NamedTuple):
 class PartitionReport(NamedTuple):
     """State of one partition. `load` sums all `n_ranks` ranks, `ranks` may hold fewer.
 
+    hint_outcomes: bookings by what became of their hint; empty without worker types
+    shared_credit_tokens: tokens of prefill that shared caches save by the decisions
+    kv_source_outcomes: decisions by the outcome of the search for a rank to fetch from
     reported_share: share of the latest ended prefills whose end was reported by the client
     """
 
@@ -53,10 +61,14 @@ class PartitionReport(NamedTuple):
     policy: str
     reported_share: float
     prefix_index: IndexStats
+    assumed: AssumedStats
     tally: PlacementTally
     n_ranks: int
     load: RankLoadSums
     ranks: tuple[RankReport, ...]
+    hint_outcomes: Mapping[str, int] = {}
+    shared_credit_tokens: int = 0
+    kv_source_outcomes: Mapping[str, int] = {}
 
 
 class StateReport(NamedTuple):
@@ -64,6 +76,7 @@ class StateReport(NamedTuple):
 
     expired, dropped_with_rank: reservations ended since start-up by expiry, and by departure of
         their rank
+    selections: selections that a booking may take over by their id
     """
 
     partitions: tuple[PartitionReport, ...]
@@ -73,6 +86,7 @@ class StateReport(NamedTuple):
     reserved_blocks: int
     expired: int
     dropped_with_rank: int
+    selections: PendingSelectionCounts
 
     @property
     def n_ranks(self) -> int:
@@ -80,7 +94,7 @@ class StateReport(NamedTuple):
 
 
 def build_state_report(
-    fleet: WorkerFleet, ledger: Ledger, ranks_max: int
+    fleet: WorkerFleet, ledger: Ledger, pending: PendingSelections, ranks_max: int
 ) -> Generator[None, None, StateReport]:
     """Build the report, with at most `ranks_max` ranks over all partitions, one step per partition.
 
@@ -102,6 +116,7 @@ def build_state_report(
         reserved_blocks=held.n_blocks,
         expired=ledger.expired_count,
         dropped_with_rank=ledger.released_with_rank,
+        selections=pending.counts,
     )
 
 
@@ -121,6 +136,7 @@ def _partition_report(partition: Partition, ranks_max: int) -> PartitionReport:
         policy=partition.placer.policy_choice.policy,
         reported_share=partition.load.reported_share,
         prefix_index=partition.index.stats(),
+        assumed=NOTHING_ASSUMED if partition.assumed is None else partition.assumed.stats(),
         tally=partition.placer.total_tally,
         n_ranks=len(partition.table),
         load=RankLoadSums(*loads.sum(axis=0).tolist()),
@@ -128,6 +144,9 @@ def _partition_report(partition: Partition, ranks_max: int) -> PartitionReport:
             RankReport(*rank, RankLoadSums(*loads[slot].tolist()))
             for rank, slot in by_rank[:ranks_max]
         ),
+        hint_outcomes=dict(partition.hint_outcomes),
+        shared_credit_tokens=partition.shared_credit_tokens,
+        kv_source_outcomes=dict(partition.kv_source_outcomes),
     )
 
 

@@ -287,6 +287,11 @@ class RankTable:
         columns.taints[at] = self.taint_names.bits_of(number)
         columns.version[at] = self.version
 
+    def renew_version_of(self, worker_id: int) -> None:
+        """Let what others keep about the ranks of a worker count as outdated."""
+        self.version += 1
+        self.columns.version[self.slots_of(worker_id)] = self.version
+
     def remove_ranks(self, worker_id: int, ranks: Iterable[Rank]) -> list[RankRow]:
         """Remove ranks of one worker and empty their rows. O(ranks of the worker)"""
         slots = [self._slot_of.pop(rank) for rank in ranks]
@@ -315,8 +320,13 @@ class RankTable:
                 self._history.record_departure(slot, self.version, row.rank)
         return rows
 
+    @property
+    def median_speed(self) -> float:
+        """Median of the prefill speeds that workers declare, tokens/s; 0 without any."""
+        return self._speeds.median_speed
+
     def _publish_median_speed(self) -> None:
-        self.header.view(np.float64)[layout.MEDIAN_SPEED] = self._speeds.median_speed
+        self.header.view(np.float64)[layout.MEDIAN_SPEED] = self.median_speed
 
     def ranks_with_taints(self, names: Iterable[str]) -> Mask:
         """Return bool[n_slots]: ranks with all these taints; empty rows have arbitrary values."""

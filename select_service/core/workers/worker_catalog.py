@@ -17,7 +17,11 @@ from indexer.curve_keys import curve_key_error
 from indexer.zmq_endpoints import endpoint_error, offset_port
 from select_service.base.errors import CapacityExceeded, NotFound
 from select_service.core.identity import PartitionKey, Rank
-from select_service.schemas.common import RANKS_PER_WORKER_MAX, resolve_tenant
+from select_service.schemas.common import (
+    RANKS_PER_WORKER_MAX,
+    check_rank_keys,
+    resolve_tenant,
+)
 from select_service.schemas.workers import Lifecycle, WorkerPatch, WorkerRecord, WorkerRegistration
 
 WORKERS_MAX = 4096
@@ -44,7 +48,8 @@ class WorkerTombstone(NamedTuple):
 class RegisteredWorker:
     """Registration with its lifecycle; `given` never changes.
 
-    Raises BadRequest if tenant_id and routing_group contradict each other.
+    Raises BadRequest if tenant_id and routing_group contradict each other, or for a control
+    endpoint of no rank.
     """
 
     registration: WorkerRegistration
@@ -58,6 +63,10 @@ class RegisteredWorker:
         self.key = PartitionKey(
             given.model_name, resolve_tenant(given.tenant_id, given.routing_group)
         )
+        if given.router_hint_source_control_endpoints:
+            check_rank_keys(
+                "router_hint_source_control_endpoints", given.router_hint_source_control_endpoints
+            )
 
     @property
     def worker_id(self) -> int:
@@ -71,6 +80,11 @@ class RegisteredWorker:
     def is_eagle(self) -> bool:
         return bool(self.registration.is_eagle)
 
+    @property
+    def has_events(self) -> bool:
+        """Whether the index of the ranks may come from KV events."""
+        return self.registration.index != "assumed"
+
     def dp_ranks(self) -> range:
         start = self.registration.data_parallel_start_rank or 0
         size = self.registration.data_parallel_size
@@ -83,8 +97,13 @@ class RegisteredWorker:
         return self._ranks
 
     def kv_endpoints(self) -> Mapping[int, str | None]:
-        """Return the KV event endpoints by dp_rank, in order. The single form is for one rank."""
+        """Return the KV event endpoints by dp_rank, in order. The single form is for one rank.
+
+        A worker whose index is assumed has none, whatever is registered.
+        """
         ranks, by_rank = self.dp_ranks(), self.registration.kv_events_endpoints
+        if not self.has_events:
+            return dict.fromkeys(ranks)
         if by_rank:
             # Usually the table already matches: reusing it saves a copy per call for wide workers.
             as_given = len(by_rank) == len(ranks) and [*by_rank] == [*ranks]
@@ -95,6 +114,8 @@ class RegisteredWorker:
     def n_event_ranks(self) -> int:
         """Return the number of ranks with a KV event endpoint. O(1)"""
         given = self.registration
+        if not self.has_events:
+            return 0
         if given.kv_events_endpoints:
             return min(len(given.kv_events_endpoints), len(self.dp_ranks()))
         return int(len(self.dp_ranks()) == 1 and bool(given.kv_events_endpoint))
@@ -108,6 +129,15 @@ class RegisteredWorker:
             return own
         return offset_port(self.registration.replay_endpoint, dp_rank - self.dp_ranks().start)
 
+    @property
+    def takes_hints(self) -> bool:
+        """Whether the worker has a type for hints."""
+        return bool(self.registration.router_hint_worker_type)
+
+    def control_endpoint(self, dp_rank: int) -> str | None:
+        """Return the control endpoint of a rank, or None."""
+        return (self.registration.router_hint_source_control_endpoints or {}).get(str(dp_rank))
+
     def make_record(self) -> WorkerRecord:
         given = self.registration
         unset = msgspec.UNSET
@@ -115,6 +145,7 @@ class RegisteredWorker:
             worker_id=given.worker_id,
             model_name=given.model_name,
             tenant_id=self.key.tenant_id,
+            routing_group=self.key.tenant_id,
             lifecycle=self.lifecycle,
             endpoint=given.endpoint,
             kv_events_endpoint=given.kv_events_endpoint,
@@ -132,6 +163,12 @@ class RegisteredWorker:
             kv_transfer_domain=given.kv_transfer_domain,
             kv_transfer_enforcement=given.kv_transfer_enforcement,
             kv_transfer_preferred_weight=given.kv_transfer_preferred_weight,
+            router_hint_worker_type=(
+                unset if given.router_hint_worker_type is None else given.router_hint_worker_type
+            ),
+            router_hint_source_control_endpoints=(
+                given.router_hint_source_control_endpoints or unset
+            ),
             not_schedulable_reasons=list(self.reasons) or unset,
             replay_endpoints=given.replay_endpoints or unset,
             kv_event_semantics=given.kv_event_semantics or unset,
@@ -141,7 +178,9 @@ class RegisteredWorker:
             decode_tokens_per_s=given.decode_tokens_per_s or unset,
             kv_layout=given.kv_layout or unset,
             kv_cache=given.kv_cache or unset,
+            kv_transfer=given.kv_transfer or unset,
             role=given.role or unset,
+            index=given.index or unset,
             spare=unset if given.spare is None else given.spare,
         )
 
@@ -175,6 +214,7 @@ def find_shortcomings(
     # Without the batch size the gate cannot tell when a rank is busy.
     if queueing and given.max_num_batched_tokens is None:
         reasons.append("max_num_batched_tokens is required while queueing is enabled")
+    use_kv_events = use_kv_events and worker.has_events
     if use_kv_events:
         reasons += _missing_endpoints(worker)
         reasons += _single_endpoint_reason(worker)
@@ -199,12 +239,13 @@ def validate_endpoints_in_steps(worker: RegisteredWorker) -> Iterator[None]:
 
 
 def _missing_endpoints(worker: RegisteredWorker) -> list[str]:
+    # One reason for each rank, because ranks of one engine are often forgotten one by one.
     endpoints = worker.kv_endpoints()
     if all(endpoints.values()):
         return []
     return [
         f"kv_events endpoint is required for dp_rank {dp_rank} (field kv_events_endpoint, or "
-        f'"{dp_rank}" of kv_events_endpoints)'
+        f'"{dp_rank}" of kv_events_endpoints); if the engine publishes none, `index`: "assumed"'
         for dp_rank, endpoint in endpoints.items()
         if not endpoint
     ]

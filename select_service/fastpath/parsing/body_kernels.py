@@ -37,53 +37,70 @@ from select_service.fastpath.parsing.byte_kernels import (
 )
 from select_service.fastpath.parsing.number_list_kernels import read_hashes, read_tokens
 from select_service.fastpath.parsing.request_layout import (
+    AUTO,
     COMMON,
     DECAY_FRACTION,
     DP_RANK,
     EFFECTIVE_PREFILL_TOKENS,
     EXPECTED_OUTPUT_TOKENS,
+    IS_SELECTION_NAMED,
     ISL_TOKENS,
     KEYS_LEFT,
     LENGTH_MAX,
+    LOCAL,
     MODEL_NAME,
     N_BLOCKS,
     N_SEQUENCE,
     N_TOKENS,
     NOT_COMMON,
+    OUTPUT_BLOCK,
+    PREFILL_COMPLETE,
     RESERVATION_ID,
     RESERVE,
+    RETURNS_HASHES,
     ROUTE,
+    SELECT,
+    SELECT_PAIR,
+    SELECT_PAIR_AND_RESERVE,
     SELECTION_ID,
+    SESSION_BYTES_MAX,
+    SESSION_ID,
     TENANT_ID,
     TEXT_BYTES_MAX,
+    TIMEOUT_MS_MAX,
     WORKER_ID,
 )
 
-COLON, COMMA, OPEN_LIST, OPEN, CLOSE, SMALL_N = bytes_of(b":,[{}n")
+COLON, COMMA, OPEN_LIST, OPEN, CLOSE, SMALL_N, SMALL_T = bytes_of(b":,[{}nt")
 
 U32_MAX, U64_MAX = 2**32 - 1, 2**64 - 1
-SELECT_ROUTES, BOOKING_ROUTES, RESERVE_ROUTE, OUTPUT_BLOCK_ROUTE = 0b011, 0b110, 0b100, 0b10000
-"""Sets of routes, one bit each: routes that choose, routes that book, the route with a rank chosen
-by the caller, and the route that counts an output block.
+SELECT_ROUTES, BOOKING_ROUTES, PAIR_ROUTES = 0b11011, 0b10110, 0b11000
+RESERVE_ROUTE, OUTPUT_BLOCK_ROUTE = 1 << RESERVE, 1 << OUTPUT_BLOCK
+"""Sets of routes, one bit each: routes that choose, routes that book, routes of pairs, the route
+with a rank chosen by the caller, and the route that counts an output block.
 """
-PROMPT_ROUTES = 0b111
+SELECT_AND_RESERVE_ROUTE = SELECT_ROUTES & BOOKING_ROUTES
+PROMPT_ROUTES = (1 << PREFILL_COMPLETE) - 1
 NULL_ONLY = NONE
 """Entry of a key that is accepted only with the value null."""
+IGNORED_NUMBER, IGNORED_TEXT = NULL_ONLY - 1, NULL_ONLY - 2
+"""Entries of keys that matter only to requests that wait, which the ordinary path reads."""
 
 KEYS = (
-    (b"block_hashes", N_BLOCKS, 0b111, 0),
-    (b"sequence_hashes", N_SEQUENCE, 0b111, 0),
-    (b"token_ids", N_TOKENS, 0b111, 0),
-    (b"isl_tokens", ISL_TOKENS, 0b111, LENGTH_MAX),
+    (b"block_hashes", N_BLOCKS, PROMPT_ROUTES, 0),
+    (b"sequence_hashes", N_SEQUENCE, PROMPT_ROUTES, 0),
+    (b"token_ids", N_TOKENS, PROMPT_ROUTES, 0),
+    (b"isl_tokens", ISL_TOKENS, PROMPT_ROUTES, LENGTH_MAX),
     (b"worker_id", WORKER_ID, RESERVE_ROUTE, U64_MAX - 1),
     (b"dp_rank", DP_RANK, RESERVE_ROUTE, U32_MAX),
     (b"effective_prefill_tokens", EFFECTIVE_PREFILL_TOKENS, RESERVE_ROUTE, LENGTH_MAX),
-    (b"expected_output_tokens", EXPECTED_OUTPUT_TOKENS, 0b111, U32_MAX),
-    (b"model_name", MODEL_NAME, 0b111, 0),
-    (b"tenant_id", TENANT_ID, 0b111, 0),
-    (b"routing_group", TENANT_ID, 0b111, 0),
-    (b"selection_id", SELECTION_ID, SELECT_ROUTES, 0),
+    (b"expected_output_tokens", EXPECTED_OUTPUT_TOKENS, PROMPT_ROUTES, U32_MAX),
+    (b"model_name", MODEL_NAME, PROMPT_ROUTES, 0),
+    (b"tenant_id", TENANT_ID, PROMPT_ROUTES, 0),
+    (b"routing_group", TENANT_ID, PROMPT_ROUTES, 0),
+    (b"selection_id", SELECTION_ID, PROMPT_ROUTES, 0),
     (b"reservation_id", RESERVATION_ID, BOOKING_ROUTES, 0),
+    (b"return_hashes", RETURNS_HASHES, SELECT_AND_RESERVE_ROUTE, 0),
     (b"decay_fraction", DECAY_FRACTION, OUTPUT_BLOCK_ROUTE, 0),
     (b"lora_name", NULL_ONLY, PROMPT_ROUTES, 0),
     (b"cache_salt", NULL_ONLY, PROMPT_ROUTES, 0),
@@ -94,19 +111,35 @@ KEYS = (
     (b"priority_jump", NULL_ONLY, SELECT_ROUTES, 0),
     (b"strict_priority", NULL_ONLY, SELECT_ROUTES, 0),
     (b"priority_tier", NULL_ONLY, SELECT_ROUTES, 0),
-    (b"timeout_ms", NULL_ONLY, SELECT_ROUTES, 0),
+    (b"timeout_ms", IGNORED_NUMBER, SELECT_ROUTES, TIMEOUT_MS_MAX),
+    (b"deadline_ms", IGNORED_NUMBER, SELECT_ROUTES, TIMEOUT_MS_MAX),
+    (b"fairness_id", IGNORED_TEXT, SELECT_ROUTES, 0),
     (b"pinned_worker", NULL_ONLY, SELECT_ROUTES, 0),
     (b"allowed_worker_ids", NULL_ONLY, SELECT_ROUTES, 0),
+    (b"track_prefill_tokens", NULL_ONLY, RESERVE_ROUTE, 0),
+    (b"session_id", SESSION_ID, SELECT_ROUTES, 0),
+    (b"session_context", NULL_ONLY, SELECT_ROUTES, 0),
+    (b"affinity", NULL_ONLY, SELECT_ROUTES, 0),
+    (b"affinity_target", NULL_ONLY, SELECT_ROUTES, 0),
+    (b"local", LOCAL, PAIR_ROUTES, 0),
+    (b"prefill", NULL_ONLY, PAIR_ROUTES, 0),
+    (b"decode", NULL_ONLY, PAIR_ROUTES, 0),
+    (b"topology", NULL_ONLY, PAIR_ROUTES, 0),
 )
 """Key, its entry in the fields, the routes that accept it, the largest number.
 
 U64_MAX itself is excluded: its 64 bits mean NONE.
 """
-NEVER_NULL = (b"worker_id", b"dp_rank", b"model_name", b"tenant_id", b"routing_group")
+NEVER_NULL = (
+    *(b"worker_id", b"dp_rank", b"model_name", b"tenant_id", b"routing_group"),
+    b"local",
+)
 KEY_WORDS = words_of(*(key for key, _, _, _ in KEYS))
 ENTRY_OF_KEY = np.array([entry for _, entry, _, _ in KEYS])
 MAY_BE_NULL = np.array([key not in NEVER_NULL for key, _, _, _ in KEYS])
-NULL = words_of(b"null")
+NULL, TRUE, FALSE = words_of(b"null"), words_of(b"true"), words_of(b"false")
+LOCAL_RULES = words_of(b"auto", b"never", b"always")
+TENANT_KEY = [key for key, _, _, _ in KEYS].index(b"tenant_id")
 FRACTION_DIGITS_MAX = 15
 """Limit at which both the digits and the power of ten dividing them are exact as float64, so that
 the quotient equals the result of every correct parser.
@@ -151,11 +184,35 @@ def read_null(data, at, end, key):
 
 
 @compiled()
+def read_flag(data, at, end):
+    """Return (1 for true and 0 for false, the offset after it or NOT_COMMON)."""
+    value = I(byte_at(data, at, end) == SMALL_T)
+    behind = at + 5 - value
+    if behind >= end:
+        return value, NOT_COMMON
+    word = TRUE if value else FALSE
+    is_flag = index_of_text(data, at, behind, word, CASE_SENSITIVE) == 0
+    return value, (behind if is_flag else NOT_COMMON)
+
+
+@compiled()
 def read_text(data, at, end):
     """Return the offset after the closing quote of the text that begins at `at`, or NOT_COMMON."""
     behind = run_end(data, at, end, plain_text_mask)
     usual = byte_at(data, behind, end) == QUOTE and 0 < behind - at <= TEXT_BYTES_MAX
     return behind + 1 if usual else NOT_COMMON
+
+
+@compiled()
+def read_local_rule(data, at, end):
+    """Return (the rule, the offset after it or NOT_COMMON)."""
+    if byte_at(data, at, end) != QUOTE:
+        return I(NONE), I(NOT_COMMON)
+    behind = read_text(data, at + 1, end)
+    if behind < 0:
+        return I(NONE), I(NOT_COMMON)
+    rule = I(index_of_text(data, at + 1, behind - 1, LOCAL_RULES, CASE_SENSITIVE))
+    return rule, I(behind if rule != NONE else NOT_COMMON)
 
 
 @compiled(forceinline=True)
@@ -177,9 +234,20 @@ def read_value(data, at, end, key, fields, lists):
         return read_null(data, at, end, key)
     if entry == NULL_ONLY:
         return NOT_COMMON
+    if entry == IGNORED_NUMBER:
+        _, behind = read_number(data, at, end, MAX_OF_KEY[key])
+        return behind
+    if entry == IGNORED_TEXT:
+        return read_text(data, at + 1, end) if byte_at(data, at, end) == QUOTE else I(NOT_COMMON)
     if entry == DECAY_FRACTION:
         fraction, behind = read_fraction(data, at, end)
         fields[entry] = np.float64(fraction).view(np.int64)
+        return behind
+    if entry == RETURNS_HASHES:
+        fields[entry], behind = read_flag(data, at, end)
+        return behind
+    if entry == LOCAL:
+        fields[entry], behind = read_local_rule(data, at, end)
         return behind
     if entry >= SELECTION_ID:
         if byte_at(data, at, end) != QUOTE:
@@ -237,10 +305,40 @@ def read_object(data, at, end, fields, lists):
 
 
 @compiled()
+def resolve_dialect(fields):
+    """Set what depends on the names in a booking: its id, and whether the response has hashes."""
+    if fields[RETURNS_HASHES] == NONE:
+        # As `SelectAndReserveRequest.returns_hashes`.
+        lacks_tenant = (fields[KEYS_LEFT] >> TENANT_KEY) & 1
+        fields[RETURNS_HASHES] = lacks_tenant if fields[RESERVATION_ID] == NONE else 0
+    fields[IS_SELECTION_NAMED] = I(fields[RESERVATION_ID] == NONE and fields[SELECTION_ID] != NONE)
+    if fields[IS_SELECTION_NAMED] != 0:
+        fields[RESERVATION_ID], fields[RESERVATION_ID + 1] = (
+            fields[SELECTION_ID],
+            fields[SELECTION_ID + 1],
+        )
+
+
+@compiled()
+def has_common_session(fields):
+    """Return whether the session is one that the fast path can follow."""
+    if fields[ROUTE] == SELECT_PAIR or fields[ROUTE] == SELECT_PAIR_AND_RESERVE:
+        return False
+    # A selection that is kept for a later booking keeps its session, which records here have not.
+    is_kept = fields[ROUTE] == SELECT and fields[SELECTION_ID] != NONE
+    return fields[SESSION_ID + 1] <= SESSION_BYTES_MAX and not is_kept
+
+
+@compiled()
 def is_complete(fields):
     """Return whether the fields have a prompt in exactly one form, and all else the route needs."""
-    if fields[ROUTE] > RESERVE:
+    if fields[ROUTE] >= PREFILL_COMPLETE:
         return True
+    if fields[SESSION_ID] != NONE and not has_common_session(fields):
+        return False
+    fields[LOCAL] = max(fields[LOCAL], I(AUTO))
+    if fields[ROUTE] != SELECT and fields[ROUTE] != SELECT_PAIR:
+        resolve_dialect(fields)
     if fields[ROUTE] == RESERVE and (fields[RESERVATION_ID] == NONE or fields[WORKER_ID] == NONE):
         return False
     if fields[N_TOKENS] != NONE:
@@ -263,7 +361,7 @@ def read_body(data, at, end, fields, lists):
     SPARE longer than its list may be
     """
     if at == end:
-        return COMMON if fields[ROUTE] > RESERVE else NOT_COMMON
+        return COMMON if fields[ROUTE] >= PREFILL_COMPLETE else NOT_COMMON
     if at < WINDOW:
         return NOT_COMMON
     behind = read_object(data, skip_blanks(data, at, end), end, fields, lists)

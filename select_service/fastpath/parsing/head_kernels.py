@@ -41,12 +41,12 @@ from select_service.fastpath.parsing.request_layout import (
     HEADERS_MAX,
     HOST_NAME,
     INCOMPLETE,
+    LENGTH_TEXT,
     N_FIELDS,
     NOT_COMMON,
     PATH_ID,
     POLICY_CLASS,
     PREFILL_COMPLETE,
-    RESERVE,
     ROUTE,
     TEXT_BYTES_MAX,
 )
@@ -55,11 +55,17 @@ CR, LF, COLON, SEMICOLON, OPEN, CLOSE = bytes_of(b"\r\n:;[]")
 
 BEGINNINGS = words_of(b"POST /se", b"POST /re", b"DELETE /")
 VERSION = words_of(b"HTTP/1.1")
-PLAIN = words_of(b"POST /select", b"POST /select_and_reserve", b"POST /reservations")
+PLAIN = words_of(
+    b"POST /select",
+    b"POST /select_and_reserve",
+    b"POST /reservations",
+    b"POST /select_pair",
+    b"POST /select_pair_and_reserve",
+)
 POST_ID, DELETE_ID = words_of(b"POST /reservations/"), words_of(b"DELETE /reservations/")
 SHORTEST = len(b"POST /select")
 POST_ID_BYTES, DELETE_ID_BYTES = 19, 21
-LIFECYCLE_PATHS = words_of(b"/prefill_complete", b"/output_block", b"/renew")
+LIFECYCLE_PATHS = words_of(b"/prefill_complete", b"/output_block", b"/renew", b"/first_token")
 
 NAMES = words_of(
     b"host",
@@ -213,6 +219,7 @@ def accept_header(name, data, at, end, fields):
     if name == TYPE:
         return is_json(data, at, end)
     if name == LENGTH:
+        fields[LENGTH_TEXT], fields[LENGTH_TEXT + 1] = at, end - at
         fields[END] = number_at(data, at, end)
         return fields[END] != NONE
     if name == CONNECTION:
@@ -245,7 +252,7 @@ def check_head_complete(fields, given, at):
     """Check the complete head, which ends at `at`.  given: bits of the headers found"""
     # Without content-length END is NONE, which means no body.
     length = max(fields[END], 0)
-    has_prompt = fields[ROUTE] <= RESERVE
+    has_prompt = fields[ROUTE] < PREFILL_COMPLETE
     if (given >> HOST) & 1 == 0 or ((given >> TYPE) & 1 == 0 and (has_prompt or length > 0)):
         return NOT_COMMON
     bound = BODY_BYTES_MAX if has_prompt else LIFECYCLE_BODY_BYTES_MAX

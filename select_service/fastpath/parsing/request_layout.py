@@ -14,12 +14,16 @@ COMMON, INCOMPLETE, NOT_COMMON = 1, 0, -1
     SELECT,
     SELECT_AND_RESERVE,
     RESERVE,
+    SELECT_PAIR,
+    SELECT_PAIR_AND_RESERVE,
     PREFILL_COMPLETE,
     OUTPUT_BLOCK,
     RENEW,
+    FIRST_TOKEN,
     FREE,
-) = range(7)
-N_ROUTES = 7
+) = range(10)
+"""Routes with a prompt come before PREFILL_COMPLETE."""
+N_ROUTES = 10
 
 # Entries of the head:
 ROUTE = 0
@@ -39,7 +43,7 @@ N_SEQUENCE = 13
 N_TOKENS = 14
 # Texts, each with its length:
 SELECTION_ID = 15
-RESERVATION_ID = 17
+RESERVATION_ID = 17  # of a booking without it, SELECTION_ID
 MODEL_NAME = 19
 TENANT_ID = 21
 # Other entries:
@@ -48,13 +52,28 @@ DECAY_FRACTION = 24  # bits of a float64; NONE is NaN
 # Texts of the head, each with its length:
 AUTHORIZATION = 25
 HOST_NAME = 27  # including the port
-N_FIELDS = 29
+# Of the body, each 0 or 1:
+RETURNS_HASHES = 29  # whether the response has the sequence hashes
+IS_SELECTION_NAMED = 30  # whether SELECTION_ID is the id of the reservation
+SESSION_ID = 31  # text of the body, and its length
+LOCAL = 33  # of a pair: whether one rank may do both, see below
+LENGTH_TEXT = 34  # of the head: text of the content-length, and its length
+N_FIELDS = 36
+
+# Values of LOCAL.
+AUTO, NEVER, ALWAYS = range(3)
 
 HEAD_BYTES_MAX = 8192
 HEADERS_MAX = 64
+SAME_HEAD_BYTES_MAX = 1024
+"""Longest head that is kept to be compared with the next, bytes."""
 BODY_BYTES_MAX = 2**21
 TEXT_BYTES_MAX = 512
 """Longest id or name, bytes."""
+TIMEOUT_MS_MAX = 3_600_000
+"""Longest wait, as in `schemas.common`."""
+SESSION_BYTES_MAX = 256
+"""Longest id of a session, bytes."""
 NUMBERS_MAX = 65_536
 """Most hashes of a list."""
 TOKENS_MAX = 262_144

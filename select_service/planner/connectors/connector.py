@@ -52,6 +52,8 @@ class ConnectorDecision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     roles: Mapping[Role, RoleOutcome]
     decision_id: int | None = None
     """Number of the platform's current decision, if numbered."""
+    replaced: tuple[int, ...] = ()
+    """Lost workers whose replacement has begun."""
 
 
 class ConnectorError(Exception):
@@ -76,8 +78,8 @@ class PlatformConnector(Protocol):
         """Return the reasons that prevented a read or a change of roles the last time."""
         return {}
 
-    async def scale(self, wanted: DesiredCounts) -> ConnectorDecision:
-        """Request so many replicas.
+    async def scale(self, wanted: DesiredCounts, lost: tuple[int, ...] = ()) -> ConnectorDecision:
+        """Request so many replicas, and other replicas in the places of lost workers.
 
         Long steps (drains, postponed raises) continue in `wait`; a new request replaces the rest of
         the last one.

@@ -56,12 +56,13 @@ class DryRunConnector(PlatformConnector):
         counts = self._counts if seen is None else {r: seen.get(r, 0) for r in self._counts}
         return {role: RoleReplicas(ready=count, expected=count) for role, count in counts.items()}
 
-    async def scale(self, wanted: DesiredCounts) -> ConnectorDecision:
+    async def scale(self, wanted: DesiredCounts, lost: tuple[int, ...] = ()) -> ConnectorDecision:
         """See Connector.  Raises ConnectorUnavailable if the line cannot be written."""
         check_counts(wanted)
         changed = {role: count for role, count in wanted.items() if self._counts.get(role) != count}
-        if changed:
+        if changed or lost:
             line = {"at": self._clock(), "scale_to": changed, "from": self._counts}
+            line |= {"replace": lost} if lost else {}
             await self._write_line(msgspec.json.encode(line) + b"\n")
             # After the write, so that a failed line is tried again with the next tick.
             self._counts |= changed

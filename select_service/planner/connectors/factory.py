@@ -15,13 +15,15 @@ from select_service.planner.connectors.connector import PlatformConnector, ReadR
 from select_service.planner.connectors.dry_run_connector import DryRunConnector
 from select_service.planner.connectors.kube.api_client import KubernetesApiClient
 from select_service.planner.connectors.kube.leader_election import LeaderElections
-from select_service.planner.connectors.kube.scale_target import ScaleTarget
+from select_service.planner.connectors.kube.pod_replacement import PodRules
+from select_service.planner.connectors.kube.scale_target import DYNAMO_GRAPH_KIND, ScaleTarget
 from select_service.planner.connectors.kubernetes_connector import KubernetesConnector
 from select_service.planner.connectors.selector_client import SelectorClients
 from select_service.planner.connectors.virtual_connector import VirtualConnector
 from select_service.planner.connectors.worker_drain import WorkerDrainer
 from select_service.planner.core.settings import minimum_replicas, scaled_roles
 from select_service.planner.core.tick_input import Role
+from select_service.planner.graph_targets import kubernetes_targets
 
 
 def make_identity() -> str:
@@ -102,11 +104,11 @@ async def _make_kubernetes_connector(
     """Build a Kubernetes connector. Raises ConnectorError."""
     api = KubernetesApiClient(environment.kubeconfig)
     namespace = chosen.namespace or await api.namespace()
-    given = {Role.PREFILL: chosen.prefill, Role.DECODE: chosen.decode}
+    given = kubernetes_targets(chosen)
     targets = [
-        ScaleTarget(role, found.kind, found.name, namespace, found.api_version, found.component)
+        _make_target(role, given[role], namespace, deployment.model_name)
         for role in scaled_roles(deployment)
-        if (found := given[role]) is not None
+        if role in given
     ]
     election = None
     if chosen.lease is not None:
@@ -114,4 +116,20 @@ async def _make_kubernetes_connector(
             namespace, chosen.lease, lambda: KubernetesApiClient(environment.kubeconfig)
         )
     drainer = _make_drainer(deployment, chosen, environment)
-    return KubernetesConnector(api, targets, election, drainer, worker_label=chosen.worker_label)
+    return KubernetesConnector(
+        api,
+        targets,
+        election,
+        drainer,
+        pods=PodRules(chosen.worker_label, chosen.replace),
+    )
+
+
+def _make_target(
+    role: Role, given: config.KubernetesTargetConfig, namespace: str, model_name: str
+) -> ScaleTarget:
+    """Build a target."""
+    found = ScaleTarget(role, given.kind, given.name, namespace, given.api_version, given.component)
+    # A component that is named is taken as it is; one that is found must serve the model.
+    is_found = given.kind == DYNAMO_GRAPH_KIND and given.component is None
+    return found._replace(model_name=model_name) if is_found else found

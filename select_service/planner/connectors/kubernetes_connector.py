@@ -28,6 +28,7 @@ from select_service.planner.connectors.kube.api_requests import (
     KubernetesApi,
 )
 from select_service.planner.connectors.kube.leader_election import LeaderElection
+from select_service.planner.connectors.kube.pod_replacement import PodReplacement, PodRules
 from select_service.planner.connectors.kube.rollout import (
     CountsRollout,
     RemovedPod,
@@ -39,6 +40,7 @@ from select_service.planner.connectors.kube.scale_target import (
     ScaleTarget,
     TargetState,
     find_object_path,
+    find_served_model_fault,
     read_target_state,
     write_replicas,
 )
@@ -51,9 +53,10 @@ GONE_WAIT_S_MAX = 1800.0
 """Maximum time that a raise waits for the pods of a reduced role, seconds."""
 TAKE_BACK_S = 60.0
 """Time that workers stay drained for a count that could not be lowered, seconds."""
+REPLACEMENT_FAULT_S = 120.0
+"""Time for which a failed replacement is reported, seconds; it is tried again meanwhile."""
 STEP_S = 2.0
 """Interval of steps in `wait`, seconds."""
-WORKER_LABEL = "select-service/worker-id"
 
 
 class KubernetesConnector:
@@ -61,7 +64,7 @@ class KubernetesConnector:
 
     election:     None means no other planner acts
     drainer:      None means pods end without a drain
-    worker_label: label of pods with the id of their worker
+    pods:         how pods are matched and replaced; None means by address, and never
     """
 
     def __init__(
@@ -71,13 +74,16 @@ class KubernetesConnector:
         election: LeaderElection | None = None,
         drainer: WorkerDrainer | None = None,
         *,
-        worker_label: str = WORKER_LABEL,
+        pods: PodRules | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._api = api
         self._targets = {target.role: target for target in targets}
         self._election = election
-        self._scale_down = ScaleDown(api, drainer, worker_label, self._is_leader)
+        self._pods = pods or PodRules()
+        self._scale_down = ScaleDown(api, drainer, self._pods.worker_label, self._is_leader)
+        self._replacement = PodReplacement(api, drainer, self._pods)
+        self._replacement_fault = "", clock()
         self._clock = clock
         self._paths: dict[Role, str] = {}
         self._faults: dict[Role, str] = {}
@@ -113,7 +119,10 @@ class KubernetesConnector:
         drain = None if self._rollout is None else self._rollout.drain
         if drain is None or drain.is_over or role not in drain.roles:
             return seen
-        return replace(seen, in_progress=True, startup_only=False)
+        going = drain.fewer[role]
+        return replace(
+            seen, in_progress=True, startup_only=False, draining=going, draining_is_ready=True
+        )
 
     def _notice_foreign_change(self, role: Role, standing: TargetState) -> None:
         """Log a change of the replicas by another actor."""
@@ -125,7 +134,10 @@ class KubernetesConnector:
 
     def faults(self) -> Mapping[Role, str]:
         """See Connector."""
-        return self._faults
+        text, at = self._replacement_fault
+        if not text or self._clock() - at >= REPLACEMENT_FAULT_S:
+            return self._faults
+        return {next(iter(self._targets)): text, **self._faults}
 
     async def _read_targets(self, roles: Mapping[Role, object]) -> dict[Role, TargetState]:
         """Return the state of the targets that can be read.
@@ -156,8 +168,19 @@ class KubernetesConnector:
             self._paths[role] = await find_object_path(self._api, target)
         return await read_target_state(self._api, target, self._paths[role])
 
-    async def scale(self, wanted: DesiredCounts) -> ConnectorDecision:
+    async def scale(self, wanted: DesiredCounts, lost: tuple[int, ...] = ()) -> ConnectorDecision:
         """See Connector."""
+        decision = await self._scale_counts(wanted) if wanted else ConnectorDecision(roles={})
+        if not lost or self._pods.replaces == "never" or not await self._try_to_lead():
+            return decision
+        result = await self._replacement.replace_workers(
+            lost, (await self._read_targets(self._targets)).values()
+        )
+        self._replacement_fault = result.fault, self._clock()
+        return replace(decision, replaced=result.replaced)
+
+    async def _scale_counts(self, wanted: DesiredCounts) -> ConnectorDecision:
+        """Scale to these counts."""
         check_counts(wanted)
         if not await self._try_to_lead():
             await self._abandon_rollout()
@@ -421,6 +444,8 @@ class KubernetesConnector:
         found = await self._read_targets(self._targets)
         if len(found) < len(self._targets):
             raise ConnectorError("; ".join(self._faults.values()))
+        if (fault := find_served_model_fault(found.values())) is not None:
+            raise ConnectorError(fault)
 
     async def pause(self) -> None:
         """See Connector.  The lease is kept and renewed, so that no standby begins to act."""

@@ -28,6 +28,7 @@ LOADS_TIMEOUT_S = 10.0
 """Timeout of the loads over all selectors in turn, seconds."""
 _CONFLICT, _NOT_FOUND = 409, 404
 _DRAINING = "draining"
+_LOST = frozenset({"unhealthy", "dead"})
 _DRAIN_BODY = b'{"migrate": false, "by": "planner"}'
 """Body of a drain: requests end on their worker, as not every caller follows a migration."""
 _UNDRAIN_BODY = b'{"by": "planner"}'
@@ -50,6 +51,7 @@ class WorkerLoad(NamedTuple):
 
     host:   host of its endpoint, if known
     drains: whether the worker already leaves, or was taken out by another actor
+    is_lost: whether health has taken the worker out
     """
 
     worker_id: int
@@ -58,6 +60,7 @@ class WorkerLoad(NamedTuple):
     active_blocks: int
     cached_blocks: int = 0
     drains: bool = False
+    is_lost: bool = False
 
 
 class DrainRemainder(NamedTuple):
@@ -73,8 +76,18 @@ class DrainRemainder(NamedTuple):
     known_to: int = 1
 
 
+class _RankWeight(Struct):
+    weight: float = 1.0
+
+
 class _Health(Struct):
     state: str
+    ranks: dict[str, _RankWeight] = {}
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether no rank serves any more."""
+        return self.state in _LOST and not any(rank.weight for rank in self.ranks.values())
 
 
 class _Drain(Struct):
@@ -292,6 +305,7 @@ def _join_loads(workers: Sequence[_Worker], loads: Sequence[_Load]) -> list[Work
             blocks[known],
             drains=worker.drain is not None
             or (worker.health is not None and worker.health.state == _DRAINING),
+            is_lost=worker.health is not None and worker.health.is_lost,
         )
         for worker in workers
         if worker.lifecycle == "schedulable" and (known := worker.worker_id) in blocks

@@ -57,6 +57,7 @@ class DecisionBody(Struct):
     superseded: bool
     decided_at: float
     victims: tuple[int, ...]
+    replace: tuple[int, ...]
     completed: bool
     kept: dict[Role, int] | None
     """Newer desired counts that replace the decision if they persist."""

@@ -136,21 +136,24 @@ class VirtualConnector:
         """Return the replicas of a role."""
         expected = self._state.expected_count(role)
         leaving = self._drain is not None and role in self._drain.roles
+        going = 0 if self._drain is None else self._drain.fewer.get(role, 0)
         if expected is None:
-            return RoleReplicas(ready=ready, expected=ready, in_progress=leaving)
+            # Never decided: whether workers beside the ready ones have a replica is unknown.
+            return RoleReplicas(ready=ready, in_progress=leaving, draining=going)
         return RoleReplicas(
             ready=ready,
             expected=expected,
             pending=max(0, expected - ready),
             in_progress=leaving or ready != expected,
             startup_only=not leaving and ready < expected,
+            draining=going,
         )
 
     def faults(self) -> Mapping[Role, str]:
         """See Connector."""
         return self._faults
 
-    async def scale(self, wanted: DesiredCounts) -> ConnectorDecision:
+    async def scale(self, wanted: DesiredCounts, lost: tuple[int, ...] = ()) -> ConnectorDecision:
         """See Connector.  Raises ConnectorUnavailable if the state cannot be written."""
         check_counts(wanted)
         await self._undo_forgotten_drain()
@@ -166,10 +169,11 @@ class VirtualConnector:
             self._drain = drain
             self._drain = await self._drainer.begin_drain(before, drain)
             if not self._drain.is_over:
+                # A loss waits for the end of the drain, so that one decision tells both.
                 return self._draining_outcome(self._drain)
         else:
             await self._undo_drain()
-        return await self._update_state(wanted)
+        return await self._update_state(wanted, lost)
 
     @property
     def _draining_now(self) -> tuple[int, ...]:
@@ -229,12 +233,14 @@ class VirtualConnector:
         }
         return ConnectorDecision(roles=roles, decision_id=self.decision.decision_id)
 
-    async def _update_state(self, wanted: DesiredCounts) -> ConnectorDecision:
-        """Update the state with desired counts, and wake callers."""
+    async def _update_state(
+        self, wanted: DesiredCounts, lost: tuple[int, ...] = ()
+    ) -> ConnectorDecision:
+        """Update the state with desired counts and workers to replace, and wake callers."""
         drain = self._drain
         victims = () if drain is None else drain.worker_ids
         async with self._changing:
-            state, change = self._state.with_counts(wanted, self._clock(), victims)
+            state, change = self._state.with_counts(wanted, self._clock(), victims, lost)
             await self._store_state(state)
         if change in (CountsEffect.DECIDED, CountsEffect.SUPERSEDED, CountsEffect.UNCHANGED):
             self._drain = None
@@ -250,7 +256,10 @@ class VirtualConnector:
             )
             for role, count in wanted.items()
         }
-        return ConnectorDecision(roles=decided, decision_id=self.decision.decision_id)
+        begun = tuple(worker for worker in lost if worker in self.decision.replace)
+        return ConnectorDecision(
+            roles=decided, decision_id=self.decision.decision_id, replaced=begun
+        )
 
     async def _store_state(self, state: VirtualState | ReferenceDecisionState) -> None:
         """Write a new state. Raises ConnectorUnavailable, without a change."""

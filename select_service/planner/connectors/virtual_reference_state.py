@@ -44,9 +44,13 @@ class ReferenceDecisionState(Struct, frozen=True, kw_only=True):
         return self.decision.role_count(role)
 
     def with_counts(
-        self, wanted: Mapping[Role, int], now: float, victims: tuple[int, ...] = ()
+        self,
+        wanted: Mapping[Role, int],
+        now: float,
+        victims: tuple[int, ...] = (),
+        lost: tuple[int, ...] = (),
     ) -> tuple[Self, CountsEffect]:
-        """Apply the desired counts of a tick."""
+        """Apply the desired counts of a tick; lost workers are not replaced in this profile."""
         if all(self.expected_count(role) == count for role, count in wanted.items()):
             return self, CountsEffect.UNCHANGED
         if self.is_open:

@@ -21,6 +21,9 @@ TICKS_TO_SUPERSEDE = 2
 ADOPT_AFTER_S = 60.0
 """Time after the acknowledgement from which surplus replicas count as added on purpose, seconds."""
 
+REPLACED_MAX = 1024
+"""Limit of the workers to replace that one decision names; the latest ones stay."""
+
 
 class CountsEffect(StrEnum):
     """Effect of desired counts."""
@@ -58,6 +61,8 @@ class VirtualDecision(Struct, frozen=True, kw_only=True):
     decided_at: float = 0.0
     victims: tuple[int, ...] = ()
     """Workers that were drained for the decision and should be removed."""
+    replace: tuple[int, ...] = ()
+    """Lost workers to end, and to start anew in their places; the counts include them."""
 
     def role_count(self, role: Role) -> int | None:
         """Return the count of a role, or None if never decided."""
@@ -65,7 +70,12 @@ class VirtualDecision(Struct, frozen=True, kw_only=True):
         return None if count == NEVER else count
 
     def next_decision(
-        self, wanted: Mapping[Role, int], now: float, superseded: bool, victims: tuple[int, ...]
+        self,
+        wanted: Mapping[Role, int],
+        now: float,
+        superseded: bool,
+        victims: tuple[int, ...],
+        lost: tuple[int, ...] = (),
     ) -> "VirtualDecision":
         """Return the next decision; unnamed roles keep their number."""
         return VirtualDecision(
@@ -75,6 +85,7 @@ class VirtualDecision(Struct, frozen=True, kw_only=True):
             superseded=superseded,
             decided_at=now,
             victims=victims,
+            replace=lost,
         )
 
 
@@ -104,28 +115,38 @@ class VirtualState(Struct, frozen=True, kw_only=True):
         return self.adopted.get(role, self.decision.role_count(role))
 
     def with_counts(
-        self, wanted: Mapping[Role, int], now: float, victims: tuple[int, ...] = ()
+        self,
+        wanted: Mapping[Role, int],
+        now: float,
+        victims: tuple[int, ...] = (),
+        lost: tuple[int, ...] = (),
     ) -> tuple[Self, CountsEffect]:
-        """Apply the desired counts of a tick."""
-        if all(self.expected_count(role) == count for role, count in wanted.items()):
+        """Apply the desired counts of a tick. lost: workers to replace"""
+        if not lost and all(self.expected_count(role) == count for role, count in wanted.items()):
             return msgspec.structs.replace(self, kept=None, kept_ticks=0), CountsEffect.UNCHANGED
         if not self.is_open:
-            return self._with_decision(wanted, now, victims), CountsEffect.DECIDED
+            return self._with_decision(wanted, now, victims, lost), CountsEffect.DECIDED
         ticks = self.kept_ticks + 1
         # A single different tick may be noise; replacing a decision under way costs the client its
         # work.
         if ticks < TICKS_TO_SUPERSEDE:
             kept = dict(self.kept or {}) | dict(wanted)
             return msgspec.structs.replace(self, kept=kept, kept_ticks=ticks), CountsEffect.KEPT
-        return self._with_decision(wanted, now, victims), CountsEffect.SUPERSEDED
+        # What an open decision still has to replace stays to be done.
+        lost = tuple(dict.fromkeys((*self.decision.replace, *lost)))[-REPLACED_MAX:]
+        return self._with_decision(wanted, now, victims, lost), CountsEffect.SUPERSEDED
 
     def _with_decision(
-        self, wanted: Mapping[Role, int], now: float, victims: tuple[int, ...]
+        self,
+        wanted: Mapping[Role, int],
+        now: float,
+        victims: tuple[int, ...],
+        lost: tuple[int, ...],
     ) -> Self:
         """Return the state with the next decision."""
         # Roles without a new count keep what others added, else they would be reduced by accident.
         counts = {**self.adopted, **wanted}
-        decision = self.decision.next_decision(counts, now, self.is_open, victims)
+        decision = self.decision.next_decision(counts, now, self.is_open, victims, lost)
         return msgspec.structs.replace(
             self, decision=decision, adopted={}, kept=None, kept_ticks=0, draining=()
         )

@@ -72,9 +72,18 @@ class WorkerDrain(Struct, frozen=True, kw_only=True):
 
 
 def least_used_workers(loads: Iterable[WorkerLoad], role: Role, count: int) -> list[WorkerLoad]:
-    """Return the cheapest workers to remove: fewest active blocks, then fewest cached ones."""
+    """Return the cheapest workers to remove: lost ones, then those with the fewest active and the
+    fewest cached blocks.
+    """
     of_role = [load for load in loads if load.role == role]
-    of_role.sort(key=lambda load: (load.active_blocks, load.cached_blocks, load.worker_id))
+    of_role.sort(
+        key=lambda load: (
+            not load.is_lost,
+            load.active_blocks,
+            load.cached_blocks,
+            load.worker_id,
+        )
+    )
     return of_role[:count]
 
 
@@ -101,6 +110,17 @@ class WorkerDrainer:
         if loads is None:
             raise ConnectorUnavailable("no selector answers: replicas are not reduced")
         return loads
+
+    async def serves_requests(self, worker_id: int) -> bool:
+        """Return whether any selector sends requests to a worker, or may do.
+
+        Raises ConnectorUnavailable while a selector is silent.
+        """
+        found = await self._selectors.read_remainders((worker_id,))
+        if found is None:
+            raise ConnectorUnavailable("a selector does not answer")
+        left = found.get(worker_id)
+        return left is not None and left.serves
 
     async def choose_workers(
         self, before: WorkerDrain | None, fewer: Mapping[Role, int], wanted: DesiredCounts

@@ -4,8 +4,16 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from select_service.planner.core.budgets.role_budget import RoleBudget
-from select_service.planner.core.tick import PlannedDeployment, TickEffects, TickPlan
+from select_service.planner.core.plugin_contracts import PluginContext
+from select_service.planner.core.stages import Stage
+from select_service.planner.core.tick import PlannedDeployment, TickEffects
 from select_service.planner.core.tick_input import Role, TickInput
+from select_service.planner.core.tick_plan import (
+    StageAnswers,
+    StageRun,
+    TickPlan,
+    record_answers,
+)
 
 
 class GpuClaim(NamedTuple):
@@ -95,12 +103,23 @@ class ClusterPlanner:
         """Names of deployments with decisions that are recorded and not carried out."""
 
     def tick(self, inputs: Mapping[str, TickInput]) -> dict[str, TickEffects]:
-        """Decide the deployments that are due; the others keep their GPUs.
+        """Decide the deployments that are due, with the recorded answers of plugins.
 
-        Advisory and paused deployments get the decision they would get, and take nothing from
-        others.
+        The others keep their GPUs. Advisory and paused deployments get the decision they would get,
+        and take nothing from others.
         """
-        plans = {name: self.deployments[name].plan_tick(tick) for name, tick in inputs.items()}
+        tick = self.begin_tick(inputs, {})
+        tick.advance()
+        return tick.finish()
+
+    def begin_tick(
+        self, inputs: Mapping[str, TickInput], asked: Mapping[str, frozenset[Stage]]
+    ) -> "ClusterTick":
+        """Begin a tick. asked: stages at which plugins of a deployment answer"""
+        return ClusterTick(self, inputs, asked)
+
+    def finish_tick(self, plans: Mapping[str, TickPlan]) -> dict[str, TickEffects]:
+        """Divide the GPUs and return the effects of all plans."""
         counts = self._divide_cluster(plans)
         self._store_gpus_taken(plans, counts)
         return {
@@ -117,9 +136,10 @@ class ClusterPlanner:
                 allowance = RoleBudget(self.deployments[name].settings)
                 wished = allowance.total_gpus(counts.get(name, plan.settled.counts))
                 have = allowance.total_gpus(plan.counts_now.running_or_starting)
-                self._gpus_taken[name] = max(wished, have) if self._is_acting(name) else have
+                taken = max(wished, have) if self.is_acting(name) else have
+                self._gpus_taken[name] = taken + self.deployments[name].lost_gpus
 
-    def _is_acting(self, name: str) -> bool:
+    def is_acting(self, name: str) -> bool:
         """Return whether the decisions of this deployment are carried out."""
         return not (self.deployments[name].settings.advisory or name in self.paused)
 
@@ -139,16 +159,17 @@ class ClusterPlanner:
             got = {name: min(claim.now, claim.wanted) for name, claim in claims.items()}
             return {name: self._cut_to_share(name, of, got[name]) for name, of in known.items()}
         free = self._gpus - sum(gpus for gpus in others if gpus is not None)
+        free -= sum(self.deployments[name].lost_gpus for name in known)
         # Real grants are computed as if advisory deployments kept their GPUs, and the advice as if
         # all acted: advice must not take GPUs from a deployment that acts.
         calm = {
             name: claim
-            if self._is_acting(name)
+            if self.is_acting(name)
             else claim._replace(wanted=claim.now, least=claim.now)
             for name, claim in claims.items()
         }
         real, advised = _grant_claims(calm, free), _grant_claims(claims, free)
-        granted = {name: real if self._is_acting(name) else advised for name in known}
+        granted = {name: real if self.is_acting(name) else advised for name in known}
         return {
             name: self._cut_to_share(name, of, granted[name][name])
             for name, of in known.items()
@@ -184,3 +205,51 @@ class ClusterPlanner:
         if allowance.total_gpus(have) <= gpus:
             return allowance.fit_under_ceiling(have, wanted)
         return allowance.clamp_counts(wanted)
+
+
+class ClusterTick:
+    """Tick of the deployments that are due, which pauses where plugins answer."""
+
+    def __init__(
+        self,
+        cluster: ClusterPlanner,
+        inputs: Mapping[str, TickInput],
+        asked: Mapping[str, frozenset[Stage]],
+    ) -> None:
+        self._cluster = cluster
+        self._runs: dict[str, StageRun] = {
+            name: cluster.deployments[name].run_stages(
+                tick, asked.get(name, frozenset()), acts=cluster.is_acting(name)
+            )
+            for name, tick in inputs.items()
+        }
+        self._stages: dict[str, Stage] = {}
+        """Stage at which each deployment pauses."""
+        self._plans: dict[str, TickPlan] = {}
+        self.inputs = dict(inputs)
+        """Inputs, with the answers of plugins as far as given."""
+
+    def advance(self, answers: Mapping[str, StageAnswers] = {}) -> dict[str, PluginContext]:
+        """Run every deployment to its next pause; return the contexts, none after the last stage.
+
+        answers: answers to the last contexts, by deployment
+        """
+        contexts: dict[str, PluginContext] = {}
+        for name, run in self._runs.items():
+            if name in self._plans:
+                continue
+            try:
+                if name in answers:
+                    given, stage = answers[name], self._stages[name]
+                    self.inputs[name] = record_answers(self.inputs[name], stage, given)
+                    contexts[name] = run.send(given)
+                else:
+                    contexts[name] = next(run)
+                self._stages[name] = contexts[name].stage
+            except StopIteration as end:
+                self._plans[name] = end.value
+        return contexts
+
+    def finish(self) -> dict[str, TickEffects]:
+        """Return the effects of all deployments."""
+        return self._cluster.finish_tick(self._plans)

@@ -4,6 +4,7 @@ from msgspec import Struct
 
 from select_service.planner.core.forecast_contracts import ForecastRecord
 from select_service.planner.core.reasons import Reason
+from select_service.planner.core.stages import PluginCall
 from select_service.planner.core.tick_input import Role
 
 
@@ -47,7 +48,14 @@ class StabiliserRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RoleDiagnostics(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Results of all stages for a role. num_gpu: GPUs of a replica, as counted"""
+    """Results of all stages for a role.
+
+    num_gpu:    GPUs of a replica, as counted
+    decided_by: builtin loop or plugin whose number is the reconciled count, or bounds it
+    num_gpu:  GPUs of a replica, as counted
+    serving:  ready replicas that do not drain; None means all
+    draining: replicas that finish their requests before they go
+    """
 
     ready: int
     starting: int
@@ -56,12 +64,20 @@ class RoleDiagnostics(Struct, frozen=True, kw_only=True, omit_defaults=True):
     model_source: str | None = None
     sized: SizingRecord | None = None
     load: LoadRecord | None = None
-    merged: int | None = None
+    reconciled: int | None = None
+    decided_by: str | None = None
     stabilised: StabiliserRecord | None = None
     final: int | None = None
     reasons: tuple[Reason, ...] = ()
     pending_s: float = 0.0
     startup_s: float | None = None
+    lost: int = 0
+    """Replicas that health has taken out."""
+    lost_workers: tuple[int, ...] = ()
+    spares: int = 0
+    """Idle spares among the ready replicas."""
+    serving: int | None = None
+    draining: int = 0
 
 
 class TickDiagnostics(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -70,6 +86,7 @@ class TickDiagnostics(Struct, frozen=True, kw_only=True, omit_defaults=True):
     load_reason, throughput_reason: reason of both roles together, in the words of Dynamo's planner
     reasons:     reasons of the result, in the order of the stages
     set_dropped: roles for which an invalid SET was dropped from a constraint
+    plugins:     calls of plugins
     stale:       whether nothing has been observed for three throughput intervals
     """
 
@@ -83,8 +100,12 @@ class TickDiagnostics(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reasons: tuple[Reason, ...] = ()
     rejected: str | None = None
     set_dropped: tuple[str, ...] = ()
+    plugins: tuple[PluginCall, ...] = ()
     stale: bool = False
     slo_out_of_reach: bool = False
     miss_correction: float = 1.0
     ttft_met: float | None = None
     itl_met: float | None = None
+    replace: tuple[int, ...] = ()
+    """Workers that are replaced by this decision."""
+    degradation_level: int = 0

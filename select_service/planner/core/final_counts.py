@@ -1,4 +1,4 @@
-"""Path from merged targets to final counts: stabiliser, pending replicas, unknowns, budgets."""
+"""Path from reconciled to final counts: stabiliser, pending replicas, unknowns, budgets."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -23,12 +23,16 @@ class DesiredScale(NamedTuple):
     spare:   replicas that a step down must leave, by the forecast
     exact:   replicas that the forecast needs, not rounded
     unknown: reason why the need is unknown; then no role goes down
+    floors:   counts that plugins require at least
+    restored: replicas to be restored after a loss, by role
     """
 
     targets: Mapping[Role, int] | None
     spare: Mapping[Role, int]
     exact: Mapping[Role, float]
     unknown: Reason | None
+    floors: Mapping[Role, int] = {}
+    restored: Mapping[Role, int] = {}
 
 
 class FinalCounts(NamedTuple):
@@ -50,6 +54,7 @@ class CountSettler:
             down_cooldown=settings.down_cooldown_s,
             max_up=settings.max_throughput_scaling_replicas,
         )
+        self._step_max = of.max_up
         self._stabilisers = {role: Stabiliser(of) for role in self.allowance.roles}
 
     def settle_counts(self, now_s: float, desired: DesiredScale, deployed: Deployed) -> FinalCounts:
@@ -67,6 +72,7 @@ class CountSettler:
         counts, stabilised = self._stabilise_roles(now_s, desired, deployed)
         reasons += [step.reason for step in stabilised.values() if step.target is None]
         counts = self._undo_unknown_steps(counts, have, desired, reasons)
+        counts = _restore_lost(counts, desired.restored, reasons)
         counts = self._apply_budget(counts, deployed, reasons)
         counts = _give_up_stuck(counts, deployed, self.allowance.minimums, reasons)
         return FinalCounts(counts, tuple(dict.fromkeys(reasons)), stabilised)
@@ -83,7 +89,10 @@ class CountSettler:
         counts = deployed.running_or_starting
         steps: dict[Role, StabiliserRecord] = {}
         for role, wanted in _desired_replicas(desired, deployed).items():
-            now, low = deployed.roles[role], self.allowance.minimums[role]
+            now = deployed.roles[role]
+            # The tolerance must not undercut a floor of a plugin, and the step limit still applies.
+            floor = min(desired.floors.get(role, 0), now.running_or_starting + self._step_max)
+            low = max(self.allowance.minimums[role], floor)
             at = StabiliserInput(now.ready, now.starting, low, REPLICAS_MAX)
             step = self._stabilisers[role].next_step(now_s, at, wanted)
             steps[role] = StabiliserRecord(wanted=wanted, target=step.target, reason=step.reason)
@@ -143,6 +152,16 @@ def _desired_replicas(desired: DesiredScale, deployed: Deployed) -> dict[Role, f
             # The slack is in `spare` already. The factor cancels the stabiliser's own tolerance.
             found[role] = min(float(have), SCALE_DOWN_SLACK * max(target, desired.spare[role]))
     return found
+
+
+def _restore_lost(
+    counts: dict[Role, int], restored: Mapping[Role, int], reasons: list[Reason]
+) -> dict[Role, int]:
+    """Return the counts raised to those before a loss: one of many is within any tolerance."""
+    short = {role: n for role, n in restored.items() if counts[role] < n}
+    if short:
+        reasons.append(Reason.CAPACITY_LOST)
+    return counts | short
 
 
 def _give_up_stuck(

@@ -69,6 +69,15 @@ class Reason(StrEnum):
         "The traffic of this window is unknown (which does not mean zero).",
     )
     MODEL_NOT_READY = "model_not_ready", "The performance model of an engine is not ready."
+    NO_PROMPT_LENGTHS = "no_prompt_lengths", "Requests arrive, the length of prompts is unknown."
+    NO_OUTPUT_LENGTHS = (
+        "no_output_lengths",
+        "The length of answers is unknown: callers or Prometheus must report it to size decode.",
+    )
+    LIMITS_UNKNOWN = (
+        "limits_unknown",
+        "max_kv_tokens or max_num_batched_tokens of the engine is unknown: set decode_limits.",
+    )
     PARTNER_NOT_READY = (
         "partner_not_ready",
         "The performance model of the other role is not ready; both roles keep their replicas.",
@@ -82,14 +91,42 @@ class Reason(StrEnum):
         "slo_out_of_reach",
         "No number of replicas keeps the latency target for this traffic.",
     )
+    LINKS_BUSY = (
+        "links_busy",
+        "The links between hosts are busy: more replicas on the same hosts do not help.",
+    )
+    LOCAL_PREFILL_UNKNOWN = (
+        "local_prefill_unknown",
+        "Decode ranks compute prompts, and no model says how long.",
+    )
     IDLE = "idle", "There is no traffic; the minimum number of replicas is kept."
-    # Codes of the merge and of budgets.
-    REJECTED = "rejected_by_plugin", "An external proposer rejected the tick."
-    OVERRIDDEN = "override_by_user_plugin", "An external proposer has set the number."
+    # Codes of plugins and budgets.
+    REJECTED = "rejected_by_plugin", "A plugin rejected the tick; `rejected` names it."
+    OVERRIDDEN = "override_by_user_plugin", "A plugin has set the number as final."
+    PLUGIN_DECIDED = (
+        "plugin_decided",
+        "A plugin gave or bounded the number; `decided_by` of the role names it.",
+    )
+    PLUGIN_FAILED = (
+        "plugin_failed",
+        "A plugin did not answer, or gave an invalid answer; `plugins` names it.",
+    )
+    ROLE_OUTSIDE_MODE = (
+        "role_outside_mode",
+        "A plugin named a role that this mode does not scale; the number is ignored.",
+    )
     GPU_BUDGET_HOLD = "gpu_budget_guard_hold", "The GPU budget does not allow the step."
     GPU_BUDGET_RECONCILE = (
         "gpu_budget_reconcile",
         "The running replicas are outside of the GPU budget and are corrected.",
+    )
+    CAPACITY_LOST = (
+        "capacity_lost",
+        "Replicas are out for their health; others replace them within the budget.",
+    )
+    REPLACE = (
+        "replace",
+        "A lost replica is replaced in its place.",
     )
     BELOW_MINIMUM = (
         "below_min_endpoint",

@@ -25,10 +25,14 @@ class NextTick(Struct, frozen=True, kw_only=True):
 
 
 class DueLoops(Struct, frozen=True, kw_only=True):
-    """Loops that are due in a tick."""
+    """Loops that are due in a tick.
+
+    check: whether demand is compared with the forecast before the throughput loop is due
+    """
 
     load: bool
     throughput: bool
+    check: bool = False
 
 
 def scale_interval_s(settings: DeploymentSettings) -> float:
@@ -53,13 +57,19 @@ class TickSchedule:
         self._interval_s = scale_interval_s(settings)
         self._is_watching = False
         """Whether ticks look for demand at the load interval, because nothing is ready."""
-        self._load_s = self._throughput_s = start_s
+        self._load_s = self._throughput_s = self._check_s = start_s
+        self.checks = 1
+        """Parts of the throughput interval after which demand is compared with the forecast."""
         self.last_s = start_s
         """Time of the last tick."""
 
     def due_loops(self, now_s: float) -> DueLoops:
         """Return the due loops. A disabled load loop still runs: it keeps the models up to date."""
-        return DueLoops(load=self._is_load_due(now_s), throughput=self._is_throughput_due(now_s))
+        return DueLoops(
+            load=self._is_load_due(now_s),
+            throughput=self._is_throughput_due(now_s),
+            check=self._is_check_due(now_s),
+        )
 
     def record_tick(self, now_s: float, due: DueLoops, *, is_asleep: bool = False) -> NextTick:
         """Record a tick and return the next.
@@ -77,6 +87,8 @@ class TickSchedule:
             self._load_s = now_s
         if due.throughput:
             self._throughput_s = now_s
+        if due.throughput or due.check:
+            self._check_s = now_s
         return self.next_after(now_s)
 
     def next_after(self, now_s: float) -> NextTick:
@@ -84,6 +96,8 @@ class TickSchedule:
         interval_s = self._interval_s
         if self._is_watching:
             interval_s = min(interval_s, self._settings.load_adjustment_interval_seconds)
+        if self.checks > 1:
+            interval_s = min(interval_s, self._check_interval_s)
         return self.tick_needs(now_s + interval_s)
 
     def tick_needs(self, at_s: float) -> NextTick:
@@ -94,6 +108,8 @@ class TickSchedule:
         # The longer window wins if both loops run: the load loop can use it, but not the reverse.
         if throughput:
             window = self._settings.throughput_adjustment_interval_seconds
+        elif self._is_check_due(at_s):
+            window = self._check_interval_s
         elif load and (is_load_enabled(self._settings) or self._is_watching):
             window = self._settings.load_adjustment_interval_seconds
         return NextTick(at_s=at_s, run_load=load, run_throughput=throughput, traffic_s=window)
@@ -102,6 +118,18 @@ class TickSchedule:
         """Return whether the load interval has passed."""
         interval = self._settings.load_adjustment_interval_seconds
         return now_s - self._load_s >= interval - TIME_TOLERANCE_S
+
+    @property
+    def _check_interval_s(self) -> float:
+        """Seconds between two checks of the demand."""
+        return self._settings.throughput_adjustment_interval_seconds / self.checks
+
+    def _is_check_due(self, now_s: float) -> bool:
+        """Return whether demand is to be compared although no forecast is due."""
+        is_due = self.checks > 1 and now_s - self._check_s >= (
+            self._check_interval_s - TIME_TOLERANCE_S
+        )
+        return is_due and not self._is_throughput_due(now_s)
 
     def _is_throughput_due(self, now_s: float) -> bool:
         """Return whether the throughput loop runs and its interval has passed."""

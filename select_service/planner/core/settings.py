@@ -1,6 +1,7 @@
 """Settings of a deployment, as read by the core; validated elsewhere."""
 
 from collections.abc import Mapping
+from math import ceil
 from typing import Final, Literal, TypeVar
 
 from msgspec import Struct
@@ -8,6 +9,8 @@ from msgspec.structs import replace
 
 from select_service.planner.core.tick_input import Role
 
+NEVER_S: Final = 1e9
+"""Value of `replace_after_s` for lost replicas that are never replaced in their place, seconds."""
 DeploymentMode = Literal["disagg", "prefill", "decode", "agg"]
 OptimizationTarget = Literal["sla", "throughput", "latency", "load"]
 Predictor = Literal["auto", "constant", "kalman", "arima", "prophet", "seasonal"]
@@ -28,6 +31,8 @@ class DeploymentSettings(Struct, frozen=True, kw_only=True):
     throughput_adjustment_interval_seconds: float = 180.0
     load_adjustment_interval_seconds: float = 5.0
     scale_interval_seconds: float | None = None
+    adaptive_interval: bool = False
+    """Whether demand is compared with the forecast as often as replicas can start."""
 
     load_predictor: Predictor = "auto"
     load_predictor_log1p: bool = False
@@ -79,6 +84,14 @@ class DeploymentSettings(Struct, frozen=True, kw_only=True):
     scaling_max_wait: float = 1800.0
     pending_stuck_secs: float = 300.0
     advisory: bool = False
+    replace_lost: bool = True
+    """Whether replicas that health has taken out count as lost and are replaced."""
+    replace_after_s: float = 600.0
+    """Time out of rotation after which a lost replica itself is replaced, seconds."""
+    spares_part: float = 0.05
+    """Part of the needed replicas that is added as hot spares, rounded up."""
+    spares_from: int = 20
+    """Needed replicas of a role from which hot spares are added."""
 
 
 _Settings = TypeVar("_Settings", bound=DeploymentSettings)
@@ -114,6 +127,23 @@ def with_reported_gpus(settings: _Settings, reported: Mapping[Role, int]) -> _Se
         if getattr(settings, GPU_FIELDS[role]) is None
     }
     return replace(settings, **given) if given else settings
+
+
+def with_reserved_gpus(settings: DeploymentSettings, gpus: int) -> DeploymentSettings:
+    """Return the settings with a GPU budget that is smaller by so many GPUs."""
+    if not gpus:
+        return settings
+    low, high = settings.min_gpu_budget, settings.max_gpu_budget
+    return replace(
+        settings,
+        min_gpu_budget=low if low < 0 else max(0, low - gpus),
+        max_gpu_budget=high if high < 0 else max(0, high - gpus),
+    )
+
+
+def wanted_spares(settings: DeploymentSettings, needed: int) -> int:
+    """Return the number of hot spares beside the needed replicas of a role."""
+    return ceil(settings.spares_part * needed) if needed >= settings.spares_from else 0
 
 
 def is_load_enabled(settings: DeploymentSettings) -> bool:

@@ -4,16 +4,12 @@ Stages OBSERVE, PREDICT, PROPOSE, RECONCILE, CONSTRAIN, EXECUTE, without a clock
 to equal state and equal effects.
 """
 
-from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from typing import TypeVar
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from select_service.planner.core.diagnostics import (
-    RoleDiagnostics,
-    TickDiagnostics,
-)
+from select_service.planner.core.diagnostics import TickDiagnostics
 from select_service.planner.core.final_counts import (
     CountSettler,
     DesiredScale,
@@ -22,18 +18,18 @@ from select_service.planner.core.final_counts import (
 )
 from select_service.planner.core.forecast_contracts import Forecaster
 from select_service.planner.core.performance.engine_model import EngineModel
-from select_service.planner.core.proposal_merge import (
-    LOAD_PRIORITY,
-    THROUGHPUT_PRIORITY,
-    BoundType,
-    MergeResult,
-    Proposal,
-    ProposedCount,
-    merge_proposals,
-)
+from select_service.planner.core.plugin_contracts import PluginContext, without_foreign_roles
+from select_service.planner.core.prediction import apply_predictions
+from select_service.planner.core.proposers.early_check import count_checks
 from select_service.planner.core.proposers.load_loop import LoadLoop, LoadProposal, TrafficMetadata
 from select_service.planner.core.proposers.throughput_loop import ThroughputLoop, ThroughputProposal
 from select_service.planner.core.reasons import Reason
+from select_service.planner.core.reconcile import (
+    BoundType,
+    Proposal,
+    ReconciledCounts,
+    reconcile_proposals,
+)
 from select_service.planner.core.replicas.replica_counts import ReplicaCounts, ReplicaInventory
 from select_service.planner.core.schedule import DueLoops, NextTick, TickSchedule
 from select_service.planner.core.settings import (
@@ -43,7 +39,9 @@ from select_service.planner.core.settings import (
     replica_gpus,
     scaled_roles,
     with_reported_gpus,
+    with_reserved_gpus,
 )
+from select_service.planner.core.stages import Stage
 from select_service.planner.core.tick_input import (
     Role,
     TickInput,
@@ -51,6 +49,19 @@ from select_service.planner.core.tick_input import (
     reported_gpus,
     usable_hit_rate,
 )
+from select_service.planner.core.tick_plan import (
+    StageAnswers,
+    StageRun,
+    TickPlan,
+    end_stages,
+    find_pair_reasons,
+    find_plugin_reasons,
+    lower_to_floor,
+    make_context,
+    make_proposal,
+    record_answers,
+)
+from select_service.planner.core.tick_recorder import TickRecorder
 
 _Settings = TypeVar("_Settings", bound=DeploymentSettings)
 
@@ -58,29 +69,16 @@ _Settings = TypeVar("_Settings", bound=DeploymentSettings)
 class TickEffects(Struct, frozen=True, kw_only=True):
     """Effects of a tick.
 
-    scale_to: replicas of roles that shall change; None means no change
+    scale_to: replicas of roles that shall change, including lost ones; None means no change
     wished:   the same, also in advisory mode
+    replace:  lost workers to be replaced in their place
     """
 
     scale_to: dict[Role, int] | None
     wished: dict[Role, int] | None
     next_tick: NextTick
     diagnostics: TickDiagnostics
-
-
-class TickPlan(NamedTuple):
-    """Plan of a deployment before the cluster's budget is applied.
-
-    counts_now, settled: None if the replicas are unknown
-    """
-
-    tick_input: TickInput
-    due: DueLoops
-    counts_now: ReplicaCounts | None = None
-    throughput: ThroughputProposal = ThroughputProposal()
-    load: LoadProposal = LoadProposal()
-    merged: MergeResult = MergeResult(targets={})
-    settled: FinalCounts | None = None
+    replace: tuple[int, ...] = ()
 
 
 class PlannedDeployment:
@@ -105,6 +103,9 @@ class PlannedDeployment:
         self._throughput = ThroughputLoop(settings, models, forecaster)
         self._load = LoadLoop(settings, models)
         self._settler = CountSettler(settings)
+        self.lost_gpus = 0
+        """GPUs of lost replicas, which no other replica can use yet."""
+        self._recorder = TickRecorder(models, self._inventory, self._throughput)
         self._hit_rate = 0.0
         self._accept_length = 1.0
 
@@ -122,30 +123,99 @@ class PlannedDeployment:
         """Return the inputs that a tick at this time needs."""
         return self._schedule.tick_needs(now_s)
 
-    def run_tick(self, tick_input: TickInput) -> TickEffects:
-        """Run a tick; times of ticks must not decrease."""
-        return self.finish_tick(self.plan_tick(tick_input), None)
+    def run_tick(self, tick_input: TickInput, *, acts: bool = True) -> TickEffects:
+        """Run a tick with the recorded answers of plugins; times of ticks must not decrease.
 
-    def plan_tick(self, tick_input: TickInput) -> TickPlan:
-        """Run a tick up to the cluster's budget."""
+        acts: as in `run_stages`
+        """
+        return self.finish_tick(end_stages(self.run_stages(tick_input, acts=acts)), None)
+
+    def run_stages(
+        self, tick_input: TickInput, asked: frozenset[Stage] = frozenset(), *, acts: bool = True
+    ) -> StageRun:
+        """Run the stages up to the cluster's budget.
+
+        asked: stages at which the run pauses, yields a context and receives answers
+        acts:  whether the decision will be carried out, so that a replacement counts as begun
+        """
+        plan = self._observe(tick_input, acts)
+        counts_now = plan.counts_now
+        if counts_now is None:
+            return plan
+        if plan.due.throughput:
+            forecast = self._throughput.predict(tick_input.traffic, self._inventory.startup_s)
+            if forecast is not None:
+                plan = plan._replace(forecast=forecast)
+                plan = yield from self._ask_plugins(Stage.PREDICT, plan, asked)
+                forecast = apply_predictions(forecast, plan.tick_input.predictions)
+                plan = plan._replace(forecast=forecast)
+        plan = self._propose(plan, counts_now)
+        plan = yield from self._ask_plugins(Stage.PROPOSE, plan, asked)
+        plan = plan._replace(reconciled=self._reconcile(plan, counts_now))
+        if plan.reconciled.rejected is None:
+            plan = yield from self._ask_plugins(Stage.CONSTRAIN, plan, asked)
+            plan = plan._replace(reconciled=self._bound_counts(plan))
+        return plan._replace(settled=self._constrain(plan, counts_now))
+
+    def _ask_plugins(
+        self, stage: Stage, plan: TickPlan, asked: frozenset[Stage]
+    ) -> Generator[PluginContext, StageAnswers, TickPlan]:
+        """Return the plan with the answers of plugins in its input."""
+        if stage not in asked:
+            return plan
+        given = yield make_context(stage, plan, self.settings, self._inventory)
+        return plan._replace(tick_input=record_answers(plan.tick_input, stage, given))
+
+    def _observe(self, tick_input: TickInput, acts: bool) -> TickPlan:
+        """Run OBSERVE: update replicas, GPUs, models and metadata."""
         due = self._schedule.due_loops(tick_input.now_s)
         # Replicas, GPUs and models are updated in every tick, even if no decision follows, so that
         # a later decision has no gap in its data.
-        standing = self._inventory.observe_replicas(tick_input)
-        self._count_gpus(tick_input)
+        counts_now = self._inventory.observe_replicas(tick_input)
+        quickest_s = min(map(self._inventory.startup_seconds_of, self.roles))
+        self._schedule.checks = count_checks(self.settings, quickest_s)
+        replaced: tuple[int, ...] = ()
+        if counts_now is not None and acts and not self.settings.advisory:
+            counts_now, replaced = self._replace_lost(tick_input.now_s, counts_now)
+        self._count_gpus(tick_input, counts_now)
         self._update_models(tick_input, due)
-        if standing is None:
-            return TickPlan(tick_input, due)
-        plan = TickPlan(tick_input, due, standing)
-        if due.throughput:
-            plan = plan._replace(throughput=self._propose_throughput(tick_input, standing))
-        if due.load:
-            plan = plan._replace(load=self._propose_load(tick_input, standing))
-        plan = plan._replace(merged=self._merge_proposals(plan, standing))
-        return plan._replace(settled=self._settle_counts(plan, standing))
+        return TickPlan(tick_input, due, counts_now, replace=replaced)
+
+    def _propose(self, plan: TickPlan, counts_now: ReplicaCounts) -> TickPlan:
+        """Run PROPOSE: the builtin loops that are due."""
+        if plan.due.throughput:
+            plan = plan._replace(throughput=self._propose_throughput(plan, counts_now))
+        elif plan.due.check:
+            found = self._throughput.check_demand(
+                plan.tick_input.traffic, self._compared_counts(counts_now), self._inventory.limits
+            )
+            plan = plan._replace(throughput=found)
+        if plan.due.load:
+            plan = plan._replace(load=self._propose_load(plan.tick_input, counts_now))
+        return plan._replace(proposals=tuple(self._builtin_proposals(plan, counts_now)))
+
+    def _replace_lost(
+        self, now_s: float, standing: ReplicaCounts
+    ) -> tuple[ReplicaCounts, tuple[int, ...]]:
+        """Choose lost workers to replace; return the counts with their new replicas starting."""
+        losses = self._inventory.losses
+        roles = {w.worker_id: role for role, workers in losses.lost.items() for w in workers}
+        # Replicas on the move may be the replacement of an earlier one.
+        may = {
+            role: now.lost > 0 and not standing.is_changing for role, now in standing.roles.items()
+        }
+        replaced = losses.choose_replacement(now_s, may)
+        return self._inventory.without_replaced(standing, replaced, roles), replaced
+
+    def undo_replacement(self, worker_ids: Iterable[int]) -> None:
+        """Count workers as lost again, as the platform did not begin to replace them."""
+        self._inventory.losses.undo_replacement(worker_ids)
 
     def finish_tick(self, plan: TickPlan, counts: Mapping[Role, int] | None) -> TickEffects:
-        """Complete a tick. counts: replicas granted by the cluster; None means all as planned"""
+        """Run EXECUTE: return the effects of a tick.
+
+        counts: replicas granted by the cluster; None means all as planned
+        """
         wished, final = self._changed_counts(plan, counts)
         cut = counts is not None and plan.settled is not None and counts != plan.settled.counts
         due = plan.due
@@ -157,7 +227,10 @@ class PlannedDeployment:
             scale_to=None if self.settings.advisory else wished,
             wished=wished,
             next_tick=next_tick,
-            diagnostics=self._tick_diagnostics(plan, final, cut),
+            diagnostics=self._recorder.record_tick(
+                plan, final, self._tick_reasons(plan, cut), self.settings
+            ),
+            replace=() if self.settings.advisory else plan.replace,
         )
 
     def reconfigure(self, settings: DeploymentSettings) -> None:
@@ -174,19 +247,24 @@ class PlannedDeployment:
         """Return the settings completed by the platform's GPUs of replicas."""
         return with_reported_gpus(settings, self._reported_gpus)
 
-    def _count_gpus(self, tick_input: TickInput) -> None:
+    def _count_gpus(self, tick_input: TickInput, standing: ReplicaCounts | None) -> None:
         """Update the GPUs of replicas; a role without replicas keeps its last known number."""
         self._reported_gpus |= reported_gpus(tick_input.replicas)
         settings = self.complete_settings(self._given_settings)
-        if settings != self.settings:
+        before = self.lost_gpus
+        if standing is not None:
+            lost = standing.lost
+            self.lost_gpus = sum(lost[role] * replica_gpus(settings, role) for role in self.roles)
+        if settings != self.settings or before != self.lost_gpus:
             self._apply_settings(settings)
 
     def _apply_settings(self, settings: DeploymentSettings) -> None:
-        """Apply settings to all stages."""
+        """Apply settings to all stages; GPUs of lost replicas are missing in the budget."""
         self.settings = settings
+        budgeted = with_reserved_gpus(settings, self.lost_gpus)
         for part in (self._throughput, self._load, self._settler):
-            part.settings = settings
-            part.allowance = type(part.allowance)(settings)
+            part.settings = budgeted
+            part.allowance = type(part.allowance)(budgeted)
 
     def _update_models(self, tick_input: TickInput, due: DueLoops) -> None:
         """Update models and metadata, also while no proposal is possible."""
@@ -221,15 +299,13 @@ class PlannedDeployment:
         """
         return counts_now.running_or_starting if self.settings.stabilise else counts_now.ready
 
-    def _propose_throughput(
-        self, tick_input: TickInput, counts_now: ReplicaCounts
-    ) -> ThroughputProposal:
+    def _propose_throughput(self, plan: TickPlan, counts_now: ReplicaCounts) -> ThroughputProposal:
         """Run the throughput loop."""
         return self._throughput.propose(
-            tick_input.traffic,
+            plan.tick_input.traffic,
+            plan.forecast,
             self._compared_counts(counts_now),
             self._inventory.limits,
-            self._inventory.startup_s,
             counts_now.is_changing,
         )
 
@@ -242,29 +318,35 @@ class PlannedDeployment:
             tick_input, counts_now, self._throughput.floors, self._inventory.limits, heard
         )
 
-    def _merge_proposals(self, plan: TickPlan, counts_now: ReplicaCounts) -> MergeResult:
-        """Merge all proposals; roles without a proposal keep their replicas."""
-        tick_input, baseline = plan.tick_input, self._compared_counts(counts_now)
-        proposals = list(tick_input.proposals)
+    def _builtin_proposals(self, plan: TickPlan, counts_now: ReplicaCounts) -> Iterator[Proposal]:
+        """Yield the proposals of the builtin loops."""
         if plan.load.targets is not None:
-            proposals.append(_make_proposal("load", BoundType.SET, plan.load.targets))
+            yield make_proposal("load", BoundType.SET, plan.load.targets)
         if plan.throughput.targets is not None:
-            proposals.append(_make_proposal("throughput", BoundType.SET, plan.throughput.targets))
+            yield make_proposal("throughput", BoundType.SET, plan.throughput.targets)
         # Repeated in every tick: without it a tick without a load proposal would forget the
         # forecast.
         if self._has_floor:
-            floors = self._throughput.floors
-            proposals.append(_make_proposal("throughput", BoundType.AT_LEAST, floors))
-        # As a proposal, not as an exception, so that external constraints still apply.
-        if waking := dict.fromkeys(self._roles_to_wake(tick_input, counts_now), 1):
-            proposals.append(_make_proposal("throughput", BoundType.AT_LEAST, waking))
-        merged = merge_proposals(proposals, {str(role): n for role, n in baseline.items()})
-        if merged.rejected is not None or not tick_input.constraints:
-            return merged
-        upstream = {name: n for name, n in merged.targets.items() if n is not None}
-        # Constraints see the merged result of all proposals, and may only bound it.
-        bounded = merge_proposals(tick_input.constraints, upstream, set_allowed=False)
-        return replace(bounded, final_from=bounded.final_from or merged.final_from)
+            yield make_proposal("throughput", BoundType.AT_LEAST, self._throughput.floors)
+        # As a proposal, not as an exception, so that constraints of plugins still apply.
+        if waking := dict.fromkeys(self._roles_to_wake(plan.tick_input, counts_now), 1):
+            yield make_proposal("throughput", BoundType.AT_LEAST, waking)
+
+    def _reconcile(self, plan: TickPlan, counts_now: ReplicaCounts) -> ReconciledCounts:
+        """Run RECONCILE: one count for each role; without a proposal the replicas stay."""
+        given = without_foreign_roles(plan.tick_input.proposals, self.roles)
+        baseline = {str(role): n for role, n in self._compared_counts(counts_now).items()}
+        return reconcile_proposals([*given, *plan.proposals], baseline)
+
+    def _bound_counts(self, plan: TickPlan) -> ReconciledCounts:
+        """Return the reconciled counts within the constraints of plugins, which only bound them."""
+        reconciled = plan.reconciled
+        given = list(without_foreign_roles(plan.tick_input.constraints, self.roles))
+        if not given:
+            return reconciled
+        upstream = {name: n for name, n in reconciled.targets.items() if n is not None}
+        bounded = reconcile_proposals(given, upstream, set_allowed=False)
+        return bounded.with_earlier(reconciled)
 
     def _roles_to_wake(self, tick_input: TickInput, counts_now: ReplicaCounts) -> list[Role]:
         """Return the roles that must not stay at zero: requests arrive and no replica is ready.
@@ -288,14 +370,14 @@ class PlannedDeployment:
         known = self._throughput.forecast is not None
         return known and is_load_enabled(self.settings) and self.settings.load_guards
 
-    def _settle_counts(self, plan: TickPlan, counts_now: ReplicaCounts) -> FinalCounts:
-        """Return the final counts of a tick."""
-        tick_input, load, merged = plan.tick_input, plan.load, plan.merged
-        why = self._why_held(merged)
+    def _constrain(self, plan: TickPlan, counts_now: ReplicaCounts) -> FinalCounts:
+        """Run CONSTRAIN after the plugins: stabiliser, minimums and budgets."""
+        tick_input, load, reconciled = plan.tick_input, plan.load, plan.reconciled
+        why = self._why_held(reconciled)
         # A refused request is a certain observation, even if the totals of the window are unknown.
         if why is Reason.OBSERVATION_STALE and self._roles_to_wake(tick_input, counts_now):
             why = None
-        targets = {Role(name): n for name, n in merged.targets.items() if n is not None}
+        targets = {Role(name): n for name, n in reconciled.targets.items() if n is not None}
         if why is not None:
             if self.settings.stabilise and targets:
                 wish = self._desired_scale(plan, counts_now, targets)
@@ -303,7 +385,12 @@ class PlannedDeployment:
             return FinalCounts(self._compared_counts(counts_now), (why,), {})
         # Dynamo's planner compares with ready replicas, the stabiliser with running and starting.
         if not self.settings.stabilise:
-            plainly = settle_without_stabiliser(self._settler.allowance, targets, counts_now)
+            allowance = self._settler.allowance
+            if given := plan.plugin_roles:
+                # The builtin loops keep the minimums by themselves, plugins need not.
+                lifted = allowance.with_minimums(self._compared_counts(counts_now) | targets)
+                targets |= {role: lifted[role] for role in given}
+            plainly = settle_without_stabiliser(allowance, targets, counts_now)
             if load.partial:
                 kept = {**counts_now.ready, **(load.targets or {})}
                 reasons = (Reason.STARTUP_DOWN,) if load.targets else ()
@@ -320,22 +407,36 @@ class PlannedDeployment:
         # need for the present number, and hold up steps down for a whole window.
         spoken = {role for role, n in targets.items() if n != counts_now.running_or_starting[role]}
         spoken |= set(plan.throughput.targets or ()) | set(plan.load.targets or ())
+        spoken |= plan.plugin_roles
         if plan.throughput.reason is Reason.NO_TRAFFIC_DATA:
             spoken |= set(self.roles)  # without traffic, all replicas may be needed
-        wished = self._lower_to_floor(targets, counts_now, plan.load)
+        floors = plan.plugin_floors
+        wished = dict(targets)
+        if self._has_floor:
+            least = {r: max(n, floors.get(r, 0)) for r, n in self._throughput.floors.items()}
+            wished |= lower_to_floor(targets, counts_now, plan.load, least)
+        exact, spare = dict(self._throughput.exact), dict(self._throughput.spare)
+        restored = dict(self._inventory.losses.floors)
+        # What the forecast needs must not keep up a count that a plugin has lowered.
+        for role in plan.plugin_roles:
+            exact[role] = min(exact[role], targets[role])
+            spare[role] = min(spare[role], targets[role])
+            restored[role] = min(restored.get(role, 0), targets[role])
         return DesiredScale(
             {role: n for role, n in wished.items() if role in spoken} or None,
-            self._throughput.spare,
-            self._throughput.exact,
+            spare,
+            exact,
             self._why_unknown(plan.tick_input),
+            floors,
+            restored,
         )
 
-    def _why_held(self, merged: MergeResult) -> Reason | None:
+    def _why_held(self, reconciled: ReconciledCounts) -> Reason | None:
         """Return why the counts must not change, or None.
 
         Reported GPUs can make minimums infeasible.
         """
-        if merged.rejected is not None:
+        if reconciled.rejected is not None:
             return Reason.REJECTED
         if self._throughput.is_stale:
             return Reason.OBSERVATION_STALE
@@ -357,22 +458,6 @@ class PlannedDeployment:
             return None
         return Reason.NO_FORECAST_YET
 
-    def _lower_to_floor(
-        self, targets: Mapping[Role, int], counts_now: ReplicaCounts, load: LoadProposal
-    ) -> dict[Role, int]:
-        """Lower the load loop's targets to the forecast's floor, as load steps by one replica only.
-
-        As separate targets, each step would restart the scale-down window.
-        """
-        found = dict(targets)
-        if load.targets is None or not self._has_floor:
-            return found
-        for role, said in load.targets.items():
-            if found[role] == said < counts_now.running_or_starting[role]:
-                # As separate targets, each step of one replica would restart the scale-down window.
-                found[role] = min(said, self._throughput.floors[role])
-        return found
-
     def _changed_counts(
         self, plan: TickPlan, counts: Mapping[Role, int] | None
     ) -> tuple[dict[Role, int] | None, dict[Role, int]]:
@@ -385,69 +470,29 @@ class PlannedDeployment:
             if plan.load.partial:
                 return dict(plan.load.targets or {}) or None, final
             return (final if final != now else None), final
-        changed = {role: n for role, n in final.items() if n != now[role]}
+        # The platform's number includes the lost replicas, which still have their places.
+        lost = plan.counts_now.lost
+        changed = {role: n + lost[role] for role, n in final.items() if n != now[role]}
         return changed or None, final
 
-    def _tick_diagnostics(
-        self, plan: TickPlan, final: Mapping[Role, int], cut: bool
-    ) -> TickDiagnostics:
-        """Return the diagnostics of a tick."""
+    def _tick_reasons(self, plan: TickPlan, cut: bool) -> tuple[Reason, ...]:
+        """Return the reasons of a tick, in the order of the stages.
+
+        cut: whether the cluster granted less than planned
+        """
         reasons = () if plan.settled is None else plan.settled.reasons
         if plan.counts_now is None:
             reasons = (Reason.REPLICAS_UNKNOWN,)
         elif self._roles_to_wake(plan.tick_input, plan.counts_now):
             reasons = (Reason.WAKE_UP, *reasons)
-        if plan.merged.final_from is not None:
-            reasons = (Reason.OVERRIDDEN, *reasons)
+        if plan.counts_now is not None and any(plan.counts_now.lost.values()):
+            reasons = tuple(dict.fromkeys((Reason.CAPACITY_LOST, *reasons)))
+        if plan.replace:
+            reasons = (Reason.REPLACE, *reasons)
+        reasons = (*find_plugin_reasons(plan, self.roles), *reasons)
         if cut:
             reasons = (*reasons, Reason.CLUSTER_BUDGET)
+        reasons = (*reasons, *find_pair_reasons(plan, self.settings))
         if self.settings.advisory:
             reasons = (*reasons, Reason.ADVISORY)
-        sizes = plan.throughput.sizes.values()
-        traffic = plan.tick_input.traffic
-        return TickDiagnostics(
-            now_s=plan.tick_input.now_s,
-            run_load=plan.due.load,
-            run_throughput=plan.due.throughput,
-            roles={role: self._role_diagnostics(role, plan, final) for role in self.roles},
-            load_reason=plan.load.reason,
-            throughput_reason=plan.throughput.reason,
-            forecast=plan.throughput.forecast,
-            reasons=reasons,
-            rejected=plan.merged.rejected,
-            set_dropped=plan.merged.set_dropped,
-            stale=self._throughput.is_stale,
-            slo_out_of_reach=any(size.reason is Reason.SLO_OUT_OF_REACH for size in sizes),
-            miss_correction=self._throughput.correction.miss_ratio,
-            ttft_met=None if traffic is None else traffic.ttft_met,
-            itl_met=None if traffic is None else traffic.itl_met,
-        )
-
-    def _role_diagnostics(
-        self, role: Role, plan: TickPlan, final: Mapping[Role, int]
-    ) -> RoleDiagnostics:
-        """Return the diagnostics of a role."""
-        now = None if plan.counts_now is None else plan.counts_now.roles[role]
-        return RoleDiagnostics(
-            num_gpu=replica_gpus(self.settings, role),
-            ready=0 if now is None else now.ready,
-            starting=0 if now is None else now.starting,
-            floor=self._throughput.floors[role],
-            model_source=self._models[role].source,
-            sized=plan.throughput.sizes.get(role),
-            load=plan.load.roles.get(role),
-            merged=plan.merged.targets.get(str(role)),
-            stabilised=None if plan.settled is None else plan.settled.stabilised.get(role),
-            final=final.get(role),
-            pending_s=0.0 if now is None else now.waiting.pending_s,
-            startup_s=self._inventory.startup_seconds_of(role),
-        )
-
-
-def _make_proposal(source: str, kind: BoundType, counts: Mapping[Role, int]) -> Proposal:
-    """Return a builtin proposal. source: `load` or `throughput`"""
-    return Proposal(
-        source=source,
-        priority=LOAD_PRIORITY if source == "load" else THROUGHPUT_PRIORITY,
-        targets=tuple(ProposedCount(str(role), kind, n) for role, n in counts.items()),
-    )
+        return reasons

@@ -8,7 +8,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from select_service.planner.core.proposal_merge import Proposal
+from select_service.planner.core.reconcile import Proposal
+from select_service.planner.core.stages import PluginCall, SourcedPrediction
 
 REPLICAS_MAX = 1_000_000
 """Limit of the replicas of a role in any request or answer."""
@@ -80,6 +81,55 @@ class LengthBins(Struct, frozen=True, kw_only=True):
     means: tuple[float, ...]
     counts: tuple[float, ...]
 
+    @property
+    def total(self) -> float:
+        """Number of values."""
+        return sum(self.counts)
+
+    @property
+    def mean(self) -> float:
+        """Mean of the values, at least 1."""
+        sums = (mean * count for mean, count in zip(self.means, self.counts, strict=True))
+        return max(1.0, sum(sums) / self.total) if self.total else 1.0
+
+
+LINK_USE_MAX = 0.8
+"""Use of the links between hosts from which on they limit the deployment."""
+
+
+class PairWindow(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Pairs of a window: prefill and decode chosen together.
+
+    local_uncached, remote_uncached: uncached tokens of prompts that decode ranks compute, and of
+        all other prompts; None without any
+    moved_tokens:   prompt tokens that moved to a decode rank
+    link_use:       part of the time that the links between hosts were in use, on average; None if
+        a link's speed is unknown
+    link_backlog_s: longest queue before a link at the end of the window, seconds
+    """
+
+    remote: float
+    local: float
+    local_uncached: LengthBins | None = None
+    remote_uncached: LengthBins | None = None
+    moved_tokens: float = 0.0
+    link_use: float | None = None
+    link_backlog_s: float | None = None
+
+    @property
+    def local_share(self) -> float:
+        """Part of all requests, with and without a pair, whose decode rank computes the prompt."""
+        local, remote = (
+            0.0 if bins is None else bins.total
+            for bins in (self.local_uncached, self.remote_uncached)
+        )
+        return local / (local + remote) if local else 0.0
+
+    @property
+    def is_link_bound(self) -> bool:
+        """Whether the links between hosts limit the deployment."""
+        return self.link_use is not None and self.link_use >= LINK_USE_MAX
+
 
 class PrefillTiming(Struct, frozen=True, array_like=True):
     """Time of a prompt from admission to first token.
@@ -129,6 +179,8 @@ class TrafficWindow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ttft_s: float | None = None
     itl_s: float | None = None
     """Mean of the reported times between tokens, seconds (`ttft_s`: to first token)."""
+    pairs: PairWindow | None = None
+    """None if no pair was booked."""
 
     @property
     def has_refusals_or_queue(self) -> bool:
@@ -159,7 +211,37 @@ class RoleReplicas(Struct, frozen=True, kw_only=True, omit_defaults=True):
     in_progress: bool = False
     startup_only: bool = False
     """Whether the connector has verified that replicas only start: none drains or rolls."""
+    draining: int = 0
+    """Replicas that finish their requests before they go."""
+    draining_is_ready: bool = False
+    """Whether `ready` counts the draining replicas."""
     limits: EngineLimits | None = None
+
+
+class LostWorker(Struct, frozen=True, kw_only=True):
+    """Worker that health has taken out at every selector. out_s: seconds since then"""
+
+    worker_id: int
+    out_s: float
+    state: str
+    cause: str = ""
+
+
+class RoleHealth(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Health of a role's workers, as all selectors see it.
+
+    serving: workers that take requests
+    spares:  idle spares that could
+    """
+
+    serving: int
+    lost: tuple[LostWorker, ...] = ()
+    spares: int = 0
+
+
+def count_serving(found: RoleReplicas) -> int:
+    """Return the replicas that take requests: ready ones that do not drain."""
+    return max(0, found.ready - found.draining) if found.draining_is_ready else found.ready
 
 
 def reported_gpus(replicas: Mapping[Role, RoleReplicas]) -> dict[Role, int]:
@@ -178,7 +260,18 @@ class TickInput(Struct, frozen=True, kw_only=True, omit_defaults=True):
     replicas: Mapping[Role, RoleReplicas]
     traffic: TrafficWindow | None = None
     passes: Mapping[Role, tuple[ForwardPass, ...]] | None = None
+    predictions: tuple[SourcedPrediction, ...] = ()
+    """Answers of plugins to PREDICT, which replace parts of the builtin prediction."""
     proposals: tuple[Proposal, ...] = ()
-    """Proposals of external proposers, added to the builtin proposals."""
+    """Answers of plugins to PROPOSE, added to the builtin proposals."""
+    health: Mapping[Role, RoleHealth] | None = None
+    """Health of the workers; None if unknown or not checked."""
+    degradation_level: int = 0
+    """Highest degradation level of the selectors; 0 if unknown."""
     constraints: tuple[Proposal, ...] = ()
-    """Bounds on the merged targets; a SET among them is dropped and reported."""
+    """Answers of plugins to CONSTRAIN: bounds on the reconciled counts.
+
+    A SET among them is dropped and reported.
+    """
+    plugin_calls: tuple[PluginCall, ...] = ()
+    """Calls of plugins in this tick, in the order of the stages."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 from msgspec import Struct
 
+from select_service.base.decode_errors import DECODE_ERRORS
 from select_service.planner.core.reasons import Reason
 from select_service.planner.core.settings import DeploymentSettings
 from select_service.planner.core.tick import PlannedDeployment, TickEffects
@@ -27,6 +28,7 @@ DIFFERENCES_MAX = 1000
 MakeDeployment = Callable[[DeploymentSettings, float], PlannedDeployment]
 INPUT_ERRORS = (ValueError, ArithmeticError, LookupError)
 """Errors of the core on input that no planner could have written, such as counts without bins."""
+_REPLACEMENT = b'"replace":'
 _CLUSTER_REASON = f'"{Reason.CLUSTER_BUDGET}"'.encode()
 
 
@@ -56,6 +58,18 @@ class ReplayComparison(Struct, kw_only=True):
     from_start: bool = True
     differences: list[TickDifference] = []
     differing: int = 0
+
+
+class _AppliedReplacements(Struct):
+    """Part of a logged connector decision."""
+
+    replaced: tuple[int, ...] = ()
+
+
+def _replaced_workers(line: TickLine) -> set[int]:
+    """Return the workers whose replacement the platform began. Raises msgspec.DecodeError."""
+    applied = msgspec.json.decode(line.applied, type=_AppliedReplacements | None)
+    return set() if applied is None else set(applied.replaced)
 
 
 class _RepeatedDeployment:
@@ -89,8 +103,11 @@ class _RepeatedDeployment:
             interval_s = first_s - self._deployment.last_s
             self.comparison.from_start = line.tick.now_s < first_s + interval_s / 2
         try:
-            effects = self._deployment.run_tick(line.tick)
-        except INPUT_ERRORS as error:
+            # Whether a replacement was carried out is not decided by the core: see the log.
+            acts = self._other is not None or _REPLACEMENT in bytes(line.diagnostics)
+            effects = self._deployment.run_tick(line.tick, acts=acts)
+            self._deployment.undo_replacement(set(effects.replace) - _replaced_workers(line))
+        except (*INPUT_ERRORS, *DECODE_ERRORS) as error:
             now_s = line.tick.now_s
             raise DecisionLogError(
                 f"tick of `{self.comparison.deployment}` at {now_s} is invalid: {error}"

@@ -1,6 +1,7 @@
 """Command `select-planner replay`: comparison of configurations."""
 
 import argparse
+import sys
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -18,7 +19,8 @@ from select_service.base.command_line import (
     positive_number,
     whole_number,
 )
-from select_service.files.mooncake_trace import TraceError
+from select_service.base.suggestions import printable_name
+from select_service.files.request_trace import TraceError
 from select_service.planner.config import ConfiguredLimits, DeploymentConfig
 from select_service.planner.config_loader import (
     DOCUMENT_DEFAULTS,
@@ -46,7 +48,11 @@ from select_service.planner.replay.planner_run import (
     ReplayOutcome,
     make_promise,
 )
-from select_service.planner.replay.replay_tables import comparison_table, outcome_table
+from select_service.planner.replay.replay_tables import (
+    comparison_table,
+    model_advice,
+    outcome_table,
+)
 from select_service.planner.replay.replay_traffic import repeat_requests, trace_requests
 from select_service.planner.replay.simulated_engine import (
     MAX_KV_TOKENS,
@@ -120,7 +126,7 @@ def build_parser() -> CommandParser:
     )
     add = result.add_argument
     add("--log", type=Path, metavar="FILE", help="decision log of a planner, JSON Lines")
-    add("--trace", type=Path, metavar="FILE", help="trace of requests, Mooncake JSONL or .gz")
+    add("--trace", type=Path, metavar="FILE", help="request trace of Mooncake, Bailian or Weka")
     add(
         "--config",
         action="append",
@@ -193,7 +199,12 @@ def _read_deployment(
     if path is None:
         own = DOCUMENT_DEFAULTS if profile == "document" else {}
         return DeploymentConfig(name="replay", model_name="replay", **own)
-    known = read_config(path, profile).deployments
+    config = read_config(path, profile)
+    known = config.deployments
+    if config.plugins:
+        names = ", ".join(printable_name(each.name) for each in config.plugins)
+        # The simulated fleet must give equal results on every run, which code of others need not.
+        print(f"select-planner: plugins are not called in replays: {names}", file=sys.stderr)
     if name is None:
         return known[0]
     for each in known:
@@ -228,8 +239,6 @@ def _replay_trace(args: argparse.Namespace) -> int:
         requests = trace_requests(args.trace, speedup=args.speedup)
     except OSError as error:
         raise PlannerConfigError(f"--trace: {file_error_text(args.trace, error)}") from None
-    if not requests:
-        raise PlannerConfigError(f"{args.trace}: the trace has no requests")
     last_s = requests[-1].arrived_s
     # One mean distance after the last request, so that a repetition does not begin with a burst.
     period_s = last_s + last_s / max(1, len(requests) - 1)
@@ -238,6 +247,7 @@ def _replay_trace(args: argparse.Namespace) -> int:
         hours = until_s / 3600.0
         raise PlannerConfigError(f"--hours: expected at most {HOURS_MAX:g}, got {hours:.6g}")
     found, views = [], []
+    advice: list[str] = []
     for name, config in read_configurations(args):
         course = _build_course(args, config, until_s)
         least = None
@@ -251,7 +261,10 @@ def _replay_trace(args: argparse.Namespace) -> int:
         )
         found.append(TraceComparison(name=name, outcome=outcome))
         views.append(make_view(status, name, least))
-    _print_results(found, outcome_table((f.name, f.outcome) for f in found), args.json)
+        advice.extend(model_advice(name, status))
+    # Behind the table, which stays a configuration a line.
+    table = [*outcome_table((f.name, f.outcome) for f in found), *advice]
+    _print_results(found, table, args.json)
     if args.report is not None:
         title = f"Replay of {args.trace.name}"
         page = render_page(views, title)

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 
+from select_service.planner.core.reasons import Reason
+from select_service.planner.deployment_status import DeploymentStatus
 from select_service.planner.replay.log_replay import ReplayComparison
 from select_service.planner.replay.planner_run import ReplayOutcome
 
@@ -33,6 +35,16 @@ def outcome_table(found: Iterable[tuple[str, ReplayOutcome]]) -> Iterator[str]:
     for name, cells in rows:
         yield name.ljust(wide) + "".join(
             cell.rjust(width) for cell, (_, width) in zip(cells, _COLUMNS, strict=True)
+        )
+
+
+def model_advice(name: str, status: DeploymentStatus) -> Iterator[str]:
+    """Yield a line if no tick of a run could size the fleet."""
+    # A model that became ready once was only learning before, which is no fault.
+    if 0 < status.ticks == status.by_reason[Reason.MODEL_NOT_READY]:
+        yield (
+            f"{name}: model_not_ready in all {status.ticks} ticks, so nothing was sized: begin "
+            "with more engines (--replicas), or set enable_load_scaling or profile_results_dir"
         )
 
 

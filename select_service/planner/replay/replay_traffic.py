@@ -2,15 +2,14 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from itertools import islice
 from math import inf
 from pathlib import Path
 
-from select_service.files.mooncake_trace import TRACE_BLOCK_TOKENS, TraceRow, read_rows
+from select_service.files.request_trace import RecordedRequest, load_trace
 from select_service.planner.replay.simulated_engine import SimulatedRequest
 
-CACHED_BLOCKS_MAX = 20_000
-"""Maximum blocks of 512 tokens in the fleet's caches together."""
+CACHED_TOKENS_MAX = 10_240_000
+"""Maximum tokens in the fleet's caches together."""
 REQUESTS_MAX = 10_000_000
 
 
@@ -19,17 +18,15 @@ def trace_requests(
     *,
     speedup: float = 1.0,
     requests_max: int = REQUESTS_MAX,
-    cached_blocks: int = CACHED_BLOCKS_MAX,
+    cached_tokens: int = CACHED_TOKENS_MAX,
 ) -> list[SimulatedRequest]:
     """Return the requests by arrival. Prefixes shared with earlier prompts are cached in the fleet.
 
     speedup: factor on the arrival rate.  Raises TraceError and OSError.
     """
-    cache = _PrefixCache(cached_blocks)
-    found = sorted(
-        (row for _, row in islice(read_rows(path), requests_max)), key=lambda row: row.timestamp
-    )
-    return [_to_request(row, speedup, cache) for row in found]
+    cache = _PrefixCache(cached_tokens)
+    found = load_trace(path, requests_max).requests
+    return [_to_request(each, speedup, cache) for each in found]
 
 
 def repeat_requests(
@@ -49,26 +46,27 @@ def repeat_requests(
 class _PrefixCache:
     """Recently used blocks of the fleet as a whole."""
 
-    def __init__(self, blocks_max: int) -> None:
-        self._blocks: OrderedDict[int, None] = OrderedDict()
-        self._max = blocks_max
+    def __init__(self, tokens_max: int) -> None:
+        self._blocks: OrderedDict[int, int] = OrderedDict()
+        self._tokens, self._tokens_max = 0, tokens_max
 
-    def use_chain(self, chain: list[int]) -> int:
-        """Return the number of cached leading blocks; then cache the whole chain."""
-        held = next((i for i, each in enumerate(chain) if each not in self._blocks), len(chain))
-        for block in chain:
-            self._blocks[block] = None
+    def use_chain(self, request: RecordedRequest) -> int:
+        """Return the number of cached leading tokens; then cache the whole prompt."""
+        keys, size = request.keys, request.key_tokens
+        held = next((i for i, each in enumerate(keys) if each not in self._blocks), len(keys))
+        for block in keys:
+            self._tokens += size - self._blocks.pop(block, 0)
             # Blocks of the chain are refreshed even if they were present, as real caches do.
-            self._blocks.move_to_end(block)
-        while len(self._blocks) > self._max:
-            self._blocks.popitem(last=False)
-        return held
+            self._blocks[block] = size
+        while self._tokens > self._tokens_max:
+            self._tokens -= self._blocks.popitem(last=False)[1]
+        return held * size
 
 
-def _to_request(row: TraceRow, speedup: float, cache: _PrefixCache) -> SimulatedRequest:
-    """Return the request of a row."""
-    isl = max(1, row.prompt_tokens)
-    uncached = max(1, isl - cache.use_chain(row.hash_ids) * TRACE_BLOCK_TOKENS)
+def _to_request(request: RecordedRequest, speedup: float, cache: _PrefixCache) -> SimulatedRequest:
+    """Return the simulated request."""
+    isl = max(1, request.prompt_tokens)
+    uncached = max(1, isl - cache.use_chain(request))
     return SimulatedRequest(
-        row.timestamp / 1000.0 / speedup, isl, max(1, row.output_length), uncached
+        request.at_s / speedup, isl, max(1, request.output_tokens or 0), uncached
     )

@@ -91,6 +91,7 @@ class SimulatedFleet:
                 pending=pending,
                 in_progress=bool(pending or pool.draining),
                 startup_only=bool(pending) and not pool.draining,
+                draining=len(pool.draining),
                 limits=self.options.limits[role],
             )
         return result

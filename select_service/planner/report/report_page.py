@@ -22,7 +22,7 @@ from select_service.planner.report.svg_charts import (
     ChartLine,
     ChartMark,
     draw_chart,
-    format_time,
+    format_moment,
     has_values,
 )
 from select_service.planner.thinned_history import Table, thin_table
@@ -31,7 +31,7 @@ PAGE_BEGIN = b'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta 
 """First bytes of every report."""
 DEPLOYMENTS_MAX = 24
 """Maximum deployments with charts; the others are a row of the table and a link."""
-_GROUPS_MAX = 2400
+_GROUPS_MAX = 2300
 """Maximum groups of ticks over all deployments; each draws two points of a series."""
 _CHANGES_MAX = 1200
 """Maximum drawn decisions over all deployments, the newest."""
@@ -103,8 +103,8 @@ def _draw_section(view: DeploymentView, at: int, charts: Iterable[Chart]) -> str
     start_s, end_s = float(view.table[0, 0]), float(view.table[-1, 0])
     heading += f"<p>{_describe_times(start_s, end_s)}</p>"
     figures = [draw_chart(chart, start_s, end_s) for chart in charts]
-    changes, reasons = _draw_changes(view, end_s - start_s), _draw_reasons(view)
-    return f"{heading}{''.join(figures)}{changes}{reasons}</section>"
+    tables = (_draw_changes(view), _draw_plugins(view), _draw_reasons(view))
+    return f"{heading}{''.join(figures)}{''.join(tables)}</section>"
 
 
 def _describe_times(start_s: float, end_s: float) -> str:
@@ -125,9 +125,7 @@ def _deployment_charts(view: DeploymentView, groups: int, marks: int) -> Iterabl
         _latency_chart("Time to first token", "ttft", table, view.settings.ttft_ms),
         _latency_chart("Time between tokens", "itl", table, view.settings.itl_ms),
         _attainment_chart(view, table),
-        Chart(
-            "GPUs", [ChartLine("ready and starting", "ready", column_series(table, "gpus"), "area")]
-        ),
+        Chart("GPUs", [ChartLine("occupied", "ready", column_series(table, "gpus"), "area")]),
     )
     yield from (chart for chart in chosen if any(has_values(line.series) for line in chart.lines))
 
@@ -136,17 +134,23 @@ def _replicas_chart(
     view: DeploymentView, table: Table, role: Role, newest: Sequence[ReplicaChange]
 ) -> Chart:
     """Return the chart of a role's replicas."""
-    ready = column_series(table, f"{role.value}_ready")
-    span_s = float(table[-1, 0] - table[0, 0])
     marks = [
-        ChartMark(each.at_s, each.wanted, each.wanted > each.before, _mark_text(each, span_s))
+        ChartMark(each.at_s, each.wanted, each.wanted > each.before, _mark_text(each))
         for each in newest
         if each.role is role and each.at_s >= table[0, 0]
     ]
     name = "Replicas" if len(view.roles) == 1 else f"{role.value.capitalize()} replicas"
+    serving = column_series(table, f"{role.value}_serving")
+    draining = column_series(table, f"{role.value}_draining")
     lines = [
+        ChartLine("out", "out", column_series(table, f"{role.value}_occupied"), "area"),
         ChartLine("starting", "starting", column_series(table, f"{role.value}_total"), "area"),
-        ChartLine("ready", "ready", ready, "area"),
+        *(
+            [ChartLine("draining", "draining", draining, "area")]
+            if bool((draining.values > serving.values).any())
+            else []
+        ),
+        ChartLine("ready", "ready", serving, "area"),
         ChartLine("decided", "decided", column_series(table, f"{role.value}_decided"), "step"),
     ]
     return Chart(name, lines, marks=marks)
@@ -189,11 +193,10 @@ def _attainment_chart(view: DeploymentView, table: Table) -> Chart:
     return Chart("Requests that kept the target", known, levels=levels, most=105.0, unit="%")
 
 
-def _mark_text(change: ReplicaChange, span_s: float) -> str:
+def _mark_text(change: ReplicaChange) -> str:
     """Return the tooltip of a mark."""
     lines = [
-        f"{format_time(change.at_s, span_s)}  {change.role.value}: "
-        f"{change.before} → {change.wanted}"
+        f"{format_moment(change.at_s)}  {change.role.value}: {change.before} → {change.wanted}"
     ]
     lines += [f"{reason.value}: {reason.sentence}" for reason in change.reasons[:6]]
     if change.applied is not None:
@@ -201,20 +204,42 @@ def _mark_text(change: ReplicaChange, span_s: float) -> str:
     return "\n".join(lines)
 
 
-def _draw_changes(view: DeploymentView, span_s: float) -> str:
+def _draw_changes(view: DeploymentView) -> str:
     """Return the table of the newest decisions."""
     newest = view.changes[-_ROWS_MAX:]
     if not newest:
         return "<p>No change of replicas.</p>"
     rows = "".join(
-        f"<tr><td>{format_time(each.at_s, span_s)}<td>{each.role.value}<td>{each.before} → "
+        f"<tr><td>{format_moment(each.at_s)}<td>{each.role.value}<td>{each.before} → "
         f"{each.wanted}"
-        f"<td>{', '.join(reason.value for reason in each.reasons)}<td>{each.applied or '–'}</tr>"
+        f"<td>{', '.join(reason.value for reason in each.reasons)}"
+        f"<td>{escape(each.decided_by or '–')}<td>{each.applied or '–'}</tr>"
         for each in reversed(newest)
     )
-    header = "<tr><th>time<th>role<th>replicas<th>reasons<th>platform</tr>"
+    header = "<tr><th>time<th>role<th>replicas<th>reasons<th>decided by<th>platform</tr>"
     caption = f"The newest {len(newest)} of {len(view.changes)} decisions"
     return f'<h3>{caption}</h3><div class="wide"><table class="text">{header}{rows}</table></div>'
+
+
+def _draw_plugins(view: DeploymentView) -> str:
+    """Return the table of plugins; nothing without plugins."""
+    if not view.last_calls:
+        return ""
+    rows = []
+    for name, last in sorted(view.last_calls.items()):
+        counts = ", ".join(
+            f"{kind.outcome.value} {count:,}"
+            for kind, count in sorted(view.plugin_calls.items())
+            if kind.plugin == name
+        )
+        held = ", last answer held" if last.is_held else ""
+        rows.append(
+            f"<tr><td>{escape(name)}<td>{last.stage.value}<td>{counts}"
+            f"<td>{last.outcome.value}{held}<td>{escape(last.text) or '–'}</tr>"
+        )
+    header = "<tr><th>plugin<th>stage<th>calls<th>last call<th>text</tr>"
+    lines = header + "".join(rows)
+    return f'<h3>Plugins</h3><div class="wide"><table class="text">{lines}</table></div>'
 
 
 def _draw_reasons(view: DeploymentView) -> str:

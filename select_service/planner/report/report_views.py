@@ -5,8 +5,14 @@ from typing import NamedTuple
 
 from select_service.planner.core.reasons import Reason
 from select_service.planner.core.settings import DeploymentSettings, scaled_roles
+from select_service.planner.core.stages import PluginCall
 from select_service.planner.core.tick_input import Role
-from select_service.planner.deployment_status import COLUMNS, DeploymentStatus, ReplicaChange
+from select_service.planner.deployment_status import (
+    COLUMNS,
+    DeploymentStatus,
+    PluginCallKind,
+    ReplicaChange,
+)
 from select_service.planner.thinned_history import Table, thin_table
 
 GROUPS_MAX = 480
@@ -42,6 +48,8 @@ class DeploymentView(NamedTuple):
     met: Mapping[str, float | None]
     reversals: int
     by_reason: Mapping[Reason, int]
+    plugin_calls: Mapping[PluginCallKind, int] = {}
+    last_calls: Mapping[str, PluginCall] = {}
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -68,6 +76,8 @@ def make_view(
         met={slo: met.attained_part for slo, met in status.met.items()},
         reversals=sum(status.reversals.values()),
         by_reason=dict(status.by_reason),
+        plugin_calls=dict(status.plugin_calls),
+        last_calls=dict(status.last_calls),
     )
 
 

@@ -1,10 +1,10 @@
 """Style sheet of a report, light or dark by the reader's system."""
 
 STYLE = """
-:root{--paper:#fff;--ink:#1c2430;--soft:#5b6675;--line:#e3e7ec;--ready:#3f78c3;--ground:#cddff4;--start:#e8a33d;
+:root{--paper:#fff;--ink:#1c2430;--soft:#5b6675;--line:#e3e7ec;--ready:#3f78c3;--ground:#cddff4;--start:#e8a33d;--drain:#9aa5b1;
 --decided:#1c2430;--forecast:#8a4fbe;--slo:#cf3a3a;--good:#1d8348;--bad:#cf3a3a}
 @media(prefers-color-scheme:dark){:root{--paper:#14181e;--ink:#e4e8ee;--soft:#99a4b3;--line:#2a313b;
---ready:#5b96e3;--ground:#24405f;--start:#e0a84e;--decided:#f2f4f7;--forecast:#b98ae6;--slo:#f06a6a;--good:#58c98a;
+--ready:#5b96e3;--ground:#24405f;--start:#e0a84e;--drain:#6b7785;--decided:#f2f4f7;--forecast:#b98ae6;--slo:#f06a6a;--good:#58c98a;
 --bad:#f06a6a}}
 *{box-sizing:border-box}
 body{font:14px/1.45 system-ui,sans-serif;background:var(--paper);color:var(--ink);
@@ -26,7 +26,9 @@ figcaption{font-size:13px;margin-left:52px}
 .key{color:var(--soft);margin-left:14px;white-space:nowrap}
 .key i{display:inline-block;width:14px;height:3px;margin-right:5px;vertical-align:middle;
 background:currentColor}
-i.ready,i.observed{color:var(--ready)}i.starting{color:var(--start)}i.decided{color:var(--decided)}
+i.ready,i.observed{color:var(--ready)}i.starting{color:var(--start)}
+i.draining{color:var(--drain)}i.decided{color:var(--decided)}
+i.out{color:var(--slo);opacity:.45}
 i.forecast{color:var(--forecast)}i.slo{color:var(--slo)}
 i.planned{color:var(--forecast);opacity:.35;height:8px!important}
 svg{display:block;width:100%;height:auto;overflow:visible}
@@ -39,6 +41,8 @@ svg path{fill:none}
 .decided{stroke:var(--decided);stroke-dasharray:4 3}
 svg .area.ready{fill:var(--ground);stroke:var(--ready);stroke-width:1}
 svg .area.starting{fill:var(--start)}
+svg .area.draining{fill:var(--drain)}
+svg .area.out{fill:var(--slo);fill-opacity:.45}
 svg .band{fill:var(--forecast);fill-opacity:.18}
 .level{stroke:var(--slo);stroke-width:1.2;stroke-dasharray:6 4}
 svg .mark{stroke:var(--paper);stroke-width:.8;cursor:help}

@@ -124,6 +124,13 @@ def format_time(at_s: float, span_s: float) -> str:
     return when.strftime("%H:%M" if span_s < 129_600 else "%d %b %H:%M")
 
 
+def format_moment(at_s: float) -> str:
+    """Format the time of a decision, to the second; decisions may be seconds apart."""
+    if at_s < CALENDAR_FROM_S:
+        return format_time(at_s, 0.0)
+    return datetime.fromtimestamp(at_s, UTC).strftime("%d %b %H:%M:%S")
+
+
 def _axis_end(chart: Chart) -> float:
     """Return the upper end of the axis: slightly above all values."""
     if chart.most is not None:

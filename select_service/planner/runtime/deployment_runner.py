@@ -18,17 +18,23 @@ from select_service.planner.connectors.connector import (
     same_outcome,
 )
 from select_service.planner.core.schedule import NextTick
-from select_service.planner.core.settings import GPU_FIELDS, minimum_replicas, scaled_roles
+from select_service.planner.core.settings import (
+    GPU_FIELDS,
+    is_throughput_enabled,
+    minimum_replicas,
+    scaled_roles,
+)
 from select_service.planner.core.tick_input import (
     EngineLimits,
     ForwardPass,
     Role,
+    RoleHealth,
     RoleReplicas,
     TickInput,
     TrafficWindow,
     reported_gpus,
 )
-from select_service.planner.runtime.external_proposers import ExternalProposers
+from select_service.planner.plugins.plugin_host import PluginHost
 from select_service.planner.runtime.forward_pass_source import ForwardPassReceiver
 from select_service.planner.runtime.prometheus_source import PrometheusTraffic
 from select_service.planner.runtime.selector_observation import CombinedObservation
@@ -59,13 +65,13 @@ class DeploymentSources:
         selectors: SelectorSource | None,
         prometheus: PrometheusTraffic | None,
         fpm: ForwardPassReceiver | None,
-        proposers: ExternalProposers,
+        plugins: PluginHost,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.selectors = selectors
         self.prometheus = prometheus
         self.fpm = fpm
-        self.proposers = proposers
+        self.plugins = plugins
         self.may_sleep = False
         """Whether the deployment may have no replicas."""
         self.last_observation: CombinedObservation | None = None
@@ -104,6 +110,17 @@ class DeploymentSources:
             return None
         self._last_workers, self._registering_until = found, now
         return found
+
+    async def worker_health(self) -> Mapping[Role, RoleHealth] | None:
+        """Return the health of the workers; None while not all workers are known."""
+        if self.last_observation is None or await self.serving_workers() is None:
+            return None
+        return self.last_observation.health
+
+    @property
+    def degradation_level(self) -> int:
+        """Highest degradation level of the selectors; 0 if unknown."""
+        return 0 if self.last_observation is None else self.last_observation.degradation_level
 
     def _workers_when_absent(self) -> Mapping[Role, int] | None:
         """Return zero workers once selectors have not had the model for a while, else None."""
@@ -189,10 +206,16 @@ class DeploymentRunner:
         # Without replicas no selector has a partition, so no source counts requests.
         if traffic is not None and self._is_asleep(counts):
             traffic = replace(traffic, requests=0.0)
-        tick = TickInput(now_s=now_s, replicas=counts, traffic=traffic, passes=passes)
-        proposals = await self.sources.proposers.request_proposals(self.config.name, tick)
+        health = await self.sources.worker_health()
         self.faults = self._current_faults
-        return replace(tick, proposals=proposals) if proposals else tick
+        return TickInput(
+            now_s=now_s,
+            replicas=counts,
+            traffic=traffic,
+            passes=passes,
+            health=health,
+            degradation_level=self.sources.degradation_level,
+        )
 
     def _is_asleep(self, counts: Mapping[Role, RoleReplicas]) -> bool:
         """Return whether no selector has had a request for a model without replicas.
@@ -208,9 +231,12 @@ class DeploymentRunner:
         )
         return is_empty and selectors is not None and selectors.is_absent
 
-    async def scale_to(self, scale_to: Mapping[Role, int], by_s: float) -> ConnectorDecision | None:
+    async def scale_to(
+        self, scale_to: Mapping[Role, int], by_s: float, lost: tuple[int, ...] = ()
+    ) -> ConnectorDecision | None:
         """Scale; None if the platform did not take the decision, and the next tick decides anew.
 
+        lost: workers to be replaced in their places
         by_s: latest start, by the event loop's clock. Raises ScalingTooLate, and scales nothing.
         """
         async with self._hold_connector(by_s):
@@ -218,7 +244,9 @@ class DeploymentRunner:
                 return same_outcome(scale_to, ConnectorStatus.ADVISORY)
             try:
                 async with asyncio.timeout(APPLY_S):
-                    return await self.connector.scale(scale_to)
+                    if not lost:
+                        return await self.connector.scale(scale_to)
+                    return await self.connector.scale(scale_to, lost)
             except TimeoutError:
                 self._record_fault("connector", f"no answer within {APPLY_S:g} s")
             except ConnectorError as error:
@@ -284,21 +312,36 @@ class DeploymentRunner:
                 self._current_faults[url] = fault
             if sources.selectors.unknown_model is not None:
                 self._current_faults["model"] = sources.selectors.unknown_model
+            self._compare_mode(sources.last_observation)
         if due.traffic_s is None:
             return None
         if sources.prometheus is not None:
-            return await self._read_prometheus(sources.prometheus, due.traffic_s)
+            is_whole = due.run_throughput or not is_throughput_enabled(config)
+            return await self._read_prometheus(sources.prometheus, due.traffic_s, is_whole)
         return None if sources.last_observation is None else sources.last_observation.traffic
 
+    def _compare_mode(self, observation: CombinedObservation | None) -> None:
+        """Report workers that the mode does not count."""
+        # The modes `prefill` and `decode` leave the other role to another planner on purpose.
+        prefills = 0 if observation is None else observation.workers.get(Role.PREFILL, 0)
+        if self.config.mode == "agg" and prefills:
+            text = f"{prefills} workers have the role prefill, which mode `agg` does not count"
+            self._current_faults["mode"] = f"{text}: set `mode: disagg`"
+
     async def _read_prometheus(
-        self, prometheus: PrometheusTraffic, window_s: float
+        self, prometheus: PrometheusTraffic, window_s: float, is_whole: bool
     ) -> TrafficWindow | None:
         """Return Prometheus' traffic, completed by the selectors' distributions and samples."""
         try:
-            traffic = await prometheus.read_traffic(window_s)
+            traffic = await prometheus.read_traffic(window_s, is_whole=is_whole)
         except HttpError as error:
             self._record_fault("prometheus", str(error))
             return None
+        if prometheus.nothing_found is not None:
+            # Shown until the next whole window, and logged once for each.
+            self._current_faults["prometheus"] = prometheus.nothing_found
+            if is_whole:
+                self._record_fault("prometheus", prometheus.nothing_found)
         if self.sources.last_observation is None:
             return traffic
         # Measured values replace the selectors' even if unknown: the selectors may have seen only a

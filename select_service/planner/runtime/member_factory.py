@@ -6,8 +6,9 @@ from select_service.planner.config import DeploymentConfig, PlannerConfig
 from select_service.planner.connectors.connector import ConnectorError
 from select_service.planner.connectors.factory import ConnectorEnvironment, make_connector
 from select_service.planner.planner_http import PlannerHttpClient
+from select_service.planner.plugins.plugin_host import HostedPlugin, PluginHost
+from select_service.planner.plugins.plugin_loader import open_port, plugin_deployments
 from select_service.planner.runtime.deployment_runner import DeploymentRunner, DeploymentSources
-from select_service.planner.runtime.external_proposers import ExternalProposers
 from select_service.planner.runtime.forward_pass_source import ForwardPassReceiver
 from select_service.planner.runtime.prometheus_source import PrometheusTraffic
 from select_service.planner.runtime.selector_source import SelectorSource
@@ -15,7 +16,10 @@ from select_service.planner.runtime.watched_tls import WatchedTls, client_files
 
 
 class MemberFactory:
-    """Objects shared by all deployments of a process. clock: monotonic seconds"""
+    """Objects shared by all deployments of a process.
+
+    clock: monotonic seconds. Raises PluginLoadError for a plugin that can never be called.
+    """
 
     def __init__(
         self,
@@ -27,7 +31,12 @@ class MemberFactory:
     ) -> None:
         self._config, self._around, self._http, self._clock = config, environment, http, clock
         self._followed = watched_tls
-        self._proposers = ExternalProposers(config.proposers, http, clock)
+        tls = client_files(config.ca_file, config.client_cert_file, config.client_key_file)
+        plugins = [
+            HostedPlugin(each, open_port(config, each, http, tls), plugin_deployments(config, each))
+            for each in config.plugins
+        ]
+        self.plugins = PluginHost(plugins, clock)
 
     async def member(self, deployment: DeploymentConfig) -> DeploymentRunner:
         """Build the runner of a deployment.
@@ -38,7 +47,7 @@ class MemberFactory:
             self._make_selector_source(deployment),
             self._make_prometheus_source(deployment),
             None if deployment.fpm is None else ForwardPassReceiver(deployment.fpm),
-            self._proposers,
+            self.plugins,
             self._clock,
         )
         connector = await make_connector(deployment, self._around, sources.serving_workers)

@@ -9,7 +9,9 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from select_service.planner.config import DeploymentConfig
 from select_service.planner.core.reasons import Reason
 from select_service.planner.core.settings import DeploymentSettings
+from select_service.planner.core.stages import PluginCall
 from select_service.planner.deployment_status import DeploymentStatus, ReplicaChange
+from select_service.planner.runtime.stage_bodies import StageBody, make_stages
 
 CHANGES_SHOWN = 50
 _Count = Annotated[int, Meta(ge=0, le=1_000_000)]
@@ -38,11 +40,23 @@ CHANGEABLE: Final = tuple(field for field in SettingsPatch.__struct_fields__ if 
 
 
 class RoleReplicasBody(Struct):
-    """Replicas of a role. wanted: count decided by the last tick"""
+    """Replicas of a role.
+
+    wanted:     serving replicas decided by the last tick
+    decided_by: builtin loop or plugin that gave or bounded the count
+    lost:       replicas that health has taken out, with the ids of their workers
+    spares:     idle spares among the ready replicas
+    draining:   replicas that finish their requests before they go
+    """
 
     ready: int | None
     starting: int | None
     wanted: int | None
+    decided_by: str | None = None
+    lost: int | None = None
+    lost_workers: tuple[int, ...] = ()
+    spares: int | None = None
+    draining: int = 0
 
 
 class ReasonBody(Struct):
@@ -65,6 +79,7 @@ class DeploymentSummary(Struct):
 
     last_tick_s, next_tick_s: seconds since 1970
     reasons: reasons of the last tick, and the last reason of each loop
+    plugins: calls of plugins in the last tick
     """
 
     name: str
@@ -78,6 +93,7 @@ class DeploymentSummary(Struct):
     ticks: int
     replicas: Mapping[str, RoleReplicasBody]
     reasons: tuple[ReasonBody, ...]
+    degradation_level: int
     stale: bool
     slo_out_of_reach: bool
     gpus: float
@@ -85,6 +101,7 @@ class DeploymentSummary(Struct):
     attainment: AttainmentBody
     reversals: Mapping[str, int]
     faults: Mapping[str, str]
+    plugins: tuple[PluginCall, ...]
 
 
 class StatusBody(Struct):
@@ -97,13 +114,15 @@ class DeploymentDetail(Struct):
     """Body of GET /v1/deployments/{name}.
 
     decisions:   number of ticks by reason
-    diagnostics: results of the last tick, stage by stage
+    stages:      results of the last tick by stage
+    diagnostics: results of the last tick, as in the decision log
     """
 
     summary: DeploymentSummary
     settings: DeploymentSettings
     decisions: Mapping[str, int]
     changes: tuple[ReplicaChange, ...]
+    stages: tuple[StageBody, ...]
     diagnostics: Raw
     applied: Raw
 
@@ -140,10 +159,20 @@ def make_summary(
         replicas={
             role.value: RoleReplicasBody(None, None, None)
             if unknown
-            else RoleReplicasBody(one.ready, one.starting, one.final)
+            else RoleReplicasBody(
+                ready=one.ready,
+                starting=one.starting,
+                wanted=one.final,
+                decided_by=one.decided_by,
+                lost=one.lost,
+                lost_workers=one.lost_workers,
+                spares=one.spares,
+                draining=one.draining,
+            )
             for role, one in roles.items()
         },
         reasons=tuple(ReasonBody(each.value, each.sentence) for each in _summary_reasons(status)),
+        degradation_level=0 if said is None else said.degradation_level,
         stale=said is not None and said.stale,
         slo_out_of_reach=status.slo_out_of_reach,
         gpus=status.gpus_now(),
@@ -153,6 +182,7 @@ def make_summary(
         ),
         reversals={role.value: status.reversals[role] for role in roles},
         faults=dict(faults),
+        plugins=() if said is None else said.plugins,
     )
 
 
@@ -178,6 +208,7 @@ def make_detail(status: DeploymentStatus, summary: DeploymentSummary) -> Deploym
         settings=status.settings,
         decisions={each.value: n for each, n in sorted(status.by_reason.items())},
         changes=tuple(status.changes)[-CHANGES_SHOWN:],
+        stages=make_stages(status),
         diagnostics=Raw(msgspec.json.encode(status.diagnostics)),
         applied=Raw(msgspec.json.encode(status.applied)),
     )

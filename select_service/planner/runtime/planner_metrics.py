@@ -21,6 +21,7 @@ from select_service.planner.core.diagnostics import RoleDiagnostics
 from select_service.planner.core.reasons import Reason
 from select_service.planner.core.tick_input import ForwardPass, Role
 from select_service.planner.deployment_status import DeploymentStatus, DeploymentStatuses
+from select_service.planner.runtime.plugin_metrics import plugin_metrics
 
 PREFIX = "dynamo_planner_"
 ENGINES_MAX = 1024
@@ -70,6 +71,9 @@ THROUGHPUT_STATES: Final = (
     "partner_not_ready",
     "slo_out_of_reach",
     "idle",
+    "no_prompt_lengths",
+    "no_output_lengths",
+    "limits_unknown",
 )
 
 ReadValue = Callable[[DeploymentStatus], float | None]
@@ -106,6 +110,19 @@ def _read_sized(role: Role, field: str) -> ReadValue:
     return lambda status: _field_of(status.sized.get(role), field)
 
 
+def _read_pairs(field: str) -> ReadValue:
+    """Return a function that reads a field of the pairs of the last window; None without pairs."""
+    return lambda status: _field_of(_field_of(status.traffic, "pairs"), field)
+
+
+def _moved_tokens_per_s(status: DeploymentStatus) -> float | None:
+    """Return the rate of moved tokens; None without pairs."""
+    traffic = status.traffic
+    if traffic is None or traffic.pairs is None or traffic.duration_s <= 0.0:
+        return None
+    return traffic.pairs.moved_tokens / traffic.duration_s
+
+
 def _mean_duration_s(status: DeploymentStatus) -> float | None:
     """Return the duration of a mean request, from the means."""
     traffic = status.traffic
@@ -135,6 +152,22 @@ GAUGES: Final[Mapping[str, tuple[str, ReadValue]]] = {
         "Mean answer length in tokens.",
         _read_part("traffic", "osl"),
     ),
+    "observed_local_share": (
+        "Part of the requests whose decode rank computes the prompt itself.",
+        _read_pairs("local_share"),
+    ),
+    "observed_moved_tokens_per_second": (
+        "Prompt tokens per second that moved from a prefill to a decode rank.",
+        _moved_tokens_per_s,
+    ),
+    "observed_link_use": (
+        "Part of the time that the links between hosts were in use for moved tokens.",
+        _read_pairs("link_use"),
+    ),
+    "observed_link_backlog_seconds": (
+        "Longest queue of transfers before a link between hosts.",
+        _read_pairs("link_backlog_s"),
+    ),
     "predicted_requests_per_second": ("Forecast requests per second.", _read_latest("forecast_s")),
     "predicted_input_sequence_tokens": (
         "Forecast prompt length in tokens.",
@@ -153,7 +186,7 @@ GAUGES: Final[Mapping[str, tuple[str, ReadValue]]] = {
         _read_sized(Role.DECODE, "replicas"),
     ),
     "gpu_hours": (
-        "GPU hours of ready and starting replicas since the start.",
+        "GPU hours of ready, starting and lost replicas since the start.",
         lambda status: status.gpu_hours,
     ),
     "sla_target_ttft_ms": ("Target time to first token.", _read_part("settings", "ttft_ms")),
@@ -177,6 +210,10 @@ GAUGES: Final[Mapping[str, tuple[str, ReadValue]]] = {
     "forecast_error": (
         "Mean relative error of the last forecasts.",
         _read_part("forecast", "error"),
+    ),
+    "degradation_level": (
+        "Highest degradation level of the selectors.",
+        _read_part("diagnostics", "degradation_level"),
     ),
     "observation_stale": (
         "1 if nothing was observed for three throughput intervals.",
@@ -244,6 +281,18 @@ LABELLED: Final[tuple[_LabelledRow, ...]] = (
         _read_by_role("startup_s"),
     ),
     _LabelledRow(
+        "capacity_lost",
+        "Replicas that health has taken out; neither ready nor starting.",
+        "role",
+        _read_by_role("lost"),
+    ),
+    _LabelledRow(
+        "idle_spares",
+        "Ready replicas that are idle spares.",
+        "role",
+        _read_by_role("spares"),
+    ),
+    _LabelledRow(
         "reversals",
         "Decisions against the direction of the last one.",
         "role",
@@ -275,6 +324,7 @@ class PlannerCollector(Collector):
         yield _state_metric("load", LOAD_STATES, statuses)
         yield _state_metric("throughput", THROUGHPUT_STATES, statuses)
         yield from _engine_metrics(statuses)
+        yield from plugin_metrics(PREFIX, statuses)
 
 
 def render_metrics(registry: CollectorRegistry) -> bytes:

@@ -15,7 +15,7 @@ from select_service.adapters.reload.sighup import SighupReload, ignore_hangups
 from select_service.base import log_format as logs
 from select_service.base.command_line import file_error_text
 from select_service.base.daemon_threads import DaemonThreads
-from select_service.files.mooncake_trace import TraceError
+from select_service.files.request_trace import TraceError
 from select_service.net.allowed_hosts import host_names_for
 from select_service.net.tls.current_tls import ClientTls
 from select_service.net.token_file import read_api_key
@@ -27,6 +27,7 @@ from select_service.planner.core.settings import with_reported_gpus
 from select_service.planner.core.tick_input import reported_gpus
 from select_service.planner.deployment_status import DeploymentStatuses
 from select_service.planner.planner_http import PlannerHttpClient
+from select_service.planner.plugins.plugin_loader import PluginLoadError
 from select_service.planner.profile_files import ProfileFileError
 from select_service.planner.runtime.deployment_runner import DeploymentRunner
 from select_service.planner.runtime.file_locks import lock_files
@@ -88,7 +89,11 @@ async def _run_until_signal(
         listener = closing.enter_context(_bind_port(config))
         for lock in lock_files(config):
             closing.enter_context(lock)
-        connecting = MemberFactory(config, around, followed, http, clock)
+        try:
+            connecting = MemberFactory(config, around, followed, http, clock)
+        except PluginLoadError as error:
+            raise PlannerConfigError(str(error)) from None
+        closing.push_async_callback(connecting.plugins.close)
         members = await make_runners(config, connecting, closing)
         statuses = DeploymentStatuses(len(config.deployments))
         listeners: list[TickListener] = [statuses]
@@ -101,6 +106,7 @@ async def _run_until_signal(
         except ProfileFileError as error:
             raise PlannerConfigError(f"profile_results_dir: {error}") from None
         loop = TickLoop(config, cluster, members, listeners, clock)
+        connecting.plugins.start_heartbeats()
         _log_start(config, listener)
         return await _serve_until_signal(config, loop, statuses, listener)
 
@@ -194,7 +200,7 @@ class _PlannerServer(uvicorn.Server):
 
 
 def _make_client_tls(config: PlannerConfig, watched_tls: WatchedTls) -> ClientTls | None:
-    """Return the TLS settings for selectors and proposers."""
+    """Return the TLS settings for selectors and plugins."""
     files = client_files(config.ca_file, config.client_cert_file, config.client_key_file)
     try:
         return watched_tls.tls_for(files)
@@ -244,4 +250,7 @@ def _log_start(config: PlannerConfig, listener: socket.socket) -> None:
             "predictor": own.load_predictor,
         }
         log.info("deployment configured", extra={"fields": fields})
+    for plugin in config.plugins:
+        of_plugin = {"plugin": plugin.name, "stage": plugin.stage, "priority": plugin.priority}
+        log.info("plugin configured", extra={"fields": of_plugin})
     log.info("listening", extra={"fields": {"host": host, "port": port}})

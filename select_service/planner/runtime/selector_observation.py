@@ -5,6 +5,7 @@ added;
 all of them know the load of a rank, so the highest counts.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import sqrt
@@ -18,8 +19,11 @@ from select_service.planner.core.tick_input import (
     EngineLimits,
     ForwardPass,
     LengthBins,
+    LostWorker,
+    PairWindow,
     PrefillTiming,
     Role,
+    RoleHealth,
     TrafficWindow,
     worker_role,
 )
@@ -54,6 +58,9 @@ class SelectorRank(Struct):
     dp_rank: int
     role: str = "aggregated"
     state: str | None = None
+    cause: str | None = None
+    out_s: float | None = None
+    spare: bool = False
     weight: float | None = None
     active_prefill_tokens: int = 0
     active_blocks: int = 0
@@ -72,6 +79,23 @@ class SelectorRank(Struct):
         """Whether the rank takes requests; False also before its health is confirmed."""
         return self.state not in OUT_OF_ROTATION and self.weight != 0.0
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether health has taken the rank out; drains by operators and planners are no loss."""
+        is_drained = self.state == "draining" and self.cause in (None, "operator")
+        return self.state in OUT_OF_ROTATION and not is_drained
+
+    @property
+    def is_idle_spare(self) -> bool:
+        """Whether the rank is a spare that could take requests."""
+        return self.spare and self.state == "healthy"
+
+
+class ObservedLevel(Struct):
+    """Health of a model at a selector."""
+
+    degradation_level: int = 0
+
 
 class HistogramEdges(Struct):
     tokens: list[float]
@@ -79,6 +103,19 @@ class HistogramEdges(Struct):
 
 
 _Triple = Annotated[list[float], Meta(min_length=3, max_length=3)]
+
+
+class SelectorPairs(Struct):
+    """Pairs of a selector, and the links between hosts."""
+
+    remote: int
+    local: int
+    local_uncached_isl: SelectorHistogram
+    moved_tokens: int
+    link_seconds: float | None
+    leaving_hosts: int
+    entering_hosts: int
+    link_backlog_s: float | None
 
 
 class SelectorObservation(Struct):
@@ -100,6 +137,8 @@ class SelectorObservation(Struct):
     decode_s: list[_Triple]
     ranks: list[SelectorRank]
     arrival_variation: float | None = None
+    pairs: SelectorPairs | None = None
+    health: ObservedLevel | None = None
 
 
 class CombinedObservation(Struct, frozen=True, kw_only=True):
@@ -107,6 +146,8 @@ class CombinedObservation(Struct, frozen=True, kw_only=True):
 
     workers:  number of workers that take requests, by role
     is_whole: whether all answers cover the whole window; otherwise workers may be missing
+    health:   health by role; None if no selector checks the health of ranks
+    degradation_level: highest level of the selectors
     """
 
     traffic: TrafficWindow
@@ -114,6 +155,8 @@ class CombinedObservation(Struct, frozen=True, kw_only=True):
     workers: Mapping[Role, int]
     limits: Mapping[Role, EngineLimits]
     is_whole: bool = True
+    health: Mapping[Role, RoleHealth] | None = None
+    degradation_level: int = 0
 
 
 def combine_observations(
@@ -140,7 +183,61 @@ def combine_observations(
             role: _smallest_limits([e for e in taking if e.scaled_as is role]) for role in Role
         },
         is_whole=bool(answers) and all(each.complete for each in answers),
+        health=_combine_health(answers, ranks),
+        degradation_level=max(
+            (each.health.degradation_level for each in answers if each.health is not None),
+            default=0,
+        ),
     )
+
+
+def _combine_health(
+    answers: Sequence[SelectorObservation], ranks: Sequence[SelectorRank]
+) -> Mapping[Role, RoleHealth] | None:
+    """Return the health of the workers by role; None if no rank has a health state."""
+    if all(each.state is None for each in ranks):
+        return None
+    by_worker: dict[int, list[SelectorRank]] = {}
+    for each in ranks:
+        by_worker.setdefault(each.worker_id, []).append(each)
+    out_s = _seconds_out(answers)
+    serving, spares = Counter[Role](), Counter[Role]()
+    lost: dict[Role, list[LostWorker]] = {role: [] for role in Role}
+    for worker_id, of_worker in by_worker.items():
+        role = of_worker[0].scaled_as
+        out = [each for each in of_worker if each.is_lost]
+        if any(each.takes_requests for each in of_worker):
+            serving[role] += 1
+        elif any(each.is_idle_spare for each in of_worker):
+            spares[role] += 1
+        elif out:
+            worst = max(out, key=lambda each: (each.state == "dead", each.dp_rank))
+            lost[role].append(
+                LostWorker(
+                    worker_id=worker_id,
+                    out_s=out_s[worker_id],
+                    state=worst.state or "",
+                    cause=worst.cause or "",
+                )
+            )
+    return {
+        role: RoleHealth(serving=serving[role], lost=tuple(lost[role]), spares=spares[role])
+        for role in Role
+    }
+
+
+def _seconds_out(answers: Sequence[SelectorObservation]) -> dict[int, float]:
+    """Return since when no selector sends requests to a worker, seconds; 0 while one does."""
+    found: dict[int, float] = {}
+    for answer in answers:
+        here: dict[int, float] = {}
+        for rank in answer.ranks:
+            # A worker is out since its last rank is.
+            seconds = (rank.out_s or 0.0) if rank.is_lost else 0.0
+            here[rank.worker_id] = min(seconds, here.get(rank.worker_id, seconds))
+        for worker_id, seconds in here.items():
+            found[worker_id] = min(seconds, found.get(worker_id, seconds))
+    return found
 
 
 def _combine_traffic(
@@ -178,9 +275,48 @@ def _combine_traffic(
         itl_met=part_below(itl, edges.seconds, itl_s),
         ttft_s=ttft.mean,
         itl_s=itl.mean,
+        pairs=_combine_pairs(answers, uncached, edges.tokens),
     )
     is_whole = all(each.complete for each in answers)
     return found if is_whole else replace(found, duration_s=window_s).without_totals()
+
+
+def _combine_pairs(
+    answers: Sequence[SelectorObservation], uncached: SelectorHistogram, edges: Sequence[float]
+) -> PairWindow | None:
+    """Combine the pairs of all selectors; None without pairs.
+
+    uncached: prompts of all requests
+    """
+    found = [each.pairs for each in answers if each.pairs is not None]
+    if not any(each.remote or each.local for each in found):
+        return None
+    local = _sum_histograms([each.local_uncached_isl for each in found])
+    # A request that was counted by its decision alone may be missing in `uncached`.
+    rest = [max(0, n - m) for n, m in zip(uncached.counts, local.counts, strict=True)]
+    remote = SelectorHistogram(rest, max(0.0, uncached.sum - local.sum))
+    backlogs = [each.link_backlog_s for each in found]
+    return PairWindow(
+        remote=float(sum(each.remote for each in found)),
+        local=float(sum(each.local for each in found)),
+        local_uncached=to_length_bins(local, edges),
+        remote_uncached=to_length_bins(remote, edges),
+        moved_tokens=float(sum(each.moved_tokens for each in found)),
+        link_use=_link_use(found, max(each.window_s for each in answers)),
+        # Each selector knows the transfers of all.
+        link_backlog_s=None if None in backlogs else max(b for b in backlogs if b is not None),
+    )
+
+
+def _link_use(pairs: Sequence[SelectorPairs], window_s: float) -> float | None:
+    """Return the mean use of the links of the side with fewer hosts, as each transfer needs one of
+    either side; None if it is unknown.
+    """
+    seconds = [each.link_seconds for each in pairs]
+    hosts = max(min(each.leaving_hosts, each.entering_hosts) for each in pairs)
+    if None in seconds or not hosts or window_s <= 0.0:
+        return None
+    return sum(each for each in seconds if each is not None) / (hosts * window_s)
 
 
 def to_length_bins(histogram: SelectorHistogram, edges: Sequence[float]) -> LengthBins | None:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -17,11 +18,13 @@ from select_service.planner.core.schedule import TIME_TOLERANCE_S
 from select_service.planner.core.settings import DeploymentSettings
 from select_service.planner.core.tick import TickEffects
 from select_service.planner.core.tick_input import Role, TickInput
+from select_service.planner.deployment_status import find_change_reasons
 from select_service.planner.runtime.deployment_runner import (
     LOOK_S,
     DeploymentRunner,
     ScalingTooLate,
 )
+from select_service.planner.runtime.stage_runner import run_stages
 from select_service.planner.validation import find_config_faults
 
 log = logging.getLogger("select_service.planner")
@@ -103,17 +106,17 @@ class TickLoop:
             # fault.
             told = [TickInput(now_s=now_s, replicas={}) for _ in due]
         by_name = dict(zip(due, told, strict=True))
-        # A forecast may take seconds, so the decision runs in a thread and the API answers
-        # meanwhile. The lock keeps changes of settings out, as the thread works on the same state.
+        # The lock keeps changes of settings out, as the stages work on the same state.
         async with self._deciding:
-            effects = await asyncio.to_thread(self._decide_deployments, by_name)
+            decided = await run_stages(self._cluster, self.members, by_name, by_s)
+        effects = decided.effects
         applied = await asyncio.gather(
             *(self._scale_deployment(name, effects[name], by_s) for name in effects)
         )
         for name, decision in zip(effects, applied, strict=True):
             self._log_desired(name, effects[name])
             for listener in self._listeners:
-                listener.ticked(name, by_name[name], effects[name], decision)
+                listener.ticked(name, decided.inputs[name], effects[name], decision)
         # An undecided deployment stays due, so without a pause the loop would spin.
         self._has_undecided = len(effects) < len(by_name)
 
@@ -178,30 +181,23 @@ class TickLoop:
         except Exception as error:
             self.members[name].record_failure(source, error)
 
-    def _decide_deployments(self, inputs: Mapping[str, TickInput]) -> dict[str, TickEffects]:
-        """Decide all together; after an error each alone, without those that fail again."""
-        try:
-            return self._cluster.tick(inputs)
-        except Exception:
-            log.exception("tick failed, deciding each deployment alone")
-        effects: dict[str, TickEffects] = {}
-        for name, tick in inputs.items():
-            with self._record_failure(name, "decision"):
-                effects |= self._cluster.tick({name: tick})
-        return effects
-
     async def _scale_deployment(
         self, name: str, effects: TickEffects, by_s: float
     ) -> ConnectorDecision | None:
         """Scale a deployment. by_s: latest start, by the event loop's clock"""
-        if not effects.scale_to:
+        if not effects.scale_to and not effects.replace:
             return None
+        decision = None
         with self._record_failure(name, "connector"):
             try:
-                return await self.members[name].scale_to(effects.scale_to, by_s)
+                decision = await self.members[name].scale_to(
+                    effects.scale_to or {}, by_s, effects.replace
+                )
             except ScalingTooLate:
                 self._record_late([name])
-        return None
+        begun = () if decision is None else decision.replaced
+        self._cluster.deployments[name].undo_replacement(set(effects.replace) - set(begun))
+        return decision
 
     def _record_late(self, names: Sequence[str]) -> None:
         """Record deployments that took too long."""
@@ -221,10 +217,16 @@ class TickLoop:
         self._desired[name] = effects.wished
         if effects.wished is None:
             return
+        # Common reasons alone do not explain a step: the stages of its role have their own.
+        reasons = chain.from_iterable(
+            find_change_reasons(effects.diagnostics, role, count)
+            for role, count in effects.wished.items()
+        )
         fields = {
             "deployment": name,
             "replicas": {role.value: count for role, count in effects.wished.items()},
-            "reasons": [each.value for each in effects.diagnostics.reasons],
+            "reasons": [each.value for each in dict.fromkeys(reasons)],
+            "replace": list(effects.replace),
             "is_scaled": effects.scale_to is not None and not self.is_paused(name),
         }
         log.info("replicas decided", extra={"fields": fields})

@@ -19,7 +19,7 @@ from select_service.base.command_line import (
 PROG = "scripts/demo"
 NUMBER_MAX = 10**9
 LINE_BYTES_MAX = 4 * 2**20
-TRACE_FIELDS = {"timestamp", "output_length", "hash_ids"}
+TRACE_FIELDS = {"hash_ids", "requests"}
 
 
 class DemoOptions(NamedTuple):
@@ -76,7 +76,7 @@ checked overlap is exact; else 1.""",
         "--trace",
         _trace_path,
         "FILE",
-        "Mooncake-format trace (.jsonl, .jsonl.gz) to replay instead of a generated workload",
+        "request trace of Mooncake, Bailian or Weka to replay instead of a generated workload",
     )
     add("--speedup", positive_number, "FACTOR", "acceleration of the arrivals of the trace", 20.0)
     add(
@@ -105,8 +105,8 @@ def _trace_path(text: str) -> Path:
         raise argparse.ArgumentTypeError(file_error_text(text, error)) from None
     except ValueError:
         row = None
-    if not isinstance(row, dict) or TRACE_FIELDS - row.keys():
-        fields = ", ".join(sorted(TRACE_FIELDS))
+    if not isinstance(row, dict) or not TRACE_FIELDS & row.keys():
+        fields = " or ".join(sorted(TRACE_FIELDS))
         raise argparse.ArgumentTypeError(f"line 1 of {text} is not a JSON object with {fields}")
     return path
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.markup import escape
 
-from select_service.files.mooncake_trace import TraceError
+from select_service.files.request_trace import TraceError
 from select_service.sim.demo import report_tables
 from select_service.sim.demo.conversations import (
     ConversationWorkload,
@@ -24,7 +24,6 @@ from select_service.sim.demo.curl_examples import curl_examples, distinguishing_
 from select_service.sim.demo.demo_fleet import DemoEngines, DemoFleet, FleetShape, fresh_engines
 from select_service.sim.demo.demo_options import DemoOptions
 from select_service.sim.demo.idle_traffic import REQUESTS_PER_S, PatientClient, send_until_cancelled
-from select_service.sim.demo.mooncake_workload import read_trace
 from select_service.sim.demo.progress_display import ProgressDisplay
 from select_service.sim.demo.service_client import CallFailed, ServiceClient
 from select_service.sim.demo.service_process import (
@@ -33,6 +32,7 @@ from select_service.sim.demo.service_process import (
     choose_port,
     compile_kernels,
 )
+from select_service.sim.demo.trace_workload import read_trace
 from select_service.sim.demo.workload_driver import WorkloadDriver
 from select_service.sim.engine.replay_world import RunRecord, StepKind, WorldStep
 

@@ -35,12 +35,14 @@ class ReplayWorkload(NamedTuple):
     units:    float64[n], starts of the sessions in mean gaps between them, ascending
     n_blocks: number of different blocks
     timed:    (units, sessions/s) -> seconds
+    labels:   label of the client by session, as routers see it; empty means the session's number
     """
 
     sessions: tuple[ReplaySession, ...]
     units: NDArray[np.float64]
     n_blocks: int
     timed: Callable[[NDArray[np.float64], float], NDArray[np.float64]] = constant_rate_starts
+    labels: tuple[int, ...] = ()
 
     @property
     def requests(self) -> int:

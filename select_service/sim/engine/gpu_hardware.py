@@ -28,6 +28,8 @@ HIDDEN = 4096
 KV_BYTES = 131_072
 """Bytes per token: 2 * 32 layers * 8 heads * 128 * 2 bytes."""
 BANDWIDTH_SHARE = 0.75
+HOST_BANDWIDTH = 20e9
+"""Bytes/s from host memory to the device, of 32e9 of PCIe 4.0 x16."""
 OVERHEAD_S = 0.003
 """Scheduling, launch, sampling and answer, in seconds per step."""
 ACTIVATION_BYTES = 2e9
@@ -40,6 +42,7 @@ class Hardware(NamedTuple):
     bandwidth:  of the memory, data sheet [bytes/s];  memory: [bytes]
     declared_blocks: known size of the cache; 0 means as many blocks as fit
     block_tokens: tokens of a block, equal for all ranks of a fleet
+    host_blocks:  capacity of the host tier, which gets the evicted blocks
     """
 
     name: str
@@ -50,6 +53,7 @@ class Hardware(NamedTuple):
     running_max: int = 256
     declared_blocks: int = 0
     block_tokens: int = BLOCK_TOKENS
+    host_blocks: int = 0
 
     @property
     def kv_blocks(self) -> int:
@@ -74,6 +78,11 @@ class Hardware(NamedTuple):
         weights = 2 * PARAMETERS / (self.bandwidth * BANDWIDTH_SHARE)
         attention = 4 * LAYERS * HIDDEN * prompt_contexts / self.flops
         return OVERHEAD_S + max(compute, weights) + attention
+
+    @property
+    def host_load_s(self) -> float:
+        """Seconds per token that a step loads from the host tier."""
+        return KV_BYTES / HOST_BANDWIDTH
 
     @property
     def context_s(self) -> float:

@@ -6,6 +6,7 @@ is not full. Two requests with the same content share the blocks, where vLLM kee
 one of them ends.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -51,6 +52,8 @@ class KvBlockPool:
     def __init__(self, n_blocks: int, places: int) -> None:
         self.places = places
         self.changes: list[Change] = []
+        self.on_evicted: Callable[[Chain], None] | None = None
+        """Receives the evicted blocks; None if no further tier stores them."""
         self._blocks = np.full((3, n_blocks + 1), n_blocks, np.int32)
         self._references = self._blocks[REFERENCES]
         self._references[:] = -1
@@ -76,6 +79,10 @@ class KvBlockPool:
         """Return the number of leading cached blocks."""
         return int(kernels.count_leading_cached(self._references, chain))
 
+    def is_cached(self, block: int) -> bool:
+        """Return whether a block is cached, wherever it stands in a chain."""
+        return bool(self._references[block] >= 0)
+
     def has_room(self, new: int, found: Chain) -> bool:
         """Return whether `new` places are available if the cached blocks `found` are kept."""
         numbers = self._numbers
@@ -88,10 +95,15 @@ class KvBlockPool:
             self._blocks, self._numbers, chain, first, end, self._taken
         )
         if n_evicted:
-            self.changes.append(RemovedBlocks(self._taken[EVICTED, :n_evicted].copy()))
+            self._record_evicted(self._taken[EVICTED, :n_evicted].copy())
         if n_stored:
             self._record_stored(chain, self._taken[STORED, :n_stored])
         return int(reached)
+
+    def _record_evicted(self, blocks: Chain) -> None:
+        self.changes.append(RemovedBlocks(blocks))
+        if self.on_evicted is not None:
+            self.on_evicted(blocks)
 
     def _record_stored(self, chain: Chain, positions: NDArray[np.int32]) -> None:
         first, last = int(positions[0]), int(positions[-1])
@@ -109,7 +121,7 @@ class KvBlockPool:
             if numbers[IDLE] == 0:
                 return False
             gone = kernels.evict_oldest(self._blocks, numbers)
-            self.changes.append(RemovedBlocks(np.array([gone], np.int32)))
+            self._record_evicted(np.array([gone], np.int32))
         numbers[TAILS] += 1
         return True
 
@@ -117,6 +129,12 @@ class KvBlockPool:
         """Release the first `held` blocks and the tail of a request."""
         kernels.release_blocks(self._blocks, self._numbers, chain, held)
         self._numbers[TAILS] -= 1
+
+    @property
+    def used_share(self) -> float:
+        """Share of the places that requests hold."""
+        numbers = self._numbers
+        return float(numbers[CACHED] - numbers[IDLE] + numbers[TAILS]) / self.places
 
     def cached_blocks(self) -> set[int]:
         """Return all blocks with content.  For tests."""

@@ -19,15 +19,20 @@ from typing import Any, NamedTuple, Protocol
 from select_service.sim.engine.block_streams import ReplayRequest, ReplayWorkload
 from select_service.sim.engine.gpu_hardware import Fleet
 from select_service.sim.engine.kv_block_pool import Chain, Change
-from select_service.sim.engine.scheduler_engine import EngineJob, EngineTotals, SchedulerEngine
+from select_service.sim.engine.scheduler_engine import (
+    EngineJob,
+    EngineTotals,
+    SchedulerEngine,
+    StretchResult,
+)
 
 EVENT_DELAY_S = 0.005
 """Delay from the end of a step to the index, in seconds: publishing, network, reading."""
 
 
 class RankRequest(NamedTuple):
-    """Request of a client for a rank. chain: full blocks of the prompt; session: number of the
-    session.
+    """Request of a client for a rank. chain: full blocks of the prompt; session: number or label
+    of the session.
     """
 
     number: int
@@ -67,6 +72,8 @@ class RequestHistory:
     """History of a request.
 
     Times in seconds; the first token and the end are -1 before they occur.
+    prefill_rank: rank that computes the prompt for `rank`; -1 means that `rank` does both
+    moved: tokens of the prompt that moved from there
     """
 
     turn: ReplayRequest
@@ -76,6 +83,8 @@ class RequestHistory:
     end_s: float = -1.0
     cached: int = 0
     preempted: int = 0
+    prefill_rank: int = -1
+    moved: int = 0
 
 
 @dataclass(slots=True)
@@ -90,11 +99,13 @@ class StepKind(Enum):
     """Kind of a step, with the number in the step.
 
     CHOOSE, FIRST_TOKEN, OUTPUT_BLOCK, FINISHED: step of a request, with its number
+    PREFILL_COMPLETE: a prefill rank has computed a prompt for another rank
     KV_EVENTS: changes of a rank, with its number
     RELEASED: requests may stop waiting for a rank
     """
 
     CHOOSE = auto()
+    PREFILL_COMPLETE = auto()
     FIRST_TOKEN = auto()
     OUTPUT_BLOCK = auto()
     FINISHED = auto()
@@ -200,24 +211,28 @@ class ReplayWorld:
                 yield from steps
 
     def _follow_router(self, chooser: ReplayRouter, steps: WorldSteps) -> RunRecord:
-        for kind, number, changes in steps:
-            match kind:
-                case StepKind.CHOOSE:
-                    rank = chooser.choose(self.rank_request(number), self.time)
-                    if rank is not None:
-                        self.assign_rank(number, rank)
-                case StepKind.FIRST_TOKEN:
-                    chooser.first_token(number, self.time)
-                case StepKind.OUTPUT_BLOCK:
-                    chooser.output_block(number, self.time)
-                case StepKind.FINISHED:
-                    chooser.finished(number, self.time)
-                case StepKind.KV_EVENTS:
-                    chooser.changed(number, changes, self.time)
-                case StepKind.RELEASED:
-                    for released, rank in chooser.released(self.time):
-                        self.assign_rank(released, rank)
+        for step in steps:
+            self._follow_step(chooser, step)
         return self.record
+
+    def _follow_step(self, chooser: ReplayRouter, step: WorldStep) -> None:
+        kind, number, changes = step
+        match kind:
+            case StepKind.CHOOSE:
+                rank = chooser.choose(self.rank_request(number), self.time)
+                if rank is not None:
+                    self.assign_rank(number, rank)
+            case StepKind.FIRST_TOKEN:
+                chooser.first_token(number, self.time)
+            case StepKind.OUTPUT_BLOCK:
+                chooser.output_block(number, self.time)
+            case StepKind.FINISHED:
+                chooser.finished(number, self.time)
+            case StepKind.KV_EVENTS:
+                chooser.changed(number, changes, self.time)
+            case StepKind.RELEASED:
+                for released, rank in chooser.released(self.time):
+                    self.assign_rank(released, rank)
 
     # Clients
 
@@ -225,7 +240,10 @@ class ReplayWorld:
         """Return the request of a client for a rank."""
         turn = self.record.histories[number].turn
         chain = turn.chain[: turn.prompt_tokens // self._block_tokens]
-        return RankRequest(number, chain, turn.prompt_tokens, self._turns[number][0])
+        session = self._turns[number][0]
+        if self._workload.labels:
+            session = self._workload.labels[session]
+        return RankRequest(number, chain, turn.prompt_tokens, session)
 
     def turn_of(self, number: int) -> tuple[int, int]:
         """Return the session of a request and the number of its turn."""
@@ -261,9 +279,15 @@ class ReplayWorld:
 
     def _send_to_rank(self, number: int) -> WorldSteps:
         turn, rank = self.record.histories[number].turn, self.record.histories[number].rank
-        self.engines[rank].add_job(
-            EngineJob(number, turn.chain, turn.prompt_tokens, turn.output_tokens)
-        )
+        job = EngineJob(number, turn.chain, turn.prompt_tokens, turn.output_tokens)
+        yield from self._add_job(rank, job)
+
+    def _add_job(self, rank: int, job: EngineJob) -> WorldSteps:
+        self.engines[rank].add_job(job)
+        yield from self._plan_again(rank)
+
+    def _plan_again(self, rank: int) -> WorldSteps:
+        """Let an engine look at its jobs again, after its present step."""
         began = self._began[rank]
         if rank == self._completing:
             return  # the end of the step plans again
@@ -296,6 +320,13 @@ class ReplayWorld:
         self._completing = rank
         progress = self.engines[rank].complete_stretch()
         yield from self._send_events(rank)
+        yield from self._report_progress(rank, progress)
+        yield from self.send_released()
+        self._completing = -1
+        yield from self._plan_stretch(rank)
+
+    def _report_progress(self, rank: int, progress: StretchResult) -> WorldSteps:
+        """Report what the clients of an engine see."""
         for job in progress.first_tokens:
             history = self.record.histories[job.number]
             history.first_s, history.cached = self.time, job.cached
@@ -304,9 +335,6 @@ class ReplayWorld:
             yield WorldStep(StepKind.OUTPUT_BLOCK, job.number)
         for job in progress.finished:
             yield from self._finish_request(job.number)
-        yield from self.send_released()
-        self._completing = -1
-        yield from self._plan_stretch(rank)
 
     def _send_events(self, rank: int) -> WorldSteps:
         """Send the KV events of a rank, at once or after their delay."""

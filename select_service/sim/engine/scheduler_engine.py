@@ -8,6 +8,11 @@
   place the latest admitted request loses all blocks and returns to the head of the queue:
   preemption. Its tokens are computed again, except those still cached.
 * Answers enter the cache block by block.
+* With a host tier, evicted blocks stay there; a prompt loads what follows its cached part, and the
+  step takes the longer for it.
+* Prefill and decode apart: the engine of the prefill keeps the blocks until they are copied, the
+  engine of the decode takes their places first and computes the last token of the prompt when they
+  are there (NIXL).
 
 Pure and in virtual time. `plan_stretch` returns the duration of the next stretch, a number of steps
 with
@@ -18,11 +23,12 @@ Source: vllm/v1/core/sched/scheduler.py and kv_cache_manager.py, 0.11.
 """
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from math import ceil
 
 from select_service.sim.engine.gpu_hardware import Hardware
+from select_service.sim.engine.host_cache import HostCache
 from select_service.sim.engine.kv_block_pool import Chain, KvBlockPool
 
 FILLING_STEPS = 8
@@ -39,6 +45,8 @@ class EngineJob:
     held:      referenced blocks
     cached:    cached tokens of the prompt at the first admission; -1 before
     epoch:     incremented when the job loses its blocks, which invalidates its planned events
+    is_remote: whether another engine computes the prompt, until its blocks are there
+    is_kept:   whether the blocks stay after the end, until `release_kept`
     """
 
     number: int
@@ -53,6 +61,8 @@ class EngineJob:
     decoding: bool = False
     running: bool = False
     epoch: int = 0
+    is_remote: bool = False
+    is_kept: bool = False
 
     @property
     def goal(self) -> int:
@@ -87,6 +97,9 @@ class SchedulerEngine:
     def __init__(self, hardware: Hardware, n_blocks: int) -> None:
         self.hardware = hardware
         self.pool = KvBlockPool(n_blocks, hardware.kv_blocks)
+        self.host = HostCache(hardware.host_blocks) if hardware.host_blocks else None
+        if self.host is not None:
+            self.pool.on_evicted = self.host.store_blocks
         self.waiting: deque[EngineJob] = deque()
         self.running: list[EngineJob] = []
         self.work = EngineTotals()
@@ -98,6 +111,13 @@ class SchedulerEngine:
         self._due: list[tuple[int, int, int, EngineJob]] = []
         self._pushed = 0
         self._chunks: list[tuple[EngineJob, int]] = []
+        self._loading = 0
+        """Tokens that the planned step loads from the host tier."""
+        self.begun_moves: list[EngineJob] = []
+        """Remote jobs whose places were taken since the list was read; `cached` are there."""
+        self._moving_blocks: Counter[int] = Counter()
+        self._n_moving = 0
+        self._kept: set[int] = set()
         self._steps = 0
         self._step_s = 0.0
 
@@ -113,7 +133,8 @@ class SchedulerEngine:
         budget = self._continue_prompts(self.hardware.batch_tokens - self._decoding)
         self._admit_waiting(budget)
         if not self._chunks and not self._decoding:
-            assert not self.waiting
+            # Only blocks that are to be copied may leave no room for anything else.
+            assert not self.waiting or self._n_moving or self._kept
             return None
         # Chunks change the batch at every step; pure decoding allows long stretches.
         self._steps = 1 if self._chunks else self._until_due()
@@ -141,6 +162,7 @@ class SchedulerEngine:
                 job.generated += self._iteration - job.since
                 self._advance_answer(job, done)
         chunks, self._chunks = self._chunks, []
+        self._loading = 0
         for job, _ in chunks:
             if job.running and job.computed >= job.goal:
                 self._begin_decoding(job, done)
@@ -158,7 +180,8 @@ class SchedulerEngine:
         before = sum(n * (job.computed - n / 2) for job, n in self._chunks)
         contexts = self._contexts + self._decoding * (self._steps - 1) / 2
         base = self.hardware.step_s(tokens, before, self._decoding)
-        return base + contexts * self.hardware.context_s
+        loading = self._loading * self.hardware.host_load_s
+        return base + contexts * self.hardware.context_s + loading
 
     def _until_due(self) -> int:
         while self._due[0][3].epoch != self._due[0][2]:
@@ -179,27 +202,54 @@ class SchedulerEngine:
 
     def _admit_waiting(self, budget: int) -> None:
         """Admit waiting prompts in order while budget and places last."""
-        while budget > 0 and self.waiting and len(self.running) < self.hardware.running_max:
+        running_max = self.hardware.running_max
+        while budget > 0 and self.waiting and len(self.running) + self._n_moving < running_max:
             job = self.waiting[0]
+            if job.is_remote:
+                if not self._begin_move(job):
+                    return
+                continue
             found = self._count_cached(job)
-            n = min(budget, job.goal - found * self._block_tokens)
-            end = (found * self._block_tokens + n) // self._block_tokens
+            reached = self._count_loadable(job, found)
+            n = min(budget, job.goal - reached * self._block_tokens)
+            end = (reached * self._block_tokens + n) // self._block_tokens
             # Strictly first come first served: a later small prompt does not overtake.
             if not self.pool.has_room(end - found + 1, job.chain[:found]):
                 return
             self.waiting.popleft()
-            self._admit_job(job, found)
+            self._admit_job(job, found, reached)
             assert self._claim_blocks(job, end)
             self._schedule_chunk(job, n)
             budget -= n
 
     def _count_cached(self, job: EngineJob) -> int:
         """Return the leading cached blocks of a job that save computation."""
-        return self.pool.count_cached(job.chain[: (job.goal - 1) // self._block_tokens])
+        return self._count_there(job.chain[: (job.goal - 1) // self._block_tokens])
 
-    def _admit_job(self, job: EngineJob, found: int) -> None:
+    def _count_there(self, chain: Chain) -> int:
+        """Return the leading cached blocks, without those that are still on their way."""
+        found = self.pool.count_cached(chain)
+        if self._n_moving:
+            for at, block in enumerate(chain[:found].tolist()):
+                if block in self._moving_blocks:
+                    return at
+        return found
+
+    def _count_loadable(self, job: EngineJob, found: int) -> int:
+        """Return the end of the prompt's part that follows `found` blocks on device or host."""
+        if self.host is None:
+            return found
+        for block in job.chain[found : (job.goal - 1) // self._block_tokens].tolist():
+            if block not in self.host and not self.pool.is_cached(block):
+                break
+            found += 1
+        return found
+
+    def _admit_job(self, job: EngineJob, found: int, reached: int) -> None:
+        """Admit a job with `found` blocks on the device; those until `reached` are loaded."""
         job.running = True
-        job.computed = found * self._block_tokens
+        job.computed = reached * self._block_tokens
+        self._loading += (reached - found) * self._block_tokens
         # Only the first admission counts as a hit; a preempted job finds its own blocks.
         if job.cached < 0:
             job.cached = job.computed
@@ -225,6 +275,40 @@ class SchedulerEngine:
         self.work.output_tokens += 1
         self._advance_answer(job, done)
 
+    # Prefill and decode apart
+
+    def _begin_move(self, job: EngineJob) -> bool:
+        """Take the places of a remote prompt; False without room."""
+        prompt = job.chain[: job.prompt_tokens // self._block_tokens]
+        found = self._count_there(prompt)
+        if not self.pool.has_room(len(prompt) - found + 1, prompt[:found]):
+            return False
+        self.waiting.popleft()
+        job.cached = found * self._block_tokens
+        job.held_blocks = self.pool.take_blocks(prompt, 0, len(prompt))
+        assert job.held_blocks == len(prompt)
+        assert self.pool.take_tail()
+        self._n_moving += 1
+        self._moving_blocks.update(prompt[found:].tolist())
+        self.begun_moves.append(job)
+        return True
+
+    def complete_move(self, job: EngineJob) -> None:
+        """Start a job whose remote prompt has arrived: its last token is computed here."""
+        found = job.cached // self._block_tokens
+        self._moving_blocks.subtract(job.chain[found : job.held_blocks].tolist())
+        self._moving_blocks += Counter()  # drops zeros
+        self._n_moving -= 1
+        # A preempted job computes its prompt here.
+        job.is_remote, job.running, job.computed = False, True, job.goal - 1
+        self.running.append(job)
+        self._prefilling.append(job)
+
+    def release_kept(self, job: EngineJob) -> None:
+        """Release the blocks of an ended job, which have been copied."""
+        self._kept.remove(job.number)
+        self.pool.release_blocks(job.chain, job.held_blocks)
+
     # Answers
 
     def _advance_answer(self, job: EngineJob, done: StretchResult) -> None:
@@ -236,7 +320,9 @@ class SchedulerEngine:
             if not self._claim_blocks(job, full):
                 return
         if job.generated >= job.output_tokens:
-            self._drop_job(job)
+            if job.is_kept:
+                self._kept.add(job.number)
+            self._drop_job(job, is_kept=job.is_kept)
             done.finished.append(job)
             return
         ends = self._iteration + job.output_tokens - job.generated
@@ -269,15 +355,18 @@ class SchedulerEngine:
         self.waiting.appendleft(job)
         return job
 
-    def _drop_job(self, job: EngineJob) -> None:
+    def _drop_job(self, job: EngineJob, is_kept: bool = False) -> None:
         self.running.remove(job)
-        self.pool.release_blocks(job.chain, job.held_blocks)
+        if not is_kept:
+            self.pool.release_blocks(job.chain, job.held_blocks)
         if job.decoding:
             self._decoding -= 1
             self._contexts -= job.goal
         else:
             self._prefilling.remove(job)
-        job.held_blocks = job.computed = 0
+        if not is_kept:
+            job.held_blocks = 0
+        job.computed = 0
         job.decoding = job.running = False
         job.epoch += 1
 

@@ -1,6 +1,8 @@
-"""Routers without KV events: round robin, least requests or load."""
+"""Routers without KV events: round robin, least requests or load, hash of the session."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from math import ceil
 from random import Random
 
 from select_service.sim.engine.replay_world import RankRequest, ReplayRouter
@@ -59,3 +61,34 @@ class LeastLoadRouter(LoadCountingRouter):
 
     def pick_rank(self, ask: RankRequest) -> int:
         return self.pick_least(self.tokens)
+
+
+class SessionHashRouter(LoadCountingRouter):
+    """Router that pins each session to a rank by consistent hashing.
+
+    Source: consistent hashing with bounded loads, Mirrokni, Thorup, Zadimoghaddam (2018); without
+    a bound it is plain consistent hashing, as in routers with sticky sessions.
+    """
+
+    POINTS = 160
+    """Points of a rank on the ring."""
+
+    def __init__(self, n_ranks: int, seed: int, bound: float | None = None) -> None:
+        """bound: largest load of a rank, in mean loads; None means no bound"""
+        super().__init__(n_ranks, seed)
+        self._bound = bound
+        self._ring = sorted(
+            (Random(f"rank {seed} {rank} {point}").random(), rank)
+            for rank in range(n_ranks)
+            for point in range(self.POINTS)
+        )
+
+    def pick_rank(self, ask: RankRequest) -> int:
+        where = Random(f"session {ask.session}").random()
+        first = bisect_left(self._ring, (where, 0))
+        ring = self._ring[first:] + self._ring[:first]
+        if self._bound is None:
+            return ring[0][1]
+        # The new request counts, so that a rank always has room.
+        most = ceil(self._bound * (sum(self.requests) + 1) / len(self.requests))
+        return next(rank for _, rank in ring if self.requests[rank] < most)

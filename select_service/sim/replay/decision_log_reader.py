@@ -132,7 +132,7 @@ def _read_lines(path: Path, file: BinaryIO) -> Iterator[LogLine]:
         try:
             line = decoder.decode(text)
             _check_line(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             advice = "; give a file of --decision-log" if number == 1 else ""
             raise ReplayError(f"{path}, line {number}: {error}{advice}") from None
         if number == 1 and not isinstance(line, LogHead):

@@ -28,6 +28,7 @@ class Plane:
             self.callbacks,
             names or Resolver(),
             ReplicaSyncConfig(repair=repair, url=url, keys=keys, trusts_urls=lax),
+            self.selector.followers.sessions,
         )
         port = free_port() if port is None else port
         self.sync.bind_publisher(port)

@@ -11,7 +11,9 @@ import zmq
 from select_service.adapters.guarded_callbacks import GuardedCallbacks
 from select_service.adapters.replicas import event_publisher as publishing
 from select_service.adapters.replicas.event_publisher import QUIET_BIND_ATTEMPTS, ReplicaPublisher
-from select_service.core.replication.load_events import LoadEvent
+from select_service.core.replication.digest import DIGEST_TOPIC
+from select_service.core.replication.load_events import EVENT_TOPIC, LoadEvent
+from tests.adapters.replicas.planes import Plane
 from tests.builders import a_reservation, a_selector, a_worker
 from tests.builders.launched_process import free_port
 from tests.builders.polling import eventually, eventually_on_loop
@@ -92,3 +94,68 @@ def test_a_port_that_is_free_soon_is_not_told_of(
     asyncio.run(opened_anew(publisher, free_port(), lambda: publisher._attempts > 0))
     assert publisher._attempts == 0
     assert caplog.records == []
+
+
+async def _publish_to(topics: tuple[bytes, ...], plane: Plane) -> set[bytes]:
+    """Topics that a subscriber of these topics receives in some seconds of the plane."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    reader = context.socket(zmq.SUB)
+    for topic in topics:
+        reader.subscribe(topic)
+    reader.connect(plane.endpoint)
+    plane.sync.start(1, None)  # type: ignore[arg-type]
+    try:
+        await eventually_on_loop(lambda: plane.publisher.count_subscribers() == 1)
+        reserve = plane.selector.reserve
+        found: set[bytes] = set()
+        for number in range(20):
+            reserve(a_reservation(f"r{number}"), 0.0)
+            plane.sync.publish_digest()
+            await asyncio.sleep(0.02)
+            while reader.poll(0):
+                found.add(reader.recv_multipart()[0])
+        return found
+    finally:
+        plane.sync.close()
+        context.destroy(linger=0)
+
+
+@pytest.mark.parametrize(
+    ("topics", "published"),
+    [
+        ((b"",), {EVENT_TOPIC}),
+        ((EVENT_TOPIC,), {EVENT_TOPIC}),
+        ((EVENT_TOPIC, DIGEST_TOPIC), {EVENT_TOPIC, DIGEST_TOPIC}),
+    ],
+)
+def test_only_subscribers_of_digests_by_name_get_them(
+    topics: tuple[bytes, ...], published: set[bytes]
+) -> None:
+    plane = Plane(1)
+    assert asyncio.run(_publish_to(topics, plane)) == published
+
+
+def test_a_subscriber_that_floods_its_connection_loses_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(publishing, "SUBSCRIPTIONS_READ_MAX", 8)
+
+    async def flood() -> None:
+        plane, context = Plane(1), zmq.Context[zmq.Socket[bytes]]()
+        writer = context.socket(zmq.XSUB)
+        writer.connect(plane.endpoint)
+        plane.sync.start(1, None)  # type: ignore[arg-type]
+        await eventually_on_loop(lambda: plane.publisher.count_subscribers() == 1)
+        for number in range(100):
+            writer.send(b"\x01topic-%d" % number)
+        try:
+            await eventually_on_loop(
+                lambda: plane.publisher.is_subscribed(DIGEST_TOPIC) or caplog.records
+            )
+            await eventually_on_loop(lambda: plane.publisher._socket)
+        finally:
+            plane.sync.close()
+            context.destroy(linger=0)
+
+    asyncio.run(flood())
+    assert [each.message for each in caplog.records] == ["replica connections closed"]

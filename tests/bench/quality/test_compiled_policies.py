@@ -14,11 +14,15 @@ REQUESTS = 120
 PROMPT_BLOCKS_MAX = 200
 """Of a tenant, with its answer."""
 STRICT = WORK._replace(r_scale=64.0, u_max=32_768.0, decode=0.1, memory=0.0)
+DECODE = WORK._replace(booked=0.8, r_scale=16.0, r_max=8.0, per_request=128.0, decode=0.03)
+COPIES = WORK._replace(copy=0.5)
 RULES = {
     ("work", ()): WORK,
     ("work", ("no-memory",)): WORK._replace(memory=0.0),
-    ("work", ("no-memory", "decode-sensitive")): WORK._replace(memory=0.0, decode=0.06),
+    ("work", ("no-memory", "decode-sensitive")): DECODE._replace(memory=0.0),
     ("work", ("no-memory", "strict-tail")): STRICT,
+    ("work", ("copy-price",)): COPIES,
+    ("work", ("decode-sensitive", "copy-price")): DECODE._replace(copy=0.5),
     ("least_work", ()): LEAST_WORK,
 }
 
@@ -29,6 +33,7 @@ class Twins(WorkRouter):
     def __init__(self, scene, rule, setting, config):
         super().__init__(scene, rule, setting, config)
         self.compared = self.with_work_left = self.with_progress = self.short_of_memory = 0
+        self.with_copies = 0
 
     def choose(self, ask, now):
         read = self.read_prompt(ask)
@@ -40,6 +45,7 @@ class Twins(WorkRouter):
         assert costs.cost[rank] == pytest.approx(min(costs.cost), rel=1e-12)
         self.compared += 1
         self.with_work_left += any(slot.left > 0 for slot in costs.slots)
+        self.with_copies += any(slot.copied > 0 for slot in costs.slots)
         self.short_of_memory += any(slot.live > 0.95 * slot.memory for slot in costs.slots)
         self.with_progress += any(
             self.account.finished_work(rank) > 0 for rank in range(len(costs.cost))
@@ -81,11 +87,21 @@ def test_so_it_does_for_callers_that_do_not_report(policy):
     assert chooser.account.reported < REPORTED_MIN
 
 
-def test_so_it_does_where_memory_is_short():
-    places = 2 * PROMPT_BLOCKS_MAX
+def short_of_memory(prompts):
+    """A rank of the equal fleet whose cache holds so many of the longest prompts."""
+    places = prompts * PROMPT_BLOCKS_MAX
     short = EQUAL[0].memory - (EQUAL[0].kv_blocks - places) * KV_BYTES * BLOCK_TOKENS / 0.9
-    chooser = compare("tenants", (EQUAL[0]._replace(memory=short),) * 3, 6.0, "work", (), True)
+    return EQUAL[0]._replace(memory=short)
+
+
+def test_so_it_does_where_memory_is_short():
+    chooser = compare("tenants", (short_of_memory(2),) * 3, 6.0, "work", (), True)
     assert chooser.short_of_memory > REQUESTS / 10
+
+
+def test_so_it_does_where_full_ranks_pay_for_copies():
+    chooser = compare("tenants", (short_of_memory(4),) * 3, 6.0, "work", ("copy-price",), True)
+    assert chooser.with_copies > REQUESTS / 10
 
 
 def test_so_it_does_before_different_hardware_and_growing_prompts():

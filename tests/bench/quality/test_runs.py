@@ -23,6 +23,7 @@ from select_service.core.load.compiled.ledger_layout import FIELDS, SYNCED_TOKEN
 from select_service.sim.engine.core_router import CoreRouter, CoreScene, SelectorUsage
 from select_service.sim.engine.gpu_hardware import BLOCK_TOKENS, EQUAL
 from select_service.sim.engine.replay_world import ReplayWorld
+from tests.builders.request_traces import chat, write_lines
 
 REQUESTS = 150
 
@@ -218,14 +219,24 @@ def test_a_mooncake_trace_keeps_its_prefixes(tmp_path):
     ]
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
-    workload = trace_workloads.trace_workload(
-        trace_workloads.read_mooncake(path), 1, 12, spread_s=3.0
-    )
+    workload = trace_workloads.trace_workload(trace_workloads.read_trace(path), 1, 12, spread_s=3.0)
     chains = [turn.chain for (turn,) in workload.sessions]
     assert len({len(chain) for chain in chains}) == 1
     starts = {tuple(chain[:8].tolist()) for chain in chains}
     assert len(starts) == 2
     assert len(np.unique(workload.units)) == 12
+
+
+def test_a_trace_of_the_user_runs_at_its_own_rate(tmp_path):
+    rows = [chat(n, n - 10, n / 2, [*range(n % 10 * 99, n % 10 * 99 + 90), n]) for n in range(200)]
+    path = write_lines(tmp_path / "trace.jsonl", *rows)
+    case = quality_runs.make_cases(None, None, 150, path)["trace"]
+    assert case.per_s == pytest.approx(200 / 99.5)
+    workload = case.workload(1)
+    assert workload.requests == 150
+    assert len(set(workload.labels)) == 10
+    found = quality_runs.run_cell(RunKey("trace", 1.0, 1, "hash"), case)
+    assert found.hit_rate > 0.8
 
 
 def test_an_azure_trace_shares_nothing(tmp_path):
@@ -268,6 +279,10 @@ def test_results_are_shown_and_read_again(tmp_path):
     assert "| round robin |" in text
     assert "tenants, 0.8" in text
     ET.fromstring(quality_report.render_svg(results, "reference"))
+    head, *lines = quality_report.render_csv(results).splitlines()
+    assert head.startswith("workload,load,chooser,seeds,ttft_mean,")
+    assert {line.split(",")[2] for line in lines} == {"reference", "round robin"}
+    assert len(lines) == len(results)
 
 
 def test_results_that_are_not_complete_are_shown():

@@ -7,6 +7,7 @@ from tests.builders.fake_kubernetes.kinds import (
     DEPLOYMENT,
     ENGINE_POOL,
     GRAPH,
+    GRAPH_ALPHA,
     LEADER_WORKER_SET,
     POD,
     STATEFUL_SET,
@@ -46,6 +47,8 @@ class Controller:
                 self.store.set_status(kind, self._fresh(kind, found), status)
         for found in self.store.list(GRAPH, None):
             self._graph(found)
+        for found in self.store.list(GRAPH_ALPHA, None):
+            self._alpha_graph(found)
         self.most_pods = max(self.most_pods, len(self.store.list(POD, None)))
 
     def _fresh(self, kind: Kind, found: Object) -> Object:
@@ -63,6 +66,18 @@ class Controller:
             parts[component["name"]] = self._reconcile(GRAPH, found, name, component)
         status = {"observedGeneration": found["metadata"]["generation"], "components": parts}
         self.store.set_status(GRAPH, self._fresh(GRAPH, found), status)
+
+    def _alpha_graph(self, found: Object) -> None:
+        parts = {}
+        for service, spec in found["spec"]["services"].items():
+            name = f"{found['metadata']['name']}-{service}"
+            self.labels[name] = {
+                "nvidia.com/dynamo-graph-deployment-name": found["metadata"]["name"],
+                "nvidia.com/dynamo-component": service,
+            }
+            parts[service] = self._reconcile(GRAPH_ALPHA, found, name, spec)
+        status = {"observedGeneration": found["metadata"]["generation"], "services": parts}
+        self.store.set_status(GRAPH_ALPHA, self._fresh(GRAPH_ALPHA, found), status)
 
     def pods(self, app: str) -> list[Object]:
         """All that are there, those that leave included."""

@@ -48,6 +48,7 @@ LEADER_WORKER_SET = Kind(
     "leaderworkerset.x-k8s.io", "v1", "leaderworkersets", "LeaderWorkerSet", ("lws",), True
 )
 GRAPH = Kind("nvidia.com", "v1beta1", "dynamographdeployments", "DynamoGraphDeployment", ("dgd",))
+GRAPH_ALPHA = GRAPH._replace(version="v1alpha1")
 ADAPTER = Kind(
     "nvidia.com",
     "v1beta1",
@@ -61,6 +62,6 @@ POD = Kind("", "v1", "pods", "Pod", ("po",))
 LEASE = Kind("coordination.k8s.io", "v1", "leases", "Lease")
 ENDPOINT_SLICE = Kind("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
 KINDS = (
-    DEPLOYMENT, STATEFUL_SET, LEADER_WORKER_SET, GRAPH, ADAPTER, ENGINE_POOL, POD, LEASE,
-    ENDPOINT_SLICE,
+    DEPLOYMENT, STATEFUL_SET, LEADER_WORKER_SET, GRAPH, GRAPH_ALPHA, ADAPTER, ENGINE_POOL, POD,
+    LEASE, ENDPOINT_SLICE,
 )  # fmt: skip

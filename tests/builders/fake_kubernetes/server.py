@@ -93,6 +93,12 @@ class FakeKubernetes:
         if request.method == "GET":
             return self.store.get(kind, space, name)
         if request.method == "DELETE":
+            condition = ((await _body(request)) if request.can_read_body else {}).get(
+                "preconditions", {}
+            )
+            uid = self.store.get(kind, space, name)["metadata"]["uid"]
+            if condition.get("uid", uid) != uid:
+                raise Refused(409, "Conflict", f"the UID in the precondition is not {uid}")
             return self.store.delete_worker(kind, space, name)
         body = await _body(request)
         if request.method == "PUT":
@@ -231,14 +237,14 @@ def discovered(parts: list[str]) -> Object | None:
 
 
 def _groups() -> list[Object]:
-    names = sorted({(kind.group, kind.version) for kind in KINDS if kind.group})
+    versions: dict[str, list[Object]] = {}
+    for kind in KINDS:
+        version: Object = {"groupVersion": kind.api_version, "version": kind.version}
+        if kind.group and version not in versions.setdefault(kind.group, []):
+            versions[kind.group].append(version)
     return [
-        {
-            "name": group,
-            "versions": [{"groupVersion": f"{group}/{version}", "version": version}],
-            "preferredVersion": {"groupVersion": f"{group}/{version}", "version": version},
-        }
-        for group, version in names
+        {"name": group, "versions": found, "preferredVersion": found[0]}
+        for group, found in sorted(versions.items())
     ]
 
 

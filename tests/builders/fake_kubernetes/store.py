@@ -57,12 +57,15 @@ class Store:
         return [
             found
             for (plural, where, _), found in sorted(self.objects.items(), key=lambda kv: kv[0])
-            if plural == kind.plural and namespace in (None, where)
+            if plural == kind.plural
+            and namespace in (None, where)
+            and found["apiVersion"] == kind.api_version
         ]
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object:
         found = self.objects.get((kind.plural, namespace, name))
-        if found is None:
+        # Objects are not converted: each is there in the version in which it was created.
+        if found is None or found.get("apiVersion", kind.api_version) != kind.api_version:
             raise Refused(404, "NotFound", f'{kind.plural} "{name}" not found')
         return found
 

@@ -35,6 +35,8 @@ URGENCIES = st.fixed_dictionaries(
         "jump": st.sampled_from([0.0, 0.0, -3.0, 0.5, 2.0]),
         "tier": st.sampled_from([None, None, *TIERS]),
         "timeout_ms": st.sampled_from([None] * 8 + [0, 1000, 2500]),
+        "flow": st.sampled_from(["", "", "a", "b", "c"]),
+        "deadline_ms": st.sampled_from([None] * 6 + [0, 1000, 4000, 60_000]),
         "header": st.sampled_from([None, "chat", "batch", "vip", "no such class"]),
     }
 )
@@ -64,6 +66,7 @@ FOUR_CLASSES = {
             "policy_family": "chat",
             "cache_bucket": "short",
             "quantum": 3,
+            "fairness_weights": {"a": 3, "b": 0.5},
             "prefill_busy_threshold": 8,
             "cached_token_queue_limit_per_worker": 12,
         },
@@ -112,6 +115,8 @@ def body_of(asked, timeout_ms):
         "priority_jump": asked.jump,
         "priority_tier": asked.tier,
         "timeout_ms": timeout_ms,
+        "fairness_id": asked.flow or None,
+        "deadline_ms": None if asked.due_s == float("inf") else int(1000 * asked.due_s),
         "routing_constraints": {"required_taints": sorted(asked.required)},
     }
     if asked.pinned is not None:

@@ -66,6 +66,8 @@ class AdmissionMatchesModel(Twins):
             strict=urgency["strict"],
             jump=urgency["jump"],
             tier=urgency["tier"],
+            flow=urgency["flow"],
+            due_s=float("inf") if urgency["deadline_ms"] is None else urgency["deadline_ms"] / 1000,
             timeout_s=float("inf")
             if urgency["timeout_ms"] is None
             else urgency["timeout_ms"] / 1000,
@@ -128,11 +130,12 @@ class AdmissionMatchesModel(Twins):
             model_name=key[0],
             tenant_id=key[1],
         )
-        if self.model.health.get(rank) == 0.0:
-            assert self.refusal(self.selector.reserve, request, self.now) == "NoEligibleRank"
-            return
+        # As in Dynamo, an id in use comes first.
         if name != f"r{self.count}":
             assert self.refusal(self.selector.reserve, request, self.now) == "Conflict"
+            return
+        if self.model.health.get(rank) == 0.0:
+            assert self.refusal(self.selector.reserve, request, self.now) == "NoEligibleRank"
             return
         self.selector.reserve(request, self.now)
         self.model.reserve(name, key, rank, names(path), tokens, ISL, self.now)

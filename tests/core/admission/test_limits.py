@@ -2,8 +2,8 @@
 
 import pytest
 
-from select_service.base.errors import QueueFull, QueueTimeout
-from select_service.core.admission import partition_queue, waiting_list
+from select_service.base.errors import PolicyClassFull, QueueFull, QueueTimeout
+from select_service.core.admission import class_queue, waiting_list
 from select_service.core.decision_maker import PlacementDecision
 from tests.core.admission.scenes import Scene, a_class, bounds, classes, hashes, one_class, store
 
@@ -26,7 +26,7 @@ def test_a_class_limits_its_requests_and_says_which_limit_was_reached():
     assert waits(scene, "a")
     assert waits(scene, "b")
     error = scene.ask("c")
-    assert (type(error), error.status, error.code) == (QueueFull, 503, "queue_full")
+    assert (type(error), error.status, error.code) == (PolicyClassFull, 429, "queue_full")
     assert str(error) == (
         'router policy class "main" queue requests limit reached (current=2, limit=2)'
     )
@@ -88,7 +88,7 @@ def test_one_class_does_not_use_up_the_limit_of_another():
 
 
 def test_different_constraints_among_those_who_wait_are_limited(monkeypatch):
-    monkeypatch.setattr(partition_queue, "LANES_MAX", 2)
+    monkeypatch.setattr(class_queue, "LANES_MAX", 2)
     scene = full_scene(workers=3)
     assert waits(scene, "a", allowed_worker_ids=[1])
     assert waits(scene, "b", allowed_worker_ids=[1, 2])

@@ -1,38 +1,48 @@
-"""The deficit round robin of one partition against a ring that is walked step by step."""
+"""The order of service of one partition against rings that are walked step by step."""
+
+from collections import Counter
 
 import msgspec
-from hypothesis import given
+import numpy as np
+import pytest
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from select_service.core.admission.partition_queue import (
+from select_service.core.admission.partition_queue import PartitionQueue
+from select_service.core.admission.policy_classes import PolicyClass
+from select_service.core.admission.waiting_ticket import (
     ConstraintLane,
-    PartitionQueue,
     RequestSize,
     WaitingTicket,
     score_of,
 )
-from select_service.core.admission.policy_classes import PolicyClass
+from select_service.core.decision_maker import PlacementRequest
 from select_service.core.identity import Rank
+from select_service.core.placement.prompt import Prompt
 from tests.builders import a_select
+from tests.builders.hypothesis_profiles import explored
 from tests.models.waiting import Asked, Waiter, WaitingModel
 
 KEY = ("m", "default")
+WEIGHTS = st.dictionaries(
+    st.sampled_from(["a", "b"]), st.sampled_from([0.001, 0.5, 2.0, 7.25]), max_size=2
+)
 CLASSES = st.lists(
-    st.tuples(st.sampled_from(["fcfs", "wspt", "lcfs"]), st.integers(1, 30)),
-    min_size=2,
+    st.tuples(st.sampled_from(["fcfs", "wspt", "lcfs"]), st.integers(1, 30), WEIGHTS),
+    min_size=1,
     max_size=4,
 )
 COSTS = st.sampled_from([1, 2, 7, 10, 50, 55, 60, 90])
-ARRIVALS = st.tuples(st.just("add"), st.integers(0, 3), COSTS, st.integers(0, 3))
-SERVICES = st.tuples(st.just("next"), st.lists(st.integers(0, 15), min_size=4, max_size=4))
-LEAVINGS = st.tuples(st.just("leave"), st.integers(0, 99))
+FLOWS = st.sampled_from(["", "a", "b", "c"])
 EVERYWHERE = [0b1111] * 4
+NO_HASHES = np.zeros(0, np.uint64)
+FOREVER = float("inf")
 
 
 def policies_of(classes):
     return [
-        {"name": f"c{i}", "queue_policy": policy, "quantum": quantum}
-        for i, (policy, quantum) in enumerate(classes)
+        {"name": f"c{i}", "queue_policy": policy, "quantum": quantum, "fairness_weights": weights}
+        for i, (policy, quantum, weights) in enumerate(classes)
     ]
 
 
@@ -46,30 +56,36 @@ class Both:
         self.model = WaitingModel({"policy_classes": self.policies})
         self.pairs = []
 
-    def add(self, number, class_index, cost, slot):
+    def add(self, number, class_index, cost, slot, *, flow="", strict=0, due_s=FOREVER):
         class_index %= len(self.policies)
         policy, size = self.policies[class_index], RequestSize(cost, 0)
-        arrived = float(number)
+        arrived, prompt = float(number), Prompt(NO_HASHES, NO_HASHES, cost)
         ticket = WaitingTicket(
-            placement_request=None,
-            request=a_select(),
+            placement_request=PlacementRequest(None, prompt, None, None),
+            request=a_select(fairness_id=flow or None),
             lane=ConstraintLane(
                 None if slot % 2 else Rank(slot, 0), frozenset([slot]), frozenset()
             ),
             size=size,
             class_index=class_index,
+            classes=(),
             policy_class=policy["name"],
             tier=0,
             arrived_at=arrived,
             deadline=float("inf"),
-            order=(0.0, -score_of(policy["queue_policy"], 0.0, arrived, size), number),
+            order=(
+                -strict,
+                arrived + due_s,
+                -score_of(policy["queue_policy"], 0.0, arrived, size),
+                number,
+            ),
         )
-        asked = Asked(str(number), KEY, (), cost)
+        asked = Asked(str(number), KEY, (), cost, strict=strict, flow=flow, due_s=due_s)
         waiter = Waiter(asked, 0, policy, arrived, float("inf"), number, 4)
         bits = 1 << slot if slot % 2 else 0b11 << slot
         if not self.pairs:
             self.queue = PartitionQueue(self.classes)
-        self.queue.add(ticket, bits)
+        self.queue.add(ticket, (bits,))
         assert ticket.position == self.model.add(waiter)
         self.pairs.append((ticket, waiter, bits))
 
@@ -97,26 +113,58 @@ class Both:
             self.model.remove(waiter)
 
 
-@given(
-    classes=CLASSES,
-    first=st.lists(ARRIVALS, min_size=6, max_size=12),
-    steps=st.lists(st.one_of(ARRIVALS, ARRIVALS, SERVICES, SERVICES, LEAVINGS), max_size=40),
-)
-def test_turns_are_those_of_a_ring_that_is_walked_step_by_step(classes, first, steps):
-    both = Both(classes)
-    for number, (verb, *arguments) in enumerate(first + steps):
-        if verb == "add":
-            both.add(number, *arguments)
-        else:
-            getattr(both, verb)(*arguments)
-        both.queue.check_invariants()
-        assert len(both.queue) == len(both.pairs)
-    while both.pairs:
-        both.next(EVERYWHERE)
+class OrderMatchesModel(RuleBasedStateMachine):
+    """Requests come in flows, are served where there is room, and leave."""
+
+    @initialize(classes=CLASSES)
+    def start(self, classes):
+        self.both, self.count = Both(classes), 0
+
+    @rule(
+        class_index=st.integers(0, 3),
+        cost=COSTS,
+        slot=st.integers(0, 3),
+        flow=FLOWS,
+        strict=st.sampled_from([0, 0, 0, 1]),
+        due_s=st.sampled_from([FOREVER, FOREVER, 2.0, 30.0]),
+        some=st.integers(1, 4),
+    )
+    def requests_come(self, class_index, cost, slot, flow, strict, due_s, some):
+        for _ in range(some):
+            self.both.add(
+                self.count, class_index, cost, slot, flow=flow, strict=strict, due_s=due_s
+            )
+            self.count += 1
+
+    @precondition(lambda self: self.both.pairs)
+    @rule(free=st.lists(st.integers(0, 15), min_size=4, max_size=4), some=st.integers(1, 3))
+    def some_are_served(self, free, some):
+        for _ in range(some):
+            if self.both.pairs:
+                self.both.next(free)
+
+    @precondition(lambda self: self.both.pairs)
+    @rule(number=st.integers(0, 99))
+    def one_leaves(self, number):
+        self.both.leave(number)
+
+    @invariant()
+    def the_queue_is_in_order(self):
+        self.both.queue.check_invariants()
+        assert len(self.both.queue) == len(self.both.pairs)
+        flows = {(t.class_index, t.flow) for t, _, _ in self.both.pairs}
+        assert sum(len(queue.flows) for queue in self.both.queue.queues) == len(flows)
+
+    def teardown(self):
+        while self.both.pairs:
+            self.both.next(EVERYWHERE)
+
+
+TestOrder = explored(OrderMatchesModel, runs=60)
 
 
 def test_classes_share_the_room_in_the_proportion_of_their_quanta():
-    both = Both([("fcfs", 30), ("fcfs", 10)])
+    both = Both([("fcfs", 30, {}), ("fcfs", 10, {})])
     for number in range(200):
         both.add(number, number % 2, 10, 0)
     served = [0, 0]
@@ -126,7 +174,7 @@ def test_classes_share_the_room_in_the_proportion_of_their_quanta():
 
 
 def test_a_class_that_was_empty_has_saved_no_credit():
-    both = Both([("fcfs", 60), ("fcfs", 1)])
+    both = Both([("fcfs", 60, {}), ("fcfs", 1, {})])
     both.add(0, 0, 1, 0)
     for number in (1, 2, 3):
         both.add(number, 1, 1, 0)
@@ -136,7 +184,67 @@ def test_a_class_that_was_empty_has_saved_no_credit():
 
 
 def test_a_long_prompt_behind_a_tiny_quantum_takes_one_step_not_a_million_rounds():
-    both = Both([("fcfs", 1), ("fcfs", 1)])
+    both = Both([("fcfs", 1, {}), ("fcfs", 1, {})])
     both.add(0, 0, 2**40, 0)
     both.add(1, 1, 2**40 - 1, 0)
     assert both.queue.take_next(lambda index, pinned: 0b11).number == 1
+
+
+def served_of(both, n):
+    """How many of the next requests are of each flow."""
+    return Counter(both.next(EVERYWHERE).flow for _ in range(n))
+
+
+def test_flows_share_a_class_in_the_proportion_of_their_weights():
+    both = Both([("fcfs", 1, {"gold": 3, "low": 0.5})])
+    for number in range(300):
+        both.add(number, 0, 10, 0, flow=("gold", "low", "other")[number % 3])
+    assert served_of(both, 90) == {"gold": 60, "other": 20, "low": 10}
+
+
+def test_a_flow_of_long_prompts_gets_as_many_tokens_not_as_many_requests():
+    both = Both([("fcfs", 1, {})])
+    for number in range(100):
+        both.add(number, 0, 90 if number % 2 else 10, 0, flow=str(number % 2))
+    assert served_of(both, 50) == {"0": 45, "1": 5}
+
+
+def test_a_forgotten_flow_returns_without_credit_and_without_debt():
+    """One that always has a single long prompt waiting gets its share, and no more."""
+    both = Both([("fcfs", 1, {})])
+    for number in range(100):
+        both.add(number, 0, 10, 0, flow="many")
+    both.add(100, 0, 90, 0, flow="single")
+    seen = []
+    for number in range(101, 161):
+        seen.append(both.next(EVERYWHERE).flow)
+        if seen[-1] == "single":
+            both.add(number, 0, 90, 0, flow="single")
+    assert [seen[i : i + 10].count("single") for i in range(0, 60, 10)] == [1] * 6
+
+
+def test_a_flow_without_requests_is_forgotten():
+    both = Both([("fcfs", 1, {})])
+    for number in range(50):
+        both.add(number, 0, 1, 0, flow=str(number))
+    while both.pairs:
+        both.next(EVERYWHERE)
+    assert not both.queue.queues[0].flows
+
+
+def test_strict_priority_goes_before_shares():
+    both = Both([("fcfs", 1, {"other": 100})])
+    both.add(0, 0, 1, 0, flow="other")
+    for number in (1, 2, 3):
+        both.add(number, 0, 90, 0, flow="urgent", strict=1)
+    assert [both.next(EVERYWHERE).number for _ in range(4)] == [1, 2, 3, 0]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "wspt", "lcfs"])
+def test_the_earlier_deadline_goes_first_within_a_flow_only(policy):
+    both = Both([(policy, 1, {})])
+    both.add(0, 0, 10, 0, flow="a")
+    both.add(1, 0, 10, 0, flow="a", due_s=60.0)
+    both.add(2, 0, 10, 0, flow="a", due_s=5.0)
+    both.add(3, 0, 10, 0, flow="b")
+    assert [both.next(EVERYWHERE).number for _ in range(4)] == [2, 3, 1, 0]

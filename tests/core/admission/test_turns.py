@@ -4,7 +4,12 @@ from itertools import pairwise
 
 import pytest
 
-from select_service.core.admission import admission_gate, partition_queue, waiting_list
+from select_service.core.admission import (
+    admission_gate,
+    partition_queue,
+    waiting_list,
+    waiting_ticket,
+)
 from select_service.core.load import active_load, growing_table
 from select_service.core.load.ledger import Ledger
 from tests.builders import a_patch
@@ -70,7 +75,7 @@ def test_bookings_of_many_blocks_leave_the_queue_a_few_per_turn():
     served = served_per_turn(scene)
     assert sum(served) == 10
     assert max(served) <= 1 + admission_gate.SERVED_PER_TURN_MAX // (
-        BLOCKS // partition_queue.BOOKED_PER_STEP
+        BLOCKS // waiting_ticket.BOOKED_PER_STEP
     )
 
 
@@ -151,7 +156,7 @@ def test_the_candidates_of_lanes_are_found_anew_a_few_per_turn(monkeypatch, gone
 
 @pytest.mark.parametrize("gone", [True, False])
 def test_long_lists_of_allowed_workers_count_as_more_work(monkeypatch, gone):
-    monkeypatch.setattr(partition_queue, "ALLOWED_PER_STEP", 1)
+    monkeypatch.setattr(waiting_ticket, "ALLOWED_PER_STEP", 1)
     monkeypatch.setattr(partition_queue, "REFRESHED_PER_TURN_MAX", PER_TURN)
     monkeypatch.setattr(admission_gate, "SERVED_PER_TURN_MAX", PER_TURN)
     scene = waiting_scene()

@@ -13,6 +13,7 @@ from indexer.sockets.listener_status import ListenerStatus
 from select_service.core.doctor import service_findings, worker_findings
 from select_service.core.doctor.facts import (
     EngineReportedFacts,
+    PairFacts,
     ProbeFacts,
     RankFacts,
     ReplayFacts,
@@ -24,8 +25,8 @@ from select_service.core.doctor.finding_codes import FINDING_CODES
 from select_service.schemas.discovery import SourceView
 from select_service.schemas.doctor import Machine, Severity
 from select_service.schemas.health import DrainView
+from select_service.schemas.rank_index import RankPredictions
 from select_service.schemas.replicas import ReplicaPeer, ReplicaRepairs
-from select_service.schemas.workers import RankPredictions
 
 DOCS = Path(__file__).parents[3] / "docs" / "reference" / "doctor-codes.md"
 STATUS = ListenerStatus(
@@ -240,6 +241,11 @@ def test_facts_about_the_cache_that_are_registered_are_not_asked_for(facts):
         ),
         (a_rank(predictions=SUSPECT), "predictions_wrong", "announced 10%"),
         (
+            WORKER._replace(lost="rank 0 (dead: connect)"),
+            "capacity_lost",
+            "gets no requests on rank 0 (dead: connect)",
+        ),
+        (
             WORKER._replace(check_refused="status 404: no such model"),
             "check_refused",
             "health checks for the model `m`, so its health is unknown: status 404: no such",
@@ -320,6 +326,9 @@ PEER = ReplicaPeer(
     applied=1,
     digests=1,
     progress=0,
+    sessions=0,
+    session_repairs=0,
+    sessions_repaired=0,
     lost=0,
     dropped={},
     seconds_since_last_frame=0.5,
@@ -393,6 +402,30 @@ def test_of_a_well_service_nothing_is_found():
         (on(loop_late_ms=25.0), "loop_late", "warning", "25.0 ms"),
         (on(loop_late_ms_max=900.0), "loop_late", "warning", "900 ms"),
         (on(processor="x86-64-v3"), "kernels_generic", "note", "`x86-64-v3`"),
+        (
+            SERVICE._replace(pairs=PairFacts(without_decode=("model=m tenant=t",))),
+            "prefill_without_decode",
+            "warning",
+            "model=m tenant=t",
+        ),
+        (
+            SERVICE._replace(pairs=PairFacts(9, unknown_links=2)),
+            "link_unknown",
+            "warning",
+            "9 pairs were chosen, and 2 workers",
+        ),
+        (
+            SERVICE._replace(pairs=PairFacts(1, connectors={"model=m": ("nixl", "sglang")})),
+            "connectors_differ",
+            "warning",
+            "nixl, sglang",
+        ),
+        (
+            SERVICE._replace(pairs=PairFacts(30, unreported=20)),
+            "first_tokens_unreported",
+            "note",
+            "none of 20",
+        ),
         (SERVICE._replace(is_insecure=True), "open_to_everybody", "warning", "no API key"),
         (SERVICE._replace(keys_error="line 3"), "keys_stale", "fault", "line 3"),
         (

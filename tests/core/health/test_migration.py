@@ -96,7 +96,8 @@ class Twin:
             mine = [t for t in self.targets if t.rank.worker_id == worker]
             fits = sum(max(0, self.room[t.rank]) for t in mine) >= blocks
             if fits and all(may_go(m, t) for m in movables for t in mine):
-                found.append((sum(t.active_blocks for t in mine) / len(mine), worker))
+                blocks_and_one = sum(t.active_blocks + 1 for t in mine)
+                found.append((blocks_and_one / sum(t.weight for t in mine), worker))
         return min(found)[1] if found else None
 
     def move(self, movable, together):

@@ -233,6 +233,17 @@ class MonitorMatchesModel(RuleBasedStateMachine):
                 self.model.operate(verb, name, self.now)
         self.apply_changes()
 
+    @rule(is_open=st.booleans())
+    def connect(self, is_open):
+        """Running checks of the monitor are also those of the twin."""
+        endpoints = set()
+        while (endpoint := self.monitor.next_connection_probe()) is not None:
+            endpoints.add(endpoint)
+        for endpoint in endpoints:
+            self.monitor.process_connection(endpoint, is_open, self.now)
+        assert self.model.connections(is_open, self.now) == endpoints
+        self.apply_changes()
+
     def look(self):
         """The twin sees at once what is booked."""
         for name in self.model.ranks:
@@ -269,7 +280,7 @@ class MonitorMatchesModel(RuleBasedStateMachine):
                 CheckKind.CONNECT,
                 CheckKind.LOGIT_DRIFT,
             ):
-                assert health.registry.may_eject(cause) == self.model.may_eject(key, cause)
+                assert health.registry.is_within_limit(cause) == self.model.may_eject(key, cause)
         self.counts_agree()
 
     def counts_agree(self):

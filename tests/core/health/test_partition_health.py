@@ -197,11 +197,11 @@ def test_what_is_not_limited_takes_out_all(kind):
 
 def test_a_rank_that_leaves_makes_room_for_another_to_go():
     health, _ = a_partition(A, B, C)
-    fail(health, A, CheckKind.TIMEOUT)
-    fail(health, B, CheckKind.TIMEOUT)
+    fail(health, A, CheckKind.HTTP_5XX)
+    fail(health, B, CheckKind.HTTP_5XX)
     assert health.registry[B].state is RankHealthState.SUSPICIOUS, "one of three at most"
     health.remove_rank(A)
-    fail(health, B, CheckKind.TIMEOUT, times=1)
+    fail(health, B, CheckKind.HTTP_5XX, times=1)
     assert health.registry[B].state is RankHealthState.UNHEALTHY
     health.check_invariants()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.vectors.__main__ import main
+from tests.vectors.deviations import listed_and_equal, reason_of
 from tests.vectors.differences import differences
 from tests.vectors.formats import FORMATS, UnknownFormat, format_of
 
@@ -114,3 +115,13 @@ def test_rules_of_a_case_can_be_overridden():
     rules = rules_of({"config": "default", "overrides": given})
     assert (rules.failures, rules.max_eject) == (5, 0.9)
     assert (rules.passive_window_s, rules.slow_start_s) == (7, 3)
+
+
+def test_a_replaced_rule_counts_at_its_place_alone():
+    found = list(differences(0.5, 0.25, "row 78 {}.after.a.weight"))
+    assert "docs/guides/health.md" in reason_of("random-4", found)
+    assert reason_of("random-2", found) is None
+    elsewhere = list(differences(0.5, 0.25, "row 12 {}.after.a.weight"))
+    assert reason_of("random-4", elsewhere) is None
+    assert list(listed_and_equal("random-4", []))
+    assert not list(listed_and_equal("random-4", found))

@@ -27,6 +27,7 @@ def terms_of(
     }
     totals = np.zeros((len(ranks), load_layout.N_TOTALS), np.int64)
     totals[:, load_layout.PREFILL_TOKENS] = [rank.prefill_tokens for rank in ranks]
+    totals[:, load_layout.REQUESTS] = [rank.requests for rank in ranks]
     totals[:, load_layout.WHOLE_BLOCKS] = [rank.active_blocks for rank in ranks]
     fractions, weights = np.zeros(len(ranks)), np.full(len(ranks), weight, np.float64)
     store_pointer(arrays[layout.LOAD], load_layout.TOTALS, totals)

@@ -1,6 +1,7 @@
 """The reference policy against its naive twin and the numbers measured on the reference service."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,9 +26,10 @@ from tests.models.cost_model import Query, RankState
 UNIT = st.floats(0, 1)
 CONFIGS = st.builds(
     RouterConfig,
-    overlap_score_credit=UNIT,
+    overlap_score_credit=st.floats(0, 4),
     overlap_score_credit_decay=st.floats(0, 10),
     prefill_load_scale=st.floats(0, 4),
+    decode_active_request_weight=st.floats(0, 4),
     host_cache_hit_weight=UNIT,
     disk_cache_hit_weight=UNIT,
     track_prefill_tokens=st.booleans(),
@@ -41,6 +43,7 @@ RANKS = st.builds(
     prefill_tokens=st.integers(0, 2**40),
     active_blocks=st.integers(0, 2**24),
     leading_run=st.integers(0, 50),
+    requests=st.integers(0, 2**20),
 )
 
 
@@ -90,6 +93,13 @@ def idle(device=0, host=0, disk=0):
 
 def costs(terms):
     return terms[COST].tolist()
+
+
+def test_live_reservations_cost_their_weight():
+    ranks = [idle(), replace(idle(), requests=2)]
+    terms = terms_of(ranks, RouterConfig(decode_active_request_weight=3.0))
+    assert (costs(terms)[1] - costs(terms)[0], terms[reference.REQUEST_COST, 1]) == (6.0, 6.0)
+    assert len(set(costs(terms_of(ranks, RouterConfig())))) == 1
 
 
 def test_measured_costs_of_idle_ranks():

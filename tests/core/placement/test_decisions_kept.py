@@ -1,5 +1,6 @@
 """Decisions that are kept say what was decided, to the last bit, as long as they are there."""
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from indexer.index.reuse_layouts import RankLayout
 from select_service.core.identity import Rank
 from select_service.core.load.compiled import load_layout
 from select_service.core.placement import decision_ring_layout as layout
@@ -26,7 +28,7 @@ CHECKED = 2
 LONG_ID = "é" * 40
 
 
-WORK = RouterConfig(policy="work", policy_options=("decode-sensitive",))
+WORK = RouterConfig(policy="work", policy_options=("decode-sensitive", "copy-price"))
 
 
 @pytest.mark.parametrize("config", [*CONFIGS, WORK, WORK._replace(policy="least_work")])
@@ -52,6 +54,34 @@ def test_rows_have_the_terms_of_the_placement_to_the_last_bit(n_ranks, config):
         assert row[layout.N_ELIGIBLE] == eligible.sum()
         assert row[layout.ISL_TOKENS] == prompt.isl_tokens
         check_which_are_shown(found.slots, np.flatnonzero(eligible), terms[COST])
+
+
+@pytest.mark.parametrize("config", [CONFIGS[0], WORK])
+def test_rows_have_the_tokens_inside_blocks(config):
+    """Of ranks with several cache groups; here they compute 24 tokens again on each hit."""
+    scene, ring = Scene(8, 8, config), DecisionRing(4)
+    placing, index = scene.partition.placer, scene.partition.index
+    for slot in range(8):
+        set_layout = partial(give_layout, slot=slot, layout=RankLayout(replay=24))
+        scene.partition.writer_at(slot).change_tree(set_layout)
+    n_inside = 0
+    for _ in range(24):
+        scene.book()
+        prompt, eligible = scene.prompt(), np.ones(8, np.bool_)
+        placing.place_prompt(prompt, config, eligible, ring=ring)
+        placing.place_prompt(prompt, config, eligible)
+        row = ring.draft_row()
+        found, terms = decode_row(row), placing.cost_terms(prompt, config, eligible)
+        assert np.array_equal(recorded_terms(row, found, 16), terms[:, found.slots])
+        inside = index.last_reuse(placing.scratch.matched).inside
+        is_hit = placing.scratch.matched[found.slots, 0] > 0
+        assert np.array_equal(found.inside, inside[found.slots] - 24 * is_hit)
+        n_inside += np.count_nonzero(found.inside)
+    assert n_inside > 0
+
+
+def give_layout(tree, slot, layout):
+    return tree.layouts.set_layout(slot, layout, 16)
 
 
 @pytest.fixture(scope="module")

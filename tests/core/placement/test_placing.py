@@ -5,6 +5,7 @@ import pytest
 
 from indexer.tiers import Tier
 from select_service.core.identity import Rank
+from select_service.core.load.compiled.load_layout import REQUESTS
 from select_service.core.placement.placement_kernels import COST, NO_SLOT
 from select_service.core.placement.placer import RankPreference
 from select_service.core.placement.plan_layout import REQUEST
@@ -30,7 +31,12 @@ class Scene:
     def more_ranks(self, count):
         for worker_id in range(self.n_ranks, self.n_ranks + count):
             self.selector.register_worker(
-                a_worker(worker_id, block_size=16, taints=[f"t{worker_id % 3}"])
+                a_worker(
+                    worker_id,
+                    block_size=16,
+                    taints=[f"t{worker_id % 3}"],
+                    total_kv_blocks=20 if worker_id % 4 else None,
+                )
             )
             for path in self.conversations:
                 if self.rng.random() < 0.2:
@@ -77,7 +83,9 @@ class Scene:
         query = Query(prompt.isl_tokens, len(prompt.block_hashes), 16, lowest, pinned)
         for slot, (gpu, cpu, _, all_tiers) in enumerate(matched.tolist()):
             leading = int(self.partition.placer.scratch.leading[slot])
-            rank = RankState(gpu, cpu - gpu, all_tiers - cpu, tokens[slot], active[slot], leading)
+            tiers = (gpu, cpu - gpu, all_tiers - cpu)
+            requests = int(load.totals[slot, REQUESTS])
+            rank = RankState(*tiers, tokens[slot], active[slot], leading, requests)
             found = cost(rank, query, config) * (1.0 if factors is None else factors[slot])
             work = own_work(rank, prompt.isl_tokens, 16, config)
             yield found, effective_prefill_tokens(rank, query, config), work
@@ -86,7 +94,12 @@ class Scene:
 REFERENCE = RouterConfig(policy="reference")
 CONFIGS = (
     REFERENCE,
-    REFERENCE._replace(overlap_score_credit_decay=1.5, host_cache_hit_weight=0.3),
+    REFERENCE._replace(
+        overlap_score_credit=1.5,
+        overlap_score_credit_decay=1.5,
+        host_cache_hit_weight=0.3,
+        decode_active_request_weight=0.7,
+    ),
     REFERENCE._replace(track_prefill_tokens=False, assume_kv_reuse=False),
     REFERENCE._replace(track_active_blocks=False, prefill_load_scale=0.1),
 )
@@ -120,7 +133,7 @@ def test_every_placement_is_that_of_the_naive_twin_to_the_last_bit(n_ranks, conf
         assert slot == candidates[np.argmin(costs[candidates])]
         best = int(matched[candidates, 3].max())
         _, effective, work = expected[slot]
-        assert placing.last_summary() == [effective, *matched[slot].tolist(), best, work, 0, 0]
+        assert placing.last_summary() == [effective, *matched[slot].tolist(), best, work, 0, 0, 0]
         placing.check_invariants()
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from indexer.tiers import Tier
-from select_service.base.errors import NoEligibleRank
+from select_service.base.errors import Conflict, NoEligibleRank
 from select_service.core.identity import Rank
 from select_service.core.load.compiled.load_layout import REPORTED_SHARE, REQUESTS
 from select_service.core.placement.placement_kernels import NO_SLOT
@@ -49,10 +49,13 @@ def engine_hash(prefix):
 
 class WorkMatchesModel(RuleBasedStateMachine):
     @initialize(
-        seed=st.integers(0, 99), memory=st.sampled_from([None, 60]), speeds=st.sampled_from(SPEEDS)
+        seed=st.integers(0, 99),
+        memory=st.sampled_from([None, 12, 60]),
+        speeds=st.sampled_from(SPEEDS),
+        options=st.sampled_from([(), (), ("copy-price",), ("decode-sensitive", "copy-price")]),
     )
-    def start(self, seed, memory, speeds):
-        self.config = RouterConfig(policy="work", host_cache_hit_weight=0.5)
+    def start(self, seed, memory, speeds, options):
+        self.config = RouterConfig(policy="work", policy_options=options, host_cache_hit_weight=0.5)
         self.selector = a_selector(self.config, seed=seed, ttl_s=TTL_S)
         self.model, self.memory = WorkModel(SIZE), float(memory or np.inf)
         self.kv_blocks, self.now, self.outside = memory, 0.0, set()
@@ -100,15 +103,20 @@ class WorkMatchesModel(RuleBasedStateMachine):
                     kv_blocks=self.memory,
                     outside=slot in self.outside,
                     speed=self.speeds[rank.worker_id],
+                    held=len(self.model.tier(slot, Tier.GPU)),
                 ),
             )
 
     def costs(self, path, isl):
         shared = isl, len(path), SIZE, self.config, self.model.reported, self.usual_speed
         weights = {self.slot(worker_id): weight for worker_id, weight in self.weights.items()}
+        ranks = dict(self.ranks(path))
+        own = [
+            own_work(rank, isl, SIZE, self.config) for slot, rank in ranks.items() if weights[slot]
+        ]
+        shared = *shared, min(own, default=0)
         return {
-            slot: weighed(cost(rank, *shared), weights[slot], SIZE)
-            for slot, rank in self.ranks(path)
+            slot: weighed(cost(rank, *shared), weights[slot], SIZE) for slot, rank in ranks.items()
         }
 
     @rule(worker_id=WORKERS, weight=st.sampled_from([1.0, 1.0, 0.5, 0.3, 0.0]))
@@ -181,9 +189,11 @@ class WorkMatchesModel(RuleBasedStateMachine):
     @rule(name=NAMES, worker_id=WORKERS, tokens=st.integers(1, 60))
     def reserve(self, name, worker_id, tokens):
         request = a_reservation(name, worker_id, tokens)
-        if not self.weights[worker_id]:
+        if self.model.find(name) is not None:
+            is_refused(Conflict, self.selector.reserve, request, self.now)
+        elif not self.weights[worker_id]:
             is_refused(NoEligibleRank, self.selector.reserve, request, self.now)
-        elif self.model.find(name) is None:
+        else:
             self.selector.reserve(request, self.now)
             (booked,) = (b for b in self.selector.ledger.reservations if b.reservation_id == name)
             assert 0 < booked.prefill_work <= tokens

@@ -128,9 +128,29 @@ def test_options_change_what_is_live_and_full_costs():
         terms = terms_of(selector, partition)
         price[option] = terms["live_price"][0], terms["memory_price"][0], terms["share_price"][0]
     live, over = 4 * 17, 4 * (17 - 0.95 * 5)
-    assert price["decode-sensitive"] == (0.06 * live, over, 30 / 32)
+    assert price["decode-sensitive"] == (0.03 * live, over, 30 / 16)
     assert price["strict-tail"] == (0.1 * live, over, 30 / 64)
     assert price["no-memory"] == (0.0, 0.0, 30 / 32)
+
+
+@pytest.mark.parametrize(("booked", "is_full"), [(3, False), (4, True)])
+def test_a_full_rank_pays_for_what_another_rank_holds(booked, is_full):
+    """Seven of its ten blocks are there, one is of a live request, and one of work to do."""
+    selector, partition = a_fleet("work", "copy-price", total_kv_blocks=10)
+    prompt = hashes(range(50_000, 50_007))
+    for worker_id, blocks in ((1, hashes(range(7))), (2, prompt)):
+        partition.table.writer_of(Rank(worker_id, 0)).store(Tier.GPU, None, blocks, blocks)
+    selector.reserve(a_reservation("a", 1, booked), 0.0)
+    terms = terms_of(selector, partition)
+    assert terms["own_work"] == [30.0, 2.0]
+    assert terms["copy_price"] == [0.5 * 28.0 if is_full else 0.0, 0.0]
+    prices = [sum(v[0] for name, v in terms.items() if name.endswith("_price"))]
+    assert terms["cost"][:1] == [terms["own_work"][0] + prices[0]]
+    everywhere = np.array([True, False])  # rank 2 may not be chosen, so nothing is copied
+    asked = Prompt(prompt, prompt, 30)
+    partition.placer.place_prompt(asked, selector.decisions.config, everywhere)
+    found = partition.placer.cost_terms(asked, selector.decisions.config, everywhere)
+    assert found[partition.placer.policy.term_names.index("copy_price"), 0] == 0.0
 
 
 def test_prefill_that_is_not_tracked_is_in_no_account():

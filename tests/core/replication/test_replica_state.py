@@ -390,6 +390,7 @@ def test_prefill_that_is_over_at_one_is_over_at_both():
     ("field", "value"),
     [
         ("prefill_tokens", -1),
+        ("isl_tokens", 2**63),
         ("age_seconds", -1.0),
         ("router_id", 2**64),
         ("sequence_hashes", [-1]),

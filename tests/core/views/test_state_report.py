@@ -25,7 +25,8 @@ def selector():
 
 
 def report(selector, ranks_max):
-    return result_of(state_report.build_state_report(selector.fleet, selector.ledger, ranks_max))
+    parts = selector.fleet, selector.ledger, selector.replay.pending
+    return result_of(state_report.build_state_report(*parts, ranks_max))
 
 
 def hold(selector, rank, tokens):
@@ -44,6 +45,7 @@ def test_an_empty_selector_reports_zeros_for_every_lifecycle():
         0,
         0,
         0,
+        (0, 0, 0, 0, 0),
     )
 
 

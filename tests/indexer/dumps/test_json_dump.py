@@ -33,7 +33,12 @@ def stored(worker_id, tier, event_id, parent, blocks, dp_rank=0):
     ]
     data = {"stored": {"parent_hash": parent, "start_position": None, "blocks": block_dicts}}
     event = {"event_id": event_id, "data": data, "dp_rank": dp_rank}
-    return {"worker_id": worker_id, "storage_tier": tier, "event": event}
+    return {
+        "worker_id": worker_id,
+        "storage_tier": tier,
+        "residency_domain": "worker",
+        "event": event,
+    }
 
 
 def load(document, slots):
@@ -253,6 +258,7 @@ def test_a_removed_parent_is_told_of_under_the_name_by_which_a_child_names_it():
         {
             "worker_id": 2,
             "storage_tier": "device",
+            "residency_domain": "worker",
             "event": {"event_id": 2, "data": {"removed": {"block_hashes": [12]}}, "dp_rank": 0},
         },
     ]

@@ -6,11 +6,13 @@ import zlib
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.dumps import compact_writer
-from indexer.dumps.compact_reader import CompactReader, DumpError, LoadLimits
+from indexer.dumps.compact_head import DumpError
+from indexer.dumps.compact_reader import CompactReader, LoadLimits
 from indexer.dumps.compact_writer import compact_chunks
 from indexer.dumps.dump_time import DumpTime
 from indexer.dumps.json_reader import JsonReader
@@ -250,6 +252,39 @@ def test_bytes_that_are_no_dump_are_refused_or_wanted_more_of(data):
         assert data.strip().startswith(b"{")
 
 
+DEEP = b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b'{"m\xff":{}}',
+        b'{"m:t":{"\xff":1}}',
+        b'{"m:t":{"events":[{"worker_id":1,"event":{"data":"\xff"}}]}}',
+        b"{" + DEEP + b":",
+    ],
+)
+def test_text_that_is_no_json_is_refused(document):
+    with pytest.raises(DumpError):
+        load(JsonReader(LIMITS), document)
+
+
+@pytest.mark.parametrize("member", [b'"watermarks":{"\xff":1}', b'"groups":{"a":' + DEEP])
+def test_a_member_that_is_no_json_counts_as_absent(member):
+    end = b"]" * len(DEEP) + b"}" if DEEP in member else b""
+    document = b'{"m:t":{"block_size":4,' + member + end + b',"events":[]}}'
+    assert len(load(JsonReader(LIMITS), document)) == 1
+
+
+def test_a_frame_with_bytes_that_are_no_text_is_refused():
+    whole = bytearray(next(iter(compact_chunks([]))))
+    body = bytes(whole[13:]).replace(b"format", b"f\xffrmat")
+    frame = b"\xc6" + (len(body) + 8).to_bytes(4, "big")
+    frame += xxhash.xxh3_64_intdigest(body).to_bytes(8, "little") + body
+    with pytest.raises(DumpError, match="msgpack"):
+        load(CompactReader(LIMITS), frame)
+
+
 HEAD = {"partition": "m:t", "block_size": 4, "nodes": 2, "sets": 2, "words": 1, "records": 0}
 SETS = np.zeros((2, 8, 1), np.uint64)
 SETS[1, 0, 0] = 1
@@ -451,6 +486,19 @@ def test_removals_and_clears_are_executed():
     assert bad == 0
     assert matched(held, [1, 2]) == [1, 1, 1, 1]
     assert matched(held, [1], (2, 0)) == [0, 0, 0, 0]
+
+
+def test_blocks_of_other_caches_belong_to_no_worker():
+    owner = {"cache_owner": "a:b/c/d"}
+    events = [
+        stored((11, 1), residency_domain="worker"),
+        stored((12, 2), parent=11),
+        stored((21, 1), (22, 2), worker_id=2, residency_domain=owner),
+        stored((21, 1), worker_id=2, residency_domain="cache_owner"),
+    ]
+    ((held,), bad) = from_json({"m:t": {"block_size": 4, "events": events}})
+    assert (bad, set(held.ranks)) == (2, {(1, 0)})
+    assert matched(held, [1, 2]) == [2, 2, 2, 2]
 
 
 def test_bad_entries_are_skipped_and_counted():

@@ -13,17 +13,21 @@ from indexer.hashing.block_hashing import compute_block_hashes
 from indexer.hashing.engine_names import iterate_names
 from indexer.index.kv_cache_facts import NO_FACTS
 from indexer.index.prefix_index import PrefixIndex, PromptUnits
+from indexer.index.reuse_layout import EXACT
 from indexer.tiers import Tier
 
 RANKS = {(1, 0): 0}
 
 
 class GroupedRank:
-    """One slot of an index, fed with batches of events."""
+    """One slot of an index, fed with batches of events.
 
-    def __init__(self, block_size, facts=NO_FACTS, index=None, *, is_eagle=False):
+    writer: writer of an open slot of the index; None opens one
+    """
+
+    def __init__(self, block_size, facts=NO_FACTS, index=None, *, is_eagle=False, writer=None):
         self.index = index or PrefixIndex(100_000)
-        self.writer = self.index.open_slot()
+        self.writer = writer or self.index.open_slot()
         self.applier = BatchApplier(0, block_size, is_eagle, True, facts)
         self.applier.groups.begin_groups(self.writer)
         self.block_size, self.is_eagle = block_size, is_eagle
@@ -66,14 +70,14 @@ class GroupedRank:
         if self.groups is None or self.groups.layout() is None:
             # The engine computes the last token in any case.
             return min(blocks, (len(prompt) - 1) // size) * size, False
-        return blocks * size + int(match.inside[slot]), bool(match.bounded[slot])
+        return blocks * size + int(match.inside[slot]), int(match.certainty[slot]) != EXACT
 
     def _hash_blocks(self, prompt, size, lora, salt):
         return compute_block_hashes(
             np.array(prompt, np.uint32),
             size,
             lora_name=lora,
-            is_eagle=self.is_eagle,
+            lookahead=max(1, self.index.lookahead) if self.is_eagle else 0,
             cache_salt=salt,
         )
 

@@ -13,7 +13,7 @@ from indexer.dumps.json_reader import JsonReader
 from indexer.dumps.json_writer import document_chunks
 from indexer.dumps.recovered_blocks import Adoption, DumpedPartition, adopt_blocks
 from indexer.hashing.block_hashing import compute_block_hashes
-from indexer.index import keyed_roots
+from indexer.index import block_tree
 from indexer.index.prefix_index import PrefixIndex
 from tests.indexer.events.feed_scenes import a_feed, finish
 from tests.indexer.events.runs import a_run, take
@@ -73,9 +73,9 @@ class Rank:
 
     def found(self, **prompt):
         """Blocks of the prompt: [GPU, with CPU]."""
-        is_eagle = prompt.pop("is_eagle", False)
+        is_eagle, lookahead = prompt.pop("is_eagle", False), prompt.pop("lookahead", None)
         tokens = np.array(prompt.pop("tokens", PROMPT), np.uint32)
-        path = compute_block_hashes(tokens, SIZE, is_eagle=is_eagle, **prompt)
+        path = compute_block_hashes(tokens, SIZE, is_eagle=is_eagle, lookahead=lookahead, **prompt)
         return self.index.match(path)[self.writer.slot, :2].tolist()
 
     @property
@@ -261,14 +261,16 @@ def test_a_block_with_lookahead_is_hashed_with_the_token_behind():
 
 
 def test_lookahead_of_several_tokens_is_part_of_the_block():
+    """The index says how many tokens behind prompts are hashed with."""
     rank = Rank(is_eagle=True).send(ahead(0, 2, 3))
     path = np.array(
         [xxh3_64_intdigest(np.array(PROMPT[i : i + 7], "<u4").tobytes(), 1337) for i in (0, 4)],
         np.uint64,
     )
     assert rank.index.match(path)[0, 0] == 2
+    assert rank.found(lookahead=rank.index.lookahead) == [2, 2]
     assert rank.found(is_eagle=True) == [0, 0]
-    assert rank.feed.indexed.applier.lookahead_events == 1
+    assert rank.feed.indexed.applier.lookahead_events == 0
 
 
 @pytest.mark.parametrize("in_runs", [False, True])
@@ -324,8 +326,21 @@ def test_a_salt_that_every_event_repeats():
     assert (rank.found(cache_salt="tenant-a"), rank.found()) == ([4, 4], [0, 0])
 
 
+@pytest.mark.parametrize("in_runs", [True, False])
+def test_a_salt_that_is_an_adapters_name_is_another_identity(in_runs):
+    adapter, both = {"lora_name": "sql"}, {"lora_name": "sql", "cache_salt": "sql"}
+    asked = ({}, {"cache_salt": "sql"}, adapter, both)
+    for first, found in (
+        ({"extra_keys": [["sql"], None]}, 1),
+        (adapter | {"extra_keys": [["sql"], ["sql"]]}, 2),
+        (adapter | {"extra_keys": [["sql", "sql"], ["sql"]]}, 3),
+    ):
+        rank = Rank(in_runs=in_runs).send(stored(0, 2, **first))
+        assert [rank.found(**each)[0] for each in asked] == [2 * (i == found) for i in range(4)]
+
+
 def test_a_full_table_of_salts_refuses_new_ones_and_keeps_the_others(monkeypatch):
-    monkeypatch.setattr(keyed_roots.KeyedRoots.__init__, "__defaults__", (16,))
+    monkeypatch.setattr(block_tree, "ROOTS_MAX", 16)
     rank = Rank()
     for i in range(16):
         rank.send(stored(0, 1, cache_salt=f"t{i}", block_hashes=[i]))
@@ -431,6 +446,15 @@ def test_unknown_sequences_of_lower_tiers_are_dropped_once_there_are_keys(in_run
     assert (rank.found(), rank.found(**prompt)) == ([0, 0], [0, 0])
     assert rank.drops == {"tier_identity": 2}
     assert "leaves adapter" in rank.feed.indexed.applier.drops.last_skipped
+
+
+@pytest.mark.parametrize("in_runs", [False, True])
+def test_after_missing_batches_unknown_sequences_of_lower_tiers_are_dropped(in_runs):
+    """The batch that showed the keys may be among the missing ones."""
+    rank = Rank(in_runs=in_runs).send(stored(0, 1), cpu(0, 1))
+    rank.seq += 1
+    rank.send(stored(1, 1), cpu(0, 2, block_hashes=[1, 2]), cpu(1, 1), cpu(2, 1))
+    assert (rank.found(), rank.drops) == ([2, 3], {"tier_identity": 1})
 
 
 def test_unknown_names_below_images_are_dropped():

@@ -9,6 +9,7 @@ from indexer.hashing.engine_names import NameScheme, iterate_names
 from indexer.index.cache_groups import CacheGroups
 from indexer.index.kv_cache_facts import NO_FACTS, HashFacts, KvCacheFacts
 from indexer.index.prefix_index import PrefixIndex, PromptUnits
+from indexer.index.reuse_layout import AT_LEAST, EXACT, UNCERTAIN, UNSURE
 from tests.indexer.events.feed_scenes import a_feed, live
 from tests.models.event_feed_model import RANK
 
@@ -17,15 +18,18 @@ TOKENS = list(range(100, 100 + SIZE * BLOCKS))
 PATH = compute_block_hashes(np.array(TOKENS, np.uint32), SIZE)
 DROP = KvCacheFacts(eagle_drop=True)
 
+NOTHING = msgspec.msgpack.encode([0.0, []])
+"""Batch without an event."""
+
 
 @pytest.fixture
 def writer():
     return PrefixIndex(1000).open_slot()
 
 
-def begin(writer, facts, position=None):
+def begin(writer, facts, **source):
     """A listener of the rank is opened."""
-    feed = a_feed(writers={RANK: writer}, facts=facts, block_size=SIZE)
+    feed = a_feed(writers={RANK: writer}, facts=facts, block_size=SIZE, **source)
     feed.begin(0.0, nothing_older_comes=True)
     feed.on_connected(0.0)
     return feed
@@ -60,7 +64,7 @@ def reusable_blocks(writer, index):
     """Blocks and certainty for a prompt of all blocks and one more token."""
     found = index.match_reuse(PATH, PromptUnits(len(TOKENS) + 1))
     return int(found.matched[writer.slot, 0]), bool(
-        found.bounded is not None and found.bounded[writer.slot]
+        found.certainty is not None and found.certainty[writer.slot]
     )
 
 
@@ -73,7 +77,7 @@ def test_a_registered_drop_is_in_the_index_before_any_event(writer):
     "facts",
     [
         NO_FACTS,
-        KvCacheFacts(chunk=64),
+        KvCacheFacts(groups=1),
         KvCacheFacts(eagle_groups=(1,)),
         KvCacheFacts(salted=True, context_parallel=True, hash=HashFacts("sha256", "1")),
     ],
@@ -92,21 +96,44 @@ def test_other_facts_apply_to_the_blocks_that_are_there():
     feed = begin(writer, NO_FACTS)
     live(feed, 0, stored(), 1.0)
     assert reusable_blocks(writer, index) == (BLOCKS, False)
-    for facts, found in (
+    cases = (
         (DROP, (BLOCKS - 1, False)),
         (KvCacheFacts(certainty="at_most"), (BLOCKS, True)),
         (KvCacheFacts(may_drop=True), (BLOCKS, True)),
-        (KvCacheFacts(eagle_drop=True, eagle_groups=(1,)), (BLOCKS, False)),
+        (KvCacheFacts(eagle_drop=True, eagle_groups=(1,)), (BLOCKS, True)),
+        (KvCacheFacts(chunk=64), (BLOCKS, True)),
+        (KvCacheFacts(groups=2), (BLOCKS, True)),
         (KvCacheFacts(replay=8), (BLOCKS, False)),
         (KvCacheFacts(replay=SIZE * BLOCKS), (0, False)),
         (NO_FACTS, (BLOCKS, False)),
-    ):
+    )
+    for seq, (facts, found) in enumerate(cases, 1):
         feed.close()
-        feed = begin(writer, facts)
+        feed = begin(writer, facts, replay=False)
+        # Only the next batch shows that none is missing.
+        live(feed, seq, NOTHING, 1.0)
         assert reusable_blocks(writer, index) == found
         index.check_invariants()
-    live(feed, 1, stored(block_hashes=[9], parent_block_hash=4, token_ids=[1, 2, 3, 4]), 2.0)
+    live(
+        feed,
+        len(cases) + 1,
+        stored(block_hashes=[9], parent_block_hash=4, token_ids=[1, 2, 3, 4]),
+        2.0,
+    )
     assert index.stats().blocks == BLOCKS + 1
+
+
+def test_a_group_that_has_not_published_blocks_makes_a_bound():
+    """Of the numbers of groups, a lower one is missing."""
+    index = PrefixIndex(1000)
+    writer = index.open_slot()
+    live(begin(writer, NO_FACTS), 0, stored(group_idx=1), 1.0)
+    assert reusable_blocks(writer, index) == (BLOCKS, True)
+    assert writer.cache_groups.bound_reasons() == (
+        "not every cache group has published blocks so far",
+    )
+    live(begin(writer, KvCacheFacts(groups=1)), 1, stored(group_idx=1), 2.0)
+    assert reusable_blocks(writer, index) == (BLOCKS, False)
 
 
 def test_facts_of_ranks_without_groups_in_their_events_apply_as_well():
@@ -126,9 +153,17 @@ def test_batches_of_ranks_without_groups_are_applied_at_once(writer):
 def test_lookahead_in_events_ends_the_doubt_about_drops():
     index = PrefixIndex(1000)
     writer = index.open_slot()
-    feed = begin(writer, KvCacheFacts(may_drop=True))
+    feed = begin(writer, KvCacheFacts(may_drop=True), is_eagle=True)
     live(feed, 0, stored(lookahead_token_ids=[[7]] * BLOCKS), 1.0)
     assert reusable_blocks(writer, index)[1] is False
+
+
+def test_lookahead_that_the_registration_ignores_is_a_bound():
+    index = PrefixIndex(1000)
+    writer = index.open_slot()
+    live(begin(writer, NO_FACTS), 0, stored(lookahead_token_ids=[[7]] * BLOCKS), 1.0)
+    assert reusable_blocks(writer, index) == (BLOCKS, True)
+    assert "register `is_eagle`" in writer.group_status.reasons[0]
 
 
 def test_speculation_without_lookahead_is_a_bound_with_a_reason():
@@ -231,3 +266,79 @@ def test_the_number_of_narrow_windows_is_bounded():
         groups.learn(window, groups.guess_kind(window, window), window, SIZE)
     assert groups.overflowed
     assert groups.to_record().is_valid()
+
+
+def test_lost_batches_make_overlaps_uncertain_until_the_rank_is_empty():
+    index = PrefixIndex(1000)
+    writer = index.open_slot()
+    feed = begin(writer, KvCacheFacts(replay=SIZE - 1), replay=False)
+    live(feed, 0, stored(), 1.0)
+    assert certainty_of(writer, index) == EXACT
+    live(feed, 2, NOTHING, 2.0)
+    assert feed.degraded is not None
+    assert certainty_of(writer, index) == UNCERTAIN
+    assert (writer.group_status.certainty, writer.group_status.reasons) == (
+        "unknown",
+        (feed.degraded.reason,),
+    )
+    live(feed, 3, msgspec.msgpack.encode([0.0, [["AllBlocksCleared"]]]), 3.0)
+    live(feed, 4, stored(), 4.0)
+    assert certainty_of(writer, index) == EXACT
+
+
+def test_a_rank_that_is_not_verified_is_uncertain():
+    index = PrefixIndex(1000)
+    writer = index.open_slot()
+    feed = begin(writer, KvCacheFacts(replay=SIZE - 1), replay=False)
+    live(feed, 0, stored(), 1.0)
+    feed.on_disconnected(2.0)
+    assert (feed.doubt is not None, certainty_of(writer, index)) == (True, UNCERTAIN)
+    feed.on_connected(3.0)
+    assert certainty_of(writer, index) == UNCERTAIN
+    live(feed, 1, NOTHING, 4.0)
+    assert (feed.doubt, certainty_of(writer, index)) == (None, EXACT)
+
+
+def certainty_of(writer, index):
+    found = index.match_reuse(PATH, PromptUnits(len(TOKENS) + 1))
+    return int(found.certainty[writer.slot])
+
+
+@pytest.mark.parametrize(("tokens", "certainty"), [(True, EXACT), (False, AT_LEAST)])
+def test_hashes_of_a_caller_may_miss_blocks_with_several_tokens_behind(tokens, certainty):
+    index = PrefixIndex(1000)
+    writer = index.open_slot()
+    feed = begin(writer, NO_FACTS, is_eagle=True)
+    live(feed, 0, stored(lookahead_token_ids=[[7, 8, 9]] * BLOCKS), 1.0)
+    assert index.lookahead == 3
+    ids = np.array(TOKENS, np.uint32)
+    units = PromptUnits(len(TOKENS) + 1, ids if tokens else None)
+    found = index.match_reuse(PATH, units)
+    assert found.certainty[writer.slot] == certainty
+
+
+def test_ranks_with_another_lookahead_than_the_scope_are_uncertain():
+    index = PrefixIndex(1000)
+    writers = [index.open_slot() for _ in range(2)]
+    for writer, ahead in zip(writers, (3, 2), strict=True):
+        feed = begin(writer, NO_FACTS, is_eagle=True)
+        live(feed, 0, stored(lookahead_token_ids=[[7] * ahead] * BLOCKS), 1.0)
+    assert index.lookahead == 3
+    assert [certainty_of(writer, index) for writer in writers] == [AT_LEAST, UNCERTAIN]
+
+
+@pytest.mark.parametrize(("is_array", "is_bound"), [(True, True), (False, False)])
+def test_the_drop_of_engines_with_arrays_is_followed_for_one_group_only(is_array, is_bound):
+    """vLLM 0.23 drops the matches of several groups by another rule than 0.33."""
+    groups = CacheGroups(SIZE, KvCacheFacts(eagle_drop=True), is_array_form=is_array)
+    groups.learn(0, "full_attention", None, SIZE)
+    assert (groups.layout().drop, groups.bound_reasons()) == (1, ())
+    groups.learn(1, "mamba", None, SIZE)
+    assert bool(groups.bound_reasons()) == is_bound
+    assert groups.layout().drop == (0 if is_bound else 1)
+
+
+def test_salts_of_states_alone_are_not_shown_so_that_overlaps_are_uncertain():
+    groups = CacheGroups(SIZE, KvCacheFacts(salted=True))
+    groups.learn(0, "mamba", None, SIZE)
+    assert groups.layout().bound == UNSURE

@@ -126,7 +126,7 @@ def test_a_lane_without_planes_holds_nothing():
     assert lanes.needs_lanes
     match = rank.index.match_reuse(path, PromptUnits(4 * SIZE + 1))
     assert match.matched[rank.writer.slot, 0] == 0
-    assert not match.bounded[rank.writer.slot]
+    assert not match.certainty[rank.writer.slot]
 
 
 def test_without_memory_for_lanes_overlaps_are_a_bound(monkeypatch):

@@ -11,7 +11,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numba import njit
 
-from indexer.events import batch_scratch, duplicate_kernels, event_decoder, payload_kernels
+from indexer.events import (
+    batch_scratch,
+    duplicate_kernels,
+    event_decoder,
+    payload_kernels,
+    payload_layout,
+)
 from indexer.events.duplicate_kernels import NAMES_AT_ONCE
 from indexer.events.event_decoder import decode, decode_in_steps, parse_payload, scan_payload
 from indexer.events.event_types import BlockRemoved, BlockStored, DecodeError
@@ -24,7 +30,8 @@ from indexer.events.msgpack_kernels import (
     object_end,
     read_int,
 )
-from indexer.events.payload_kernels import JOB_LENGTH, N_COLUMNS, WORDS, scan_batch
+from indexer.events.payload_kernels import scan_batch
+from indexer.events.payload_layout import JOB_LENGTH, N_COLUMNS, WORDS
 from indexer.page_memory import LARGE_PAGES_MIN, has_own_pages, scratch_array
 from tests.builders.hypothesis_profiles import explores
 
@@ -329,7 +336,7 @@ def test_more_events_than_rows_are_unusual():
     hashes, tokens = np.empty(len(payload), np.uint64), np.empty(len(payload), np.uint32)
     for n_rows, used in ((3, 3), (2, UNUSUAL)):
         rows, job = np.empty((n_rows, N_COLUMNS), np.int64), np.zeros(JOB_LENGTH, np.int64)
-        job[payload_kernels.BUDGET] = payload_kernels.NO_BUDGET
+        job[payload_layout.BUDGET] = payload_layout.NO_BUDGET
         assert scan_batch(payload, job, rows, hashes, tokens)[0] == used
 
 
@@ -354,9 +361,9 @@ def test_a_large_event_is_read_a_bounded_number_of_elements_at_once(tokens, as_m
 
     def counted(payload, job, *arrays):
         calls.append(1)
-        before = job[[payload_kernels.HASHES, payload_kernels.TOKENS]].sum()
+        before = job[[payload_layout.HASHES, payload_layout.TOKENS]].sum()
         result = real(payload, job, *arrays)
-        assert job[[payload_kernels.HASHES, payload_kernels.TOKENS]].sum() - before <= 100
+        assert job[[payload_layout.HASHES, payload_layout.TOKENS]].sum() - before <= 100
         return result
 
     monkeypatch.setattr(payload_kernels, "scan_batch", counted)

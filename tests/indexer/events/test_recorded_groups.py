@@ -3,17 +3,22 @@
 import json
 import lzma
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from indexer.dumps import compact_writer
+from indexer.dumps.compact_head import DumpError
 from indexer.dumps.compact_reader import CompactReader, LoadLimits
 from indexer.dumps.compact_writer import compact_chunks
 from indexer.dumps.json_reader import JsonReader
 from indexer.dumps.json_writer import document_chunks
+from indexer.index.header_kernels import PLANES
 from indexer.index.kv_cache_facts import KvCacheFacts
 from tests.indexer.events.grouped_rank import GroupedRank
+from tests.models.recorded_cache import read_event
 
 DIRECTORY = Path(__file__).parents[2] / "data" / "hybrid"
 LAYOUTS = sorted(path.name.removesuffix(".jsonl.xz") for path in DIRECTORY.glob("*.jsonl.xz"))
@@ -33,8 +38,10 @@ def rows_of(layout):
             yield row
 
 
-def rank_of(about, index=None, *, knows_seed=True):
+def rank_of(about, index=None, *, knows_seed=True, knows_drop=True):
     facts = dict(about["facts"])
+    if not knows_drop:
+        facts["may_drop"] = facts.pop("eagle_drop")
     block_size = facts.pop("block_size")
     if not knows_seed:
         facts["hash"] = {"seed": "another seed than the engine's"}
@@ -45,12 +52,13 @@ def rank_of(about, index=None, *, knows_seed=True):
 def holdings_after(events, held):
     """Count the copies of (group, name) that the engine holds."""
     for event in events:
-        if event["type"] == "AllBlocksCleared":
+        kind, names, group = read_event(event)
+        if kind == "AllBlocksCleared":
             held.clear()
             continue
-        sign = 1 if event["type"] == "BlockStored" else -1
-        for name in event["block_hashes"]:
-            held[event.get("group_idx") or 0, name] += sign
+        sign = 1 if kind == "BlockStored" else -1
+        for name in names:
+            held[group, name] += sign
 
 
 def removals_of(held):
@@ -156,10 +164,15 @@ def read_compact(partition):
     return reader.partitions[0]
 
 
-def read_json(partition):
+def read_json(partition, without=()):
+    """Read a dump, without some of its members."""
+    document = json.loads(b"".join(document_chunks([partition])))
+    for member in without:
+        document.pop(member, None)
     reader = JsonReader(LoadLimits(100_000))
-    reader.feed(b'{"m:t":' + b"".join(document_chunks([partition])) + b"}")
+    reader.feed(json.dumps({"m:t": document}).encode())
     reader.finish()
+    assert reader.bad_entries == 0
     return reader.partitions[0]
 
 
@@ -171,20 +184,39 @@ def play_with_restarts(replayed, read_again):
             replayed.rank.index.check_invariants()
 
 
+@pytest.mark.parametrize("read_again", [read_compact, read_json])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_restarts_from_compact_dumps_change_no_answer(layout):
+def test_restarts_from_dumps_change_no_answer(layout, read_again):
     replayed = Replayed(layout)
-    play_with_restarts(replayed, read_compact)
+    play_with_restarts(replayed, read_again)
     assert [got for got in replayed.answers if got != (got[2], False, got[2])] == []
     replayed.remove_everything()
     assert_empty(replayed.rank)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_after_a_json_dump_answers_are_exact_or_upper_bounds(layout):
-    """The form that Dynamo reads does not have the other groups' blocks."""
+def test_after_a_dump_without_lanes_answers_are_exact_or_upper_bounds(layout):
     replayed = Replayed(layout)
-    play_with_restarts(replayed, read_json)
+    play_with_restarts(replayed, partial(read_json, without=["lanes"]))
+    wrong = [(n, bound, real) for n, bound, real in replayed.answers if not bound and n != real]
+    below = [(n, real) for n, bound, real in replayed.answers if bound and n < real]
+    assert (wrong, below) == ([], [])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_after_a_dump_without_groups_answers_are_bounds_once_the_engine_has_spoken(layout):
+    """Dynamo, and older versions of this service, do not know of other groups."""
+    replayed = Replayed(layout)
+    middle = len(replayed.rows) // 2
+    replayed.play(replayed.rows[:middle])
+    n_groups = len(replayed.rank.groups.groups)
+    replayed.rank.restart(partial(read_json, without=["lanes", "groups"]))
+    for row in replayed.rows[middle:]:
+        replayed.play([row])
+        groups = replayed.rank.groups
+        if groups is None or len(groups.groups) < n_groups:
+            replayed.answers.clear()
+    assert replayed.answers
     wrong = [(n, bound, real) for n, bound, real in replayed.answers if not bound and n != real]
     below = [(n, real) for n, bound, real in replayed.answers if bound and n < real]
     assert (wrong, below) == ([], [])
@@ -205,3 +237,28 @@ def test_several_layouts_share_an_index():
     for one in replayed:
         one.remove_everything()
     assert_empty(first.rank)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_versions_without_cache_groups_refuse_lanes_and_read_the_rest(layout, monkeypatch):
+    """Versions up to 0.3.0 ignore the members about groups, and expect sets without lanes."""
+    replayed = Replayed(layout)
+    replayed.play(replayed.rows[: len(replayed.rows) // 2])
+    stored = []
+
+    def keep(partition):
+        stored.append(partition)
+        return read_compact(partition)
+
+    replayed.rank.restart(keep)
+    (partition,) = stored
+    blocks = partition.blocks
+    assert read_json(partition, without=["groups", "lanes"]).blocks <= blocks
+    has_lanes = partition.snapshot.sets.shape[1] > PLANES
+    assert has_lanes == ("planes" in compact_writer._lane_members(partition.snapshot))
+    monkeypatch.setattr(compact_writer, "_lane_members", lambda _: {})
+    if has_lanes:
+        with pytest.raises(DumpError, match="more bytes than declared"):
+            read_compact(partition)
+    else:
+        assert read_compact(partition).blocks == blocks

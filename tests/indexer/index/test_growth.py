@@ -9,7 +9,8 @@ import pytest
 from indexer import page_memory
 from indexer.index import block_tree, index_memory, prefix_index
 from indexer.index import header_kernels as state
-from indexer.index.block_tree import ORPHANS_SHARE
+from indexer.index.block_tree import KEYED_ROOTS_SHARE, ORPHANS_SHARE
+from indexer.index.keyed_roots import ROOT_BYTES, SeedParts
 from indexer.index.orphans import ORPHAN_BYTES
 from indexer.index.prefix_index import PrefixIndex
 from indexer.index.slot_writer import STEP_BLOCKS_MAX
@@ -387,6 +388,17 @@ def test_orphans_take_their_share_of_the_bytes():
     assert stats.orphans == MIB // ORPHANS_SHARE // ORPHAN_BYTES
     assert stats.dropped_orphans == 998 - stats.orphans
     assert stats.bytes <= MIB
+
+
+def test_first_blocks_with_keys_take_their_share_of_the_bytes():
+    tree = PrefixIndex(1000, bytes_max=MIB)._tree
+    before = tree.nbytes()
+    most = 0
+    for content in range(1, 1000):
+        tree.add_keyed_root(content, SeedParts(content, 0))
+        most = max(most, len(tree.keyed_roots))
+        assert tree.nbytes() == before + len(tree.keyed_roots) * ROOT_BYTES <= MIB
+    assert most == MIB // KEYED_ROOTS_SHARE // ROOT_BYTES
 
 
 class Allocator:

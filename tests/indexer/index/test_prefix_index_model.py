@@ -163,6 +163,10 @@ class World:
             assert row == self.places.match(writer.slot, path)
             if self.seed_of.get(writer.slot) is not None:
                 assert row == self.edges.match(writer.slot, path)
+            names = self.index.name_prefix(writer.slot, u64(path)).tolist()
+            expected = self.places.prefix_names(writer.slot, path)
+            assert len(names) == len(expected)
+            assert all(name in some for name, some in zip(names, expected, strict=True))
         others = set(range(self.index.n_slots)) - {writer.slot for writer in self.writers}
         assert not matched[sorted(others)].any()
 
@@ -315,7 +319,7 @@ def test_lanes_never_change_a_match(seed):
             path = u64([*place, random.randint(1, 2)])
             matched = laned.index.match(path)
             assert (matched == plain.index.match(path)).all()
-            assert laned.index.match_reuse(path).bounded is None
+            assert laned.index.match_reuse(path).certainty is None
     laned.check()
 
 

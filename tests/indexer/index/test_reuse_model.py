@@ -4,6 +4,7 @@ A toy engine computes, evicts and clears; its events go through the lane writer 
 answer that is not marked as a bound is the model's; a bound is never below it.
 """
 
+from collections import Counter
 from random import Random
 
 import numpy as np
@@ -59,13 +60,14 @@ class Layout:
         scheme = scheme_of(self.unit, self.ahead) if self.named else None
         return GroupedEngine(model, random, scheme)
 
-    def rank(self, index=None):
+    def rank(self, index=None, *, tells_groups=False):
         chunks = [group.length for group in self.groups if group.kind == CHUNKED]
         facts = KvCacheFacts(
             eagle_drop=self.drops,
             eagle_groups=self.drafts,
             chunk=chunks[0] if chunks else None,
             replay=self.replay,
+            groups=len(self.groups) if tells_groups else None,
         )
         return GroupedRank(BLOCK, facts, index, is_eagle=self.ahead > 0)
 
@@ -91,6 +93,9 @@ EXACT = {
     "states inside blocks first": Layout(STATES, FULL, unit=2),
     "states inside larger blocks": Layout(FULL, (STATE, 8), unit=2),
     "states inside blocks beside a window": Layout(FULL, (WINDOW, 2, 5), STATES, unit=2),
+    "states inside larger blocks first": Layout((STATE, 8), FULL, unit=2),
+    "states inside blocks behind a window": Layout((WINDOW, 2, 5), STATES, FULL, unit=2),
+    "finer dense blocks and a state inside blocks": Layout(FULL, (DENSE, 2), STATES, unit=2),
     "chunks": Layout(FULL, (CHUNKED, 4, 8)),
     "two dense groups": Layout(FULL, FULL),
     "dense groups of two sizes": Layout(FULL, (DENSE, 8)),
@@ -130,6 +135,22 @@ BOUNDED = {
     ),
     "chunks of larger blocks": Layout(FULL, (CHUNKED, 8, 16)),
     "window of blocks across blocks": Layout(FULL, (WINDOW, 6, 12), unit=2),
+    "states inside larger blocks first, names unknown": Layout(
+        (STATE, 8), FULL, unit=2, named=False
+    ),
+    "window of finer blocks first": Layout((WINDOW, 2, 6), FULL, unit=2),
+    "windows of finer blocks first": Layout((WINDOW, 2, 5), (WINDOW, 1, 3), FULL, unit=1),
+    "ahead, window of finer blocks first": Layout((WINDOW, 2, 6), FULL, unit=2, ahead=1),
+    "finer dense blocks": Layout(FULL, (DENSE, 2), unit=2),
+    "finer dense blocks first": Layout((DENSE, 2), FULL, unit=2),
+    "larger dense blocks first": Layout((DENSE, 8), FULL),
+    "drop, finer dense blocks": Layout(FULL, (DENSE, 2), unit=2, drops=True),
+    "ahead, finer dense blocks": Layout(FULL, (DENSE, 2), unit=2, ahead=1),
+    "finer dense blocks and a state inside blocks, names unknown": Layout(
+        FULL, (DENSE, 2), STATES, unit=2, named=False
+    ),
+    "finer states": Layout(FULL, (STATE, 2), unit=1),
+    "finer states, names unknown": Layout(FULL, (STATE, 2), unit=1, named=False),
 }
 """Layouts with answers that may be bounds."""
 
@@ -137,12 +158,15 @@ BOUNDED = {
 class World:
     """Engine and rank side by side; prompts share beginnings, since their alphabet is small."""
 
-    def __init__(self, layout, seed, index=None):
+    def __init__(self, layout, seed, index=None, *, is_introduced=True):
+        """is_introduced: every group publishes blocks at first; else the registration tells them"""
         self.random = Random(seed)
         self.engine = layout.engine(self.random)
-        self.rank = layout.rank(index)
+        self.rank = layout.rank(index, tells_groups=not is_introduced)
         self.prompts = []
         self.bounds = self.answers = self.reused = 0
+        if not is_introduced:
+            return
         # Groups and units that have not been published yet are unknown to the rank.
         end = self.random.choice([16, 20]) + layout.unit + layout.ahead
         self.prompts.append([3] * end)
@@ -220,6 +244,14 @@ def test_walks_are_never_below_the_truth(name):
         walk(World(BOUNDED[name], seed), 25)
 
 
+@pytest.mark.parametrize("name", [*EXACT, *BOUNDED])
+def test_walks_from_the_first_block_of_an_engine_are_never_below_the_truth(name):
+    """Groups publish their first blocks one after the other; the registration has their number."""
+    layout = (EXACT | BOUNDED)[name]
+    for seed in range(3):
+        walk(World(layout, seed, is_introduced=False), 12)
+
+
 @pytest.mark.parametrize("name", EXACT)
 def test_groups_restored_from_a_record_go_on(name):
     """As after a restart: the index has the blocks, the record what events told of the groups."""
@@ -246,7 +278,7 @@ def test_several_layouts_in_one_index_do_not_disturb_each_other():
 
 SIZES = st.sampled_from([4, 4, 8, 2])
 GROUPS = st.one_of(
-    st.tuples(st.just(DENSE), st.sampled_from([4, 4, 8])),
+    st.tuples(st.just(DENSE), st.sampled_from([4, 4, 8, 2])),
     st.tuples(st.just(WINDOW), SIZES, st.integers(2, 14)),
     st.tuples(st.just(STATE), st.sampled_from([4, 4, 8])),
     st.tuples(st.just(CHUNKED), st.just(4), st.just(8)),
@@ -262,9 +294,7 @@ def layouts(draw):
     has_dense = draw(st.booleans())
     groups = draw(st.lists(GROUPS if has_dense else WITHOUT_DENSE, min_size=1, max_size=4))
     if has_dense:
-        # Blocks of other sizes are placed by the names of the tree's, which are published before.
-        at = 0 if any(group[1] != BLOCK for group in groups) else draw(st.integers(0, len(groups)))
-        groups.insert(at, FULL)
+        groups.insert(draw(st.integers(0, len(groups))), FULL)
     unit = min(group[1] for group in groups)
     unit = draw(st.sampled_from([unit, max(1, unit // 2)])) if has_dense else BLOCK
     ahead = draw(st.sampled_from([0, 0, 1]))
@@ -275,16 +305,62 @@ def layouts(draw):
 
 
 @explores(150)
-@given(layouts(), st.integers(0, 2**16))
-def test_any_layout_is_exact_or_bounded(layout, seed):
-    walk(World(layout, seed), 12)
+@given(layouts(), st.integers(0, 2**16), st.booleans())
+def test_any_layout_is_exact_or_bounded(layout, seed, is_introduced):
+    walk(World(layout, seed, is_introduced=is_introduced), 12)
+
+
+def random_layout(random):
+    """As `layouts`, for numbers of layouts that Hypothesis would take too long to draw."""
+    sizes = [4, 4, 8, 2]
+    has_dense = random.random() < 0.7
+    groups = []
+    for _ in range(random.randint(1, 4)):
+        kind = random.choice(
+            [DENSE, WINDOW, WINDOW, STATE, CHUNKED] if has_dense else [WINDOW, STATE]
+        )
+        size = random.choice(sizes) if has_dense else BLOCK
+        length = random.randint(2, 14)
+        groups.append(
+            {
+                DENSE: (DENSE, size),
+                WINDOW: (WINDOW, size, length),
+                STATE: (STATE, max(size, BLOCK)),
+                CHUNKED: (CHUNKED, 4, 8),
+            }[kind]
+        )
+    if has_dense:
+        groups.insert(random.randint(0, len(groups)), FULL)
+    unit = min(group[1] for group in groups)
+    unit = random.choice([unit, max(1, unit // 2)]) if has_dense else BLOCK
+    ahead = random.choice([0, 0, 1])
+    drops = not ahead and random.random() < 0.5
+    drafts = random.choice([None, (len(groups) - 1,)]) if drops else None
+    named = random.random() < 0.5
+    return Layout(*groups, unit=unit, ahead=ahead, drops=drops, drafts=drafts, named=named)
+
+
+RANDOM_LAYOUTS = 1000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_random_layouts_are_exact_or_bounded():
+    counts = Counter()
+    for seed in range(RANDOM_LAYOUTS):
+        random = Random(f"layout {seed}")
+        world = World(random_layout(random), seed, is_introduced=random.random() < 0.5)
+        walk(world, 12)
+        counts += Counter(answers=world.answers, at_most=world.bounds, reused=world.reused)
+    print(dict(counts))
+    assert counts["reused"] > RANDOM_LAYOUTS
 
 
 def test_columns_cover_slots_that_were_opened_after_a_layout_was_set():
     world = World(EXACT["window"], 0)
     others = [world.rank.index.open_slot() for _ in range(70)]
     match = world.rank.index.match_reuse(np.array([1], np.uint64))
-    assert len(match.inside) == len(match.bounded) == len(match.matched) == len(others) + 1
+    assert len(match.inside) == len(match.certainty) == len(match.matched) == len(others) + 1
     walk(world, 10)
 
 
@@ -295,7 +371,7 @@ def test_blocks_of_lower_tiers_are_a_bound():
     world.rank.writer.store(Tier.CPU, None, path, path)
     match = world.rank.index.match_reuse(path, PromptUnits(13))
     slot = world.rank.writer.slot
-    assert (match.matched[slot].tolist(), bool(match.bounded[slot])) == ([0, 3, 3, 3], True)
+    assert (match.matched[slot].tolist(), bool(match.certainty[slot])) == ([0, 3, 3, 3], True)
 
 
 def test_a_prompt_of_another_length_leaves_nothing_inside_behind():

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from select_service.planner.connectors.kube.leader_election import LeaderElection
+from select_service.planner.connectors.kube.pod_replacement import PodRules
 from select_service.planner.connectors.kube.scale_target import (
     DELETION_COST,
     DRAINED_WORKER,
@@ -38,6 +39,7 @@ class Fleet:
         election: LeaderElection | None = None,
         api: PlainApi | None = None,
         selectors: SelectorClients | None = None,
+        pods: PodRules | None = None,
     ) -> KubernetesConnector:
         client = selectors or self.selectors()
         name, component = ("engines", "decode") if self.kind == GRAPH else (self.app, None)
@@ -48,6 +50,7 @@ class Fleet:
             targets,
             election,
             WorkerDrainer(client, clock=time),
+            pods=pods,
             clock=time,
         )
 

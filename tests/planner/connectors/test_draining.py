@@ -51,7 +51,8 @@ async def test_the_least_used_drain_before_the_count_is_lowered():
         assert roles_with(decision, ConnectorStatus.DRAINING) == (D,)
         assert decision.roles[D].victims == ("2",)
         assert selector.draining == {2}
-        assert (await connector.read())[D].in_progress
+        seen = (await connector.read())[D]
+        assert (seen.in_progress, seen.draining, seen.draining_is_ready) == (True, 1, False)
         assert not await connector.wait(0)
         assert connector.decision.num_decode == 3
         selector.booked[2] = 0

@@ -9,6 +9,7 @@ import pytest
 from select_service.planner.connectors.connector import ConnectorStatus
 from select_service.planner.connectors.kube.scale_target import DELETION_COST, DRAINED_WORKER
 from select_service.planner.connectors.kubernetes_connector import KubernetesConnector
+from select_service.planner.core.tick_input import count_serving
 from tests.builders.fake_kubernetes.kinds import DEPLOYMENT, POD, STATEFUL_SET, Kind
 from tests.builders.fake_kubernetes.server import Fault
 from tests.planner.connectors.a_cluster import Cluster, D, P
@@ -49,7 +50,9 @@ async def test_the_least_used_drain_are_marked_and_go() -> None:
         assert decision.roles[D].victims == ("103", "101")
         assert selector.draining == {101, 103}
         assert [cost is not None for cost in costs(cluster)] == [True, False, True, False]
-        assert (await connector.read())[D].in_progress
+        seen = (await connector.read())[D]
+        assert (seen.in_progress, seen.ready, seen.draining) == (True, 4, 2)
+        assert count_serving(seen) == 2
         selector.booked[103] = 0
         assert not await connector.wait(0)
         assert cluster.replicas("decode") == 4

@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 
 from select_service.planner.connectors.kube.leader_election import LeaderElection
+from select_service.planner.connectors.kube.pod_replacement import PodRules
 from select_service.planner.connectors.kube.scale_target import ScaleTarget
 from select_service.planner.connectors.selector_client import SelectorClients
 from select_service.planner.connectors.worker_drain import WorkerDrainer
@@ -21,7 +22,8 @@ from tests.planner.connectors.a_cluster import Cluster, D, a_cluster
 from tests.planner.connectors.a_selector import ASelector, running
 
 RIGHTS = Path(__file__).parents[3] / "docs" / "examples" / "planner-rbac.yaml"
-VERBS = {"GET": "get", "PATCH": "patch", "PUT": "update", "POST": "create"}
+VERBS = {"GET": "get", "PATCH": "patch", "PUT": "update", "POST": "create", "DELETE": "delete"}
+DELETED = PodRules(replaces="delete")
 Right = tuple[str, str, str]
 """Group, resource and verb."""
 
@@ -54,11 +56,19 @@ def used(method: str, path: str) -> Right:
 async def scaled_up_and_down(cluster: Cluster, target: ScaleTarget, selector: ASelector) -> None:
     drainer = WorkerDrainer(SelectorClients([selector.url], "llama", "default"), clock=cluster.time)
     election = LeaderElection(cluster.api, "default", "select-planner", "one", clock=cluster.time)
-    connector = cluster.connector(target, drainer=drainer, election=election)
+    connector = cluster.connector(target, drainer=drainer, election=election, pods=DELETED)
     await connector.validate()
     await connector.read()
     await connector.scale({D: 3})
     cluster.settle()
+    if target.kind == DEPLOYMENT.kind:
+        pod = cluster.controller.pods("engines")[0]
+        selector.booked[7], selector.blocks[7] = 0, 0
+        selector.hosts[7] = pod["status"]["podIP"]
+        selector.draining.add(7)
+        assert (await connector.scale({}, (7,))).replaced == (7,)
+        selector.booked.clear()
+        cluster.settle()
     await election.try_once()
     await connector.scale({D: 1})
     await connector.close()

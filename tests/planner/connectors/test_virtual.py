@@ -54,7 +54,7 @@ async def test_a_decision_is_fetched_and_acknowledged_over_http() -> None:
         found = (await client.get("/v1/decision?after=-1&timeout_ms=1000")).json()
         assert found == {
             "decision_id": 0, "num_prefill": 1, "num_decode": 2, "superseded": False,
-            "decided_at": 7.0, "victims": [], "completed": False, "kept": None,
+            "decided_at": 7.0, "victims": [], "replace": [], "completed": False, "kept": None,
         }  # fmt: skip
         body = {"num_prefill": 1, "num_decode": 2}
         answer = await client.post("/v1/decision/0/complete", json=body)
@@ -217,7 +217,7 @@ async def test_what_selectors_see_counts_more_than_what_is_said() -> None:
         return seen
 
     connector = VirtualConnector(None, ready, clock=lambda: 0.0)
-    assert await connector.read() == {D: RoleReplicas(ready=1, expected=1)}
+    assert await connector.read() == {D: RoleReplicas(ready=1)}, "nothing was decided yet"
     assert P in connector.faults()
     await connector.scale({D: 3})
     await connector.acknowledge(0, {D: 3})

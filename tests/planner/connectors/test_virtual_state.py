@@ -6,6 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from select_service.planner.connectors.virtual_state import (
     ADOPT_AFTER_S,
+    REPLACED_MAX,
     AcknowledgementEffect,
     CountsEffect,
     UnknownDecisionNumber,
@@ -98,6 +99,14 @@ def decided(*wishes: dict[Role, int]) -> VirtualState:
     for wanted in wishes:
         state, _ = state.with_counts(wanted, 0.0)
     return state
+
+
+def test_a_client_that_never_acknowledges_gets_the_latest_workers_to_replace() -> None:
+    state = VirtualState()
+    for worker_id in range(2 * REPLACED_MAX + 2):
+        state, _ = state.with_counts({D: 3}, float(worker_id), lost=(worker_id // 2,))
+    last = 2 * REPLACED_MAX // 2
+    assert state.decision.replace == tuple(range(last + 1 - REPLACED_MAX, last + 1))
 
 
 def test_a_newer_wish_replaces_an_open_decision_at_its_second_tick() -> None:

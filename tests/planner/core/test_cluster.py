@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from select_service.planner.core.cluster import ClusterPlanner, GpuClaim, divide_gpus
-from select_service.planner.core.proposal_merge import BoundType, Proposal, ProposedCount
 from select_service.planner.core.reasons import Reason
+from select_service.planner.core.reconcile import BoundType, Proposal, ProposedCount
 from select_service.planner.core.tick_input import Role, TickInput
 from tests.planner.core.deployments import a_deployment, both, replicas, told, traffic
 

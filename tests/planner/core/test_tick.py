@@ -4,8 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from select_service.planner.core.forecast_contracts import ExpectedTraffic
-from select_service.planner.core.proposal_merge import BoundType, Proposal, ProposedCount
 from select_service.planner.core.reasons import Reason
+from select_service.planner.core.reconcile import BoundType, Proposal, ProposedCount
 from select_service.planner.core.tick import PlannedDeployment, TickEffects
 from select_service.planner.core.tick_input import ForwardPass, Role, RoleReplicas, TickInput
 from tests.planner.core.deployments import (
@@ -72,7 +72,7 @@ def test_zero_traffic_goes_to_the_minimum_even_in_the_first_window():
     assert steps[True].throughput_reason is Reason.MODEL_NOT_READY
     assert steps[False].roles[P].sized is not None
     assert steps[False].roles[P].sized.reason is Reason.IDLE
-    assert steps[False].roles[P].merged == 1
+    assert steps[False].roles[P].reconciled == 1
 
 
 def test_a_lowered_budget_is_reached_step_by_step():

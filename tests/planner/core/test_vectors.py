@@ -1,6 +1,8 @@
 """Vectors of the same form as those that the planner was built by, some of each."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,3 +18,8 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.get("id"))
 def test_vector(case: dict[str, object]) -> None:
     assert list(format_of(case).play(case)) == []
+
+
+def test_the_formats_need_no_library_that_the_predictors_environment_has_not() -> None:
+    code = "import sys; sys.modules['aiohttp'] = None; import tests.vectors.formats"
+    subprocess.run((sys.executable, "-c", code), check=True, timeout=60)

@@ -73,6 +73,19 @@ def test_profiles_side_by_side_and_twice_the_same_bytes(trace, config, tmp_path,
     assert b"chat (document)" in page
 
 
+def test_a_fleet_that_was_never_sized_gets_advice(trace, config, capsys):
+    """An engine that is overloaded from the start shows nothing to learn from."""
+    own = CONFIG.replace("enable_load_scaling: true", "enable_load_scaling: false")
+    config.write_text(own.replace("interval_seconds: 60", "interval_seconds: 180"))
+    words = ["--trace", str(trace), "--config", str(config), "--speedup", "10", "--hours", "0.1"]
+    assert replay_command(words) == 0
+    advice = capsys.readouterr().out.splitlines()[-1]
+    assert advice.startswith("chat (ours): model_not_ready in all")
+    assert "--replicas" in advice
+    assert replay_command([*words, "--replicas", "8"]) == 0
+    assert "model_not_ready" not in capsys.readouterr().out
+
+
 def test_a_trace_goes_on_as_long_as_is_asked_for(trace, config, capsys):
     words = ["--trace", str(trace), "--config", str(config), "--hours", "0.25", "--json"]
     assert replay_command(words) == 0
@@ -103,6 +116,14 @@ def a_log(path: Path) -> Path:
         written.append(encode_line(line))
     path.write_bytes(b"\n".join(written) + b"\n")
     return path
+
+
+def test_plugins_are_named_and_not_called(trace, config, capsys):
+    """The class does not exist: nothing is loaded."""
+    plugin = '{name: cost, stage: constrain, class: "no_such_module:A"}'
+    config.write_text(f"{CONFIG}plugins: [{plugin}]\n")
+    assert replay_command(["--trace", str(trace), "--config", str(config), "--hours", "0.05"]) == 0
+    assert capsys.readouterr().err == "select-planner: plugins are not called in replays: cost\n"
 
 
 def test_a_log_with_its_own_settings_and_with_others(tmp_path, config, capsys):

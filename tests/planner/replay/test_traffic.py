@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from select_service.files.mooncake_trace import TraceError
+from select_service.files.request_trace import TraceError
 from select_service.planner.core.tick_input import ForwardPass
 from select_service.planner.replay.replay_traffic import repeat_requests, trace_requests
 from select_service.planner.replay.simulated_engine import SimulatedRequest
@@ -16,6 +16,7 @@ from select_service.planner.replay.simulated_observation import (
     make_length_bins,
     measure_variation,
 )
+from tests.builders.request_traces import chat, write_lines
 from tests.builders.simulated_engines import generate_requests
 
 
@@ -42,8 +43,17 @@ def test_a_trace_with_what_its_prompts_share(tmp_path: Path) -> None:
 
 def test_a_full_cache_forgets_what_was_used_longest_ago(tmp_path: Path) -> None:
     path = trace(tmp_path / "t.jsonl", (0, [1, 2], 1), (1, [3, 4], 1), (2, [1, 2], 1))
-    assert trace_requests(path, cached_blocks=2)[2].uncached == 1024
-    assert trace_requests(path, cached_blocks=4)[2].uncached == 1
+    assert trace_requests(path, cached_tokens=1024)[2].uncached == 1024
+    assert trace_requests(path, cached_tokens=2048)[2].uncached == 1
+
+
+def test_a_bailian_trace_shares_blocks_of_16_tokens(tmp_path: Path) -> None:
+    rows = (chat(1, -1, 0.0, [1, 2, 3]), chat(2, 1, 4.0, [1, 2, 3, 4]))
+    found = trace_requests(write_lines(tmp_path / "t.jsonl", *rows), speedup=2.0)
+    assert [(each.arrived_s, each.isl, each.uncached) for each in found] == [
+        (0.0, 40, 40),
+        (2.0, 56, 8),
+    ]
 
 
 def test_a_line_that_is_no_request(tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from select_service.planner.core.settings import DeploymentSettings
+from select_service.planner.core.tick_input import Role
 from select_service.planner.deployment_status import COLUMNS, HISTORY_ROWS_MAX, DeploymentStatus
 from select_service.planner.report import report_page as page_module
 from select_service.planner.report.report_page import render_page
 from select_service.planner.report.report_views import ChartSeries, make_view
 from select_service.planner.report.svg_charts import Chart, ChartLine, draw_chart
-from tests.planner.made_up import a_day
+from tests.planner.made_up import a_day, a_role, a_tick, effects
 
 BYTES_MAX = 2_000_000
 VOID = {"meta", "link", "path", "br"}
@@ -71,6 +72,45 @@ def test_a_page_is_well_formed_and_loads_nothing(day):
 def test_a_decision_says_its_reasons_when_it_is_pointed_at(day):
     titles = re.findall(r"<title>(.*?)</title>", render_page([make_view(day)]).decode(), re.S)
     assert any("→" in title and "up: More replicas are needed" in title for title in titles)
+
+
+def test_a_decision_says_its_second(day):
+    """Decisions of a day, and those of a replay, may be seconds apart."""
+    text = render_page([make_view(day)]).decode()
+    assert re.search(r"<title>\d\d \w{3} \d\d:\d\d:\d\d  decode: ", text)
+    assert re.search(r"<tr><td>\d\d \w{3} \d\d:\d\d:\d\d<td>(decode|prefill)<td>", text)
+    replay = render_page([make_view(a_day(ticks=600, start_s=0.0))]).decode()
+    assert re.search(r"<tr><td>\d+:\d\d:\d\d<td>", replay)
+
+
+def a_drain(serving_ready):
+    """Four replicas, of which one drains for ten ticks and goes."""
+    status = DeploymentStatus("llama", DeploymentSettings(mode="agg"))
+    for at in range(30):
+        drains = 10 <= at < 20
+        count = 4 if at < 20 else 3
+        role = {
+            "ready": count if serving_ready or not drains else 3,
+            "starting": 0 if serving_ready or not drains else 1,
+        }
+        more = {"serving": 3, "draining": 1} if drains else {}
+        wished = {Role.DECODE: 3} if at >= 10 else None
+        told = effects(5.0 * at, {Role.DECODE: a_role(**role, final=count, **more)}, wished=wished)
+        status.add_tick(a_tick(5.0 * at), told, None)
+    return status
+
+
+@pytest.mark.parametrize("serving_ready", [True, False])
+def test_draining_has_a_colour_of_its_own(serving_ready):
+    """Platforms count draining replicas as ready, or as missing."""
+    view = make_view(a_drain(serving_ready))
+    text = render_page([view]).decode()
+    assert text.count('class="area draining"') == 1
+    during = view.table[15]
+    names = ("serving", "draining", "total")
+    found = {name: during[COLUMNS.index(f"decode_{name}")] for name in names}
+    assert found == {"serving": 3.0, "draining": 4.0, "total": 4.0}
+    assert 'class="area draining"' not in render_page([make_view(a_day(ticks=30))]).decode()
 
 
 def test_gpu_hours_stand_against_the_least_possible(day):

@@ -30,6 +30,8 @@ from select_service.planner.core.tick_input import (
     TickInput,
     TrafficWindow,
 )
+from select_service.planner.core.tick_plan import TickPlan
+from select_service.planner.plugins.plugin_host import PluginHost
 from select_service.planner.runtime import deployment_runner as members
 from select_service.planner.runtime import tick_loop as loops
 from select_service.planner.runtime.deployment_runner import (
@@ -37,7 +39,6 @@ from select_service.planner.runtime.deployment_runner import (
     DeploymentSources,
     ScalingTooLate,
 )
-from select_service.planner.runtime.external_proposers import ExternalProposers
 from select_service.planner.runtime.forward_pass_source import ForwardPassReceiver
 from select_service.planner.runtime.planner_process import make_runners
 from select_service.planner.runtime.selector_observation import CombinedObservation
@@ -112,7 +113,7 @@ class Scene:
         self.now = 0.0
         self.source: Any = Told(requests)
         self.platform = Platform({D: 2})
-        nobody = ExternalProposers((), None, lambda: self.now)  # type: ignore[arg-type]
+        nobody = PluginHost((), lambda: self.now)
         sources = DeploymentSources(self.source, None, None, nobody)
         self.member = DeploymentRunner(own, sources, self.platform)
         core = a_deployment(**_settings(own))
@@ -135,7 +136,8 @@ def _settings(own: DeploymentConfig) -> Mapping[str, Any]:
     return {each: getattr(own, each) for each in DeploymentSettings.__struct_fields__}
 
 
-async def test_a_tick_asks_decides_and_scales() -> None:
+async def test_a_tick_asks_decides_and_scales(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     scene = Scene()
     told, effects, applied = await scene.tick()
     assert told.traffic is not None
@@ -147,6 +149,8 @@ async def test_a_tick_asks_decides_and_scales() -> None:
     assert scene.platform.counts[D] > 2
     assert applied is not None
     assert applied.roles[D].status == ConnectorStatus.APPLIED
+    (line,) = [each for each in caplog.records if each.getMessage() == "replicas decided"]
+    assert line.fields["reasons"] == ["scale"]  # type: ignore[attr-defined]
 
 
 async def test_selectors_that_say_nothing_are_unknown_traffic() -> None:
@@ -165,6 +169,16 @@ async def test_a_model_that_no_selector_knows_is_said() -> None:
     scene.source.unknown_model = "nothing is known of model=m"
     await scene.tick()
     assert scene.member.faults == {"model": "nothing is known of model=m"}
+
+
+async def test_prefill_workers_that_the_mode_does_not_count_are_a_fault() -> None:
+    scene = Scene()
+    scene.source.answer.workers[Role.PREFILL] = 3
+    await scene.tick()
+    assert scene.member.faults == {
+        "mode": "3 workers have the role prefill, which mode `agg` does not count: set "
+        "`mode: disagg`"
+    }
 
 
 async def test_what_is_wrong_at_the_start_is_asked_again_before_the_first_tick(
@@ -243,11 +257,11 @@ async def test_no_error_of_a_deployment_ends_the_loop(error: Exception) -> None:
 async def test_a_decision_that_fails_holds_the_deployment(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene()
 
-    def fails(told: Mapping[str, TickInput]) -> dict[str, TickEffects]:
+    def fails(plans: Mapping[str, TickPlan]) -> dict[str, TickEffects]:
         raise ArithmeticError("no root")
 
     with monkeypatch.context() as patched:
-        patched.setattr(ClusterPlanner, "tick", lambda _, told: fails(told))
+        patched.setattr(ClusterPlanner, "finish_tick", lambda _, plans: fails(plans))
         scene.now = 60.0
         await scene.loop.tick()
     assert scene.platform.asked == []
@@ -271,17 +285,17 @@ async def test_a_tick_that_takes_too_long_scales_nothing(monkeypatch: pytest.Mon
 async def test_a_decision_that_takes_too_long_scales_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    decide = ClusterPlanner.tick
+    decide = ClusterPlanner.finish_tick
 
-    def slowly(cluster: ClusterPlanner, told: Mapping[str, TickInput]) -> dict[str, TickEffects]:
-        effects = decide(cluster, told)
+    def slowly(cluster: ClusterPlanner, plans: Mapping[str, TickPlan]) -> dict[str, TickEffects]:
+        effects = decide(cluster, plans)
         Event().wait(0.1)
         return effects
 
     scene = Scene()
     with monkeypatch.context() as patched:
         patched.setattr(loops, "DEADLINE_S", 0.05)
-        patched.setattr(ClusterPlanner, "tick", slowly)
+        patched.setattr(ClusterPlanner, "finish_tick", slowly)
         _, effects, applied = await scene.tick()
     assert effects.scale_to is not None
     assert (applied, scene.platform.asked) == (None, [])

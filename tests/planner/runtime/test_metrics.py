@@ -35,6 +35,10 @@ def test_each_deployment_has_its_series():
         assert value(families, "sla_target_ttft_ms", deployment=name) == 500.0
         assert 0.5 < value(families, "attainment", deployment=name, slo="ttft") <= 1.0
         assert value(families, "forecast_error", deployment=name) == 0.08
+        assert value(families, "observed_local_share", deployment=name) == 0.25
+        assert value(families, "observed_link_use", deployment=name) == 0.25
+        assert value(families, "observed_link_backlog_seconds", deployment=name) == 0.5
+        assert value(families, "observed_moved_tokens_per_second", deployment=name) > 0.0
 
 
 def test_before_the_first_tick_what_is_not_known_has_no_series():

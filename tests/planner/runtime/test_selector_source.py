@@ -10,8 +10,8 @@ from aiohttp import web
 from select_service.planner.connectors.virtual_connector import VirtualConnector
 from select_service.planner.core.tick_input import EngineLimits, Role
 from select_service.planner.planner_http import PlannerHttpClient
+from select_service.planner.plugins.plugin_host import PluginHost
 from select_service.planner.runtime.deployment_runner import REGISTRATION_S, DeploymentSources
-from select_service.planner.runtime.external_proposers import ExternalProposers
 from select_service.planner.runtime.selector_observation import (
     CombinedObservation,
     SelectorHistogram,
@@ -235,7 +235,7 @@ async def test_the_question() -> None:
 
 @pytest.mark.parametrize("answers", [(), (answer(complete=False),), (BUSY, answer(complete=False))])
 async def test_a_registry_that_is_not_whole_is_not_zero_workers(answers: Any) -> None:
-    nobody = ExternalProposers((), None, lambda: 0.0)  # type: ignore[arg-type]
+    nobody = PluginHost((), lambda: 0.0)
     sources = DeploymentSources(None, None, None, nobody)
     sources.last_observation = told(*answers)
     assert await sources.serving_workers() is None
@@ -251,7 +251,7 @@ async def test_workers_that_register_again_are_all_there_when_as_many_have() -> 
     def ranks(count: int) -> dict[str, Any]:
         return answer(ranks=[rank(at) for at in range(count)])
 
-    nobody = ExternalProposers((), None, lambda: 0.0)  # type: ignore[arg-type]
+    nobody = PluginHost((), lambda: 0.0)
     clock = Clock()
     sources = DeploymentSources(None, None, None, nobody, clock)
 
@@ -274,3 +274,38 @@ async def test_workers_that_register_again_are_all_there_when_as_many_have() -> 
     assert await counted(told(ranks(1))) is None
     clock.now += REGISTRATION_S
     assert await counted(told(ranks(1))) == 1
+
+
+def pairs(**fields: Any) -> dict[str, Any]:
+    return {
+        "remote": 6,
+        "local": 2,
+        "local_uncached_isl": {"counts": [2, 0, 0], "sum": 8.0},
+        "moved_tokens": 900,
+        "link_seconds": 12.0,
+        "leaving_hosts": 2,
+        "entering_hosts": 4,
+        "link_backlog_s": 0.5,
+        **fields,
+    }
+
+
+def test_pairs_of_all_selectors_are_added_and_the_links_of_the_fewer_hosts_count() -> None:
+    uncached = {"counts": [2, 4, 2], "sum": 2008.0}
+    one = answer(arrivals=8, isl=uncached, uncached_isl=uncached, pairs=pairs())
+    other = answer(arrivals=8, isl=uncached, uncached_isl=uncached, pairs=pairs(link_backlog_s=2.0))
+    found = told(one, other).traffic.pairs
+    assert found is not None
+    assert (found.remote, found.local, found.moved_tokens) == (12.0, 4.0, 1800.0)
+    assert found.local_share == 0.25
+    assert found.local_uncached is not None
+    assert found.local_uncached.mean == pytest.approx(4.0)
+    assert found.remote_uncached is not None
+    assert found.remote_uncached.mean * found.remote_uncached.total == pytest.approx(4000.0)
+    assert found.link_use == pytest.approx(24.0 / (2 * 60.0))
+    assert found.link_backlog_s == 2.0
+    unknown = told(one, answer(pairs=pairs(link_seconds=None, link_backlog_s=None))).traffic.pairs
+    assert unknown is not None
+    assert (unknown.link_use, unknown.link_backlog_s) == (None, None)
+    assert told(one, answer()).traffic.pairs is not None
+    assert told(answer(pairs=pairs(remote=0, local=0)), answer()).traffic.pairs is None

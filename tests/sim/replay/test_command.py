@@ -6,7 +6,9 @@ import msgspec
 import pytest
 
 from select_service.__main__ import main
+from select_service.sim.replay.pair_replay import PairFigures, judge_splits
 from select_service.sim.replay.policy_replay_command import REQUESTS_MAX
+from tests.builders.request_traces import call, chat, session, write_lines
 from tests.sim.replay.log_lines import a_decision, a_fleet, write
 
 POLICIES = ("work", "reference", "round-robin", "work+strict-tail")
@@ -121,4 +123,140 @@ def test_a_missing_file_and_an_unknown_model_are_told(tmp_path, capsys):
 )
 def test_wrong_arguments_are_told(tmp_path, capsys, flags, reason):
     assert main(["replay", "--log", "x", *flags]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def a_long_and_short_log(path, n=300, per_s=20.0):
+    """One prompt in eight is long; every text is new."""
+    decisions = [
+        a_decision(k, k / per_s, [], 12_000 if k % 8 == 0 else 300, 40 if k % 8 == 0 else 120)
+        for k in range(n)
+    ]
+    return write(path, [a_fleet(8), *decisions])
+
+
+def rows_of(shown):
+    table = [line.strip("| ").split(" | ") for line in shown.splitlines() if line.startswith("| ")]
+    return {row[0]: row[1:] for row in table[2:]}
+
+
+def test_splits_are_compared_with_all_ranks_together(tmp_path, capsys):
+    log = a_long_and_short_log(tmp_path / "log")
+    arguments = ["replay", "--log", str(log), "--pairs", "2:6,4:4", "--gpu", "h100-80"]
+    assert main([*arguments, "--link-gbps", "400"]) == 0
+    shown = capsys.readouterr().out
+    rows = rows_of(shown)
+    assert list(rows) == ["8 together", "2:6", "4:4"]
+    assert rows["8 together"][4:] == ["-", "-", "-"]
+    for name in ("2:6", "4:4"):
+        ttft, p99, itl, goodput = (float(each) for each in rows[name][:4])
+        assert 0.0 < ttft < p99
+        assert itl > 0.0
+        assert goodput > 0.0
+        assert 0.0 < float(rows[name][5]) < 12_000
+        assert 0 <= int(rows[name][4].rstrip("%")) < 100
+    assert "**Splitting " in shown
+    assert main([*arguments, "--link-gbps", "1"]) == 0
+    slow = rows_of(capsys.readouterr().out)
+    assert float(slow["2:6"][5]) < float(rows["2:6"][5]), "fewer tokens move over slow links"
+    assert slow["8 together"] == rows["8 together"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--pairs", "4"], "splits like 4:12,6:10"),
+        (["--pairs", "0:4"], "splits like 4:12,6:10"),
+        (["--pairs", "1:2:1"], "splits like 4:12,6:10"),
+        (["--pairs", ",".join(f"{k}:1" for k in range(1, 10))], "up to 8 splits"),
+        (["--pairs", "2:3"], "5 ranks, but the fleet has 4"),
+        (["--pairs", "2:2", "--policy", "work"], "not together with --policy"),
+        (["--pairs", "2:2", "--link-gbps", "0"], "expected a number above 0"),
+        (["--pairs", "2:2", "--ranks-per-host", "0"], "expected a whole number from 1"),
+    ],
+)
+def test_wrong_splits_are_refused(tmp_path, capsys, flags, reason):
+    log = a_log(tmp_path / "log")
+    assert main(["replay", "--log", str(log), *flags]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def figures(goodput, is_bound=False):
+    return PairFigures(1.0, 2.0, 0.01, 0.5, 10.0, 0.1, goodput, is_bound)
+
+
+@pytest.mark.parametrize(
+    ("together", "split", "verdict"),
+    [
+        (1.0, 1.2, "Splitting pays"),
+        (1.0, 1.04, "Splitting makes no difference"),
+        (1.0, 0.97, "Splitting makes no difference"),
+        (1.0, 0.5, "Splitting does not pay"),
+        (0.0, 0.0, "No fleet keeps the goals"),
+        (0.0, 0.3, "Splitting pays"),
+    ],
+)
+def test_the_verdict_follows_from_the_goodput(together, split, verdict):
+    found = {"16 together": figures(together), "4:12": figures(split / 2), "8:8": figures(split)}
+    said = judge_splits(found)
+    assert said.startswith(f"**{verdict}")
+    assert (split == 0.0) or "8:8" in said
+
+
+def test_a_log_without_load_decides_nothing():
+    found = {"4 together": figures(9.0, True), "2:2": figures(9.0, True)}
+    assert "does not load the fleet" in judge_splits(found)
+
+
+def a_bailian_trace(path):
+    """Fifteen beginnings of 50 blocks of 64 tokens, in turns, each with an end of its own."""
+    rows = [
+        chat(k, -1, k / 4, [*range(k % 15 * 200, k % 15 * 200 + 200), 10**6 + k])
+        for k in range(100)
+    ]
+    return write_lines(path, *rows)
+
+
+def test_a_trace_is_replayed_on_the_given_ranks(tmp_path, capsys):
+    trace = a_bailian_trace(tmp_path / "qwen.jsonl")
+    policies = ["--policy", "work", "--policy", "round-robin"]
+    assert main(["replay", "--trace", str(trace), "--ranks", "4", *policies]) == 0
+    shown = capsys.readouterr().out
+    assert "# Replay: qwen.jsonl" in shown
+    assert "100 requests of a Bailian trace, in 24.8 s" in shown
+    assert "simulated: 4 ranks" in shown
+    lines = [line for line in shown.splitlines() if line.startswith("| ")]
+    work, turns = (float(line.split(" | ")[4].rstrip("%")) for line in lines[2:])
+    assert work > turns + 10.0
+
+
+def test_a_folder_of_sessions_is_replayed_also_with_pairs(tmp_path, capsys):
+    for number in range(3):
+        ids = list(range(20))
+        calls = [call(4.0 * turn, [*ids, 100 + turn]) for turn in range(5)]
+        write_lines(tmp_path / f"{number}.json", session(*calls))
+    words = ["replay", "--trace", str(tmp_path), "--ranks", "2"]
+    assert main([*words, "--requests", "12"]) == 0
+    shown = capsys.readouterr().out
+    assert "12 requests of a Weka trace, whose sessions are taken to begin 10 s apart" in shown
+    assert main([*words, "--pairs", "1:1"]) == 0
+    assert "2 together" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ([], "give either --log FILE or --trace FILE"),
+        (["--log", "LOG", "--trace", "TRACE"], "give either --log FILE or --trace FILE"),
+        (["--trace", "TRACE", "--model", "m"], "--model and --tenant need --log"),
+        (["--log", "LOG", "--ranks", "4"], "--ranks needs --trace"),
+        (["--trace", "TRACE", "--ranks", "0"], "--ranks: expected"),
+        (["--trace", "LOG"], "line 1: expected a request of a Mooncake or Bailian trace"),
+        (["--trace", "NONE"], "No such file or directory"),
+    ],
+)
+def test_wrong_words_about_a_trace(tmp_path, capsys, words, reason):
+    files = {"LOG": a_log(tmp_path / "LOG"), "TRACE": a_bailian_trace(tmp_path / "TRACE")}
+    given = [str(files.get(word, tmp_path / word if word.isupper() else word)) for word in words]
+    assert main(["replay", *given]) == 2
     assert reason in capsys.readouterr().err

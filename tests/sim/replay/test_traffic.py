@@ -10,16 +10,17 @@ from select_service.sim.engine.gpu_hardware import A100_40, BLOCK_TOKENS, EQUAL
 from select_service.sim.engine.replay_world import ReplayWorld
 from select_service.sim.replay.decision_log_reader import (
     LogFilter,
-    LoggedRequests,
     ReplayError,
     read_logs,
 )
-from select_service.sim.replay.logged_workload import (
+from select_service.sim.replay.recorded_workload import (
     CELLS_MAX,
     OUTPUT_TOKENS,
     ReplayAssumptions,
     _make_requests,
+    make_fleet,
     make_workload,
+    recorded_requests,
 )
 from select_service.sim.replay.replay_report import compute_figures
 from tests.builders.hypothesis_profiles import explores
@@ -28,6 +29,10 @@ from tests.sim.replay.log_lines import a_decision, a_fleet, turns_as_decisions, 
 
 ANY = LogFilter(None, None, 1000)
 GIVEN = ReplayAssumptions(A100_40)
+
+
+def workload_of(fleet, decisions, speed=1.0):
+    return make_workload(recorded_requests(decisions), make_fleet(fleet, GIVEN), speed)
 
 
 def conversations(n_sessions, n_turns, seed):
@@ -58,7 +63,7 @@ def test_a_replay_of_a_log_is_the_run_of_the_workload_that_was_logged():
         np.array(at) - at[0],
         1 + max(int(turn.chain.max()) for turn in turns),
     )
-    logged = make_workload(LoggedRequests(a_fleet(8), turns_as_decisions(turns, at), 0), GIVEN)
+    logged = workload_of(a_fleet(8), turns_as_decisions(turns, at))
     for name in ("round-robin", "least-load", "work", "reference"):
         figures = [
             compute_figures(
@@ -79,7 +84,9 @@ def test_chains_are_those_that_were_logged_up_to_their_names(n_sessions, n_turns
     that go on."""
     turns, at = conversations(n_sessions, n_turns, seed)
     decisions = turns_as_decisions(turns, at, seed)
-    made, n_blocks = _make_requests([turn.output_tokens for turn in turns], decisions)
+    made, n_blocks = _make_requests(
+        [turn.output_tokens for turn in turns], recorded_requests(decisions)
+    )
     assert all(turn.chain.max() < n_blocks for turn in made)
 
     def shared(one: ReplayRequest, other: ReplayRequest) -> int:
@@ -107,7 +114,7 @@ def test_prompts_share_what_whole_hashes_say(block_size, every):
         a_decision(number, 1.0, each, isl, 1, **fields)
         for number, each in enumerate((hashes, other))
     )
-    (first, second), _ = _make_requests([1, 1], [one, two])
+    (first, second), _ = _make_requests([1, 1], recorded_requests([one, two]))
     n = isl // BLOCK_TOKENS
     same = first.chain[:n] == second.chain[:n]
     assert same.sum() == 3 * covered // BLOCK_TOKENS
@@ -115,14 +122,10 @@ def test_prompts_share_what_whole_hashes_say(block_size, every):
 
 
 def test_the_fleet_is_what_ranks_say_and_else_what_is_given():
-    fleet = make_workload(
-        LoggedRequests(
-            a_fleet(2, total_kv_blocks=4000, max_num_batched_tokens=512),
-            [a_decision(1, 1.0, [], 100)],
-            0,
-        ),
+    fleet = make_fleet(
+        a_fleet(2, total_kv_blocks=4000, max_num_batched_tokens=512),
         GIVEN._replace(prefill_tokens_per_s=12_345.0),
-    ).fleet
+    )
     assert [rank.kv_blocks for rank in fleet] == [1000, 1000]
     assert fleet[0].batch_tokens == 512
     assert fleet[0].prefill_tokens_per_s == pytest.approx(12_345.0)
@@ -130,29 +133,29 @@ def test_the_fleet_is_what_ranks_say_and_else_what_is_given():
 
 def test_answers_without_a_length_are_as_long_as_the_median():
     decisions = [a_decision(n, 1.0, [], 100, output) for n, output in enumerate((5, 50, 500, None))]
-    made = make_workload(LoggedRequests(a_fleet(), decisions, 0), GIVEN)
+    made = workload_of(a_fleet(), decisions)
     assert [turn.output_tokens for (turn,) in made.workload.sessions] == [5, 50, 500, 50]
     assert made.guessed_outputs == 1
-    made = make_workload(LoggedRequests(a_fleet(), decisions[3:], 0), GIVEN)
+    made = workload_of(a_fleet(), decisions[3:])
     assert made.workload.sessions[0][0].output_tokens == OUTPUT_TOKENS
 
 
 def test_requests_that_fit_nowhere_are_left_out_and_too_much_is_refused():
     small = a_fleet(2, total_kv_blocks=64)
     decisions = [a_decision(n, 1.0, [], tokens, 10) for n, tokens in enumerate((100, 5000))]
-    made = make_workload(LoggedRequests(small, decisions, 0), GIVEN)
+    made = workload_of(small, decisions)
     assert (made.workload.requests, made.too_long) == (1, 1)
     with pytest.raises(ReplayError, match="no request fits"):
-        make_workload(LoggedRequests(small, decisions[1:], 0), GIVEN)
+        workload_of(small, decisions[1:])
     ranks = a_fleet(1024, total_kv_blocks=10**9)
     large = [a_decision(1, 1.0, [], CELLS_MAX // 1024 * BLOCK_TOKENS + 64, 10)]
     with pytest.raises(ReplayError, match="fewer --requests"):
-        make_workload(LoggedRequests(ranks, large, 0), GIVEN)
+        workload_of(ranks, large)
 
 
 def test_times_are_those_of_arrivals_and_can_be_stretched():
     decisions = [a_decision(1, 10.0, [], 100), a_decision(2, 14.0, [], 100, waited_s=2.0)]
-    made = make_workload(LoggedRequests(a_fleet(), decisions, 0), GIVEN._replace(speed=4.0))
+    made = workload_of(a_fleet(), decisions, speed=4.0)
     assert made.workload.units.tolist() == [0.0, 0.5]
 
 
@@ -173,3 +176,10 @@ def test_a_line_that_is_being_written_is_left_out(tmp_path):
     path = write(tmp_path / "log", [a_fleet(), *(a_decision(n, 1.0, [], 100) for n in range(3))])
     path.write_bytes(path.read_bytes()[:-20])
     assert len(read_logs([path], ANY).decisions) == 2
+
+
+def test_a_deep_line_of_a_log_is_a_fault_of_the_file(tmp_path):
+    path = tmp_path / "decisions.jsonl"
+    path.write_bytes(b'{"other":' + b"[" * 5000 + b"\n")
+    with pytest.raises(ReplayError, match="line 1"):
+        read_logs([path], LogFilter(None, None, 10))

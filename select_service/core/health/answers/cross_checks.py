@@ -26,6 +26,7 @@ class CheckResult(NamedTuple):
     host_ms: part of the latency that a busy host may explain
     reference, answer: None without an answer that can be judged
     kind_if_right: kind of the result if the vote finds the answer right, from later attempts
+    was_answered: whether the rank answered any attempt, in whatever way
     """
 
     rank: Rank
@@ -38,6 +39,7 @@ class CheckResult(NamedTuple):
     why: str = ""
     host_ms: float = 0.0
     kind_if_right: CheckKind = CheckKind.PASS
+    was_answered: bool = False
 
 
 class CrossCheckScope(NamedTuple):

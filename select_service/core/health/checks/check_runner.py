@@ -31,6 +31,7 @@ from select_service.core.health.checks.result_dispatcher import PeerCheckRequest
 from select_service.core.health.health_effects import ChecksAccepted, ChecksRefused, HealthEffect
 from select_service.core.health.health_kinds import (
     KIND_OF_RESULT,
+    SILENT_RESULTS,
     WRONG_ANSWERS,
     AttemptResult,
     CheckKind,
@@ -77,6 +78,7 @@ class _RunningCheck:
     wrong_answer: tuple[CheckKind, _ClassifiedAttempt] | None = None
     is_stale: bool = False
     is_cross_check: bool = False
+    was_answered: bool = False
 
     def build_result(
         self, kind: CheckKind, classified: _ClassifiedAttempt, last: CheckKind
@@ -102,6 +104,7 @@ class _RunningCheck:
             attempt.why if verdict is None else verdict.why,
             latency_ms or 0.0 if self.is_cross_check else attempt.host_ms,
             last if says_more else CheckKind.PASS,
+            self.was_answered,
         )
 
 
@@ -179,6 +182,7 @@ class CheckRunner:
             self._end_check(order)
             return None
         running.attempts += 1
+        running.was_answered |= attempt.result not in SILENT_RESULTS
         reference = self._reference_key(checked, order, attempt)
         verdict = self._judge_attempt(order, reference, attempt, now)
         if reference is not None and verdict is not None and verdict.kind in WRONG_ANSWERS:

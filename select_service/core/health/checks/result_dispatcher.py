@@ -125,7 +125,9 @@ class ResultDispatcher:
             if rank in self._fleet.ranks:
                 self._fleet.counters.count_failure(rank, kind)
                 self._look(rank)
-                self._fleet.partition_of(rank).health.apply_check(rank, kind, now, latency_ms)
+                self._fleet.partition_of(rank).health.apply_check(
+                    rank, kind, now, latency_ms, was_answered=result.was_answered
+                )
                 self._plan_next_check(rank, kind, result, now)
 
     def _without_host_latency(

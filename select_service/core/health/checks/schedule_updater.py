@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 from select_service.core.health.checks.check_schedule import CheckSchedule
 from select_service.core.health.checks.check_state import CheckedFleet
+from select_service.core.health.checks.connection_probes import ConnectionProbes
 from select_service.core.health.health_effects import (
     CheckRequested,
+    ConnectionProbeRequested,
     EjectionWithheld,
     HealthEffect,
     ProbeRequested,
@@ -19,8 +21,15 @@ from select_service.core.identity import Rank
 class CheckScheduleUpdater:
     """Listener between the state machines and the check schedule."""
 
-    def __init__(self, rules: HealthRules, schedule: CheckSchedule, fleet: CheckedFleet) -> None:
+    def __init__(
+        self,
+        rules: HealthRules,
+        schedule: CheckSchedule,
+        fleet: CheckedFleet,
+        connections: ConnectionProbes,
+    ) -> None:
         self._rules = rules
+        self._connections = connections
         self._schedule = schedule
         self._fleet = fleet
 
@@ -32,6 +41,10 @@ class CheckScheduleUpdater:
                     self._schedule.request_check(rank, now)
                 case ProbeRequested(rank):
                     self._schedule_probe(rank, now)
+                case ConnectionProbeRequested(rank):
+                    endpoint = self._fleet.ranks[rank].endpoint
+                    if endpoint is not None:
+                        self._connections.request_probe(endpoint)
                 case StateChanged():
                     self._on_state_changed(effect, now)
                 case EjectionWithheld():

@@ -19,6 +19,7 @@ from select_service.core.health.capacity_estimate import (
 from select_service.core.health.degradation.capacity_probation import CapacityProbation
 from select_service.core.health.degradation.degradation_levels import (
     DegradationLevel,
+    DegradationRules,
     LevelEffects,
     LoadShedding,
 )
@@ -102,6 +103,7 @@ class CapacityWatch:
         speeds: SpeedEstimates,
         objectives: Mapping[str, ServiceObjective],
         gate: AdmissionGate | None,
+        rules: DegradationRules | None = None,
     ) -> None:
         """Create the watch.
 
@@ -112,6 +114,7 @@ class CapacityWatch:
         self._pace = speeds
         self._promises = objectives
         self._gate = gate
+        self._rules = rules or DegradationRules()
         self.models: dict[str, ModelCapacity] = {}
         """Capacities by model name, read-only."""
         self._declared: dict[PartitionKey, _Declared] = {}
@@ -171,7 +174,9 @@ class CapacityWatch:
         return None if model is None else model.to_view
 
     def _evaluate_model(self, model_name: str, keys: list[PartitionKey]) -> EvaluationSteps[None]:
-        model = self.models.setdefault(model_name, ModelCapacity())
+        model = self.models.get(model_name)
+        if model is None:
+            model = self.models[model_name] = ModelCapacity(DegradationLevel(self._rules))
         promised, found = self._promises.get(model_name), None
         if promised is not None:
             ranks = yield from self._combined_ranks(keys)
@@ -183,6 +188,7 @@ class CapacityWatch:
             model.ratio = model.capacity.ratio
         else:
             model.ratio = yield from self._ratio_of_weights(keys)
+        yield from self._share_capacity(model, keys)
         model.partitions, before = len(keys), model.partitions
         enough = model.ratio
         self._update_probation(model_name, model)
@@ -216,6 +222,21 @@ class CapacityWatch:
             yield PARTITION_RANKS
         # No monitored rank: without health data there is no reason to shed load.
         return serving_share(weights, serving) if serving else 1.0
+
+    def _share_capacity(
+        self, model: ModelCapacity, keys: list[PartitionKey]
+    ) -> EvaluationSteps[None]:
+        """Publish the capacity of one rank of full weight to the state machines."""
+        total, known = 0.0, []
+        for key in keys:
+            partition, checked = self._partitions.get(key), self._monitor.find_partition(key)
+            if partition is not None and checked is not None:
+                known.append(checked.health.registry)
+                total += float(_weights_by_slot(partition).sum())
+            yield PARTITION_RANKS
+        per_rank = model.ratio / total if model.capacity is not None and total > 0.0 else None
+        for registry in known:
+            registry.capacity_per_rank = per_rank
 
     def _combined_ranks(self, keys: list[PartitionKey]) -> EvaluationSteps[list[RankCapacity]]:
         """Return each partition as one combined rank."""

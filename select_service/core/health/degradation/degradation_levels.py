@@ -5,6 +5,7 @@ for a while, and at once when no capacity is left. The level improves by single 
 and after a longer time.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -45,17 +46,28 @@ LEVELS = (
 )
 
 
-def level_of(ratio: float) -> int:
-    """Return the mildest level that suffices for a ratio."""
-    return next((n for n, level in enumerate(LEVELS) if ratio >= level.ratio_min), len(LEVELS) - 1)
+RATIOS = tuple(level.ratio_min for level in LEVELS[:-1])
+"""Smallest ratios of the levels 0 to 3; below the last one everything is refused."""
+
+
+def level_of(ratio: float, ratios: Sequence[float] = RATIOS) -> int:
+    """Return the mildest level that suffices for a ratio.
+
+    ratios: smallest ratio of every level but the last
+    """
+    return next((n for n, least in enumerate(ratios) if ratio >= least), len(ratios))
 
 
 class DegradationRules(NamedTuple):
-    """Hold times before a change of level, in s, and the margin for improving."""
+    """Hold times before a change of level, in s, and the margin for improving.
+
+    ratios: smallest ratio of every level but the last
+    """
 
     worsen_hold_s: float = 5.0
     restore_hold_s: float = 30.0
     margin: float = 0.05
+    ratios: tuple[float, ...] = RATIOS
 
 
 class DegradationLevel:
@@ -84,7 +96,7 @@ class DegradationLevel:
         held_s = now - self._since
         # Without any capacity waiting would only queue requests that cannot be served.
         if side < 0 and (ratio <= 0.0 or held_s >= self._rules.worsen_hold_s):
-            self._set_level(level_of(ratio), ratio, now)
+            self._set_level(level_of(ratio, self._rules.ratios), ratio, now)
         # `_set_level` restarts the hold time, so more than one step occurs only with a hold of 0 s.
         while self._direction > 0 and now - self._since >= self._rules.restore_hold_s:
             self._set_level(self.level - 1, ratio, now)
@@ -96,8 +108,9 @@ class DegradationLevel:
         self._direction, self._since = self._direction_of(ratio), now
 
     def _direction_of(self, ratio: float) -> int:
-        if level_of(ratio) > self.level:
+        ratios = self._rules.ratios
+        if level_of(ratio, ratios) > self.level:
             return -1
-        if self.level and ratio >= LEVELS[self.level - 1].ratio_min + self._rules.margin:
+        if self.level and ratio >= ratios[self.level - 1] + self._rules.margin:
             return 1
         return 0

@@ -34,6 +34,7 @@ class HealthReport(NamedTuple):
     failures: by worker and kind, for all workers
     transitions: by names of the old and new state
     ranks, spares: number of ranks by state name
+    lost: number of ranks that health has taken out, by model
     capacity: level and ratio by model; empty while degradation is off
     """
 
@@ -44,6 +45,7 @@ class HealthReport(NamedTuple):
     transitions: Mapping[tuple[str, str], int]
     ranks: Mapping[str, int]
     spares: Mapping[str, int]
+    lost: Mapping[str, int]
     capacity: Mapping[str, tuple[int, float]]
     withheld: int
     flaky: int
@@ -76,8 +78,9 @@ def build_health_report(
     monitor: HealthMonitor, times: CheckTimes, capacity_of: CapacityOf
 ) -> Generator[None, None, HealthReport]:
     """Build the report in steps."""
-    ranks, capacity = _RankCounter(times.own), {}
+    ranks, capacity, lost = _RankCounter(times.own), {}, Counter[str]()
     for key, partition in list(monitor.iterate_partitions()):
+        lost[key.model_name] += partition.health.registry.count_lost()
         records = list(partition.health.registry)
         for begin in range(0, len(records), RANKS_PER_STEP):
             ranks.count_ranks(records[begin : begin + RANKS_PER_STEP])
@@ -98,6 +101,7 @@ def build_health_report(
         transitions={(a.label, b.label): n for (a, b), n in counts.transitions.items()},
         ranks={state.label: ranks.states[state] for state in RankHealthState},
         spares={state.label: ranks.spares[state] for state in RankHealthState},
+        lost=lost,
         capacity=capacity,
         withheld=counts.withheld,
         flaky=counts.flaky,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from select_service.base.errors import Conflict, NotFound
 from select_service.core.dirty_partitions import DirtyPartitions
+from select_service.core.health.capacity_estimate import SpareRules, recommended_spares
 from select_service.core.health.checks.canary_prompts import CanaryPrompt
 from select_service.core.health.checks.check_state import Attempt, CheckedWorker, CheckOrder
 from select_service.core.health.fleet_health.batched_updates import (
@@ -39,6 +40,7 @@ from select_service.core.health.outcome_trust import OutcomeReport
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.compiled import load_layout
 from select_service.core.load.ledger import Ledger
+from select_service.core.rank_condition import RankCondition
 from select_service.core.registry.fleet.fleet import WorkerFleet
 from select_service.core.registry.fleet.partition import Partition
 from select_service.core.workers.worker_catalog import RegisteredWorker
@@ -49,6 +51,7 @@ from select_service.schemas.health import (
     PartitionHealthView,
     WorkerHealth,
 )
+from select_service.schemas.observation import ObservedHealth
 
 EFFECTS_PER_TURN_MAX = 160
 RANKS_PER_TURN_MAX = 64
@@ -84,6 +87,8 @@ class HealthService:
         """Source of the capacity in reports; set by the capacity watch."""
         self.mover: Migrator | None = None
         """Mover of bookings, if enabled."""
+        self.spare_rules = SpareRules()
+        """Recommendation of spares; set by the settings."""
         self._fleet = fleet
         self._touched = touched
         self._effects: deque[HealthEffect] = deque()
@@ -351,6 +356,45 @@ class HealthService:
             self.monitor.record_of(rank).state.label if self.monitor.is_registered(rank) else None
         )
 
+    def condition_of(self, rank: Rank, now: float) -> RankCondition | None:
+        """Return the condition of a rank; None if unknown."""
+        if not self.monitor.is_registered(rank):
+            return None
+        record = self.monitor.record_of(rank)
+        cause, since = record.cause, record.out_since
+        out_s = None if since is None else max(0.0, now - since)
+        name = None if cause is None else cause.value
+        return RankCondition(record.state.label, name, out_s, record.is_spare)
+
+    def summarise_partition(self, key: PartitionKey) -> ObservedHealth:
+        """Return the numbers of ranks by health, and the capacity. O(ranks that are out)"""
+        partition, capacity = self.monitor.find_partition(key), self.capacity_of(key)
+        level = 0 if capacity is None else capacity.level
+        ratio = None if capacity is None else round(capacity.ratio, 6)
+        if partition is None:
+            return ObservedHealth(
+                total=0,
+                healthy=0,
+                capacity_lost=0,
+                degradation_level=level,
+                capacity_ratio=ratio,
+                spares=0,
+                spares_wanted=0,
+            )
+        registry = partition.health.registry
+        out = len(registry.out_of_rotation)
+        workers = self._fleet.partitions.get(key)
+        n_workers = 0 if workers is None else workers.table.n_workers
+        return ObservedHealth(
+            total=len(registry),
+            healthy=len(registry) - out - len(registry.suspicious),
+            capacity_lost=registry.count_lost(),
+            degradation_level=level,
+            capacity_ratio=ratio,
+            spares=registry.n_spares,
+            spares_wanted=recommended_spares(n_workers, self.spare_rules),
+        )
+
     def worker_health(
         self, worker: RegisteredWorker, now: float
     ) -> Generator[None, None, WorkerHealth | None]:
@@ -362,7 +406,9 @@ class HealthService:
     ) -> Iterator[PartitionHealthView | None]:
         """Return the health of the fleet; see `views`."""
         self._apply_pending_changes(now)
-        return fleet_health(self.monitor, self.capacity_of, model_name, tenant_id, now)
+        return fleet_health(
+            self.monitor, self.capacity_of, self.spare_rules, model_name, tenant_id, now
+        )
 
     @property
     def is_behind(self) -> bool:

@@ -8,7 +8,7 @@ from msgspec import UNSET
 from msgspec.structs import asdict
 
 from select_service.core.health.answers.reference_answers import ReferenceSource
-from select_service.core.health.capacity_estimate import recommended_spares
+from select_service.core.health.capacity_estimate import SpareRules, recommended_spares
 from select_service.core.health.health_kinds import CheckKind, RankHealthState
 from select_service.core.health.health_monitor import HealthMonitor
 from select_service.core.identity import PartitionKey, Rank
@@ -72,6 +72,7 @@ def worker_health(
 def fleet_health(
     monitor: HealthMonitor,
     capacity_of: CapacityOf,
+    spare_rules: SpareRules,
     model_name: str | None,
     tenant_id: str | None,
     now: float,
@@ -101,7 +102,7 @@ def fleet_health(
                 reference_source=None if source is None else source.value,
                 capacity=capacity_of(key),
                 spares=partition.health.registry.n_spares,
-                spares_wanted=recommended_spares(len(workers)),
+                spares_wanted=recommended_spares(len(workers), spare_rules),
                 ranks=cast(list[RankHealthRow], rows),
             )
 

@@ -7,7 +7,7 @@ requests with a common prefix stay together. Otherwise each reservation goes to 
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +68,7 @@ class PlannedMove(NamedTuple):
     target: new rank; None means that the reservation is aborted because of `why`
     ms: estimated time until the request continues
     overlap_blocks: number of blocks already cached at the target
+    leg: leg of a pair, whose id is that of the pair; None for a reservation on one rank
     """
 
     id: str
@@ -79,6 +80,7 @@ class PlannedMove(NamedTuple):
     lockstep: bool = False
     why: str | None = None
     overlap_blocks: int = 0
+    leg: Literal["prefill", "decode"] | None = None
 
 
 def plan_moves(

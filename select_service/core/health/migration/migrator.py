@@ -1,8 +1,9 @@
 """Execution of migrations: reservations move to other ranks, or are released.
 
 A job empties one rank. It handles a bounded number of reservations per turn; each move is one
-ledger operation and one event. Only reservations admitted by this process are moved here: the
-admitting replica moves the others, and both replicas receive the moves as bookings.
+ledger operation and one event. Only reservations admitted by this process are moved here, and pairs
+of replicas that are gone: the admitting replica moves the others, and both replicas receive the
+moves as bookings.
 """
 
 from collections import Counter, deque
@@ -37,8 +38,15 @@ from select_service.core.health.migration.movable_reservations import (
     make_movable,
     match_overlap,
 )
-from select_service.core.health.migration.move_cost import CacheLayout, MoveMethod, MoveTerms
+from select_service.core.health.migration.move_cost import (
+    CacheLayout,
+    MigrationLimits,
+    MoveMethod,
+    MoveTerms,
+)
 from select_service.core.health.migration.move_log import MoveConfirmation, MoveEvent, MoveLog
+from select_service.core.health.migration.move_targets import MoveTargets
+from select_service.core.health.migration.pair_leg_moves import MovableLeg, PairLegMoves
 from select_service.core.health.migration.rank_snapshot import (
     RankSnapshot,
     look_up_speeds,
@@ -47,8 +55,9 @@ from select_service.core.health.migration.rank_snapshot import (
 )
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.ledger import Ledger
-from select_service.core.load.reservation_move import MoveTarget
+from select_service.core.load.prefill_legs import prefill_leg_of
 from select_service.core.load.reservation_view import ReservationView
+from select_service.core.pairs.pair_decisions import LegName, PairDecisions
 from select_service.core.registry.fleet.partition import Partition
 
 PER_TURN = 200
@@ -119,12 +128,14 @@ class MovableBookings(NamedTuple):
 
     touched: partitions with changed load
     tracks_prefill: whether repeated prefills count as load
+    pairs: moves the legs of pairs; None means that there are no pairs
     """
 
     partitions: Mapping[PartitionKey, Partition]
     ledger: Ledger
     touched: DirtyPartitions
     tracks_prefill: bool = True
+    pairs: PairDecisions | None = None
 
 
 class Migrator:
@@ -138,8 +149,10 @@ class Migrator:
         layout_of: LayoutOf,
         *,
         first_number: int = 0,
+        limits: MigrationLimits | None = None,
     ) -> None:
         """Create the executor; first_number: lower bound of event numbers, see MoveLog."""
+        self._limits = limits or MigrationLimits()
         self.move_log = MoveLog(first_number)
         self._monitor = monitor
         self._partitions = bookings.partitions
@@ -147,7 +160,8 @@ class Migrator:
         self.observer = observer
         self._layout_of = layout_of
         self._touched = bookings.touched
-        self._tracks_prefill = bookings.tracks_prefill
+        self._targets = MoveTargets(observer.constraints, bookings.tracks_prefill)
+        self._pair_legs = None if bookings.pairs is None else PairLegMoves(bookings.pairs)
         self._jobs: dict[Rank, Iterator[None]] = {}
         self._snapshot: RankSnapshot | None = None
         """Rank snapshot of the latest plan."""
@@ -231,17 +245,24 @@ class Migrator:
         if len(places) > PER_TURN:
             self._release_queue.appendleft(places[PER_TURN:])
         for booking in self._own_bookings(places[:PER_TURN]):
+            if (leg := self._pair_leg_of(booking)) is not None and leg.name == "prefill":
+                # The decode leg stays, and its caller has to be told.
+                self._log_leg(leg.abort(), booking.rank, CheckKind.FATAL, booking.key)
             self._ledger.release(booking, "given_up", self._now)
             self._n_given_up += 1
 
     def _own_bookings(self, places: BookingPlaces) -> Iterator[ReservationView]:
-        """Yield the bookings that still exist and were admitted by this process."""
+        """Yield the bookings that still exist and for which this process answers."""
         for row, order in places.tolist():
             # Rows are reused; the order number tells whether it is still the same reservation.
             booking = self._ledger.reservations.find_unchanged(row, order)
-            # Bookings of other replicas are moved by the replica that admitted them.
-            if booking is not None and booking.origin is None:
+            # Bookings of other replicas are moved by the replica that admitted them.  Of a replica
+            # that is gone only pairs are known well enough to move them.
+            if booking is not None and (booking.origin is None or self._takes_over(booking)):
                 yield booking
+
+    def _takes_over(self, booking: ReservationView) -> bool:
+        return self._pair_legs is not None and self._pair_legs.take_over(booking, self._now)
 
     def _migrate_all(self, leaving: MigrationSource) -> Iterator[None]:
         """Migrate all reservations; every yield returns control to the event loop."""
@@ -253,15 +274,21 @@ class Migrator:
         """Execute one plan, and another for reservations with targets that have left."""
         partition = leaving.partition
         snapshot, speeds = yield from self._snapshot_with_speeds(leaving)
-        there = make_plan_targets(partition, snapshot, leaving.rank, speeds)
+        suspicious = self._monitor.suspicious_ranks(partition.key)
+        there = make_plan_targets(partition, snapshot, leaving.rank, speeds, suspicious)
         planning = MigrationPlan(there, self._move_terms(leaving))
         found: list[tuple[MovableReservation, ReservationView]] = []
+        legs: list[tuple[MovableLeg, ReservationView]] = []
         for begin in range(0, len(places), PER_TURN):
             for booking in self._own_bookings(places[begin : begin + PER_TURN]):
+                if (leg := self._pair_leg_of(booking)) is not None:
+                    legs.append((leg, booking))
+                    continue
                 movable, allowed = self._make_movable(booking, partition, snapshot.slots)
                 planning.consider_reservation(movable, allowed)
                 found.append((movable, booking))
             yield
+        yield from self._move_legs(leaving, legs)
         found.sort(key=lambda each: move_order(each[0]))
         # Each move is O(targets): with more targets fewer moves fit into a turn.
         a_turn = max(1, MOVED_PER_TURN * TARGETS_USUAL // max(TARGETS_USUAL, len(snapshot.ranks)))
@@ -284,6 +311,33 @@ class Migrator:
         if stranded:
             yield from self._migrate_batch(leaving, np.array(stranded, np.int64))
 
+    def _pair_leg_of(self, booking: ReservationView) -> MovableLeg | None:
+        return None if self._pair_legs is None else self._pair_legs.leg_of(booking)
+
+    def _move_legs(
+        self, leaving: MigrationSource, legs: list[tuple[MovableLeg, ReservationView]]
+    ) -> Iterator[None]:
+        """Move the legs of pairs by the rule of pairs, which knows roles and links."""
+        assert self._pair_legs is not None or not legs
+        partition = leaving.partition
+        for number, (leg, booking) in enumerate(legs, 1):
+            while not self._ledger.may_book(partition.account.load, booking.n_hashed):
+                yield
+            if leaving.is_over:
+                return
+            if self._pair_legs is not None and self._ledger.reservations.is_live(booking):
+                suspicious = self._monitor.suspicious_ranks(partition.key)
+                move = self._pair_legs.move_leg(leg, suspicious, self._now)
+                self._log_leg(move, leaving.rank, leaving.cause, partition.key)
+            if number % MOVED_PER_TURN == 0:
+                yield
+
+    def _log_leg(
+        self, move: PlannedMove, source: Rank, cause: CheckKind, key: PartitionKey
+    ) -> None:
+        self.move_log.append_move(move, source, cause, key.tenant_id, self._now)
+        self._count_move(source, move)
+
     def _snapshot_with_speeds(
         self, leaving: MigrationSource
     ) -> Generator[None, None, tuple[RankSnapshot, Floats]]:
@@ -301,7 +355,7 @@ class Migrator:
         for _ in range(LOOKS_MAX):
             if self._snapshot is not None and self._snapshot.is_current(table, leaving.rank):
                 break
-            self._snapshot = yield from take_rank_snapshot(table, leaving.rank)
+            self._snapshot = yield from take_rank_snapshot(table, leaving.rank, self._limits.links)
         assert self._snapshot is not None
         return self._snapshot
 
@@ -331,57 +385,33 @@ class Migrator:
     def _move_terms(self, leaving: MigrationSource) -> MoveTerms:
         layout = self._layout_of(leaving.partition.key, leaving.rank.worker_id)
         size = None if layout is None else layout.block_bytes_per_shard
-        return MoveTerms(leaving.partition.block_size, size, leaving.cause in CACHE_READABLE_CAUSES)
+        is_readable = leaving.cause in CACHE_READABLE_CAUSES
+        limit_ms = self._limits.transfer_ms_max
+        return MoveTerms(leaving.partition.block_size, size, is_readable, limit_ms)
 
     def _execute_move(
         self, leaving: MigrationSource, booking: ReservationView, tokens: int, move: PlannedMove
     ) -> bool:
-        """Execute a move: booking and event. Return False if the target no longer serves."""
+        """Execute a move: booking and event. Return False if the target no longer serves well."""
         if move.target is not None:
             table = leaving.partition.table
             slot = table.find_slot(move.target)
-            if slot is None or not table.open_slots[slot]:
+            is_open = slot is not None and bool(table.open_slots[slot])
+            if slot is None or not is_open or self._monitor.is_suspicious(move.target):
                 return False
-            to = self._move_to(leaving.partition, move, tokens, slot)
+            to = self._targets.target_of(leaving.partition, move, tokens, slot)
             self._ledger.move(booking, to, self._now)
         tenant_id = leaving.partition.key.tenant_id
         self.move_log.append_move(move, leaving.rank, leaving.cause, tenant_id, self._now)
+        self._count_move(leaving.rank, move)
+        return True
+
+    def _count_move(self, source: Rank, move: PlannedMove) -> None:
         target = None if move.target is None else move.target.worker_id
-        between: MovedBetween = (leaving.rank.worker_id, target, move.method)
+        between: MovedBetween = (source.worker_id, target, move.method)
         # Bounds the number of metric series.
         is_known = between in self._counts or len(self._counts) < PAIRS_MAX
         self._counts[between if is_known else (None, None, move.method)] += 1
-        return True
-
-    def _move_to(
-        self, partition: Partition, move: PlannedMove, tokens: int, slot: int
-    ) -> MoveTarget:
-        assert move.target is not None
-        overlap = move.overlap_blocks
-        if move.method is MoveMethod.TRANSFER:
-            return MoveTarget(move.target, slot, cached_blocks=overlap)
-        tokens = max(0, tokens - overlap * partition.block_size)
-        return self._with_new_prefill(partition, move.id, move.target, slot, tokens, overlap)
-
-    def _with_new_prefill(
-        self,
-        partition: Partition,
-        reservation_id: str,
-        target: Rank,
-        slot: int,
-        tokens: int,
-        overlap: int,
-    ) -> MoveTarget:
-        """Return the move with a new prefill at the target."""
-        if not self._tracks_prefill:
-            return MoveTarget(target, slot)
-        follows = partition.placer.policy.follows_prefills
-        prompt = (
-            self.observer.constraints.constraints_of(reservation_id).block_hashes
-            if follows
-            else None
-        )
-        return MoveTarget(target, slot, tokens, overlap, prompt)
 
     def add_watcher(self, callback: Callable[[], None]) -> None:
         """Register a function to call after each turn with moves; it must not block or call
@@ -398,10 +428,21 @@ class Migrator:
         event = self.move_log.latest_move_of(reservation_id)
         if event is None or event.target is None:
             return None
-        booking = self._ledger.reservations.find_reservation(reservation_id)
+        reservations = self._ledger.reservations
+        booking = reservations.find_reservation(reservation_id)
+        if event.leg == "prefill" and reservation_id in reservations.legs:
+            booking = reservations.find_reservation(prefill_leg_of(reservation_id))
         # A reservation booked after the event reuses the id; its client must not see the old move.
         is_it = booking is not None and booking.booked_at <= event.at
         return event if is_it and booking is not None and booking.rank == event.target else None
+
+    def take_moved_leg(self, reservation_id: str, leg: LegName) -> bool:
+        """Confirm the move of a leg of a pair; return False without such a move."""
+        event = self.find_unconfirmed_move(reservation_id)
+        if event is None or event.leg != leg:
+            return False
+        self.move_log.confirm_move(reservation_id, True)
+        return True
 
     @property
     def has_moved(self) -> bool:
@@ -432,19 +473,9 @@ class Migrator:
         if ok and confirmed.method is MoveMethod.REPREFILL:
             self._ledger.complete_by_id(reservation_id, "client", now)
         elif not ok and confirmed.event.method is MoveMethod.TRANSFER:
-            self._repeat_prefill(booking, now)
+            again = self._targets.repeated_prefill(self._partitions[booking.key], booking)
+            self._ledger.move(booking, again, now)
         return confirmed
-
-    def _repeat_prefill(self, booking: ReservationView, now: float) -> None:
-        partition = self._partitions[booking.key]
-        tokens = booking.isl_tokens + partition.block_size * booking.output_blocks
-        name, overlap = booking.reservation_id, 0
-        hashes = self.observer.constraints.constraints_of(name).block_hashes
-        if len(hashes):
-            overlap = int(partition.index.match(hashes)[booking.slot, -1])
-        tokens = max(0, tokens - overlap * partition.block_size)
-        to = self._with_new_prefill(partition, name, booking.rank, booking.slot, tokens, overlap)
-        self._ledger.move(booking, to, now)
 
     def read_counters(self) -> MigrationCounters:
         """Return the counters, read-only."""

@@ -4,6 +4,7 @@ Both costs are linear in tokens. Fixed costs, blocks already at the target and t
 prefill decide between them.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -40,6 +41,17 @@ PREFILL_TOKENS_PER_S = 5000.0
 """Default prefill rate of a rank without samples, tokens/s."""
 
 
+class MigrationLimits(NamedTuple):
+    """Settings of migrations.
+
+    transfer_ms_max: longest transfer of a cache, ms
+    links: links by name, as in LINKS
+    """
+
+    transfer_ms_max: float = TRANSFER_MS_MAX
+    links: Mapping[str, WorkerLink] = LINKS
+
+
 class TopologyPosition(NamedTuple):
     """Topology position of a worker; None means unknown and matches nothing."""
 
@@ -49,14 +61,17 @@ class TopologyPosition(NamedTuple):
     host: str | None = None
 
 
-def find_link_between(one: TopologyPosition, other: TopologyPosition) -> WorkerLink:
-    """Return the fastest link that both positions share."""
+def find_link_between(
+    one: TopologyPosition, other: TopologyPosition, links: Mapping[str, WorkerLink] = LINKS
+) -> WorkerLink:
+    """Return the fastest link that both positions share. links: by name, as in LINKS"""
     for name, ours, theirs in zip(
         ("nvlink", "nvswitch", "infiniband", "pcie"), one, other, strict=True
     ):
+        # Two unknown positions are no common one.
         if ours is not None and ours == theirs:
-            return LINKS[name]
-    return LINKS["unknown"]
+            return links[name]
+    return links["unknown"]
 
 
 class CacheLayout(NamedTuple):

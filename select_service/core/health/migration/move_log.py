@@ -7,7 +7,7 @@ were dropped, or with a number of another process, is answered with a gap.
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from select_service.core.health.health_kinds import CheckKind
 from select_service.core.health.migration.migration_plan import PlannedMove
@@ -19,7 +19,10 @@ EVENTS_MAX = 65_536
 
 
 class MoveEvent(NamedTuple):
-    """Completed move of one reservation; a target of None means that the move was impossible."""
+    """Completed move of one reservation; a target of None means that the move was impossible.
+
+    leg: leg of a pair, whose id is that of the pair; None for a reservation on one rank
+    """
 
     seq: int
     reservation_id: str
@@ -31,6 +34,7 @@ class MoveEvent(NamedTuple):
     lockstep: bool
     at: float
     tenant_id: str
+    leg: Literal["prefill", "decode"] | None = None
 
 
 class MovePage(NamedTuple):
@@ -93,6 +97,7 @@ class MoveLog:
             move.lockstep,
             now,
             tenant_id,
+            move.leg,
         )
         self._next += 1
         self._events.append(event)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from select_service.core.array_types import Floats, Mask
 from select_service.core.health.migration.move_cost import PREFILL_TOKENS_PER_S, WorkerLink
-from select_service.core.health.migration.target_choice_kernels import FIELDS, ROOM
+from select_service.core.health.migration.target_choice_kernels import FIELDS, ROOM, WEIGHT
 from select_service.core.identity import Rank
 
 FILLABLE_SHARE = 0.95
@@ -79,6 +79,7 @@ def _workers_of(ranks: Sequence[Rank]) -> npt.NDArray[np.intp]:
 def find_worker_for_all(targets: PlanTargets, blocks: int, admits: Mask) -> tuple[int, int] | None:
     """Return begin and end of the emptiest worker that admits and has room for all reservations.
 
+    The emptiest worker has the fewest active blocks by weight of its ranks.
     None means no such worker. admits: bool[n]. O(n)
     """
     free, starts = targets.rows[:, ROOM], targets.workers
@@ -93,6 +94,9 @@ def find_worker_for_all(targets: PlanTargets, blocks: int, admits: Mask) -> tupl
     good &= np.logical_and.reduceat(admits | ~usable, starts) & (counts > 0)
     if not good.any():
         return None
-    best = int(np.where(good, active / np.maximum(counts, 1), inf).argmin())
+    weights = np.add.reduceat(np.where(usable, targets.rows[:, WEIGHT], 0.0), starts)
+    # One block more, so that the weight also counts for idle workers.
+    blocks_by_weight = (active + counts) / np.where(counts > 0, weights, 1.0)
+    best = int(np.where(good, blocks_by_weight, inf).argmin())
     end = starts[best + 1] if best + 1 < len(starts) else len(free)
     return int(starts[best]), int(end)

@@ -1,6 +1,6 @@
 """Ranks of a partition as targets of a migration plan."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -49,9 +49,12 @@ class RankSnapshot(NamedTuple):
         return is_same and self.worker_id == source.worker_id
 
 
-def take_rank_snapshot(table: RankTable, source: Rank) -> Generator[None, None, RankSnapshot]:
+def take_rank_snapshot(
+    table: RankTable, source: Rank, link_table: Mapping[str, WorkerLink]
+) -> Generator[None, None, RankSnapshot]:
     """Take a snapshot, in steps. O(ranks)
 
+    link_table: links by name, as in `move_cost.LINKS`
     Ranks that join or leave meanwhile are missing, and the snapshot is then outdated.
     """
     version, here = table.version, table.find_slot(source)
@@ -66,7 +69,9 @@ def take_rank_snapshot(table: RankTable, source: Rank) -> Generator[None, None, 
         if own:
             begins.append(len(slots))
             links.append(
-                find_link_between(leaves, topology_position_of(table.row_at(own[0]).worker))
+                find_link_between(
+                    leaves, topology_position_of(table.row_at(own[0]).worker), link_table
+                )
             )
             ranks += [table.row_at(slot).rank for slot in own]
             slots += own
@@ -94,11 +99,17 @@ def look_up_speeds(
 
 
 def make_plan_targets(
-    partition: Partition, snapshot: RankSnapshot, source: Rank, speeds: Floats
+    partition: Partition,
+    snapshot: RankSnapshot,
+    source: Rank,
+    speeds: Floats,
+    suspicious: Iterable[Rank],
 ) -> PlanTargets:
-    """Return plan targets with current bookings; the source and ranks out of rotation get no room.
+    """Return plan targets with current bookings; the source, ranks out of rotation and suspicious
+    ranks get no room.
 
     speeds: rates of the ranks of the snapshot
+    suspicious: serving ranks whose checks fail
     O(ranks), about 20 ns each
     """
     table, load, at = partition.table, partition.load, snapshot.slots
@@ -107,6 +118,9 @@ def make_plan_targets(
     # Infinite for unknown cache sizes, which therefore never limit a plan.
     free = np.floor(FILLABLE_SHARE * table.columns.kv_blocks[at]) - active
     serves = table.open_slots[at] & (weights > 0.0) & (at != table.find_slot(source))
+    # A rank that fails its checks is often the emptiest one, as it answers nothing.
+    failing = [slot for rank in suspicious if (slot := table.find_slot(rank)) is not None]
+    serves &= ~np.isin(at, np.array(failing, np.intp))
     # Kept as rows without room instead of being removed: indices equal those of the snapshot.
     free[~serves] = -inf
     waiting = load.totals[at, layout.PREFILL_TOKENS]

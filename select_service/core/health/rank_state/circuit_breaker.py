@@ -35,8 +35,12 @@ class CircuitBreaker:
         """Become half open if the timeout has passed, and return whether a probe is allowed."""
         if self.state is not BreakerState.OPEN or now - self._opened_at < self._timeout_s:
             return False
-        self.state, self.passed_probes = BreakerState.HALF_OPEN, 0
+        self.half_open()
         return True
+
+    def half_open(self) -> None:
+        """Become half open before the timeout, as the process accepts connections again."""
+        self.state, self.passed_probes = BreakerState.HALF_OPEN, 0
 
     def close_circuit(self) -> None:
         """Close the breaker of a rank that is healthy again."""

@@ -9,6 +9,7 @@ rank is probed. The table of transitions is in docs/guides/health.md.
 
 from select_service.core.health.health_effects import (
     CheckRequested,
+    ConnectionProbeRequested,
     DrainFinished,
     EjectionWithheld,
     HealthEffect,
@@ -22,6 +23,7 @@ from select_service.core.health.health_effects import (
 )
 from select_service.core.health.health_kinds import (
     PROCESS_LOST_CAUSES,
+    SILENT_KINDS,
     WRONG_ANSWERS,
     BreakerState,
     CheckKind,
@@ -75,16 +77,26 @@ class PartitionHealth:
         return self.registry[rank].baseline.is_spike(latency_ms, self._rules)
 
     def apply_check(
-        self, rank: Rank, kind: CheckKind, now: float, latency_ms: float | None = None
+        self,
+        rank: Rank,
+        kind: CheckKind,
+        now: float,
+        latency_ms: float | None = None,
+        *,
+        was_answered: bool = False,
     ) -> None:
         """Apply the result of a check.
 
         latency_ms: sample for the latency baseline if the check passed
+        was_answered: whether a failing attempt was answered; other kinds than those of
+            SILENT_KINDS are answers in any case
         """
         record = self.registry[rank]
         if kind is CheckKind.NEUTRAL or record.is_drained_by_operator:
             return
         if kind is not CheckKind.PASS:
+            is_silent = kind in SILENT_KINDS and not was_answered
+            record.silent_checks = record.silent_checks + 1 if is_silent else 0
             self._apply_failure(record, kind, now)
             return
         if latency_ms is not None:
@@ -116,13 +128,36 @@ class PartitionHealth:
                 self._set_state(record, RankHealthState.SUSPICIOUS, now)
             if record.failures >= self._rules.failures:
                 self._eject_if_allowed(record, now)
-        elif record.state is RankHealthState.DEAD:
+            return
+        # Whatever took the rank out, a process that refuses connections is away, and back when it
+        # accepts them.
+        if kind is CheckKind.CONNECT:
+            record.set_cause(kind)
+        if record.state is RankHealthState.DEAD:
             record.breaker.passed_probes = 0
         else:
             if kind in WRONG_ANSWERS:
                 record.cause = kind
             if record.breaker.state is BreakerState.HALF_OPEN:
                 record.breaker.reopen_circuit(now, self._rules)
+
+    def apply_connection(self, rank: Rank, is_open: bool, now: float) -> None:
+        """Apply an attempt to connect to a rank that is out because it refused connections."""
+        record = self.registry[rank]
+        if record.state.is_serving or not record.awaits_connection:
+            return
+        if not is_open:
+            record.connection_pause_s = self._rules.connect_s
+            return
+        # An engine may listen long before it can answer: each connection without a passed probe
+        # doubles the pause to the next one.
+        longest = max(self._rules.connect_s, self._rules.recovery_s)
+        record.connection_pause_s = min(2.0 * record.connection_pause_s, longest)
+        if record.state is RankHealthState.DEAD:
+            record.probed_at = now
+        else:
+            record.breaker.half_open()
+        self._effects.append(ProbeRequested(rank))
 
     def clear_suspicion(self, rank: Rank, now: float) -> None:
         """Make a suspicious rank healthy again, as another cause explains its failure."""
@@ -201,6 +236,10 @@ class PartitionHealth:
 
     def _advance_timer_of_out_rank(self, record: HealthRecord, now: float) -> None:
         rules = self._rules
+        is_due = now - record.connection_tried_at >= record.connection_pause_s
+        if record.awaits_connection and rules.connect_s > 0.0 and is_due:
+            record.connection_tried_at = now
+            self._effects.append(ConnectionProbeRequested(record.rank))
         if record.state is RankHealthState.DEAD:
             if now - record.probed_at >= rules.dead_probe_s:
                 record.probed_at = now
@@ -223,14 +262,16 @@ class PartitionHealth:
     def _eject_if_allowed(self, record: HealthRecord, now: float) -> None:
         assert record.cause is not None
         # Evaluated again at every failing check: the rank leaves as soon as others have returned.
-        if self.registry.may_eject(record.cause):
+        if self.registry.may_eject(record):
             self._eject_rank(record, now)
         else:
             self._effects.append(EjectionWithheld(record.rank, record.cause))
+            self._publish_weight(record, now)
 
     def _eject_rank(self, record: HealthRecord, now: float) -> None:
         record.breaker.open_circuit(now, self._rules)
         record.unhealthy_since = now
+        record.connection_tried_at, record.connection_pause_s = now, self._rules.connect_s
         self._set_state(record, RankHealthState.UNHEALTHY, now)
         spare = self.registry.promote_spare(record)
         if spare is not None:
@@ -258,7 +299,7 @@ class PartitionHealth:
         self._make_healthy(record, now)
 
     def _make_healthy(self, record: HealthRecord, now: float) -> None:
-        record.failures, record.cause = 0, None
+        record.failures, record.silent_checks, record.cause = 0, 0, None
         record.breaker.close_circuit()
         self._set_state(record, RankHealthState.HEALTHY, now)
 

@@ -5,10 +5,18 @@ from math import floor
 
 from sortedcontainers import SortedDict
 
-from select_service.core.health.health_kinds import EJECTION_LIMITED, CheckKind, RankHealthState
+from select_service.core.health.health_kinds import (
+    EJECTION_LIMITED,
+    SILENT_KINDS,
+    CheckKind,
+    RankHealthState,
+)
 from select_service.core.health.health_rules import HealthRules
 from select_service.core.health.rank_state.health_record import HealthRecord
 from select_service.core.identity import Rank
+
+SILENT_CHECKS_MIN = 2
+"""Consecutive checks without any answer after which a rank counts as silent."""
 
 
 class RankRegistry:
@@ -20,9 +28,13 @@ class RankRegistry:
         self.out_of_rotation: SortedDict[int, HealthRecord] = SortedDict()
         """Records of ranks out of rotation, including spares."""
         self._spares: SortedDict[int, HealthRecord] = SortedDict()
+        self.suspicious: dict[Rank, HealthRecord] = {}
+        """Records of suspicious ranks, which serve although their checks fail."""
         self._serving_out = 0
         """Number of non-spare ranks out of rotation."""
         self._joined = 0
+        self.capacity_per_rank: float | None = None
+        """Part of the promised rate that a rank carries; None without a known capacity."""
 
     def add_rank(self, rank: Rank, is_spare: bool) -> HealthRecord:
         """Add a new rank in state healthy."""
@@ -33,6 +45,7 @@ class RankRegistry:
     def remove_rank(self, rank: Rank) -> HealthRecord:
         """Remove a rank."""
         record = self._records.pop(rank)
+        self.suspicious.pop(rank, None)
         if self.out_of_rotation.pop(record.order, None) is not None:
             self._serving_out -= not record.is_spare
         self._spares.pop(record.order, None)
@@ -80,6 +93,10 @@ class RankRegistry:
 
     def on_state_changed(self, record: HealthRecord, previous_state: RankHealthState) -> None:
         """Update the sets after a change of state."""
+        if record.state is RankHealthState.SUSPICIOUS:
+            self.suspicious[record.rank] = record
+        else:
+            self.suspicious.pop(record.rank, None)
         if previous_state.is_serving and not record.state.is_serving:
             self.out_of_rotation[record.order] = record
             self._serving_out += not record.is_spare
@@ -87,10 +104,22 @@ class RankRegistry:
             del self.out_of_rotation[record.order]
             self._serving_out -= not record.is_spare
 
-    def may_eject(self, cause: CheckKind) -> bool:
-        """Return whether another rank may be ejected.
+    def may_eject(self, record: HealthRecord) -> bool:
+        """Return whether a serving rank may be ejected.
 
-        Limited causes eject at most a share of the ranks, and slowness never ejects the last rank.
+        Limited causes eject at most a share of the ranks. A rank that answers nothing goes beyond
+        that share while enough of the others answer.
+        """
+        assert record.cause is not None
+        if self.is_within_limit(record.cause):
+            return True
+        is_silent = record.cause in SILENT_KINDS and record.silent_checks >= SILENT_CHECKS_MIN
+        return is_silent and self._has_enough_without(record)
+
+    def is_within_limit(self, cause: CheckKind) -> bool:
+        """Return whether the ejection limit allows one more ejection for this cause.
+
+        Slowness never ejects the last rank.
         """
         share = self._rules.max_eject
         if cause not in EJECTION_LIMITED or share >= 1.0:
@@ -100,6 +129,24 @@ class RankRegistry:
             return False
         # At least one rank may always be ejected, however small the partition.
         return self._serving_out < max(1, floor(share * self.n_serving))
+
+    def _has_enough_without(self, record: HealthRecord) -> bool:
+        """Return whether the other ranks that answer have enough capacity. O(suspicious ranks)
+
+        Enough means that the degradation level would not refuse every request.
+        """
+        failing = sum(not other.is_spare for other in self.suspicious.values())
+        answering = self.n_serving - self._serving_out - failing
+        if answering <= 0:
+            return False
+        share = self.capacity_per_rank
+        if share is None:
+            share = 1.0 / self.n_serving
+        return answering * share >= self._rules.capacity_floor
+
+    def count_lost(self) -> int:
+        """Return the number of ranks that health has taken out. O(ranks out of rotation)"""
+        return sum(not record.is_drained_by_operator for record in self.out_of_rotation.values())
 
     def promote_spare(self, failed: HealthRecord) -> HealthRecord | None:
         """Let the first healthy spare replace a rank that is out, which becomes the spare."""
@@ -117,5 +164,7 @@ class RankRegistry:
         """Assert internal consistency; used by tests."""
         assert {r.order for r in self if not r.state.is_serving} == set(self.out_of_rotation)
         assert {r.order for r in self if r.is_spare} == set(self._spares)
+        suspicious = {r.rank for r in self if r.state is RankHealthState.SUSPICIOUS}
+        assert suspicious == set(self.suspicious)
         assert self._serving_out == sum(not r.is_spare for r in self.out_of_rotation.values())
         assert len({r.order for r in self}) == len(self)

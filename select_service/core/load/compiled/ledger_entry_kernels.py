@@ -13,6 +13,7 @@ from indexer.index.header_kernels import HASHES, HEADER
 from indexer.jit.decorators import compiled, intrinsic
 from indexer.jit.function_pointers import export_function
 from select_service.core.load.compiled import ledger_kernels as verbs
+from select_service.core.load.compiled import observation_kernels as observations
 from select_service.core.load.compiled.ledger_layout import (
     BOOK,
     COMPLETE,
@@ -119,6 +120,11 @@ def release_reservation(h, name):
 @compiled(f"int64({HEADER}, int64, boolean)")
 def release_row(h, row, counts_report):
     return _call_release_row(h[RELEASE_ROW], (h, row, counts_report))
+
+
+@compiled(f"void({HEADER}, int64, float64)")
+def observe_first_token(h, row, now):
+    observations.observe_first_token(h, row, now)
 
 
 @compiled(f"int64({HEADER}, {_ID})")

@@ -49,23 +49,29 @@ from select_service.core.load.compiled.ledger_layout import (
     HISTORY,
     HISTORY_NUMBERS,
     IS_PREFILLING,
+    ISL_TOKENS,
     LEASE_S,
     LOAD,
     LOAD_LENGTH,
     LOAD_TO_RELEASE,
     N_BLOCKS,
     N_COUNTED,
+    N_SESSION_LEASES,
     NAME_BYTES,
     NAME_HASH,
     NEXT_END,
     NEXT_NAME,
     NEXT_ORDER,
+    NOW,
     ORDERS,
     PREFILLING,
     RENEWED_AT,
+    REQUEST_PART,
     ROWS,
     ROWS_USED,
     SCRATCH,
+    SESSION_ROW,
+    SESSION_TABLE,
     SLOT,
     SUM,
     SUM_BLOCKS,
@@ -100,6 +106,12 @@ from select_service.core.load.compiled.reservation_name_kernels import (
     put_chain,
     read_seed,
     words_for,
+)
+from select_service.core.load.compiled.session_layout import BLOCK_SIZE
+from select_service.core.load.compiled.session_lease_kernels import (
+    give_back_lease,
+    session_header,
+    update_context,
 )
 from select_service.core.load.compiled.table_kernels import mix_hash
 
@@ -254,7 +266,8 @@ def book_reservation(h, load, name, hashes, prompt):
     h[COUNT] += 1
     h[N_BLOCKS] += hashes.shape[0]
     add_to_sum(h, rows, row, 1)
-    observe_booking(h, rows, row)
+    observe_booking(h, rows, row, booking[REQUEST_PART])
+    i64_view(h, HISTORY)[row * HISTORY_NUMBERS + SESSION_ROW] = 0
     if status == MUST_RELEASE_MEMORY:
         h[LOAD_TO_RELEASE] = load.ctypes.data
     return row
@@ -293,6 +306,36 @@ def _decrement_counter(h, row, blocks):
 
 
 @compiled()
+def lease_session(h, row, table, session):
+    """Note that a reservation has a lease of a session, which is given back at its release."""
+    lived, at = i64_view(h, HISTORY), row * HISTORY_NUMBERS
+    lived[at + SESSION_TABLE], lived[at + SESSION_ROW] = table, session
+    h[N_SESSION_LEASES] += 1
+
+
+@compiled()
+def _give_back_session(h, rows, row):
+    """Give back the lease of a session, if the row has one."""
+    lived, history = i64_view(h, HISTORY), row * HISTORY_NUMBERS
+    session, at = lived[history + SESSION_ROW], row * FIELDS
+    if h[N_SESSION_LEASES] == 0 or session <= 0:
+        return
+    h[N_SESSION_LEASES] -= 1
+    lived[history + SESSION_ROW] = -session
+    table = session_header(lived[history + SESSION_TABLE])
+    tokens = rows[at + ISL_TOKENS] + _output_blocks(rows, row) * table[BLOCK_SIZE]
+    update_context(table, session, rows[at + WORKER_ID], rows[at + DP_RANK], tokens)
+    give_back_lease(table, session, float_from_bits(h[NOW]))
+
+
+@compiled()
+def _output_blocks(rows, row):
+    at = row * FIELDS
+    untracked = rows[at + WHOLE_WEIGHT_BLOCKS] + rows[at + DECAYED_BLOCKS]
+    return untracked - (rows[at + BLOCKS] - rows[at + HASHED_BLOCKS])
+
+
+@compiled()
 def release_row(h, row, counts_report):
     """Remove the whole load of a row.  Return the row, or LOAD_CORRUPT.
 
@@ -312,6 +355,7 @@ def release_row(h, row, counts_report):
     # A free row must never be found by the scan for ended leases.
     f64_view(h, ENDS)[row] = np.inf
     _decrement_counter(h, row, blocks)
+    _give_back_session(h, rows, row)
     free_chain(h, rows[at + CHAIN], words_for(rows[at + NAME_BYTES]) + blocks)
     h[COUNT] -= 1
     h[N_BLOCKS] -= blocks

@@ -14,7 +14,7 @@ SUMS        int64     sums * 7        requests, prefill tokens, marks and unfini
                                       partition and origin, the pair of the observed counters
                                       (observed_layout), and prompt blocks
 SCRATCH     uint64    named blocks    sequence hashes of the reservation in process
-HISTORY       int64     rows * 3        history of each reservation, see below
+HISTORY       int64     rows * 6        history of each reservation, see below
 
 All arrays but SUMS are reserved at their largest size; untouched pages take no memory.
 """
@@ -44,7 +44,11 @@ ROWS, ORDERS, ENDS, HEADS, CHUNKS, NEXT_CHUNK, SUMS, SCRATCH, HISTORY, BOOKING =
 ) = range(20, 40)
 # Addresses of compiled operations (ledger_entry_kernels).
 BOOK, RENEW, COMPLETE, COMPLETE_ROW, OUTPUT_BLOCK, RELEASE, RELEASE_ROW = range(40, 47)
-HEADER_LENGTH = 47
+(
+    NOW,  # float64 bits: time of the release in progress, set before it
+    N_SESSION_LEASES,  # live reservations with a lease of a session
+) = range(47, 49)
+HEADER_LENGTH = 49
 
 MANY_BLOCKS = 1024
 """Blocks of a large booking.  The owner prepares such loads for more; kernels decline such
@@ -97,11 +101,13 @@ FREE = -1
 ) = range(32)
 FIELDS = 32
 
-# Fields of BOOKING: the first fields of a row, then the duration of the first lease in seconds.
+# Fields of BOOKING: the first fields of a row, then the duration of the first lease in seconds, and
+# the part of a request that is booked.
 BOOKED_FIELDS = 13
 LEASE_S = 13
-BOOKING_FIELDS = 14
-BOOKING_FORMAT = "=6qQ4q3d"
+REQUEST_PART = 14
+BOOKING_FIELDS = 15
+BOOKING_FORMAT = "=6qQ4q3dq"
 """Fields of BOOKING in the notation of `struct`."""
 
 # Numbers of a row in HISTORY.
@@ -111,6 +117,19 @@ BOOKING_FORMAT = "=6qQ4q3d"
     LAST_OUTPUT_AT,
     # Address of the counter decremented at the end (live_count); 0 means no counter.
     COUNTER_ADDRESS,
-) = range(3)
-HISTORY_NUMBERS = 3
+    # Header address of a table of sessions (session_layout), and the row of the session whose lease
+    # the reservation has; 0 means no session, the negative row that the lease was given back.
+    SESSION_TABLE,
+    SESSION_ROW,
+    OBSERVED_PART,  # REQUEST_PART of the booking
+) = range(6)
+HISTORY_NUMBERS = 6
 WAS_MOVED = -1
+
+# Parts of a request that a reservation can be, for observations.
+(
+    ANY_PART,  # a request, or with prefill workers the part that the role of the rank gives
+    PREFILL_PART,  # the prefill leg of a pair, which counts as the request
+    OTHER_PART,  # a leg of a pair that was counted by another leg
+    WHOLE_REQUEST,  # both legs of a pair: a request on a rank of any role
+) = range(4)

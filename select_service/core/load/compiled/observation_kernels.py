@@ -28,12 +28,17 @@ from select_service.core.load.compiled.ledger_layout import (
     LAST_OUTPUT_AT,
     LOAD,
     OBSERVED_PAIR,
+    OBSERVED_PART,
+    OTHER_PART,
+    PREFILL_PART,
+    ROWS,
     SLOT,
     SUM,
     SUM_NUMBERS,
     SUMS,
     TOKENS,
     WAS_MOVED,
+    WHOLE_REQUEST,
     WHOLE_WEIGHT_BLOCKS,
     WORK,
     WORK_LEFT_BEFORE,
@@ -105,18 +110,22 @@ def _store_sample(observed, at, first, second, third):
 
 
 @compiled()
-def observe_booking(h, rows, row):
-    """Record the booking of a row.  Call this after entering its prefill."""
+def observe_booking(h, rows, row, part):
+    """Record the booking of a row.  Call this after entering its prefill.
+
+    part: part of its request
+    """
     at, lived = row * FIELDS, i64_view(h, HISTORY)
     load, slot, work = i64_view(rows, at + LOAD), rows[at + SLOT], rows[at + WORK]
     lived[row * HISTORY_NUMBERS + WORK_LEFT_BEFORE] = i64_view(load, WORK_LEFT)[slot] - work
     lived[row * HISTORY_NUMBERS + LAST_OUTPUT_AT] = 0
+    lived[row * HISTORY_NUMBERS + OBSERVED_PART] = part
     observed = observed_counters(h, rows[at + SUM])
-    if observed.shape[0] == 0:
+    if observed.shape[0] == 0 or part == OTHER_PART:
         return
     isl_tokens = min(max(rows[at + ISL_TOKENS], 0), TOKENS_MAX)
     uncached = min(max(work, rows[at + TOKENS]), isl_tokens)
-    only_decode = i64_view(load, ONLY_DECODE)[slot]
+    only_decode = I64(0) if part == WHOLE_REQUEST else i64_view(load, ONLY_DECODE)[slot]
     count_prompt(observed, PROMPTS, only_decode, isl_tokens, uncached)
 
 
@@ -125,22 +134,47 @@ def observe_prefill(h, rows, row, now):
     """Record the end of a prefill, unless recorded before.  Call this before changing the row.
 
     A moved reservation may end a second prefill, long after its first token; this end does not
-    count.
+    count.  The prefill leg of a pair has no first token, and a rank for decode that computes a
+    prompt itself shows nothing about ranks for prefill.
     """
     at = row * FIELDS
     observed, lived = observed_counters(h, rows[at + SUM]), i64_view(h, HISTORY)
-    if rows[at + IS_PREFILLING] == 0 or observed.shape[0] == 0:
+    part = lived[row * HISTORY_NUMBERS + OBSERVED_PART]
+    # The decode leg of a pair learns of the prefill's end and of its first token by one call.
+    if rows[at + IS_PREFILLING] == 0 or observed.shape[0] == 0 or part == OTHER_PART:
         return
     has_spoken = lived[row * HISTORY_NUMBERS + LAST_OUTPUT_AT] != 0
     lived[row * HISTORY_NUMBERS + LAST_OUTPUT_AT] = float_to_bits(now)
-    if has_spoken or i64_view(i64_view(rows, at + LOAD), ONLY_DECODE)[rows[at + SLOT]] != 0:
+    only_decode = i64_view(i64_view(rows, at + LOAD), ONLY_DECODE)[rows[at + SLOT]] != 0
+    if has_spoken or (only_decode and part != WHOLE_REQUEST):
         return
     seconds = max(now - float_from_bits(rows[at + BOOKED_AT]), 0.0)
-    observed[TTFT_US] += I64(seconds * 1e6)
-    count_time(observed, TTFT, seconds)
+    if part != PREFILL_PART:
+        observed[TTFT_US] += I64(seconds * 1e6)
+        count_time(observed, TTFT, seconds)
+    if only_decode:
+        return
     left = lived[row * HISTORY_NUMBERS + WORK_LEFT_BEFORE]
     if rows[at + WORK] != 0 and left != WAS_MOVED:
         _store_sample(observed, PREFILLS, rows[at + WORK], I64(seconds * 1e9), left)
+
+
+@compiled()
+def observe_first_token(h, row, now):
+    """Record the first token of a decode leg, once; other reservations are ignored.
+
+    A decode leg has no prefill that could end.  The replica that booked a pair counts its first
+    token: it alone has the time at which the request arrived.
+    """
+    rows, lived = i64_view(h, ROWS), i64_view(h, HISTORY)
+    observed, at = observed_counters(h, rows[row * FIELDS + SUM]), row * HISTORY_NUMBERS
+    has_spoken = lived[at + LAST_OUTPUT_AT] != 0
+    if observed.shape[0] == 0 or has_spoken or lived[at + OBSERVED_PART] != OTHER_PART:
+        return
+    lived[at + LAST_OUTPUT_AT] = float_to_bits(now)
+    seconds = max(now - float_from_bits(rows[row * FIELDS + BOOKED_AT]), 0.0)
+    observed[TTFT_US] += I64(seconds * 1e6)
+    count_time(observed, TTFT, seconds)
 
 
 @compiled(error_model="numpy")

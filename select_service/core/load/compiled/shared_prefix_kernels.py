@@ -56,6 +56,14 @@ def _holders_of(h, prefix, group):
 
 
 @compiled()
+def holds_prefix(h, prefix, slot):
+    """Return whether a live reservation of a slot has a prefix; h: header of the load."""
+    word = slot >> 6
+    found = _holders_of(h, prefix, word // GROUP_WORDS)
+    return found[word % GROUP_WORDS] >> U64(slot & 63) & U64(1) != U64(0)
+
+
+@compiled()
 def _write_runs(slots, group, run, out, running):
     """Write the run length of slots with a run ending here."""
     for k in range(GROUP_WORDS):

@@ -15,10 +15,11 @@ def least_work_parameters(config: RouterConfig) -> Sequence[float]:
     no_requests, nothing_live = (0.0, 0.0, 0.0, 0.0), (0.0, 0.0, FULL_SHARE)
     weights = config.host_cache_hit_weight, config.disk_cache_hit_weight
     tracked = float(config.track_prefill_tokens)
-    no_shares = 0.0
+    no_shares_or_copies = (0.0, 0.0)
     return (
         *(tracked, *no_requests, *nothing_live),
-        *(*weights, config.track_active_blocks, no_shares),
+        *(*weights, config.track_active_blocks),
+        *no_shares_or_copies,
     )
 
 

@@ -30,6 +30,7 @@ class PlacementPolicy(NamedTuple):
     follows_prefills: whether the policy estimates the progress of prefills, so that prompts must
         be kept
     options: allowed values of `policy_options`
+    credits_shared: whether tokens in a shared cache lower the cost
     """
 
     name: str
@@ -40,6 +41,7 @@ class PlacementPolicy(NamedTuple):
     credit_blocks: Callable[[Sequence[int], RouterConfig], float]
     follows_prefills: bool = False
     options: tuple[str, ...] = ()
+    credits_shared: bool = False
 
     @property
     def term_names(self) -> tuple[str, ...]:

@@ -11,13 +11,15 @@ All sizes are in blocks of B tokens (isl = prompt length in tokens):
     credit     = credit_weight*decay*D + host_weight*H + disk_weight*K
     prefill    = scale * max(0, raw - credit)
     decode     = A + N                                 0 when active blocks are not tracked
-    cost       = prefill + decode, times exp(-tanh(sum of matching preferred taint weights)),
+    requests   = request_weight * live reservations of the rank
+    cost       = prefill + decode + requests,
+                 times exp(-tanh(sum of matching preferred taint weights)),
                  then (cost + 1) / weight - 1 by the weight of the rank
 
 `min P` is over the eligible ranks; decay is 1 for a pinned request.
 
-Source: the reference selection service (Dynamo) 1.3.1, measured; at debug level Dynamo prints the
-same terms for each candidate.
+Source: the reference selection service (Dynamo) 1.3.1 and 1.6.1, measured; Dynamo prints the same
+terms for each candidate at debug level.
 """
 
 # mypy: ignore-errors
@@ -36,6 +38,7 @@ from select_service.core.load.compiled.load_layout import (
     FRACTIONS,
     N_TOTALS,
     PREFILL_TOKENS,
+    REQUESTS,
     TOTALS,
     WHOLE_BLOCKS,
 )
@@ -74,8 +77,8 @@ from select_service.core.placement.policies.weight_kernels import apply_weight
 from select_service.core.workers.rank_table_layout import WEIGHT
 
 # Policy's own rows of the terms, float64[N_TERMS, n_slots], behind the common rows.
-RAW, CREDIT, PREFILL = range(N_COMMON_TERMS, N_COMMON_TERMS + 3)
-N_TERMS = N_COMMON_TERMS + 3
+RAW, CREDIT, PREFILL, REQUEST_COST = range(N_COMMON_TERMS, N_COMMON_TERMS + 4)
+N_TERMS = N_COMMON_TERMS + 4
 
 # Policy's own parameters, behind the common parameters.
 (
@@ -86,8 +89,9 @@ N_TERMS = N_COMMON_TERMS + 3
     P_DISK,
     P_TRACK_PREFILL,
     P_TRACK_ACTIVE,
-) = range(N_COMMON_PARAMETERS, N_COMMON_PARAMETERS + 7)
-N_PARAMETERS = N_COMMON_PARAMETERS + 7
+    P_REQUEST_WEIGHT,
+) = range(N_COMMON_PARAMETERS, N_COMMON_PARAMETERS + 8)
+N_PARAMETERS = N_COMMON_PARAMETERS + 8
 
 
 class ReferenceQuery(NamedTuple):
@@ -104,6 +108,7 @@ class ReferenceQuery(NamedTuple):
     disk_weight: float
     tracks_prefill: bool
     tracks_active: bool
+    request_weight: float
     block_size: float
     per_block: float
     isl_tokens: float
@@ -120,6 +125,7 @@ class ReferenceSlot(NamedTuple):
 
     prefill_tokens: float
     active_blocks: float
+    requests: float
     device: float
     cpu: float
     external: float
@@ -174,6 +180,7 @@ def _make_query(plan, eligible):
         disk_weight=parameters[P_DISK],
         tracks_prefill=tracks_prefill,
         tracks_active=parameters[P_TRACK_ACTIVE] != 0.0,
+        request_weight=parameters[P_REQUEST_WEIGHT],
         block_size=block_size,
         per_block=per_block,
         isl_tokens=isl_tokens,
@@ -185,7 +192,9 @@ def _make_query(plan, eligible):
 
 @compiled(error_model="numpy")
 def slot_terms(slot, query):
-    """Return (cached tokens, effective prefill tokens, decode, raw, credit, prefill) of a slot."""
+    """Return (cached tokens, effective prefill tokens, decode, raw, credit, prefill, requests) of a
+    slot.
+    """
     host = slot.cpu - slot.device
     disk = slot.external - slot.cpu
     lower = query.host_weight * host + query.disk_weight * disk
@@ -201,14 +210,15 @@ def slot_terms(slot, query):
     credit = query.credit_weight * fading * slot.device + lower
     prefill = query.scale * max(0.0, raw - credit)
     decode = slot.active_blocks + query.n_blocks - slot.leading if query.tracks_active else 0.0
-    return cached, effective, decode, raw, credit, prefill
+    requests = query.request_weight * slot.requests
+    return cached, effective, decode, raw, credit, prefill, requests
 
 
 @compiled(error_model="numpy")
 def _weighted_cost(terms, factor, weight):
     """Return the cost of a slot, never NaN."""
-    _, _, decode, _, _, prefill = terms
-    return apply_weight((prefill + decode) * factor, weight, 1.0)
+    _, _, decode, _, _, prefill, requests = terms
+    return apply_weight((prefill + decode + requests) * factor, weight, 1.0)
 
 
 @compiled()
@@ -237,16 +247,17 @@ def _slot_at(rows, query, at, has_blocks, has_inside):
         rows.totals[row + FRACTIONAL_BLOCKS],
         rows.fractions[at],
     )
-    tokens = float(rows.totals[row + PREFILL_TOKENS])
+    tokens, requests = float(rows.totals[row + PREFILL_TOKENS]), float(rows.totals[row + REQUESTS])
     if not has_blocks:
-        return ReferenceSlot(tokens, blocks, 0.0, 0.0, 0.0, 0.0)
+        return ReferenceSlot(tokens, blocks, requests, 0.0, 0.0, 0.0, 0.0)
     tiers = at * N_TIERS
     device, cpu = float(rows.matched[tiers]), float(rows.matched[tiers + 1])
     external = float(rows.matched[tiers + 3])
     if has_inside:
         more = blocks_inside(rows.inside, at, query.block_size)
         device, cpu, external = device + more, cpu + more, external + more
-    return ReferenceSlot(tokens, blocks, device, cpu, external, float(rows.leading[at]))
+    leading = float(rows.leading[at])
+    return ReferenceSlot(tokens, blocks, requests, device, cpu, external, leading)
 
 
 @compiled(error_model="numpy", forceinline=True)
@@ -325,7 +336,7 @@ def fill_terms(plan, eligible, factors, out):
     rows = _slice_rows(plan, 0, out.shape[1])
     for slot in range(out.shape[1]):
         terms = slot_terms(_slot_at(rows, query, slot, True, True), query)
-        cached, effective, decode, raw, credit, prefill = terms
+        cached, effective, decode, raw, credit, prefill, requests = terms
         out[CACHED_TOKENS, slot] = cached
         out[EFFECTIVE_PREFILL_TOKENS, slot] = effective
         out[DECODE, slot] = decode
@@ -334,3 +345,4 @@ def fill_terms(plan, eligible, factors, out):
         out[RAW, slot] = raw
         out[CREDIT, slot] = credit
         out[PREFILL, slot] = prefill
+        out[REQUEST_COST, slot] = requests

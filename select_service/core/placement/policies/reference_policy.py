@@ -17,6 +17,7 @@ def reference_parameters(config: RouterConfig) -> Sequence[float]:
         config.disk_cache_hit_weight,
         config.track_prefill_tokens,
         config.track_active_blocks,
+        config.decode_active_request_weight,
     )
 
 
@@ -38,7 +39,7 @@ REFERENCE_POLICY = PlacementPolicy(
     name="reference",
     address_of_place=kernels.address_of_place,
     fill_terms=kernels.fill_terms,
-    own_term_names=("raw", "credit", "prefill"),
+    own_term_names=("raw", "credit", "prefill", "request_cost"),
     own_parameters=reference_parameters,
     credit_blocks=credit_blocks,
 )

@@ -3,6 +3,7 @@
 B is the block size, isl the length of the prompt, both in tokens:
 
     cached     = round((D + host_weight*H + disk_weight*K) * B)          as in `reference_kernels`
+                 + credit for tokens in a shared cache                   see `shared_credit_kernels`
     u          = max(1, isl - max(cached, B * leading run))          own work of the prompt there
     P          = sum of u of the unfinished prefills of the rank
     left       = P, less the estimated progress of the oldest        see `progress_kernels`
@@ -14,13 +15,15 @@ B is the block size, isl the length of the prompt, both in tokens:
                + live_price * live
                + memory_price * max(0, live - full * B * blocks of its KV cache)
                + outside_price * u / (u + OUTSIDE_HALF)     if it is of another replica's share
+               + copy_price * (u - least u)                 if its cache is full
     speed      = declared prefill speed / the median of declared speeds; 1 when undeclared
     cost       = J / speed, times the factor of its taints, then (cost + B) / weight - B
 
-The memory term is 0 for ranks without a declared `total_kv_blocks`.  When callers do not report
-the ends of prefills (REPORTED_SHARE of the load is below REPORTED_MIN), P is unreliable: P then
-costs
-UNREPORTED_PRICE a token, no progress is subtracted, and the share of own work is 0.
+A cache is full when the blocks that the rank holds, R and left / B reach FILLED_SHARE of it; the
+least u is that of all eligible ranks.  Both terms of the cache are 0 for ranks without a declared
+`total_kv_blocks`.  When callers do not report the ends of prefills (REPORTED_SHARE of the load is
+below REPORTED_MIN), P is unreliable: P then costs UNREPORTED_PRICE a token, no progress is
+subtracted, and the share of own work is 0.
 """
 
 # mypy: ignore-errors
@@ -30,7 +33,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from indexer.index.header_kernels import N_TIERS, I, f64_view, i32_view, i64_view
+from indexer.index.header_kernels import (
+    N_TIERS,
+    I,
+    U,
+    f64_view,
+    i32_view,
+    i64_view,
+    lowest_bit,
+    u64_view,
+)
 from indexer.jit.decorators import compiled
 from indexer.jit.function_pointers import function_address
 from select_service.core.load.compiled.active_load_kernels import active_blocks_of
@@ -47,6 +59,7 @@ from select_service.core.load.compiled.load_layout import (
     WORK_LEFT,
 )
 from select_service.core.load.compiled.progress_kernels import update_progress
+from select_service.core.placement.assumption_kernels import held_blocks, held_columns
 from select_service.core.placement.placement_kernels import (
     CACHED_TOKENS,
     COST,
@@ -68,8 +81,10 @@ from select_service.core.placement.placement_kernels import (
 from select_service.core.placement.plan_layout import (
     BLOCK_SIZE,
     COSTS,
+    HOLDING,
     INDEX,
     LEADING,
+    LEAST_WORK,
     LOAD,
     MATCHED,
     N_COMMON_PARAMETERS,
@@ -77,8 +92,11 @@ from select_service.core.placement.plan_layout import (
     RANKS,
     REQUEST_BLOCKS,
     REQUEST_ISL_TOKENS,
+    RUNNING,
+    SHARED,
 )
 from select_service.core.placement.policies.weight_kernels import apply_weight
+from select_service.core.placement.shared_credit_kernels import shared_credit
 from select_service.core.workers.rank_table_layout import (
     KV_BLOCKS,
     MEDIAN_SPEED,
@@ -99,8 +117,9 @@ from select_service.core.workers.rank_table_layout import (
     LIVE_PRICE,
     MEMORY_PRICE,
     OUTSIDE_PRICE,
-) = range(N_COMMON_TERMS, N_COMMON_TERMS + 9)
-N_TERMS = N_COMMON_TERMS + 9
+    COPY_PRICE,
+) = range(N_COMMON_TERMS, N_COMMON_TERMS + 10)
+N_TERMS = N_COMMON_TERMS + 10
 
 # Policy's own parameters, behind the common parameters.
 (
@@ -116,13 +135,18 @@ N_TERMS = N_COMMON_TERMS + 9
     P_DISK,
     P_TRACK_ACTIVE,
     P_OUTSIDE,
-) = range(N_COMMON_PARAMETERS, N_COMMON_PARAMETERS + 12)
-N_PARAMETERS = N_COMMON_PARAMETERS + 12
+    P_COPY,
+) = range(N_COMMON_PARAMETERS, N_COMMON_PARAMETERS + 13)
+N_PARAMETERS = N_COMMON_PARAMETERS + 13
 
 REPORTED_MIN = 0.5
 UNREPORTED_PRICE = 0.3
 OUTSIDE_HALF = 2048.0
 """Tokens of own work that cost half the price of ranks outside the share."""
+NO_CREDIT = -0.0
+"""Neutral number of a sum: the compiler drops it, which it may not do with +0.0."""
+FILLED_SHARE = 0.9
+"""Share of the KV cache that a full rank holds."""
 
 
 class WorkQuery(NamedTuple):
@@ -143,6 +167,7 @@ class WorkQuery(NamedTuple):
     memory_price: float
     full: float
     outside_price: float
+    copy_price: float
     usual_speed: float
     host_weight: float
     disk_weight: float
@@ -158,6 +183,7 @@ class WorkSlot(NamedTuple):
     outside: 1 for another replica's share, else 0
     pace: factor of J for a rank slower or faster than usual
     device, cpu, external: matched blocks, cumulative
+    credit: for tokens in a shared cache
     """
 
     work_left: float
@@ -170,6 +196,7 @@ class WorkSlot(NamedTuple):
     cpu: float
     external: float
     leading: float
+    credit: float
 
 
 class WorkRows(NamedTuple):
@@ -185,18 +212,19 @@ class WorkRows(NamedTuple):
     outside: np.ndarray
     speed: np.ndarray
     inside: np.ndarray
+    shared: np.ndarray
 
 
 @compiled()
-def _are_ends_reported(load):
+def are_ends_reported(load):
     return float_from_bits(load[REPORTED_SHARE]) >= REPORTED_MIN
 
 
 @compiled()
-def _make_query(plan):
+def make_work_query(plan):
     parameters = f64_view(plan, PARAMETERS)
     left_at, left_price, share_max = WORK_LEFT, parameters[P_LEFT], parameters[P_SHARE_MAX]
-    if not _are_ends_reported(i64_view(plan, LOAD)):
+    if not are_ends_reported(i64_view(plan, LOAD)):
         # Without reported ends, prefills look unfinished until the request ends.
         left_at, left_price, share_max = WORK_BOOKED, min(left_price, UNREPORTED_PRICE), 0.0
     return WorkQuery(
@@ -210,6 +238,7 @@ def _make_query(plan):
         memory_price=parameters[P_MEMORY],
         full=parameters[P_FULL],
         outside_price=parameters[P_OUTSIDE],
+        copy_price=parameters[P_COPY],
         usual_speed=float_from_bits(i64_view(plan, RANKS)[MEDIAN_SPEED]),
         host_weight=parameters[P_HOST],
         disk_weight=parameters[P_DISK],
@@ -229,7 +258,7 @@ def slot_prices(slot, query):
     """
     lower = query.host_weight * (slot.cpu - slot.device)
     lower += query.disk_weight * (slot.external - slot.cpu)
-    cached = np.floor((slot.device + lower) * query.block_size + 0.5)
+    cached = np.floor((slot.device + lower) * query.block_size + 0.5) + slot.credit
     own = own_work_tokens(query.isl_tokens, cached, slot.leading * query.block_size)
     share = min(slot.requests * query.request_share, query.share_max)
     live = slot.active_blocks + query.n_blocks - slot.leading if query.tracks_active else 0.0
@@ -255,8 +284,15 @@ def _weighted_cost(prices, pace, factor, weight, block_size):
     return apply_weight(cost, weight, block_size)
 
 
+@compiled(error_model="numpy")
+def _add_copy(cost, copy, pace, factor, weight):
+    """Return the cost of a slot with its price of a copy, never NaN."""
+    # The weight divides a copy as it divides the other terms, see `apply_weight`.
+    return cost + copy * pace * factor / weight if copy > 0.0 and cost < np.inf else cost
+
+
 @compiled()
-def _slice_rows(plan, query, first, end):
+def slice_rows(plan, query, first, end):
     """Return the arrays of the slots from `first` to `end`."""
     load, ranks = i64_view(plan, LOAD), i64_view(plan, RANKS)
     return WorkRows(
@@ -270,6 +306,7 @@ def _slice_rows(plan, query, first, end):
         f64_view(ranks, OUTSIDE)[first:end],
         f64_view(ranks, SPEED)[first:end],
         inside_rows(plan, first, end),
+        f64_view(plan, SHARED)[2 * first : 2 * end],
     )
 
 
@@ -280,10 +317,11 @@ def _pace_factor(speed, usual_speed):
 
 
 @compiled()
-def _slot_at(rows, query, at, has_blocks, has_inside):
+def slot_at(rows, query, at, has_blocks, has_more):
     """Return the numbers of one slot.
 
     has_blocks: False when the slot certainly has no block of the prompt
+    has_more: False when certainly no slot has tokens inside a block, nor in a shared cache
     """
     row, left, kv_blocks = at * N_TOTALS, float(rows.work_left[at]), rows.kv_blocks[at]
     outside, pace = rows.outside[at], _pace_factor(rows.speed[at], query.usual_speed)
@@ -293,37 +331,43 @@ def _slot_at(rows, query, at, has_blocks, has_inside):
         rows.totals[row + FRACTIONAL_BLOCKS],
         rows.fractions[at],
     )
+    credit = NO_CREDIT
     if not has_blocks:
-        return WorkSlot(left, requests, blocks, kv_blocks, outside, pace, 0.0, 0.0, 0.0, 0.0)
+        if has_more:
+            credit = shared_credit(rows.shared, at, 0.0)
+        return WorkSlot(
+            left, requests, blocks, kv_blocks, outside, pace, 0.0, 0.0, 0.0, 0.0, credit
+        )
     tiers, leading = at * N_TIERS, float(rows.leading[at])
     device, cpu = float(rows.matched[tiers]), float(rows.matched[tiers + 1])
     external = float(rows.matched[tiers + 3])
-    if has_inside:
+    if has_more:
+        credit = shared_credit(rows.shared, at, external * query.block_size)
         more = blocks_inside(rows.inside, at, query.block_size)
         device, cpu, external = device + more, cpu + more, external + more
     return WorkSlot(
-        left, requests, blocks, kv_blocks, outside, pace, device, cpu, external, leading
+        left, requests, blocks, kv_blocks, outside, pace, device, cpu, external, leading, credit
     )
 
 
 @compiled(error_model="numpy", forceinline=True)
-def _costs_between(plan, query, factors, bounds, has_blocks, has_inside):
+def _costs_between(plan, query, factors, bounds, has_blocks, has_more):
     """Fill the costs of the slots from `first` to `end`.
 
-    Inlined, so the compiler specializes the loop for the constants `has_blocks` and `has_inside`.
+    Inlined, so the compiler specializes the loop for the constants `has_blocks` and `has_more`.
     """
     first, end = bounds
-    rows, costs = _slice_rows(plan, query, first, end), f64_view(plan, COSTS)[first:end]
+    rows, costs = slice_rows(plan, query, first, end), f64_view(plan, COSTS)[first:end]
     own = factors[first:end]
     for at in range(end - first):
-        slot = _slot_at(rows, query, at, has_blocks, has_inside)
+        slot = slot_at(rows, query, at, has_blocks, has_more)
         factor = own[at] if own.shape[0] != 0 else 1.0
         prices, weight = slot_prices(slot, query), rows.weight[at]
         costs[at] = _weighted_cost(prices, slot.pace, factor, weight, query.block_size)
 
 
 @compiled(error_model="numpy", forceinline=True)
-def _fill_all_costs(plan, query, n_slots, factors, has_inside):
+def _fill_all_costs(plan, query, n_slots, factors, has_more):
     """Fill the costs of all slots, in runs of slots with and without blocks of the prompt.
 
     Most slots have no block of a prompt, and such a cost takes less time.
@@ -333,19 +377,78 @@ def _fill_all_costs(plan, query, n_slots, factors, has_inside):
     while word < words:
         end = find_run_end(plan, word, words, False)
         bounds = (word << 6, min(end << 6, n_slots))
-        _costs_between(plan, query, factors, bounds, False, has_inside)
+        _costs_between(plan, query, factors, bounds, False, has_more)
         word = find_run_end(plan, end, words, True)
         bounds = (end << 6, min(word << 6, n_slots))
-        _costs_between(plan, query, factors, bounds, True, has_inside)
+        _costs_between(plan, query, factors, bounds, True, has_more)
 
 
 @compiled(error_model="numpy")
 def _fill_costs(plan, query, n_slots, factors):
     """Fill the costs of all slots."""
-    if has_inside_rows(plan):
+    if has_inside_rows(plan) or plan[SHARED + 1] != 0:
         _fill_all_costs(plan, query, n_slots, factors, True)
     else:
         _fill_all_costs(plan, query, n_slots, factors, False)
+
+
+@compiled(error_model="numpy", forceinline=True)
+def _is_full(rows, query, at, held):
+    """Return whether the cache of a slot is full.
+
+    held: blocks of the slot, without those that live requests fill at the moment
+    """
+    requests = float(rows.totals[at * N_TOTALS + REQUESTS])
+    # Each live request fills a block that no event has announced yet.
+    tokens = query.block_size * (held + requests) + float(rows.work_left[at])
+    return tokens >= FILLED_SHARE * (query.block_size * rows.kv_blocks[at])
+
+
+@compiled(error_model="numpy")
+def _own_work_at(rows, query, at):
+    return slot_prices(slot_at(rows, query, at, True, True), query)[1]
+
+
+@compiled(error_model="numpy")
+def _least_own_work(plan, query, rows, eligible):
+    """Return the least own work of the eligible slots.
+
+    Without a shared cache, only slots with blocks of the prompt can have less than the whole.
+    """
+    holding, running = u64_view(plan, HOLDING), u64_view(plan, RUNNING)
+    least = max(1.0, query.isl_tokens)
+    if plan[SHARED + 1] != 0:
+        # Every rank has credit then, so the masks below would leave out some.
+        for slot in range(eligible.shape[0]):
+            if eligible[slot]:
+                least = min(least, _own_work_at(rows, query, slot))
+        return least
+    for word in range((eligible.shape[0] + 63) >> 6):
+        rest = holding[word] | running[word]
+        while rest:
+            at = word * 64 + I(lowest_bit(rest))
+            if at < eligible.shape[0] and eligible[at]:
+                least = min(least, _own_work_at(rows, query, at))
+            rest &= rest - U(1)
+    return least
+
+
+@compiled(error_model="numpy")
+def _add_copy_prices(plan, query, eligible, factors):
+    """Add the prices of copies to the costs."""
+    n_slots, columns = eligible.shape[0], held_columns(plan)
+    rows, costs = slice_rows(plan, query, 0, n_slots), f64_view(plan, COSTS)
+    least = _least_own_work(plan, query, rows, eligible)
+    # Recorded: the candidates that a decision keeps may lack the rank with the least work.
+    plan[LEAST_WORK] = I(least)
+    if least == max(1.0, query.isl_tokens):
+        return  # no rank has anything to copy
+    for slot in range(n_slots):
+        if _is_full(rows, query, slot, held_blocks(columns, slot)):
+            copy = query.copy_price * max(0.0, _own_work_at(rows, query, slot) - least)
+            pace = _pace_factor(rows.speed[slot], query.usual_speed)
+            factor = factors[slot] if factors.shape[0] != 0 else 1.0
+            costs[slot] = _add_copy(costs[slot], copy, pace, factor, rows.weight[slot])
 
 
 @compiled(error_model="numpy")
@@ -354,13 +457,15 @@ def place_by_work(plan, path, sequence, eligible, factors):
     match_prompt(plan, path, sequence)
     load = i64_view(plan, LOAD)
     # Estimating progress costs time, and without reports the estimate is not used.
-    if _are_ends_reported(load):
+    if are_ends_reported(load):
         update_progress(i64_view(plan, INDEX), load, plan[BLOCK_SIZE])
-    query = _make_query(plan)
+    query = make_work_query(plan)
     _fill_costs(plan, query, eligible.shape[0], factors)
+    if query.copy_price > 0.0:
+        _add_copy_prices(plan, query, eligible, factors)
     chosen = choose_slot(plan, eligible)
     if chosen != NO_SLOT:
-        slot = _slot_at(_slice_rows(plan, query, chosen, chosen + 1), query, 0, True, True)
+        slot = slot_at(slice_rows(plan, query, chosen, chosen + 1), query, 0, True, True)
         prices = slot_prices(slot, query)
         write_token_summary(plan, max(0.0, query.isl_tokens - prices[0]), prices[1])
     return chosen
@@ -378,11 +483,16 @@ def address_of_place():
 @compiled(TERMS_SIGNATURE, error_model="numpy")
 def fill_terms(plan, eligible, factors, out):
     """Write the cost terms of the last placement, see `reference_kernels.fill_terms`."""
-    query, load = _make_query(plan), i64_view(plan, LOAD)
-    rows = _slice_rows(plan, query, 0, out.shape[1])
+    query, load = make_work_query(plan), i64_view(plan, LOAD)
+    rows = slice_rows(plan, query, 0, out.shape[1])
     booked, left = i64_view(load, WORK_BOOKED), i64_view(load, WORK_LEFT)
+    columns, least = held_columns(plan), max(1.0, query.isl_tokens)
+    if query.copy_price > 0.0:
+        for slot in range(out.shape[1]):
+            if eligible[slot]:
+                least = min(least, _own_work_at(rows, query, slot))
     for slot in range(out.shape[1]):
-        slot_state = _slot_at(rows, query, slot, True, True)
+        slot_state = slot_at(rows, query, slot, True, True)
         prices = slot_prices(slot_state, query)
         cached, own, live = prices[0], prices[1], prices[2]
         out[CACHED_TOKENS, slot] = cached
@@ -390,9 +500,13 @@ def fill_terms(plan, eligible, factors, out):
         out[DECODE, slot] = live
         factor = factors[slot] if factors.shape[0] != 0 else 1.0
         weight = rows.weight[slot]
-        out[COST, slot] = _weighted_cost(prices, slot_state.pace, factor, weight, query.block_size)
+        cost = _weighted_cost(prices, slot_state.pace, factor, weight, query.block_size)
+        is_full = _is_full(rows, query, slot, held_blocks(columns, slot))
+        copy = query.copy_price * max(0.0, own - least) if is_full else 0.0
+        out[COST, slot] = _add_copy(cost, copy, slot_state.pace, factor, weight)
+        out[COPY_PRICE, slot] = copy
         out[OWN_WORK, slot] = own
         out[BOOKED_WORK, slot] = booked[slot]
         out[PROGRESS, slot] = booked[slot] - left[slot]
-        for price in range(LEFT_PRICE, N_TERMS):
+        for price in range(LEFT_PRICE, COPY_PRICE):
             out[price, slot] = prices[3 + price - LEFT_PRICE]

@@ -45,6 +45,10 @@ def complete_record(
     """
     given = candidate.fields
     fields = {**engine_facts, **given}
+    said, transfer = engine_facts.get("kv_transfer"), given.get("kv_transfer")
+    if isinstance(said, dict) and isinstance(transfer, dict):
+        # The template gives links, which no engine reports, and the engine its connector.
+        fields["kv_transfer"] = {**said, **transfer}
     # A single endpoint in the template must not be combined with a table from the engine.
     says_events = "kv_events_endpoint" in given and "kv_events_endpoints" not in given
     if says_events:

@@ -23,6 +23,10 @@ from select_service.core.registry.discovery.cache_facts import (
     read_vllm_cache_facts,
 )
 from select_service.core.registry.discovery.record_template import Fields
+from select_service.core.registry.discovery.transfer_facts import (
+    read_sglang_transfer_facts,
+    read_vllm_transfer_facts,
+)
 
 MODELS, METRICS = "/v1/models", "/metrics"
 INFO, OLD_INFO = "/server_info?config_format=json", "/get_server_info"
@@ -37,7 +41,6 @@ CACHE_BYTES_MAX = 256 * 1024
 """Maximum size of the cache lines; vLLM writes 1.5 KB per engine core."""
 _CACHE = "vllm:cache_config_info"
 _WILDCARDS = ("*", "0.0.0.0", "::", "[::]")
-_ROLES = {"prefill": "prefill", "decode": "decode"}
 _DEV_MODE = "vLLM reports it only with VLLM_SERVER_DEV_MODE=1"
 
 
@@ -75,9 +78,11 @@ def extract_facts(url: str, answers: EngineAnswers) -> EngineFacts:
         fields = _vllm_fields(
             url, _object_field(info, "vllm_config"), caches, answers.get(METRICS, b"")
         )
+        fields |= read_vllm_transfer_facts(info, fields.get("data_parallel_size", 1))
     elif "page_size" in info or owner == "sglang":
         engine = "sglang"
         fields = _sglang_fields(url, info)
+        fields |= read_sglang_transfer_facts(info)
         fields["kv_cache"] = read_sglang_cache_facts(info, _decode_object(answers.get(MODEL_INFO)))
     if names:
         fields["model_name"] = names[0]
@@ -190,7 +195,6 @@ def _sglang_fields(url: str, info: dict[str, Any]) -> Fields:
     n_ranks = _whole_number(events.get("dp_size"), 1) or _whole_number(sizes[1], 1) or 1
     fields: Fields = {
         "block_size": block_size,
-        "role": _ROLES.get(_sglang_role(info)),
         **_rank_fields(0, n_ranks),
     }
     if block_size is not None and tokens is not None:
@@ -208,10 +212,6 @@ def _sglang_fields(url: str, info: dict[str, Any]) -> Fields:
         named = (None if each is None else f"tcp://{host}:{each}" for each in (port, replay))
         fields |= stream_endpoints(fields, *(_reachable_endpoint(url, each) for each in named))
     return fields
-
-
-def _sglang_role(info: dict[str, Any]) -> str:
-    return str(info.get("disaggregation_mode"))
 
 
 def _rank_fields(first: int, count: int) -> Fields:

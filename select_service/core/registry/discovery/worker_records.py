@@ -12,7 +12,7 @@ import msgspec
 from msgspec import inspect
 from xxhash import xxh3_64_intdigest
 
-from select_service.base.errors import BadRequest
+from select_service.base.errors import BadRequest, InvalidBody
 from select_service.base.shape_errors import readable_error
 from select_service.base.suggestions import nearest_name, printable_name
 from select_service.core.workers.worker_catalog import WORKERS_MAX, RegisteredWorker
@@ -50,13 +50,13 @@ def validate_record(fields: Mapping[str, Any]) -> WorkerRegistration:
     try:
         # Via JSON, where keys are texts: in YAML the keys of rank tables may be numbers.
         record = msgspec.json.decode(msgspec.json.encode(complete), type=WorkerRegistration)
-        RegisteredWorker(record)  # raises if the two tenant names differ
+        RegisteredWorker(record)  # raises if the two tenant names differ, or for a rank key
     except msgspec.ValidationError as error:
         body = msgspec.json.encode(complete)
         raise ValueError(
             readable_error(error, body, inspect.type_info(WorkerRegistration))
         ) from None
-    except (msgspec.MsgspecError, BadRequest, TypeError, OverflowError) as error:
+    except (msgspec.MsgspecError, BadRequest, InvalidBody, TypeError, OverflowError) as error:
         raise ValueError(str(error)) from None
     error_text = metrics_url_error(record.metrics_endpoint) if record.metrics_endpoint else None
     if error_text is not None:

@@ -38,7 +38,8 @@ def list_event_sources(worker: RegisteredWorker, partition: Partition) -> list[K
     facts = convert_cache_facts(registration.kv_cache)
     sources = []
     for dp_rank, endpoint in worker.kv_endpoints().items():
-        assert endpoint is not None
+        if endpoint is None:
+            continue  # its index is assumed
         sources.append(
             KvSource(
                 worker_id=worker.worker_id,
@@ -73,6 +74,7 @@ def convert_cache_facts(given: KvCacheFields | None) -> KvCacheFacts:
         hash=None if hashing is None else HashFacts(hashing.algorithm, hashing.seed),
         certainty="at_most" if given.certainty == "at_most" else None,
         may_drop=bool(given.speculates) and given.eagle_drop is None,
+        groups=given.groups,
     )
 
 

@@ -12,6 +12,7 @@ listeners are recorded and handed out in one place (`take_changes`).
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from indexer.events.kv_event_source import KvSource
 from indexer.index.prefix_index import PrefixIndex
 from indexer.index.slot_writer import SlotWriter
 from select_service.base.errors import CapacityExceeded
+from select_service.core.assumed.assumed_blocks import AssumedBlocks
 from select_service.core.dirty_partitions import DirtyPartitions
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.new_reservation import LoadAccount
@@ -56,6 +58,8 @@ from select_service.schemas.workers import WorkerPatch, WorkerRegistration
 
 CLAIMS_PER_TURN_MAX = 512
 """Maximum ranks per turn that receive recovered blocks."""
+ASSUMED_STEP_WORK = 512
+"""Work of a step that removes assumed blocks, in microseconds."""
 RANKS_PER_TURN_MAX = 512
 """Number of ranks after which `take_changes` leaves further workers for another turn."""
 
@@ -66,10 +70,19 @@ class LeavingSlot(NamedTuple):
     account: LoadAccount
     slot: int
     writer: SlotWriter
+    assumed: AssumedBlocks | None = None
 
     @property
     def is_empty(self) -> bool:
-        return self.account.is_empty(self.slot)
+        is_assumed = self.assumed is not None and self.assumed.count_blocks(self.slot)
+        return self.account.is_empty(self.slot) and not is_assumed
+
+    def drop_assumed(self, now: float) -> int:
+        """Remove some of its assumed blocks; return the cost in `work`."""
+        if self.assumed is None or not self.assumed.count_blocks(self.slot):
+            return 0
+        self.assumed.run_step(now)
+        return ASSUMED_STEP_WORK
 
 
 class _PendingRegistration(NamedTuple):
@@ -95,8 +108,8 @@ class WorkerFleet:
         self.catalog = WorkerCatalog()
         self.partitions: dict[PartitionKey, Partition] = {}
         self.partition_changes = np.zeros(1, np.int64)
-        """[0]: changes after a partition was removed or replaced. For kernels; the array is never
-        replaced.
+        """[0]: changes after a partition was removed or replaced, or its bookings got hints. For
+        kernels; the array is never replaced.
         """
         self.leaving: deque[LeavingSlot] = deque()
         self.recovered_blocks = RecoveredBlocks()
@@ -112,6 +125,10 @@ class WorkerFleet:
         self._retired: list[SlotWriter] = []
         self._renewed: list[SlotWriter] = []
         self._adoptions: list[Adoption] = []
+        self.on_assumption_begun: Callable[[], None] = lambda: None
+        """Called when a partition begins to assume blocks."""
+        self.needs_full_path: Callable[[str], bool] = lambda _: False
+        """Whether answers about a model have parts that the fast path cannot make."""
         self._draft: Partition | None = None
         """Partition prepared for a worker with many ranks, the first of its partition."""
 
@@ -142,7 +159,7 @@ class WorkerFleet:
 
     def _find_socket_excess(self, worker: RegisteredWorker) -> list[str]:
         """Return the reason if no sockets are left for the events of its ranks."""
-        if not self._rules.use_kv_events:
+        if not self._rules.use_kv_events or not worker.has_events:
             return []
         old = self.catalog.find_worker(worker.worker_id)
         others = sum(len(partition.table) for partition in self.partitions.values())
@@ -254,9 +271,17 @@ class WorkerFleet:
                 partition = draft if is_drafted else self._new_partition(worker)
                 assert partition is not None
                 partition.placer.switch_policy(self.policies.policy_of(worker.key))
+            if self._is_assumed(worker):
+                partition.prepare_assumed()
+                self.on_assumption_begun()
             return _PendingRegistration(partition, partition.open_slots(worker))
         except (MemoryError, OSError) as error:
             raise CapacityExceeded(f"out of memory for the ranks of the worker: {error}") from None
+
+    def _is_assumed(self, worker: RegisteredWorker) -> bool:
+        """Return whether bookings on the ranks of a worker are assumed, alone or beside events."""
+        rules, given = self._rules.assumptions, worker.registration
+        return rules.make_rank(rules.source_of(given.index), None, 1) is not None
 
     def _new_partition(self, worker: RegisteredWorker) -> Partition:
         return Partition(
@@ -273,7 +298,11 @@ class WorkerFleet:
     ) -> dict[Rank, SlotWriter]:
         """Return new writers for ranks with a new event source."""
         moving = ranks_with_new_source(old, new)
-        renewed = self.partitions[old.key].renew_indexes(moving) if moving else {}
+        partition = self.partitions[old.key]
+        renewed = partition.renew_indexes(moving) if moving else {}
+        if partition.assumed is not None:
+            for writer in renewed.values():
+                partition.assumed.begin_clear(writer.slot, inf, keeps_live=False)
         # The old blocks belong to another engine process: they are cleared before new events apply.
         self._renewed += renewed.values()
         return renewed
@@ -286,13 +315,23 @@ class WorkerFleet:
     ) -> None:
         partition, writers = entrance
         self.partitions[worker.key] = partition
+        had_hints = bool(partition.hint_slots)
         partition.join_ranks(worker, writers | renewed)
+        partition.assume_bookings(worker, self._rules.assumptions)
+        if had_hints != bool(partition.hint_slots):
+            self.partition_changes[0] += 1
         self._claim_blocks(partition, list(writers))
         self.dirty.mark_capacity(worker.key)
 
     def _claim_blocks(self, partition: Partition, ranks: list[Rank]) -> None:
-        """Assign recovered blocks to ranks with empty slots."""
+        """Assign recovered blocks to ranks with empty slots.
+
+        Ranks whose index is assumed take none: no event would ever remove them.
+        """
         for rank in ranks if self.recovered_blocks.may_have_blocks(partition.key) else ():
+            worker = self.catalog.get_worker(rank.worker_id)
+            if self._rules.assumptions.source_of(worker.registration.index) == "assumed":
+                continue
             held = self.recovered_blocks.claim_blocks(partition.key, partition.block_size, rank)
             if held is not None:
                 writer = partition.table.writer_of(rank)
@@ -324,18 +363,25 @@ class WorkerFleet:
             return
         key = worker.key
         partition = self.partitions[key]
-        for writer in partition.remove_ranks(worker.worker_id, ranks):
-            left = LeavingSlot(partition.account, writer.slot, writer)
+        had_hints = bool(partition.hint_slots)
+        writers = partition.remove_ranks(worker.worker_id, ranks)
+        # The last ranks take the whole partition along, with all that was assumed.
+        assumed = partition.assumed if len(partition.table) else None
+        for writer in writers:
+            if assumed is not None:
+                assumed.set_rank(writer.slot, None)
+            left = LeavingSlot(partition.account, writer.slot, writer, assumed)
             if left.is_empty:
                 self._retired.append(writer)
             else:
                 # While marked, the slot still holds load and must not be assigned to a new rank.
                 left.account.leaving_slots.add(left.slot)
                 self.leaving.append(left)
-        if not len(partition.table):
-            del self.partitions[key]
+        if not len(partition.table) or had_hints != bool(partition.hint_slots):
             # Kernels of other threads compare the number to drop cached pointers to the partition.
             self.partition_changes[0] += 1
+        if not len(partition.table):
+            del self.partitions[key]
         self.dirty.mark_capacity(key)
 
     def retire_first_leaving(self) -> None:
@@ -354,6 +400,11 @@ class WorkerFleet:
             check_in_rotation(partition.table, slot, rank)
             return slot
         raise self.catalog.rank_not_found_error(partition.key, rank)
+
+    def has_rank(self, key: PartitionKey, rank: Rank) -> bool:
+        """Return whether a rank is registered in a scope."""
+        partition = self.partitions.get(key)
+        return partition is not None and partition.table.find_slot(rank) is not None
 
     def set_weight(self, rank: Rank, weight: float, state: str) -> None:
         """Set the weight of a rank; unknown ranks are ignored. O(1)

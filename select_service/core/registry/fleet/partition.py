@@ -3,12 +3,18 @@
 `place_prompt` only reads, so a rejected or hypothetical request changes nothing.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from indexer.index.prefix_index import PrefixIndex
+import numpy as np
+import numpy.typing as npt
+
+from indexer.index.prefix_index import PrefixIndex, ReuseMatch
 from indexer.index.slot_writer import SlotWriter
 from select_service.core.array_types import Mask
+from select_service.core.assumed.assumed_blocks import AssumedBlocks
+from select_service.core.assumed.rank_modes import AssumptionRules
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.active_load import ActiveLoad
 from select_service.core.load.new_reservation import LoadAccount
@@ -36,7 +42,8 @@ class RankPlacement(NamedTuple):
     best_overlap: int
     own_work: int
     inside: int = 0
-    is_bound: int = 0
+    certainty: int = 0
+    assumed: int = 0
 
 
 class Partition:
@@ -69,12 +76,27 @@ class Partition:
         if ring is not None:
             recording = ring, ring.add_partition(self.describe_for_decisions())
         self.placer = Placer(index, self.table, self.account.load, block_size, config, recording)
+        self.hint_slots: set[int] = set()
+        """Slots of workers with a type for hints; such partitions are not on the fast path."""
+        self.shared_credit_tokens = 0
+        """Tokens of prefill that shared caches save by the decisions so far."""
+        self.kv_source_outcomes: Counter[str] = Counter()
+        """Decisions by the outcome of the search for a rank to fetch from."""
+        self.assumed: AssumedBlocks | None = None
+        """Assumed blocks, from the first rank of which bookings are assumed."""
+        self.hint_outcomes: Counter[str] = Counter()
+        """Bookings on these slots by what became of their hint."""
         self.effective_batch_share = 1.0
         """Effective share of batch budgets and busy thresholds while the model is degraded."""
 
     @property
     def load(self) -> ActiveLoad:
         return self.account.load
+
+    @property
+    def lookahead(self) -> int:
+        """Tokens behind a block that its content covers, by the registration and events."""
+        return max(1, self.index.lookahead) if self.is_eagle else 0
 
     def widen_index(self, worker: RegisteredWorker) -> Iterator[None]:
         """Widen the index for the new ranks, in steps. Raises MemoryError."""
@@ -100,9 +122,13 @@ class Partition:
         self.account.reserve_slots(n_slots)
         self.table.reserve_slots(n_slots)
         self.placer.reserve_slots(n_slots)
+        if self.assumed is not None:
+            self.assumed.reserve_slots(n_slots)
         writers = self.index.open_slots(len(new))
         self.account.ensure_slots(self.index.n_slots)
         self.table.ensure_slots(self.index.n_slots)
+        if self.assumed is not None:
+            self.assumed.ensure_slots(self.index.n_slots)
         try:
             self.table.prepare_worker(worker)
         except MemoryError:
@@ -119,10 +145,34 @@ class Partition:
         table = self.table
         writers = {rank: opened.get(rank) or table.writer_of(rank) for rank in worker.list_ranks()}
         table.put_worker(worker, writers)
+        slots = table.slots_of(worker.worker_id)
+        if worker.takes_hints:
+            self.hint_slots.update(slots)
+        else:
+            self.hint_slots.difference_update(slots)
         # The role is known only by workers, but kernels read it from the load.
-        self.load.only_decode[table.slots_of(worker.worker_id)] = (
-            worker.registration.role == "decode"
-        )
+        self.load.only_decode[slots] = worker.registration.role == "decode"
+
+    def writer_at(self, slot: int) -> SlotWriter:
+        """Return the writer of an occupied slot."""
+        return self.table.row_at(slot).writer
+
+    def prepare_assumed(self) -> AssumedBlocks:
+        """Return the assumed blocks, made now if there are none.  Raises MemoryError."""
+        if self.assumed is None:
+            assumed = AssumedBlocks(self.index, self.load)
+            self.placer.install_assumed_index(assumed.index)
+            self.assumed = assumed
+        return self.assumed
+
+    def assume_bookings(self, worker: RegisteredWorker, rules: AssumptionRules) -> None:
+        """Let the bookings on the ranks of a worker be assumed, or no longer."""
+        if self.assumed is not None:
+            given = worker.registration
+            source = rules.source_of(given.index)
+            for slot in self.table.slots_of(worker.worker_id):
+                rank = rules.make_rank(source, given.total_kv_blocks, self.block_size)
+                self.assumed.set_rank(slot, rank)
 
     def remove_ranks(self, worker_id: int, ranks: Iterable[Rank]) -> list[SlotWriter]:
         """Remove ranks of a worker from the table, and return their writers.
@@ -130,7 +180,9 @@ class Partition:
         The caller closes each writer when its slot has no load, and not earlier: a reused slot must
         be empty.
         """
-        return [row.writer for row in self.table.remove_ranks(worker_id, ranks)]
+        writers = [row.writer for row in self.table.remove_ranks(worker_id, ranks)]
+        self.hint_slots.difference_update(writer.slot for writer in writers)
+        return writers
 
     def renew_indexes(self, ranks: Sequence[Rank]) -> dict[Rank, SlotWriter]:
         """Restart the index of ranks: old writers become invalid, loads stay.
@@ -197,6 +249,20 @@ class Partition:
             return NO_PREFERENCE
         return RankPreference(preference_factors(self.table, preferred))
 
+    def match_assumed(
+        self, prompt: Prompt, config: RouterConfig
+    ) -> tuple[ReuseMatch, npt.NDArray[np.int32] | None]:
+        """Return what all ranks hold of a prompt, and the device blocks that are only assumed.
+
+        The latter is int32[n_slots], or None where nothing is assumed.
+        """
+        if self.assumed is None:
+            return self.index.match_reuse(prompt.block_hashes, prompt.units), None
+        self.placer.place_prompt(prompt, config, self.table.open_slots)
+        scratch = self.placer.scratch
+        reuse = self.index.last_reuse(scratch.matched)
+        return reuse, scratch.assumed_blocks[: len(reuse.matched)]
+
     def find_best_tokens(
         self, prompt: Prompt, config: RouterConfig, allowed: Mask
     ) -> tuple[int, int]:
@@ -217,6 +283,12 @@ class Partition:
         assert not self.account.leaving_slots & {slot for _, slot in self.table.iterate_slots()}
         self.index.check_invariants()
         self.placer.check_invariants()
+        if self.assumed is not None:
+            self.assumed.check_invariants()
+            assert self.assumed.index.n_slots == self.index.n_slots
         assert self.load.n_slots == self.index.n_slots == self.table.n_slots
+        takes_hints = set()
         for _, slot in self.table.iterate_slots():
             assert self.table.row_at(slot).writer.slot == slot
+            takes_hints |= {slot} if self.table.row_at(slot).worker.takes_hints else set()
+        assert takes_hints == self.hint_slots

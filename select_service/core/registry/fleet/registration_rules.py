@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
+from select_service.core.assumed.rank_modes import AssumptionRules
 from select_service.core.identity import PartitionKey
 from select_service.core.registry.fleet.partition import Partition
 from select_service.core.workers.worker_catalog import RegisteredWorker
@@ -19,11 +20,13 @@ class RegistrationRules(NamedTuple):
     use_kv_events: workers must declare their event endpoints
     queueing: workers must declare their max_num_batched_tokens
     ranks_max: maximum number of ranks with event listeners
+    assumptions: which ranks assume their bookings
     """
 
     use_kv_events: bool
     queueing: bool = False
     ranks_max: int = 1 << 32
+    assumptions: AssumptionRules = AssumptionRules()
 
 
 def find_misfits(

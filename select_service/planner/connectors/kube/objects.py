@@ -7,6 +7,7 @@ class ObjectMetadata(Struct, rename="camel"):
     """Metadata of any object."""
 
     name: str = ""
+    uid: str = ""
     resource_version: str = ""
     generation: int | None = None
     labels: dict[str, str] = {}
@@ -46,6 +47,8 @@ class Container(Struct):
     """Container of a pod or its template."""
 
     resources: ContainerResources = field(default_factory=ContainerResources)
+    command: list[str] = []
+    args: list[str] = []
 
 
 class PodSpec(Struct):
@@ -75,12 +78,36 @@ class Multinode(Struct, rename="camel"):
 
 
 class GraphComponent(Struct, rename="camel"):
-    """Component of a DynamoGraphDeployment."""
+    """Component of a DynamoGraphDeployment, v1beta1."""
 
     name: str = ""
+    type: str = ""
     replicas: int | None = None
     pod_template: PodTemplateObject | None = None
     multinode: Multinode | None = None
+
+
+class ServicePodSpec(Struct, rename="camel"):
+    """Additions of a service to its pods."""
+
+    main_container: Container = field(default_factory=Container)
+
+
+class ServiceResources(Struct):
+    """Quantities of a service: numbers of GPUs and texts, and a mapping of others."""
+
+    limits: dict[str, str | int | dict[str, str]] = {}
+
+
+class GraphService(Struct, rename="camel"):
+    """Component of a DynamoGraphDeployment, v1alpha1."""
+
+    component_type: str = ""
+    sub_component_type: str = ""
+    replicas: int | None = None
+    resources: ServiceResources = field(default_factory=ServiceResources)
+    multinode: Multinode | None = None
+    extra_pod_spec: ServicePodSpec = field(default_factory=ServicePodSpec)
 
 
 class WorkloadSpec(Struct, rename="camel"):
@@ -90,6 +117,7 @@ class WorkloadSpec(Struct, rename="camel"):
     template: PodTemplateObject | None = None
     leader_worker_template: LeaderWorkerTemplate | None = None
     components: list[GraphComponent] = []
+    services: dict[str, GraphService] = {}
 
 
 class WorkloadCounts(Struct, rename="camel"):
@@ -98,6 +126,7 @@ class WorkloadCounts(Struct, rename="camel"):
     replicas: int | None = None
     ready_replicas: int | None = None
     updated_replicas: int | None = None
+    served_model_name: str | None = None
 
 
 class WorkloadStatus(WorkloadCounts, rename="camel"):
@@ -105,6 +134,7 @@ class WorkloadStatus(WorkloadCounts, rename="camel"):
 
     observed_generation: int | None = None
     components: dict[str, WorkloadCounts] = {}
+    services: dict[str, WorkloadCounts] = {}
 
 
 class WorkloadObject(Struct):

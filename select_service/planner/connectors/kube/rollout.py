@@ -136,7 +136,13 @@ def _removal_cost(pod: PodObject, load: WorkerLoad | None) -> tuple[bool, bool, 
     """Return the sort key of a pod by the cost of its removal."""
     if load is None:
         return pod.is_ready, pod.is_ready, 0, 0, pod.metadata.name
-    return pod.is_ready, False, load.active_blocks, load.cached_blocks, pod.metadata.name
+    return (
+        pod.is_ready and not load.is_lost,
+        False,
+        load.active_blocks,
+        load.cached_blocks,
+        pod.metadata.name,
+    )
 
 
 def _pod_ordinal(pod: PodObject) -> int:

@@ -1,6 +1,6 @@
 """Object that is scaled for a role: its path, state and updates."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 from urllib.parse import quote, urlencode
 
@@ -10,9 +10,13 @@ from select_service.planner.connectors.kube.api_requests import (
     KubernetesApi,
     decode_answer,
 )
+from select_service.planner.connectors.kube.graph_components import (
+    NamedComponent,
+    container_gpus,
+    find_component,
+)
 from select_service.planner.connectors.kube.objects import (
     ApiResources,
-    GraphComponent,
     PodList,
     PodObject,
     PodSpec,
@@ -23,6 +27,8 @@ from select_service.planner.connectors.kube.objects import (
 from select_service.planner.core.tick_input import EngineLimits, Role, RoleReplicas
 
 DYNAMO_GRAPH_KIND = "DynamoGraphDeployment"
+GRAPH_VERSIONS = ("nvidia.com/v1beta1", "nvidia.com/v1alpha1")
+"""Versions of that kind, the newest first."""
 ORDINAL_KINDS = frozenset(("StatefulSet", "LeaderWorkerSet"))
 """Kinds that always remove the highest ordinals."""
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
@@ -50,7 +56,8 @@ class ScaleTarget(NamedTuple):
     """Object to scale.
 
     api_version: None means the usual one of its kind
-    component:   component of a DynamoGraphDeployment
+    component:   component of a DynamoGraphDeployment; None means that of the role
+    model_name:  model that the component must serve; None means any
     """
 
     role: Role
@@ -59,6 +66,7 @@ class ScaleTarget(NamedTuple):
     namespace: str
     api_version: str | None = None
     component: str | None = None
+    model_name: str | None = None
 
     @property
     def description(self) -> str:
@@ -85,7 +93,7 @@ class TargetState(NamedTuple):
     replicas:         desired replicas
     ready:            serving replicas
     existing:         pods or replicas, including terminating ones
-    component_index:  position in the list of components
+    component:        component of a DynamoGraphDeployment
     resource_version: version for the write
     """
 
@@ -100,7 +108,7 @@ class TargetState(NamedTuple):
     pods: tuple[PodObject, ...]
     limits: EngineLimits | None
     resource_version: str
-    component_index: int | None = None
+    component: NamedComponent | None = None
 
     @property
     def is_settled(self) -> bool:
@@ -139,6 +147,8 @@ async def find_object_path(api: KubernetesApi, target: ScaleTarget) -> str:
             requests.NOT_FOUND, f"{target.kind}: api_version is missing: give it in the target"
         )
     root = f"/apis/{version}" if "/" in version else f"/api/{version}"
+    if target.kind == DYNAMO_GRAPH_KIND and target.api_version is None:
+        return await _find_graph_path(api, target)
     if plural is None:
         found = await requests.read_object(api, root, ApiResources)
         names = [r.name for r in found.resources if r.kind == target.kind and "/" not in r.name]
@@ -148,18 +158,58 @@ async def find_object_path(api: KubernetesApi, target: ScaleTarget) -> str:
     return f"{root}/namespaces/{quote(target.namespace)}/{plural}/{quote(target.name)}"
 
 
+async def _find_graph_path(api: KubernetesApi, target: ScaleTarget) -> str:
+    """Return the path in the newest version of the API that the cluster serves."""
+    missing = None
+    for version in GRAPH_VERSIONS:
+        path = await find_object_path(api, target._replace(api_version=version))
+        try:
+            await api.call("GET", path)
+        except KubernetesError as error:
+            # An object that does not exist and a version that is not served look the same.
+            if error.status != requests.NOT_FOUND:
+                raise
+            missing = missing or error
+        else:
+            return path
+    raise missing or KubernetesError(requests.NOT_FOUND, "no version")
+
+
 async def read_target_state(api: KubernetesApi, target: ScaleTarget, path: str) -> TargetState:
     """Read the current state.  Raises KubernetesError."""
     workload = await requests.read_object(api, path, WorkloadObject)
     if target.kind == DYNAMO_GRAPH_KIND:
-        selector = f"{_GRAPH_LABEL}={target.name},{_COMPONENT_LABEL}={target.component}"
+        component = find_component(workload, target.role, target.component)
+        selector = f"{_GRAPH_LABEL}={target.name},{_COMPONENT_LABEL}={component.name}"
         pods = await _list_pods(api, target.namespace, selector)
-        return _component_state(target, path, workload, pods)
+        found = target._replace(component=component.name)
+        return _component_state(found, path, workload, component, pods)
     scale = await requests.read_object(api, path + "/scale", ScaleObject)
     pods = await _list_pods(api, target.namespace, scale.status.selector)
     version = scale.metadata.resource_version
     reading = ScaleReading(scale.spec.replicas, workload.status, version)
     return _target_state(target, path, workload, reading, pods)
+
+
+def find_served_model_fault(found: Iterable[TargetState]) -> str | None:
+    """Return why components that were found by their role do not serve the model, or None."""
+    asked = [
+        (each.target, each.component.model)
+        for each in found
+        if each.component is not None and each.component.model is not None
+    ]
+    # Names are compared without case: Dynamo's frontends have them in lower case.
+    by_name = {model.lower(): (target, model) for target, model in asked if target.model_name}
+    if len(by_name) > 1:
+        text = ", ".join(f"{target.component} serves {model}" for target, model in by_name.values())
+        return f"components of different models: {text}"
+    for name, (target, model) in by_name.items():
+        if target.model_name is not None and name != target.model_name.lower():
+            return (
+                f"{target.description} serves {model}, the deployment's model_name is "
+                f"{target.model_name}: correct it, or name the `component`"
+            )
+    return None
 
 
 async def _list_pods(
@@ -176,25 +226,21 @@ async def _list_pods(
 
 
 def _component_state(
-    target: ScaleTarget, path: str, workload: WorkloadObject, pods: tuple[PodObject, ...] | None
+    target: ScaleTarget,
+    path: str,
+    workload: WorkloadObject,
+    component: NamedComponent,
+    pods: tuple[PodObject, ...] | None,
 ) -> TargetState:
-    """Return the state of a component. Raises KubernetesError."""
-    components = workload.spec.components
-    for index, component in enumerate(components):
-        if component.name == target.component:
-            counts = workload.status.components.get(component.name, WorkloadCounts())
-            replicas = 1 if component.replicas is None else component.replicas
-            reading = ScaleReading(replicas, counts, workload.metadata.resource_version)
-            standing = _target_state(target, path, workload, reading, pods)
-            nodes = 1 if component.multinode is None else component.multinode.node_count
-            # A replica spans several pods, of which some may not exist yet: round up.
-            existing = max(-(-len(standing.pods) // max(1, nodes)), counts.replicas or 0)
-            limits = _component_limits(component) or standing.limits
-            return standing._replace(component_index=index, limits=limits, existing=existing)
-    names = ", ".join(component.name for component in components) or "none"
-    raise KubernetesError(
-        requests.NOT_FOUND, f"component {target.component} does not exist; components: {names}"
-    )
+    """Return the state of a component."""
+    replicas = 1 if component.replicas is None else component.replicas
+    reading = ScaleReading(replicas, component.counts, workload.metadata.resource_version)
+    standing = _target_state(target, path, workload, reading, pods)
+    # A replica spans several pods, of which some may not exist yet: round up.
+    existing = max(-(-len(standing.pods) // component.nodes), component.counts.replicas or 0)
+    gpus = component.gpus * component.nodes
+    limits = EngineLimits(num_gpu=gpus) if gpus > 0 else standing.limits
+    return standing._replace(component=component, limits=limits, existing=existing)
 
 
 def _target_state(
@@ -258,40 +304,16 @@ def _workload_limits(workload: WorkloadObject, pods: tuple[PodObject, ...]) -> E
     return EngineLimits(num_gpu=gpus) if gpus > 0 else None
 
 
-def _component_limits(component: GraphComponent) -> EngineLimits | None:
-    """Return the GPUs of a component's replica, or None if unknown."""
-    if component.pod_template is None:
-        return None
-    nodes = 1 if component.multinode is None else component.multinode.node_count
-    gpus = nodes * _pod_gpus(component.pod_template.spec)
-    return EngineLimits(num_gpu=gpus) if gpus > 0 else None
-
-
 def _pod_gpus(spec: PodSpec) -> int:
     """Return the GPUs of a pod."""
-    counts = (_container_gpus(container.resources.limits) for container in spec.containers)
+    counts = (container_gpus(container.resources.limits) for container in spec.containers)
     return sum(counts)
-
-
-def _container_gpus(limits: Mapping[str, str | int]) -> int:
-    """Return the GPUs of a container's limits."""
-    total = 0
-    for name, amount in limits.items():
-        text = str(amount)
-        if name.endswith("/gpu") and text.isascii() and text.isdigit():
-            total += int(text)
-    return total
 
 
 async def write_replicas(api: KubernetesApi, standing: TargetState, replicas: int) -> None:
     """Set the replicas unless changed by another actor meanwhile.  Raises KubernetesError."""
-    if standing.target.kind == DYNAMO_GRAPH_KIND:
-        at = f"/spec/components/{standing.component_index}"
-        patch: object = [
-            # The test guards against a component list that was reordered since the reading.
-            {"op": "test", "path": f"{at}/name", "value": standing.target.component},
-            {"op": "add", "path": f"{at}/replicas", "value": replicas},
-        ]
+    if standing.component is not None:
+        patch: object = standing.component.replicas_patch(replicas)
         await api.call("PATCH", standing.path, patch, requests.JSON_PATCH)
         return
     # The resource version makes the API server refuse the write if anything changed since.

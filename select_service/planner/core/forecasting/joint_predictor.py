@@ -120,8 +120,8 @@ class JointPredictor:
         """Return the expected load so many windows ahead."""
         return ExpectedLoad(
             self._requests.predict_at(steps),
-            self._isl.predict_at(steps),
-            self._osl.predict_at(steps),
+            self._isl.predict_within_range(steps),
+            self._osl.predict_within_range(steps),
             self._requests.knows_enough,
         )
 

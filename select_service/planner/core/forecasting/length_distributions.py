@@ -8,11 +8,14 @@ from math import ceil, log2
 
 from msgspec.structs import replace
 
-from select_service.planner.core.tick_input import LengthBins, TrafficWindow
+from select_service.planner.core.tick_input import LengthBins, PairWindow, TrafficWindow
 
 HALF_LIFE_S = 300.0
 BINS, TOKENS_MAX = 128, 1 << 20
 """Number of bins, equally wide in the logarithm and finer than the bins of selectors."""
+
+
+NO_LENGTHS = LengthBins(means=(), counts=())
 
 
 class FadingHistogram:
@@ -47,6 +50,7 @@ class RecentDistributions:
         """Derive the fading from `interval_s`, the seconds between two windows."""
         self._fading: float = 0.5 ** (interval_s / HALF_LIFE_S)
         self._uncached, self._context = FadingHistogram(), FadingHistogram()
+        self._local, self._remote = FadingHistogram(), FadingHistogram()
         self._variation = self._requests = 0.0
 
     def add_window(self, traffic: TrafficWindow) -> TrafficWindow:
@@ -59,7 +63,25 @@ class RecentDistributions:
             )
             if bins is not None
         }
-        return replace(traffic, arrival_variation=self._update_variation(traffic), **found)
+        variation, pairs = self._update_variation(traffic), self._add_pairs(traffic.pairs)
+        return replace(traffic, arrival_variation=variation, pairs=pairs, **found)
+
+    def _add_pairs(self, pairs: PairWindow | None) -> PairWindow | None:
+        """Return the pairs with the lengths of all recent windows."""
+        if pairs is None:
+            return None
+        local, remote = (
+            lengths.add_bins(bins or NO_LENGTHS, self._fading)
+            for lengths, bins in (
+                (self._local, pairs.local_uncached),
+                (self._remote, pairs.remote_uncached),
+            )
+        )
+        return replace(
+            pairs,
+            local_uncached=local if local.counts else None,
+            remote_uncached=remote if remote.counts else None,
+        )
 
     def _update_variation(self, traffic: TrafficWindow) -> float | None:
         """Return the arrival variation, weighted by requests."""

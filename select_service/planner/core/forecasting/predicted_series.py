@@ -1,18 +1,14 @@
 """Series of points at equal distances, with the next expected values."""
 
 from collections import deque
-from collections.abc import Callable
-from math import expm1, isfinite, isnan, log1p
+from collections.abc import Callable, Sequence
+from math import ceil, expm1, inf, isfinite, isnan, log1p
 from typing import Protocol
 
 VALUE_MAX = 1e15
 """Limit of points and predictions, so that no model overflows."""
 LOG_MAX = log1p(VALUE_MAX)
 RECENT_POINTS = 50
-LEAD_GROWTH_MAX = 4.0
-"""Limit of a forecast beyond the next point, as a multiple of the greatest recent point: a trend
-that is noise must not become a fleet.
-"""
 
 
 class SeriesModel(Protocol):
@@ -46,6 +42,15 @@ class LastPoint:
         return self._last
 
 
+def largest_changes(points: Sequence[float], within: int) -> tuple[float, float]:
+    """Return the largest rise and the largest fall between points at most `within` apart."""
+    rise = fall = 0.0
+    for at, point in enumerate(points):
+        before = points[max(0, at - within) : at + 1]
+        rise, fall = max(rise, point - min(before)), max(fall, max(before) - point)
+    return rise, fall
+
+
 MakeSeries = Callable[[], "PredictedSeries"]
 
 
@@ -64,6 +69,8 @@ class PredictedSeries:
         self._in_log = in_log
         self._recent: deque[float] = deque(maxlen=RECENT_POINTS)
         self._points = 0
+        self._least, self._most = inf, -inf
+        """Range of all points."""
         self._is_idle = True
         self._predictions: dict[float, float] = {}
         """Predictions since the last point, so that repeated requests are free and equal."""
@@ -79,6 +86,7 @@ class PredictedSeries:
         self._is_idle = False
         self._points += 1
         self._recent.append(point)
+        self._least, self._most = min(self._least, point), max(self._most, point)
         self._model.push(log1p(max(0.0, point)) if self._in_log else point)
 
     def skip(self) -> None:
@@ -106,7 +114,7 @@ class PredictedSeries:
         return self._predictions[steps]
 
     def _bounded_prediction(self, steps: float) -> float:
-        """Return the prediction, bounded by recent points."""
+        """Return the prediction, beyond the next point within the changes that were seen."""
         if not self._recent:
             return 0.0
         if not self.knows_enough:
@@ -114,9 +122,21 @@ class PredictedSeries:
         expected = self._model_prediction(steps)
         if steps <= 1.0:
             return expected
-        # A trend is extrapolated linearly, and doubled noise over ten windows looks like growth.
-        ceiling = max(self.predict(), LEAD_GROWTH_MAX * max(self._recent))
-        return max(0.0, min(expected, ceiling))
+        # A trend is extrapolated linearly: over ten windows noise becomes a fleet, or no traffic.
+        # What has really changed within as many points is a bound that ramps do not reach.
+        next_, points = self.predict(), list(self._recent)
+        rise, fall = largest_changes(points, ceil(steps))
+        return min(max(expected, min(next_, points[-1] - fall), 0.0), max(next_, points[-1] + rise))
+
+    def predict_within_range(self, steps: float) -> float:
+        """Return the value so many points ahead, beyond the next one within all points.
+
+        For values without a trend of their own, as the lengths of prompts.
+        """
+        value, next_ = self.predict_at(steps), self.predict()
+        if steps <= 1.0 or not self._recent:
+            return value
+        return min(max(value, min(next_, self._least)), max(next_, self._most))
 
     def _model_prediction(self, steps: float) -> float:
         """Return the model's prediction, or the last point if the model has none."""

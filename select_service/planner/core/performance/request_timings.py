@@ -59,8 +59,11 @@ class RequestTimings:
                 self._add_prompt(each.uncached_tokens, each.ahead_tokens, each.seconds)
         if self._kind != "prefill":
             blocks = [each for each in traffic.decode_samples if each.seconds > 0]
-            # Pure decode engines have no prefill in their blocks, so no selection is needed.
-            for block in blocks if self._kind == "decode" else fastest_blocks(blocks):
+            # Pure decode engines have no prefill in their blocks, so no selection is needed, unless
+            # they compute prompts of pairs themselves.
+            has_prefills = traffic.pairs is not None and traffic.pairs.local > 0
+            is_pure = self._kind == "decode" and not has_prefills
+            for block in blocks if is_pure else fastest_blocks(blocks):
                 x = (block.live_requests, block.kv_tokens)
                 self._blocks.add_sample(LoadSample(x, block.seconds, now_s))
 

@@ -122,7 +122,8 @@ class LoadLoop:
         if busy:
             return Reason.SCALING_IN_PROGRESS
         for role, of_role in found.items():
-            if self._roles[role].has_count_mismatch(of_role, counts_now.roles[role].ready):
+            now = counts_now.roles[role]
+            if self._roles[role].has_count_mismatch(of_role, now.ready - now.spares):
                 return Reason.WORKER_COUNT_MISMATCH
         return None
 

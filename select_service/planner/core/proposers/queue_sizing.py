@@ -207,10 +207,11 @@ def size_decode(load: DecodeLoad, engine: DecodeCapability, slo_s: float) -> Dec
 class MissCorrection:
     """Measured error of the queue model, which has a single queue instead of a queue a replica.
 
-    Smoothed ratio of observed to predicted misses.
+    Smoothed ratio of observed to predicted misses. It falls faster than it rises: a disturbance of
+    the host says little about queues, and must not hold replicas long after its end.
     """
 
-    WEIGHT = 0.2
+    WEIGHT, FALLING_WEIGHT = 0.2, 0.5
     FLOOR = 0.01
     """Part added to both, so that few requests have little weight."""
     LEAST, MOST = 0.5, 3.0
@@ -226,6 +227,8 @@ class MissCorrection:
     def observe_window(self, missed: float, predicted: float) -> None:
         """Add a window; both as parts of the requests, 0 to 1, without requests beyond help."""
         ratio = (missed + self.FLOOR) / (predicted + self.FLOOR)
-        # Bounded, because a broken engine would otherwise order replicas without end.
-        smoothed = self._ratio + self.WEIGHT * (ratio - self._ratio)
-        self._ratio = min(self.MOST, max(self.LEAST, smoothed))
+        # Bounded before it is smoothed: a single window of a broken engine would otherwise order
+        # as many replicas as many windows of misses.
+        bounded = min(self.MOST, max(self.LEAST, ratio))
+        weight = self.WEIGHT if bounded > self._ratio else self.FALLING_WEIGHT
+        self._ratio += weight * (bounded - self._ratio)

@@ -16,6 +16,7 @@ from select_service.planner.core.forecast_contracts import (
 )
 from select_service.planner.core.forecasting.length_distributions import RecentDistributions
 from select_service.planner.core.performance.engine_model import EngineModel
+from select_service.planner.core.proposers.early_check import raise_forecast
 from select_service.planner.core.proposers.queue_sizing import MissCorrection
 from select_service.planner.core.proposers.throughput_proposer import (
     RoleEngine,
@@ -25,7 +26,7 @@ from select_service.planner.core.proposers.throughput_proposer import (
     size_role,
 )
 from select_service.planner.core.reasons import Reason
-from select_service.planner.core.settings import DeploymentSettings, is_load_enabled
+from select_service.planner.core.settings import DeploymentSettings, is_load_enabled, wanted_spares
 from select_service.planner.core.tick_input import EngineLimits, Role, TrafficWindow
 
 STALE_WINDOWS = 3
@@ -65,6 +66,8 @@ class ThroughputLoop:
         self.forecast: ExpectedTraffic | None = None
         self.is_idle = False
         """Whether the last forecast expects no demand at all."""
+        self._recent: TrafficWindow | None = None
+        """Last known window with the distributions of the recent ones."""
         self.unknown_windows = 0
         """Number of consecutive windows without a reading."""
         self._last: dict[Role, int] | None = None
@@ -77,30 +80,42 @@ class ThroughputLoop:
         """Whether too many windows had no reading."""
         return self.unknown_windows >= STALE_WINDOWS
 
-    def propose(
-        self,
-        traffic: TrafficWindow | None,
-        ready: Mapping[Role, int],
-        limits: Mapping[Role, EngineLimits],
-        lead_s: float,
-        moving: bool,
-    ) -> ThroughputProposal:
-        """Return the proposal; called once an interval. moving: whether a change is under way"""
+    def predict(self, traffic: TrafficWindow | None, lead_s: float) -> ExpectedTraffic | None:
+        """Return the builtin prediction, or None if the window is unknown.
+
+        Called once an interval, before `propose`.
+        """
         # An unknown window must not look like a drop to zero, so the forecaster gets a gap.
         if traffic is None or traffic.requests is None:
             self.unknown_windows += 1
             self._forecaster.skip()
-            return ThroughputProposal(None, Reason.NO_TRAFFIC_DATA)
+            return None
         self.unknown_windows = 0
-        recent = self._distributions.add_window(traffic)
-        self._forecaster.add(_whole_interval(recent, self.settings))
-        forecast = self._forecaster.predict(lead_s if self.settings.lead else 0.0)
+        self._recent = self._distributions.add_window(traffic)
+        self._forecaster.add(_whole_interval(self._recent, self.settings))
+        return self._forecaster.predict(lead_s if self.settings.lead else 0.0)
+
+    def propose(
+        self,
+        traffic: TrafficWindow | None,
+        forecast: ExpectedTraffic | None,
+        ready: Mapping[Role, int],
+        limits: Mapping[Role, EngineLimits],
+        moving: bool,
+    ) -> ThroughputProposal:
+        """Return the proposal; called once an interval, after `predict`.
+
+        forecast: prediction including the answers of plugins; None if the window is unknown
+        moving:   whether a change is under way
+        """
+        if traffic is None or forecast is None or self._recent is None:
+            return ThroughputProposal(None, Reason.NO_TRAFFIC_DATA)
         self.forecast = forecast
         # The prediction assumes a constant number of replicas over the whole window.
         if not moving and self._last == ready:
             self._learn_misses(traffic, ready, limits)
         self._last = None if moving else dict(ready)
-        demand = make_demand(forecast, recent, self.settings, self.correction.miss_ratio)
+        demand = make_demand(forecast, self._recent, self.settings, self.correction.miss_ratio)
         self.is_idle = demand is not None and demand.rate <= 0.0
         if demand is None:
             return ThroughputProposal(None, Reason.NO_TRAFFIC_DATA, forecast=forecast.to_record())
@@ -108,10 +123,39 @@ class ThroughputLoop:
         targets, reason = self._bounded_targets(sizes, ready)
         return ThroughputProposal(targets, reason, sizes, forecast.to_record())
 
+    def check_demand(
+        self,
+        traffic: TrafficWindow | None,
+        ready: Mapping[Role, int],
+        limits: Mapping[Role, EngineLimits],
+    ) -> ThroughputProposal:
+        """Return the proposal for a demand above the forecast, before the interval ends.
+
+        It never lowers a number; without an excess there is no opinion.
+        """
+        last, interval_s = self._recent, self.settings.throughput_adjustment_interval_seconds
+        if traffic is None or self.forecast is None or last is None:
+            return ThroughputProposal()
+        raised = raise_forecast(self.forecast, traffic, interval_s)
+        demand = None
+        if raised is not None:
+            demand = make_demand(raised, last, self.settings, self.correction.miss_ratio)
+        if raised is None or demand is None:
+            return ThroughputProposal()
+        floors = self.floors
+        sizes = self._size_roles(demand, limits)
+        targets, reason = self._bounded_targets(sizes, ready)
+        self.floors = {role: max(floors[role], self.floors[role]) for role in floors}
+        higher = {role: n for role, n in (targets or {}).items() if n > ready[role]}
+        return ThroughputProposal(higher or None, reason, sizes, raised.to_record())
+
     def _size_roles(
         self, demand: SizedDemand, limits: Mapping[Role, EngineLimits]
     ) -> dict[Role, SizingRecord]:
-        """Size all roles; while a role's model is not ready the other keeps its count."""
+        """Size all roles; while a role's model is not ready the other keeps its count.
+
+        Unknown answers do not hold prefill, which does not depend on them.
+        """
         sizes = {
             role: size_role(demand, role, self._role_engine(role, limits), self.settings)
             for role in self.allowance.roles
@@ -120,7 +164,7 @@ class ThroughputLoop:
             self.exact[role] = size.exact or 0.0
             if size.spare is not None:
                 self.spare[role] = max(size.spare, self.allowance.minimums[role])
-        if all(size.replicas is not None for size in sizes.values()):
+        if not any(map(_holds_partner, sizes.values())):
             return sizes
         return {
             role: size if size.replicas is None else replace(size, reason=Reason.PARTNER_NOT_READY)
@@ -130,7 +174,9 @@ class ThroughputLoop:
     def _role_engine(self, role: Role, limits: Mapping[Role, EngineLimits]) -> RoleEngine:
         """Return the engine of a role."""
         slo = LatencyTargets(self.settings.ttft_ms, self.settings.itl_ms)
-        return RoleEngine(self._models[role], limits[role], slo, self.settings.mode == "agg")
+        prefill = self._models.get(Role.PREFILL) if self.settings.mode == "disagg" else None
+        both = self.settings.mode == "agg"
+        return RoleEngine(self._models[role], limits[role], slo, both, prefill)
 
     def _bounded_targets(
         self, sizes: Mapping[Role, SizingRecord], ready: Mapping[Role, int]
@@ -139,12 +185,16 @@ class ThroughputLoop:
 
         The result is a floor for load, or a proposal.
         """
-        cold = any(size.replicas is None for size in sizes.values())
+        unsized = [size for size in sizes.values() if size.replicas is None]
+        # The reason of the role that holds all, else of a role that holds only itself.
+        why = next((each.reason for each in (*filter(_holds_partner, unsized), *unsized)), None)
+        cold = any(map(_holds_partner, unsized)) or len(unsized) == len(sizes)
         step = self.settings.max_throughput_scaling_replicas
         bounded = {}
         for role, size in sizes.items():
             here = ready[role]
             wanted = here if cold or size.replicas is None else size.replicas
+            wanted += 0 if cold else wanted_spares(self.settings, wanted)
             wanted = max(wanted, self.allowance.minimums[role])
             # The step limit comes before the budget, so that a wrong forecast costs at most one
             # step.
@@ -156,14 +206,14 @@ class ThroughputLoop:
         # closer.
         if is_load_enabled(self.settings):
             self.floors = fitted
-            return None, _reason_or_not_ready(
-                cold, Reason.GPU_BUDGET_HOLD if held else Reason.SET_LOWER_BOUND
-            )
+            reason = Reason.GPU_BUDGET_HOLD if held else Reason.SET_LOWER_BOUND
+            return None, why if cold and why is not None else reason
         allowed = self.allowance.fit_step(ready, fitted)
         if allowed.counts == ready:
             hold = Reason.GPU_BUDGET_HOLD if held else Reason.NO_CHANGE
-            return None if cold else dict(ready), _reason_or_not_ready(cold, allowed.reason or hold)
-        return allowed.counts, _reason_or_not_ready(cold, Reason.SCALE)
+            targets = None if cold else _sized_targets(sizes, ready, ready)
+            return targets, why or allowed.reason or hold
+        return _sized_targets(sizes, ready, allowed.counts), (why if cold else None) or Reason.SCALE
 
     def _learn_misses(
         self, traffic: TrafficWindow, ready: Mapping[Role, int], limits: Mapping[Role, EngineLimits]
@@ -175,9 +225,14 @@ class ThroughputLoop:
             return
         if not traffic.requests or not traffic.isl or traffic.duration_s <= 0.0:
             return
+        # First tokens that wait for links teach nothing about the number of replicas.
+        if traffic.pairs is not None and traffic.pairs.is_link_bound:
+            return
         shape = MeanRequest(traffic.isl, traffic.osl or 1.0, traffic.kv_hit_rate or 0.0)
         rate = traffic.requests / traffic.duration_s
         demand = SizedDemand(rate, shape, traffic, self.settings.attainment)
+        if role is Role.PREFILL:
+            demand = demand.of_prefill_ranks()
         expected = predict_attainment(demand, ready[role], self._role_engine(role, limits))
         if expected is None:
             return
@@ -200,6 +255,21 @@ def _whole_interval(traffic: TrafficWindow, settings: DeploymentSettings) -> Tra
     return replace(traffic, requests=traffic.requests * interval_s / traffic.duration_s)
 
 
-def _reason_or_not_ready(cold: bool, reason: Reason) -> Reason:
-    """Return the reason, or that a model is not ready."""
-    return Reason.MODEL_NOT_READY if cold else reason
+def _holds_partner(size: SizingRecord) -> bool:
+    """Return whether a role that cannot be sized also holds the other role."""
+    return size.replicas is None and size.reason is not Reason.NO_OUTPUT_LENGTHS
+
+
+def _sized_targets(
+    sizes: Mapping[Role, SizingRecord], ready: Mapping[Role, int], counts: Mapping[Role, int]
+) -> dict[Role, int]:
+    """Return the counts of sized roles; others only if minimum or budget change them.
+
+    A role without a size has no opinion, which differs from the wish to keep its count.
+    """
+    sized = any(size.replicas is not None for size in sizes.values())
+    return {
+        role: count
+        for role, count in counts.items()
+        if not sized or sizes[role].replicas is not None or count != ready[role]
+    }

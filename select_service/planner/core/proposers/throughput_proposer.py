@@ -15,6 +15,7 @@ from select_service.planner.core.forecast_contracts import (
 )
 from select_service.planner.core.performance.engine_model import EngineModel
 from select_service.planner.core.proposers import queue_sizing
+from select_service.planner.core.proposers.pair_demand import find_local_part, find_remote_part
 from select_service.planner.core.proposers.queue_sizing import RoleSize
 from select_service.planner.core.proposers.shared_engine_sizing import (
     SharedEngine,
@@ -44,6 +45,7 @@ CHANCE_STANDARD_ERRORS = 1.0
 """Standard errors by which the mean of a window may differ without a real change."""
 
 MODEL_NOT_READY = SizingRecord(replicas=None, reason=Reason.MODEL_NOT_READY)
+TOO_LONG = SizingRecord(replicas=None, reason=Reason.SLO_OUT_OF_REACH)
 
 
 class SizedDemand(NamedTuple):
@@ -84,6 +86,13 @@ class SizedDemand(NamedTuple):
         met = (self.traffic.ttft_met, self.traffic.itl_met)
         return any(part is not None and part < self.promised for part in met)
 
+    def of_prefill_ranks(self) -> "SizedDemand":
+        """Return the demand without the prompts that decode ranks compute."""
+        part, shape, traffic = find_remote_part(self.shape, self.traffic)
+        return self._replace(
+            rate=self.rate * part, expected=self.expected * part, shape=shape, traffic=traffic
+        )
+
     def with_slack(self) -> "SizedDemand":
         """Return the demand that a step down must leave room for; a quantile is margin enough."""
         # The demand at a quantile of 0.8 already exceeds the expected one: only the larger margin
@@ -92,12 +101,17 @@ class SizedDemand(NamedTuple):
 
 
 class RoleEngine(NamedTuple):
-    """Engine of a role. both: whether the engine prefills and decodes"""
+    """Engine of a role.
+
+    both:    whether the engine prefills and decodes
+    prefill: model of prefill ranks, for prompts that decode ranks compute
+    """
 
     model: EngineModel
     limits: EngineLimits
     slo: LatencyTargets
     both: bool
+    prefill: EngineModel | None = None
 
 
 def make_demand(
@@ -134,12 +148,17 @@ def size_role(
     is_queue = settings.sizing == "queue"
     if demand.rate <= 0.0 and is_queue:
         return SizingRecord(replicas=0, reason=Reason.IDLE, spare=0)
-    if demand.shape.isl <= 0.0 or demand.shape.osl <= 0.0 or not engine.model.is_ready:
+    if is_queue and (why := _why_unsized(demand.shape, role, engine)) is not None:
+        return SizingRecord(replicas=None, reason=why)
+    if not is_queue and min(demand.shape.isl, demand.shape.osl) <= 0.0:
         return MODEL_NOT_READY
+    if role is Role.PREFILL:
+        demand = demand.of_prefill_ranks()
     capacity = engine.model.find_capacity(demand.shape, engine.limits, engine.slo)
     if capacity is None or capacity.rps <= 0.0:
-        return MODEL_NOT_READY
-    by_mean = ceil(demand.rate / capacity.rps)
+        # With model, lengths and limits given, not even one request fits into an engine.
+        return TOO_LONG if is_queue else MODEL_NOT_READY
+    by_mean = ceil(demand.rate / capacity.rps + find_local_prefill(demand, role, engine))
     if not is_queue:
         reason = Reason.SCALE if capacity.eligible else Reason.SLO_OUT_OF_REACH
         return SizingRecord(replicas=by_mean, reason=reason, spare=by_mean, engine_rps=capacity.rps)
@@ -156,6 +175,35 @@ def size_role(
         attainment=now.attainment,
         wanted=now.wanted,
     )
+
+
+def find_local_prefill(demand: SizedDemand, role: Role, engine: RoleEngine) -> float:
+    """Return the replicas whose whole time the prompts take that decode ranks compute.
+
+    The other roles have none, engines with both roles have them in their own sizing.
+    """
+    local = find_local_part(demand.shape, demand.traffic)
+    if role is not Role.DECODE or engine.both or local is None or engine.prefill is None:
+        return 0.0
+    # An answer is as slow as the time that is left for it: n replicas with `busy` replicas of
+    # prefill decode like n - busy ones.
+    seconds = [engine.prefill.prefill_s(length, engine.limits) for length in local.lengths.means]
+    known = [each * n for each, n in zip(seconds, local.lengths.counts, strict=True) if each]
+    return demand.rate * local.requests * sum(known) / local.lengths.total
+
+
+def _why_unsized(shape: MeanRequest, role: Role, engine: RoleEngine) -> Reason | None:
+    """Return why a role cannot be sized, or None."""
+    decodes, limits = engine.both or role is Role.DECODE, engine.limits
+    if not engine.model.is_ready:
+        return Reason.MODEL_NOT_READY
+    if shape.isl <= 0.0:
+        return Reason.NO_PROMPT_LENGTHS
+    # Prefill does not depend on answers: it is sized as soon as the prompts are known.
+    if decodes and shape.osl <= 0.0:
+        return Reason.NO_OUTPUT_LENGTHS
+    is_limited = limits.max_kv_tokens and (limits.max_num_batched_tokens or not engine.both)
+    return Reason.LIMITS_UNKNOWN if decodes and not is_limited else None
 
 
 class PredictedAttainment(NamedTuple):
@@ -306,7 +354,9 @@ def _size_decode(demand: SizedDemand, engine: RoleEngine) -> RoleSize | None:
     seqs = limits.max_num_seqs or queue_sizing.REPLICAS_MAX
     one = queue_sizing.DecodeCapability(itl_s, float(limits.max_kv_tokens), seqs)
     size = queue_sizing.size_decode(load, one, engine.slo.itl_ms / 1000.0)
-    return RoleSize(size.replicas, size.reason, size.exact)
+    local = find_local_prefill(demand, Role.DECODE, engine)
+    exact = size.exact + local
+    return RoleSize(max(size.replicas, ceil(exact)) if local else size.replicas, size.reason, exact)
 
 
 def _stretch_bins(bins: LengthBins | None, mean: float, requests: float | None) -> LengthBins:

@@ -1,10 +1,11 @@
 """Replica counts of a deployment at a tick, with the limits of its engines."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from select_service.planner.core.replicas.lost_capacity import LostReplicas
 from select_service.planner.core.replicas.startups import (
     StartUpProgress,
     StartUpTracker,
@@ -23,6 +24,8 @@ class RoleCounts(NamedTuple):
     moving:   whether a change is under way
     verified: whether the connector has verified that replicas only start
     waiting:  progress of the start-up
+    lost:     replicas that health has taken out, which are neither ready nor starting
+    spares:   idle spares among the ready replicas, without requests
     """
 
     ready: int
@@ -30,6 +33,8 @@ class RoleCounts(NamedTuple):
     moving: bool
     verified: bool
     waiting: StartUpProgress
+    lost: int = 0
+    spares: int = 0
 
     @property
     def running_or_starting(self) -> int:
@@ -51,6 +56,11 @@ class ReplicaCounts(NamedTuple):
     def running_or_starting(self) -> dict[Role, int]:
         """Replicas that run or start, by role."""
         return {role: now.running_or_starting for role, now in self.roles.items()}
+
+    @property
+    def lost(self) -> dict[Role, int]:
+        """Lost replicas by role."""
+        return {role: now.lost for role, now in self.roles.items()}
 
     @property
     def is_asleep(self) -> bool:
@@ -90,6 +100,7 @@ class ReplicaInventory:
         self._roles = scaled_roles(settings)
         self._startups = {role: StartUpTracker(settings) for role in self._roles}
         self.limits = {role: EngineLimits() for role in self._roles}
+        self.losses = LostReplicas(settings, self._roles)
         self._wait_s = settings.scaling_max_wait
         self._since: dict[Role, tuple[RoleReplicas, float]] = {}
         """Reading of a role under change, and the time since which the reading is the same."""
@@ -97,10 +108,11 @@ class ReplicaInventory:
     def observe_replicas(self, tick_input: TickInput) -> ReplicaCounts | None:
         """Return the replica counts; None if a role could not be read."""
         found: dict[Role, RoleCounts] = {}
+        readings = self.losses.read_roles(tick_input)
         for role in self._roles:
-            replicas = tick_input.replicas.get(role)
-            if replicas is None:
+            if role not in readings:
                 return None
+            replicas, lost, spares = readings[role]
             if replicas.limits is not None:
                 self.limits[role] = _last_known_limits(self.limits[role], replicas)
             waiting = self._startups[role].observe_role(tick_input.now_s, replicas)
@@ -110,7 +122,23 @@ class ReplicaInventory:
                 self._is_changing(role, replicas, tick_input.now_s),
                 replicas.startup_only,
                 waiting,
+                lost,
+                spares,
             )
+        return ReplicaCounts(found)
+
+    def without_replaced(
+        self, counts: ReplicaCounts, replaced: Collection[int], roles: Mapping[int, Role]
+    ) -> ReplicaCounts:
+        """Return the counts after lost replicas became starting ones.
+
+        roles: role of each replaced worker
+        """
+        found = dict(counts.roles)
+        for worker_id in replaced:
+            role = roles[worker_id]
+            now = found[role]
+            found[role] = now._replace(starting=now.starting + 1, lost=now.lost - 1)
         return ReplicaCounts(found)
 
     def _is_changing(self, role: Role, replicas: RoleReplicas, now_s: float) -> bool:

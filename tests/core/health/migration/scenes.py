@@ -1,11 +1,14 @@
 """A selector with a mover, its turns made by hand."""
 
 from select_service.core.dirty_partitions import DirtyPartitions
-from select_service.core.health.health_kinds import CheckKind
+from select_service.core.health.checks.canary_prompts import default_prompts
+from select_service.core.health.checks.check_state import CheckedWorker
+from select_service.core.health.health_kinds import CheckKind, RankHealthState, RequestOutcome
 from select_service.core.health.health_monitor import HealthMonitor
 from select_service.core.health.health_rules import HealthRules
 from select_service.core.health.migration.booking_observer import BookingObserver
 from select_service.core.health.migration.migrator import Migrator, MovableBookings
+from select_service.core.health.outcome_trust import OutcomeReport
 from select_service.core.identity import Rank
 from select_service.core.load.compiled import load_layout as layout
 from select_service.core.load.move_constraints import MoveConstraintStore
@@ -13,15 +16,29 @@ from tests.builders import a_reservation, a_selector, a_worker
 from tests.builders.selector_scenes import KEY
 
 
+def make_suspicious(monitor, table, worker_id):
+    """Its checks fail, and it still serves with half of its weight."""
+    rank = Rank(worker_id, 0)
+    worker = CheckedWorker(worker_id, KEY, range(1), f"http://{worker_id}")
+    monitor.register_worker(worker, 0.0)
+    report = OutcomeReport(rank, RequestOutcome.FAILURE, times=3)
+    monitor.process_report(report, True, 0.0)
+    assert monitor.record_of(rank).state is RankHealthState.SUSPICIOUS
+    table.set_weight(table.find_slot(rank), 0.5, "suspicious")
+
+
 class Scene:
     def __init__(self, workers=3, kv_layout=None, blocks_max=4096, seed=0, **fields):
+        """Workers 1, 2, ... whose health is that of the monitor; see `suspect`."""
         self.selector = a_selector(blocks_max=blocks_max, seed=seed)
         self.is_woken = False
         self.touched = touched = DirtyPartitions(self._wake)
         self.learnt = BookingObserver(MoveConstraintStore())
         self.selector.decisions.keeps_move_constraints = True
         self.selector.ledger.add_listener(self.learnt, needs_moves=False)
-        self.monitor = HealthMonitor(HealthRules(), lambda key: (), lambda rank: 0, touched)
+        self.monitor = HealthMonitor(
+            HealthRules(), lambda key: default_prompts(), lambda rank: 0, touched
+        )
         self.mover = Migrator(
             self.monitor,
             MovableBookings(self.selector.fleet.partitions, self.selector.ledger, touched),
@@ -45,6 +62,9 @@ class Scene:
         table = self.partition.table
         table.set_weight(table.find_slot(Rank(worker_id, 0)), 0.0, "draining")
         self.mover.start_migration(KEY, Rank(worker_id, 0), cause)
+
+    def suspect(self, worker_id):
+        make_suspicious(self.monitor, self.partition.table, worker_id)
 
     def serve(self, worker_id=1):
         """It may be chosen again."""

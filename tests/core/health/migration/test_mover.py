@@ -1,5 +1,7 @@
 """What becomes of the reservations of a rank that is left."""
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +13,9 @@ from select_service.core.health.migration import rank_snapshot
 from select_service.core.health.migration.move_cost import CacheLayout, MoveMethod
 from select_service.core.identity import Rank
 from select_service.core.load.new_reservation import NewReservation
-from tests.builders import a_select_and_reserve, a_worker
+from select_service.core.load.reservation_move import MoveTarget
+from select_service.core.replication.load_events import ReservationAdmitted
+from tests.builders import a_select, a_select_and_reserve, a_worker
 from tests.builders.refusals import is_refused
 from tests.builders.selector_scenes import KEY, store
 from tests.core.health.migration.scenes import Scene
@@ -104,7 +108,7 @@ def test_requests_of_a_higher_priority_are_planned_first():
     for name in names:
         booking = scene.selector.ledger.reservations.get_reservation(name)
         if booking.rank != Rank(1, 0):  # bring both to the rank that is left
-            scene.selector.ledger.move(booking, moving.MoveTarget(Rank(1, 0), _slot(scene, 1)), 0.0)
+            scene.selector.ledger.move(booking, MoveTarget(Rank(1, 0), _slot(scene, 1)), 0.0)
     scene.drain()
     assert [event.reservation_id for event in scene.events()] == ["high", "low"]
     assert scene.rank_of("high") == Rank(2, 0)
@@ -331,3 +335,26 @@ def test_requests_and_blocks_are_conserved_whatever_moves(given_ones, cause, has
     for event in scene.events():
         assert (event.target is None) == (scene.rank_of(event.reservation_id) == Rank(1, 0))
     scene.check()
+
+
+@pytest.mark.parametrize("is_explicit", [False, True])
+@pytest.mark.parametrize("kv_layout", [None, SMALL])
+def test_the_target_is_assumed_to_hold_the_prompt(kv_layout, is_explicit):
+    scene, sent = Scene(workers=1, kv_layout=kv_layout, index="assumed"), []
+    scene.selector.followers.replicas.start_sending(sent.append)
+    tokens = list(range(42))
+    if is_explicit:
+        scene.reserve("a", tokens=42)
+    else:
+        request = a_select_and_reserve(token_ids=tokens, reservation_id="a")
+        scene.selector.select_and_reserve(request, 0.0)
+    scene.selector.register_worker(a_worker(2, index="assumed"))
+    scene.drain()
+    assert scene.rank_of("a") == Rank(2, 0)
+    _, rows = scene.selector.overlap_scores(a_select(token_ids=tokens))
+    (there,) = [row for row in rows if row.worker_id == 2]
+    assert (there.device_blocks, there.assumed_blocks) == (10, 10)
+    admitted = [event for event in sent if isinstance(event, ReservationAdmitted)]
+    assert len(admitted[-1].block_hashes) == 10, "replicas assume the same"
+    answer = np.arange(42, 48, dtype=np.uint32)
+    assert scene.selector.followers.assumptions.add_answer("a", answer, 2.0) == "added"

@@ -7,6 +7,7 @@ import pytest
 
 from select_service.core.registry.discovery.worker_records import derive_worker_id
 from select_service.core.registry.discovery.workers_document import read_workers_document
+from select_service.core.workers.worker_catalog import RegisteredWorker
 
 
 def read(text):
@@ -37,6 +38,16 @@ def test_ranks_may_be_numbers_or_texts():
     assert worker.kv_events_endpoints == {0: "tcp://a:1", 1: "tcp://a:2"}
 
 
+def test_control_endpoints_of_ranks_are_those_of_a_registration():
+    (worker,) = read(
+        "[{worker_id: 1, router_hint_worker_type: agg, "
+        'router_hint_source_control_endpoints: {0: "tcp://a:1", "1": "tcp://a:2"}}]'
+    ).values()
+    kept = RegisteredWorker(worker)
+    assert kept.takes_hints
+    assert [kept.control_endpoint(rank) for rank in range(3)] == ["tcp://a:1", "tcp://a:2", None]
+
+
 def test_a_worker_without_an_id_has_one_of_its_endpoint():
     one = read('[{endpoint: "http://a:8000"}]')
     assert list(one) == [derive_worker_id("http://a:8000")] == [4268214893979185]
@@ -64,6 +75,14 @@ def test_a_worker_without_an_id_has_one_of_its_endpoint():
         ("[{worker_id: 3, kv_layout: {x: -.inf}}]", "worker 3: `kv_layout`: a number is not"),
         ("[{worker_id: 3}, {worker_id: 3}]", "two workers have the worker_id 3"),
         ("[{worker_id: 3, tenant_id: a, routing_group: b}]", "worker 3: tenant_id `a` and routing"),
+        (
+            "[{worker_id: 3, router_hint_source_control_endpoints: {x: a}}]",
+            "worker 3: a key of `router_hint_source_control_endpoints` is `x`: expected a",
+        ),
+        (
+            "[{worker_id: 3, router_hint_source_control_endpoints: {-1: a}}]",
+            "worker 3: a key of `router_hint_source_control_endpoints` is `-1`: expected a",
+        ),
         ("[{worker_id: 3, metrics_endpoint: ftp://x}]", "worker 3: metrics_endpoint: it does not"),
         ("[{worker_id: 3, endpoint: 2026-01-01}]", None),
         ("[{3: 3, worker_id: 3}]", "a key of `workers[0]`: expected a text"),

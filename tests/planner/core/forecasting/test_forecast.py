@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.files.mooncake_trace import TraceRow
+from select_service.files.request_trace import RecordedRequest
 from select_service.planner.core.forecasting.forecast_error import ForecastErrorQuantile
 from select_service.planner.core.forecasting.joint_predictor import WindowLoad, forecast_loss
+from select_service.planner.core.forecasting.predicted_series import RECENT_POINTS
 from select_service.planner.core.forecasting.predictor_registry import make_predictors
 from select_service.planner.core.forecasting.seasonal import Seasonal
 from select_service.planner.core.forecasting.traffic_forecast import TrafficForecast
@@ -204,7 +205,7 @@ def test_accept_length_and_hit_rate_are_the_last_that_were_seen() -> None:
 
 def test_a_trace_becomes_windows_with_the_idle_ones() -> None:
     rows = ((0, 10, 2), (50, 30, 4), (2500, 8, 1), (3100, 8, 1))
-    asked = [TraceRow(at_ms, osl, [], isl) for at_ms, isl, osl in rows]
+    asked = [RecordedRequest(at_ms / 1000.0, isl, osl, (), 512) for at_ms, isl, osl in rows]
     found = [(each.requests, each.isl, each.osl) for each in trace_windows(asked, 1.0)]
     assert found == [(2.0, 20.0, 3.0), (0.0, None, None), (1.0, 8.0, 1.0)]
 
@@ -224,3 +225,37 @@ def test_a_week_repeats_itself_on_the_same_days() -> None:
         model.push(value)
         last = value
     assert sum(missed) < 0.6 * sum(by_last)
+
+
+@given(
+    st.lists(st.floats(0.0, 1000.0), min_size=6, max_size=60),
+    st.sampled_from(NAMES),
+    st.integers(2, 40),
+)
+def test_a_forecast_beyond_the_next_window_stays_within_what_was_seen(
+    values: list[float], name: str, windows: int
+) -> None:
+    forecast = forecast_by(name)
+    for value in values:
+        forecast.add(window(value, isl=500.0 + value))
+    next_, then = forecast.predict(0.0), forecast.predict(windows * INTERVAL_S)
+    seen = [value for value in values if value]
+    if not seen:
+        return
+    points = values[values.index(seen[0]) :][-RECENT_POINTS:]
+    pairs = [(a, b) for i, a in enumerate(points) for b in points[i : i + windows + 2]]
+    rise, fall = max(b - a for a, b in pairs), max(a - b for a, b in pairs)
+    assert then.requests <= max(next_.requests, points[-1] + rise) + 1e-9
+    assert then.requests >= min(next_.requests, max(0.0, points[-1] - fall)) - 1e-9
+    isls = [500.0 + value for value in values[values.index(seen[0]) :]]
+    assert min(next_.isl, *isls) - 1e-9 <= then.isl <= max(next_.isl, *isls) + 1e-9
+
+
+def test_noise_carried_far_ahead_is_no_trend() -> None:
+    """Ten requests a second with noise, and a start-up of many windows."""
+    random, forecast = Random(3), forecast_by("kalman")
+    for _ in range(8):
+        forecast.add(window(random.uniform(700.0, 1100.0), isl=random.uniform(200.0, 4000.0)))
+    far = forecast.predict(25 * INTERVAL_S)
+    assert 300.0 <= far.requests <= 1500.0
+    assert 200.0 <= far.isl <= 4000.0

@@ -110,6 +110,24 @@ def test_both_forms_say_the_same(tmp_path, form):
     assert found.decode.seconds(0.35, 2000.0) == pytest.approx(0.014)
 
 
+def test_the_files_of_a_config_map(tmp_path):
+    """Dynamo's operator mounts two flat files, with a number where the sweep has an array."""
+    for half, arrays in ((PREFILL, PREFILL_ARRAYS), (DECODE, DECODE_ARRAYS)):
+        flat = {name: list(values) for name, values in arrays.items()}
+        if half is DECODE:
+            (flat["max_kv_tokens"],) = flat["max_kv_tokens"]
+            flat["z_thpt_per_gpu"] = {"any": "form"}
+        name = "prefill" if half is PREFILL else "decode"
+        (tmp_path / f"{name}_raw_data.json").write_text(json.dumps(flat))
+    found = read_profile(str(tmp_path))
+    assert found.prefill.seconds(4000) == pytest.approx(0.210)
+    assert found.decode.seconds(0.35, 2000.0) == pytest.approx(0.014)
+    flat["max_kv_tokens"] = [1, 2]
+    (tmp_path / "decode_raw_data.json").write_text(json.dumps(flat))
+    with pytest.raises(ProfileFileError, match=r"decode_raw_data\.json: max_kv_tokens: exp"):
+        read_profile(str(tmp_path))
+
+
 def header(shape: str, kind: str = "<f8") -> bytes:
     """Of an array, whatever it says of itself."""
     text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
@@ -151,10 +169,10 @@ def test_faults_of_files_are_named(tmp_path, monkeypatch):
         read_profile(str(tmp_path))
     path = written(tmp_path, "json") / PREFILL / "raw_data.json"
     path.write_text('{"prefill_isl": [1, 2]}')
-    with pytest.raises(ProfileFileError, match="array 'prefill_ttft' is missing"):
+    with pytest.raises(ProfileFileError, match=r"raw_data\.json: prefill_ttft missing; arrays: "):
         read_profile(str(tmp_path))
     path.write_text('{"prefill_isl": "x"}')
-    with pytest.raises(ProfileFileError, match="Expected `array`"):
+    with pytest.raises(ProfileFileError, match="prefill_isl: expected numbers"):
         read_profile(str(tmp_path))
     packed = path.with_suffix(".npz")
     np.savez(packed, prefill_isl=np.array([object()], dtype=object))

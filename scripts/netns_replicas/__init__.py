@@ -1,0 +1,1 @@
+"""Selectors in network namespaces, between which packets are delayed, lost and cut off."""

@@ -1,0 +1,1 @@
+"""Look-ups of prompts in shared caches over HTTP: Mooncake's master, LMCache's controller."""

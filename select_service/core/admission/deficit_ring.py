@@ -1,0 +1,104 @@
+"""Deficit round robin: members take turns in proportion to their quanta.
+
+In each round a member with a request to serve, its head, gets its quantum of credit, and pays the
+cost of a head from it.  Members without a head get no credit.  Rounds in which no member could pay
+are counted, not walked, so a choice costs O(members).
+
+Source: Shreedhar and Varghese, "Efficient Fair Queuing Using Deficit Round-Robin".
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Generic, TypeVar
+
+Member = TypeVar("Member", bound=Hashable)
+
+
+class DeficitRing(Generic[Member]):
+    """Ring of members with their credit; the first member has its turn."""
+
+    def __init__(self, members: Iterable[Member] = ()) -> None:
+        self._credit: OrderedDict[Member, int] = OrderedDict.fromkeys(members, 0)
+        self._is_credited = False
+        """Whether the first member has received the credit of this round."""
+
+    def __contains__(self, member: Member) -> bool:
+        return member in self._credit
+
+    def __len__(self) -> int:
+        return len(self._credit)
+
+    def add_member(self, member: Member) -> None:
+        """Add a member at the end of the ring, without credit."""
+        self._credit[member] = 0
+
+    def remove_member(self, member: Member) -> None:
+        # The next member has not received the credit of this round.
+        if next(iter(self._credit)) == member:
+            self._is_credited = False
+        del self._credit[member]
+
+    def reset_credit(self, member: Member) -> None:
+        """Take the credit from a member, so that it cannot save up for a burst."""
+        self._credit[member] = 0
+
+    def choose_member(
+        self, costs: Mapping[Member, int], quantum_of: Callable[[Member], int]
+    ) -> Member:
+        """Turn the ring to the next member that can pay, and return it.
+
+        Repeated without a payment, the choice among equal costs is the same.
+        costs: cost of the head of each member with one, at least one
+        """
+        if not self._turn_to_payer(costs, quantum_of):
+            self._skip_rounds(costs, quantum_of)
+            self._is_credited = False
+            self._turn_to_payer(costs, quantum_of)
+        chosen = next(iter(self._credit))
+        assert self._credit[chosen] >= costs[chosen]
+        return chosen
+
+    def charge_first(self, cost: int) -> None:
+        """Subtract a cost from the chosen member, which keeps its turn while it can pay."""
+        self._credit[next(iter(self._credit))] -= cost
+
+    def pass_turn(self) -> None:
+        """End the turn of the first member."""
+        self._credit.move_to_end(next(iter(self._credit)))
+        self._is_credited = False
+
+    def _turn_to_payer(
+        self, costs: Mapping[Member, int], quantum_of: Callable[[Member], int]
+    ) -> bool:
+        """Turn to the first member that can pay with the credit of one round, if there is one."""
+        passed = 0
+        for member, credit in self._credit.items():
+            cost = costs.get(member)
+            if cost is not None:
+                # The first member may have received this round's credit in an earlier call.
+                if credit < cost and (passed or not self._is_credited):
+                    credit += quantum_of(member)
+                    self._credit[member] = credit
+                if credit >= cost:
+                    break
+            passed += 1
+        else:
+            return False
+        # Members that could not pay keep their credit, and wait for the next round.
+        for _ in range(passed):
+            self._credit.move_to_end(next(iter(self._credit)))
+        self._is_credited = True
+        return True
+
+    def _skip_rounds(
+        self, costs: Mapping[Member, int], quantum_of: Callable[[Member], int]
+    ) -> None:
+        """Add the credit of the rounds before the first in which a member can pay."""
+        # A cost may be millions of tokens and a quantum 1: walking every round would take too long.
+        rounds = min(-(-(c - self._credit[m]) // quantum_of(m)) for m, c in costs.items()) - 1
+        for member in costs:
+            self._credit[member] += rounds * quantum_of(member)
+
+    def check_invariants(self) -> None:
+        """Check the invariants, for tests."""
+        assert all(credit >= 0 for credit in self._credit.values())

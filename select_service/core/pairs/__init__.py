@@ -1,0 +1,1 @@
+"""Prefill and decode apart: one request on two ranks, chosen together."""

@@ -1,0 +1,90 @@
+"""Links and roles of the ranks of each partition, kept until ranks or their facts change."""
+
+from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from select_service.core.array_types import Mask
+from select_service.core.identity import PartitionKey
+from select_service.core.pairs.pair_placer import PairMasks, PairPlacer
+from select_service.core.pairs.pair_traffic import PairTraffic
+from select_service.core.registry.fleet.partition import Partition
+from select_service.core.workers.rank_table import RankTable
+from select_service.core.workers.transfer_prices import link_position_of
+from select_service.schemas.pairs import SelectPairAndReserveRequest, SelectPairRequest
+
+PairRequest: TypeAlias = SelectPairRequest | SelectPairAndReserveRequest
+
+
+class LinkState(NamedTuple):
+    """Pair placer of a partition, with the version of the rank table its links are of.
+
+    prefills, decodes: bool[n_slots], ranks whose role includes this part
+    """
+
+    placer: PairPlacer
+    traffic: PairTraffic
+    version: int
+    prefills: Mask
+    decodes: Mask
+
+
+class PairLinks:
+    """Links of all partitions in which pairs were chosen."""
+
+    def __init__(self) -> None:
+        self._of: WeakKeyDictionary[Partition, LinkState] = WeakKeyDictionary()
+
+    def links_of(self, partition: Partition) -> LinkState:
+        """Return the pair placer of a partition, with the links of its present ranks.
+
+        O(1) unless ranks or their facts have changed.
+        """
+        table, state = partition.table, self._of.get(partition)
+        if state is None or state.version != table.version:
+            placer = PairPlacer(partition.placer) if state is None else state.placer
+            traffic = PairTraffic(placer) if state is None else state.traffic
+            workers = {slot: table.row_at(slot).worker for _, slot in table.iterate_slots()}
+            positions = {slot: link_position_of(worker) for slot, worker in workers.items()}
+            placer.update_links(positions, table.n_slots, table.median_speed or None)
+            roles = np.zeros((2, table.n_slots), np.bool_)
+            for slot, worker in workers.items():
+                role = worker.registration.role
+                roles[:, slot] = role != "decode", role != "prefill"
+            self._of[partition] = state = LinkState(placer, traffic, table.version, *roles)
+        return state
+
+    def find_traffic(self, partition: Partition) -> PairTraffic | None:
+        """Return the counters of a partition; None if no pair was chosen there."""
+        state = self._of.get(partition)
+        return None if state is None else state.traffic
+
+    def iterate_links(self) -> Iterator[tuple[PartitionKey, LinkState]]:
+        """Iterate over the partitions in which pairs were chosen, with their links."""
+        for partition, state in list(self._of.items()):
+            yield partition.key, state
+
+
+def pair_masks(
+    table: RankTable, links: LinkState, request: PairRequest, eligible: Mask
+) -> PairMasks:
+    """Return the ranks for each leg and for both, by roles and constraints.
+
+    A rank of the role `decode` may prefill for its own requests, because engines of both roles can;
+    a rank of the role `prefill` never decodes.
+    """
+    masks = PairMasks(np.empty((3, len(eligible)), np.bool_))
+    prefill, decode = masks.prefill, masks.decode
+    np.logical_and(eligible, links.prefills, out=prefill)
+    np.logical_and(eligible, links.decodes, out=decode)
+    for mask, constraints in (prefill, request.prefill), (decode, request.decode):
+        if constraints is not None and constraints.allowed_worker_ids is not None:
+            allowed = np.zeros(len(mask), np.bool_)
+            allowed[table.slots_of_any(constraints.allowed_worker_ids)] = True
+            mask &= allowed
+    masks.both[:] = decode if request.local != "never" else False
+    if request.local == "always":
+        prefill[:] = False
+    return masks

@@ -1,0 +1,1 @@
+"""Compiled operations of the table of sessions."""

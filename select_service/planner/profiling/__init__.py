@@ -1,0 +1,1 @@
+"""Measurement of an engine's profile: a sweep over prompt lengths and concurrencies."""

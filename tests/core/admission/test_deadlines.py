@@ -1,0 +1,200 @@
+"""Requests that need a rank by a time: their order, and what is refused at once."""
+
+import pytest
+
+from select_service.base.errors import DeadlineExceeded, QueueTimeout
+from select_service.core.decision_maker import PlacementDecision
+from tests.core.admission.scenes import Scene, a_class, classes, one_class
+
+TOKENS = 10
+
+
+def full_scene(queue=None):
+    scene = Scene(queue or one_class(), workers=1)
+    scene.fill()
+    return scene
+
+
+def busy_scene(waiting, seconds=6, queue=None):
+    """A queue from which one request of TOKENS leaves each second, with some that still wait."""
+    scene = full_scene(queue)
+    for number in range(waiting + seconds):
+        scene.ask(f"r{number}", TOKENS)
+    last = "load1"
+    scene.tick()
+    for _ in range(seconds):
+        scene.free_and_serve(last)
+        last = scene.served[-1]
+        scene.tick()
+    assert scene.gate.waiting.requests == waiting
+    return scene
+
+
+def refused(scene, name, deadline_ms, **fields):
+    outcome = scene.ask(name, TOKENS, deadline_ms=deadline_ms, **fields)
+    if isinstance(outcome, DeadlineExceeded):
+        assert name not in scene.tickets
+        return True
+    assert name in scene.tickets
+    scene.gate.remove_disconnected(scene.tickets[name])
+    return False
+
+
+def test_a_request_with_room_has_met_its_deadline():
+    scene = Scene(one_class())
+    assert isinstance(scene.ask("a", deadline_ms=0), PlacementDecision)
+
+
+def test_a_deadline_that_is_over_is_refused_with_a_code_of_its_own():
+    scene = full_scene()
+    error = scene.ask("a", deadline_ms=0, timeout_ms=1000)
+    assert (type(error), error.status, error.code) == (DeadlineExceeded, 503, "deadline_exceeded")
+    assert error.retry_after_s >= 1
+    assert str(error) == (
+        "deadline_ms 0 cannot be met: no worker had room within 0.000 s (policy class default); "
+        "allow more time or send the request elsewhere"
+    )
+    assert scene.gate.tally.outcome_counts()["deadline_exceeded"] == 1
+    assert scene.gate.tally.n_rejected == 1
+    assert scene.gate.tally.missed_deadlines == {"default": 1}
+    assert not scene.gate.waiting.requests
+
+
+@pytest.mark.parametrize(
+    ("limits", "error"),
+    [
+        ({"deadline_ms": 1000}, DeadlineExceeded),
+        ({"deadline_ms": 1000, "timeout_ms": 5000}, DeadlineExceeded),
+        ({"deadline_ms": 5000, "timeout_ms": 1000}, QueueTimeout),
+    ],
+)
+def test_the_earlier_of_deadline_and_timeout_ends_the_wait(limits, error):
+    scene = full_scene()
+    scene.ask("a", **limits)
+    scene.tick(0.5)
+    assert "a" in scene.tickets
+    scene.tick(0.6)
+    assert type(scene.outcomes["a"]) is error
+
+
+def test_nothing_is_refused_at_once_while_the_speed_of_the_queue_is_not_known():
+    scene = full_scene()
+    for number in range(50):
+        scene.ask(f"r{number}", 100)
+    assert not refused(scene, "a", 1)
+    scene.tick()  # nothing has left it since
+    scene.tick()
+    scene.tick()
+    assert not refused(scene, "b", 1)
+
+
+def test_the_speed_of_a_fleet_without_a_queue_says_nothing():
+    """One request in 10 s is what was asked, not what can be done."""
+    scene = Scene(one_class(), workers=1)
+    for number in range(20):
+        scene.ask(f"r{number}", TOKENS)
+        scene.free(f"r{number}")
+        scene.tick(10.0)
+    scene.fill()
+    scene.ask("first", TOKENS)
+    assert not refused(scene, "second", 1000)
+
+
+def test_a_deadline_that_the_queue_cannot_meet_is_refused_at_once():
+    """It goes before all that wait without one, and needs a second for its own tokens."""
+    scene = busy_scene(10)
+    error = scene.ask("late", TOKENS, deadline_ms=900)
+    assert isinstance(error, DeadlineExceeded)
+    assert str(error) == (
+        "deadline_ms 900 cannot be met: the estimated wait for a rank is 1.000 s, 0.900 s are left "
+        "(policy class default); allow more time or send the request elsewhere"
+    )
+    assert error.retry_after_s == 1
+    assert scene.gate.waiting.requests == 10
+    assert not refused(scene, "in time", 1_100)
+
+
+def test_only_so_many_equal_deadlines_are_accepted_as_can_be_met():
+    scene = busy_scene(0)
+    scene.fill(name="again")
+    outcomes = [scene.ask(f"r{n}", TOKENS, deadline_ms=10_000) for n in range(100, 120)]
+    assert [isinstance(each, DeadlineExceeded) for each in outcomes] == [False] * 11 + [True] * 9
+    assert outcomes[-1].retry_after_s == 1
+    assert not refused(scene, "later", 11_100)
+    assert not refused(scene, "before all", 1_100)
+
+
+def test_a_priority_waits_only_for_its_equals():
+    scene = busy_scene(10)
+    assert not refused(scene, "urgent", 1, strict_priority=1)
+    for number in range(5):
+        scene.ask(f"urgent{number}", TOKENS, strict_priority=1)
+    assert refused(scene, "late", 4_900, strict_priority=1)
+    assert not refused(scene, "in time", 5_100, strict_priority=1)
+
+
+def test_another_fairness_id_waits_for_its_share_only():
+    """Half of ten tokens each second are its own."""
+    scene = busy_scene(10)
+    assert refused(scene, "late", 1_900, fairness_id="b")
+    assert not refused(scene, "in time", 2_100, fairness_id="b")
+    scene.ask("b1", TOKENS, fairness_id="b")
+    scene.ask("c1", TOKENS, fairness_id="c")
+    # A third is left, and a request of its own without a deadline goes behind.
+    assert refused(scene, "late", 2_900, fairness_id="b")
+    assert not refused(scene, "in time", 3_100, fairness_id="b")
+
+
+def test_another_class_waits_for_its_quantum_only():
+    rules = classes(a_class("main", quantum=1), a_class("other", quantum=3))
+    scene = busy_scene(10, queue=rules)
+    scene.ask("o1", 3 * TOKENS, "other")
+    # Three quarters of ten tokens each second; forty tokens wait or are its own.
+    error = scene.ask("o2", TOKENS, "other", deadline_ms=1_000)
+    assert isinstance(error, DeadlineExceeded)
+    assert scene.gate.tally.missed_deadlines == {"other": 1}
+    scene.ask("o3", TOKENS, "other", deadline_ms=1_400)
+    assert "o3" in scene.tickets
+
+
+def test_more_ranks_are_faster_at_once():
+    scene = busy_scene(10)
+    for number in range(10):
+        scene.ask(f"due{number}", TOKENS, deadline_ms=60_000)
+    assert refused(scene, "a", 900)
+    scene.register(2)
+    scene.fill(2)
+    assert not refused(scene, "b", 900)
+
+
+def test_the_speed_of_one_rank_is_not_that_of_the_fleet():
+    """Ten tokens leave each second for the only rank that requests wait for."""
+    scene = Scene(one_class(), workers=2)
+    scene.fill(1)
+    here = {"pinned_worker": {"worker_id": 1, "dp_rank": 0}}
+    for number in range(10):
+        scene.ask(f"r{number}", TOKENS, **here)
+    last = "load1"
+    scene.tick()
+    for _ in range(6):
+        scene.free_and_serve(last)
+        last = scene.served[-1]
+        scene.tick()
+    assert refused(scene, "late", 900, **here)
+    assert not refused(scene, "in time", 1_100, **here)
+    scene.fill(2)
+    # Both ranks together need half the time.
+    assert refused(scene, "late", 400)
+    assert not refused(scene, "in time", 600)
+
+
+def test_the_speed_of_a_former_queue_is_forgotten():
+    """A fleet that was slow some time ago may have recovered."""
+    scene = busy_scene(10)
+    for seconds, is_known in ((3, True), (10, False)):
+        for ticket in list(scene.tickets.values()):
+            scene.gate.remove_disconnected(ticket)
+        for _ in range(seconds):
+            scene.tick()
+        scene.ask(f"first{seconds}", TOKENS, deadline_ms=500)
+        assert refused(scene, "second", 900) is is_known

@@ -1,0 +1,35 @@
+"""Tokens that an engine computes again after a hit: part of the hit, and of the prefill."""
+
+import numpy as np
+import pytest
+
+from indexer.index.reuse_layouts import RankLayout
+from indexer.tiers import Tier
+from select_service.core.identity import Rank
+from select_service.core.placement.router_config import RouterConfig
+from tests.builders import a_select, a_selector, a_worker
+
+SIZE, BLOCKS = 16, 8
+
+
+@pytest.mark.parametrize("policy", ["reference", "work"])
+@pytest.mark.parametrize(
+    ("replay", "reused"), [(0, BLOCKS), (32, BLOCKS), (40, BLOCKS), (SIZE * BLOCKS, 0)]
+)
+def test_what_is_computed_again_is_prefill_and_no_shorter_hit(policy, replay, reused):
+    selector = a_selector(RouterConfig(policy=policy))
+    selector.register_worker(a_worker(1, block_size=SIZE))
+    (partition,) = selector.fleet.partitions.values()
+    writer = partition.table.writer_of(Rank(1, 0))
+    path = np.arange(1, BLOCKS + 1, dtype=np.uint64)
+    writer.store(Tier.GPU, None, path, path)
+    layout = RankLayout(replay=replay)
+    assert writer.change_tree(lambda tree: tree.layouts.set_layout(writer.slot, layout, SIZE))
+    hashes, tokens = path.tolist(), SIZE * BLOCKS + 5
+    request = a_select(
+        block_hashes=hashes, sequence_hashes=hashes, token_ids=None, isl_tokens=tokens
+    )
+    selection = selector.select(request, 0.0).selection
+    assert selection.overlap.gpu == selection.overlap.dp[0] == SIZE * reused
+    again = replay if reused else 0
+    assert selection.effective_prefill_tokens == tokens - SIZE * reused + again

@@ -1,0 +1,47 @@
+"""Turns of a session on the fast path: answered there, with the same bytes as by the other."""
+
+import json
+
+from tests.builders import worker_body
+from tests.fastpath.requests import request
+from tests.fastpath.said import post
+from tests.fastpath.two_services import TwoServices
+
+PROMPT = list(range(64))
+
+
+def register(two, workers=3, **fields):
+    for worker_id in range(1, workers + 1):
+        two.say(post("/workers", worker_body(worker_id, **fields)))
+
+
+def turn(two, session, route="/select_and_reserve", **fields):
+    body = {"model_name": "m", "session_id": session, "token_ids": PROMPT, **fields}
+    return json.loads(two.say(post(route, body)).partition(b"\r\n\r\n")[2])
+
+
+def test_turns_are_answered_on_the_fast_path():
+    with TwoServices() as two:
+        register(two)
+        first = turn(two, "s", reservation_id="a")
+        assert first["session"] == {"bound": None, "followed": False, "reason": "new"}
+        two.say(request("DELETE /reservations/a"))
+        before = two.answered
+        again = turn(two, "s", reservation_id="b")
+        assert again["session"]["followed"]
+        # Its rank counts as holding 0.8 of the last turn, in whole blocks.
+        assert again["overlap"]["gpu"] >= 48
+        seen = turn(two, "s", "/select")
+        assert seen["session"]["bound"]["worker_id"] == first["worker_id"]
+        assert two.answered == before + 2
+
+
+def test_hard_turns_stay_on_their_rank_on_the_fast_path():
+    with TwoServices("--session-affinity-ttl-secs", "60", "--session-affinity-mode", "hard") as two:
+        register(two)
+        first = turn(two, "s")
+        before = two.answered
+        for _ in range(5):
+            assert turn(two, "s")["worker_id"] == first["worker_id"]
+        assert two.answered == before + 5
+        assert turn(two, "other")["worker_id"] != first["worker_id"]
