@@ -29,13 +29,15 @@ def sglang_pages(tokens, size):
 
 
 class FakeMaster:
-    """Mooncake's master: a set of keys.  `delay_s` delays every answer."""
+    """Mooncake's master: a set of keys.  It answers `delay_s` late, and while `answers` is set."""
 
     def __init__(self, *keys: str) -> None:
         self.keys = set(keys)
         self.requests: list[list[str]] = []
         self.delay_s = 0.0
         self.status = 200
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -47,6 +49,7 @@ class FakeMaster:
         asked = request.rel_url.raw_query_string.removeprefix("keys=").split(",")
         self.requests.append(asked)
         await asyncio.sleep(self.delay_s)
+        await self.answers.wait()
         if self.status != 200:
             answer = {"success": False, "error": "service plane is not active"}
             return web.json_response(answer, status=self.status)

@@ -100,15 +100,16 @@ async def test_neighbours_in_pairs_name_the_pages_of_eagle():
 
 
 async def test_what_was_looked_up_is_remembered_for_a_short_time(monkeypatch):
-    pages = sglang_pages(TOKENS, SIZE)
+    pages, now = sglang_pages(TOKENS, SIZE), monotonic()
     master = FakeMaster(*stored(pages[:5]))
     async with serving(master) as url, looking(url, mooncake) as caches:
+        monkeypatch.setattr(mooncake_source, "monotonic", lambda: now)
         assert (await found(caches)).tokens == 5 * SIZE
         master.keys.update(stored(pages))
         # The same prefix, and another end.
         assert (await found(caches, [*TOKENS[:30], 7])).tokens == 5 * SIZE
         assert len(master.requests) == 1
-        later = monotonic() + prefix_memory.REMEMBERED_S
+        later = now + prefix_memory.REMEMBERED_S
         monkeypatch.setattr(mooncake_source, "monotonic", lambda: later)
         assert (await found(caches)).tokens == 10 * SIZE
 
@@ -221,11 +222,11 @@ async def test_numbers_out_of_range_are_refused(layout):
 
 async def test_a_late_answer_delays_no_request_and_serves_the_next():
     master = FakeMaster(*stored(sglang_pages(TOKENS, SIZE)))
-    master.delay_s = 4 * SHORT_S
+    master.answers.clear()
     async with serving(master) as url, looking(url, mooncake, SHORT_S) as caches:
-        begun = monotonic()
         assert await found(caches) == ("timeout", 0, {}, None)
-        assert monotonic() - begun < master.delay_s
+        assert caches.list_status()[0].in_flight
+        master.answers.set()
         await eventually_on_loop(lambda: not caches.list_status()[0].in_flight)
         assert (await found(caches)).tokens == 40
         assert len(master.requests) == 1
@@ -233,18 +234,17 @@ async def test_a_late_answer_delays_no_request_and_serves_the_next():
 
 async def test_a_hanging_store_is_left_alone_until_a_trial_succeeds(monkeypatch):
     master = FakeMaster(*stored(sglang_pages(TOKENS, SIZE)))
-    master.delay_s = PATIENCE_S
+    master.answers.clear()
     monkeypatch.setattr(source_breaker, "FAILURES_MAX", 3)
-    monkeypatch.setattr(source_breaker, "OPEN_S", 4 * SHORT_S)
-    monkeypatch.setattr(lookups, "LOOKUP_S_MAX", SHORT_S)
-    async with serving(master) as url, looking(url, mooncake, SHORT_S / 5) as caches:
+    async with serving(master) as url, looking(url, mooncake, SHORT_S) as caches:
         outcomes = [(await found(caches)).outcome for _ in range(5)]
         assert outcomes == ["timeout"] * 3 + ["open"] * 2
         assert caches.list_status()[0].is_open
         assert len(master.requests) <= 3
-        master.delay_s = 0.0
+        master.answers.set()
         caches._limit_s = PATIENCE_S
-        await asyncio.sleep(4 * SHORT_S)
+        later = monotonic() + source_breaker.OPEN_S
+        monkeypatch.setattr(lookups, "monotonic", lambda: later)
         assert (await found(caches)).outcome == "hit"
         assert not caches.list_status()[0].is_open
         assert caches.list_status()[0].outcomes == {"timeout": 3, "open": 2, "hit": 1}

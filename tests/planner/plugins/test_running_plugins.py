@@ -92,7 +92,7 @@ async def test_no_plugin_stops_the_planner(
     set_plugins(scene, ({"stage": stage, "timeout_s": 0.2}, Calls(misbehave)))
     begun = time.monotonic()
     _, effects, applied = await scene.tick()
-    assert time.monotonic() - begun < 5.0
+    assert time.monotonic() - begun < 15.0
     assert (effects.scale_to, applied is not None) == (alone.scale_to, True)
     assert effects.diagnostics.plugins[0].outcome is outcome
     assert Reason.PLUGIN_FAILED in effects.diagnostics.reasons
@@ -104,10 +104,10 @@ async def test_plugins_leave_time_to_scale(monkeypatch: pytest.MonkeyPatch) -> N
     freed = Event()
     scene = Scene()
     plugin = Calls(lambda context: freed.wait(20.0))
-    set_plugins(scene, ({"stage": "propose", "timeout_s": 5.0}, plugin))
+    set_plugins(scene, ({"stage": "propose", "timeout_s": 15.0}, plugin))
     begun = time.monotonic()
     _, effects, applied = await scene.tick()
-    assert time.monotonic() - begun < 4.0
+    assert time.monotonic() - begun < 14.0
     assert effects.diagnostics.plugins[0].outcome is CallOutcome.TIMED_OUT
     assert applied is not None
     freed.set()
