@@ -140,6 +140,7 @@ class CompactReader:
         if len(head) < 5:
             return None
         size = int.from_bytes(head[1:], "big")
+        # Checked before the frame arrives, so that a claim cannot fill the buffer.
         if not CHECKSUM_BYTES < size <= FRAME_BYTES_MAX:
             raise DumpError(f"invalid frame size: {size} bytes")
         end = start + 5 + size
@@ -293,6 +294,7 @@ class _PartitionReader:
             raise DumpError("nodes are missing")
         sets = np.frombuffer(self.sets.join_pieces(), np.uint64)
         sets = sets.reshape(self._n_sets, self._planes, self._words)
+        # Unused nodes refer to the first set.
         if self._n_sets == 0 or sets[0].any():
             raise DumpError("the first holder set must be empty")
         snapshot = IndexSnapshot(

@@ -40,7 +40,7 @@ from indexer.tiers import Tier, tier_of_medium
 STEP_BLOCKS_MAX = 4096
 """Limit of blocks of an event per step."""
 MM_STEP_BLOCKS_MAX = 256
-"""Limit for blocks with images, which are hashed one by one."""
+"""Limit for blocks with images, which are hashed singly."""
 SMALL_EVENTS_MAX = 64
 """Limit of events of a batch that is applied at once."""
 
@@ -125,6 +125,7 @@ class BatchApplier:
             if done <= skip:
                 continue
             if own is not None and before is not None:
+                # Every event moves the place, so that a listener closed midway resumes behind it.
                 own.next_position = StreamPosition(before.next_seq, done, before.digest)
             if isinstance(event, AllBlocksCleared):
                 self._copies[rank] = 0
@@ -156,8 +157,8 @@ class BatchApplier:
         """Apply a batch as `apply_in_steps` at Place(seq, 0, digest), in one step.  Return None
         when done.
 
-        A number means that the rest might take long, as a batch of many events or one that clears
-        a rank does: that many events are done, and `apply_in_steps` shall skip them.
+        A number means that the rest might take long, as for a batch of many events or a clear of a
+        rank: that many events are done, and `apply_in_steps` shall skip these.
         after: place of the stream behind this batch, set with the last event.
         """
         events = batch.events
@@ -275,6 +276,7 @@ class BatchApplier:
     def forget_in_steps(self, writers: Mapping[int, SlotWriter]) -> Iterator[int]:
         """Empty every rank fed by this stream, step by step, after a restart of the engine."""
         own = writers.get(self._dp_rank)
+        # The new life may have another block size.
         self.drops.size_fits = False
         if own is not None:
             own.next_position, own.live_at, own.has_unpositioned_blocks = None, None, False
@@ -378,9 +380,9 @@ class BatchApplier:
         event: BlockStored | BlockRemoved,
         own: SlotWriter | None,
     ) -> Iterator[int]:
-        """Apply an event in parts; the place is set with the last one.
+        """Apply an event in parts; the place is set with the last part.
 
-        Meanwhile a dump leaves the slot out, as it has half of an event.
+        Meanwhile a dump leaves the slot out, because the slot has half of an event.
         """
         writer.is_filling = True
         try:
@@ -409,6 +411,7 @@ class BatchApplier:
         step_blocks = _step_blocks(event)
         for start in range(0, len(names), step_blocks):
             part = slice(start, start + step_blocks)
+            # Only the last part moves the place: a restart in between repeats the whole event.
             stream = own if part.stop >= len(names) else None
             if isinstance(event, BlockRemoved):
                 removed = writer.remove(tier, names[part], stream=stream, sweep=False)
@@ -438,6 +441,7 @@ class BatchApplier:
         step_blocks = _step_blocks(event)
         for start in range(0, len(names), step_blocks):
             is_known = writer.keys.find_names(names[start : start + step_blocks])
+            # Runs of known and of unknown names are stored in different ways.
             ends = np.flatnonzero(np.diff(is_known)) + 1
             for first, stop in pairwise([0, *ends.tolist(), len(is_known)]):
                 part = slice(start + first, start + stop)
@@ -465,6 +469,7 @@ class BatchApplier:
             self.drops.skip_event(event, "tier_identity")
             return
         hashes = self._hash_blocks(event, inherited, part.start, part.stop - part.start)
+        # Keys are recorded, and faults counted, once per event.
         if part.start or self._is_storable(writer, tier, event, hashes):
             self.stored_blocks += yield from writer.store_in_steps(
                 tier,
@@ -476,7 +481,7 @@ class BatchApplier:
             )
 
     def _event_tier(self, rank: int, event: BlockStored | BlockRemoved) -> Tier | None:
-        """Return the tier of an event; None, and counted, if it is not to be indexed."""
+        """Return the tier of an event; None, and counted, for an event that is not indexed."""
         tier = tier_of_medium(event.medium)
         if tier is None:
             self.drops.skip_event(event, "medium")

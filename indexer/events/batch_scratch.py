@@ -16,7 +16,7 @@ BYTES_MAX = 32 * 1024
 
 
 class BatchScratch:
-    """Buffers with the most recently read messages.  Belongs to one thread."""
+    """Buffers with the most recently read messages.  Not thread-safe."""
 
     def __init__(self) -> None:
         self._ends = np.zeros(MESSAGES_MAX, np.int64)
@@ -33,9 +33,7 @@ class BatchScratch:
         """Memory of the kernel, see `read_common_run`."""
 
     def read_messages(self, run: MessageBatch, number: int, usual: CommonForms) -> int:
-        """Read the next usual messages numbered from `number` on, into `changes`; return their
-        number.
-        """
+        """Read the usual messages numbered from `number` on into `changes`; return the count."""
         changes = self.changes
         n_read = common_form_kernels.read_common_run(
             run.buffer, run.messages, run.first, number, usual.array, self._memory

@@ -1,15 +1,15 @@
 """Identity of announced blocks besides their tokens: adapter, salt, images and other keys.
 
-An engine reuses a block only for requests with the same keys, so a key that is not understood must
-never look like plain text of the base model.  Every key is therefore one of:
+An engine reuses a block only for requests with the same keys, so an unknown key must never look
+like plain text of the base model.  Every key is therefore of one of these kinds:
 
-* known to be harmless (`HARMLESS_FIELDS`, nil, the adapter's own name, and unknown fields whose
-  name has none of `IDENTITY_WORDS`, which are counted);
-* understood: it gives the adapter, the salt or a multimodal hash that a prompt can have as well;
-* anything else: its hash becomes a multimodal hash that no prompt has, so the block, and with the
-  block everything below, matches only itself.
+* harmless (`HARMLESS_FIELDS`, nil, the adapter's own name, and, counted, unknown fields without any
+of `IDENTITY_WORDS` in the name);
+* understood: the adapter, the salt or a multimodal hash that a prompt can have as well;
+* anything else: the hash of the key becomes a multimodal hash that no prompt has, so the block, and
+with the block everything below, matches nothing else.
 
-vLLM's `extra_keys` of a block are, in this order, its adapter's name, an [identifier, offset] per
+vLLM's `extra_keys` of a block are, in this order, the adapter's name, an [identifier, offset] per
 image or sound (before 0.12 the bare identifier), in the first block of a sequence the salt, and the
 SHA-256 of prompt embeddings as bytes.  A bare text in the first block of a sequence can therefore
 be a salt or an image.  The last such text is the salt, unless the second block repeats it; either
@@ -122,7 +122,7 @@ def read_identity(
         found = yield from _read_per_block(trt_keys, "mm_keys", n_blocks, _trt_keys)
         mm_hashes = [a + b for a, b in zip(mm_hashes, found, strict=True)]
     if n_blocks:
-        # What holds for the first block separates all others, since those are below.
+        # A key of the first block separates all other blocks, which are below.
         mm_hashes[0] = mm_hashes[0] + keys.surplus + _unknown_hashes(fields)
     return BlockIdentity(
         lora_name, strip_salt_prefix(salt) if salt else None, mm_hashes if any(mm_hashes) else None
@@ -229,7 +229,7 @@ class _BlockKeys:
     def _adapted_digits(self, identifier: str) -> str | None:
         """Return the SHA-256 of an identifier `<adapter>:<SHA-256>`; None for any other form.
 
-        vLLM puts the name there when the adapter changes the encoder, and the seed has it already.
+        vLLM adds the name when the adapter changes the encoder; the seed has the adapter already.
         """
         prefix, _, digits = identifier.rpartition(":")
         is_adapted = bool(prefix) and prefix == self._lora_name

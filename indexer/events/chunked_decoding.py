@@ -52,7 +52,7 @@ def _decode_member(raw: msgspec.Raw) -> Generator[int, None, object]:
     while left:
         count = min(left, PART_ELEMENTS)
         end = objects_end(bytes_, at, count)
-        # A part gets an array header of its own, so that the decoder sees a complete object.
+        # A part gets an array header, so that the decoder sees a complete object.
         head = bytes((_ARRAY_32,)) + count.to_bytes(4, "big")
         found += msgspec.msgpack.decode(head + data[at:end])
         left, at = left - count, end

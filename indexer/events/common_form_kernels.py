@@ -1,8 +1,8 @@
 """Compiled reader of runs of usual messages: from bytes to changes of a slot.
 
-A usual message resembles earlier ones of the stream: batches of its own rank with removals, and
-stores of its block size, whose medium, attention group and kind were judged once (`usual`).  The
-first other message ends the run and goes through `kv_events` and `batch_applier`; for usual
+A usual message resembles earlier messages of the stream: batches of the own rank with removals,
+and stores of the block size, whose medium, attention group and kind were judged once (`usual`).
+The first other message ends the run and goes through `kv_events` and `batch_applier`; for usual
 messages this module must have the same effect.
 """
 
@@ -106,7 +106,7 @@ def _holder_of(buf, row, usual):
 
 @compiled()
 def _hash_blocks(row, usual, tokens, shifted, out):
-    """Hash the leading blocks of a stored event that have all their tokens; return the count.
+    """Hash the leading whole blocks of a stored event; return the count.
 
     Equal to `event_types.local_hashes`.
     """
@@ -119,7 +119,7 @@ def _hash_blocks(row, usual, tokens, shifted, out):
     is_longer = usual[IS_EAGLE] != 0 and n_tokens > n_blocks * size
     has_next = row[IS_BIGRAM] == 1 or is_longer
     n_filled = (n_tokens - has_next) // size
-    # The Python path counts events that name some of their blocks, or contradict is_eagle.
+    # The Python path counts events that name only some blocks, or contradict is_eagle.
     if n_filled > n_blocks or (usual[IS_EAGLE] != 0 and not has_next):
         return 0
     window = size + has_next
@@ -182,7 +182,7 @@ def _is_next(buf, message, number, usual):
     " int64[:, ::1], uint64[::1], uint64[::1], int64[::1])))"
 )
 def read_common_run(buf, messages, first, number, usual, memory):
-    """Read the usual ones of messages[first:], with consecutive numbers from `number` on.
+    """Read the usual messages of messages[first:], numbered consecutively from `number` on.
 
     Returns the count, limited by the space in the arrays and by NAMES_MAX.
     buf, messages: a run, see `message_batch_layout`

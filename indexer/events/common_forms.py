@@ -1,4 +1,4 @@
-"""Forms of events that one stream usually sends, so that compiled code can apply them.
+"""Forms of events that a stream usually sends, which compiled code can apply.
 
 `batch_applier` decides which tier an event is about, and whether it is prefix cache; this module
 stores the decisions for events of a form.
@@ -71,7 +71,7 @@ class CommonForms:
         self.array[layout.KEYS] = flags
 
     def forget_forms(self) -> None:
-        """Remove all forms, because decisions about them may change."""
+        """Remove all forms, because decisions about forms may change."""
         self._forms.clear()
         self.slot = None
         self.array[layout.N_FORMS] = 0

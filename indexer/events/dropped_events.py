@@ -96,10 +96,10 @@ class DroppedEvents:
         self._last_skipped = _skipped_event(event), reason
 
     def drop_unhashable(self, event: BlockStored, tier: Tier) -> None:
-        """Count an event without any hashable block, and describe it.
+        """Count and describe an event without any hashable block.
 
-        Connectors announce chunks of their own size, and engines the end of a prompt inside a
-        block: only another size on the GPU, and never the registered one, looks like a mistake.
+        Connectors announce chunks of other sizes, and engines the end of a prompt inside a block:
+        only another size on the GPU, and never the registered size, looks like a mistake.
         """
         if event.block_size == self._block_size:
             self.skip_event(event, "partial_block")

@@ -44,7 +44,7 @@ def _has_duplicates(names, places, bits):
 
 @compiled("boolean(uint64[::1])")
 def may_have_duplicates(names):
-    """Return False if all of the names are different.  Linear in their number.
+    """Return False if all names are different.  O(names)
 
     True: two are equal, or were chosen to collide here, which would cost quadratic time.
     """
@@ -61,14 +61,14 @@ def may_have_duplicates(names):
 
 @compiled("boolean(uint64[::1], int64[::1], uint64[:, ::1])")
 def spread_names(names, used, parts):
-    """Append each name to its part.  Return False if one of the parts is full.
+    """Append each name to the name's part.  Return False if a part is full.
 
     used:  int64[n], number of names per part
     parts: uint64[n, room]; n is a power of two
     """
     mask = U(parts.shape[0] - 1)
     for name in names:
-        # Other bits than those that choose the place in a hash set.
+        # Other bits than the bits that choose the place in a hash set.
         part = ((name ^ (name >> U(32))) * SPREAD >> U(20)) & mask
         if used[part] == parts.shape[1]:
             return False

@@ -1,18 +1,18 @@
-"""Position in a rank's sequence numbers: which live message is next, a gap, or a restart.
+"""Position in a rank's sequence numbers: whether a live message is next, a gap, or a restart.
 
 Numbers only; payloads, replays and the index belong to `feed`.
 
-An engine numbers its batches 0, 1, 2, ... and starts at 0 again when it restarts.  Two marks tell
-the cases apart.  `next_seq` is one past the highest number applied or given up, live or by replay.
+An engine numbers batches 0, 1, 2, ..., from 0 again after a restart.  Two marks distinguish the
+cases.  `next_seq` is one past the highest number applied or given up, live or by replay.
 `_live_next` is one past the highest number seen live.  A live stream never steps back by itself,
 so a live number below `_live_next` is either a late copy or a new life of the engine:
 
-* 0 is a new life at once.  (If it was a copy of the very first batch after all, forgetting the
-  rank and applying that batch again leads to the same place.)
-* Any other number is only suspected.  The next live message confirms the new life if it carries
-  the following number.  A late copy is alone, or is followed by the continued stream, so it is
-  never confirmed; two late copies with adjacent numbers back to back would be.  Then the rank is
-  forgotten and replayed from 0, which costs work but no correctness.
+* 0 is a new life at once.  (After a copy of the very first batch, forgetting the rank and applying
+that batch again leads to the same state.)
+* Any other number is only suspected.  The next live message confirms the new life if that message
+carries the following number.  A late copy comes alone, or the continued stream follows, so there
+is no confirmation; two late copies with adjacent numbers back to back would confirm.  Then the
+rank is forgotten and replayed from 0, which costs work but no correctness.
 
 A live number above 0 below `next_seq` that is not below `_live_next` is neither: a replay, or the
 copy of another index, was faster.  The exception is a new life whose start was missed: the
@@ -42,7 +42,7 @@ class SequenceVerdict(Enum):
     SUSPECT = auto()
     """A late copy, or the first sign of a restart: keep the message until the next."""
     RESTART = auto()
-    """The engine started again; for any number but 0 the suspect before it belongs to it."""
+    """The engine started again; except for number 0, the suspect before is of the new life, too."""
     UNPLACED = auto()
     """The number has no place in the stream: apply the batch, leave the cursor."""
 
@@ -63,7 +63,7 @@ class EventCursor:
 
     @property
     def is_in_sync(self) -> bool:
-        """True if `next_seq` and the numbers after it will each be `SequenceVerdict.NEXT`."""
+        """True if `next_seq` and all following numbers will be `SequenceVerdict.NEXT`."""
         return self._live_next <= self.next_seq <= IN_SYNC_MAX
 
     def advance_many(self, batches: int) -> None:
@@ -89,8 +89,8 @@ class EventCursor:
 
     def _observe_new(self, seq: int, seen: int) -> SequenceVerdict:
         self._suspect = None
-        # An absurd jump needs confirmation by the next number: one damaged or hostile number must
-        # not make everything after it look old.
+        # An absurd jump needs confirmation by the next number: after a damaged or hostile number
+        # everything would look old.
         confirmed = self._unplaced is not None and seq == self._unplaced + 1
         if seq == END_OF_REPLAY or (seq - seen > JUMP_MAX and not confirmed):
             self._unplaced = seq
@@ -112,7 +112,7 @@ class EventCursor:
         return skipped
 
     def resume(self, next_seq: int, *, nothing_older_comes: bool) -> None:
-        """Begin at a place; the batches before it are in the index already.
+        """Begin at a place; the batches before are in the index already.
 
         nothing_older_comes: True if the subscription starts only now, so that a live number below
         `next_seq` shows a restart; else a message may have waited since before the index was

@@ -1,8 +1,8 @@
-"""Decoder of one ZMQ message to a Batch of KV events; the only entry to decoding.
+"""Decoder of a ZMQ message to a Batch of KV events; the only entry to decoding.
 
-Two readers give the same result.  `payload_kernels.scan_batch` reads the common payloads in one
-compiled call into flat arrays, and the events here are views of them: hashes and tokens never
-become Python objects.  Payloads it gives up on go to `payload_parser`, which reads everything.
+Two readers give the same result.  `payload_kernels.scan_batch` reads the common payloads in a
+compiled call into flat arrays, and the events here are views of these arrays: hashes and tokens
+never become Python objects.  All other payloads go to `payload_parser`, which reads everything.
 """
 
 from collections.abc import Generator, Iterator
@@ -69,10 +69,10 @@ _UNREADABLE = {
 
 
 def decode(payload: bytes) -> Batch:
-    """Read a batch; bytes after it are ignored, an unreadable event is counted and left out.
+    """Read a batch; further bytes are ignored, an unreadable event is counted and left out.
 
-    The arrays of the events may be views of one array per batch, so a stored event keeps the hashes
-    and tokens of the whole batch.  Raises DecodeError when the payload is longer than
+    The arrays of the events may be views of an array of the batch, so an event keeps the hashes and
+    tokens of the whole batch in memory.  Raises DecodeError when the payload is longer than
     PAYLOAD_BYTES_MAX, is not msgpack, or is not a batch.
     """
     _check_length(payload)
@@ -81,9 +81,9 @@ def decode(payload: bytes) -> Batch:
 
 
 def decode_in_steps(payload: bytes) -> Generator[int, None, Batch]:
-    """Decode in steps: yield the cost of each, roughly in blocks.
+    """Decode in steps; yield the cost of each step, roughly in blocks.
 
-    An uncommon event is one step, whatever its size.
+    An uncommon event is a single step, whatever the size.
     """
     _check_length(payload)
     scanned = yield from _scan_in_steps(payload, SCANNED_AT_ONCE)

@@ -33,7 +33,7 @@ from indexer.events.uncertainty import (
 class EventFeed(FeedState):
     """Stream of a rank.  Counters only grow."""
 
-    # Inputs: each call sets `_now` first, so that all its steps see one time.
+    # Inputs: each call sets `_now` first, so that all steps see the same time.
 
     def begin(self, now: float, *, nothing_older_comes: bool) -> None:
         """Begin at the place of the own slot, if any.  Called once, before the first batch.
@@ -53,8 +53,8 @@ class EventFeed(FeedState):
         self._schedule.on_connected(now)
         if self._recovery is None:
             return None
-        # The request went to the previous connection.  The waiting batches, too, came from there:
-        # the engine still has the valid ones, and old ones must not mix with new ones.
+        # The request went to the previous connection, and the waiting batches came from there:
+        # the engine still has all valid batches, and old batches must not mix with new ones.
         self._waiting.clear()
         self._recovery.postpone(now, SETTLE_S)
         return StopReplay()
@@ -72,10 +72,9 @@ class EventFeed(FeedState):
         return self._run(self._begin_life(reason))
 
     def receive_run(self, run: MessageBatch, now: float) -> int:
-        """Apply the leading batches that are usual and follow the applied ones; return their
-        number.
+        """Apply the leading usual batches that follow the applied batches; return the count.
 
-        The first batch after those is for `receive`.
+        The next batch is for `receive`.
         """
         if self._recovery is not None or not self.cursor.is_in_sync:
             return 0
@@ -110,7 +109,7 @@ class EventFeed(FeedState):
         return self._run(self._receive_judged(verdict, seq, payload))
 
     def receive_replayed(self, seq: int, payload: bytes, now: float) -> Action:
-        """Take a batch of the latest replay; an empty payload ends it."""
+        """Take a batch of the latest replay, which an empty payload ends."""
         self._now = now
         return self._run(self._receive_replayed(seq, payload))
 
@@ -197,7 +196,7 @@ class EventFeed(FeedState):
         return then or first or stop
 
     def _begin_life(self, reason: str) -> Work:
-        """Forget the old life, and any request for the rest of it."""
+        """Forget the old life, and any request for more of the old life."""
         was_asking = self._recovery is not None
         yield from self._reset_for_new_incarnation(reason)
         self._recovery = None
@@ -272,9 +271,7 @@ class EventFeed(FeedState):
         return True
 
     def _request_gap(self) -> Action:
-        """Request the gap, at once unless batches of the old connection may still be on their
-        way.
-        """
+        """Request the gap, at once unless batches of the old connection may still arrive."""
         assert self._recovery is not None
         return StopReplay() if self.doubt is not None else self._request_replay(self._recovery)
 
@@ -335,7 +332,7 @@ class EventFeed(FeedState):
     ) -> bool:
         """Judge the first useful frame of an answer.
 
-        A frame that begins later proves nothing; it is trusted only on an unbroken connection.
+        A frame that begins later proves nothing and is trusted only on an unbroken connection.
         """
         if seq > anchor.seq and self._consistency.may_have_restarted:
             return False
@@ -391,7 +388,7 @@ class EventFeed(FeedState):
         return (yield from self._give_up(catch_up, reason))
 
     def _give_up(self, catch_up: GapRecovery, reason: str) -> Work:
-        """Stop the recovery.  The batches of the open gap are lost, and the live ones continue."""
+        """Stop the recovery: the batches of the open gap are lost, live batches continue."""
         self._add_notice(StreamFault.REPLAY_FAILED, reason)
         catch_up.phase = RecoveryPhase.GIVEN_UP
         self._schedule.on_given_up(self._now)

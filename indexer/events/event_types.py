@@ -15,7 +15,7 @@ from indexer.hashing.block_hashing import Hashes, Tokens, hash_blocks
 from indexer.hashing.seeds import SEED, U64_MASK, lora_offset, salt_offset
 
 EVENT_COST = 32
-"""Cost of reading or applying an event, besides its blocks, in blocks."""
+"""Cost of reading or applying an event without blocks, in blocks."""
 
 
 class DecodeError(ValueError):
@@ -23,22 +23,21 @@ class DecodeError(ValueError):
 
 
 class BlockStored(msgspec.Struct, frozen=True, eq=False):
-    """Run of blocks that became resident, each the child of the one before.
+    """Run of blocks that became resident, each the child of the block before.
 
     block_hashes: uint64 [n_blocks], engine hashes; all different, and different from the parent
     parent:       engine hash of the block before the run; None when the run starts a sequence
-    tokens:       uint32 [n_tokens], of all blocks one after the other; empty when the event only
-                  names blocks that were announced with tokens before
+    tokens:       uint32 [n_tokens], of all blocks in order; empty when the event only names blocks
+    that were announced with tokens before
     block_size:   tokens per block in the event; 0 is usual when tokens is empty
-    cache_salt:   never "", only the salt itself; None means that the blocks continue the salt of
-                  their parent
+    cache_salt:   never "", only the salt itself; None means that the parent's salt continues
     mm_hashes:    per block the u64 multimodal hashes; None when no block has any
     is_bigram:    the engine sent pairs (EAGLE); tokens are flattened and one longer than the pairs
     sliding_window: tokens of the window of a windowed attention group
-    lookahead:    uint32 [n_blocks, L], the L tokens behind each block that its engine hash covers;
-                  None when the engine hashes blocks alone
+    lookahead:    uint32 [n_blocks, L], the L tokens behind each block that the engine hash covers;
+    None when the engine hashes blocks alone
     has_key_fields: the form of the event has fields for keys, filled or not; without such fields
-                  (SGLang adds them where needed) the absence of keys is certain
+    (SGLang adds key fields where needed) the absence of keys is certain
     is_array:     the event is an array, as of vLLM before 0.24 and of other engines
     """
 
@@ -66,7 +65,7 @@ class BlockStored(msgspec.Struct, frozen=True, eq=False):
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, eq=False):
-    """Blocks that left one medium.  block_hashes: uint64 [n_blocks], engine hashes, may repeat."""
+    """Blocks that left a medium.  block_hashes: uint64 [n_blocks], engine hashes, may repeat."""
 
     block_hashes: Hashes
     medium: str | None = None
@@ -86,9 +85,9 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
 
     data_parallel_rank: None = the rank of the receiving socket; otherwise as sent,
     unchecked
-    bad_events:         number of events left out because they are malformed
+    bad_events:         number of malformed events, which are left out
     last_error:         index and error of the last such event; None when bad_events is 0
-    unknown_fields:     number of unknown fields of all events by name; None without any
+    unknown_fields:     number of unknown fields of all events by name; None if there are none
     """
 
     data_parallel_rank: int | None
@@ -104,9 +103,9 @@ NO_HASHES: Hashes = np.empty(0, np.uint64)
 def split_names(
     event: "BlockStored | BlockRemoved", at_most: int
 ) -> "Iterator[BlockStored | BlockRemoved]":
-    """Yield an event in parts of at most so many names; each part is an event of its own.
+    """Yield an event in parts of at most so many names; each part is an event.
 
-    A stored event is split only if it lists every block, since only then its tokens can be split.
+    A stored event is split only if every block is listed, since only then the tokens can be split.
     """
     names, n_tokens = event.block_hashes, 0
     if isinstance(event, BlockStored):
@@ -131,7 +130,7 @@ def split_names(
 
 
 def hashable_blocks(event: BlockStored, block_size: int, is_eagle: bool = False) -> int:
-    """Return the number of leading blocks with all their tokens; see `local_hashes`."""
+    """Return the number of leading whole blocks; see `local_hashes`."""
     if event.block_size != block_size or block_size < 1:
         return 0
     return min(len(event.block_hashes), _filled_blocks(event, block_size, is_eagle))
@@ -140,7 +139,7 @@ def hashable_blocks(event: BlockStored, block_size: int, is_eagle: bool = False)
 def has_unnamed_blocks(event: BlockStored, block_size: int, is_eagle: bool = False) -> bool:
     """Return whether the tokens fill more blocks than the event names.
 
-    Such an event names some of the blocks, and its hashes cannot be assigned by their position.
+    Such an event names some of the blocks, and the position of a hash does not show the block.
     """
     if event.block_size != block_size or block_size < 1:
         return False
@@ -148,7 +147,7 @@ def has_unnamed_blocks(event: BlockStored, block_size: int, is_eagle: bool = Fal
 
 
 def lacks_next_tokens(event: BlockStored, block_size: int) -> bool:
-    """Return whether blocks lack the token behind them that EAGLE ranks hash as well."""
+    """Return whether blocks lack the next token, which EAGLE ranks hash as well."""
     n_tokens = len(event.block_hashes) * block_size
     return not event.is_bigram and event.lookahead is None and len(event.tokens) <= n_tokens
 
@@ -162,14 +161,14 @@ def local_hashes(
     at_most: int | None = None,
     inherited: int = 0,
 ) -> Hashes:
-    """Return block hashes of the leading blocks of `event` with all their tokens.
+    """Return block hashes of the leading whole blocks of `event`.
 
     block_size: of the partition; an event of any other block size yields nothing
-    is_eagle:   the rank is registered as EAGLE.  Then each block is hashed with its lookahead.  A
-                publisher that flattened pairs is recognised by the one token that follows its last
-                block; an event without any such token is hashed as is.
+    is_eagle:   the rank is registered as EAGLE.  Then each block is hashed with the lookahead.  A
+    publisher that flattened pairs is recognised by a single token behind the last block;
+    an event without such a token is hashed as is.
     first, at_most: first block and largest number of blocks to hash
-    inherited:  part of the seed from the parent's sequence; the event's own salt replaces that part
+    inherited:  part of the seed from the parent's sequence; a salt of the event replaces that part
     Returns uint64 [at most len(event.block_hashes)]; surplus tokens are ignored.
     """
     stop = hashable_blocks(event, block_size, is_eagle)
@@ -190,17 +189,17 @@ def local_hashes(
 
 
 def lookahead_of(event: BlockStored, is_eagle: bool) -> int:
-    """Return the tokens behind a block of an event that its content covers."""
+    """Return the number of tokens behind a block that the block's content covers."""
     return int(is_eagle) if event.lookahead is None else is_eagle * event.lookahead.shape[1]
 
 
 def _filled_blocks(event: BlockStored, block_size: int, is_eagle: bool) -> int:
-    """Return the number of blocks with all their tokens, named or not."""
+    """Return the number of whole blocks, named or not."""
     return max(0, len(event.tokens) - _has_next(event, block_size, is_eagle)) // block_size
 
 
 def _has_next(event: BlockStored, block_size: int, is_eagle: bool) -> bool:
-    """Return whether each block is followed by one more token, the first of the next block."""
+    """Return whether each block comes with the first token of the next block."""
     if event.lookahead is not None:
         return False
     n_tokens = len(event.block_hashes) * block_size

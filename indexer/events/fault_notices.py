@@ -1,9 +1,9 @@
-"""Fault notices for operators, limited to one per kind and interval."""
+"""Fault notices for operators, at most one per kind and interval."""
 
 from enum import Enum
 
 NOTICE_INTERVAL_S = 60.0
-"""Shortest time between notices of one kind, in seconds."""
+"""Shortest time between notices of the same kind, in seconds."""
 
 
 class StreamFault(Enum):

@@ -1,6 +1,6 @@
 """State of a rank's event stream, and the changes that a batch or a loss makes.
 
-`event_feed` decides which of them happen.
+`event_feed` decides which changes happen.
 """
 
 from indexer.events.batch_scratch import BatchScratch
@@ -31,7 +31,7 @@ class FeedState:
         self._can_replay = source.replay_endpoint is not None
         self._consistency = StreamConsistency(self._can_replay)
         self._may_doubt = True
-        """Whether events may be missing, or the index still shows that they might."""
+        """Whether events may be missing, or the index still shows such a doubt."""
         self._schedule = ReplaySchedule(self._can_replay)
         self.cursor = EventCursor()
         self._now = float("-inf")
@@ -49,7 +49,7 @@ class FeedState:
         self.restarts = 0
         self.inflations = 0
 
-    # State for other modules: the listener's status and its timers.
+    # State for other modules: status and timers of the listener.
 
     @property
     def doubt(self) -> Uncertainty | None:
@@ -61,7 +61,7 @@ class FeedState:
 
     @property
     def is_catching_up(self) -> bool:
-        """True while batches known to exist are on their way."""
+        """True while batches known to exist are still to come."""
         learns = self._recovery is not None and self._recovery.has_helped
         return bool(self._waiting) or (learns and self.doubt is None)
 
@@ -88,7 +88,7 @@ class FeedState:
         return self._now if is_inflated else self._schedule.due_at
 
     def close(self) -> None:
-        """Stop unfinished work where it is; the index stays consistent."""
+        """Stop unfinished work; the index stays consistent."""
         self.steps.close()
 
     def check_invariants(self) -> None:
@@ -146,7 +146,7 @@ class FeedState:
         self.indexed.notices.add_notice(fault, detail, self._now)
 
     def _reset_for_new_incarnation(self, reason: str) -> Steps:
-        """Discard the state of the engine's old life and begin a new one."""
+        """Discard the state of the engine's old life and begin a new life."""
         self.restarts += 1
         self._add_notice(StreamFault.RESTARTED, reason)
         yield from self._forget_all()

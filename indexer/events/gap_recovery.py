@@ -1,6 +1,6 @@
 """Recovery of a gap by a replay: time limits of the answer, and the live batches that wait.
 
-A replay request closes a gap that a live batch has shown, or checks for one (`doubt`).  Live
+A replay request closes a gap that a live batch has shown, or checks for a gap (`doubt`).  Live
 batches must not overtake replayed ones: a replayed removal applied after a younger store of the
 same block would leave the index wrong for good.  So live batches wait, within these limits:
 
@@ -11,7 +11,7 @@ same block would leave the index wrong for good.  So live batches wait, within t
 * WAITING_BATCHES_MAX or WAITING_BYTES_MAX of live batches.
 
 Beyond a limit the rest of the gap is lost and the live batches are applied.  A live batch only
-waits if an earlier one is missing; a check without a known gap delays nothing.  A dead or useless
+waits if an earlier batch is missing; a check without a known gap delays nothing.  A dead or useless
 endpoint gets no requests for PROBE_S; gaps in that time are lost at once.  A live batch is
 therefore visible after 2 s at the latest with a dead replay endpoint (and at once for the next
 30 s), after 5 s with a useless answer, after 60 s with a replay that really is that long.
@@ -36,7 +36,7 @@ WAITING_BYTES_MAX = 64 * 2**20
 
 class RecoveryPhase(Enum):
     LISTENING = auto()
-    """A replay is requested, and its frames are expected."""
+    """A replay is requested, and frames are expected."""
     BACKING_OFF = auto()
     """The last attempt ended early, or none was made yet; the next is due at `wake_at`."""
     GIVEN_UP = auto()
@@ -59,7 +59,7 @@ class GapRecovery:
     def __init__(self, now: float) -> None:
         self.phase = RecoveryPhase.LISTENING
         self.anchor: ReplayAnchor | None = None
-        """Batch that the answer must begin with; None after it did, or if no batch is known."""
+        """Batch that the answer must begin with; None after that, or if no batch is known."""
         self.has_helped = False
         """True once a batch of an answer was applied."""
         self.saw_other_rank = False
@@ -95,7 +95,7 @@ class GapRecovery:
         self._due = now + seconds
 
     def start_listening(self, now: float, anchor: ReplayAnchor | None) -> None:
-        """Record a replay request; anchor: the batch it begins with, None without one."""
+        """Record a replay request; anchor: first requested batch, None if none is known."""
         self.anchor = anchor
         self.phase = RecoveryPhase.LISTENING
         self._has_progressed = False
@@ -134,7 +134,7 @@ class GapRecovery:
         return True
 
     def due_action(self, now: float) -> DueAction:
-        """Return the action due at `now`; silence after progress earns one more attempt."""
+        """Return the action due at `now`; silence after progress earns another attempt."""
         if now >= self._stalled_at or now >= self._total_until:
             return DueAction.GIVE_UP
         if now < self._due:

@@ -1,7 +1,7 @@
-"""Application of events to the cache groups of ranks: learns them, and feeds the lanes.
+"""Application of events to the cache groups of ranks: learns groups, and feeds the lanes.
 
-`batch_applier` decides what an event is about; this module decides which group it belongs to, and
-applies what is not about the rank's dense blocks in the tree.
+`batch_applier` decides the tier of an event; this module decides the cache group, and applies
+everything beside the rank's dense blocks in the tree.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,9 +23,9 @@ from indexer.index.slot_writer import SlotWriter
 from indexer.tiers import Tier, tier_of_medium
 
 SHORT_END_NAMES_MAX = 64
-"""Limit of names without a place for which a batch ends in the step of its last event."""
+"""Limit of names without a place for which a batch ends in the step of the last event."""
 PART_COST = 4096
-"""Cost of a part of an event of a lane, whose names are placed one by one, in blocks."""
+"""Cost of a part of a lane's event, whose names are placed singly, in blocks."""
 
 
 class GroupApplier:
@@ -39,7 +39,7 @@ class GroupApplier:
         drops: DroppedEvents,
         on_new_group: Callable[[], None],
     ) -> None:
-        """on_new_group: called when an event tells something new about the groups of a rank"""
+        """on_new_group: called when an event shows something new about the groups of a rank"""
         self._block_size = block_size
         self._is_eagle = is_eagle
         self._facts = facts
@@ -48,10 +48,10 @@ class GroupApplier:
         self.inside_block_events = 0
         """Stored events of the end of a prompt inside a block."""
         self.shown_doubt: str | None = None
-        """Why events of the rank may be missing, as its groups show it; None if none are."""
+        """Why events of the rank may be missing, as shown by the groups; None if none are."""
 
     def forget_groups(self, writer: SlotWriter) -> None:
-        """Return to what the registration says about the cache groups of a rank."""
+        """Reset the cache groups of a rank to the facts of the registration."""
         writer.cache_groups = writer.groups_record = None
         writer.lacks_groups = False
         self.begin_groups(writer)
@@ -65,7 +65,7 @@ class GroupApplier:
         groups.doubt = self.shown_doubt
         self._judge_lookahead(groups, writer)
         if groups.is_plain and not groups.groups:
-            # Facts without effect on plain ranks must not cost them anything.
+            # Facts without effect on plain ranks must cost plain ranks nothing.
             writer.cache_groups = writer.groups_record = writer.group_status = None
             writer.change_tree(lambda tree: tree.layouts.set_layout(writer.slot, None))
             return
@@ -81,13 +81,13 @@ class GroupApplier:
     def learn_groups(
         self, writer: SlotWriter, event: BlockStored | BlockRemoved
     ) -> LaneWriter | None:
-        """Learn the cache group of an event; return the rank's lanes, None while it is plain."""
+        """Learn the cache group of an event; return the rank's lanes, None for a plain rank."""
         groups = writer.cache_groups
         has_group = event.kind is not None or event.group_idx is not None
         if isinstance(event, BlockStored) and event.lookahead is not None:
             has_group |= event.lookahead.shape[1] > 1
         n_names = len(event.block_hashes)
-        # A span of which a group keeps no block tells of the group as well.
+        # A span of which a group keeps no block shows the group as well.
         is_stored = isinstance(event, BlockStored) and (n_names > 0 or len(event.tokens) > 0)
         if groups is None:
             # After a dump without groups even a removal shows that the engine has some.
@@ -105,6 +105,7 @@ class GroupApplier:
                 number, window = event.group_idx or 0, event.sliding_window
                 kind = event.kind or groups.guess_kind(number, window)
                 is_new = self._learn_form(groups, writer, event)
+                # A single block may be the end of a prompt inside a larger block.
                 is_run = n_names > 1 or len(event.tokens) >= 2 * event.block_size
                 is_new |= groups.learn(number, kind, window, event.block_size, is_run=is_run)
                 if is_new:
@@ -168,7 +169,7 @@ class GroupApplier:
     def _is_inside_block(
         event: BlockStored | BlockRemoved, group: CacheGroup
     ) -> TypeGuard[BlockStored]:
-        """Return whether a stored event has blocks smaller than those of its group."""
+        """Return whether a stored event has smaller blocks than the cache group."""
         if not isinstance(event, BlockStored) or not len(event.block_hashes):
             return False
         return group.ends_inside_blocks and 0 < event.block_size < group.size
@@ -230,7 +231,7 @@ class GroupApplier:
                 and is_on_gpu
                 and lanes.lists_parts(event, group)
             ):
-                # Their tokens place them together, so that the event cannot be split.
+                # The tokens place these blocks together, so that the event cannot be split.
                 writer.is_filling = True
                 for names_of_step in lanes.store_parts_in_steps(event, group, counted=counted):
                     yield PART_COST * names_of_step // PARTS_AT_ONCE
@@ -251,6 +252,7 @@ class GroupApplier:
         groups: CacheGroups, event: BlockStored | BlockRemoved, own: SlotWriter | None
     ) -> None:
         """Keep an event of a lane until the end of the rank's first batch."""
+        # The place moves on at once; a snapshot in between marks the groups as incomplete.
         groups.held_back.append(event)
         if own is not None:
             own.position = own.next_position
@@ -258,7 +260,7 @@ class GroupApplier:
     def end_first_batch(
         self, writer: SlotWriter, own: SlotWriter | None, *, counted: bool
     ) -> Iterator[int]:
-        """Apply the lanes' events of a rank's first batch, now that its groups are known."""
+        """Apply the lanes' events of a rank's first batch, now that all groups are known."""
         groups = writer.cache_groups
         if groups is None or not groups.is_in_first_batch:
             return
@@ -279,7 +281,7 @@ class GroupApplier:
 
     @staticmethod
     def has_short_end(writer: SlotWriter) -> bool:
-        """Return whether a batch ends in one short step."""
+        """Return whether a batch ends in a single short step."""
         groups = writer.cache_groups
         if groups is None:
             return True

@@ -23,7 +23,7 @@ from indexer.index.index_snapshot import StreamPosition
 from indexer.index.slot_writer import SlotWriter
 
 BATCH_COST = 64
-"""Cost of a batch besides its events, in blocks."""
+"""Cost of a batch without events, in blocks."""
 
 OTHER_FIELDS = "(others)"
 """Name of all unknown fields beyond the limit of names."""
@@ -55,7 +55,7 @@ class IndexedStream:
 
     @property
     def last_batch(self) -> ReplayAnchor | None:
-        """Last applied batch; None before the first, or if it was never seen."""
+        """Last applied batch; None before the first batch, or if that batch was never seen."""
         done = self._applied_position
         return None if done is None else ReplayAnchor(done.next_seq - 1, done.digest)
 
@@ -102,7 +102,7 @@ class IndexedStream:
         return status is not None and status.is_bound
 
     def read_cache_groups(self) -> CacheGroupStatus | None:
-        """Return the cache groups of the own rank, on any thread; None while it is plain."""
+        """Return the cache groups of the own rank, on any thread; None for a plain rank."""
         own = self.own_writer
         status = None if own is None else _group_status(own)
         if own is None or status is None:
@@ -124,8 +124,8 @@ class IndexedStream:
     def resume_in_steps(self) -> Generator[int, None, StreamPosition | None]:
         """Begin at the place of the own slot, and return the place, if any.
 
-        An earlier listener may have been closed in the midst of an event or a clear: this rest
-        comes first, as it moves the place.
+        An earlier listener may have been closed in the midst of an event or a clear: the rest
+        comes first, because this moves the place.
         """
         own = self.own_writer
         if own is None:
@@ -143,7 +143,7 @@ class IndexedStream:
         return batch is not None and batch.data_parallel_rank not in (None, self._dp_rank)
 
     def decode_payload(self, payload: bytes, now: float) -> Batch | None:
-        """Return the batch; None, and counted, if it is unreadable."""
+        """Return the batch; None, and counted, for an unreadable payload."""
         try:
             return self._count_oddities(decode(payload), now)
         except DecodeError as error:
@@ -184,10 +184,9 @@ class IndexedStream:
         return True
 
     def apply_run(self, run: MessageBatch, seq: int, now: float) -> int:
-        """Apply the next live batches that are usual and numbered from `seq` on; return their
-        number.
+        """Apply the next live batches, usual and numbered from `seq` on; return the count.
 
-        Some events of the batch behind them may be done as well: `apply_in_steps` does the rest.
+        Some events of the following batch may be done as well: `apply_in_steps` does the rest.
         """
         own, scratch = self.writers.get(self._dp_rank), self._scratch
         usual = self.applier.common_forms
@@ -243,10 +242,11 @@ class IndexedStream:
     def apply_replayed_in_steps(self, batch: Batch | None, seq: int) -> Generator[int, None, bool]:
         """Apply as `apply_in_steps`, without counting repeated stores of blocks of unknown place.
 
-        A replay from the very first batch has all such blocks: then they are forgotten before.
+        A replay from the very first batch has all such blocks, which are then forgotten before.
         """
         if seq == 0:
             yield from self.forget_unpositioned_in_steps()
+        # A replayed store may repeat a block that came from a dump.
         self.applier.counts_duplicates = not self.has_unpositioned_blocks
         try:
             return (yield from self.apply_in_steps(batch, seq))
@@ -256,7 +256,7 @@ class IndexedStream:
     def advance(self, seq: int, payload: bytes, live_at: float | None) -> None:
         """Record that batch `seq` is finished, applied or unreadable.
 
-        live_at: the time of a live batch; None for a replayed one, which may be old.
+        live_at: the time of a live batch; None for a replayed batch, which may be old.
         """
         self._applied_position = StreamPosition(seq + 1, 0, payload_digest(payload))
         own = self.own_writer
@@ -266,7 +266,7 @@ class IndexedStream:
                 own.live_at = live_at
 
     def mark_lost(self) -> None:
-        """Record that the batches before the next one were never seen."""
+        """Record that the batches before the next batch were never seen."""
         self._applied_position = None
 
     def forget_in_steps(self) -> Steps:

@@ -21,11 +21,11 @@ class KvSource(msgspec.Struct, frozen=True, eq=False):
     block_size: int
     is_eagle: bool
     counted: bool
-    """Repeated stores are counted and removed one by one; if false, a store is idempotent."""
+    """Repeated stores are counted and removed singly; if false, a store is idempotent."""
     writers: Mapping[int, SlotWriter]
     server_key: str | None = None
     """Required public key of both endpoints, in Z85; None means unencrypted."""
     facts: KvCacheFacts = NO_FACTS
-    """Facts about the KV cache that the events do not tell."""
+    """Facts about the KV cache that events do not show."""
     total_blocks: int | None = None
-    """Blocks of the rank's KV cache, which it never exceeds; None if unknown."""
+    """Blocks of the rank's KV cache, never exceeded; None if unknown."""

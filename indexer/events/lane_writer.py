@@ -1,17 +1,17 @@
-"""Blocks of a rank's cache groups beside the dense one: from events to lanes of the rank's slot.
+"""Blocks of a rank's sparse cache groups: from events to lanes of the rank's slot.
 
-One name stands for one prefix in all groups of a rank.  So a block of a lane is placed by its name:
-at the node that the slot knows by it.  Where no block has the name yet:
+A name means the same prefix in all groups of a rank.  So a block of a lane is placed by name: at
+the node with this name in the slot.  Where no block has the name yet:
 
-* an event that lists every block says which tokens its names stand for, as a dense event does;
+* an event that lists every block shows the tokens of every name, as a dense event does;
 * blocks finer than the tree's are placed by `part_writer`;
-* other names wait for the end of the batch, since groups are published in the order of their
-  numbers; a single state that is still unknown then ends its event's tokens;
-* the end of a prompt inside a block shows its last unit only.
+* other names wait for the end of the batch, since groups are published by number; a single state
+that is still unknown then ends the event's tokens;
+* the end of a prompt inside a block shows only the last unit.
 
-What stays without a place makes the lane an unknown one: a match takes it as held, and says that
-the answer is a bound.  Once the engine's names can be computed (`engine_names`), lanes of ranks
-with ends inside blocks are placed by names alone.
+A block without a place makes the lane unknown: a match takes the lane as held, and the answer is an
+upper bound.  Once the engine's names can be computed (`engine_names`), lanes of ranks with ends
+inside blocks are placed by names alone.
 """
 
 from collections import Counter
@@ -35,13 +35,13 @@ from indexer.index.reuse_keys import name_key
 from indexer.index.slot_writer import SlotWriter
 
 NAMES_AT_ONCE = 256
-"""Names that are placed one by one per step."""
+"""Names placed singly per step."""
 WAITING_AT_ONCE = 1024
 """Waiting names that are looked up per step."""
 
 
 class LaneWriter:
-    """Writer of the lanes of a rank, whose state is in its groups and in the index.
+    """Writer of the lanes of a rank, with all state in the groups and the index.
 
     Not thread-safe; the slot's writer takes the index's lock.
     """
@@ -74,7 +74,7 @@ class LaneWriter:
         return lanes > 0 and self._writer.change_tree(lambda tree: tree.lanes < lanes) == 1
 
     def update_layout(self) -> None:
-        """Tell the index the groups as they are known now."""
+        """Give the index the groups as known now."""
         slot = self._writer.slot
         self._compare_placing()
         self.groups.unknown_lanes = {number for number, _ in self.groups.waiting}
@@ -87,7 +87,7 @@ class LaneWriter:
     # Events.
 
     def store(self, event: BlockStored, group: CacheGroup, *, counted: bool) -> int:
-        """Store the blocks of a lane's event; return the number recorded, waiting ones excluded.
+        """Store the blocks of a lane's event; return the number recorded, without waiting blocks.
 
         The caller splits long events, and `needs_lanes` must be False.
         """
@@ -107,7 +107,7 @@ class LaneWriter:
             self.groups.add_waiting((group.number, int(names[-1])))
             return 0
         if event.block_size < self.groups.block_size and group.kind in STATE_KINDS:
-            # Only states at the ends of the tree's blocks matter, and those have known names.
+            # Only states at the ends of the tree's blocks matter, and such ends have known names.
             return self._store_known(group, names, counted)
         if event.block_size < self.groups.block_size:
             for _ in self._parts.store_in_steps(event, group, counted=counted):
@@ -122,7 +122,7 @@ class LaneWriter:
             )
         stored = self._store_known(group, names, counted)
         if n_blocks and len(names) == 1 and self.groups.waiting[group.number, int(names[0])]:
-            # A single block of a long span is its last one, unless another group names it.
+            # A single block of a long span is the last block, unless another group has the name.
             size = self.groups.block_size
             span = event.tokens[: n_blocks * event.block_size]
             tokens, keys = self._with_next(event, span), self._writer.keys
@@ -131,7 +131,7 @@ class LaneWriter:
         return stored
 
     def lists_parts(self, event: BlockStored, group: CacheGroup) -> bool:
-        """Return whether an event's blocks are parts of blocks of the tree, placed one by one."""
+        """Return whether an event's blocks are parts of blocks of the tree, placed singly."""
         is_finer = 0 < event.block_size < self.groups.block_size and group.tier not in (None, 0)
         return is_finer and not (self.groups.is_by_name or group.ends_inside_blocks)
 
@@ -147,7 +147,7 @@ class LaneWriter:
         """Store the end of a prompt inside a block of the dense group."""
         tier, late = self.groups.ends_tier, self.groups.late_parts
         if tier is None and len(late) < LATE_PARTS_MAX:
-            # A state at the same end is published behind it, and makes the end matter.
+            # A state at the same end is published later, and makes the end matter.
             late.append(event)
         if tier is None:
             return 0
@@ -191,12 +191,13 @@ class LaneWriter:
         try:
             yield from self._explain_waiting(counted)
         finally:
+            # Also after a failed step: what is kept here explains blocks of this batch only.
             self.groups.late_parts.clear()
             self.groups.spans.clear()
             self.update_layout()
 
     def _explain_waiting(self, counted: bool) -> Iterator[int]:
-        """Place waiting blocks: by known names, by their events, and again by known names."""
+        """Place waiting blocks: by known names, by the kept events, and again by known names."""
         groups = self.groups
         if groups.is_by_name:
             yield from self._name_waiting(counted)
@@ -224,7 +225,7 @@ class LaneWriter:
             self.update_layout()
 
     def _compare_placing(self) -> None:
-        """Let lanes be placed in one way only: by names, or in the tree."""
+        """Let all lanes be placed in the same way: by names, or in the tree."""
         groups, slot = self.groups, self._writer.slot
         if groups.is_by_name == groups.lanes_are_named:
             return
@@ -239,13 +240,14 @@ class LaneWriter:
         groups.lanes_are_named = groups.is_by_name
 
     def _move_to_names(self, held: Counter[tuple[int, int]]) -> None:
-        """Place the blocks of all lanes by their names, now that these can be computed."""
+        """Place the blocks of all lanes by name, now that names can be computed."""
         for lane in {tier for tier, _ in held}:
             rows = [(name, copies) for (tier, name), copies in held.items() if tier == lane]
             names = np.array([name for name, _ in rows], np.uint64)
             copies = np.array([copies for _, copies in rows], np.int64)
             self._writer.remove(lane, np.repeat(names, copies), sweep=False)
             self._store_names(lane, names, counted=True)
+            # `_store_names` has announced each name once.
             self._writer.add_copies(lane, names, copies - 1)
         self.groups.waiting.clear()
         self.groups.unnamed = Counter()
@@ -265,7 +267,7 @@ class LaneWriter:
     # Placing.
 
     def _store_names(self, tier: int, names: Hashes, counted: bool) -> int:
-        """Store blocks by their names alone, each as a child of the root."""
+        """Store blocks by name alone, each as a child of the root."""
         stored = 0
         for name in names.tolist():
             stored += self._store_at(tier, None, name_key(name), name, counted)
@@ -285,14 +287,14 @@ class LaneWriter:
         return self._writer.store_known(tier, names[known], counted=counted)
 
     def _is_end(self, event: BlockStored, group: CacheGroup) -> bool:
-        """Return whether an event is about the end of a prompt inside a block of its group."""
+        """Return whether an event is about the end of a prompt inside a block of the group."""
         whole = min(group.size, self.groups.block_size)
         return group.ends_inside_blocks and event.block_size < whole
 
     def _store_late_end(self, event: BlockStored, counted: bool) -> bool:
-        """Store an end that was put off, now that dense blocks are known; return whether it is one.
+        """Store a postponed end, now that dense blocks are known; return False for other events.
 
-        Names of other groups do not place it: their parts are elsewhere.
+        Names of other groups do not place an end, because parts of those groups are elsewhere.
         """
         group = self.groups.groups.get(event.group_idx or 0)
         if group is None or not self._is_end(event, group):
@@ -307,9 +309,9 @@ class LaneWriter:
         return True
 
     def _store_end(self, event: BlockStored, tier: int, counted: bool) -> int:
-        """Store the end of a prompt inside a block: its last unit is all that the event shows."""
+        """Store the end of a prompt inside a block, of which the event shows only the last unit."""
         name, size = int(event.block_hashes[-1]), event.block_size
-        # Below, a window's part with this name would be found, and ends are matched elsewhere.
+        # The name search below would find a window's part, but ends are matched elsewhere.
         is_beside_parts = any(map(self.groups.has_hidden_parts, self.groups))
         if self._is_dense(name) or (
             not is_beside_parts and self._find_names(event.block_hashes)[-1]
@@ -336,13 +338,13 @@ class LaneWriter:
         return self._writer.change_tree(find) == 1
 
     def _with_next(self, event: BlockStored, tokens: Tokens) -> Tokens:
-        """Return the last tokens of an event with those behind that its last name covers."""
+        """Return the last tokens of an event with the tokens behind that the last name covers."""
         if event.lookahead is None or not self._is_eagle:
             return tokens
         return np.concatenate([tokens, event.lookahead[-1]])
 
     def _name_waiting(self, counted: bool) -> Iterator[int]:
-        """Store the waiting blocks by their names alone; yield the cost of each step."""
+        """Store the waiting blocks by name alone; yield the cost of each step."""
         for number, group in self.groups.groups.items():
             names = [name for held_by, name in self.groups.waiting if held_by == number]
             for start in range(0, len(names), NAMES_AT_ONCE):
@@ -370,7 +372,7 @@ class LaneWriter:
             yield len(part)
 
     def _take_waiting(self, group: CacheGroup, names: Hashes, counted: bool) -> None:
-        """Let names wait no longer that have been stored once; count their further copies."""
+        """Let names wait no longer that have been stored once; count further copies."""
         assert group.tier is not None
         waiting = self.groups.waiting
         copies = [waiting.pop((group.number, name)) for name in names.tolist()]

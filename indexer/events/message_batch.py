@@ -21,7 +21,7 @@ U64_MASK = 2**64 - 1
 
 
 class MessageBatch:
-    """Run of messages, of which those from `first` on are not taken yet.
+    """Run of messages; the messages from `first` on are not taken yet.
 
     buffer:   uint8 [n]
     messages: int64 [n, ROW_LENGTH], see `message_batch_layout`
@@ -58,7 +58,7 @@ class MessageBatch:
         return int(self.messages[self.first, NUMBER]) & U64_MASK
 
     def payload_ahead(self, ahead: int = 0) -> memoryview:
-        """Return the payload of the next message, or of a later one (`ahead`)."""
+        """Return the payload of the next message, or of a later message (`ahead`)."""
         begin, end = self.messages[self.first + ahead, PAYLOAD : END + 1].tolist()
         return self._bytes[begin:end]
 
@@ -75,7 +75,7 @@ class MessageBatch:
         return [self._bytes[a:b].tobytes() for a, b in pairwise(places)]
 
     def copy(self) -> "MessageBatch":
-        """Return the messages not taken as a new run with its own memory."""
+        """Return the messages not taken as a new run, copied."""
         begin, end = self._byte_range()
         messages = self.messages[self.first :].copy()
         # Positions in the copy count from the copy's own beginning.

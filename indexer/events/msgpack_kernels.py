@@ -34,7 +34,7 @@ levels = stack_array("int64", NESTING_MAX)
 
 @compiled()
 def header_at(buf, at):
-    """Return (bytes of the object at `at` without its members, number of its members).
+    """Return (bytes of the object at `at` without members, number of members).
 
     The first is TRUNCATED or RESERVED_BYTE when there is no such object.
     """

@@ -1,10 +1,10 @@
-"""Blocks of a lane that are finer than the blocks of the tree: where they belong, and storing them.
+"""Blocks of a lane that are finer than the blocks of the tree: finding places, and storing.
 
-A part of a block is a child of the block before, by its tokens.  An event of a window lists tails
-only: runs of blocks that end where a block of the tree ends.  So unknown names stand directly
-before the next known one, provided that the rank's dense group holds every block of the span: then
-each end of a block among the names is a known one.  What no block explains so far is tried again
-at the end of the batch, since the dense group may speak later in it, and waits thereafter.
+A part of a block is a child of the block before, by the part's tokens.  An event of a window lists
+tails only: runs of blocks that end where a block of the tree ends.  So unknown names belong right
+before the next known name, provided that the rank's dense group holds every block of the span: then
+each name at the end of a block is known.  Names without an explanation are tried again at the end
+of the batch, since the dense group's event may come later in the batch, and wait thereafter.
 """
 
 from collections.abc import Generator, Iterator
@@ -27,9 +27,9 @@ from indexer.index.reuse_keys import part_key
 from indexer.index.slot_writer import SlotWriter
 
 LATE_PARTS_MAX = 256
-"""Limit of events of a batch that are tried again at its end; further names wait at once."""
+"""Limit of events tried again at the end of a batch; names of further events wait at once."""
 PARTS_AT_ONCE = 128
-"""Names that are placed one by one per step."""
+"""Names placed singly per step."""
 _NO_TOKENS: Tokens = np.empty(0, np.uint32)
 
 
@@ -40,7 +40,7 @@ class _Span(NamedTuple):
     before: the tokens before the event's own, less than a block
     path:   content hashes of the whole blocks
     ends:   last token of each block of the event, counted from the span's start
-    bounds: names that are known, by the number of the block of the tree that they end
+    bounds: known names, by the number of the tree's block that ends there
     """
 
     start: int | None
@@ -63,7 +63,7 @@ class PartWriter:
     def store_in_steps(
         self, event: BlockStored, group: CacheGroup, *, counted: bool
     ) -> Iterator[int]:
-        """Store an event's blocks, or let them wait; yield the names that each step placed."""
+        """Store an event's blocks, or let blocks wait; yield the names that each step placed."""
         groups, span = self._groups, (yield from self._place(event))
         if span is None and len(groups.late_parts) < LATE_PARTS_MAX:
             groups.late_parts.append(event)
@@ -76,7 +76,7 @@ class PartWriter:
     def store_late_in_steps(
         self, event: BlockStored, group: CacheGroup, *, counted: bool
     ) -> Iterator[int]:
-        """Store the blocks of an event that wait since it was applied, if they have a place now."""
+        """Store the waiting blocks of an applied event that have a place now."""
         waiting, span = self._groups.waiting, (yield from self._place(event))
         if span is None or group.tier is None:
             return
@@ -113,12 +113,13 @@ class PartWriter:
         }
         content = tokens
         if lists_all and event.lookahead is not None and self._is_eagle:
+            # EAGLE blocks are hashed with the tokens behind, which only the lookahead has.
             content = np.concatenate([tokens, event.lookahead[-1]])
         path = hash_continuation(self._writer.keys, event, content, block, self._is_eagle)
         return _Span(start, before, tokens, path, lists_all, ends, bounds)
 
     def _read_start(self, event: BlockStored) -> tuple[int | None, Tokens] | None:
-        """Return the block before an event and the tokens between; None if it is unknown."""
+        """Return the block before an event and the tokens between; None for an unknown block."""
         groups, parent = self._groups, event.parent
         if parent is None:
             return None, _NO_TOKENS
@@ -141,7 +142,7 @@ class PartWriter:
     def _find_tails(
         self, event: BlockStored, start: int | None, tokens: Tokens
     ) -> Generator[int, None, list[int] | None]:
-        """Return which of the event's blocks its names are; None if that cannot be known."""
+        """Return the positions of the event's names among the blocks; None if not certain."""
         block, size = self._groups.block_size, event.block_size
         offset = len(tokens) - len(event.tokens)
         where: list[int | None] = []
@@ -162,7 +163,7 @@ class PartWriter:
     def _store_part(
         self, event: BlockStored, i: int, group: CacheGroup, span: _Span, counted: bool
     ) -> int:
-        """Store a block of an event; return 0 if it has no place, 1 else, refused ones included."""
+        """Store a block of an event; return 0 if there is no place, else 1, even if refused."""
         assert group.tier is not None
         block, end, name = self._groups.block_size, span.ends[i], int(event.block_hashes[i])
         first = end // block
@@ -189,9 +190,9 @@ class PartWriter:
         return self._hold(holder, parent=span.start, path=span.path[:block], name=name)
 
     def _shows_path(self, span: _Span) -> bool:
-        """Return whether the span's tokens are all that decides about its blocks.
+        """Return whether the span's tokens alone decide about the span's blocks.
 
-        The salt of a sequence is in its first event only; later blocks are found by their names.
+        The salt of a sequence is only in the first event; later blocks are found by name.
         """
         return span.lists_all and (span.start is None or self._groups.dense is None)
 
@@ -224,7 +225,7 @@ class PartWriter:
         return int(self._writer.change_tree(hold) != UNKNOWN_NAME)
 
     def _remember_open(self, name: int, start: int | None, tokens: Tokens) -> None:
-        """Remember the tokens of a block up to a part's end, for the event that continues it."""
+        """Remember the tokens of a block up to a part's end, for the event that continues there."""
         self._groups.open_blocks[name] = start, tokens.copy()
         if len(self._groups.open_blocks) > OPEN_BLOCKS_MAX:
             del self._groups.open_blocks[next(iter(self._groups.open_blocks))]

@@ -5,10 +5,10 @@ the names in WORDS; hashes as integers or raw bytes; tokens one by one or as EAG
 multimodal hash, no salt, no adapter without a name, no lookahead, nothing remote, no unknown field,
 only ASCII text.  At the first uncommon or wrong thing
 the reader gives up and `parser` reads the payload from the start, so this module never has to
-describe an error.  In all other cases its result must equal the parser's.
+describe an error.  In all other cases the result must equal the parser's.
 
-A long payload is read in parts.  A call that stops within an event reads that event again when it
-continues, except the hashes and tokens already read.  The caller must check events with more than
+A long payload is read in parts.  A call that stops within an event reads that event again on
+continuing, except the hashes and tokens already read.  The caller must check events with more than
 NAMES_AT_ONCE hashes for repeated hashes.
 
 Source: the engines named in `parser`.
@@ -135,9 +135,7 @@ def read_hash(buf, at):
 
 @compiled()
 def budgeted_end(job, done, count):
-    """Return the end of the part of `count` elements, `done` of them read, that the budget
-    allows.
-    """
+    """Return the end of the part of `count` elements, `done` already read, within the budget."""
     stop = min(count, done + max(job[BUDGET], 0))
     job[BUDGET] -= stop - done
     return stop
@@ -220,7 +218,7 @@ def read_tokens(buf, at, job, row, tokens):
 
 @compiled()
 def read_number_field(buf, at, word, row):
-    """Write a numeric field to its column; return the next index."""
+    """Write a numeric field to the column; return the next index."""
     if word == W_PARENT:
         if at < buf.shape[0] and buf[at] == NIL:
             return at + 1
@@ -243,7 +241,7 @@ def read_number_field(buf, at, word, row):
 
 @compiled()
 def read_text_field(buf, at, word, row):
-    """Write a string or nil to the columns of its field; return the next index."""
+    """Write a string or nil to the columns of the field; return the next index."""
     length, first = read_text(buf, at)
     if first < 0:
         return UNUSUAL
@@ -286,7 +284,7 @@ def read_field(buf, at, word, job, row, elements):
 
 @compiled()
 def read_tail(buf, at, count, row):
-    """Read `count` elements identified by their type; return the next index or UNUSUAL."""
+    """Read `count` elements identified by type; return the next index or UNUSUAL."""
     n_numbers = 0
     for position in range(count):
         length, first = read_text(buf, at)
@@ -377,7 +375,7 @@ def read_map_event(buf, at, job, row, hashes, tokens):
 
 @compiled()
 def has_possible_duplicates(row, hashes):
-    """Return False if the engine hashes of a stored event and its parent are all different.
+    """Return False if the engine hashes of a stored event and the parent are all different.
 
     The hashes of very large events are compared with the parent only.
     """
@@ -437,7 +435,7 @@ def read_events(buf, job, rows, hashes, tokens):
 
 @compiled()
 def begin_batch(buf, job, rows_max):
-    """Read a batch up to its first event.  Return False for anything else."""
+    """Read a batch up to the first event.  Return False for anything else."""
     count, at = read_array_header(buf, 0)
     if at < 0 or count < 2 or count > 3 or buf.shape[0] - at < 9:
         return False
@@ -455,14 +453,14 @@ def begin_batch(buf, job, rows_max):
 
 @compiled(f"UniTuple(int64, 2)({BYTES}, int64[::1], int64[:, ::1], uint64[::1], uint32[::1])")
 def scan_batch(buf, job, rows, hashes, tokens):
-    """Read a batch, or continue it.  Return (rows used, rank or NONE).
+    """Read a batch, or continue with a batch.  Return (rows used, rank or NONE).
 
     The rows used are UNUSUAL on giving up, and STOPPED if the budget was spent before the end.
     buf:    uint8 [n], the payload; bytes after the batch are ignored
     job:    int64 [JOB_LENGTH]; set BUDGET before each call, and AT to 0 before the first
     rows:   int64 [n_rows, N_COLUMNS], out, one row per event except ignored ones; more than n_rows
             events are unusual
-    hashes: uint64 [n], out, engine hashes of all events; a row holds its range
+    hashes: uint64 [n], out, engine hashes of all events; a row has the event's range
     tokens: uint32 [n], out, likewise
     """
     if job[AT] == 0 and not begin_batch(buf, job, rows.shape[0]):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-# Columns of a row: one event.  Ranges are half-open; a text is its first byte and its length.
+# Columns of a row: one event.  Ranges are half-open; a text is a first byte and a length.
 TAG = 0
 HASH_START = 1
 HASH_END = 2
@@ -42,7 +42,7 @@ NO_BUDGET = 2**62  # a budget that is never spent
 STOPPED = -2  # negative index, as UNUSUAL: the budget is spent before the end
 
 # All texts with a meaning: the tags, then `type` and the positional fields of a stored event in
-# order, then the other fields, then the one locality that counts as local.
+# order, then the other fields, then the only locality that counts as local.
 WORDS = (
     b"BlockStored",
     b"BlockRemoved",

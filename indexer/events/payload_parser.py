@@ -1,13 +1,13 @@
 """Complete parser of KV event batches of every known shape: decode first, then interpret.
 
-This is the reference for all payloads and the only reader of the unusual ones; the common shapes
-are read by `kernels`, which has to agree with this module.  The input must be one well-formed
+This is the reference for all payloads and the only reader of unusual payloads; the common shapes
+are read by `kernels`, which has to agree with this module.  The input must be a well-formed
 msgpack object of bounded depth (`kv_events` makes sure).
 
 A batch is `[ts, events, rank, ...]` or a map.  An event is `[tag, field, ...]`, a map with "type",
 or the bare tag.  Array fields are identified by position up to `extra_keys` (vLLM only ever
-appended) and by type after it, because publishers differ there.  An unreadable event is counted
-and left out.
+appended) and by type behind, because publishers differ there.  An unreadable event is counted and
+left out.
 
 Source: vLLM's distributed/kv_events.py, 0.11 to 0.33, https://github.com/vllm-project/vllm;
 SGLang's disaggregation/kv_events.py, https://github.com/sgl-project/sglang; and Dynamo's publisher
@@ -66,7 +66,7 @@ REMOVED_FIELDS = ("block_hashes", "medium")
 REMOVED_FIELDS_MIN = 1
 RANK_FIELDS = ("data_parallel_rank", "dp_rank", "attn_dp_rank")
 GROUP_FIELDS = ("group_idx", "layer_group_id", "window_size")
-"""Fields that number a cache group; the first one given counts.  Source of the last two, and of
+"""Fields that number a cache group; the first given field counts.  Source of the last two, and of
 `window_size` as a window: TensorRT-LLM's _utils.py (KVCacheEventSerializer).
 """
 WINDOW_FIELDS = ("kv_cache_spec_sliding_window", "window_size")
@@ -304,7 +304,7 @@ def _has_duplicates(hashes: Hashes, parent: int | None) -> Generator[int, None, 
 def _to_hash(value: object, name: str) -> int:
     """Return an engine hash as u64.  Of raw bytes the last eight count, big-endian.
 
-    vLLM sends the same value when it sends integers, so a stream may change from one to the other.
+    vLLM's integers have the same values, so a stream may change between both forms.
     """
     if type(value) is int:
         return value & U64_MASK
@@ -314,7 +314,7 @@ def _to_hash(value: object, name: str) -> int:
 
 
 def _read_tokens(value: object) -> Generator[int, None, tuple[Tokens, bool]]:
-    """Return (uint32 [n], True if they came as EAGLE pairs [[t0, t1], [t1, t2], ...])."""
+    """Return (uint32 [n], True for EAGLE pairs [[t0, t1], [t1, t2], ...])."""
     if not isinstance(value, list):
         raise _BadEvent(f"token_ids is {shorten(value)}, expected an array")
     is_bigram = bool(value) and isinstance(value[0], list)

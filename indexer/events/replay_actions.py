@@ -1,4 +1,4 @@
-"""Requests of a feed for its replay socket."""
+"""Requests of a feed for the replay socket."""
 
 from dataclasses import dataclass
 from typing import TypeAlias

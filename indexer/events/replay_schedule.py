@@ -37,7 +37,7 @@ class ReplaySchedule:
         return now >= self.due_at
 
     def may_request(self, now: float) -> bool:
-        """Return whether a request about a gap is allowed; it does not wait for a due time."""
+        """Return whether a request about a gap is allowed, which waits for no due time."""
         return self._can_replay and now >= self._paused_until
 
     def on_connected(self, now: float) -> None:
@@ -69,5 +69,5 @@ class ReplaySchedule:
         self._paused_until = now + PROBE_S
 
     def end_pause(self) -> None:
-        """Allow requests again, since the engine and its endpoint have restarted."""
+        """Allow requests again, since the engine and the endpoint have restarted."""
         self._paused_until = float("-inf")

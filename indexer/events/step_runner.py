@@ -18,7 +18,7 @@ Work: TypeAlias = Generator[int, None, Action]
 def run_or_keep(steps: Iterator[int], keeper: SlotWriter) -> Iterator[int]:
     """Run steps that must not end midway, as those of an event.
 
-    Of a caller that stops early another stream finishes them, since the writer keeps the rest.
+    If the caller stops early, another stream finishes the steps, since the writer keeps the rest.
     """
     try:
         for cost in steps:  # noqa: UP028 - `yield from` would close it as well
@@ -29,7 +29,7 @@ def run_or_keep(steps: Iterator[int], keeper: SlotWriter) -> Iterator[int]:
 
 
 class StepRunner:
-    """Runner of one piece of work at a time."""
+    """Runner of a single piece of work at a time."""
 
     def __init__(self) -> None:
         self._work: Work | Steps | None = None
@@ -37,7 +37,7 @@ class StepRunner:
         """True if `continue_work` has work to continue; an attribute, read several times a turn."""
 
     def run_step(self, work: Work | Steps) -> Action:
-        """Run a step of the work, or all of it if that is less."""
+        """Run a step of the work, or all of a smaller work."""
         spent = 0
         try:
             while spent < STEP_COST_MAX:
@@ -55,7 +55,7 @@ class StepRunner:
         return self.run_step(self._work)
 
     def close(self) -> None:
-        """Stop unfinished work where it is."""
+        """Stop unfinished work."""
         if self._work is not None:
             self._work.close()
             self._work, self.is_busy = None, False

@@ -1,4 +1,4 @@
-"""Identity of stored blocks that an event leaves out: it continues that of their sequence.
+"""Identity of stored blocks that an event leaves out: the identity of the sequence continues.
 
 An engine sends a salt with the first block of a sequence only.  Events of lower tiers may leave
 the fields for keys empty (vLLM's OffloadingConnector, MooncakeStoreConnector), although the blocks
@@ -16,8 +16,8 @@ def inherited_salt(keys: SlotKeys, event: BlockStored) -> int:
     """Return the part of the seed that the blocks of an event continue."""
     if event.parent is None or event.cache_salt is not None or not keys.roots.has_salts:
         return 0
-    # Below an unknown parent the salt is unknown, too.  Without the salt the blocks are found by
-    # nobody, since every path to the blocks passes the salted first block.
+    # Below an unknown parent the salt is unknown, too.  Without the salt no prompt finds these
+    # blocks, since every path there passes the salted first block.
     parts = keys.find_parts(event.parent)
     return 0 if parts is None else parts.salt
 
@@ -25,7 +25,7 @@ def inherited_salt(keys: SlotKeys, event: BlockStored) -> int:
 def hash_continuation(
     keys: SlotKeys, event: BlockStored, tokens: Tokens, block_size: int, is_eagle: bool
 ) -> Hashes:
-    """Return block hashes of `tokens`, which an event shows below its parent."""
+    """Return block hashes of `tokens`, which an event shows below the parent."""
     own = event.cache_salt
     salt = inherited_salt(keys, event) if own is None else salt_offset(own)
     seed = (SEED + lora_offset(event.lora_name) + salt) & U64_MASK
@@ -47,7 +47,7 @@ def inherited_parts(keys: SlotKeys, event: BlockStored, parent: int | None) -> i
 
 
 def record_keys(keys: SlotKeys, event: BlockStored, first_hash: int) -> bool:
-    """Record the keys of an event; return False if there is no room for its salt.
+    """Record the keys of an event; return False if there is no room for the salt.
 
     first_hash: content hash of the first block of the event
     """

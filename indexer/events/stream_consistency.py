@@ -4,7 +4,7 @@ from indexer.events.uncertainty import DoubtReason, KnownLoss, LossReason, Repla
 
 
 class StreamConsistency:
-    """State of a stream.  It can be in doubt and degraded at once."""
+    """State of a stream, which can be in doubt and degraded at once."""
 
     def __init__(self, can_replay: bool) -> None:
         self._can_replay = can_replay
@@ -52,12 +52,12 @@ class StreamConsistency:
             self.degraded = KnownLoss(LossReason.INFLATED, now)
 
     def on_anchor_confirmed(self) -> None:
-        """Record that the answer began as expected; the rest of it is of the same life."""
+        """Record that the answer began as expected; the rest is of the same life."""
         if self.doubt is not None:
             self.doubt = self.doubt._replace(anchor=None)
 
     def on_new_life(self, now: float) -> None:
-        """Record that an answer shows another life than the index; its blocks are still to come."""
+        """Record that an answer shows another life than the index; the blocks are still to come."""
         if self.doubt is None:
             self.doubt = Uncertainty(DoubtReason.INTERRUPTED, now, None)
         self.on_anchor_confirmed()
@@ -83,7 +83,7 @@ class StreamConsistency:
         self.doubt = None
 
     def on_forgotten(self) -> None:
-        """Discard the losses of the old life; doubt about the new one stays."""
+        """Discard the losses of the old life; doubt about the new life stays."""
         self.degraded = None
 
     def on_emptied(self) -> None:

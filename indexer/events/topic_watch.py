@@ -1,7 +1,7 @@
 """Topics of live messages: a topic that names another pod or model is another engine.
 
 llm-d's topics are `kv@<pod>@<model>`.  An address that a pod leaves can belong to another pod
-within seconds, and that engine's blocks are none of the old one's.  Topics without names, such as
+within seconds, with an engine that has none of the old blocks.  Topics without names, such as
 "" and "kv-events", are the same for all engines and prove nothing.
 """
 
@@ -20,7 +20,7 @@ class TopicWatch:
         """Description of the last such time."""
 
     def take_topic(self, topic: bytes) -> str | None:
-        """Take the topic of the next message; return a description if it names another engine."""
+        """Take the topic of the next message; return a description if this is another engine's."""
         before, self.topic = self.topic, topic
         if not (_has_names(before) and _has_names(topic)):
             return None

@@ -4,7 +4,7 @@ A rank's index is right if every batch of the engine's present life was applied 
 sequence numbers of live batches show losses and some restarts, but only once the engine sends
 again, and an engine that comes back with higher numbers looks like a loss.  So whenever batches
 may have been missed unseen, the rank is in doubt, and a replay is requested from the last applied
-batch on (not from the next one).  The possible answers:
+batch on (not from the next).  The possible answers:
 
 * the same payload at that number: the same life, and the rest of the answer is what followed;
 * another payload, or none although buffers drop the oldest batches first: a new life;
@@ -54,7 +54,7 @@ class KnownLoss(NamedTuple):
 
 
 class ReplayAnchor(NamedTuple):
-    """Applied batch; digest: hash of its payload, None if unknown."""
+    """Applied batch; digest: hash of the payload, None if unknown."""
 
     seq: int
     digest: int | None

@@ -41,8 +41,7 @@ def compute_block_hashes(
     block_size: int,
     *,
     lora_name: str | None = None,
-    is_eagle: bool = False,
-    lookahead: int | None = None,
+    lookahead: int = 0,
     mm_hashes: Sequence[Sequence[int]] | None = None,
     cache_salt: str | None = None,
 ) -> Hashes:
@@ -52,14 +51,13 @@ def compute_block_hashes(
     mm_hashes: per block the u64 hashes of the images, sounds, ... in it, in any order; blocks
                beyond the end of the list have none
     lora_name, cache_salt: None and "" both mean none
-    lookahead: tokens behind a block that its content covers; None means one on EAGLE ranks
+    lookahead: tokens behind a block that the content hash covers; 1 on most EAGLE ranks
     Returns uint64 [n_blocks].  Raises ValueError for a block_size under 1.
     """
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1, not {block_size}")
     seed = prompt_seed(lora_name, cache_salt)
-    ahead = int(is_eagle) if lookahead is None else lookahead
-    return hash_blocks(tokens, block_size + ahead, block_size, seed, mm_hashes)
+    return hash_blocks(tokens, block_size + lookahead, block_size, seed, mm_hashes)
 
 
 def hash_blocks(

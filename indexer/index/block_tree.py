@@ -1,7 +1,7 @@
-"""Tree and orphans of an index: the effect of a locked step.  No lock, no slots.
+"""Tree and orphans of an index: effects of locked steps.  No lock, no slots.
 
 Every method is a step under the index's lock, bounded by its input; SlotWriter splits larger
-changes. A `holder` is one number for slot, tier and kind of announcement, as kernels take it.
+changes. A `holder` is a single number for slot, tier and kind of announcement, as in kernels.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from indexer.index.orphans import ORPHAN_BYTES, Orphan, OrphanStore
 from indexer.index.reuse_layouts import ReuseLayouts
 from indexer.tiers import Tier
 
-DETACHED_STEP_MAX = 64  # blocks stored one by one per step
+DETACHED_STEP_MAX = 64  # blocks stored singly per step
 ADOPT_STEP_MAX = 64  # orphans placed per step
 CLEAR_STEP_MAX = 2048  # nodes or records examined per step
 CLEAR_SETS_BYTES = 1 << 19  # bytes of holder sets examined per step
@@ -71,8 +71,7 @@ class BlockTree:
     """Blocks in the tree (`memory`), and blocks without a known parent (`orphans`)."""
 
     def __init__(self, blocks_max: int, orphans_max: int, bytes_max: int) -> None:
-        # Orphans and first blocks with keys live outside the arrays, so their memory is reserved
-        # from the same limit.
+        # Orphans and first blocks with keys live outside the arrays, but within the same limit.
         orphans_max = min(orphans_max, bytes_max // ORPHANS_SHARE // ORPHAN_BYTES)
         roots_max = min(ROOTS_MAX, bytes_max // KEYED_ROOTS_SHARE // ROOT_BYTES)
         reserved = orphans_max * ORPHAN_BYTES + roots_max * ROOT_BYTES
@@ -86,17 +85,15 @@ class BlockTree:
         self._single.used = 1
         self._any_writer = np.array([1, 0, change_kernels.NO_SLOT, 0], np.int64)
         self.lookahead = 0
-        """Tokens behind a block that its content covers, as events have shown; 0 before."""
+        """Tokens behind a block that the block's content covers, as events have shown; 0 before."""
         self.slots_to_clear: set[int] = set()
-        """Slots with blocks that the engine removed and the tree could not remove; they must be
-        cleared.
-        """
+        """Slots to be cleared: the engine removed blocks that the tree could not remove."""
 
     def _mark_orphans(self, slot: int, has_orphans: bool) -> None:
         self.memory.column(state.WAITING)[slot] = has_orphans
 
     def note_lookahead(self, lookahead: int) -> bool:
-        """Take the lookahead of an engine's blocks; return False if other blocks have another one.
+        """Take the lookahead of an engine's blocks; return False if another lookahead is in use.
 
         Paths are hashed for all slots alike.  Blocks without a lookahead so far cover one token.
         """
@@ -127,7 +124,7 @@ class BlockTree:
         return int(self.memory.column(state.LIVE)[slot * state.LIVE_TIERS + tier])
 
     def count_lane_blocks(self, slot: int) -> int:
-        """Return the number of blocks that a slot holds in its lanes."""
+        """Return the number of blocks that a slot holds in lanes."""
         first = slot * state.LIVE_TIERS
         held = self.memory.column(state.LIVE)[first + state.N_TIERS : first + state.LIVE_TIERS]
         return int(held.sum())
@@ -168,7 +165,7 @@ class BlockTree:
         roots.remove_dead(contents, is_live)
         return roots.add(content, parts)
 
-    # Changes: the methods below return after one kernel call, or grow tables and continue.
+    # Changes: the methods below return after a kernel call, or grow tables and continue.
 
     def apply_changes(
         self, changes: ChangeBuffer, first: int, last: int, writer: NDArray[np.int64]
@@ -188,8 +185,8 @@ class BlockTree:
     def finish_changes(self, changes: ChangeBuffer, done: int) -> int:
         """Continue where the kernel stopped, and return the number of finished changes.
 
-        The loop ends before a change whose parent is unknown, after one that adds the slot to
-        `slots_to_clear`, or after one that needed larger tables.
+        The loop ends before a change whose parent is unknown, or after a change that adds the slot
+        to `slots_to_clear` or needed larger tables.
         """
         rows, last = changes.rows, changes.used
         while done < last and rows[done, change_kernels.COUNT] >= 0:
@@ -328,7 +325,7 @@ class BlockTree:
     def join_orphans(
         self, holder: int, parent: int | None, contents: list[int], names: list[int]
     ) -> None:
-        """Move the copies of orphans to blocks just stored under their names, and drop the orphans.
+        """Move the copies of orphans to blocks just stored under the same names; drop the orphans.
 
         Copies count only if the orphan has the same parent and content.
         """
@@ -394,7 +391,7 @@ class BlockTree:
 
 
 def add_lane_step(lanes: int, tree: BlockTree) -> int:
-    """Make a step towards planes for this many lanes; return whether another one is needed.
+    """Make a step towards planes for this many lanes; return whether another step is needed.
 
     Raises MemoryError, without effect, if memory is short.
     """

@@ -1,4 +1,4 @@
-"""One cache group of a rank: layers with one block table, of one kind."""
+"""Cache group of a rank: layers of the same kind with a common block table."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ Source: kv_cache_spec_kind of vLLM's KV events.
 """
 DENSE_KIND = "full_attention"
 UNKNOWN_KIND = "unknown"
-"""Kind of a group beside the first one whose events do not tell it."""
+"""Kind of a further group whose events show no kind."""
 WINDOW_KINDS = frozenset({"sliding_window", "sliding_window_mla"})
 NARROW_KIND = "narrow_window"
-"""Kind of a group with a smaller window than the widest one, of an engine that tells no kinds.
-Its blocks are not followed, since nothing says how the engine reuses them.
+"""Kind of a group with less than the widest window, of an engine that sends no kinds.
+Blocks of such groups are not followed, since the engine's rule of reuse is unknown.
 """
 STATE_KINDS = frozenset({"mamba"})
 CHUNKED_KINDS = frozenset({"chunked_local_attention"})
@@ -20,11 +20,11 @@ CHUNKED_KINDS = frozenset({"chunked_local_attention"})
 
 @dataclass(slots=True)
 class CacheGroup:
-    """Group of layers with one block table.
+    """Group of layers with a common block table.
 
     size: tokens per block, the largest that was published
     tier: 0 for the dense group in the tree, else a lane; None without a lane
-    is_sized: False while its events may all have been ends inside larger blocks
+    is_sized: False while all events may have been ends inside larger blocks
     """
 
     number: int

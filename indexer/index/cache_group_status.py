@@ -1,4 +1,4 @@
-"""Cache groups of a rank as operators see them: an immutable copy that any thread may read."""
+"""Cache groups of a rank for operators: an immutable copy that any thread may read."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -28,12 +28,12 @@ class GroupStatus(NamedTuple):
 
 
 class CacheGroupStatus(NamedTuple):
-    """Cache groups of a rank, and whether its reusable prefixes are exact.
+    """Cache groups of a rank, and whether reusable prefixes are exact.
 
     unit: tokens of the unit by which the engine names prefixes
     reasons: reasons why reusable prefixes are not certain; empty if they are exact
-    lookahead: tokens behind a block that its name covers
-    is_doubtful: whether they may be too high or too low, rather than upper bounds
+    lookahead: tokens behind a block that the block's name covers
+    is_doubtful: whether prefixes may be too long or too short, rather than upper bounds
     """
 
     groups: tuple[GroupStatus, ...]
@@ -56,7 +56,7 @@ class CacheGroupStatus(NamedTuple):
 
     @property
     def has_only_sparse_groups(self) -> bool:
-        """True if groups are known and none of them is dense."""
+        """True if groups are known and none is dense."""
         return bool(self.groups) and not any(group.is_dense for group in self.groups)
 
     def add_counts(self, blocks: Sequence[int]) -> "CacheGroupStatus":

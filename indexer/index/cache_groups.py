@@ -22,11 +22,11 @@ POSITIONS_MAX = 1 << 31
 
 
 class CacheGroups(RankGroups):
-    """Groups of a rank with the rule by which its engine finds hits."""
+    """Groups of a rank with the rule by which the engine finds hits."""
 
     @property
     def is_plain(self) -> bool:
-        """True while the tree alone decides: at most one group, dense, whose matches all count."""
+        """True while the tree alone decides: at most a dense group, whose matches all count."""
         limits = self.facts.eagle_drop or self.facts.replay > 0 or self.lookahead > 1
         limits = limits or self.differs_ahead or bool(self._rank_reasons())
         return not limits and all(group.tier == 0 for group in self)
@@ -38,6 +38,7 @@ class CacheGroups(RankGroups):
             return False
         if facts.eagle_groups is None:
             return True
+        # The engine looks groups of equal specs up together, and drops their last match together.
         equal = (g.number for g in self if self._spec(g) == self._spec(group))
         return any(number in facts.eagle_groups for number in equal)
 
@@ -63,9 +64,11 @@ class CacheGroups(RankGroups):
         units = self.block_size // self.unit if is_fine else 1
         position = self.block_size // units
         sizes = [group.size for group in self] or [self.block_size]
+        # A hit ends where a block of every group ends.
         align = position if is_fine else math.lcm(*sizes)
         lanes = [self._lane(group, position) for group in self if group.tier not in (0, None)]
         bound = kinds.ALWAYS if self.bound_reasons() or align % position else kinds.NEVER
+        # In rising order of doubt: a later case replaces the earlier.
         if self.is_incomplete and lanes:
             bound = kinds.BLIND
         if self.doubt_reasons():
@@ -116,6 +119,7 @@ class CacheGroups(RankGroups):
         if group.kind in CHUNKED_KINDS and self.facts.chunk and group.size == position:
             return Lane(tier, kinds.CHUNKED, 1, max(1, self.facts.chunk // position))
         if group.kind in WINDOW_KINDS and group.window:
+            # A token attends to itself and to window - 1 tokens before.
             need = min(max(1, -(-(group.window - 1) // group.size)), POSITIONS_MAX)
             if group.size % position == 0:
                 return Lane(tier, kinds.WINDOW, size, need, drop)
@@ -129,7 +133,7 @@ class CacheGroups(RankGroups):
         return group.size < self.block_size and self.is_fine and self.scheme is None
 
     def doubt_reasons(self) -> tuple[str, ...]:
-        """Return why the reusable prefix may be too high or too low; empty if it is not."""
+        """Return reasons why the reusable prefix may be too long or too short; empty if none."""
         reasons = [] if self.doubt is None else [self.doubt]
         if self.differs_ahead:
             reasons.append(
@@ -142,7 +146,7 @@ class CacheGroups(RankGroups):
         return tuple(reasons)
 
     def bound_reasons(self) -> tuple[str, ...]:
-        """Return why the reusable prefix is an upper bound; empty if it is exact."""
+        """Return reasons why the reusable prefix is an upper bound; empty if exact."""
         reasons = self._rank_reasons()
         for group in self:
             reasons += self._group_reasons(group) or self._size_reasons(group)
@@ -159,7 +163,7 @@ class CacheGroups(RankGroups):
             return True
         if facts.groups is not None:
             return len(numbers) < facts.groups
-        # Numbers beyond the limit of groups do not count them, such as windows of TensorRT-LLM.
+        # Numbers beyond the limit of groups are no counts, but for example TensorRT-LLM's windows.
         return len(numbers) <= max(numbers) < GROUPS_MAX
 
     def _rank_reasons(self) -> list[str]:
@@ -187,7 +191,7 @@ class CacheGroups(RankGroups):
         return reasons
 
     def _size_reasons(self, group: CacheGroup) -> list[str]:
-        """Return why the sizes of a group's blocks leave it out of the rule."""
+        """Return reasons why the sizes of a group's blocks exclude the group from the rule."""
         position = self.unit if self.is_fine else self.block_size
         if group.tier == 0 or self._lane(group, position).kind != kinds.UNKNOWN:
             return []

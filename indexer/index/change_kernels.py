@@ -34,7 +34,7 @@ from indexer.jit.prefetch_kernels import prefetch
     EVERY_COPY,  # of a removal: undo all announcements instead of one
     BEGIN,  # range of the change in names and blocks
     STOP,
-    AT,  # number of them already done
+    AT,  # number of blocks already done
     COUNT,  # out: number recorded, or known; NO_PARENT for an unknown parent
 ) = range(9)
 CHANGE_LENGTH = 9
@@ -47,8 +47,8 @@ PROGRESS_LENGTH = 4
 PREFETCHED_NAMES_MAX = 64
 """Limit of names of several changes that are prefetched together."""
 
-# Fields of a writer: 1 if it takes changes; which of two places of its stream is valid (0 or 1);
-# its slot, or NO_SLOT if neither orphans nor places matter; the address of the index's mutex, or 0
+# Fields of a writer: 1 if changes are taken; which of two places of the stream is valid (0 or 1);
+# the slot, or NO_SLOT if neither orphans nor places matter; the address of the index's mutex, or 0
 # if the caller has the mutex already.
 TAKES_CHANGES, PLACE_INDEX, SLOT, MUTEX = range(4)
 WRITER_LENGTH = 4
@@ -61,8 +61,8 @@ REFUSED = -1
 def _prefetch_names(h, names):
     """Prefetch the entries of the name table and their engine hashes, all at once.
 
-    Entries and hashes are scattered in memory: one after the other, their cache misses would take
-    longer than everything else about a block.
+    Entries and hashes are scattered in memory: consecutive cache misses would take longer than
+    everything else about a block.
     """
     table = u32_view(h, NAMES)
     engine = u64_view(h, ENGINE)
@@ -75,7 +75,7 @@ def _prefetch_names(h, names):
 
 @compiled()
 def _prefetch_few(h, changes, names):
-    """Run `_prefetch_names` for all changes if they have few names; return whether they have."""
+    """Run `_prefetch_names` for all changes with few names in all; return whether it ran."""
     begin, stop = changes[0, BEGIN], changes[changes.shape[0] - 1, STOP]
     if stop - begin > PREFETCHED_NAMES_MAX:
         return False
@@ -143,13 +143,13 @@ def _apply_changes(h, changes, names, blocks, progress):
 
 @compiled(f"int64({HEADER}, int64[:, ::1], {HASHES}, {HASHES}, int64[::1], int64[::1])")
 def apply_changes(h, changes, names, blocks, progress, writer):
-    """Carry out changes[FIRST:LAST].  Return the index of the first unfinished one, or LAST.
+    """Carry out changes[FIRST:LAST].  Return the index of the first unfinished change, or LAST.
 
-    changes: int64 [n, CHANGE_LENGTH]; a change that has begun continues where it stopped
+    changes: int64 [n, CHANGE_LENGTH]; a change that has begun continues
     names, blocks: uint64 [n], engine and content hashes
     progress: int64 [PROGRESS_LENGTH]; REMOVED and STORED are incremented
     writer: int64 [WRITER_LENGTH]; a writer that takes no changes gives REFUSED without effect.  The
-            last change switches the writer to its other place
+    last change switches the writer to the other place
 
     This call locks the mutex of the writer, and unlocks it after the last change or on REFUSED: for
     unfinished changes the caller has it.

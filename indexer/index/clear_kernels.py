@@ -129,7 +129,7 @@ def _take_out(h, set_id, slot):
 
 @compiled()
 def _list_unless_equal(h, set_id):
-    """Enter an unlisted set into the table, unless the set is empty or an equal one is there.
+    """Enter an unlisted set into the table, unless the set is empty or an equal set is there.
 
     Returns the equal set, 0 for an empty set, else the set itself.
     """

@@ -1,4 +1,4 @@
-"""Record of a rank's cache groups, as snapshots and dumps keep it."""
+"""Record of a rank's cache groups, for snapshots and dumps."""
 
 from collections.abc import Iterable
 
@@ -13,7 +13,7 @@ from indexer.tiers import N_TIERS
 GROUPS_MAX = 32
 """Limit of groups of a rank; real engines have a handful."""
 WAITING_MAX = 4096
-"""Limit of names of a rank that wait for their place."""
+"""Limit of names of a rank that wait for a place."""
 OPEN_BLOCKS_MAX = 1024
 """Limit of unfinished blocks of a rank whose tokens are kept."""
 SIZE_MAX = 1 << 20
@@ -37,7 +37,7 @@ class GroupsRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     waiting: group, name and copies of the blocks of unknown place
     open_blocks: by name of the end of a part of a block, the name of the block before and the part
     unsized: groups whose events may all have been ends inside blocks
-    lanes_are_named: lanes are placed by names alone; None in records that do not tell it
+    lanes_are_named: lanes are placed by names alone; None in records without this field
     """
 
     groups: list[tuple[int, str, int | None, int, int | None]]
@@ -58,7 +58,7 @@ class GroupsRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return count_lanes([*(tier for *_, tier in self.groups), self.ends_tier])
 
     def is_valid(self) -> bool:
-        """Return whether the numbers are in their ranges, as of a file that may be foreign."""
+        """Return whether all numbers are in range; the record may come from a foreign file."""
         tiers = [*(tier for *_, tier in self.groups), self.ends_tier]
         known = self.scheme is None or (
             self.scheme.algorithm in ALGORITHMS
@@ -82,6 +82,6 @@ class GroupsRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 def complete_record(record: GroupsRecord, open_blocks: dict[int, OpenBlock]) -> GroupsRecord:
-    """Return the record with the unfinished blocks of its rank."""
+    """Return the record with the unfinished blocks of the rank."""
     blocks = {name: (start, tokens.tolist()) for name, (start, tokens) in open_blocks.items()}
     return msgspec.structs.replace(record, open_blocks=blocks)

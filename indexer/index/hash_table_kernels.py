@@ -2,8 +2,8 @@
 
 A table is uint32 [slots * width], slots a power of two; the first field of a free slot is 0.
 
-A full table is replaced by one of twice its size (NEXT) without a long step: entries move in the
-order of their homes, a few with every stored block.  Meanwhile the old table has all entries and
+A full table is replaced by a table of twice the size (NEXT) without a long step: entries move in
+the order of home slots, a few with every stored block.  Meanwhile the old table has all entries and
 answers all lookups; NEXT has exactly the entries with a home below MOVED in the old table.  So code
 that adds, changes or removes such an entry does so in both.  When MOVED has reached the end, the
 owner replaces the old table by NEXT.
@@ -28,12 +28,12 @@ def copy_nothing(h, i):
 
 
 def table_functions(table_id, width, key_fields, home_of, copy_on_write=copy_nothing):
-    """Return (put_next, find_next, erase, move_on), compiled for one table.
+    """Return (put_next, find_next, erase, move_on), compiled for a table.
 
     key_fields: leading fields of an entry that distinguish the entry from all others
     home_of(h, column, i, mask): preferred slot, in a table of mask + 1, of the entry in slot i of
         the table in that column
-    keep(h, i): called before slot i of the table (never of the next one) is written to
+    keep(h, i): called before a write to slot i of the table (never of NEXT)
     """
     put_next = _make_put_next(table_id, width, home_of)
     find_next = _make_find_next(table_id, width, key_fields, home_of)
@@ -86,7 +86,7 @@ def _make_find_next(table_id, width, key_fields, home_of):
 def _make_close_gap(table_id, width, home_of, keep):
     @compiled()
     def close_gap(h, column, i):
-        """Free slot i; move later entries up if a search for them would end at the gap."""
+        """Free slot i; move up later entries whose search would end at the gap."""
         table = u32_view(h, column)
         mask = mask_of(h, column, width)
         j = i

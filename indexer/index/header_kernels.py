@@ -2,14 +2,14 @@
 
 Every kernel of the index takes one int64 array, the header, instead of a dozen arrays: a call
 from Python costs about 30 ns per array argument, and the shortest store takes little longer. The
-header holds counters and, for every column, its address and its length; `u64_view` and its
-siblings turn such a pair into an array again, with its length, so that NUMBA_BOUNDSCHECK=1 checks
-each access as usual. Addresses become arrays in this module only. `IndexMemory` owns the columns,
-keeps them alive and rewrites the pair when it replaces one.
+header holds counters and, for every column, address and length; `u64_view` and the other views turn
+such a pair into an array again, with the length, so that NUMBA_BOUNDSCHECK=1 checks each access as
+usual. Addresses become arrays in this module only. `IndexMemory` owns the columns, keeps them alive
+and rewrites the pair of a replaced column.
 
 Node 0 is the root; a node is the child of `parent` by the content hash `local`.
 
-Four hash tables, each described by TABLE_FIELDS numbers; table_kernels describes their growth.
+Four hash tables, each described by TABLE_FIELDS numbers; table_kernels describes the growth.
 
 table         width            entries
 NAMES         1                nodes with at least one holder, by primary engine hash;
@@ -26,7 +26,7 @@ MARK          uint32  node           holder set id, plus IMPLICIT when the paren
                                      (free node: next free node)
 KIDS          int32   node           number of children (free node: previous free node)
 BITS          uint64  set*SET_WORDS  holder sets: W words of slot bits per plane
-WIDE_BITS     uint64  set*wider      the sets that were moved so far, while the pool is widened
+WIDE_BITS     uint64  set*wider      the sets moved so far, while the pool is widened
 SET_INFO      int64   set*SET_FIELDS reference count, generation, link, hash (set_kernels)
 MEMO          int64   entry*4        cached set transitions
 LIVE          int64   slot*16+tier   nodes held
@@ -36,8 +36,8 @@ WAITING       int64   slot           1 = the slot has orphans (orphans)
 SCRATCH       uint64  SET_WORDS      working set of a kernel call
 
 LAYOUTS       int64   layout*LENGTH  cache groups of ranks with several (reuse_layout)
-LAYOUT_OF     int64   slot           number of its layout, from 1; 0: only a dense group
-INSIDE        int64   slot           out: tokens of the last match behind its last whole block
+LAYOUT_OF     int64   slot           number of the layout, from 1; 0: only a dense group
+INSIDE        int64   slot           out: tokens of the last match behind the last whole block
 BOUNDED       int64   slot           out: certainty of the last match (reuse_layout)
 REUSE_RUNS    int64   run*4          working set: runs of the path
 UNIT_HASHES   uint64  unit           content hashes of the prompt's units, of the caller; or none
@@ -73,7 +73,7 @@ TIER_MASK = (1 << TIER_BITS) - 1
 LIVE_TIERS = 1 << TIER_BITS
 PLANES = 2 * N_TIERS
 """Planes of a holder set without lanes: one per tier, then one per tier for "irregular".  Each lane
-adds two more, for the same purposes.
+adds both kinds.
 """
 SET_FIELDS = 4
 SET_REFS, SET_GENERATION, SET_LINK, SET_HASH = range(SET_FIELDS)
@@ -83,7 +83,7 @@ RECORD_META, RECORD_LOW, RECORD_HIGH, RECORD_NODE, RECORD_COUNT = range(RECORD_F
 
 # Layout of a table: header[k] is the address, header[k + 1] the length in numbers, then these.
 TABLE_FIELDS = 8
-NEXT = 2  # address and length of the table that will replace this one, or 0
+NEXT = 2  # address and length of the table that will replace this table, or 0
 MOVED = 4  # entries with a home below this slot are in NEXT too
 ENTRIES = 5
 ROOM = 6  # largest number of entries
@@ -144,7 +144,7 @@ NAMES, EDGES, SET_TABLE, RECORDS = range(0, 4 * TABLE_FIELDS, TABLE_FIELDS)
     SET_FREE_HEAD,
     SET_BYTES,  # bytes of a set id that was never used before
     SCRATCH_HASH,
-    WIDE_MOVED,  # sets below this one are in WIDE_BITS too
+    WIDE_MOVED,  # sets below this id are in WIDE_BITS too
     GROWING,  # tables and pools that are being replaced
     BYTES_LEFT,  # bytes that may still be taken
     COPY_NODES,  # nodes, sets and records from here ...
@@ -218,7 +218,7 @@ def held_plane(tier):
 
 @compiled(forceinline=True)
 def irregular_plane(tier):
-    """Return the plane that marks the irregular ones of a tier or lane."""
+    """Return the plane that marks the irregular holders of a tier or lane."""
     return tier + N_TIERS if tier < N_TIERS else 2 * tier + 1
 
 

@@ -1,4 +1,4 @@
-"""Length of a prompt's prefix in one slot: a walk that can continue where it ended."""
+"""Length of a prompt's prefix in a slot: a walk that can be continued."""
 
 # mypy: ignore-errors
 # The decorator erases the signature, so that checking types here would prove nothing.
@@ -51,7 +51,7 @@ def walk_held_prefix(h, slot, node, path):
         if child == 0:
             break
         set_id = set_of(h, child)
-        # Chains mostly share one holder set, so the bits are read only where the set changes.
+        # Chains mostly share a holder set, so the bits are read only where the set changes.
         if set_id != known and not _has_slot(h, set_id, slot):
             break
         known, node = set_id, child

@@ -1,8 +1,8 @@
-"""Holders of a node and their engine hashes: one block added to or taken from one (slot, tier).
+"""Holders of a node and engine hashes: a block added to or taken from a (slot, tier).
 
-Per (slot, tier) the state is a multiset of engine hashes, each naming one node; the slot holds a
-node while any of its hashes names it. The first holder's hash becomes the node's primary; a slot
-that uses the primary once costs one bit only. record_kernels describes the other cases.
+Per (slot, tier) the state is a multiset of engine hashes, each naming a node; the slot holds a node
+while any of these hashes names the node. The first holder's hash becomes the node's primary; a slot
+that uses the primary once costs only a bit. record_kernels describes the other cases.
 """
 
 # mypy: ignore-errors
@@ -174,9 +174,7 @@ def _add_alias(h, slot, tier, node, engine_hash, counted):
 
 @compiled()
 def _add_copy(h, slot, tier, node, counted):
-    """Let the slot, already a holder, announce the node `counted` more times under its primary
-    name.
-    """
+    """Let the slot, already a holder, announce the node `counted` more times by primary name."""
     state = holder_state(h, set_of(h, node), slot, tier)
     copies = I(1)
     aliases = I(0)
@@ -265,9 +263,9 @@ def remove_holding(h, slot, tier, node, engine_hash, every_copy):
 
 @compiled()
 def _remove_elsewhere(h, slot, tier, held, engine_hash, keep):
-    """Undo everything the hash names now, because a later announcement gives it another place.
+    """Undo everything the hash names now, because a later announcement moves the name.
 
-    `keep` stays in the tree, even if this takes its last holder.
+    `keep` stays in the tree, even without a holder.
     """
     kids = i32_view(h, KIDS)
     # A made-up child keeps drop_if_empty from freeing the parent that the caller still needs.

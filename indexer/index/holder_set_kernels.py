@@ -1,18 +1,18 @@
-"""Interned holder sets: the slots that hold a block per tier, one set shared by many nodes.
+"""Interned holder sets: the slots that hold a block per tier, a set being shared by many nodes.
 
-A set is a number of bitmaps over slots, its planes. Plane t has the bit of each slot that holds
-the block in tier t; plane 4 + t marks the *irregular* ones among them: held other than exactly
-once under the node's primary engine hash, with overflow records for the details (record_kernels).
-Lanes are further tiers with two planes each behind these (`held_plane`, `irregular_plane`). Equal
-sets are one set: a fleet of eight workers needs a few hundred sets for a million blocks. Nodes
-count references; a memo caches the results of changing one slot of a set.
+A set is a number of bitmaps over slots, called planes. Plane t has the bit of each slot that holds
+the block in tier t; plane 4 + t marks the *irregular* slots among these: the block is held other
+than exactly once under the node's primary engine hash, with overflow records for the details
+(record_kernels). Lanes are further tiers with two planes each behind these (`held_plane`,
+`irregular_plane`). Equal sets are the same set: a fleet of eight workers needs a few hundred sets
+for a million blocks. Nodes count references; a memo caches the results of changing a slot of a set.
 
 The table of sets has each content once. Clearing removes a slot from the sets in place, which may
-make a set empty or equal to another one; such a set is *unlisted*: absent from the table, so that
-no further node gets it, until its nodes have moved on (clear_kernels).
+make a set empty or equal to another set; such a set is *unlisted*: absent from the table, so that
+no further node gets the set, until all nodes have left it (clear_kernels).
 
-The hash of a set is a sum over its non-zero words, so that a changed word updates the hash in one
-step and the width of the pool does not matter.
+The hash of a set is a sum over the non-zero words, so that a changed word updates the hash at once
+and the width of the pool does not matter.
 """
 
 # mypy: ignore-errors
@@ -81,7 +81,7 @@ def holder_state(h, set_id, slot, tier):
 
 @compiled()
 def has_set_room(h, kept):
-    """Return whether `kept` ids remain after the two sets that one change of a block may add."""
+    """Return whether `kept` ids remain after the two sets that a change of a block may add."""
     if h[SET_TABLE + ENTRIES] + 2 > h[SET_TABLE + ROOM]:
         return False
     # The cheap test first: unused ids only matter once memory is short.
@@ -144,7 +144,7 @@ def find_equal(h, content, start, hashed):
 
 @compiled()
 def list_set(h, set_id, i):
-    """Enter a set into the free table slot i, where the search for it ended."""
+    """Enter a set into the free table slot i, where the search for the set ended."""
     info = i64_view(h, SET_INFO)
     table = u32_view(h, SET_TABLE)
     table[i] = set_id
@@ -172,9 +172,7 @@ def unlist_set(h, set_id):
 
 @compiled()
 def _change_scratch(h, set_id, slot, tier, state):
-    """Set SCRATCH to the set with a changed slot, SCRATCH_HASH to its hash; return if any slot
-    is left.
-    """
+    """Set SCRATCH to the changed set, SCRATCH_HASH to the hash; return whether any slot is left."""
     words = h[WORDS]
     length = h[SET_WORDS]
     bits = u64_view(h, BITS)
@@ -217,8 +215,7 @@ def _add_set(h, i):
         h[SET_FREE_HEAD] = info[new * SET_FIELDS + SET_LINK]
         copy_set_on_write(h, new)
     else:
-        # Only fresh ids take memory: the bytes of a reused id have been counted since its first
-        # use.
+        # Only fresh ids take memory: the bytes of a reused id were counted at the first use.
         new = h[SETS_USED]
         h[SETS_USED] += 1
         h[BYTES_LEFT] -= h[SET_BYTES]
@@ -278,7 +275,7 @@ def set_with_change(h, set_id, slot, tier, state):
 
 @compiled()
 def release_set(h, set_id):
-    """Forget a set without references: remove it from the table and free the id."""
+    """Forget a set without references: remove the table entry and free the id."""
     info = i64_view(h, SET_INFO)
     if info[set_id * SET_FIELDS + SET_LINK] == UNLISTED:
         h[SETS_UNLISTED] -= 1

@@ -69,7 +69,7 @@ def _set_words(words: int, lanes: int) -> int:
 
 
 class IndexMemory:
-    """Owner of the arrays behind one header; `header` is the argument of every kernel.
+    """Owner of the arrays behind a header; `header` is the argument of every kernel.
 
     Raises MemoryError if an empty index does not fit.
     """
@@ -78,7 +78,7 @@ class IndexMemory:
         assert 0 < blocks_max <= BLOCKS_MAX_LIMIT
         self.header = np.zeros(state.HEADER_LENGTH, np.int64)
         self.snapshot_arrays: list[Array] = []
-        """Arrays that a snapshot still reads after their replacement here."""
+        """Arrays that a snapshot still reads after the replacement here."""
         self._columns: dict[int, Array] = {}
         self._bytes_max = bytes_max
         self._records_max = max(RECORDS_START, RECORDS_PER_BLOCK_MAX * blocks_max)
@@ -240,7 +240,7 @@ class IndexMemory:
 
     def _begin_table(self, table: int, size: int) -> None:
         width = _WIDTHS[table]
-        # The reserve for removals needs space in the set table too, so only that may grow into it.
+        # The reserve for removals needs space in the set table too, so only removals may use it up.
         kept = 0 if table == state.SET_TABLE else self.value(state.SETS_KEPT)
         bytes_left = self.value(state.BYTES_LEFT) - kept * self.value(state.SET_BYTES)
         too_many = table == state.RECORDS and size * TABLE_LOAD > self._records_max
@@ -265,7 +265,7 @@ class IndexMemory:
         self._fit_table(table)
         self._update_accounting()
 
-    # Holder sets: the pool is replaced by a wider one when slots beyond its words are needed.
+    # Holder sets: a wider pool replaces the pool when slots beyond the words are needed.
 
     def _sets_max(self, set_words: int) -> int:
         """Return the number of set ids that can ever be needed, or afforded, at this width."""
@@ -319,7 +319,7 @@ class IndexMemory:
     # Returning memory: madvise on a whole array would hold the index lock for milliseconds.
 
     def _queue_return(self, array: Array, size: int) -> None:
-        """Queue a replaced array, of which `size` bytes were touched, for returning it in steps."""
+        """Queue a replaced array, of which `size` bytes were touched, for the return in steps."""
         is_borrowed = any(array is each for each in self.snapshot_arrays)
         if has_own_pages(array) and not is_borrowed:
             self._replaced_arrays.append((array, 0, size))

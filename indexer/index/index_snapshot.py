@@ -1,8 +1,8 @@
 """Consistent copy of an index: the tree, the holders, and the position of each stream.
 
-The copy shows one moment. It is made in pieces while the index continues (snapshot_kernels), into
-arrays allocated, and their pages touched, beforehand. Everything that follows (ordering, encoding)
-works on the copy.
+The copy shows a single moment, although it is made in pieces while the index continues
+(snapshot_kernels), into arrays with all pages touched beforehand. Everything that follows
+(ordering, encoding) works on the copy.
 """
 
 from collections.abc import Mapping
@@ -41,8 +41,7 @@ _NODE_BYTES = 24
 
 
 class StreamPosition(msgspec.Struct, frozen=True, gc=False):
-    """Position of a stream in the index: every batch before `next_seq`, and `events` events of
-    that one.
+    """Position of a stream in the index: all batches before `next_seq`, and `events` events of it.
 
     digest: hash of the payload of the batch before `next_seq`, which identifies the engine's life;
     None if that batch was never seen.
@@ -85,10 +84,9 @@ class IndexSnapshot(NamedTuple):
 
 
 class SnapshotCopy:
-    """Copy in progress: `begin` at its moment, `copy_step` while there is more, `end`, then
-    `snapshot`.
+    """Copy in progress: `begin` at the moment, `copy_step` while there is more, `end`, `snapshot`.
 
-    The first three require the index lock. An index can make one copy at a time.
+    The first three require the index lock. An index can make a single copy at a time.
     """
 
     def __init__(self, memory: IndexMemory) -> None:
@@ -135,8 +133,7 @@ class SnapshotCopy:
         self._sets_done = self._rows_done = 0
         self._from_bits = memory.column(state.BITS)
         self._from_rows = memory.column(state.RECORDS)
-        # Growth replaces these arrays; the copy goes on reading the old ones, which must stay
-        # mapped.
+        # Growth replaces these arrays; the copy still reads the old arrays, which must stay mapped.
         memory.snapshot_arrays = [self._from_bits, self._from_rows]
         for column, array in self._columns():
             memory.header[column] = array.ctypes.data

@@ -76,14 +76,14 @@ def _check_table(memory: IndexMemory, table: int) -> list[int]:
 
 
 def _rows(memory: IndexMemory) -> NDArray[Any]:
-    """Return the holder sets in use; the pool behind them is reserved for millions."""
+    """Return the holder sets in use; the reserved pool has room for millions."""
     planes = state.PLANES + 2 * memory.value(state.LANES)
     rows = memory.column(state.BITS).reshape(-1, planes, memory.value(state.WORDS))
     return rows[: memory.value(state.SETS_USED)]
 
 
 def split_planes(row: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the planes of holders and those of irregular ones of a set, by tier and lane."""
+    """Return the planes of holders and of irregular holders of a set, by tier and lane."""
     tiers, lanes = row[: state.N_TIERS], row[state.PLANES :: 2]
     irregular = row[state.N_TIERS : state.PLANES], row[state.PLANES + 1 :: 2]
     return np.concatenate([tiers, lanes]), np.concatenate(irregular)

@@ -1,8 +1,8 @@
 """First blocks of sequences with an adapter or a salt.
 
 An engine sends a salt with the first block of a sequence only, but the salt is part of the content
-hash of every block, so later announcements look up the salt by the first block above them.  An
-entry stays as long as its block; a full table refuses new entries and never forgets a live one.
+hash of every block, so later announcements look up the salt by the first block above.  An entry
+stays as long as the block; a full table refuses new entries and never forgets a live entry.
 """
 
 from typing import NamedTuple
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from indexer.hashing.block_hashing import Hashes
 
 ROOTS_MAX = 32_768
-"""Limit of first blocks, about 7 MB; half of them may have an adapter without a salt."""
+"""Limit of first blocks, about 7 MB; half may have an adapter without a salt."""
 ROOT_BYTES = 216
 """Memory of a first block, measured."""
 
 
 class SeedParts(NamedTuple):
-    """Parts that the blocks of a sequence add to the seed of their hashes; 0 for none."""
+    """Parts that the blocks of a sequence add to the seed of block hashes; 0 for none."""
 
     salt: int
     adapter: int
@@ -40,13 +40,13 @@ class KeyedRoots:
         self._roots_max = roots_max
         self._parts: dict[int, SeedParts] = {}
         self._added = 0
-        """Entries added or refused since the last removal of dead ones."""
+        """Entries added or refused since the last removal of dead entries."""
         self.has_salts = False
         """True once a sequence with a salt was announced."""
         self.has_keys = False
         """True once a block with any key was announced."""
         self.has_images = False
-        """True once a block with an image or a key of its own was announced."""
+        """True once a block with an image or a further key was announced."""
 
     def __len__(self) -> int:
         return len(self._parts)

@@ -1,4 +1,4 @@
-"""Facts about an engine's KV cache that its events do not tell, from the worker's registration."""
+"""Facts about an engine's KV cache that events do not show, from the worker's registration."""
 
 import msgspec
 
@@ -15,13 +15,13 @@ class KvCacheFacts(msgspec.Struct, frozen=True):
 
     eagle_drop:       the engine drops the last matched block of the draft (EAGLE, MTP)
     eagle_groups:     groups of the draft's layers; None: all groups drop
-    eagle_apart:      the draft's layers have a cache spec of their own
+    eagle_apart:      the draft's layers have a separate cache spec
     chunk:            tokens of a chunk of chunked local attention
     context_parallel: decode context parallelism is above 1
-    replay:           tokens that are computed again on a hit; a hit that is not longer is none
+    replay:           tokens that are computed again on a hit; a shorter or equal prefix is no hit
     salted:           requests may have cache salts
     certainty:        "at_most" if the engine's events do not show all that limits a hit
-    may_drop:         the engine speculates, and nothing tells whether it drops blocks
+    may_drop:         the engine speculates, and whether blocks are dropped is unknown
     groups:           number of cache groups that publish events; None if unknown
     """
 

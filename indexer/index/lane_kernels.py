@@ -21,9 +21,9 @@ UNKNOWN_NAME = -1
 
 @compiled(f"int64({HEADER}, int64, boolean, uint64, uint64, int64)")
 def count_levels(h, slot, is_below, parent, name, levels_max):
-    """Return how many blocks the dense block `name` is below a parent; 0 if it is not.
+    """Return how many blocks the dense block `name` is below a parent; 0 if not below.
 
-    All blocks between must be dense ones of the slot, too.
+    All blocks between must be dense blocks of the slot, too.
     is_below: False counts from the root
     """
     node = find_in_tier(h, slot, I(0), name)
@@ -44,8 +44,8 @@ def count_levels(h, slot, is_below, parent, name, levels_max):
 def hold_part(h, holder, anchor, levels, local, name):
     """Let the holder hold a part of a block, named `name`, as the child `local` of a node.
 
-    The node is `levels` blocks above the one that the slot names `anchor`.  Returns 1 if held, 0 if
-    refused or NEED is set, UNKNOWN_NAME if there is no such node.
+    The node is `levels` blocks above the block that the slot names `anchor`.  Returns 1 if held, 0
+    if refused or NEED is set, UNKNOWN_NAME if there is no such node.
     """
     h[NEED] = 0
     node = find_in_any_tier(h, holder_slot(holder), holder_tier(holder), anchor)
@@ -68,7 +68,7 @@ def hold_part(h, holder, anchor, levels, local, name):
 
 @compiled(f"int64({HEADER}, int64, boolean, uint64, {HASHES}, uint64)")
 def hold_descendant(h, holder, is_below, parent, path, name):
-    """Let the holder hold the last block of `path` below a parent; it holds none of the others.
+    """Let the holder hold the last block of `path` below a parent, and none of the others.
 
     is_below: False starts at the root.  Returns as `hold_part`; UNKNOWN_NAME for an unknown parent.
     """

@@ -26,12 +26,12 @@ from indexer.index.header_kernels import (
 from indexer.index.tree_kernels import find_child, set_of
 from indexer.jit.decorators import compiled
 
-# SCRATCH during a match: N_TIERS planes with the slots still matching, each in its tier; behind
-# these the indexes of the plane words with any such slot, in ascending order.
+# SCRATCH during a match: N_TIERS planes with the slots still matching, by tier; behind these the
+# indexes of the plane words with any such slot, in ascending order.
 
 
 NARROWED_WORDS_MAX = 1 << 19
-"""Limit of bitmap words that one match examines where holders change, some 5 ns each.  Slots that
+"""Limit of bitmap words that a match examines where holders change, some 5 ns each.  Slots that
 drop out never come near the limit; holders alternating from block to block, with thousands of
 slots remaining, would.
 """
@@ -39,9 +39,7 @@ slots remaining, would.
 
 @compiled(forceinline=True)
 def _start_alive(h, set_id):
-    """Start each holder of the first block in its best tier. Return the number of words with
-    any.
-    """
+    """Start each holder of the first block in the best tier. Return the number of words in use."""
     words = h[WORDS]
     bits = u64_view(h, BITS)
     alive = u64_view(h, SCRATCH)
@@ -61,7 +59,7 @@ def _start_alive(h, set_id):
 
 @compiled(forceinline=True)
 def _record_depth(slots, k, tier, depth, matched):
-    """Record `depth` for slots of word k that left `tier`; results of later tiers overwrite it."""
+    """Record `depth` for slots of word k that left `tier`; later tiers overwrite this."""
     while slots:
         slot = k * 64 + I(lowest_bit(slots))
         for later in range(tier, N_TIERS):
@@ -88,9 +86,9 @@ def _narrow_word(alive, planes, words, k, depth, matched):
 
 @compiled(forceinline=True)
 def _narrow_alive(h, n_live, set_id, depth, matched):
-    """Apply a block's holder set: slots stay in their tier, move to a later one or drop out.
+    """Apply a block's holder set: slots stay in a tier, move to a later tier or drop out.
 
-    The tiers they leave are final at `depth`. Returns the number of words with slots left.
+    A tier that a slot leaves is final at `depth`. Returns the number of words with slots left.
     """
     words = h[WORDS]
     planes = u64_view(h, BITS)[set_id * h[SET_WORDS] :]
@@ -107,7 +105,7 @@ def _narrow_alive(h, n_live, set_id, depth, matched):
 
 @compiled(forceinline=True)
 def _finish_alive(h, n_live, depth, matched):
-    """Record `depth` for the slots still alive, at the end of the path or of its holders."""
+    """Record `depth` for the slots still alive, at the end of the path or of the holders."""
     words = h[WORDS]
     alive = u64_view(h, SCRATCH)
     for i in range(n_live):
@@ -118,9 +116,7 @@ def _finish_alive(h, n_live, depth, matched):
 
 @compiled(forceinline=True)
 def matching_run_length(locals_, marks, path, mark):
-    """Return the number of leading nodes that continue the path on implicit edges in one holder
-    set.
-    """
+    """Return the number of leading nodes on implicit edges that match with the same holder set."""
     limit = min(path.shape[0], locals_.shape[0])
     j = 0
     # Eight nodes per branch: the loop vectorizes and a long prefix costs one test per eight blocks.

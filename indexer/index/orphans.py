@@ -1,8 +1,8 @@
-"""Orphans: blocks with a parent unannounced in the slot, set aside until its announcement.
+"""Orphans: blocks with a parent unannounced in the slot, set aside until the announcement.
 
-Engines may announce a child before its parent, or announce the parent again after removing it.
-Such a block has no place in the tree yet and is stored as an edge (parent, content) -> engine hash
-of its slot. This is the cold path: plain dictionaries, bounded by `orphans_max`.
+Engines may announce a child before the parent, or announce a removed parent again. Such a block has
+no place in the tree yet and is stored as an edge (parent, content) -> engine hash of the slot. This
+is the cold path: plain dictionaries, bounded by `orphans_max`.
 """
 
 from collections.abc import Callable, Iterable
@@ -60,9 +60,7 @@ class OrphanStore:
     """Orphans of all slots of an index. `slot in orphans` is true if the slot has any."""
 
     def __init__(self, orphans_max: int, on_change: Callable[[int, bool], None]) -> None:
-        """on_change: callback for each slot that gets its first orphan (True) or loses its last one
-        (False)
-        """
+        """on_change: callback for slots with a first orphan (True) or without the last (False)"""
         self.dropped = 0
         self._on_change = on_change
         self._orphans_max = orphans_max
@@ -76,7 +74,7 @@ class OrphanStore:
         return slot in self._slots
 
     def add(self, slot: int, orphan: Orphan, *, counted: int) -> bool:
-        """Store an orphan, or count it `counted` times more; a later place replaces an earlier one.
+        """Store an orphan, or count `counted` more copies; a later place replaces an earlier place.
 
         Returns False, without effect, if there are too many.
         """
@@ -98,7 +96,7 @@ class OrphanStore:
         return True
 
     def remove(self, slot: int, tier: int, engine_hash: int, *, every_copy: bool) -> bool:
-        """Undo an announcement, or all of them. Return whether there was one."""
+        """Undo an announcement, or every copy. Return whether there was any."""
         mine = self._slots[slot] if slot in self._slots else SlotOrphans()
         orphan = mine.by_name.get((tier, engine_hash))
         if orphan is None:
@@ -139,9 +137,7 @@ class OrphanStore:
         return children
 
     def drop_slot(self, slot: int) -> SlotOrphans:
-        """Forget all orphans of the slot. The caller may `free_entries` them after unlocking the
-        index.
-        """
+        """Forget all orphans of the slot; call their `free_entries` after unlocking the index."""
         mine = self._slots.pop(slot, None)
         if mine is None:
             return _NONE
@@ -156,7 +152,7 @@ class OrphanStore:
             self._on_change(slot, False)
 
     def check_invariants(self) -> None:
-        """Recount the orphans and their links. O(orphans), for tests."""
+        """Recount the orphans and the links. O(orphans), for tests."""
         assert self._count == sum(len(mine.by_name) for mine in self._slots.values())
         assert self._count <= self._orphans_max
         for mine in self._slots.values():

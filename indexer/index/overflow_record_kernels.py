@@ -1,10 +1,9 @@
 """Overflow records: holdings of a (slot, tier) that a bit in a holder set cannot express.
 
 A slot that holds a block exactly once under the node's primary engine hash is REGULAR and has no
-record. Everything else is IRREGULAR, described by two kinds of records in one open-addressing
-table:
+record. Everything else is IRREGULAR, described by two kinds of records in an open-addressing table:
 
-ALIAS   key = engine hash          node = its node, count = copies announced (>= 1)
+ALIAS   key = engine hash          node = named node, count = copies announced (>= 1)
 ANCHOR  key = node                 node = number of aliases, count = copies under the primary
 
 Let (c, a) be copies under the primary and the number of aliases. The anchor exists except for
@@ -89,7 +88,7 @@ _put_next, _find_next, _erase, move_records = table_functions(
 
 @compiled()
 def has_record_room(h):
-    """Return whether the two records that one change may add surely fit."""
+    """Return whether the two records that a change may add surely fit."""
     return h[RECORDS + ENTRIES] + 2 <= h[RECORDS + ROOM]
 
 
@@ -173,7 +172,7 @@ def anchor_copies(h, slot, tier, node):
 def anchor_aliases(h, slot, tier, node):
     """Return the number of other names that an irregular holder has for the node."""
     i = find_record(h, slot, tier, ANCHOR, node)
-    # An irregular holder without an anchor has one alias, the state (0, 1).
+    # An irregular holder without an anchor has a single alias, the state (0, 1).
     return I(1) if i < 0 else record_node(h, i)
 
 

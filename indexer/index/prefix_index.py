@@ -1,15 +1,15 @@
 """Index of blocks by slot and tier, and the length of a prompt's prefix in each slot.
 
-One prefix tree over block content hashes serves all slots and tiers (layout: state_kernels). Each
-slot has its own engine hashes: a hash is compared only with announcements of the same slot. No
+A prefix tree over block content hashes serves all slots and tiers (layout: state_kernels). Engine
+hashes belong to a slot: a hash is compared only with announcements of the same slot. No
 clock, no thread, no I/O; the lock is held for a bounded step at a time. The rules:
 
-* A slot holds a block in a tier while at least one of its announcements of the block is not
-  undone. `counted` stores count copies per (slot, tier, engine hash), each removed on its own.
-* A block belongs below its parent as announced by the same slot, in any tier. A block with an
-  unknown parent is an orphan, invisible until the parent is announced.
+* A slot holds a block in a tier while at least one announcement of the block is not undone.
+`counted` stores count copies per (slot, tier, engine hash), removed one at a time.
+* A block belongs below the parent announced by the same slot, in any tier. A block with an unknown
+parent is an orphan, invisible until the parent is announced.
 * A hash that (slot, tier) announces at another place names only the new place.
-* Removing a block leaves its descendants; a match stops at the gap until the block is back.
+* Removing a block leaves the descendants; a match stops at the gap until the block is back.
 * A full index records the leading blocks that fit and refuses the rest. The limits are the number
   of blocks and the number of bytes. If a removal finds no memory for the remaining holder sets,
   the slot forgets everything, which needs none: a false promise would be worse.
@@ -67,12 +67,12 @@ class IndexStats(NamedTuple):
 
 
 class PromptUnits(NamedTuple):
-    """Prompt beside its blocks, as a match of ranks with several cache groups needs it.
+    """Data of a prompt beside the blocks, for a match of ranks with several cache groups.
 
     n_tokens: length of the prompt
     tokens:   uint32 [n_tokens], C-contiguous; None if unknown
     hashes:   uint64 [units], content of each unit; None if unknown
-    names:    uint64 [units], the engine's names of the prefixes that end there; None if unknown
+    names:    uint64 [units], the engine's names of the prefixes up to each unit; None if unknown
     """
 
     n_tokens: int
@@ -197,8 +197,8 @@ class PrefixIndex:
     def reopen_slots(self, writers: Sequence[SlotWriter]) -> list[SlotWriter]:
         """Give slots to new writers and close the old ones; return the new writers. O(1) each.
 
-        The blocks of a slot are removed by the new writer's `finish_clear`; until then it stores
-        nothing.
+        The blocks of a slot are removed by the new writer's `finish_clear`; until then the writer
+        stores nothing.
         """
         fresh = self._new_writers(len(writers))
         with self.lock:
@@ -218,7 +218,7 @@ class PrefixIndex:
         return len(self._spare) < number
 
     def _new_writers(self, number: int) -> list[SlotWriter]:
-        """Return writers, taking those made ahead first."""
+        """Return writers, beginning with the prepared writers."""
         spare, self._spare = self._spare[:number], self._spare[number:]
         return spare + self._make_writers_now(number - len(spare))
 
@@ -275,14 +275,12 @@ class PrefixIndex:
             return self._read_reuse(matched, held)
 
     def count_held(self, slot: int, tier: int, path: Hashes) -> int:
-        """Return the leading blocks of a prompt that a slot holds in a tier, its cache groups
-        aside.
-        """
+        """Return the number of leading blocks that a slot holds in a tier, without cache groups."""
         with self.lock:
             return int(count_held_blocks(self.header, slot, tier, path))
 
     def last_reuse(self, matched: NDArray[np.int32]) -> "ReuseMatch":
-        """Return what a kernel has just matched.  Only for the thread that places prompts.
+        """Return the match that a kernel has just made.  Only for the thread that places prompts.
 
         matched: int32 [at least n_slots, N_TIERS], as the kernel left it
         """
@@ -294,7 +292,7 @@ class PrefixIndex:
             return self._read_reuse(matched, matched[:, Tier.GPU])
 
     def _read_reuse(self, matched: NDArray[np.int32], held: NDArray[np.int32]) -> "ReuseMatch":
-        """Return a refined match with what the kernel recorded beside it, with the index locked."""
+        """Return a refined match with the other records of the kernel, with the index locked."""
         columns = (state.LAYOUT_OF, state.INSIDE, state.BOUNDED)
         n_slots = len(matched)
         found = np.zeros((len(columns), n_slots), np.int64)
@@ -307,7 +305,7 @@ class PrefixIndex:
         layouts = self._tree.memory.column(state.LAYOUTS).reshape(-1, LAYOUT_LENGTH)
         size = int(self.header[state.REUSE_BLOCK])
         is_reused = has_layout & (matched[:, Tier.GPU].astype(np.int64) * size + inside > 0)
-        # A hit is not shorter for what the engine computes again behind it.
+        # Tokens that the engine computes again behind a hit do not shorten the hit.
         inside[is_reused] += layouts[layout_of[is_reused] - 1, R_REPLAY]
         return ReuseMatch(matched, held, has_layout, inside, certainty)
 
@@ -320,7 +318,7 @@ class PrefixIndex:
             return find_prefix_names(self._tree.memory, slot, path)
 
     def set_units(self, units: PromptUnits | None) -> None:
-        """Set what kernels that match a prompt may use of it, until the next call.
+        """Set the data of a prompt that matching kernels may use, until the next call.
 
         Only for the thread that places prompts.
         """
@@ -329,7 +327,7 @@ class PrefixIndex:
 
     @property
     def lookahead(self) -> int:
-        """Tokens behind a block that its content covers, as events have shown; 0 before."""
+        """Tokens behind a block that the block's content covers, as events have shown; 0 before."""
         return self._tree.lookahead
 
     @property
@@ -339,7 +337,7 @@ class PrefixIndex:
 
     @property
     def has_layouts(self) -> bool:
-        """True if some rank has several cache groups, or one whose last match is dropped."""
+        """True if a rank has several cache groups, or a group whose last match is dropped."""
         return bool(self.header[state.LAYOUTS])
 
     @property
@@ -367,7 +365,7 @@ class PrefixIndex:
             )
 
     def snapshot(self) -> IndexSnapshot:
-        """Return a copy of one moment. O(blocks), in steps. Raises MemoryError.
+        """Return a copy of the present moment. O(blocks), in steps. Raises MemoryError.
 
         The copy omits slots with an unfinished step: a large announcement, a clear or a fill.
         """

@@ -1,4 +1,4 @@
-"""Engine hashes under which one slot holds the leading blocks of a path, in the GPU tier."""
+"""Engine hashes under which a slot holds the leading blocks of a path, in the GPU tier."""
 
 # mypy: ignore-errors
 # The decorator erases the signature, so that checking types here would prove nothing.

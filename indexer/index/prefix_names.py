@@ -1,4 +1,4 @@
-"""Engine hashes of a prompt's prefix in one slot, for messages to the engine."""
+"""Engine hashes of a prompt's prefix in a slot, for messages to the engine."""
 
 import numpy as np
 
@@ -14,8 +14,8 @@ RECORD_ROWS_MAX = 1 << 19
 def find_prefix_names(memory: IndexMemory, slot: int, path: Hashes) -> Hashes | None:
     """Return the engine hashes of the leading GPU blocks of `path` that the slot holds, uint64 [n].
 
-    None means that the slot uses hashes of its own, in a table too long to search.
-    Requires the lock of the index.  O(path), and O(records) for a slot with hashes of its own.
+    None means that the slot uses other than primary hashes, in a table too long to search.
+    Requires the lock of the index.  O(path), and O(records) for a slot with such hashes.
     """
     nodes, names = np.empty(len(path), np.int64), np.empty(len(path), np.uint64)
     n = name_held_prefix(memory.header, slot, path, nodes, names)
@@ -26,7 +26,7 @@ def find_prefix_names(memory: IndexMemory, slot: int, path: Hashes) -> Hashes | 
     rows = memory.column(state.RECORDS).reshape(-1, state.RECORD_FIELDS)
     if len(rows) > RECORD_ROWS_MAX:
         return None
-    # The records lead from a hash to its node; the way back is rare, so that no table holds it.
+    # The records lead from a hash to the node; the way back is rare, so there is no table for it.
     mine = rows[rows[:, state.RECORD_META] == _alias_meta(slot)]
     mine = mine[np.argsort(mine[:, state.RECORD_NODE])]
     found = mine[np.searchsorted(mine[:, state.RECORD_NODE], nodes[own])]

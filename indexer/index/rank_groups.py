@@ -1,6 +1,6 @@
-"""Cache groups of a rank, learnt from its events.
+"""Cache groups of a rank, learnt from events.
 
-Layers that share one block table are a group.  The first dense group is the rank's GPU tier; every
+Layers that share a block table are a group.  The first dense group is the rank's GPU tier; every
 further group gets a lane of the same slot.
 """
 
@@ -33,7 +33,7 @@ from indexer.index.kv_cache_facts import NO_FACTS, KvCacheFacts
 from indexer.tiers import N_TIERS
 
 UNNAMED_MAX = 512
-"""Limit of names of a rank's lanes that are kept until it is known how they are made."""
+"""Limit of names of a rank's lanes that are kept until the naming is proven."""
 PROOFS_MAX = 8
 """Attempts to find out how an engine names prefixes, some milliseconds each."""
 
@@ -42,12 +42,12 @@ Name = tuple[int, int]
 Span = tuple[int | None, Hashes]
 """Name of the block before an event, None at the start of a sequence, and the event's blocks."""
 FirstBlock = tuple[int, list[int], list[int]]
-"""Name of a block that starts a sequence, its tokens, and those behind that the name covers."""
+"""First block of a sequence: name, tokens, and the tokens behind that the name covers."""
 
 
 @dataclass
 class RankGroups:
-    """Groups of a rank as its events have shown them, and what waits for its place.
+    """Groups of a rank as shown by events, and blocks and events that wait for a place.
 
     Not thread-safe: of the thread that applies the rank's events.
     """
@@ -57,7 +57,7 @@ class RankGroups:
     groups: dict[int, CacheGroup] = field(default_factory=dict)
     lookahead: int = 0
     ignores_lookahead: bool = False
-    """True if blocks are registered without the tokens behind that their names cover."""
+    """True if blocks are registered without the tokens behind that the names cover."""
     differs_ahead: bool = False
     """True if names cover more or fewer tokens behind a block than prompts are hashed with."""
     doubt: str | None = None
@@ -71,35 +71,35 @@ class RankGroups:
     unknown_lanes: set[int] = field(default_factory=set)
     """Groups with blocks of unknown place, which a match takes as held."""
     ends_tier: int | None = None
-    """Lane of the dense group's ends inside blocks; None while they do not matter."""
+    """Lane of the dense group's ends inside blocks; None while such ends do not matter."""
     waiting: Counter[Name] = field(default_factory=Counter)
     """Copies of blocks, by group and name, whose place is unknown so far."""
     late_parts: list[Any] = field(default_factory=list)
     """Events of blocks finer than the tree's, and of ends inside blocks, until the batch ends."""
     spans: dict[Name, Span] = field(default_factory=dict)
-    """Parent and path of the events of single states, until the end of their batch."""
+    """Parent and path of the events of single states, until the end of the batch."""
     open_blocks: dict[int, OpenBlock] = field(default_factory=dict)
-    """Beginnings of unfinished blocks, by the name of the end of their last known part."""
+    """Beginnings of unfinished blocks, by the name of the end of the last known part."""
     first_block: FirstBlock | None = None
     """First block of a sequence, to find out how the engine names prefixes."""
     proofs_left: int = PROOFS_MAX
     is_incomplete: bool = False
-    """True if lanes may lack blocks from before, as of a dump that does not know them."""
+    """True if lanes may lack earlier blocks, such as blocks missing in a dump."""
     unnamed: Counter[tuple[int, int]] | None = field(default_factory=Counter)
     """Copies of all blocks of lanes, by lane and name, until names are proven, so that the blocks
-    can then be placed by them.  None if too many, or some from before are not among them.
+    can then be placed by name.  None if there are too many, or some earlier blocks are missing.
     """
     lanes_are_named: bool = False
     """True once lanes have been placed by names alone."""
     is_new: bool = True
-    """True until the end of the first batch, whose later events may tell of further groups."""
+    """True until the end of the first batch, whose later events may show further groups."""
     held_back: list[Any] = field(default_factory=list)
-    """Events of lanes in the first batch, until its end."""
+    """Events of lanes in the first batch, until the end of the batch."""
     overflowed: bool = False
-    """True once a group found no lane, or more names wait for their place than are kept."""
+    """True once a group found no lane, or more names wait for a place than are kept."""
 
     def clear(self) -> None:
-        """Forget what waits for its place, since the rank holds nothing any more."""
+        """Forget everything that waits for a place, since the rank holds nothing any more."""
         self.waiting.clear()
         self.spans.clear()
         self.late_parts.clear()
@@ -111,7 +111,7 @@ class RankGroups:
         self.is_incomplete = False
 
     def add_waiting(self, key: Name) -> None:
-        """Note a block of unknown place, or a further copy of it."""
+        """Note a block of unknown place, or a further copy."""
         if len(self.waiting) >= WAITING_MAX and key not in self.waiting:
             self.overflowed = True
             return
@@ -119,12 +119,12 @@ class RankGroups:
 
     @property
     def keeps_names(self) -> bool:
-        """True while names of lanes are kept, since a later prompt may prove how they are made."""
+        """True while names of lanes are kept, since a later prompt may prove the naming."""
         may_prove = self.scheme is not None or self.proofs_left > 0
         return self.unnamed is not None and self.may_be_fine and may_prove and not self.is_by_name
 
     def note_names(self, tier: int, names: Iterable[int], copies: int = 1) -> None:
-        """Note blocks that were announced in a lane, or removed from it (-1), by name."""
+        """Note blocks that were announced in a lane, or removed from the lane (-1), by name."""
         if self.unnamed is None or not self.keeps_names:
             return
         for name in names:
@@ -190,9 +190,9 @@ class RankGroups:
         self.facts = facts
 
     def prove_names(self) -> bool:
-        """Try to find out how the engine names prefixes; return whether it is known since now.
+        """Try to find out how the engine names prefixes; return whether this call proved it.
 
-        Only ranks with ends inside blocks need it.
+        Only ranks with ends inside blocks need the naming.
         """
         first = self.first_block
         if first is None or self.scheme is not None or not self.may_be_fine or not self.proofs_left:
@@ -218,7 +218,7 @@ class RankGroups:
 
     @property
     def is_in_first_batch(self) -> bool:
-        """True from the first event of a group to the end of its batch."""
+        """True from the first event of a group to the end of the batch."""
         return self.is_new and bool(self.groups)
 
     @property
@@ -232,10 +232,10 @@ class RankGroups:
         return count_lanes([*(group.tier for group in self), self.ends_tier])
 
     def guess_kind(self, number: int, window: int | None) -> str:
-        """Return the kind of a group whose events tell none.
+        """Return the kind of a group whose events show no kind.
 
-        TensorRT-LLM gives a window to every group: the widest is taken as dense, and an earlier
-        one that is narrower is not followed any more.
+        TensorRT-LLM gives a window to every group: the widest is taken as dense, and a narrower
+        group found earlier is not followed any more.
         """
         group, dense = self.groups.get(number), self.dense
         if group is not None:
@@ -263,6 +263,7 @@ class RankGroups:
             self.overflowed = True
             return False
         group = CacheGroup(number, kind, window, size, None)
+        # A first event of this size may be an end inside a larger block: the size stays open.
         if group.ends_inside_blocks and size < self.block_size and not is_run:
             group.size, group.is_sized = self.block_size, False
         self.groups[number] = group
@@ -289,7 +290,7 @@ class RankGroups:
         return is_new
 
     def _free_tree(self) -> None:
-        """Take the tree from a dense group of other blocks, if another one has blocks of its size.
+        """Take the tree from a dense group of other blocks, if another group fits the tree's size.
 
         Nothing of the group was stored there.
         """

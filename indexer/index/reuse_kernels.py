@@ -5,15 +5,15 @@
     reusable = the largest b before the last token of the prompt, at a multiple of the alignment,
                at which every group is good; 0 if there is none
 
-    dense    its blocks are held up to b (further, by R_DROP, if the engine drops the last match)
-    window   its last NEED blocks before b are held, or all if there are fewer
-    state    its block that ends at b is held
-    chunked  its blocks from the start of b's chunk to b are held
+    dense    all blocks up to b are held (further, by R_DROP, if the engine drops the last match)
+    window   the last NEED blocks before b are held, or all if there are fewer
+    state    the block that ends at b is held
+    chunked  the blocks from the start of b's chunk to b are held
 
-The walk down the path is noted as runs of nodes with one holder set.  Per rank, the runs are tried
-from the end of its dense match backwards; within a run the largest multiple decides, since a longer
-prefix only adds held blocks to a window.  Work is bounded by REUSE_STEPS_MAX; beyond it the dense
-match stays, marked as a bound.
+The walk down the path is noted as runs of nodes with the same holder set.  Per rank, the runs are
+tried from the end of the dense match backwards; within a run the largest multiple decides, since a
+longer prefix only adds held blocks to a window.  Work is bounded by REUSE_STEPS_MAX; beyond this
+limit the dense match stays, marked as a bound.
 
 Source: the coordinator and the managers of vLLM's KV cache, v1/core, 0.23 to 0.33,
 https://github.com/vllm-project/vllm
@@ -103,7 +103,7 @@ from indexer.index.tree_kernels import find_child, set_of
 from indexer.jit.decorators import compiled
 
 REUSE_STEPS_MAX = 1 << 16
-"""Limit of runs that one match examines for all ranks, about 5 ns each."""
+"""Limit of runs that a match examines for all ranks, about 5 ns each."""
 
 
 @compiled()
@@ -123,10 +123,13 @@ def _run_has(h, runs, j, tier, slot, with_loose):
 
 
 @compiled()
-def _streak(h, runs, i, position, tier, slot, need):
-    """Return the held positions that end at `position` in run i without a gap, up to `need`."""
+def _streak(h, runs, i, position, holder, need):
+    """Return the held positions that end at `position` in run i without a gap, up to `need`.
+
+    holder: tier and slot
+    """
     count, end = I(0), position
-    while i >= 0 and count < need and _run_has(h, runs, i, tier, slot, True):
+    while i >= 0 and count < need and _run_has(h, runs, i, holder[0], holder[1], True):
         begin = begin_of(runs, i)
         count += end - begin
         end = begin
@@ -151,7 +154,7 @@ def _has_blocks(h, runs, i, b, lane, slot):
 def _part_set(h, runs, i, position, length):
     """Return the holder set of the first `length` tokens of the block at a position of run i.
 
-    They are a child of the block before, by their content.
+    Such a part is a child of the block before, by content.
     """
     parent = I(0)
     if position > 1:
@@ -206,9 +209,9 @@ def _try_window(h, runs, i, b, lane, slot):
             return b if _holds_behind(h, runs, i, b, lane, slot) else b - 1
         return b - 1
     need = min(b, lane[G_NEED])
-    held = _streak(h, runs, i, b, lane[G_TIER], slot, need)
+    held = _streak(h, runs, i, b, (lane[G_TIER], slot), need)
     if held < need:
-        # Shorter prefixes that end behind the gap have it even closer.
+        # The gap is even closer to the end of shorter prefixes behind the gap.
         return begin_of(runs, run_of(runs, i, b - held))
     return b if _holds_behind(h, runs, i, b, lane, slot) else b - 1
 
@@ -216,15 +219,18 @@ def _try_window(h, runs, i, b, lane, slot):
 @compiled()
 def _try_chunk(h, runs, i, b, lane, slot):
     start = b // lane[G_NEED] * lane[G_NEED]
-    held = _streak(h, runs, i, b, lane[G_TIER], slot, b - start)
-    # Prefixes that end behind the gap miss it as well, as long as they need this chunk.
+    held = _streak(h, runs, i, b, (lane[G_TIER], slot), b - start)
+    # Other prefixes behind the gap lack the same blocks, as long as they need this chunk.
     return b if held == b - start else max(start, begin_of(runs, run_of(runs, i, b - held)))
 
 
 @compiled()
-def _try_lane(h, runs, i, b, lane, slot, with_loose):
-    """Return b if the lane is good at b, a position of run i; else the next position to try."""
-    kind = lane[G_KIND]
+def _try_lane(h, runs, place, lane, slot, with_loose):
+    """Return b if the lane is good at b; else the next position to try.
+
+    place: (i, b), the position b of run i
+    """
+    (i, b), kind = place, lane[G_KIND]
     h[REUSE_STEPS] += 1
     if kind == STATE:
         good = _run_has(h, runs, i, lane[G_TIER], slot, with_loose)
@@ -256,7 +262,7 @@ def _reach_inside(h, runs, holder, block, with_loose):
 
 @compiled()
 def _lane_reach(h, runs, layout, lane, slot, with_loose):
-    """Return the positions that a further dense group holds, with those inside the next block."""
+    """Return the positions that a further dense group holds, also inside the next block."""
     reach, size, j, n_runs = I(0), lane[G_SIZE], I(0), count_runs(runs)
     while j < n_runs and _run_has(h, runs, j, lane[G_TIER], slot, True) and size == 1:
         reach = end_of(runs, j)
@@ -291,13 +297,14 @@ def _longest_good(h, runs, layout, slot, limit, with_loose):
         i -= 1
     b = limit // align * align
     while b > 0:
+        # Not examined to the end: the caller marks the result as a bound.
         if h[REUSE_STEPS] > REUSE_STEPS_MAX:
             return b
         i = run_of(runs, i, b)
         lower = b
         for k in range(n_lanes):
             lane = lanes[k * LANE_FIELDS : (k + 1) * LANE_FIELDS]
-            lower = _try_lane(h, runs, i, b, lane, slot, with_loose)
+            lower = _try_lane(h, runs, (i, b), lane, slot, with_loose)
             if lower < b:
                 break
         if lower == b:
@@ -308,7 +315,7 @@ def _longest_good(h, runs, layout, slot, limit, with_loose):
 
 @compiled()
 def _dense_reach(h, runs, layout, slot, blocks, with_loose):
-    """Return the positions that the dense group holds, with those inside the next block."""
+    """Return the positions that the dense group holds, also inside the next block."""
     units = layout[R_UNITS]
     reach = blocks * units
     if layout[R_ENDS_TIER] != 0:
@@ -326,6 +333,7 @@ def _reuse_positions(h, runs, layout, slot, blocks, with_loose):
         limit = _dense_reach(h, runs, layout, slot, blocks, with_loose)
     end = limit
     if h[PROMPT_TOKENS] > 0:
+        # The engine computes the last token in any case.
         end = (h[PROMPT_TOKENS] - 1) // (h[REUSE_BLOCK] // units)
     if layout[R_IS_SINGLE] != 0:
         limit = min(limit, end)
@@ -337,9 +345,9 @@ def _reuse_positions(h, runs, layout, slot, blocks, with_loose):
 
 @compiled()
 def _set_certainty(h, layout, slot, is_bound):
-    """Record how certain the reusable prefix of a slot is.
+    """Record the certainty of the reusable prefix of a slot.
 
-    Hashes of a caller may cover fewer tokens behind a block than the engine's, and then miss it.
+    Hashes of a caller may cover fewer tokens behind a block than the engine's, and miss blocks.
     """
     may_miss = layout[R_AHEAD] > 1 and h[PROMPT_IDS] == 0
     if layout[R_BOUND] == UNSURE or (may_miss and is_bound):
@@ -353,11 +361,12 @@ def _set_certainty(h, layout, slot, is_bound):
 
 @compiled()
 def _set_reuse(h, matched, slot, layout, positions):
-    """Record the reusable positions of a slot in place of its dense match.
+    """Record the reusable positions of a slot in place of the dense match.
 
     Returns whether lower tiers make the result an upper bound.
     """
     tokens = positions * (h[REUSE_BLOCK] // layout[R_UNITS])
+    # The engine computes so many tokens again: a shorter prefix saves nothing.
     if tokens <= layout[R_REPLAY]:
         tokens = I(0)
     blocks = tokens // h[REUSE_BLOCK]
@@ -395,6 +404,7 @@ def _bound_slot(h, layout, slot, matched, n_blocks):
 
 @compiled()
 def _refine_slot(h, runs, layout, slot, matched, n_blocks):
+    # Lanes may lack earlier blocks, so only the dense group limits the prefix.
     if layout[R_BOUND] == BLIND:
         _bound_slot(h, layout, slot, matched, n_blocks)
         return
@@ -411,6 +421,7 @@ def _refine_slot(h, runs, layout, slot, matched, n_blocks):
         return
     positions = _reuse_positions(h, runs, layout, slot, dense, True)
     if layout[R_UNITS] > 1 and layout[R_IS_BY_NAME] == 0:
+        # Loose ends may belong to another prefix: where they decide, the result is a bound.
         sure = _reuse_positions(h, runs, layout, slot, dense, False)
         is_bound |= sure != positions
     is_bound |= h[REUSE_STEPS] > REUSE_STEPS_MAX
@@ -420,7 +431,7 @@ def _refine_slot(h, runs, layout, slot, matched, n_blocks):
 
 @compiled()
 def _blocks_behind(layout):
-    """Return the blocks behind the dense match that may decide: those of the longest lane."""
+    """Return the number of blocks behind the dense match that may decide, of the longest lane."""
     behind = I(1)
     for k in range(layout[R_N_LANES]):
         size = layout[LAYOUT_FIELDS + k * LANE_FIELDS + G_SIZE]
@@ -463,6 +474,7 @@ def _refine_kind(h, path, matched, units, is_by_name):
             at = (layout_of[slot] - 1) * LAYOUT_LENGTH
             layout = layouts[at : at + LAYOUT_LENGTH]
             if layout[R_UNITS] == units and layout[R_IS_BY_NAME] == is_by_name:
+                # Without space for the runs nothing is known beyond the dense match.
                 if n_runs < 0:
                     _bound_slot(h, layout, slot, matched, path.shape[0])
                 else:
@@ -472,11 +484,11 @@ def _refine_kind(h, path, matched, units, is_by_name):
 
 @compiled()
 def refine_layouts(h, path, matched):
-    """Replace the dense matches of ranks with several groups by what is reusable there.
+    """Replace the dense matches of ranks with several groups by the reusable prefixes.
 
     matched: int32 [slots, N_TIERS], in: result of a match of `path`; out: rows with a layout
-    Sets INSIDE and BOUNDED (the certainty) of these rows.  INSIDE are the tokens behind the
-    last whole block, minus those that the engine computes again, which are part of a prompt's cost.
+    Sets INSIDE and BOUNDED (the certainty) of these rows.  INSIDE are the tokens behind the last
+    whole block, minus the tokens that the engine computes again, which are part of a prompt's cost.
     """
     h[REUSE_STEPS] = 0
     _refine_kind(h, path, matched, I(1), I(0))
@@ -493,7 +505,7 @@ def refine_matches(h, path, matched):
 
 @compiled()
 def mark_layout_slots(h, holding):
-    """Set the bits of all slots with a layout: a match may have written their rows."""
+    """Set the bits of all slots with a layout, whose rows a match may have written."""
     layout_of = i64_view(h, LAYOUT_OF)
     for slot in range(min(layout_of.shape[0], holding.shape[0] * 64)):
         if layout_of[slot] != 0:

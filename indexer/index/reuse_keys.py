@@ -16,7 +16,7 @@ def part_key(tokens: Tokens) -> int:
 
 
 def name_key(name: int) -> int:
-    """Return the content of a block placed by its name, or by its last unit: a child of the root.
+    """Return the content of a block placed by name, or by the last unit, as a child of the root.
 
     Equal to the function of this name in `reuse_kernels`.
     """

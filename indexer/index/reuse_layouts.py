@@ -11,13 +11,13 @@ from indexer.index.index_memory import IndexMemory
 from indexer.index.reuse_walk_kernels import RUN_FIELDS
 
 LAYOUTS_MAX = 64
-"""Limit of different layouts in a partition; its ranks run one model, so real ones have few."""
+"""Limit of different layouts in a partition, far above the few layouts of a real model."""
 RUNS_MAX = 1 << 13
-"""Limit of holder sets along a prompt, inside blocks included; beyond it a match is a bound."""
+"""Limit of holder sets along a prompt, also inside blocks; with more a match is a bound."""
 
 
 class Lane(NamedTuple):
-    """Cache group beside the dense one; `reuse_layout` has the meaning of the numbers."""
+    """Cache group beside the dense group; `reuse_layout` has the meaning of the numbers."""
 
     tier: int
     kind: int
@@ -54,7 +54,7 @@ class ReuseLayouts:
         """Scheme of the ranks that are matched by names; None without any."""
 
     def layout_of(self, slot: int) -> RankLayout | None:
-        """Return the layout of a slot; None if it has only a dense group."""
+        """Return the layout of a slot; None for a slot with only a dense group."""
         return self._slots.get(slot)
 
     def set_layout(self, slot: int, layout: RankLayout | None, block_size: int = 0) -> bool:
@@ -92,7 +92,7 @@ class ReuseLayouts:
             *fixed, ahead, scheme, lanes = layout
             is_by_name = scheme is not None and scheme == self.name_scheme
             if scheme is not None and not is_by_name:
-                # A prompt's names are computed once, by one scheme: other ranks are bounds.
+                # A prompt's names are computed once, by a single scheme: other ranks are bounds.
                 fixed[fields.R_BOUND] = max(fixed[fields.R_BOUND], fields.ALWAYS)
                 lanes = tuple(lane._replace(kind=fields.UNKNOWN) for lane in lanes)
             row[: fields.LAYOUT_FIELDS] = (*fixed, is_by_name, has_parts, ahead, len(lanes))

@@ -1,4 +1,4 @@
-"""The path of a prompt as runs of positions with one holder set, for `reuse_kernels`.
+"""The path of a prompt as runs of positions with the same holder set, for `reuse_kernels`.
 
 Positions are blocks of the tree, or units of a block where hits may end inside blocks.
 """
@@ -27,7 +27,7 @@ from indexer.index.tree_kernels import find_child, set_of
 from indexer.jit.decorators import compiled
 
 # Fields of a run: holder set, last position, node of the first position, and the holder set of ends
-# that may belong to this prefix or to another one.
+# that may belong to this prefix or to another prefix.
 RUN_SET, RUN_END, RUN_NODE, RUN_LOOSE_SET = range(4)
 RUN_FIELDS = 4
 
@@ -80,7 +80,7 @@ def _append_run(runs, n_runs, set_id, end, node, loose_set):
 
 @compiled()
 def walk_runs(h, path, last, runs):
-    """Write the runs of the first `last` blocks; return their number, -1 without space."""
+    """Write the runs of the first `last` blocks; return the count, -1 without space."""
     used = h[NODES_USED]
     locals_ = u64_view(h, LOCAL)[:used]
     marks = u32_view(h, MARK)[:used]
@@ -122,7 +122,7 @@ def _find_first_end(h, node, position):
 
 @compiled()
 def walk_names(h, last, units, runs):
-    """Write the runs of positions by names: of the first `last` blocks and of one behind."""
+    """Write the runs of positions by names: of the first `last` blocks and the next."""
     n_runs = I(0)
     for position in range(1, min((last + 1) * units, h[UNIT_NAMES + 1] + 1)):
         set_id = _find_name(h, position)
@@ -136,7 +136,7 @@ def walk_names(h, last, units, runs):
 
 @compiled()
 def walk_units(h, path, last, units, runs):
-    """Write the runs of the first `last` blocks and of the positions inside them and behind."""
+    """Write the runs of the first `last` blocks and of the positions inside and behind."""
     positions = h[UNIT_HASHES + 1] if h[UNIT_HASHES] != 0 else I(0)
     n_runs, node, depth = I(0), I(0), I(0)
     while n_runs >= 0:

@@ -9,5 +9,5 @@ def held_plane(tier: int) -> int:
 
 
 def irregular_plane(tier: int) -> int:
-    """Return the plane that marks the irregular ones of a tier or lane."""
+    """Return the plane that marks the irregular holders of a tier or lane."""
     return tier + N_TIERS if tier < N_TIERS else 2 * tier + 1

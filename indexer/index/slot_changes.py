@@ -1,4 +1,4 @@
-"""One locked step of a change of a slot: in the tree, and in what waits for its parent.
+"""One locked step of a change of a slot: in the tree, and in the orphans.
 
 The caller has the lock of the index.  `holder` is slot, tier and counted, see `holder_of`.
 """
@@ -31,6 +31,7 @@ def store_part(
     stored = tree.store_chain(holder, parent, blocks, engines)
     if stored < 0:
         assert parent is not None
+        # Blocks without a known parent are stored singly, so a step takes fewer.
         offered = min(offered, DETACHED_STEP_MAX)
         stored = tree.store_detached(holder, parent, blocks[:offered], engines[:offered])
     if slot in tree.orphans:

@@ -22,7 +22,7 @@ class SlotKeys:
 
     @property
     def roots(self) -> KeyedRoots:
-        """Table of the whole index; its flags may be read without the lock."""
+        """Table of the whole index, whose flags may be read without the lock."""
         return self._tree.keyed_roots
 
     def find_names(self, engine_hashes: Hashes) -> NDArray[np.bool_]:
@@ -47,7 +47,7 @@ class SlotKeys:
             return self._tree.add_keyed_root(content, parts)
 
     def merge_rows(self, copied: KeyedRootRows) -> None:
-        """Add the first blocks of a dump to those of the index, in steps."""
+        """Add the first blocks of a dump to the index, in steps."""
         for start in range(0, max(1, len(copied.rows)), ROWS_PER_STEP):
             part = KeyedRootRows(copied.rows[start : start + ROWS_PER_STEP], copied.has_images)
             with self._lock:

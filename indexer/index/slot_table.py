@@ -16,7 +16,7 @@ W = TypeVar("W", bound=SlotOwner)
 
 
 class SlotTable(Generic[W]):
-    """Slots of an index and their owners.  Changed only with the index locked."""
+    """Slots of an index and the owners.  Changed only with the index locked."""
 
     def __init__(self) -> None:
         self.writers: list[W | None] = []
@@ -38,11 +38,11 @@ class SlotTable(Generic[W]):
         self.writers[writer.slot : writer.slot + 1] = [writer]
 
     def replace_owner(self, writer: W) -> None:
-        """Put a writer in the place of the present owner of its slot."""
+        """Put a writer in the place of the present owner of the writer's slot."""
         self.writers[writer.slot] = writer
 
     def release_slot(self, writer: W) -> None:
-        """Free the slot of a writer, unless another writer has taken it over."""
+        """Free the slot of a writer, unless another writer has taken over."""
         if self.writers[writer.slot] is writer:
             self.writers[writer.slot] = None
             heappush(self._free, writer.slot)

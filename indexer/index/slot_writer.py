@@ -37,14 +37,14 @@ DETACHED_BLOCK_COST = 64
 class SlotWriter:
     """Writer of the announcements of a rank. Each method takes the lock.
 
-    A change may name the writer of the rank with the event stream. That writer's `place` becomes
-    its `next_position` in the same locked step as the change, so that a snapshot always has the
-    place that belongs to its blocks.
+    A change may name the writer of the rank with the event stream. That writer's `next_position`
+    becomes `place` in the same locked step as the change, so that a snapshot always has the place
+    that belongs to the blocks.
 
-    After `close` every method does nothing and returns 0. The same holds for a store that meets a
+    After `close` every method does nothing and returns 0. The same holds for a store during a
     `clear` of the slot in another thread: the store counts as earlier than the clear.
 
-    A writer is made without a slot, so that many can be made ahead; `assign_slot` assigns the slot.
+    A writer is made without a slot, so that many can be prepared; `assign_slot` assigns the slot.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class SlotWriter:
         None while the rank is plain.
         """
         self.cache_groups: CacheGroups | None = None
-        """Cache groups of the rank; None while only one dense group is known."""
+        """Cache groups of the rank; None while only a dense group is known."""
         self._row = row
         """State shared with kernels, see `change_kernels`."""
         self._row_view = row.data
         self._row_view[change_kernels.MUTEX] = lock.address
         self._positions: list[StreamPosition | None] = [None, None]
         self.next_position: StreamPosition | None = None
-        """Value of `place` after the next change that names this writer as its stream."""
+        """Value of `place` after the next change that names this writer as the stream."""
         self.live_at: float | None = None
         """Monotonic seconds when a live batch last moved `place`; None before the first in this
         life.
@@ -81,9 +81,7 @@ class SlotWriter:
         self.is_filling = False
         """True while blocks of a dump are being added: the slot is incomplete for all readers."""
         self.has_unpositioned_blocks = False
-        """True if the slot has blocks without a stream place: the stream may announce them
-        again.
-        """
+        """True if the slot has blocks without a stream place, which may be announced again."""
         self._slots = slots
         self._tree = tree
         self._lock = lock
@@ -92,8 +90,8 @@ class SlotWriter:
         self.is_half_cleared = False
         """True after an abandoned clear; until the next clear nothing is recorded."""
         self.pending_steps: Iterator[int] | None = None
-        """Remaining steps of an event after its stream was closed midway; see `settle_in_steps`.
-        A clear of the slot may drop them.
+        """Remaining steps of an event after the stream was closed midway; see `settle_in_steps`.
+        A clear of the slot may drop these steps.
         """
         self._changing = False  # by a change of several steps
         self._clears = 0
@@ -110,7 +108,7 @@ class SlotWriter:
 
     @property
     def n_clears(self) -> int:
-        """Number of clears of the slot since this writer has it."""
+        """Number of clears of the slot since this writer took over."""
         return self._clears
 
     @property
@@ -124,7 +122,7 @@ class SlotWriter:
 
     @property
     def is_whole(self) -> bool:
-        """True if the slot has exactly the blocks that its streams announced."""
+        """True if the slot has exactly the blocks that the streams announced."""
         return not (self._clearing or self.is_filling or self._changing)
 
     def store(
@@ -182,9 +180,9 @@ class SlotWriter:
     def apply_changes(
         self, changes: ChangeBuffer, after: StreamPosition, part: Callable[[int], StreamPosition]
     ) -> int:
-        """Apply changes of this slot by its own stream in a short step. Return the number done.
+        """Apply changes of this slot by the slot's stream in a short step. Return the number done.
 
-        The others do not begin: they need several steps, or have to wait for `settle_in_steps`.
+        Other changes do not begin, as these need several steps or wait for `settle_in_steps`.
         after: new `place`; part: function (number of changes done) -> `place`, for fewer
         """
         # The kernel cannot store a Python object: both places exist, and the kernel only switches.
@@ -239,7 +237,7 @@ class SlotWriter:
     ) -> int:
         """Record blocks that this slot announced with content, in any tier, in `tier` as well.
 
-        engine_hashes: uint64 [n], C-contiguous. Unknown ones are ignored and counted. Returns
+        engine_hashes: uint64 [n], C-contiguous. Unknown hashes are ignored and counted. Returns
         the number recorded.
         """
         holder = holder_of(self.slot, tier, counted=counted)
@@ -270,10 +268,10 @@ class SlotWriter:
         stream: "SlotWriter | None" = None,
         sweep: bool = True,
     ) -> int:
-        """Undo an announcement of each block. Return how many were known.
+        """Undo an announcement of each block. Return the number of known blocks.
 
-        engine_hashes: uint64 [n], C-contiguous. sweep: False leaves the slot half cleared if it
-        must start over; `settle_in_steps` does the rest, which may be much work.
+        engine_hashes: uint64 [n], C-contiguous. sweep: False leaves a slot that must start over
+        half cleared; `settle_in_steps` does the rest, which may be much work.
         """
         holder = holder_of(self.slot, tier, counted=True)
         size = len(engine_hashes)
@@ -293,9 +291,9 @@ class SlotWriter:
         return removed
 
     def change_tree(self, change: Callable[[BlockTree], int]) -> int:
-        """Run a bounded change of the slot under the lock; return its result, 0 if not possible.
+        """Run a bounded change of the slot under the lock; return the result, 0 if not possible.
 
-        A closed slot and one that is being cleared do not change.
+        A closed slot or a slot that is being cleared does not change.
         """
         with self._lock:
             return change(self._tree) if self._open and not self._clearing else 0
@@ -334,8 +332,8 @@ class SlotWriter:
     def hand_over_slot(self, fresh: "SlotWriter") -> SlotOrphans:
         """Give the slot to a new writer and close this one.  O(1), with the index locked.
 
-        The blocks of the slot are removed by the new writer's `finish_clear`; until then it stores
-        nothing. Returns the orphans, which the caller should `discard` after unlocking the index.
+        The blocks of the slot are removed by the new writer's `finish_clear`; until then the writer
+        stores nothing. Returns the orphans, which the caller should `discard` after unlocking.
         """
         assert self._open
         self._open, self.pending_steps = False, None
@@ -352,7 +350,7 @@ class SlotWriter:
     def _update_row(self) -> None:
         self._row_view[change_kernels.TAKES_CHANGES] = self._open and not self._clearing
 
-    # Steps: the lock is free between them, so each one checks for a close or a clear in between.
+    # Steps: the lock is free in between, so each step checks for a close or a clear before.
 
     def _change_in_steps(
         self, size: int, stream: "SlotWriter | None", change: Callable[[slice], int]
@@ -411,9 +409,7 @@ class SlotWriter:
     # steps.
 
     def _must_clear(self) -> bool:
-        """Return whether the slot must be cleared after a removal without memory; mark it half
-        cleared.
-        """
+        """Return whether the slot must be cleared after a removal without memory, and mark this."""
         if self.slot not in self._tree.slots_to_clear:
             return False
         if not self._clearing:

@@ -1,9 +1,8 @@
-"""Copy on write for snapshots: a copy of one moment, taken piece by piece while the index
-continues.
+"""Copy on write for snapshots: a copy of a single moment, in pieces while the index continues.
 
 At that moment nothing is copied; only the range of nodes, sets and record slots is recorded. The
 range is copied in pieces, first to last. Code that changes an entry not copied yet copies the old
-content first and sets its COPIED_ flag. So the copy shows the one moment, and each piece is
+content first and sets the entry's COPIED_ flag. So the copy shows that moment, and each piece is
 bounded.
 """
 
@@ -68,7 +67,7 @@ def _copy_node(h, node):
 
 @compiled()
 def copy_node_on_write(h, node):
-    """Copy a node that is about to change, if the snapshot still needs its old content."""
+    """Copy a node that is about to change, if the snapshot still needs the old content."""
     # Without a snapshot both ends are 0, so the common case costs one comparison.
     if node < h[COPY_NODES_END] and node >= h[COPY_NODES]:
         copied = u8_view(h, COPIED_NODES)
@@ -79,7 +78,7 @@ def copy_node_on_write(h, node):
 
 @compiled()
 def copy_set_on_write(h, set_id):
-    """Copy the row of a set that is about to change, if the snapshot needs its old content."""
+    """Copy the row of a set that is about to change, if the snapshot needs the old content."""
     if set_id < h[COPY_SETS_END] and set_id >= h[COPY_SETS]:
         copied = u8_view(h, COPIED_SETS)
         if copied[set_id] == 0:
@@ -93,7 +92,7 @@ def copy_set_on_write(h, set_id):
 
 @compiled()
 def copy_record_on_write(h, i):
-    """Copy slot i of the record table before a change, if the snapshot needs its old content."""
+    """Copy slot i of the record table before a change, if the snapshot needs the old content."""
     if i < h[COPY_ROWS_END] and i >= h[COPY_ROWS]:
         copied = u8_view(h, COPIED_RECORDS)
         if copied[i] == 0:

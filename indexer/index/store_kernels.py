@@ -2,7 +2,7 @@
 
 Each takes the header (state_kernels) first. Kernels never allocate: a kernel that needs larger
 tables stops between two blocks, sets NEED, and continues there after `IndexMemory.grow_tables`.
-Kernels keep the interpreter lock, and each is bounded by the size of its input.
+Kernels keep the interpreter lock, and each is bounded by the size of the input.
 """
 
 # mypy: ignore-errors
@@ -47,8 +47,8 @@ from indexer.index.tree_kernels import find_child, move_edges, move_names
 from indexer.jit.decorators import compiled
 
 HOMES_PER_BLOCK = 32
-"""Table slots moved per block: a table is completely moved before a sixteenth of its slots has been
-added, as a block adds at most two entries.
+"""Table slots moved per block: a table is completely moved before entries for a sixteenth of the
+slots were added, as a block adds at most two entries.
 """
 
 
@@ -85,7 +85,7 @@ def needs_owner(h):
 
 @compiled()
 def has_room(h):
-    """Return whether the tables take one more block; nodes and records are checked elsewhere."""
+    """Return whether the tables take another block; nodes and records are checked elsewhere."""
     return (
         h[NAMES + ENTRIES] < h[NAMES + ROOM]
         and h[EDGES + ENTRIES] < h[EDGES + ROOM]
@@ -119,7 +119,7 @@ def continue_store(h, holder, blocks, engines, start):
 def store_known_blocks(h, holder, engines, start):
     """Record blocks that the slot has announced with content, in any tier, in this tier too.
 
-    Returns the number of engines[start:] recorded; CURSOR is the index of the first unfinished one.
+    Returns the number of engines[start:] recorded; CURSOR is the index of the first unfinished.
     """
     slot = holder_slot(holder)
     tier = holder_tier(holder)
@@ -145,7 +145,7 @@ def add_copies(h, holder, engines, copies, start):
     """Add announcements of blocks that (slot, tier) holds; other hashes are skipped.
 
     copies: int64 [n], more than 0. Returns the number of engines[start:] held; CURSOR is the index
-    of the first unfinished one.
+    of the first unfinished hash.
     """
     slot = holder_slot(holder)
     tier = holder_tier(holder)
@@ -166,10 +166,10 @@ def add_copies(h, holder, engines, copies, start):
 
 @compiled()
 def remove_blocks(h, holder, engines, every_copy, start):
-    """Undo an announcement of each hash, or all of them.
+    """Undo an announcement of each hash, or all announcements.
 
     Returns the number of engines[start:] with a node; CURSOR is the index of the first unfinished
-    one: before the end if NEED is set, or if no holder set may be added.
+    hash: before the end if NEED is set, or if no holder set may be added.
     """
     slot = holder_slot(holder)
     tier = holder_tier(holder)

@@ -1,9 +1,9 @@
 """Nodes of the prefix tree: names, edges, allocation. holding_kernels decides about holders.
 
 Node ids are assigned so that a block's only child usually has the next id. Such an edge is
-implicit: it costs no table entry, and a match streams over consecutive ids. To keep this after
+implicit: no table entry is needed, and a match streams over consecutive ids. To keep this after
 evictions, freed nodes form a doubly linked list from which a new child takes the id right after
-its parent if free, else the start of a free run.
+the parent if free, else the start of a free run.
 """
 
 # mypy: ignore-errors
@@ -63,7 +63,7 @@ _put_next_name, _, _erase_name, move_names = table_functions(NAMES, 1, 1, name_h
 
 @compiled()
 def name_node(h, node):
-    """Enter a node with its first holder under its primary engine hash."""
+    """Enter a node with a first holder under the primary engine hash."""
     engine = u64_view(h, ENGINE)
     names = u32_view(h, NAMES)
     mask = I(names.shape[0] - 1)
@@ -105,7 +105,7 @@ def unname_node(h, node):
     h[NAMES_SHARED] -= shared
 
 
-# Edges: only children that do not follow their parent in memory are in the table.
+# Edges: only children that do not follow the parent in memory are in the table.
 
 
 @compiled()
@@ -141,7 +141,7 @@ def find_edge(h, parent, local):
 
 @compiled()
 def _insert_edge(h, node):
-    """Put a node, with its parent and content set, into the edge table."""
+    """Put a node, with parent and content set, into the edge table."""
     edges = u32_view(h, EDGES)
     mask = I(edges.shape[0] - 1)
     first = _edge_home(I(i32_view(h, PARENT)[node]), u64_view(h, LOCAL)[node], mask)
@@ -206,7 +206,7 @@ def _start_of_free_run(parents, node):
 
 @compiled()
 def _take_node(h, parent):
-    """Return an unused id, the one after `parent` if possible; 0 if the index is full."""
+    """Return an unused id, directly after `parent` if possible; 0 if the index is full."""
     if h[NODES_LIVE] >= h[NODES_MAX]:
         return I(0)
     parents = i32_view(h, PARENT)
@@ -214,7 +214,7 @@ def _take_node(h, parent):
     used = h[NODES_USED]
     if node < used and parents[node] == NODE_FREE:
         _unlink_free(h, node)
-    # Fresh ids after the last node extend the parent's chain; a free run elsewhere would break it.
+    # Fresh ids after the last node extend the parent's chain, which a free run would break.
     elif h[NODE_FREE_HEAD] != 0 and node != used:
         node = _start_of_free_run(parents, h[NODE_FREE_HEAD])
         _unlink_free(h, node)
@@ -235,7 +235,7 @@ def _take_node(h, parent):
 def add_child(h, parent, local):
     """Add a child without holders, name or children; return 0 if the index is full.
 
-    The caller gives it a holder before it returns. Requires room in the name and edge tables.
+    The caller must add a holder at once. Requires room in the name and edge tables.
     """
     node = _take_node(h, parent)
     if node == 0:
@@ -257,7 +257,7 @@ def add_child(h, parent, local):
 
 @compiled()
 def drop_if_empty(h, node):
-    """Free a node without holders and children, and every ancestor that becomes one."""
+    """Free a node without holders and children, and every ancestor that becomes such a node."""
     parents = i32_view(h, PARENT)
     mark = u32_view(h, MARK)
     kids = i32_view(h, KIDS)

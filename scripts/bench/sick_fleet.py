@@ -1,11 +1,11 @@
-"""Six engines with faults under 32 streaming clients: what the clients notice.
+"""Six engines with faults under 32 streaming clients, and the effects on the clients.
 
     python -m scripts.bench.sick_fleet --engine path/to/engine.py [--tree CHECKOUT] [--out FILE]
 
-After a minute one engine hangs, one answers with a wrong token, one becomes four times as slow, and
-one is killed and started again 40 s later. All clients stream through the surviving gateway, with
-its default settings; the service checks every 10 s. The engine is a script that takes `--port 0`
-and `--decode-ms`, prints one line of JSON with its `port`, answers /v1/completions
+After a minute an engine hangs, another answers with a wrong token, a third becomes four times as
+slow, and a fourth is killed and started again 40 s later. All clients stream through the surviving
+gateway with default settings; the service checks every 10 s. The engine is a script that takes
+`--port 0` and `--decode-ms`, prints a line of JSON with `port`, answers /v1/completions
 deterministically, and switches faults on by `POST /admin/fault {"kind": ...}` (`hang`,
 `wrong_token`, `slow` with `factor`). Needs aiohttp.
 """
@@ -41,11 +41,11 @@ LIMITS = {
     "killed one back after, s": 15.0,
     "refused": 0.0,
 }
-"""Promised limits; the run fails above them."""
+"""Promised limits, above which the run fails."""
 
 
 class StreamedAnswer(NamedTuple):
-    """Answer as its client saw it. silence_s: longest time without a chunk"""
+    """Answer as seen by the client. silence_s: longest time without a chunk"""
 
     silence_s: float
     is_right: bool
@@ -77,7 +77,7 @@ class SceneResult:
 
 
 def started(command: list[str], tree: Path) -> tuple[subprocess.Popen[str], str]:
-    """Start a process; return it with the first line that it prints."""
+    """Start a process; return the process and the first printed line."""
     environment = os.environ | {"PYTHONPATH": str(tree)}
     process = subprocess.Popen(
         command,
@@ -102,7 +102,7 @@ class SickFleet:
         self.url = self.gateway = ""
 
     def start_engine(self, worker_id: int) -> None:
-        """Start an engine, on its former port if it had one."""
+        """Start an engine, on the former port after a kill."""
         port = str(self.ports.get(worker_id, 0))
         command = [sys.executable, str(self._engine), "--port", port, "--decode-ms", str(DECODE_MS)]
         self._engines[worker_id], line = started([*command, "--model", MODEL], self._tree)
@@ -114,7 +114,7 @@ class SickFleet:
         self._engines[worker_id].wait()
 
     def start_service(self, port: int) -> None:
-        """Start the service and the gateway in front of it."""
+        """Start the service and the gateway in front of the service."""
         flags = ["--health-checks=on", f"--health-interval-secs={self._interval_s:g}"]
         command = [sys.executable, "-m", "select_service", "--port", str(port), *flags]
         environment = os.environ | {"PYTHONPATH": str(self._tree), "DYN_USE_KV_EVENTS": "false"}
@@ -126,7 +126,7 @@ class SickFleet:
         self.url = f"http://127.0.0.1:{port}"
 
     def start_gateway(self) -> None:
-        """Start the gateway with its default settings."""
+        """Start the gateway with default settings."""
         folder = self._tree / "docs/examples/surviving_gateway"
         command = [sys.executable, str(folder / "gateway.py"), "--selector", self.url]
         process, line = started([*command, "--port", "0", "--model", MODEL], self._tree)
@@ -154,7 +154,7 @@ def sick_fleet(engine: Path, tree: Path, interval_s: float) -> Iterator[SickFlee
 
 
 async def chunks_of(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
-    """Yield the events of a stream until its end."""
+    """Yield the events of a stream until the end."""
     async for line in response.content:
         if line.startswith(b"data:"):
             data = line[5:].strip()
@@ -164,7 +164,7 @@ async def chunks_of(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str,
 
 
 class Scene:
-    """Scene of one run."""
+    """Scene of a run."""
 
     def __init__(self, fleet: SickFleet, http: aiohttp.ClientSession) -> None:
         self._fleet, self._http = fleet, http
@@ -224,7 +224,7 @@ class Scene:
                     await asyncio.sleep(0.2)
 
     async def _whole_answer(self, prompt: list[int]) -> str:
-        """Return the right answer, from an engine before its fault."""
+        """Return the right answer, from an engine before the fault."""
         body = {"model": MODEL, "prompt": prompt, "max_tokens": ANSWER, "temperature": 0}
         url = f"http://127.0.0.1:{self._fleet.ports[ENGINES]}/v1/completions"
         async with self._http.post(url, json=body) as answer:
@@ -232,7 +232,7 @@ class Scene:
         return text
 
     async def _stream_forever(self, number: int) -> None:
-        """Send one request after the other, as one client."""
+        """Send a client's requests one after the other."""
         await asyncio.sleep(number * 0.1)
         while True:
             begun, chosen = time.monotonic(), self._rng.randrange(PROMPTS)
@@ -244,7 +244,7 @@ class Scene:
                 await asyncio.sleep(max(0.0, 0.5 - (time.monotonic() - begun)))
 
     async def _stream(self, chosen: int) -> StreamedAnswer:
-        """Stream one answer through the gateway."""
+        """Stream an answer through the gateway."""
         body = {
             "model": MODEL,
             "prompt": self._prompts[chosen],
@@ -286,7 +286,7 @@ class Scene:
 
 
 async def play(engine: Path, tree: Path, interval_s: float, port: int) -> SceneResult:
-    """Return the result of one run."""
+    """Return the result of a run."""
     timeout = aiohttp.ClientTimeout(total=None, sock_read=180)
     connector = aiohttp.TCPConnector(limit=0)
     with sick_fleet(engine, tree, interval_s) as fleet:

@@ -1,9 +1,9 @@
 """Checker of histories against the documented guarantees of replicas.
 
-The guarantees are those of docs/explanation/replication.md, docs/guides/replicas.md and
+The guarantees are documented in docs/explanation/replication.md, docs/guides/replicas.md and
 docs/reference/api.md. A history that no sequence of allowed steps explains yields a `Violation`.
-The rules allow the exceptions of these pages: answers of a replica that dies before it can publish
-them, and ids that two replicas admitted while they could not reach each other.
+The rules allow the exceptions of these pages: answers of a replica that dies before publishing, and
+ids that two replicas admitted while cut off from each other.
 """
 
 from collections import Counter, defaultdict
@@ -23,9 +23,9 @@ from scripts.netns_replicas.history import (
 AGREE_S_MAX = 45.0
 """Promised time from the last fault to equal replicas."""
 PUBLISH_S = 1.0
-"""Time after an answer in which a killed replica may not have published it."""
+"""Time after an answer in which a killed replica may not have published the change."""
 RESTART_S = 5.0
-"""Time after its start in which a restarted replica reads all reservations."""
+"""Time after the start in which a restarted replica reads all reservations."""
 
 
 class Violation(NamedTuple):
@@ -36,7 +36,7 @@ class Violation(NamedTuple):
 
 
 class ReservationStory:
-    """Operations of one reservation id, in the order of their begin."""
+    """Operations of a reservation id, by begin."""
 
     def __init__(self, name: str, operations: list[Operation], faults: list[FaultWindow]) -> None:
         self.name, self._faults = name, faults
@@ -48,14 +48,14 @@ class ReservationStory:
 
     @property
     def is_contested(self) -> bool:
-        """Whether more than one replica may have admitted the id."""
+        """Whether several replicas may have admitted the id."""
         return len({each.replica for each in self.bookings}) > 1
 
     def is_published(self, operation: Operation) -> bool:
         """Return whether the other replicas have certainly received an answered operation.
 
-        Only a kill of its replica can prevent it: soon after the answer, or while any replica was
-        not reachable, or not yet repaired.
+        Only a kill of the answering replica can prevent publication: soon after the answer, or
+        while any replica was not reachable, or not yet repaired.
         """
         kills = [
             each.begin
@@ -80,9 +80,9 @@ class ReservationStory:
         )
 
     def may_begin_anew_after(self, report: Operation) -> bool:
-        """Return whether a booking after a report may have been a new one.
+        """Return whether a booking after a report may have been a new booking.
 
-        A restarted replica books an id anew until it has read the reservations of the others.
+        A restarted replica books an id anew until all reservations of the others were read.
         """
         begin = min(each.begin for each in self.bookings) - RESTART_S
         return any(
@@ -135,7 +135,7 @@ Rule = Callable[[History, list[ReservationStory]], Found]
 
 
 def find_second_bookings(history: History, stories: list[ReservationStory]) -> Found:
-    """An id in use is refused with 409 at the replica that holds it."""
+    """An id in use is refused with 409 at the replica of the reservation."""
     for story in stories:
         for first, later in _later_operations(story, lambda each: each.kind == "book"):
             if later.is_done and not _may_be_gone(story, first, later):
@@ -155,7 +155,7 @@ def find_changed_repeats(history: History, stories: list[ReservationStory]) -> F
 
 
 def find_lost_answers(history: History, stories: list[ReservationStory]) -> Found:
-    """A replica keeps its own bookings until their end."""
+    """A replica keeps own bookings until the end."""
     for story in stories:
         for first, later in _later_operations(
             story, lambda each: each.kind not in ("book", "repeat")
@@ -170,7 +170,7 @@ def find_lost_answers(history: History, stories: list[ReservationStory]) -> Foun
 
 
 def find_revived_answers(history: History, stories: list[ReservationStory]) -> Found:
-    """A replica that ended a reservation does not show it again."""
+    """A replica does not show an ended reservation again."""
     for story in stories:
         for end in story.ends:
             if not end.is_done or story.is_contested:
@@ -189,7 +189,7 @@ def find_revived_answers(history: History, stories: list[ReservationStory]) -> F
 def _later_operations(
     story: ReservationStory, matches: Callable[[Operation], bool]
 ) -> Iterator[tuple[Operation, Operation]]:
-    """Yield each booking with each matching operation after it at the same replica."""
+    """Yield each booking with each later matching operation at the same replica."""
     for first in story.bookings:
         if not first.is_done:
             continue
@@ -250,7 +250,7 @@ def find_doubled_reservations(history: History, stories: list[ReservationStory])
 
 
 def find_wrong_loads(history: History, stories: list[ReservationStory]) -> Found:
-    """The load of a rank is that of its reservations."""
+    """The load of a rank is the sum of the rank's reservations."""
     for number, view in enumerate(_views(history.settled)):
         for load in view.loads:
             rows = [row for row in view.rows if row.rank == load.rank]
@@ -260,7 +260,7 @@ def find_wrong_loads(history: History, stories: list[ReservationStory]) -> Found
 
 
 def find_wrong_prefills(history: History, stories: list[ReservationStory]) -> Found:
-    """A prefill is completed at every replica if and only if a client reported its end."""
+    """A prefill is completed at every replica if and only if a client reported the end."""
     by_name = {story.name: story for story in stories}
     for number, view in enumerate(_views(history.settled)):
         for row in view.rows:
@@ -289,7 +289,7 @@ def find_changed_catalogs(history: History, stories: list[ReservationStory]) -> 
 
 
 def find_outlived_leases(history: History, stories: list[ReservationStory]) -> Found:
-    """The load of a reservation ends with its lease at the latest."""
+    """The load of a reservation ends with the lease at the latest."""
     state = history.expired
     if state is None:
         return

@@ -1,7 +1,7 @@
-"""Lease: the reservation of one request, from its selection to its end.
+"""Lease: the reservation of a request, from the selection to the end.
 
-No method waits. `progress` collects events, and a task sends them to the selector in order. A lease
-without a call for a third of its time to live is renewed.
+No method waits. `progress` collects events, and a task sends the events to the selector in order.
+A lease without a call for a third of the time to live is renewed.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class AsyncLease:
     overlap: cached part of the prompt on the rank, in tokens; None means unknown
     effective_prefill_tokens: prompt tokens that the rank has to compute
     kv_source: rank from which the engine can fetch a part of the prompt; None means no such rank
-    selector: URL of the selector that made the reservation; None without one, see `booked`
+    selector: URL of the selector with the reservation; None without a reservation, see `booked`
     booked: False if no selector answered and a fallback chose the rank
     lost: whether no selector has the reservation any more; a lost lease is not reserved again
     moved: rank to which the service moved the reservation; None means no move
@@ -71,7 +71,7 @@ class AsyncLease:
         self._last_call_at = self._loop.time()
         self._store_choice(chosen)
         self.first_rank = self.worker_id, self.dp_rank
-        """Worker and rank of the reservation at its beginning."""
+        """Worker and rank of the reservation at the beginning."""
         self.progress = self._make_progress()
 
     def _make_progress(self) -> LeaseProgress:
@@ -115,7 +115,7 @@ class AsyncLease:
         self._record(self.progress.record_tokens, n)
 
     def failed(self, cause: str = "") -> None:
-        """End the lease with a failure of its rank."""
+        """End the lease with a failure of the rank."""
         self.cause = cause
         self.end("failure")
 
@@ -130,7 +130,7 @@ class AsyncLease:
         self.end(outcome_of_exception(kind))
 
     async def move(self) -> MovedTo:
-        """Wait for the next move and return its target rank; needs `subscribe` of `lease`.
+        """Wait for the next move and return the target rank; needs `subscribe` of `lease`.
 
         The caller confirms a move with `migrated` of the selector, and then waits for the next.
         """
@@ -143,24 +143,24 @@ class AsyncLease:
 
     def note_move(self, target: MovedTo) -> None:
         """Store the target of a move; a repeated notification has no effect."""
-        # Answers to renewals repeat the latest move; only a new one may wake the caller.
+        # Answers to renewals repeat the latest move; only a new move may wake the caller.
         if target != self.moved:
             self.moved = target
             self._has_moved.set()
 
     def renew_now(self) -> None:
-        """Renew the reservation now; the answer names its current rank."""
+        """Renew the reservation now; the answer names the current rank."""
         self._record_on_loop(self.progress.request_renewal)
 
     def abandon(self) -> None:
-        """End the lease without an outcome because the client is closed. On its event loop only."""
+        """End the lease without an outcome because the client is closed. Event loop only."""
         self._record_on_loop(self.progress.record_end, None)
 
     def _record(self, note: Callable[..., None], *args: Any) -> None:
         self._record_on_loop(note, *args)
 
     def _record_on_loop(self, note: Callable[..., None], *args: Any) -> None:
-        """Record an event and start sending it."""
+        """Record an event and start sending."""
         had_ended = self.progress.has_ended
         note(*args)
         if self.progress.has_ended and not had_ended:
@@ -232,7 +232,7 @@ class AsyncLease:
         return [url for url in (*self._uncertain, self.selector) if url and url != freed_at]
 
     def _free_everywhere(self) -> None:
-        """Free the reservation at all selectors, each as soon as it answers."""
+        """Free the reservation at all selectors, each as soon as the selector answers."""
         self._core.free_when_reachable(self._core.pool.urls, self.reservation_id)
 
     # Renewals
@@ -245,7 +245,7 @@ class AsyncLease:
         if ttl_s == float("inf") or self.progress.has_ended:
             return
         seconds = ttl_s / RENEWALS_PER_TTL * self._core.rng.uniform(0.8, 1.0)
-        # Every call renews, so the timer runs from the latest one.
+        # Every call renews, so the timer runs from the latest call.
         quiet_s = self._loop.time() - self._last_call_at
         if quiet_s >= seconds:
             self.progress.request_renewal()
@@ -262,7 +262,7 @@ class AsyncLease:
 class Lease(AsyncLease):
     """`AsyncLease` for threads other than the client's. The `with` block ends the lease.
 
-    A forked process gets a copy: the end of its block has no effect, and its other methods raise
+    A forked process gets a copy: the end of the block has no effect there, and other methods raise
     RuntimeError: the lease belongs to the process that began the lease.
     """
 
@@ -281,7 +281,7 @@ class Lease(AsyncLease):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # A forked copy must not end the reservation of its parent.
+        # A forked copy must not end the reservation of the parent process.
         if os.getpid() == self._pid:
             self.end(outcome_of_exception(kind))
 

@@ -1,4 +1,4 @@
-"""Reports of callers about caches: cleared ones, cached tokens, and the tokens of answers."""
+"""Reports of callers: cleared caches, cached tokens, and the tokens of answers."""
 
 from collections.abc import Callable, Iterator, Mapping
 from math import inf
@@ -27,10 +27,10 @@ TURN_S = 0.1
 class AssumptionReport(NamedTuple):
     """Assumptions of a process, for metrics.
 
-    ranks: number of ranks by the source of their index
-    silent: ranks that assume their bookings because they send no events
-    pending, prompts: prompts beside events that are waiting, and those that ended, by their end
-    answers: answers with tokens, by what became of their blocks
+    ranks: number of ranks by the source of the index
+    silent: ranks whose bookings are assumed because events are missing
+    pending, prompts: prompts beside events that are waiting, and ended prompts by kind of end
+    answers: answers with tokens, by what became of the blocks
     """
 
     ranks: Mapping[str, int]
@@ -42,7 +42,7 @@ class AssumptionReport(NamedTuple):
 
 
 class AssumptionService:
-    """Assumed blocks of all partitions, as callers see and change them."""
+    """Assumed blocks of all partitions, for callers."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class AssumptionService:
         rules: AssumptionRules,
         forget_contexts: ForgetCache,
     ) -> None:
-        """forget_contexts: lets sessions have no cache where it was cleared"""
+        """forget_contexts: lets sessions have no cache on cleared ranks"""
         self._fleet = fleet
         self._reservations = reservations
         self._rules = rules
@@ -65,9 +65,9 @@ class AssumptionService:
         self.silent.on_assumption_begun = fleet.on_assumption_begun = follower.begin
 
     def clear_cache(self, worker_id: int, dp_rank: int | None, now: float) -> dict[int, int]:
-        """Assume no more that ranks hold blocks, except those of live reservations.
+        """Assume no longer that ranks hold blocks, except the blocks of live reservations.
 
-        Returns by dp_rank the blocks that were assumed; they leave within some turns.  Raises
+        Returns by dp_rank the number of assumed blocks, whose removal takes some turns.  Raises
         NotFound.
         """
         worker = self._fleet.catalog.get_worker(worker_id)
@@ -92,7 +92,7 @@ class AssumptionService:
     def forget_cache(
         self, key: PartitionKey, worker_id: int, dp_rank: int | None, at: float
     ) -> None:
-        """Assume no more that ranks hold what was used before a clear reported to a peer.
+        """Assume no longer that ranks hold blocks used before a clear that a peer received.
 
         Ranks that are unknown here are ignored.
         """
@@ -108,7 +108,7 @@ class AssumptionService:
     def report_cached(self, reservation_id: str, cached_tokens: int) -> None:
         """Compare the cached tokens of a live prompt with the prediction of its booking.
 
-        Further reports of one reservation are ignored.  Raises NotFound, BadRequest.
+        Further reports of the same reservation are ignored.  Raises NotFound, BadRequest.
         """
         booking = self._reservations.get_reservation(reservation_id)
         if cached_tokens > booking.isl_tokens:
@@ -117,9 +117,10 @@ class AssumptionService:
                 f"({booking.isl_tokens})"
             )
         partition = self._fleet.partitions.get(booking.key)
+        # In a partition that was removed and created again the slot is another rank's.
         if partition is None or partition.account is not booking.account or booking.is_leaving:
             return
-        # Another replica made the prediction, or nobody did.
+        # Without a prediction of this process there is nothing to compare.
         is_predicted = booking.origin is None and booking.cached_blocks != UNKNOWN_CACHED
         if not booking.is_prefilling or not is_predicted:
             return

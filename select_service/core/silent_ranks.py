@@ -1,9 +1,8 @@
 """Ranks that have requests and have stopped sending KV events.
 
-An engine that computes announces blocks.  A rank that was seen with requests for long since its
-last event sends them no more: its index becomes stale, and its bookings are assumed instead until
-events come again.  Ranks that never sent an event are left alone: their engine may have no prefix
-cache.
+An engine that computes announces blocks.  A rank with requests for long since the last event has
+stopped sending: the index becomes stale, and bookings are assumed instead until events come again.
+Ranks that never sent an event are left alone, since the engine may have no prefix cache.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +19,7 @@ from select_service.core.periodic_task import SECOND_S
 from select_service.core.registry.fleet.partition import Partition
 
 RANKS_PER_STEP = 1024
-"""Ranks with requests that one step examines, about a microsecond each."""
+"""Ranks with requests examined per step, about a microsecond each."""
 PAUSE_S_MAX = 2 * SECOND_S
 """Longest time between two looks that counts as time with requests."""
 
@@ -35,9 +34,9 @@ class _BusyTime:
 
 
 class SilentRank(NamedTuple):
-    """Rank that assumes its bookings because it sends no events.
+    """Rank whose bookings are assumed because no events come.
 
-    live_at: time of its last event, monotonic seconds
+    live_at: time of the last event, monotonic seconds
     """
 
     rank: Rank
@@ -55,7 +54,7 @@ class SilentRanks:
         self._rules = rules
         self._busy: dict[SlotWriter, _BusyTime] = {}
         self.silent: dict[SlotWriter, SilentRank] = {}
-        """Silent ranks by the writer of their events."""
+        """Silent ranks by the writer of the rank's events."""
         self.on_assumption_begun: Callable[[], None] = lambda: None
         self._steps: Iterator[None] = iter(())
 
@@ -97,6 +96,7 @@ class SilentRanks:
         if busy is None or busy.live_at != live_at:
             self._busy[writer] = _BusyTime(live_at, 0.0, now)
             return
+        # A long gap between two looks may have been idle, so only a part of it counts.
         busy.seconds += min(PAUSE_S_MAX, now - busy.seen_at)
         busy.seen_at = now
         if busy.seconds >= self._rules.silent_after_s:
@@ -114,7 +114,7 @@ class SilentRanks:
         self._renew_silence(writer, silent)
 
     def _renew_silence(self, writer: SlotWriter, silent: SilentRank) -> None:
-        """Let a rank assume its bookings until its events come again, or it leaves."""
+        """Let the bookings of a rank be assumed until events come again, or the rank leaves."""
         partition = self._partitions.get(silent.key)
         slot = None if partition is None else partition.table.find_slot(silent.rank)
         if partition is None or partition.assumed is None or slot is None:
@@ -127,7 +127,7 @@ class SilentRanks:
             partition.assume_bookings(row.worker, self._rules)
             return
         rank = partition.assumed.rank_at(slot)
-        # A change of its worker may have ended the assumption.
+        # A change of the worker may have ended the assumption.
         if rank is None or rank.is_beside_events:
             blocks = row.worker.registration.total_kv_blocks
             found = self._rules.make_rank("assumed", blocks, partition.block_size)

@@ -33,11 +33,11 @@ SECONDS_MAX = 1e12
 KEYS_MAX = 1 << 26
 """Limit of blocks of all prompts that are in memory; each takes 8 bytes."""
 CHATS_MAX = 1_000_000
-"""Limit of chats whose first chat is known; later chats are sessions of their own."""
+"""Limit of chats with a known first chat; each later chat is a new session."""
 SESSION_GAP_S = 10.0
 """Time between the starts of two Weka sessions, which have no common clock."""
 ORIGIN_S = 1.0
-"""Largest time by which a subagent's first call is before its start, if both have one origin."""
+"""Most seconds from a subagent's first call to the recorded start, if both have the same origin."""
 KEY_MASK = 2**64 - 1
 FILE_ERRORS = (
     msgspec.MsgspecError,
@@ -63,8 +63,8 @@ class RecordedRequest(NamedTuple):
     """Request of a trace or a log.
 
     output_tokens: None means unknown
-    keys: one for each `key_tokens` tokens of the prompt, the last one may cover fewer; equal keys
-        mean equal prompts up to there
+    keys: one for each `key_tokens` tokens of the prompt, the last may cover fewer; equal keys
+    mean equal prompts up to there
     session: number of the client's session; None means unknown
     """
 
@@ -77,7 +77,7 @@ class RecordedRequest(NamedTuple):
 
 
 class RecordedTrace(NamedTuple):
-    """Requests of a trace in order of arrival, and the name of its format."""
+    """Requests of a trace in order of arrival, and the name of the format."""
 
     format_name: str
     requests: list[RecordedRequest]
@@ -117,7 +117,7 @@ class WekaStreamedCall(WekaCall, tag_field="type", tag="s"):
 
 
 class WekaSubagent(Struct, tag_field="type", tag="subagent"):
-    """Subagent of a Weka session with its own calls."""
+    """Subagent of a Weka session, with the subagent's calls."""
 
     t: Seconds
     requests: "list[WekaEntry]"
@@ -151,13 +151,13 @@ def load_trace(path: Path, requests_max: int) -> RecordedTrace:
         found.append(request)
     if not found:
         raise TraceError(f"{path}: the trace has no requests")
-    # Subagents run beside their agent, so the order of a file is not that of arrival.
+    # Subagents run beside the agent, so a file is not in the order of arrival.
     found.sort(key=lambda each: each.at_s)
     return RecordedTrace(reader.format_name, found)
 
 
 class TraceReader:
-    """Reader of a trace; its first line determines the format, a folder has Weka sessions."""
+    """Reader of a trace; the first line determines the format, a folder has Weka sessions."""
 
     def __init__(self, path: Path) -> None:
         self.format_name = "Weka"
@@ -217,7 +217,7 @@ class TraceReader:
         return [_request_of_row(_ROWS.decode(line))]
 
     def _request_of_chat(self, row: BailianRow) -> RecordedRequest:
-        # Sessions are chains of chats, and each chat names only the one before it.
+        # Sessions are chains of chats, and each chat names only the chat before.
         first = self._chats.get(row.parent_chat_id, row.chat_id)
         if len(self._chats) < CHATS_MAX:
             self._chats[row.chat_id] = first
@@ -233,7 +233,7 @@ class TraceReader:
 
     def _requests_of_session(self, trace: WekaSession, number: int) -> list[RecordedRequest]:
         """number: place of the session in the trace"""
-        # Ids of different sessions differ even if they are equal numbers, unless they are global.
+        # Equal ids of different sessions mean different blocks, unless ids are global.
         scope = 0 if trace.hash_id_scope == "global" else number + 1
         found = []
         for start_s, call, session in self._calls_of(trace.requests, 0.0):
@@ -253,13 +253,13 @@ class TraceReader:
     def _calls_of(
         self, entries: Sequence[WekaEntry], start_s: float
     ) -> Iterator[tuple[float, WekaCall, int]]:
-        """Yield the calls of an agent and its subagents, with the origin of their times.
+        """Yield the calls of an agent and all subagents, with the origin of the times.
 
         start_s: origin of the agent's times
         """
         session, self._sessions = self._sessions, self._sessions + 1
         subagents = [each for each in entries if isinstance(each, WekaSubagent) and each.requests]
-        # Some recorders count a subagent's times from its start, others from that of the session.
+        # Some recorders count a subagent's times from its start, others from the session's.
         is_relative = any(each.requests[0].t < each.t - ORIGIN_S for each in subagents)
         for each in entries:
             if isinstance(each, WekaSubagent):
@@ -324,7 +324,7 @@ def _request_of_row(row: MooncakeRow) -> RecordedRequest:
 
 
 def _make_keys(ids: Sequence[int], tokens: int, block_tokens: int, scope: int = 0) -> Sequence[int]:
-    """Return a key for each block, which identifies it with all blocks before.
+    """Return a key for each block, which identifies the block with all blocks before.
 
     scope: number of the ids' name space.  Raises ValueError for too many ids.
     """
@@ -335,7 +335,7 @@ def _make_keys(ids: Sequence[int], tokens: int, block_tokens: int, scope: int = 
         )
     keys, key = array("Q"), scope
     for each in ids:
-        # Hashes of numbers are equal in all processes, unlike those of text.
+        # Hashes of numbers are equal in all processes, unlike hashes of text.
         key = hash((key, each)) & KEY_MASK
         keys.append(key)
     return keys

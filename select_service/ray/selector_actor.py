@@ -1,8 +1,8 @@
-"""Actor of one selector: starts the service, connects it with its replicas and watches it.
+"""Actor of a selector: starts, connects and watches the service.
 
-The service is a process of its own with its own event loop, threads and kernels. If the actor or
-the service ends, the other ends too, and Ray restarts the actor on this or another node. The
-restarted service takes its index and workers from the other selectors.
+The service is a separate process with event loop, threads and kernels. If the actor or the service
+ends, the other ends too, and Ray restarts the actor on this or another node. The restarted service
+takes index and workers from the other selectors.
 """
 
 import logging
@@ -30,19 +30,19 @@ from select_service.ray.selector_client import SingleSelector
 from select_service.schemas.replicas import ReplicaPeerRequest
 
 WATCH_INTERVAL_S = 1.0
-"""Time between two checks of the service and its replicas, in seconds."""
+"""Time between two checks of the service and the replicas, in seconds."""
 PEERS_S_MAX = 2.0
 """Time limit for the addresses of the others, in seconds; the next turn asks restarting actors
 again.
 """
 HUNG_S = 30.0
-"""Time without an answer after which the service and its actor are ended, in seconds."""
+"""Time without an answer after which the service and the actor are ended, in seconds."""
 
 log = logging.getLogger("select_service.ray")
 
 
 class SelectorActor:
-    """Ray actor that lives as long as its service."""
+    """Ray actor that lives as long as the service."""
 
     def __init__(
         self,
@@ -122,14 +122,14 @@ class SelectorActor:
                         self._own_selector.register(worker)
 
     def _connect_peers(self, others: Mapping[str, SelectorAddress]) -> None:
-        """Receive from all others at their current addresses; an actor without an answer may still
+        """Receive from all others at the current addresses; an actor without an answer may still
         return.
         """
         for name, other in others.items():
             endpoint, old = other.sync_endpoint, self._peers.get(name)
             if endpoint == old:
                 continue
-            # The new endpoint first, so that no event is missed while the old one is dropped.
+            # The new endpoint first, so that no event is missed while the old endpoint is dropped.
             self._own_selector.register_peer(ReplicaPeerRequest(endpoint=endpoint))
             if old is not None:
                 self._own_selector.deregister_peer(ReplicaPeerRequest(endpoint=old))
@@ -142,7 +142,7 @@ class SelectorActor:
             del self._peers[name]
 
     def _watch_service(self) -> None:
-        """Watch the service; after its end or hang, end the actor's process, which Ray restarts."""
+        """Watch the service; after an end or hang, end the actor's process, which Ray restarts."""
         answered = time.monotonic()
         while time.monotonic() - answered < HUNG_S:
             with suppress(TimeoutExpired):

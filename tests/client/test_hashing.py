@@ -62,7 +62,7 @@ def test_what_has_grown_is_hashed_as_the_service_hashes_the_whole(
             np.array(tokens, np.uint32),
             block_size,
             lora_name=lora_name,
-            is_eagle=is_eagle,
+            lookahead=int(is_eagle),
             cache_salt=cache_salt,
         )
         found = hasher.prompt()

@@ -109,7 +109,7 @@ def path_of(prompt: dict[str, Any], block_size: int, is_eagle: bool) -> np.ndarr
         tokens,
         block_size,
         lora_name=prompt.get("lora_name"),
-        is_eagle=is_eagle,
+        lookahead=int(is_eagle),
         cache_salt=prompt.get("cache_salt"),
         mm_hashes=mm_hashes,
     )

@@ -35,7 +35,7 @@ def check_history(history: ThinnedHistory) -> None:
 def check_virtual_state(state: VirtualState) -> None:
     assert NEVER <= state.acknowledged <= state.decision.decision_id
     assert 0 <= state.kept_ticks < TICKS_TO_SUPERSEDE
-    assert (state.kept is None) == (state.kept_ticks == 0)
+    assert (state.kept_counts is None) == (state.kept_ticks == 0)
     assert state.decision.decision_id > NEVER or not (state.reported or state.adopted)
     for role in Role:
         assert (state.decision.role_count(role) or 0) >= 0

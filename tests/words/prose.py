@@ -75,12 +75,12 @@ CODE_LIMITS = {
     "who": 10,
     "say": 20,
     "stand": 5,
-    "pronoun": 300,
+    "pronoun": 230,
     "fragments": 1.5,
     "one_word": 45,
-    "participles": 5,
+    "participles": 3,
     "repeated_classes": 0,
-    "signatures": 5,
+    "signatures": 3,
 }
 """Greatest values over the product and scripts: rates per 10,000 words, percentages, and counts."""
 

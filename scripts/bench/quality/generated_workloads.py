@@ -1,6 +1,6 @@
 """Generated workloads in the shapes of real services, determined by one seed.
 
-Lengths are log-normal around the given median. `Shapes` are functions that make one session; the
+Lengths are log-normal around the given median. `Shapes` are functions that make a session; the
 popularity of texts is Zipf's.
 """
 
@@ -25,7 +25,7 @@ BURST_S, CYCLE_S = 8.0, 24.0
 
 
 def draw_length(rng: Generator, median: float, spread: float, most: int = 32_768) -> int:
-    """Return a random length.  spread: standard deviation of its logarithm"""
+    """Return a random length.  spread: standard deviation of the logarithm"""
     return int(np.clip(rng.lognormal(np.log(median), spread), 1, most))
 
 
@@ -59,7 +59,7 @@ def conversation(blocks: BlockNumbers, rng: Generator) -> ReplaySession:
 
 
 def tenants(blocks: BlockNumbers, rng: Generator) -> ReplaySession:
-    """Return one question behind the long system prompt of one of 60 tenants."""
+    """Return a question behind the long system prompt of a tenant, of 60."""
     tenant = draw_zipf(rng, 60, 0.9)
     stream = TextStream(blocks).append_shared(("tenant", tenant), text_tokens(tenant, 2000, 9000))
     stream.append_unique(draw_length(rng, 150, 0.8, 2000))
@@ -112,7 +112,7 @@ def completion(blocks: BlockNumbers, rng: Generator) -> ReplaySession:
 
 
 def mixed(blocks: BlockNumbers, rng: Generator) -> ReplaySession:
-    """Return short requests for three quarters, long ones for the rest, half of them as twins."""
+    """Return a short request in three of four cases, else long requests, half of these as twins."""
     if rng.random() < 0.75:
         stream = TextStream(blocks).append_shared(("chat", draw_zipf(rng, 8)), 512)
         stream.append_unique(draw_length(rng, 250, 0.8, 2000))
@@ -128,7 +128,7 @@ def mixed(blocks: BlockNumbers, rng: Generator) -> ReplaySession:
 
 
 def anything(blocks: BlockNumbers, rng: Generator) -> ReplaySession:
-    """Return conversations, tenants, templates and agents on one fleet."""
+    """Return conversations, tenants, templates and agents on the same fleet."""
     shapes = (conversation, tenants, few_shot, retrieval)
     return shapes[int(rng.integers(len(shapes)))](blocks, rng)
 
@@ -142,7 +142,7 @@ def in_bursts(units: NDArray[np.float64], per_s: float) -> NDArray[np.float64]:
 
 
 class WorkloadKind(NamedTuple):
-    """A workload and its fleet.  requests: number of one run"""
+    """A workload and a fleet.  requests: number of a run"""
 
     session: Callable[[BlockNumbers, Generator], ReplaySession]
     requests: int

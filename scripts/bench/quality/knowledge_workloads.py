@@ -33,8 +33,8 @@ Shape: TypeAlias = Callable[[BlockNumbers, Generator], ReplaySession]
 class Rollouts(NamedTuple):
     """Rollouts in groups, whose members begin with the same prompt.
 
-    rules, task:        blocks that all groups share, and those of one group
-    output, result:     median tokens of an answer, and of the text behind it
+    rules, task:        blocks that all groups share, and blocks of a group
+    output, result:     median tokens of an answer, and of the text behind
     spread_s:           seconds in which the members of a group begin
     """
 
@@ -81,7 +81,7 @@ def agent_session(median: float, turns: tuple[int, int], output: float, think_s:
 
 
 def document_session(blocks: BlockNumbers, rng: Generator) -> ReplaySession:
-    """Return questions about one of 120 documents of 20,000 to 60,000 tokens."""
+    """Return questions about a document, of 120 with 20,000 to 60,000 tokens."""
     document = draw_zipf(rng, 120, 0.8)
     size = 40 + (37 * document) % 78
     stream = TextStream(blocks).append_shared(("document", document), size * BLOCK)
@@ -94,7 +94,7 @@ def document_session(blocks: BlockNumbers, rng: Generator) -> ReplaySession:
 
 
 def tenant_session(blocks: BlockNumbers, rng: Generator) -> ReplaySession:
-    """Return one question behind the system prompt of one of 60 tenants."""
+    """Return a question behind the system prompt of a tenant, of 60."""
     tenant = draw_zipf(rng, 60, 0.9)
     stream = TextStream(blocks).append_shared(("tenant", tenant), (8 + tenant % 24) * BLOCK)
     stream.append_unique(draw_length(rng, 300, 0.8, 4000))
@@ -102,7 +102,7 @@ def tenant_session(blocks: BlockNumbers, rng: Generator) -> ReplaySession:
 
 
 def mixed_session(blocks: BlockNumbers, rng: Generator) -> ReplaySession:
-    """Return a short request, or one of eight times a long one with a short answer."""
+    """Return a short request, or in one of eight cases a long request with a short answer."""
     stream = TextStream(blocks)
     if rng.random() < 7 / 8:
         stream.append_shared(("chat", draw_zipf(rng, 8)), BLOCK)
@@ -113,7 +113,7 @@ def mixed_session(blocks: BlockNumbers, rng: Generator) -> ReplaySession:
 
 
 def crowded_session(blocks: BlockNumbers, rng: Generator) -> ReplaySession:
-    """Return one question behind one of 150 texts, all used alike.
+    """Return a question behind one of 150 texts, all used alike.
 
     The texts have 3 million tokens: with one copy of each they nearly fill the caches of the fleet,
     and each second copy evicts another text.
@@ -125,9 +125,9 @@ def crowded_session(blocks: BlockNumbers, rng: Generator) -> ReplaySession:
 
 
 def public_session(blocks: BlockNumbers, rng: Generator) -> ReplaySession:
-    """Return one of several questions about one of 800 long texts.
+    """Return one of several questions about 800 long texts.
 
-    In place of Mooncake's synthetic trace: prompts of 30 blocks, 64 % of them repeated.
+    In place of Mooncake's synthetic trace: prompts of 30 blocks, of which 64 % are repeated.
     """
     text = draw_zipf(rng, 800, 0.6)
     size = int(np.clip(np.random.default_rng(text).lognormal(np.log(20), 0.8), 1, 300))
@@ -156,7 +156,7 @@ GROUPS: dict[str, Rollouts] = {
 }
 """Workloads whose sessions come in groups."""
 REQUESTS = 5_000
-"""Requests of a run: more than one lifetime of a session at capacity."""
+"""Requests of a run, longer than the lifetime of a session at capacity."""
 FLEET = (ENGINE,) * 8
 
 
@@ -176,7 +176,7 @@ def make_session_workload(name: str, seed: int, requests: int | None) -> ReplayW
         sessions += made
         groups += [group] * len(made)
         missing -= sum(map(len, made))
-    # Members of a group arrive together, so a group takes the time of all of them.
+    # Members of a group arrive together, so a group takes the time of all members.
     starts = np.cumsum(rng.exponential(1.0, groups[-1] + 1)) * len(sessions) / (groups[-1] + 1)
     spread_s = GROUPS[name].spread_s if name in GROUPS else 0.0
     if not spread_s:
@@ -190,7 +190,7 @@ def make_session_workload(name: str, seed: int, requests: int | None) -> ReplayW
 def conversation_workload(
     rows: list[RecordedRequest], seed: int, requests: int | None
 ) -> ReplayWorkload:
-    """Return a part of Mooncake's trace; a request continues the session whose blocks it has."""
+    """Return a part of Mooncake's trace; requests continue the session with the same blocks."""
     n = requests or REQUESTS
     workload = trace_workload(rows, seed, n, STAMP_S, BLOCK)
     owners: dict[int, int] = {}
@@ -205,7 +205,7 @@ def conversation_workload(
 
 
 def make_step(rollouts: Rollouts, number: int, seed: int) -> ReplayWorkload:
-    """Return one synchronous step: all rollouts begin within a second."""
+    """Return a synchronous step: all rollouts begin within a second."""
     rng = np.random.default_rng([seed, number])
     blocks = BlockNumbers(BLOCK)
     sessions = tuple(

@@ -1,4 +1,4 @@
-"""Order of measurements: cells in turns, each with its disturbance; parts of one fleet together."""
+"""Order of measurements: cells in turns, with disturbances; parts with the same fleet together."""
 
 import contextlib
 import json
@@ -58,14 +58,14 @@ class SuiteRun:
         extent: MeasurementExtent,
         only: Sequence[str] = (),
     ) -> None:
-        """only: texts, one of which the label of a measured row contains; empty means all rows"""
+        """only: texts to find in the labels of measured rows; empty means all rows"""
         self.contenders, self.extent, self._only = contenders, extent, only
         self.known = conversation_data.make_conversations()
         self.tables: dict[str, ResultTable] = {}
         self.problems: list[str] = []
 
     def go_on(self, tables: Sequence[ResultTable], problems: Sequence[str]) -> None:
-        """Continue with the results of an earlier run; its complete rows are not measured again."""
+        """Continue with the results of an earlier run, without measuring complete rows again."""
         self.tables = {table.title: table for table in tables}
         self.problems = list(problems)
 
@@ -122,7 +122,7 @@ class SuiteRun:
         sites: Sequence[FilledService],
         measure: Callable[[FilledService], Any],
     ) -> None:
-        """Measure one row, all sites in turn.  measure: site -> one value per measure"""
+        """Measure a row, all sites in turn.  measure: site -> a value per measure"""
         if not self.wants(table, row):
             return
         _say(f"{table.title}: {row.label}")
@@ -139,7 +139,7 @@ class SuiteRun:
     ) -> None:
         """Take a sample.
 
-        measure: () -> (one value per measure, CPU seconds of a service on its own CPU)
+        measure: () -> (a value per measure, CPU seconds of a service with its own CPU)
         """
         watch = DisturbanceWatch()
         try:
@@ -157,7 +157,7 @@ class SuiteRun:
         place: FilledService,
         measure: Callable[[FilledService], Any],
     ) -> None:
-        """Take one sample of one site."""
+        """Take a sample of a site."""
 
         def measured() -> tuple[tuple[float, ...], float | None]:
             cpu = place.running.cpu_s()
@@ -189,8 +189,7 @@ class SuiteRun:
 class SuitePart(NamedTuple):
     """Part of the suite.
 
-    workers: sizes of the shared fleets with filled services; empty if the part starts its own
-    services
+    workers: sizes of the shared fleets with filled services; empty if the part starts services
     """
 
     name: str
@@ -203,8 +202,7 @@ class SuitePart(NamedTuple):
 def execute_parts(
     run: SuiteRun, parts: Sequence[SuitePart], keep: Callable[[], None] = lambda: None
 ) -> None:
-    """Execute the parts, those of one fleet together, in table order; a failed part does not stop
-    the run.
+    """Execute the parts in table order, grouped by fleet; a failed part does not stop the run.
 
     keep: called after each part, so that a crash loses no results
     """
@@ -237,7 +235,7 @@ def _reporting(run: SuiteRun, name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # A failure of one part must not lose the results of hours.
+        # A failed part must not lose the results of hours.
         run.problems.append(f"{name}: {type(error).__name__}: {error}"[:2000])
         _say(run.problems[-1])
 

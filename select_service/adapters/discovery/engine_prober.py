@@ -119,6 +119,7 @@ class EngineProber:
             # Repeated after success too: an engine may be replaced behind the same address.
             await asyncio.sleep(REFRESH_S if is_good else again_s)
             again_s = min(2.0 * again_s, RETRY_S_MAX)
+        # An engine that comes back is queried at once.
         self._queried.discard(key)
 
     async def _query_once(self, http: HttpClient, key: Key) -> bool:

@@ -51,7 +51,7 @@ async def probe_engine(
     if error is not None:
         return ProbeFacts(error=error)
     ids = np.array(tokens, np.uint32)
-    path = compute_block_hashes(ids, size, is_eagle=worker.is_eagle)
+    path = compute_block_hashes(ids, size, lookahead=int(worker.is_eagle))
     begun = monotonic()
     found = await _wait_for_blocks(partition, worker.worker_id, path)
     return ProbeFacts(blocks=blocks, found=found, waited_s=monotonic() - begun)

@@ -1,16 +1,16 @@
 """Publisher of load events to other replicas, over a ZMQ XPUB socket.
 
-An XPUB socket shows which topics somebody has subscribed to by name.  Messages of this product
-alone (digests, progress, cleared caches) are made only for subscribers of their topic: whoever
-subscribes to everything expects what Dynamo sends.
+An XPUB socket shows which topics have subscribers by name.  Messages of this product alone
+(digests, progress, cleared caches) are made only for subscribers of the topic: a subscriber to
+everything expects only messages of Dynamo.
 
 `offer_event` is called inside a request, so it only appends to a bounded queue; events are encoded
 and sent between requests, on the same thread.  (A separate thread would compete with requests for
-the interpreter lock.)  Digests use the same queue, so that a digest follows exactly the events it
-sums up; so do prefill progress messages, which must not overtake the admission of their request.
+the interpreter lock.)  Digests use the same queue, so that a digest follows exactly the events in
+the sums; so do prefill progress messages, which must not overtake the admission of the request.
 
 The publisher never waits for a slow or absent subscriber: libzmq keeps up to
-SUBSCRIBER_MESSAGES_MAX messages for each subscriber and then drops further ones.  The subscriber
+SUBSCRIBER_MESSAGES_MAX messages for each subscriber and then drops messages.  The subscriber
 detects the loss by the message count in the next digest.
 """
 
@@ -38,15 +38,15 @@ from select_service.core.replication.session_exchange import SESSION_DIGEST_TOPI
 REPLICA_QUEUE_EVENTS_MAX = 100_000
 SUBSCRIBER_MESSAGES_MAX = 100_000
 SUBSCRIPTION_BYTES_MAX = 4096
-"""Maximum size of a message from a subscriber; libzmq closes the connection of a larger one.
+"""Maximum size of a message from a subscriber; libzmq closes the connection of a larger message.
 
-A subscribed topic takes about 25 times its length in memory, and time of this process's thread.
+A subscribed topic takes about 25 times the length in memory, and time of this process's thread.
 """
 REBIND_DELAY_S = 0.05
 """Delay after a failed bind, in seconds: the old socket needs a moment to release the port."""
 SUBSCRIPTIONS_READ_MAX = 1024
-"""Messages of subscribers that are read at once; replicas send one for each topic.  More close all
-connections, since libzmq would keep them in unbounded memory.
+"""Messages of subscribers that are read at once; replicas send one for each topic.  With more, all
+connections are closed, since libzmq would keep the messages in unbounded memory.
 """
 QUIET_BIND_ATTEMPTS = 20
 """Number of failed binds before a log line, about a second; another process then owns the port."""
@@ -114,7 +114,7 @@ class ReplicaPublisher:
         self._monitor: zmq.Socket[bytes] | None = None
         self._connections: set[int] = set()
         self._topics: set[bytes] = set()
-        """Topics to which somebody has subscribed by name."""
+        """Topics with subscribers by name."""
         self._send_frame: Callable[[bytes, int], object] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._bound_place: _BindSettings | None = None
@@ -129,7 +129,7 @@ class ReplicaPublisher:
         return len(self._queue)
 
     def count_subscribers(self) -> int:
-        """Return the number of open connections, one per subscribed replica."""
+        """Return the number of open connections, each of a subscribed replica."""
         if self._monitor is not None:
             for event, descriptor in waiting_events(self._monitor):
                 if event == zmq.EVENT_ACCEPTED:
@@ -141,7 +141,7 @@ class ReplicaPublisher:
         return len(self._connections)
 
     def is_subscribed(self, topic: bytes) -> bool:
-        """Return whether somebody has subscribed to a topic by its name."""
+        """Return whether a topic has subscribers by name."""
         self._read_subscriptions()
         return topic in self._topics
 
@@ -153,7 +153,7 @@ class ReplicaPublisher:
             if not has_message(socket):
                 return
             message = socket.recv(_NOBLOCK)
-            # The first byte tells a subscription from its end; libzmq repeats neither.
+            # The first byte distinguishes begin and end of a subscription; libzmq repeats neither.
             if message[:1] == b"\x00":
                 self._topics.discard(message[1:])
             elif message[1:] in _OWN_TOPICS:
@@ -164,24 +164,21 @@ class ReplicaPublisher:
     def offer_event(self, event: LoadEvent) -> None:
         """Queue an event, or drop and count it when the queue is full.  Never blocks or raises."""
         self.offered += 1
-        # Dropping is safe: the next digest shows the difference and a repair fetches it.
+        # Dropping is safe: the next digest shows the difference and a repair fetches the rest.
         if len(self._queue) >= REPLICA_QUEUE_EVENTS_MAX:
             self._count_drop("queue is full")
             return
         self._enqueue(event)
 
     def offer_digest(self, payload: bytes) -> None:
-        """Queue an encoded digest.
-
-        It is skipped when the queue is full, since another one follows.
-        """
+        """Queue an encoded digest, or skip the digest when the queue is full: another follows."""
         if len(payload) > replica_digest.DIGEST_BYTES_MAX:
             self._count_drop(f"digest too large: {len(payload)} bytes")
         else:
             self._offer_message(_EncodedMessage(replica_digest.DIGEST_TOPIC, payload))
 
     def offer_progress(self, payload: bytes) -> None:
-        """Queue an encoded progress message; it is skipped when the queue is full."""
+        """Queue an encoded progress message, or skip the message when the queue is full."""
         self._offer_message(_EncodedMessage(replica_progress.PROGRESS_TOPIC, payload))
 
     def offer_session(self, payload: bytes) -> None:
@@ -192,11 +189,11 @@ class ReplicaPublisher:
             self._enqueue(_EncodedMessage(SESSION_TOPIC, payload))
 
     def offer_session_digest(self, payload: bytes) -> None:
-        """Queue an encoded digest of sessions; it is skipped when the queue is full."""
+        """Queue an encoded digest of sessions, or skip the digest when the queue is full."""
         self._offer_message(_EncodedMessage(SESSION_DIGEST_TOPIC, payload))
 
     def offer_clears(self, payload: bytes) -> None:
-        """Queue an encoded message of cleared caches; it is skipped when the queue is full."""
+        """Queue an encoded message of cleared caches, or skip it when the queue is full."""
         self._offer_message(_EncodedMessage(CLEARED_TOPIC, payload))
 
     def _offer_message(self, message: _EncodedMessage) -> None:
@@ -223,8 +220,8 @@ class ReplicaPublisher:
     def rebind_socket(self) -> None:
         """Close all connections, so that every subscriber must authenticate again.
 
-        Unsent messages and those sent before a subscriber reconnects are lost to it.  A port that
-        stays unavailable is logged, and so is its recovery.
+        A subscriber loses all messages until the new connection.  A port that stays unavailable is
+        logged, and so is the recovery.
         """
         assert self._loop is not None
         self._close_socket()
@@ -276,6 +273,7 @@ class ReplicaPublisher:
             self._monitor.close()
         self._socket = self._send_frame = self._monitor = None
         self._connections.clear()
+        # The new socket's subscribers subscribe again.
         self._topics.clear()
 
     def _count_drop(self, reason: str) -> None:
@@ -284,7 +282,7 @@ class ReplicaPublisher:
 
     def _enqueue(self, message: LoadEvent | _EncodedMessage) -> None:
         self._queue.append(message)
-        # One flush per iteration: many events of one request are sent together.
+        # One flush per iteration: many events of a request are sent together.
         if not self._scheduled and self._loop is not None:
             self._schedule_flush()
 
@@ -307,9 +305,9 @@ class ReplicaPublisher:
                 self._schedule_flush()
 
     def _send_batch(self) -> None:
-        """Encode a few messages, then send them.  An XPUB socket never blocks its sender.
+        """Encode a few messages, then send all.  An XPUB socket never blocks the sender.
 
-        The idle thread of libzmq must be woken up; a batch needs only one wake-up.
+        The idle thread of libzmq must be woken up, but only once per batch.
         """
         send = self._send_frame
         assert send is not None
@@ -318,7 +316,7 @@ class ReplicaPublisher:
             send(payload, _NOBLOCK)
 
     def _encode_batch(self) -> list[tuple[bytes, bytes]]:
-        """Remove the next messages from the queue; return their topics and payloads."""
+        """Remove the next messages from the queue; return topics and payloads."""
         queue, encode, size = self._queue, self._encode, 0
         messages: list[tuple[bytes, bytes]] = []
         while queue and len(messages) < BATCH_EVENTS_MAX and size < BATCH_BYTES:
@@ -342,7 +340,7 @@ class ReplicaPublisher:
 
 
 def _bind_publisher(place: _BindSettings) -> "tuple[zmq.Socket[bytes], zmq.Socket[bytes]]":
-    """Return a bound socket and its monitor.  Raises zmq.ZMQError."""
+    """Return a bound socket and the socket's monitor.  Raises zmq.ZMQError."""
     socket = place.context.socket(zmq.XPUB)
     options = {
         # Closing must not wait for subscribers that do not read.

@@ -1,8 +1,8 @@
-"""Client for GET /reservations of a peer, one page at a time, parsed a few rows per loop iteration.
+"""Client for GET /reservations of a peer, page by page, parsed a few rows per loop iteration.
 
 A peer may send anything, and a decoder given a list of a million zeros takes seconds.  The rows are
-therefore cut out one by one, at most as many as requested, and decoded separately; the rest of the
-page without its rows is short.
+therefore cut out singly, at most as many as requested, and decoded separately; the rest of the page
+is short.
 """
 
 import asyncio
@@ -23,15 +23,15 @@ from select_service.net.http_client.http_error import HttpError
 from select_service.schemas.reservations import ReservationPage, ReservationRow
 
 PAGE_S_MAX = 10.0
-"""Time limit of one page, from name resolution to the last byte, in seconds."""
+"""Time limit of a page, from name resolution to the last byte, in seconds."""
 PAGE_BYTES_MAX = 8 * 1024 * 1024
 TURN_BYTES_MAX = 64 * 1024
-"""Size of rows parsed before the event loop gets a turn; the last row may exceed it."""
+"""Size of rows parsed before the event loop gets a turn; the last row may exceed this."""
 HASHES_BYTES_MAX = 21 * BOOKED_BLOCKS_MAX
-"""Size limit of the parsed hashes of one row: 20 digits and a comma for each block."""
+"""Size limit of the parsed hashes of a row: 20 digits and a comma for each block."""
 ROW_BYTES_MAX = 1024 * 1024
 ENVELOPE_BYTES_MAX = 64 * 1024
-"""Size limit of a page without its rows, and of the part before them."""
+"""Size limit of a page without rows, and of the part before the rows."""
 ACCEPT = "application/json"
 
 _STRING = rb'"(?:[^"\\]++|\\.)*+"'
@@ -48,7 +48,7 @@ A = TypeVar("A")
 
 
 class PageFrame(Struct):
-    """Page of a list without its rows."""
+    """Page of a list without rows."""
 
     total: int
     next: str | None
@@ -88,7 +88,7 @@ class ListPart(NamedTuple, Generic[T]):
 async def fetch_part(
     http: HttpClient, url: str, part: ListPart[T], *, with_key: bool
 ) -> tuple[list[T], PageFrame]:
-    """Return the rows of one page of the selector at `url`, and the rest of the page.
+    """Return the rows of a page of the selector at `url`, and the rest of the page.
 
     with_key: True sends the API key
     Raises PeerListUnavailable.
@@ -111,7 +111,7 @@ async def fetch_part(
 async def fetch_page(
     http: HttpClient, url: str, page_filter: ReservationFilter, *, with_key: bool = False
 ) -> ReservationPage:
-    """Return one page of the reservations of the selector at `url`.  Raises PeerListUnavailable.
+    """Return a page of the reservations of the selector at `url`.  Raises PeerListUnavailable.
 
     with_key: True sends the API key
     """
@@ -126,9 +126,9 @@ async def fetch_page(
 async def walk_pages(
     walk: Generator[F | None, A | None, None], fetch: Callable[[F], Awaitable[A]]
 ) -> None:
-    """Run a repair to its end: fetch the pages that it asks for, with a turn between other steps.
+    """Run a repair to the end: fetch the requested pages, with a turn between other steps.
 
-    walk: yields the filter of a page, or None after a step without one
+    walk: yields the filter of a page, or None after other steps
     fetch: fetches the answer for a filter
     """
     wanted = next(walk)

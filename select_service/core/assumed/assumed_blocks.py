@@ -1,10 +1,9 @@
-"""Assumed blocks of one partition: an index of prefixes, and an order of eviction per rank.
+"""Assumed blocks of a partition: an index of prefixes, and an order of eviction per rank.
 
-The index has the same slots as the index of confirmed blocks and is matched beside it
+The index has the same slots as the index of confirmed blocks; prompts are matched in both
 (`placement.assumption_kernels`).  `assumed_kernels` keeps the order of use: every booking touches
-the blocks of its prompt, and a rank keeps as many as its cache has.  A block is named by the key
-under which the load accounting knows its prefix, so that blocks of live reservations are
-recognised.
+the blocks of the prompt, and a rank keeps as many blocks as fit in the cache.  A block is named by
+the key of the prefix in load accounting, so that blocks of live reservations are recognised.
 
 No clock and no thread; only the event loop changes the blocks.
 """
@@ -34,11 +33,11 @@ from select_service.core.load.new_reservation import BOOKED_BLOCKS_MAX
 ENTRIES_SHARE = 4
 """Divisor of the memory limit: the share of the order of eviction; the index has the rest."""
 EVICTED_MAX = 2 * BOOKED_BLOCKS_MAX
-"""Blocks that one booking examines to evict others, a millisecond or two."""
+"""Blocks that a booking examines to evict others, a millisecond or two."""
 STEP_BLOCKS = 2048
-"""Blocks that one step of a clear or an expiry examines."""
+"""Blocks examined per step of a clear or an expiry."""
 CLEARS_PER_STEP = 256
-"""Clears of slots without blocks that one step ends, about a microsecond each."""
+"""Clears of slots without blocks ended per step, about a microsecond each."""
 
 _NOTHING: Hashes = np.zeros(0, np.uint64)
 _NO_LOAD = np.zeros(0, np.int64)
@@ -49,8 +48,8 @@ _INITIAL_BUCKETS = 1024
 class AssumedRank:
     """Rank whose bookings are assumed.
 
-    ttl_s: time after its last use in which a block is assumed, seconds; infinite means no limit
-    is_beside_events: whether the engine announces its blocks, too
+    ttl_s: time after the last use in which a block is assumed, seconds; infinite means no limit
+    is_beside_events: whether the engine also announces blocks
     """
 
     size: AssumedSize
@@ -139,7 +138,7 @@ class AssumedBlocks:
             self._writers += opened
 
     def set_rank(self, slot: int, rank: AssumedRank | None) -> None:
-        """Let the bookings of a slot be assumed, or no longer: its blocks are then removed."""
+        """Let the bookings of a slot be assumed; None ends this and removes the slot's blocks."""
         old = self._ranks.pop(slot, None)
         if rank is not None:
             if old is not None and old.size.declared == rank.size.declared:
@@ -149,7 +148,7 @@ class AssumedBlocks:
             self.begin_clear(slot, inf, keeps_live=False)
 
     def rank_at(self, slot: int) -> AssumedRank | None:
-        """Return the rank of a slot, if its bookings are assumed."""
+        """Return the rank of a slot with assumed bookings, else None."""
         return self._ranks.get(slot)
 
     @property
@@ -208,7 +207,7 @@ class AssumedBlocks:
         if rank is None or kernels.count_missing(self.header, slot, names[:n_prompt]):
             return False  # what the engine no longer has cannot be continued
         names = names[: self._make_room(slot, names, now)]
-        # Making room may have evicted the prompt itself, if it is not live.
+        # Making room may have evicted the prompt itself, unless the prompt is live.
         is_there = not kernels.count_missing(self.header, slot, names[:n_prompt])
         if is_there and len(names) >= n_prompt:
             first = kernels.touch_blocks(self.header, slot, names, now)
@@ -235,13 +234,14 @@ class AssumedBlocks:
         return int(self._numbers[layout.COUNT_MAX]) - int(self._numbers[layout.COUNT])
 
     def _store_blocks(self, slot: int, path: Hashes, names: Hashes, first: int) -> None:
-        """Store the blocks from `first` on in the index; those before are there."""
+        """Store the blocks from `first` on in the index, which has all blocks before."""
         parent, rest = int(names[first - 1]) if first else None, names[first:]
         blocks = np.ascontiguousarray(path[first : len(names)])
         recorded = self._writers[slot].store(Tier.GPU, parent, blocks, rest, counted=False)
         if recorded < len(rest):
             self._refused += len(rest) - recorded
             out = np.empty(len(rest), np.uint64)
+            # The order of use must not hold blocks that the index lacks.
             kernels.forget_blocks(self.header, slot, rest[recorded:], inf, out)
 
     def _evict(self, slot: int, keep: int, now: float) -> None:
@@ -256,8 +256,7 @@ class AssumedBlocks:
         """Remove blocks that are no longer in the order of eviction from the index."""
         writer = self._writers[slot]
         if len(names) and writer.remove(Tier.GPU, names, sweep=False) < len(names):
-            # The index had no memory to remove them and forgets the slot: a false promise would be
-            # worse.
+            # Without memory for the removal the index forgets the slot: a false hit is worse.
             self.begin_clear(slot, inf, keeps_live=False)
             self._jobs.append(_ignore_costs(writer.settle_in_steps()))
 
@@ -272,10 +271,9 @@ class AssumedBlocks:
     # Clears and expiry, in steps
 
     def begin_clear(self, slot: int, at: float, *, keeps_live: bool) -> None:
-        """Remove the blocks of a slot that were last used at a time or before, in the next turns.
+        """Remove the blocks of a slot last used at a time or before, in the next turns.
 
-        keeps_live: whether blocks of live reservations stay, as engines keep them at a weight
-            update
+        keeps_live: whether blocks of live reservations stay, as in engines at a weight update
         """
         place = slot, keeps_live
         self._clears[place] = max(at, self._clears.get(place, at))
@@ -292,7 +290,7 @@ class AssumedBlocks:
             yield
 
     def run_step(self, now: float) -> bool:
-        """Take one bounded step of clears, then of expiry; return whether more steps are due."""
+        """Take a bounded step of clears, then of expiry; return whether more steps are due."""
         self._now = now
         for _ in range(CLEARS_PER_STEP):
             if not self._jobs and not self._clears:

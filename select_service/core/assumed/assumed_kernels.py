@@ -1,15 +1,15 @@
 """Order of use of the assumed blocks of every slot: touches, evictions, expiry and removal.
 
-A touch makes the deepest block of a prompt the oldest and its first block the newest.  A prefix is
-therefore never older than what continues it, and evictions shorten prompts from their ends.
+A touch makes the deepest block of a prompt the oldest and the first block the newest.  A prefix is
+therefore never older than a continuation, and evictions shorten prompts from the end.
 
-Blocks of live reservations are not evicted: where an eviction meets one, it counts as used now.
+Blocks of live reservations are not evicted: an eviction counts them as used now.
 Common arguments:
 
     h      header of the blocks (assumed_layout)
     load   header of the partition's load (load_layout)
     names  uint64[n], keys of the prefixes of a prompt, the shortest first
-    out    uint64[n], names of removed blocks; its length bounds the work
+    out    uint64[n], names of removed blocks; the length bounds the work
 """
 
 # mypy: ignore-errors
@@ -65,7 +65,7 @@ def fill_names(before, hashes, names):
 
 @compiled()
 def _bucket_of(h, slot, name):
-    """Return the bucket; of POWER + s buckets the first s are split and use one more bit."""
+    """Return the bucket; of POWER + s buckets the first s are split and use another bit."""
     found = mix_hash(name ^ mix_hash(U(slot) ^ U(h[SEED])))
     bucket = I(found & U(2 * h[POWER] - 1))
     return bucket if bucket < h[BUCKETS] else bucket - h[POWER]
@@ -85,7 +85,7 @@ def _find_entry(h, slot, name):
 
 @compiled()
 def _push_entry(h, entry):
-    """Add an entry to its bucket."""
+    """Add an entry to the bucket of the name."""
     entries, heads = i64_view(h, ENTRIES), i32_view(h, HEADS)
     at = entry * FIELDS
     bucket = _bucket_of(h, entries[at + SLOT], U(entries[at + NAME]))
@@ -95,7 +95,7 @@ def _push_entry(h, entry):
 
 @compiled()
 def _split_bucket(h):
-    """Add a bucket, with a part of the entries of the bucket that it splits."""
+    """Split a bucket: a new bucket takes a part of the entries."""
     entries, heads = i64_view(h, ENTRIES), i32_view(h, HEADS)
     old = h[BUCKETS] - h[POWER]
     entry = I(heads[old])
@@ -104,6 +104,7 @@ def _split_bucket(h):
     if h[BUCKETS] == 2 * h[POWER]:
         h[POWER] *= 2
     while entry != 0:
+        # Read before the push, which overwrites the link.
         following = entries[entry * FIELDS + NEXT]
         _push_entry(h, entry)
         entry = following
@@ -152,6 +153,7 @@ def _add_entry(h, slot, name, now):
         h[USED] += 1
     at = entry * FIELDS
     entries[at + NAME], entries[at + SLOT] = I(name), slot
+    # One split per added entry keeps the lists short without a long step.
     if h[COUNT] >= h[BUCKETS] and h[BUCKETS] < h[HEADS + 1]:
         _split_bucket(h)
     _push_entry(h, entry)
@@ -162,7 +164,7 @@ def _add_entry(h, slot, name, now):
 
 @compiled()
 def _drop_entry(h, entry):
-    """Remove a block; return its name."""
+    """Remove a block; return the name."""
     entries, heads = i64_view(h, ENTRIES), i32_view(h, HEADS)
     at = entry * FIELDS
     slot, name = entries[at + SLOT], U(entries[at + NAME])
@@ -194,11 +196,12 @@ def count_missing(h, slot, names):
 
 @compiled(f"int64({HEADER}, int64, {HASHES}, float64)")
 def touch_blocks(h, slot, names, now):
-    """Use the blocks of a prompt; return the first that was missing, or their number.
+    """Use the blocks of a prompt; return the index of the first missing block, else len(names).
 
-    The caller has checked that there is room for the missing ones.
+    The caller has checked that there is room for the missing blocks.
     """
     first = I(names.shape[0])
+    # From the end: the first block becomes the newest.
     for block in range(names.shape[0] - 1, -1, -1):
         entry = _find_entry(h, slot, names[block])
         if entry == 0:
@@ -222,6 +225,7 @@ def evict_blocks(h, load, slot, keep, now, out):
         if slots[row + LENGTH] <= keep:
             break
         entry = slots[row + OLDEST]
+        # A live block moves to the new end, which the bound of the loop does not reach again.
         if holds_prefix(load, U(entries[entry * FIELDS + NAME]), slot):
             _unlink_entry(h, entry)
             _link_newest(h, entry, now)
@@ -267,8 +271,8 @@ def forget_blocks(h, slot, names, at, out):
 def clear_blocks(h, load, slot, at, now, out):
     """Remove blocks last used at a time or before; return the number of names in `out`.
 
-    load: blocks of its live reservations stay; empty: none do
-    EXAMINED tells whether there may be more: it is then the length of `out`.
+    load: blocks of the live reservations in this load stay; empty: all are removed
+    EXAMINED equals the length of `out` if there may be more.
     """
     entries, slots = i64_view(h, ENTRIES), i64_view(h, SLOTS)
     row, n, examined = slot * SLOT_FIELDS, I(0), I(0)
@@ -291,7 +295,7 @@ def clear_blocks(h, load, slot, at, now, out):
 
 @compiled(f"int64({HEADER}, int64, {OUT}, float64[::1])")
 def list_blocks(h, slot, names, times):
-    """Write the blocks of a slot from the oldest to the newest, for tests; return their number."""
+    """Write the blocks of a slot from the oldest to the newest, for tests; return the number."""
     entries, n = i64_view(h, ENTRIES), I(0)
     entry = i64_view(h, SLOTS)[slot * SLOT_FIELDS + OLDEST]
     while entry != 0:

@@ -4,12 +4,12 @@ The header is an int64 array living as long as its `AssumedBlocks`: pairs (addre
 arrays, then plain numbers.  Entry 0 is unused, so that a link of 0 ends a list.
 
 pair      type    length             meaning
-ENTRIES   int64   entries * FIELDS   one block of one slot, in the fields below
+ENTRIES   int64   entries * FIELDS   a block of a slot, in the fields below
 HEADS     int32   buckets            first entry of each bucket of names
 SLOTS     int64   slots * SLOT_FIELDS
 
 The entries of a slot form a list from the oldest to the newest use.  ENTRIES and HEADS are reserved
-at their largest size; untouched pages take no memory.
+at the largest size; untouched pages take no memory.
 """
 
 ENTRIES, HEADS, SLOTS = range(0, 6, 2)
@@ -39,4 +39,4 @@ FIELDS = 6
 OLDEST, NEWEST, LENGTH = range(3)
 SLOT_FIELDS = 4
 ENTRY_BYTES = 8 * FIELDS + 4
-"""Memory of an entry with its bucket."""
+"""Memory of an entry and a bucket."""

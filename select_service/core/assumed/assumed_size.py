@@ -1,9 +1,9 @@
-"""Number of blocks that a rank is assumed to keep in its cache.
+"""Number of blocks that a rank is assumed to keep in the cache.
 
-A declared size (`total_kv_blocks`) is exact.  An undeclared one starts far too large and is learned
-from the cached tokens that callers report: an engine that had less than was claimed has evicted
-blocks that are still assumed.  Too small a size costs more than one too large, because a prefix
-that the engine has and the selector does not know is computed twice.
+A declared size (`total_kv_blocks`) is exact.  An undeclared size starts far too large and is
+learned from the cached tokens that callers report: an engine that had less than was claimed has
+evicted blocks that are still assumed.  A size that is too small costs more than a size that is too
+large, because a prefix unknown to the selector is computed twice.
 """
 
 from math import ceil
@@ -13,15 +13,13 @@ UNDECLARED_TOKENS = 4_194_304
 engine's cache.
 """
 SHRINK_FACTOR, GROWTH_FACTOR = 0.97, 1.003
-"""Factors of an undeclared size after a claim that was too long, and after a right one at full
-size.
-"""
+"""Factors of an undeclared size: after a claim that was too long; after a right claim when full."""
 LEAST_SHARE, MOST_SHARE = 0.05, 1.5
-"""Limits of an undeclared size, as shares of the first one."""
+"""Limits of an undeclared size, as shares of the first size."""
 
 
 class AssumedSize:
-    """Size of one rank in blocks."""
+    """Size of a rank in blocks."""
 
     __slots__ = ("_first", "_learned", "declared")
 
@@ -38,7 +36,7 @@ class AssumedSize:
     def learn(self, is_over_claim: bool, is_full: bool) -> None:
         """Adapt an undeclared size.
 
-        is_over_claim: whether the engine had less in its cache than was claimed
+        is_over_claim: whether the engine's cache had less than was claimed
         is_full: whether as many blocks are assumed as the size permits
         """
         if self.declared is not None:

@@ -1,4 +1,4 @@
-"""Listener of the ledger that fills the assumed blocks, and the turns that empty them.
+"""Listener of the ledger that fills the assumed blocks, and the turns that remove blocks.
 
 Nothing listens until the first partition assumes blocks.
 """
@@ -26,11 +26,11 @@ from select_service.core.load.reservation_view import ReservationView
 from select_service.schemas.common import AnswerResult
 
 STEPS_PER_TURN = 4
-"""Steps of clears and expiry in one turn, a millisecond at most each."""
+"""Steps of clears and expiry per turn, a millisecond at most each."""
 
 
 class AssumingPartition(Protocol):
-    """Partition, as far as its assumed blocks are concerned."""
+    """Partition, as far as assumed blocks are concerned."""
 
     index: PrefixIndex
     account: LoadAccount
@@ -53,7 +53,7 @@ class AssumptionFollower:
         self.answers: dict[AnswerResult, int] = dict.fromkeys(
             ("added", "not_assumed", "prompt_unknown", "prompt_evicted"), 0
         )
-        """Answers whose tokens callers reported, by what became of their blocks."""
+        """Answers whose tokens callers reported, by what became of the blocks."""
         self._ends: dict[str, PromptEnd] = {}
         """Ends of the prompts of live reservations."""
         self._is_following = False
@@ -86,7 +86,7 @@ class AssumptionFollower:
     def _predict(
         self, partition: AssumingPartition, rank: AssumedRank, booking: NewReservation, now: float
     ) -> None:
-        """Assume a prompt until the engine announces it, or for the time of the rank."""
+        """Assume a prompt until the engine announces the blocks, or for the rank's time."""
         assumed, path = partition.assumed, booking.block_hashes[:BOOKED_BLOCKS_MAX]
         assert assumed is not None
         confirmed = partition.index.count_held(booking.slot, Tier.GPU, path)
@@ -121,7 +121,7 @@ class AssumptionFollower:
             partition.assumed.begin_clear(booking.slot, now, keeps_live=False)
 
     def add_answer(self, booking: ReservationView, tokens: Tokens, now: float) -> AnswerResult:
-        """Assume the blocks of the answer to a live reservation behind its prompt.
+        """Assume the blocks of the answer to a live reservation, behind the prompt.
 
         tokens: uint32[n], all tokens of the answer
         """

@@ -1,8 +1,8 @@
-"""Prompts assumed beside events, until the engine has announced them.
+"""Prompts assumed beside events, until the engine has announced the blocks.
 
-The assumption of a prompt ends as soon as the engine has announced all its blocks, or has spoken
-after the booking: a removal from the announced part, or a clear.  Other ends (time, memory, the
-rank) belong to `AssumedBlocks`.
+The assumption of a prompt ends when the engine has announced all blocks, or contradicts the
+assumption: by a removal from the announced part, or a clear.  Other ends (time, memory, the rank)
+belong to `AssumedBlocks`.
 """
 
 from collections import deque
@@ -15,11 +15,11 @@ from indexer.tiers import Tier
 from select_service.core.assumed.assumed_blocks import AssumedBlocks
 
 PROMPTS_MAX = 4096
-"""Prompts that are waiting at the same time in one process; beyond it the oldest end."""
+"""Most prompts waiting in a process; beyond this limit the oldest end."""
 BLOCKS_MAX = 1 << 20
 """Blocks of the waiting prompts, 16 bytes each."""
 CHECKS_PER_STEP = 128
-"""Prompts that one step looks up, some microseconds each."""
+"""Prompts looked up per step, some microseconds each."""
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class PendingPrompt:
 
     path, names: uint64[n], block hashes and names of the assumed blocks
     writer: writer of the rank's announcements at the booking
-    n_clears: number of clears of its slot before the booking
+    n_clears: number of clears of the slot before the booking
     confirmed: leading blocks that the engine has announced so far
     """
 
@@ -44,13 +44,13 @@ class PendingPrompt:
 
 
 class PendingPrompts:
-    """All waiting prompts of a process, in the order of their bookings."""
+    """All waiting prompts of a process, in the order of booking."""
 
     def __init__(self) -> None:
         self._prompts: deque[PendingPrompt] = deque()
         self._n_blocks = 0
         self.n_confirmed = self.n_withdrawn = self.n_expired = 0
-        """Prompts by their end: announced, removed or cleared by the engine, by time or memory."""
+        """Prompts by end: announced, removed or cleared by the engine, by time or memory."""
 
     def __len__(self) -> int:
         return len(self._prompts)

@@ -21,11 +21,11 @@ IndexSource: TypeAlias = Literal["events", "assumed", "none"]
 class AssumptionRules(NamedTuple):
     """Settings of assumed blocks.
 
-    assumes_without_events: whether ranks without events assume their bookings by default
+    assumes_without_events: whether bookings of ranks without events are assumed by default
     ttl_s: time after the last use in which such a rank holds a block, seconds; infinite: no limit
     beside_events_s: such a time beside events; None means that nothing is assumed beside events
-    silent_after_s: time in which a rank with requests sends no event until it assumes its
-        bookings, seconds; 0 means never
+    silent_after_s: time without events of a rank with requests after which bookings are assumed,
+    seconds; 0 means never
     """
 
     use_kv_events: bool = True

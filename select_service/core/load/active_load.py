@@ -130,6 +130,7 @@ class ActiveLoad:
         self._all_only_decode = only_decode
         self._all_totals, self._all_fractions, self._all_newest = totals, fractions, newest
         self._all_prefills = prefills
+        # The header still has the addresses of the old arrays.
         self._publish_slots(self.n_slots)
 
     def ensure_slots(self, n_slots: int) -> None:

@@ -1,7 +1,7 @@
 """Dynamo's conditional rule for pairs, for users who compare with Dynamo (`--policy reference`).
 
 The policy chooses a decode rank.  If few tokens of the prompt are left to compute there, absolutely
-and as a share of the prompt, that rank computes them; otherwise the policy chooses a prefill rank.
+and as a share of the prompt, no other rank takes part; otherwise the policy chooses a prefill rank.
 Load, links and the other role play no part: 2.4 times the mean time to the first token of the joint
 rule, in simulation.
 
@@ -18,9 +18,9 @@ from select_service.core.registry.fleet.partition import RankPlacement
 from select_service.core.workers.transfer_prices import DomainRule
 
 LOCAL_TOKENS_MAX = 2048
-"""Tokens to compute from which on a prefill rank does it (eff_isl_threshold)."""
+"""Tokens to compute from which on a prefill rank is chosen (eff_isl_threshold)."""
 LOCAL_SHARE_MAX = 0.7
-"""Share of the prompt from which on a prefill rank does it (eff_isl_ratio_threshold)."""
+"""Share of the prompt from which on a prefill rank is chosen (eff_isl_ratio_threshold)."""
 
 
 def is_local_by_rule(isl_tokens: int, cached_tokens: float) -> bool:

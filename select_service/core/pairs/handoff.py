@@ -6,12 +6,12 @@ Sources, read in vLLM 0.33.0, SGLang 0.5.23 and TensorRT-LLM's main branch:
   `vllm/distributed/kv_transfer/kv_connector/v1`. The prefill worker holds the blocks under a lease
   and names everything that the decode worker needs in `kv_transfer_params` of its reply.
 * Mooncake: `mooncake/mooncake_connector.py` there. The decode worker needs `transfer_id`,
-  `remote_bootstrap_addr` (a URL, to which it appends `/query`) and `remote_engine_id`, the
+  `remote_bootstrap_addr` (a URL, queried at `/query` below) and `remote_engine_id`, the
   `engine_id` of the data-parallel rank in the answer to `/query` (`mooncake/mooncake_utils.py`).
 * MoRIIO: `moriio/moriio_common.py` and `moriio/moriio_connector.py` there. In read mode the reply
   of the prefill worker is passed on; in write mode each worker needs the address of the other, and
   both are called at once (`examples/.../moriio_toy_proxy_server.py`).
-* LMCache: blocks go through its own store (`lmcache_connector.py` there), without parameters.
+* LMCache: blocks go through LMCache's store (`lmcache_connector.py` there), without parameters.
 * SGLang: `srt/managers/io_struct.py`, `srt/managers/data_parallel_controller.py` (a request goes to
   data-parallel rank `bootstrap_room % dp_size`) and `srt/disaggregation/common/conn.py`. An engine
   numbers the samples of a request from its room on, so the rooms of a request with `n > 1` would
@@ -40,7 +40,7 @@ _ONE_TOKEN = {"max_tokens": 1, "stream": False}
 
 
 Minted: TypeAlias = str | int
-"""Identity of one transfer."""
+"""Identity of a transfer."""
 
 
 class LinkedRanks(NamedTuple):
@@ -62,13 +62,13 @@ def make_handoff(prefill: RankRow, decode: RankRow, rng: Random) -> Handoff:
 
 
 def minter_of(prefill: RankRow) -> "Callable[[RankRow, Random], Minted] | None":
-    """Return what mints the identities of transfers from a rank; None if they have none."""
+    """Return the minter of identities of transfers from a rank; None without identities."""
     given = prefill.worker.registration.kv_transfer
     return None if given is None or given.kind is None else _MINTERS.get(given.kind)
 
 
 def names_decode_worker(prefill: RankRow) -> bool:
-    """Return whether hand-overs from a rank depend on the rank that they go to."""
+    """Return whether hand-overs from a rank depend on the decode rank."""
     given = prefill.worker.registration.kv_transfer
     return given is not None and given.kind == "moriio"
 
@@ -149,7 +149,7 @@ def _moriio(ranks: LinkedRanks, transfer_id: Minted | None) -> Handoff:
 
 
 def _moriio_peer(row: RankRow, missing: list[str]) -> dict[str, Any]:
-    """Return the address of a worker for the other; what it lacks is added to `missing`."""
+    """Return the address of a worker for the other; add missing fields to `missing`."""
     given = row.worker.registration.kv_transfer or KvTransferFields()
     values = {
         "bootstrap_host": ("remote_host", transfer_host(row)),
@@ -167,7 +167,7 @@ def _sglang(ranks: LinkedRanks, room: Minted | None) -> Handoff:
     params: dict[str, Any] = {"bootstrap_room": room}
     if (host := transfer_host(prefill)) is not None:
         params["bootstrap_host"] = host
-    # Engines without a port in the request use their own `--disaggregation-bootstrap-port`.
+    # Without a port in the request an engine uses its own `--disaggregation-bootstrap-port`.
     if given.bootstrap_port is not None:
         params["bootstrap_port"] = given.bootstrap_port
     return Handoff(

@@ -89,7 +89,7 @@ def price_matrix(
 
 
 def least_prices(price: Floats, host: npt.NDArray[np.int64]) -> Floats:
-    """Return the smallest price into each group from the groups that do not share its known host.
+    """Return the smallest price into each group from groups on other or unknown hosts.
 
     price: float64[n, n];  host: int64[n], of the groups
     """
@@ -99,7 +99,7 @@ def least_prices(price: Floats, host: npt.NDArray[np.int64]) -> Floats:
 
 
 def circle_hosts(host: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return for each group another group of its known host, in a circle; else itself."""
+    """Return for each group the next group of the same known host, in a circle; else the group."""
     following, first, last = np.arange(len(host)), dict[int, int](), dict[int, int]()
     for at, number in enumerate(host.tolist()):
         if number != NO_HOST:

@@ -1,10 +1,10 @@
-"""Booked pairs: one reservation with two legs, and the tokens that still have to move between them.
+"""Booked pairs: a reservation with two legs, and the tokens still to be moved between the legs.
 
-The decode leg is the reservation of the caller.  The prefill leg is a reservation of its own, under
-a name that no caller can use: replication, digests and leaving ranks need no second way, and peers
-that know no pairs count both legs.  Everything that ends a leg works by its name, so a call at any
-replica ends both legs everywhere.  A follower of the ledger may not change load, so the end of a
-prefill leg waits for the next turn.
+The decode leg is the reservation of the caller.  The prefill leg is a second reservation, under a
+name that no caller can use: replication, digests and leaving ranks need no second way, and peers
+without pairs count both legs.  Everything that ends a leg works by name, so a call at any replica
+ends both legs everywhere.  A follower of the ledger may not change load, so the end of a prefill
+leg waits for the next turn.
 """
 
 from collections import Counter
@@ -27,16 +27,16 @@ from select_service.core.workers.transfer_prices import TransferLevel
 from select_service.schemas.pairs import PairSelection, SelectPairAndReserveRequest
 
 UNREPORTED_MOVE_S = 2.0
-"""Seconds after the end of a prefill for which its transfer counts without a first token."""
+"""Seconds after the end of a prefill for which a transfer counts without a first token."""
 EXPIRED_PER_TURN = 256
-"""Transfers forgotten in one turn, about a microsecond each."""
+"""Transfers forgotten per turn, about a microsecond each."""
 LEGS_PER_TURN = 64
-"""Prefill legs released in one turn, some microseconds each."""
+"""Prefill legs released per turn, some microseconds each."""
 LOSSES = frozenset[Cause](("rank_left", "given_up"))
-"""Ends of a prefill leg of which its caller has to learn."""
+"""Ends of a prefill leg of which the caller has to learn."""
 ORPHAN_S = 60.0
-"""Seconds for which a prefill leg may be without its reservation, above the time in which replicas
-agree: the event that ended the leg was lost, or its replica is gone.
+"""Seconds for which a prefill leg may be without the decode leg, above the time in which replicas
+agree: the event that ended the prefill leg was lost, or the booking replica is gone.
 """
 EXAMINED_S = 5.0
 """Seconds between two examinations of all legs, EXAMINED_PER_TURN in a turn."""
@@ -47,7 +47,7 @@ class BookedTransfer(msgspec.Struct, frozen=True):
     """Tokens of a booked pair that move from the prefill to the decode rank.
 
     level: smallest place that both ranks share
-    predicted_s: seconds that the move takes by its price; None where no speed is declared
+    predicted_s: seconds of the move by the price; None where no speed is declared
     ends_at: seconds at which the transfer is forgotten; None until the prefill has ended
     """
 
@@ -78,9 +78,9 @@ class TransferCounts:
 
 
 class BookedPair(NamedTuple):
-    """Pair from its booking to the end of its reservation.
+    """Pair, from the booking to the end of the reservation.
 
-    job: request behind the pair, without its token lists; the prompt is kept as hashes
+    job: request behind the pair, without token lists; the prompt is kept as hashes
     answer: answer about the present ranks, some 2 KB; None if a peer has booked or moved a leg
     known_tokens: tokens that move, for pairs without an answer
     """
@@ -91,7 +91,7 @@ class BookedPair(NamedTuple):
 
     @property
     def move_tokens(self) -> int:
-        """Tokens that move between the legs; 0 for one rank."""
+        """Tokens that move between the legs; 0 if both are on the same rank."""
         return self.known_tokens if self.answer is None else self.answer.move_tokens
 
     @property
@@ -104,7 +104,7 @@ class BookedPair(NamedTuple):
 class EndedLeg(NamedTuple):
     """Prefill leg to be released.
 
-    is_computed: whether the prefill was reported, so that its load ends before the leg
+    is_computed: whether the prefill was reported, so that the prefill load ends before the leg
     """
 
     cause: Cause
@@ -118,25 +118,25 @@ class PairBook:
         self._ledger = ledger
         self._dirty = dirty
         self.legs = ledger.reservations.legs
-        """Reservations with a prefill leg, those of peers included."""
+        """Reservations with a prefill leg, including the peers'."""
         self._pairs: dict[str, BookedPair | StoredPair] = {}
-        """Pairs of this process and of peers; those of the fast path are restored when needed."""
+        """Pairs of this process and of peers; pairs of the fast path are restored when needed."""
         self._transfers: dict[str, BookedTransfer] = {}
-        """Transfers that count, by reservation, those of peers included."""
+        """Transfers that count, by reservation, including the peers'."""
         self._ending: dict[str, None] = {}
-        """Reservations whose prefill has ended, in this order, while their transfers count."""
+        """Reservations whose prefill has ended, in this order, while the transfers count."""
         self._ended_legs: dict[str, EndedLeg] = {}
-        """Legs to be released, by the id of their reservation."""
+        """Prefill legs to be released, by the id of the reservation."""
         self.lost_legs: dict[str, None] = {}
-        """Pairs whose prefill leg was lost with its rank, until they are moved or end."""
+        """Pairs whose prefill leg was lost with a rank, until the leg moves or the pair ends."""
         self.is_successor_of: Callable[[int, float], bool] = lambda router_id, now: False
         """Returns whether this process acts for a replica that is gone."""
         self.is_replica_gone: Callable[[int, float], bool] = lambda router_id, now: False
         """Returns whether a replica has sent nothing for long."""
         self.loss_watchers: list[Callable[[], None]] = []
-        """Receivers of the loss of a leg; they must not change load."""
+        """Receivers of the loss of a leg, which must not change load."""
         self._orphan_since: dict[str, float] = {}
-        """Legs without their reservation, with the seconds at which they were seen first."""
+        """Prefill legs without a decode leg, with the seconds at which this was first seen."""
         self._to_examine: list[str] = []
         self._next_examination = 0.0
         self._is_following = False
@@ -149,7 +149,7 @@ class PairBook:
 
     @property
     def n_transfers(self) -> int:
-        """Number of pairs whose blocks are on their way."""
+        """Number of pairs whose blocks are being moved."""
         return len(self._transfers)
 
     def add_pair(
@@ -159,6 +159,7 @@ class PairBook:
         self._follow()
         self._pairs[reservation_id] = pair
         self.lost_legs.pop(reservation_id, None)
+        # After a move of a leg this ends the transfer over the previous route, too.
         self.set_transfer(reservation_id, transfer)
         if transfer is not None:
             self.counts.moved[transfer.level] += round(transfer.tokens)
@@ -176,10 +177,10 @@ class PairBook:
     def add_new_pair(
         self, reservation_id: str, pair: StoredPair, transfer: BookedTransfer | None
     ) -> None:
-        """Enter a pair of the fast path that was just booked, with its prefill leg.
+        """Enter a pair of the fast path that was just booked, and the prefill leg.
 
-        The same as `add_leg` and `add_pair` under an id of which nothing is left here; the tokens
-        wait for their links already.
+        The same as `add_leg` and `add_pair` under an id of which nothing is left here; the kernel
+        has added the tokens to the links already.
         """
         if not self._is_following:
             self._follow()
@@ -217,7 +218,7 @@ class PairBook:
         return pair
 
     def report_first_token(self, reservation_id: str, now: float) -> None:
-        """End the transfer of a pair, and count its first token; repeating changes nothing."""
+        """End the transfer of a pair, and count the first token; repeating changes nothing."""
         booking = self._ledger.find_active(reservation_id)
         if booking is not None:
             self._observe_first_token(booking, now)
@@ -244,7 +245,7 @@ class PairBook:
             ended.placer.add_transfer(ended.route, -ended.tokens)
 
     def _renew_leg(self, booking: ReservationView, now: float) -> bool:
-        """Renew an overdue prefill leg whose reservation is alive: a pair has one lease."""
+        """Renew an overdue prefill leg whose reservation is alive: both legs share a lease."""
         name = booking.reservation_id
         if not is_prefill_leg(name):
             return False
@@ -257,7 +258,7 @@ class PairBook:
     # Notifications of the ledger
 
     def on_booked(self, booking: NewReservation, cause: Cause, now: float) -> None:
-        """Ignore bookings: pairs and legs are entered where they are booked."""
+        """Ignore bookings: the booking code enters pairs and legs."""
 
     def on_prefill_completed(self, booking: ReservationView, cause: Cause, now: float) -> None:
         """Release the prefill leg in the next turn; the transfer goes on until the first token."""
@@ -297,16 +298,18 @@ class PairBook:
         self._end_leg_soon(booking, cause, is_computed=False)
 
     def _end_leg_soon(self, booking: ReservationView, cause: Cause, *, is_computed: bool) -> None:
-        """Release the leg of a reservation in the next turn, if it is ours to do so.
+        """Release the prefill leg of a reservation in the next turn, if this process has to.
 
-        A change that a peer reports is of a reservation of this process, whose caller reported at
-        the peer; a peer that knows pairs ends the leg too, and the later end finds nothing.  A
-        peer's own reservation ends or moves there, and its events name the leg.
+        A peer that receives the report about a reservation of this process forwards the change; a
+        peer that knows pairs ends the leg too, and the later end finds nothing.  A peer's own
+        reservation ends or moves there, and the peer's events name the leg.
         """
         name = booking.reservation_id
         if name not in self.legs or (cause == "replica" and booking.origin is not None):
             return
+        # Causes of peers are not sent on; as the client's, the end of the leg reaches all replicas.
         ended = EndedLeg("client" if cause == "replica" else cause, is_computed)
+        # The first end counts: a release behind a reported prefill does not make it unreported.
         self._ended_legs.setdefault(name, ended)
         self._dirty.request_turn_if(self._ended_legs)
 
@@ -315,12 +318,12 @@ class PairBook:
     def release_left_leg(self, reservation_id: str, now: float) -> None:
         """Release a leg under an id that is booked again, and is free but for the leg.
 
-        The pair has ended here and its leg not yet, or its other leg is lost: with its rank, or
-        with the replica that booked both.
+        Either the pair has ended here and the prefill leg not yet, or the decode leg is lost: with
+        the rank, or with the replica that booked both legs.
         """
         self.release_ended_leg(reservation_id, now)
         leg = self._ledger.find_active(prefill_leg_of(reservation_id))
-        # No report: the caller repeats its request and did not end the leg.
+        # No report: the caller repeats the request and did not end the leg.
         if leg is not None:
             self._ledger.release(leg, "client", now, is_report=False)
 
@@ -332,24 +335,25 @@ class PairBook:
         if leg is None:
             return
         if ended.is_computed:
-            # Otherwise the release would look like a prefill whose end nobody reports.
+            # Otherwise the release would look like a prefill whose end was never reported.
             self._ledger.complete_by_id(leg.reservation_id, ended.cause, now)
         self._ledger.release(leg, ended.cause, now)
 
     def run_turn(self, now: float) -> None:
-        """Release the prefill legs of ended prefills, up to the budget of one turn."""
+        """Release the prefill legs of ended prefills, up to the budget of a turn."""
         for _ in range(min(LEGS_PER_TURN, len(self._ended_legs))):
             self.release_ended_leg(next(iter(self._ended_legs)), now)
         self._dirty.request_turn_if(self._ended_legs)
         if self._is_following and not self._has_pairs():
+            # Without pairs every booking would pay for notifications that change nothing.
             self._ledger.remove_listener(self)
             self._is_following = False
 
     def release_orphans(self, now: float) -> bool:
-        """Release prefill legs that have been without their reservation for long.
+        """Release prefill legs that have been without a decode leg for long.
 
-        The replica that booked a leg ends it everywhere; if that replica is gone, the first one
-        that notices.  Otherwise repairs would bring the leg back from one another.
+        The replica that booked a leg ends the leg everywhere; if that replica is gone, the first
+        replica to notice does.  Otherwise repairs would restore the leg from other replicas.
         Returns whether another turn is needed.
         """
         if not self._to_examine and now >= self._next_examination:
@@ -367,6 +371,7 @@ class PairBook:
         if now < self._orphan_since.setdefault(name, now) + ORPHAN_S:
             return
         leg = self._ledger.find_active(prefill_leg_of(name))
+        # A live replica may know the decode leg, and ends the prefill leg itself.
         if leg is not None and (leg.origin is None or self.is_replica_gone(leg.origin, now)):
             self._ledger.release(leg, "client", now, is_report=False)
 

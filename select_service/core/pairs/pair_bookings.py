@@ -18,7 +18,7 @@ from select_service.schemas.selection import SelectRequest
 
 
 def assumable_blocks_of(job: PlacementRequest) -> Hashes:
-    """Return the block hashes of a prompt where the ranks may be assumed to hold them."""
+    """Return the block hashes of a prompt where ranks may be assumed to hold the blocks."""
     return NO_PROMPT if job.partition.assumed is None else job.prompt.assumable_blocks
 
 
@@ -40,7 +40,7 @@ def make_transfer(
 
 
 def as_pair_request(request: SelectRequest) -> PairRequest:
-    """Return the request behind a pair, with the type that it has."""
+    """Return the request behind a pair with the exact type."""
     assert isinstance(request, SelectPairRequest | SelectPairAndReserveRequest)
     return request
 
@@ -51,7 +51,7 @@ def count_uncached(job: PlacementRequest, placement: PairPlacement) -> int:
 
 
 def prefill_of(job: PlacementRequest, placement: PairPlacement) -> PlacedPrefill:
-    """Return the prefill of a placement, on its own rank or on that of both legs."""
+    """Return the prefill of a placement, on the prefill rank or on the rank of both legs."""
     return PlacedPrefill(
         placement.prefill_slot,
         count_uncached(job, placement) if job.config.track_prefill_tokens else None,
@@ -66,7 +66,7 @@ def count_observed(isl_tokens: int, cached_tokens: float, own_work: float) -> in
 
 
 def decode_of(job: PlacementRequest, placement: PairPlacement) -> PlacedPrefill:
-    """Return what the decode leg of a placement books, with the prefill if one rank does both."""
+    """Return the booking of the decode leg, with the prefill if both legs share a rank."""
     record = record_of_job(job, round(placement.move_tokens))
     if placement.prefill is None:
         return prefill_of(job, placement)._replace(pair=record, request_part=WHOLE_REQUEST)

@@ -112,6 +112,7 @@ class PairDecisions:
             reservation_id = self._decisions.free_id(job)
             self.book.release_left_leg(reservation_id, now)
             blocks = len(job.prompt.sequence_hashes)
+            # A pair books both legs or nothing, and each leg may need all blocks.
             self._decisions.ledger.reservations.check_room(2 * blocks, reservations=2)
         placement = self._place_pair(job, eligible)
         # Both read the match of the placement, which a booking may overwrite.
@@ -126,7 +127,9 @@ class PairDecisions:
         numbers = job.prompt.isl_tokens, round(placement.cached_tokens)
         count_decision(self.decided, placement.is_local, *numbers)
         if self.log.is_on:
-            self.log.append(describe_decision(job, _shown(pair), int(eligible.sum()), now))
+            self.log.append(
+                describe_decision(job, _without_handoff(pair), int(eligible.sum()), now)
+            )
         return PlacementDecision(selection, queue_wait=job.queue_wait, pair=pair)
 
     def preview(self, job: PlacementRequest, eligible: Mask, now: float) -> PairDecision:
@@ -135,12 +138,12 @@ class PairDecisions:
         Raises NoEligibleRank.
         """
         _, pair = self._make_answer(job, self._place_pair(job, eligible), None)
-        return describe_decision(job, _shown(pair), int(eligible.sum()), now)
+        return describe_decision(job, _without_handoff(pair), int(eligible.sum()), now)
 
     def _answer_session(
         self, job: PlacementRequest, placement: PairPlacement, eligible: Mask
     ) -> SessionAnswer | None:
-        """Return the answer about the session: its rank is the one of the decode leg."""
+        """Return the answer about the session, which is bound to the rank of the decode leg."""
         if job.session is None:
             return None
         return self._decisions.sessions.answer_route(job.session, placement.decode, eligible)
@@ -207,7 +210,7 @@ class PairDecisions:
         reuse: ReuseMatch,
         work: tuple[float, float],
     ) -> PairLeg:
-        """Return one leg of an answer.
+        """Return a leg of an answer.
 
         work: tokens of the prompt that the rank holds, and that it would compute
         """
@@ -234,7 +237,7 @@ class PairDecisions:
 
         Raises CapacityExceeded, MemoryError.
 
-        booking: id of the reservation, and its answer
+        booking: id of the reservation, and the answer
         """
         reservation_id, answer = booking
         partition, prompt, request, config = job[:4]
@@ -271,6 +274,7 @@ class PairDecisions:
         legs = [(decode_of(job, placement), reservation_id)]
         if placement.prefill is not None:
             prefill = prefill_of(job, placement)._replace(request_part=PREFILL_PART)
+            # The prefill leg comes first, as in `_book_pair`.
             legs.insert(0, (prefill, prefill_leg_of(reservation_id)))
         for held, name in legs:
             booking = decisions.make_booking(partition, tracked, request, held, name, now)
@@ -303,7 +307,7 @@ class PairDecisions:
     def move_leg(
         self, reservation_id: str, leg: LegName, now: float, avoided: Collection[Rank] = ()
     ) -> PairSelection:
-        """Move one leg of a pair to another rank (POST /reservations/{reservation_id}/move).
+        """Move a leg of a pair to another rank (POST /reservations/{reservation_id}/move).
 
         avoided: ranks to which the leg must not move
         The other leg stays.  If one rank for both is cheaper, the pair becomes local.
@@ -331,6 +335,7 @@ class PairDecisions:
         tokens = round(placement.move_tokens)
         record = record_of_job(job, tokens)
         target = self._target_of(job, placement)
+        # A replica sends moves only of the reservations that it answers for.
         self.take_over(decode if leg == "decode" or placement.is_local else prefill)
         if placement.prefill is None:
             # The move can fail, the release cannot.
@@ -388,7 +393,7 @@ class PairDecisions:
         decode: ReservationView,
         avoided: Collection[Rank],
     ) -> PairMasks:
-        """Return the ranks for a pair of which one leg leaves its rank and the other stays."""
+        """Return the ranks for a pair of which this leg leaves and the other leg stays."""
         partition, request = job.partition, as_pair_request(job.request)
         eligible = find_candidates(partition.table, request).copy()
         leaving, staying = (decode, prefill) if leg == "decode" else (prefill, decode)
@@ -405,8 +410,8 @@ class PairDecisions:
                 mask[:] = False
                 mask[decode.slot] = stays
         else:
-            # What the prefill rank has computed is gone with the decode rank: another decode rank
-            # computes it, or a new prefill leg where the request excludes that.
+            # The KV blocks are gone with the decode rank: another decode rank computes the prompt,
+            # or a new prefill leg does where the request excludes that.
             if prefill is not None or request.local != "never":
                 masks.prefill[:] = False
             if prefill is not None:
@@ -414,7 +419,7 @@ class PairDecisions:
         return masks
 
     def _target_of(self, job: PlacementRequest, placement: PairPlacement) -> MoveTarget:
-        """Return the move of a prefill to its rank."""
+        """Return the move of a prefill to the chosen rank."""
         rank = job.partition.table.row_at(placement.prefill_slot).rank
         follows = job.partition.placer.policy.follows_prefills
         return MoveTarget(
@@ -434,15 +439,15 @@ class PairDecisions:
         return make_transfer(placer, slots, placement.move_tokens, placement.move_cost)
 
 
-def _shown(pair: PairSelection) -> PairSelection:
-    """Return an answer for explanations, without its hand-over."""
+def _without_handoff(pair: PairSelection) -> PairSelection:
+    """Return an answer for explanations, without the hand-over, which may name secrets."""
     shown = copy(pair)
     shown.handoff = UNSET
     return shown
 
 
 def _without_tokens(job: PlacementRequest) -> PlacementRequest:
-    """Return a request without its token lists, which a booked pair must not keep."""
+    """Return a request without token lists, which a booked pair must not keep."""
     return job._replace(request=drop_prompt(copy(job.request)))
 
 

@@ -1,7 +1,7 @@
-"""Choice of a prefill rank and a decode rank together, or of one rank for both, in one pass.
+"""Choice of a prefill rank and a decode rank together, or of a single rank, in one pass.
 
 All costs are tokens of prefill work; `work_kernels` has cached, u, left, R and live.  p is a rank
-that may prefill for others, d one that may decode:
+that may prefill for others, d a rank that may decode:
 
     hold(d)    = REQUEST_PRICE * R + LIVE_PRICE * live + max(0, live - FULL_SHARE * cache)
     local(d)   = left + u + min(R / SHARE_STEP, SHARE_MAX) * min(u, OWN_WORK_MAX) + hold(d)
@@ -102,7 +102,7 @@ def _precedes(cost, slot, best, best_slot, draw):
 
 @compiled(error_model="numpy")
 def _prefill_cost(slot, prices, weight, block_size):
-    """Return left + u of a rank, by its speed and weight."""
+    """Return left + u of a rank, by speed and weight."""
     return apply_weight((prices[3] + prices[1]) * slot.pace, weight, block_size)
 
 
@@ -118,7 +118,7 @@ def _hold_cost(slot, prices, weight, block_size):
 
 @compiled(error_model="numpy")
 def _local_cost(slot, prices, weight, block_size):
-    """Return the price of both parts on one rank, without the hold."""
+    """Return the price of both parts on a single rank, without the hold."""
     share = min(slot.requests / SHARE_STEP, SHARE_MAX) * min(prices[1], OWN_WORK_MAX)
     return apply_weight((prices[3] + prices[1] + share) * slot.pace, weight, block_size)
 
@@ -134,6 +134,7 @@ def _find_best_prefills(query, rows, pair, eligible, draw):
             slot = slot_at(rows, query, at, True, True)
             prices = slot_prices(slot, query)
             cost = _prefill_cost(slot, prices, rows.weight[at], query.block_size)
+            # The second best serves a decode rank that is itself the best.
             first = 2 * group[at]
             second = first + 1
             if _precedes(cost, at, best[first], best_slot[first], draw):
@@ -145,9 +146,9 @@ def _find_best_prefills(query, rows, pair, eligible, draw):
 
 @compiled(error_model="numpy")
 def move_tokens_between(pair, group_p, group_d, missing):
-    """Return the tokens that a transfer costs, with those that wait for the link.
+    """Return the tokens that a transfer costs, including the tokens that wait for the link.
 
-    The links of unknown hosts are unknown, and nothing is known to wait for them.
+    The links of unknown hosts have no queue here.
 
     missing: tokens of the prompt that the decode rank does not hold
     """
@@ -172,7 +173,7 @@ def _is_before(pair, of, other, draw):
 def _sort_groups(pair, draw):
     """Fill ORDER and RUN_END; returns the number of groups with a prefill rank.
 
-    By Shell's method: it needs no scratch, and few steps for few groups.
+    Shell's method needs no scratch, and few steps for few groups.
     """
     order, best_slot = i64_view(pair, ORDER), i64_view(pair, BEST_SLOT)
     n = I(0)
@@ -192,6 +193,7 @@ def _sort_groups(pair, draw):
             order[at] = of
         gap //= 3
     best, run_end, end = f64_view(pair, BEST), i64_view(pair, RUN_END), n
+    # From the end, since a run ends where the cost of the next group differs.
     for k in range(n - 1, -1, -1):
         if k + 1 < n and best[2 * order[k]] != best[2 * order[k + 1]]:
             end = I(k + 1)
@@ -201,13 +203,14 @@ def _sort_groups(pair, draw):
 
 @compiled(error_model="numpy")
 def _add_group(pair, of, decode, missing, found, draw):
-    """Return the cheaper of the prefill `found` and the best one of a group.
+    """Return the cheaper of the prefill `found` and the best prefill of a group.
 
     decode: (slot, link group) of the decode rank, as in `_cheapest_prefill`
     """
     best, best_slot = f64_view(pair, BEST), i64_view(pair, BEST_SLOT)
     at, into = decode
     each = f64_view(pair, PRICE)[of * (best.shape[0] // 2) + into]
+    # A rank moves no blocks to itself: the second best of the group counts then.
     first = 2 * of + (best_slot[2 * of] == at)
     if best_slot[first] == NO_SLOT or each == np.inf:
         return found
@@ -219,11 +222,11 @@ def _add_group(pair, of, decode, missing, found, draw):
 def _cheapest_prefill(pair, decode, missing, n_sorted, draw):
     """Return (smallest cost of a prefill with the move of its blocks, its slot) for a decode rank.
 
-    The groups of its host come first, then all in order, up to the first that cannot be cheaper:
-    from other hosts a token costs at least LEAST_PRICE.  Groups of a run cannot be cheaper together
-    if its first can at most be as cheap and loses the draw.
+    The groups of the decode rank's host come first, then all in order, up to the first that cannot
+    be cheaper: from other hosts a token costs at least LEAST_PRICE.  A whole run of equal groups is
+    skipped if the first group of the run can at most be as cheap and loses the draw.
 
-    decode: (slot, link group); it moves nothing to itself: that is the local choice
+    decode: (slot, link group); excluded as prefill rank, since that is the local choice
     """
     into, found = decode[1], (np.inf, I(NO_SLOT))
     best, best_slot = f64_view(pair, BEST), i64_view(pair, BEST_SLOT)
@@ -235,10 +238,12 @@ def _cheapest_prefill(pair, decode, missing, n_sorted, draw):
         if of == into:
             break
     each, k = f64_view(pair, LEAST_PRICE)[into], I(0)
+    # No other host may send blocks to this group.
     if each == np.inf:
         return found
     while k < n_sorted:
         of = order[k]
+        # The true price and the queue of the link can only raise the cost.
         bound = best[2 * of] + each * missing
         if bound > found[0]:
             break
@@ -255,6 +260,7 @@ def _reach_group(pair, into, isl_tokens, n_sorted, draw):
     """Return `_cheapest_prefill` for any rank of a link group that holds nothing of the prompt."""
     reached, reached_by = f64_view(pair, REACHED), i64_view(pair, REACHED_BY)
     if np.isnan(reached[into]):
+        # No slot has this number, so no rank is excluded.
         reached[into], reached_by[into] = _cheapest_prefill(
             pair, (I(NO_SLOT - 1), into), isl_tokens, n_sorted, draw
         )
@@ -263,7 +269,7 @@ def _reach_group(pair, into, isl_tokens, n_sorted, draw):
 
 @compiled(error_model="numpy")
 def _compare_pairs(pair, result, at, reach, hold, draw):
-    """Compare the best pair so far with the best pair of one decode rank.
+    """Compare the best pair so far with the best pair of a decode rank.
 
     reach: (cost, slot) of `_cheapest_prefill`
     """
@@ -294,6 +300,7 @@ def _choose(query, rows, pair, masks, draw):
         if not masks[FOR_DECODE, at]:
             continue
         into = group[at]
+        # Ranks of a group that hold nothing and exclude no prefill rank share the result.
         if prices[0] == 0.0 and not masks[FOR_PREFILL, at]:
             reach = _reach_group(pair, into, query.isl_tokens, n_sorted, draw)
         else:
@@ -304,7 +311,7 @@ def _choose(query, rows, pair, masks, draw):
 
 @compiled(error_model="numpy")
 def _describe_choice(query, rows, pair):
-    """Fill the numbers of the choice; a local one wins a tie, because it moves nothing."""
+    """Fill the numbers of the choice; a local choice wins a tie, because no blocks move."""
     result = f64_view(pair, RESULT)
     is_local = result[R_LOCAL_SLOT] != NO_SLOT and (
         result[R_REMOTE_DECODE] == NO_SLOT or result[R_LOCAL_COST] <= result[R_REMOTE_COST]

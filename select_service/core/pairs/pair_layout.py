@@ -1,9 +1,9 @@
-"""Memory layout of the header through which a kernel chooses a pair of ranks in one partition.
+"""Memory layout of the header through which a kernel chooses a pair of ranks in a partition.
 
 The header is an int64 array living as long as its `PairPlacer`.  It has plain numbers and pairs
 (address, length) of arrays, as `plan_layout`.  A *link group* is a set of ranks with the same host,
-the same transfer domain and the same link, so that moving a token between two ranks depends only on
-their groups.
+the same transfer domain and the same link, so that the price of moving a token between two ranks
+depends only on the two groups.
 
 pair        type     length           meaning
 GROUP       int64    slots            link group of a slot

@@ -1,4 +1,4 @@
-"""Links and roles of the ranks of each partition, kept until ranks or their facts change."""
+"""Links and roles of the ranks of each partition, kept until ranks or facts change."""
 
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
@@ -19,7 +19,7 @@ PairRequest: TypeAlias = SelectPairRequest | SelectPairAndReserveRequest
 
 
 class LinkState(NamedTuple):
-    """Pair placer of a partition, with the version of the rank table its links are of.
+    """Pair placer of a partition, with the version of the rank table that the links are of.
 
     prefills, decodes: bool[n_slots], ranks whose role includes this part
     """
@@ -40,7 +40,7 @@ class PairLinks:
     def links_of(self, partition: Partition) -> LinkState:
         """Return the pair placer of a partition, with the links of its present ranks.
 
-        O(1) unless ranks or their facts have changed.
+        O(1) unless ranks or facts have changed.
         """
         table, state = partition.table, self._of.get(partition)
         if state is None or state.version != table.version:
@@ -62,7 +62,7 @@ class PairLinks:
         return None if state is None else state.traffic
 
     def iterate_links(self) -> Iterator[tuple[PartitionKey, LinkState]]:
-        """Iterate over the partitions in which pairs were chosen, with their links."""
+        """Iterate over the links of all partitions in which pairs were chosen."""
         for partition, state in list(self._of.items()):
             yield partition.key, state
 
@@ -72,8 +72,8 @@ def pair_masks(
 ) -> PairMasks:
     """Return the ranks for each leg and for both, by roles and constraints.
 
-    A rank of the role `decode` may prefill for its own requests, because engines of both roles can;
-    a rank of the role `prefill` never decodes.
+    A rank of the role `decode` may prefill the requests decoded there, because engines of both
+    roles can; a rank of the role `prefill` never decodes.
     """
     masks = PairMasks(np.empty((3, len(eligible)), np.bool_))
     prefill, decode = masks.prefill, masks.decode

@@ -20,10 +20,10 @@ class PairDecision(NamedTuple):
     """Decision about a pair.
 
     at: seconds
-    prompt_hash: sequence hash of the last whole block; None without one
+    prompt_hash: sequence hash of the last whole block; None if the prompt has none
     n_ranks: number of eligible ranks
     answer: answer, without the hand-over, which may name secrets of a transfer
-    number: number among those about pairs, from 1; 0 for a hypothetical decision
+    number: number of the decision about pairs, from 1; 0 for a hypothetical decision
     """
 
     at: float
@@ -44,12 +44,12 @@ class PairDecision(NamedTuple):
         return reservation_id, selection_id, self.answer.tenant_id
 
     def restore(self) -> "PairDecision":
-        """Return the decision, as those of the fast path do."""
+        """Return the decision itself; `StoredDecision` has to read the bytes first."""
         return self
 
 
 class StoredDecision(NamedTuple):
-    """Decision of the fast path about a pair.  It does not keep the partition of its pair alive.
+    """Decision of the fast path about a pair, which does not keep the partition alive.
 
     at: seconds
     names: ids of reservation and selection, and the tenant
@@ -68,7 +68,7 @@ class StoredDecision(NamedTuple):
     def restore(self) -> PairDecision:
         """Return the decision."""
         answer = decode_answer(self.answer)
-        # It may name secrets of a transfer.
+        # A hand-over may name secrets of a transfer.
         answer.handoff = UNSET
         shown = _describe_prompt(read_prompt(self.record))
         return PairDecision(
@@ -77,7 +77,7 @@ class StoredDecision(NamedTuple):
 
 
 class PairLog:
-    """Ring of decisions, found by the ids of their requests."""
+    """Ring of decisions, found by request id."""
 
     def __init__(self, kept: int) -> None:
         """kept: number of decisions; 0 means that none are recorded"""
@@ -129,6 +129,6 @@ def describe_decision(
 
 
 def _describe_prompt(prompt: Prompt) -> tuple[int, int, int | None]:
-    """Return the tokens of a prompt, its blocks, and the hash of the last one, if any."""
+    """Return the tokens and blocks of a prompt, and the hash of the last block, if any."""
     hashes = prompt.sequence_hashes
     return prompt.isl_tokens, len(hashes), int(hashes[-1]) if len(hashes) else None

@@ -1,4 +1,4 @@
-"""Choice of pairs in one partition: the arrays behind `pair_kernels`, and its results by name."""
+"""Choice of pairs in a partition: the arrays behind `pair_kernels`, and the results by name."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -88,7 +88,7 @@ class TransferRoute(NamedTuple):
 
 
 class TransferLink(NamedTuple):
-    """Route of a transfer, and the smallest place that both of its ranks share."""
+    """Route of a transfer, and the smallest place that both ranks share."""
 
     route: TransferRoute
     level: TransferLevel
@@ -116,7 +116,7 @@ class PairMasks(NamedTuple):
 
 
 class LinkPrices(NamedTuple):
-    """Prices between link groups by one rule, as the kernel reads them (pair_layout).
+    """Prices between link groups by a rule, as the kernel reads them (pair_layout).
 
     price: float64[groups * groups]
     least: float64[groups]
@@ -127,7 +127,7 @@ class LinkPrices(NamedTuple):
 
 
 class PairPlacer:
-    """Placer of pairs in one partition.  It reads what its `Placer` reads, and changes nothing."""
+    """Placer of pairs in a partition.  Reads the state of the partition's `Placer` only."""
 
     def __init__(self, placer: Placer) -> None:
         self._placer = placer
@@ -139,7 +139,7 @@ class PairPlacer:
         self._waiting_elsewhere: dict[int, dict[str, float]] = {each: {} for each in _DIRECTIONS}
         """Tokens that have to leave and to enter hosts without workers at present."""
         self._number_of: dict[str, int] = {}
-        # The rule of pairs has prices of its own instead of the options.
+        # The rule of pairs has fixed prices; the options of the work policy would change the costs.
         config = placer.default_config._replace(policy_options=())
         self.parameters = WORK_POLICY.make_parameters(config)
         self.install_groups(make_link_groups({}, 0, None))
@@ -155,7 +155,7 @@ class PairPlacer:
         self.install_groups(make_link_groups(positions, n_slots, speed))
 
     def install_groups(self, groups: LinkGroups) -> None:
-        """Install groups; tokens in transfer follow their hosts by name."""
+        """Install groups; tokens in transfer follow the hosts by name."""
         waiting = self.waiting_by_host()
         self.groups = groups
         self._group_of: list[int] = groups.group.tolist()
@@ -204,9 +204,9 @@ class PairPlacer:
         return kept
 
     def add_transfer(self, route: TransferRoute, tokens: float) -> None:
-        """Add tokens that have to move over a route; negative ones are done.
+        """Add tokens that have to move over a route; negative tokens have moved.
 
-        Routes name hosts, so that a transfer ends where it began even if workers have changed.
+        Routes name hosts, so that begin and end of a transfer match even if workers have changed.
         """
         if route.leaving is not None:
             self._add_waiting(layout.LEAVING, route.leaving, tokens)
@@ -227,6 +227,7 @@ class PairPlacer:
         number, elsewhere = self._number_of.get(host), self._waiting_elsewhere[pair]
         if number is not None:
             waiting: Any = self._arrays[pair].data  # faster than the array for single numbers
+            # Rounding may end slightly below zero, and a negative queue would make a link cheaper.
             waiting[number] = max(waiting[number] + tokens, 0.0)
         elif (left := elsewhere.pop(host, 0.0) + tokens) > 0.0:
             elsewhere[host] = left
@@ -238,6 +239,7 @@ class PairPlacer:
         if (kept := self._prices_by_rule.pop(rule, None)) is None:
             kept = self._prices_at(price_matrix(self.groups.positions, self.groups.speed, rule))
             while len(self._prices_by_rule) >= RULES_KEPT:
+                # The first entry is the least recently used: a hit pops and reinserts the rule.
                 del self._prices_by_rule[next(iter(self._prices_by_rule))]
         self._prices_by_rule[rule] = kept
         return kept
@@ -261,8 +263,8 @@ class PairPlacer:
 
         draw: uniform in [0, 1), for ties
         rule: rule of the request about domains; None means the rules of the workers
-        floor: slot, and tokens that it counts as holding; None means none
-        One compiled call under the lock of the index, with the costs of `pair_kernels`.
+        floor: slot, and tokens that the slot counts as holding; None means no floor
+        A single compiled call under the lock of the index, with the costs of `pair_kernels`.
         """
         self.use_rule(rule)
         if floor is not None:

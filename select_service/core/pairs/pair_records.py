@@ -28,7 +28,7 @@ def make_pair_record(request: PairRequest, isl_tokens: int, move_tokens: int) ->
 
 
 def request_of_record(record: PairRecord, booking: ReservationView) -> SelectPairAndReserveRequest:
-    """Return the request behind a pair that a peer booked, without its prompt.
+    """Return the request behind a pair that a peer booked, without the prompt.
 
     booking: decode leg
     """
@@ -51,6 +51,6 @@ def request_of_record(record: PairRecord, booking: ReservationView) -> SelectPai
 def prompt_of_record(record: PairRecord, booking: ReservationView, blocks: Hashes) -> Prompt:
     """Return the prompt of a pair that a peer booked.
 
-    blocks: uint64[n], its block hashes; without them no rank counts as holding a part of it
+    blocks: uint64[n], block hashes; if empty, no rank counts as holding a part of the prompt
     """
     return Prompt(blocks, booking.sequence_hashes, record.isl_tokens)

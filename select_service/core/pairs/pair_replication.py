@@ -1,4 +1,4 @@
-"""Exchange of pairs with other replicas: their pairs and legs, and records for their lists."""
+"""Exchange of pairs with other replicas: received pairs and legs, and records for peers' lists."""
 
 from indexer.hashing.block_hashing import Hashes
 from select_service.core.decision_maker import PlacementRequest
@@ -45,13 +45,13 @@ class PairReplication:
         self._book.add_leg(reservation_id, tenant_id)
         pair = self._book.find_pair(reservation_id)
         if pair is not None and pair.answer is not None:
-            # A peer has moved the leg: the answer names its former rank.
+            # A peer has moved the leg: the answer names the former rank.
             moved = BookedPair(pair.job, None, pair.move_tokens)
             self._book.learn_pair(reservation_id, moved)
         self._count_transfer(reservation_id)
 
     def _count_transfer(self, reservation_id: str) -> None:
-        """Count the transfer of a pair of a peer once both of its legs are known."""
+        """Count the transfer of a peer's pair once both legs are known."""
         ledger, pair = self._ledger, self._book.find_pair(reservation_id)
         prefill = ledger.find_active(prefill_leg_of(reservation_id))
         decode = ledger.find_active(reservation_id)

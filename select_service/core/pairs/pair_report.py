@@ -16,7 +16,7 @@ from select_service.core.workers.transfer_prices import (
 from select_service.core.workers.worker_catalog import RegisteredWorker
 
 HOSTS_SHOWN_MAX = 64
-"""Hosts with numbers of their own, those with most tokens; the others are summed."""
+"""Hosts shown one by one, by most tokens; the others are summed."""
 OTHER_HOSTS = "other"
 
 
@@ -25,7 +25,7 @@ class PairReport(NamedTuple):
 
     decisions: number of decisions by path
     prompts: prompt tokens of these, cached and to be computed
-    live: live legs by leg, those of peers included
+    live: live legs by leg, including the peers'
     transfers: transfers that count now
     links: tokens that have to leave and to enter hosts, by host and direction
     """

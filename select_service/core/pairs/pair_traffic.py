@@ -34,7 +34,7 @@ class PairTraffic:
         self._placer = placer
 
     def count_local(self, tokens: int) -> None:
-        """Count a pair on one rank.  tokens: prompt tokens to be computed"""
+        """Count a pair on a single rank.  tokens: prompt tokens to be computed"""
         kernels.count_local(self.words, tokens)
 
     def count_remote(self, slots: tuple[int, int], tokens: int) -> None:
@@ -59,7 +59,7 @@ class PairTraffic:
         for waiting in self._placer.waiting_by_host():
             for host, tokens in waiting.items():
                 seconds = token_s.get(host)
-                # One unknown queue may be the longest, so that the others decide nothing.
+                # An unknown queue may be the longest, so that the others decide nothing.
                 if seconds is None or backlog is None:
                     backlog = None
                 else:

@@ -40,7 +40,7 @@ def count_decision(decided, is_local, isl_tokens, cached):
 
 @compiled(f"void({HEADER}, int64)")
 def count_local(words, tokens):
-    """Count a pair on one rank.  tokens: prompt tokens to be computed"""
+    """Count a pair on a single rank.  tokens: prompt tokens to be computed"""
     words[N_LOCAL] += 1
     words[LOCAL_TOKENS] += tokens
     count_tokens(words, LOCAL_BINS, tokens)
@@ -60,7 +60,7 @@ def _token_s(pair, out, into):
 
 @compiled(f"void({HEADER}, {HEADER}, int64, int64, int64)")
 def count_move(words, pair, prefill, decode, tokens):
-    """Count the tokens that a pair moves, also again after its leg has left its rank.
+    """Count the tokens that a pair moves, also again after a leg has left its rank.
 
     pair: header of a `PairPlacer` (pair_layout)
     prefill, decode: slots of the legs

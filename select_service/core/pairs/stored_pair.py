@@ -29,7 +29,7 @@ decode_answer = msgspec.json.Decoder(PairSelection).decode
 class StoredPair(msgspec.Struct, frozen=True):
     """Pair of a request without constraints.
 
-    reservation_id: id of the booking; None without one
+    reservation_id: id of the booking; None without a booking
     answer: body of the answer
     """
 
@@ -41,7 +41,7 @@ class StoredPair(msgspec.Struct, frozen=True):
     record: bytes
 
     def restore_job(self) -> PlacementRequest:
-        """Return the request behind the pair, without its token lists."""
+        """Return the request behind the pair, without token lists."""
         key, numbers = (
             self.partition.key,
             np.frombuffer(self.record, np.int64, RECORD_WORDS).tolist(),

@@ -1,10 +1,10 @@
 """Cleared caches between replicas.
 
-A caller reports a cleared cache to one replica (POST /workers/{worker_id}/cache_cleared).  Each of
-its messages names all clears of the last CLEARS_KEPT_S with their age: at once after a new clear,
-then once a second.  The next message thus makes up for a lost one, and a repeated clear changes
-nothing, since only what was used before it is forgotten.  A replica that is cut off for longer
-assumes the blocks until they are evicted.
+A caller reports a cleared cache to a replica (POST /workers/{worker_id}/cache_cleared).  Each
+message of the replica has all clears of the last CLEARS_KEPT_S with ages: at once after a new
+clear, then once a second.  The next message thus makes up for a lost message, and a repeated clear
+changes nothing, since only blocks used before the clear are forgotten.  A replica that is cut off
+for longer assumes the blocks until eviction.
 
 Bytes: a msgpack map with named fields, unknown fields ignored; on a topic that other
 implementations do not read.
@@ -25,13 +25,13 @@ CLEARED_TOPIC = b"select-service.cache-cleared.v1"
 CLEARS_KEPT_S = 120.0
 """Seconds for which a clear is repeated."""
 CLEARS_MAX = 256
-"""Clears of one message, the newest."""
+"""Clears of a message, the newest."""
 REPEAT_S = 1.0
 """Seconds between two messages with the same clears."""
 CLEARS_PER_TURN = 8
-"""Clears of peers applied in one turn, some 0.2 ms each with a full table of sessions."""
+"""Clears of peers applied per turn, some 0.2 ms each with a full table of sessions."""
 RECEIVED_MAX = 4096
-"""Clears of peers that wait for their turn; further ones wait for the next message."""
+"""Clears of peers that wait for a turn; further clears wait for the next message."""
 SENDERS_MAX = 1024
 """Processes whose last clear is remembered; the oldest goes first."""
 CLEARED_BYTES_MAX = 1024 * 1024
@@ -45,7 +45,7 @@ ForgetCache: TypeAlias = Callable[[PartitionKey, int, int | None, float], None]
 
 
 class CacheClear(NamedTuple):
-    """Clear of the cache of a worker or one of its ranks."""
+    """Clear of the cache of a worker or a rank."""
 
     key: PartitionKey
     worker_id: int
@@ -64,7 +64,7 @@ class ClearedRow(Struct, array_like=True, frozen=True):
 
 
 class ClearedMessage(Struct, kw_only=True, frozen=True):
-    """Clears of a replica, in their order.
+    """Clears of a replica, in order.
 
     first: number of the first clear; the numbers of a process rise by 1
     """
@@ -100,7 +100,7 @@ class ClearedCaches:
         self._sends_at = 0.0
         self._received: deque[CacheClear] = deque()
         self._next_of: OrderedDict[int, int] = OrderedDict()
-        """Number of the next clear, by router id of its process."""
+        """Number of the next clear, by the router id of the process."""
 
     def record_clear(self, clear: CacheClear) -> None:
         """Send a clear that was reported here, with the next message."""
@@ -130,6 +130,7 @@ class ClearedCaches:
         for number, row in enumerate(message.rows, message.first):
             if number >= following and len(self._received) < RECEIVED_MAX:
                 key = PartitionKey(row.model_name, row.tenant_id)
+                # Ages instead of times: the monotonic clocks of two processes have different zeros.
                 clear = CacheClear(key, row.worker_id, row.dp_rank, now - row.age_s)
                 self._received.append(clear)
                 following = number + 1
@@ -139,7 +140,7 @@ class ClearedCaches:
         return None
 
     def run_turn(self, now: float) -> int:
-        """Apply some clears of peers; return their number."""
+        """Apply some clears of peers; return how many."""
         n = min(CLEARS_PER_TURN, len(self._received))
         for _ in range(n):
             self.forget(*self._received.popleft())

@@ -3,17 +3,15 @@
 The list arrives in pages while events continue. Rules that keep this safe:
 
 * A reservation that ended here after the peer booked it is not booked again (tombstones are
-  compared with its age). The peer still has it, so our `ReservationFreed` was lost and is sent
-  again. The same
-  holds for a prefill that ended here.
-* Only reservations booked here before the list was begun, and missing on all its pages, are
-  dropped.
-* A reservation keeps its age, and its lease ends when it ends at the peer. Two replicas therefore
-  cannot keep a reservation alive by copying it from each other.
-* If two replicas admitted the same id, the replica with the smaller router id keeps it and the
-  other replica follows. Every replica can decide this alone.
-* If two replicas differ on a reservation of an orphaned origin, because they received different
-  last events of a dead process, the later booking counts. Both can decide this alone.
+  compared with the age). The peer still has the reservation, so our `ReservationFreed` was lost and
+  is sent again. The same holds for a prefill that ended here.
+* Only reservations booked here before the list was begun, and missing on all pages, are dropped.
+* A reservation keeps age and end of the lease. Two replicas therefore cannot keep a reservation
+alive by copying from each other.
+* If two replicas admitted the same id, the replica with the smaller router id keeps the reservation
+and the other replica follows. Every replica can decide this alone.
+* If two replicas differ on a reservation of an orphaned origin, because each received different
+last events of a dead process, the later booking counts. Both can decide this alone.
 """
 
 from collections.abc import Generator, Mapping
@@ -121,7 +119,7 @@ class UnexpectedProcess(Exception):
 
 
 class Repair:
-    """Pass over the list of one peer; `run_repair` yields the requests and receives the pages."""
+    """Pass over the list of a peer; `run_repair` yields the requests and receives the pages."""
 
     def __init__(self, state: ReplicaState, router_id: int, now: float) -> None:
         """Create a repair; only the list of the process router_id is accepted."""
@@ -160,7 +158,7 @@ class Repair:
             yield None
 
     def _needs_hashes(self, answer: ReservationPageAnswer) -> RepairSteps[bool]:
-        """Return whether a row of the page has to be booked, which needs its block hashes."""
+        """Return whether a row of the page has to be booked, which needs the block hashes."""
         for row in answer.page.reservations:
             if self._judge_row(row, answer) == "book" and self._find_slot(row) is not None:
                 return True
@@ -174,15 +172,15 @@ class Repair:
                 f"list of router {self.router_id} was requested, router {page.router_id} answered"
             )
         for row in page.reservations:
-            # Every row counts as listed, whatever the verdict: only absence means that the peer
-            # dropped it.
+            # Every row counts as listed, whatever the verdict: only reservations without a row
+            # were dropped by the peer.
             self._listed.add(row.reservation_id)
             self._apply_verdict(self._judge_row(row, answer), row, answer.came_at)
             blocks = 0 if row.sequence_hashes is UNSET else len(row.sequence_hashes)
             yield from self._count_work(ROW_WORK + blocks)
 
     def _drop_unlisted(self, now: float) -> RepairSteps[None]:
-        """Drop reservations of the peer that its complete list lacks."""
+        """Drop reservations of the peer that the complete list lacks."""
         order = 0
         # Scanned by admission order instead of by dict iteration: bookings change between two
         # turns.
@@ -240,9 +238,9 @@ class Repair:
     def _reservation_life(
         self, row: ReservationRow, answer: ReservationPageAnswer
     ) -> ReservationLife:
-        """Return whether this reservation ended, or only an earlier one with the same id.
+        """Return whether this reservation ended, or only an earlier reservation with the same id.
 
-        Only the admitting replica knows the age; other replicas know the time of their first sight.
+        Only the admitting replica knows the age; other replicas know when they saw the id first.
         """
         ending = self._state.tombstones.ending_of(row.reservation_id, answer.came_at)
         if ending is None:
@@ -250,7 +248,7 @@ class Repair:
         if row.router_id != self.router_id:
             return "ended"
         if ending.by == self.router_id and ending.at < answer.asked_at:
-            return "alive"  # the peer ended it itself before: it has moved, or is admitted anew
+            return "alive"  # ended by the peer before: the reservation has moved, or is new
         # The two clocks drift apart over the life of the reservation.
         slack = AGE_SLACK_S + CLOCK_DRIFT * row.age_seconds
         if ending.at < answer.asked_at - row.age_seconds - slack:
@@ -265,8 +263,8 @@ class Repair:
         """
         own, peer, origin = self._state.router_id, self.router_id, row.router_id
         if origin == peer:
-            # The peer claims the reservation. We may claim it too, or know it from a replica that
-            # is gone.
+            # The peer claims the reservation. This process may claim it too, or have it from a
+            # replica that is gone.
             if booking.origin is None or booking.origin == peer:
                 return booking.origin is None and peer < own
             return self._state.liveness.is_orphan(booking.origin, answer.came_at)
@@ -280,13 +278,13 @@ class Repair:
     ) -> bool:
         """Return whether the peer's row wins for a reservation orphaned on both sides.
 
-        Of two replicas that ask each other one answers yes and one no, unless they agree already.
+        Unless the rows agree already, the result is True at exactly one of the two replicas.
         """
         theirs, ours, origins = row.router_id, booking.origin, self._state.liveness
         if ours is None or not all(origins.is_orphan(o, answer.came_at) for o in (ours, theirs)):
             return False
         if theirs != ours:
-            # Any total order works, as long as both replicas use the same one.
+            # Any total order works, as long as both replicas use the same order.
             return theirs < ours
         if _has_same_load(row, booking):
             return False
@@ -315,6 +313,7 @@ class Repair:
             self._state.ledger.complete_prefill(booking, "replica", now)
             self.result.changed += 1
         elif verdict == "trust":
+            # The tombstone belongs to an earlier reservation with this id.
             self._state.tombstones.remove_tombstone(row.reservation_id)
             del self._state.unconfirmed[row.reservation_id]
         elif verdict == "revoke":
@@ -372,7 +371,7 @@ class Repair:
     def _find_slot(self, row: ReservationRow) -> tuple[LoadAccount, int] | None:
         """Return account and slot of the row's rank; None if this process has no such rank.
 
-        A partition with another block size does not match, since its load has other units. A peer
+        A partition with another block size does not match, since the load has other units. A peer
         that sends no block size (older versions) is assumed to use ours.
         """
         partition = self._state.partition_of(_key_of(row))
@@ -439,11 +438,11 @@ def _request_page(page_filter: ReservationFilter) -> RepairSteps[ReservationPage
 
 
 def validate_row(row: ReservationRow) -> ReservationRow:
-    """Return the peer's row if its numbers are in range. Raises ValueError."""
+    """Return the peer's row if all numbers are in range. Raises ValueError."""
     hashes = [] if row.sequence_hashes is UNSET else row.sequence_hashes
     fits = 0 <= row.worker_id <= U64_MAX and 0 <= row.router_id <= U64_MAX
     fits = fits and 0 <= row.prefill_tokens <= ISL_TOKENS_MAX
-    # The ledger packs it into 64 bits, so a larger one would end the repair.
+    # The ledger packs this number into 64 bits, so a larger number would end the repair.
     fits = fits and 0 <= row.isl_tokens <= ISL_TOKENS_MAX
     fits = fits and (row.work is UNSET or 0 <= row.work <= ISL_TOKENS_MAX)
     fits = fits and 0.0 <= row.age_seconds <= AGE_S_MAX

@@ -4,25 +4,23 @@ Rules, in the order in which an event is judged:
 
 * An own event that comes back, an event of an unknown partition, or of a partition with another
   block size changes nothing. No event creates a worker, a rank or a partition.
-* `ReservationAdmitted` books the reservation on its rank, marked with the admitting replica. The
-event is
-  ignored if the rank is unknown, the id is already booked on that rank, the reservation was freed
-  before (tombstones), or there is no room. If the id is booked on another rank, the booking moves:
-  the later event counts, and load is never booked twice.
-* `PrefillCompleted` and `ReservationFreed` find a reservation by id, whichever replica admitted it.
-For an
-  unknown id they are remembered, so that they override an admission that arrives late.
+* `ReservationAdmitted` books the reservation on the named rank, marked with the admitting replica.
+The event is ignored if the rank is unknown, the id is already booked on that rank, the reservation
+was freed before (tombstones), or there is no room. If the id is booked on another rank, the
+booking moves: the later event counts, and load is never booked twice.
+* `PrefillCompleted` and `ReservationFreed` find a reservation by id, whichever replica admitted the
+request. Events about unknown ids are remembered and override an admission that arrives late.
 
 If one replica frees an id and another admits the same id, either the id is reused, which is
 allowed, or the first admission arrived twice. The reservation is booked but marked unconfirmed.
 Unconfirmed bookings count as a digest difference, so a repair against the admitting peer settles
 them.
 
-Events are neither answered nor forwarded: each replica sends its own events to all others.
+Events are neither answered nor forwarded: each replica sends own events to all others.
 Bookings, completions and releases by our own clients are sent after `start_sending` was called.
-Output blocks are not sent (too many), nor are expiry and departures of ranks: each replica has its
-own leases and catalog, and reaches the same state alone. Every booking is a lease of this process,
-so a booking that no event ends expires.
+Output blocks are not sent (too many), nor are expiry and departures of ranks: each replica has
+leases and a catalog, and reaches the same state alone. Every booking is a lease of this process, so
+a booking that no event ends expires.
 """
 
 from collections.abc import Callable, Sequence
@@ -67,7 +65,7 @@ from select_service.schemas.pairs import PairRecord
 SENT_CAUSES = frozenset(("client", "moved", "given_up"))
 """Causes of changes that are sent to peers."""
 UNCONFIRMED_MAX = 1024
-"""Maximum number of unconfirmed bookings; beyond it a repeated admission is trusted at once."""
+"""Most unconfirmed bookings; beyond this limit a repeated admission is trusted at once."""
 
 IgnoreReason: TypeAlias = Literal[
     "own",
@@ -82,7 +80,8 @@ IgnoreReason: TypeAlias = Literal[
 ]
 """Reason why an event or digest had no effect.
 
-not_booked: its reservation is unknown here and remembered; stale: a later digest came first
+not_booked: the reservation is unknown here, and the id is remembered; stale: a later digest came
+first
 """
 
 
@@ -116,7 +115,7 @@ class ReplicaState:
         self.on_leg_booked: Callable[[str, str], None] | None = None
         """Receiver of the prefill legs of peers: id of the reservation, and tenant."""
         self.on_pair_booked: Callable[[Partition, str, PairRecord, Hashes], None] | None = None
-        """Receiver of the pairs of peers: id of the reservation, its request and block hashes."""
+        """Receiver of the pairs of peers: id of the reservation, request and block hashes."""
         self.unconfirmed: dict[str, ReservationView] = {}
         self._emit: Callable[[LoadEvent], None] | None = None
         self._fleet = fleet
@@ -159,7 +158,7 @@ class ReplicaState:
     def make_digest(
         self, number: int, sent: int, port: int, url: str | None, receipts: Sequence[Receipt] = ()
     ) -> Digest:
-        """Return the digest of the current state, to be sent after the events that led to it."""
+        """Return the digest of the current state, to be sent after all earlier events."""
         lines, own_only = make_lines(self.reservations.sums, self.router_id)
         return Digest(
             router_id=self.router_id,
@@ -224,7 +223,7 @@ class ReplicaState:
             rank=partition.table.row_at(slot).rank,
             slot=slot,
             sequence_hashes=bound_hashes(event.sequence_hashes),
-            # Only pairs have their prompt length; whole blocks are the best estimate of others.
+            # Only events of pairs have the length of the prompt; else whole blocks are an estimate.
             isl_tokens=len(event.sequence_hashes) * event.block_size
             if event.pair is None
             else event.pair.isl_tokens,
@@ -269,13 +268,14 @@ class ReplicaState:
         if not event.by_caller:
             self._yield_to(booking, event.router_id)
         self.ledger.release(booking, "replica", now, is_report=event.by_caller)
+        # A copy of the admission may still arrive, by the network or by a repair.
         self.tombstones.record_freed(event.reservation_id, event.router_id, now)
         return None
 
     def _yield_to(self, booking: ReservationView, router_id: int) -> None:
-        """Let a peer that moves a reservation of this process answer for it.
+        """Let a peer that moves a reservation of this process answer for the reservation.
 
-        The prefill leg of a pair goes on there.
+        The prefill leg of a pair continues there.
         """
         if booking.origin is None:
             self.ledger.assign_origin(booking, router_id)
@@ -287,12 +287,12 @@ class ReplicaState:
 
         blocks: uint64[n], block hashes of the prompt; empty if the peer did not send them
         """
-        # A leg is no pair, and its end would not end one.
+        # The record of a leg would never be removed, since only the end of a pair does that.
         if self.on_pair_booked is not None and not is_prefill_leg(reservation_id):
             self.on_pair_booked(partition, reservation_id, pair, blocks)
 
     def is_successor_of(self, router_id: int, now: float) -> bool:
-        """Return whether this process acts for another one that is gone."""
+        """Return whether this process acts for a replica that is gone."""
         live = self.liveness.live_replicas(now)
         return self.liveness.is_orphan(router_id, now) and self.router_id < min(live, default=inf)
 
@@ -316,7 +316,7 @@ class ReplicaState:
         return True
 
     def lease_session(self, reservation_id: str, session_id: str | None, now: float) -> None:
-        """Give a reservation that a peer admitted a lease of its session, if it has one."""
+        """Give a reservation that a peer admitted a lease of the session, if any."""
         if session_id is not None and self.sessions is not None:
             booking = self.reservations.get_reservation(reservation_id)
             self.sessions.lease_received(booking, session_id, now)
@@ -332,7 +332,7 @@ class ReplicaState:
         if not self._is_sent(booking.origin, cause):
             return
         self.tombstones.remove_tombstone(booking.reservation_id)
-        # Dynamo leaves the number out where nothing is to be prefilled, and reads it so.
+        # As in Dynamo, a missing number means that nothing is to be prefilled.
         tokens = (booking.prefill_tokens or None) if booking.tracks_prefill else None
         self.send_event(
             ReservationAdmitted(
@@ -351,7 +351,7 @@ class ReplicaState:
         )
 
     def _session_of(self, booking: NewReservation, cause: Cause) -> str | None:
-        """Return the session of a booking; a move does not name the one of its reservation."""
+        """Return the session of a booking, also of a move, whose booking names none."""
         if cause != "moved" or self.sessions is None:
             return booking.session_id
         moved = self.reservations.find_reservation(booking.reservation_id)

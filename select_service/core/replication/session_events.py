@@ -96,7 +96,7 @@ def decode_session_event(payload: bytes) -> SessionEvent:
 
 
 def _tenant_of(frame: _Frame) -> str:
-    """Return the tenant; two different ones are refused, as choosing would be a guess."""
+    """Return the tenant; two different tenants are refused, as choosing would be a guess."""
     names = [n for n in (frame.routing_group, frame.tenant_id) if not isinstance(n, UnsetType)]
     if not names or len(set(names)) > 1:
         raise PeerFrameError(

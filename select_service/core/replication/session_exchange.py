@@ -1,12 +1,12 @@
-"""Sessions between replicas: sending uses, applying those of peers, and digests.
+"""Sessions between replicas: sending uses, applying the uses of peers, and digests.
 
-Uses are sent as Dynamo sends them: at every booking of a session, and when a lease ends.  Messages
+Uses are sent as by Dynamo: at every booking of a session, and when a lease ends.  Messages
 may be lost, and a replica that joins late has received none.  Once a second every replica therefore
 publishes, for some scopes in turn, 64 sums over parts of its table; a peer whose sums differ over
 several digests reads the sessions of these parts (`SessionRepair`).  Sums leave out sessions that
-are about to end, since replicas end them at slightly different times.
+are about to end, since replicas do not end a session at exactly the same time.
 
-An ended session is remembered for a while, so that neither a late message nor a repair revives it.
+The end of a session is remembered for a while, against late messages and repairs.
 """
 
 from collections import OrderedDict
@@ -37,12 +37,12 @@ from select_service.schemas.common import NAME_CHARS_MAX
 
 SESSION_DIGEST_TOPIC = b"select-service.session-digest.v1"
 LINES_MAX = 64
-"""Scopes of one digest; the next digest continues with the others."""
+"""Scopes per digest; the next digest continues with the others."""
 SUMMED_ROWS_MAX = 98_304
-"""Rows summed for one digest, some 2 ns each; the last scope may exceed it."""
+"""Rows summed per digest, some 2 ns each; the last scope may exceed this limit."""
 SESSION_DIGEST_BYTES_MAX = 512 * 1024
 CORRECTIONS_PER_S = 256
-"""Own bindings sent in answer to older ones; digests correct the rest."""
+"""Own bindings sent in answer to older bindings; digests correct the rest."""
 ENDED_MAX = 8192
 """Ended sessions that are remembered; the oldest goes first."""
 
@@ -53,9 +53,9 @@ IgnoredSession: TypeAlias = IgnoredBinding | Literal["ended", "own"]
 
 
 class SessionDigestLine(Struct, array_like=True, frozen=True):
-    """Sums of one scope.
+    """Sums of a scope.
 
-    is_full: whether the table had to end sessions for others, so that it lacks some for good
+    is_full: whether the table had to evict sessions, so that some are missing for good
     sums: sum of fingerprints of each part
     """
 
@@ -85,7 +85,7 @@ _digest_of = msgspec.msgpack.Decoder(SessionDigest).decode
 
 
 class SessionExchange:
-    """Exchange of the sessions of one process with its peers."""
+    """Exchange of sessions between this process and its peers."""
 
     def __init__(
         self,
@@ -111,6 +111,7 @@ class SessionExchange:
         emit: receives payloads; must not block, raise or call back
         repairs: whether the sessions of peers are read by repairs
         """
+        # Without repairs only uses show sessions: after the idle time every live session had one.
         if not repairs:
             self.directory.warm_up_s = self.directory.settings.idle_s
         if self._emit is None:
@@ -146,7 +147,7 @@ class SessionExchange:
     def apply_event(self, event: SessionEvent, now: float) -> IgnoredSession | None:
         """Apply a message of a peer.  Return None if applied, else the reason why not.
 
-        A peer with an older binding to another rank gets the own one at once.
+        A peer with an older binding to another rank gets the own binding at once.
         """
         reason = self.apply_use(event.use, event.is_ended, now, now)
         if reason == "ended":
@@ -186,7 +187,7 @@ class SessionExchange:
         return self.directory.apply_binding(table, use.session_id, use.binding, used_at, now)
 
     def _apply_end(self, use: SessionUse, now: float) -> IgnoredSession | None:
-        # Remembered, such a version would refuse every later binding of the session.
+        # If remembered, such a version would refuse every later binding of the session.
         if self.directory.leads_clock(use.binding.version, now):
             return "lead"
         self._remember_end(use)
@@ -252,7 +253,7 @@ class SessionExchange:
         return _encode_digest(digest)
 
     def _next_tables(self) -> Iterator[tuple[PartitionKey, SessionTable]]:
-        """Iterate over the tables once, from the one behind those of the last digest."""
+        """Iterate over all tables, beginning behind the last digest."""
         tables = list(self.directory.tables())
         begin = self._next_line = self._next_line % len(tables) if tables else 0
         yield from tables[begin:] + tables[:begin]
@@ -268,7 +269,7 @@ class SessionExchange:
         if key not in self._partitions:
             return 0
         table = self.directory.find_table(key)
-        # A full table lacks sessions for good; to read them would only push out others.
+        # A full table lacks sessions for good; reading them would only evict others.
         if line.is_full or (table is not None and table.is_full):
             return 0
         own = [0] * N_PARTS if table is None else table.sum_parts(now).tolist()

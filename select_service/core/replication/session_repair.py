@@ -1,8 +1,8 @@
 """Repair of sessions: reading the parts of a peer's table whose sums differ.
 
-A session that the peer lists is applied like its message: the higher version counts, and the idle
-time is the peer's, so that two replicas cannot keep a session alive by reading it from each other.
-Sessions that the peer lacks stay: the peer reads them here.
+A session of the peer's list is applied like a message: the higher version counts, and the idle
+time is the peer's, so that two replicas cannot keep a session alive by repairs from each other.
+Sessions that the peer lacks stay: the peer repairs from here.
 """
 
 from collections.abc import Generator
@@ -25,22 +25,22 @@ from select_service.schemas.sessions import SESSION_ID_BYTES_MAX, SessionPage, S
 
 PAGE_ROWS = 500
 ROWS_PER_TURN = 250
-"""Rows applied in one turn, some 5 us each."""
+"""Rows applied per turn, some 5 us each."""
 PAGES_MAX = 256
-"""Pages of one repair; the next one reads the rest."""
+"""Pages per repair; the next repair reads the rest."""
 PERSISTENT_DIGESTS = 3
-"""Digests after which a difference is repaired; messages on their way explain shorter ones."""
+"""Digests after which a difference is repaired; until then a message may be on the way."""
 RETRY_S = 2.0
-"""Time between two repairs from one peer."""
+"""Time between two repairs from the same peer."""
 RETRY_S_MAX = 60.0
 """Longest time between two repairs without effect."""
 SCOPES_MAX = 4096
-"""Scopes whose differences from one peer are counted."""
+"""Scopes per peer whose differences are counted."""
 IDLE_S_MAX = 1e9
 
 
 class SessionListAnswer(NamedTuple):
-    """Page of a peer's list, and the time at which it came."""
+    """Page of a peer's list, and the time of arrival."""
 
     page: SessionPage
     came_at: float
@@ -60,7 +60,7 @@ class SessionRepairResult:
 
 @dataclass(slots=True)
 class SessionAgreement:
-    """Agreement with one peer about sessions, and the time of the next repair.
+    """Agreement with a peer about sessions, and the time of the next repair.
 
     repairs: number of repairs
     applied: number of sessions that repairs changed here
@@ -111,10 +111,11 @@ class SessionAgreement:
         return turned[:n]
 
     def due_repair(self, now: float) -> tuple[PartitionKey, int] | None:
-        """Return the scope and the parts of a repair that is due; None without one."""
+        """Return the scope and the parts of a repair that is due; None if none is."""
         if now < self._not_before:
             return None
         for key, masks in self._differing.items():
+            # Parts that agreed in between differed only by messages on the way.
             common = masks[0]
             for mask in masks:
                 common &= mask
@@ -138,6 +139,7 @@ class SessionAgreement:
             return
         self.applied += result.applied
         has_progress = result.applied + result.repeated > 0
+        # Some differences cannot be repaired, such as sessions evicted at one side.
         self._pause_s = RETRY_S if has_progress else min(2 * self._pause_s, RETRY_S_MAX)
         self._not_before = now + self._pause_s
 
@@ -179,11 +181,12 @@ class SessionRepair:
 
     def _apply_row(self, row: SessionRow, now: float) -> None:
         key = PartitionKey(row.model_name, row.tenant_id)
+        # Peers are not trusted to apply the filter.
         if key != self._key:
             return
         self.result.read += 1
         table = self._exchange.directory.find_table(key)
-        # A session about to end is not worth reading: the peer ends it within seconds.
+        # The peer ends such a session within seconds.
         if table is not None and row.idle_seconds >= table.lasting_s:
             return
         binding = SessionBinding(
@@ -203,7 +206,7 @@ class SessionRepair:
 
 
 def validate_session(row: SessionRow) -> SessionRow:
-    """Return the peer's row if its numbers are in range.  Raises ValueError."""
+    """Return the peer's row if all numbers are in range.  Raises ValueError."""
     fits = 0 <= row.worker_id <= U64_MAX and 0 <= row.sequence <= U64_MAX
     fits = fits and 0 <= row.writer_id <= U64_MAX and 0.0 <= row.idle_seconds <= IDLE_S_MAX
     fits = fits and (row.dp_rank is None or 0 <= row.dp_rank < 2**32)

@@ -1,15 +1,15 @@
-"""Sessions of all scopes of one process: bookings, leases, messages of replicas, and expiry.
+"""Sessions of all scopes of a process: bookings, leases, messages of replicas, and expiry.
 
-A session is bound to the rank of its last turn.  Every live reservation of the session has a lease,
-kept by the ledger and given back by the release of the reservation, whatever its cause; without
-leases a session ends after its idle time.
+A session is bound to the rank of the last turn.  Every live reservation of the session has a lease,
+kept by the ledger and given back by the release of the reservation, whatever the cause; a session
+without leases ends after the idle time.
 
 Bindings have versions, (sequence, writer).  The higher version counts on every replica, also over a
 live lease, so that replicas agree.  As in Dynamo sequences begin with the clock in nanoseconds and
-go past every version seen; but not in a process that has just started.  It does not yet know the
-sessions of the others, so it gives new sessions sequences far below, which fall with time: of two
-bindings of one session the first counts.  A process that restarts therefore follows the others
-instead of moving their live sessions.
+go past every version seen; but not in a process that has just started.  Such a process does not yet
+know the peers' sessions and gives new sessions sequences far below, which fall with time: of two
+bindings of a session the first counts.  A process that restarts therefore follows the peers instead
+of moving live sessions.
 """
 
 from collections.abc import Callable, Container, Iterator
@@ -37,16 +37,17 @@ SESSIONS_MAX = 524_288
 SCOPES_MAX = 2048
 """Most scopes with sessions, each with 26 MiB of reserved, mostly untouched memory."""
 FREED_PER_TURN = 2
-"""Tables of vanished scopes freed in one turn, up to a millisecond each."""
+"""Tables of vanished scopes freed per turn, up to a millisecond each."""
 EXPIRED_PER_TURN_MAX = 2048
-"""Sessions ended in one turn, about 0.3 us each."""
+"""Sessions ended per turn, about 0.3 us each."""
 SEQUENCE_LEAD_S = 3600.0
-"""Lead of a received sequence over the clock, in nanoseconds as Dynamo counts, from which it is
-ignored: otherwise one message could raise the sequences of the fleet to their end.
+"""Lead over the clock (nanoseconds in Dynamo) from which received sequences are ignored.
+
+Otherwise a single message could raise the sequences of the fleet to the end of the numbers.
 """
 
 WARM_UP_S = 15.0
-"""Seconds after which a process knows the sessions of its peers, if it reads them by repairs."""
+"""Seconds after which a process with repairs knows the peers' sessions."""
 FALLING_END_MS = 1 << 44
 """Milliseconds since the epoch at which falling sequences reach 0, in the year 2527."""
 LOWEST_VERSION = BindingVersion(0, 0)
@@ -67,7 +68,7 @@ class SessionUse(NamedTuple):
 
 
 class SessionDirectory:
-    """Sessions of one process."""
+    """Sessions of a process."""
 
     def __init__(self, settings: SessionSettings, memory: LedgerMemory, writer_id: int) -> None:
         """Create a directory without sessions.
@@ -85,8 +86,7 @@ class SessionDirectory:
         self.scopes: Container[PartitionKey] | None = None
         """Scopes with workers; the empty tables of others are freed.  None keeps all tables."""
         self.notify: Callable[[SessionUse, bool], None] | None = None
-        """Receiver of uses, and whether they ended the session; must not block, raise or call back.
-        """
+        """Receiver of a use, and whether the session ended; must not block, raise or call back."""
         self.warm_up_s = WARM_UP_S
         """Seconds with low sequences; without repairs the idle time, after which every session that
         still lives was used.
@@ -98,11 +98,11 @@ class SessionDirectory:
         self._n_applied = 0
 
     def __len__(self) -> int:
-        """Return the number of sessions, those that have expired since the last sweep included."""
+        """Return the number of sessions, including expired sessions until the next sweep."""
         return sum(len(table) for table in self._tables.values())
 
     def tables(self) -> Iterator[tuple[PartitionKey, SessionTable]]:
-        """Iterate over the scopes that have had sessions, in the order of their numbers."""
+        """Iterate over the scopes that have had sessions, by number."""
         return iter(self._tables.items())
 
     def find_table(self, key: PartitionKey) -> SessionTable | None:
@@ -172,7 +172,7 @@ class SessionDirectory:
         return True
 
     def note_slot(self, booking: ReservationView, version: int) -> None:
-        """Note the slot of a reservation as that of its session, for the fast path.
+        """Note the slot of a reservation in the session, for the fast path.
 
         version: version of the slot in the rank table
         """
@@ -181,7 +181,7 @@ class SessionDirectory:
             self._by_address[found[0]][1].set_slot(found[1], booking.slot, version)
 
     def session_id_of(self, booking: ReservationView) -> str | None:
-        """Return the session whose lease a reservation has, or had at its end a moment ago."""
+        """Return the session whose lease a reservation has, or had until the present release."""
         found = self._memory.session_of(booking.row)
         if found is None:
             return None
@@ -206,7 +206,7 @@ class SessionDirectory:
             table.forget_contexts(worker_id, dp_rank, at)
 
     def notify_use_of(self, booking: ReservationView) -> None:
-        """Notify replicas of the session of a reservation, after its booking or release."""
+        """Notify replicas of the session of a reservation that was just booked or released."""
         if self.notify is not None:
             found = self._memory.session_of(booking.row)
             if found is not None:
@@ -219,7 +219,7 @@ class SessionDirectory:
             self.notify(use, not table.is_live(row))
 
     def raise_version(self, use: SessionUse, above: BindingVersion, now: float) -> SessionUse:
-        """Give a session that began again after its end a version above that of the end."""
+        """Give a session that began again a version above the version of the end."""
         table = self._tables[use.key]
         row = table.find_row(use.session_id, now)
         table.raise_version(row, above)
@@ -228,7 +228,7 @@ class SessionDirectory:
     # Uses elsewhere
 
     def leads_clock(self, version: BindingVersion, now: float) -> bool:
-        """Return whether a received version is too far ahead of the clock; counts it if so."""
+        """Return whether a received version is too far ahead of the clock, and count it if so."""
         if version.sequence <= self._clock_ns(now + SEQUENCE_LEAD_S):
             return False
         self.ignored_leads += 1
@@ -257,10 +257,10 @@ class SessionDirectory:
         return "stale" if result == kernels.STALE else None
 
     def lease_received(self, booking: ReservationView, session_id: str, now: float) -> None:
-        """Give a reservation that a replica admitted a lease of its session.
+        """Give a reservation that a replica admitted a lease of the session.
 
-        An unknown session is bound to the rank with the lowest version, until its own message or
-        a repair brings the true one.
+        An unknown session is bound to the rank with the lowest version, until a message or a repair
+        brings the true version.
         """
         table = self.make_table(booking.key, booking.account.block_size, now)
         if table is None:
@@ -276,12 +276,13 @@ class SessionDirectory:
     # Ends
 
     def end_session(self, key: PartitionKey, session_id: str, now: float) -> SessionState | None:
-        """End a session; return its last state, None without such a session."""
+        """End a session; return the last state, None without such a session."""
         table = self._tables.get(key)
         session = None if table is None else table.find_state(session_id, now)
         if table is not None and session is not None:
             table.end_session(session.row)
             if self.notify is not None:
+                # The state from before the end, since the row may be free now.
                 self.notify(SessionUse(key, session_id, session.binding), True)
         return session
 
@@ -319,7 +320,7 @@ class SessionDirectory:
 
     @property
     def counts(self) -> SessionCounts:
-        """Sums over all scopes, freed ones included."""
+        """Sums over all scopes, including freed scopes."""
         return add_counts([self._freed_counts, *(t.counts for t in self._tables.values())])
 
     @property

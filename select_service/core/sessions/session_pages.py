@@ -12,9 +12,9 @@ from select_service.schemas.sessions import SessionEnd, SessionPage, SessionRow
 _ROWS_PER_SCOPE = 1 << 20
 """Factor of the scope's number in a cursor, above all row numbers."""
 SCOPES_SCANNED_MAX = 256
-"""Most scopes of one page; each costs some microseconds, or 0.1 ms with many sessions."""
+"""Most scopes per page, some microseconds each, or 0.1 ms with many sessions."""
 ROWS_MAX = 500
-"""Most rows of one page whatever its limit, some 3 us each."""
+"""Most rows per page whatever the requested limit, some 3 us each."""
 SHOWN_CHARS_MAX = 64
 
 
@@ -60,7 +60,7 @@ class SessionViews:
         return self._make_row(key, found, now)
 
     def end_session(self, key: PartitionKey, session_id: str, now: float) -> SessionEnd:
-        """End a session and return its last state.  Raises NotFound."""
+        """End a session and return the last state.  Raises NotFound."""
         found = self._directory.end_session(key, session_id, now)
         if found is None:
             raise _session_not_found(session_id)

@@ -1,7 +1,7 @@
-"""Sessions across restarts: the rows of their file, and restoring them.
+"""Sessions across restarts: rows of the file, and restoring sessions.
 
-Bindings keep their versions, so that a restart wins over nothing that was bound meanwhile; idle
-times go on while the process is down.  Live reservations are not persisted: their sessions come
+Bindings keep the versions, so that a restart wins over nothing that was bound meanwhile; idle
+times go on while the process is down.  Live reservations are not persisted: a session in use comes
 back without leases, as just used.
 """
 
@@ -17,14 +17,14 @@ from select_service.schemas.common import NAME_CHARS_MAX, U64_MAX
 from select_service.schemas.sessions import is_session_id
 
 ROWS_PER_STEP = 256
-"""Sessions read or restored in one step, some 5 us each."""
+"""Sessions read or restored per step, some 5 us each."""
 
 _Name = Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
 _Unsigned = Annotated[int, Meta(ge=0)]
 
 
 class PersistedSession(Struct, array_like=True, frozen=True, gc=False):
-    """One session in its file.
+    """Session in the file.
 
     idle_s: seconds since the last use when the file was written
     """
@@ -46,7 +46,7 @@ class PersistedSession(Struct, array_like=True, frozen=True, gc=False):
 
 
 class RestoredSessions(NamedTuple):
-    """Numbers of sessions restored, and of those too old or without room."""
+    """Numbers of sessions: restored, too old, and without room."""
 
     restored: int
     dropped: int

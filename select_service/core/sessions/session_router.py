@@ -1,13 +1,13 @@
 """Effect of a session on the choice of a rank, and the binding of sessions by bookings.
 
-Hard, as in Dynamo: the request goes to the rank of its session and waits for room there like a
-pinned request.  A request that excludes the rank is refused; the binding stays, since it is the
-request that is wrong.  Of simultaneous first requests of a session the first booking decides.
+Hard, as in Dynamo: the request goes to the rank of the session and waits for room there like a
+pinned request.  A request that excludes the rank is refused and the binding stays, since the
+request is wrong.  Of simultaneous first requests of a session the first booking decides.
 
-Soft: no rank is preferred and none is pinned.  The session only tells about cache that no event
-shows: where the index of its rank is incomplete, the rank counts as holding 0.8 of the last turn.
-With exact events this would only cost (1.02 of the mean time to the first token), without an index
-it saves more than half (docs/guides/sessions.md).
+Soft: no rank is preferred or pinned.  The session only adds cache that no event shows: where the
+index of the bound rank is incomplete, the rank counts as holding 0.8 of the last turn.  With exact
+events this would only cost (1.02 of the mean time to the first token); without an index sessions
+save more than half (docs/guides/sessions.md).
 """
 
 from collections import Counter
@@ -43,7 +43,7 @@ SHOWN_CHARS_MAX = 64
 
 
 class SessionScope(NamedTuple):
-    """Scope of a request: its key, its ranks, and the tokens of an output block."""
+    """Scope of a request: key, ranks, and tokens of an output block."""
 
     key: PartitionKey
     table: RankTable
@@ -51,11 +51,11 @@ class SessionScope(NamedTuple):
 
 
 class SessionRoute(NamedTuple):
-    """Session of one request.
+    """Session of a request.
 
-    bound: binding at the time of the decision; None without one
+    bound: binding at the time of the decision; None without a binding
     slot: slot of the bound rank; None if the rank is not registered or several would do
-    reason: why another rank than the bound one is chosen, if one is
+    reason: why another rank than the bound rank is chosen, if so
     is_pinned: whether the request was pinned to the bound rank
     floor: slot and tokens: cache that the slot counts as holding; None means no such knowledge
     """
@@ -71,7 +71,7 @@ class SessionRoute(NamedTuple):
 
 
 class SessionRouter:
-    """Router of requests by their sessions."""
+    """Router of requests by session."""
 
     def __init__(self, directory: SessionDirectory, use_kv_events: bool) -> None:
         self.directory = directory
@@ -84,8 +84,8 @@ class SessionRouter:
     def check_session(self, request: SelectRequest) -> None:
         """Raise BadRequest for a session id that is too long.
 
-        Without `--session-affinity-ttl-secs` Dynamo ignores sessions, and so does this for ids
-        that it cannot keep, unless the request has an `affinity`.
+        Without `--session-affinity-ttl-secs` Dynamo ignores sessions; here only ids that are too
+        long to be kept are ignored, unless the request has an `affinity`.
         """
         if self.directory.settings.ttl_s is None and request.affinity is None:
             return
@@ -99,7 +99,7 @@ class SessionRouter:
     def find_route(
         self, request: SelectRequest, scope: SessionScope, isl_tokens: int, now: float
     ) -> SessionRoute | None:
-        """Return the session of a request; None without one."""
+        """Return the session of a request; None without a session."""
         name = _session_id_of(request)
         if name is None:
             return None
@@ -113,6 +113,7 @@ class SessionRouter:
         if found is not None:
             route = _add_binding(route, found.binding, scope.table)
         if request.affinity_target is not None:
+            # An explicit target wins over the session and leaves the binding alone.
             return route._replace(reason="target")
         if request.pinned_worker is not None:
             return route._replace(reason="pinned")
@@ -131,7 +132,7 @@ class SessionRouter:
         """Return the cache of the session's rank that events do not show."""
         bound, slot, context = route.bound, route.slot, request.session_context
         if bound is None and context is not None and context.parent_session_id is not None:
-            # The prefix that a child shares with its parent was computed on the parent's rank.
+            # The prefix that a child shares with the parent was computed on the parent's rank.
             parent = self.directory.find_session(scope.key, context.parent_session_id, now)
             if parent is not None:
                 bound = parent.binding
@@ -174,7 +175,7 @@ class SessionRouter:
         return route._replace(is_pinned=True), pinned
 
     def check_conflict(self, route: SessionRoute) -> None:
-        """Raise BadRequest for a booking that excludes the rank of its hard session."""
+        """Raise BadRequest for a booking that excludes the rank of a hard session."""
         if route.is_hard and route.reason == "not_allowed" and route.bound is not None:
             name = route.session_id[:SHOWN_CHARS_MAX]
             raise BadRequest(
@@ -183,7 +184,7 @@ class SessionRouter:
             )
 
     def check_replay(self, route: SessionRoute, slot: int) -> None:
-        """Raise BadRequest for a selection on another rank than that of its hard session."""
+        """Raise BadRequest for a selection on another rank than the hard session's."""
         is_bound = route.slot is not None and route.reason not in UNBOUND_REASONS
         if route.is_hard and route.bound is not None and is_bound and slot != route.slot:
             raise BadRequest(
@@ -195,7 +196,7 @@ class SessionRouter:
         """Return the answer about a session.
 
         slot: chosen slot
-        eligible: bool[n_slots], the ranks among which it was chosen
+        eligible: bool[n_slots], ranks from which the slot was chosen
         """
         bound = route.bound
         place = None
@@ -204,6 +205,7 @@ class SessionRouter:
         if bound is not None and slot == route.slot:
             return SessionAnswer(bound=place, followed=True)
         reason = route.reason
+        # So far "busy" only means that the request allows the rank; here the cost decided.
         if reason == "busy" and route.slot is not None and eligible[route.slot]:
             reason = "cost"
         return SessionAnswer(bound=place, followed=False, reason=reason)
@@ -211,7 +213,7 @@ class SessionRouter:
     def bind_booking(
         self, route: SessionRoute, answer: SessionAnswer, booking: ReservationView, now: float
     ) -> None:
-        """Bind the session of a new reservation to its rank; completes the answer."""
+        """Bind the session of a new reservation to the booked rank; completes the answer."""
         if route.reason in UNBOUND_REASONS:
             return
         if not self.directory.book_turn(booking, route.session_id, route.is_final, now):
@@ -220,11 +222,11 @@ class SessionRouter:
             self.moves[route.reason] += 1
 
     def note_slot(self, booking: ReservationView, table: RankTable) -> None:
-        """Note the slot of a booked session, which lets the fast path follow it."""
+        """Note the slot of a booked session, which lets the fast path follow the session."""
         self.directory.note_slot(booking, int(table.columns.version[booking.slot]))
 
     def bind_replay(self, route: SessionRoute, booking: ReservationView, now: float) -> None:
-        """Bind the session of an earlier selection to the rank on which it was booked."""
+        """Bind the session of an earlier selection to the rank that was booked."""
         if route.reason not in UNBOUND_REASONS:
             self.directory.book_turn(booking, route.session_id, route.is_final, now)
 
@@ -235,7 +237,7 @@ def _session_id_of(request: SelectRequest) -> str | None:
 
 
 def leased_session_of(request: SelectRequest) -> str | None:
-    """Return the session that a booking of the request leases; None without one."""
+    """Return the session that a booking of the request leases; None without a session."""
     if request.session_id is None and request.session_context is None:
         return None
     name = _session_id_of(request)

@@ -13,8 +13,8 @@ class SessionSettings(NamedTuple):
     """Settings of sessions.
 
     ttl_s: idle seconds after which a session ends; None means not set, see `SESSION_TTL_S`
-    is_hard: whether the requests of a session go to its rank, as in Dynamo, unless they say
-        otherwise; without `ttl_s` only requests can ask for it
+    is_hard: whether the requests of a session go to the bound rank, as in Dynamo; requests can
+    override this, and without `ttl_s` only requests can enable it
     epoch_s: seconds from the epoch to the zero of the core's clock
     """
 

@@ -1,4 +1,4 @@
-"""Table of the sessions of one scope, over arrays that kernels read and change (session_layout)."""
+"""Table of the sessions of a scope, over arrays that kernels read and change (session_layout)."""
 
 from collections.abc import Iterable, Iterator
 from random import SystemRandom
@@ -14,18 +14,18 @@ from select_service.core.load.compiled import session_layout as layout
 from select_service.core.sessions.compiled import session_kernels as kernels
 
 SCOPE_SESSIONS_MAX = 65_536
-"""Most sessions of one scope, as in Dynamo."""
+"""Most sessions per scope, as in Dynamo."""
 _ENDED_ROWS_MAX = 4096
-"""Most ended sessions whose reservations still live; beyond them the table counts as full."""
+"""Most ended sessions with live reservations; with more the table counts as full."""
 _BUCKETS = 1 << 16
 N_PARTS = 1 << layout.PART_BITS
 ALL_PARTS = (1 << N_PARTS) - 1
 END_MARGIN_S = 5.0
-"""Seconds before its end in which a session counts in no sum, or a quarter of its idle time."""
+"""Seconds before the end in which a session counts in no sum, or a quarter of the idle time."""
 
 
 class BindingVersion(NamedTuple):
-    """Version of a binding; the higher one counts on every replica."""
+    """Version of a binding; the higher version counts on every replica."""
 
     sequence: int
     writer_id: int
@@ -49,7 +49,7 @@ class SessionBinding(NamedTuple):
 
 
 class SessionState(NamedTuple):
-    """State of one session, read at one moment.
+    """State of a session at the moment of reading.
 
     row: row of the table
     leases: live reservations
@@ -88,7 +88,7 @@ def add_counts(each: Iterable[SessionCounts]) -> SessionCounts:
 
 
 class SessionTable:
-    """Sessions of one scope."""
+    """Sessions of a scope."""
 
     def __init__(self, ttl_s: float, writer_id: int, block_size: int) -> None:
         """Reserve the arrays.
@@ -112,14 +112,14 @@ class SessionTable:
             self.header[at], self.header[at + 1] = array.ctypes.data, array.size
         self.header[layout.ROWS_USED] = 1
         self.header[layout.COUNT_MAX] = SCOPE_SESSIONS_MAX
-        # A secret seed keeps clients from choosing ids that all fall into one bucket.
+        # A secret seed keeps clients from choosing ids that all fall into the same bucket.
         self.header[layout.SEED] = SystemRandom().getrandbits(63)
         self.header[layout.WRITER] = _signed(writer_id)
         self.header[layout.BLOCK_SIZE] = block_size
         self.header.view(np.float64)[layout.TTL] = ttl_s
         self.ttl_s = ttl_s
         self.number = 0
-        """Number of the table in its directory, which rises with the time of creation."""
+        """Number of the table in the directory, in the order of creation."""
 
     def __len__(self) -> int:
         return self._numbers[layout.COUNT]
@@ -139,7 +139,7 @@ class SessionTable:
     def let_versions_fall(self, from_ms: int) -> None:
         """Give new sessions versions that fall with time, until `raise_sequence`.
 
-        from_ms: time of the core's clock at which they would reach 0, in milliseconds
+        from_ms: time of the core's clock at which versions would reach 0, in milliseconds
         """
         self.header[layout.FALLING_FROM] = from_ms
 
@@ -150,7 +150,7 @@ class SessionTable:
         self.header[layout.SEQUENCE] = _signed(max(known, sequence))
 
     def limit_count(self, count_max: int) -> None:
-        """Set the largest number of sessions; existing ones stay."""
+        """Set the largest number of sessions; existing sessions stay."""
         self.header[layout.COUNT_MAX] = min(SCOPE_SESSIONS_MAX, count_max)
 
     def find_row(self, session_id: str, now: float) -> int:
@@ -196,7 +196,7 @@ class SessionTable:
     ) -> int:
         """Bind a session to the rank of a booking and take a lease.
 
-        Return its row, or TABLE_FULL.
+        Return the row of the session, or TABLE_FULL.
         """
         name = session_id.encode()
         place = _signed(rank.worker_id), rank.dp_rank
@@ -208,7 +208,7 @@ class SessionTable:
     ) -> tuple[int, int]:
         """Apply a binding of a replica or a file; return the result and the row.
 
-        A longer context is adopted unless the binding is older than the own one.
+        A longer context is adopted unless the binding is older than the present binding.
         """
         dp_rank = layout.ANY_RANK if binding.dp_rank is None else binding.dp_rank
         found: tuple[int, int] = kernels.apply_binding(
@@ -232,7 +232,7 @@ class SessionTable:
         kernels.lease_row(self.header, row)
 
     def move_binding(self, row: int, rank: Rank, now: float) -> None:
-        """Bind a session to the rank to which its reservation moved."""
+        """Bind a session to the rank to which a reservation of the session moved."""
         kernels.move_binding(self.header, row, rank.worker_id, rank.dp_rank, now)
 
     def set_slot(self, row: int, slot: int, version: int) -> None:
@@ -257,19 +257,19 @@ class SessionTable:
         used[cleared, layout.CONTEXT] = 0
 
     def raise_version(self, row: int, above: BindingVersion) -> None:
-        """Give a session a version of this process above the given one."""
+        """Give a session a version of this process above the given version."""
         kernels.raise_version(self.header, row, above.sequence)
 
     def is_live(self, row: int) -> bool:
-        """Return whether a row still has its session, expired or not."""
+        """Return whether a row still has a session, expired or not."""
         return self.fields[row * layout.FIELDS + layout.STATE] in (layout.LIVE, layout.FINAL)
 
     def end_session(self, row: int) -> None:
-        """End a session at the request of a caller; its leases end with their reservations."""
+        """End a session at the request of a caller; leases end with the reservations."""
         kernels.end_by_caller(self.header, row)
 
     def expire_sessions(self, now: float, limit: int) -> int:
-        """End up to `limit` sessions that were idle for too long; return their number."""
+        """End up to `limit` sessions that were idle for too long; return the number."""
         ended: int = kernels.expire_sessions(self.header, now, limit)
         return ended
 
@@ -281,7 +281,7 @@ class SessionTable:
     def sum_parts(self, now: float) -> npt.NDArray[np.uint64]:
         """Return the sum of the fingerprints in each part of the table, uint64[N_PARTS].
 
-        Sessions about to end are left out: replicas end them at slightly different times.
+        Sessions about to end are left out, since replicas do not end a session at the same time.
         """
         sums = np.zeros(N_PARTS, np.uint64)
         kernels.sum_fingerprints(self.header, now - self.lasting_s, sums)
@@ -348,5 +348,5 @@ class SessionTable:
 
 
 def _signed(number: int) -> int:
-    """Return an unsigned 64-bit number as the signed one with the same bits."""
+    """Return an unsigned 64-bit number as the signed number with the same bits."""
     return number - (1 << 64) if number >> 63 else number

@@ -121,6 +121,7 @@ class ConnectionPool:
             is_kept = kept is not None
             all_headers = {
                 **DEFAULT_HEADERS,
+                # The server then closes at once instead of waiting for another request.
                 **({} if is_kept else {"connection": "close"}),
                 **headers,
             }

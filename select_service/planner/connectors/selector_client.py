@@ -1,7 +1,7 @@
 """Client of selectors for connectors: load of workers, and drains.
 
-Every selector has its own view of health, so a worker drains at all selectors, and is drained when
-none has requests left.  An unreachable selector gets its request again at the next step.
+Selectors can differ about health, so a worker drains at all selectors, and is drained when no
+selector has requests left.  A request to an unreachable selector is repeated at the next step.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _CONFLICT, _NOT_FOUND = 409, 404
 _DRAINING = "draining"
 _LOST = frozenset({"unhealthy", "dead"})
 _DRAIN_BODY = b'{"migrate": false, "by": "planner"}'
-"""Body of a drain: requests end on their worker, as not every caller follows a migration."""
+"""Body of a drain: requests end on the worker, as not every caller follows a migration."""
 _UNDRAIN_BODY = b'{"by": "planner"}'
 """Body of an undrain: drains by operators continue."""
 
@@ -47,9 +47,9 @@ class DrainAnswer(StrEnum):
 
 
 class WorkerLoad(NamedTuple):
-    """Load of a worker, all its ranks together.
+    """Load of a worker, all ranks together.
 
-    host:   host of its endpoint, if known
+    host:   host of the endpoint, if known
     drains: whether the worker already leaves, or was taken out by another actor
     is_lost: whether health has taken the worker out
     """
@@ -163,7 +163,7 @@ class SelectorClients:
         """Return the workers of the first selector that answers; None if none does in time."""
         try:
             async with asyncio.timeout(LOADS_TIMEOUT_S):
-                # The first answer suffices: every selector knows the same workers and their loads.
+                # The first answer suffices: every selector knows the same workers and loads.
                 for url in self._urls:
                     workers = await self._read_answer(f"{url}/workers", list[_Worker])
                     parts = await self._read_answer(f"{url}/loads", list[_Partition])
@@ -179,7 +179,7 @@ class SelectorClients:
         The weakest answer counts: failed, asked, unknown, off.
         """
         answers = await self._post_to_all(f"/workers/{worker_id}/drain", _DRAIN_BODY)
-        # The weakest answer counts: a drain is only complete if every selector has taken it.
+        # The weakest answer counts: a drain is only complete if every selector drains the worker.
         order = (DrainAnswer.FAILED, DrainAnswer.ASKED, DrainAnswer.UNKNOWN, DrainAnswer.HEALTH_OFF)
         answer = next((word for word in order if word in answers), DrainAnswer.HEALTH_OFF)
         if answer == DrainAnswer.HEALTH_OFF and not self._has_logged_health_off:
@@ -200,13 +200,13 @@ class SelectorClients:
         return DrainAnswer.FAILED not in answers
 
     async def read_remainders(self, worker_ids: Sequence[int]) -> dict[int, DrainRemainder] | None:
-        """Return the remainders over all selectors; None while one is silent.
+        """Return the remainders over all selectors; None while a selector is silent.
 
-        Workers that one of them does not have are omitted.
+        Workers that are missing at any selector are omitted.
         """
         answers = await asyncio.gather(*(self._read_remainders_at(url) for url in self._urls))
-        # Every selector has its own reservations, so numbers add up, and one that still serves
-        # counts.
+        # Every selector has other reservations, so numbers add up, and a worker serves if any
+        # selector still uses the worker.
         found = dict.fromkeys(worker_ids, DrainRemainder(0, False, 0))
         for answer in answers:
             if answer is None:
@@ -217,8 +217,7 @@ class SelectorClients:
                     found[worker_id] = DrainRemainder(
                         before.reservations + left.reservations,
                         before.serves or left.serves,
-                        # A worker has several ranks in one answer, but counts once for each
-                        # selector.
+                        # A worker has several ranks in an answer, but counts once per selector.
                         before.known_to + (worker_id not in known),
                     )
                     known.add(worker_id)
@@ -252,11 +251,11 @@ class SelectorClients:
         await self._http.close()
 
     async def _post_to_all(self, path: str, body: bytes) -> list[DrainAnswer]:
-        """Send a request to all selectors and return their answers, in the order of the URLs."""
+        """Send a request to all selectors and return the answers, in the order of the URLs."""
         return await asyncio.gather(*(self._post_request(url + path, body) for url in self._urls))
 
     async def _post_request(self, url: str, body: bytes) -> DrainAnswer:
-        """Send a request and return the meaning of its answer."""
+        """Send a request and return the meaning of the answer."""
         try:
             await self._http.post(url, body, token_file=self._key_file, timeout_s=TIMEOUT_S)
         except HttpError as error:
@@ -292,7 +291,7 @@ def decode_refusal(body: bytes) -> SelectorRefusal:
 
 
 def _join_loads(workers: Sequence[_Worker], loads: Sequence[_Load]) -> list[WorkerLoad]:
-    """Join workers with the sums of their ranks' loads."""
+    """Join workers with the sums of the ranks' loads."""
     blocks: dict[int, int] = {}
     for load in loads:
         before = blocks.get(load.worker_id, 0)

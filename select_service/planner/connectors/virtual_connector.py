@@ -101,7 +101,7 @@ class VirtualConnector:
     @property
     def kept_counts(self) -> Mapping[Role, int] | None:
         """Newer desired counts that have not replaced the open decision yet."""
-        return self._state.kept
+        return self._state.kept_counts
 
     async def read(self) -> Mapping[Role, RoleReplicas]:
         """See Connector."""

@@ -35,8 +35,8 @@ class ReferenceDecisionState(Struct, frozen=True, kw_only=True):
         return self.acknowledged < self.decision.decision_id
 
     @property
-    def kept(self) -> Mapping[Role, int] | None:
-        """Always None: no desired counts are kept."""
+    def kept_counts(self) -> Mapping[Role, int] | None:
+        """None, since Dynamo keeps no desired counts for later."""
         return None
 
     def expected_count(self, role: Role) -> int | None:

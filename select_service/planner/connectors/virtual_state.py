@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Self
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from select_service.planner.core.tick_input import Role
 
@@ -99,7 +99,7 @@ class VirtualState(Struct, frozen=True, kw_only=True):
     """Replicas reported by the last acknowledgement."""
     adopted: Mapping[Role, int] = {}
     """Replicas added by other actors since the decision."""
-    kept: Mapping[Role, int] | None = None
+    kept_counts: Mapping[Role, int] | None = field(default=None, name="kept")
     """Newest desired counts that an open decision delays."""
     kept_ticks: int = 0
     draining: tuple[int, ...] = ()
@@ -123,15 +123,19 @@ class VirtualState(Struct, frozen=True, kw_only=True):
     ) -> tuple[Self, CountsEffect]:
         """Apply the desired counts of a tick. lost: workers to replace"""
         if not lost and all(self.expected_count(role) == count for role, count in wanted.items()):
-            return msgspec.structs.replace(self, kept=None, kept_ticks=0), CountsEffect.UNCHANGED
+            return msgspec.structs.replace(
+                self, kept_counts=None, kept_ticks=0
+            ), CountsEffect.UNCHANGED
         if not self.is_open:
             return self._with_decision(wanted, now, victims, lost), CountsEffect.DECIDED
         ticks = self.kept_ticks + 1
         # A single different tick may be noise; replacing a decision under way costs the client its
         # work.
         if ticks < TICKS_TO_SUPERSEDE:
-            kept = dict(self.kept or {}) | dict(wanted)
-            return msgspec.structs.replace(self, kept=kept, kept_ticks=ticks), CountsEffect.KEPT
+            kept = dict(self.kept_counts or {}) | dict(wanted)
+            return msgspec.structs.replace(
+                self, kept_counts=kept, kept_ticks=ticks
+            ), CountsEffect.KEPT
         # What an open decision still has to replace stays to be done.
         lost = tuple(dict.fromkeys((*self.decision.replace, *lost)))[-REPLACED_MAX:]
         return self._with_decision(wanted, now, victims, lost), CountsEffect.SUPERSEDED
@@ -148,7 +152,7 @@ class VirtualState(Struct, frozen=True, kw_only=True):
         counts = {**self.adopted, **wanted}
         decision = self.decision.next_decision(counts, now, self.is_open, victims, lost)
         return msgspec.structs.replace(
-            self, decision=decision, adopted={}, kept=None, kept_ticks=0, draining=()
+            self, decision=decision, adopted={}, kept_counts=None, kept_ticks=0, draining=()
         )
 
     def with_acknowledgement(

@@ -138,6 +138,7 @@ class WorkerDrainer:
         for role, count in fewer.items():
             # Workers already chosen come first, as their drain has progressed.
             going = () if before is None else before.workers_of_role(role)[:count]
+            # Another actor's drain removes its worker without this one.
             others = [one for one in loads if not (one.drains or one.worker_id in going)]
             chosen = least_used_workers(others, role, count - len(going))
             victims += [(worker, role) for worker in going]
@@ -216,6 +217,7 @@ class WorkerDrainer:
         if victim.is_asked or victim.is_done or victim.is_others:
             return victim
         answer = await self._selectors.drain_worker(victim.worker_id)
+        # Sent again at the next step.
         if answer == DrainAnswer.FAILED:
             return victim
         # Neither answer will ever lead to a drain, so waiting would only delay the scale-down.

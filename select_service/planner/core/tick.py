@@ -152,6 +152,7 @@ class PlannedDeployment:
         plan = self._propose(plan, counts_now)
         plan = yield from self._ask_plugins(Stage.PROPOSE, plan, asked)
         plan = plan._replace(reconciled=self._reconcile(plan, counts_now))
+        # After a rejection nothing is carried out, so there is nothing to constrain.
         if plan.reconciled.rejected is None:
             plan = yield from self._ask_plugins(Stage.CONSTRAIN, plan, asked)
             plan = plan._replace(reconciled=self._bound_counts(plan))

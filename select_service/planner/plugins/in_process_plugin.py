@@ -59,6 +59,7 @@ class InProcessPlugin:
 
         # A daemon, because a hanging plugin must not keep the process alive at its end.
         Thread(target=run, name=f"plugin {self._name}", daemon=True).start()
+        # Not too late: `end` runs on this event loop.
         self._running.add(request.deployment)
         return await answered
 
@@ -73,6 +74,7 @@ class InProcessPlugin:
             return convert_answer(request.stage, method(context)), None
         except InvalidAnswer as error:
             return None, error
+        # SystemExit, too: it would end only the thread and leave the call without an answer.
         except BaseException as error:
             return None, PluginError(f"{type(error).__name__}: {_first_line(error)}")
 

@@ -132,6 +132,7 @@ class HostedPlugin:
     ) -> tuple[PluginAnswer | None, CallOutcome, str]:
         """Return the answer, outcome and text of a call. Whatever the plugin does, this returns."""
         try:
+            # The wait for a slot counts towards the time limit.
             async with asyncio.timeout_at(by_s), self._slots:
                 answer = await self.port.call_stage(request)
                 if answer is not None:
@@ -230,6 +231,7 @@ class PluginHost:
         by_s: latest end, by the event loop's clock
         """
         context = replace(context, deployment=deployment)
+        # A context with thousands of ranks takes too long for the event loop.
         body = await asyncio.to_thread(msgspec.json.encode, context)
         request = StageRequest(deployment, context.stage, body)
         asked = [

@@ -79,6 +79,7 @@ def profile_command(words: Sequence[str]) -> int:
         raise UsageError(f"--engine: {fault}")
     parts = ("prefill", "decode") if given.parts == "both" else (given.parts,)
     for part in parts:
+        # Checked before the sweep, which takes minutes.
         if (out / FILES[part]).exists():
             raise UsageError(f"{out / FILES[part]} exists: name another --out, or remove it")
     try:
@@ -282,6 +283,7 @@ class EngineSweep:
                 self._bar.add_step(f"{requests} of {length}: answers did not overlap")
                 continue
             prefill_s, batch = measured
+            # The first point of a length has the fewest requests.
             alone.setdefault(length, (prefill_s, batch.itl_s))
             self._batches.append(batch)
             self._bar.add_step(f"{requests} of {length}: {batch.itl_s * 1000:.2f} ms a token")
@@ -332,6 +334,7 @@ def _write_profile(out: Path, contents: dict[str, dict[str, object]]) -> None:
         out.mkdir(parents=True, exist_ok=True)
         for name, arrays in contents.items():
             write_whole(out / name, msgspec.json.format(msgspec.json.encode(arrays), indent=1))
+        # A profile that the planner would refuse later is a failure now.
         read_profile(str(out))
     except OSError as error:
         raise SweepError(file_error_text(out, error, "written")) from None

@@ -2,23 +2,21 @@
 
 * A step has a token budget. Running requests come first: one token for each decoding request, then
   the rest of started prompts, then new prompts in order of arrival. A long prompt is computed in
-  chunks that share their steps with decoding requests.
-* The cached part of a prompt is looked up at its admission, without the last token.
+  chunks that share steps with decoding requests.
+* The cached part of a prompt is looked up at the admission, without the last token.
 * Blocks are allocated when scheduled and visible to other requests from then on. Without a free
   place the latest admitted request loses all blocks and returns to the head of the queue:
-  preemption. Its tokens are computed again, except those still cached.
+  preemption. All tokens are computed again, except tokens still cached.
 * Answers enter the cache block by block.
-* With a host tier, evicted blocks stay there; a prompt loads what follows its cached part, and the
-  step takes the longer for it.
-* Prefill and decode apart: the engine of the prefill keeps the blocks until they are copied, the
-  engine of the decode takes their places first and computes the last token of the prompt when they
-  are there (NIXL).
+* With a host tier, evicted blocks stay there; a prompt loads the blocks behind the cached part,
+which makes the step longer.
+* Prefill and decode apart: the engine of the prefill keeps the blocks until all are copied; the
+engine of the decode takes the places first, and computes the last token of the prompt when all
+blocks have arrived (NIXL).
 
 Pure and in virtual time. `plan_stretch` returns the duration of the next stretch, a number of steps
-with
-the same batch; `cut_stretch` ends the stretch after the step of a new arrival; `complete_stretch`
-returns the
-results.
+with the same batch; `cut_stretch` ends the stretch after the step of a new arrival;
+`complete_stretch` returns the results.
 Source: vllm/v1/core/sched/scheduler.py and kv_cache_manager.py, 0.11.
 """
 
@@ -41,11 +39,11 @@ class EngineJob:
 
     chain:     full blocks of prompt and answer
     generated: tokens of the answer at iteration `since`
-    computed:  tokens in its blocks and its tail, while the prompt is computed
+    computed:  tokens in blocks and tail, while the prompt is computed
     held:      referenced blocks
     cached:    cached tokens of the prompt at the first admission; -1 before
-    epoch:     incremented when the job loses its blocks, which invalidates its planned events
-    is_remote: whether another engine computes the prompt, until its blocks are there
+    epoch:     incremented when the job loses all blocks, which invalidates planned events
+    is_remote: whether another engine computes the prompt, until the blocks have arrived
     is_kept:   whether the blocks stay after the end, until `release_kept`
     """
 
@@ -129,7 +127,7 @@ class SchedulerEngine:
 
     def plan_stretch(self) -> float | None:
         """Plan the next stretch and return its seconds; None means no work."""
-        # Decoding requests are served first and take one token each.
+        # Decoding requests are served first, with a token each.
         budget = self._continue_prompts(self.hardware.batch_tokens - self._decoding)
         self._admit_waiting(budget)
         if not self._chunks and not self._decoding:
@@ -142,16 +140,16 @@ class SchedulerEngine:
         return self._steps * self._step_s
 
     def cut_stretch(self, elapsed_s: float) -> float:
-        """End the stretch with the current step; returns its seconds from its begin."""
+        """End the stretch with the current step; return the seconds of the whole stretch."""
         # The tolerance keeps rounding from adding a step at an exact step boundary.
         done = max(1, ceil(elapsed_s / self._step_s - 1e-9))
         self._steps = min(self._steps, done)
         return self._steps * self._step_s
 
     def complete_stretch(self) -> StretchResult:
-        """End the planned stretch and return its results."""
+        """End the planned stretch and return the results."""
         self._iteration += self._steps
-        # Each decoding request grows by one token per step.
+        # Each decoding request grows by a token per step.
         self._contexts += self._decoding * self._steps
         self._add_to_totals()
         done = StretchResult()
@@ -184,6 +182,7 @@ class SchedulerEngine:
         return base + contexts * self.hardware.context_s + loading
 
     def _until_due(self) -> int:
+        # A preemption may have outdated the next planned event.
         while self._due[0][3].epoch != self._due[0][2]:
             heapq.heappop(self._due)
         return self._due[0][0] - self._iteration
@@ -227,7 +226,7 @@ class SchedulerEngine:
         return self._count_there(job.chain[: (job.goal - 1) // self._block_tokens])
 
     def _count_there(self, chain: Chain) -> int:
-        """Return the leading cached blocks, without those that are still on their way."""
+        """Return the leading cached blocks, up to the first block that is still being moved."""
         found = self.pool.count_cached(chain)
         if self._n_moving:
             for at, block in enumerate(chain[:found].tolist()):
@@ -246,11 +245,11 @@ class SchedulerEngine:
         return found
 
     def _admit_job(self, job: EngineJob, found: int, reached: int) -> None:
-        """Admit a job with `found` blocks on the device; those until `reached` are loaded."""
+        """Admit a job with `found` blocks on the device; further blocks to `reached` are loaded."""
         job.running = True
         job.computed = reached * self._block_tokens
         self._loading += (reached - found) * self._block_tokens
-        # Only the first admission counts as a hit; a preempted job finds its own blocks.
+        # Only the first admission counts as a hit; a preempted job finds the blocks it computed.
         if job.cached < 0:
             job.cached = job.computed
         self.running.append(job)
@@ -281,6 +280,7 @@ class SchedulerEngine:
         """Take the places of a remote prompt; False without room."""
         prompt = job.chain[: job.prompt_tokens // self._block_tokens]
         found = self._count_there(prompt)
+        # One more place for the tail: the last token and the answer need a block of their own.
         if not self.pool.has_room(len(prompt) - found + 1, prompt[:found]):
             return False
         self.waiting.popleft()
@@ -294,12 +294,12 @@ class SchedulerEngine:
         return True
 
     def complete_move(self, job: EngineJob) -> None:
-        """Start a job whose remote prompt has arrived: its last token is computed here."""
+        """Start a job whose remote prompt has arrived; the last token is computed here."""
         found = job.cached // self._block_tokens
         self._moving_blocks.subtract(job.chain[found : job.held_blocks].tolist())
         self._moving_blocks += Counter()  # drops zeros
         self._n_moving -= 1
-        # A preempted job computes its prompt here.
+        # After a preemption the prompt is computed here.
         job.is_remote, job.running, job.computed = False, True, job.goal - 1
         self.running.append(job)
         self._prefilling.append(job)

@@ -129,10 +129,10 @@ def _measure(name: str, run: Callable[[float], _Run], traffic: RecordedWorkload)
 
     def meets(speed: float) -> bool:
         lives = first.histories if speed == 1.0 else run(speed).histories
-        return share_in_time(_counted(lives), traffic.fleet) >= GOAL_SHARE
+        return share_in_time(_skip_warm_up(lives), traffic.fleet) >= GOAL_SHARE
 
     speed = find_highest_rate(meets, 1.0, GOODPUT_STEP)
-    lives = _counted(first.histories)
+    lives = _skip_warm_up(first.histories)
     ttft = np.array([each.first_s - each.arrived_s for each in lives])
     gaps = [
         (each.end_s - each.first_s) / (each.turn.output_tokens - 1)
@@ -154,7 +154,7 @@ def _measure(name: str, run: Callable[[float], _Run], traffic: RecordedWorkload)
     )
 
 
-def _counted(histories: Sequence[RequestHistory]) -> Sequence[RequestHistory]:
+def _skip_warm_up(histories: Sequence[RequestHistory]) -> Sequence[RequestHistory]:
     return histories[int(WARM_SHARE * len(histories)) :]
 
 

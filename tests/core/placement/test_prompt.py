@@ -28,7 +28,7 @@ MM_INFOS = [
         ({}, {}),
         ({"lora_name": "ad"}, {"lora_name": "ad"}),
         ({"cache_salt": "s"}, {"cache_salt": "s"}),
-        ({"is_eagle": True}, {"is_eagle": True}),
+        ({"is_eagle": True}, {"lookahead": 1}),
         ({"block_mm_infos": MM_INFOS}, {"mm_hashes": [[], [7, 5]]}),
         ({"lora_name": "", "cache_salt": "", "is_eagle": False}, {}),
     ],

@@ -73,9 +73,9 @@ class Rank:
 
     def found(self, **prompt):
         """Blocks of the prompt: [GPU, with CPU]."""
-        is_eagle, lookahead = prompt.pop("is_eagle", False), prompt.pop("lookahead", None)
+        lookahead = prompt.pop("lookahead", int(prompt.pop("is_eagle", False)))
         tokens = np.array(prompt.pop("tokens", PROMPT), np.uint32)
-        path = compute_block_hashes(tokens, SIZE, is_eagle=is_eagle, lookahead=lookahead, **prompt)
+        path = compute_block_hashes(tokens, SIZE, lookahead=lookahead, **prompt)
         return self.index.match(path)[self.writer.slot, :2].tolist()
 
     @property

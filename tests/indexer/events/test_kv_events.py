@@ -452,7 +452,7 @@ def test_hashes_of_parts_are_those_of_the_whole(n_tokens, salt, is_eagle):
 def test_local_hashes_of_pairs_look_one_token_ahead():
     tokens = np.arange(9, dtype=np.uint32)
     pairs = [[i, i + 1] for i in range(8)]
-    expected = compute_block_hashes(tokens, 4, is_eagle=True).tolist()
+    expected = compute_block_hashes(tokens, 4, lookahead=1).tolist()
     assert len(expected) == 2
     event = only(stored(tokens=pairs))
     assert local_hashes(event, 4).tolist() == local_hashes(event, 4, True).tolist() == expected
@@ -462,7 +462,7 @@ def test_local_hashes_of_pairs_look_one_token_ahead():
 def test_flattened_pairs_of_an_eagle_rank_are_recognised_by_their_last_token():
     tokens = list(range(9))
     event = only(stored(tokens=tokens))
-    eagle = compute_block_hashes(np.array(tokens, np.uint32), 4, is_eagle=True)
+    eagle = compute_block_hashes(np.array(tokens, np.uint32), 4, lookahead=1)
     assert local_hashes(event, 4, True).tolist() == eagle.tolist()
     assert (
         local_hashes(event, 4).tolist()

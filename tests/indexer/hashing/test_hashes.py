@@ -81,7 +81,7 @@ def test_hashes_are_those_of_the_reference_service(case):
         tokens_of(*case["tokens"]),
         case["block_size"],
         lora_name=case.get("lora_name"),
-        is_eagle=case.get("is_eagle", False),
+        lookahead=int(case.get("is_eagle", False)),
         mm_hashes=case.get("mm_hashes"),
     )
     assert hashes.dtype == np.uint64
@@ -93,7 +93,7 @@ def test_hashes_are_those_of_the_reference_service(case):
 @pytest.mark.parametrize("is_eagle", [False, True])
 def test_every_block_size_hashes_each_full_block_on_its_own(block_size, is_eagle):
     tokens = counted(3 * block_size + 1)
-    hashes = compute_block_hashes(tokens, block_size, is_eagle=is_eagle)
+    hashes = compute_block_hashes(tokens, block_size, lookahead=int(is_eagle))
     window = block_size + is_eagle
     for block, block_hash in enumerate(hashes[:3]):
         start = block * block_size
@@ -103,7 +103,7 @@ def test_every_block_size_hashes_each_full_block_on_its_own(block_size, is_eagle
 
 @pytest.mark.parametrize(("n_tokens", "is_eagle", "n_blocks"), [(3, 0, 0), (4, 0, 1), (4, 1, 0)])
 def test_an_unfinished_block_has_no_hash(n_tokens, is_eagle, n_blocks):
-    assert len(compute_block_hashes(counted(n_tokens), 4, is_eagle=bool(is_eagle))) == n_blocks
+    assert len(compute_block_hashes(counted(n_tokens), 4, lookahead=is_eagle)) == n_blocks
 
 
 def test_block_size_0_is_refused():
@@ -178,7 +178,7 @@ def test_a_salt_is_not_lost_with_its_prefix(prefixes, text):
 @given(st.integers(0, 60), st.integers(1, 5), st.booleans(), st.integers(1, 9))
 def test_a_long_prompt_is_hashed_piece_by_piece_to_the_same(n_tokens, size, is_eagle, at_once):
     tokens = counted(n_tokens)
-    whole = compute_block_hashes(tokens, size, is_eagle=is_eagle)
+    whole = compute_block_hashes(tokens, size, lookahead=int(is_eagle))
     chain = compute_sequence_hashes(whole)
     steps = []
 
@@ -193,6 +193,8 @@ def test_a_long_prompt_is_hashed_piece_by_piece_to_the_same(n_tokens, size, is_e
         patch.setattr(hashes, "BLOCKS_AT_ONCE", at_once)
         patch.setattr(hashes.hash_kernels, "hash_windows", noting(hash_windows))
         patch.setattr(hashes.hash_kernels, "chain_hashes", noting(chain_hashes))
-        assert compute_block_hashes(tokens, size, is_eagle=is_eagle).tolist() == whole.tolist()
+        assert (
+            compute_block_hashes(tokens, size, lookahead=int(is_eagle)).tolist() == whole.tolist()
+        )
         assert compute_sequence_hashes(whole).tolist() == chain.tolist()
     assert all(step <= at_once + 1 for step in steps)

@@ -56,7 +56,7 @@ class VirtualMachine(RuleBasedStateMachine):
         if change == CountsEffect.SUPERSEDED:
             assert before.is_open
             assert self.state.decision.superseded
-        assert (change == CountsEffect.KEPT) == (self.state.kept is not None)
+        assert (change == CountsEffect.KEPT) == (self.state.kept_counts is not None)
 
     @precondition(lambda self: self.twin.decided)
     @rule(data=st.data())
@@ -112,7 +112,7 @@ def test_a_client_that_never_acknowledges_gets_the_latest_workers_to_replace() -
 def test_a_newer_wish_replaces_an_open_decision_at_its_second_tick() -> None:
     state = decided({P: 1, D: 2})
     state, change = state.with_counts({D: 5}, 5.0)
-    assert (change, state.kept, state.decision.num_decode) == (CountsEffect.KEPT, {D: 5}, 2)
+    assert (change, state.kept_counts, state.decision.num_decode) == (CountsEffect.KEPT, {D: 5}, 2)
     state, change = state.with_counts({D: 6}, 10.0)
     assert change == CountsEffect.SUPERSEDED
     assert (state.decision.decision_id, state.decision.num_prefill) == (1, 1)

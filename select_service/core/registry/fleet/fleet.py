@@ -1,12 +1,12 @@
-"""Fleet: workers and the partitions that result from them.
+"""Fleet: workers and the resulting partitions.
 
 A change of a worker is computed completely and then replaces the old state in one step. Continuing
-ranks keep their slot, and with it their index and load. An index is dropped only if the rank, its
-partition, its block size or its event endpoint changes.
+ranks keep slot, index and load. An index is dropped only if the rank, the partition, the block size
+or the event endpoint changes.
 
-A leaving rank accepts no more load. Its reservations are released within a budget per turn, and its
+A leaving rank accepts no more load. Its reservations are released within a budget per turn, and the
 slot is freed afterwards: until then the slot is listed in `leaving`. Changes for the KV event
-listeners are recorded and handed out in one place (`take_changes`).
+listeners are recorded and handed out in `take_changes` alone.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ class LeavingSlot(NamedTuple):
         return self.account.is_empty(self.slot) and not is_assumed
 
     def drop_assumed(self, now: float) -> int:
-        """Remove some of its assumed blocks; return the cost in `work`."""
+        """Remove some assumed blocks of the slot; return the cost in `work`."""
         if self.assumed is None or not self.assumed.count_blocks(self.slot):
             return 0
         self.assumed.run_step(now)
@@ -86,7 +86,7 @@ class LeavingSlot(NamedTuple):
 
 
 class _PendingRegistration(NamedTuple):
-    """Partition that a worker joins, and slots for its new ranks."""
+    """Partition that a worker joins, and slots for the new ranks."""
 
     partition: Partition
     writers: dict[Rank, SlotWriter]
@@ -108,7 +108,7 @@ class WorkerFleet:
         self.catalog = WorkerCatalog()
         self.partitions: dict[PartitionKey, Partition] = {}
         self.partition_changes = np.zeros(1, np.int64)
-        """[0]: changes after a partition was removed or replaced, or its bookings got hints. For
+        """[0]: changes after a partition was removed or replaced, or bookings there got hints. For
         kernels; the array is never replaced.
         """
         self.leaving: deque[LeavingSlot] = deque()
@@ -130,7 +130,7 @@ class WorkerFleet:
         self.needs_full_path: Callable[[str], bool] = lambda _: False
         """Whether answers about a model have parts that the fast path cannot make."""
         self._draft: Partition | None = None
-        """Partition prepared for a worker with many ranks, the first of its partition."""
+        """Partition prepared for a first worker with many ranks."""
 
     def preview_registration(self, registration: WorkerRegistration) -> RegisteredWorker:
         """Return the worker after a POST, without changes.
@@ -158,12 +158,12 @@ class WorkerFleet:
         return worker
 
     def _find_socket_excess(self, worker: RegisteredWorker) -> list[str]:
-        """Return the reason if no sockets are left for the events of its ranks."""
+        """Return the reason if no sockets are left for the events of the worker's ranks."""
         if not self._rules.use_kv_events or not worker.has_events:
             return []
         old = self.catalog.find_worker(worker.worker_id)
         others = sum(len(partition.table) for partition in self.partitions.values())
-        # The worker's present ranks are not counted twice when it registers again.
+        # The worker's present ranks are not counted twice at a further registration.
         others -= len(old.dp_ranks()) if old is not None and old.is_schedulable else 0
         if others + len(worker.dp_ranks()) <= self._rules.ranks_max:
             return []
@@ -191,8 +191,8 @@ class WorkerFleet:
     def prepare_room(self, worker: RegisteredWorker) -> Iterator[None]:
         """Prepare, in steps, the parts of a registration that cost more with a larger index.
 
-        These are the writers of the worker's ranks, and the validation of its endpoints, which is
-        cached. Without memory nothing happens here, and `put_worker` reports the error.
+        These are the writers of the worker's ranks, and the cached validation of the endpoints.
+        Without memory nothing happens here, and `put_worker` reports the error.
         """
         yield from self.endpoint_policy.check_endpoints_in_steps(worker.registration)
         if self._rules.use_kv_events:
@@ -204,7 +204,7 @@ class WorkerFleet:
             return
         if not self._set_lifecycle(worker).is_schedulable:
             return
-        # `put_worker` repeats the allocation and reports the failure with its proper error.
+        # `put_worker` repeats the allocation and reports the failure with the proper error.
         with contextlib.suppress(MemoryError, OSError):
             if partition is None:
                 partition = self._draft = self._new_partition(worker)
@@ -289,7 +289,7 @@ class WorkerFleet:
         )
 
     def _is_reshaping(self, partition: Partition, worker: RegisteredWorker) -> bool:
-        """Return whether the worker is alone in its partition and changes its shape."""
+        """Return whether the worker is alone in the partition and changes the partition's shape."""
         alone = partition.table.has_only(worker.worker_id)
         return alone and shape_for_worker(worker) != shape_of(partition)
 
@@ -303,7 +303,7 @@ class WorkerFleet:
         if partition.assumed is not None:
             for writer in renewed.values():
                 partition.assumed.begin_clear(writer.slot, inf, keeps_live=False)
-        # The old blocks belong to another engine process: they are cleared before new events apply.
+        # The old blocks belong to another engine process and are cleared before new events apply.
         self._renewed += renewed.values()
         return renewed
 
@@ -335,14 +335,14 @@ class WorkerFleet:
             held = self.recovered_blocks.claim_blocks(partition.key, partition.block_size, rank)
             if held is not None:
                 writer = partition.table.writer_of(rank)
-                # Marks the slot as incomplete until its recovered blocks are in.
+                # Marks the slot as incomplete until the recovered blocks are in.
                 writer.is_filling = True
                 self._adoptions.append(Adoption(held, (rank.worker_id, rank.dp_rank), writer))
 
     def claim_recovered_blocks(self) -> Iterator[None]:
         """Assign recovered blocks to existing ranks, none of which may have received events.
 
-        Yields after some ranks; ranks that join meanwhile claim their blocks themselves.
+        Yields after some ranks; ranks that join meanwhile claim recovered blocks on joining.
         """
         for partition in list(self.partitions.values()):
             ranks = (
@@ -449,7 +449,7 @@ class WorkerFleet:
         """
         sources: dict[int, list[KvSource]] = {}
         n_ranks = 0
-        # At least one worker per call, however many ranks it has: otherwise a large one would
+        # At least one worker per call: a worker with more ranks than the limit would otherwise
         # never be handed out.
         while self._changed and n_ranks < ranks_max:
             worker_id = next(iter(self._changed))
@@ -463,7 +463,7 @@ class WorkerFleet:
         adoptions, self._adoptions = self._adoptions, []
         retired: list[SlotWriter] = []
         if not self._changed:
-            # A slot may be closed only after the listener that writes to it has stopped.
+            # A slot may be closed only after the slot's listener has stopped writing.
             retired, self._retired = self._retired, []
         return CatalogChanges(renewed, adoptions, sources, retired)
 

@@ -258,6 +258,7 @@ class Partition:
         """
         if self.assumed is None:
             return self.index.match_reuse(prompt.block_hashes, prompt.units), None
+        # Only for the match that the kernel leaves in the scratch; the choice is ignored.
         self.placer.place_prompt(prompt, config, self.table.open_slots)
         scratch = self.placer.scratch
         reuse = self.index.last_reuse(scratch.matched)

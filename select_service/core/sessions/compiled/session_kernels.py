@@ -1,4 +1,4 @@
-"""Operations on one session of a table, one compiled call each (session_layout).
+"""Operations on a session of a table, a compiled call each (session_layout).
 
 `name` is uint8[n], the bytes of a session id.  Times are seconds of the clock of the caller.
 """
@@ -37,12 +37,12 @@ PART_MASK = U64(((1 << field.PART_BITS) - 1) << (64 - field.PART_BITS))
 NOT_FOUND = 0
 TABLE_FULL = -1
 STALE, CREATED, RENEWED, MOVED = range(4)
-"""Results of a received binding: older than the own one; new; same rank; other rank."""
+"""Results of a received binding: older than the own binding; new; same rank; other rank."""
 
 
 @compiled()
 def _set_fingerprint(rows, row):
-    """Set the fingerprint of a session, after every change of its rank or version."""
+    """Set the fingerprint of a session, after every change of rank or version."""
     at = row * field.FIELDS
     found = id_hash = U64(rows[at + field.ID_HASH])
     for number in (field.WORKER_ID, field.DP_RANK, field.SEQUENCE_OF, field.WRITER_OF):
@@ -101,7 +101,7 @@ def find_live(h, name, name_hash, now):
 
 @compiled()
 def _remove_expired(h, name, name_hash, now):
-    """Return the row of a live session; an expired one is removed."""
+    """Return the row of a live session; an expired session is removed."""
     row, rows = find_by_hash(h, name, name_hash), i64_view(h, field.ROWS)
     if row == NOT_FOUND or not has_expired(h, rows, row, now):
         return row
@@ -112,7 +112,7 @@ def _remove_expired(h, name, name_hash, now):
 
 @compiled()
 def _make_room(h, rows):
-    """Return whether there is room for a session; the longest idle one makes room if necessary."""
+    """Return whether there is room for a session, after evicting the longest idle if necessary."""
     if h[field.COUNT] < h[field.COUNT_MAX]:
         return True
     longest = h[field.OLDEST_IDLE]
@@ -155,6 +155,7 @@ def _create_session(h, name, name_hash, idle_since):
     rows[at + field.SEQUENCE_OF] = 0
     rows[at + field.IDLE_SINCE] = rows[at + field.BOUND_AT] = float_to_bits(idle_since)
     rows[at + field.STATE] = field.LIVE
+    # Without the table's secret seed: replicas compare fingerprints made from this hash.
     rows[at + field.ID_HASH] = I64(hash_name(name, U64(0)))
     rows[at + field.ORDER] = h[field.NEXT_ORDER]
     h[field.NEXT_ORDER] += 1
@@ -174,6 +175,7 @@ def _next_sequence(h, known, now):
         return h[field.SEQUENCE]
     if known != 0:
         return I64(U64(known) + U64(1))
+    # Falling with time: of two fresh replicas the first to bind the session wins.
     return max(h[field.FALLING_FROM] - I64(now * 1000.0), I64(1))
 
 
@@ -203,9 +205,9 @@ def _set_rank(rows, row, worker_id, dp_rank):
 
 @compiled()
 def use_named(h, name, name_hash, worker_id, dp_rank, now):
-    """Bind a session to the rank of a booking; return its row, or TABLE_FULL.
+    """Bind a session to the rank of a booking; return the session's row, or TABLE_FULL.
 
-    The version changes only where the rank does: a binding keeps the version of its writer.
+    The version changes only with the rank: a binding keeps the version of the last writer.
     """
     row, rows = _remove_expired(h, name, name_hash, now), i64_view(h, field.ROWS)
     if row == NOT_FOUND:
@@ -216,6 +218,7 @@ def use_named(h, name, name_hash, worker_id, dp_rank, now):
         _set_own_version(h, rows, row, now)
         h[field.N_CREATED] += 1
     elif _is_bound_to(rows, row, worker_id, dp_rank):
+        # So far any rank of the worker would do; now the rank is definite.
         if rows[row * field.FIELDS + field.DP_RANK] != dp_rank:
             rows[row * field.FIELDS + field.DP_RANK] = dp_rank
             _set_fingerprint(rows, row)
@@ -242,7 +245,7 @@ def begin_turn(h, row, context, is_final, now):
 
 @compiled()
 def set_slot(h, row, slot, version):
-    """Note the slot of the rank of a session, and its version."""
+    """Note the slot of the rank of a session, and the slot's version."""
     rows, at = i64_view(h, field.ROWS), row * field.FIELDS
     rows[at + field.SLOT], rows[at + field.SLOT_VERSION] = slot, version
 
@@ -256,9 +259,9 @@ def find_session(h, name, now):
 
 @compiled(f"int64({HEADER}, {_ID}, {_PAIR}, int64, boolean, float64)")
 def book_turn(h, name, rank, context, is_final, now):
-    """Bind a session to the rank of a booking and take a lease; return its row, or TABLE_FULL.
+    """Bind a session to the rank of a booking and take a lease; return the row, or TABLE_FULL.
 
-    rank: worker id, with the bits of its unsigned form, and number of the rank
+    rank: worker id as the bits of the unsigned id, and number of the rank
     """
     view = name_view(name, 0, len(name))
     row = use_named(h, view, hash_id(h, view), rank[0], rank[1], now)
@@ -276,7 +279,7 @@ def lease_row(h, row):
 
 @compiled(f"void({HEADER}, int64, uint64, int64, float64)")
 def move_binding(h, row, worker_id, dp_rank, now):
-    """Bind a session to the rank to which its reservation moved."""
+    """Bind a session to the rank to which a reservation of the session moved."""
     rows = i64_view(h, field.ROWS)
     if not _is_bound_to(rows, row, I64(worker_id), dp_rank):
         _set_rank(rows, row, I64(worker_id), dp_rank)
@@ -286,7 +289,7 @@ def move_binding(h, row, worker_id, dp_rank, now):
 
 @compiled(f"void({HEADER}, int64, uint64)")
 def raise_version(h, row, sequence):
-    """Give a session a version of this process, with the sequence behind the given one."""
+    """Give a session a version of this process, with the sequence behind the given sequence."""
     rows, at = i64_view(h, field.ROWS), row * field.FIELDS
     rows[at + field.SEQUENCE_OF] = I64(sequence + U64(1))
     rows[at + field.WRITER_OF] = h[field.WRITER]
@@ -295,7 +298,7 @@ def raise_version(h, row, sequence):
 
 @compiled()
 def _is_newer(rows, row, sequence, writer):
-    """Return 1, 0 or -1 as the given version is above, equal to or below that of the session."""
+    """Return 1, 0 or -1 as the given version is above, equal to or below the session's version."""
     at = row * field.FIELDS
     own, own_writer = U64(rows[at + field.SEQUENCE_OF]), U64(rows[at + field.WRITER_OF])
     if sequence != own:
@@ -321,6 +324,7 @@ def _renew(h, rows, row, idle_since):
     if idle_since <= float_from_bits(rows[at + field.IDLE_SINCE]):
         return
     rows[at + field.IDLE_SINCE] = float_to_bits(idle_since)
+    # The list of idle sessions is sorted by time of use, as expiry reads only its head.
     if rows[at + field.LEASES] == 0:
         unlink_idle(h, rows, row)
         link_idle(h, rows, row)
@@ -332,11 +336,12 @@ def apply_binding(h, name, version, rank, idle_since, now):
 
     version: sequence and writer
     rank: as in `book_turn`
-    idle_since: time of the last use, as far as it is seen here
+    idle_since: time of the last use, as seen here
     """
     view = name_view(name, 0, len(name))
     name_hash = hash_id(h, view)
     row, rows = _remove_expired(h, view, name_hash, now), i64_view(h, field.ROWS)
+    # Later bindings of this process must win over every version seen.
     if version[0] > U64(h[field.SEQUENCE]):
         h[field.SEQUENCE] = I64(version[0])
     if row == NOT_FOUND:
@@ -348,13 +353,14 @@ def apply_binding(h, name, version, rank, idle_since, now):
     newer, at = _is_newer(rows, row, version[0], version[1]), row * field.FIELDS
     if newer < 0:
         return I64(STALE), row
-    # A replica that booked "any rank" of the worker has told its rank without a new version.
+    # A replica that bound "any rank" of the worker and then a rank keeps the version.
     is_same = _is_bound_to(rows, row, rank[0], rank[1])
     if not is_same and newer == 0:
         return I64(STALE), row
     if newer > 0 or rows[at + field.DP_RANK] == field.ANY_RANK:
         bound_at = rows[at + field.BOUND_AT]
         _adopt(rows, row, rank, version, idle_since)
+        # The session has not moved, so it stays bound since the same time.
         if is_same:
             rows[at + field.BOUND_AT] = bound_at
     _renew(h, rows, row, idle_since)
@@ -370,7 +376,7 @@ def end_by_caller(h, row):
 
 @compiled(f"int64({HEADER}, float64, int64)")
 def expire_sessions(h, now, limit):
-    """End up to `limit` sessions that were idle for too long; return their number."""
+    """End up to `limit` sessions that were idle for too long; return the number."""
     rows, ended = i64_view(h, field.ROWS), 0
     while ended < limit:
         row = h[field.OLDEST_IDLE]
@@ -398,7 +404,7 @@ def sum_fingerprints(h, used_after, sums):
 
 @compiled(f"int64({HEADER}, int64, uint64, int64[::1])")
 def list_sessions(h, after, parts, out):
-    """Write the first rows of sessions behind a row to `out`; return their number.
+    """Write the first rows of sessions behind a row to `out`; return the number.
 
     parts: mask of the parts of the table to look at
     """

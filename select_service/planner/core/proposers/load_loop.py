@@ -167,6 +167,7 @@ class LoadLoop:
         first = self.allowance.roles[0]
         ready = counts_now.roles[first].ready
         mine = judged.get(first, LoadRecord())
+        # The load of the engines already demands more.
         if mine.target is not None and mine.target > ready:
             return dict(judged)
         notes = (*mine.notes, Reason.SELECTOR_QUEUE)

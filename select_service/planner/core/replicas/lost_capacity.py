@@ -1,7 +1,7 @@
 """Replicas that health has taken out: neither ready nor starting, and to be replaced.
 
-A lost replica still occupies its place at the platform. Another one is asked for at once, within
-the budget; after a time the lost one itself is replaced in its place.
+A lost replica still occupies a place at the platform. Another replica is requested at once, within
+the budget; after a time the platform replaces the lost replica itself.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,7 +25,7 @@ RETRY_S = 60.0
 
 
 class RoleReading(NamedTuple):
-    """Reading of a role without its lost replicas.
+    """Reading of a role without lost replicas.
 
     lost:   lost replicas that the platform still counts
     spares: idle spares among the ready replicas
@@ -39,12 +39,12 @@ class RoleReading(NamedTuple):
 def split_reading(found: RoleReplicas, health: RoleHealth, lost: int) -> RoleReading:
     """Return the reading without lost replicas.
 
-    Some platforms count a lost replica as ready (its pod runs), others as starting (it does not
-    serve). Workers whose replica is gone are counted by neither, and so are not lost capacity.
+    Some platforms count a lost replica as ready (the pod runs), others as starting (no requests
+    are served). Workers without a replica count as neither, and so are not lost capacity.
     lost: lost workers
     """
     if found.expected is None:
-        # The platform's number is unknown, and so is whether it counts the lost replicas: it does.
+        # Without the platform's number the lost replicas are taken as counted.
         return RoleReading(found, lost, 0)
     hidden = max(0, found.ready - health.serving)
     spares_ready = min(health.spares, hidden)
@@ -68,14 +68,14 @@ def split_reading(found: RoleReplicas, health: RoleHealth, lost: int) -> RoleRea
 
 
 class LostReplicas:
-    """Lost workers of a deployment over ticks, and which of them to replace."""
+    """Lost workers of a deployment over ticks, and the choice of workers to replace."""
 
     def __init__(self, settings: DeploymentSettings, roles: Iterable[Role]) -> None:
         self._settings = settings
         self._known: dict[Role, dict[int, LostWorker]] = {role: {} for role in roles}
-        """Lost workers without those that are being replaced, by role and worker id."""
+        """Lost workers that are not being replaced, by role and worker id."""
         self._replaced: dict[int, float] = {}
-        """Workers that were replaced, with the time; until they serve or have left."""
+        """Replaced workers, with the time, until the worker serves or has left."""
         self._tried: dict[int, float] = {}
         """Lost workers whose replacement did not begin, with the time."""
         self._floors: dict[Role, int] = {}
@@ -84,7 +84,7 @@ class LostReplicas:
         """Replicas that ran or started at the last tick, by role."""
 
     def read_roles(self, tick: TickInput) -> dict[Role, RoleReading]:
-        """Return the readings of the roles without their lost replicas; once a tick."""
+        """Return the readings of the roles without lost replicas; once a tick."""
         found = {}
         seen: set[int] = set()
         for role, known in self._known.items():
@@ -92,7 +92,7 @@ class LostReplicas:
             if reading is None:
                 continue
             if health is None or not self._settings.replace_lost:
-                # Without health a loss is unknown, which is no reason to forget it.
+                # Without health data the present losses are unknown, and earlier losses stay.
                 known.clear() if not self._settings.replace_lost else None
                 found[role] = RoleReading(reading)
                 continue
@@ -107,7 +107,7 @@ class LostReplicas:
         return found
 
     def _update_floor(self, role: Role, reading: RoleReading, is_new: bool) -> None:
-        """Keep the count before a loss as the floor, until it is reached."""
+        """Keep the count before a loss as the floor, until as many serve or start again."""
         have = reading.replicas.ready + count_starting(reading.replicas)
         if is_new and reading.lost:
             self._floors[role] = max(self._floors.get(role, 0), self._before.get(role, have))
@@ -116,7 +116,7 @@ class LostReplicas:
         self._before[role] = have
 
     def _forget_replaced(self, seen: set[int], now_s: float) -> None:
-        """Forget replaced workers that serve or have left, and those that come back for longer."""
+        """Forget replaced workers that serve, have left, or take too long to come back."""
         after_s = self._settings.replace_after_s + self._settings.scaling_max_wait
         for worker_id, at_s in list(self._replaced.items()):
             if worker_id not in seen or now_s - at_s >= after_s:
@@ -137,11 +137,11 @@ class LostReplicas:
         }
 
     def choose_replacement(self, now_s: float, may_replace: Mapping[Role, bool]) -> tuple[int, ...]:
-        """Return the worker to replace now, at most one at a time, and remember it.
+        """Return the worker to replace now, if any, and remember the choice.
 
         may_replace: whether a role has a lost replica and no change under way
         """
-        # One at a time: the next one waits until the last one serves again or has left.
+        # One at a time: the next worker waits until the last serves again or has left.
         if self._replaced:
             return ()
         due = [
@@ -162,6 +162,7 @@ class LostReplicas:
         """Return whether a lost worker is to be replaced."""
         after_s = self._settings.replace_after_s
         is_tried = now_s - self._tried.get(worker.worker_id, -inf) < RETRY_S
+        # A dead worker cannot come back by itself, so its replacement does not wait.
         is_dead = worker.state == "dead" and worker.out_s > 0.0 and after_s < NEVER_S
         return not is_tried and (is_dead or worker.out_s >= after_s)
 
