@@ -15,7 +15,8 @@ KERNEL_TESTS=(
     tests/core/assumed tests/core/pairs tests/core/sessions tests/core/admission/test_busy.py
     tests/core/admission/test_hold.py tests/core/admission/test_hold_machine.py
     tests/sim/engine/test_pool.py
-    tests/fastpath/test_byte_kernels.py tests/fastpath/test_request_kernels.py tests/fastpath/test_corpus.py
+    tests/fastpath/test_byte_kernels.py tests/fastpath/test_number_lists.py tests/fastpath/test_request_kernels.py
+    tests/fastpath/test_corpus.py
     tests/fastpath/test_guards.py tests/fastpath/test_equality.py tests/fastpath/test_replica_equality.py
     tests/fastpath/test_usual_requests.py tests/fastpath/test_pairs.py tests/fastpath/test_same_head.py
     tests/http/test_ready_connections.py

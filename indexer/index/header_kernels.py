@@ -194,6 +194,34 @@ def f64_view(h, column):
     return carray(as_pointer(h[column]), h[column + 1], np.float64)
 
 
+@compiled(forceinline=True)
+def part_of(h, column, first, end):
+    """Return (first, length) of the entries [first, end) that an array has; 0 <= first <= end.
+
+    A slice in Python's sense costs three times as many instructions, for negative bounds.
+    """
+    first = min(first, h[column + 1])
+    return first, min(end, h[column + 1]) - first
+
+
+@compiled()
+def i64_part(h, column, first, end):
+    first, length = part_of(h, column, first, end)
+    return carray(as_pointer(h[column] + 8 * first), length, np.int64)
+
+
+@compiled()
+def f64_part(h, column, first, end):
+    first, length = part_of(h, column, first, end)
+    return carray(as_pointer(h[column] + 8 * first), length, np.float64)
+
+
+@compiled()
+def i32_part(h, column, first, end):
+    first, length = part_of(h, column, first, end)
+    return carray(as_pointer(h[column] + 4 * first), length, np.int32)
+
+
 @compiled()
 def u8_view(h, column):
     return carray(as_pointer(h[column]), h[column + 1], np.uint8)

@@ -39,6 +39,7 @@ from indexer.index.header_kernels import (
     I,
     U,
     f64_view,
+    i64_part,
     i64_view,
     lowest_bit,
     tiers_view,
@@ -168,8 +169,7 @@ def inside_rows(plan, first, end):
     index = i64_view(plan, INDEX)
     if index.shape[0] == 0:
         return index  # a plan without an index, of recorded rows
-    inside = i64_view(index, INSIDE)
-    return inside[min(first, inside.shape[0]) : min(end, inside.shape[0])]
+    return i64_part(index, INSIDE, first, end)
 
 
 @compiled()

@@ -29,12 +29,12 @@ from select_service.fastpath.parsing.byte_kernels import (
     bytes_of,
     digit_mask,
     index_of_text,
-    number_in,
     plain_text_mask,
     run_end,
     skip_blanks,
     words_of,
 )
+from select_service.fastpath.parsing.number_kernels import number_in
 from select_service.fastpath.parsing.number_list_kernels import read_hashes, read_tokens
 from select_service.fastpath.parsing.request_layout import (
     AUTO,

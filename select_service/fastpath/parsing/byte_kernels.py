@@ -1,13 +1,10 @@
-"""Text primitives on bytes: finding ends, comparing, parsing and formatting numbers.
+"""Text primitives on bytes: finding ends, comparing, formatting numbers.
 
 Bytes are read in windows of WINDOW bytes, in words of eight, or singly, and never outside of the
 data.  A window or word that would cross the end begins earlier instead, and the surplus is shifted
 out; the data must therefore have at least WINDOW bytes.
 
 With NUMBA_BOUNDSCHECK=1 the first and the last byte of each window and word are checked.
-
-Source of the eight digits at a time: https://johnnylee-sde.github.io/Fast-numeric-string-to-int/,
-here in vector lanes, which LLVM compiles for every processor.
 """
 
 # mypy: ignore-errors
@@ -30,22 +27,16 @@ def bytes_of(text: bytes) -> list[np.int64]:
 
 NONE = -1
 WINDOW = 64
-DIGIT_WINDOW = 32
 TEXT_WORDS = 4
 """Longest known text, in words."""
 LOWER_CASE = U(0x2020202020202020)
 """Mask that converts eight letters to lower case."""
 CASE_SENSITIVE = U(0)
 
-FOUR = 4
 BLANK, QUOTE, DASH, DOT, ZERO, NINE = bytes_of(b' "-.09')
 LARGE_A, LARGE_Z, LOW_LINE, SMALL_A, SMALL_Z, BACKSLASH = bytes_of(b"AZ_az\\")
 TILDE, DELETE = bytes_of(b"~\x7f")
-ZEROS = U(0x3030303030303030)
-TWO_TO_63, EIGHT_ZEROS = U(2**63), U(10**8)
 TEN_TO = 10 ** np.arange(20, dtype=np.uint64)
-SMALLEST_OF_LENGTH = np.array([U(2**64 - 1), U(0), *TEN_TO[1:], *[U(2**64 - 1)] * 11])
-"""Smallest number with a given number of digits."""
 PAIRS = np.frombuffer(b"".join(b"%02d" % k for k in range(100)), np.uint8).copy()
 
 
@@ -120,6 +111,23 @@ def _between(typingctx, data, at, low, high):
 
 
 @intrinsic
+def _below(typingctx, data, at, bound):
+    """Return a mask; bit k: byte at + k is below the bound, or above ASCII."""
+    from llvmlite import ir
+    from numba import types
+
+    kind = ir.VectorType(ir.IntType(8), WINDOW)
+
+    def codegen(context, builder, signature, args):
+        array, at, bound = args
+        text = emit_load(context, builder, signature.args[0], array, at, kind)
+        inside = builder.icmp_signed("<", text, broadcast_lane(builder, bound, kind))
+        return builder.bitcast(inside, ir.IntType(WINDOW))
+
+    return types.uint64(data, types.int64, types.int64), codegen
+
+
+@intrinsic
 def lowest_bit(typingctx, bits):
     """Return the index of the lowest set bit of a uint64; WINDOW if none is set."""
     from numba import types
@@ -158,6 +166,21 @@ def optimization_barrier(typingctx, bits):
     return types.uint64(types.uint64), codegen
 
 
+@intrinsic
+def keep_out_of_line(typingctx):
+    """Keep the code of the kernel that calls this apart from the code of its callers.
+
+    In a large kernel, LLVM would load the constants of a loop again in every round.
+    """
+    from numba import types
+
+    def codegen(context, builder, signature, args):
+        builder.function.attributes.add("noinline")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
 @compiled(forceinline=True)
 def word_at(data, at):
     """Return eight bytes as a number, the first byte lowest."""
@@ -175,6 +198,16 @@ def bytes_between(data, at, low, high):
 @compiled(forceinline=True)
 def bytes_equal(data, at, byte):
     return bytes_between(data, at, byte, byte)
+
+
+@compiled(forceinline=True)
+def bytes_below(data, at, bound):
+    """Return a uint64 mask; bit k: byte at + k is below the bound, or above ASCII.
+
+    One comparison where `bytes_between` takes three instructions.
+    """
+    _first, _last = data[U(at)], data[U(at + (WINDOW - 1))]
+    return _below(data, at, bound)
 
 
 @compiled(forceinline=True)
@@ -266,146 +299,6 @@ def index_of_text(data, at, end, texts, bits):
         if texts[k, 0] == a and texts[k, 1] == b and texts[k, 2] == c and texts[k, 3] == d:
             return k
     return NONE
-
-
-# Numbers.
-
-
-def constant_vector(kind, number):
-    """Return a vector with the same constant in each lane."""
-    from llvmlite import ir
-
-    return ir.Constant(kind, [number] * kind.count)
-
-
-def combine_digits(builder, values):
-    """Combine digit values, a byte each, into numbers of eight digits in lanes of 64 bits.
-
-    Adjacent values are merged with the first as the higher: digits, then pairs, then groups of
-    four.
-    """
-    from llvmlite import ir
-
-    n_bytes = values.type.count
-    for bits, ten in ((8, 10), (16, 100), (32, 10_000)):
-        kind = ir.VectorType(ir.IntType(2 * bits), 4 * n_bytes // bits)
-        values = builder.bitcast(values, kind)
-        higher = builder.and_(values, constant_vector(kind, 2**bits - 1))
-        lower = builder.lshr(values, constant_vector(kind, bits))
-        values = builder.add(builder.mul(higher, constant_vector(kind, ten)), lower)
-    return values
-
-
-@intrinsic
-def _digits_before(typingctx, data, end, n):
-    from llvmlite import ir
-    from numba import types
-
-    def codegen(context, builder, signature, args):
-        kind = ir.VectorType(ir.IntType(8), DIGIT_WINDOW)
-        begin = builder.sub(args[1], ir.Constant(ir.IntType(64), DIGIT_WINDOW))
-        text = emit_load(context, builder, signature.args[0], args[0], begin, kind)
-        from_end = ir.Constant(kind, list(range(DIGIT_WINDOW, 0, -1)))
-        kept = builder.icmp_unsigned("<=", from_end, broadcast_lane(builder, args[2], kind))
-        values = builder.xor(text, constant_vector(kind, int(ZERO)))
-        lanes = combine_digits(builder, builder.select(kept, values, constant_vector(kind, 0)))
-        places = [ir.Constant(ir.IntType(32), k) for k in range(1, 4)]
-        eights = [builder.extract_element(lanes, place) for place in places]
-        return context.make_tuple(builder, signature.return_type, eights)
-
-    return types.UniTuple(types.uint64, 3)(data, types.int64, types.int64), codegen
-
-
-@intrinsic
-def _four_small_numbers(typingctx, data, places, k, first, gap):
-    from llvmlite import ir
-    from numba import types
-
-    word, lanes = ir.IntType(64), ir.VectorType(ir.IntType(64), FOUR)
-
-    def codegen(context, builder, signature, args):
-        kind, small = signature.args[1], ir.VectorType(ir.IntType(32), FOUR)
-        at = builder.mul(args[2], ir.Constant(word, 4))
-        ends = builder.zext(emit_load(context, builder, kind, args[1], at, small), lanes)
-        behind = builder.add(ends, broadcast_lane(builder, args[4], lanes))
-        begin = builder.insert_element(
-            ir.Constant(lanes, ir.Undefined), args[3], ir.Constant(ir.IntType(32), 0)
-        )
-        order = ir.Constant(ir.VectorType(ir.IntType(32), FOUR), [0, *range(FOUR, 2 * FOUR - 1)])
-        n = builder.sub(ends, builder.shuffle_vector(begin, behind, order))
-        text = ir.Constant(lanes, ir.Undefined)
-        for lane in range(FOUR):
-            place = ir.Constant(ir.IntType(32), lane)
-            eight = builder.sub(builder.extract_element(ends, place), ir.Constant(word, 8))
-            eight = emit_load(context, builder, signature.args[0], args[0], eight, word)
-            text = builder.insert_element(text, eight, place)
-        bits = builder.shl(n, constant_vector(lanes, 3))
-        unused = builder.and_(
-            builder.sub(constant_vector(lanes, 64), bits), constant_vector(lanes, 63)
-        )
-        values = builder.lshr(builder.xor(text, constant_vector(lanes, int(ZEROS))), unused)
-        lead = builder.and_(values, constant_vector(lanes, 255))
-        digits = builder.bitcast(
-            builder.shl(values, unused), ir.VectorType(ir.IntType(8), 8 * FOUR)
-        )
-        numbers = builder.trunc(combine_digits(builder, digits), small)
-        emit_store(context, builder, kind, args[1], at, numbers)
-        others = builder.sub(n, constant_vector(lanes, 1))
-        wrong = builder.or_(
-            builder.icmp_unsigned(">", others, constant_vector(lanes, 7)),
-            builder.and_(
-                builder.icmp_unsigned("==", lead, constant_vector(lanes, 0)),
-                builder.icmp_unsigned(">", others, constant_vector(lanes, 0)),
-            ),
-        )
-        return builder.zext(builder.bitcast(wrong, ir.IntType(FOUR)), word)
-
-    return types.uint64(data, places, types.int64, types.int64, types.int64), codegen
-
-
-@compiled(forceinline=True)
-def digits_before(data, end, n):
-    """Return the n digits before `end`, at most 24, as three numbers of eight digits."""
-    # These loads exist for NUMBA_BOUNDSCHECK only; LLVM removes them otherwise.
-    _first, _last = data[U(end - DIGIT_WINDOW)], data[U(end - 1)]
-    return _digits_before(data, end, n)
-
-
-@compiled(forceinline=True)
-def number_in(data, first, end):
-    """Return (the number in the digits [first, end), whether it is invalid).
-
-    Invalid are numbers without digits, above 64 bits, or with a leading zero.  Bytes other than
-    digits are not detected.
-    """
-    n = U(end - first)
-    high, middle, low = digits_before(data, end, end - first)
-    value = high * EIGHT_ZEROS * EIGHT_ZEROS + middle * EIGHT_ZEROS + low
-    # n - 1 wraps around for n = 0, so that one comparison covers both bounds.
-    few = n - U(1) >= U(20) or high >= U(2000)  # so that value overflows at most once
-    return value, I(few) | I(value < SMALLEST_OF_LENGTH[n & U(31)])
-
-
-@compiled(forceinline=True)
-def integer_in(data, first, end):
-    """Return the 64 bits of a number with an optional minus, as number_in.  -0 is invalid, too."""
-    minus = I(data[U(first)] == DASH)
-    value, wrong = number_in(data, first + minus, end)
-    wrong |= minus & I(value - U(1) >= TWO_TO_63)
-    return (value ^ U(-minus)) + U(minus), wrong
-
-
-@compiled(forceinline=True)
-def four_small_numbers(data, places, k, first, gap):
-    """Replace the end offsets places[k : k + 4] by the numbers of at most eight digits that end
-    there.
-
-    The first number begins at `first`, each other one `gap` bytes after the end of its predecessor.
-    Returns a bit for each invalid number; see number_in.
-    """
-    for lane in range(FOUR):
-        _checked = word_at(data, I(places[U(k + lane)]) - 8)
-    return _four_small_numbers(data, places, k, first, gap)
 
 
 @compiled(forceinline=True)

@@ -1,9 +1,9 @@
 """Parser of lists of JSON integers into arrays.
 
 Two passes.  The first uses bit masks over windows of 64 bytes to find the ends of the numbers, and
-writes these offsets where the numbers will be; it also validates everything else.  The
-second converts the digits between the offsets.  So neither pass waits for the other, and branches
-on lengths are rarely mispredicted.
+writes these offsets where the numbers will be.  The second converts the digits between the offsets,
+four numbers at once, and validates what is between them.  So neither pass waits for the other, and
+branches on lengths are rarely mispredicted.
 
 Accepted are numbers separated by a comma, all of them or none followed by a single blank.
 """
@@ -14,110 +14,130 @@ Accepted are numbers separated by a comma, all of them or none followed by a sin
 from indexer.jit.decorators import compiled
 from select_service.fastpath.parsing.byte_kernels import (
     BLANK,
-    DASH,
-    FOUR,
+    NINE,
     NONE,
     WINDOW,
+    ZERO,
     I,
     U,
-    bytes_equal,
+    bytes_below,
     bytes_of,
     count_bits,
-    digit_mask,
-    four_small_numbers,
-    integer_in,
+    keep_out_of_line,
     lowest_bit,
     optimization_barrier,
 )
+from select_service.fastpath.parsing.number_kernels import (
+    COMMA,
+    FOUR,
+    four_large_numbers,
+    four_small_numbers,
+    integer_in,
+)
 
-COMMA, CLOSE = bytes_of(b",]")
-HASHES_PER_WINDOW, TOKENS_PER_WINDOW = I(4), I(8)
-"""Offsets written without checking whether the window has that many."""
-LIST_SPARE = WINDOW + int(TOKENS_PER_WINDOW)
+(CLOSE,) = bytes_of(b"]")
+LIST_SPARE = WINDOW + 8
 """Excess length of an array over the longest list that is sure to fit."""
-BEHIND_COMMA, BEHIND_BLANK = U(1), U(2)
+HASH_MAX, TOKEN_MAX = U(2**64 - 1), U(10**8 - 1)
 
 
 @compiled(forceinline=True)
-def write_places(bits, base, out, n, at_once):
-    """Append base + k for each set bit k; entries after them are overwritten, too."""
+def write_places(bits, base, out, n):
+    """Write base + k for each set bit k behind out[n]; entries after them are overwritten, too."""
     after = n + count_bits(bits)
-    while True:
-        for _ in range(at_once):
-            out[U(n)] = base + lowest_bit(bits)
+    while n < after:
+        for k in range(1, FOUR + 1):
+            out[U(n + k)] = base + lowest_bit(bits)
             bits &= bits - U(1)
-            n += 1
-        if n >= after:
-            return after
+        n += FOUR
+    return after
 
 
 @compiled(forceinline=True)
-def write_number_ends(data, at, end, out, at_once):
-    """Write the offsets of the commas and the bracket after the numbers to `out`.
+def write_number_ends(data, at, end, out):
+    """Write the offset after each number of the list that begins before `at` to out[1:].
 
-    Returns (number of entries or NONE, bytes from the end of a number to the next).
+    Returns (number of entries or NONE, number of bytes of the list other than digits).  The list
+    ends at the first byte above the digits; the other bytes are not validated.
     """
-    n, n_blanks, wrong = I(0), I(0), U(0)
-    before = BEHIND_BLANK  # a number may begin at `at`, a blank may not
+    n, n_others = I(0), I(0)
+    outside = U(1)  # whether the byte before the window is no digit
     while at < end and n + LIST_SPARE <= out.shape[0]:
         base = min(at, end - WINDOW)
         shift = U(at - base)
-        close = optimization_barrier(bytes_equal(data, base, CLOSE)) >> shift
-        ours = close ^ (close - U(1))  # bits up to the bracket
-        ends = ((optimization_barrier(bytes_equal(data, base, COMMA)) >> shift) | close) & ours
-        blanks = (optimization_barrier(bytes_equal(data, base, BLANK)) >> shift) & ours
-        minus = U(0)
-        if at_once == HASHES_PER_WINDOW:
-            minus = (optimization_barrier(bytes_equal(data, base, DASH)) >> shift) & ours
-        others = ours & ~(
-            (optimization_barrier(digit_mask(data, base)) >> shift) | ends | blanks | minus
-        )
-        # Carries the state of the window before into this one: a blank may only follow a comma.
-        blank_may = (ends << U(1)) | (before & BEHIND_COMMA)
-        number_may = (blank_may & ~blanks) | (blanks << U(1)) | (before >> U(1))
-        wrong |= others | (blanks & ~blank_may) | (minus & ~number_may)
-        before = (ends >> U(63)) | ((blanks >> U(62)) & BEHIND_BLANK)
-        n_blanks += count_bits(blanks)
-        n = write_places(ends, at, out, n, at_once)
-        if close != 0:
-            spaced = n > 1 and n_blanks == n - 1
-            usual = wrong == 0 and (spaced or n_blanks == 0)
-            return (n if usual else NONE), 1 + I(spaced)
+        below = optimization_barrier(bytes_below(data, base, ZERO)) >> shift
+        above = ~optimization_barrier(bytes_below(data, base, NINE + 1)) >> shift
+        others = (below | above) & (above ^ (above - U(1)))  # up to the first byte above
+        ends = others & ~((others << U(1)) | outside)
+        n_others += count_bits(others)
+        outside = others >> U(63)
+        n = write_places(ends, at, out, n)
+        if above != 0:
+            is_closed = n > 0 and I(out[U(n)]) == at + lowest_bit(above)
+            return (n if is_closed else NONE), n_others
         at = base + WINDOW
-    return NONE, 0
+    return NONE, n_others
 
 
 @compiled()
+def read_few_numbers(data, out, k, n, gap, highest):
+    """Replace the offsets out[k : k + 4], of n, by the numbers behind them; see number_kernels.
+
+    Returns (whether a number or the bytes before a number are invalid, number of signs).
+    """
+    wrong, n_signs, place = I(0), I(0), I(out[U(k)])
+    for entry in range(k, min(k + FOUR, n)):
+        if entry > 0:
+            has_blank = gap == 1 or data[U(place + 1)] == BLANK
+            wrong |= I(data[U(place)] != COMMA or not has_blank)
+        first, place = place + gap, I(out[U(entry + 1)])
+        value, bad, minus = integer_in(data, first, place)
+        wrong |= bad | I(value > highest)
+        n_signs += minus
+        out[U(entry)] = value
+    return wrong, n_signs
+
+
+@compiled(forceinline=True)
+def read_list(data, at, end, out, read_four, highest):
+    """Parse a list of integers up to `highest`; see read_hashes.
+
+    read_four: function that converts the usual numbers
+    """
+    n, n_others = write_number_ends(data, at, end, out)
+    if n <= 0:
+        return NONE, at
+    behind = I(out[U(n)])
+    gap = 1 + I(n > 1 and data[U(I(out[1]) + 1)] == BLANK)
+    out[0] = at - gap
+    # Three more valid offsets: the vector code reads all lanes.
+    for k in range(1, FOUR):
+        out[U(n + k)] = behind
+    wrong, n_signs = I(data[U(behind)] != CLOSE), I(0)
+    for k in range(0, n, FOUR):
+        found = read_four(data, out, k, gap, n)
+        if found < 0:
+            bad, found = read_few_numbers(data, out, k, n, gap, highest)
+            wrong |= bad
+        n_signs += found
+    # No digit, no sign and between no numbers is a byte that makes the list invalid.
+    is_usual = wrong == 0 and n_others == n_signs + n + (n - 1) * (gap - 1)
+    return (n, behind + 1) if is_usual else (NONE, at)
+
+
+@compiled(forceinline=False)
 def read_hashes(data, at, end, out):
     """Parse signed or unsigned 64-bit integers of the list that begins before `at`.
 
     Returns (number of entries, offset after the list); NONE if not accepted, or empty.
     out: uint64; a list is sure to fit if it is shorter by LIST_SPARE
     """
-    n, gap = write_number_ends(data, at, end, out, HASHES_PER_WINDOW)
-    first, wrong = at, I(0)
-    for k in range(n):
-        place = I(out[U(k)])
-        out[U(k)], bad = integer_in(data, first, place)
-        wrong |= bad
-        first = place + gap
-    return (n, first - gap + 1) if n > 0 and wrong == 0 else (NONE, at)
+    keep_out_of_line()
+    return read_list(data, at, end, out, four_large_numbers, HASH_MAX)
 
 
-@compiled()
+@compiled(forceinline=False)
 def read_tokens(data, at, end, out):
     """Parse numbers of at most eight digits, as read_hashes.  out: uint32"""
-    n, gap = write_number_ends(data, at, end, out, TOKENS_PER_WINDOW)
-    if n <= 0:
-        return NONE, at
-    behind = I(out[U(n - 1)])
-    # Pad to a multiple of four with a valid offset: the vector code reads all lanes.
-    for k in range(n, n + FOUR - 1):
-        out[U(k)] = behind
-    first, wrong = at, U(0)
-    for k in range(0, n, FOUR):
-        last = I(out[U(k + FOUR - 1)])
-        ours = (U(1) << U(min(n - k, FOUR))) - U(1)
-        wrong |= four_small_numbers(data, out, k, first, gap) & ours
-        first = last + gap
-    return (n, behind + 1) if wrong == 0 else (NONE, at)
+    keep_out_of_line()
+    return read_list(data, at, end, out, four_small_numbers, TOKEN_MAX)

@@ -29,7 +29,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from indexer.index.header_kernels import N_TIERS, I, f64_view, i32_view, i64_view
+from indexer.index.header_kernels import (
+    N_TIERS,
+    I,
+    f64_part,
+    f64_view,
+    i32_part,
+    i64_part,
+    i64_view,
+)
 from indexer.jit.decorators import compiled
 from indexer.jit.function_pointers import function_address
 from select_service.core.load.compiled.active_load_kernels import active_blocks_of
@@ -226,11 +234,11 @@ def _slice_rows(plan, first, end):
     """Return the arrays of the slots from `first` to `end`."""
     load = i64_view(plan, LOAD)
     return ReferenceRows(
-        i64_view(load, TOTALS)[first * N_TOTALS : end * N_TOTALS],
-        f64_view(load, FRACTIONS)[first:end],
-        i32_view(plan, MATCHED)[first * N_TIERS : end * N_TIERS],
-        i64_view(plan, LEADING)[first:end],
-        f64_view(i64_view(plan, RANKS), WEIGHT)[first:end],
+        i64_part(load, TOTALS, first * N_TOTALS, end * N_TOTALS),
+        f64_part(load, FRACTIONS, first, end),
+        i32_part(plan, MATCHED, first * N_TIERS, end * N_TIERS),
+        i64_part(plan, LEADING, first, end),
+        f64_part(i64_view(plan, RANKS), WEIGHT, first, end),
         inside_rows(plan, first, end),
     )
 
@@ -267,7 +275,9 @@ def _costs_between(plan, query, factors, bounds, has_blocks, has_inside):
     Inlined, so the compiler specializes the loop for the constants `has_blocks` and `has_inside`.
     """
     first, end = bounds
-    rows, costs = _slice_rows(plan, first, end), f64_view(plan, COSTS)[first:end]
+    if first == end:
+        return
+    rows, costs = _slice_rows(plan, first, end), f64_part(plan, COSTS, first, end)
     own = factors[first:end]
     for at in range(end - first):
         terms = slot_terms(_slot_at(rows, query, at, has_blocks, has_inside), query)

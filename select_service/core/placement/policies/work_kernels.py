@@ -37,8 +37,10 @@ from indexer.index.header_kernels import (
     N_TIERS,
     I,
     U,
+    f64_part,
     f64_view,
-    i32_view,
+    i32_part,
+    i64_part,
     i64_view,
     lowest_bit,
     u64_view,
@@ -296,17 +298,17 @@ def slice_rows(plan, query, first, end):
     """Return the arrays of the slots from `first` to `end`."""
     load, ranks = i64_view(plan, LOAD), i64_view(plan, RANKS)
     return WorkRows(
-        i64_view(load, query.left_at)[first:end],
-        i64_view(load, TOTALS)[first * N_TOTALS : end * N_TOTALS],
-        f64_view(load, FRACTIONS)[first:end],
-        i32_view(plan, MATCHED)[first * N_TIERS : end * N_TIERS],
-        i64_view(plan, LEADING)[first:end],
-        f64_view(ranks, KV_BLOCKS)[first:end],
-        f64_view(ranks, WEIGHT)[first:end],
-        f64_view(ranks, OUTSIDE)[first:end],
-        f64_view(ranks, SPEED)[first:end],
+        i64_part(load, query.left_at, first, end),
+        i64_part(load, TOTALS, first * N_TOTALS, end * N_TOTALS),
+        f64_part(load, FRACTIONS, first, end),
+        i32_part(plan, MATCHED, first * N_TIERS, end * N_TIERS),
+        i64_part(plan, LEADING, first, end),
+        f64_part(ranks, KV_BLOCKS, first, end),
+        f64_part(ranks, WEIGHT, first, end),
+        f64_part(ranks, OUTSIDE, first, end),
+        f64_part(ranks, SPEED, first, end),
         inside_rows(plan, first, end),
-        f64_view(plan, SHARED)[2 * first : 2 * end],
+        f64_part(plan, SHARED, 2 * first, 2 * end),
     )
 
 
@@ -357,7 +359,9 @@ def _costs_between(plan, query, factors, bounds, has_blocks, has_more):
     Inlined, so the compiler specializes the loop for the constants `has_blocks` and `has_more`.
     """
     first, end = bounds
-    rows, costs = slice_rows(plan, query, first, end), f64_view(plan, COSTS)[first:end]
+    if first == end:
+        return
+    rows, costs = slice_rows(plan, query, first, end), f64_part(plan, COSTS, first, end)
     own = factors[first:end]
     for at in range(end - first):
         slot = slot_at(rows, query, at, has_blocks, has_more)
