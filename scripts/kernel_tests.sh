@@ -14,6 +14,7 @@ KERNEL_TESTS=(
     tests/core/placement tests/core/replication/test_progress.py
     tests/core/assumed tests/core/pairs tests/core/sessions tests/core/admission/test_busy.py
     tests/core/admission/test_hold.py tests/core/admission/test_hold_machine.py
+    tests/core/admission/test_round_robin.py tests/core/admission/test_lane_table.py
     tests/sim/engine/test_pool.py
     tests/fastpath/test_byte_kernels.py tests/fastpath/test_number_lists.py tests/fastpath/test_request_kernels.py
     tests/fastpath/test_corpus.py

@@ -209,10 +209,20 @@ def _pair_lines(pair: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _queue_text(decision: Mapping[str, Any]) -> str:
+    """Return what the queue would do with the request; empty for a request with room."""
+    if "refusal" in decision:
+        return f", but it would be refused: {decision['refusal']['error']}"
+    if not decision.get("would_wait"):
+        return ""
+    wait_s = decision.get("estimated_wait_s")
+    return ", but it would wait" + ("" if wait_s is None else f" about {wait_s:.1f} s")
+
+
 def _heading_lines(decision: Mapping[str, Any]) -> list[str]:
     scope = f"{decision['model_name']}, tenant {decision['tenant_id']}"
     if decision["seconds_ago"] is None:
-        what = "now" + (", but it would wait" if decision.get("would_wait") else "")
+        what = "now" + _queue_text(decision)
     else:
         booked = "booked" if decision["reserved"] else "nothing booked"
         number = "pair" if decision["decision"] is None else f"decision {decision['decision']}"

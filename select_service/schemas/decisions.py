@@ -4,6 +4,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from select_service.schemas.common import ErrorBody
 from select_service.schemas.pairs import PairPath, PairSelection
 
 
@@ -183,6 +184,12 @@ class DecisionView(DecisionFacts, kw_only=True):
     """
     would_wait: bool | UnsetType = UNSET
     """Whether the request would wait now because no rank has capacity; only in dry runs."""
+    estimated_wait_s: float | UnsetType = UNSET
+    """Estimated wait of the request, which is compared with its `deadline_ms`, seconds; only in dry
+    runs, and absent without a wait or while no release rate is known.
+    """
+    refusal: ErrorBody | UnsetType = UNSET
+    """Error of a request that would be refused instead of waiting; only in dry runs."""
     candidates: list[CandidateView]
     """Candidates by cost, lowest first. All candidates up to 64; of more, the chosen rank and at
     least the 16 cheapest. Empty for pairs.

@@ -132,7 +132,15 @@ def test_who_would_wait_is_told(fleet):
         api.post("/workers", worker_body(1, max_num_batched_tokens=16))
         assert api.post("/explain", PROMPT).body["would_wait"] is False
         api.post("/select_and_reserve", PROMPT)
-        assert api.post("/explain", PROMPT).body["would_wait"] is True
+        found = api.post("/explain", PROMPT).body
+        assert found["would_wait"] is True
+        assert "refusal" not in found
+        for path in ("/explain", "/select"):
+            late = api.post(path, {**PROMPT, "deadline_ms": 0}).body
+            error = late if path == "/select" else late["refusal"]
+            assert error["code"] == "deadline_exceeded"
+            assert error["error"].startswith("deadline_ms 0 cannot be met")
+        assert api.post("/explain", {**PROMPT, "deadline_ms": 0}).body["would_wait"] is False
 
 
 def test_candidates_show_their_declared_speed_next_to_the_median(api):

@@ -283,11 +283,12 @@ class AdmissionModel(SelectorModel):
             number=self.numbers,
             block_size=self.block_size(asked.key),
             own_s=self.own_s(asked, free),
+            legs=(frozenset(self.candidates(asked)),),
         )
         if waiter.deadline <= now:
             self.refuse(*self.end_of(waiter))
         per_s = self.rate(asked.key)
-        if per_s and self.line.tokens_before(waiter) / per_s > asked.due_s:
+        if per_s and self.line.wait_s(waiter, per_s) > asked.due_s:
             self.refuse("DeadlineExceeded", "deadline_exceeded")
         there = [*self.line.waiters, *self.line.own(waiter), waiter]
         tokens = sum(w.asked.isl for w in there)
@@ -379,6 +380,8 @@ class AdmissionModel(SelectorModel):
             error = self.stranded(waiter)
             if error:
                 self.settle(waiter, error, "no_rank")
+            else:
+                waiter.legs = (frozenset(self.candidates(waiter.asked)),)
         while left and self.line.of(key):
             waiter = self.line.take(key, self.room)
             if waiter is None:
@@ -421,14 +424,15 @@ class AdmissionModel(SelectorModel):
             if not self.ranks(key) or not (self.line.of(key) or key in self.seen):
                 continue
             ring = self.line.rings[key] if self.line.of(key) else None
-            old, released, at = self.seen.get(key, (None, 0, 0.0))
+            ranks = len(frozenset().union(*(w.ranks for w in self.line.of(key))))
+            old, released, at, before = self.seen.get(key, (None, 0, 0.0, 0))
             if ring is not None and ring is old and now > at:
-                part = (now, now - at, ring.released - released, len(self.open_ranks(key)))
+                part = (now, now - at, ring.released - released, min(ranks, before))
                 self.measured.setdefault(key, []).append(part)
-            self.seen[key] = (ring, ring.released if ring else 0, now)
+            self.seen[key] = (ring, ring.released if ring else 0, now, ranks)
 
     def rate(self, key):
-        """Tokens per second, or None while that is unknown."""
+        """Tokens per second of a rank, or None while that is unknown."""
         parts, keep = [], 1.0
         for _, seconds, tokens, ranks in reversed(self.measured.get(key, [])):
             parts.append((keep * seconds, keep * tokens, keep * seconds * ranks))
@@ -436,7 +440,7 @@ class AdmissionModel(SelectorModel):
         seconds, tokens, rank_s = (sum(part[i] for part in parts) for i in range(3))
         if seconds < 2.0 or not tokens or not rank_s:
             return None
-        return tokens / rank_s * len(self.open_ranks(key))
+        return tokens / rank_s
 
     def tick(self, now):
         ended = self.expire(now)

@@ -1,5 +1,5 @@
-"""Naive twin of the waiting queue: one list, searched and sorted whenever somebody asks, and a ring
-of policy classes that is walked step by step.
+"""Naive twin of the waiting queue: one list, searched and sorted whenever somebody asks, a ring of
+policy classes that is walked step by step, and a virtual time of flows.
 
 Policy documents are the plain dictionaries that a YAML file would give.
 """
@@ -44,6 +44,8 @@ class Waiter:
     block_size: int
     own_s: float = 0.0
     """What its own work takes, for those that wait by the work that is left."""
+    legs: tuple[frozenset, ...] = ()
+    """Ranks that may serve it, as last found; of each leg of a pair."""
 
     @property
     def cost(self):
@@ -60,6 +62,11 @@ class Waiter:
             "work": jump - self.arrived_at - self.own_s,
         }[self.policy.get("queue_policy", "fcfs")]
         return (-self.asked.strict, self.due_at, -score, self.number)
+
+    @property
+    def ranks(self):
+        """Ranks of all legs."""
+        return frozenset().union(*self.legs)
 
     @property
     def due_at(self):
@@ -116,39 +123,33 @@ class Ring:
         self.here_before = False
 
 
-class FlowRing:
-    """The same over the flows of one class, which come and go; the first has its turn.
-
-    Credit is in thousandths of a token.
-    """
+class FlowTimes:
+    """Virtual time of the flows of one class: whose next request begins first is served first."""
 
     def __init__(self):
-        self.members = []
-        self.credit = {}
-        self.here_before = False
+        self.ends = {}
+        """When the last request of a flow ends; never forgotten."""
+        self.ready_before = set()
+        """Who had a request with room when somebody was served last."""
+        self.now = 0.0
 
-    def join(self, name):
-        if name not in self.members:
-            self.members.append(name)
-            self.credit[name] = 0
+    def begin(self, name):
+        end = self.ends.get(name, 0.0)
+        return end if name in self.ready_before else max(end, self.now)
+
+    def turn(self, firsts):
+        """Whose turn it is.  firsts: flow -> its first with room"""
+        return min(firsts, key=lambda name: (self.begin(name), firsts[name].place))
+
+    def pay(self, name, firsts, length):
+        begins = {each: self.begin(each) for each in firsts}
+        self.ends |= begins
+        self.ready_before = set(firsts)
+        self.now = begins[name]
+        self.ends[name] += length
 
     def leave(self, name):
-        if self.members[0] == name:
-            self.here_before = False
-        self.members.remove(name)
-
-    def turn(self, costs, weights):
-        """Whose turn it is, who pays when it is served."""
-        while True:
-            name = self.members[0]
-            if name in costs:
-                if self.credit[name] < 1000 * costs[name] and not self.here_before:
-                    self.credit[name] += round(1000 * weights.get(name, 1))
-                self.here_before = True
-                if self.credit[name] >= 1000 * costs[name]:
-                    return name
-            self.members.append(self.members.pop(0))
-            self.here_before = False
+        self.ready_before.discard(name)
 
 
 class WaitingModel:
@@ -158,7 +159,7 @@ class WaitingModel:
         self.document = document
         self.waiters: list[Waiter] = []
         self.rings: dict[tuple[str, str], Ring] = {}
-        self.flows: dict[tuple[tuple[str, str], str], FlowRing] = {}
+        self.flows: dict[tuple[tuple[str, str], str], FlowTimes] = {}
 
     def of(self, key, name=None, flow=None):
         """Those of a partition, of one class or of one flow of it, by urgency."""
@@ -182,8 +183,7 @@ class WaitingModel:
         if not self.of(key):
             self.rings[key] = Ring(self.document["policy_classes"])
             for policy in self.document["policy_classes"]:
-                self.flows[key, policy["name"]] = FlowRing()
-        self.flows[key, name].join(flow)
+                self.flows[key, policy["name"]] = FlowTimes()
         self.waiters.append(waiter)
         return 1 + self.of(key, name, flow).index(waiter)
 
@@ -196,39 +196,42 @@ class WaitingModel:
         if not self.of(key, name, flow):
             self.flows[key, name].leave(flow)
 
-    def heads(self, key, has_room):
-        """class -> the first with room of the flow whose turn it is, among the flows whose first
-        with room is most strict.
-        """
-        heads = {}
-        for policy in self.document["policy_classes"]:
-            name = policy["name"]
-            firsts = {}
-            for flow in self.flows_of(key, name):
-                able = [w for w in self.of(key, name, flow) if has_room(w)]
-                if able:
-                    firsts[flow] = able[0]
-            if firsts:
-                strict = max(w.asked.strict for w in firsts.values())
-                costs = {f: w.cost for f, w in firsts.items() if w.asked.strict == strict}
-                weights = policy.get("fairness_weights", {})
-                heads[name] = firsts[self.flows[key, name].turn(costs, weights)]
-        return heads
+    def firsts(self, key, name, has_room):
+        """flow -> its first with room, of the flows of a class where that is most strict."""
+        firsts = {}
+        for flow in self.flows_of(key, name):
+            able = [w for w in self.of(key, name, flow) if has_room(w)]
+            if able:
+                firsts[flow] = able[0]
+        strict = max((w.asked.strict for w in firsts.values()), default=0)
+        return {f: w for f, w in firsts.items() if w.asked.strict == strict}
 
     def take(self, key, has_room):
         """The next to go, taken out; None when nobody who waits has room."""
-        heads = self.heads(key, has_room)
+        names = [policy["name"] for policy in self.document["policy_classes"]]
+        able = {name: self.firsts(key, name, has_room) for name in names}
+        heads = {n: f[self.flows[key, n].turn(f)] for n, f in able.items() if f}
         if not heads:
             return None
         ring = self.rings[key]
         name = ring.turn({name: waiter.cost for name, waiter in heads.items()})
         head = heads[name]
-        self.flows[key, name].credit[head.asked.flow] -= 1000 * head.cost
+        weight = head.policy.get("fairness_weights", {}).get(head.asked.flow, 1)
+        self.flows[key, name].pay(head.asked.flow, able[name], head.cost / weight)
         ring.released += head.cost
         self.remove(head)
         if not self.of(key, name):
             ring.go_on()
         return head
+
+    def give_back(self, waiter):
+        """As if the last one taken had not been."""
+        key, name, flow = waiter.asked.key, waiter.policy["name"], waiter.asked.flow
+        weight = waiter.policy.get("fairness_weights", {}).get(flow, 1)
+        self.flows[key, name].ends[flow] -= waiter.cost / weight
+        self.rings[key].credit[name] += waiter.cost
+        self.rings[key].released -= waiter.cost
+        self.waiters.append(waiter)
 
     def full_by(self, waiter, n_workers):
         """Which limit of its class keeps a new request out, if any."""
@@ -251,32 +254,29 @@ class WaitingModel:
         asked = waiter.asked
         return self.of(asked.key, waiter.policy["name"], asked.flow) if asked.flow else []
 
-    def tokens_before(self, waiter):
-        """What goes before a new request, at most."""
-        key, mine = waiter.asked.key, waiter.policy
-        names = {w.policy["name"] for w in self.of(key)} | {mine["name"]}
-        quanta = {
-            p["name"]: p.get("quantum", 1)
-            for p in self.document["policy_classes"]
-            if p["name"] in names
-        }
+    def wait_s(self, waiter, tokens_per_s):
+        """How long it waits at least.  tokens_per_s: of one rank"""
+        found = [0.0]
+        for leg in waiter.legs:
+            rivals = [w for w in self.of(waiter.asked.key) if all(leg <= each for each in w.legs)]
+            for some in ([w for w in rivals if w.ranks == leg], rivals):
+                n_ranks = len(leg.union(*(w.ranks for w in some)))
+                found.append(self.tokens_before(waiter, some) / (tokens_per_s * n_ranks))
+        return max(found)
+
+    def tokens_before(self, waiter, rivals):
+        """What goes before a new request, at most, if only some others wait."""
+        mine, strict = waiter.policy, waiter.asked.strict
+        there = [w for w in rivals if w.policy is mine]
+        quanta = {w.policy["name"]: w.policy.get("quantum", 1) for w in [*rivals, waiter]}
         share = quanta[mine["name"]] / sum(quanta.values())
-        others = sum(w.cost for w in self.of(key) if w.policy is not mine)
-        in_class = 0
-        for flow in self.flows_of(key, mine["name"]):
-            there = self.of(key, mine["name"], flow)
-            before = [w for w in there if w.asked.strict >= waiter.asked.strict]
-            if not waiter.asked.strict:
-                before = there
-            in_class += sum(w.cost for w in there) * len(before) / len(there)
+        others = sum(w.cost for w in rivals if w.policy is not mine)
+        in_class = sum(w.cost for w in there if not strict or w.asked.strict >= strict)
         found = [others + in_class, in_class / share]
-        if not waiter.asked.strict:
-            flow = waiter.asked.flow
-            weights = dict.fromkeys(self.flows_of(key, mine["name"]) | {flow}, 1)
-            weights |= {f: w for f, w in mine.get("fairness_weights", {}).items() if f in weights}
-            there = self.of(key, mine["name"], flow)
-            before = [w for w in there if w.place < waiter.place]
-            mean = sum(w.cost for w in there) / len(there) if there else 0
-            own = waiter.cost + mean * len(before)
-            found.append(own / share / (weights[flow] / sum(weights.values())))
+        if not strict:
+            flow, weights = waiter.asked.flow, mine.get("fairness_weights", {})
+            shares = {f: weights.get(f, 1) for f in {w.asked.flow for w in [*there, waiter]}}
+            before = [w for w in there if w.asked.flow == flow and w.place < waiter.place]
+            in_flow = sum(w.cost for w in before)
+            found.append(in_flow / share / (shares[flow] / sum(shares.values())))
         return min(found)

@@ -190,8 +190,9 @@ async def show_decision(
         },
         may_call=tenant_scoped(CALLER, OPERATOR),
         detail="Takes the body of /select, or with `pair` that of /select_pair. Nothing is booked, "
-        "counted, recorded or queued: `would_wait` is true if the request would be queued. Shed "
-        "tiers are ignored. " + PROMPT_DETAIL,
+        "counted, recorded or queued: `would_wait` is true if the request would be queued, and "
+        "`refusal` is the error if the queue would refuse it. Shed tiers are ignored. "
+        + PROMPT_DETAIL,
         headers=POLICY_CLASS_HEADERS,
         body=BodySpec(
             ExplainRequest,
@@ -214,4 +215,4 @@ async def explain_selection(
         read = await prehash_prompt(service, body) if is_long_prompt(body) else None
         return json_response(explanations.explain_pair(body, policy_class, read, core_time()))
     read = await prepare_prompt(service, body)
-    return json_response(explanations.explain_request(body, policy_class, read))
+    return json_response(explanations.explain_request(body, policy_class, read, core_time()))

@@ -108,6 +108,7 @@ function facts(view) {
   const verdict = chosen ? `Rank ${rankText(chosen)} of ${view.candidate_count} candidates: ${CHOICES[view.choice]}` : "";
   const notes = [];
   if (view.would_wait) notes.push("The request would wait: no rank has capacity now.");
+  if (view.refusal) notes.push(`The request would be refused: ${view.refusal.error}.`);
   if (view.waited) notes.push(`The request waited ${view.waited.seconds.toFixed(2)} s in class ${view.waited.policy_class}.`);
   if (view.reported_share < 0.5) notes.push("Few ends of prefills are reported, so what is booked counts less.");
   return [el("p", { class: "verdict" }, `${verdict}${some}.`), el("p", { class: "facts" }, promptText(view)),

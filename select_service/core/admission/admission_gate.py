@@ -15,6 +15,7 @@ Freed capacity is recorded in `DirtyPartitions`, and the owner of the event loop
 from collections.abc import Mapping
 from itertools import count, islice
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
@@ -53,14 +54,28 @@ from select_service.schemas.selection import SelectRequest
 
 SERVED_PER_TURN_MAX = 48
 """Requests leaving the queue before other work gets a turn."""
-LANES_PER_STEP = 64
-"""Number of lanes that cost as much to search as serving one request."""
+WORK_PER_STEP = 4096
+"""Work of a search (`PartitionQueue.search_work`) that costs as much as serving one request."""
 
 ROOMS_AT_ONCE_MAX = 8
 """Classes with different room compared for one request, some microseconds each."""
 
 SETTLED_PER_TURN_MAX = 256
 """Requests refused in one turn because of a shed tier or an expired deadline."""
+
+
+class AdmissionPreview(NamedTuple):
+    """What admission would do with a request.
+
+    eligible: bool[n_slots], the ranks that it would pass on
+    wait_s: estimated wait, seconds; None means unknown
+    refusal: error of a request that could not wait
+    """
+
+    eligible: Mask
+    would_wait: bool = False
+    wait_s: float | None = None
+    refusal: SelectError | None = None
 
 
 class AdmissionGate:
@@ -138,23 +153,26 @@ class AdmissionGate:
         return self.waits_for_work and key in self.waiting.queues
 
     def preview_admission(
-        self, job: PlacementRequest, allowed: Mask, policy_class: str | None
-    ) -> tuple[Mask, bool]:
-        """Return the ranks `admit_request` would pass on, and whether the request would wait
-        instead.
+        self, job: PlacementRequest, allowed: Mask, now: float, policy_class: str | None
+    ) -> AdmissionPreview:
+        """Return what `admit_request` would do, without changes or counts.
 
-        Changes and counts nothing; arguments as for `admit_request`.  Raises Overloaded.
+        Arguments as for `admit_request`.  Raises Overloaded.
         """
         free = self.busy_check.free_candidates(job.partition, job.request, allowed)
         if self.rules is None:
-            return free, False
-        profile = self.rules.profile_of(job.partition.key.model_name)
-        size = measure_request(job, free)
+            return AdmissionPreview(free)
+        key = job.partition.key
+        profile, size = self.rules.profile_of(key.model_name), measure_request(job, free)
         index = profile.find_class(policy_class, size.isl_tokens - size.cached_tokens)
         headroom = compute_headroom(job.partition, free, profile.classes[index])
-        if not self._has_room(job, allowed, headroom):
-            return free, True
-        return self._eligible_ranks(job.partition.key, free, headroom), False
+        if self._has_room(job, allowed, headroom):
+            return AdmissionPreview(self._eligible_ranks(key, free, headroom))
+        ticket = self._make_ticket(job, index, size, now)
+        queue = self.waiting.queues.get(key) or PartitionQueue(profile.classes)
+        wait_s = self._limits.estimate_wait(queue, ticket)
+        refusal = self._limits.find_refusal(queue, ticket, wait_s)
+        return AdmissionPreview(free, refusal is None, wait_s, refusal)
 
     def ranks_without_waiting(self, partition: Partition) -> Mask | None:
         """Return the ranks `admit_request` would pass on for a request with a prompt only.
@@ -230,14 +248,23 @@ class AdmissionGate:
     def _enqueue_request(
         self, job: PlacementRequest, class_index: int, size: RequestSize, now: float
     ) -> WaitingTicket:
+        ticket = self._make_ticket(job, class_index, size, now)
+        queue = self.waiting.queues.get(job.partition.key) or PartitionQueue(ticket.classes)
+        self._limits.check_entry(queue, ticket)
+        self.waiting.add(queue, ticket)
+        return ticket
+
+    def _make_ticket(
+        self, job: PlacementRequest, class_index: int, size: RequestSize, now: float
+    ) -> WaitingTicket:
         assert self.rules is not None
         request, partition = job.request, job.partition
-        key = partition.key
-        profile = self.rules.profile_of(key.model_name)
+        profile = self.rules.profile_of(partition.key.model_name)
         rules = profile.classes[class_index]
         due_at = inf if request.deadline_ms is None else now + request.deadline_ms / 1000.0
-        queue = self.waiting.queues.get(key) or PartitionQueue(profile.classes)
-        ticket = WaitingTicket(
+        token_s = self._seconds_per_token(partition) if rules.waits_for_work else 0.0
+        score = score_of(rules.queue_policy, request.priority_jump or 0.0, now, size, token_s)
+        return WaitingTicket(
             # A queue of thousands of requests must not hold their token lists.
             placement_request=job._replace(request=drop_prompt(request)),
             request=request,
@@ -249,14 +276,9 @@ class AdmissionGate:
             tier=self.shedding.tiers.index_of(request.priority_tier),
             arrived_at=now,
             deadline=self._limits.end_of_wait(request, due_at, now),
+            # The arrival number makes every order unique and keeps equal scores first-come.
+            order=(-(request.strict_priority or 0), due_at, -score, next(self._arrivals)),
         )
-        token_s = self._seconds_per_token(partition) if rules.waits_for_work else 0.0
-        score = score_of(rules.queue_policy, request.priority_jump or 0.0, now, size, token_s)
-        # The arrival number makes every order unique and keeps equal scores first-come.
-        ticket.order = -(request.strict_priority or 0), due_at, -score, next(self._arrivals)
-        self._limits.check_entry(queue, ticket)
-        self.waiting.add(queue, ticket)
-        return ticket
 
     def _seconds_per_token(self, partition: Partition) -> float:
         """Return the seconds per prefill token of a rank at the current drain rate."""
@@ -311,7 +333,7 @@ class AdmissionGate:
         """Refuse a ticket past its deadline, unless settled already."""
         if ticket.outcome is None:
             self.waiting.remove(ticket)
-            ticket.settle(self._limits.timeout_error(ticket, now))
+            ticket.settle(self._limits.end_wait(ticket, now))
 
     def remove_disconnected(self, ticket: WaitingTicket) -> None:
         """Remove the ticket of a disconnected client, unless settled already."""
@@ -390,7 +412,7 @@ class AdmissionGate:
                 break
             queue = self.waiting.queues[key]
             queue.changes = _index_change_count(partition)
-            cost = 1 + queue.n_lanes // LANES_PER_STEP
+            cost = 1 + queue.search_work // WORK_PER_STEP
             views = QueueHeadroom(self.busy_check, partition, queue)
             chosen = queue.take_next(views.headroom_bits)
             if chosen is None:
@@ -400,7 +422,6 @@ class AdmissionGate:
             budget -= cost + extra_work(chosen.request, booked_blocks(chosen.placement_request))
             # The next search must fit too: it may cost as much as all of a turn.
             budget = 0 if budget < cost else budget
-            self.waiting.forget_ticket(chosen)
             self._serve_ticket(chosen, views, now)
         return budget
 
@@ -409,12 +430,12 @@ class AdmissionGate:
         room, eligible = views.ranks_for(ticket)
         job, waited_s = ticket.placement_request, now - ticket.arrived_at
         if self.shedding.is_shed(ticket.request.model_name, ticket.tier):
-            ticket.settle(self.shedding.refuse_tier(job.partition.key, ticket.tier))
+            self._settle_taken(ticket, self.shedding.refuse_tier(job.partition.key, ticket.tier))
             return
         waited = QueueWait(ticket.policy_class, ticket.position, waited_s)
         try:
             if must_wait_for_session(ticket, room, self._decisions, now):
-                self.waiting.add_again(ticket)
+                self.waiting.return_ticket(ticket)
                 return
             job = ticket.placement_request
             # Constraints are checked again, because ranks may have changed during the wait.
@@ -422,11 +443,18 @@ class AdmissionGate:
             decision = self._decisions.decide(job._replace(queue_wait=waited), allowed, now)
         except SelectError as error:
             self.tally.count_refusal("no_rank", job.partition.key)
-            ticket.settle(error)
+            self._settle_taken(ticket, error)
             return
         self.tally.admitted += 1
         self.tally.record_wait(ticket.policy_class, waited_s)
-        ticket.settle(decision)
+        self._settle_taken(ticket, decision)
+
+    def _settle_taken(
+        self, ticket: WaitingTicket, outcome: PlacementDecision | SelectError
+    ) -> None:
+        """Settle a ticket that was taken from its queue."""
+        self.waiting.forget_ticket(ticket)
+        ticket.settle(outcome)
 
     # Views
 

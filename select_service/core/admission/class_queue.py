@@ -1,8 +1,8 @@
 """Queue of one policy class: flows, lanes and tickets.
 
 Requests with one fairness_id are a *flow*, the others together one more.  Flows whose first
-requests have the same strict_priority share the room by deficit round robin, in proportion to their
-weights; a request costs its uncached tokens.  A flow without requests is forgotten.
+requests have the same strict_priority share the room by start-time fair queueing, in proportion to
+their weights; a request costs its uncached tokens.
 
 Requests of a flow with equal constraints share a *lane*: all of these can run on the same ranks.
 The head of a flow is its first request, in order, among lanes having a rank with room.  A request
@@ -12,13 +12,18 @@ thus never waits for another request with disjoint candidates.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple
-
-from sortedcontainers import SortedDict
 
 from select_service.base.errors import PolicyClassFull
-from select_service.core.admission.deficit_ring import DeficitRing
+from select_service.core.admission.flow_clock import FlowClock
+from select_service.core.admission.lane_table import (
+    LaneBits,
+    LaneRoom,
+    LaneTable,
+    LaneTickets,
+    TableVersion,
+)
 from select_service.core.admission.policy_classes import PolicyClass
+from select_service.core.admission.slot_bits import NO_SLOTS, SlotBits
 from select_service.core.admission.waiting_ticket import (
     UNNAMED_FLOW,
     ConstraintLane,
@@ -26,55 +31,20 @@ from select_service.core.admission.waiting_ticket import (
     QueueUsage,
     WaitingTicket,
 )
-from select_service.core.decision_maker import PairChooser
-from select_service.core.workers.rank_table import RankTable
-from select_service.schemas.selection import SelectRequest
 
 LANES_MAX = 1024
 """Maximum number of different flows and constraints among the waiting requests of one class."""
 
-WEIGHT_UNIT = 1000
-"""Credit of weight 1 per round, and price of a token: weights have three decimal places."""
-
-LaneBits = tuple[int, ...]
-"""Masks as integers, each of which needs a slot with room."""
-
-
-class TableVersion(NamedTuple):
-    """Version of a partition's rank table; versions of different tables may be equal numbers."""
-
-    table: RankTable
-    version: int
-
-
-@dataclass(slots=True)
-class LaneTickets:
-    """Tickets of one lane, in order.
-
-    bits:     candidates of the lane, bit s for slot s; of each leg for pairs
-    pairs:    chooser of pairs, if the lane is theirs
-    found_in: rank table and version behind `bits`
-    """
-
-    request: SelectRequest
-    bits: LaneBits
-    is_constrained: bool
-    pairs: PairChooser | None = None
-    found_in: TableVersion | None = None
-    tickets: SortedDict[Order, WaitingTicket] = field(default_factory=SortedDict)
-
-    def has_room(self, free: int) -> bool:
-        """Return whether every leg has a candidate with room.  free: slots with room, as bits"""
-        # The shorter way for one leg is some times as fast, and a search has thousands of lanes.
-        if len(self.bits) == 1:
-            return bool(self.bits[0] & free)
-        return all(bits & free for bits in self.bits)
-
 
 @dataclass(slots=True)
 class FlowQueue:
-    """Waiting requests of one flow.  cost: uncached tokens, at least 1 per request"""
+    """Waiting requests of one flow.
 
+    number: its number in the class
+    cost: uncached tokens, at least 1 per request
+    """
+
+    number: int = -1
     usage: QueueUsage = field(default_factory=QueueUsage)
     cached_tokens: int = 0
     cost: int = 0
@@ -84,19 +54,6 @@ class FlowQueue:
         """Return the number of requests before a place in the order."""
         # A ticket may rank before earlier arrivals, so the number is counted in each lane.
         return sum(each.tickets.bisect(order) for each in self.lanes.values())
-
-    def first_servable(self, free: Callable[[bool], int]) -> WaitingTicket | None:
-        """Return the next request with a candidate with room.
-
-        free: as for `ClassQueue.find_head`
-        """
-        first: WaitingTicket | None = None
-        for lane, waiting in self.lanes.items():
-            if waiting.has_room(free(lane.pinned is not None)):
-                ticket: WaitingTicket = waiting.tickets.peekitem(0)[1]
-                if first is None or ticket.order < first.order:
-                    first = ticket
-        return first
 
     def add_to_counts(self, ticket: WaitingTicket, sign: int) -> None:
         self.usage = self.usage.plus(ticket.usage, sign)
@@ -110,18 +67,18 @@ class ClassQueue:
     def __init__(self, rules: PolicyClass) -> None:
         self.rules = rules
         self.flows: dict[str, FlowQueue] = {}
-        self.n_lanes = self.n_constrained = 0
+        self.table = LaneTable()
         self.total = FlowQueue()
         """Counts of all flows together; without lanes."""
-        self._ring: DeficitRing[str] = DeficitRing()
+        self._clock = FlowClock()
 
     @property
     def requests(self) -> int:
         return self.total.usage.requests
 
-    def lanes(self) -> Iterator[tuple[ConstraintLane, LaneTickets]]:
-        for flow in self.flows.values():
-            yield from flow.lanes.items()
+    def __iter__(self) -> Iterator[WaitingTicket]:
+        for lane in self.table.lanes:
+            yield from lane.tickets.values()
 
     def flow_of(self, ticket: WaitingTicket) -> FlowQueue:
         """Return the flow of a ticket; an empty one if no request of it waits."""
@@ -130,71 +87,81 @@ class ClassQueue:
     def weight_of(self, flow: str) -> float:
         return self.rules.fairness_weights.get(flow, 1.0)
 
-    def add(self, ticket: WaitingTicket, bits: LaneBits) -> None:
+    def add(self, ticket: WaitingTicket, bits: LaneBits, found_in: TableVersion | None) -> None:
         """Add a ticket.
 
-        bits: candidates of its lane
+        bits: candidates of its lane, found in this version of the rank table
         """
         flow = self.flows.get(ticket.flow)
         if flow is None:
-            flow = self.flows[ticket.flow] = FlowQueue()
-            self._ring.add_member(ticket.flow)
-        waiting = flow.lanes.get(ticket.lane)
-        if waiting is None:
-            is_constrained = ticket.lane.is_constrained
-            waiting = LaneTickets(ticket.request, bits, is_constrained, ticket.pairs)
-            flow.lanes[ticket.lane] = waiting
-            self.n_lanes += 1
-            self.n_constrained += is_constrained
+            flow = self.flows[ticket.flow] = FlowQueue(self._clock.add_flow(ticket.flow))
+        lane = flow.lanes.get(ticket.lane)
+        if lane is None:
+            lane = LaneTickets(ticket.lane, flow.number, ticket.request, ticket.pairs, found_in)
+            flow.lanes[ticket.lane] = lane
+            self.table.add_lane(lane, bits)
         # Before the ticket is stored, which would count itself.
         ticket.position = 1 + flow.count_before(ticket.order)
-        waiting.tickets[ticket.order] = ticket
+        lane.tickets[ticket.order] = ticket
+        lane.cost += ticket.size.cost
+        if lane.first is ticket:
+            self.table.note_first(lane)
         self._add_to_counts(flow, ticket, 1)
 
     def remove(self, ticket: WaitingTicket) -> None:
         flow = self.flows[ticket.flow]
-        waiting = flow.lanes[ticket.lane]
-        del waiting.tickets[ticket.order]
-        if not waiting.tickets:
+        lane = flow.lanes[ticket.lane]
+        is_first = lane.first is ticket
+        del lane.tickets[ticket.order]
+        lane.cost -= ticket.size.cost
+        if not lane.tickets:
             del flow.lanes[ticket.lane]
-            self.n_lanes -= 1
-            self.n_constrained -= waiting.is_constrained
+            self.table.remove_lane(lane)
+        elif is_first:
+            self.table.note_first(lane)
         self._add_to_counts(flow, ticket, -1)
-        # Forgetting loses no debt: a flow pays before its request is served.
         if not flow.lanes:
             del self.flows[ticket.flow]
-            self._ring.remove_member(ticket.flow)
+            self._clock.remove_flow(ticket.flow, flow.number)
 
     def _add_to_counts(self, flow: FlowQueue, ticket: WaitingTicket, sign: int) -> None:
         flow.add_to_counts(ticket, sign)
         self.total.add_to_counts(ticket, sign)
 
-    def find_head(self, free: Callable[[bool], int]) -> WaitingTicket | None:
+    def room_of(self, free: Callable[[bool], SlotBits] | None) -> LaneRoom:
+        """Return the room that the lanes need to know.
+
+        free: is the request pinned? -> slots with room for such requests; None means no room
+        """
+        n_pinned = self.table.n_pinned
+        return LaneRoom(
+            NO_SLOTS if free is None or n_pinned == len(self.table) else free(False),
+            NO_SLOTS if free is None or not n_pinned else free(True),
+        )
+
+    def find_head(self, free: Callable[[bool], SlotBits]) -> WaitingTicket | None:
         """Return the next request in turn with a candidate with room.
 
-        free: is the request pinned? -> slots with room for such requests, as bits
+        free: as for `room_of`
         """
-        heads: dict[str, WaitingTicket] = {}
-        costs: dict[str, int] = {}
-        highest = inf
-        for name, flow in self.flows.items():
-            head = flow.first_servable(free)
-            # Priorities come before shares: a flow of lower priority must not use up its turn now.
-            if head is None or head.order[0] > highest:
-                continue
-            if head.order[0] < highest:
-                highest, heads, costs = head.order[0], {}, {}
-            heads[name], costs[name] = head, head.size.cost * WEIGHT_UNIT
-        return heads[self._ring.choose_member(costs, self._quantum_of)] if heads else None
+        if not self.flows:
+            return None
+        lane = self._clock.find_head(self.table, self.room_of(free))
+        return None if lane is None else lane.first
 
     def take_head(self, ticket: WaitingTicket) -> None:
         """Remove the last result of `find_head`, at the expense of its flow."""
-        self._ring.charge_first(ticket.size.cost * WEIGHT_UNIT)
+        self._clock.charge_flow(self.flows[ticket.flow].number, self._length_of(ticket))
         self.remove(ticket)
 
-    def _quantum_of(self, flow: str) -> int:
-        weight = self.rules.fairness_weights.get(flow)
-        return WEIGHT_UNIT if weight is None else round(weight * WEIGHT_UNIT)
+    def return_head(self, ticket: WaitingTicket) -> None:
+        """Return its payment to a ticket that is about to be added again."""
+        flow = self.flows.get(ticket.flow)
+        number = None if flow is None else flow.number
+        self._clock.repay_flow(ticket.flow, number, self._length_of(ticket))
+
+    def _length_of(self, ticket: WaitingTicket) -> float:
+        return ticket.size.cost / self.weight_of(ticket.flow)
 
     def check_room(self, ticket: WaitingTicket, n_workers: int) -> None:
         """Raise PolicyClassFull when the request exceeds a limit."""
@@ -224,11 +191,11 @@ class ClassQueue:
         ):
             limit = inf if per_worker is None else per_worker * n_workers
             if current + more + space_for_others(ticket, own) > limit:
-                raise _class_full_error(rules.name, kind, current, int(limit))
+                raise class_full_error(rules.name, kind, current, int(limit))
         # Constraints are a limit, too: each lane costs time at every release.
-        lanes = self.n_lanes + space_for_others(ticket, len(flow.lanes))
+        lanes = len(self.table) + space_for_others(ticket, len(flow.lanes))
         if ticket.lane not in flow.lanes and lanes >= LANES_MAX:
-            raise _class_full_error(rules.name, "constraints", self.n_lanes, LANES_MAX)
+            raise class_full_error(rules.name, "constraints", len(self.table), LANES_MAX)
 
     def check_invariants(self, index: int) -> None:
         """Check the invariants, for tests."""
@@ -237,6 +204,9 @@ class ClassQueue:
             counted = FlowQueue()
             for lane, waiting in flow.lanes.items():
                 assert waiting.tickets
+                assert waiting is self.table.lanes[waiting.row]
+                assert (waiting.lane, waiting.flow) == (lane, flow.number)
+                assert waiting.cost == sum(t.size.cost for t in waiting.tickets.values())
                 for order, ticket in waiting.tickets.items():
                     assert (ticket.flow, ticket.lane, ticket.order) == (name, lane, order)
                     assert ticket.class_index == index
@@ -244,14 +214,12 @@ class ClassQueue:
                     counted.add_to_counts(ticket, 1)
                     total.add_to_counts(ticket, 1)
             assert flow.lanes
-            assert name in self._ring
             assert (flow.usage, flow.cached_tokens) == (counted.usage, counted.cached_tokens)
             assert flow.cost == counted.cost
         assert self.total == total
-        assert self.n_lanes == sum(1 for _ in self.lanes())
-        assert self.n_constrained == sum(lane.is_constrained for lane, _ in self.lanes())
-        assert len(self._ring) == len(self.flows)
-        self._ring.check_invariants()
+        assert len(self.table) == sum(len(flow.lanes) for flow in self.flows.values())
+        self.table.check_invariants()
+        self._clock.check_invariants([flow.number for flow in self.flows.values()])
 
 
 def space_for_others(ticket: WaitingTicket, own: int) -> int:
@@ -263,7 +231,7 @@ def space_for_others(ticket: WaitingTicket, own: int) -> int:
     return 0 if ticket.flow == UNNAMED_FLOW else own
 
 
-def _class_full_error(name: str, kind: str, current: int, limit: int) -> PolicyClassFull:
+def class_full_error(name: str, kind: str, current: int, limit: int) -> PolicyClassFull:
     error = PolicyClassFull(
         f'router policy class "{name}" queue {kind} limit reached '
         f"(current={current}, limit={limit})"

@@ -62,6 +62,10 @@ class DeficitRing(Generic[Member]):
         """Subtract a cost from the chosen member, which keeps its turn while it can pay."""
         self._credit[next(iter(self._credit))] -= cost
 
+    def repay_member(self, member: Member, cost: int) -> None:
+        """Return a payment for a request that was not served after all."""
+        self._credit[member] += cost
+
     def pass_turn(self) -> None:
         """End the turn of the first member."""
         self._credit.move_to_end(next(iter(self._credit)))

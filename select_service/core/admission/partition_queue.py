@@ -9,19 +9,28 @@ measured order; lanes and flows are an extension.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial, reduce
-from operator import or_
+from functools import partial
+
+import numpy as np
 
 from select_service.base.errors import SelectError
-from select_service.core.admission.class_queue import ClassQueue, LaneBits, TableVersion
+from select_service.core.admission.class_queue import ClassQueue, class_full_error
 from select_service.core.admission.deficit_ring import DeficitRing
+from select_service.core.admission.lane_table import LaneBits, TableVersion
 from select_service.core.admission.policy_classes import PolicyClass
+from select_service.core.admission.slot_bits import SlotBits
 from select_service.core.admission.waiting_ticket import WaitingTicket, extra_work
 from select_service.core.decision_maker import PairChooser
 from select_service.schemas.selection import SelectRequest
 
+PARTITION_LANES_MAX = 4096
+"""Maximum number of different flows and constraints among the waiting requests of all classes."""
+
 REFRESHED_PER_TURN_MAX = 64
 """Lanes recomputed in one turn, after a change of ranks."""
+
+LANE_WORK, CLASS_WORK = 4, 2048
+"""Cost of searching a lane, besides its words of candidates, and of the room of a class."""
 
 
 class PartitionQueue:
@@ -44,8 +53,7 @@ class PartitionQueue:
 
     def __iter__(self) -> Iterator[WaitingTicket]:
         for queue in self.queues:
-            for _, waiting in queue.lanes():
-                yield from waiting.tickets.values()
+            yield from queue
 
     @property
     def isl_tokens(self) -> int:
@@ -53,28 +61,36 @@ class PartitionQueue:
 
     @property
     def n_lanes(self) -> int:
-        return sum(queue.n_lanes for queue in self.queues)
+        return sum(len(queue.table) for queue in self.queues)
 
-    def awaited_bits(self, free: Callable[[int, bool], int] | None = None) -> int:
-        """Return the slots for which constrained requests wait in vain, as bits.
+    @property
+    def search_work(self) -> int:
+        """Cost of finding the next request: words of candidates, and classes whose room counts."""
+        return sum(
+            CLASS_WORK + len(queue.table) * (LANE_WORK + queue.table.width)
+            for queue in self.queues
+            if queue.flows
+        )
+
+    def awaited_bits(self, free: Callable[[int, bool], SlotBits] | None = None) -> SlotBits | None:
+        """Return the slots for which constrained requests wait in vain; None means no slots.
 
         free: as for `take_next`; None means that no waiting request has room
         """
-        awaited = 0
-        for index, queue in enumerate(self.queues):
-            for lane, waiting in queue.lanes() if queue.n_constrained else ():
-                if waiting.is_constrained and not (
-                    free is not None and waiting.has_room(free(index, lane.pinned is not None))
-                ):
-                    awaited |= reduce(or_, waiting.bits)
+        concerned = [(i, queue) for i, queue in enumerate(self.queues) if queue.table.n_constrained]
+        if not concerned:
+            return None
+        awaited = np.zeros(max(queue.table.width for _, queue in concerned), np.int64)
+        for index, queue in concerned:
+            room = queue.room_of(None if free is None else partial(free, index))
+            queue.table.collect_awaited(room, awaited)
         return awaited
 
-    def waited_bits(self) -> int:
-        """Return the candidates of all waiting requests, as bits."""
-        found = 0
+    def waited_bits(self) -> SlotBits:
+        """Return the candidates of all waiting requests."""
+        found = np.zeros(max(queue.table.width for queue in self.queues), np.int64)
         for queue in self.queues:
-            for _, waiting in queue.lanes():
-                found |= reduce(or_, waiting.bits)
+            queue.table.collect_candidates(found)
         return found
 
     def class_rules(self, class_index: int) -> PolicyClass:
@@ -84,12 +100,34 @@ class PartitionQueue:
         """Return the queue of the class of a ticket."""
         return self.queues[ticket.class_index]
 
-    def add(self, ticket: WaitingTicket, bits: LaneBits) -> None:
+    def check_room(self, ticket: WaitingTicket, n_workers: int) -> None:
+        """Raise PolicyClassFull when a request exceeds a limit of its class or the queue's."""
+        queue = self.queue_of(ticket)
+        queue.check_room(ticket, n_workers)
+        # A class leaves as much free as it uses itself, like a flow in its class.
+        lanes = self.n_lanes + len(queue.table)
+        if lanes >= PARTITION_LANES_MAX and ticket.lane not in queue.flow_of(ticket).lanes:
+            raise class_full_error(
+                queue.rules.name, "constraints", self.n_lanes, PARTITION_LANES_MAX
+            )
+
+    def add(
+        self, ticket: WaitingTicket, bits: LaneBits, found_in: TableVersion | None = None
+    ) -> None:
         """Add a ticket.
 
-        bits: candidates of its lane, bit s for slot s; of each leg for pairs
+        bits: candidates of its lane; of each leg for pairs
+        found_in: rank table and version in which these were found
         """
-        self.queue_of(ticket).add(ticket, bits)
+        self.queue_of(ticket).add(ticket, bits, found_in)
+
+    def return_ticket(self, ticket: WaitingTicket, bits: LaneBits, found_in: TableVersion) -> None:
+        """Add the last result of `take_next` again, possibly to another lane, as if not taken."""
+        queue = self.queue_of(ticket)
+        queue.return_head(ticket)
+        self._ring.repay_member(ticket.class_index, ticket.size.cost)
+        self.released_cost -= ticket.size.cost
+        queue.add(ticket, bits, found_in)
 
     def remove(self, ticket: WaitingTicket) -> None:
         queue = self.queue_of(ticket)
@@ -111,17 +149,21 @@ class PartitionQueue:
         stranded: list[tuple[WaitingTicket, SelectError]] = []
         if table == self._refreshed:
             return stranded, False
-        lanes = (waiting for queue in self.queues for _, waiting in queue.lanes())
-        stale = [waiting for waiting in lanes if waiting.found_in != table]
+        stale = [
+            (queue, waiting)
+            for queue in self.queues
+            for waiting in queue.table.lanes
+            if waiting.found_in != table
+        ]
         left, looked_at = REFRESHED_PER_TURN_MAX, 0
-        for waiting in stale:
+        for queue, waiting in stale:
             if left <= 0:
                 break
             left -= 1 + extra_work(waiting.request)
             looked_at += 1
             waiting.found_in = table
             try:
-                waiting.bits = candidates(waiting.request, waiting.pairs)
+                queue.table.set_bits(waiting, candidates(waiting.request, waiting.pairs))
             except SelectError as error:
                 stranded += [(ticket, error) for ticket in waiting.tickets.values()]
         for ticket, _ in stranded:
@@ -131,14 +173,12 @@ class PartitionQueue:
         self._refreshed = self._refreshed if more else table
         return stranded, more
 
-    def take_next(self, free: Callable[[int, bool], int]) -> WaitingTicket | None:
+    def take_next(self, free: Callable[[int, bool], SlotBits]) -> WaitingTicket | None:
         """Remove and return the next request in turn.  None means that no request has room.
 
-        free: (class index, is the request pinned?) -> slots with room, as bits
+        free: (class index, is the request pinned?) -> slots with room
         """
-        found = (
-            (i, queue.find_head(cache(partial(free, i)))) for i, queue in enumerate(self.queues)
-        )
+        found = ((i, queue.find_head(partial(free, i))) for i, queue in enumerate(self.queues))
         heads = {i: head for i, head in found if head is not None}
         if not heads:
             return None

@@ -31,6 +31,10 @@ _Count = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
 _Weight = Annotated[float, Meta(ge=WEIGHT_MIN, le=WEIGHT_MAX)]
 
 
+HeadroomParameters = tuple[bool, int | None, float | None]
+"""Whether remaining work counts, and both limits."""
+
+
 class PolicyError(ValueError):
     """Error in a policy document, described in one line."""
 
@@ -66,7 +70,7 @@ class PolicyClass(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return self.queue_policy == "work"
 
     @property
-    def headroom_parameters(self) -> tuple[bool, int | None, float | None]:
+    def headroom_parameters(self) -> HeadroomParameters:
         """Parameters that determine the ranks with room for this class."""
         return self.waits_for_work, self.prefill_busy_threshold, self.prefill_busy_threshold_frac
 

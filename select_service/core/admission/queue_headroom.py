@@ -1,35 +1,27 @@
 """Ranks with room for waiting requests."""
 
-import numpy as np
-
 from select_service.core.admission.busy_check import BusyCheck
 from select_service.core.admission.headroom import Headroom, compute_headroom
 from select_service.core.admission.partition_queue import PartitionQueue
+from select_service.core.admission.policy_classes import HeadroomParameters
+from select_service.core.admission.slot_bits import SlotBits, pack_mask, unpack_mask
 from select_service.core.admission.waiting_ticket import WaitingTicket
 from select_service.core.array_types import Mask
 from select_service.core.registry.fleet.partition import Partition
 
 
-def mask_to_int(mask: Mask) -> int:
-    """Return a mask as an integer, with bit s for slot s."""
-    return int.from_bytes(np.packbits(mask, bitorder="little").tobytes(), "little")
-
-
-def leave_awaited(free: Mask, room: Mask, awaited: int) -> Mask:
+def leave_awaited(free: Mask, room: Mask, awaited: SlotBits | None) -> Mask:
     """Return the ranks among which a request with room chooses, without ranks that earlier requests
     wait for.
 
     free: its candidates that are not busy
     room: ranks with room for its class
-    awaited: slots without room for requests that wait for them in particular, as bits
+    awaited: slots without room for requests that wait for them in particular; None means no slots
     """
-    # A partition made anew may have fewer slots than the one of which the bits are.
-    awaited &= (1 << len(free)) - 1
-    if not awaited:
+    if awaited is None or not awaited.any():
         return free
-    bits = np.frombuffer(awaited.to_bytes(-(-len(free) // 8), "little"), np.uint8)
-    mask = np.unpackbits(bits, count=len(free), bitorder="little").view(np.bool_)
-    return free & (room | ~mask)
+    # A partition made anew may have fewer slots than the one of which the bits are.
+    return free & (room | ~unpack_mask(awaited, len(free)))
 
 
 class QueueHeadroom:
@@ -40,22 +32,22 @@ class QueueHeadroom:
         self._partition = partition
         self._queue = queue
         self._free: dict[bool, Mask] = {}
-        self._rooms: dict[tuple[int, bool], Headroom] = {}
-        self._bits: dict[tuple[int, bool], int] = {}
+        self._rooms: dict[tuple[HeadroomParameters, bool], Headroom] = {}
+        self._bits: dict[tuple[HeadroomParameters, bool], SlotBits] = {}
 
     def headroom_of(self, class_index: int, pinned: bool) -> Headroom:
         """Return the room for a class.
 
         pinned: whether requests are judged with the whole worker
         """
-        key = class_index, pinned
-        # One view serves one request of the queue: the same room is needed for many lanes.
+        rules = self._queue.class_rules(class_index)
+        key = rules.headroom_parameters, pinned
+        # One view serves one request of the queue: many classes have the same room.
         if key not in self._rooms:
             if pinned not in self._free:
                 free = self._judge.free_for_pinned if pinned else self._judge.all_free_ranks
                 self._free[pinned] = free(self._partition)
-            not_busy, rules = self._free[pinned], self._queue.class_rules(class_index)
-            self._rooms[key] = compute_headroom(self._partition, not_busy, rules)
+            self._rooms[key] = compute_headroom(self._partition, self._free[pinned], rules)
         return self._rooms[key]
 
     def ranks_for(self, ticket: WaitingTicket) -> tuple[Mask, Mask]:
@@ -65,8 +57,8 @@ class QueueHeadroom:
         awaited = self._queue.awaited_bits(self.headroom_bits)
         return room, leave_awaited(self._free[pinned], room, awaited)
 
-    def headroom_bits(self, class_index: int, pinned: bool) -> int:
-        key = class_index, pinned
+    def headroom_bits(self, class_index: int, pinned: bool) -> SlotBits:
+        key = self._queue.class_rules(class_index).headroom_parameters, pinned
         if key not in self._bits:
-            self._bits[key] = mask_to_int(self.headroom_of(class_index, pinned).ranks)
+            self._bits[key] = pack_mask(self.headroom_of(class_index, pinned).ranks)
         return self._bits[key]

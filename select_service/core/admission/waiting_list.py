@@ -12,10 +12,11 @@ import numpy as np
 from sortedcontainers import SortedDict
 
 from select_service.base.errors import Conflict, NoWorkers, QueueFull, SelectError
-from select_service.core.admission.class_queue import TableVersion, space_for_others
+from select_service.core.admission.class_queue import space_for_others
+from select_service.core.admission.lane_table import LaneBits, TableVersion
 from select_service.core.admission.partition_queue import PartitionQueue
 from select_service.core.admission.policy_classes import QueueBounds
-from select_service.core.admission.queue_headroom import mask_to_int
+from select_service.core.admission.slot_bits import pack_mask
 from select_service.core.admission.waiting_ticket import QueueUsage, WaitingTicket
 from select_service.core.decision_maker import PairChooser
 from select_service.core.identity import PartitionKey
@@ -94,7 +95,8 @@ class WaitingList:
         queue: queue of the ticket's partition, possibly new
         """
         partition = ticket.placement_request.partition
-        queue.add(ticket, lane_bits(partition, ticket.request, ticket.pairs))
+        bits = lane_bits(partition, ticket.request, ticket.pairs)
+        queue.add(ticket, bits, TableVersion.of_partition(partition))
         self.queues[partition.key] = queue
         self._add_to_counts(ticket, 1)
         if ticket.placement_request.reservation_id is not None:
@@ -107,6 +109,13 @@ class WaitingList:
         """Return a ticket that left its queue, with its order, possibly to another lane."""
         key = ticket.placement_request.partition.key
         self.add(self.queues.get(key) or PartitionQueue(ticket.classes), ticket)
+
+    def return_ticket(self, ticket: WaitingTicket) -> None:
+        """Return a ticket just taken from its queue, not forgotten yet, as if not taken."""
+        partition = ticket.placement_request.partition
+        bits = lane_bits(partition, ticket.request, ticket.pairs)
+        queue = self.queues[partition.key]
+        queue.return_ticket(ticket, bits, TableVersion.of_partition(partition))
 
     # Departures
 
@@ -155,10 +164,9 @@ class WaitingList:
             more = len(queue) > 0
         else:
             stranded = _rebind_requests(queue, partition)
-            table = partition.table
-            seen = TableVersion(table, table.version)
             unfit, more = queue.refresh_candidates(
-                seen, lambda request, pairs: lane_bits(partition, request, pairs)
+                TableVersion.of_partition(partition),
+                lambda request, pairs: lane_bits(partition, request, pairs),
             )
             # Both kinds have left their queue already; only the counts remain.
             stranded += unfit
@@ -220,14 +228,12 @@ class WaitingList:
             assert len(queue)
 
 
-def lane_bits(
-    partition: Partition, request: SelectRequest, pairs: PairChooser | None
-) -> tuple[int, ...]:
+def lane_bits(partition: Partition, request: SelectRequest, pairs: PairChooser | None) -> LaneBits:
     """Return the candidates of a request; of each leg for a pair.  Raises SelectError."""
     allowed = find_candidates(partition.table, request)
     if pairs is None:
-        return (mask_to_int(allowed),)
-    return tuple(map(mask_to_int, pairs.leg_masks(partition, request, allowed)))
+        return (pack_mask(allowed),)
+    return tuple(map(pack_mask, pairs.leg_masks(partition, request, allowed)))
 
 
 def _rebind_requests(

@@ -5,7 +5,7 @@ from operator import itemgetter
 from typing import NoReturn
 
 from select_service.base.errors import NotFound
-from select_service.core.admission.admission_gate import AdmissionGate
+from select_service.core.admission.admission_gate import AdmissionGate, AdmissionPreview
 from select_service.core.analysis.pair_decision_view import list_pair_rows, make_pair_view
 from select_service.core.decision_maker import PlacementRequest
 from select_service.core.pairs.pair_decisions import PairDecisions
@@ -15,6 +15,7 @@ from select_service.core.placement.decision_ring import DecisionRing, Words
 from select_service.core.placement.prompt import ReadAheadPrompt
 from select_service.core.prompt_resolver import PromptResolver
 from select_service.core.views.decision_views import DatedRow, DecisionFilter, list_rows, make_view
+from select_service.schemas.common import ErrorBody
 from select_service.schemas.decisions import DecisionRow, DecisionView
 from select_service.schemas.pairs import SelectPairRequest
 from select_service.schemas.selection import SelectRequest
@@ -49,7 +50,11 @@ class Explanations:
         return 0 if self.ring is None else len(self.ring) + len(self._pairs.log)
 
     def explain_request(
-        self, request: SelectRequest, policy_class: str | None, read_ahead: ReadAheadPrompt | None
+        self,
+        request: SelectRequest,
+        policy_class: str | None,
+        read_ahead: ReadAheadPrompt | None,
+        now: float,
     ) -> DecisionView:
         """Return the decision a request would get now (POST /explain), without changes.
 
@@ -60,13 +65,13 @@ class Explanations:
         # Only validates the tier: an explanation is given even for a shed one.
         self._gate.shedding.tiers.index_of(request.priority_tier)
         allowed = find_candidates(partition.table, request)
-        eligible, would_wait = self._gate.preview_admission(job, allowed, policy_class)
+        preview = self._gate.preview_admission(job, allowed, now, policy_class)
         # A separate ring keeps hypothetical decisions out of the recorded ones.
         ring = DecisionRing(1)
-        partition.place_prompt_in_ring(ring, prompt, request, config, eligible, self._random())
+        eligible, draw = preview.eligible, self._random()
+        partition.place_prompt_in_ring(ring, prompt, request, config, eligible, draw)
         view = make_view(ring, ring.draft_row(), partition.describe_for_decisions(), None)
-        if self._gate.rules is not None:
-            view.would_wait = would_wait
+        self._add_preview(view, preview)
         return view
 
     def explain_pair(
@@ -82,11 +87,20 @@ class Explanations:
         self._gate.shedding.tiers.index_of(request.priority_tier)
         allowed = find_candidates(partition.table, request)
         self._pairs.leg_masks(partition, request, allowed)
-        eligible, would_wait = self._gate.preview_admission(job, allowed, policy_class)
-        view = make_pair_view(self._pairs.preview(job, eligible, now), None)
-        if self._gate.rules is not None:
-            view.would_wait = would_wait
+        preview = self._gate.preview_admission(job, allowed, now, policy_class)
+        view = make_pair_view(self._pairs.preview(job, preview.eligible, now), None)
+        self._add_preview(view, preview)
         return view
+
+    def _add_preview(self, view: DecisionView, preview: AdmissionPreview) -> None:
+        """Add what the queue would do, if there is one."""
+        if self._gate.rules is None:
+            return
+        view.would_wait, refusal = preview.would_wait, preview.refusal
+        if preview.wait_s is not None:
+            view.estimated_wait_s = preview.wait_s
+        if refusal is not None:
+            view.refusal = ErrorBody(error=str(refusal), code=refusal.code)
 
     def find_decision(
         self, text: str, now: float, tenants: frozenset[str] | None = None

@@ -4,6 +4,7 @@ import pytest
 
 from select_service.base.errors import DeadlineExceeded, QueueTimeout
 from select_service.core.decision_maker import PlacementDecision
+from tests.builders import a_select
 from tests.core.admission.scenes import Scene, a_class, classes, one_class
 
 TOKENS = 10
@@ -101,8 +102,9 @@ def test_the_speed_of_a_fleet_without_a_queue_says_nothing():
 
 
 def test_a_deadline_that_the_queue_cannot_meet_is_refused_at_once():
-    """It goes before all that wait without one, and needs a second for its own tokens."""
+    """It goes before all that wait without one, and a second after the one that is due."""
     scene = busy_scene(10)
+    scene.ask("due", TOKENS, deadline_ms=500)
     error = scene.ask("late", TOKENS, deadline_ms=900)
     assert isinstance(error, DeadlineExceeded)
     assert str(error) == (
@@ -110,8 +112,26 @@ def test_a_deadline_that_the_queue_cannot_meet_is_refused_at_once():
         "(policy class default); allow more time or send the request elsewhere"
     )
     assert error.retry_after_s == 1
-    assert scene.gate.waiting.requests == 10
+    assert scene.gate.waiting.requests == 11
     assert not refused(scene, "in time", 1_100)
+    assert not refused(scene, "before all", 400)
+
+
+def test_an_explanation_estimates_the_wait_and_predicts_the_refusal():
+    scene = busy_scene(10)
+    scene.ask("due", TOKENS, deadline_ms=500)
+    before = scene.gate.tally.outcome_counts()
+    explain = scene.selector.followers.explanations.explain_request
+    for fields, wait_s in (({}, 11.0), ({"deadline_ms": 900}, 1.0), ({"deadline_ms": 1_100}, 1.0)):
+        view = explain(a_select(TOKENS, **fields), None, None, scene.now)
+        assert view.estimated_wait_s == pytest.approx(wait_s)
+        assert view.would_wait is (fields != {"deadline_ms": 900})
+        if not view.would_wait:
+            error = view.refusal
+    assert scene.gate.tally.outcome_counts() == before
+    assert scene.gate.waiting.requests == 11
+    refusal = scene.ask("late", TOKENS, deadline_ms=900)
+    assert (error.code, error.error) == (refusal.code, str(refusal))
 
 
 def test_only_so_many_equal_deadlines_are_accepted_as_can_be_met():
@@ -136,9 +156,11 @@ def test_a_priority_waits_only_for_its_equals():
 def test_another_fairness_id_waits_for_its_share_only():
     """Half of ten tokens each second are its own."""
     scene = busy_scene(10)
+    assert not refused(scene, "next", 1, fairness_id="b")
+    scene.ask("b1", TOKENS, fairness_id="b", deadline_ms=500)
     assert refused(scene, "late", 1_900, fairness_id="b")
     assert not refused(scene, "in time", 2_100, fairness_id="b")
-    scene.ask("b1", TOKENS, fairness_id="b")
+    scene.ask("b2", TOKENS, fairness_id="b")
     scene.ask("c1", TOKENS, fairness_id="c")
     # A third is left, and a request of its own without a deadline goes behind.
     assert refused(scene, "late", 2_900, fairness_id="b")
@@ -148,44 +170,67 @@ def test_another_fairness_id_waits_for_its_share_only():
 def test_another_class_waits_for_its_quantum_only():
     rules = classes(a_class("main", quantum=1), a_class("other", quantum=3))
     scene = busy_scene(10, queue=rules)
-    scene.ask("o1", 3 * TOKENS, "other")
-    # Three quarters of ten tokens each second; forty tokens wait or are its own.
-    error = scene.ask("o2", TOKENS, "other", deadline_ms=1_000)
+    scene.ask("o1", 3 * TOKENS, "other", deadline_ms=500)
+    # Three quarters of ten tokens each second; thirty tokens go before.
+    error = scene.ask("o2", TOKENS, "other", deadline_ms=3_900)
     assert isinstance(error, DeadlineExceeded)
     assert scene.gate.tally.missed_deadlines == {"other": 1}
-    scene.ask("o3", TOKENS, "other", deadline_ms=1_400)
+    scene.ask("o3", TOKENS, "other", deadline_ms=4_100)
     assert "o3" in scene.tickets
 
 
 def test_more_ranks_are_faster_at_once():
     scene = busy_scene(10)
-    for number in range(10):
-        scene.ask(f"due{number}", TOKENS, deadline_ms=60_000)
+    scene.ask("due", TOKENS, deadline_ms=500)
     assert refused(scene, "a", 900)
     scene.register(2)
     scene.fill(2)
     assert not refused(scene, "b", 900)
 
 
-def test_the_speed_of_one_rank_is_not_that_of_the_fleet():
-    """Ten tokens leave each second for the only rank that requests wait for."""
+def pinned_scene(waiting):
+    """Ten tokens leave each second for each of two ranks, for which so many requests wait."""
     scene = Scene(one_class(), workers=2)
-    scene.fill(1)
-    here = {"pinned_worker": {"worker_id": 1, "dp_rank": 0}}
-    for number in range(10):
-        scene.ask(f"r{number}", TOKENS, **here)
-    last = "load1"
+    here = {worker: {"pinned_worker": {"worker_id": worker, "dp_rank": 0}} for worker in (1, 2)}
+    for worker, number in waiting.items():
+        scene.fill(worker)
+        for n in range(number + 6):
+            scene.ask(f"{worker}-{n}", TOKENS, deadline_ms=10_000, **here[worker])
     scene.tick()
-    for _ in range(6):
-        scene.free_and_serve(last)
-        last = scene.served[-1]
+    last = [f"load{worker}" for worker in waiting]
+    for n in range(6):
+        for name in last:
+            scene.free(name)
+        scene.serve()
+        last = [f"{worker}-{n}" for worker in waiting]
         scene.tick()
-    assert refused(scene, "late", 900, **here)
-    assert not refused(scene, "in time", 1_100, **here)
+    assert scene.gate.waiting.requests == sum(waiting.values())
+    return scene, here
+
+
+def test_the_speed_of_one_rank_is_not_that_of_the_fleet():
+    scene, here = pinned_scene({1: 10})
+    scene.ask("due", TOKENS, deadline_ms=500, **here[1])
+    assert refused(scene, "late", 900, **here[1])
+    assert not refused(scene, "in time", 1_100, **here[1])
     scene.fill(2)
+    scene.ask("any", TOKENS, deadline_ms=100)
     # Both ranks together need half the time.
     assert refused(scene, "late", 400)
     assert not refused(scene, "in time", 600)
+
+
+def test_a_request_waits_for_its_own_ranks_only():
+    """What waits for the other rank does not go before it; what waits for both does."""
+    scene, here = pinned_scene({1: 2, 2: 8})
+    assert not refused(scene, "short queue", 4_000, **here[1])
+    assert refused(scene, "long queue", 4_000, **here[2])
+    assert not refused(scene, "anywhere", 4_000)
+    for n in range(8):
+        scene.ask(f"any{n}", TOKENS, deadline_ms=3_500)
+    # 80 tokens for both ranks, or 100 with those for the rank itself.
+    assert not refused(scene, "after both", 5_100, **here[1])
+    assert refused(scene, "too late", 4_900, **here[1])
 
 
 def test_the_speed_of_a_former_queue_is_forgotten():

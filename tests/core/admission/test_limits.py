@@ -3,7 +3,7 @@
 import pytest
 
 from select_service.base.errors import PolicyClassFull, QueueFull, QueueTimeout
-from select_service.core.admission import class_queue, waiting_list
+from select_service.core.admission import class_queue, partition_queue, waiting_list
 from select_service.core.decision_maker import PlacementDecision
 from tests.core.admission.scenes import Scene, a_class, bounds, classes, hashes, one_class, store
 
@@ -95,6 +95,18 @@ def test_different_constraints_among_those_who_wait_are_limited(monkeypatch):
     error = scene.ask("c", allowed_worker_ids=[1, 3])
     assert error.details["limit_kind"] == "constraints"
     assert waits(scene, "d", allowed_worker_ids=[2, 1, 1])
+
+
+def test_classes_leave_constraints_to_each_other(monkeypatch):
+    monkeypatch.setattr(partition_queue, "PARTITION_LANES_MAX", 4)
+    scene = full_scene(classes(a_class("main"), a_class("side")), workers=3)
+    assert waits(scene, "a", allowed_worker_ids=[1])
+    assert waits(scene, "b", allowed_worker_ids=[2])
+    error = scene.ask("c", allowed_worker_ids=[3])
+    assert (error.details["limit_kind"], error.details["limit"]) == ("constraints", 4)
+    assert waits(scene, "d", allowed_worker_ids=[2])
+    assert waits(scene, "e", header="side")
+    assert isinstance(scene.ask("f", header="side", allowed_worker_ids=[1]), QueueFull)
 
 
 def test_so_many_requests_wait_in_the_whole_process():

@@ -1,4 +1,4 @@
-"""The order of service of one partition against rings that are walked step by step."""
+"""The order of service and the waits of one partition against naive twins."""
 
 from collections import Counter
 
@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from select_service.core.admission.partition_queue import PartitionQueue
 from select_service.core.admission.policy_classes import PolicyClass
+from select_service.core.admission.wait_estimate import estimate_wait
 from select_service.core.admission.waiting_ticket import (
     ConstraintLane,
     RequestSize,
@@ -34,6 +35,7 @@ CLASSES = st.lists(
 )
 COSTS = st.sampled_from([1, 2, 7, 10, 50, 55, 60, 90])
 FLOWS = st.sampled_from(["", "a", "b", "c"])
+KINDS = st.integers(0, 6)
 EVERYWHERE = [0b1111] * 4
 NO_HASHES = np.zeros(0, np.uint64)
 FOREVER = float("inf")
@@ -46,8 +48,28 @@ def policies_of(classes):
     ]
 
 
+def slots(bits):
+    return np.array([bits], np.int64)
+
+
+def lane_bits(kind):
+    return tuple(slots(leg) for leg in LEGS[kind])
+
+
+LEGS = {
+    0: (0b0011,),
+    1: (0b0010,),
+    2: (0b1100,),
+    3: (0b1000,),
+    4: (0b0011, 0b0110),
+    5: (0b0001, 0b1000),
+    6: (0b1111,),
+}
+"""Candidates by the kind of a request: of each leg.  Even ones are pinned."""
+
+
 class Both:
-    """The queue and its twin.  A request fits one of four ranks, or two when its slot is even."""
+    """The queue and its twin."""
 
     def __init__(self, classes):
         self.policies = policies_of(classes)
@@ -56,7 +78,7 @@ class Both:
         self.model = WaitingModel({"policy_classes": self.policies})
         self.pairs = []
 
-    def add(self, number, class_index, cost, slot, *, flow="", strict=0, due_s=FOREVER):
+    def make(self, number, class_index, cost, kind, *, flow="", strict=0, due_s=FOREVER):
         class_index %= len(self.policies)
         policy, size = self.policies[class_index], RequestSize(cost, 0)
         arrived, prompt = float(number), Prompt(NO_HASHES, NO_HASHES, cost)
@@ -64,7 +86,7 @@ class Both:
             placement_request=PlacementRequest(None, prompt, None, None),
             request=a_select(fairness_id=flow or None),
             lane=ConstraintLane(
-                None if slot % 2 else Rank(slot, 0), frozenset([slot]), frozenset()
+                None if kind % 2 else Rank(kind, 0), frozenset([kind]), frozenset()
             ),
             size=size,
             class_index=class_index,
@@ -81,29 +103,41 @@ class Both:
             ),
         )
         asked = Asked(str(number), KEY, (), cost, strict=strict, flow=flow, due_s=due_s)
-        waiter = Waiter(asked, 0, policy, arrived, float("inf"), number, 4)
-        bits = 1 << slot if slot % 2 else 0b11 << slot
+        legs = tuple(frozenset(s for s in range(4) if leg >> s & 1) for leg in LEGS[kind])
+        waiter = Waiter(asked, 0, policy, arrived, float("inf"), number, 4, legs=legs)
+        return ticket, waiter, kind
+
+    def add(self, *arguments, **fields):
+        ticket, waiter, kind = pair = self.make(*arguments, **fields)
         if not self.pairs:
             self.queue = PartitionQueue(self.classes)
-        self.queue.add(ticket, (bits,))
+        self.queue.add(ticket, lane_bits(kind))
         assert ticket.position == self.model.add(waiter)
-        self.pairs.append((ticket, waiter, bits))
+        self.pairs.append(pair)
 
-    def next(self, free):
+    def next(self, free, is_returned=False):
         """free: bits of slots for each class; the last bit is closed to pinned requests."""
 
         def bits(index, pinned):
             return free[index] & (0b0111 if pinned else 0b1111)
 
         def has_room(waiter):
-            ticket, _, of_lane = next(pair for pair in self.pairs if pair[1] is waiter)
-            return of_lane & bits(ticket.class_index, ticket.lane.pinned is not None)
+            ticket, _, kind = next(pair for pair in self.pairs if pair[1] is waiter)
+            there = bits(ticket.class_index, ticket.lane.pinned is not None)
+            return all(leg & there for leg in LEGS[kind])
 
-        ticket, waiter = self.queue.take_next(bits), self.model.take(KEY, has_room)
+        ticket = self.queue.take_next(lambda index, pinned: slots(bits(index, pinned)))
+        waiter = self.model.take(KEY, has_room)
         assert (ticket is None) == (waiter is None)
-        if ticket is not None:
-            assert str(ticket.number) == waiter.asked.name
-            self.pairs = [pair for pair in self.pairs if pair[0] is not ticket]
+        if ticket is None:
+            return None
+        assert str(ticket.number) == waiter.asked.name
+        pair = next(pair for pair in self.pairs if pair[0] is ticket)
+        if is_returned:
+            self.queue.return_ticket(ticket, lane_bits(pair[2]), None)
+            self.model.give_back(waiter)
+        else:
+            self.pairs.remove(pair)
         return ticket
 
     def leave(self, number):
@@ -123,16 +157,16 @@ class OrderMatchesModel(RuleBasedStateMachine):
     @rule(
         class_index=st.integers(0, 3),
         cost=COSTS,
-        slot=st.integers(0, 3),
+        kind=KINDS,
         flow=FLOWS,
         strict=st.sampled_from([0, 0, 0, 1]),
         due_s=st.sampled_from([FOREVER, FOREVER, 2.0, 30.0]),
         some=st.integers(1, 4),
     )
-    def requests_come(self, class_index, cost, slot, flow, strict, due_s, some):
+    def requests_come(self, class_index, cost, kind, flow, strict, due_s, some):
         for _ in range(some):
             self.both.add(
-                self.count, class_index, cost, slot, flow=flow, strict=strict, due_s=due_s
+                self.count, class_index, cost, kind, flow=flow, strict=strict, due_s=due_s
             )
             self.count += 1
 
@@ -144,6 +178,26 @@ class OrderMatchesModel(RuleBasedStateMachine):
                 self.both.next(free)
 
     @precondition(lambda self: self.both.pairs)
+    @rule(free=st.lists(st.integers(0, 15), min_size=4, max_size=4), some=st.integers(1, 3))
+    def some_are_taken_and_returned(self, free, some):
+        for _ in range(some):
+            self.both.next(free, is_returned=True)
+
+    @rule(
+        class_index=st.integers(0, 3),
+        kind=KINDS,
+        flow=FLOWS,
+        strict=st.sampled_from([0, 0, 0, 1]),
+        due_s=st.sampled_from([FOREVER, FOREVER, 2.0, 30.0]),
+    )
+    def a_wait_is_estimated(self, class_index, kind, flow, strict, due_s):
+        ticket, waiter, _ = self.both.make(
+            self.count, class_index, 7, kind, flow=flow, strict=strict, due_s=due_s
+        )
+        wait_s = estimate_wait(self.both.queue, ticket, lane_bits(kind), 2.0)
+        assert wait_s == pytest.approx(self.both.model.wait_s(waiter, 2.0))
+
+    @precondition(lambda self: self.both.pairs)
     @rule(number=st.integers(0, 99))
     def one_leaves(self, number):
         self.both.leave(number)
@@ -152,6 +206,9 @@ class OrderMatchesModel(RuleBasedStateMachine):
     def the_queue_is_in_order(self):
         self.both.queue.check_invariants()
         assert len(self.both.queue) == len(self.both.pairs)
+        ring = self.both.model.rings.get(KEY)
+        if ring is not None and self.both.pairs:
+            assert self.both.queue.released_cost == ring.released
         flows = {(t.class_index, t.flow) for t, _, _ in self.both.pairs}
         assert sum(len(queue.flows) for queue in self.both.queue.queues) == len(flows)
 
@@ -187,7 +244,7 @@ def test_a_long_prompt_behind_a_tiny_quantum_takes_one_step_not_a_million_rounds
     both = Both([("fcfs", 1, {}), ("fcfs", 1, {})])
     both.add(0, 0, 2**40, 0)
     both.add(1, 1, 2**40 - 1, 0)
-    assert both.queue.take_next(lambda index, pinned: 0b11).number == 1
+    assert both.queue.take_next(lambda index, pinned: slots(0b11)).number == 1
 
 
 def served_of(both, n):

@@ -6,14 +6,16 @@ import pytest
 
 from select_service.core.admission import (
     admission_gate,
+    lane_kernels,
     partition_queue,
     waiting_list,
     waiting_ticket,
 )
+from select_service.core.admission.policy_classes import CLASSES_MAX
 from select_service.core.load import active_load, growing_table
 from select_service.core.load.ledger import Ledger
 from tests.builders import a_patch
-from tests.core.admission.scenes import Scene, hashes, one_class
+from tests.core.admission.scenes import Scene, a_class, classes, hashes, one_class
 
 WAITING = 7
 PER_TURN = 3
@@ -152,6 +154,40 @@ def test_the_candidates_of_lanes_are_found_anew_a_few_per_turn(monkeypatch, gone
         scene.free("load1")
         assert turns(scene)[-1] == 0
         assert len(scene.served) == WAITING
+
+
+def test_the_lanes_searched_in_a_turn_are_bounded(monkeypatch):
+    """Those of all classes count, and every search of them again."""
+    searched, find_heads = [], lane_kernels.find_heads
+
+    def count(n_lanes, *arguments):
+        searched.append(n_lanes)
+        return find_heads(n_lanes, *arguments)
+
+    monkeypatch.setattr(lane_kernels, "find_heads", count)
+    monkeypatch.setattr(admission_gate, "WORK_PER_STEP", 20)
+    monkeypatch.setattr(partition_queue, "CLASS_WORK", 1)
+    scene = Scene(classes(*(a_class(name) for name in "abc"), family="a"), workers=1)
+    scene.fill(1)
+    for number in range(180):
+        allowed = {"allowed_worker_ids": [1, 10 + number]}
+        scene.ask(f"r{number}", header="abc"[number % 3], fairness_id=f"f{number % 7}", **allowed)
+    scene.free("load1")
+    most = 0
+    while scene.gate.waiting.requests:
+        searched.clear()
+        scene.serve()
+        scene.selector.complete_prefill(scene.served[-1], scene.now)
+        most = max(most, sum(searched) * partition_queue.LANE_WORK)
+    limit = 20 * admission_gate.SERVED_PER_TURN_MAX
+    assert limit / 4 < most <= limit
+    assert len(scene.served) == 180
+
+
+def test_a_search_of_a_full_queue_fits_in_a_turn():
+    work = partition_queue.PARTITION_LANES_MAX * (partition_queue.LANE_WORK + 1)
+    work += CLASSES_MAX * partition_queue.CLASS_WORK
+    assert work <= admission_gate.SERVED_PER_TURN_MAX * admission_gate.WORK_PER_STEP
 
 
 @pytest.mark.parametrize("gone", [True, False])

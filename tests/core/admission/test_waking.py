@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from select_service.base.errors import NotFound
-from select_service.core.admission import admission_gate
+from select_service.core.admission import admission_gate, partition_queue
 from select_service.core.identity import Rank
 from select_service.core.replication.load_events import (
     PrefillCompleted,
@@ -180,7 +180,9 @@ def test_serving_is_bounded_and_asks_to_be_woken_again(monkeypatch):
 
 def test_where_many_lanes_wait_fewer_are_served_per_turn(monkeypatch):
     monkeypatch.setattr(admission_gate, "SERVED_PER_TURN_MAX", 4)
-    monkeypatch.setattr(admission_gate, "LANES_PER_STEP", 3)
+    monkeypatch.setattr(admission_gate, "WORK_PER_STEP", 3)
+    monkeypatch.setattr(partition_queue, "LANE_WORK", 0)
+    monkeypatch.setattr(partition_queue, "CLASS_WORK", 0)
     scene = Scene(one_class())
     scene.fill(1)
     for number in range(8):

@@ -41,7 +41,7 @@ class Scene:
         """The decision as it is made, and as the shadow would make it."""
         request = a_select(tokens, **fields)
         self.follow(self.shadow_choice)
-        other = self.selector.followers.explanations.explain_request(request, None, None)
+        other = self.selector.followers.explanations.explain_request(request, None, None, 0.0)
         self.follow(self.choice)
         name = next(self.names)
         self.selector.select(a_select(tokens, selection_id=name, **fields), 0.0)

@@ -214,6 +214,28 @@ def test_a_hard_session_waits_for_its_busy_rank_and_holds_nobody_up():
     assert ticket.outcome.selection.session.followed
 
 
+def test_a_request_that_waits_on_for_its_session_has_paid_nothing():
+    rules = QueueRules(single_class_profile("fcfs", 0.0))
+    selector = a_fleet(admission=AdmissionSettings(queue=rules))
+    for worker_id in (1, 2, 3):
+        hog(selector, worker_id, f"hog-{worker_id}")
+    asked = [("a0", "s"), ("a1", "s"), ("a2", None), ("b0", None), ("b1", None)]
+    tickets = {
+        name: selector.select_and_reserve(
+            a_select_and_reserve(8, session_id=session, fairness_id=name[0]), 0.0
+        )
+        for name, session in asked
+    }
+    for worker_id in (2, 1, 3):
+        selector.free_reservation(f"hog-{worker_id}", 1.0)
+        selector.run_pending(1.0)
+    ranks = {n: t.outcome.selection.worker_id for n, t in tickets.items() if t.outcome}
+    # a1 had its turn on rank 3, but its session is on rank 2 by then.
+    assert ranks == {"a0": 2, "b0": 1, "a2": 3}
+    assert selector.gate.waiting.queues[KEY].released_cost == 24
+    selector.check_invariants()
+
+
 def test_a_waiting_session_whose_rank_leaves_goes_elsewhere():
     selector = a_fleet(admission=QUEUE)
     book(selector, "s", allowed_worker_ids=[2])

@@ -97,7 +97,7 @@ def test_every_cost_counts_what_the_cache_saves(workers, hits, overrides):
     request, read = looked_up(hits, **override)
     speeds = [worker["speed"] for worker in workers]
     plain = selector.select(a_select(TOKENS), 0.0)
-    view = selector.followers.explanations.explain_request(request, None, read)
+    view = selector.followers.explanations.explain_request(request, None, read, 0.0)
     for row in view.candidates:
         worker = workers[row.worker_id - 1]
         local = floor((worker["gpu"] + 0.75 * worker["cpu"]) * SIZE + 0.5)

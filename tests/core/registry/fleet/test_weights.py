@@ -132,7 +132,7 @@ def test_who_finds_nobody_in_rotation_is_told_how_many_there_are():
     with pytest.raises(NoEligibleRank):
         selector.select_and_reserve(a_select_and_reserve(), 0.0)
     with pytest.raises(NoEligibleRank):
-        selector.followers.explanations.explain_request(a_select(), None, None)
+        selector.followers.explanations.explain_request(a_select(), None, None, 0.0)
 
 
 def test_other_constraints_that_nobody_meets_are_told_as_before():
@@ -201,7 +201,7 @@ def test_decisions_say_the_weights_that_they_were_made_with(policy):
     unit = 1.0 if policy == "reference" else 4.0
     cost = {view.worker_id: view.terms["cost"] for view in kept.candidates}
     assert cost[1] == (cost[2] + unit) / 0.5 - unit
-    asked = selector.followers.explanations.explain_request(a_select(), None, None)
+    asked = selector.followers.explanations.explain_request(a_select(), None, None, 0.0)
     assert [view.weight for view in asked.candidates] == [0.25] * 3
     rows = selector.followers.explanations.list_decisions(DecisionFilter(), 0.0)
     assert [row.runner_up_cost for row in rows] == [cost[1]]

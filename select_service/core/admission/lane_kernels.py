@@ -1,0 +1,172 @@
+"""Kernels over the lanes and flows of a policy class."""
+
+# mypy: ignore-errors
+# mypy is off: the decorator erases the signature, so checking types here would
+# prove nothing.
+
+import numpy as np
+
+from indexer.jit.decorators import compiled
+from select_service.core.admission.lane_layout import (
+    BITS,
+    FLOW,
+    IS_CONSTRAINED,
+    IS_PINNED,
+    LEGS,
+    ORDER_LENGTH,
+)
+
+I64 = np.int64
+
+
+@compiled()
+def _has_room(rows, first, width, free):
+    """Return whether each leg has a candidate among the slots in `free`.
+
+    first: index of the first word of the candidates
+    """
+    n_words = min(width, free.shape[0])
+    for leg in range(LEGS):
+        found = False
+        for word in range(n_words):
+            if rows[first + leg * width + word] & free[word]:
+                found = True
+                break
+        if not found:
+            return False
+    return True
+
+
+@compiled()
+def _is_before(rows, one, other):
+    for column in range(ORDER_LENGTH):
+        if rows[one + column] != rows[other + column]:
+            return rows[one + column] < rows[other + column]
+    return False
+
+
+@compiled("int64(int64, int64[::1], int64, int64[::1], int64[::1], int64[::1])")
+def find_heads(n_lanes, rows, width, free, free_pinned, heads):
+    """Write the row of the head of each flow, -1 without one; return the number of heads.
+
+    Only flows whose heads have the highest strict_priority have one.
+
+    n_lanes: rows of the table in use
+    width: words of candidates per leg, see lane_layout
+    free: slots with room, as bits; `free_pinned`: for pinned requests
+    heads: int64[n_flows]
+    """
+    stride = BITS + LEGS * width
+    for flow in range(heads.shape[0]):
+        heads[flow] = -1
+    highest = np.iinfo(np.int64).max
+    for lane in range(n_lanes):
+        row = lane * stride
+        if rows[row] > highest:
+            continue
+        slots = free_pinned if rows[row + IS_PINNED] else free
+        if _has_room(rows, row + BITS, width, slots):
+            highest = rows[row]
+            head = heads[rows[row + FLOW]]
+            if head < 0 or _is_before(rows, row, head * stride):
+                heads[rows[row + FLOW]] = lane
+    n_heads = I64(0)
+    for flow in range(heads.shape[0]):
+        # Flows found before a more urgent one have no head now.
+        if heads[flow] >= 0 and rows[heads[flow] * stride] > highest:
+            heads[flow] = -1
+        n_heads += heads[flow] >= 0
+    return n_heads
+
+
+@compiled("int64(int64, int64[::1], int64, int64[::1], int64[::1], int64[::1])")
+def collect_awaited(n_lanes, rows, width, free, free_pinned, out):
+    """Add the candidates of the constrained lanes without room to `out`; return their number.
+
+    out: int64[at least width], slots as bits.  Other arguments: see `find_heads`.
+    """
+    stride, n_awaited = BITS + LEGS * width, I64(0)
+    for lane in range(n_lanes):
+        row = lane * stride
+        slots = free_pinned if rows[row + IS_PINNED] else free
+        if rows[row + IS_CONSTRAINED] and not _has_room(rows, row + BITS, width, slots):
+            n_awaited += 1
+            for word in range(width):
+                out[word] |= rows[row + BITS + word] | rows[row + BITS + width + word]
+    return n_awaited
+
+
+@compiled("int64(int64, int64[::1], int64, int64[::1])")
+def collect_candidates(n_lanes, rows, width, out):
+    """Add the candidates of all lanes to `out`; return the number of lanes."""
+    stride = BITS + LEGS * width
+    for lane in range(n_lanes):
+        for word in range(width):
+            first = lane * stride + BITS + word
+            out[word] |= rows[first] | rows[first + width]
+    return n_lanes
+
+
+@compiled("int64(int64, int64[::1], int64, int64[::1], int64[::1], int64[::1])")
+def find_rivals(n_lanes, rows, width, slots, used, out):
+    """Write twice the row of each lane that can use every one of some slots to `out`.
+
+    Return their number; a full `out` ends the search.  A lane with no other slots has 1 added.
+
+    slots: the slots as bits; `used`: int64[at least width], gets the slots of the lanes added
+    out: int64[most lanes found]
+    """
+    stride, found = BITS + LEGS * width, I64(0)
+    for lane in range(n_lanes):
+        if found == out.shape[0]:
+            break
+        first, is_rival, is_same = lane * stride + BITS, True, True
+        for word in range(max(width, slots.shape[0])):
+            one = rows[first + word] if word < width else I64(0)
+            other = rows[first + width + word] if word < width else I64(0)
+            wanted = slots[word] if word < slots.shape[0] else I64(0)
+            is_rival &= (wanted & ~(one & other)) == 0
+            is_same &= (one | other) == wanted
+        if is_rival:
+            out[found] = 2 * lane + is_same
+            found += 1
+            for word in range(width):
+                used[word] |= rows[first + word] | rows[first + width + word]
+    return found
+
+
+@compiled()
+def _start_of(flow, starts, was_served, now):
+    """Return the start of a flow's next request: not before now, unless it had a head before."""
+    return starts[flow] if was_served[flow] else max(starts[flow], now)
+
+
+@compiled("int64(int64[::1], int64, int64[::1], float64[::1], boolean[::1], float64)")
+def choose_flow(rows, stride, heads, starts, had_head, now):
+    """Return the flow whose head starts first, of equal ones the one with the first head.
+
+    heads: see `find_heads`
+    starts: virtual time of each flow's next request
+    had_head: whether each flow had a head when a request was served last
+    now: virtual time of that request
+    """
+    chosen, first = I64(-1), np.inf
+    for flow in range(heads.shape[0]):
+        if heads[flow] >= 0:
+            start = _start_of(flow, starts, had_head, now)
+            is_first = start < first or (
+                start == first and _is_before(rows, heads[flow] * stride, heads[chosen] * stride)
+            )
+            if chosen < 0 or is_first:
+                chosen, first = flow, start
+    return chosen
+
+
+@compiled("float64(int64[::1], float64[::1], boolean[::1], float64, int64)")
+def advance_flows(heads, starts, had_head, now, chosen):
+    """Note which flows have heads, before a flow is served; return the virtual time of that."""
+    for flow in range(heads.shape[0]):
+        if heads[flow] >= 0:
+            starts[flow] = _start_of(flow, starts, had_head, now)
+        had_head[flow] = heads[flow] >= 0
+    return starts[chosen]
