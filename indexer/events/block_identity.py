@@ -316,7 +316,14 @@ def _encode(value: object) -> bytes:
     return msgspec.msgpack.encode(value)
 
 
+_EXT_ADDRESS = re.compile(r"<[\w.]*Ext object at 0x[0-9a-fA-F]+>")
+
+
 def shorten(value: object) -> str:
     """Return a text short enough for a log line, for any value a publisher sent."""
-    text = repr(value)
+    if isinstance(value, msgspec.msgpack.Ext):
+        text = f"Ext({value.code}, {bytes(value.data)!r})"
+    else:
+        # Extension values inside others show a memory address.
+        text = _EXT_ADDRESS.sub("Ext", repr(value))
     return text if len(text) <= 40 else f"{type(value).__name__} {text[:40]}..."

@@ -115,19 +115,20 @@ class BlockTree:
 
     def count_blocks(self, slot: int) -> int:
         """Return the number of blocks that a slot holds, counted per tier and lane."""
-        first = slot * state.LIVE_TIERS
-        held = self.memory.column(state.LIVE)[first : first + state.LIVE_TIERS]
-        return int(held.sum())
+        return int(self._held_by_tier(slot).sum())
 
     def count_tier_blocks(self, slot: int, tier: int) -> int:
         """Return the number of blocks that a slot holds in a tier or lane."""
-        return int(self.memory.column(state.LIVE)[slot * state.LIVE_TIERS + tier])
+        return int(self._held_by_tier(slot)[tier])
 
     def count_lane_blocks(self, slot: int) -> int:
-        """Return the number of blocks that a slot holds in lanes."""
-        first = slot * state.LIVE_TIERS
-        held = self.memory.column(state.LIVE)[first + state.N_TIERS : first + state.LIVE_TIERS]
-        return int(held.sum())
+        """Return the number of blocks that a slot holds in its lanes."""
+        return int(self._held_by_tier(slot)[state.N_TIERS :].sum())
+
+    def _held_by_tier(self, slot: int) -> NDArray[np.int64]:
+        """Return the number of blocks that a slot holds, by tier and lane."""
+        held: NDArray[np.int64] = self.memory.column(state.LIVE)
+        return held.reshape(state.LIVE_TIERS, -1)[:, slot]
 
     def has_block_name(self, slot: int, tier: int, engine_hash: int) -> bool:
         """Return whether the slot has a block of this name in the tree, in any tier."""

@@ -16,7 +16,6 @@ from indexer.index.header_kernels import (
     HEADER,
     LANES,
     LIVE,
-    LIVE_TIERS,
     LOST,
     N_TIERS,
     NODE_FREE,
@@ -41,6 +40,7 @@ from indexer.index.header_kernels import (
     held_plane,
     i32_view,
     i64_view,
+    live_at,
     u32_view,
     u64_view,
 )
@@ -99,7 +99,7 @@ def _is_held(h, set_id, slot):
     for tier in range(N_TIERS + h[LANES]):
         word = set_id * h[SET_WORDS] + held_plane(tier) * words + (slot >> 6)
         if bits[word] >> U(slot & 63) & U(1):
-            live[slot * LIVE_TIERS + tier] -= refs
+            live[live_at(live.shape[0], slot, tier)] -= refs
             held = True
     if held:
         # Once per set, not per node: the counter only shows that the slot has lost something.

@@ -29,7 +29,7 @@ BITS          uint64  set*SET_WORDS  holder sets: W words of slot bits per plane
 WIDE_BITS     uint64  set*wider      the sets moved so far, while the pool is widened
 SET_INFO      int64   set*SET_FIELDS reference count, generation, link, hash (set_kernels)
 MEMO          int64   entry*4        cached set transitions
-LIVE          int64   slot*16+tier   nodes held
+LIVE          int64   tier, slot     nodes held: a row for each of LIVE_TIERS (`live_at`)
 RECORDS_OF    int64   slot           overflow records
 LOST          int64   slot           number of removals of a block, in any tier
 WAITING       int64   slot           1 = the slot has orphans (orphans)
@@ -236,6 +236,21 @@ def mask_view(h, column):
 def tiers_view(h, column):
     """Return int32 [rows, N_TIERS], in the layout that `match` fills."""
     return carray(as_pointer(h[column]), (h[column + 1] // N_TIERS, N_TIERS), np.int32)
+
+
+@compiled(forceinline=True)
+def live_at(length, slot, tier):
+    """Return the entry of a slot in a tier or lane of LIVE, of this length.
+
+    Readers of a tier take all slots, so that the slots are next to each other.
+    """
+    return tier * (length >> TIER_BITS) + slot
+
+
+@compiled(forceinline=True)
+def has_live_row(live, slot):
+    """Return whether LIVE has entries of a slot; a snapshot of the slots may be newer than LIVE."""
+    return slot < live.shape[0] >> TIER_BITS
 
 
 @compiled(forceinline=True)

@@ -15,7 +15,6 @@ from indexer.index.header_kernels import (
     KIDS,
     LANES,
     LIVE,
-    LIVE_TIERS,
     LOST,
     MARK,
     N_TIERS,
@@ -28,6 +27,7 @@ from indexer.index.header_kernels import (
     home_slot,
     i32_view,
     i64_view,
+    live_at,
     u32_view,
     u64_view,
 )
@@ -77,13 +77,13 @@ def holder_tier(holder):
 
 @compiled()
 def _count_gain(h, slot, tier):
-    i64_view(h, LIVE)[slot * LIVE_TIERS + tier] += 1
+    i64_view(h, LIVE)[live_at(h[LIVE + 1], slot, tier)] += 1
     h[CHANGED] += 1
 
 
 @compiled()
 def _count_loss(h, slot, tier):
-    i64_view(h, LIVE)[slot * LIVE_TIERS + tier] -= 1
+    i64_view(h, LIVE)[live_at(h[LIVE + 1], slot, tier)] -= 1
     i64_view(h, LOST)[slot] += 1
     h[CHANGED] += 1
 

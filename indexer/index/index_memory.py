@@ -299,8 +299,9 @@ class IndexMemory:
 
     def _replace_sets(self) -> None:
         for column in _SLOT_COLUMNS:
-            old = self._columns[column]
-            self._wide_columns[column][: old.size] = old
+            rows = state.LIVE_TIERS if column == state.LIVE else 1
+            old = self._columns[column].reshape(rows, -1)
+            self._wide_columns[column].reshape(rows, -1)[:, : old.shape[1]] = old
         row = 8 * self.value(state.SET_WORDS)
         self._queue_return(self._columns[state.BITS], self.value(state.SETS_USED) * row)
         self._uninstall_column(state.WIDE_BITS)

@@ -123,7 +123,7 @@ def _holdings(memory: IndexMemory, nodes: list[int]) -> dict[tuple[int, int, int
 
 def _check_holdings(memory: IndexMemory, nodes: list[int]) -> None:
     holdings = _holdings(memory, nodes)
-    live = memory.column(state.LIVE).reshape(-1, state.LIVE_TIERS)
+    live = memory.column(state.LIVE).reshape(state.LIVE_TIERS, -1).T
     expected = np.zeros_like(live)
     for slot, tier, _ in holdings:
         expected[slot, tier] += 1

@@ -1,7 +1,8 @@
 """Cost of a decision in process, by ranks and hashes: CPU time of one thread.
 
     python scripts/bench/decide.py [--ranks 8 256 1024 4096] [--hashes 8 64 512] [--rounds 100]
-                                   [--decisions 4096] [--policies work reference]
+                                   [--decisions 4096] [--policies work work+copy-price reference]
+                                   [--kv-blocks 8]
 
 `place` is the compiled call from Python, `decide` a placement and its answer as records, `select`
 all of POST /select except HTTP and JSON. Microseconds: the median of the rounds and, in
@@ -28,7 +29,8 @@ from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import Tier
 from select_service.core.identity import Rank
 from select_service.core.placement.candidates import find_candidates
-from select_service.core.placement.router_config import POLICY_NAMES, RouterConfig
+from select_service.core.placement.policies.policy_registry import parse_policy_choice
+from select_service.core.placement.router_config import RouterConfig
 from select_service.core.selector_builder import SelectorConfig, build_selector
 from select_service.schemas.selection import SelectAndReserveRequest, SelectRequest
 from select_service.schemas.workers import WorkerRegistration
@@ -42,12 +44,13 @@ SCENES = ("few", "shared", "ragged")
 NOW = 1000.0
 
 
-def selector_of(ranks, policy, decisions_kept):
-    router = RouterConfig(policy=policy)
+def selector_of(ranks, policy, decisions_kept, kv_blocks):
+    router = parse_policy_choice(policy).apply_to(RouterConfig())
     config = SelectorConfig(router, use_kv_events=False, decisions_kept=decisions_kept)
     selector = build_selector(config, lambda: PrefixIndex(1 << 18), rng=Random(1))
     for worker_id in range(ranks):
         given = {"worker_id": worker_id, "endpoint": "http://w", "block_size": BLOCK_SIZE}
+        given |= {"total_kv_blocks": kv_blocks} if kv_blocks else {}
         selector.register_worker(msgspec.convert(given, WorkerRegistration))
     return selector
 
@@ -98,9 +101,10 @@ def us_of(round_of):
     return (time.thread_time_ns() - begin) / PROMPTS / 1e3
 
 
-def calls_of(ranks, hashes, scene, policy, decisions_kept):
+def calls_of(ranks, hashes, scene, policy, options):
     """Return the measured calls: place, moving, decide, select."""
-    selector, prompts = selector_of(ranks, policy, decisions_kept), prompts_of(hashes)
+    selector = selector_of(ranks, policy, options.decisions, options.kv_blocks)
+    prompts = prompts_of(hashes)
     fill(selector, prompts, ranks, scene)
     requests = [request_of(SelectRequest, blocks) for blocks in prompts]
     jobs = [selector._make_request(request, False, None) for request in requests]
@@ -124,13 +128,13 @@ def calls_of(ranks, hashes, scene, policy, decisions_kept):
     return place, moving, decide, select
 
 
-def measure(ranks, hashes, scene, rounds, policies, decisions_kept):
+def measure(ranks, hashes, scene, options):
     """Return {policy: texts of the measurements, median and fastest}."""
-    calls = {p: calls_of(ranks, hashes, scene, p, decisions_kept) for p in policies}
+    calls = {p: calls_of(ranks, hashes, scene, p, options) for p in options.policies}
     found: dict[str, list[list[float]]] = {
         policy: [[] for _ in own] for policy, own in calls.items()
     }
-    for _ in range(rounds):
+    for _ in range(options.rounds):
         for policy, own in calls.items():
             for times, call in zip(found[policy], own, strict=True):
                 times.append(us_of(call))
@@ -147,15 +151,15 @@ def main():
     parser.add_argument("--scenes", nargs="+", choices=SCENES, default=SCENES)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--decisions", type=int, default=0, help="that are kept")
-    parser.add_argument("--policies", nargs="+", choices=POLICY_NAMES, default=POLICY_NAMES[:1])
+    parser.add_argument("--policies", nargs="+", default=["work"], help="with +OPTION")
+    parser.add_argument("--kv-blocks", type=int, help="of each rank; a few make caches full")
     options = parser.parse_args()
     print("| policy | holders | ranks | hashes | place | moving | decide | select |")
     print("|---|---|---|---|---|---|---|---|")
     for scene in options.scenes:
         for ranks in options.ranks:
             for hashes in options.hashes:
-                wanted = options.rounds, options.policies, options.decisions
-                for policy, row in measure(ranks, hashes, scene, *wanted).items():
+                for policy, row in measure(ranks, hashes, scene, options).items():
                     place = f"{policy} | {scene} | {ranks} | {hashes}"
                     print(f"| {place} | {' | '.join(row)} |", flush=True)
 

@@ -79,6 +79,7 @@ SERVICE: Mapping[str, str] = {
     "shared_cache_unreachable": "most look-ups fail or are late",
     "shared_cache_never_matches": "no hit in 50 look-ups",
     "shared_cache_unpriced": "hits, but ranks without a price",
+    "kv_sources_unpriced": "`--kv-sources`, and a model without any rank with a price",
     "first_tokens_unreported": "no first token reported for 20 pairs or more",
 }
 

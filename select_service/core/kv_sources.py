@@ -28,8 +28,10 @@ EXACT = 0
 
 
 class _Source(NamedTuple):
+    """Rank to fetch from: its leading tokens of the prompt, and those of them to be fetched."""
+
     row: RankRow
-    blocks: int
+    tokens: int
     fetched: int
     price: float
 
@@ -53,8 +55,8 @@ class FetchSources:
             worker_id=rank.worker_id,
             dp_rank=rank.dp_rank,
             endpoint=worker.registration.endpoint or "",
-            tokens=best.blocks * partition.block_size,
-            fetch_tokens=best.fetched * partition.block_size,
+            tokens=best.tokens,
+            fetch_tokens=best.fetched,
             fetch_price=round(best.price, 6),
         )
         transfer = worker.registration.kv_transfer
@@ -65,7 +67,8 @@ class FetchSources:
 
     def _list_sources(self, partition: Partition, placement: RankPlacement) -> list[_Source]:
         table, placer, slot = partition.table, partition.placer, placement.slot
-        n_slots, held = table.n_slots, placement.external
+        n_slots, size = table.n_slots, partition.block_size
+        held = size * placement.external
         blocks = placer.scratch.matched[:n_slots, Tier.GPU].astype(np.int64)
         if placer.may_assume:
             # An engine could not fetch blocks that are only assumed to be there.
@@ -73,10 +76,12 @@ class FetchSources:
         blocks[slot] = 0
         blocks[~table.open_slots] = 0
         if partition.index.has_layouts:
-            certainty = partition.index.last_reuse(placer.scratch.matched).certainty
-            if certainty is not None:
-                blocks[: len(certainty)][certainty[:n_slots] != EXACT] = 0
-        ahead = np.flatnonzero(blocks > held)
+            reuse = partition.index.last_reuse(placer.scratch.matched)
+            if reuse.certainty is not None and reuse.inside is not None:
+                blocks[reuse.certainty != EXACT] = 0
+                # The chosen rank may hold a part of the first block that it lacks.
+                held += int(reuse.inside[slot])
+        ahead = np.flatnonzero(size * blocks > held)
         if not len(ahead):
             return []
         own = link_position_of(table.row_at(slot).worker)
@@ -89,7 +94,8 @@ class FetchSources:
             position = link_position_of(row.worker)
             if (price := price_of.get(position)) is None:
                 price = price_of[position] = _known_price(position, own, speed)
-            found.append(_Source(row, int(blocks[at]), int(blocks[at]) - held, price))
+            tokens = size * int(blocks[at])
+            found.append(_Source(row, tokens, tokens - held, price))
         return found
 
 

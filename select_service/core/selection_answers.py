@@ -127,11 +127,10 @@ def overlap_of_placement(partition: Partition, placement: RankPlacement) -> Over
 def describe_shared(partition: Partition, slot: int, hits: SharedHits) -> SharedOverlap:
     """Return the result of the look-up in the shared cache for a slot of the last placement."""
     placer = partition.placer
-    rows, held = placer.shared_rows, int(placer.scratch.matched[slot, -1]) * partition.block_size
-    tokens, value = rows[slot].tolist() if len(rows) else (float(hits.tokens), 0.0)
-    beyond = max(0.0, tokens - held)
-    found = SharedOverlap(outcome=hits.outcome, tokens=int(beyond), credit=floor(value * beyond))
+    found = SharedOverlap(outcome=hits.outcome, tokens=0, credit=0)
     if hits.outcome == "hit":
+        _, value, missing, credit = placer.shared_rows[slot].tolist()
+        found.tokens, found.credit = int(missing), int(credit)
         price = 1.0 - value if value else float(placer.fetch_prices.prices(hits.link_gbps)[slot])
         found.fetch_price = UNSET if isinf(price) else round(price, 6)
     partition.shared_credit_tokens += found.credit

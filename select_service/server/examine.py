@@ -65,7 +65,18 @@ def _service_facts(
         recovery_failed=keeping.state == "failed",
         pairs=find_pair_facts(selector.pairs, (w for w in workers if w.is_schedulable)),
         shared_caches=_shared_cache_facts(service),
+        unpriced_sources=_unpriced_sources(service) if service.config["kv_sources"] else (),
     )
+
+
+def _unpriced_sources(service: ServiceContext) -> list[str]:
+    """Return the models with ranks of which none has a known price of moving a token."""
+    priced = dict[str, bool]()
+    for key, partition in service.fleet.partitions.items():
+        if n_ranks := len(partition.table):
+            has_price = partition.placer.fetch_prices.count_unpriced() < n_ranks
+            priced[key.model_name] = priced.get(key.model_name, False) or has_price
+    return sorted(name for name, has_price in priced.items() if not has_price)
 
 
 def _shared_cache_facts(service: ServiceContext) -> list[SharedCacheFacts]:

@@ -244,3 +244,14 @@ def test_a_file_that_cannot_work_is_refused(tmp_path, entry, fault):
     with pytest.raises(Exception, match=fault) as caught:
         InThread(*write(tmp_path, m=entry))
     assert type(caught.value).__name__ == "ConfigError"
+
+
+def test_sources_that_no_link_allows_are_a_finding():
+    with InThread("--kv-sources") as service:
+        register(service, 1, kv_transfer={})
+        assert "no rank of m has" in findings(service)["kv_sources_unpriced"]["text"]
+        register(service, 2)
+        assert "kv_sources_unpriced" not in findings(service)
+    with InThread() as service:
+        register(service, 1, kv_transfer={})
+        assert "kv_sources_unpriced" not in findings(service)

@@ -11,5 +11,5 @@ def slot_blocks(index):
 
 def plane_blocks(index, n_planes):
     """Blocks held in tiers and in lanes behind them, int64 [n_slots, n_planes]."""
-    live = index._tree.memory.column(state.LIVE).reshape(-1, state.LIVE_TIERS)
+    live = index._tree.memory.column(state.LIVE).reshape(state.LIVE_TIERS, -1).T
     return live[: index.n_slots, :n_planes].copy()

@@ -433,10 +433,11 @@ class AdmissionModel(SelectorModel):
 
     def rate(self, key):
         """Tokens per second of a rank, or None while that is unknown."""
-        parts, keep = [], 1.0
-        for _, seconds, tokens, ranks in reversed(self.measured.get(key, [])):
+        parts = []
+        for at, seconds, tokens, ranks in self.measured.get(key, []):
+            # Times without a wait count as well.
+            keep = math.exp((at - self.seen[key][2]) / 10.0)
             parts.append((keep * seconds, keep * tokens, keep * seconds * ranks))
-            keep *= math.exp(-seconds / 10.0)
         seconds, tokens, rank_s = (sum(part[i] for part in parts) for i in range(3))
         if seconds < 2.0 or not tokens or not rank_s:
             return None

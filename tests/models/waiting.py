@@ -265,18 +265,20 @@ class WaitingModel:
         return max(found)
 
     def tokens_before(self, waiter, rivals):
-        """What goes before a new request, at most, if only some others wait."""
-        mine, strict = waiter.policy, waiter.asked.strict
+        """What goes before a new request, if only some others wait, served drop by drop."""
+        mine, asked = waiter.policy, waiter.asked
         there = [w for w in rivals if w.policy is mine]
-        quanta = {w.policy["name"]: w.policy.get("quantum", 1) for w in [*rivals, waiter]}
-        share = quanta[mine["name"]] / sum(quanta.values())
-        others = sum(w.cost for w in rivals if w.policy is not mine)
-        in_class = sum(w.cost for w in there if not strict or w.asked.strict >= strict)
-        found = [others + in_class, in_class / share]
-        if not strict:
-            flow, weights = waiter.asked.flow, mine.get("fairness_weights", {})
-            shares = {f: weights.get(f, 1) for f in {w.asked.flow for w in [*there, waiter]}}
-            before = [w for w in there if w.asked.flow == flow and w.place < waiter.place]
-            in_flow = sum(w.cost for w in before)
-            found.append(in_flow / share / (shares[flow] / sum(shares.values())))
-        return min(found)
+        weights = mine.get("fairness_weights", {})
+        urgent = sum(w.cost for w in there if w.asked.strict > asked.strict)
+        equal = [w for w in there if w.asked.strict == asked.strict]
+        before = sum(w.cost for w in equal if w.asked.flow == asked.flow and w.place < waiter.place)
+        in_class = urgent + before
+        for flow in {w.asked.flow for w in equal} - {asked.flow}:
+            share = before * weights.get(flow, 1) / weights.get(asked.flow, 1)
+            in_class += min(share, sum(w.cost for w in equal if w.asked.flow == flow))
+        total = in_class
+        for policy in self.document["policy_classes"]:
+            if policy is not mine:
+                share = in_class * policy.get("quantum", 1) / mine.get("quantum", 1)
+                total += min(share, sum(w.cost for w in rivals if w.policy is policy))
+        return total

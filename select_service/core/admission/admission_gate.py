@@ -139,6 +139,7 @@ class AdmissionGate:
             # Otherwise an arrival could take room that a waiting request is about to get.
             if self._has_waiting_first(job.partition.key):
                 self._serve_partition(job.partition.key, now, SERVED_PER_TURN_MAX)
+                self._dirty.request_turn_if(self._dirty.partitions)
             if self.rules is not None:
                 return self._admit_or_queue(job, allowed, now, policy_class)
             allowed = self._free_ranks(job, allowed)

@@ -19,7 +19,7 @@ from select_service.core.placement.plan_layout import (
     LOAD,
     RANKS,
 )
-from select_service.core.placement.policies.work_kernels import REPORTED_MIN
+from select_service.core.placement.policies.work_price_kernels import REPORTED_MIN
 from select_service.core.workers.rank_table_layout import BATCH_TOKENS
 
 

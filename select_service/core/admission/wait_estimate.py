@@ -1,11 +1,14 @@
 """Estimated wait of a new request: the least in which the requests before it can leave the queue.
 
 The estimate assumes that all ranks for which requests wait release equal shares of what leaves the
-queue.  Only requests that can use every rank of the new one count as before it, and only the share
-of its class and flow delays it, so the estimate is too short rather than too long.
+queue.  Only requests that can use every rank of the new one count as before it, of other flows and
+classes only what their shares give them until then, so the estimate is too short rather than too
+long.
 """
 
+from collections import Counter
 from itertools import islice
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -14,12 +17,12 @@ from select_service.core.admission.class_queue import ClassQueue
 from select_service.core.admission.lane_table import LaneBits, LaneTickets
 from select_service.core.admission.partition_queue import PartitionQueue
 from select_service.core.admission.slot_bits import SlotBits, count_slots
-from select_service.core.admission.waiting_ticket import Order, WaitingTicket
+from select_service.core.admission.waiting_ticket import WaitingTicket
 
 RIVALS_MAX = 512
 """Lanes counted as before a new request; without the others the estimate is shorter."""
 TICKETS_MAX = 4096
-"""Requests of its flow counted as before a new request."""
+"""Requests counted one by one as before a new request; without the others it is shorter, too."""
 
 
 class Rivals(NamedTuple):
@@ -71,40 +74,46 @@ def _count_tokens_before(
 ) -> float:
     """Return the uncached tokens that leave the queue before a new request.
 
-    This is the least of three numbers: all that waits; what leaves until the class, with its share,
-    has reached the end of its queue; and what leaves until the flow, with its share, has reached
-    the request.  Whatever arrives later can at most delay the request to one of the last two.
+    In its class these are the requests of higher strict_priority, then those of its flow before it
+    and what other flows with that strict_priority are served meanwhile; last, what other classes
+    are served meanwhile.  No flow and no class is served more than it has waiting.
     """
-    has_priority = ticket.order[0] < 0.0
-    # Priorities go before the shares of flows.
-    last = (ticket.order[0], np.inf, np.inf, ticket.number)
-    n_max = TICKETS_MAX
-    others, in_class, in_flow = 0, 0, 0
-    classes, flows = {own.rules.name: own.rules.quantum}, {ticket.flow}
+    flows, classes, quanta = Counter[str](), Counter[str](), dict[str, int]()
+    n_max, urgent = TICKETS_MAX, 0
     for queue, lane in rivals:
         if queue is not own:
-            others += lane.cost
-            classes[queue.rules.name] = queue.rules.quantum
+            classes[queue.rules.name] += lane.cost
+            quanta[queue.rules.name] = queue.rules.quantum
             continue
-        flow = lane.first.flow
-        flows.add(flow)
-        if has_priority:
-            in_class += _cost_before(lane, last, n_max)
-            n_max -= min(n_max, len(lane.tickets))
-        else:
-            in_class += lane.cost
-        if flow == ticket.flow and not has_priority:
-            in_flow += _cost_before(lane, ticket.order, n_max)
-            n_max -= min(n_max, len(lane.tickets))
-    class_share = own.rules.quantum / sum(classes.values())
-    before = min(float(others + in_class), in_class / class_share)
-    if has_priority:
-        return before
-    flow_share = own.weight_of(ticket.flow) / sum(map(own.weight_of, flows))
-    return min(before, in_flow / class_share / flow_share)
+        more_urgent, equal, n_counted = _count_lane(lane, ticket, n_max)
+        urgent += more_urgent
+        flows[lane.first.flow] += equal
+        n_max -= n_counted
+    in_flow, weight = flows.pop(ticket.flow, 0), own.weight_of(ticket.flow)
+    others = sum(min(c, in_flow * own.weight_of(f) / weight) for f, c in flows.items())
+    in_class = urgent + in_flow + others
+    quantum = own.rules.quantum
+    return in_class + sum(min(c, in_class * quanta[n] / quantum) for n, c in classes.items())
 
 
-def _cost_before(lane: LaneTickets, order: Order, n_max: int) -> int:
-    """Return the cost of the requests before a place in the order, of at most `n_max`."""
-    n_before = min(n_max, lane.tickets.bisect(order))
-    return sum(each.size.cost for each in islice(lane.tickets.values(), n_before))
+def _count_lane(lane: LaneTickets, ticket: WaitingTicket, n_max: int) -> tuple[int, int, int]:
+    """Return the costs of a lane that count as before a new request of its class.
+
+    n_max: requests that may be counted one by one
+    Returns those of higher strict_priority, those of the same, and the number counted one by one.
+    """
+    strict, is_own = ticket.order[0], lane.first.flow == ticket.flow
+    n_urgent = 0
+    if lane.first.order[0] < strict:
+        n_urgent = min(n_max, lane.tickets.bisect((strict, -inf, -inf, -1)))
+    urgent = _cost_of_first(lane, n_urgent)
+    # Without priority all of another flow counts, whose sum is known.
+    if not is_own and strict >= 0.0:
+        return urgent, lane.cost - urgent, n_urgent
+    last = ticket.order if is_own else (strict, inf, inf, ticket.number)
+    n_before = min(n_max, lane.tickets.bisect(last))
+    return urgent, _cost_of_first(lane, n_before) - urgent, n_before
+
+
+def _cost_of_first(lane: LaneTickets, n: int) -> int:
+    return sum(each.size.cost for each in islice(lane.tickets.values(), n))

@@ -183,6 +183,8 @@ class ServiceFacts(NamedTuple):
     state_failures, snapshot_failures: failed writes
     snapshot_age_s: None without a snapshot so far, or with snapshots disabled
     recovery_failed: no peer provided the index
+    unpriced_sources: models without any rank whose price of moving a token is known, with
+        --kv-sources
     """
 
     machine: Machine
@@ -200,3 +202,4 @@ class ServiceFacts(NamedTuple):
     sources: Sequence[SourceView] = ()
     pairs: PairFacts = PairFacts()
     shared_caches: Sequence[SharedCacheFacts] = ()
+    unpriced_sources: Sequence[str] = ()

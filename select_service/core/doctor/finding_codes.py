@@ -253,6 +253,11 @@ FINDING_CODES: Mapping[str, FindingCode] = {
         "warning",
         "Register `prefill_tokens_per_s`, and `bytes_per_token` and `link_gbps` of `kv_transfer`.",
     ),
+    "kv_sources_unpriced": FindingCode(
+        "warning",
+        "Register `prefill_tokens_per_s`, and `bytes_per_token` and `link_gbps` of `kv_transfer`, "
+        "or remove --kv-sources: it takes requests off the fast path.",
+    ),
     "source_unread": FindingCode("fault", "Fix the error of the source shown in GET /discovery."),
     "source_refused": FindingCode(
         "warning",

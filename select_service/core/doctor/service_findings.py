@@ -44,6 +44,9 @@ def find_service_faults(facts: ServiceFacts) -> list[Finding]:
     found += _pair_findings(facts.pairs)
     for cache in facts.shared_caches:
         found += _shared_cache_findings(cache)
+    for name in facts.unpriced_sources:
+        text = f"--kv-sources is on, and no rank of {name} has a known price of moving a token"
+        found.append(_make_finding("kv_sources_unpriced", text))
     if not facts.schedulable:
         registered = {
             0: "no worker is registered",

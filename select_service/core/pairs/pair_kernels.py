@@ -1,7 +1,7 @@
 """Choice of a prefill rank and a decode rank together, or of a single rank, in one pass.
 
-All costs are tokens of prefill work; `work_kernels` has cached, u, left, R and live.  p is a rank
-that may prefill for others, d a rank that may decode:
+All costs are tokens of prefill work; `work_price_kernels` has cached, u, left, R and live.  p is a
+rank that may prefill for others, d a rank that may decode:
 
     hold(d)    = REQUEST_PRICE * R + LIVE_PRICE * live + max(0, live - FULL_SHARE * cache)
     local(d)   = left + u + min(R / SHARE_STEP, SHARE_MAX) * min(u, OWN_WORK_MAX) + hold(d)
@@ -14,7 +14,7 @@ each group stands for all, or the second best for a rank that would move blocks 
 decode ranks of a group that hold nothing of the prompt need the same prefill.  Groups are examined
 in the order of their best ranks, until no other can be cheaper: O(slots + groups * log(groups)) for
 groups of similar links, at most O(slots * groups), with the result of the full matrix.
-Work of a rank with a declared speed and costs of a rank with a weight count as in `work_kernels`.
+Declared speeds and weights of ranks count as in `work_price_kernels`.
 """
 
 # mypy: ignore-errors
@@ -70,7 +70,7 @@ from select_service.core.pairs.pair_layout import (
 from select_service.core.placement.placement_kernels import match_prompt
 from select_service.core.placement.plan_layout import BLOCK_SIZE, INDEX, LOAD, REQUEST_DRAW
 from select_service.core.placement.policies.weight_kernels import apply_weight
-from select_service.core.placement.policies.work_kernels import (
+from select_service.core.placement.policies.work_price_kernels import (
     are_ends_reported,
     make_work_query,
     slice_rows,

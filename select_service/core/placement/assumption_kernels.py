@@ -20,15 +20,17 @@ import numpy as np
 
 from indexer.index.header_kernels import (
     INSIDE,
+    LANES,
     LAYOUT_OF,
     LAYOUTS,
     LIVE,
-    LIVE_TIERS,
     N_TIERS,
     I,
     U,
+    has_live_row,
     i32_view,
     i64_view,
+    live_at,
     lowest_bit,
     tiers_view,
     u64_view,
@@ -69,20 +71,27 @@ class BlockPosition(NamedTuple):
 
 @compiled()
 def held_columns(plan):
-    """Return LIVE of the confirmed and of the assumed index; empty without one."""
+    """Return LIVE of the confirmed and of the assumed index, empty without one, and the lanes."""
     confirmed, assumed = i64_view(plan, INDEX), i64_view(plan, ASSUMED_INDEX)
+    live, lanes = i64_view(confirmed, LIVE), confirmed[LANES]
     if plan[ASSUMES] & HAS_ASSUMED_INDEX == 0:
-        return i64_view(confirmed, LIVE), i64_view(confirmed, LIVE)[:0]
-    return i64_view(confirmed, LIVE), i64_view(assumed, LIVE)
+        return live, live[:0], lanes
+    return live, i64_view(assumed, LIVE), lanes
 
 
 @compiled(forceinline=True)
 def held_blocks(columns, slot):
-    """Return the device blocks that a slot holds by events, or by assumption if these are more."""
-    confirmed, assumed = columns
-    at = slot * LIVE_TIERS
-    found = confirmed[at] if at < confirmed.shape[0] else I(0)
-    return max(found, assumed[at]) if at < assumed.shape[0] else found
+    """Return the device blocks that a slot holds by events, or by assumption if these are more.
+
+    Blocks of all cache groups count, because the groups of an engine share its memory.
+    """
+    confirmed, assumed, lanes = columns
+    found = I(0)
+    if has_live_row(confirmed, slot):
+        found = confirmed[slot]
+        for lane in range(N_TIERS, N_TIERS + lanes):
+            found += confirmed[live_at(confirmed.shape[0], slot, lane)]
+    return max(found, assumed[slot]) if has_live_row(assumed, slot) else found
 
 
 @compiled()
@@ -121,12 +130,11 @@ def _has_confirmed_blocks(index, slot):
     """Return whether the slot has blocks whose continuation follows from the tree alone."""
     if index[LAYOUTS] != 0 and i64_view(index, LAYOUT_OF)[slot] != 0:
         return False
-    live = i64_view(index, LIVE)
-    at, some = slot * LIVE_TIERS, I(0)
-    if at + N_TIERS > live.shape[0]:
+    live, some = i64_view(index, LIVE), I(0)
+    if not has_live_row(live, slot):
         return False
     for tier in range(N_TIERS):
-        some += live[at + tier]
+        some += live[live_at(live.shape[0], slot, tier)]
     return some != 0
 
 

@@ -19,6 +19,7 @@ from select_service.core.placement.decision_ring import Words
 from select_service.core.placement.placement_kernels import COST
 from select_service.core.placement.policies.policy import PlacementPolicy
 from select_service.core.placement.policies.policy_registry import policy_by_number
+from select_service.core.shared_caches.shared_layout import SHARED_CREDIT, SHARED_FIELDS
 from select_service.core.workers import rank_table_layout
 
 _LEADING_MASK = (1 << layout.ASSUMED_BIT) - 1
@@ -184,8 +185,8 @@ class _RowPlan:
         if row[layout.LEAST_WORK]:
             # Reusable tokens leave the further candidates the least own work of all.
             inside[len(recorded.slots) :] = row[layout.ISL_TOKENS] - row[layout.LEAST_WORK]
-        live = np.zeros((len(inside), header_kernels.LIVE_TIERS), np.int64)
-        live[: len(recorded.slots), 0] = recorded.held
+        live = np.zeros((header_kernels.LIVE_TIERS, len(inside)), np.int64)
+        live[0, : len(recorded.slots)] = recorded.held
         of_index = {header_kernels.INSIDE: inside, header_kernels.LIVE: live}
         index = _make_header(of_index, header_kernels.HEADER_LENGTH)
         # Kernels look for tokens inside blocks only where ranks have layouts.
@@ -197,7 +198,7 @@ class _RowPlan:
             plan_layout.MATCHED: _extend_rows(recorded.matched, more, 0),
             plan_layout.LEADING: _extend_rows(recorded.leading, more, 0),
             plan_layout.PARAMETERS: parameters,
-            plan_layout.SHARED: _make_shared(recorded, more, block_size),
+            plan_layout.SHARED: _make_shared(recorded, more),
         }
         self.header = _make_header(arrays, plan_layout.HEADER_LENGTH)
         self.header[plan_layout.BLOCK_SIZE] = block_size
@@ -221,13 +222,12 @@ def _make_totals(row: Words, recorded: RecordedCandidates, more: int) -> npt.NDA
     return totals
 
 
-def _make_shared(recorded: RecordedCandidates, more: int, block_size: int) -> Floats:
-    """Return tokens in a shared cache that give the recorded credits, as in plan_layout."""
+def _make_shared(recorded: RecordedCandidates, more: int) -> Floats:
+    """Return the recorded credits as in shared_layout."""
     if not recorded.credits.any():
         return np.zeros(0, np.float64)
-    rows = np.zeros((len(recorded.slots) + more, 2), np.float64)
-    rows[: len(recorded.slots), 0] = recorded.matched[:, -1] * float(block_size) + recorded.credits
-    rows[:, 1] = 1.0
+    rows = np.zeros((len(recorded.slots) + more, SHARED_FIELDS), np.float64)
+    rows[: len(recorded.slots), SHARED_CREDIT] = recorded.credits
     return rows.reshape(-1)
 
 

@@ -16,7 +16,6 @@ from indexer.index.header_kernels import (
     HASHES,
     HEADER,
     INSIDE,
-    N_TIERS,
     I,
     U,
     f64_view,
@@ -72,7 +71,6 @@ from select_service.core.placement.decision_ring_layout import (
 )
 from select_service.core.placement.plan_layout import (
     ASSUMED_BLOCKS,
-    BLOCK_SIZE,
     COSTS,
     INDEX,
     LEADING,
@@ -129,7 +127,7 @@ class SlotArrays(NamedTuple):
     speed: np.ndarray
     costs: np.ndarray
     inside: np.ndarray
-    held: tuple[np.ndarray, np.ndarray]
+    held: tuple[np.ndarray, np.ndarray, int]
 
 
 class CandidateTarget(NamedTuple):
@@ -314,13 +312,11 @@ def _put_factors(words, at, n, factors):
 @compiled()
 def _add_credits(words, at, n, plan):
     """Add the credits for tokens in a shared cache to the row's n candidates."""
-    shared, matched = f64_view(plan, SHARED), i32_view(plan, MATCHED)
+    shared = f64_view(plan, SHARED)
     for k in range(n):
         candidate = at + ROW_WORDS + k * CANDIDATE_WORDS
         slot = words[candidate + row.SLOT_AND_VERSION] & ((I(1) << SLOT_BITS) - 1)
-        held_tokens = float(matched[slot * N_TIERS + N_TIERS - 1] * plan[BLOCK_SIZE])
-        credit = I(shared_credit(shared, slot, held_tokens))
-        words[candidate + row.INSIDE_TOKENS] += credit << HIGH_HALF_BIT
+        words[candidate + row.INSIDE_TOKENS] += I(shared_credit(shared, slot)) << HIGH_HALF_BIT
 
 
 @compiled()

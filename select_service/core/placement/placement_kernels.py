@@ -90,6 +90,7 @@ from select_service.core.placement.plan_layout import (
     S_GPU,
     S_INSIDE,
     S_WORK,
+    SHARED,
     SUMMARY,
     T_ASSUMED_TOKENS,
     T_BEST_OVERLAP,
@@ -105,6 +106,7 @@ from select_service.core.placement.plan_layout import (
     T_SELECTED,
     TALLY,
 )
+from select_service.core.placement.shared_credit_kernels import fill_credits
 
 NO_SLOT = -1
 
@@ -156,6 +158,8 @@ def _match_prompt(plan, path, sequence):
         mark_layout_slots(index, u64_view(plan, HOLDING))
     if plan[ASSUMES] != 0:
         apply_assumptions(plan, path)
+    if plan[SHARED + 1] != 0:
+        fill_credits(plan)
     leading, running = i64_view(plan, LEADING), u64_view(plan, RUNNING)
     if f64_view(plan, PARAMETERS)[P_KV_REUSE] != 0.0:
         fill_leading_runs(load, sequence, u64_view(plan, KEYS), leading, running)

@@ -30,6 +30,7 @@ from select_service.core.placement.prompt import Prompt
 from select_service.core.placement.router_config import RouterConfig
 from select_service.core.shared_caches.fetch_prices import FetchPrices
 from select_service.core.shared_caches.shared_hits import SharedHits
+from select_service.core.shared_caches.shared_layout import SHARED_VALUE
 from select_service.core.workers.rank_table import RankTable
 
 _NO_HEADER = np.zeros(0, np.int64)
@@ -70,6 +71,7 @@ class PlacementScratch(NamedTuple):
     assumed_matched: npt.NDArray[np.int32]
     assumed_holding: npt.NDArray[np.uint64]
     assumed_blocks: npt.NDArray[np.int32]
+    own_works: npt.NDArray[np.float64]
 
     @classmethod
     def allocate(cls, rows: int) -> "PlacementScratch":
@@ -83,6 +85,7 @@ class PlacementScratch(NamedTuple):
             assumed_matched=np.zeros((rows, N_TIERS), np.int32),
             assumed_holding=np.zeros(rows // 64, np.uint64),
             assumed_blocks=np.zeros(rows, np.int32),
+            own_works=np.zeros(rows, np.float64),
         )
 
 
@@ -154,8 +157,8 @@ class Placer:
         self._index = index
         self.fetch_prices = FetchPrices(table)
         self.shared_rows = _NO_SHARED
-        """float64[n_slots, 2]: tokens in a shared cache and their value, of the last placement with
-        a look-up; empty without credit.
+        """float64[n_slots, SHARED_FIELDS] of shared_layout, of the last placement with a look-up;
+        empty without a hit.
         """
         self._assumed_index: PrefixIndex | None = None
         self.table = table
@@ -288,9 +291,12 @@ class Placer:
         return slot
 
     def _set_shared(self, plan: npt.NDArray[np.int64], hits: SharedHits) -> None:
-        """Give credit for tokens in a shared cache, if the policy uses it."""
-        gives_credit = hits.outcome == "hit" and self.policy.credits_shared
-        self.shared_rows = self.fetch_prices.price_rows(hits) if gives_credit else _NO_SHARED
+        """Let the match compare slots with a shared cache, for credit if the policy gives any."""
+        self.shared_rows = _NO_SHARED
+        if hits.outcome == "hit":
+            self.shared_rows = self.fetch_prices.price_rows(hits)
+            if not self.policy.credits_shared:
+                self.shared_rows[:, SHARED_VALUE] = 0.0
         store_pointer(plan, layout.SHARED, self.shared_rows)
 
     def _end_match(self, plan: npt.NDArray[np.int64]) -> None:
@@ -317,7 +323,7 @@ class Placer:
         _pack_request(plan.data, _REQUEST_AT, prompt.isl_tokens, n_blocks, pinned, 0.0)
         factors = _NO_FACTORS if factors is None else factors
         if prompt.shared is not None:
-            self._set_shared(plan, prompt.shared)
+            store_pointer(plan, layout.SHARED, self.shared_rows)
         self.policy.fill_terms(plan, eligible, factors, terms)
         if prompt.shared is not None:
             store_pointer(plan, layout.SHARED, _NO_SHARED)

@@ -19,11 +19,13 @@ COSTS       float64  rows                cost of the prompt on every slot, never
 ASSUMED_MATCHED int32 rows * N_TIERS     match of the assumed blocks of every slot
 ASSUMED_HOLDING uint64 rows / 64         slots with nonzero rows of ASSUMED_MATCHED
 ASSUMED_BLOCKS  int32  rows              device blocks in MATCHED that are only assumed
+OWN_WORKS   float64  rows                tokens of the prompt that each slot would compute, for
+                                         policies that price copies
 SUMMARY     int64    N_SUMMARY           summary of the last placement
 TALLY       int64    TALLY_LENGTH        sums over all decisions, and histograms of the prompts
 ASSUMED_INDEX   int64                    header of the index of assumed blocks; empty without one
-SHARED      float64  2 * n_slots         tokens that a shared cache holds for each slot, and the
-                                         value of one; empty without such tokens
+SHARED      float64  slots * fields      comparison of the slots with a shared cache
+                                         (shared_layout); empty without such tokens
 
 The number of rows is a multiple of 64, at least the number of slots of index, load and table.  The
 arrays from MATCHED to SUMMARY are scratch: every placement overwrites them.
@@ -33,33 +35,34 @@ from select_service.core.load.histogram_bins import PARTS_LENGTH
 
 INDEX, LOAD, RANKS, PARAMETERS, MATCHED, HOLDING = range(0, 12, 2)
 LEADING, RUNNING, KEYS, COSTS = range(12, 20, 2)
-ASSUMED_MATCHED, ASSUMED_HOLDING, ASSUMED_BLOCKS, SUMMARY, TALLY = range(20, 30, 2)
-FOLLOWS_PREFILLS = 30
+ASSUMED_MATCHED, ASSUMED_HOLDING, ASSUMED_BLOCKS, OWN_WORKS = range(20, 28, 2)
+SUMMARY, TALLY = range(28, 32, 2)
+FOLLOWS_PREFILLS = 32
 """1 when bookings keep their prompts, because the policy estimates the progress of prefills."""
-BLOCK_SIZE = 31
+BLOCK_SIZE = 33
 # Addresses of compiled functions: the policy's `place`, the steps common to all policies
 # (placement_kernels), and the writer of the ring (decision_kernels).
-PLACE_ADDRESS, MATCH_ADDRESS, CHOOSE_ADDRESS, RECORD_ADDRESS = range(32, 36)
-RING = 36
+PLACE_ADDRESS, MATCH_ADDRESS, CHOOSE_ADDRESS, RECORD_ADDRESS = range(34, 38)
+RING = 38
 """Address and length of the header of the ring recording the decisions (decision_layout)."""
-PARTITION, POLICY_NUMBER = 38, 39
+PARTITION, POLICY_NUMBER = 40, 41
 """Numbers of the partition in the ring and of the policy in the registry."""
-REQUEST = 40
+REQUEST = 42
 """First of the numbers of the request in process, in the order below; set before a placement."""
-REQUEST_ISL_TOKENS, REQUEST_BLOCKS, REQUEST_IS_PINNED, REQUEST_DRAW = range(40, 44)
+REQUEST_ISL_TOKENS, REQUEST_BLOCKS, REQUEST_IS_PINNED, REQUEST_DRAW = range(42, 46)
 REQUEST_FORMAT = "=3qd"
 """The numbers of the request in the notation of `struct`."""
-ASSUMES = 44
+ASSUMES = 46
 """Sum of the bits below; 0 while nothing is assumed, so that a match makes only this test."""
 HAS_ASSUMED_INDEX, HAS_FLOOR, HAS_ASSUMED_ROWS = 1, 2, 4
 """Bits of ASSUMES: an index of assumed blocks, a floor of the next match, rows left by the last."""
-ASSUMED_INDEX = 45
-FLOOR_SLOT, FLOOR_TOKENS = 47, 48
+ASSUMED_INDEX = 47
+FLOOR_SLOT, FLOOR_TOKENS = 49, 50
 """Slot that is assumed to hold at least so many tokens of the next prompt, for one match."""
-SHARED = 49
-LEAST_WORK = 51
+SHARED = 51
+LEAST_WORK = 53
 """Least own work of all candidates, for policies whose costs depend on it; otherwise 0."""
-HEADER_LENGTH = 52
+HEADER_LENGTH = 54
 
 # First parameters of every policy: the temperature of the choice, and whether requests share
 # blocks.

@@ -15,6 +15,11 @@ import numpy.typing as npt
 
 from select_service.core.array_types import Floats
 from select_service.core.shared_caches.shared_hits import SharedHits
+from select_service.core.shared_caches.shared_layout import (
+    SHARED_FIELDS,
+    SHARED_TOKENS,
+    SHARED_VALUE,
+)
 from select_service.core.workers.rank_table import RankTable
 from select_service.core.workers.transfer_prices import (
     HOST_PRICE,
@@ -65,14 +70,16 @@ class FetchPrices:
         return int(np.isinf(self.prices(None)[slots]).sum())
 
     def price_rows(self, hits: SharedHits) -> npt.NDArray[np.float64]:
-        """Return tokens and their value for every slot, float64[n_slots, 2], a fresh array.
+        """Return the tokens of the cache and their value for every slot, a fresh array.
+
+        Result: float64[n_slots, SHARED_FIELDS] of shared_layout; a match fills the other fields.
 
         An engine loads its own tokens over the bus of its host where that saves more.
         """
         # An infinite price, and one above that of computing, give no credit.
         values = np.maximum(0.0, 1.0 - self.prices(hits.link_gbps))
-        rows = np.empty((len(values), 2), np.float64)
-        rows[:, 0], rows[:, 1] = hits.tokens, values
+        rows = np.zeros((len(values), SHARED_FIELDS), np.float64)
+        rows[:, SHARED_TOKENS], rows[:, SHARED_VALUE] = hits.tokens, values
         self._use_own_tokens(rows, hits.own_tokens)
         return rows
 
@@ -81,8 +88,10 @@ class FetchPrices:
     ) -> None:
         for engine, tokens in tokens_by_engine.items():
             for slot in self._slots_by_engine.get(engine, ()):
-                if tokens * (1.0 - HOST_PRICE) > rows[slot, 0] * rows[slot, 1]:
-                    rows[slot] = tokens, 1.0 - HOST_PRICE
+                shared, value = rows[slot, SHARED_TOKENS], rows[slot, SHARED_VALUE]
+                if tokens * (1.0 - HOST_PRICE) > shared * value:
+                    rows[slot, SHARED_TOKENS] = tokens
+                    rows[slot, SHARED_VALUE] = 1.0 - HOST_PRICE
 
     def _read_changes(self) -> None:
         """Read the facts of changed rows, a bounded number of them."""

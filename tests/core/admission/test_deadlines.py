@@ -148,7 +148,7 @@ def test_a_priority_waits_only_for_its_equals():
     scene = busy_scene(10)
     assert not refused(scene, "urgent", 1, strict_priority=1)
     for number in range(5):
-        scene.ask(f"urgent{number}", TOKENS, strict_priority=1)
+        scene.ask(f"urgent{number}", TOKENS, strict_priority=1, deadline_ms=4_500)
     assert refused(scene, "late", 4_900, strict_priority=1)
     assert not refused(scene, "in time", 5_100, strict_priority=1)
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from select_service.core.admission import admission_gate
 from select_service.core.admission.drain_rate import TOKEN_S, TOKEN_S_MAX, TOKEN_S_MIN, DrainRate
 from select_service.core.load.new_reservation import DrainedTotals
 from tests.builders import a_reservation
@@ -87,6 +88,24 @@ def test_nobody_who_comes_is_served_before_those_for_whom_an_engine_made_room():
     scene.ask("b")
     assert scene.served == ["long", "a"]
     assert scene.gate.waiting.requests == 1
+
+
+def test_more_than_an_arrival_may_serve_before_it_is_left_to_a_turn(monkeypatch):
+    monkeypatch.setattr(admission_gate, "SERVED_PER_TURN_MAX", 2)
+    scene, prompt = holding(block_size=BLOCK), list(range(1, 13))
+    scene.ask("long", **hashes(prompt, 12 * BLOCK))
+    (worker_id, _) = where(scene.outcomes["long"])
+    busy(scene, 3 - worker_id, MUCH)
+    for number in range(6):
+        scene.look(f"r{number}")
+    store(scene, worker_id, prompt[:6])
+    assert not scene.wakes
+    scene.look("late")
+    assert scene.served == ["long", "r0", "r1"]
+    while scene.wakes:
+        scene.wakes = 0
+        scene.serve()
+    assert not scene.gate.waiting.requests
 
 
 def test_less_own_work_goes_before_who_came_a_little_earlier():

@@ -305,3 +305,27 @@ def test_the_earlier_deadline_goes_first_within_a_flow_only(policy):
     both.add(2, 0, 10, 0, flow="a", due_s=5.0)
     both.add(3, 0, 10, 0, flow="b")
     assert [both.next(EVERYWHERE).number for _ in range(4)] == [2, 3, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("classes", "waiting", "flow", "strict"),
+    [
+        pytest.param(1, [(10, 0, "a", 0), (1, 0, "b", 0), (999, 0, "c", 0)], "a", 0, id="flows"),
+        pytest.param(3, [(10, 0, "", 0), (1, 1, "", 0), (999, 2, "", 0)], "", 0, id="classes"),
+        pytest.param(1, [(999, 0, "a", 1)], "b", 1, id="flows of one priority"),
+        pytest.param(1, [(99, 0, "a", 1), (3, 0, "b", 0), (9, 0, "a", 0)], "b", 0, id="priority"),
+    ],
+)
+def test_a_wait_is_estimated_by_what_goes_before(classes, waiting, flow, strict):
+    both = Both([("fcfs", 1, {})] * classes)
+    requests = [each[1:] for each in waiting for _ in range(each[0])]
+    for number, (class_index, name, priority) in enumerate(requests):
+        both.add(number, class_index, 1, 6, flow=name, strict=priority)
+    new = both.make(len(requests), 0, 1, 6, flow=flow, strict=strict)[0]
+    before = 4 * estimate_wait(both.queue, new, lane_bits(6), 1.0)
+    both.add(len(requests), 0, 1, 6, flow=flow, strict=strict)
+    served = 0
+    while both.next(EVERYWHERE).number != new.number:
+        served += 1
+    # One request of each other flow or class may have its turn earlier or later.
+    assert before == pytest.approx(served, abs=2)

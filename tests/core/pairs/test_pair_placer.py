@@ -10,7 +10,7 @@ from select_service.core.load.compiled.load_layout import REQUESTS
 from select_service.core.pairs.pair_placer import PairMasks, PairPlacer
 from select_service.core.placement.placement_kernels import CACHED_TOKENS, DECODE
 from select_service.core.placement.policies.policy_registry import PolicyChoice
-from select_service.core.placement.policies.work_kernels import LEFT_PRICE, OWN_WORK
+from select_service.core.placement.policies.work_price_kernels import LEFT_PRICE, OWN_WORK
 from select_service.core.placement.prompt import Prompt
 from select_service.core.placement.router_config import RouterConfig
 from select_service.core.workers.transfer_prices import LinkPosition, price_between

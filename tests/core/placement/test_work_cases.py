@@ -1,5 +1,7 @@
 """What `work` counts and what it costs, case by case."""
 
+from math import floor
+
 import numpy as np
 import pytest
 
@@ -19,6 +21,7 @@ from tests.builders import (
     a_selector,
     a_worker,
 )
+from tests.core.placement.grouped_fleet import GroupedFleet
 
 SIZE = 4
 PEER = 7
@@ -151,6 +154,27 @@ def test_a_full_rank_pays_for_what_another_rank_holds(booked, is_full):
     partition.placer.place_prompt(asked, selector.decisions.config, everywhere)
     found = partition.placer.cost_terms(asked, selector.decisions.config, everywhere)
     assert found[partition.placer.policy.term_names.index("copy_price"), 0] == 0.0
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+@pytest.mark.parametrize("unit", [2, 8])
+def test_a_cache_is_full_of_the_blocks_of_all_its_groups(unit, spare):
+    """Also of states and of ends inside blocks: the groups of an engine share its memory."""
+    ends = [7, 20]
+    held = len(GroupedFleet(unit, [ends]).engines[0].model.holdings())
+    size = floor(held / 0.9) + spare
+    fleet = GroupedFleet(unit, [ends, [41]], options=("copy-price",), total_kv_blocks=size)
+    placer, config = fleet.partition.placer, fleet.selector.decisions.config
+    prompt = read_prompt(a_select(42), 8, 0)
+    slots = fleet.partition.table.open_slots
+    placer.place_prompt(prompt, config, slots)
+    rows = placer.cost_terms(prompt, config, slots)
+    terms = dict(zip(placer.policy.term_names, rows, strict=True))
+    first, second = (fleet.partition.table.find_slot(Rank(number, 0)) for number in (1, 2))
+    extra = terms["own_work"][first] - terms["own_work"][second]
+    assert extra > 0
+    assert terms["copy_price"][first] == (0.0 if spare else 0.5 * extra)
+    assert placer.scratch.costs[:2].tolist() == terms["cost"].tolist()
 
 
 def test_prefill_that_is_not_tracked_is_in_no_account():

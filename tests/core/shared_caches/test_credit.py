@@ -84,10 +84,10 @@ def a_fleet(workers, policy="work"):
     return selector
 
 
-def looked_up(hits, **fields):
+def looked_up(hits, size=SIZE, **fields):
     request = a_select(TOKENS, **fields)
-    prompt = read_prompt(request, SIZE, 0)._replace(shared=hits)
-    return request, ReadAheadPrompt(SIZE, 0, prompt)
+    prompt = read_prompt(request, size, 0)._replace(shared=hits)
+    return request, ReadAheadPrompt(size, 0, prompt)
 
 
 @given(WORKERS, HITS, st.booleans())

@@ -116,6 +116,18 @@ def test_answers_are_the_engines_own(layout):
     assert_empty(replayed.rank)
 
 
+@pytest.mark.parametrize("layout", ["full_swa", "full_mamba_unit16", "v4_small"])
+def test_blocks_of_all_groups_fill_the_memory_of_the_engine(layout):
+    """The groups share a pool; the blocks of the dense group alone are a small part of some."""
+    about, *rows = rows_of(layout)
+    rank, pool, most = rank_of(about), about["blocks"], 0
+    tree, slot = rank.index._tree, rank.writer.slot
+    for row in (row for row in rows if "batch" in row):
+        rank.apply_batch(row["batch"][1])
+        most = max(most, tree.count_tier_blocks(slot, 0) + tree.count_lane_blocks(slot))
+    assert 0.7 * pool < most < pool
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_without_names_answers_are_exact_or_upper_bounds(layout):
     replayed = Replayed(layout, knows_seed=False)

@@ -15,11 +15,11 @@ import numpy as np
 from indexer.index.header_kernels import (
     CHANGED,
     LIVE,
-    LIVE_TIERS,
     LOST,
     N_TIERS,
     i32_view,
     i64_view,
+    live_at,
     lowest_bit,
     u64_view,
 )
@@ -67,7 +67,7 @@ def _blocks_on_slot(index, slot):
     """Return the number of blocks on a slot, over all tiers."""
     live, blocks = i64_view(index, LIVE), I64(0)
     for tier in range(N_TIERS):
-        blocks += live[slot * LIVE_TIERS + tier]
+        blocks += live[live_at(live.shape[0], slot, tier)]
     return blocks
 
 

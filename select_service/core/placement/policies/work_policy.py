@@ -6,6 +6,7 @@ from typing import NamedTuple
 from select_service.core.placement.policies import work_kernels as kernels
 from select_service.core.placement.policies.policy import PlacementPolicy
 from select_service.core.placement.policies.reference_policy import credit_blocks
+from select_service.core.placement.policies.work_price_kernels import N_TERMS
 from select_service.core.placement.router_config import POLICY_OPTIONS, RouterConfig
 
 COPY_PRICE = 0.5
@@ -99,4 +100,4 @@ WORK_POLICY = PlacementPolicy(
     options=POLICY_OPTIONS,
     credits_shared=True,
 )
-assert len(WORK_POLICY.term_names) == kernels.N_TERMS
+assert len(WORK_POLICY.term_names) == N_TERMS
