@@ -65,7 +65,7 @@ SETTLED_PER_TURN_MAX = 256
 
 
 class AdmissionPreview(NamedTuple):
-    """What admission would do with a request.
+    """Result that admission would have for a request.
 
     eligible: bool[n_slots], the ranks that it would pass on
     wait_s: estimated wait, seconds; None means unknown

@@ -8,43 +8,22 @@ Source: Shreedhar and Varghese, "Efficient Fair Queuing Using Deficit Round-Robi
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Generic, TypeVar
-
-Member = TypeVar("Member", bound=Hashable)
+from collections.abc import Callable, Iterable, Mapping
 
 
-class DeficitRing(Generic[Member]):
-    """Ring of members with their credit; the first member has its turn."""
+class DeficitRing:
+    """Ring of numbered members with their credit; the first member has its turn."""
 
-    def __init__(self, members: Iterable[Member] = ()) -> None:
-        self._credit: OrderedDict[Member, int] = OrderedDict.fromkeys(members, 0)
+    def __init__(self, members: Iterable[int]) -> None:
+        self._credit: OrderedDict[int, int] = OrderedDict.fromkeys(members, 0)
         self._is_credited = False
         """Whether the first member has received the credit of this round."""
 
-    def __contains__(self, member: Member) -> bool:
-        return member in self._credit
-
-    def __len__(self) -> int:
-        return len(self._credit)
-
-    def add_member(self, member: Member) -> None:
-        """Add a member at the end of the ring, without credit."""
-        self._credit[member] = 0
-
-    def remove_member(self, member: Member) -> None:
-        # The next member has not received the credit of this round.
-        if next(iter(self._credit)) == member:
-            self._is_credited = False
-        del self._credit[member]
-
-    def reset_credit(self, member: Member) -> None:
+    def reset_credit(self, member: int) -> None:
         """Take the credit from a member, so that it cannot save up for a burst."""
         self._credit[member] = 0
 
-    def choose_member(
-        self, costs: Mapping[Member, int], quantum_of: Callable[[Member], int]
-    ) -> Member:
+    def choose_member(self, costs: Mapping[int, int], quantum_of: Callable[[int], int]) -> int:
         """Turn the ring to the next member that can pay, and return it.
 
         Repeated without a payment, the choice among equal costs is the same.
@@ -62,7 +41,7 @@ class DeficitRing(Generic[Member]):
         """Subtract a cost from the chosen member, which keeps its turn while it can pay."""
         self._credit[next(iter(self._credit))] -= cost
 
-    def repay_member(self, member: Member, cost: int) -> None:
+    def repay_member(self, member: int, cost: int) -> None:
         """Return a payment for a request that was not served after all."""
         self._credit[member] += cost
 
@@ -71,9 +50,7 @@ class DeficitRing(Generic[Member]):
         self._credit.move_to_end(next(iter(self._credit)))
         self._is_credited = False
 
-    def _turn_to_payer(
-        self, costs: Mapping[Member, int], quantum_of: Callable[[Member], int]
-    ) -> bool:
+    def _turn_to_payer(self, costs: Mapping[int, int], quantum_of: Callable[[int], int]) -> bool:
         """Turn to the first member that can pay with the credit of one round, if there is one."""
         passed = 0
         for member, credit in self._credit.items():
@@ -94,9 +71,7 @@ class DeficitRing(Generic[Member]):
         self._is_credited = True
         return True
 
-    def _skip_rounds(
-        self, costs: Mapping[Member, int], quantum_of: Callable[[Member], int]
-    ) -> None:
+    def _skip_rounds(self, costs: Mapping[int, int], quantum_of: Callable[[int], int]) -> None:
         """Add the credit of the rounds before the first in which a member can pay."""
         # A cost may be millions of tokens and a quantum 1: walking every round would take too long.
         rounds = min(-(-(c - self._credit[m]) // quantum_of(m)) for m, c in costs.items()) - 1

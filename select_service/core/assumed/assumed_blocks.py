@@ -316,11 +316,6 @@ class AssumedBlocks:
                     return True
         return False
 
-    @property
-    def has_expiry(self) -> bool:
-        """Whether some rank's blocks expire."""
-        return any(rank.ttl_s < inf for rank in self._ranks.values())
-
     def is_empty(self, slot: int) -> bool:
         """Return whether nothing is assumed of a slot."""
         return not self.count_blocks(slot)

@@ -110,13 +110,6 @@ class LedgerMemory:
         session = self.history[at + layout.SESSION_ROW]
         return (self.history[at + layout.SESSION_TABLE], abs(session)) if session else None
 
-    def set_lease(self, row: int, renewed_at: float, ends_at: float) -> None:
-        """Set the lease of a row."""
-        self._times[row * layout.FIELDS + layout.RENEWED_AT] = renewed_at
-        self.ends[row] = ends_at
-        numbers = self.header.view(np.float64)
-        numbers[layout.NEXT_END] = min(numbers[layout.NEXT_END], ends_at)
-
     def count_while_live(self, row: int, count: LiveCounter) -> None:
         """Count the reservation of a row while it lives, unless the row has a counter already."""
         at = row * layout.HISTORY_NUMBERS + layout.COUNTER_ADDRESS

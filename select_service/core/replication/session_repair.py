@@ -123,11 +123,6 @@ class SessionAgreement:
                 return key, common
         return None
 
-    @property
-    def n_differing(self) -> int:
-        """Number of scopes with a difference in the last digest."""
-        return len(self._differing)
-
     def record_repair(
         self, key: PartitionKey, result: SessionRepairResult | None, now: float
     ) -> None:

@@ -34,11 +34,6 @@ class LinkPosition(NamedTuple):
     is_required: bool = False
     preference: float = 0.0
 
-    @property
-    def domain_name(self) -> str | None:
-        """Return the name of the worker's domain of its own kind; None means unknown."""
-        return dict(self.domains).get(self.domain) if self.domain is not None else None
-
 
 class DomainRule(NamedTuple):
     """Rule of a request about the domain of a pair, instead of the workers' own.
