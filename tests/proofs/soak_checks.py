@@ -173,7 +173,7 @@ class ValueCheck:
     def run(self) -> None:
         self._wait_until_read()
         for replica in self._fleet.replicas:
-            states = {each: self._state(replica, each)["state"] for each in HYBRID}
+            states = {each: self._state(replica, each).get("state", "absent") for each in HYBRID}
             for prompt in self._prompts:
                 query = {"model_name": HYBRID_MODEL, "token_ids": prompt}
                 for row in replica.post("/overlap_scores", query)[1]["workers"]:
@@ -196,13 +196,15 @@ class ValueCheck:
             for worker_id, engine in self._fleet.hybrid.items():
                 while time.monotonic() < until:
                     status = self._state(replica, worker_id)
-                    is_read = status["last_sequence"] == engine.process.last_seq
+                    is_read = status.get("last_sequence") == engine.process.last_seq
                     if is_read and status["state"] == "connected":
                         break
                     time.sleep(0.05)
 
     def _state(self, replica: SoakReplica, worker_id: int) -> dict[str, Any]:
-        state: dict[str, Any] = replica.get(f"/workers/{worker_id}")[1]["kv_events"]["0"]
+        """Return the state of the listener; empty until a new process has read the workers."""
+        answer = replica.get(f"/workers/{worker_id}")[1]
+        state: dict[str, Any] = answer.get("kv_events", {}).get("0", {})
         return state
 
 
