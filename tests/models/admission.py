@@ -64,6 +64,7 @@ class AdmissionModel(SelectorModel):
         self.document = document
         self.line = WaitingModel(document or {"policy_classes": []})
         self.stale_s, self.turn_max, self.timeout_s = stale_s, turn_max, timeout_s
+        self.burst_of_rank = 4096
         self.bounds = bounds or (math.inf, math.inf)
         self.default = (None, None)
         self.own_thresholds: dict[str, tuple[float | None, int | None]] = {}
@@ -216,6 +217,10 @@ class AdmissionModel(SelectorModel):
                 found.add(rank)
         return found
 
+    def burst(self, key):
+        """Tokens by which a flow may get ahead of its share."""
+        return self.burst_of_rank * len(self.open_ranks(key))
+
     def room(self, waiter):
         """Where one who waits could run now."""
         asked = waiter.asked
@@ -288,7 +293,7 @@ class AdmissionModel(SelectorModel):
         if waiter.deadline <= now:
             self.refuse(*self.end_of(waiter))
         per_s = self.rate(asked.key)
-        if per_s and self.line.wait_s(waiter, per_s) > asked.due_s:
+        if per_s and self.line.wait_s(waiter, per_s, self.burst(asked.key)) > asked.due_s:
             self.refuse("DeadlineExceeded", "deadline_exceeded")
         there = [*self.line.waiters, *self.line.own(waiter), waiter]
         tokens = sum(w.asked.isl for w in there)
@@ -383,7 +388,7 @@ class AdmissionModel(SelectorModel):
             else:
                 waiter.legs = (frozenset(self.candidates(waiter.asked)),)
         while left and self.line.of(key):
-            waiter = self.line.take(key, self.room)
+            waiter = self.line.take(key, self.room, self.burst(key))
             if waiter is None:
                 return False
             left -= 1

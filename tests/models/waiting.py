@@ -131,21 +131,24 @@ class FlowTimes:
         """When the last request of a flow ends; never forgotten."""
         self.ready_before = set()
         """Who had a request with room when somebody was served last."""
-        self.now = 0.0
+        self.now, self.earliest = 0.0, float("-inf")
 
-    def begin(self, name):
-        end = self.ends.get(name, 0.0)
-        return end if name in self.ready_before else max(end, self.now)
+    def begin(self, name, burst):
+        """burst: how long before the present a flow may begin that was not ready"""
+        earliest = max(self.earliest, self.now - burst)
+        end = self.ends.get(name, earliest)
+        return end if name in self.ready_before else max(end, earliest)
 
-    def turn(self, firsts):
+    def turn(self, firsts, burst):
         """Whose turn it is.  firsts: flow -> its first with room"""
-        return min(firsts, key=lambda name: (self.begin(name), firsts[name].place))
+        return min(firsts, key=lambda name: (self.begin(name, burst), firsts[name].place))
 
-    def pay(self, name, firsts, length):
-        begins = {each: self.begin(each) for each in firsts}
+    def pay(self, name, firsts, length, burst):
+        begins = {each: self.begin(each, burst) for each in firsts}
+        self.earliest = max(self.earliest, self.now - burst)
         self.ends |= begins
         self.ready_before = set(firsts)
-        self.now = begins[name]
+        self.now = max(self.now, begins[name])
         self.ends[name] += length
 
     def leave(self, name):
@@ -206,18 +209,18 @@ class WaitingModel:
         strict = max((w.asked.strict for w in firsts.values()), default=0)
         return {f: w for f, w in firsts.items() if w.asked.strict == strict}
 
-    def take(self, key, has_room):
+    def take(self, key, has_room, burst):
         """The next to go, taken out; None when nobody who waits has room."""
         names = [policy["name"] for policy in self.document["policy_classes"]]
         able = {name: self.firsts(key, name, has_room) for name in names}
-        heads = {n: f[self.flows[key, n].turn(f)] for n, f in able.items() if f}
+        heads = {n: f[self.flows[key, n].turn(f, burst)] for n, f in able.items() if f}
         if not heads:
             return None
         ring = self.rings[key]
         name = ring.turn({name: waiter.cost for name, waiter in heads.items()})
         head = heads[name]
         weight = head.policy.get("fairness_weights", {}).get(head.asked.flow, 1)
-        self.flows[key, name].pay(head.asked.flow, able[name], head.cost / weight)
+        self.flows[key, name].pay(head.asked.flow, able[name], head.cost / weight, burst)
         ring.released += head.cost
         self.remove(head)
         if not self.of(key, name):
@@ -254,17 +257,23 @@ class WaitingModel:
         asked = waiter.asked
         return self.of(asked.key, waiter.policy["name"], asked.flow) if asked.flow else []
 
-    def wait_s(self, waiter, tokens_per_s):
+    def wait_s(self, waiter, tokens_per_s, burst):
         """How long it waits at least.  tokens_per_s: of one rank"""
         found = [0.0]
-        for leg in waiter.legs:
-            rivals = [w for w in self.of(waiter.asked.key) if all(leg <= each for each in w.legs)]
-            for some in ([w for w in rivals if w.ranks == leg], rivals):
-                n_ranks = len(leg.union(*(w.ranks for w in some)))
-                found.append(self.tokens_before(waiter, some) / (tokens_per_s * n_ranks))
+        for legs in [*((leg,) for leg in waiter.legs), waiter.legs]:
+            ranks = frozenset().union(*legs)
+            # Who has room whenever one of each of these legs has.
+            rivals = [
+                w
+                for w in self.of(waiter.asked.key)
+                if all(any(leg <= each for leg in legs) for each in w.legs)
+            ]
+            for some in ([w for w in rivals if w.ranks == ranks], rivals):
+                n_ranks = len(ranks.union(*(w.ranks for w in some)))
+                found.append(self.tokens_before(waiter, some, burst) / (tokens_per_s * n_ranks))
         return max(found)
 
-    def tokens_before(self, waiter, rivals):
+    def tokens_before(self, waiter, rivals, burst):
         """What goes before a new request, if only some others wait, served drop by drop."""
         mine, asked = waiter.policy, waiter.asked
         there = [w for w in rivals if w.policy is mine]
@@ -274,7 +283,9 @@ class WaitingModel:
         before = sum(w.cost for w in equal if w.asked.flow == asked.flow and w.place < waiter.place)
         in_class = urgent + before
         for flow in {w.asked.flow for w in equal} - {asked.flow}:
-            share = before * weights.get(flow, 1) / weights.get(asked.flow, 1)
+            times = self.flows[asked.key, mine["name"]]
+            begin = times.begin(asked.flow, burst) + before / weights.get(asked.flow, 1)
+            share = max(0, begin - times.begin(flow, burst)) * weights.get(flow, 1)
             in_class += min(share, sum(w.cost for w in equal if w.asked.flow == flow))
         total = in_class
         for policy in self.document["policy_classes"]:

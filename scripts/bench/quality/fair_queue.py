@@ -2,7 +2,9 @@
 
 Four clients share eight simulated ranks behind the queue of the real core.  The victim sends the
 same prompts at the same times in every run.  In the second run one neighbour sends `--factor` times
-a quarter of the capacity.  All prompts are different, so caches do not matter.
+a quarter of the capacity.  All prompts are different, so caches do not matter.  With the weight
+`first` the victim has strict priority: no order of a queue that never holds back room lets it wait
+less.
 
     python -m scripts.bench.quality.fair_queue [--seconds 100] [--seeds 1:2] [--factor 10]
 """
@@ -47,10 +49,13 @@ UNBOUNDED = QueueBounds(10**9, 10**15)
 
 
 class Waits(NamedTuple):
-    """Seconds of the victim's requests until they have a rank, and the first token."""
+    """Seconds of the victim's requests until they have a rank, and the first token; and seconds of
+    everyone's until they have a rank.
+    """
 
     rank_s: NDArray[np.float64]
     token_s: NDArray[np.float64]
+    all_s: NDArray[np.float64]
 
 
 class TimedRouter(CoreRouter):
@@ -96,10 +101,15 @@ def make_workload(loads: Sequence[float], seconds: float, seed: int) -> ReplayWo
 
 
 class Variant(NamedTuple):
-    """Rules of the queue.  weight: of the victim; None means that requests have no fairness_id"""
+    """Rules of the queue.
+
+    weight: of the victim; None means that requests have no fairness_id
+    is_first: whether the victim has strict priority
+    """
 
     order: QueuePolicy
     weight: float | None = None
+    is_first: bool = False
 
     def make_rules(self) -> QueueRules:
         usual = single_class_profile(self.order, THRESHOLD)
@@ -117,7 +127,11 @@ def run_world(
     workload: ReplayWorkload, variant: Variant, seed: int
 ) -> tuple[ReplayWorld, TimedRouter]:
     world = ReplayWorld(workload, EQUAL)
-    usage = SelectorUsage(queue=variant.make_rules(), has_flows=variant.weight is not None)
+    usage = SelectorUsage(
+        queue=variant.make_rules(),
+        has_flows=variant.weight is not None,
+        urgent_client=VICTIM if variant.is_first else None,
+    )
     scene = CoreScene(EQUAL, workload.n_blocks, seed)
     router = TimedRouter(scene, RouterConfig(policy="work"), usage)
     router.join_world(world)
@@ -131,12 +145,16 @@ def measure_victim(loads: Sequence[float], options: argparse.Namespace, variant:
     for seed in options.seeds:
         workload = make_workload(loads, options.seconds, seed)
         world, router = run_world(workload, variant, seed)
-        mine = [
-            (router.got_rank_at[number] - history.arrived_s, history.first_s - history.arrived_s)
+        each = [
+            (
+                workload.labels[world.turn_of(number)[0]] == VICTIM,
+                router.got_rank_at[number] - history.arrived_s,
+                history.first_s - history.arrived_s,
+            )
             for number, history in enumerate(world.record.histories)
-            if workload.labels[world.turn_of(number)[0]] == VICTIM
         ]
-        parts.append(Waits(*np.array(mine).T))
+        is_mine, rank_s, token_s = np.array(each).T
+        parts.append(Waits(rank_s[is_mine > 0], token_s[is_mine > 0], rank_s))
     return Waits(*(np.concatenate(each) for each in zip(*parts, strict=True)))
 
 
@@ -159,9 +177,9 @@ def main() -> None:
     if options.capacity:
         print(f"{measure_capacity(options.seconds):.1f} requests/s")
         return
-    quantities = ("wait mean", "wait p99", "first token p99")
-    print(render_row(("load", "order", "weight", *quantities, "ratios of p99")))
-    print(render_row(["---"] * 7))
+    quantities = ("wait mean", "wait p99", "first token p99", "ratios of p99", "wait mean of all")
+    print(render_row(("load", "order", "weight", *quantities)))
+    print(render_row(["---"] * 8))
     for (name, load), variant in list_cases():
         calm = measure_victim((VICTIM_LOAD, *[load] * NEIGHBOURS), options, variant)
         loud = (VICTIM_LOAD, *[load] * (NEIGHBOURS - 1), AGGRESSOR_LOAD * options.factor)
@@ -172,6 +190,7 @@ def main() -> None:
 def list_cases() -> list[tuple[tuple[str, float], Variant]]:
     """Return the mixes with the variants: all orders for the first, `fcfs` for the others."""
     usual = [Variant("fcfs", weight) for weight in (None, 1.0, 4.0)]
+    usual.append(Variant("fcfs", 1.0, is_first=True))
     others: tuple[QueuePolicy, ...] = ("wspt", "lcfs", "work")
     first, *more = MIXES.items()
     return [
@@ -181,6 +200,8 @@ def list_cases() -> list[tuple[tuple[str, float], Variant]]:
 
 
 def render_variant(variant: Variant) -> tuple[str, str]:
+    if variant.is_first:
+        return variant.order, "first"
     return variant.order, "no names" if variant.weight is None else f"{variant.weight:g}"
 
 
@@ -192,10 +213,12 @@ def compare(calm: Waits, beside: Waits) -> list[str]:
             (np.mean, calm.rank_s, beside.rank_s),
             (p99, calm.rank_s, beside.rank_s),
             (p99, calm.token_s, beside.token_s),
+            (np.mean, calm.all_s, beside.all_s),
         )
     ]
-    ratios = [f"{b / a:.2f}" if a else "-" for a, b in pairs[1:]]
-    return [*(f"{a:.2f} → {b:.2f} s" for a, b in pairs), " / ".join(ratios)]
+    ratios = [f"{b / a:.2f}" if a else "-" for a, b in pairs[1:3]]
+    *mine, of_all = (f"{a:.2f} → {b:.2f} s" for a, b in pairs)
+    return [*mine, " / ".join(ratios), of_all]
 
 
 def p99(values: NDArray[np.float64]) -> float:

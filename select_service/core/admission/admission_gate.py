@@ -22,6 +22,7 @@ import numpy as np
 from indexer.index.header_kernels import CHANGED
 from select_service.base.errors import QueueTimeout, SelectError
 from select_service.core.admission.busy_check import BusyCheck
+from select_service.core.admission.flow_clock import compute_burst
 from select_service.core.admission.headroom import Headroom, compute_headroom
 from select_service.core.admission.load_shed_rule import LoadShedRule
 from select_service.core.admission.outcome_counters import AdmissionCounters
@@ -29,7 +30,7 @@ from select_service.core.admission.partition_queue import PartitionQueue
 from select_service.core.admission.policy_classes import QueueBounds, QueueRules
 from select_service.core.admission.priority_tiers import PriorityTiers
 from select_service.core.admission.queue_headroom import QueueHeadroom, leave_awaited
-from select_service.core.admission.session_admission import must_wait_for_session, unpin_ticket
+from select_service.core.admission.session_admission import follow_session_again, unpin_ticket
 from select_service.core.admission.shed_tiers import ShedTiers
 from select_service.core.admission.wait_limits import WaitLimits
 from select_service.core.admission.waiting_list import NO_BACKLOG, Backlog, WaitingList
@@ -406,7 +407,9 @@ class AdmissionGate:
                 ticket.settle(error)
         if more:
             self._dirty.partitions[key] = None
-            return 0
+            # Otherwise ranks that change in every turn would keep all requests waiting.
+            if partition is None or not self.waiting.queues[key].is_overtaken:
+                return 0
         while partition is not None and key in self.waiting.queues:
             if not budget or not self._decisions.is_ready_for_max_booking(partition):
                 self._dirty.partitions[key] = None
@@ -415,7 +418,7 @@ class AdmissionGate:
             queue.changes = _index_change_count(partition)
             cost = 1 + queue.search_work // WORK_PER_STEP
             views = QueueHeadroom(self.busy_check, partition, queue)
-            chosen = queue.take_next(views.headroom_bits)
+            chosen = queue.take_next(views.headroom_bits, compute_burst(partition.table))
             if chosen is None:
                 budget = max(0, budget - cost)
                 break
@@ -435,13 +438,16 @@ class AdmissionGate:
             return
         waited = QueueWait(ticket.policy_class, ticket.position, waited_s)
         try:
-            if must_wait_for_session(ticket, room, self._decisions, now):
+            follow_session_again(ticket, self._decisions, now)
+            job = ticket.placement_request
+            # The session or, in an overtaken queue, ranks may have changed during the wait.
+            allowed = find_candidates(job.partition.table, ticket.request)
+            legs = self._leg_masks(job, allowed) or [allowed]
+            if not all((leg & room).any() for leg in legs):
                 self.waiting.return_ticket(ticket)
                 return
-            job = ticket.placement_request
-            # Constraints are checked again, because ranks may have changed during the wait.
-            allowed = find_candidates(job.partition.table, ticket.request) & eligible
-            decision = self._decisions.decide(job._replace(queue_wait=waited), allowed, now)
+            job = job._replace(queue_wait=waited)
+            decision = self._decisions.decide(job, allowed & eligible, now)
         except SelectError as error:
             self.tally.count_refusal("no_rank", job.partition.key)
             self._settle_taken(ticket, error)

@@ -100,6 +100,9 @@ class ClassQueue:
             lane = LaneTickets(ticket.lane, flow.number, ticket.request, ticket.pairs, found_in)
             flow.lanes[ticket.lane] = lane
             self.table.add_lane(lane, bits)
+        elif lane.found_in != found_in:
+            lane.found_in = found_in
+            self.table.set_bits(lane, bits)
         # Before the ticket is stored, which would count itself.
         ticket.position = 1 + flow.count_before(ticket.order)
         lane.tickets[ticket.order] = ticket
@@ -139,20 +142,26 @@ class ClassQueue:
             NO_SLOTS if free is None or not n_pinned else free(True),
         )
 
-    def find_head(self, free: Callable[[bool], SlotBits]) -> WaitingTicket | None:
+    def find_head(self, free: Callable[[bool], SlotBits], burst: float) -> WaitingTicket | None:
         """Return the next request in turn with a candidate with room.
 
         free: as for `room_of`
+        burst: tokens that a flow of weight 1 may be served ahead of its share
         """
         if not self.flows:
             return None
-        lane = self._clock.find_head(self.table, self.room_of(free))
+        lane = self._clock.find_head(self.table, self.room_of(free), burst)
         return None if lane is None else lane.first
 
     def take_head(self, ticket: WaitingTicket) -> None:
         """Remove the last result of `find_head`, at the expense of its flow."""
         self._clock.charge_flow(self.flows[ticket.flow].number, self._length_of(ticket))
         self.remove(ticket)
+
+    def start_of(self, flow: str, burst: float) -> float:
+        """Return the virtual time at which the next request of a flow starts."""
+        found = self.flows.get(flow)
+        return self._clock.start_of(flow, None if found is None else found.number, burst)
 
     def return_head(self, ticket: WaitingTicket) -> None:
         """Return its payment to a ticket that is about to be added again."""

@@ -107,13 +107,28 @@ def collect_candidates(n_lanes, rows, width, out):
     return n_lanes
 
 
-@compiled("int64(int64, int64[::1], int64, int64[::1], int64[::1], int64[::1])")
-def find_rivals(n_lanes, rows, width, slots, used, out):
-    """Write twice the row of each lane that can use every one of some slots to `out`.
+@compiled()
+def _contains(rows, first, width, slots):
+    """Return whether a leg of a lane has every one of some slots.
 
-    Return their number; a full `out` ends the search.  A lane with no other slots has 1 added.
+    first: index of the first word of its candidates
+    """
+    for word in range(slots.shape[0]):
+        candidates = rows[first + word] if word < width else I64(0)
+        if slots[word] & ~candidates:
+            return False
+    return True
 
-    slots: the slots as bits; `used`: int64[at least width], gets the slots of the lanes added
+
+@compiled("int64(int64, int64[::1], int64, int64[::1], int64[::1], int64[::1], int64[::1])")
+def find_rivals(n_lanes, rows, width, leg, other_leg, used, out):
+    """Write twice the row of each lane with room whenever a request has room to `out`.
+
+    Each leg of these lanes has all slots of a leg of the request.  Return their number; a full
+    `out` ends the search.  A lane with no other slots has 1 added.
+
+    leg, other_leg: slots of the request as bits, as many words; equal for a request with one leg
+    used: int64[at least width], gets the slots of the lanes added
     out: int64[most lanes found]
     """
     stride, found = BITS + LEGS * width, I64(0)
@@ -121,39 +136,41 @@ def find_rivals(n_lanes, rows, width, slots, used, out):
         if found == out.shape[0]:
             break
         first, is_rival, is_same = lane * stride + BITS, True, True
-        for word in range(max(width, slots.shape[0])):
-            one = rows[first + word] if word < width else I64(0)
-            other = rows[first + width + word] if word < width else I64(0)
-            wanted = slots[word] if word < slots.shape[0] else I64(0)
-            is_rival &= (wanted & ~(one & other)) == 0
-            is_same &= (one | other) == wanted
-        if is_rival:
-            out[found] = 2 * lane + is_same
-            found += 1
-            for word in range(width):
-                used[word] |= rows[first + word] | rows[first + width + word]
+        for start in range(first, first + LEGS * width, width):
+            is_rival &= _contains(rows, start, width, leg) or _contains(
+                rows, start, width, other_leg
+            )
+        if not is_rival:
+            continue
+        for word in range(width):
+            candidates = rows[first + word] | rows[first + width + word]
+            own = leg[word] | other_leg[word] if word < leg.shape[0] else I64(0)
+            is_same &= candidates == own
+            used[word] |= candidates
+        out[found] = 2 * lane + is_same
+        found += 1
     return found
 
 
 @compiled()
-def _start_of(flow, starts, was_served, now):
-    """Return the start of a flow's next request: not before now, unless it had a head before."""
-    return starts[flow] if was_served[flow] else max(starts[flow], now)
+def _start_of(flow, starts, had_head, floor):
+    """Return the start of a flow's next request, not below the floor unless it had a head."""
+    return starts[flow] if had_head[flow] else max(starts[flow], floor)
 
 
 @compiled("int64(int64[::1], int64, int64[::1], float64[::1], boolean[::1], float64)")
-def choose_flow(rows, stride, heads, starts, had_head, now):
+def choose_flow(rows, stride, heads, starts, had_head, floor):
     """Return the flow whose head starts first, of equal ones the one with the first head.
 
     heads: see `find_heads`
     starts: virtual time of each flow's next request
     had_head: whether each flow had a head when a request was served last
-    now: virtual time of that request
+    floor: earliest start for flows without a head then
     """
     chosen, first = I64(-1), np.inf
     for flow in range(heads.shape[0]):
         if heads[flow] >= 0:
-            start = _start_of(flow, starts, had_head, now)
+            start = _start_of(flow, starts, had_head, floor)
             is_first = start < first or (
                 start == first and _is_before(rows, heads[flow] * stride, heads[chosen] * stride)
             )
@@ -163,10 +180,10 @@ def choose_flow(rows, stride, heads, starts, had_head, now):
 
 
 @compiled("float64(int64[::1], float64[::1], boolean[::1], float64, int64)")
-def advance_flows(heads, starts, had_head, now, chosen):
-    """Note which flows have heads, before a flow is served; return the virtual time of that."""
+def advance_flows(heads, starts, had_head, floor, chosen):
+    """Note which flows have heads, before a flow is served; return the start of its request."""
     for flow in range(heads.shape[0]):
         if heads[flow] >= 0:
-            starts[flow] = _start_of(flow, starts, had_head, now)
+            starts[flow] = _start_of(flow, starts, had_head, floor)
         had_head[flow] = heads[flow] >= 0
     return starts[chosen]

@@ -1,6 +1,7 @@
 """Lanes of a policy class as rows of an array, so that kernels search thousands in microseconds."""
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -65,6 +66,13 @@ class LaneTickets:
     row: int = -1
     cost: int = 0
     tickets: SortedDict[Order, WaitingTicket] = field(default_factory=SortedDict)
+
+    def age_of_candidates(self, table: TableVersion) -> float:
+        """Return the number of changes of the ranks since the candidates were found."""
+        found_in = self.found_in
+        if found_in is None or found_in.table is not table.table:
+            return inf
+        return table.version - found_in.version
 
     @property
     def first(self) -> WaitingTicket:
@@ -148,10 +156,12 @@ class LaneTable:
         heads: NDArray[np.int64],
         starts: NDArray[np.float64],
         had_head: NDArray[np.bool_],
-        now: float,
+        floor: float,
     ) -> int:
         """Return the flow whose head is next."""
-        return int(lane_kernels.choose_flow(self._rows, self._stride, heads, starts, had_head, now))
+        return int(
+            lane_kernels.choose_flow(self._rows, self._stride, heads, starts, had_head, floor)
+        )
 
     def collect_awaited(self, room: LaneRoom, out: SlotBits) -> None:
         """Add the candidates of constrained lanes without room to `out`."""
@@ -162,14 +172,15 @@ class LaneTable:
         lane_kernels.collect_candidates(len(self), self._rows, self.width, out)
 
     def find_rivals(
-        self, slots: SlotBits, used: SlotBits, lanes_max: int
+        self, legs: tuple[SlotBits, SlotBits], used: SlotBits, lanes_max: int
     ) -> list[tuple[LaneTickets, bool]]:
-        """Return lanes that can use every one of some slots, and whether they have no others.
+        """Return lanes with room whenever a request has room, and whether they have its slots only.
 
+        legs: slots of the request for each leg; those of its only leg twice
         used: at least as wide as the table; gets the slots of these lanes added
         """
         out = np.empty(min(lanes_max, len(self)), np.int64)
-        found = lane_kernels.find_rivals(len(self), self._rows, self.width, slots, used, out)
+        found = lane_kernels.find_rivals(len(self), self._rows, self.width, *legs, used, out)
         return [(self.lanes[row >> 1], bool(row & 1)) for row in out[:found].tolist()]
 
     def check_invariants(self) -> None:

@@ -10,6 +10,7 @@ measured order; lanes and flows are an extension.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 
 import numpy as np
 
@@ -28,6 +29,8 @@ PARTITION_LANES_MAX = 4096
 
 REFRESHED_PER_TURN_MAX = 64
 """Lanes recomputed in one turn, after a change of ranks."""
+STRANDED_PER_TURN_MAX = 256
+"""Requests refused in one turn because they have no ranks left."""
 
 LANE_WORK, CLASS_WORK = 4, 2048
 """Cost of searching a lane, besides its words of candidates, and of the room of a class."""
@@ -47,6 +50,9 @@ class PartitionQueue:
         """Uncached tokens of the requests that were taken since the queue exists."""
         self._ring = DeficitRing(range(len(classes)))
         self._refreshed: TableVersion | None = None
+        self._refreshing: TableVersion | None = None
+        self.is_overtaken = False
+        """Whether ranks changed again before all lanes were refreshed."""
 
     def __len__(self) -> int:
         return sum(queue.requests for queue in self.queues)
@@ -150,35 +156,49 @@ class PartitionQueue:
         if table == self._refreshed:
             return stranded, False
         stale = [
-            (queue, waiting)
+            (queue, lane)
             for queue in self.queues
-            for waiting in queue.table.lanes
-            if waiting.found_in != table
+            for lane in queue.table.lanes
+            if lane.found_in != table
         ]
-        left, looked_at = REFRESHED_PER_TURN_MAX, 0
-        for queue, waiting in stale:
+        is_overtaken = self._refreshing not in (None, table)
+        if is_overtaken:
+            # The oldest first: if ranks change in every turn, each lane has its turn.
+            stale.sort(key=lambda each: each[1].age_of_candidates(table), reverse=True)
+        left, n_refreshed = REFRESHED_PER_TURN_MAX, 0
+        for queue, lane in stale:
             if left <= 0:
                 break
-            left -= 1 + extra_work(waiting.request)
-            looked_at += 1
-            waiting.found_in = table
+            left -= 1 + extra_work(lane.request)
             try:
-                queue.table.set_bits(waiting, candidates(waiting.request, waiting.pairs))
+                queue.table.set_bits(lane, candidates(lane.request, lane.pairs))
             except SelectError as error:
-                stranded += [(ticket, error) for ticket in waiting.tickets.values()]
+                n_left = STRANDED_PER_TURN_MAX - len(stranded)
+                stranded += [(ticket, error) for ticket in islice(lane.tickets.values(), n_left)]
+                if len(lane.tickets) > n_left:
+                    break
+            lane.found_in = table
+            n_refreshed += 1
         for ticket, _ in stranded:
             self.remove(ticket)
-        more = len(stale) > looked_at
+        more = len(stale) > n_refreshed
+        self.is_overtaken = more and is_overtaken
         # An unfinished refresh keeps the old version, so the next turn continues.
+        self._refreshing = table if more else None
         self._refreshed = self._refreshed if more else table
         return stranded, more
 
-    def take_next(self, free: Callable[[int, bool], SlotBits]) -> WaitingTicket | None:
+    def take_next(
+        self, free: Callable[[int, bool], SlotBits], burst: float
+    ) -> WaitingTicket | None:
         """Remove and return the next request in turn.  None means that no request has room.
 
         free: (class index, is the request pinned?) -> slots with room
+        burst: as for `ClassQueue.find_head`
         """
-        found = ((i, queue.find_head(partial(free, i))) for i, queue in enumerate(self.queues))
+        found = (
+            (i, queue.find_head(partial(free, i), burst)) for i, queue in enumerate(self.queues)
+        )
         heads = {i: head for i, head in found if head is not None}
         if not heads:
             return None

@@ -97,24 +97,19 @@ def _follow_target(job: PlacementRequest, allowed: Mask) -> tuple[PlacementReque
     return job._replace(request=_replace_fields(request, changes)), there
 
 
-def must_wait_for_session(
-    ticket: WaitingTicket, room: Mask, decisions: DecisionMaker, now: float
-) -> bool:
+def follow_session_again(ticket: WaitingTicket, decisions: DecisionMaker, now: float) -> None:
     """Look at the session of a waiting request again; another may have bound it meanwhile.
 
-    Return whether the request waits on, in the lane of a rank without room.
-    room: bool[n_slots], the ranks with room for the request
     Raises SelectError.
     """
     # A waiting pair keeps the decode leg of its session.
     if ticket.placement_request.session is None or ticket.pairs is not None:
-        return False
+        return
     job = _unpin_session(ticket.placement_request)
     allowed = find_candidates(job.partition.table, job.request)
-    job, allowed = follow_session(job, decisions, allowed, now)
+    job, _ = follow_session(job, decisions, allowed, now)
     ticket.placement_request, ticket.request = job, job.request
-    old, ticket.lane = ticket.lane, lane_of(job.request)
-    return ticket.lane != old and not (allowed & room).any()
+    ticket.lane = lane_of(job.request)
 
 
 def unpin_ticket(ticket: WaitingTicket, partition: Partition) -> bool:

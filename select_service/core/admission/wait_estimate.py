@@ -1,7 +1,7 @@
 """Estimated wait of a new request: the least in which the requests before it can leave the queue.
 
 The estimate assumes that all ranks for which requests wait release equal shares of what leaves the
-queue.  Only requests that can use every rank of the new one count as before it, of other flows and
+queue.  Only requests that have room whenever the new one has count as before it, of other flows and
 classes only what their shares give them until then, so the estimate is too short rather than too
 long.
 """
@@ -26,7 +26,7 @@ TICKETS_MAX = 4096
 
 
 class Rivals(NamedTuple):
-    """Lanes of requests that can use every rank of a new request.
+    """Lanes of requests that have room whenever a new request has.
 
     n_ranks: number of ranks that serve these and the new request
     """
@@ -36,33 +36,44 @@ class Rivals(NamedTuple):
 
 
 def estimate_wait(
-    queue: PartitionQueue, ticket: WaitingTicket, legs: LaneBits, tokens_per_s: float
+    queue: PartitionQueue, ticket: WaitingTicket, legs: LaneBits, tokens_per_s: float, burst: float
 ) -> float:
     """Return the estimated seconds until a new request is served.
 
     legs: its candidates; of each leg for pairs
     tokens_per_s: uncached tokens that one rank releases per second
+    burst: as for `ClassQueue.find_head`
     """
     # Every set of rivals gives a lower bound, so the highest one holds.
     return max(
-        _count_tokens_before(queue.queue_of(ticket), ticket, rivals.lanes)
+        _count_tokens_before(queue.queue_of(ticket), ticket, rivals.lanes, burst)
         / (tokens_per_s * rivals.n_ranks)
-        for slots in legs
-        for rivals in _find_rivals(queue, ticket, slots)
+        for both in _choices_of_legs(legs)
+        for rivals in _find_rivals(queue, ticket, both)
     )
 
 
+def _choices_of_legs(legs: LaneBits) -> list[tuple[SlotBits, SlotBits]]:
+    """Return each leg alone, and both."""
+    alone = list(zip(legs, legs, strict=True))
+    return alone if len(legs) == 1 else [*alone, (legs[0], legs[1])]
+
+
 def _find_rivals(
-    queue: PartitionQueue, ticket: WaitingTicket, slots: SlotBits
+    queue: PartitionQueue, ticket: WaitingTicket, legs: tuple[SlotBits, SlotBits]
 ) -> tuple[Rivals, Rivals]:
-    """Return the rivals for the same slots, and those for the same and more slots."""
+    """Return the rivals for the same slots, and those for the same and more slots.
+
+    legs: slots of both legs, equal for one leg
+    """
+    slots = legs[0] | legs[1]
     same, every = Rivals([], count_slots(slots)), Rivals([], 0)
     width = max(len(slots), *(each.table.width for each in queue.queues))
     used = np.zeros(width, np.int64)
     used[: len(slots)] = slots
     own = queue.queue_of(ticket)
     for each in (own, *(other for other in queue.queues if other is not own)):
-        for lane, is_same in each.table.find_rivals(slots, used, RIVALS_MAX - len(every.lanes)):
+        for lane, is_same in each.table.find_rivals(legs, used, RIVALS_MAX - len(every.lanes)):
             every.lanes.append((each, lane))
             if is_same:
                 same.lanes.append((each, lane))
@@ -70,13 +81,16 @@ def _find_rivals(
 
 
 def _count_tokens_before(
-    own: ClassQueue, ticket: WaitingTicket, rivals: list[tuple[ClassQueue, LaneTickets]]
+    own: ClassQueue,
+    ticket: WaitingTicket,
+    rivals: list[tuple[ClassQueue, LaneTickets]],
+    burst: float,
 ) -> float:
     """Return the uncached tokens that leave the queue before a new request.
 
     In its class these are the requests of higher strict_priority, then those of its flow before it
-    and what other flows with that strict_priority are served meanwhile; last, what other classes
-    are served meanwhile.  No flow and no class is served more than it has waiting.
+    and what other flows with that strict_priority are served before its start; last, what other
+    classes are served meanwhile.  No flow and no class is served more than it has waiting.
     """
     flows, classes, quanta = Counter[str](), Counter[str](), dict[str, int]()
     n_max, urgent = TICKETS_MAX, 0
@@ -89,8 +103,12 @@ def _count_tokens_before(
         urgent += more_urgent
         flows[lane.first.flow] += equal
         n_max -= n_counted
-    in_flow, weight = flows.pop(ticket.flow, 0), own.weight_of(ticket.flow)
-    others = sum(min(c, in_flow * own.weight_of(f) / weight) for f, c in flows.items())
+    in_flow = flows.pop(ticket.flow, 0)
+    start = own.start_of(ticket.flow, burst) + in_flow / own.weight_of(ticket.flow)
+    others = sum(
+        min(c, max(0.0, start - own.start_of(f, burst)) * own.weight_of(f))
+        for f, c in flows.items()
+    )
     in_class = urgent + in_flow + others
     quantum = own.rules.quantum
     return in_class + sum(min(c, in_class * quanta[n] / quantum) for n, c in classes.items())

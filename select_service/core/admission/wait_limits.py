@@ -6,6 +6,7 @@ from math import inf
 from select_service.base.errors import DeadlineExceeded, QueueFull, QueueTimeout, SelectError
 from select_service.core.admission.busy_check import BusyCheck
 from select_service.core.admission.drain_rate import retry_after_seconds, round_up_seconds
+from select_service.core.admission.flow_clock import compute_burst
 from select_service.core.admission.outcome_counters import AdmissionCounters
 from select_service.core.admission.partition_queue import PartitionQueue
 from select_service.core.admission.release_rate import ReleaseRate
@@ -86,7 +87,7 @@ class WaitLimits:
         if per_s is None:
             return None
         legs = lane_bits(partition, ticket.request, ticket.pairs)
-        return estimate_wait(queue, ticket, legs, per_s)
+        return estimate_wait(queue, ticket, legs, per_s, compute_burst(partition.table))
 
     def observe_release(self, partitions: Mapping[PartitionKey, Partition], now: float) -> None:
         """Update the release rates, once a second."""

@@ -14,7 +14,7 @@ from sortedcontainers import SortedDict
 from select_service.base.errors import Conflict, NoWorkers, QueueFull, SelectError
 from select_service.core.admission.class_queue import space_for_others
 from select_service.core.admission.lane_table import LaneBits, TableVersion
-from select_service.core.admission.partition_queue import PartitionQueue
+from select_service.core.admission.partition_queue import STRANDED_PER_TURN_MAX, PartitionQueue
 from select_service.core.admission.policy_classes import QueueBounds
 from select_service.core.admission.slot_bits import pack_mask
 from select_service.core.admission.waiting_ticket import QueueUsage, WaitingTicket
@@ -30,9 +30,6 @@ WAITING_ALLOWED_IDS_MAX = 1_048_576
 """Maximum entries of `allowed_worker_ids` of all waiting requests; about 100 bytes each."""
 
 _KINDS = ("requests", "prompt tokens", "prompt blocks", "allowed ids")
-
-STRANDED_PER_TURN_MAX = 256
-"""Requests refused in one turn because their partition has no workers left."""
 
 
 class Backlog(NamedTuple):

@@ -92,6 +92,7 @@ class SelectorUsage(NamedTuple):
     speeds:  whether workers declare their prefill speed
     has_sessions: whether requests name their session
     has_flows: whether requests name their client as fairness_id, by the labels of the workload
+    urgent_client: label of the client whose requests have a strict_priority; None means no client
     """
 
     reports: bool = True
@@ -100,6 +101,7 @@ class SelectorUsage(NamedTuple):
     speeds: bool = False
     has_sessions: bool = False
     has_flows: bool = False
+    urgent_client: int | None = None
 
 
 USUAL = SelectorUsage()
@@ -179,6 +181,7 @@ class CoreRouter:
             reservation_id=str(ask.number),
             session_id=client if self._setting.has_sessions else None,
             fairness_id=client if self._setting.has_flows else None,
+            strict_priority=1 if ask.session == self._setting.urgent_client else None,
         )
         decision = self.selector.select_and_reserve(request, now, read_ahead=self.read_prompt(ask))
         if isinstance(decision, WaitingTicket):

@@ -3,6 +3,7 @@
 import pytest
 
 from select_service.base.errors import DeadlineExceeded, QueueTimeout
+from select_service.core.admission import flow_clock
 from select_service.core.decision_maker import PlacementDecision
 from tests.builders import a_select
 from tests.core.admission.scenes import Scene, a_class, classes, one_class
@@ -153,18 +154,31 @@ def test_a_priority_waits_only_for_its_equals():
     assert not refused(scene, "in time", 5_100, strict_priority=1)
 
 
-def test_another_fairness_id_waits_for_its_share_only():
-    """Half of ten tokens each second are its own."""
+def test_another_fairness_id_waits_for_its_share_only(monkeypatch):
+    """Half of ten tokens each second are its own; the others were served last."""
+    monkeypatch.setattr(flow_clock, "BURST_TOKENS", 0)
     scene = busy_scene(10)
     assert not refused(scene, "next", 1, fairness_id="b")
-    scene.ask("b1", TOKENS, fairness_id="b", deadline_ms=500)
-    assert refused(scene, "late", 1_900, fairness_id="b")
-    assert not refused(scene, "in time", 2_100, fairness_id="b")
-    scene.ask("b2", TOKENS, fairness_id="b")
-    scene.ask("c1", TOKENS, fairness_id="c")
-    # A third is left, and a request of its own without a deadline goes behind.
+    scene.ask("b1", 2 * TOKENS, fairness_id="b", deadline_ms=500)
     assert refused(scene, "late", 2_900, fairness_id="b")
     assert not refused(scene, "in time", 3_100, fairness_id="b")
+    scene.ask("b2", TOKENS, fairness_id="b")
+    scene.ask("c1", 2 * TOKENS, fairness_id="c")
+    # A third is left, and a request of its own without a deadline goes behind.
+    assert refused(scene, "late", 4_900, fairness_id="b")
+    assert not refused(scene, "in time", 5_100, fairness_id="b")
+
+
+def test_a_burst_of_another_fairness_id_waits_for_itself_only(monkeypatch):
+    monkeypatch.setattr(flow_clock, "BURST_TOKENS", 2 * TOKENS)
+    scene = busy_scene(10)
+    for number in range(3):
+        assert not refused(scene, "in time", 1000 * number + 100, fairness_id="b")
+        scene.ask(f"b{number}", TOKENS, fairness_id="b", deadline_ms=1000 * number + 100)
+    # From here on it starts later than the next of the others.
+    scene.ask("b3", TOKENS, fairness_id="b", deadline_ms=3_100)
+    assert refused(scene, "late", 4_900, fairness_id="b")
+    assert not refused(scene, "in time", 5_100, fairness_id="b")
 
 
 def test_another_class_waits_for_its_quantum_only():

@@ -99,18 +99,21 @@ class Both:
 
     def check_rivals(self, n_slots):
         wanted = a_mask(self.rng, n_slots)
-        used = np.zeros(max(self.table.width, len(pack_mask(wanted))), np.int64)
-        got = self.table.find_rivals(pack_mask(wanted), used, 1000)
-        slots = set(np.flatnonzero(wanted).tolist())
+        both = [wanted, self.rng.choice([wanted, a_mask(self.rng, n_slots)])]
+        packed = tuple(map(pack_mask, both))
+        used = np.zeros(max(self.table.width, len(packed[0])), np.int64)
+        got = self.table.find_rivals(packed, used, 1000)
+        wanted = [set(np.flatnonzero(leg).tolist()) for leg in both]
+        slots = set.union(*wanted)
         covering = [
             lane
             for lane, legs in self.lanes.items()
-            if all(slots <= set(np.flatnonzero(leg).tolist()) for leg in legs)
+            if all(any(one <= set(np.flatnonzero(leg).tolist()) for one in wanted) for leg in legs)
         ]
         assert {lane for lane, _ in got} == set(covering)
         assert all(is_same == (self.slots(lane) == slots) for lane, is_same in got)
         assert slots_of(used) == {s for lane in covering for s in self.slots(lane)}
-        assert len(self.table.find_rivals(pack_mask(wanted), used, 1)) == min(1, len(covering))
+        assert len(self.table.find_rivals(packed, used, 1)) == min(1, len(covering))
 
     def slots(self, lane):
         return {s for leg in self.lanes[lane] for s in np.flatnonzero(leg).tolist()}
@@ -161,7 +164,7 @@ def test_debts_of_absent_flows_are_bounded_and_the_oldest_are_forgotten(monkeypa
         table.add_lane(lane, (bits,))
         lane.tickets[(0, np.inf, 0.0, number)] = Ticket((0, np.inf, 0.0, number))
         table.note_first(lane)
-        assert clock.find_head(table, room) is lane
+        assert clock.find_head(table, room, 0.0) is lane
         clock.charge_flow(number, 10.0)
         table.remove_lane(lane)
         clock.remove_flow(name, number)

@@ -71,7 +71,8 @@ LEGS = {
 class Both:
     """The queue and its twin."""
 
-    def __init__(self, classes):
+    def __init__(self, classes, burst=0):
+        self.burst = burst
         self.policies = policies_of(classes)
         self.classes = [msgspec.convert(policy, PolicyClass) for policy in self.policies]
         self.queue = PartitionQueue(self.classes)
@@ -126,8 +127,8 @@ class Both:
             there = bits(ticket.class_index, ticket.lane.pinned is not None)
             return all(leg & there for leg in LEGS[kind])
 
-        ticket = self.queue.take_next(lambda index, pinned: slots(bits(index, pinned)))
-        waiter = self.model.take(KEY, has_room)
+        ticket = self.queue.take_next(lambda index, pinned: slots(bits(index, pinned)), self.burst)
+        waiter = self.model.take(KEY, has_room, self.burst)
         assert (ticket is None) == (waiter is None)
         if ticket is None:
             return None
@@ -150,9 +151,9 @@ class Both:
 class OrderMatchesModel(RuleBasedStateMachine):
     """Requests come in flows, are served where there is room, and leave."""
 
-    @initialize(classes=CLASSES)
-    def start(self, classes):
-        self.both, self.count = Both(classes), 0
+    @initialize(classes=CLASSES, burst=st.sampled_from([0, 20, 200]))
+    def start(self, classes, burst):
+        self.both, self.count = Both(classes, burst), 0
 
     @rule(
         class_index=st.integers(0, 3),
@@ -194,8 +195,8 @@ class OrderMatchesModel(RuleBasedStateMachine):
         ticket, waiter, _ = self.both.make(
             self.count, class_index, 7, kind, flow=flow, strict=strict, due_s=due_s
         )
-        wait_s = estimate_wait(self.both.queue, ticket, lane_bits(kind), 2.0)
-        assert wait_s == pytest.approx(self.both.model.wait_s(waiter, 2.0))
+        wait_s = estimate_wait(self.both.queue, ticket, lane_bits(kind), 2.0, self.both.burst)
+        assert wait_s == pytest.approx(self.both.model.wait_s(waiter, 2.0, self.both.burst))
 
     @precondition(lambda self: self.both.pairs)
     @rule(number=st.integers(0, 99))
@@ -244,7 +245,7 @@ def test_a_long_prompt_behind_a_tiny_quantum_takes_one_step_not_a_million_rounds
     both = Both([("fcfs", 1, {}), ("fcfs", 1, {})])
     both.add(0, 0, 2**40, 0)
     both.add(1, 1, 2**40 - 1, 0)
-    assert both.queue.take_next(lambda index, pinned: slots(0b11)).number == 1
+    assert both.queue.take_next(lambda index, pinned: slots(0b11), 0).number == 1
 
 
 def served_of(both, n):
@@ -280,6 +281,49 @@ def test_a_forgotten_flow_returns_without_credit_and_without_debt():
     assert [seen[i : i + 10].count("single") for i in range(0, 60, 10)] == [1] * 6
 
 
+def test_a_flow_below_its_share_is_served_a_burst_at_once_and_no_more():
+    both = Both([("fcfs", 1, {})], burst=30)
+    for number in range(40):
+        both.add(number, 0, 10, 0, flow="many")
+    assert served_of(both, 10) == {"many": 10}
+    for number in range(40, 50):
+        both.add(number, 0, 10, 0, flow="few")
+    # The last of the others started at 90, so the burst starts at 60, and the next of them at 100.
+    order = [both.next(EVERYWHERE).flow for _ in range(10)]
+    assert order == ["few"] * 4 + ["many", "few"] * 3
+
+
+def test_a_higher_weight_has_a_larger_burst():
+    both = Both([("fcfs", 1, {"few": 2})], burst=30)
+    for number in range(20):
+        both.add(number, 0, 10, 0, flow="many")
+    assert served_of(both, 10) == {"many": 10}
+    for number in range(20, 40):
+        both.add(number, 0, 10, 0, flow="few")
+    assert [both.next(EVERYWHERE).flow for _ in range(9)] == ["few"] * 8 + ["many"]
+
+
+def test_shares_are_exact_after_requests_of_any_length():
+    """A length of 2**60 would absorb those of the next requests in a sum of floats."""
+    both = Both([("fcfs", 1, {"huge": 0.001})])
+    both.add(0, 0, 1, 3, flow="keeps the queue")
+    for number in (1, 2):
+        both.add(number, 0, 2**50, 2, flow="huge")
+    for number in range(3, 43):
+        both.add(number, 0, 1 + number % 2, 2, flow=str(number % 2))
+
+    def take():
+        return both.queue.take_next(lambda index, pinned: slots(0b0100), 0).flow
+
+    # The other flows come back after the time of the long ones.
+    for ticket in [t for t, _, _ in both.pairs if t.number > 2]:
+        both.queue.remove(ticket)
+    assert [take(), take()] == ["huge", "huge"]
+    for ticket, _, kind in both.pairs[3:]:
+        both.queue.add(ticket, lane_bits(kind))
+    assert Counter(take() for _ in range(30)) == {"1": 10, "0": 20}
+
+
 def test_a_flow_without_requests_is_forgotten():
     both = Both([("fcfs", 1, {})])
     for number in range(50):
@@ -307,6 +351,15 @@ def test_the_earlier_deadline_goes_first_within_a_flow_only(policy):
     assert [both.next(EVERYWHERE).number for _ in range(4)] == [2, 3, 1, 0]
 
 
+def test_pairs_of_two_ranks_wait_for_those_before():
+    """Their legs have no rank in common, so no leg of others has all ranks of both."""
+    both = Both([("fcfs", 1, {})])
+    for number in range(5):
+        both.add(number, 0, 10, 5)
+    new = both.make(5, 0, 10, 5)[0]
+    assert estimate_wait(both.queue, new, lane_bits(5), 1.0, 0) == 25.0
+
+
 @pytest.mark.parametrize(
     ("classes", "waiting", "flow", "strict"),
     [
@@ -322,7 +375,7 @@ def test_a_wait_is_estimated_by_what_goes_before(classes, waiting, flow, strict)
     for number, (class_index, name, priority) in enumerate(requests):
         both.add(number, class_index, 1, 6, flow=name, strict=priority)
     new = both.make(len(requests), 0, 1, 6, flow=flow, strict=strict)[0]
-    before = 4 * estimate_wait(both.queue, new, lane_bits(6), 1.0)
+    before = 4 * estimate_wait(both.queue, new, lane_bits(6), 1.0, both.burst)
     both.add(len(requests), 0, 1, 6, flow=flow, strict=strict)
     served = 0
     while both.next(EVERYWHERE).number != new.number:

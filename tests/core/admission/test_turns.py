@@ -15,7 +15,7 @@ from select_service.core.admission.policy_classes import CLASSES_MAX
 from select_service.core.load import active_load, growing_table
 from select_service.core.load.ledger import Ledger
 from tests.builders import a_patch
-from tests.core.admission.scenes import Scene, a_class, classes, hashes, one_class
+from tests.core.admission.scenes import Scene, a_class, classes, hashes, one_class, pinned
 
 WAITING = 7
 PER_TURN = 3
@@ -154,6 +154,46 @@ def test_the_candidates_of_lanes_are_found_anew_a_few_per_turn(monkeypatch, gone
         scene.free("load1")
         assert turns(scene)[-1] == 0
         assert len(scene.served) == WAITING
+
+
+def test_requests_whose_ranks_are_gone_are_refused_a_few_per_turn(monkeypatch):
+    monkeypatch.setattr(partition_queue, "STRANDED_PER_TURN_MAX", PER_TURN)
+    scene = Scene(one_class(), workers=2)
+    scene.fill(1)
+    for number in range(WAITING):
+        scene.look(f"r{number}", **pinned(1))
+    scene.selector.delete_worker(1, 0.0)
+    assert turns(scene) == [7, 4, 1, 0]
+    assert errors(scene) == {"NoEligibleRank"}
+
+
+def test_ranks_that_change_in_every_turn_hold_up_no_request(monkeypatch):
+    monkeypatch.setattr(partition_queue, "REFRESHED_PER_TURN_MAX", PER_TURN)
+    scene = waiting_scene()
+    scene.free("load1")
+    for number in range(WAITING):
+        scene.selector.patch_worker(2, a_patch(taints=[f"y{number}"]))
+        scene.serve()
+    assert len(scene.served) == WAITING
+
+
+def test_candidates_not_refreshed_yet_are_not_served_where_they_do_not_fit(monkeypatch):
+    monkeypatch.setattr(partition_queue, "REFRESHED_PER_TURN_MAX", PER_TURN)
+    scene = Scene(one_class(), workers=2, taints=["x"])
+    for worker_id in (1, 2):
+        scene.fill(worker_id)
+    taint = {"routing_constraints": {"required_taints": ["x"]}}
+    for number in range(4 * WAITING):
+        scene.look(f"r{number}", allowed_worker_ids=[1, 2, 100 + number], **taint)
+    scene.selector.patch_worker(1, a_patch(taints=[]))
+    scene.free("load1")
+    for number in range(5):
+        scene.selector.patch_worker(2, a_patch(taints=["x", f"y{number}"]))
+        scene.serve()
+        assert scene.gate.waiting.requests == 4 * WAITING
+    scene.selector.patch_worker(1, a_patch(taints=["x"]))
+    turns(scene)
+    assert len(scene.served) == 4 * WAITING
 
 
 def test_the_lanes_searched_in_a_turn_are_bounded(monkeypatch):

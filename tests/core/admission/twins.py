@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import Tier
 from select_service.base.errors import SelectError
-from select_service.core.admission import admission_gate
+from select_service.core.admission import admission_gate, flow_clock
 from select_service.core.admission.admission_settings import AdmissionSettings
 from select_service.core.admission.busy_thresholds import BusyThresholds
 from select_service.core.admission.policy_classes import (
@@ -45,6 +45,7 @@ class Twins(RuleBasedStateMachine):
     timeout_s = 0.0
     bounds = (100, 10_000)
     turn_max = 64
+    burst_of_rank = 4
     policy = "reference"  # whose costs the model has
     model_class = AdmissionModel
 
@@ -54,6 +55,7 @@ class Twins(RuleBasedStateMachine):
         super().__init__()
         self.patched = pytest.MonkeyPatch()
         self.patched.setattr(admission_gate, "SERVED_PER_TURN_MAX", self.turn_max)
+        self.patched.setattr(flow_clock, "BURST_TOKENS", self.burst_of_rank)
 
     def teardown(self):
         self.patched.undo()
@@ -87,6 +89,7 @@ class Twins(RuleBasedStateMachine):
             bounds=self.bounds,
         )
         self.model.default = self.thresholds
+        self.model.burst_of_rank = self.burst_of_rank
         for worker_id, shape in enumerate(shapes, 1):
             shape = {**shape, "batch_tokens": shape["batch_tokens"] or 8}
             self.register(worker_id, self.keys[0], shape, 4, "http://e:1/metrics")
