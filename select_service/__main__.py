@@ -46,35 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     try:
         with exit_quietly_on_closed_output():
-            match words[:1]:
-                case ["compile"]:
-                    with exit_immediately_on_signal(1):
-                        return compile_command(words[1:])
-                case ["cache"]:
-                    from select_service.cli.cache import cache_command
-
-                    return cache_command(words[1:])
-                case ["explain"]:
-                    from select_service.cli.explain import explain_command
-
-                    return explain_command(words[1:])
-                case ["inspect"]:
-                    from select_service.cli.inspect import inspect_command
-
-                    return inspect_command(words[1:])
-                case ["doctor"]:
-                    from select_service.cli.doctor import doctor_command
-
-                    return doctor_command(words[1:])
-                case ["replay"]:
-                    compile_before_start()
-                    from select_service.sim.replay.policy_replay_command import replay_command
-
-                    return replay_command(words[1:])
-                case ["keys"]:
-                    from select_service.cli.keys_command import keys_command
-
-                    return keys_command(words[1:])
+            status = _run_subcommand(words)
+        if status is not None:
+            return status
         with exit_immediately_on_signal(0):
             ignore_hangups()
             judged = _validate_startup(words, os.environ)
@@ -99,6 +73,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     with suppress(OSError):
         sys.stderr.flush()
     os._exit(status)
+
+
+def _run_subcommand(words: Sequence[str]) -> int | None:
+    """Run the subcommand that the first word names; return its status, or None without one.
+
+    Raises UsageError.
+    """
+    match words[:1]:
+        case ["compile"]:
+            with exit_immediately_on_signal(1):
+                return compile_command(words[1:])
+        case ["cache"]:
+            from select_service.cli.cache import cache_command
+
+            return cache_command(words[1:])
+        case ["explain"]:
+            from select_service.cli.explain import explain_command
+
+            return explain_command(words[1:])
+        case ["inspect"]:
+            from select_service.cli.inspect import inspect_command
+
+            return inspect_command(words[1:])
+        case ["doctor"]:
+            from select_service.cli.doctor import doctor_command
+
+            return doctor_command(words[1:])
+        case ["replay"]:
+            compile_before_start()
+            from select_service.sim.replay.policy_replay_command import replay_command
+
+            return replay_command(words[1:])
+        case ["keys"]:
+            from select_service.cli.keys_command import keys_command
+
+            return keys_command(words[1:])
+    return None
 
 
 def _validate_startup(

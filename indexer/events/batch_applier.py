@@ -4,13 +4,13 @@ Decides which rank a batch belongs to, which attention groups count as prefix ca
 not indexed and why.  Elsewhere: sequence numbers and replays (feed), decoding (kv_events).
 """
 
-from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from itertools import pairwise
 
 import numpy as np
 
 from indexer.events.common_forms import CommonForms
+from indexer.events.copy_counts import CopyCounts
 from indexer.events.dropped_events import DroppedEvents
 from indexer.events.event_decoder import (
     AllBlocksCleared,
@@ -75,18 +75,8 @@ class BatchApplier:
         self._dp_rank = dp_rank
         self._block_size = block_size
         self._is_eagle = is_eagle
-        self.is_counted = counted
         self.common_forms = CommonForms(dp_rank, block_size, is_eagle)
-        self.total_blocks: int | None = None
-        """Blocks of the GPU tier of each rank; None if unknown."""
-        self.inflated_rank: int | None = None
-        """Rank with more announced copies than blocks, which proves that repeated stores are no
-        copies.
-        """
-        self._copies: Counter[int] = Counter()
-        """Copies per rank in the GPU tier; never more than the index counts."""
-        self.counts_duplicates = True
-        """False while events may repeat stores that the index has already: then none is counted."""
+        self.copies = CopyCounts(counted)
         self._fed_ranks = {dp_rank}
         self.stored_blocks = 0
         self.removed_blocks = 0
@@ -128,7 +118,7 @@ class BatchApplier:
                 # Every event moves the place, so that a listener closed midway resumes behind it.
                 own.next_position = StreamPosition(before.next_seq, done, before.digest)
             if isinstance(event, AllBlocksCleared):
-                self._copies[rank] = 0
+                self.copies.forget_rank(rank)
                 writer.lacks_groups = False
                 if writer.cache_groups is not None:
                     writer.cache_groups.clear()
@@ -141,9 +131,9 @@ class BatchApplier:
                     yield from writer.clear_in_steps()
             else:
                 yield from self._apply_large_event(writer, rank, event, own)
-        ending = self.groups.end_first_batch(writer, own, counted=self._counts_copies)
+        ending = self.groups.end_first_batch(writer, own, counted=self.copies.counts_now)
         yield from run_or_keep(ending, own or writer)
-        yield from self.groups.finish_batch(writer, counted=self._counts_copies)
+        yield from self.groups.finish_batch(writer, counted=self.copies.counts_now)
         return cleared
 
     def apply_small(
@@ -190,7 +180,7 @@ class BatchApplier:
             return None
         if not self.groups.has_short_end(writer):
             return len(events)
-        for _ in self.groups.finish_batch(writer, counted=self._counts_copies):
+        for _ in self.groups.finish_batch(writer, counted=self.copies.counts_now):
             pass
         return None
 
@@ -211,7 +201,7 @@ class BatchApplier:
                 return True
             if lanes.needs_lanes or len(event.block_hashes) > NAMES_AT_ONCE:
                 return False
-            counted = self._counts_copies
+            counted = self.copies.counts_now
             self.groups.apply_event(lanes, writer, event, own, counted=counted)
             return True
         tier = self._event_tier(rank, event)
@@ -220,12 +210,12 @@ class BatchApplier:
         # Removals of a rank with ends inside blocks are looked up in a lane, too.
         has_form = lanes is None or lanes.groups.ends_tier is None or isinstance(event, BlockStored)
         if rank == self._dp_rank and has_form:
-            self.common_forms.learn_form(event, writer.slot, tier, counted=self.is_counted)
-        if not self.total_blocks or tier is not Tier.GPU:
+            self.common_forms.learn_form(event, writer.slot, tier, counted=self.copies.is_counted)
+        if not self.copies.total_blocks or tier is not Tier.GPU:
             return self._change_index(writer, tier, event, own)
         before_blocks = self.stored_blocks - self.removed_blocks
         is_done = self._change_index(writer, tier, event, own)
-        self._count_copies(rank, self.stored_blocks - self.removed_blocks - before_blocks)
+        self.copies.add_copies(rank, self.stored_blocks - self.removed_blocks - before_blocks)
         return is_done
 
     def _apply_large_event(
@@ -244,7 +234,7 @@ class BatchApplier:
                 self.groups.hold_back(lanes.groups, event, own)
             else:
                 applying = self.groups.apply_event_in_steps(
-                    lanes, writer, event, own, counted=self._counts_copies
+                    lanes, writer, event, own, counted=self.copies.counts_now
                 )
                 yield from run_or_keep(applying, own or writer)
             return
@@ -256,21 +246,21 @@ class BatchApplier:
             return
         changing = self._change_in_parts(writer, tier, event, own)
         yield from run_or_keep(changing, own or writer)
-        if tier is Tier.GPU and self.total_blocks:
-            self._count_copies(rank, self.stored_blocks - self.removed_blocks - before_blocks)
+        if tier is Tier.GPU and self.copies.total_blocks:
+            self.copies.add_copies(rank, self.stored_blocks - self.removed_blocks - before_blocks)
 
     def count_run_changes(self, changes: ChangeBuffer, done: int) -> None:
         """Count changes of the stream's own rank that a compiled run carried out."""
         self.removed_blocks += changes.view[REMOVED]
         self.stored_blocks += changes.view[STORED]
-        if self.total_blocks:
+        if self.copies.total_blocks:
             for is_store, holder, count in changes.rows[:done, [IS_STORE, HOLDER, COUNT]].tolist():
                 if tier_of_holder(holder) == Tier.GPU:
-                    self._count_copies(self._dp_rank, count if is_store else -count)
+                    self.copies.add_copies(self._dp_rank, count if is_store else -count)
 
     def stop_counting(self) -> None:
         """Treat repeated stores as no copies from now on."""
-        self.is_counted, self.inflated_rank = False, None
+        self.copies.stop_counting()
         self.common_forms.forget_forms()
 
     def forget_in_steps(self, writers: Mapping[int, SlotWriter]) -> Iterator[int]:
@@ -281,7 +271,7 @@ class BatchApplier:
         if own is not None:
             own.next_position, own.live_at, own.has_unpositioned_blocks = None, None, False
         self.common_forms.forget_forms()
-        self._copies.clear()
+        self.copies.forget_ranks()
         for rank in self._fed_ranks:
             if rank in writers:
                 self.groups.forget_groups(writers[rank])
@@ -301,7 +291,7 @@ class BatchApplier:
                 self.groups.remove_dense_ends(writer, event.block_hashes)
         elif not len(event.tokens):
             self.stored_blocks += writer.store_known(
-                tier, event.block_hashes, counted=self._counts_copies, stream=own
+                tier, event.block_hashes, counted=self.copies.counts_now, stream=own
             )
         elif self._needs_known_names(writer, tier):
             return False
@@ -317,7 +307,7 @@ class BatchApplier:
                 event.parent,
                 hashes,
                 names,
-                counted=self.is_counted and self.counts_duplicates,
+                counted=self.copies.counts_now,
                 stream=own,
             )
             if stored < 0:
@@ -361,18 +351,6 @@ class BatchApplier:
             return False
         return writer.keys.roots.has_keys or self.groups.shown_doubt is not None
 
-    def _count_copies(self, rank: int, change: int) -> None:
-        """Adjust the copies of a rank.  Copies from before this stream was opened are unknown."""
-        assert self.total_blocks is not None
-        self._copies[rank] = max(0, self._copies[rank] + change)
-        # An engine cannot hold more copies than blocks, so its repeated stores must be idempotent.
-        if self.is_counted and self._copies[rank] > self.total_blocks:
-            self.inflated_rank = rank
-
-    @property
-    def _counts_copies(self) -> bool:
-        return self.is_counted and self.counts_duplicates
-
     def _change_in_parts(
         self,
         writer: SlotWriter,
@@ -398,7 +376,7 @@ class BatchApplier:
         own: SlotWriter | None,
     ) -> Iterator[int]:
         """Apply an event as `_change_index` does, at most `_step_blocks` blocks per step."""
-        names, counted, inherited = event.block_hashes, self._counts_copies, 0
+        names, counted, inherited = event.block_hashes, self.copies.counts_now, 0
         if isinstance(event, BlockStored) and len(event.tokens):
             if self._needs_known_names(writer, tier):
                 yield from self._store_lower_tier(writer, tier, event, own)
@@ -448,7 +426,7 @@ class BatchApplier:
                 stream = own if part.stop == len(names) else None
                 if is_known[first]:
                     self.stored_blocks += writer.store_known(
-                        tier, names[part], counted=self._counts_copies, stream=stream
+                        tier, names[part], counted=self.copies.counts_now, stream=stream
                     )
                 else:
                     yield from self._store_unknown_names(writer, tier, event, part, stream)
@@ -476,7 +454,7 @@ class BatchApplier:
                 parent,
                 hashes,
                 event.block_hashes[part],
-                counted=self._counts_copies,
+                counted=self.copies.counts_now,
                 stream=stream,
             )
 

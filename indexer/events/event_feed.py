@@ -125,7 +125,7 @@ class EventFeed(FeedState):
         """Act on the time, at `wake_at`, after all arrived batches have been passed on."""
         self._now = now
         catch_up = self._recovery
-        if catch_up is None and self.indexed.applier.inflated_rank is not None:
+        if catch_up is None and self.indexed.applier.copies.inflated_rank is not None:
             return self._run(self._stop_counting_copies())
         if catch_up is None:
             return self._request_when_due()
@@ -280,7 +280,7 @@ class EventFeed(FeedState):
         copies.
         """
         applier = self.indexed.applier
-        detail = f"rank {applier.inflated_rank} with {applier.total_blocks} blocks"
+        detail = f"rank {applier.copies.inflated_rank} with {applier.copies.total_blocks} blocks"
         self._add_notice(StreamFault.INFLATED, detail)
         self.inflations += 1
         applier.stop_counting()

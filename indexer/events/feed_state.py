@@ -84,7 +84,7 @@ class FeedState:
         """Time of the next `tick`; None while nothing is pending."""
         if self._recovery is not None:
             return self._recovery.wake_at
-        is_inflated = self.indexed.applier.inflated_rank is not None
+        is_inflated = self.indexed.applier.copies.inflated_rank is not None
         return self._now if is_inflated else self._schedule.due_at
 
     def close(self) -> None:

@@ -40,7 +40,7 @@ class IndexedStream:
         self.applier = BatchApplier(
             source.dp_rank, source.block_size, source.is_eagle, source.counted, source.facts
         )
-        self.applier.total_blocks = source.total_blocks
+        self.applier.copies.total_blocks = source.total_blocks
         self.notices = FaultNotices()
         self._applied_position: StreamPosition | None = None
         """Place behind the last applied batch; None before the first, or after a loss."""
@@ -247,11 +247,11 @@ class IndexedStream:
         if seq == 0:
             yield from self.forget_unpositioned_in_steps()
         # A replayed store may repeat a block that came from a dump.
-        self.applier.counts_duplicates = not self.has_unpositioned_blocks
+        self.applier.copies.counts_duplicates = not self.has_unpositioned_blocks
         try:
             return (yield from self.apply_in_steps(batch, seq))
         finally:
-            self.applier.counts_duplicates = True
+            self.applier.copies.counts_duplicates = True
 
     def advance(self, seq: int, payload: bytes, live_at: float | None) -> None:
         """Record that batch `seq` is finished, applied or unreadable.

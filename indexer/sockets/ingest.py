@@ -330,7 +330,7 @@ class Ingest:
             source = wanted.get(dp_rank)
             if source is not None and _can_keep_listener(listener.source, source):
                 listener.feed.indexed.writers = source.writers
-                listener.feed.indexed.applier.total_blocks = source.total_blocks
+                listener.feed.indexed.applier.copies.total_blocks = source.total_blocks
                 kept[dp_rank] = each
             else:
                 changes.setdefault(thread, _ListenerChange()).close[listener] = None

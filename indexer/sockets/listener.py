@@ -222,7 +222,7 @@ class RankListener:
             connected=live is not None and live.is_connected,
             connect_error=self._open_error if live is None else live.error,
             unconnected_monotonic=None if unconnected is None else unconnected.since,
-            is_counted=applier.is_counted,
+            is_counted=applier.copies.is_counted,
             inflations=feed.inflations,
             degraded=None if degraded is None else degraded.reason,
             degraded_monotonic=None if degraded is None else degraded.since,

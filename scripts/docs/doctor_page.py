@@ -77,7 +77,7 @@ SERVICE: Mapping[str, str] = {
     "link_unknown": "pairs were chosen, and workers lack `kv_transfer` with bytes and link speed, or `prefill_tokens_per_s`",
     "connectors_differ": "pairs were chosen, and workers of one model and tenant differ in the `kind` of `kv_transfer`",
     "shared_cache_unreachable": "most look-ups fail or are late",
-    "shared_cache_never_matches": "no hit in 50 look-ups",
+    "shared_cache_never_matches": "no hit in 50 look-ups, though workers held 5 % of the tokens",
     "shared_cache_unpriced": "hits, but ranks without a price",
     "kv_sources_unpriced": "`--kv-sources`, and a model without any rank with a price",
     "first_tokens_unreported": "no first token reported for 20 pairs or more",

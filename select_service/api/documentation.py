@@ -31,6 +31,7 @@ from select_service.api.endpoints.replica_peers import REPLICAS
 from select_service.api.endpoints.reservations import RESERVATIONS
 from select_service.api.endpoints.selection import SELECTION
 from select_service.api.endpoints.sessions import SESSIONS
+from select_service.api.endpoints.shared_caches import SHARED_CACHES
 from select_service.api.endpoints.workers import WORKERS
 from select_service.api.fleet_page import PAGE
 from select_service.api.openapi.document import build_document
@@ -51,6 +52,7 @@ ENDPOINT_GROUPS = (
     *(
         WORKERS,
         CACHES,
+        SHARED_CACHES,
         DRAINING,
         DISCOVERY,
         HEALTH,

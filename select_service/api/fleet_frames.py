@@ -22,9 +22,11 @@ from select_service.core.admission.admission_state import list_class_states
 from select_service.core.identity import PartitionKey
 from select_service.core.pairs.pair_report import make_pair_report
 from select_service.core.views.decision_views import DecisionFilter
+from select_service.core.views.shared_cache_views import make_shared_cache_view
 from select_service.schemas.compact import CompactRanks
 
 DECISIONS_SHOWN = 20
+SHARED_CACHES_SHOWN = 32
 EVENT_STREAM = "text/event-stream"
 _encode_json = msgspec.json.Encoder().encode
 
@@ -127,6 +129,12 @@ def _service_contents(service: ServiceContext) -> dict[str, msgspec.Raw]:
     status = service.features.replicas.replica_status()
     if status.enabled:
         found["replicas"] = _encode_raw(status)
+    if service.features.shared_caches is not None:
+        caches = service.features.shared_caches.list_status()
+        # Those that do not answer come first.
+        caches.sort(key=lambda each: each.is_answering is not False)
+        shown = [make_shared_cache_view(each) for each in caches[:SHARED_CACHES_SHOWN]]
+        found["shared_caches"] = _encode_raw(shown)
     return found
 
 

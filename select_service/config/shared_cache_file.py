@@ -10,6 +10,7 @@ from select_service.config.settings_loader import ConfigError
 from select_service.core.shared_caches.page_keys import KeyLayout
 from select_service.net.egress_policy import EgressPolicy
 from select_service.net.urls import service_url_error
+from select_service.schemas.shared_caches import CacheKind
 
 PAGE_BYTES_MAX = 7680
 """Maximum length of the keys of a page, which are looked up in one request."""
@@ -30,7 +31,7 @@ class MooncakeEntry(
 ):
     """Mooncake store.  The tp, pp and head fields are those of the engines."""
 
-    kind: ClassVar[str] = "mooncake"
+    kind: ClassVar[CacheKind] = "mooncake"
     url: str
     keys: str
     tp_size: _Ranks = 1
@@ -50,7 +51,7 @@ class LMCacheEntry(
 ):
     """LMCache, by its controller."""
 
-    kind: ClassVar[str] = "lmcache"
+    kind: ClassVar[CacheKind] = "lmcache"
     url: str
     sharing: Literal["p2p", "remote"]
     link_gbps: _Link | None = None

@@ -38,6 +38,7 @@ from select_service.core.selection_answers import (
     AnsweredBusyThresholds,
     add_decode_load,
     chosen_rank_load,
+    count_lookup,
     describe_booking,
     describe_shared,
     echo_request_fields,
@@ -273,6 +274,7 @@ class DecisionMaker:
         overlap, slot = overlap_of_placement(partition, placement), placement.slot
         if prompt.shared is not None:
             overlap.shared = describe_shared(partition, slot, prompt.shared)
+            count_lookup(partition, overlap, prompt.isl_tokens)
         tokens = placement.effective_prefill_tokens
         selection = make_selection(partition, slot, overlap, tokens)
         leading = int(partition.placer.scratch.leading[slot])

@@ -133,8 +133,17 @@ def describe_shared(partition: Partition, slot: int, hits: SharedHits) -> Shared
         found.tokens, found.credit = int(missing), int(credit)
         price = 1.0 - value if value else float(placer.fetch_prices.prices(hits.link_gbps)[slot])
         found.fetch_price = UNSET if isinf(price) else round(price, 6)
-    partition.shared_credit_tokens += found.credit
     return found
+
+
+def count_lookup(partition: Partition, overlap: Overlap, isl_tokens: int) -> None:
+    """Count the look-up of a prompt, with the overlap of the chosen rank, if there was any."""
+    if overlap.shared is UNSET:
+        return
+    partition.shared_credit_tokens += overlap.shared.credit
+    if overlap.shared.outcome in ("hit", "miss"):
+        partition.looked_up_tokens += isl_tokens
+        partition.reused_tokens += overlap.longest_matched
 
 
 def mark_assumed(overlap: Overlap, partition: Partition, blocks: int) -> Overlap:

@@ -5,7 +5,6 @@ pass `now`, in seconds of a monotonic clock, and randomness comes from a generat
 start.  Operations record pending work in `DirtyPartitions`, which requests a call of `run_pending`.
 """
 
-from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -37,7 +36,6 @@ from select_service.core.idempotency import IdempotentRetries
 from select_service.core.identity import PartitionKey, Rank
 from select_service.core.load.ledger import TURN_WORK_MAX, ExpiryResult, Ledger
 from select_service.core.load.prefill_legs import check_caller_id
-from select_service.core.load.reservations import ReservationFilter
 from select_service.core.pairs.pair_decisions import PairDecisions
 from select_service.core.periodic_task import SECOND_S, PeriodicTask
 from select_service.core.placement.prompt import (
@@ -57,13 +55,8 @@ from select_service.core.selection_answers import (
 )
 from select_service.core.selection_replay import SelectionReplay
 from select_service.core.sessions.session_pages import SessionViews
+from select_service.core.state_inspection import StateInspection
 from select_service.core.traffic.traffic_observer import TrafficObserver
-from select_service.core.views.dump_parts import DumpPart, list_dump_parts
-from select_service.core.views.rank_views import (
-    list_loads_within,
-    list_overlap,
-    list_potential_loads,
-)
 from select_service.core.views.registration_hints import find_worker_hints
 from select_service.core.workers.worker_catalog import RegisteredWorker, WorkerTombstone
 from select_service.schemas.admission import (
@@ -72,14 +65,11 @@ from select_service.schemas.admission import (
     BusyThresholdList,
     BusyThresholdView,
 )
-from select_service.schemas.inspection import OverlapRow, OverlapScores, PartitionLoads, RankLoad
 from select_service.schemas.pairs import SelectPairAndReserveRequest, SelectPairRequest
-from select_service.schemas.prompts import PromptFields, PromptQuery
+from select_service.schemas.prompts import PromptFields
 from select_service.schemas.reservations import (
     Reservation,
-    ReservationPage,
     ReservationRequest,
-    ReservationRow,
 )
 from select_service.schemas.selection import SelectAndReserveRequest, SelectRequest
 from select_service.schemas.workers import Deletion, WorkerPatch, WorkerRecord, WorkerRegistration
@@ -123,6 +113,7 @@ class SelectorCore:
     health: None means that health checks are off
     pairs: choice and booking of prefill and decode ranks together
     session_views: sessions as answers
+    inspection: views of reservations, loads and the index
     """
 
     fleet: WorkerFleet
@@ -138,6 +129,7 @@ class SelectorCore:
     pairs: PairDecisions
     followers: CoreFollowers
     session_views: SessionViews
+    inspection: StateInspection
 
     # Workers
 
@@ -184,11 +176,6 @@ class SelectorCore:
     ) -> list[RegisteredWorker]:
         """Return the workers of a scope, by model, tenant and worker id."""
         return [w for w in self.fleet.catalog if w.key.matches(model_name, tenant_id)]
-
-    def workers_deleted_before(self, at: float) -> set[int]:
-        """Return the ids of workers with a record that were deleted before a monotonic time."""
-        deleted = self.fleet.catalog.deleted_workers().items()
-        return {worker_id for worker_id, tombstone in deleted if tombstone.at < at}
 
     def get_worker(self, worker_id: int) -> RegisteredWorker:
         """Return a worker (GET /workers/{worker_id}).  Raises NotFound."""
@@ -489,41 +476,6 @@ class SelectorCore:
         tasks = [PeriodicTask(name, SECOND_S, step) for name, step in by_name.items()]
         tasks.append(PeriodicTask("assumed", TURN_S, self.followers.assumptions.run_turn))
         return tasks + self.followers.evaluation.periodic_tasks()
-
-    # Inspection
-
-    def get_reservation(self, reservation_id: str, now: float) -> ReservationRow:
-        """Return a reservation (GET /reservations/{reservation_id}).  Raises NotFound."""
-        return self.ledger.reservations.get_answer_row(reservation_id, now)
-
-    def list_reservations(self, query: ReservationFilter, now: float) -> ReservationPage:
-        return self.ledger.reservations.list_page(query, now)
-
-    def partition_loads(
-        self,
-        model_name: str | None = None,
-        tenant_id: str | None = None,
-        among: Container[int] | None = None,
-    ) -> Iterator[PartitionLoads | None]:
-        """Iterate over the loads of a scope, see `list_loads_within`."""
-        scope = model_name, tenant_id
-        return list_loads_within(self.fleet.partitions, self.gate.waiting.backlog_of, *scope, among)
-
-    def potential_loads(
-        self, query: PromptQuery, read_ahead: ReadAheadPrompt | None = None
-    ) -> Iterator[RankLoad]:
-        """Iterate over the loads with a prompt added, by worker and rank.  Raises like `select`."""
-        return list_potential_loads(*self.prompt_resolver.read_prompt(query, read_ahead))
-
-    def overlap_scores(
-        self, query: PromptQuery, read_ahead: ReadAheadPrompt | None = None
-    ) -> tuple[OverlapScores, Iterator[OverlapRow]]:
-        """Return the scores without their rows, and the rows.  Raises like `select`."""
-        return list_overlap(*self.prompt_resolver.read_prompt(query, read_ahead))
-
-    def index_dumps(self) -> list[DumpPart]:
-        """Return the parts of an index dump."""
-        return list_dump_parts(self.fleet.partitions, self.fleet.recovered_blocks)
 
     def check_invariants(self) -> None:
         """Check the invariants, for tests."""

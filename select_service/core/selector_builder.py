@@ -48,6 +48,7 @@ from select_service.core.sessions.session_directory import SessionDirectory
 from select_service.core.sessions.session_pages import SessionViews
 from select_service.core.sessions.session_router import SessionRouter
 from select_service.core.sessions.session_settings import SessionSettings
+from select_service.core.state_inspection import StateInspection
 from select_service.core.traffic.traffic_observer import CounterSources, TrafficObserver
 from select_service.core.workers.engine_load import EngineLoads
 
@@ -101,27 +102,11 @@ def build_selector(
     wake: requests a call of `run_pending` soon; must not block, raise or call back
     make_health: returns the health service of the fleet; None means that health checks are off
     """
-    rules, dirty = config.admission, DirtyPartitions(wake)
-    assumptions = config.assumptions._replace(use_kv_events=config.use_kv_events)
+    dirty, ring = DirtyPartitions(wake), _build_ring(config)
     router_id = new_router_id(rng, config.router_mark)
-    ring = _build_ring(config)
-    fleet = WorkerFleet(
-        new_index,
-        RegistrationRules(
-            config.use_kv_events, rules.queue is not None, config.ranks_max, assumptions
-        ),
-        router=config.router,
-        dirty=dirty,
-        decisions=ring,
-    )
-    if config.names_kv_sources or config.shared_models:
-        names_all, models = config.names_kv_sources, config.shared_models
-        fleet.needs_full_path = lambda name: names_all or name in models
+    fleet = _build_fleet(config, new_index, dirty, ring)
     ledger = Ledger(Reservations(config.reservation_ttl_s, router_id), dirty)
-    directory = SessionDirectory(config.sessions, ledger.reservations.memory, router_id)
-    directory.scopes = fleet.partitions
-    ledger.on_session_moved = directory.on_moved
-    ledger.reservations.find_session_id = directory.session_id_of
+    directory = _build_directory(config, fleet, ledger, router_id)
     replicas = ReplicaState(fleet, ledger, router_id)
     replicas.sessions = directory
     if emit is not None:
@@ -129,32 +114,22 @@ def build_selector(
     health = None if make_health is None else make_health(fleet, ledger)
     pending = PendingSelections(config.selection_cache)
     decisions = DecisionMaker(ledger, rng, config.router, ring, config.busy_thresholds, pending)
-    busy_check = BusyCheck(
-        ThresholdTable(rules.thresholds), EngineLoads(rules.engine_stale_s), dirty
-    )
     decisions.kv_sources = FetchSources() if config.names_kv_sources else None
-    decisions.hints = KvHints(busy_check.all_free_ranks)
     decisions.sessions = SessionRouter(directory, config.use_kv_events)
-    caches = AssumptionService(
-        fleet,
-        ledger.reservations,
-        AssumptionFollower(fleet.partitions, ledger),
-        assumptions,
-        directory.forget_contexts,
-    )
-    caches.on_cache_cleared = replicas.cleared_caches.record_clear
-    replicas.cleared_caches.forget = caches.forget_cache
-    decisions.sessions.silent_ranks = caches.silent.silent
-    gate = AdmissionGate(
-        fleet.partitions,
-        busy_check,
-        PriorityTiers(rules.tiers, rules.default_tier),
-        rules.queue,
-        decisions,
-        dirty,
-    )
+    assumptions = _build_assumptions(config, fleet, ledger, replicas, directory)
+    decisions.sessions.silent_ranks = assumptions.silent.silent
+    gate = _build_gate(config.admission, fleet, decisions, dirty)
     pairs = _build_pairs(decisions, dirty, replicas, config.decisions_kept)
     prompts = PromptResolver(fleet, gate.tally, config.router)
+    evaluated = EvaluationConfig(config.use_kv_events, config.shadow, config.router)
+    followers = CoreFollowers(
+        replicas,
+        _build_traffic(fleet, ledger, gate, pairs),
+        PolicyEvaluation(evaluated, ring, fleet, ledger, rng.random),
+        Explanations(ring, gate, prompts, rng.random, pairs),
+        SessionExchange(directory, fleet.partitions, router_id),
+        assumptions,
+    )
     return SelectorCore(
         fleet,
         ledger,
@@ -167,22 +142,71 @@ def build_selector(
         DrainRegistry(fleet, health),
         health,
         pairs,
-        CoreFollowers(
-            replicas,
-            _build_traffic(fleet, ledger, gate, pairs),
-            PolicyEvaluation(
-                EvaluationConfig(config.use_kv_events, config.shadow, config.router),
-                ring,
-                fleet,
-                ledger,
-                rng.random,
-            ),
-            Explanations(ring, gate, prompts, rng.random, pairs),
-            SessionExchange(directory, fleet.partitions, router_id),
-            caches,
-        ),
+        followers,
         SessionViews(directory, fleet.has_rank, router_id),
+        StateInspection(fleet, ledger.reservations, gate, prompts),
     )
+
+
+def _assumption_rules(config: SelectorConfig) -> AssumptionRules:
+    return config.assumptions._replace(use_kv_events=config.use_kv_events)
+
+
+def _build_fleet(
+    config: SelectorConfig,
+    new_index: Callable[[], PrefixIndex],
+    dirty: DirtyPartitions,
+    ring: DecisionRing | None,
+) -> WorkerFleet:
+    queues = config.admission.queue is not None
+    rules = RegistrationRules(
+        config.use_kv_events, queues, config.ranks_max, _assumption_rules(config)
+    )
+    fleet = WorkerFleet(new_index, rules, router=config.router, dirty=dirty, decisions=ring)
+    if config.names_kv_sources or config.shared_models:
+        names_all, models = config.names_kv_sources, config.shared_models
+        fleet.needs_full_path = lambda name: names_all or name in models
+    return fleet
+
+
+def _build_directory(
+    config: SelectorConfig, fleet: WorkerFleet, ledger: Ledger, router_id: int
+) -> SessionDirectory:
+    directory = SessionDirectory(config.sessions, ledger.reservations.memory, router_id)
+    directory.scopes = fleet.partitions
+    ledger.on_session_moved = directory.on_moved
+    ledger.reservations.find_session_id = directory.session_id_of
+    return directory
+
+
+def _build_assumptions(
+    config: SelectorConfig,
+    fleet: WorkerFleet,
+    ledger: Ledger,
+    replicas: ReplicaState,
+    directory: SessionDirectory,
+) -> AssumptionService:
+    assumptions = AssumptionService(
+        fleet,
+        ledger.reservations,
+        AssumptionFollower(fleet.partitions, ledger),
+        _assumption_rules(config),
+        directory.forget_contexts,
+    )
+    assumptions.on_cache_cleared = replicas.cleared_caches.record_clear
+    replicas.cleared_caches.forget = assumptions.forget_cache
+    return assumptions
+
+
+def _build_gate(
+    rules: AdmissionSettings, fleet: WorkerFleet, decisions: DecisionMaker, dirty: DirtyPartitions
+) -> AdmissionGate:
+    busy_check = BusyCheck(
+        ThresholdTable(rules.thresholds), EngineLoads(rules.engine_stale_s), dirty
+    )
+    decisions.hints = KvHints(busy_check.all_free_ranks)
+    tiers = PriorityTiers(rules.tiers, rules.default_tier)
+    return AdmissionGate(fleet.partitions, busy_check, tiers, rules.queue, decisions, dirty)
 
 
 def _build_ring(config: SelectorConfig) -> DecisionRing | None:

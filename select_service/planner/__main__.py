@@ -105,6 +105,14 @@ def build_parser() -> CommandParser:
         metavar="FILE",
         help="kubeconfig file (default: the service account of the pod)",
     )
+    _add_service_flags(result)
+    _add_advice_flags(result)
+    return result
+
+
+def _add_service_flags(to: CommandParser) -> None:
+    """Add the flags of the log and the API, which override the file."""
+    add = to.add_argument
     level, form = one_of_words(*LEVELS), one_of_words(*FORMATS)
     add(
         "--log-level",
@@ -137,8 +145,6 @@ def build_parser() -> CommandParser:
         help="log file with a JSON line for each tick, for replays (default: from the file, else "
         "none)",
     )
-    _add_advice_flags(result)
-    return result
 
 
 def _add_advice_flags(to: CommandParser) -> None:

@@ -80,24 +80,25 @@ def _unpriced_sources(service: ServiceContext) -> list[str]:
 
 
 def _shared_cache_facts(service: ServiceContext) -> list[SharedCacheFacts]:
-    caches, partitions = service.features.shared_caches, service.fleet.partitions
-    return [
-        SharedCacheFacts(
-            each.model_name,
-            each.url,
-            each.outcomes.get("hit", 0) + each.outcomes.get("miss", 0),
-            each.outcomes.get("hit", 0),
-            each.outcomes.get("timeout", 0) + each.outcomes.get("failed", 0),
-            each.is_open,
-            each.last_error,
-            sum(
-                partition.placer.fetch_prices.count_unpriced()
-                for key, partition in partitions.items()
-                if key.model_name == each.model_name
-            ),
+    caches, facts = service.features.shared_caches, list[SharedCacheFacts]()
+    partitions = list(service.fleet.partitions.items())
+    for each in () if caches is None else caches.list_status():
+        of_model = [found for key, found in partitions if key.model_name == each.model_name]
+        facts.append(
+            SharedCacheFacts(
+                each.model_name,
+                each.url,
+                each.outcomes.get("hit", 0) + each.outcomes.get("miss", 0),
+                each.outcomes.get("hit", 0),
+                each.outcomes.get("timeout", 0) + each.outcomes.get("failed", 0),
+                each.is_open,
+                each.last_error,
+                sum(found.placer.fetch_prices.count_unpriced() for found in of_model),
+                sum(found.looked_up_tokens for found in of_model),
+                sum(found.reused_tokens for found in of_model),
+            )
         )
-        for each in (() if caches is None else caches.list_status())
-    ]
+    return facts
 
 
 def _tls_facts(side: str, kept: CurrentTls) -> TlsFacts:

@@ -69,7 +69,7 @@ def test_a_frame_tells_of_ranks_decisions_and_what_waits(fleet):
     assert (decision["reservation_id"], decision["worker_id"]) == ("r", booked["worker_id"])
     assert (frame["version"], frame["interval_s"]) == ("1.2.3", FRAME_INTERVAL_S)
     assert (frame["queue"], frame["queueing"]) == ([], False)
-    assert "replicas" not in frame
+    assert not frame.keys() & {"replicas", "shared_caches"}
 
 
 def test_a_frame_tells_of_pairs(fleet):
@@ -86,6 +86,19 @@ def test_a_frame_tells_of_replicas(replica):
     replica.post("/replica_sync/register_peer", {"endpoint": "tcp://peer:1"})
     (frame,) = frames(replica)
     assert [peer["endpoint"] for peer in frame["replicas"]["peers"]] == ["tcp://peer:1"]
+
+
+def test_a_frame_tells_of_shared_caches_first_of_those_that_do_not_answer(tmp_path, monkeypatch):
+    monkeypatch.setattr(fleet_frames, "SHARED_CACHES_SHOWN", 2)
+    entry = {"type": "lmcache", "url": "http://127.0.0.1:9", "sharing": "p2p"}
+    path = tmp_path / "caches.yaml"
+    path.write_text(json.dumps({"models": dict.fromkeys(["l", "m", "n"], entry)}))
+    with Api("--shared-caches", str(path)) as api:
+        assert api.post("/workers", worker_body(1, model_name="n")).status == 201
+        assert api.post("/select", {**PROMPT, "model_name": "n"}).status == 200
+        (frame,) = frames(api)
+        shown = [(each["model_name"], each["answering"]) for each in frame["shared_caches"]]
+        assert shown == [("n", False), ("l", None)]
 
 
 def test_workers_that_cannot_be_chosen_are_told_of(api):

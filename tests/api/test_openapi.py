@@ -234,7 +234,8 @@ def call_all(service):
     order += ["begin_experiment", "list_experiments", "get_experiment", "end_experiment"]
     order += ["set_log_level", "openapi", "docs", "docs_file", "page", "page_file"]
     order += ["clear_cache", "check_worker", "drain_worker", "undrain_worker", "report_outcome"]
-    order += ["list_migrations", "fleet_health", "discovery", "state", "learn_canaries", "observe"]
+    order += ["list_migrations", "fleet_health", "discovery", "shared_caches", "state"]
+    order += ["learn_canaries", "observe"]
     order += ["free_reservation", "select_pair", "select_pair_and_reserve", "first_token"]
     order += ["move_leg", "free_reservation", "create_reservation", "patch_worker"]
     for operation_id in [*order, "delete_worker", "doctor"]:

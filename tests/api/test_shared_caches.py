@@ -19,6 +19,7 @@ from tests.builders.polling import PATIENCE_S, eventually
 from tests.builders.running import request
 
 TOKENS = list(range(400))
+PROMPT = {"model_name": "m", "token_ids": TOKENS}
 LINK = {"bytes_per_token": 131072.0, "link_gbps": 400.0}
 PRICE = 131072 * 8 / (400e9 * 0.8) * 20_000
 """Of fetching a token over LINK, for a rank of 20,000 tokens a second."""
@@ -129,6 +130,57 @@ def test_the_answer_shows_the_credit_apart_from_what_the_rank_holds(tmp_path):
         assert "shared_cache_unpriced" in findings(service)
 
 
+def test_a_pair_counts_the_cache_for_the_rank_of_the_prefill_only(tmp_path):
+    master = FakeMaster(*[f"{p}_0_{part}" for p in sglang_pages(TOKENS[:320], 16) for part in "kv"])
+    with (
+        on_thread(master) as url,
+        InThread(*write(tmp_path, m=mooncake(url)), *PATIENT) as service,
+    ):
+        register(service, 1, role="prefill")
+        register(service, 2, role="decode")
+        credit = int(320 * (1 - PRICE))
+        shared = {"outcome": "hit", "tokens": 320, "credit": credit, "fetch_price": round(PRICE, 6)}
+        explained = service.call("POST", "/explain", {**PROMPT, "pair": True}).body
+        for path in ("/select_pair", "/select_pair_and_reserve"):
+            answer = select(service, path, reservation_id="r", local="never")
+            prefill, decode = answer["legs"]
+            assert answer["effective_prefill_tokens"] == prefill["own_work"] == 400 - credit
+            assert prefill["overlap"]["shared"] == shared
+            assert (prefill["overlap"]["gpu"], prefill["cached_tokens"]) == (0, 0)
+            # The decode rank gets all blocks from the prefill rank.
+            assert "shared" not in decode["overlap"]
+            assert (decode["cached_tokens"], answer["move_tokens"]) == (0, 400)
+            assert answer["remote_cost"] == explained["pair"]["remote_cost"]
+        (loads,) = service.call("GET", "/loads").body
+        prefilling = {row["worker_id"]: row["potential_prefill_tokens"] for row in loads["loads"]}
+        assert prefilling == {1: 400 - credit, 2: 0}
+        total = "select_service_shared_cache_credit_tokens_total"
+        assert metrics(service)[total + '{model_name="m",tenant_id="default"}'] == f"{2 * credit}.0"
+        # A look-up is too old for a later move.
+        register(service, 3, role="prefill")
+        lookups = len(master.requests)
+        moved = service.call("POST", "/reservations/r/move", {"leg": "prefill"}).body
+        assert [leg["worker_id"] for leg in moved["legs"]] == [3, 2]
+        assert moved["effective_prefill_tokens"] == 400
+        assert "shared" not in moved["legs"][0]["overlap"]
+        assert len(master.requests) == lookups
+
+
+def test_a_pair_on_one_rank_counts_the_cache_once(tmp_path):
+    master = FakeMaster(*[f"{p}_0_{part}" for p in sglang_pages(TOKENS[:320], 16) for part in "kv"])
+    with (
+        on_thread(master) as url,
+        InThread(*write(tmp_path, m=mooncake(url)), *PATIENT) as service,
+    ):
+        register(service, 1)
+        single = select(service)
+        answer = select(service, "/select_pair")
+        assert answer["path"] == "local"
+        assert answer["effective_prefill_tokens"] == single["effective_prefill_tokens"] < 400
+        assert {leg["own_work"] for leg in answer["legs"]} == {answer["effective_prefill_tokens"]}
+        assert [leg["overlap"] for leg in answer["legs"]] == 2 * [single["overlap"]]
+
+
 def test_a_policy_without_credit_decides_as_without_a_cache(tmp_path):
     master = FakeMaster(*[f"{p}_0_{part}" for p in sglang_pages(TOKENS, 16) for part in "kv"])
     flags = (*PATIENT, "--policy", "reference")
@@ -158,15 +210,79 @@ def test_a_late_cache_is_shown_counted_and_found(tmp_path):
         assert metrics(service)['select_service_shared_cache_open{model_name="m"}'] == "1.0"
 
 
-def test_a_cache_that_never_matches_is_a_finding(tmp_path):
+def caches_of(service):
+    return service.call("GET", "/shared_caches").body["caches"]
+
+
+def test_operators_see_whether_a_cache_answers_and_what_it_finds(tmp_path):
+    pages = sglang_pages(TOKENS, 16)
+    master = FakeMaster(*[f"{page}_0_{part}" for page in pages[:20] for part in "kv"])
+    with (
+        on_thread(master) as url,
+        InThread(*write(tmp_path, m=mooncake(url)), *PATIENT) as service,
+    ):
+        register(service, 1)
+        (unused,) = caches_of(service)
+        assert unused == {
+            "model_name": "m",
+            "kind": "mooncake",
+            "url": url,
+            "answering": None,
+            "changed_s": None,
+            "breaker_open": False,
+            "last_error": None,
+            "error_s": None,
+            "lookups": {},
+            "hit_rate": None,
+            "found_tokens": 0,
+            "wait_ms": None,
+            "request_ms": None,
+            "in_flight": 0,
+        }
+        select(service)
+        for token in (1, 2, 3):
+            select(service, token_ids=[token] * 40)
+        (used,) = caches_of(service)
+        assert (used["answering"], used["lookups"]) == (True, {"hit": 1, "miss": 3})
+        assert (used["hit_rate"], used["found_tokens"]) == (0.25, 320)
+        assert 0 < used["request_ms"] < 1000 * PATIENCE_S
+        assert 0 < used["wait_ms"] < 1000 * PATIENCE_S
+        master.status = 503
+        for token in range(4, 12):
+            select(service, token_ids=[token] * 40)
+        (failing,) = caches_of(service)
+        assert (failing["answering"], failing["breaker_open"]) == (False, True)
+        assert failing["lookups"] == {"hit": 1, "miss": 3, "failed": 8}
+        assert "503" in failing["last_error"]
+        assert 0 <= failing["error_s"] <= failing["changed_s"] <= PATIENCE_S
+        assert failing["request_ms"] == used["request_ms"]
+
+
+def test_without_shared_caches_none_are_listed():
+    with InThread() as service:
+        assert caches_of(service) == []
+
+
+@pytest.mark.parametrize("path", ["/select_and_reserve", "/select_pair_and_reserve"])
+@pytest.mark.parametrize(("n_prompts", "is_found"), [(10, True), (50, False)])
+def test_a_cache_that_never_matches_is_a_finding_if_ranks_match(
+    tmp_path, path, n_prompts, is_found
+):
     with (
         on_thread(FakeMaster("some key")) as url,
         InThread(*write(tmp_path, m=mooncake(url)), *PATIENT) as service,
     ):
-        register(service, 1)
+        register(service, 1, index="assumed", total_kv_blocks=1000)
         for n in range(50):
-            assert select(service, token_ids=[n] * 40)["overlap"]["shared"]["outcome"] == "miss"
-        assert "shared_cache_never_matches" in findings(service)
+            body = select(service, path, token_ids=[n % n_prompts] * 40)
+            overlap = body["legs"][0]["overlap"] if "legs" in body else body["overlap"]
+            assert overlap["shared"]["outcome"] == "miss"
+        found = findings(service)
+        assert ("shared_cache_never_matches" in found) == is_found
+        if is_found:
+            share = 32 * 40 / (50 * 40)
+            text = found["shared_cache_never_matches"]["text"]
+            assert f"workers held {share:.0%} of the tokens" in text
 
 
 def test_an_engine_of_lmcache_loads_its_own_tokens_over_its_bus(tmp_path):

@@ -12,7 +12,7 @@ KEY = PartitionKey("m", "default")
 def load_of(selector, worker_id=1, dp_rank=0):
     (row,) = [
         row
-        for loads in selector.partition_loads()
+        for loads in selector.inspection.partition_loads()
         for row in loads.loads
         if (row.worker_id, row.dp_rank) == (worker_id, dp_rank)
     ]

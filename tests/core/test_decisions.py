@@ -65,7 +65,7 @@ def test_output_blocks_count_unless_they_are_not_tracked(tracked, blocks):
     selector.register_worker(a_worker(1))
     selector.select_and_reserve(a_select_and_reserve(8, reservation_id="r"), 0.0)
     selector.add_output_block("r", None, 0.0)
-    ((row,),) = [loads.loads for loads in selector.partition_loads()]
+    ((row,),) = [loads.loads for loads in selector.inspection.partition_loads()]
     assert row.potential_decode_blocks == blocks
     selector.free_reservation("r", 0.0)
-    assert next(selector.partition_loads()).loads[0].potential_decode_blocks == 0
+    assert next(selector.inspection.partition_loads()).loads[0].potential_decode_blocks == 0

@@ -71,7 +71,7 @@ def test_a_replay_is_the_same_booking_as_one_in_one_step() -> None:
         else:
             select(selector, selection_id="s", tokens=21, expected_output_tokens=7)
             replay(selector)
-        row = selector.get_reservation("s", 1.0)
+        row = selector.inspection.get_reservation("s", 1.0)
         rows.append((row, selector.ledger.reservations.get_reservation("s").sequence_hashes))
     assert msgspec.structs.replace(rows[0][0], router_id=rows[1][0].router_id) == rows[1][0]
     assert rows[0][1].tolist() == rows[1][1].tolist()
@@ -161,7 +161,7 @@ def test_a_booking_in_one_step_leaves_the_selection_of_its_id(selector: Selector
 def test_a_replay_may_have_an_id_of_its_own(selector: SelectorCore) -> None:
     select(selector, selection_id="s")
     assert replay(selector, reservation_id="r").reservation_id == "r"
-    assert selector.get_reservation("r", 1.0).worker_id == 2
+    assert selector.inspection.get_reservation("r", 1.0).worker_id == 2
 
 
 def test_advice_is_booked_like_any_other_selection(selector: SelectorCore) -> None:

@@ -289,7 +289,9 @@ def test_zero_time_to_live_never_expires():
     selector.reserve(a_reservation("r"), now=0.0)
     assert ticked(selector, 1e12) == []
     assert (
-        selector.list_reservations(ReservationFilter(), 5.0).reservations[0].expires_in_seconds
+        selector.inspection.list_reservations(ReservationFilter(), 5.0)
+        .reservations[0]
+        .expires_in_seconds
         is None
     )
 
@@ -301,33 +303,33 @@ def test_reservations_are_paged_oldest_first(selector):
     selector.reserve(a_reservation("other", 2, tenant_id="t2"), now=5.0)
     ids, after = [], None
     while True:
-        page = selector.list_reservations(ReservationFilter(limit=2, after=after), 6.0)
+        page = selector.inspection.list_reservations(ReservationFilter(limit=2, after=after), 6.0)
         ids += [row.reservation_id for row in page.reservations]
         after = page.next
         if after is None:
             break
     assert ids == ["r0", "r1", "r2", "r3", "r4", "other"]
-    page = selector.list_reservations(ReservationFilter(tenant_id="t2"), 6.0)
+    page = selector.inspection.list_reservations(ReservationFilter(tenant_id="t2"), 6.0)
     assert [row.reservation_id for row in page.reservations] == ["other"]
     assert page.reservations[0].age_seconds == 1.0
     with pytest.raises(BadRequest):
-        selector.list_reservations(ReservationFilter(after="²"), 6.0)
+        selector.inspection.list_reservations(ReservationFilter(after="²"), 6.0)
 
 
 def test_page_cursor_survives_the_end_of_the_reservation_it_names(selector):
     for i in range(4):
         selector.reserve(a_reservation(f"r{i}"), now=0.0)
-    page = selector.list_reservations(ReservationFilter(limit=2), 0.0)
+    page = selector.inspection.list_reservations(ReservationFilter(limit=2), 0.0)
     selector.free_reservation("r1", 0.0)
     selector.free_reservation("r2", 0.0)
-    rest = selector.list_reservations(ReservationFilter(limit=2, after=page.next), 0.0)
+    rest = selector.inspection.list_reservations(ReservationFilter(limit=2, after=page.next), 0.0)
     assert [row.reservation_id for row in rest.reservations] == ["r3"]
 
 
 def test_potential_loads_add_the_prompt_to_every_rank(selector):
     selector.register_worker(a_worker(2))
     selector.reserve(a_reservation("r"), now=0.0)
-    rows = selector.potential_loads(a_select(9))
+    rows = selector.inspection.potential_loads(a_select(9))
     assert [
         (r.worker_id, r.potential_prefill_tokens, r.potential_decode_blocks, r.active_requests)
         for r in rows
@@ -359,7 +361,7 @@ def test_identities_that_a_client_gives_are_shared_without_kv_reuse_as_well():
     given = {"token_ids": None, "block_hashes": [1, 2], "sequence_hashes": [3, 4], "isl_tokens": 8}
 
     def blocks():
-        (row,) = next(selector.partition_loads()).loads
+        (row,) = next(selector.inspection.partition_loads()).loads
         return row.potential_decode_blocks
 
     for _ in range(2):
@@ -368,7 +370,7 @@ def test_identities_that_a_client_gives_are_shared_without_kv_reuse_as_well():
     selector.select_and_reserve(a_select_and_reserve(8), 0.0)
     selector.select_and_reserve(a_select_and_reserve(8), 0.0)
     assert blocks() == 6
-    (potential,) = selector.potential_loads(a_select(**given))
+    (potential,) = selector.inspection.potential_loads(a_select(**given))
     assert potential.potential_decode_blocks == 6
     explicit = {**given, "block_hashes": None}
     selector.reserve(a_reservation("a", 1, **explicit), 0.0)

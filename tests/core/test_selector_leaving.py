@@ -75,7 +75,7 @@ def test_a_rank_that_is_leaving_takes_no_load_and_its_slot_is_nobody_elses():
     for writer in selector.fleet.take_changes().retired:
         writer.close()
     assert selector.select(a_select(), 0.0).selection.worker_id == 2
-    assert next(selector.partition_loads()).loads[0].active_requests == 0
+    assert next(selector.inspection.partition_loads()).loads[0].active_requests == 0
     selector.register_worker(a_worker(1))
     assert selector.fleet.partitions[KEY].table.find_slot(Rank(1, 0)) is not None
     with pytest.raises(NotFound):

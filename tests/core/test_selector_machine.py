@@ -223,14 +223,16 @@ class SelectorMatchesModel(RuleBasedStateMachine):
                 row.potential_decode_blocks,
                 row.active_requests,
             )
-            for p in self.selector.partition_loads()
+            for p in self.selector.inspection.partition_loads()
             for row in p.loads
         }
         assert got == self.model.loads()
 
     @invariant()
     def reservations_agree(self):
-        rows = self.selector.list_reservations(ReservationFilter(), self.now).reservations
+        rows = self.selector.inspection.list_reservations(
+            ReservationFilter(), self.now
+        ).reservations
         assert {
             row.reservation_id: (row.worker_id, row.dp_rank, row.prefill_tokens, row.output_blocks)
             for row in rows

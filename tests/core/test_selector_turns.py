@@ -179,7 +179,7 @@ def test_loads_and_metrics_are_made_in_steps_that_do_not_grow_with_the_fleet(mon
         heard(selector, 0.0)
         reporting = admission_report.admission_report
         steps = {
-            "loads": selector.partition_loads(),
+            "loads": selector.inspection.partition_loads(),
             "report": report_of(selector),
             "admission": reporting(selector.gate, selector.fleet.partitions, 0.0),
         }
@@ -191,7 +191,7 @@ def test_loads_and_metrics_are_made_in_steps_that_do_not_grow_with_the_fleet(mon
 
 def test_a_partition_that_leaves_while_others_are_shown_is_left_out():
     selector = a_wide_fleet(3, 1)
-    loads = selector.partition_loads()
+    loads = selector.inspection.partition_loads()
     reporting = report_of(selector)
     assert next(loads).model_name == "m"
     next(reporting)

@@ -101,7 +101,7 @@ def test_block_size_of_a_partition_is_fixed_by_its_workers(selector):
 def test_partition_without_workers_is_freed_and_may_come_back_with_another_block_size(selector):
     selector.delete_worker(1, 0.0)
     assert selector.fleet.partitions == {}
-    assert list(selector.partition_loads()) == []
+    assert list(selector.inspection.partition_loads()) == []
     assert selector.register_worker(a_worker(2, block_size=16)).lifecycle == "schedulable"
 
 

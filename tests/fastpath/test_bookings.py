@@ -105,7 +105,9 @@ def without_verbs(two: TwoServices) -> Verbs:
 
 
 def loads_are_the_same(two: TwoServices) -> None:
-    fast, ordinary = (list(side.selector.partition_loads()) for side in (two.fast, two.ordinary))
+    fast, ordinary = (
+        list(side.selector.inspection.partition_loads()) for side in (two.fast, two.ordinary)
+    )
     assert fast == ordinary
 
 

@@ -470,7 +470,7 @@ class TheSameAnswers(RuleBasedStateMachine):
     @invariant()
     def the_load_is_the_same(self) -> None:
         for pair in self.two.pairs:
-            loads = [list(side.selector.partition_loads()) for side in pair]
+            loads = [list(side.selector.inspection.partition_loads()) for side in pair]
             assert loads[0] == loads[1]
             work = [list(work_of(side)) for side in pair]
             assert work[0] == work[1]

@@ -26,6 +26,8 @@ def test_both_paths_read_the_same(flags: tuple[str, ...]) -> None:
             except AssertionError as error:
                 raise AssertionError(f"{name}: {data[:400]!r}") from error
             two.reconnect()
-        loads = [list(side.selector.partition_loads()) for side in (two.fast, two.ordinary)]
+        loads = [
+            list(side.selector.inspection.partition_loads()) for side in (two.fast, two.ordinary)
+        ]
         assert loads[0] == loads[1]
         assert two.answered > 100

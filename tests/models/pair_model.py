@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class PairRank(NamedTuple):
-    """Numbers of a rank in tokens; `host` None is a host of its own."""
+    """Numbers of a rank in tokens; `credit` is what a shared cache saves of `own`."""
 
     left: float
     own: float
@@ -15,6 +15,7 @@ class PairRank(NamedTuple):
     cache: float
     pace: float = 1.0
     weight: float = 1.0
+    credit: float = 0.0
 
 
 def weigh(cost, weight, block_size):

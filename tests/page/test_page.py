@@ -165,6 +165,24 @@ def test_workers_that_refuse_health_checks_are_marked(browser):
             sync_api.expect(page.locator("#rank")).to_contain_text("status 404")
 
 
+def test_shared_caches_are_shown_where_there_are_any(url, browser, tmp_path):
+    with opened(browser, url) as page:
+        sync_api.expect(page.locator("#shared-caches")).to_be_hidden()
+    address = f"http://127.0.0.1:{free_port()}"
+    entry = {"type": "lmcache", "url": address, "sharing": "p2p"}
+    path = tmp_path / "caches.yaml"
+    path.write_text(json.dumps({"models": {MODEL: entry}}))
+    with InThread("--shared-caches", str(path), "--shared-cache-timeout-ms", "1000") as service:
+        url = f"http://127.0.0.1:{service.port}"
+        register(url, 1)
+        with opened(browser, url) as page:
+            row = page.locator("#shared-caches tbody tr")
+            sync_api.expect(row).to_contain_text(f"lmcache {address}not used yet")
+            call(url, "POST", "/select", {"model_name": MODEL, "token_ids": [1, 2, 3]})
+            sync_api.expect(row).to_contain_text("× fails or is late, began ")
+            sync_api.expect(row).to_contain_text("connection refused")
+
+
 def test_forty_ranks_have_names_in_their_cells(url, browser):
     register(url, 40, max_num_batched_tokens=8192)
     with opened(browser, url) as page:

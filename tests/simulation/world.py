@@ -223,7 +223,7 @@ class World:
         self.at(REQUEST_S, lambda: once(failed))
 
     def page_of(self, node, wanted):
-        return node.selector.list_reservations(wanted, node.now())
+        return node.selector.inspection.list_reservations(wanted, node.now())
 
     # --- clients
 

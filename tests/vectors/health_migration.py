@@ -5,14 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from select_service.core.health.migration.migration_plan import (
-    MovableReservation,
-    PlannedMove,
-    plan_moves,
-)
+from select_service.core.health.migration.migration_plan import PlannedMove
 from select_service.core.health.migration.move_cost import LINKS, CacheLayout, MoveTerms, move_cost
-from select_service.core.health.migration.plan_targets import MigrationTarget
 from select_service.core.identity import Rank
+from tests.builders.migration_plans import GivenReservation, GivenTarget, plan_moves
 from tests.vectors.differences import Difference, differences
 
 Case = dict[str, Any]
@@ -51,9 +47,9 @@ def _terms(case: Case, readable: bool) -> MoveTerms:
     return MoveTerms(model["block_size"], size, readable, case["max_ms"])
 
 
-def _target(given: Case, link: str) -> MigrationTarget:
+def _target(given: Case, link: str) -> GivenTarget:
     dp_rank = given["name"].partition("/")[2]
-    return MigrationTarget(
+    return GivenTarget(
         Rank(given["worker"], int(dp_rank or 0)),
         given["weight"],
         given["total_blocks"],
@@ -64,9 +60,9 @@ def _target(given: Case, link: str) -> MigrationTarget:
     )
 
 
-def _movable(given: Case, targets: list[Case]) -> MovableReservation:
+def _movable(given: Case, targets: list[Case]) -> GivenReservation:
     allowed = given["allowed"]
-    return MovableReservation(
+    return GivenReservation(
         given["id"],
         given["priority"],
         given["created"],

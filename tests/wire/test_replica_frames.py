@@ -42,7 +42,7 @@ def injected_loads(payloads):
     seen = []
     for payload in payloads:
         selector.followers.replicas.apply_event(decode_event(payload), now=0.0)
-        rows = next(selector.partition_loads()).loads
+        rows = next(selector.inspection.partition_loads()).loads
         seen.append(
             {
                 f"{row.worker_id}:{row.dp_rank}": [
@@ -83,7 +83,7 @@ def test_frames_of_either_reference_have_the_same_effect():
     for case in NEWER_FRAMES["received"]:
         event = decode_event(bytes.fromhex(case["payload"]))
         selector.followers.replicas.apply_event(event, now=0.0)
-    idle, busy = next(selector.partition_loads()).loads
+    idle, busy = next(selector.inspection.partition_loads()).loads
     assert (idle.active_requests, busy.active_requests) == (0, 2)
     assert (busy.potential_prefill_tokens, busy.potential_decode_blocks) == (12, 4)
 

@@ -5,7 +5,7 @@ popularity of texts is Zipf's.
 """
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.random import Generator
@@ -20,6 +20,8 @@ from select_service.sim.engine.block_streams import (
 from select_service.sim.engine.gpu_hardware import BLOCK_TOKENS, EQUAL, MIXED, Fleet
 from select_service.sim.engine.text_streams import BlockNumbers, TextStream
 
+Lengths: TypeAlias = tuple[float, float, int]
+"""Median, spread and maximum of random lengths, see `draw_length`."""
 BURST_S, CYCLE_S = 8.0, 24.0
 """Seconds with arrivals at the begin of a cycle, and seconds of a cycle."""
 
@@ -50,11 +52,27 @@ def conversation(blocks: BlockNumbers, rng: Generator) -> ReplaySession:
     """Return turns of a person behind one of 6 system prompts."""
     system = draw_zipf(rng, 6)
     stream = TextStream(blocks).append_shared(("system", system), text_tokens(system, 300, 1200))
+    n_turns = int(np.clip(rng.geometric(1 / 5), 1, 16))
+    return ask_in_turns(stream, rng, n_turns, (90, 1.0, 4000), (220, 0.7, 1500), 4.0)
+
+
+def ask_in_turns(
+    stream: TextStream,
+    rng: Generator,
+    n_turns: int,
+    question: Lengths,
+    answer: Lengths,
+    think_s: float,
+) -> ReplaySession:
+    """Return questions behind a text, each with the answers before it.
+
+    think_s: mean pause before a question
+    """
     turns = []
-    for _ in range(int(np.clip(rng.geometric(1 / 5), 1, 16))):
-        stream.append_unique(draw_length(rng, 90, 1.0, 4000))
-        think_s = float(rng.exponential(4.0))
-        turns.append(stream.make_request(draw_length(rng, 220, 0.7, 1500), think_s))
+    for _ in range(n_turns):
+        stream.append_unique(draw_length(rng, *question))
+        pause_s = float(rng.exponential(think_s))
+        turns.append(stream.make_request(draw_length(rng, *answer), pause_s))
     return tuple(turns)
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.random import Generator
 
-from scripts.bench.quality.generated_workloads import draw_length, draw_zipf
+from scripts.bench.quality.generated_workloads import ask_in_turns, draw_length, draw_zipf
 from scripts.bench.quality.trace_workloads import STAMP_S, trace_workload
 from select_service.files.request_trace import RecordedRequest
 from select_service.sim.engine.block_streams import ReplaySession, ReplayWorkload
@@ -85,12 +85,8 @@ def document_session(blocks: BlockNumbers, rng: Generator) -> ReplaySession:
     document = draw_zipf(rng, 120, 0.8)
     size = 40 + (37 * document) % 78
     stream = TextStream(blocks).append_shared(("document", document), size * BLOCK)
-    turns = []
-    for _ in range(int(rng.integers(1, 6, endpoint=True))):
-        stream.append_unique(draw_length(rng, 60, 0.6, 400))
-        pause_s = float(rng.exponential(10.0))
-        turns.append(stream.make_request(draw_length(rng, 250, 0.6, 1000), pause_s))
-    return tuple(turns)
+    n_turns = int(rng.integers(1, 6, endpoint=True))
+    return ask_in_turns(stream, rng, n_turns, (60, 0.6, 400), (250, 0.6, 1000), 10.0)
 
 
 def tenant_session(blocks: BlockNumbers, rng: Generator) -> ReplaySession:

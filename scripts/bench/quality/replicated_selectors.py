@@ -113,7 +113,7 @@ class ReplicaMember:
         asked_at = self._group.now
 
         def read() -> None:
-            page = self._group.members[peer].chooser.selector.list_reservations(
+            page = self._group.members[peer].chooser.selector.inspection.list_reservations(
                 wanted, self._group.now
             )
             self._group.carry(lambda: then(ReservationPageAnswer(page, asked_at, self._group.now)))

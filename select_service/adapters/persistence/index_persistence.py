@@ -67,7 +67,7 @@ class IndexPersistence:
         # A recovery that was cut short has not adopted everything: its index would replace a better
         # file.
         if self._file is not None and not was_running:
-            await self._file.write_last(self._selector.index_dumps())
+            await self._file.write_last(self._selector.inspection.index_dumps())
 
     async def _recover_and_write(self, ingest: Ingest, follower: CatalogFollower) -> None:
         try:

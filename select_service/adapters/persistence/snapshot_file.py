@@ -137,7 +137,7 @@ class SnapshotFile:
                 await (
                     follower.wait_until_adopted()
                 )  # else the snapshot would miss blocks being attached
-                await self.write_snapshot(selector.index_dumps())
+                await self.write_snapshot(selector.inspection.index_dumps())
 
     async def write_snapshot(self, parts: Iterable[DumpPart]) -> None:
         """Write one snapshot; a failure is counted and logged."""

@@ -22,10 +22,14 @@ class LookedUpPrompt(NamedTuple):
 
 
 class FoundTokens(NamedTuple):
-    """Leading tokens that a shared cache holds: for all ranks, and for engines by their id."""
+    """Leading tokens that a shared cache holds: for all ranks, and for engines by their id.
+
+    requests: requests that the look-up sent; 0 for a result from memory
+    """
 
     tokens: int = 0
     own_tokens: Mapping[str, int] = MappingProxyType({})
+    requests: int = 0
 
 
 class UnusableAnswer(ValueError):

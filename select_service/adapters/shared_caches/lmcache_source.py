@@ -57,7 +57,7 @@ class LMCacheSource:
         # A hash, as the memory would otherwise hold whole prompts.
         name = hashlib.sha256(np.array(prompt.tokens, "<u4").tobytes()).digest()
         if (known := self._memory.find(name, monotonic())) is not None:
-            return known
+            return known._replace(requests=0)
         request = HttpRequest(
             "POST",
             self._url,
@@ -86,4 +86,4 @@ class LMCacheSource:
             # needs to hold the whole prefix itself.
             if is_local and len(found) == 1 and tokens:
                 own[engine] = tokens
-        return FoundTokens(shared, own)
+        return FoundTokens(shared, own, requests=1)

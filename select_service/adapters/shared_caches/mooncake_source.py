@@ -49,17 +49,18 @@ class MooncakeSource:
     async def find_tokens(self, prompt: LookedUpPrompt) -> FoundTokens:
         """See `CacheSource`.  Queries follow each other until a page is missing."""
         names = hash_pages(prompt.tokens, prompt.block_size, prompt.is_eagle)
-        held = 0
+        held = requests = 0
         while held < len(names):
             is_held = self._memory.find(names[held], monotonic())
             # Only unknown pages are queried: a long prompt goes on where an earlier look-up ended.
             if is_held is None:
                 await self._query_pages(names[held : held + self._pages_per_request])
+                requests += 1
                 continue
             if not is_held:
                 break
             held += 1
-        return FoundTokens(held * prompt.block_size)
+        return FoundTokens(held * prompt.block_size, requests=requests)
 
     async def _query_pages(self, names: list[bytes]) -> None:
         """Store for each page whether all of its parts are in the cache."""

@@ -23,7 +23,7 @@ from select_service.core.shared_caches.shared_hits import SharedHits
 from select_service.core.shared_caches.source_breaker import SourceBreaker
 from select_service.net.http_client.http_error import HttpError
 from select_service.schemas.prompts import PromptFields
-from select_service.schemas.shared_caches import SharedOutcome
+from select_service.schemas.shared_caches import CacheKind, SharedOutcome
 
 LOOKUPS_MAX = 32
 """Maximum number of look-ups of a model that run at once; further ones are not begun."""
@@ -32,6 +32,8 @@ LOOKUP_S_MAX = 2.0
 TOKENS_MAX = 32_768
 """Leading tokens of a prompt that are looked up; more would hold the event loop too long."""
 ERROR_CHARS_MAX = 200
+LATEST_SHARE = 0.125
+"""Share of the latest look-up in the moving mean of the time of a request."""
 
 log = logging.getLogger("select_service.shared_caches")
 
@@ -40,7 +42,12 @@ class ModelCache:
     """Shared cache of one model."""
 
     def __init__(
-        self, model_name: str, kind: str, url: str, source: CacheSource, link_gbps: float | None
+        self,
+        model_name: str,
+        kind: CacheKind,
+        url: str,
+        source: CacheSource,
+        link_gbps: float | None,
     ) -> None:
         """link_gbps: speed of the cache's own link; None means that the ranks' links decide"""
         self.model_name = model_name
@@ -48,10 +55,15 @@ class ModelCache:
         self._source = source
         self._link_gbps = link_gbps
         self._breaker = SourceBreaker()
-        self._outcomes: Counter[str] = Counter()
+        self._outcomes: Counter[SharedOutcome] = Counter()
         self._found_tokens = 0
         self._waited_s = 0.0
+        self._waited = 0
+        self._is_answering: bool | None = None
+        self._changed_at = 0.0
         self._last_error: str | None = None
+        self._error_at = 0.0
+        self._request_s: float | None = None
         self._running: set[asyncio.Task[FoundTokens | None]] = set()
 
     async def look_up(self, prompt: LookedUpPrompt | None, limit_s: float) -> SharedHits:
@@ -85,7 +97,10 @@ class ModelCache:
         # Unlike `asyncio.wait_for`, this does not cancel the late look-up.
         await asyncio.wait((task,), timeout=limit_s)
         self._waited_s += monotonic() - begun
+        self._waited += 1
         found = task.result() if task.done() and not task.cancelled() else None
+        if self._is_answering != (found is not None):
+            self._is_answering, self._changed_at = found is not None, monotonic()
         # Late look-ups count as failures: one that is always late costs each request the limit.
         if found is None:
             self._record_failure()
@@ -107,19 +122,28 @@ class ModelCache:
 
     async def _find_tokens(self, prompt: LookedUpPrompt) -> FoundTokens | None:
         """Return the tokens in the cache; None after an error."""
+        begun = monotonic()
         try:
             async with asyncio.timeout(LOOKUP_S_MAX):
-                return await self._source.find_tokens(prompt)
+                found = await self._source.find_tokens(prompt)
+            if found.requests:
+                self._record_request_time((monotonic() - begun) / found.requests)
+            return found
         except TimeoutError:
             error = f"no complete look-up within {LOOKUP_S_MAX:g} s"
         except HttpError as failure:
             error = str(failure)
         except (*DECODE_ERRORS, UnusableAnswer) as failure:
             error = f"the answer is unusable: {failure}"
-        self._last_error = error[:ERROR_CHARS_MAX]
+        self._last_error, self._error_at = error[:ERROR_CHARS_MAX], monotonic()
         return None
 
+    def _record_request_time(self, request_s: float) -> None:
+        mean = request_s if self._request_s is None else self._request_s
+        self._request_s = mean + LATEST_SHARE * (request_s - mean)
+
     def status(self) -> SharedCacheStatus:
+        now = monotonic()
         return SharedCacheStatus(
             self.model_name,
             self._kind,
@@ -130,6 +154,11 @@ class ModelCache:
             len(self._running),
             self._breaker.is_open,
             self._last_error,
+            self._is_answering,
+            None if self._is_answering is None else now - self._changed_at,
+            None if self._last_error is None else now - self._error_at,
+            self._request_s,
+            self._waited,
         )
 
     async def close(self) -> None:

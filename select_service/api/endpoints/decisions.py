@@ -16,7 +16,7 @@ from select_service.api.endpoints.selection import (
     warn_ignored_overrides,
 )
 from select_service.api.example_values import EXAMPLE_RANK, EXAMPLE_SCOPE, EXAMPLE_TOKENS
-from select_service.api.prompt_preparation import prehash_prompt, prepare_prompt
+from select_service.api.prompt_preparation import prepare_prompt
 from select_service.api.request_parameters import (
     parse_choice,
     parse_number,
@@ -27,7 +27,6 @@ from select_service.api.service_context import ServiceContext, core_time, reques
 from select_service.auth.roles import CALLER, OPERATOR, tenant_scoped
 from select_service.base.cooperative import encode_cooperatively
 from select_service.base.errors import BadRequest, NoEligibleRank, NotFound, NoWorkers, Overloaded
-from select_service.core.placement.prompt import is_long_prompt
 from select_service.core.views.decision_views import DecisionFilter
 from select_service.http.body_codec import json_response
 from select_service.http.endpoint import (
@@ -211,8 +210,7 @@ async def explain_selection(
     warn_ignored_overrides(service, request, body)
     policy_class = requested_policy_class(service, request, body)
     explanations = service.followers.explanations
-    if body.pair:
-        read = await prehash_prompt(service, body) if is_long_prompt(body) else None
-        return json_response(explanations.explain_pair(body, policy_class, read, core_time()))
     read = await prepare_prompt(service, body)
+    if body.pair:
+        return json_response(explanations.explain_pair(body, policy_class, read, core_time()))
     return json_response(explanations.explain_request(body, policy_class, read, core_time()))

@@ -140,7 +140,7 @@ async def show_loads(
     else:
         among = {worker.worker_id for worker in page.workers} if wants_page(query) else None
         answer = await encode_cooperatively(
-            visible_rows(request, service.selector.partition_loads(*scope, among))
+            visible_rows(request, service.selector.inspection.partition_loads(*scope, among))
         )
     return add_next_link(json_response(answer), "/loads", query, page)
 
@@ -160,7 +160,7 @@ async def show_loads(
 )
 async def predict_loads(service: ServiceContext, request: Request, body: PromptQuery) -> Response:
     read = await prehash_prompt(service, body) if is_long_prompt(body) else None
-    loads = service.selector.potential_loads(body, read)
+    loads = service.selector.inspection.potential_loads(body, read)
     return json_response(await encode_cooperatively(loads))
 
 
@@ -197,7 +197,7 @@ async def show_overlap_scores(
     service: ServiceContext, request: Request, body: PromptQuery
 ) -> Response:
     read = await prepare_prompt(service, body)
-    scores, rows = service.selector.overlap_scores(body, read)
+    scores, rows = service.selector.inspection.overlap_scores(body, read)
     scores.workers = cast(list[OverlapRow], await encode_cooperatively(rows))
     return json_response(scores)
 
@@ -269,7 +269,7 @@ async def _dump_parts(service: ServiceContext) -> list[DumpPart]:
     them.
     """
     await service.catalog_follower.wait_until_adopted()
-    return service.selector.index_dumps()
+    return service.selector.inspection.index_dumps()
 
 
 def _json_chunks(parts: list[DumpPart]) -> Iterator[bytes]:

@@ -18,12 +18,11 @@ from select_service.api.endpoints.selection import (
     warn_ignored_overrides,
 )
 from select_service.api.example_values import EXAMPLE_RANK, EXAMPLE_SCOPE, EXAMPLE_TOKENS
-from select_service.api.prompt_preparation import prehash_prompt, wait_until_bookable
+from select_service.api.prompt_preparation import prepare_prompt, wait_until_bookable
 from select_service.api.quota import BookedCallback, count_booking, ignore_booking
 from select_service.api.service_context import ServiceContext, core_time
 from select_service.auth.roles import CALLER, tenant_scoped
 from select_service.base.errors import BadRequest, Conflict, NoEligibleRank, NotFound, NoWorkers
-from select_service.core.placement.prompt import is_long_prompt
 from select_service.http.body_codec import json_response
 from select_service.http.client_connection import ClientGone, connection_of
 from select_service.http.endpoint import (
@@ -168,7 +167,7 @@ async def _select_pair(
     booked: BookedCallback = ignore_booking,
 ) -> Response:
     warn_ignored_overrides(service, request, body)
-    read = await prehash_prompt(service, body) if is_long_prompt(body) else None
+    read = await prepare_prompt(service, body)
     await wait_until_bookable(service, body)
     if connection_of(request).is_gone:
         raise ClientGone  # a booking for a gone client would hold load until its expiry

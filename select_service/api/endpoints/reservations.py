@@ -114,7 +114,8 @@ RESERVATIONS = EndpointGroup(
         may_call=tenant_scoped(CALLER),
         detail="Give the prompt as tokens, or as `sequence_hashes` and `isl_tokens`; "
         "`block_hashes` are ignored. Without `effective_prefill_tokens` the whole prompt counts "
-        "as prefill load.",
+        "as prefill load. The prompt is not looked up in a shared cache: give the "
+        "`effective_prefill_tokens` of a selection, or book the selection by its id.",
         body=BodySpec(
             ReservationRequest,
             {
@@ -186,7 +187,9 @@ async def list_reservations(
         tenants=request_grant(request).tenants,
         separate_legs=parse_flag(query, "separate_legs"),
     )
-    return json_response(service.selector.list_reservations(reservation_filter, core_time()))
+    return json_response(
+        service.selector.inspection.list_reservations(reservation_filter, core_time())
+    )
 
 
 @RESERVATIONS.declare_route(
@@ -205,7 +208,7 @@ async def list_reservations(
 async def show_reservation(
     service: ServiceContext, request: Request, reservation_id: str
 ) -> Response:
-    return json_response(service.selector.get_reservation(reservation_id, core_time()))
+    return json_response(service.selector.inspection.get_reservation(reservation_id, core_time()))
 
 
 @RESERVATIONS.declare_route(

@@ -162,7 +162,7 @@ async def list_workers(
     grant = request_grant(request)
     found = service.selector.list_workers(*scope_filter(query))
     if parse_choice(query, "deleted", ("all", "recent")) == "recent":
-        old = service.selector.workers_deleted_before(monotonic() - RECENT_S)
+        old = service.fleet.catalog.ids_deleted_before(monotonic() - RECENT_S)
         found = [worker for worker in found if worker.worker_id not in old]
     page = make_page(grant, found, query)
     answer: list[Raw] | CompactWorkers

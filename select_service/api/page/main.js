@@ -12,7 +12,7 @@ import { count, rate, share } from "./numbers.js";
 import { RankPanel } from "./rank.js";
 import { Rates } from "./rates.js";
 import { watch } from "./stream.js";
-import { showPairs, showQueue, showReplicas } from "./tables.js";
+import { showPairs, showQueue, showReplicas, showSharedCaches } from "./tables.js";
 
 const rates = new Rates();
 const panel = new RankPanel(byId("rank"));
@@ -39,6 +39,7 @@ function show(frame) {
   showQueue(byId("queue"), frame);
   showPairs(byId("pairs"), frame);
   showReplicas(byId("replicas"), frame);
+  showSharedCaches(byId("shared-caches"), byId("shared-caches-table"), frame);
   decisions.show(frame.decisions);
   ask.offer(frame.partitions);
 }

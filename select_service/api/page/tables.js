@@ -1,7 +1,7 @@
-// Tables of the queue, of pairs and of the replicas.
+// Tables of the queue, of pairs, of the replicas and of shared caches.
 
 import { el, table } from "./dom.js";
-import { age, count } from "./numbers.js";
+import { age, cost, count, share } from "./numbers.js";
 
 const NOT_SHOWN = "Hidden: the API key has no permission to see this.";
 
@@ -40,6 +40,22 @@ const LINKS = [
     of: (link) => count(link.entering) },
 ];
 
+const SHARED_CACHES = [
+  { title: "model", of: (cache) => cache.model_name },
+  { title: "cache", of: (cache) => `${cache.kind} ${cache.url}` },
+  { title: "state", hint: "Whether the latest look-up was answered in time", of: stateOfCache },
+  { title: "hits", number: true, hint: "Share of hits among answered look-ups", of: (cache) => share(cache.hit_rate) },
+  { title: "look-ups", number: true, of: (cache) => count(Object.values(cache.lookups).reduce((a, b) => a + b, 0)) },
+  { title: "request, ms", number: true, hint: "Moving mean, with late answers", of: (cache) => cost(cache.request_ms) },
+  { title: "last error", of: (cache) => (cache.last_error ? `${age(cache.error_s)}: ${cache.last_error}` : "") },
+];
+
+function stateOfCache({ answering, breaker_open: isOpen, changed_s: changed }) {
+  if (answering === null) return "not used yet";
+  const state = answering ? "answers" : isOpen ? "× suspended" : "× fails or is late";
+  return `${state}, began ${age(changed)}`;
+}
+
 const empty = (text) => el("p", { class: "empty" }, text);
 
 export function showQueue(root, frame) {
@@ -76,4 +92,10 @@ function replicasOf({ queue, replicas }) {
   if (queue === undefined) return empty(NOT_SHOWN);
   if (!replicas) return empty("This selector has no replicas.");
   return replicas.peers.length ? table(PEERS, replicas.peers) : empty("No peer is registered.");
+}
+
+// Shows the section only where prompts are looked up.
+export function showSharedCaches(section, root, { shared_caches: caches }) {
+  section.hidden = !caches;
+  root.replaceChildren(...(caches ? [table(SHARED_CACHES, caches)] : []));
 }

@@ -162,6 +162,8 @@ class SharedCacheFacts(NamedTuple):
     is_open: whether the breaker is open
     last_error: reason of the latest failure; None means answers were late
     unpriced: ranks of the model without a known price of fetching a token
+    prompt_tokens: tokens of the prompts with an answered look-up
+    reused_tokens: leading tokens of these prompts that the chosen workers held themselves
     """
 
     model_name: str
@@ -172,6 +174,8 @@ class SharedCacheFacts(NamedTuple):
     is_open: bool = False
     last_error: str | None = None
     unpriced: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
 
 
 class ServiceFacts(NamedTuple):

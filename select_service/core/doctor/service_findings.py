@@ -22,6 +22,10 @@ SNAPSHOT_LATE = 3.0
 """Number of intervals without a snapshot."""
 LOOKUPS_MIN = 50
 """Answered look-ups after which a shared cache without any match is a finding."""
+REUSED_SHARE_MIN = 0.05
+"""Share of looked-up tokens that workers held themselves, from which a shared cache without any
+match is a finding: prompts that repeat nowhere match nowhere.
+"""
 FIRST_TOKENS_MIN = 20
 """Transfers after which missing first tokens are a finding."""
 DAY_S = 86400.0
@@ -203,10 +207,12 @@ def _shared_cache_findings(cache: SharedCacheFacts) -> Iterator[Finding]:
             f"look-ups without an answer in time: {reason}",
             subject,
         )
-    if not cache.hits and cache.lookups >= LOOKUPS_MIN:
+    reused = cache.reused_tokens / max(1, cache.prompt_tokens)
+    if not cache.hits and cache.lookups >= LOOKUPS_MIN and reused >= REUSED_SHARE_MIN:
         yield _make_finding(
             "shared_cache_never_matches",
-            f"none of {cache.lookups} look-ups found a block",
+            f"none of {cache.lookups} look-ups found a block, "
+            f"while workers held {reused:.0%} of the tokens of these prompts",
             subject,
         )
     if cache.hits and cache.unpriced:

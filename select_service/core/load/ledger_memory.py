@@ -51,8 +51,7 @@ class LedgerMemory:
         rows = self._reserve_column(layout.ROWS, n_rows * layout.FIELDS, np.int64)
         self.fields = rows.data
         """int64[rows * FIELDS]"""
-        self._times = rows.view(np.float64)
-        self.times = self._times.data
+        self.times = rows.view(np.float64).data
         """The same memory as float64, for times and weights."""
         self.orders = self._reserve_column(layout.ORDERS, n_rows, np.int64)
         self.ends = self._reserve_column(layout.ENDS, n_rows, np.float64)

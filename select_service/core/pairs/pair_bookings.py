@@ -47,7 +47,8 @@ def as_pair_request(request: SelectRequest) -> PairRequest:
 
 def count_uncached(job: PlacementRequest, placement: PairPlacement) -> int:
     """Return the prompt tokens that the rank of the prefill has to compute."""
-    return max(0, job.prompt.isl_tokens - round(placement.cached_tokens))
+    cached = round(placement.cached_tokens) + round(placement.credit)
+    return max(0, job.prompt.isl_tokens - cached)
 
 
 def prefill_of(job: PlacementRequest, placement: PairPlacement) -> PlacedPrefill:

@@ -55,6 +55,8 @@ from select_service.core.placement.policies.reference_policy import REFERENCE_PO
 from select_service.core.placement.prompt import drop_prompt
 from select_service.core.registry.fleet.partition import Partition
 from select_service.core.selection_answers import (
+    count_lookup,
+    describe_shared,
     make_selection,
     mark_assumed,
     overlap_of_worker,
@@ -126,6 +128,7 @@ class PairDecisions:
             pair.session = session
         numbers = job.prompt.isl_tokens, round(placement.cached_tokens)
         count_decision(self.decided, placement.is_local, *numbers)
+        count_lookup(job.partition, pair.legs[0].overlap, job.prompt.isl_tokens)
         if self.log.is_on:
             self.log.append(
                 describe_decision(job, _without_handoff(pair), int(eligible.sum()), now)
@@ -176,6 +179,11 @@ class PairDecisions:
         prefill = self._make_leg("prefill", partition, placement.prefill_slot, reuse, work)
         work = (placement.decode_cached, placement.decode_work)
         decode = self._make_leg("decode", partition, placement.decode, reuse, work)
+        if job.prompt.shared is not None:
+            # Only the rank of the prefill reads the shared cache.
+            shared = describe_shared(partition, placement.prefill_slot, job.prompt.shared)
+            for leg in (prefill, decode) if placement.is_local else (prefill,):
+                leg.overlap.shared = shared
         tokens = count_uncached(job, placement)
         selection = make_selection(partition, placement.decode, decode.overlap, tokens)
         pair = PairSelection(
@@ -257,7 +265,8 @@ class PairDecisions:
         self.book.add_pair(reservation_id, kept, transfer)
         traffic = self.links.links_of(partition).traffic
         if placement.prefill is None:
-            numbers = prompt.isl_tokens, placement.cached_tokens, placement.own_work
+            cached = placement.cached_tokens + placement.credit
+            numbers = prompt.isl_tokens, cached, placement.own_work
             traffic.count_local(count_observed(*numbers) if config.track_prefill_tokens else 0)
         else:
             slots = placement.prefill, placement.decode
@@ -447,8 +456,12 @@ def _without_handoff(pair: PairSelection) -> PairSelection:
 
 
 def _without_tokens(job: PlacementRequest) -> PlacementRequest:
-    """Return a request without token lists, which a booked pair must not keep."""
-    return job._replace(request=drop_prompt(copy(job.request)))
+    """Return a request without token lists, which a booked pair must not keep.
+
+    Nor does it keep a look-up in a shared cache, which is too old when a leg moves.
+    """
+    prompt = job.prompt._replace(shared=None)
+    return job._replace(request=drop_prompt(copy(job.request)), prompt=prompt)
 
 
 def _has_conditional_rule(partition: Partition) -> bool:

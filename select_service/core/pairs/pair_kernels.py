@@ -8,6 +8,9 @@ rank that may prefill for others, d a rank that may decode:
     move(p, d) = price(p, d) * ((isl - cached_d) + BACKLOG_PRICE * max(leaving(p), entering(d)))
     pair(p, d) = left_p + u_p + move(p, d) + hold(d)
 
+The credit for tokens in a shared cache lowers u, and no move: the cache fills the rank of the
+prefill only.
+
 The choice is the smallest of all local(d) of ranks that may do both and all pair(p, d); equal costs
 are drawn.  `price` depends only on the link groups of p and d (`pair_layout`), so the best rank of
 each group stands for all, or the second best for a rank that would move blocks to itself, and all
@@ -44,6 +47,7 @@ from select_service.core.pairs.pair_layout import (
     ORDER,
     OWN_WORK_MAX,
     PRICE,
+    R_CREDIT,
     R_DECODE,
     R_DECODE_CACHED,
     R_DECODE_WORK,
@@ -98,6 +102,12 @@ def _precedes(cost, slot, best, best_slot, draw):
     if cost != best:
         return cost < best
     return best_slot == NO_SLOT or _tie_key(draw, slot) < _tie_key(draw, best_slot)
+
+
+@compiled()
+def _held_tokens(slot, prices):
+    """Return the prompt tokens that a rank holds itself, without those of a shared cache."""
+    return prices[0] - slot.credit
 
 
 @compiled(error_model="numpy")
@@ -301,10 +311,11 @@ def _choose(query, rows, pair, masks, draw):
             continue
         into = group[at]
         # Ranks of a group that hold nothing and exclude no prefill rank share the result.
-        if prices[0] == 0.0 and not masks[FOR_PREFILL, at]:
+        held = _held_tokens(slot, prices)
+        if held == 0.0 and not masks[FOR_PREFILL, at]:
             reach = _reach_group(pair, into, query.isl_tokens, n_sorted, draw)
         else:
-            missing = max(0.0, query.isl_tokens - prices[0])
+            missing = max(0.0, query.isl_tokens - held)
             reach = _cheapest_prefill(pair, (I(at), into), missing, n_sorted, draw)
         _compare_pairs(pair, result, at, reach, hold, draw)
 
@@ -323,14 +334,16 @@ def _describe_choice(query, rows, pair):
         return
     slot = slot_at(rows, query, decode, True, True)
     prices = slot_prices(slot, query)
-    result[R_DECODE_CACHED], result[R_DECODE_WORK] = prices[0], prices[1]
+    held, result[R_CREDIT] = _held_tokens(slot, prices), slot.credit
+    result[R_DECODE_CACHED], result[R_DECODE_WORK] = held, prices[1]
     result[R_HOLD_COST] = _hold_cost(slot, prices, rows.weight[decode], query.block_size)
     if is_local:
         return
-    missing = max(0.0, query.isl_tokens - prices[0])
+    missing = max(0.0, query.isl_tokens - held)
     slot = slot_at(rows, query, prefill, True, True)
     prices = slot_prices(slot, query)
-    result[R_PREFILL_CACHED], result[R_PREFILL_WORK] = prices[0], prices[1]
+    held, result[R_CREDIT] = _held_tokens(slot, prices), slot.credit
+    result[R_PREFILL_CACHED], result[R_PREFILL_WORK] = held, prices[1]
     result[R_PREFILL_LEFT] = prices[3]
     group, n_groups = i64_view(pair, GROUP), f64_view(pair, BEST).shape[0] // 2
     each = f64_view(pair, PRICE)[group[prefill] * n_groups + group[decode]]

@@ -53,8 +53,9 @@ NO_HOST = -1
     R_PREFILL_CACHED,
     R_DECODE_WORK,
     R_DECODE_CACHED,
-) = range(15)
-N_RESULT = 15
+    R_CREDIT,
+) = range(16)
+N_RESULT = 16
 
 REQUEST_PRICE = 64.0
 """Tokens for each live request of the decode rank."""

@@ -45,6 +45,8 @@ class PairPlacement(NamedTuple):
     prefill: slot of the prefill; None means that `decode` does both
     decode: slot of the decode
     local_cost, remote_cost: smallest cost of either way; infinite if nothing is eligible
+    prefill_cached, decode_cached: prompt tokens that the ranks hold themselves
+    credit: tokens that the rank of the prefill need not compute, because a shared cache has them
     """
 
     prefill: int | None
@@ -59,6 +61,7 @@ class PairPlacement(NamedTuple):
     prefill_cached: float
     decode_work: float
     decode_cached: float
+    credit: float = 0.0
 
     @property
     def is_local(self) -> bool:

@@ -7,6 +7,8 @@ block is counted twice:
     device = max(confirmed device prefix, assumed prefix, floor), then confirmed device blocks
     lower  = blocks behind it that the slot holds in the next tiers
 
+Where an engine computes tokens again behind a hit (`R_REPLAY`), it does so behind an assumed one.
+
 ASSUMED_BLOCKS of a slot are the device blocks by which the assumption extends the confirmed device
 prefix; 0 where events confirm at least as much.
 """
@@ -37,6 +39,7 @@ from indexer.index.header_kernels import (
 )
 from indexer.index.held_prefix_kernels import walk_blocks, walk_tier
 from indexer.index.match_kernels import match_prompt_incremental
+from indexer.index.reuse_kernels import replayed_tokens
 from indexer.jit.decorators import compiled
 from select_service.core.placement.plan_layout import (
     ASSUMED_BLOCKS,
@@ -154,13 +157,16 @@ def _extend_slot(plan, path, slot, position, walked):
     """Extend one slot; return the position and the walked blocks, for the next slot."""
     row, assumed = tiers_view(plan, MATCHED)[slot], tiers_view(plan, ASSUMED_MATCHED)[slot, 0]
     index = i64_view(plan, INDEX)
-    if assumed <= row[0]:
+    replayed = replayed_tokens(index, slot)
+    # A reusable prefix of not more tokens than the engine computes again saves nothing.
+    if assumed <= row[0] or assumed * plan[BLOCK_SIZE] <= replayed:
         return position, walked
     i32_view(plan, ASSUMED_BLOCKS)[slot] = assumed - row[0]
     u64_view(plan, HOLDING)[slot >> 6] |= U(1) << U(slot & 63)
     inside = i64_view(index, INSIDE)
     if slot < inside.shape[0]:
-        inside[slot] = 0  # tokens behind the end of the confirmed prefix
+        # The tokens behind the end of the confirmed prefix are part of the assumed one.
+        inside[slot] = -replayed
     may_continue = assumed < path.shape[0] and walked < WALKED_BLOCKS_MAX
     if may_continue and _has_confirmed_blocks(index, slot):
         if position.depth > assumed or position.node == 0:

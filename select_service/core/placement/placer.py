@@ -284,10 +284,8 @@ class Placer:
             eligible,
             _NO_FACTORS if factors is None else factors,
         )
-        if plan is not self.plan or prompt.units is not None:
+        if plan is not self.plan or prompt.units is not None or prompt.shared is not None:
             self._end_match(plan)
-        if prompt.shared is not None:
-            store_pointer(self.plan, layout.SHARED, _NO_SHARED)
         return slot
 
     def _set_shared(self, plan: npt.NDArray[np.int64], hits: SharedHits) -> None:
@@ -300,9 +298,10 @@ class Placer:
         store_pointer(plan, layout.SHARED, self.shared_rows)
 
     def _end_match(self, plan: npt.NDArray[np.int64]) -> None:
-        """Take over what a match left in its plan; the prompt's units end with it."""
+        """Take over what a match left in its plan; units and look-up of the prompt end with it."""
         # A match uses up the floor and leaves rows that the next one must clear.
         self.plan[layout.ASSUMES :] = plan[layout.ASSUMES :]
+        store_pointer(self.plan, layout.SHARED, _NO_SHARED)
         self._index.set_units(None)
 
     def cost_terms(
@@ -360,6 +359,8 @@ class Placer:
         blocks = len(prompt.sequence_hashes)
         _pack_request(plan.data, _REQUEST_AT, prompt.isl_tokens, blocks, False, draw)
         self._index.set_units(prompt.units)
+        if prompt.shared is not None:
+            self._set_shared(plan, prompt.shared)
         place(plan)
         self._end_match(plan)
 

@@ -23,7 +23,7 @@ from indexer.index.header_kernels import (
     i64_view,
     tiers_view,
 )
-from indexer.index.reuse_layout import LAYOUT_LENGTH, R_REPLAY
+from indexer.index.reuse_kernels import replayed_tokens
 from indexer.jit.decorators import compiled
 from select_service.core.placement.plan_layout import (
     BLOCK_SIZE,
@@ -52,7 +52,7 @@ def _reusable_tokens(index, matched, slot, block_size):
     tokens += inside[slot]
     # The rank holds what the engine computes again, so that no cache can save it.
     if I(matched[slot, 0]) * block_size + inside[slot] > 0:
-        tokens += i64_view(index, LAYOUTS)[(layout_of[slot] - 1) * LAYOUT_LENGTH + R_REPLAY]
+        tokens += replayed_tokens(index, slot)
     return tokens
 
 

@@ -417,6 +417,11 @@ class WorkerCatalog:
         if not self.models[model]:
             del self.models[model]
 
+    def ids_deleted_before(self, at: float) -> set[int]:
+        """Return the ids of workers with a record that were deleted before a monotonic time."""
+        deleted = self.deleted_workers().items()
+        return {worker_id for worker_id, tombstone in deleted if tombstone.at < at}
+
     def deleted_workers(self) -> Mapping[int, WorkerTombstone]:
         """Return tombstones of deleted workers by id."""
         return self._deleted

@@ -240,6 +240,13 @@ def parser() -> CommandParser:
     add("--out", _output_path, "FILE", "report file: picture (.svg) or page (.html)")
     add("--model", str, "NAME", "model of the requests (default: the busiest of the log)")
     add("--tenant", str, "NAME", "tenant of the requests (default: the busiest of the log)")
+    _add_fleet_flags(result)
+    return result
+
+
+def _add_fleet_flags(to: CommandParser) -> None:
+    """Add the flags of the simulated ranks, and of the requests sent to them."""
+    add = to.add_value
     ranks = f"with --trace: simulated ranks (default {RANKS})"
     add("--ranks", whole_number(1, RANKS_MAX), "N", ranks)
     limit = (
@@ -266,7 +273,6 @@ def parser() -> CommandParser:
     hosts = whole_number(1, RANKS_PER_HOST_MAX)
     add("--ranks-per-host", hosts, "N", "with --pairs: ranks on a host", RANKS_PER_HOST)
     add("--seed", whole_number(0, SEED_MAX), "N", "seed of tie breaks", 1)
-    return result
 
 
 def _policy_argument(text: str) -> str:

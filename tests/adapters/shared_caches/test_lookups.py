@@ -12,6 +12,7 @@ from indexer.sockets.dns_resolver import Resolver
 from select_service.adapters.http_get import HttpClient
 from select_service.adapters.shared_caches import mooncake_source
 from select_service.adapters.shared_caches import shared_caches as lookups
+from select_service.adapters.shared_caches.cache_source import FoundTokens, LookedUpPrompt
 from select_service.adapters.shared_caches.lmcache_source import LMCacheSource
 from select_service.adapters.shared_caches.mooncake_source import MooncakeSource
 from select_service.adapters.shared_caches.shared_caches import ModelCache, SharedCaches
@@ -218,6 +219,33 @@ async def test_numbers_out_of_range_are_refused(layout):
     body = json.dumps({"layout_info": layout}).encode()
     async with speaking(sent(body)) as url, looking(url, lmcache) as caches:
         assert await found(caches) == ("failed", 0, {}, None)
+
+
+async def test_the_time_of_a_request_counts_late_answers_but_none_from_memory():
+    now, may_answer = 0.0, asyncio.Event()
+
+    class Slow:
+        """A source that takes a time for each request."""
+
+        async def find_tokens(self, prompt):
+            nonlocal now
+            await may_answer.wait()
+            requests, each_s = steps.pop(0)
+            now += requests * each_s
+            return FoundTokens(4, requests=requests)
+
+    cache = ModelCache("m", "mooncake", "http://a", Slow(), None)
+    steps, means = [(1, 0.08), (0, 5.0), (2, 0.16)], []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(lookups, "monotonic", lambda: now)
+        while steps:
+            may_answer.clear()
+            assert (await cache.look_up(LookedUpPrompt(TOKENS, SIZE, False), 0.0))[0] == "timeout"
+            may_answer.set()
+            await eventually_on_loop(lambda: not cache.status().in_flight)
+            means.append(cache.status().request_s)
+    assert means == pytest.approx([0.08, 0.08, 0.08 + (0.16 - 0.08) / 8])
+    assert cache.status().is_answering is False
 
 
 async def test_a_late_answer_delays_no_request_and_serves_the_next():

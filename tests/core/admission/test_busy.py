@@ -61,7 +61,7 @@ def test_faded_blocks_count_as_the_rounded_sum_that_loads_shows():
     scene.fill(1, 4 * 3, name="a")
     assert not passes(scene.look("full"))
     scene.selector.add_output_block("a", 0.5, scene.now)
-    assert next(scene.selector.partition_loads()).loads[0].potential_decode_blocks == 2
+    assert next(scene.selector.inspection.partition_loads()).loads[0].potential_decode_blocks == 2
     assert passes(scene.look("faded"))
 
 
@@ -94,9 +94,9 @@ def test_a_refused_client_is_told_to_retry_later():
 def test_a_refused_request_changes_nothing():
     scene = Scene(prefill=0)
     scene.fill(1)
-    before = list(scene.selector.partition_loads())
+    before = list(scene.selector.inspection.partition_loads())
     scene.ask("a")
-    assert list(scene.selector.partition_loads()) == before
+    assert list(scene.selector.inspection.partition_loads()) == before
     scene.free("load1")
     assert passes(scene.ask("a"))
 
@@ -130,8 +130,8 @@ def test_reservations_and_questions_are_never_judged():
     assert not passes(scene.look("a"))
     scene.fill(1, name="one more")
     query = PromptQuery(model_name="m", token_ids=list(range(8)))
-    assert next(scene.selector.potential_loads(query)).active_requests == 2
-    assert len(list(scene.selector.overlap_scores(query)[1])) == 1
+    assert next(scene.selector.inspection.potential_loads(query)).active_requests == 2
+    assert len(list(scene.selector.inspection.overlap_scores(query)[1])) == 1
 
 
 def test_null_clears_a_threshold_and_what_is_left_out_stays():

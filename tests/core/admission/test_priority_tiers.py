@@ -92,7 +92,7 @@ def test_a_reservation_where_the_caller_went_by_itself_is_not_shed():
     scene = Scene()
     scene.selector.set_shed_tier("premium")
     scene.fill(1)
-    assert next(scene.selector.partition_loads()).loads[0].active_requests == 1
+    assert next(scene.selector.inspection.partition_loads()).loads[0].active_requests == 1
 
 
 def test_a_pinned_request_is_shed_too():

@@ -256,7 +256,7 @@ def test_what_waits_is_shown_with_the_loads():
     scene = full_scene()
     scene.ask("a", 8)
     scene.look("b", 5)
-    (loads,) = scene.selector.partition_loads()
+    (loads,) = scene.selector.inspection.partition_loads()
     assert (loads.pending_count, loads.pending_isl_tokens) == (2, 13)
     assert scene.gate.backlog_by_class()["default"] == (2, 13)
 
@@ -292,7 +292,7 @@ def test_reservations_and_questions_never_wait():
     scene = full_scene()
     scene.ask("a")
     scene.fill(1, name="one more")
-    row = next(scene.selector.partition_loads()).loads[0]
+    row = next(scene.selector.inspection.partition_loads()).loads[0]
     assert (row.active_requests, row.potential_prefill_tokens) == (2, 32)
 
 

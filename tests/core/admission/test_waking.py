@@ -279,5 +279,5 @@ def test_changes_of_workers_wake_those_whom_they_wake_in_dynamo():
     scene.selector.delete_worker(1, scene.now)
     scene.serve()
     assert scene.outcomes["q2"].status == 503
-    (loads,) = [row for row in scene.selector.partition_loads() if row is not None]
+    (loads,) = [row for row in scene.selector.inspection.partition_loads() if row is not None]
     assert (loads.pending_count, loads.pending_isl_tokens) == (0, 0)

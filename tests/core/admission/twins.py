@@ -286,7 +286,7 @@ class Twins(RuleBasedStateMachine):
     @invariant()
     def loads_agree(self):
         got, pending = {}, {}
-        for p in self.selector.partition_loads():
+        for p in self.selector.inspection.partition_loads():
             key = (p.model_name, p.tenant_id)
             pending[key] = (p.pending_count, p.pending_isl_tokens)
             for row in p.loads:

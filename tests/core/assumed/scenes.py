@@ -43,7 +43,7 @@ def book(selector, name, tokens, worker_id=1, now=0.0, **fields):
 
 def overlaps(selector, tokens):
     """{worker id: (device blocks, assumed blocks)} of a prompt."""
-    _, rows = selector.overlap_scores(a_select(token_ids=list(tokens)))
+    _, rows = selector.inspection.overlap_scores(a_select(token_ids=list(tokens)))
     return {row.worker_id: (row.device_blocks, row.assumed_blocks or 0) for row in rows}
 
 

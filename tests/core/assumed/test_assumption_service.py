@@ -43,7 +43,7 @@ def test_a_selection_without_a_booking_leaves_nothing_behind():
     selector = assuming_selector()
     register(selector, 1)
     selector.select(a_select(20), 0.0)
-    list(selector.potential_loads(a_select(20)))
+    list(selector.inspection.potential_loads(a_select(20)))
     assert overlaps(selector, PROMPT) == {1: (0, 0)}
 
 
@@ -56,7 +56,7 @@ def test_a_booking_on_a_rank_of_the_caller_counts_with_its_block_hashes():
     selector.reserve(a_reservation("b", 1, **given, block_hashes=[31, 32]), 0.0)
     selector.reserve(a_reservation("c", 1, **given | {"sequence_hashes": [8, 9]}), 0.0)
     query = {"token_ids": None, "sequence_hashes": [5, 6], "isl_tokens": 8}
-    _, rows = selector.overlap_scores(a_select(block_hashes=[31, 32], **query))
+    _, rows = selector.inspection.overlap_scores(a_select(block_hashes=[31, 32], **query))
     assert [row.device_blocks for row in rows] == [2]
 
 
@@ -264,6 +264,6 @@ def test_a_worker_that_changes_its_partition_takes_nothing_along():
     assert PartitionKey("m", "other") in selector.fleet.partitions
     while selector.drain_removed_ranks(2.0):
         pass
-    _, rows = selector.overlap_scores(a_select(20, tenant_id="other"))
+    _, rows = selector.inspection.overlap_scores(a_select(20, tenant_id="other"))
     assert [row.device_blocks for row in rows] == [0]
     selector.check_invariants()

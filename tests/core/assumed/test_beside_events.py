@@ -108,7 +108,7 @@ def test_blocks_below_the_device_are_not_counted_twice():
     writer_of(selector, 1).store(Tier.CPU, None, path, NAMES)
     selection = book(selector, "a", PROMPT)
     assert selection.overlap.cpu == 20
-    _, rows = selector.overlap_scores(a_select(20))
+    _, rows = selector.inspection.overlap_scores(a_select(20))
     (row, _) = rows
     assert (row.device_blocks, row.host_pinned_blocks, row.disk_blocks) == (5, 5, 5)
 

@@ -4,7 +4,6 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core.health.migration.migration_plan import MovableReservation, plan_moves
 from select_service.core.health.migration.move_cost import (
     LINKS,
     CacheLayout,
@@ -14,8 +13,8 @@ from select_service.core.health.migration.move_cost import (
     find_link_between,
     move_cost,
 )
-from select_service.core.health.migration.plan_targets import MigrationTarget
 from select_service.core.identity import Rank
+from tests.builders.migration_plans import GivenReservation, GivenTarget, plan_moves
 
 BLOCK = 16
 SIZE = CacheLayout(BLOCK, 80, 8, 128, 2, 8).block_bytes_per_shard
@@ -25,7 +24,7 @@ N = len(RANKS)
 
 def a_target(rank):
     return st.builds(
-        MigrationTarget,
+        GivenTarget,
         st.just(rank),
         st.sampled_from([0.0, 0.25, 0.5, 1.0]),
         st.none() | st.integers(0, 300),
@@ -46,7 +45,7 @@ AT = {rank: at for at, rank in enumerate(RANKS)}
 """They are given in this order, which is not that of their names."""
 MOVABLES = st.lists(
     st.builds(
-        MovableReservation,
+        GivenReservation,
         st.text("abcdef", min_size=1, max_size=4),
         st.integers(0, 2),
         st.integers(0, 5).map(float),
@@ -142,8 +141,8 @@ def test_a_plan_is_what_the_prices_say(movables, targets, terms):
 
 
 def test_a_plan_can_stop_between_two_moves():
-    movables = [MovableReservation(str(n), 0, float(n), 160) for n in range(5)]
-    targets = [MigrationTarget(RANKS[0], 1.0, None, 0, 0, LINKS["pcie"])]
+    movables = [GivenReservation(str(n), 0, float(n), 160) for n in range(5)]
+    targets = [GivenTarget(RANKS[0], 1.0, None, 0, 0, LINKS["pcie"])]
     moves = plan_moves(movables, targets, MoveTerms(16, None, True))
     assert next(moves).id == "0"
     assert [move.id for move in moves] == ["1", "2", "3", "4"]

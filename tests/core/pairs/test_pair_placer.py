@@ -6,6 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from indexer.tiers import Tier
 from select_service.core.load.compiled.load_layout import REQUESTS
 from select_service.core.pairs.pair_placer import PairMasks, PairPlacer
 from select_service.core.placement.placement_kernels import CACHED_TOKENS, DECODE
@@ -13,6 +14,7 @@ from select_service.core.placement.policies.policy_registry import PolicyChoice
 from select_service.core.placement.policies.work_price_kernels import LEFT_PRICE, OWN_WORK
 from select_service.core.placement.prompt import Prompt
 from select_service.core.placement.router_config import RouterConfig
+from select_service.core.shared_caches.shared_hits import SharedHits
 from select_service.core.workers.transfer_prices import LinkPosition, price_between
 from tests.builders import a_select_and_reserve, a_selector, a_worker
 from tests.models.pair_model import PairRank, cheapest, local_cost, pair_cost
@@ -20,6 +22,7 @@ from tests.models.pair_model import PairRank, cheapest, local_cost, pair_cost
 SIZE = 4
 HOSTS = [None, "a", "b", "c"]
 LINKS = [None, 25.0, 100.0, 400.0]
+LINK = {"bytes_per_token": 1e7, "link_gbps": 100.0}
 FLEETS = 60
 PROMPTS_PER_FLEET = 10
 LOADS, LOADS_PER_TEST = 1000, 50
@@ -50,6 +53,7 @@ def random_fleet(rng):
                 worker_id,
                 total_kv_blocks=rng.choice([None, 20, 400]),
                 prefill_tokens_per_s=rng.choice([100.0, 300.0]) if has_speeds else None,
+                kv_transfer=rng.choice([{}, LINK]),
             )
         )
     for number in range(rng.randint(0, 40)):
@@ -59,15 +63,24 @@ def random_fleet(rng):
         if rng.random() < 0.5:
             selector.complete_prefill(name, 0.0)
     (partition,) = selector.fleet.partitions.values()
+    for rank, _ in partition.table.iterate_slots():
+        held = np.arange(1, rng.choice([1, 1, 5, 30]), dtype=np.uint64)
+        partition.table.writer_of(rank).store(Tier.GPU, None, held, held)
     return partition
 
 
 def ranks_of(partition, prompt):
-    """The numbers of all ranks as `work` sees them, which its own twin proves."""
+    """The numbers of all ranks as `work` sees them, which its own twin proves.
+
+    The tokens that a rank holds are those without the shared cache, its own work is that with it.
+    """
     placer, table = partition.placer, partition.table
     placer.switch_policy(PolicyChoice("work"))
-    placer.place_prompt(prompt, placer.default_config, table.open_slots)
-    terms = placer.cost_terms(prompt, placer.default_config, table.open_slots)
+    given = placer.default_config, table.open_slots
+    placer.place_prompt(prompt._replace(shared=None), *given)
+    held = placer.cost_terms(prompt._replace(shared=None), *given)[CACHED_TOKENS]
+    placer.place_prompt(prompt, *given)
+    terms = placer.cost_terms(prompt, *given)
     speeds = [speed for speed in table.columns.speed if speed > 0]
     usual = float(np.median(speeds)) if speeds else 0.0
     totals = partition.load.totals
@@ -75,7 +88,8 @@ def ranks_of(partition, prompt):
         PairRank(
             left=terms[LEFT_PRICE, slot],
             own=terms[OWN_WORK, slot],
-            cached=terms[CACHED_TOKENS, slot],
+            cached=held[slot],
+            credit=terms[CACHED_TOKENS, slot] - held[slot],
             live=SIZE * terms[DECODE, slot],
             requests=float(totals[slot, REQUESTS]),
             cache=SIZE * table.columns.kv_blocks[slot],
@@ -159,6 +173,9 @@ def check_fleet(seed):
         prompt_blocks = rng.choice([1, 10, 50])
         path = np.array(range(rng.choice([1, 5]), 200)[:prompt_blocks], np.uint64)
         prompt = Prompt(path, path, prompt_blocks * SIZE + rng.randrange(SIZE))
+        if rng.random() < 0.5:
+            stored = rng.randint(1, prompt.isl_tokens)
+            prompt = prompt._replace(shared=SharedHits("hit", stored, link_gbps=rng.choice(LINKS)))
         masks = PairMasks(np.random.default_rng(rng.randrange(1 << 30)).random((3, n_slots)) < 0.7)
         ranks = ranks_of(partition, prompt)
         isl = float(prompt.isl_tokens)
@@ -175,3 +192,8 @@ def check_fleet(seed):
             assert found.decode in local_slots
         else:
             assert (found.prefill, found.decode) in remote_pairs
+            missing = max(0.0, isl - ranks[found.decode].cached)
+            assert found.move_tokens == missing
+        chosen = ranks[found.prefill_slot]
+        assert (found.cached_tokens, found.credit) == (chosen.cached, chosen.credit)
+        assert found.own_work == chosen.own

@@ -186,18 +186,18 @@ def test_calls_of_a_pair_keep_both_legs_alive(replicas):
 def test_lists_show_a_pair_once_and_replicas_its_legs(replicas):
     book(replicas, 0)
     selector = replicas.selectors[1]
-    page = selector.list_reservations(ReservationFilter(), 0.0)
+    page = selector.inspection.list_reservations(ReservationFilter(), 0.0)
     assert page.total == 1
     (row,) = page.reservations
     assert [leg.leg for leg in row.legs] == ["prefill", "decode"]
     assert row.reservation_id == "a"
-    page = selector.list_reservations(ReservationFilter(separate_legs=True), 0.0)
+    page = selector.inspection.list_reservations(ReservationFilter(separate_legs=True), 0.0)
     assert page.total == 2
     shown = {(row.reservation_id, row.leg) for row in page.reservations}
     assert shown == {("a", "prefill"), ("a", msgspec.UNSET)}
     # A leg alone, as after a lost event, is no secret.
     selector.ledger.free_by_id("a", "replica", 0.0)
-    (row,) = selector.list_reservations(ReservationFilter(), 0.0).reservations
+    (row,) = selector.inspection.list_reservations(ReservationFilter(), 0.0).reservations
     assert (row.reservation_id, row.leg) == ("a", "prefill")
 
 
@@ -329,7 +329,7 @@ def test_a_late_replica_knows_pairs_from_the_list_of_another(replicas):
     one, late = replicas.selectors
     replicas.is_cut = True
     book(replicas, 0)
-    rows = one.list_reservations(ReservationFilter(separate_legs=True), 0.0)
+    rows = one.inspection.list_reservations(ReservationFilter(separate_legs=True), 0.0)
     page = msgspec.json.decode(msgspec.json.encode(rows), type=ReservationPage)
     assert [row.pair is msgspec.UNSET for row in page.reservations] == [True, False]
     repair = Repair(late.followers.replicas, one.followers.replicas.router_id, 1.0)
@@ -339,7 +339,7 @@ def test_a_late_replica_knows_pairs_from_the_list_of_another(replicas):
             wanted = steps.send(answer)
         except StopIteration:
             break
-        listed = one.list_reservations(wanted, 0.0)
+        listed = one.inspection.list_reservations(wanted, 0.0)
         listed = msgspec.json.decode(msgspec.json.encode(listed), type=ReservationPage)
         answer = ReservationPageAnswer(listed, 1.0, 1.1)
     held, waiting = replicas.held(), replicas.waiting()

@@ -192,7 +192,7 @@ class Kept(RuleBasedStateMachine):
 
     @rule(tokens=st.integers(1, 40))
     def only_ask(self, tokens):
-        list(self.selector.potential_loads(a_select(tokens)))
+        list(self.selector.inspection.potential_loads(a_select(tokens)))
         self.selector.followers.explanations.explain_request(a_select(tokens), None, None, 0.0)
 
     @rule(data=st.data())

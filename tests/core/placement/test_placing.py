@@ -152,7 +152,7 @@ def test_a_request_with_parameters_of_its_own_leaves_the_plan_alone():
 
 def test_placements_that_are_no_decisions_are_not_counted():
     scene = Scene(3, 1, REFERENCE)
-    list(scene.selector.potential_loads(a_select(8)))
+    list(scene.selector.inspection.potential_loads(a_select(8)))
     assert not any(scene.partition.placer.total_tally)
     scene.selector.select(a_select(40), 0.0)
     assert scene.partition.placer.total_tally[:3] == (1, 0, 2)

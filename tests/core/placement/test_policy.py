@@ -129,6 +129,8 @@ def test_every_view_shows_the_terms_of_the_policy(selector):
     assert (cheapest["surcharge"], dearest["surcharge"]) == (0.0, PER_REQUEST)
     assert "credit" not in cheapest
     assert cheapest["cost"] < dearest["cost"]
-    by_worker = {load.worker_id: load for load in selector.potential_loads(a_query())}
+    by_worker = {load.worker_id: load for load in selector.inspection.potential_loads(a_query())}
     assert by_worker[taken].potential_prefill_tokens > 0
-    assert [row.router_credit_blocks for row in selector.overlap_scores(a_query())[1]] == [0, 0]
+    assert [
+        row.router_credit_blocks for row in selector.inspection.overlap_scores(a_query())[1]
+    ] == [0, 0]

@@ -115,12 +115,12 @@ class ReplicaStateMatchesModel(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def what_we_said_comes_back(self, name):
-        before = list(self.selector.partition_loads())
+        before = list(self.selector.inspection.partition_loads())
         event = self.event(
             ReservationFreed, name, Rank(1, 0), self.selector.followers.replicas.router_id
         )
         assert self.apply(event) == "own"
-        assert list(self.selector.partition_loads()) == before
+        assert list(self.selector.inspection.partition_loads()) == before
 
     def expect_said(self, kind, name):
         (event,) = self.said
@@ -146,7 +146,7 @@ class ReplicaStateMatchesModel(RuleBasedStateMachine):
 
     @invariant()
     def loads_agree(self):
-        (partition,) = self.selector.partition_loads()
+        (partition,) = self.selector.inspection.partition_loads()
         got = {
             Rank(row.worker_id, row.dp_rank): (
                 row.potential_prefill_tokens,

@@ -87,7 +87,7 @@ def repair(here, there, now, delay_s=0.0):
     pass_ = Repair(here.followers.replicas, there.followers.replicas.router_id, now)
 
     def page_of(wanted):
-        page = there.list_reservations(wanted._replace(limit=2), now)
+        page = there.inspection.list_reservations(wanted._replace(limit=2), now)
         page = msgspec.json.decode(msgspec.json.encode(page), type=type(page))
         assert page.reservations == [validate_row(row) for row in page.reservations]
         return page
@@ -347,7 +347,7 @@ def test_what_is_admitted_while_the_list_travels_stays():
     a, b = a_replica(1), a_replica(2)
     pass_ = Repair(b.followers.replicas, a.followers.replicas.router_id, 0.0)
     walk = pass_.run_repair()
-    page = a.list_reservations(next(walk), 0.0)
+    page = a.inspection.list_reservations(next(walk), 0.0)
     a.reserve(a_reservation("new", 1), 0.1)
     b.followers.replicas.apply_event(a.said[0], 0.1)
     with pytest.raises(StopIteration):
@@ -358,7 +358,7 @@ def test_what_is_admitted_while_the_list_travels_stays():
 def test_a_list_of_another_process_is_not_followed():
     a, b = a_replica(1), a_replica(2)
     walk = Repair(b.followers.replicas, 12345, 0.0).run_repair()
-    page = a.list_reservations(next(walk), 0.0)
+    page = a.inspection.list_reservations(next(walk), 0.0)
     with pytest.raises(UnexpectedProcess):
         walk.send(ReservationPageAnswer(page, 0.0, 0.0))
 
@@ -399,7 +399,7 @@ def test_prefill_that_is_over_at_one_is_over_at_both():
 def test_a_list_with_numbers_out_of_range_is_refused(field, value):
     a = a_replica(1)
     a.reserve(a_reservation("r", 1), 0.0)
-    page = a.list_reservations(ReservationFilter(sequence_hashes=True), 0.0)
+    page = a.inspection.list_reservations(ReservationFilter(sequence_hashes=True), 0.0)
     setattr(page.reservations[0], field, value)
     with pytest.raises(ValueError, match="out of range"):
         validate_row(page.reservations[0])
@@ -418,7 +418,7 @@ def test_a_peer_that_does_not_tell_the_size_of_its_blocks_is_believed():
     a.reserve(a_reservation("r", 1), 0.0)
 
     def page_of(wanted):
-        page = a.list_reservations(wanted, 1.0)
+        page = a.inspection.list_reservations(wanted, 1.0)
         assert [row.block_size for row in page.reservations] == [4]
         page.reservations[0].block_size = msgspec.UNSET
         return page
@@ -435,7 +435,7 @@ def test_a_repair_lets_others_have_their_turn(monkeypatch):
     for n in range(50):
         a.reserve(a_reservation(f"r{n}", 1), 0.0)
     walk = Repair(b.followers.replicas, a.followers.replicas.router_id, 1.0).run_repair()
-    turns = follow(walk, lambda wanted: a.list_reservations(wanted, 1.0), 1.0)
+    turns = follow(walk, lambda wanted: a.inspection.list_reservations(wanted, 1.0), 1.0)
     assert held(b) == held(a)
     assert turns >= 25
 
@@ -445,7 +445,12 @@ def test_of_a_long_prompt_the_first_blocks_are_booked_by_name(monkeypatch):
     monkeypatch.setattr(replica_repair, "BOOKED_BLOCKS_MAX", 3)
     a, b, c = a_replica(1), a_replica(2), a_replica(3)
     a.reserve(a_reservation("r", 1, tokens=40), 0.0)
-    assert [row.potential_decode_blocks for row in next(a.partition_loads()).loads] == [10, 0, 0, 0]
+    assert [row.potential_decode_blocks for row in next(a.inspection.partition_loads()).loads] == [
+        10,
+        0,
+        0,
+        0,
+    ]
     assert [
         (row.prompt_blocks, row.output_blocks)
         for row in a.ledger.reservations.list_page(ReservationFilter(), 0.0).reservations
@@ -455,13 +460,19 @@ def test_of_a_long_prompt_the_first_blocks_are_booked_by_name(monkeypatch):
     for replica in (b, c):
         booking = replica.ledger.reservations.find_reservation("r")
         assert (booking.prompt_blocks, booking.untracked_blocks) == (3, 7)
-        loads = [row.potential_decode_blocks for row in next(replica.partition_loads()).loads]
-        assert loads == [row.potential_decode_blocks for row in next(a.partition_loads()).loads]
+        loads = [
+            row.potential_decode_blocks for row in next(replica.inspection.partition_loads()).loads
+        ]
+        assert loads == [
+            row.potential_decode_blocks for row in next(a.inspection.partition_loads()).loads
+        ]
         assert repair(replica, a, 2.0) == RepairResult()
     b.followers.replicas.apply_event(
         an_event(ReservationFreed, router_id=a.followers.replicas.router_id), 3.0
     )
-    assert [row.potential_decode_blocks for row in next(b.partition_loads()).loads] == [0] * 4
+    assert [row.potential_decode_blocks for row in next(b.inspection.partition_loads()).loads] == [
+        0
+    ] * 4
     b.check_invariants()
 
 

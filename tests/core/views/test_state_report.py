@@ -64,7 +64,7 @@ def test_ranks_report_what_loads_shows(selector):
     selector.reserve(a_reservation("b", 2, tokens=20), 0.0)
     selector.complete_prefill("b", 0.0)
     (partition,) = report(selector, RANKS).partitions
-    (shown,) = selector.partition_loads()
+    (shown,) = selector.inspection.partition_loads()
     assert [(r.worker_id, r.dp_rank, *r.load[:3]) for r in partition.ranks] == [
         (
             row.worker_id,

@@ -49,7 +49,7 @@ class GroupedRank:
         """
         partition = DumpedPartition("m:t", self.block_size, RANKS, self.index.snapshot())
         assert self.writer.slot == 0
-        facts, counted = self.applier.groups._facts, self.applier.is_counted
+        facts, counted = self.applier.groups._facts, self.applier.copies.is_counted
         self.index = PrefixIndex(100_000)
         self.writer = self.index.open_slot()
         self.writer.is_filling = True

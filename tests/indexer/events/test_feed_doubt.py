@@ -436,7 +436,11 @@ def test_more_copies_than_blocks_prove_that_they_are_none():
     end(feed, 1.0)
     calls = feed.indexed.writers[RANK].calls
     assert [call[-1] for call in calls] == [False] * 3
-    assert (feed.doubt, feed.degraded, feed.indexed.applier.is_counted) == (None, None, False)
+    assert (feed.doubt, feed.degraded, feed.indexed.applier.copies.is_counted) == (
+        None,
+        None,
+        False,
+    )
     for seq in range(3, 9):
         live(feed, seq, batch(*stored(7)), 1.0)
     assert feed.inflations == 1

@@ -124,8 +124,8 @@ class Side:
             "eagle": applier.plain_eagle_events,
             "keys": snapshot.keyed_roots and snapshot.keyed_roots.rows.tolist(),
             "applied": (applier.stored_blocks, applier.removed_blocks, applier.drops.counts),
-            "state": (bool(feed.degraded), feed.doubt, applier.is_counted, feed.wake_at),
-            "copies": applier._copies,
+            "state": (bool(feed.degraded), feed.doubt, applier.copies.is_counted, feed.wake_at),
+            "copies": applier.copies._copies,
         }
 
 

@@ -6,7 +6,6 @@ requests with a common prefix stay together. Otherwise each reservation goes to 
 (scatter).
 """
 
-from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -15,9 +14,7 @@ import numpy.typing as npt
 from select_service.core.array_types import Mask
 from select_service.core.health.migration.move_cost import MoveMethod, MoveTerms
 from select_service.core.health.migration.plan_targets import (
-    MigrationTarget,
     PlanTargets,
-    build_plan_targets,
     find_worker_for_all,
 )
 from select_service.core.health.migration.target_choice_kernels import (
@@ -48,18 +45,13 @@ class MovableReservation(NamedTuple):
     """Reservation of the rank being emptied.
 
     tokens: number of known prompt and output tokens
-    overlap: int32[n_targets], blocks of the reservation cached at each target; None means no
-        overlap
-    allowed: bool[n_targets], targets within the reservation's constraints; None means all
     """
 
     id: str
     priority: int
     created: float
     tokens: int
-    overlap: OverlapBlocks | None = None
     migratable: bool = True
-    allowed: Mask | None = None
 
 
 class PlannedMove(NamedTuple):
@@ -81,23 +73,6 @@ class PlannedMove(NamedTuple):
     why: str | None = None
     overlap_blocks: int = 0
     leg: Literal["prefill", "decode"] | None = None
-
-
-def plan_moves(
-    movables: Sequence[MovableReservation], targets: Sequence[MigrationTarget], terms: MoveTerms
-) -> Iterator[PlannedMove]:
-    """Yield the moves one by one, so that the caller can book each and stop in between.
-
-    O(targets) per move
-    """
-    # Sorted by rank, so that equal costs give the same plan on every run.
-    by_rank = sorted(range(len(targets)), key=lambda at: targets[at].rank)
-    planning = MigrationPlan(build_plan_targets([targets[at] for at in by_rank]), terms)
-    found = [_reorder_targets(movable, by_rank) for movable in movables]
-    for movable in found:
-        planning.consider_reservation(movable, movable.allowed)
-    for movable in sorted(found, key=move_order):
-        yield planning.plan_move(movable, movable.overlap, movable.allowed)
 
 
 def move_order(movable: MovableReservation) -> tuple[int, float, str]:
@@ -137,7 +112,8 @@ class MigrationPlan:
     ) -> PlannedMove:
         """Choose the cheapest target with room, preferring the worker that has room for all.
 
-        overlap, allowed: current values of this reservation
+        overlap: int32[n_targets], blocks of the reservation cached at each target; None: no overlap
+        allowed: bool[n_targets], targets within the reservation's constraints; None means all
         O(targets)
         """
         if not movable.migratable:
@@ -175,12 +151,3 @@ class MigrationPlan:
             bool(results[IS_NEAR]),
             overlap_blocks=int(results[OVERLAP]),
         )
-
-
-def _reorder_targets(movable: MovableReservation, order: Sequence[int]) -> MovableReservation:
-    """Return the reservation with its per-target arrays in another order."""
-    overlap, allowed = movable.overlap, movable.allowed
-    return movable._replace(
-        overlap=None if overlap is None else overlap[order].astype(np.int32),
-        allowed=None if allowed is None else allowed[order],
-    )

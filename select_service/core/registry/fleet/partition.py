@@ -80,6 +80,10 @@ class Partition:
         """Slots of workers with a type for hints; such partitions are not on the fast path."""
         self.shared_credit_tokens = 0
         """Tokens of prefill that shared caches save by the decisions so far."""
+        self.looked_up_tokens = 0
+        """Tokens of the prompts for which a shared cache answered."""
+        self.reused_tokens = 0
+        """Leading tokens of these prompts that the chosen workers held themselves."""
         self.kv_source_outcomes: Counter[str] = Counter()
         """Decisions by the outcome of the search for a rank to fetch from."""
         self.assumed: AssumedBlocks | None = None

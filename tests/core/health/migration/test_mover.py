@@ -351,7 +351,7 @@ def test_the_target_is_assumed_to_hold_the_prompt(kv_layout, is_explicit):
     scene.selector.register_worker(a_worker(2, index="assumed"))
     scene.drain()
     assert scene.rank_of("a") == Rank(2, 0)
-    _, rows = scene.selector.overlap_scores(a_select(token_ids=tokens))
+    _, rows = scene.selector.inspection.overlap_scores(a_select(token_ids=tokens))
     (there,) = [row for row in rows if row.worker_id == 2]
     assert (there.device_blocks, there.assumed_blocks) == (10, 10)
     admitted = [event for event in sent if isinstance(event, ReservationAdmitted)]

@@ -196,7 +196,7 @@ def test_the_target_of_a_leg_is_assumed_to_hold_the_prompt(leg):
     scene.leave(before[leg])
     now = scene.ranks()[leg]
     assert now != before[leg]
-    _, rows = scene.selector.overlap_scores(a_select(token_ids=list(range(40))))
+    _, rows = scene.selector.inspection.overlap_scores(a_select(token_ids=list(range(40))))
     assert {row.worker_id: row.assumed_blocks for row in rows}[now] == 10
 
 

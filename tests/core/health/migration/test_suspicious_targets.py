@@ -2,11 +2,10 @@
 
 import pytest
 
-from select_service.core.health.migration.migration_plan import MovableReservation, plan_moves
 from select_service.core.health.migration.move_cost import LINKS, MoveMethod, MoveTerms
-from select_service.core.health.migration.plan_targets import MigrationTarget
 from select_service.core.identity import Rank
 from tests.builders import a_worker
+from tests.builders.migration_plans import GivenReservation, GivenTarget, plan_moves
 from tests.core.health.migration.scenes import Scene
 
 TERMS = MoveTerms(block_size=4, block_bytes=None, readable=False)
@@ -75,8 +74,8 @@ def test_a_rank_that_begins_to_fail_after_the_plan_gets_no_more():
 @pytest.mark.parametrize("active", [0, 10])
 def test_a_rank_in_slow_start_counts_as_fuller(active):
     targets = [
-        MigrationTarget(Rank(1, 0), 0.25, None, active, 0.0, LINKS["unknown"]),
-        MigrationTarget(Rank(2, 0), 1.0, None, active + 1, 0.0, LINKS["unknown"]),
+        GivenTarget(Rank(1, 0), 0.25, None, active, 0.0, LINKS["unknown"]),
+        GivenTarget(Rank(2, 0), 1.0, None, active + 1, 0.0, LINKS["unknown"]),
     ]
-    (move,) = plan_moves([MovableReservation("r", 0, 0.0, 8)], targets, TERMS)
+    (move,) = plan_moves([GivenReservation("r", 0, 0.0, 8)], targets, TERMS)
     assert move.target == Rank(2, 0)

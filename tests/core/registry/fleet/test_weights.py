@@ -79,7 +79,7 @@ def shares(policy, weight):
             selector.complete_prefill(held[-60], 0.0)
         if len(held) > 120:
             selector.free_reservation(held.popleft(), 0.0)
-            (loads,) = selector.partition_loads()
+            (loads,) = selector.inspection.partition_loads()
             blocks += [row.potential_decode_blocks for row in loads.loads]
     return blocks[0] / blocks[1:].mean()
 
@@ -158,7 +158,7 @@ def test_nothing_new_is_booked_there_by_callers_that_choose_themselves():
             selector.reserve(a_reservation("new", 1, 40), 0.0)
         assert refused.value.details["state"] == "draining"
         selector.reserve(a_reservation("new", 2, 40), 0.0)
-        (loads,) = selector.partition_loads()
+        (loads,) = selector.inspection.partition_loads()
         assert [row.active_requests for row in loads.loads] == [1, 1, 0]
         selector.free_reservation("old", 0.0)
         selector.check_invariants()
