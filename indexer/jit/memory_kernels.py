@@ -1,5 +1,5 @@
-"""Memory for kernels, which own no arrays: stack arrays, and blocks allocated and freed in one
-kernel.
+"""Memory for kernels, which own no arrays: stack arrays, blocks allocated and freed in one kernel,
+and words of bytes.
 
 The functions of the C library are symbols resolved when a kernel is linked, so that its machine
 code can be cached.
@@ -8,7 +8,11 @@ code can be cached.
 # mypy: ignore-errors
 # The decorator erases the signature, so that checking types here would prove nothing.
 
-from indexer.jit.decorators import KernelOnly, intrinsic
+import numpy as np
+
+from indexer.jit.decorators import KernelOnly, compiled, intrinsic
+
+U = np.uint64
 
 
 @intrinsic
@@ -21,6 +25,29 @@ def as_pointer(typingctx, address):
         return builder.inttoptr(args[0], cgutils.voidptr_t)
 
     return types.voidptr(types.int64), codegen
+
+
+@intrinsic
+def _word(typingctx, data, at):
+    from llvmlite import ir
+    from numba import types
+    from numba.core import cgutils
+
+    def codegen(context, builder, signature, args):
+        begin = context.make_array(signature.args[0])(context, builder, args[0]).data
+        kind = ir.IntType(64).as_pointer()
+        word = builder.load(cgutils.pointer_add(builder, begin, args[1], kind))
+        word.align = 1
+        return word
+
+    return types.uint64(data, types.int64), codegen
+
+
+@compiled(forceinline=True)
+def word_at(data, at):
+    """Return eight bytes as a number, the first byte lowest."""
+    _first, _last = data[U(at)], data[U(at + 7)]
+    return _word(data, at)
 
 
 def stack_array(dtype: str, length: int) -> KernelOnly:

@@ -212,7 +212,8 @@ class FastPathProtocol(asyncio.Protocol):
     def _handle_bytes_after_handover(self, ordinary: BoundedProtocol, data: bytes) -> None:
         """Handle bytes while, or after, the ordinary path reads the connection."""
         if ordinary.is_between_requests():
-            answer = self._answer_request(data, 0)
+            self._allow_direct_write()
+            answer = self._answer_request(data, 0, self._socket_fd)
             if answer is not None or self._handler.end > len(data):
                 # The ordinary protocol stays, idle: another handover must not pay for a new one.
                 ordinary.release_reading()
@@ -220,6 +221,7 @@ class FastPathProtocol(asyncio.Protocol):
                 self._answer_all(data, answer)
                 self._start_watching()
                 return
+            self._socket_fd = _NO_SOCKET
         self._feed_ordinary(ordinary, data)
 
     def _answer_all(self, data: bytes, answer: bytes | None) -> None:

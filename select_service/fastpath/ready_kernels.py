@@ -16,6 +16,7 @@ from select_service.fastpath.ready_layout import (
     EVENT_SOCKET,
     EVENT_WORDS,
     EVENTS,
+    EVENTS_LEFT,
     EVENTS_MAX,
     HAS_SELECTIONS,
     N_EVENTS,
@@ -25,6 +26,7 @@ from select_service.fastpath.ready_layout import (
     RECEIVED,
     SOCKET,
     TURN_NS_MAX,
+    UNTIL_NS,
     UNWATCHED,
     WATCHED,
     WATCHED_ACTIVE,
@@ -60,26 +62,39 @@ def _serve_socket(ready, state, file):
     return True
 
 
+@compiled()
+def _poll_again(ready):
+    """Query events, as many as the turn may still take.  Returns whether there are any."""
+    ready[AT_EVENT] = ready[N_EVENTS] = 0
+    if ready[EVENTS_LEFT] > 0:
+        ready[N_EVENTS] = poll_events(ready[EPOLL], ready[EVENTS], ready[EVENTS_LEFT])
+        ready[EVENTS_LEFT] -= ready[N_EVENTS]
+    return ready[N_EVENTS] > 0
+
+
 @compiled(f"int64({HEADER}, {HEADER}, boolean)")
 def serve_ready(ready, state, begins):
     """Serve the connections that are ready, up to the first that needs Python: NEEDS_PYTHON, with
     its SOCKET and OUTCOME, or ALL_SERVED.
 
     ready: see ready_layout;  state: see serve_layout
-    begins: whether to query events first, instead of continuing with the last ones
+    begins: whether a turn begins, instead of continuing with the events of the last call
     """
     events, watched = i32_view(ready, EVENTS), u8_view(ready, WATCHED)
     if begins:
-        ready[N_EVENTS] = poll_events(ready[EPOLL], ready[EVENTS], EVENTS_MAX)
-        ready[AT_EVENT] = ready[DRAWN] = 0
-    until = clock_ns() + TURN_NS_MAX
-    while ready[AT_EVENT] < ready[N_EVENTS]:
+        ready[N_EVENTS] = ready[AT_EVENT] = ready[DRAWN] = 0
+        ready[EVENTS_LEFT], ready[UNTIL_NS] = EVENTS_MAX, clock_ns() + TURN_NS_MAX
+    elif clock_ns() > ready[UNTIL_NS]:
+        # What Python had to finish counts too.
+        return I(ALL_SERVED)
+    # While some connections are served, others become ready; a turn of the event loop costs more.
+    while ready[AT_EVENT] < ready[N_EVENTS] or _poll_again(ready):
         file = I(events[ready[AT_EVENT] * EVENT_WORDS + EVENT_SOCKET])
         ready[AT_EVENT] += 1
         # A connection may end while another one of the same events is served.
         if watched[file] != UNWATCHED and not _serve_socket(ready, state, file):
             return I(NEEDS_PYTHON)
-        if state[BEGAN_NS] > until:
+        if state[BEGAN_NS] > ready[UNTIL_NS]:
             # The other connections stay ready for the next turn.
             break
     return I(ALL_SERVED)

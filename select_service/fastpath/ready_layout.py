@@ -22,8 +22,10 @@ EVENTS, RECEIVED, DRAWS, WATCHED = range(0, 8, 2)
     N_RECEIVED,  # its bytes in RECEIVED; 0 or less: its end or an error
     OUTCOME,  # of its request, see `serve_layout`
     HAS_SELECTIONS,  # whether selections are kept, so that a booking may remove one
-) = range(8, 16)
-READY_LENGTH = 16
+    EVENTS_LEFT,  # events that the turn may still take
+    UNTIL_NS,  # end of the turn, as `clock_ns`
+) = range(8, 18)
+READY_LENGTH = 18
 
 UNWATCHED, WATCHED_QUIET, WATCHED_ACTIVE = range(3)
 """ACTIVE: a request was answered since the last check for timeouts."""
@@ -36,9 +38,9 @@ EVENT_WORDS, EVENT_SOCKET = (3, 1) if IS_PACKED else (4, 2)
 """Words of `struct epoll_event`, which is packed on x86-64 alone, and the one with the socket."""
 
 EVENTS_MAX = 64
-"""Most connections served by one call."""
+"""Most events of a turn."""
 RECEIVED_BYTES_MAX = 256 << 10
 SOCKETS_MAX = 65_536
 """File descriptors that can be watched; connections with greater ones use the transport."""
 TURN_NS_MAX = 2_000_000
-"""Time after which a call takes no further request."""
+"""Time after which a turn takes no further request."""

@@ -1,5 +1,6 @@
 """Connections that a kernel serves: the same answers, and their transport takes over in time."""
 
+import select
 import socket
 import time
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from select_service.fastpath import ready_layout
+from select_service.fastpath.fastpath_protocol import FastPathProtocol
 from tests.builders.running import Client
 from tests.builders.running import request as raw_request
 from tests.http.conftest import PROMPT, Server
@@ -85,8 +87,12 @@ def test_parts_of_a_request_and_several_at_once_are_answered(server: Server) -> 
         assert [client.answer().status for _ in range(3)] == [200] * 3
 
 
-def test_what_the_kernel_declines_is_answered_by_the_ordinary_path(server: Server) -> None:
+def test_what_the_kernel_declines_is_answered_by_the_ordinary_path(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client, connection = watched_client(server)
+    # The next usual request begins the watch again, not the check for timeouts.
+    monkeypatch.setattr(FastPathProtocol, "check_timeouts", lambda _connection: None)
     with client:
         client.send(raw_request("GET", "/health"))
         assert client.answer().status == 200
@@ -124,6 +130,100 @@ def test_a_client_that_reads_nothing_is_left_to_its_transport(server: Server) ->
                 time.sleep(0.005)
         client.socket.setblocking(True)
         assert server.is_alive()
+
+
+def wait_until_received(connections: list[Any]) -> None:
+    for connection in connections:
+        assert select.select([connection._watched_fd], [], [], WAIT_S_MAX)[0]
+
+
+def test_a_turn_takes_what_arrives_during_the_turn(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, connection = watched_client(server)
+    other, other_connection = watched_client(server)
+    ready, calls = connection.ready, []
+    serve_ready, watched = ready._serve_ready, ready._watched
+
+    def send_meanwhile(header: Any, state: Any, begins: bool) -> int:
+        status: int = serve_ready(header, state, begins)
+        if not calls:
+            assert status == ready_layout.NEEDS_PYTHON
+            other_connection._was_active()
+            other.send(SELECT)
+            wait_until_received([other_connection])
+            # A slow machine must not end the turn.
+            header[ready_layout.UNTIL_NS] += int(WAIT_S_MAX * 1e9)
+        calls.append((begins, int(watched[other_connection._watched_fd])))
+        return status
+
+    with client, other:
+        monkeypatch.setattr(ready, "_serve_ready", send_meanwhile)
+        client.send(raw_request("GET", "/health"))
+        assert other.answer().status == client.answer().status == 200
+        assert calls[:2] == [
+            (True, ready_layout.WATCHED_QUIET),
+            (False, ready_layout.WATCHED_ACTIVE),
+        ]
+
+
+def test_what_python_finishes_counts_as_time_of_the_turn(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, connection = watched_client(server)
+    other, other_connection = watched_client(server)
+    ready, calls = connection.ready, []
+    serve_ready, watched = ready._serve_ready, ready._watched
+
+    def send_too_late(header: Any, state: Any, begins: bool) -> int:
+        status: int = serve_ready(header, state, begins)
+        if not calls:
+            assert status == ready_layout.NEEDS_PYTHON
+            other_connection._was_active()
+            other.send(SELECT)
+            wait_until_received([other_connection])
+            header[ready_layout.UNTIL_NS] = time.monotonic_ns() - 1
+        calls.append((begins, int(watched[other_connection._watched_fd])))
+        return status
+
+    with client, other:
+        monkeypatch.setattr(ready, "_serve_ready", send_too_late)
+        client.send(raw_request("GET", "/health"))
+        assert other.answer().status == client.answer().status == 200
+        assert calls[:3] == [
+            (True, ready_layout.WATCHED_QUIET),
+            (False, ready_layout.WATCHED_QUIET),
+            (True, ready_layout.WATCHED_ACTIVE),
+        ]
+
+
+def test_a_turn_takes_a_bounded_number_of_events(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients, connections = zip(
+        *(watched_client(server) for _ in range(ready_layout.EVENTS_MAX + 6)), strict=True
+    )
+    ready, n_active = connections[0].ready, []
+    serve_ready, watched = ready._serve_ready, ready._watched
+
+    def send_all_at_once(header: Any, state: Any, begins: bool) -> int:
+        if not n_active:
+            for connection in connections:
+                connection._was_active()
+            for client in clients[1:]:
+                client.send(SELECT)
+            wait_until_received(connections)
+        status: int = serve_ready(header, state, begins)
+        n_active.append(int((watched == ready_layout.WATCHED_ACTIVE).sum()))
+        return status
+
+    monkeypatch.setattr(ready, "_serve_ready", send_all_at_once)
+    clients[0].send(SELECT)
+    assert [client.answer().status for client in clients] == [200] * len(clients)
+    # Fewer where the time of a turn is over first.
+    assert 0 < n_active[0] <= ready_layout.EVENTS_MAX
+    for client in clients:
+        client.socket.close()
 
 
 def test_a_bug_ends_only_its_connection(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

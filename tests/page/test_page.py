@@ -180,7 +180,7 @@ def test_shared_caches_are_shown_where_there_are_any(url, browser, tmp_path):
             sync_api.expect(row).to_contain_text(f"lmcache {address}not used yet")
             call(url, "POST", "/select", {"model_name": MODEL, "token_ids": [1, 2, 3]})
             sync_api.expect(row).to_contain_text("× fails or is late, began ")
-            sync_api.expect(row).to_contain_text("connection refused")
+            sync_api.expect(row).to_contain_text("Connection refused")
 
 
 def test_forty_ranks_have_names_in_their_cells(url, browser):
@@ -422,7 +422,7 @@ def test_with_keys_on_it_asks_for_one_and_shows_what_that_may_see(tmp_path, brow
             sync_api.expect(dialog).to_be_visible()
             page.fill("#key input", "a-wrong-key")
             page.keyboard.press("Enter")
-            sync_api.expect(page.locator("#key-text")).to_contain_text("not known")
+            sync_api.expect(page.locator("#key-text")).to_contain_text("unknown API key")
             page.fill("#key input", secret("ops"))
             page.keyboard.press("Enter")
             sync_api.expect(page.locator(".rank")).to_have_count(2)

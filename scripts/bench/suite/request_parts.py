@@ -107,14 +107,14 @@ def _lives(
 ) -> tuple[float, ...]:
     lives = Lives(next(names), place.contender.id_field, LIFE_AHEAD)
     port, seconds = place.running.port, run.extent.cell_s
-    _hold(place, lives, bodies)
+    hold_lives(place, lives, bodies)
     cpu = place.running.cpu_s()
     result = check_answers(load_lives(port, bodies, LIFE_CONNECTIONS, seconds, lives))
     cpu = place.running.cpu_s() - cpu
     return STEPS * 1e6 * cpu / result.requests, result.requests / STEPS / seconds
 
 
-def _hold(place: FilledService, lives: Lives, bodies: list[bytes]) -> None:
+def hold_lives(place: FilledService, lives: Lives, bodies: list[bytes]) -> None:
     """Make the reservations that exist before the first end."""
     for number in range(1, 2 * lives.ahead + 1):
         name = {lives.id_field: f"{lives.prefix}{number}"}

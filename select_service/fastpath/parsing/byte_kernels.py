@@ -13,6 +13,7 @@ With NUMBA_BOUNDSCHECK=1 the first and the last byte of each window and word are
 import numpy as np
 
 from indexer.jit.decorators import compiled, intrinsic
+from indexer.jit.memory_kernels import word_at
 
 U = np.uint64
 I = np.int64  # noqa: E741  the two casts are everywhere; short names keep the loops readable
@@ -78,17 +79,6 @@ def broadcast_lane(builder, number, kind):
     single = builder.insert_element(nothing, number, ir.Constant(lane, 0))
     first = ir.Constant(ir.VectorType(lane, kind.count), [0] * kind.count)
     return builder.shuffle_vector(single, nothing, first)
-
-
-@intrinsic
-def _word(typingctx, data, at):
-    from llvmlite import ir
-    from numba import types
-
-    def codegen(context, builder, signature, args):
-        return emit_load(context, builder, signature.args[0], *args, ir.IntType(64))
-
-    return types.uint64(data, types.int64), codegen
 
 
 @intrinsic
@@ -179,13 +169,6 @@ def keep_out_of_line(typingctx):
         return context.get_dummy_value()
 
     return types.void(), codegen
-
-
-@compiled(forceinline=True)
-def word_at(data, at):
-    """Return eight bytes as a number, the first byte lowest."""
-    _first, _last = data[U(at)], data[U(at + 7)]
-    return _word(data, at)
 
 
 @compiled(forceinline=True)

@@ -12,6 +12,7 @@ Source: RFC 9112.
 # The decorator erases the signature, so that checking types here would prove nothing.
 
 from indexer.jit.decorators import compiled
+from indexer.jit.memory_kernels import word_at
 from select_service.fastpath.parsing.byte_kernels import (
     BLANK,
     CASE_SENSITIVE,
@@ -26,7 +27,6 @@ from select_service.fastpath.parsing.byte_kernels import (
     index_of_text,
     printable_mask,
     run_end,
-    word_at,
     word_mask,
     words_of,
 )

@@ -9,7 +9,8 @@ as many digits, gets these fields with its own length: a tenth of the work of pa
 
 from indexer.index.header_kernels import i64_view, u8_view
 from indexer.jit.decorators import compiled
-from select_service.fastpath.parsing.byte_kernels import NONE, WINDOW, I, U, word_at
+from indexer.jit.memory_kernels import word_at
+from select_service.fastpath.parsing.byte_kernels import NONE, WINDOW, I, U
 from select_service.fastpath.parsing.head_kernels import number_at
 from select_service.fastpath.parsing.request_layout import (
     AUTHORIZATION,

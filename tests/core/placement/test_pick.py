@@ -35,6 +35,19 @@ def test_pick_never_returns_a_masked_slot(costs, mask, temperature, draw):
             assert costs[slot] == min(c for c, e in zip(costs, eligible, strict=True) if e)
 
 
+@given(
+    costs=st.lists(st.sampled_from([-0.0, 0.0, 1.0, 2.0, np.inf]), min_size=1, max_size=70),
+    mask=st.integers(0, 2**70),
+    draw=DRAWS,
+)
+def test_the_draw_chooses_among_the_cheapest_in_order(costs, mask, draw):
+    eligible = [bool(mask >> i & 1) for i in range(len(costs))]
+    lowest = min((c for c, e in zip(costs, eligible, strict=True) if e), default=None)
+    ties = [i for i, c in enumerate(costs) if eligible[i] and c == lowest]
+    expected = ties[int(draw * len(ties))] if ties else -1
+    assert pick(np.array(costs), np.array(eligible), 0.0, draw) == expected
+
+
 def test_ties_are_uniform():
     costs, eligible = np.array([1.0, 5.0, 1.0, 1.0]), np.array([True, True, True, False])
     picked = Counter(pick(costs, eligible, 0.0, draw / 1000) for draw in range(1000))

@@ -2,7 +2,8 @@
 
 Every partition has three tables (table_kernels), described in the terms of that module:
 
-  references  (block, slot) -> number of references by live reservations of the slot; WEIGHT
+  references  (block key, slot) -> number of references by live reservations of the slot; WEIGHT
+              A block key is the mixed hash of a block, because clients may send 1, 2, 3 as hashes.
   prefixes    (prefix key, slot) -> number of live reservations of the slot with this beginning.
               A prefix key identifies a block with all blocks before, in the order of the prompt.
   holders     (prefix key, group) -> number of slots of the group with this prefix; BITS marks
@@ -25,6 +26,7 @@ import numpy as np
 
 from indexer.index.header_kernels import HEADER, f64_view, i64_view, u64_view
 from indexer.jit.decorators import compiled
+from indexer.jit.memory_kernels import stack_array
 from select_service.core.load.compiled.load_layout import (
     FRACTIONAL_BLOCKS,
     FRACTIONS,
@@ -74,7 +76,8 @@ _ONE = U64(1)
 LOAD_ADDED, TABLES_FULL, MUST_RELEASE_MEMORY = range(3)
 
 PREFETCH_DISTANCE = 8
-"""Number of blocks prefetched while an earlier block is processed."""
+"""Number of blocks prefetched while an earlier block is processed, a power of two."""
+_keys_ahead = stack_array("uint64", 2 * PREFETCH_DISTANCE)
 HALF_TOLERANCE = 1e-9
 
 
@@ -91,9 +94,9 @@ class BlockWeights(NamedTuple):
 
 
 @compiled(forceinline=True)
-def next_prefix(prefix, key):
-    """Return the key of the prefix extended by the block `key`; the empty prefix is 0."""
-    return mix_hash((prefix ^ key) + GOLDEN)
+def next_prefix(prefix, block):
+    """Return the key of the prefix extended by a block's hash; the empty prefix is 0."""
+    return mix_hash((prefix ^ block) + GOLDEN)
 
 
 @compiled()
@@ -211,13 +214,26 @@ def _uncount_prefix(h, prefixes, old, prefix, owner):
 
 
 @compiled(forceinline=True)
-def _prefetch_rows(h, references, prefixes, key, prefix, owner):
-    """Prefetch the rows of a block processed later; return the prefix key of the block."""
+def _look_ahead(tables, keys, number, block, prefix, owner):
+    """Prefetch the rows of a block processed later and keep its keys; return its prefix key.
+
+    tables: references, prefixes and holders
+    keys: block key and prefix key of the next PREFETCH_DISTANCE blocks
+    """
+    references, prefixes, holders = tables
+    key, prefix = mix_hash(block), next_prefix(prefix, block)
     prefetch_row(references, REFERENCE_FIELDS, key, owner)
-    prefix = next_prefix(prefix, key)
     prefetch_row(prefixes, PREFIX_FIELDS, prefix, owner)
-    prefetch_row(u64_view(h, HOLDERS), HOLDER_FIELDS, prefix, owner >> _GROUP_SHIFT)
+    prefetch_row(holders, HOLDER_FIELDS, prefix, owner >> _GROUP_SHIFT)
+    at = _place_ahead(number)
+    keys[at], keys[at + _ONE] = key, prefix
     return prefix
+
+
+@compiled(forceinline=True)
+def _place_ahead(number):
+    """Return the place of a block's keys among those of the next blocks."""
+    return (number & U64(PREFETCH_DISTANCE - 1)) << _ONE
 
 
 @compiled()
@@ -245,17 +261,18 @@ def add_load(h, slot, hashes, prefill_tokens, nameless):
         return TABLES_FULL
     references, old = u64_view(h, REFERENCES), u64_view(h, REFERENCES + OLD_TABLE)
     prefixes, old_prefixes = u64_view(h, PREFIXES), u64_view(h, PREFIXES + OLD_TABLE)
-    new, prefix, coming, owner = I64(0), U64(0), U64(0), U64(slot)
-    for number in range(-PREFETCH_DISTANCE, hashes.shape[0]):
-        if number + PREFETCH_DISTANCE < hashes.shape[0]:
-            coming = _prefetch_rows(
-                h, references, prefixes, hashes[number + PREFETCH_DISTANCE], coming, owner
-            )
-        if number < 0:
-            continue
-        key = hashes[number]
+    new, coming, owner = I64(0), U64(0), U64(slot)
+    n_blocks, ahead = U64(hashes.shape[0]), U64(PREFETCH_DISTANCE)
+    tables, keys = (references, prefixes, u64_view(h, HOLDERS)), _keys_ahead()
+    for number in range(min(n_blocks, ahead)):
+        coming = _look_ahead(tables, keys, number, hashes[number], coming, owner)
+    for number in range(n_blocks):
+        at = _place_ahead(number)
+        key, prefix = keys[at], keys[at + _ONE]
+        if number + ahead < n_blocks:
+            block = hashes[number + ahead]
+            coming = _look_ahead(tables, keys, number + ahead, block, coming, owner)
         new += _add_reference(references, old, key, owner)
-        prefix = next_prefix(prefix, key)
         _count_prefix(h, prefixes, old_prefixes, prefix, owner)
     h[REFERENCES + N_ENTRIES] += new
     totals, at = i64_view(h, TOTALS), slot * N_TOTALS
@@ -278,17 +295,18 @@ def remove_load(h, slot, hashes, prefill_tokens, weights):
     """
     references, old = u64_view(h, REFERENCES), u64_view(h, REFERENCES + OLD_TABLE)
     prefixes, old_prefixes = u64_view(h, PREFIXES), u64_view(h, PREFIXES + OLD_TABLE)
-    missing, prefix, coming, owner = I64(0), U64(0), U64(0), U64(slot)
-    for number in range(-PREFETCH_DISTANCE, hashes.shape[0]):
-        if number + PREFETCH_DISTANCE < hashes.shape[0]:
-            coming = _prefetch_rows(
-                h, references, prefixes, hashes[number + PREFETCH_DISTANCE], coming, owner
-            )
-        if number < 0:
-            continue
-        key = hashes[number]
+    missing, coming, owner = I64(0), U64(0), U64(slot)
+    n_blocks, ahead = U64(hashes.shape[0]), U64(PREFETCH_DISTANCE)
+    tables, keys = (references, prefixes, u64_view(h, HOLDERS)), _keys_ahead()
+    for number in range(min(n_blocks, ahead)):
+        coming = _look_ahead(tables, keys, number, hashes[number], coming, owner)
+    for number in range(n_blocks):
+        at = _place_ahead(number)
+        key, prefix = keys[at], keys[at + _ONE]
+        if number + ahead < n_blocks:
+            block = hashes[number + ahead]
+            coming = _look_ahead(tables, keys, number + ahead, block, coming, owner)
         missing += not _remove_reference(h, references, old, key, owner)
-        prefix = next_prefix(prefix, key)
         missing += not _uncount_prefix(h, prefixes, old_prefixes, prefix, owner)
     _add_weights(h, slot, 1.0, -weights.whole)
     _add_weights(h, slot, weights.fraction, -weights.decayed)
@@ -322,12 +340,12 @@ def add_decay(h, slot, hashes, weights, weight):
     _add_weights(h, slot, weight, weights.whole + weights.decayed + 1)
     references, old = u64_view(h, REFERENCES), u64_view(h, REFERENCES + OLD_TABLE)
     missing = I64(0)
-    for number in range(hashes.shape[0]):
-        if number + PREFETCH_DISTANCE < hashes.shape[0]:
-            prefetch_row(
-                references, REFERENCE_FIELDS, hashes[number + PREFETCH_DISTANCE], U64(slot)
-            )
-        at = locate_row(references, REFERENCE_FIELDS, old, hashes[number], U64(slot))
+    n_blocks, ahead = U64(hashes.shape[0]), U64(PREFETCH_DISTANCE)
+    for number in range(n_blocks):
+        if number + ahead < n_blocks:
+            block = mix_hash(hashes[number + ahead])
+            prefetch_row(references, REFERENCE_FIELDS, block, U64(slot))
+        at = locate_row(references, REFERENCE_FIELDS, old, mix_hash(hashes[number]), U64(slot))
         if references[at + MARK] == 0:
             missing += 1
         elif count_of(references, at) == 1:

@@ -13,6 +13,7 @@ import numpy as np
 
 from indexer.index.header_kernels import i32_view, i64_view, u64_view
 from indexer.jit.decorators import compiled
+from indexer.jit.memory_kernels import word_at
 from select_service.core.load.compiled.ledger_layout import (
     BUCKETS,
     CHAIN,
@@ -46,10 +47,16 @@ def words_for(n_bytes):
 
 @compiled()
 def read_name_word(name, number):
-    """Return a word of a name, little-endian, padded with zeros."""
+    """Return a word of a name, little-endian, padded with zeros; number < words_for(len(name))."""
+    length = len(name)
+    behind = 8 * number + 8 - length
+    if behind <= 0:
+        return word_at(name, 8 * number)
+    if length >= 8:
+        return word_at(name, length - 8) >> U64(8 * behind)
     word = U64(0)
-    for byte in range(min(8, len(name) - 8 * number)):
-        word |= U64(name[8 * number + byte]) << U64(8 * byte)
+    for byte in range(8 * number, length):
+        word |= U64(name[U64(byte)]) << U64(8 * byte)
     return word
 
 
@@ -181,7 +188,7 @@ def _chunk_for(h, after, chunk, number):
 
     chunk: last chunk of the chain, with the word before
     """
-    if number == 0 or number % CHUNK_WORDS != 0:
+    if number == 0 or number & (CHUNK_WORDS - 1) != 0:
         return chunk
     following = _take_chunk(h, after)
     after[chunk] = I32(following)
@@ -189,13 +196,26 @@ def _chunk_for(h, after, chunk, number):
 
 
 @compiled()
+def _append_hashes(h, chunk, number, hashes):
+    """Write hashes behind the first `number` words of a chain, which end in `chunk`."""
+    chunks, after = u64_view(h, CHUNKS), i32_view(h, NEXT_CHUNK)
+    done = I64(0)
+    while done < hashes.shape[0]:
+        chunk = _chunk_for(h, after, chunk, number)
+        first = number & (CHUNK_WORDS - 1)
+        n = min(CHUNK_WORDS - first, hashes.shape[0] - done)
+        at, begin = U64(chunk * CHUNK_WORDS + first), U64(done)
+        for k in range(U64(n)):
+            chunks[at + k] = hashes[begin + k]
+        number += n
+        done += n
+
+
+@compiled()
 def put_hashes(h, hashes):
     """Store a chain of hashes only; return the first chunk."""
-    chunks, after = u64_view(h, CHUNKS), i32_view(h, NEXT_CHUNK)
-    first = chunk = _take_chunk(h, after)
-    for number in range(hashes.shape[0]):
-        chunk = _chunk_for(h, after, chunk, number)
-        chunks[chunk * CHUNK_WORDS + number % CHUNK_WORDS] = hashes[number]
+    first = _take_chunk(h, i32_view(h, NEXT_CHUNK))
+    _append_hashes(h, first, I64(0), hashes)
     h[CHUNKS_TAKEN] += chunks_for(hashes.shape[0])
     return first
 
@@ -205,13 +225,13 @@ def put_chain(h, name, hashes):
     """Store a chain of a name and hashes; return the first chunk.  Enough chunks must be free."""
     chunks, after = u64_view(h, CHUNKS), i32_view(h, NEXT_CHUNK)
     n_name = words_for(len(name))
-    n_words = n_name + hashes.shape[0]
     first = chunk = _take_chunk(h, after)
-    for number in range(n_words):
+    for number in range(n_name):
         chunk = _chunk_for(h, after, chunk, number)
-        word = read_name_word(name, number) if number < n_name else hashes[number - n_name]
-        chunks[chunk * CHUNK_WORDS + number % CHUNK_WORDS] = word
-    h[CHUNKS_TAKEN] += chunks_for(n_words)
+        word = read_name_word(name, number)
+        chunks[U64(chunk * CHUNK_WORDS + (number & (CHUNK_WORDS - 1)))] = word
+    _append_hashes(h, chunk, n_name, hashes)
+    h[CHUNKS_TAKEN] += chunks_for(n_name + hashes.shape[0])
     return first
 
 
@@ -233,12 +253,16 @@ def copy_words(h, chunk, first, out):
     chunks, after = u64_view(h, CHUNKS), i32_view(h, NEXT_CHUNK)
     for _ in range(first // CHUNK_WORDS):
         chunk = I64(after[chunk])
-    at = first % CHUNK_WORDS
-    for number in range(out.shape[0]):
-        if at == CHUNK_WORDS:
-            chunk, at = I64(after[chunk]), 0
-        out[number] = chunks[chunk * CHUNK_WORDS + at]
-        at += 1
+    first, done = first & (CHUNK_WORDS - 1), I64(0)
+    while done < out.shape[0]:
+        n = min(CHUNK_WORDS - first, out.shape[0] - done)
+        at, begin = U64(chunk * CHUNK_WORDS + first), U64(done)
+        for k in range(U64(n)):
+            out[begin + k] = chunks[at + k]
+        done += n
+        first = I64(0)
+        if done < out.shape[0]:
+            chunk = I64(after[U64(chunk)])
 
 
 @compiled()

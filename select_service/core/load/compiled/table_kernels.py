@@ -6,8 +6,9 @@ A table is uint64[rows * fields], rows a power of two.  The fields of a row:
   MARK     owner << 32 | count;  0 means a free row, MOVED a row moved to the next table
   further  depending on the table
 
-Key and owner identify a row.  A count is at least 1.  Deletion shifts later rows back, so that a
-free row ends every search.  Kernels refer to a row by `at`, the position of its first field.
+Key and owner identify a row.  Keys are hashes that `mix_hash` has spread, so that a sum with the
+owner is a home.  A count is at least 1.  Deletion shifts later rows back, so that a free row ends
+every search.  Kernels refer to a row by `at`, the position of its first field.
 
 A full table gets a successor, and both are in use until all rows have moved: `table` is the new one
 and `old` the predecessor, or empty.  New rows go to `table`; a row of `old` moves there when
@@ -59,6 +60,7 @@ _MIX_2 = U64(0x94D049BB133111EB)
 _COUNT = U64(0xFFFFFFFF)
 _OWNER = U64(32)
 _ONE = U64(1)
+_HALF = U64(32)
 
 
 @compiled(forceinline=True)
@@ -73,7 +75,9 @@ def mix_hash(x):
 
 @compiled(forceinline=True)
 def _home_row(key, owner, mask):
-    return mix_hash(key + GOLDEN * (owner + _ONE)) & mask
+    # Multiples of the golden ratio spread evenly in the high bits only: in the low ones, the rows
+    # of a key with many owners would crowd.
+    return (((key + GOLDEN * (owner + _ONE)) >> _HALF) * (mask + _ONE)) >> _HALF
 
 
 @compiled(forceinline=True)
