@@ -147,6 +147,10 @@ def test_a_recovery_that_fails_leaves_the_file_to_whoever_can_read_it(tmp_path):
         def start_held_listeners(self):
             raise ZeroDivisionError
 
+        @property
+        def inspection(self):
+            return self
+
         def index_dumps(self):
             return [a_part(10, 1)]
 
@@ -208,6 +212,10 @@ def test_snapshots_go_on_after_one_that_failed_for_a_bug(tmp_path, monkeypatch, 
     path, fails = tmp_path / "index", iter([ZeroDivisionError, ZeroDivisionError, None])
 
     class Dumps:
+        @property
+        def inspection(self):
+            return self
+
         def index_dumps(self):
             return [a_part(10, 1)]
 
