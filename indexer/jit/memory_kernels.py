@@ -27,18 +27,33 @@ def as_pointer(typingctx, address):
     return types.voidptr(types.int64), codegen
 
 
+def pointer_to(context, builder, kind, array, at, target):
+    """Return a pointer to the element `at` bytes after the beginning of an array."""
+    from numba.core import cgutils
+
+    begin = context.make_array(kind)(context, builder, array).data
+    return cgutils.pointer_add(builder, begin, at, target.as_pointer())
+
+
+def emit_load(context, builder, kind, array, at, target):
+    """Emit an unaligned load."""
+    value = builder.load(pointer_to(context, builder, kind, array, at, target))
+    value.align = 1
+    return value
+
+
+def emit_store(context, builder, kind, array, at, value):
+    """Emit an unaligned store."""
+    builder.store(value, pointer_to(context, builder, kind, array, at, value.type)).align = 1
+
+
 @intrinsic
 def _word(typingctx, data, at):
     from llvmlite import ir
     from numba import types
-    from numba.core import cgutils
 
     def codegen(context, builder, signature, args):
-        begin = context.make_array(signature.args[0])(context, builder, args[0]).data
-        kind = ir.IntType(64).as_pointer()
-        word = builder.load(cgutils.pointer_add(builder, begin, args[1], kind))
-        word.align = 1
-        return word
+        return emit_load(context, builder, signature.args[0], *args, ir.IntType(64))
 
     return types.uint64(data, types.int64), codegen
 

@@ -88,8 +88,8 @@ def _shared_cache_facts(service: ServiceContext) -> list[SharedCacheFacts]:
             SharedCacheFacts(
                 each.model_name,
                 each.url,
-                each.outcomes.get("hit", 0) + each.outcomes.get("miss", 0),
-                each.outcomes.get("hit", 0),
+                each.answered,
+                each.hits,
                 each.outcomes.get("timeout", 0) + each.outcomes.get("failed", 0),
                 each.is_open,
                 each.last_error,

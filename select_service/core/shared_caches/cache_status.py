@@ -35,3 +35,12 @@ class SharedCacheStatus(NamedTuple):
     error_s: float | None = None
     request_s: float | None = None
     waited: int = 0
+
+    @property
+    def hits(self) -> int:
+        return self.outcomes.get("hit", 0)
+
+    @property
+    def answered(self) -> int:
+        """Number of look-ups that were answered in time."""
+        return self.hits + self.outcomes.get("miss", 0)

@@ -6,8 +6,6 @@ from select_service.schemas.shared_caches import SharedCacheView
 
 def make_shared_cache_view(status: SharedCacheStatus) -> SharedCacheView:
     """Return the view of the shared cache of a model."""
-    hits = status.outcomes.get("hit", 0)
-    answered = hits + status.outcomes.get("miss", 0)
     return SharedCacheView(
         model_name=status.model_name,
         kind=status.kind,
@@ -18,7 +16,7 @@ def make_shared_cache_view(status: SharedCacheStatus) -> SharedCacheView:
         last_error=status.last_error,
         error_s=_rounded(status.error_s),
         lookups=dict(status.outcomes),
-        hit_rate=round(hits / answered, 4) if answered else None,
+        hit_rate=round(status.hits / status.answered, 4) if status.answered else None,
         found_tokens=status.found_tokens,
         wait_ms=round(1e3 * status.waited_s / status.waited, 3) if status.waited else None,
         request_ms=None if status.request_s is None else round(1e3 * status.request_s, 3),

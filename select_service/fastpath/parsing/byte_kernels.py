@@ -13,7 +13,7 @@ With NUMBA_BOUNDSCHECK=1 the first and the last byte of each window and word are
 import numpy as np
 
 from indexer.jit.decorators import compiled, intrinsic
-from indexer.jit.memory_kernels import word_at
+from indexer.jit.memory_kernels import emit_load, word_at
 
 U = np.uint64
 I = np.int64  # noqa: E741  the two casts are everywhere; short names keep the loops readable
@@ -46,26 +46,6 @@ def words_of(*texts: bytes, small: bool = False) -> np.ndarray:
     filled = b"".join(text.ljust(8 * TEXT_WORDS, b"\0") for text in texts)
     words = np.frombuffer(filled, np.uint64).reshape(-1, TEXT_WORDS)
     return words | LOWER_CASE if small else words.copy()
-
-
-def pointer_to(context, builder, kind, array, at, target):
-    """Return a pointer to the element `at` bytes after the beginning of an array."""
-    from numba.core import cgutils
-
-    begin = context.make_array(kind)(context, builder, array).data
-    return cgutils.pointer_add(builder, begin, at, target.as_pointer())
-
-
-def emit_load(context, builder, kind, array, at, target):
-    """Emit an unaligned load."""
-    value = builder.load(pointer_to(context, builder, kind, array, at, target))
-    value.align = 1
-    return value
-
-
-def emit_store(context, builder, kind, array, at, value):
-    """Emit an unaligned store."""
-    builder.store(value, pointer_to(context, builder, kind, array, at, value.type)).align = 1
 
 
 def broadcast_lane(builder, number, kind):

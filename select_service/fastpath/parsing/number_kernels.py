@@ -15,6 +15,7 @@ Source of the eight digits at a time: https://johnnylee-sde.github.io/Fast-numer
 import numpy as np
 
 from indexer.jit.decorators import compiled, intrinsic
+from indexer.jit.memory_kernels import emit_load, emit_store
 from select_service.fastpath.parsing.byte_kernels import (
     BLANK,
     DASH,
@@ -24,8 +25,6 @@ from select_service.fastpath.parsing.byte_kernels import (
     I,
     U,
     bytes_of,
-    emit_load,
-    emit_store,
 )
 from select_service.fastpath.parsing.vector_lanes import Lanes, lanes_of, repeated
 

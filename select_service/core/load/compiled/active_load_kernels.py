@@ -236,6 +236,26 @@ def _place_ahead(number):
     return (number & U64(PREFETCH_DISTANCE - 1)) << _ONE
 
 
+@compiled(forceinline=True)
+def _look_at_first(tables, keys, hashes, owner):
+    """Run `_look_ahead` for the first blocks; return the prefix key of the last of them."""
+    prefix = U64(0)
+    for number in range(min(U64(hashes.shape[0]), U64(PREFETCH_DISTANCE))):
+        prefix = _look_ahead(tables, keys, number, hashes[number], prefix, owner)
+    return prefix
+
+
+@compiled(forceinline=True)
+def _next_keys(tables, keys, number, hashes, coming, owner):
+    """Return (key of a block, its prefix key, prefix key of the last block seen ahead)."""
+    at = _place_ahead(number)
+    key, prefix = keys[at], keys[at + _ONE]
+    ahead = number + U64(PREFETCH_DISTANCE)
+    if ahead < U64(hashes.shape[0]):
+        coming = _look_ahead(tables, keys, ahead, hashes[ahead], coming, owner)
+    return key, prefix, coming
+
+
 @compiled()
 def _make_room(h, blocks):
     """Return whether the tables have room for `blocks` blocks; if so, take one step of growth."""
@@ -261,17 +281,11 @@ def add_load(h, slot, hashes, prefill_tokens, nameless):
         return TABLES_FULL
     references, old = u64_view(h, REFERENCES), u64_view(h, REFERENCES + OLD_TABLE)
     prefixes, old_prefixes = u64_view(h, PREFIXES), u64_view(h, PREFIXES + OLD_TABLE)
-    new, coming, owner = I64(0), U64(0), U64(slot)
-    n_blocks, ahead = U64(hashes.shape[0]), U64(PREFETCH_DISTANCE)
+    new, owner = I64(0), U64(slot)
     tables, keys = (references, prefixes, u64_view(h, HOLDERS)), _keys_ahead()
-    for number in range(min(n_blocks, ahead)):
-        coming = _look_ahead(tables, keys, number, hashes[number], coming, owner)
-    for number in range(n_blocks):
-        at = _place_ahead(number)
-        key, prefix = keys[at], keys[at + _ONE]
-        if number + ahead < n_blocks:
-            block = hashes[number + ahead]
-            coming = _look_ahead(tables, keys, number + ahead, block, coming, owner)
+    coming = _look_at_first(tables, keys, hashes, owner)
+    for number in range(U64(hashes.shape[0])):
+        key, prefix, coming = _next_keys(tables, keys, number, hashes, coming, owner)
         new += _add_reference(references, old, key, owner)
         _count_prefix(h, prefixes, old_prefixes, prefix, owner)
     h[REFERENCES + N_ENTRIES] += new
@@ -295,17 +309,11 @@ def remove_load(h, slot, hashes, prefill_tokens, weights):
     """
     references, old = u64_view(h, REFERENCES), u64_view(h, REFERENCES + OLD_TABLE)
     prefixes, old_prefixes = u64_view(h, PREFIXES), u64_view(h, PREFIXES + OLD_TABLE)
-    missing, coming, owner = I64(0), U64(0), U64(slot)
-    n_blocks, ahead = U64(hashes.shape[0]), U64(PREFETCH_DISTANCE)
+    missing, owner = I64(0), U64(slot)
     tables, keys = (references, prefixes, u64_view(h, HOLDERS)), _keys_ahead()
-    for number in range(min(n_blocks, ahead)):
-        coming = _look_ahead(tables, keys, number, hashes[number], coming, owner)
-    for number in range(n_blocks):
-        at = _place_ahead(number)
-        key, prefix = keys[at], keys[at + _ONE]
-        if number + ahead < n_blocks:
-            block = hashes[number + ahead]
-            coming = _look_ahead(tables, keys, number + ahead, block, coming, owner)
+    coming = _look_at_first(tables, keys, hashes, owner)
+    for number in range(U64(hashes.shape[0])):
+        key, prefix, coming = _next_keys(tables, keys, number, hashes, coming, owner)
         missing += not _remove_reference(h, references, old, key, owner)
         missing += not _uncount_prefix(h, prefixes, old_prefixes, prefix, owner)
     _add_weights(h, slot, 1.0, -weights.whole)
