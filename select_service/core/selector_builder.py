@@ -241,6 +241,7 @@ def _build_traffic(
             gate.waiting.backlog_of,
             gate.tally.take_refused,
             pairs.links.find_traffic,
+            pairs.links.find_current_traffic,
         )
     )
     # Refusals are counted only for partitions that traffic observation follows.

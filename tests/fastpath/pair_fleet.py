@@ -39,8 +39,10 @@ def pair_worker(worker_id: int, kind: str | None, ranks: int) -> dict[str, Any]:
 
 
 def pair_services(*flags: str, kind: str | None = "nixl", ranks: int = 1) -> TwoServices:
-    """Return two services of five workers."""
+    """Return two services of five workers, both of which observe from the first request on."""
     two = TwoServices("--policy", "work", "--decisions", "64", *flags)
+    for side in sides_of(two):
+        side.selector.followers.traffic.close_slots(monotonic())
     for worker_id in ROLES:
         answer = two.say(post("/workers", pair_worker(worker_id, kind, ranks)))
         assert answer.startswith(b"HTTP/1.1 201"), answer

@@ -1,20 +1,20 @@
 """Link groups: ranks that move KV blocks over equal links, and the prices between them."""
 
 from collections.abc import Mapping
-from math import inf
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from select_service.core.array_types import Floats
+from select_service.core.pairs import link_price_kernels as kernels
 from select_service.core.pairs.pair_layout import NO_HOST
 from select_service.core.workers.transfer_prices import (
+    UNKNOWN_PRICE,
     DomainRule,
     LinkPosition,
     TransferLevel,
     level_between,
-    price_between,
     price_over_network,
 )
 
@@ -24,6 +24,17 @@ the group of unknown position.
 """
 
 
+class LinkPrices(NamedTuple):
+    """Prices between link groups by a rule, as the kernel reads them (pair_layout).
+
+    price: float64[n_groups * n_groups]
+    least: float64[n_groups]
+    """
+
+    price: Floats
+    least: Floats
+
+
 class LinkGroups(NamedTuple):
     """Groups of the slots of a partition (see pair_layout).
 
@@ -31,7 +42,6 @@ class LinkGroups(NamedTuple):
     speed: usual speed of a prefill rank, tokens/s; None means unknown
     group: int64[n_slots]
     host: int64[n_groups]
-    price: float64[n_groups, n_groups]
     host_names: names of the known hosts, by number
     """
 
@@ -39,7 +49,6 @@ class LinkGroups(NamedTuple):
     speed: float | None
     group: npt.NDArray[np.int64]
     host: npt.NDArray[np.int64]
-    price: Floats
     host_names: list[str]
 
     def host_name_of(self, slot: int) -> str | None:
@@ -77,24 +86,50 @@ def make_link_groups(
             numbers[position] = len(numbers)
         group[slot] = numbers.get(position, 0)
     found = list(numbers)
-    host, names = _number_hosts(found)
-    return LinkGroups(found, speed, group, host, price_matrix(found, speed), names)
+    return LinkGroups(found, speed, group, *_number_hosts(found))
 
 
-def price_matrix(
-    positions: list[LinkPosition], speed: float | None, rule: DomainRule | None = None
-) -> Floats:
-    """Return the prices between all positions, float64[n, n]; arguments of `price_between`."""
-    return np.array([[price_between(p, d, speed, rule) for d in positions] for p in positions])
+def compute_prices(groups: LinkGroups, rule: DomainRule | None = None) -> LinkPrices:
+    """Return the prices between all groups (`price_between`).  O(groups^2), compiled
 
-
-def least_prices(price: Floats, host: npt.NDArray[np.int64]) -> Floats:
-    """Return the smallest price into each group from groups on other or unknown hosts.
-
-    price: float64[n, n];  host: int64[n], of the groups
+    rule: rule of a request; None means the rules of the workers
     """
-    shares_host = (host[:, None] == host) & (host != NO_HOST)
-    found: Floats = np.where(shares_host, inf, price).min(axis=0)
+    n = len(groups.positions)
+    numbers = np.full((kernels.N_NUMBERS, n), kernels.NO_RULE, np.int64)
+    parts = np.zeros((kernels.N_PARTS, n))
+    numbers[kernels.HOST] = groups.host
+    kinds: dict[str, int] = {}
+    for at, position in enumerate(groups.positions):
+        network = price_over_network(position, groups.speed)
+        # A link of unknown speed may still be the slower one of a move.
+        parts[kernels.NETWORK_PRICE, at] = UNKNOWN_PRICE if network is None else network
+        ruling = _rule_of(position) if rule is None else rule
+        if ruling is not None:
+            numbers[kernels.RULE_KIND, at] = kinds.setdefault(ruling.domain, len(kinds))
+            numbers[kernels.IS_REQUIRED, at] = ruling.is_required
+            parts[kernels.PREFERENCE, at] = ruling.preference
+    found = LinkPrices(np.empty(n * n), np.empty(n))
+    kernels.fill_prices(numbers, parts, _number_domains(groups.positions, kinds), *found)
+    return found
+
+
+def _rule_of(position: LinkPosition) -> DomainRule | None:
+    """Return the rule that a worker declares about its transfers."""
+    if position.domain is None:
+        return None
+    return DomainRule(position.domain, position.is_required, position.preference)
+
+
+def _number_domains(
+    positions: list[LinkPosition], kinds: Mapping[str, int]
+) -> npt.NDArray[np.int64]:
+    """Return the number of each group's domain by kind, int64[kinds, n]; NO_DOMAIN without one."""
+    numbers: dict[tuple[str, str], int] = {}
+    found = np.full((len(kinds), len(positions)), kernels.NO_DOMAIN, np.int64)
+    for at, position in enumerate(positions):
+        for each in position.domains:
+            if (kind := kinds.get(each[0])) is not None:
+                found[kind, at] = numbers.setdefault(each, len(numbers))
     return found
 
 

@@ -1,6 +1,6 @@
 """Links and roles of the ranks of each partition, kept until ranks or facts change."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -12,21 +12,31 @@ from select_service.core.pairs.pair_placer import PairMasks, PairPlacer
 from select_service.core.pairs.pair_traffic import PairTraffic
 from select_service.core.registry.fleet.partition import Partition
 from select_service.core.workers.rank_table import RankTable
-from select_service.core.workers.transfer_prices import link_position_of
+from select_service.core.workers.transfer_prices import LinkPosition, link_position_of
 from select_service.schemas.pairs import SelectPairAndReserveRequest, SelectPairRequest
+from select_service.schemas.workers import WorkerRegistration
 
 PairRequest: TypeAlias = SelectPairRequest | SelectPairAndReserveRequest
+
+
+class RankLink(NamedTuple):
+    """Registration of a rank's worker, and its position for transfers."""
+
+    registration: WorkerRegistration
+    position: LinkPosition
 
 
 class LinkState(NamedTuple):
     """Pair placer of a partition, with the version of the rank table that the links are of.
 
+    ranks: by slot
     prefills, decodes: bool[n_slots], ranks whose role includes this part
     """
 
     placer: PairPlacer
     traffic: PairTraffic
     version: int
+    ranks: Mapping[int, RankLink]
     prefills: Mask
     decodes: Mask
 
@@ -46,15 +56,18 @@ class PairLinks:
         if state is None or state.version != table.version:
             placer = PairPlacer(partition.placer) if state is None else state.placer
             traffic = PairTraffic(placer) if state is None else state.traffic
-            workers = {slot: table.row_at(slot).worker for _, slot in table.iterate_slots()}
-            positions = {slot: link_position_of(worker) for slot, worker in workers.items()}
+            ranks = _find_rank_links(table, {} if state is None else state.ranks)
+            positions = {slot: rank.position for slot, rank in ranks.items()}
             placer.update_links(positions, table.n_slots, table.median_speed or None)
-            roles = np.zeros((2, table.n_slots), np.bool_)
-            for slot, worker in workers.items():
-                role = worker.registration.role
-                roles[:, slot] = role != "decode", role != "prefill"
-            self._of[partition] = state = LinkState(placer, traffic, table.version, *roles)
+            masks = (_ranks_without_role(ranks, table, role) for role in ("decode", "prefill"))
+            self._of[partition] = state = LinkState(placer, traffic, table.version, ranks, *masks)
         return state
+
+    def find_current_traffic(self, partition: Partition) -> PairTraffic | None:
+        """Return the counters of a partition, with the links of its present ranks; None if no
+        pair was chosen there.
+        """
+        return self.links_of(partition).traffic if partition in self._of else None
 
     def find_traffic(self, partition: Partition) -> PairTraffic | None:
         """Return the counters of a partition; None if no pair was chosen there."""
@@ -65,6 +78,23 @@ class PairLinks:
         """Iterate over the links of all partitions in which pairs were chosen."""
         for partition, state in list(self._of.items()):
             yield partition.key, state
+
+
+def _find_rank_links(table: RankTable, known: Mapping[int, RankLink]) -> dict[int, RankLink]:
+    """Return the link of each slot; known: links that are kept while the registration is."""
+    found = {}
+    for _, slot in table.iterate_slots():
+        worker, kept = table.row_at(slot).worker, known.get(slot)
+        if kept is None or kept.registration is not worker.registration:
+            kept = RankLink(worker.registration, link_position_of(worker))
+        found[slot] = kept
+    return found
+
+
+def _ranks_without_role(ranks: Mapping[int, RankLink], table: RankTable, role: str) -> Mask:
+    mask = np.zeros(table.n_slots, np.bool_)
+    mask[list(ranks)] = [rank.registration.role != role for rank in ranks.values()]
+    return mask
 
 
 def pair_masks(

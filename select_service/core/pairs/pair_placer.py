@@ -10,10 +10,10 @@ from select_service.core.array_types import Floats, Mask, store_pointer
 from select_service.core.pairs import pair_layout as layout
 from select_service.core.pairs.link_groups import (
     LinkGroups,
+    LinkPrices,
     circle_hosts,
-    least_prices,
+    compute_prices,
     make_link_groups,
-    price_matrix,
 )
 from select_service.core.pairs.pair_kernels import (
     FOR_BOTH,
@@ -118,17 +118,6 @@ class PairMasks(NamedTuple):
         return mask
 
 
-class LinkPrices(NamedTuple):
-    """Prices between link groups by a rule, as the kernel reads them (pair_layout).
-
-    price: float64[groups * groups]
-    least: float64[groups]
-    """
-
-    price: Floats
-    least: Floats
-
-
 class PairPlacer:
     """Placer of pairs in a partition.  Reads the state of the partition's `Placer` only."""
 
@@ -164,7 +153,7 @@ class PairPlacer:
         self._group_of: list[int] = groups.group.tolist()
         self._links: dict[tuple[int, int], TransferLink] = {}
         self._prices_by_rule: dict[DomainRule, LinkPrices] = {}
-        self._usual_prices = self._prices_at(groups.price)
+        self._usual_prices = compute_prices(groups)
         n_groups, n_hosts = len(groups.host), len(groups.host_names)
         self._store(layout.GROUP, groups.group)
         self._store(layout.HOST, groups.host)
@@ -185,9 +174,6 @@ class PairPlacer:
         self._store(layout.REACHED, np.zeros(n_groups, np.float64))
         for pair in (layout.REACHED_BY, layout.ORDER, layout.RUN_END):
             self._store(pair, np.zeros(n_groups, np.int64))
-
-    def _prices_at(self, price: Floats) -> LinkPrices:
-        return LinkPrices(price.reshape(-1), least_prices(price, self.groups.host))
 
     def _store_prices(self, prices: LinkPrices) -> None:
         self._prices = prices
@@ -240,7 +226,7 @@ class PairPlacer:
         if rule is None:
             return self._usual_prices
         if (kept := self._prices_by_rule.pop(rule, None)) is None:
-            kept = self._prices_at(price_matrix(self.groups.positions, self.groups.speed, rule))
+            kept = compute_prices(self.groups, rule)
             while len(self._prices_by_rule) >= RULES_KEPT:
                 # The first entry is the least recently used: a hit pops and reinserts the rule.
                 del self._prices_by_rule[next(iter(self._prices_by_rule))]
@@ -250,7 +236,7 @@ class PairPlacer:
     def prices_into(self, decode: int, rule: DomainRule | None = None) -> Floats:
         """Return the price of moving a token from each slot to a slot, float64[n_slots]."""
         groups = self.groups
-        prices = self._prices_of(rule).price.reshape(groups.price.shape)
+        prices = self._prices_of(rule).price.reshape(len(groups.host), -1)
         found: Floats = prices[groups.group, int(groups.group[decode])]
         return found
 

@@ -35,6 +35,7 @@ class CounterSources(NamedTuple):
     backlog: waiting requests
     refused: refusals since the last call
     pairs: counters of the pairs of a partition
+    current_pairs: the same, with the links of the present ranks
     """
 
     partitions: Mapping[PartitionKey, Partition]
@@ -42,6 +43,7 @@ class CounterSources(NamedTuple):
     backlog: Callable[[PartitionKey], Backlog]
     refused: Callable[[], Mapping[PartitionKey, Mapping[RefusalReason, int]]]
     pairs: Callable[[Partition], PairTraffic | None]
+    current_pairs: Callable[[Partition], PairTraffic | None]
 
 
 class TrafficObserver:
@@ -165,9 +167,9 @@ class TrafficObserver:
         return self._sources.partitions.get(key)
 
     def find_pairs(self, key: PartitionKey) -> PairTraffic | None:
-        """Return the counters of the pairs; None if no pair was chosen."""
+        """Return the counters of the pairs, with the present links; None if no pair was chosen."""
         partition = self.find_partition(key)
-        return None if partition is None else self._sources.pairs(partition)
+        return None if partition is None else self._sources.current_pairs(partition)
 
     def backlog_of(self, key: PartitionKey) -> Backlog:
         """Return the waiting requests."""

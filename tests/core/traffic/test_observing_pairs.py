@@ -104,6 +104,16 @@ def test_links_are_counted_by_the_hosts_of_the_roles_and_queue_until_the_first_t
     assert scene.seen(1, 1.3)["pairs"]["link_backlog_s"] == 0.0
 
 
+def test_links_are_those_of_the_present_ranks_before_a_further_pair():
+    scene = Paired()
+    scene.book(1.0, 1000, local="never")
+    for worker_id in range(5, 9):
+        link = {"host": f"h{worker_id}", "link_gbps": GBPS, "bytes_per_token": BYTES}
+        scene.selector.register_worker(a_worker(worker_id, role="decode", kv_transfer=link))
+    pairs = scene.seen(1, 1.1)["pairs"]
+    assert (pairs["leaving_hosts"], pairs["entering_hosts"]) == (2, 6)
+
+
 def test_unknown_speeds_are_unknown_use():
     scene = Paired(gbps=None)
     scene.step(0.5)
