@@ -68,9 +68,9 @@ def _prefetch_names(h, names):
     engine = u64_view(h, ENGINE)
     mask = I(table.shape[0] - 1)
     for name in names:
-        prefetch(table, home_slot(name, mask))
+        prefetch(table, home_slot(h, name, mask))
     for name in names:
-        prefetch(engine, I(table[home_slot(name, mask)]))
+        prefetch(engine, I(table[home_slot(h, name, mask)]))
 
 
 @compiled()

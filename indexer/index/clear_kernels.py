@@ -118,9 +118,9 @@ def _take_out(h, set_id, slot):
     hashed = U(info[set_id * SET_FIELDS + SET_HASH])
     for plane in range(h[SET_WORDS] // words):
         word = set_id * h[SET_WORDS] + plane * words + (slot >> 6)
-        hashed -= word_hash(plane, slot >> 6, bits[word])
+        hashed -= word_hash(h, plane, slot >> 6, bits[word])
         bits[word] &= ~(U(1) << U(slot & 63))
-        hashed += word_hash(plane, slot >> 6, bits[word])
+        hashed += word_hash(h, plane, slot >> 6, bits[word])
     info[set_id * SET_FIELDS + SET_HASH] = I(hashed)
     info[set_id * SET_FIELDS + SET_GENERATION] += 1  # invalidates memo entries from and to the set
     if set_id < h[WIDE_MOVED]:

@@ -52,6 +52,7 @@ The COPY_ columns belong to a snapshot in progress (snapshot_kernels).
 
 import numpy as np
 
+from indexer.hashing.xxh3_kernels import fold_product
 from indexer.jit.decorators import READ_ONLY, carray, compiled, intrinsic
 from indexer.jit.memory_kernels import as_pointer
 
@@ -61,6 +62,9 @@ HASHES = READ_ONLY.format("uint64")
 
 U = np.uint64
 I = np.int64  # noqa: E741  the two casts are everywhere; short names keep the loops readable
+
+SPREAD = U(0x9E3779B97F4A7C15)
+"""2^64 / golden ratio."""
 
 IMPLICIT = np.uint32(0x80000000)
 SET_MASK = np.uint32(0x7FFFFFFF)
@@ -163,8 +167,9 @@ NAMES, EDGES, SET_TABLE, RECORDS = range(0, 4 * TABLE_FIELDS, TABLE_FIELDS)
     REUSE_BLOCK,  # tokens of a block of the tree
     REUSE_STEPS,  # runs that the present match has examined
     UNITS_MAX,  # units per block of the layouts with ends inside blocks, 0: none
-) = range(94, 130)
-HEADER_LENGTH = 130
+    HASH_SEED,  # random number of this index
+) = range(94, 131)
+HEADER_LENGTH = 131
 
 NODE_BYTES = 28  # bytes of a node over all node columns
 
@@ -268,14 +273,24 @@ def irregular_plane(tier):
 @compiled()
 def mix_bits(x):
     """Spread the bits of a uint64; the upper half is mixed best."""
-    x = U(x) * U(0x9E3779B97F4A7C15)
+    x = U(x) * SPREAD
     return x ^ (x >> U(32))
 
 
-@compiled()
-def home_slot(x, mask):
+@compiled(forceinline=True)
+def mix_secretly(h, x):
+    """Return a hash of x that others cannot predict, so that chosen numbers do not crowd a table.
+
+    With `mix_bits` in place of the folded product, numbers that differ in high bits would crowd
+    under any seed.
+    """
+    return fold_product(U(x) ^ U(h[HASH_SEED]), SPREAD)
+
+
+@compiled(forceinline=True)
+def home_slot(h, x, mask):
     """Return the preferred slot of hash x in a table of mask + 1 slots."""
-    return I(mix_bits(x) >> U(20)) & mask
+    return I(mix_secretly(h, x) >> U(20)) & mask
 
 
 @intrinsic

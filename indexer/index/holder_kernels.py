@@ -103,7 +103,7 @@ def find_in_tier(h, slot, tier, engine_hash):
     engine = u64_view(h, ENGINE)
     names = u32_view(h, NAMES)
     mask = I(names.shape[0] - 1)
-    i = home_slot(engine_hash, mask)
+    i = home_slot(h, engine_hash, mask)
     while names[i] != 0:
         node = I(names[i])
         # Several nodes may share a hash; only a node that this slot holds under it counts.

@@ -52,6 +52,7 @@ from indexer.index.header_kernels import (
     i64_view,
     irregular_plane,
     mix_bits,
+    mix_secretly,
     u32_view,
     u64_view,
 )
@@ -95,11 +96,11 @@ def has_set_room(h, kept):
 
 
 @compiled()
-def word_hash(plane, k, word):
+def word_hash(h, plane, k, word):
     """Return the contribution of word k of a plane to the hash of a set."""
     if word == U(0):
         return U(0)
-    return mix_bits(mix_bits(word ^ mix_bits(U(plane << 32 | (k + 1)))) + U(0x632BE59BD9B4E019))
+    return mix_secretly(h, word ^ mix_secretly(h, plane << 32 | (k + 1)))
 
 
 @compiled()
@@ -193,7 +194,7 @@ def _change_scratch(h, set_id, slot, tier, state):
         if plane == irregular and state == IRREGULAR:
             new |= bit
         if new != old:
-            hashed += word_hash(plane, word, new) - word_hash(plane, word, old)
+            hashed += word_hash(h, plane, word, new) - word_hash(h, plane, word, old)
             scratch[plane * words + word] = new
     h[SCRATCH_HASH] = I(hashed)
     # A slot is irregular only where it holds the block, so any bit of any plane is a holder.

@@ -9,6 +9,7 @@ Memory is bounded by `bytes_max`. Growth beyond the limit, or beyond the availab
 begin: a table that cannot grow refuses entries when it is full.
 """
 
+from random import SystemRandom
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,7 @@ class IndexMemory:
             tuple[Array, int, int]
         ] = []  # (array, bytes returned, bytes in all)
         header = self.header
+        header[state.HASH_SEED] = SystemRandom().getrandbits(63)
         header[state.NODES_USED] = 1
         header[state.NODES_MAX] = blocks_max
         header[state.SETS_USED] = 1

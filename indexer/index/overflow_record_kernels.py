@@ -53,15 +53,15 @@ def slot_of_meta(meta):
 
 
 @compiled()
-def _home_of_key(key, meta, mask):
-    return home_slot(U(key) ^ (U(meta) * U(0xD6E8FEB86659FD93)), mask)
+def _home_of_key(h, key, meta, mask):
+    return home_slot(h, U(key) ^ (U(meta) * U(0xD6E8FEB86659FD93)), mask)
 
 
 @compiled()
 def record_home(h, column, i, mask):
     """Return the preferred table slot of the record in slot i."""
     rows = u32_view(h, column)
-    return _home_of_key(record_key(rows, i), I(rows[i * RECORD_FIELDS + RECORD_META]), mask)
+    return _home_of_key(h, record_key(rows, i), I(rows[i * RECORD_FIELDS + RECORD_META]), mask)
 
 
 @compiled()
@@ -93,10 +93,11 @@ def has_record_room(h):
 
 
 @compiled()
-def _find_slot(rows, meta, key):
+def _find_slot(h, meta, key):
     """Return the table slot of a record, or -1."""
+    rows = u32_view(h, RECORDS)
     mask = I(rows.shape[0] // RECORD_FIELDS - 1)
-    i = _home_of_key(key, meta, mask)
+    i = _home_of_key(h, key, meta, mask)
     while rows[i * RECORD_FIELDS + RECORD_META] != 0:
         if rows[i * RECORD_FIELDS + RECORD_META] == meta and record_key(rows, i) == U(key):
             return i
@@ -109,7 +110,7 @@ def find_record(h, slot, tier, kind, key):
     """Return the table slot of a record, or -1. Cheap for slots without records."""
     if i64_view(h, RECORDS_OF)[slot] == 0:
         return I(-1)
-    return _find_slot(u32_view(h, RECORDS), record_meta(slot, tier, kind), key)
+    return _find_slot(h, record_meta(slot, tier, kind), key)
 
 
 @compiled()
@@ -134,7 +135,7 @@ def add_record(h, meta, key, node, count):
     """
     rows = u32_view(h, RECORDS)
     mask = I(rows.shape[0] // RECORD_FIELDS - 1)
-    first = _home_of_key(key, meta, mask)
+    first = _home_of_key(h, key, meta, mask)
     i = first
     while rows[i * RECORD_FIELDS + RECORD_META] != 0:
         i = (i + 1) & mask

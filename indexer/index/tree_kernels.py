@@ -55,7 +55,7 @@ def set_of(h, node):
 @compiled()
 def name_home(h, column, i, mask):
     """Return the preferred table slot of the node in table slot i."""
-    return home_slot(u64_view(h, ENGINE)[I(u32_view(h, column)[i])], mask)
+    return home_slot(h, u64_view(h, ENGINE)[I(u32_view(h, column)[i])], mask)
 
 
 _put_next_name, _, _erase_name, move_names = table_functions(NAMES, 1, 1, name_home)
@@ -68,7 +68,7 @@ def name_node(h, node):
     names = u32_view(h, NAMES)
     mask = I(names.shape[0] - 1)
     key = engine[node]
-    first = home_slot(key, mask)
+    first = home_slot(h, key, mask)
     i = first
     shared = I(0)
     while names[i] != 0:
@@ -89,7 +89,7 @@ def unname_node(h, node):
     names = u32_view(h, NAMES)
     mask = I(names.shape[0] - 1)
     key = engine[node]
-    i = home_slot(key, mask)
+    i = home_slot(h, key, mask)
     found = i
     shared = I(0)
     while names[i] != 0:
@@ -109,15 +109,15 @@ def unname_node(h, node):
 
 
 @compiled()
-def _edge_home(parent, local, mask):
-    return home_slot(local ^ (U(parent) * U(0xD6E8FEB86659FD93)), mask)
+def _edge_home(h, parent, local, mask):
+    return home_slot(h, local ^ (U(parent) * U(0xD6E8FEB86659FD93)), mask)
 
 
 @compiled()
 def edge_home(h, column, i, mask):
     """Return the preferred table slot of the node in table slot i."""
     node = I(u32_view(h, column)[i])
-    return _edge_home(I(i32_view(h, PARENT)[node]), u64_view(h, LOCAL)[node], mask)
+    return _edge_home(h, I(i32_view(h, PARENT)[node]), u64_view(h, LOCAL)[node], mask)
 
 
 _put_next_edge, _, _erase_edge, move_edges = table_functions(EDGES, 1, 1, edge_home)
@@ -130,7 +130,7 @@ def find_edge(h, parent, local):
     locals_ = u64_view(h, LOCAL)
     edges = u32_view(h, EDGES)
     mask = I(edges.shape[0] - 1)
-    i = _edge_home(parent, local, mask)
+    i = _edge_home(h, parent, local, mask)
     while edges[i] != 0:
         node = I(edges[i])
         if parents[node] == parent and locals_[node] == local:
@@ -144,7 +144,7 @@ def _insert_edge(h, node):
     """Put a node, with parent and content set, into the edge table."""
     edges = u32_view(h, EDGES)
     mask = I(edges.shape[0] - 1)
-    first = _edge_home(I(i32_view(h, PARENT)[node]), u64_view(h, LOCAL)[node], mask)
+    first = _edge_home(h, I(i32_view(h, PARENT)[node]), u64_view(h, LOCAL)[node], mask)
     i = first
     while edges[i] != 0:
         i = (i + 1) & mask
@@ -157,7 +157,7 @@ def _insert_edge(h, node):
 @compiled()
 def _delete_edge(h, node):
     mask = mask_of(h, EDGES, 1)
-    first = _edge_home(I(i32_view(h, PARENT)[node]), u64_view(h, LOCAL)[node], mask)
+    first = _edge_home(h, I(i32_view(h, PARENT)[node]), u64_view(h, LOCAL)[node], mask)
     _erase_edge(h, find_value(h, EDGES, first, node))
     h[EDGES + ENTRIES] -= 1
 

@@ -3,6 +3,7 @@
 import json
 import time
 import zlib
+from functools import cache
 
 import numpy as np
 import pytest
@@ -223,7 +224,9 @@ def test_ages_that_cannot_be_are_refused(lie):
     assert load(CompactReader(LIMITS), frames((1, lie)))[0].blocks == 2
 
 
+@cache
 def a_compact_dump():
+    """The same bytes each time: the records are in the order of their table."""
     index, _ = an_index([("store", s, Tier.GPU, s, (1, 2, 0), 0) for s in range(2)])
     return compact(held_of(index), held_of(index)._replace(name="n:t"))
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from indexer.events import batch_scratch, common_form_kernels
 from indexer.events.event_feed import EventFeed
 from indexer.events.kv_event_source import KvSource
+from indexer.index import header_kernels as state
 from indexer.index.prefix_index import PrefixIndex
 from tests.indexer.events.feed_scenes import finish
 from tests.indexer.events.runs import a_run, take
@@ -96,6 +97,8 @@ class Side:
 
     def __init__(self, **source):
         self.index = PrefixIndex(source.pop("blocks_max", 1000), orphan_blocks_max=20)
+        # The records of a snapshot are in the order of their table.
+        self.index._tree.memory.header[state.HASH_SEED] = 1
         self.writers = {0: self.index.open_slot(), 1: self.index.open_slot()}
         given = {"is_eagle": False, "counted": True, **source}
         self.feed = EventFeed(
