@@ -8,7 +8,7 @@ Common arguments:
 
     h      header of the blocks (assumed_layout)
     load   header of the partition's load (load_layout)
-    names  uint64[n], keys of the prefixes of a prompt, the shortest first
+    names  uint64[n], names of the prefixes of a prompt, the shortest first
     out    uint64[n], names of removed blocks; the length bounds the work
 """
 

@@ -9,6 +9,7 @@ Source of the rules: the reference selection service (Dynamo), measured
 (docs/explanation/architecture.md, "Load").
 """
 
+from random import SystemRandom
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,6 +92,7 @@ class ActiveLoad:
         self._lacks_memory = False
         """Whether the last preparation failed to allocate memory."""
         self.header.view(np.float64)[layout.REPORTED_SHARE] = 1.0
+        self.header[layout.HASH_SEED] = SystemRandom().getrandbits(63)
         self._publish_slots(0)
 
     def _make_table(self, at: int, fields: int) -> GrowingTable:

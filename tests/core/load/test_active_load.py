@@ -1,5 +1,7 @@
 """ActiveLoad against its naive twin, and the worked examples of the specification."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import strategies as st
@@ -223,3 +225,67 @@ def test_a_block_that_is_missing_when_it_is_released_is_an_error(loads):
         loads.output_block("a", 0.5)
     with pytest.raises(AssertionError, match="more was released"):
         loads.remove("a")
+
+
+GOLDEN, U64_MAX = 0x9E3779B97F4A7C15, 2**64 - 1
+MULTIPLIERS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+CROWD = 2000
+
+
+def unshift(number, by):
+    """Invert `x ^ x >> by`."""
+    found = number
+    for _ in range(64 // by):
+        found = number ^ found >> by
+    return found
+
+
+def unmix(number):
+    """Invert the finaliser of SplitMix64."""
+    number = unshift(number, 31) * pow(MULTIPLIERS[1], -1, 2**64) & U64_MAX
+    number = unshift(number, 27) * pow(MULTIPLIERS[0], -1, 2**64) & U64_MAX
+    return unshift(number, 30)
+
+
+KEYS = [1 << 62 | number for number in range(CROWD)]
+"""Where the seed is 0: their homes are one row of every table, for any owner."""
+NAMES = [unmix(key) for key in KEYS]
+
+
+def blocks_of(names):
+    """Hashes of blocks with these names of prefixes."""
+    pairs = pairwise([0, *names])
+    return [(unmix(name) - GOLDEN & U64_MAX) ^ before for before, name in pairs]
+
+
+def longest_run(table):
+    """Rows in use that are next to each other, at most."""
+    free = np.flatnonzero(table.table.reshape(-1, table._fields)[:, 1] == 0)
+    rows = len(table.table) // table._fields
+    return int(np.diff(np.append(free, free[0] + rows)).max()) - 1
+
+
+@pytest.mark.parametrize(
+    ("hashes", "tables"),
+    [(NAMES, ["_references"]), (blocks_of(NAMES), ["_prefixes", "_holders"])],
+    ids=["blocks", "prefixes"],
+)
+def test_chosen_hashes_crowd_no_table(hashes, tables, loads):
+    crowded = Loads()
+    crowded.load.header[layout.HASH_SEED] = 0
+    for each in (crowded, loads):
+        each.add("a", 1, hashes)
+    for table in tables:
+        assert longest_run(getattr(crowded.load, table)) > 1000
+        assert longest_run(getattr(loads.load, table)) < 200
+
+
+@pytest.mark.parametrize("step", [1, 1 << 20, 1 << 44, 1 << 49])
+@pytest.mark.parametrize("names_of", [lambda steps: steps, blocks_of], ids=["blocks", "prefixes"])
+def test_hashes_in_steps_crowd_no_table(step, names_of, loads):
+    """Also in steps behind the first shift of the mix, the only one that does not multiply."""
+    steps = [number * step & U64_MAX for number in range(1, CROWD)]
+    loads.add("a", 1, names_of(steps))
+    loads.add("b", 1, names_of([unshift(number, 30) for number in steps]))
+    for table in loads.load._all_tables():
+        assert longest_run(table) < 200

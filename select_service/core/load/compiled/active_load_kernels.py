@@ -5,7 +5,8 @@ Every partition has three tables (table_kernels), described in the terms of that
   references  (block key, slot) -> number of references by live reservations of the slot; WEIGHT
               A block key is the mixed hash of a block, because clients may send 1, 2, 3 as hashes.
   prefixes    (prefix key, slot) -> number of live reservations of the slot with this beginning.
-              A prefix key identifies a block with all blocks before, in the order of the prompt.
+              A prefix key is the mixed name of a prefix: a block with all blocks before, in the
+              order of the prompt.
   holders     (prefix key, group) -> number of slots of the group with this prefix; BITS marks
               these slots.  A group is GROUP_SLOTS adjacent slots, so that rows keep their width
               when slots are added.
@@ -13,7 +14,8 @@ Every partition has three tables (table_kernels), described in the terms of that
 `references` gives the active blocks of a rank, where a block counts once in any position.
 `prefixes` and `holders` give the live prefix of a prompt on each rank, in one walk over the prompt
 for all ranks of a group.  Sequence hashes of clients should include the blocks before, but nothing
-enforces this, so prefix keys are computed here.
+enforces this, so names of prefixes are computed here.  Clients may choose hashes, and so names, but
+not keys, which depend on HASH_SEED of the load: chosen hashes do not crowd a table.
 """
 
 # mypy: ignore-errors
@@ -30,6 +32,7 @@ from indexer.jit.memory_kernels import stack_array
 from select_service.core.load.compiled.load_layout import (
     FRACTIONAL_BLOCKS,
     FRACTIONS,
+    HASH_SEED,
     HOLDERS,
     MEMORY_TO_RELEASE,
     N_ENTRIES,
@@ -95,8 +98,19 @@ class BlockWeights(NamedTuple):
 
 @compiled(forceinline=True)
 def next_prefix(prefix, block):
-    """Return the key of the prefix extended by a block's hash; the empty prefix is 0."""
+    """Return the name of the prefix extended by a block's hash; the empty prefix is 0."""
     return mix_hash((prefix ^ block) + GOLDEN)
+
+
+@compiled(forceinline=True)
+def mix_key(name, seed):
+    """Return the key of a block's hash or of a prefix's name; distinct for distinct names."""
+    return mix_hash(name ^ seed)
+
+
+@compiled(forceinline=True)
+def key_seed(h):
+    return U64(h[HASH_SEED])
 
 
 @compiled()
@@ -214,20 +228,22 @@ def _uncount_prefix(h, prefixes, old, prefix, owner):
 
 
 @compiled(forceinline=True)
-def _look_ahead(tables, keys, number, block, prefix, owner):
-    """Prefetch the rows of a block processed later and keep its keys; return its prefix key.
+def _look_ahead(tables, keys, number, block, name, owner):
+    """Prefetch the rows of a block processed later and keep its keys; return its prefix name.
 
-    tables: references, prefixes and holders
+    tables: references, prefixes, holders and the seed of their keys
+    name: prefix name of the block before
     keys: block key and prefix key of the next PREFETCH_DISTANCE blocks
     """
-    references, prefixes, holders = tables
-    key, prefix = mix_hash(block), next_prefix(prefix, block)
+    references, prefixes, holders, seed = tables
+    name = next_prefix(name, block)
+    key, prefix = mix_key(block, seed), mix_key(name, seed)
     prefetch_row(references, REFERENCE_FIELDS, key, owner)
     prefetch_row(prefixes, PREFIX_FIELDS, prefix, owner)
     prefetch_row(holders, HOLDER_FIELDS, prefix, owner >> _GROUP_SHIFT)
     at = _place_ahead(number)
     keys[at], keys[at + _ONE] = key, prefix
-    return prefix
+    return name
 
 
 @compiled(forceinline=True)
@@ -238,16 +254,16 @@ def _place_ahead(number):
 
 @compiled(forceinline=True)
 def _look_at_first(tables, keys, hashes, owner):
-    """Run `_look_ahead` for the first blocks; return the prefix key of the last of them."""
-    prefix = U64(0)
+    """Run `_look_ahead` for the first blocks; return the prefix name of the last of them."""
+    name = U64(0)
     for number in range(min(U64(hashes.shape[0]), U64(PREFETCH_DISTANCE))):
-        prefix = _look_ahead(tables, keys, number, hashes[number], prefix, owner)
-    return prefix
+        name = _look_ahead(tables, keys, number, hashes[number], name, owner)
+    return name
 
 
 @compiled(forceinline=True)
 def _next_keys(tables, keys, number, hashes, coming, owner):
-    """Return (key of a block, its prefix key, prefix key of the last block seen ahead)."""
+    """Return (key of a block, its prefix key, prefix name of the last block seen ahead)."""
     at = _place_ahead(number)
     key, prefix = keys[at], keys[at + _ONE]
     ahead = number + U64(PREFETCH_DISTANCE)
@@ -282,7 +298,7 @@ def add_load(h, slot, hashes, prefill_tokens, nameless):
     references, old = u64_view(h, REFERENCES), u64_view(h, REFERENCES + OLD_TABLE)
     prefixes, old_prefixes = u64_view(h, PREFIXES), u64_view(h, PREFIXES + OLD_TABLE)
     new, owner = I64(0), U64(slot)
-    tables, keys = (references, prefixes, u64_view(h, HOLDERS)), _keys_ahead()
+    tables, keys = (references, prefixes, u64_view(h, HOLDERS), key_seed(h)), _keys_ahead()
     coming = _look_at_first(tables, keys, hashes, owner)
     for number in range(U64(hashes.shape[0])):
         key, prefix, coming = _next_keys(tables, keys, number, hashes, coming, owner)
@@ -310,7 +326,7 @@ def remove_load(h, slot, hashes, prefill_tokens, weights):
     references, old = u64_view(h, REFERENCES), u64_view(h, REFERENCES + OLD_TABLE)
     prefixes, old_prefixes = u64_view(h, PREFIXES), u64_view(h, PREFIXES + OLD_TABLE)
     missing, owner = I64(0), U64(slot)
-    tables, keys = (references, prefixes, u64_view(h, HOLDERS)), _keys_ahead()
+    tables, keys = (references, prefixes, u64_view(h, HOLDERS), key_seed(h)), _keys_ahead()
     coming = _look_at_first(tables, keys, hashes, owner)
     for number in range(U64(hashes.shape[0])):
         key, prefix, coming = _next_keys(tables, keys, number, hashes, coming, owner)
@@ -347,13 +363,14 @@ def add_decay(h, slot, hashes, weights, weight):
     _add_weights(h, slot, weights.fraction, -weights.decayed)
     _add_weights(h, slot, weight, weights.whole + weights.decayed + 1)
     references, old = u64_view(h, REFERENCES), u64_view(h, REFERENCES + OLD_TABLE)
-    missing = I64(0)
+    missing, seed = I64(0), key_seed(h)
     n_blocks, ahead = U64(hashes.shape[0]), U64(PREFETCH_DISTANCE)
     for number in range(n_blocks):
         if number + ahead < n_blocks:
-            block = mix_hash(hashes[number + ahead])
-            prefetch_row(references, REFERENCE_FIELDS, block, U64(slot))
-        at = locate_row(references, REFERENCE_FIELDS, old, mix_hash(hashes[number]), U64(slot))
+            coming = mix_key(hashes[number + ahead], seed)
+            prefetch_row(references, REFERENCE_FIELDS, coming, U64(slot))
+        key = mix_key(hashes[number], seed)
+        at = locate_row(references, REFERENCE_FIELDS, old, key, U64(slot))
         if references[at + MARK] == 0:
             missing += 1
         elif count_of(references, at) == 1:

@@ -48,7 +48,9 @@ SEEN_CHANGES = NEWEST + 18
 """CHANGED of the index at the last look at the progress."""
 REPORTED_SHARE = NEWEST + 19
 """Share of ended prefills with a reported end, float64 bits, over the last hundred or so."""
-HEADER_LENGTH = NEWEST + 20
+HASH_SEED = NEWEST + 20
+"""Random number of this load, in the keys of the tables."""
+HEADER_LENGTH = NEWEST + 21
 
 # Numbers of a slot in TOTALS.
 PREFILL_TOKENS, REQUESTS, WHOLE_BLOCKS, FRACTIONAL_BLOCKS = range(4)

@@ -17,6 +17,8 @@ from select_service.core.load.compiled.active_load_kernels import (
     BITS,
     GROUP_WORDS,
     HOLDER_FIELDS,
+    key_seed,
+    mix_key,
     next_prefix,
 )
 from select_service.core.load.compiled.load_layout import HOLDERS, OLD_TABLE
@@ -56,10 +58,13 @@ def _holders_of(h, prefix, group):
 
 
 @compiled()
-def holds_prefix(h, prefix, slot):
-    """Return whether a live reservation of a slot has a prefix; h: header of the load."""
+def holds_prefix(h, name, slot):
+    """Return whether a live reservation of a slot has the prefix of this name.
+
+    h: header of the load
+    """
     word = slot >> 6
-    found = _holders_of(h, prefix, word // GROUP_WORDS)
+    found = _holders_of(h, mix_key(name, key_seed(h)), word // GROUP_WORDS)
     return found[word % GROUP_WORDS] >> U64(slot & 63) & U64(1) != U64(0)
 
 
@@ -131,12 +136,12 @@ def _runs_of_group(h, group, alive, hint, keys, target):
 
 
 @compiled()
-def _fill_keys(hashes, keys):
+def _fill_keys(hashes, seed, keys):
     """Return the keys of as many prefixes as `keys` has room for."""
-    end, prefix = min(hashes.shape[0], keys.shape[0]), U64(0)
+    end, name = min(hashes.shape[0], keys.shape[0]), U64(0)
     for block in range(end):
-        prefix = next_prefix(prefix, hashes[block])
-        keys[block] = prefix
+        name = next_prefix(name, hashes[block])
+        keys[block] = mix_key(name, seed)
     return keys[:end]
 
 
@@ -164,7 +169,8 @@ def fill_leading_runs(h, hashes, scratch, out, running):
     clear_runs(out, running)
     if hashes.shape[0] == 0:
         return
-    keys, hint, first = scratch[:0], I64(0), next_prefix(U64(0), hashes[0])
+    keys, hint, seed = scratch[:0], I64(0), key_seed(h)
+    first = mix_key(next_prefix(U64(0), hashes[0]), seed)
     groups = (running.shape[0] + GROUP_WORDS - 1) // GROUP_WORDS
     for group in range(groups):
         prefetch_row(u64_view(h, HOLDERS), HOLDER_FIELDS, first, U64(group))
@@ -173,5 +179,5 @@ def fill_leading_runs(h, hashes, scratch, out, running):
         if alive != _NO_SLOTS:
             # Keys are computed only when some rank has the first block: most prompts have none.
             if keys.shape[0] == 0:
-                keys = _fill_keys(hashes, scratch)
+                keys = _fill_keys(hashes, seed, scratch)
             hint = _runs_of_group(h, group, alive, hint, keys, (out, running))
