@@ -228,6 +228,7 @@ def test_a_block_that_is_missing_when_it_is_released_is_an_error(loads):
 
 
 GOLDEN, U64_MAX = 0x9E3779B97F4A7C15, 2**64 - 1
+PREFIX_FACTOR = 0xD6E8FEB86659FD93
 MULTIPLIERS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 CROWD = 2000
 
@@ -249,7 +250,8 @@ def unmix(number):
 
 KEYS = [1 << 62 | number for number in range(CROWD)]
 """Where the seed is 0: their homes are one row of every table, for any owner."""
-NAMES = [unmix(key) for key in KEYS]
+HASHES_OF_KEYS = [unmix(key) for key in KEYS]
+NAMES_OF_KEYS = [key * pow(PREFIX_FACTOR, -1, 2**64) & U64_MAX for key in KEYS]
 
 
 def blocks_of(names):
@@ -267,7 +269,10 @@ def longest_run(table):
 
 @pytest.mark.parametrize(
     ("hashes", "tables"),
-    [(NAMES, ["_references"]), (blocks_of(NAMES), ["_prefixes", "_holders"])],
+    [
+        (HASHES_OF_KEYS, ["_references"]),
+        (blocks_of(NAMES_OF_KEYS), ["_prefixes", "_holders"]),
+    ],
     ids=["blocks", "prefixes"],
 )
 def test_chosen_hashes_crowd_no_table(hashes, tables, loads):
@@ -280,7 +285,10 @@ def test_chosen_hashes_crowd_no_table(hashes, tables, loads):
         assert longest_run(getattr(loads.load, table)) < 200
 
 
-@pytest.mark.parametrize("step", [1, 1 << 20, 1 << 44, 1 << 49])
+INVERSE = pow(PREFIX_FACTOR, -1, 2**64)
+
+
+@pytest.mark.parametrize("step", [1, INVERSE, 1 << 20, 1 << 44, 1 << 49])
 @pytest.mark.parametrize("names_of", [lambda steps: steps, blocks_of], ids=["blocks", "prefixes"])
 def test_hashes_in_steps_crowd_no_table(step, names_of, loads):
     """Also in steps behind the first shift of the mix, the only one that does not multiply."""

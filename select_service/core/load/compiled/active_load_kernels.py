@@ -73,6 +73,8 @@ BITS = U64(FIELDS)
 """First of GROUP_WORDS fields."""
 _GROUP_SHIFT = U64(8)
 _ONE = U64(1)
+_PREFIX_FACTOR = U64(0xD6E8FEB86659FD93)
+"""Any odd number of mixed bits, but the multiplier of owners."""
 
 # Results of `add_load`: done; no room in the tables, nothing changed; done, and the
 # owner has memory to release.
@@ -103,9 +105,19 @@ def next_prefix(prefix, block):
 
 
 @compiled(forceinline=True)
-def mix_key(name, seed):
-    """Return the key of a block's hash or of a prefix's name; distinct for distinct names."""
-    return mix_hash(name ^ seed)
+def mix_key(block, seed):
+    """Return the key of a block's hash; different hashes have different keys."""
+    return mix_hash(block ^ seed)
+
+
+@compiled(forceinline=True)
+def mix_prefix(name, seed):
+    """Return the key of a prefix; different names have different keys.
+
+    Names are mixed already.  One product moves those that others chose apart, since homes follow
+    from the high bits of keys.
+    """
+    return (name ^ seed) * _PREFIX_FACTOR
 
 
 @compiled(forceinline=True)
@@ -237,7 +249,7 @@ def _look_ahead(tables, keys, number, block, name, owner):
     """
     references, prefixes, holders, seed = tables
     name = next_prefix(name, block)
-    key, prefix = mix_key(block, seed), mix_key(name, seed)
+    key, prefix = mix_key(block, seed), mix_prefix(name, seed)
     prefetch_row(references, REFERENCE_FIELDS, key, owner)
     prefetch_row(prefixes, PREFIX_FIELDS, prefix, owner)
     prefetch_row(holders, HOLDER_FIELDS, prefix, owner >> _GROUP_SHIFT)

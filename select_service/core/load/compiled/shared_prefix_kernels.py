@@ -18,7 +18,7 @@ from select_service.core.load.compiled.active_load_kernels import (
     GROUP_WORDS,
     HOLDER_FIELDS,
     key_seed,
-    mix_key,
+    mix_prefix,
     next_prefix,
 )
 from select_service.core.load.compiled.load_layout import HOLDERS, OLD_TABLE
@@ -64,7 +64,7 @@ def holds_prefix(h, name, slot):
     h: header of the load
     """
     word = slot >> 6
-    found = _holders_of(h, mix_key(name, key_seed(h)), word // GROUP_WORDS)
+    found = _holders_of(h, mix_prefix(name, key_seed(h)), word // GROUP_WORDS)
     return found[word % GROUP_WORDS] >> U64(slot & 63) & U64(1) != U64(0)
 
 
@@ -141,7 +141,7 @@ def _fill_keys(hashes, seed, keys):
     end, name = min(hashes.shape[0], keys.shape[0]), U64(0)
     for block in range(end):
         name = next_prefix(name, hashes[block])
-        keys[block] = mix_key(name, seed)
+        keys[block] = mix_prefix(name, seed)
     return keys[:end]
 
 
@@ -170,7 +170,7 @@ def fill_leading_runs(h, hashes, scratch, out, running):
     if hashes.shape[0] == 0:
         return
     keys, hint, seed = scratch[:0], I64(0), key_seed(h)
-    first = mix_key(next_prefix(U64(0), hashes[0]), seed)
+    first = mix_prefix(next_prefix(U64(0), hashes[0]), seed)
     groups = (running.shape[0] + GROUP_WORDS - 1) // GROUP_WORDS
     for group in range(groups):
         prefetch_row(u64_view(h, HOLDERS), HOLDER_FIELDS, first, U64(group))
