@@ -122,12 +122,14 @@ class PairAnswers:
 
     def _make_scene(self, number: int) -> PairScene | None:
         """Return a scene of the present ranks of a row; None if pairs are not served there, as
-        before the first booking of the ordinary path.
+        before the first booking and the first pair of the ordinary path.
         """
         if not (self._decisions.config.assume_kv_reuse and self._partitions.ensure_booking(number)):
             return None
-        partition = self._partitions.partition_at(number).partition
-        scene = PairScene(partition, self._pairs.links.links_of(partition), self._pairs.decided)
+        partition, links = self._partitions.partition_at(number).partition, self._pairs.links
+        if links.find_traffic(partition) is None:
+            return None
+        scene = PairScene(partition, links.links_of(partition), self._pairs.decided)
         self._scenes[number] = scene
         return scene
 

@@ -71,7 +71,8 @@ class ServiceHandler:
         self._pair_book.loss_watchers.append(self._pause_booking)
         self._may_kernel_book = decisions.config.assume_kv_reuse
         self._busy_thresholds = decisions.busy_thresholds
-        self._state[layout.SESSIONS_ARE_HARD] = decisions.sessions.directory.settings.is_hard
+        self._are_sessions_hard = decisions.sessions.directory.settings.is_hard
+        self._state[layout.SESSIONS_ARE_HARD] = self._are_sessions_hard
         self._share_core_state(reservations, decisions.config)
         self.set_common_headers([])
 
@@ -213,7 +214,8 @@ class ServiceHandler:
         # queues.
         if self._has_unknown_class(data):
             return layout.DECLINED
-        free = self._gate.ranks_without_waiting(self._current_partition())
+        is_bound = self._are_sessions_hard and self._numbers[request.SESSION_ID] != NONE
+        free = self._gate.ranks_without_waiting(self._current_partition(), is_bound)
         if free is None:
             return layout.DECLINED
         self._set_mask(free)

@@ -22,6 +22,7 @@ from tests.fastpath.pair_fleet import (
     check_agreement,
     check_metrics,
     later,
+    observation_of,
     pair_services,
     pair_worker,
     sides_of,
@@ -309,6 +310,16 @@ def test_an_id_in_use_is_a_conflict(local):
             assert two.say(post("/select_pair_and_reserve", body))[9:12] == status
             check_agreement(two)
         assert two.answered == 1
+
+
+def test_a_refused_pair_leaves_no_counters():
+    with pair_services() as two:
+        two.say(post("/select_and_reserve", {"reservation_id": "r", **prompt_of(9, True)}))
+        body = {"reservation_id": "r", **prompt_of(9, True)}
+        assert two.say(post("/select_pair_and_reserve", body))[9:12] == b"409"
+        assert all("pairs" not in observation_of(side) for side in sides_of(two))
+        check_agreement(two)
+        check_metrics(two)
 
 
 def test_the_leg_of_an_ended_pair_is_released_before_its_id_is_booked_again():

@@ -36,6 +36,20 @@ def test_turns_are_answered_on_the_fast_path():
         assert two.answered == before + 2
 
 
+def test_hard_turns_wait_for_room_on_their_own_rank():
+    flags = ("--session-affinity-ttl-secs", "60", "--session-affinity-mode", "hard")
+    with TwoServices(*flags, "--queue-threshold", "1.0", "--queue-timeout-secs", "0.001") as two:
+        register(two, max_num_batched_tokens=32)
+        turn(two, "other")
+        first = turn(two, "s")
+        before = two.answered
+        # Its rank now has more work than one batch, the third rank has none.
+        assert turn(two, "s")["code"] == "queue_timeout"
+        assert two.answered == before
+        two.say(request(f"POST /reservations/{first['reservation_id']}/prefill_complete"))
+        assert turn(two, "s")["worker_id"] == first["worker_id"]
+
+
 def test_hard_turns_stay_on_their_rank_on_the_fast_path():
     with TwoServices("--session-affinity-ttl-secs", "60", "--session-affinity-mode", "hard") as two:
         register(two)

@@ -176,9 +176,10 @@ class AdmissionGate:
         refusal = self._limits.find_refusal(queue, ticket, wait_s)
         return AdmissionPreview(free, refusal is None, wait_s, refusal)
 
-    def ranks_without_waiting(self, partition: Partition) -> Mask | None:
+    def ranks_without_waiting(self, partition: Partition, is_bound: bool = False) -> Mask | None:
         """Return the ranks `admit_request` would pass on for a request with a prompt only.
 
+        is_bound: whether the request may be bound to one of the ranks, as by its session
         None means that `admit_request` might refuse or queue the request, or serve others first.
         """
         key = partition.key
@@ -191,9 +192,11 @@ class AdmissionGate:
         # The comparison below must stay cheaper than the usual way through the gate.
         if key in self.waiting.queues or len(classes) > ROOMS_AT_ONCE_MAX:
             return None
-        # With room for every class, the class of the request does not matter.
-        has_room = all(compute_headroom(partition, free, each).n_ranks for each in classes)
-        return free if has_room else None
+        # With room for every class, the class of the request does not matter.  A bound request
+        # waits for its own rank, whatever room others have.
+        needed = max(1, int(np.count_nonzero(free))) if is_bound else 1
+        rooms = (compute_headroom(partition, free, each).n_ranks for each in classes)
+        return free if all(n_ranks >= needed for n_ranks in rooms) else None
 
     def _eligible_ranks(self, key: PartitionKey, free: Mask, headroom: Headroom) -> Mask:
         """Return the ranks among which a request with room chooses.
