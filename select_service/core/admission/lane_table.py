@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from math import inf
+from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ LaneBits = tuple[SlotBits, ...]
 """Candidates of a lane; of each leg for pairs, each of which needs one with room."""
 
 LANES_AT_FIRST = 8
+_FLOATS, _INTEGERS = Struct("=3d"), Struct("=3q")
 
 
 class TableVersion(NamedTuple):
@@ -198,6 +200,6 @@ class LaneTable:
 def _comparable(order: Order) -> tuple[int, ...]:
     """Return integers that compare like an order."""
     # The bits of floats compare like integers, of negative ones the other way round.
-    *numbers, arrival = order
-    bits = (np.array(numbers, np.float64) + 0.0).view(np.int64).tolist()
+    strict, due_at, score, arrival = order
+    bits = _INTEGERS.unpack(_FLOATS.pack(strict + 0.0, due_at + 0.0, score + 0.0))
     return *(b if b >= 0 else b ^ 0x7FFF_FFFF_FFFF_FFFF for b in bits), arrival

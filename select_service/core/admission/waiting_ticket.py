@@ -102,7 +102,13 @@ class QueueUsage(NamedTuple):
     allowed_ids: int = 0
 
     def plus(self, other: "QueueUsage", sign: int = 1) -> "QueueUsage":
-        return QueueUsage(*(a + sign * b for a, b in zip(self, other, strict=True)))
+        # Written out: every arrival and departure adds several.
+        return QueueUsage(
+            self.requests + sign * other.requests,
+            self.isl_tokens + sign * other.isl_tokens,
+            self.blocks + sign * other.blocks,
+            self.allowed_ids + sign * other.allowed_ids,
+        )
 
 
 def _ignore_settling() -> None:
