@@ -13,7 +13,7 @@ Freed capacity is recorded in `DirtyPartitions`, and the owner of the event loop
 """
 
 from collections.abc import Mapping
-from itertools import count, islice
+from itertools import count
 from math import inf
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ import numpy as np
 
 from indexer.index.header_kernels import CHANGED
 from select_service.base.errors import QueueTimeout, SelectError
+from select_service.core.admission import turn_budget
 from select_service.core.admission.busy_check import BusyCheck
 from select_service.core.admission.flow_clock import compute_burst
 from select_service.core.admission.headroom import Headroom, compute_headroom
@@ -31,7 +32,9 @@ from select_service.core.admission.policy_classes import QueueBounds, QueueRules
 from select_service.core.admission.priority_tiers import PriorityTiers
 from select_service.core.admission.queue_headroom import QueueHeadroom, leave_awaited
 from select_service.core.admission.session_admission import follow_session_again, unpin_ticket
+from select_service.core.admission.shed_sweep import ShedSweep
 from select_service.core.admission.shed_tiers import ShedTiers
+from select_service.core.admission.turn_budget import TurnBudget
 from select_service.core.admission.wait_limits import WaitLimits
 from select_service.core.admission.waiting_list import NO_BACKLOG, Backlog, WaitingList
 from select_service.core.admission.waiting_ticket import (
@@ -53,16 +56,8 @@ from select_service.core.placement.prompt import drop_prompt
 from select_service.core.registry.fleet.partition import Partition
 from select_service.schemas.selection import SelectRequest
 
-SERVED_PER_TURN_MAX = 48
-"""Requests leaving the queue before other work gets a turn."""
-WORK_PER_STEP = 4096
-"""Work of a search (`PartitionQueue.search_work`) that costs as much as serving one request."""
-
 ROOMS_AT_ONCE_MAX = 8
 """Classes with different room compared for one request, some microseconds each."""
-
-SETTLED_PER_TURN_MAX = 256
-"""Requests refused in one turn because of a shed tier or an expired deadline."""
 
 
 class AdmissionPreview(NamedTuple):
@@ -107,9 +102,9 @@ class AdmissionGate:
         timeout_s = 0.0 if rules is None else rules.timeout_s
         self._limits = WaitLimits(self.waiting, timeout_s, busy_check, self.shedding, self.tally)
         self._dirty = dirty
+        self._sweep = ShedSweep(self.waiting, self.shedding, dirty)
         dirty.watch_partitions(self.waiting.queues)
         self._arrivals = count()
-        self._has_more_to_shed = False
         self.is_open_flag = np.zeros(1, np.int64)
         """int64[1], `is_open` for kernels; the array is never replaced."""
         self.refresh_mode()
@@ -139,7 +134,7 @@ class AdmissionGate:
         if not self.is_open:
             # Otherwise an arrival could take room that a waiting request is about to get.
             if self._has_waiting_first(job.partition.key):
-                self._serve_partition(job.partition.key, now, SERVED_PER_TURN_MAX)
+                self._serve_partition(job.partition.key, now, TurnBudget())
                 self._dirty.request_turn_if(self._dirty.partitions)
             if self.rules is not None:
                 return self._admit_or_queue(job, allowed, now, policy_class)
@@ -301,28 +296,32 @@ class AdmissionGate:
 
     def serve_waiting(self, now: float) -> None:
         """Serve waiting requests that have room; schedule another call for the rest."""
-        if self._has_more_to_shed:
-            self._refuse_waiting_shed()
-        left = SERVED_PER_TURN_MAX
+        self._run_turn(now, TurnBudget())
+
+    def _run_turn(self, now: float, budget: TurnBudget) -> None:
+        self._sweep.refuse_some(budget)
         for key in list(self._dirty.partitions):
-            left = self._serve_partition(key, now, left)
-            if not left:
+            if not budget.can_serve:
                 break
+            self._serve_partition(key, now, budget)
         self._dirty.request_turn_if(self._dirty.partitions)
 
     def run_every_second(self, now: float) -> bool:
         """Update rates, expire deadlines and look at every queue, once a second.
 
-        Returns whether the deadlines filled one turn, so that another turn is due.
+        Returns whether the deadlines filled their half of a turn, so that another turn is due.
         """
         self.busy_check.update_rates(self._partitions, now)
         self._limits.observe_release(self._partitions, now)
-        late = self.waiting.find_overdue(now, SETTLED_PER_TURN_MAX)
+        budget = TurnBudget()
+        late_max = budget.count_actions(turn_budget.REFUSE_WORK, budget.left // 2)
+        late = self.waiting.find_overdue(now, late_max)
+        budget.spend(turn_budget.REFUSE_WORK, len(late))
         for ticket in late:
             self.time_out_ticket(ticket, now)
         self.mark_all_queues()
-        self.serve_waiting(now)
-        return len(late) == SETTLED_PER_TURN_MAX
+        self._run_turn(now, budget)
+        return len(late) == late_max
 
     def wake_by_progress(self, now: float) -> bool:
         """Wake queues for which engines may have made room, as their KV events show."""
@@ -357,32 +356,24 @@ class AdmissionGate:
     def set_shed_tier(self, tier: str | None) -> None:
         """Set the shed tier and refuse waiting requests of shed tiers.  Raises BadRequest."""
         self.shedding.tiers.set_shed_tier(tier)
-        self._refuse_waiting_shed()
+        self._sweep.schedule(self.waiting.queues)
+        self._sweep.refuse_some(TurnBudget())
         self.mark_all_queues()
 
     def set_load_shed_rule(self, model_name: str, rule: LoadShedRule | None) -> None:
-        """Set or, with None, remove the load-shedding rule of a model."""
-        self.shedding.set_rule(model_name, rule)
-        batch_share = self.shedding.rule_of(model_name).batch_share
-        for key, partition in self._partitions.items():
-            if key.model_name == model_name:
-                partition.effective_batch_share = batch_share
-        self._refuse_waiting_shed()
-        self.mark_all_queues()
+        """Set or, with None, remove the load-shedding rule of a model.
 
-    def _refuse_waiting_shed(self) -> None:
-        """Refuse waiting requests of shed tiers, up to the limit of one turn."""
-        found = (t for t in self.waiting if self.shedding.is_shed(t.request.model_name, t.tier))
-        refused = list(islice(found, SETTLED_PER_TURN_MAX))
-        for ticket in refused:
-            self.waiting.remove(ticket)
-            ticket.settle(
-                self.shedding.refuse_tier(ticket.placement_request.partition.key, ticket.tier)
-            )
-        # A full turn means that more may be left: the next `serve_waiting` continues.
-        self._has_more_to_shed = len(refused) == SETTLED_PER_TURN_MAX
-        if self._has_more_to_shed:
-            self._dirty.request_turn_if(refused)
+        The next turn refuses waiting requests of shed tiers.
+        """
+        self.shedding.set_rule(model_name, rule)
+        self.refresh_mode()
+        batch_share = self.shedding.rule_of(model_name).batch_share
+        keys = [key for key in self._partitions if key.model_name == model_name]
+        for key in keys:
+            self._partitions[key].effective_batch_share = batch_share
+            self._dirty.mark_capacity(key)
+        # None is refused at once, as the rules of many models may change in one turn.
+        self._sweep.schedule(keys)
 
     def refuse_all_waiting(self, error: SelectError) -> None:
         """Refuse all waiting requests, at the end of the service."""
@@ -392,45 +383,44 @@ class AdmissionGate:
             self.tally.count_refusal("no_rank", ticket.placement_request.partition.key)
             ticket.settle(error)
 
-    def _serve_partition(self, key: PartitionKey, now: float, budget: int) -> int:
-        """Serve up to `left` requests of one partition; return the rest of the budget.
+    def _serve_partition(self, key: PartitionKey, now: float, budget: TurnBudget) -> None:
+        """Serve requests of one partition, as far as the budget of the turn allows.
 
         Searching many lanes uses up budget as well.
         """
         # Changes during the loop mark the partition again.
         self._dirty.partitions.pop(key, None)
         partition = self._partitions.get(key)
-        stranded, more = self.waiting.take_stranded(key, partition)
-        for ticket, error in stranded:
+        update = self.waiting.update_queue(key, partition, budget)
+        for ticket, error in update.stranded:
             if partition is not None and unpin_ticket(ticket, partition):
                 self.waiting.add_again(ticket)
                 self._dirty.mark_capacity(key)
             else:
                 self.tally.count_refusal("no_rank", key)
                 ticket.settle(error)
-        if more:
+        if update.has_more:
             self._dirty.partitions[key] = None
-            # Otherwise ranks that change in every turn would keep all requests waiting.
-            if partition is None or not self.waiting.queues[key].is_overtaken:
-                return 0
-        while partition is not None and key in self.waiting.queues:
-            if not budget or not self._decisions.is_ready_for_max_booking(partition):
+        while partition is not None and update.may_serve and key in self.waiting.queues:
+            if not budget.can_serve or not self._decisions.is_ready_for_max_booking(partition):
                 self._dirty.partitions[key] = None
                 break
             queue = self.waiting.queues[key]
             queue.changes = _index_change_count(partition)
-            cost = 1 + queue.search_work // WORK_PER_STEP
+            steps = 1 + queue.search_work // turn_budget.SERVE_WORK
             views = QueueHeadroom(self.busy_check, partition, queue)
             chosen = queue.take_next(views.headroom_bits, compute_burst(partition.table))
             if chosen is None:
-                budget = max(0, budget - cost)
+                budget.spend(turn_budget.SERVE_WORK, steps)
                 break
             # A large booking costs as much as several requests.
-            budget -= cost + extra_work(chosen.request, booked_blocks(chosen.placement_request))
+            extra = extra_work(chosen.request, booked_blocks(chosen.placement_request))
+            budget.spend(turn_budget.SERVE_WORK, steps + extra)
             # The next search must fit too: it may cost as much as all of a turn.
-            budget = 0 if budget < cost else budget
+            if budget.left < steps * turn_budget.SERVE_WORK:
+                budget.left = 0
+            chosen.rebind(partition)
             self._serve_ticket(chosen, views, now)
-        return budget
 
     def _serve_ticket(self, ticket: WaitingTicket, views: QueueHeadroom, now: float) -> None:
         """Decide again, with the current state."""

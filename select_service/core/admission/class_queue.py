@@ -16,6 +16,7 @@ from math import inf
 from select_service.base.errors import PolicyClassFull
 from select_service.core.admission.flow_clock import FlowClock
 from select_service.core.admission.lane_table import (
+    LaneAges,
     LaneBits,
     LaneRoom,
     LaneTable,
@@ -64,8 +65,10 @@ class FlowQueue:
 class ClassQueue:
     """Queue of one policy class."""
 
-    def __init__(self, rules: PolicyClass) -> None:
+    def __init__(self, rules: PolicyClass, ages: LaneAges) -> None:
+        """Start empty.  ages: lanes of all classes of the partition"""
         self.rules = rules
+        self._ages = ages
         self.flows: dict[str, FlowQueue] = {}
         self.table = LaneTable()
         self.total = FlowQueue()
@@ -97,12 +100,13 @@ class ClassQueue:
             flow = self.flows[ticket.flow] = FlowQueue(self._clock.add_flow(ticket.flow))
         lane = flow.lanes.get(ticket.lane)
         if lane is None:
-            lane = LaneTickets(ticket.lane, flow.number, ticket.request, ticket.pairs, found_in)
+            lane = LaneTickets(ticket.lane, flow.number, ticket.request, ticket.pairs)
             flow.lanes[ticket.lane] = lane
             self.table.add_lane(lane, bits)
+            self._ages.note_found(lane, found_in)
         elif lane.found_in != found_in:
-            lane.found_in = found_in
             self.table.set_bits(lane, bits)
+            self._ages.note_found(lane, found_in)
         # Before the ticket is stored, which would count itself.
         ticket.position = 1 + flow.count_before(ticket.order)
         lane.tickets[ticket.order] = ticket
@@ -120,6 +124,7 @@ class ClassQueue:
         if not lane.tickets:
             del flow.lanes[ticket.lane]
             self.table.remove_lane(lane)
+            self._ages.remove(lane)
         elif is_first:
             self.table.note_first(lane)
         self._add_to_counts(flow, ticket, -1)

@@ -1,7 +1,8 @@
 """Lanes of a policy class as rows of an array, so that kernels search thousands in microseconds."""
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
-from math import inf
+from itertools import pairwise
 from struct import Struct
 from typing import NamedTuple
 
@@ -69,17 +70,44 @@ class LaneTickets:
     cost: int = 0
     tickets: SortedDict[Order, WaitingTicket] = field(default_factory=SortedDict)
 
-    def age_of_candidates(self, table: TableVersion) -> float:
-        """Return the number of changes of the ranks since the candidates were found."""
-        found_in = self.found_in
-        if found_in is None or found_in.table is not table.table:
-            return inf
-        return table.version - found_in.version
-
     @property
     def first(self) -> WaitingTicket:
         ticket: WaitingTicket = self.tickets.peekitem(0)[1]
         return ticket
+
+
+class LaneAges:
+    """Lanes of a partition, the lane with the oldest candidates first.
+
+    As the ranks change over time only, the lanes with current candidates are the last ones.
+    """
+
+    def __init__(self) -> None:
+        self._lanes: OrderedDict[LaneTickets, None] = OrderedDict()
+
+    def note_found(self, lane: LaneTickets, found_in: TableVersion | None) -> None:
+        """Note that the candidates of a lane were found just now, in the current ranks."""
+        lane.found_in = found_in
+        self._lanes[lane] = None
+        self._lanes.move_to_end(lane)
+
+    def remove(self, lane: LaneTickets) -> None:
+        del self._lanes[lane]
+
+    def first_stale(self, table: TableVersion) -> LaneTickets | None:
+        """Return the lane with the oldest candidates, if these are not of this version."""
+        lane = next(iter(self._lanes), None)
+        return None if lane is None or lane.found_in == table else lane
+
+    def check_invariants(self, lanes: list[LaneTickets]) -> None:
+        """Check the invariants, for tests.
+
+        lanes: all lanes of the partition
+        """
+        assert self._lanes.keys() == set(lanes)
+        found = [lane.found_in for lane in self._lanes if lane.found_in is not None]
+        for older, newer in pairwise(found):
+            assert older.table is not newer.table or older.version <= newer.version
 
 
 class LaneTable:

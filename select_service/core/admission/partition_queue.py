@@ -15,13 +15,17 @@ from itertools import islice
 import numpy as np
 
 from select_service.base.errors import SelectError
+from select_service.core.admission import turn_budget
 from select_service.core.admission.class_queue import ClassQueue, class_full_error
 from select_service.core.admission.deficit_ring import DeficitRing
-from select_service.core.admission.lane_table import LaneBits, TableVersion
+from select_service.core.admission.lane_table import LaneAges, LaneBits, TableVersion
 from select_service.core.admission.policy_classes import PolicyClass
 from select_service.core.admission.slot_bits import SlotBits
+from select_service.core.admission.ticket_groups import GroupCheck, TicketGroups
+from select_service.core.admission.turn_budget import TurnBudget
 from select_service.core.admission.waiting_ticket import WaitingTicket, extra_work
 from select_service.core.decision_maker import PairChooser
+from select_service.core.registry.fleet.partition import Partition
 from select_service.schemas.selection import SelectRequest
 
 PARTITION_LANES_MAX = 4096
@@ -29,8 +33,8 @@ PARTITION_LANES_MAX = 4096
 
 REFRESHED_PER_TURN_MAX = 64
 """Lanes recomputed in one turn, after a change of ranks."""
-STRANDED_PER_TURN_MAX = 256
-"""Requests refused in one turn because they have no ranks left."""
+REBOUND_PER_TURN_MAX = 512
+"""Requests rebound in one turn, after a replacement of all workers."""
 
 LANE_WORK, CLASS_WORK = 4, 2048
 """Cost of searching a lane, besides its words of candidates, and of the room of a class."""
@@ -40,7 +44,9 @@ class PartitionQueue:
     """Queues of one partition, which exist only while requests wait."""
 
     def __init__(self, classes: Sequence[PolicyClass]) -> None:
-        self.queues = [ClassQueue(rules) for rules in classes]
+        self._ages = LaneAges()
+        self.queues = [ClassQueue(rules, self._ages) for rules in classes]
+        self.groups = TicketGroups()
         self.waits_for_work = any(rules.waits_for_work for rules in classes)
         self.changes = -1
         """Change counter of the index at the last search for room, where remaining work
@@ -49,13 +55,12 @@ class PartitionQueue:
         self.released_cost = 0
         """Uncached tokens of the requests that were taken since the queue exists."""
         self._ring = DeficitRing(range(len(classes)))
-        self._refreshed: TableVersion | None = None
         self._refreshing: TableVersion | None = None
         self.is_overtaken = False
         """Whether ranks changed again before all lanes were refreshed."""
 
     def __len__(self) -> int:
-        return sum(queue.requests for queue in self.queues)
+        return len(self.groups)
 
     def __iter__(self) -> Iterator[WaitingTicket]:
         for queue in self.queues:
@@ -126,6 +131,7 @@ class PartitionQueue:
         found_in: rank table and version in which these were found
         """
         self.queue_of(ticket).add(ticket, bits, found_in)
+        self.groups.add(ticket)
 
     def return_ticket(self, ticket: WaitingTicket, bits: LaneBits, found_in: TableVersion) -> None:
         """Add the last result of `take_next` again, possibly to another lane, as if not taken."""
@@ -133,9 +139,40 @@ class PartitionQueue:
         queue.return_head(ticket)
         self._ring.repay_member(ticket.class_index, ticket.size.cost)
         self.released_cost -= ticket.size.cost
-        queue.add(ticket, bits, found_in)
+        self.add(ticket, bits, found_in)
 
     def remove(self, ticket: WaitingTicket) -> None:
+        self.groups.remove(ticket)
+        self._remove_ungrouped(ticket)
+
+    def take_first(self, tickets_max: int) -> list[WaitingTicket]:
+        """Remove and return some tickets."""
+        taken = list(islice(self, tickets_max))
+        for ticket in taken:
+            self.remove(ticket)
+        return taken
+
+    def take_group(self, is_meant: GroupCheck, tickets_max: int) -> list[WaitingTicket]:
+        """Remove and return tickets of the groups that pass the check."""
+        taken = self.groups.take(is_meant, tickets_max)
+        for ticket in taken:
+            self._remove_ungrouped(ticket)
+        return taken
+
+    def rebind_some(self, partition: Partition, budget: TurnBudget) -> bool:
+        """Bind requests to the partition made anew, up to the limit of one turn.
+
+        Returns whether more remain; each of these is bound when its turn comes.
+        """
+        most = min(REBOUND_PER_TURN_MAX, budget.count_actions(turn_budget.REBIND_WORK))
+        rebound = self.groups.take(lambda old, _: old is not partition, most)
+        budget.spend(turn_budget.REBIND_WORK, len(rebound))
+        for ticket in rebound:
+            ticket.rebind(partition)
+            self.groups.add(ticket)
+        return self.groups.has_any(lambda old, _: old is not partition)
+
+    def _remove_ungrouped(self, ticket: WaitingTicket) -> None:
         queue = self.queue_of(ticket)
         queue.remove(ticket)
         if not queue.requests:
@@ -145,6 +182,7 @@ class PartitionQueue:
         self,
         table: TableVersion,
         candidates: Callable[[SelectRequest, PairChooser | None], LaneBits],
+        budget: TurnBudget,
     ) -> tuple[list[tuple[WaitingTicket, SelectError]], bool]:
         """Recompute the candidates of lanes, up to the limit of one turn.
 
@@ -153,39 +191,31 @@ class PartitionQueue:
         Returns the removed tickets without candidates, and whether more lanes remain.
         """
         stranded: list[tuple[WaitingTicket, SelectError]] = []
-        if table == self._refreshed:
-            return stranded, False
-        stale = [
-            (queue, lane)
-            for queue in self.queues
-            for lane in queue.table.lanes
-            if lane.found_in != table
-        ]
         is_overtaken = self._refreshing not in (None, table)
-        if is_overtaken:
-            # The oldest first: if ranks change in every turn, each lane has its turn.
-            stale.sort(key=lambda each: each[1].age_of_candidates(table), reverse=True)
-        left, n_refreshed = REFRESHED_PER_TURN_MAX, 0
-        for queue, lane in stale:
-            if left <= 0:
-                break
-            left -= 1 + extra_work(lane.request)
+        left = min(REFRESHED_PER_TURN_MAX, budget.count_actions(turn_budget.REFRESH_WORK))
+        while left > 0 and (lane := self._ages.first_stale(table)) is not None:
+            steps = 1 + extra_work(lane.request)
+            left -= steps
+            budget.spend(turn_budget.REFRESH_WORK, steps)
             try:
-                queue.table.set_bits(lane, candidates(lane.request, lane.pairs))
+                bits = candidates(lane.request, lane.pairs)
             except SelectError as error:
-                n_left = STRANDED_PER_TURN_MAX - len(stranded)
-                stranded += [(ticket, error) for ticket in islice(lane.tickets.values(), n_left)]
-                if len(lane.tickets) > n_left:
+                n_left = budget.count_actions(turn_budget.REFUSE_WORK)
+                found = list(islice(lane.tickets.values(), n_left))
+                budget.spend(turn_budget.REFUSE_WORK, len(found))
+                # The lane leaves with its last ticket.
+                for ticket in found:
+                    self.remove(ticket)
+                stranded += [(ticket, error) for ticket in found]
+                if lane.tickets:
                     break
-            lane.found_in = table
-            n_refreshed += 1
-        for ticket, _ in stranded:
-            self.remove(ticket)
-        more = len(stale) > n_refreshed
+            else:
+                self.queue_of(lane.first).table.set_bits(lane, bits)
+                self._ages.note_found(lane, table)
+        # What is left is still the oldest, so the next turn continues.
+        more = self._ages.first_stale(table) is not None
         self.is_overtaken = more and is_overtaken
-        # An unfinished refresh keeps the old version, so the next turn continues.
         self._refreshing = table if more else None
-        self._refreshed = self._refreshed if more else table
         return stranded, more
 
     def take_next(
@@ -207,6 +237,7 @@ class PartitionQueue:
         queue, ticket = self.queues[chosen], heads[chosen]
         self._ring.charge_first(ticket.size.cost)
         queue.take_head(ticket)
+        self.groups.remove(ticket)
         self.released_cost += ticket.size.cost
         # An empty class must not save up credit for a burst.
         if not queue.requests:
@@ -218,4 +249,6 @@ class PartitionQueue:
         """Check the invariants, for tests."""
         for index, queue in enumerate(self.queues):
             queue.check_invariants(index)
+        self.groups.check_invariants(list(self))
+        self._ages.check_invariants([lane for each in self.queues for lane in each.table.lanes])
         self._ring.check_invariants()

@@ -4,7 +4,6 @@ A ticket is in exactly one queue, and counted here, from `add` until removed or 
 """
 
 from collections.abc import Iterator
-from itertools import islice
 from math import inf
 from typing import NamedTuple
 
@@ -12,11 +11,13 @@ import numpy as np
 from sortedcontainers import SortedDict
 
 from select_service.base.errors import Conflict, NoWorkers, QueueFull, SelectError
+from select_service.core.admission import turn_budget
 from select_service.core.admission.class_queue import space_for_others
 from select_service.core.admission.lane_table import LaneBits, TableVersion
-from select_service.core.admission.partition_queue import STRANDED_PER_TURN_MAX, PartitionQueue
+from select_service.core.admission.partition_queue import PartitionQueue
 from select_service.core.admission.policy_classes import QueueBounds
 from select_service.core.admission.slot_bits import pack_mask
+from select_service.core.admission.turn_budget import TurnBudget
 from select_service.core.admission.waiting_ticket import QueueUsage, WaitingTicket
 from select_service.core.decision_maker import PairChooser
 from select_service.core.identity import PartitionKey
@@ -43,6 +44,22 @@ class Backlog(NamedTuple):
 
 
 NO_BACKLOG = Backlog(0, 0)
+
+
+StrandedTicket = tuple[WaitingTicket, SelectError]
+"""Removed request that no rank can serve, with its error."""
+
+
+class QueueUpdate(NamedTuple):
+    """Result of `WaitingList.update_queue`.
+
+    has_more: whether work remains for another turn
+    may_serve: whether requests may be served before that
+    """
+
+    stranded: list[StrandedTicket]
+    has_more: bool
+    may_serve: bool
 
 
 class WaitingList:
@@ -140,36 +157,21 @@ class WaitingList:
             found.append(ticket)
         return found
 
-    def take_stranded(
-        self, key: PartitionKey, partition: Partition | None
-    ) -> tuple[list[tuple[WaitingTicket, SelectError]], bool]:
-        """Remove requests without possible ranks; return these with their errors.
-
-        Also returns whether more remain for another turn.
-        """
-        queue, more = self.queues.get(key), False
+    def update_queue(
+        self, key: PartitionKey, partition: Partition | None, budget: TurnBudget
+    ) -> QueueUpdate:
+        """Remove requests without possible ranks, and update the others after changes of ranks."""
+        queue = self.queues.get(key)
         if queue is None:
-            return [], False
+            return QueueUpdate([], has_more=False, may_serve=False)
         if partition is None:
-            text = f"no schedulable workers for model={key.model_name} tenant={key.tenant_id}"
-            first = islice(queue, STRANDED_PER_TURN_MAX)
-            stranded: list[tuple[WaitingTicket, SelectError]] = [
-                (t, NoWorkers(text)) for t in first
-            ]
-            for ticket, _ in stranded:
-                queue.remove(ticket)
-            more = len(queue) > 0
+            update = _strand_all(queue, key, budget)
         else:
-            stranded = _rebind_requests(queue, partition)
-            unfit, more = queue.refresh_candidates(
-                TableVersion.of_partition(partition),
-                lambda request, pairs: lane_bits(partition, request, pairs),
-            )
-            # Both kinds have left their queue already; only the counts remain.
-            stranded += unfit
-        for ticket, _ in stranded:
+            update = _update_requests(queue, partition, budget)
+        # The removed requests have left their queue already; only the counts remain.
+        for ticket, _ in update.stranded:
             self.forget_ticket(ticket)
-        return stranded, more
+        return update
 
     def _add_to_counts(self, ticket: WaitingTicket, sign: int) -> None:
         self.usage = self.usage.plus(ticket.usage, sign)
@@ -233,24 +235,38 @@ def lane_bits(partition: Partition, request: SelectRequest, pairs: PairChooser |
     return tuple(map(pack_mask, pairs.leg_masks(partition, request, allowed)))
 
 
-def _rebind_requests(
-    queue: PartitionQueue, partition: Partition
-) -> list[tuple[WaitingTicket, SelectError]]:
-    """Rebind the requests of a partition after a replacement of all its workers.
+def _strand_all(queue: PartitionQueue, key: PartitionKey, budget: TurnBudget) -> QueueUpdate:
+    """Remove requests of a partition that ended."""
+    found = queue.take_first(budget.count_actions(turn_budget.REFUSE_WORK))
+    budget.spend(turn_budget.REFUSE_WORK, len(found))
+    text = f"no schedulable workers for model={key.model_name} tenant={key.tenant_id}"
+    stranded: list[StrandedTicket] = [(ticket, NoWorkers(text)) for ticket in found]
+    return QueueUpdate(stranded, len(queue) > 0, may_serve=False)
 
-    Removes and returns the requests with blocks hashed with another block size.
-    """
-    stranded: list[tuple[WaitingTicket, SelectError]] = []
-    for ticket in queue:
-        old = ticket.placement_request.partition
-        # Requests are rebound all at once, so the first one shows whether any is left to do.
-        if old is partition:
-            break
-        if (old.block_size, old.is_eagle) == (partition.block_size, partition.is_eagle):
-            ticket.placement_request = ticket.placement_request._replace(partition=partition)
-        else:
-            text = f"the block size of model={old.key.model_name} changed: send the request again"
-            stranded.append((ticket, NoWorkers(text)))
-    for ticket, _ in stranded:
-        queue.remove(ticket)
-    return stranded
+
+def _update_requests(
+    queue: PartitionQueue, partition: Partition, budget: TurnBudget
+) -> QueueUpdate:
+    """Update the requests of a queue to the current ranks of its partition."""
+    shape = (partition.block_size, partition.is_eagle)
+
+    def is_unfit(old: Partition, _: int) -> bool:
+        """Return whether the blocks of the requests were hashed with another block size."""
+        return (old.block_size, old.is_eagle) != shape
+
+    unfit = queue.take_group(is_unfit, budget.count_actions(turn_budget.REFUSE_WORK))
+    budget.spend(turn_budget.REFUSE_WORK, len(unfit))
+    text = f"the block size of model={partition.key.model_name} changed: send the request again"
+    stranded: list[StrandedTicket] = [(ticket, NoWorkers(text)) for ticket in unfit]
+    # A request that cannot be served must not be next, and few turns refuse all of these.
+    if queue.groups.has_any(is_unfit):
+        return QueueUpdate(stranded, has_more=True, may_serve=False)
+    is_unbound = queue.rebind_some(partition, budget)
+    found, is_stale = queue.refresh_candidates(
+        TableVersion.of_partition(partition),
+        lambda request, pairs: lane_bits(partition, request, pairs),
+        budget,
+    )
+    # If ranks change in every turn, waiting for all lanes would keep all requests waiting.
+    may_serve = not is_stale or queue.is_overtaken
+    return QueueUpdate(stranded + found, is_unbound or is_stale, may_serve)

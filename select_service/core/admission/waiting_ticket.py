@@ -17,6 +17,7 @@ from select_service.core.admission.policy_classes import PolicyClass, QueuePolic
 from select_service.core.array_types import Mask
 from select_service.core.decision_maker import PairChooser, PlacementDecision, PlacementRequest
 from select_service.core.identity import Rank
+from select_service.core.registry.fleet.partition import Partition
 from select_service.schemas.pairs import (
     LocalRule,
     SelectPairAndReserveRequest,
@@ -174,6 +175,11 @@ class WaitingTicket:
             len(self.placement_request.prompt.sequence_hashes),
             len(self.request.allowed_worker_ids or ()),
         )
+
+    def rebind(self, partition: Partition) -> None:
+        """Bind the ticket to the partition made anew, if any; its blocks must fit."""
+        if self.placement_request.partition is not partition:
+            self.placement_request = self.placement_request._replace(partition=partition)
 
     def settle(self, outcome: PlacementDecision | SelectError) -> None:
         assert self.outcome is None

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from select_service.base.errors import SelectError
+from select_service.core.admission import partition_queue, turn_budget
 from select_service.core.admission.policy_classes import single_class_profile
 from select_service.core.decision_maker import PlacementDecision
 from select_service.core.identity import Rank
@@ -284,9 +285,12 @@ class AdmissionMatchesModel(Twins):
     @precondition(lambda self: self.tickets or self.model.shed_from)
     @rule(tier=st.sampled_from([None, None, None, "best_effort", *TIERS]))
     def shed(self, tier):
+        self.set_shed_tier(tier)
+        self.agree_on_departures()
+
+    def set_shed_tier(self, tier):
         self.selector.set_shed_tier(tier)
         self.model.shed(tier)
-        self.agree_on_departures()
 
 
 class ShortestUncachedFirst(AdmissionMatchesModel):
@@ -342,8 +346,42 @@ class ThresholdsAndSmallTurns(AdmissionMatchesModel):
     turn_max = 2
 
 
+class ClassesInSmallTurns(ClassesShareTheRoom):
+    """Turns that refuse, rebind and refresh one or two; the twin, which does all at once, is
+    compared when no turn is left.
+    """
+
+    # Ends of waits have parts as well, between which room that comes with time would be used.
+    ttl_s = stale_s = 1e9
+
+    def limit_turns(self):
+        self.patched.setattr(turn_budget, "SERVED_PER_TURN_MAX", 4)
+        self.patched.setattr(turn_budget, "REFUSE_WORK", 2 * turn_budget.SERVE_WORK - 1)
+        self.patched.setattr(turn_budget, "SWEEP_WORK", 1)
+        self.patched.setattr(partition_queue, "CLASS_WORK", 1)
+        self.patched.setattr(partition_queue, "REFRESHED_PER_TURN_MAX", 1)
+        self.patched.setattr(partition_queue, "REBOUND_PER_TURN_MAX", 1)
+
+    @rule(seconds=SECONDS)
+    def tick(self, seconds):
+        self.settle()
+        super().tick(seconds)
+
+    def answer(self, asked, timeout_ms):
+        self.settle()
+        return super().answer(asked, timeout_ms)
+
+    def set_shed_tier(self, tier):
+        self.settle()
+        self.selector.set_shed_tier(tier)
+        assert len(self.log) <= 1
+        self.model.shed(tier)
+        self.settle()
+
+
 TestFirstComeFirstServed = explored(AdmissionMatchesModel)
 TestShortestUncachedFirst = explored(ShortestUncachedFirst)
 TestClassesShareTheRoom = explored(ClassesShareTheRoom)
+TestClassesInSmallTurns = explored(ClassesInSmallTurns)
 TestThresholdsOnly = explored(ThresholdsOnly)
 TestThresholdsAndSmallTurns = explored(ThresholdsAndSmallTurns)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from select_service.core.admission import admission_gate
+from select_service.core.admission import turn_budget
 from select_service.core.admission.drain_rate import TOKEN_S, TOKEN_S_MAX, TOKEN_S_MIN, DrainRate
 from select_service.core.load.new_reservation import DrainedTotals
 from tests.builders import a_reservation
@@ -91,7 +91,7 @@ def test_nobody_who_comes_is_served_before_those_for_whom_an_engine_made_room():
 
 
 def test_more_than_an_arrival_may_serve_before_it_is_left_to_a_turn(monkeypatch):
-    monkeypatch.setattr(admission_gate, "SERVED_PER_TURN_MAX", 2)
+    monkeypatch.setattr(turn_budget, "SERVED_PER_TURN_MAX", 2)
     scene, prompt = holding(block_size=BLOCK), list(range(1, 13))
     scene.ask("long", **hashes(prompt, 12 * BLOCK))
     (worker_id, _) = where(scene.outcomes["long"])

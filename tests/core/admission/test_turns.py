@@ -5,13 +5,15 @@ from itertools import pairwise
 import pytest
 
 from select_service.core.admission import (
-    admission_gate,
     lane_kernels,
     partition_queue,
+    turn_budget,
     waiting_list,
     waiting_ticket,
 )
+from select_service.core.admission.load_shed_rule import LoadShedRule
 from select_service.core.admission.policy_classes import CLASSES_MAX
+from select_service.core.admission.shed_tiers import ShedTiers
 from select_service.core.load import active_load, growing_table
 from select_service.core.load.ledger import Ledger
 from tests.builders import a_patch
@@ -31,6 +33,13 @@ def waiting_scene(**fields):
         scene.look(f"r{number}", allowed_worker_ids=[1, 100 + number], **fields)
     scene.wakes = 0
     return scene
+
+
+def refuse_a_few(monkeypatch, share=1):
+    """Let a turn refuse three.  share: the part of a turn that refusals may take, from 1"""
+    monkeypatch.setattr(turn_budget, "SERVED_PER_TURN_MAX", share)
+    monkeypatch.setattr(turn_budget, "REFUSE_WORK", turn_budget.SERVE_WORK // PER_TURN)
+    monkeypatch.setattr(turn_budget, "SWEEP_WORK", 1)
 
 
 def turns(scene):
@@ -76,7 +85,7 @@ def test_bookings_of_many_blocks_leave_the_queue_a_few_per_turn():
     scene = long_scene()
     served = served_per_turn(scene)
     assert sum(served) == 10
-    assert max(served) <= 1 + admission_gate.SERVED_PER_TURN_MAX // (
+    assert max(served) <= 1 + turn_budget.SERVED_PER_TURN_MAX // (
         BLOCKS // waiting_ticket.BOOKED_PER_STEP
     )
 
@@ -103,7 +112,7 @@ def errors(scene):
 
 
 def test_who_is_shed_is_refused_a_few_per_turn(monkeypatch):
-    monkeypatch.setattr(admission_gate, "SETTLED_PER_TURN_MAX", PER_TURN)
+    refuse_a_few(monkeypatch, share=2)
     scene = waiting_scene()
     scene.selector.set_shed_tier("premium")
     assert turns(scene) == [4, 1, 0]
@@ -111,7 +120,7 @@ def test_who_is_shed_is_refused_a_few_per_turn(monkeypatch):
 
 
 def test_who_is_shed_is_not_served_before_its_refusal(monkeypatch):
-    monkeypatch.setattr(admission_gate, "SETTLED_PER_TURN_MAX", PER_TURN)
+    refuse_a_few(monkeypatch, share=2)
     scene = waiting_scene()
     scene.free("load1")
     scene.selector.set_shed_tier("premium")
@@ -120,8 +129,55 @@ def test_who_is_shed_is_not_served_before_its_refusal(monkeypatch):
     assert len(scene.outcomes) == WAITING
 
 
+def test_a_tier_accepted_again_before_its_refusal_is_served(monkeypatch):
+    refuse_a_few(monkeypatch, share=2)
+    scene = waiting_scene()
+    scene.selector.set_shed_tier("premium")
+    scene.selector.set_shed_tier(None)
+    assert turns(scene) == [4, 4]
+    scene.free("load1")
+    assert turns(scene)[-1] == 0
+    assert len(scene.served) == 4
+    assert len(scene.outcomes) == WAITING
+
+
+def test_a_rule_of_a_model_refuses_in_the_next_turns(monkeypatch):
+    refuse_a_few(monkeypatch, share=2)
+    scene = waiting_scene()
+    scene.gate.set_load_shed_rule("other", LoadShedRule(level=1, refuses_all=True))
+    assert turns(scene) == [7]
+    scene.gate.set_load_shed_rule("m", LoadShedRule(level=1, refuses_all=True))
+    assert turns(scene) == [7, 4, 1, 0]
+    assert errors(scene) == {"ModelDegraded"}
+
+
+def test_refusals_of_a_shed_tier_leave_half_of_a_turn_to_service(monkeypatch):
+    refuse_a_few(monkeypatch, share=2)
+    scene = waiting_scene(priority_tier="best_effort")
+    for number in range(WAITING):
+        scene.look(f"high{number}", priority_tier="premium", strict_priority=1)
+    scene.free("load1")
+    scene.gate.set_load_shed_rule("m", LoadShedRule(level=1, shed_from=2))
+    scene.serve()
+    assert scene.served == ["high0"]
+    assert len(scene.outcomes) == 1 + PER_TURN
+
+
+def test_a_full_queue_is_not_searched_for_a_shed_tier(monkeypatch):
+    """The time of a turn depends on the requests it refuses, and not on those that wait."""
+    scene = waiting_scene(priority_tier="premium")
+    scene.look("low", priority_tier="best_effort")
+    looked, is_shed = [], ShedTiers.is_shed
+    monkeypatch.setattr(
+        ShedTiers, "is_shed", lambda *given: looked.append(given) or is_shed(*given)
+    )
+    scene.selector.set_shed_tier("best_effort")
+    assert errors(scene) == {"CapacityShed"}
+    assert len(looked) < WAITING
+
+
 def test_whose_time_is_over_is_refused_a_few_per_turn(monkeypatch):
-    monkeypatch.setattr(admission_gate, "SETTLED_PER_TURN_MAX", PER_TURN)
+    refuse_a_few(monkeypatch, share=2)
     scene = waiting_scene(timeout_ms=500)
     left, more = [], True
     while more:
@@ -131,13 +187,144 @@ def test_whose_time_is_over_is_refused_a_few_per_turn(monkeypatch):
     assert errors(scene) == {"QueueTimeout"}
 
 
+def test_ends_of_waits_leave_half_of_a_turn_to_service(monkeypatch):
+    refuse_a_few(monkeypatch, share=2)
+    scene = waiting_scene(timeout_ms=500)
+    for number in range(WAITING):
+        scene.look(f"r{WAITING + number}")
+    scene.free("load1")
+    assert scene.gate.run_every_second(scene.now + 1.0)
+    assert len(scene.served) == 1
+    assert len(scene.outcomes) == 1 + PER_TURN
+
+
 def test_who_waits_for_a_partition_that_ended_is_refused_a_few_per_turn(monkeypatch):
-    monkeypatch.setattr(waiting_list, "STRANDED_PER_TURN_MAX", PER_TURN)
+    refuse_a_few(monkeypatch)
     scene = waiting_scene()
     for worker_id in (1, 2):
         scene.selector.delete_worker(worker_id, 0.0)
     assert turns(scene) == [7, 4, 1, 0]
     assert errors(scene) == {"NoWorkers"}
+
+
+def many_partitions():
+    """As many models as requests that wait, each of them for one busy worker."""
+    scene = Scene(one_class(), workers=0)
+    for number in range(WAITING):
+        model = {"model_name": f"m{number}"}
+        scene.register(1 + number, **model)
+        scene.fill(1 + number, **model)
+        scene.look(f"r{number}", **model)
+    scene.wakes = 0
+    return scene
+
+
+def test_partitions_that_end_together_share_the_turns(monkeypatch):
+    refuse_a_few(monkeypatch, share=2)
+    scene = many_partitions()
+    for number in range(WAITING):
+        scene.selector.delete_worker(1 + number, 0.0)
+    assert turns(scene) == [7, 3, 0]
+
+
+def replace_workers(scene, workers=(1, 2), **shape):
+    """End the partition and make it anew, between two turns."""
+    for worker_id in workers:
+        scene.selector.delete_worker(worker_id, scene.now)
+    for worker_id in workers:
+        scene.register(worker_id, **shape)
+
+
+def bound_per_turn(scene):
+    """How many of those that wait are bound to their current partition, turn by turn."""
+    partitions, bound = scene.selector.fleet.partitions, []
+    while scene.wakes:
+        scene.wakes = 0
+        scene.serve()
+        requests = [ticket.placement_request for ticket in scene.gate.waiting]
+        bound.append(sum(partitions[r.partition.key] is r.partition for r in requests))
+    return bound
+
+
+def test_requests_are_bound_to_a_partition_made_anew_a_few_per_turn(monkeypatch):
+    monkeypatch.setattr(partition_queue, "REBOUND_PER_TURN_MAX", PER_TURN)
+    scene = waiting_scene()
+    replace_workers(scene)
+    for worker_id in (1, 2):
+        scene.fill(worker_id, name=f"other{worker_id}")
+    assert bound_per_turn(scene) == [3, 6, 7]
+    scene.free("other1")
+    assert turns(scene)[-1] == 0
+    assert len(scene.served) == WAITING
+
+
+def test_partitions_made_anew_together_share_the_turns(monkeypatch):
+    monkeypatch.setattr(turn_budget, "SERVED_PER_TURN_MAX", 8)
+    monkeypatch.setattr(turn_budget, "REBIND_WORK", 3 * turn_budget.SERVE_WORK)
+    scene = many_partitions()
+    for number in range(WAITING):
+        replace_workers(scene, [1 + number], model_name=f"m{number}")
+        scene.fill(1 + number, name=f"other{number}", model_name=f"m{number}")
+    bound = bound_per_turn(scene)
+    assert bound[-1] == WAITING
+    assert max(after - before for before, after in pairwise([0, *bound])) == 2
+
+
+def test_requests_not_bound_yet_are_served_in_their_turn(monkeypatch):
+    monkeypatch.setattr(partition_queue, "REBOUND_PER_TURN_MAX", 1)
+    monkeypatch.setattr(turn_budget, "SERVED_PER_TURN_MAX", PER_TURN)
+    scene = Scene(one_class(), workers=1)
+    scene.fill(1)
+    for number in range(WAITING):
+        scene.look(f"r{number}")
+    replace_workers(scene, [1])
+    assert turns(scene)[-1] == 0
+    assert scene.served == [f"r{number}" for number in range(WAITING)]
+
+
+def test_blocks_of_another_size_are_refused_a_few_per_turn_before_others_are_served(monkeypatch):
+    refuse_a_few(monkeypatch)
+    scene = waiting_scene()
+    replace_workers(scene, block_size=8)
+    assert scene.look("new") is scene.tickets["new"]
+    assert turns(scene)[:4] == [5, 2, 1, 0]
+    assert scene.served == ["new"]
+    del scene.outcomes["new"]
+    assert errors(scene) == {"NoWorkers"}
+    assert len(scene.outcomes) == WAITING
+
+
+def test_a_partition_replaced_in_every_turn_holds_up_no_request(monkeypatch):
+    monkeypatch.setattr(partition_queue, "REBOUND_PER_TURN_MAX", 1)
+    monkeypatch.setattr(turn_budget, "SERVED_PER_TURN_MAX", 2)
+    scene = Scene(one_class(), workers=1)
+    scene.fill(1)
+    for number in range(WAITING):
+        scene.look(f"r{number}")
+    for _ in range(WAITING):
+        replace_workers(scene, [1])
+        scene.serve()
+    assert scene.served == [f"r{number}" for number in range(WAITING)]
+
+
+def test_ranks_of_many_partitions_that_change_together_share_the_turns(monkeypatch):
+    monkeypatch.setattr(turn_budget, "SERVED_PER_TURN_MAX", 8)
+    monkeypatch.setattr(turn_budget, "REFRESH_WORK", 3 * turn_budget.SERVE_WORK)
+    scene, found = many_partitions(), []
+    lane_bits = waiting_list.lane_bits
+    monkeypatch.setattr(
+        waiting_list, "lane_bits", lambda *given: found.append(given) or lane_bits(*given)
+    )
+    for number in range(WAITING):
+        scene.selector.patch_worker(1 + number, a_patch(taints=["y"]))
+    per_turn = []
+    while scene.wakes:
+        scene.wakes = 0
+        scene.serve()
+        per_turn.append(len(found))
+        found.clear()
+    assert sum(per_turn) == WAITING
+    assert max(per_turn) == 2
 
 
 @pytest.mark.parametrize("gone", [True, False])
@@ -157,13 +344,16 @@ def test_the_candidates_of_lanes_are_found_anew_a_few_per_turn(monkeypatch, gone
 
 
 def test_requests_whose_ranks_are_gone_are_refused_a_few_per_turn(monkeypatch):
-    monkeypatch.setattr(partition_queue, "STRANDED_PER_TURN_MAX", PER_TURN)
-    scene = Scene(one_class(), workers=2)
-    scene.fill(1)
-    for number in range(WAITING):
-        scene.look(f"r{number}", **pinned(1))
-    scene.selector.delete_worker(1, 0.0)
-    assert turns(scene) == [7, 4, 1, 0]
+    refuse_a_few(monkeypatch)
+    monkeypatch.setattr(turn_budget, "REFRESH_WORK", 1)
+    scene = Scene(one_class(), workers=3)
+    for worker_id in (1, 2):
+        scene.fill(worker_id)
+        for number in range(WAITING):
+            scene.look(f"r{number}-{worker_id}", **pinned(worker_id))
+    for worker_id in (1, 2):
+        scene.selector.delete_worker(worker_id, 0.0)
+    assert turns(scene) == [14, 11, 8, 6, 3, 0]
     assert errors(scene) == {"NoEligibleRank"}
 
 
@@ -205,7 +395,7 @@ def test_the_lanes_searched_in_a_turn_are_bounded(monkeypatch):
         return find_heads(n_lanes, *arguments)
 
     monkeypatch.setattr(lane_kernels, "find_heads", count)
-    monkeypatch.setattr(admission_gate, "WORK_PER_STEP", 20)
+    monkeypatch.setattr(turn_budget, "SERVE_WORK", 20)
     monkeypatch.setattr(partition_queue, "CLASS_WORK", 1)
     scene = Scene(classes(*(a_class(name) for name in "abc"), family="a"), workers=1)
     scene.fill(1)
@@ -219,7 +409,7 @@ def test_the_lanes_searched_in_a_turn_are_bounded(monkeypatch):
         scene.serve()
         scene.selector.complete_prefill(scene.served[-1], scene.now)
         most = max(most, sum(searched) * partition_queue.LANE_WORK)
-    limit = 20 * admission_gate.SERVED_PER_TURN_MAX
+    limit = 20 * turn_budget.SERVED_PER_TURN_MAX
     assert limit / 4 < most <= limit
     assert len(scene.served) == 180
 
@@ -227,14 +417,14 @@ def test_the_lanes_searched_in_a_turn_are_bounded(monkeypatch):
 def test_a_search_of_a_full_queue_fits_in_a_turn():
     work = partition_queue.PARTITION_LANES_MAX * (partition_queue.LANE_WORK + 1)
     work += CLASSES_MAX * partition_queue.CLASS_WORK
-    assert work <= admission_gate.SERVED_PER_TURN_MAX * admission_gate.WORK_PER_STEP
+    assert work <= turn_budget.SERVED_PER_TURN_MAX * turn_budget.SERVE_WORK
 
 
 @pytest.mark.parametrize("gone", [True, False])
 def test_long_lists_of_allowed_workers_count_as_more_work(monkeypatch, gone):
     monkeypatch.setattr(waiting_ticket, "ALLOWED_PER_STEP", 1)
     monkeypatch.setattr(partition_queue, "REFRESHED_PER_TURN_MAX", PER_TURN)
-    monkeypatch.setattr(admission_gate, "SERVED_PER_TURN_MAX", PER_TURN)
+    monkeypatch.setattr(turn_budget, "SERVED_PER_TURN_MAX", PER_TURN)
     scene = waiting_scene()
     if gone:
         scene.selector.delete_worker(1, 0.0)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from select_service.base.errors import NotFound
-from select_service.core.admission import admission_gate, partition_queue
+from select_service.core.admission import partition_queue, turn_budget
 from select_service.core.identity import Rank
 from select_service.core.replication.load_events import (
     PrefillCompleted,
@@ -167,7 +167,7 @@ def test_nothing_is_served_before_the_event_loop_comes_to_it():
 
 
 def test_serving_is_bounded_and_asks_to_be_woken_again(monkeypatch):
-    monkeypatch.setattr(admission_gate, "SERVED_PER_TURN_MAX", 3)
+    monkeypatch.setattr(turn_budget, "SERVED_PER_TURN_MAX", 3)
     scene = many_wait(8)
     turns = []
     while scene.gate.waiting.requests:
@@ -179,8 +179,8 @@ def test_serving_is_bounded_and_asks_to_be_woken_again(monkeypatch):
 
 
 def test_where_many_lanes_wait_fewer_are_served_per_turn(monkeypatch):
-    monkeypatch.setattr(admission_gate, "SERVED_PER_TURN_MAX", 4)
-    monkeypatch.setattr(admission_gate, "WORK_PER_STEP", 3)
+    monkeypatch.setattr(turn_budget, "SERVED_PER_TURN_MAX", 4)
+    monkeypatch.setattr(turn_budget, "SERVE_WORK", 3)
     monkeypatch.setattr(partition_queue, "LANE_WORK", 0)
     monkeypatch.setattr(partition_queue, "CLASS_WORK", 0)
     scene = Scene(one_class())
@@ -208,7 +208,7 @@ def many_wait(count):
 
 
 def test_a_request_that_comes_between_two_turns_does_not_overtake(monkeypatch):
-    monkeypatch.setattr(admission_gate, "SERVED_PER_TURN_MAX", 3)
+    monkeypatch.setattr(turn_budget, "SERVED_PER_TURN_MAX", 3)
     scene = many_wait(5)
     scene.look("late")
     assert scene.served == ["r0", "r1", "r2"]
@@ -218,7 +218,7 @@ def test_a_request_that_comes_between_two_turns_does_not_overtake(monkeypatch):
 
 
 def test_every_partition_gets_its_turn(monkeypatch):
-    monkeypatch.setattr(admission_gate, "SERVED_PER_TURN_MAX", 2)
+    monkeypatch.setattr(turn_budget, "SERVED_PER_TURN_MAX", 2)
     scene = many_wait(2)
     scene.register(2, model_name="n")
     scene.fill(2, model_name="n")

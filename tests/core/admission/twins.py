@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from indexer.index.prefix_index import PrefixIndex
 from indexer.tiers import Tier
 from select_service.base.errors import SelectError
-from select_service.core.admission import admission_gate, flow_clock
+from select_service.core.admission import flow_clock, turn_budget
 from select_service.core.admission.admission_settings import AdmissionSettings
 from select_service.core.admission.busy_thresholds import BusyThresholds
 from select_service.core.admission.policy_classes import (
@@ -46,6 +46,7 @@ class Twins(RuleBasedStateMachine):
     bounds = (100, 10_000)
     turn_max = 64
     burst_of_rank = 4
+    ttl_s, stale_s = TTL_S, STALE_S
     policy = "reference"  # whose costs the model has
     model_class = AdmissionModel
 
@@ -54,8 +55,18 @@ class Twins(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.patched = pytest.MonkeyPatch()
-        self.patched.setattr(admission_gate, "SERVED_PER_TURN_MAX", self.turn_max)
+        self.limit_turns()
         self.patched.setattr(flow_clock, "BURST_TOKENS", self.burst_of_rank)
+
+    def limit_turns(self):
+        """Count only what is served in a turn, like the twin does."""
+        for name in ("REFUSE_WORK", "REFRESH_WORK", "REBIND_WORK", "SWEEP_WORK"):
+            self.patched.setattr(turn_budget, name, 1)
+        # Room for the refusals, less than for one more request.
+        work = (self.turn_max + 1) * turn_budget.SERVE_WORK - 1
+        self.patched.setattr(
+            turn_budget.TurnBudget, "__init__", lambda budget: setattr(budget, "left", work)
+        )
 
     def teardown(self):
         self.patched.undo()
@@ -71,10 +82,10 @@ class Twins(RuleBasedStateMachine):
                 admission=AdmissionSettings(
                     thresholds=BusyThresholds(*self.thresholds),
                     queue=self.queue_rules() if queueing else None,
-                    engine_stale_s=STALE_S,
+                    engine_stale_s=self.stale_s,
                 ),
                 use_kv_events=False,
-                reservation_ttl_s=TTL_S,
+                reservation_ttl_s=self.ttl_s,
             ),
             lambda: PrefixIndex(64),
             rng=Random(seed),
@@ -82,8 +93,8 @@ class Twins(RuleBasedStateMachine):
         )
         self.model = self.model_class(
             self.document,
-            ttl_s=TTL_S,
-            stale_s=STALE_S,
+            ttl_s=self.ttl_s,
+            stale_s=self.stale_s,
             turn_max=self.turn_max,
             timeout_s=self.timeout_s,
             bounds=self.bounds,
