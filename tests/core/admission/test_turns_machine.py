@@ -44,8 +44,10 @@ class QueuesInParts(RuleBasedStateMachine):
         self.patched.setattr(partition_queue, "REBOUND_PER_TURN_MAX", 1)
 
     def teardown(self):
-        self.settle()
-        self.patched.undo()
+        try:
+            self.settle()
+        finally:
+            self.patched.undo()
 
     @initialize()
     def start(self):
