@@ -83,6 +83,7 @@ def counted(text: bytes) -> list[bytes]:
     return [line for line in lines if not any(word in line for word in timed + of_the_process)]
 
 
+SESSION_KEY = ("model_name", "tenant_id", "session_id")
 RESERVATIONS = "/reservations?sequence_hashes=true&limit=1000"
 
 
@@ -98,7 +99,7 @@ def listed_sessions(text: bytes) -> list[dict[str, Any]]:
     of_the_process = ("sequence", "writer_id")
     return [
         {k: v for k, v in row.items() if not k.endswith("_seconds") and k not in of_the_process}
-        for row in sorted(rows, key=lambda row: (row["model_name"], row["session_id"]))
+        for row in sorted(rows, key=lambda row: [row[name] for name in SESSION_KEY])
     ]
 
 

@@ -50,6 +50,23 @@ def test_hard_turns_wait_for_room_on_their_own_rank():
         assert turn(two, "s")["worker_id"] == first["worker_id"]
 
 
+def test_a_session_takes_no_rank_of_the_next_fleet_for_its_own():
+    with TwoServices("--session-affinity-ttl-secs", "60", "--session-affinity-mode", "hard") as two:
+        for worker_id in (1, 2):
+            two.say(post("/workers", worker_body(worker_id)))
+            if worker_id == 1:
+                assert turn(two, "s", reservation_id="a")["worker_id"] == 1
+                two.say(request("DELETE /reservations/a"))
+                two.say(request("DELETE /workers/1"))
+        found = turn(two, "s")
+        assert found["worker_id"] == 2
+        assert found["session"] == {
+            "bound": {"worker_id": 1, "dp_rank": 0},
+            "followed": False,
+            "reason": "gone",
+        }
+
+
 def test_hard_turns_stay_on_their_rank_on_the_fast_path():
     with TwoServices("--session-affinity-ttl-secs", "60", "--session-affinity-mode", "hard") as two:
         register(two)

@@ -7,7 +7,7 @@ added. Every fact per rank is a column here; `_rows` maps rows to ranks.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import repeat
+from itertools import count, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,13 +83,24 @@ class RankColumns(NamedTuple):
         return RankColumns(*columns)
 
 
+_TABLE_NUMBERS = count(1)
+_TABLE_BITS, _CHANGE_BITS = 13, 25
+"""Bits of a first version: a number of the table, above the changes.  Kept decisions have a slot
+and a version in one number (decision_ring_layout.SLOT_BITS).
+"""
+
+
 class RankTable:
     """Ranks of one partition; the index assigns the slots."""
 
     def __init__(self) -> None:
         """Create an empty table."""
-        self.version = 0
-        """Version, changed by every change of ranks or their facts."""
+        self.version = next(_TABLE_NUMBERS) % (1 << _TABLE_BITS) << _CHANGE_BITS
+        """Version, changed by every change of ranks or their facts.
+
+        The next tables have other versions: a session outlives the table of its partition, and must
+        not take a row of the next one for its rank.
+        """
         self.taint_names = TaintBits()
         self._speeds = DeclaredSpeeds()
         self._rows: dict[int, RankRow] = {}

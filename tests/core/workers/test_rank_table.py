@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from indexer.index.prefix_index import PrefixIndex
 from select_service.core.identity import Rank
+from select_service.core.placement import decision_ring_layout
 from select_service.core.workers import rank_table_layout, taint_bits
 from select_service.core.workers.rank_table import RankTable
 from select_service.core.workers.worker_catalog import RegisteredWorker
@@ -158,3 +159,10 @@ def test_a_row_is_written_without_a_look_at_the_others():
         table.put_worker(worker, {Rank(slot, 0): index.open_slot()})
     assert table.columns is columns
     assert table.open_slots.all()
+
+
+def test_first_versions_fit_beside_a_slot():
+    """Beside the slot in one number of a kept decision, with a billion changes."""
+    versions = [RankTable().version for _ in range(9000)]
+    assert len(set(versions)) > 8000
+    assert max(versions) + 2**30 < 1 << 63 - decision_ring_layout.SLOT_BITS
