@@ -59,6 +59,7 @@ from indexer.index.tree_kernels import (
     drop_if_empty,
     find_child,
     name_node,
+    primary_name,
     set_of,
     unname_node,
 )
@@ -201,7 +202,7 @@ def add_holding(h, slot, tier, node, engine_hash, counted):
     old = set_of(h, node)
     if old == 0:
         copy_node_on_write(h, node)
-        engine[node] = engine_hash
+        engine[node] = primary_name(h, node, engine_hash)
     if engine[node] != engine_hash:
         return _add_alias(h, slot, tier, node, engine_hash, counted)
     if holder_state(h, old, slot, tier) != ABSENT:
@@ -303,6 +304,6 @@ def hold_child(h, holder, parent, local, engine_hash):
     if node == 0:
         node = add_child(h, parent, local)
     if node == 0 or not add_holding(h, slot, tier, node, engine_hash, holder & 1):
-        drop_if_empty(h, parent)
+        drop_if_empty(h, parent if node == 0 else node)
         return I(0)
     return node

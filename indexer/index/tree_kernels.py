@@ -34,6 +34,7 @@ from indexer.index.header_kernels import (
     U,
     home_slot,
     i32_view,
+    mix_secretly,
     u32_view,
     u64_view,
 )
@@ -41,6 +42,8 @@ from indexer.index.snapshot_kernels import copy_node_on_write
 from indexer.jit.decorators import compiled
 
 FREE_RUN_WALK_MAX = 64
+NAMESAKES_MAX = 64
+"""Maximum number of nodes with holders and the same primary engine hash."""
 
 
 @compiled()
@@ -103,6 +106,34 @@ def unname_node(h, node):
     _erase_name(h, found)
     h[NAMES + ENTRIES] -= 1
     h[NAMES_SHARED] -= shared
+
+
+@compiled()
+def _count_namesakes(h, engine_hash):
+    """Return the number of nodes with holders and this primary engine hash."""
+    engine = u64_view(h, ENGINE)
+    names = u32_view(h, NAMES)
+    mask = I(names.shape[0] - 1)
+    i = home_slot(h, engine_hash, mask)
+    found = I(0)
+    while names[i] != 0:
+        if engine[I(names[i])] == engine_hash:
+            found += 1
+        i = (i + 1) & mask
+    return found
+
+
+@compiled()
+def primary_name(h, node, engine_hash):
+    """Return the primary engine hash of a node whose first holder announces `engine_hash`.
+
+    Lookups by name examine every node with the hash.  Beyond the limit a node gets a hash that no
+    engine uses, and its holders have aliases.
+    """
+    # Hashes of different blocks differ, unless an engine is broken or hostile.
+    if h[NAMES_SHARED] + 1 < NAMESAKES_MAX or _count_namesakes(h, engine_hash) < NAMESAKES_MAX:
+        return U(engine_hash)
+    return mix_secretly(h, node)
 
 
 # Edges: only children that do not follow the parent in memory are in the table.

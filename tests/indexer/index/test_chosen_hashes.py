@@ -8,8 +8,10 @@ import pytest
 from indexer.index import header_kernels as state
 from indexer.index.overflow_record_kernels import ALIAS
 from indexer.index.prefix_index import PrefixIndex
+from indexer.index.tree_kernels import NAMESAKES_MAX
 from indexer.tiers import Tier
 from tests.indexer.index.rules import u64
+from tests.models.prefix_index_model import PlaceModel
 
 GOLDEN, U64_MAX = 0x9E3779B97F4A7C15, 2**64 - 1
 CROWD = 1500
@@ -109,3 +111,45 @@ INVERSE = pow(GOLDEN, -1, 2**64)
 def test_numbers_in_steps_crowd_no_table(store, step):
     chosen = [(number + 1) * step & U64_MAX for number in range(CROWD)]
     assert store(PrefixIndex(10_000), chosen) < 200
+
+
+def test_blocks_of_one_name_crowd_no_table():
+    """A name moves to the next block, and the earlier ones stay in another tier."""
+    index = PrefixIndex(10_000)
+    writer = index.open_slot()
+    for number in range(CROWD):
+        writer.store(Tier.GPU, None, u64(number), u64(7))
+        writer.store(Tier.CPU, None, u64(number), u64(10**9 + number))
+    assert longest_run(index, state.NAMES) < 200
+    index.check_invariants()
+
+
+CONTENTS, STEPS, OWN_NAMES = 400, 4000, 10**9
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_blocks_with_too_many_namesakes_are_held_like_others(seed):
+    rng, index, twin = Random(seed), PrefixIndex(10_000), PlaceModel()
+    writers, shared = index.open_slots(3), 0
+
+    def store(writer, tier, content, name):
+        writer.store(tier, None, u64(content), u64(name))
+        twin.store(writer.slot, tier, None, [content], [name], True)
+
+    for step in range(STEPS):
+        writer, content = rng.choice(writers), rng.randrange(1, CONTENTS)
+        if rng.random() < 0.7:
+            store(writer, Tier.GPU, content, 7)
+            store(rng.choice(writers), Tier.CPU, content, OWN_NAMES + content)
+        else:
+            tier, name = rng.choice([(Tier.GPU, 7), (Tier.CPU, OWN_NAMES + content)])
+            writer.remove(tier, u64(name))
+            twin.remove(writer.slot, tier, [name])
+        shared = max(shared, index._tree.memory.value(state.NAMES_SHARED))
+        if step % 400 == 0:
+            index.check_invariants()
+            for asked in range(1, CONTENTS):
+                rows = index.match(u64(asked))
+                for each in writers:
+                    assert rows[each.slot].tolist() == twin.match(each.slot, [asked])
+    assert shared == NAMESAKES_MAX - 1
