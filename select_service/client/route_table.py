@@ -72,6 +72,7 @@ from select_service.schemas.reservations import (
 )
 from select_service.schemas.selection import SelectAndReserveRequest, Selection, SelectRequest
 from select_service.schemas.sessions import SessionEnd, SessionPage, SessionRow
+from select_service.schemas.shared_caches import SharedCacheList
 from select_service.schemas.workers import Ready, WorkerPatch, WorkerRecord, WorkerRegistration
 
 P = ParamSpec("P")
@@ -436,6 +437,8 @@ class SelectorRoutes:
     potential_loads = _route_with_body("POST /potential_loads", PromptQuery, list[RankLoad])
     overlap_scores = _route_with_body("POST /overlap_scores", PromptQuery, OverlapScores)
     observation = ClientRoute("GET /planner/observation", Observation, _observation_call)
+
+    shared_caches = _plain_route("GET /shared_caches", SharedCacheList)
 
     doctor = ClientRoute("GET /doctor", DoctorReport, _doctor_call)
     config = _plain_route("GET /config", _Json)

@@ -128,7 +128,7 @@ def test_unknown_query_parameters_do_no_harm(api):
 
 def test_a_bug_in_a_handler_is_one_500_and_one_log_line(api, caplog, monkeypatch):
     with monkeypatch.context() as patched, caplog.at_level(logging.ERROR):
-        patched.setattr(type(api.service.selector), "partition_loads", None)
+        patched.setattr(type(api.service.selector.inspection), "partition_loads", None)
         answer = api.get("/loads")
     assert answer.status == 500
     assert answer.body["code"] == "internal_error"

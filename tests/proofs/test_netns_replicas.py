@@ -34,18 +34,19 @@ def test_a_short_history_breaks_no_guarantee(tmp_path):
         pytest.skip(reason)
     assert "verdict: 0 violations" in done.stdout
     assert "'kill': " in done.stdout
-    lose_a_reservation(file)
+    lose_reservations(file)
     again = run("check", file)
     assert again.returncode == 1
     assert "no reservation is lost" in again.stdout
 
 
-def lose_a_reservation(file):
-    """Take a row out of the settled state that no client has ended."""
+def lose_reservations(file):
+    """Take the rows out of the settled state that no client has ended.
+
+    Not a single row: the booking of some had no answer, so that these may be missing.
+    """
     history = json.loads(file.read_text())
     ended = {each["name"] for each in history["operations"] if each["kind"] == "end"}
-    views = history["settled"]["views"]
-    name = next(row["name"] for row in views[0]["rows"] if row["name"] not in ended)
-    for view in views:
-        view["rows"] = [row for row in view["rows"] if row["name"] != name]
+    for view in history["settled"]["views"]:
+        view["rows"] = [row for row in view["rows"] if row["name"] in ended]
     file.write_text(json.dumps(history))
