@@ -103,7 +103,7 @@ def compute_prices(groups: LinkGroups, rule: DomainRule | None = None) -> LinkPr
         network = price_over_network(position, groups.speed)
         # A link of unknown speed may still be the slower one of a move.
         parts[kernels.NETWORK_PRICE, at] = UNKNOWN_PRICE if network is None else network
-        ruling = _rule_of(position) if rule is None else rule
+        ruling = position.rule if rule is None else rule
         if ruling is not None:
             numbers[kernels.RULE_KIND, at] = kinds.setdefault(ruling.domain, len(kinds))
             numbers[kernels.IS_REQUIRED, at] = ruling.is_required
@@ -111,13 +111,6 @@ def compute_prices(groups: LinkGroups, rule: DomainRule | None = None) -> LinkPr
     found = LinkPrices(np.empty(n * n), np.empty(n))
     kernels.fill_prices(numbers, parts, _number_domains(groups.positions, kinds), *found)
     return found
-
-
-def _rule_of(position: LinkPosition) -> DomainRule | None:
-    """Return the rule that a worker declares about its transfers."""
-    if position.domain is None:
-        return None
-    return DomainRule(position.domain, position.is_required, position.preference)
 
 
 def _number_domains(

@@ -14,6 +14,17 @@ HOST_PRICE = 0.02
 TransferLevel = Literal["host", "domain", "network"]
 
 
+class DomainRule(NamedTuple):
+    """Rule about the domain of a pair: of a worker, or of a request instead of the workers' own.
+
+    domain: kind of domain
+    """
+
+    domain: str
+    is_required: bool
+    preference: float
+
+
 class LinkPosition(NamedTuple):
     """Position of a worker for transfers, from its registration.
 
@@ -34,16 +45,12 @@ class LinkPosition(NamedTuple):
     is_required: bool = False
     preference: float = 0.0
 
-
-class DomainRule(NamedTuple):
-    """Rule of a request about the domain of a pair, instead of the workers' own.
-
-    domain: kind of domain
-    """
-
-    domain: str
-    is_required: bool
-    preference: float
+    @property
+    def rule(self) -> DomainRule | None:
+        """Rule that the worker declares about its transfers; None means no rule."""
+        if self.domain is None:
+            return None
+        return DomainRule(self.domain, self.is_required, self.preference)
 
 
 def link_position_of(worker: RegisteredWorker) -> LinkPosition:
@@ -122,8 +129,4 @@ def _domain_rules(
 ) -> list[DomainRule]:
     if rule is not None:
         return [rule]
-    return [
-        DomainRule(position.domain, position.is_required, position.preference)
-        for position in (prefill, decode)
-        if position.domain is not None
-    ]
+    return [own for own in (prefill.rule, decode.rule) if own is not None]
