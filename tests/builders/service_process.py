@@ -72,17 +72,25 @@ class ServiceClient:
 
     def wait_until_read(self, port: int, seq: int) -> None:
         """Until the listener of 127.0.0.1:`port` has taken in the message `seq`."""
-        eventually(lambda: self._last_sequence(port) == seq)
+        eventually(lambda: self._event_status(port).get("last_sequence") == seq)
 
-    def _last_sequence(self, port: int) -> int | None:
+    def wait_until_certain(self, port: int, seq: int) -> None:
+        """Until, besides, the listener no longer says that a batch may be missing.
+
+        After a gap it counts the last batch before it ends the doubt.
+        """
+        self.wait_until_read(port, seq)
+        eventually(lambda: self._event_status(port).get("certainty") != "unknown")
+
+    def _event_status(self, port: int) -> dict[str, Any]:
         for record in self.get("/workers").body:
             first = str(record["data_parallel_start_rank"] or 0)
             endpoints = record.get("kv_events_endpoints") or {first: record["kv_events_endpoint"]}
             for dp_rank, endpoint in endpoints.items():
                 status = record.get("kv_events", {}).get(dp_rank)
                 if status is not None and endpoint.endswith(f":{port}"):
-                    return status["last_sequence"]
-        return None
+                    return dict(status)
+        return {}
 
 
 class ServiceProcess(ServiceClient):

@@ -92,7 +92,7 @@ def play(service, layout, engine, rows, block_size):
             is_lost = engine.next_seq == LOST_BATCH
             publish(engine, row["batch"], lost=is_lost)
         elif engine.next_seq and not is_lost:  # the next batch shows what is missing
-            service.wait_until_read(engine.port, engine.next_seq - 1)
+            service.wait_until_certain(engine.port, engine.next_seq - 1)
             answers.append((*answer_of(service, layout, row, block_size), row["reused"]))
     return answers
 
