@@ -161,10 +161,6 @@ class RunningService:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return int(fields[12]) / os.sysconf("SC_CLK_TCK")
 
-    def starved_s(self) -> float:
-        """Return the time during which the main thread was ready without a CPU, in seconds."""
-        return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[1]) / 1e9
-
     def resident_mb(self) -> float:
         status = Path(f"/proc/{self.pid}/status").read_text()
         line = next(line for line in status.splitlines() if line.startswith("VmRSS"))

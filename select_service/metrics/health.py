@@ -73,6 +73,13 @@ HEALTH: Sequence[FamilyRow["HealthReport"]] = (
         lambda h: h.flaky,
     ),
     FamilyRow(
+        "health_reports_total",
+        "Failures that callers reported; an untrusted report, by no --health-reporters and about "
+        "no reservation of the rank, causes a check at most.",
+        lambda h: h.reports,
+        ("trusted",),
+    ),
+    FamilyRow(
         "health_common_mode_total",
         "Slow checks that blamed no rank, because more than half of the ranks were slow at once.",
         lambda h: h.common_mode,

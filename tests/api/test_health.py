@@ -80,7 +80,9 @@ def test_a_thousand_refused_requests_take_nobody_out(healthy):
     for _ in range(3):
         report(healthy, status=422, count=1000)
     assert ranks_of(healthy)[1, 0]["state"] == "healthy"
-    assert healthy.service.selector.health.reports.report_counts == (0, 0)
+    metrics = healthy.get("/metrics").body
+    assert 'select_service_health_reports_total{trusted="true"} 0.0' in metrics
+    assert 'select_service_health_reports_total{trusted="false"} 0.0' in metrics
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from select_service.core.replication.session_events import (
     encode_session_event,
 )
 from select_service.core.replication.session_exchange import decode_session_digest
-from select_service.core.workers.metrics_parser import MetricsTextError, parse_readings
+from select_service.core.workers.metrics_parser import MetricsTextError, parse_in_steps
 from select_service.planner.connectors.kube.api_requests import KubernetesError
 from select_service.planner.connectors.kube.api_requests import decode_answer as decode_kubernetes
 from select_service.planner.connectors.selector_client import decode_refusal
@@ -96,7 +96,8 @@ def peer_seeds() -> list[bytes]:
 
 def check_metrics(data: bytes) -> None:
     try:
-        parse_readings(data, (0, 1))
+        for _ in parse_in_steps(data, (0, 1)):
+            pass
     except MetricsTextError:
         return
 

@@ -20,7 +20,7 @@ BROKEN = {
     "json_dumps": ("JsonReader", 0),
     "compact_dumps": ("adopt_blocks", 0),
     "compact_frames": ("CompactReader", 0),
-    "metrics": ("parse_readings", 0),
+    "metrics": ("parse_in_steps", 0),
     "canaries": ("parse_generated", 2),
     "engine_facts": ("validate_record", 0),
     "kubernetes": ("complete_record", 0),

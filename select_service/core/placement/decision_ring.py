@@ -156,10 +156,6 @@ class DecisionRing:
         places = self._begins[(np.arange(first, newest + 1) - 1) % len(self._begins)]
         return [self._copy_row(int(p)) for p in places[places >= self._whole_from()][:at_most]]
 
-    def find_by_id(self, text: str) -> Words | None:
-        """Return the newest decision with this selection or reservation id."""
-        return next(self.find_all_by_id(text), None)
-
     def find_all_by_id(self, text: str) -> Iterator[Words]:
         """Iterate over all decisions with this selection or reservation id, newest first."""
         id_words = _id_words(text)

@@ -81,17 +81,6 @@ class _Sample(NamedTuple):
     value: float | None
 
 
-def parse_readings(text: bytes, dp_ranks: tuple[int, ...]) -> dict[int, EngineReading]:
-    """Return the readings in a text. Raises MetricsTextError."""
-    steps = parse_in_steps(text, dp_ranks)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: dict[int, EngineReading] = end.value
-            return found
-
-
 def parse_in_steps(
     text: bytes, dp_ranks: tuple[int, ...]
 ) -> Generator[None, None, dict[int, EngineReading]]:

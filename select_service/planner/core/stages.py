@@ -27,8 +27,6 @@ class Stage(StrEnum):
     EXECUTE = "execute"
 
 
-PLUGIN_STAGES: Final = (Stage.PREDICT, Stage.PROPOSE, Stage.CONSTRAIN)
-
 PluginText = Annotated[str, Meta(max_length=TEXT_MAX)]
 _Requests = Annotated[float, Meta(ge=0, le=REQUESTS_MAX)]
 _Tokens = Annotated[float, Meta(gt=0, le=TOKENS_MAX)]

@@ -85,13 +85,13 @@ def test_spares_are_wanted_from_some_workers_on(workers, spares):
 
 def test_a_rate_follows_its_samples():
     rate = LearntRate()
-    assert (rate.value, rate.or_default) == (None, 5000.0)
+    assert rate.value is None
     rate.add_sample(1000, 0.0)
     rate.add_sample(0, 1.0)
     assert rate.value is None
     rate.add_sample(1000, 0.5)
     rate.add_sample(3000, 1.0)
-    assert rate.or_default == pytest.approx(2100.0)
+    assert rate.value == pytest.approx(2100.0)
 
 
 def test_means_are_those_of_the_last_ten_minutes():

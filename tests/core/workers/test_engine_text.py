@@ -14,33 +14,34 @@ from select_service.core.workers.metrics_parser import (
     SIGNALS,
     MetricsTextError,
     parse_in_steps,
-    parse_readings,
 )
 from tests.builders.engine_metric_texts import recorded, vllm
 from tests.builders.steps import longest_step, result_of
 
 
+def read_all(text, dp_ranks):
+    return result_of(parse_in_steps(text, dp_ranks))
+
+
 def usages(text, dp_ranks):
-    return {
-        dp_rank: reading.kv_usage for dp_rank, reading in parse_readings(text, dp_ranks).items()
-    }
+    return {dp_rank: reading.kv_usage for dp_rank, reading in read_all(text, dp_ranks).items()}
 
 
 def refusal(text, dp_ranks=(0,)):
     with pytest.raises(MetricsTextError) as caught:
-        parse_readings(text, dp_ranks)
+        read_all(text, dp_ranks)
     return caught.value.result, str(caught.value)
 
 
 @pytest.mark.parametrize(("engine", "deferred"), [("vllm-0.33.0", 1), ("sglang-0.5.23", 0)])
 def test_a_recorded_text_of_one_rank_is_read(engine, deferred):
-    readings = parse_readings(recorded(f"{engine}-1"), (0,))
+    readings = read_all(recorded(f"{engine}-1"), (0,))
     assert readings == {0: EngineReading(0.625, 3 + deferred, 7)}
 
 
 @pytest.mark.parametrize(("engine", "deferred"), [("vllm-0.33.0", 1), ("sglang-0.5.23", 0)])
 def test_a_recorded_text_of_two_ranks_is_read(engine, deferred):
-    readings = parse_readings(recorded(f"{engine}-2"), (0, 1))
+    readings = read_all(recorded(f"{engine}-2"), (0, 1))
     assert readings == {
         0: EngineReading(0.625, 3 + deferred, 7),
         1: EngineReading(0.75, 5 + deferred, 8),
@@ -120,17 +121,17 @@ def test_the_older_name_of_the_usage_is_known():
 
 def test_metrics_that_begin_with_a_known_name_are_others():
     text = b'vllm:num_requests_waiting_by_reason{engine="0"} 9\n' + vllm(0.5, waiting=2)
-    assert parse_readings(text, (0,))[0].requests_waiting == 2
+    assert read_all(text, (0,))[0].requests_waiting == 2
 
 
 @pytest.mark.parametrize("usage", ["NaN", "-0.01", "1.01", "+Inf", "-Inf", "9" * 400])
 def test_a_usage_that_cannot_be_is_no_signal_and_spares_the_others(usage):
-    assert parse_readings(vllm(usage, 2, 3), (0,)) == {0: EngineReading(None, 2, 3)}
+    assert read_all(vllm(usage, 2, 3), (0,)) == {0: EngineReading(None, 2, 3)}
 
 
 @pytest.mark.parametrize("count", ["NaN", "-1", "+Inf", "2.5", "1e300"])
 def test_a_count_that_cannot_be_is_no_signal_and_spares_the_others(count):
-    assert parse_readings(vllm(0.5, count, 3), (0,)) == {0: EngineReading(0.5, None, 3)}
+    assert read_all(vllm(0.5, count, 3), (0,)) == {0: EngineReading(0.5, None, 3)}
 
 
 def test_one_impossible_sample_spoils_the_signal_of_its_rank_only():
@@ -189,7 +190,7 @@ def test_a_rank_has_no_more_lines_than_a_rank_can_have():
     lines = b"vllm:num_requests_waiting 1\n" * (3 * LINES_BYTES_ALWAYS // 2 // 28)
     assert refusal(lines)[0] == "unreadable"
     ranks = tuple(range(2 * LINES_BYTES_ALWAYS // RANK_LINES_BYTES_MAX))
-    assert parse_readings(lines, ranks)[1].requests_waiting == 1
+    assert read_all(lines, ranks)[1].requests_waiting == 1
 
 
 ROWS = [
@@ -225,7 +226,7 @@ LINES = st.builds(
 )
 def test_any_bytes_give_credible_readings_or_a_refusal(text, dp_ranks):
     try:
-        readings = parse_readings(text, dp_ranks)
+        readings = read_all(text, dp_ranks)
     except MetricsTextError:
         return
     assert readings.keys() <= set(dp_ranks)

@@ -156,6 +156,7 @@ class HealthCounters:
 
     failures: failed checks by worker and kind, for registered workers
     busy, misconfigured: neutral checks of ranks that were overloaded or rejected the request
+    trusted_reports, untrusted_reports: reported failures that counted, or caused a check at most
     transitions: state changes by old and new state
     """
 
@@ -169,6 +170,8 @@ class HealthCounters:
     disagreements: int = 0
     busy: int = 0
     misconfigured: int = 0
+    trusted_reports: int = 0
+    untrusted_reports: int = 0
 
     def count_failure(self, rank: Rank, kind: CheckKind) -> None:
         """Count a failure of a rank; passed and neutral checks are ignored."""

@@ -36,6 +36,7 @@ class HealthReport(NamedTuple):
     ranks, spares: number of ranks by state name
     lost: number of ranks that health has taken out, by model
     capacity: level and ratio by model; empty while degradation is off
+    reports: reported failures, by whether they were trusted
     """
 
     workers: Mapping[int, WorkerStatus]
@@ -52,6 +53,7 @@ class HealthReport(NamedTuple):
     common_mode: int
     reference_changes: int
     disagreements: int
+    reports: Mapping[str, int]
 
 
 class _RankCounter:
@@ -108,6 +110,7 @@ def build_health_report(
         common_mode=counts.common_mode,
         reference_changes=counts.reference_changes,
         disagreements=counts.disagreements,
+        reports={"true": counts.trusted_reports, "false": counts.untrusted_reports},
     )
 
 

@@ -1,7 +1,5 @@
 """Client reports about requests: the rank they refer to, and whether they count."""
 
-from typing import NamedTuple
-
 from select_service.core.health.health_kinds import RequestOutcome
 from select_service.core.health.health_monitor import HealthMonitor
 from select_service.core.health.outcome_trust import (
@@ -16,17 +14,6 @@ from select_service.core.load.new_reservation import NewReservation
 from select_service.core.load.reservation_view import ReservationView
 from select_service.core.load.reservations import Reservations
 from select_service.schemas.health import OutcomeRequest
-
-
-class OutcomeReportCounts(NamedTuple):
-    """Counts of failure reports.
-
-    believed: reports that counted
-    untrusted: reports that caused a check at most
-    """
-
-    trusted: int
-    untrusted: int
 
 
 def outcome_of(request: OutcomeRequest) -> RequestOutcome:
@@ -47,12 +34,6 @@ class OutcomeReports:
         self._reservations = reservations
         self._ended = EndedReservations()
         self._trust = ReportTrust()
-        self._n_trusted = self._n_untrusted = 0
-
-    @property
-    def report_counts(self) -> OutcomeReportCounts:
-        """Counts since start-up."""
-        return OutcomeReportCounts(self._n_trusted, self._n_untrusted)
 
     def process_report(self, report: OutcomeReport, now: float) -> None:
         """Process a report about a known rank; an untrusted report causes a check at most."""
@@ -60,11 +41,11 @@ class OutcomeReports:
             # A reservation is one request, whatever count the client sends.
             report = report._replace(times=1)
         was_on = self._reservation_rank(report, now)
-        is_believed = self._trust.is_trusted(report, was_on, now)
+        is_trusted = self._trust.is_trusted(report, was_on, now)
         if report.outcome in (RequestOutcome.FAILURE, RequestOutcome.FATAL):
-            self._n_trusted += is_believed
-            self._n_untrusted += not is_believed
-        self._monitor.process_report(report, is_believed, now)
+            self._monitor.counters.trusted_reports += is_trusted
+            self._monitor.counters.untrusted_reports += not is_trusted
+        self._monitor.process_report(report, is_trusted, now)
 
     def _reservation_rank(self, report: OutcomeReport, now: float) -> Rank | None:
         """Return the current or last rank of the reservation, preferring the reported rank."""

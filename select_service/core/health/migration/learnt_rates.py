@@ -4,7 +4,6 @@ from collections import deque
 from math import inf
 
 from select_service.core.health.capacity_estimate import RequestMeanValues
-from select_service.core.health.migration.move_cost import PREFILL_TOKENS_PER_S
 
 SMOOTHING = 0.1
 """Weight of the newest sample in a rate."""
@@ -26,11 +25,6 @@ class LearntRate:
             return
         rate = tokens / seconds
         self.value = rate if self.value is None else self.value + SMOOTHING * (rate - self.value)
-
-    @property
-    def or_default(self) -> float:
-        """Rate for plans, which need a number."""
-        return PREFILL_TOKENS_PER_S if self.value is None else self.value
 
 
 class RequestMeans:
