@@ -11,8 +11,9 @@ from random import Random
 
 import pytest
 
+from select_service.core.pairs.pair_book import ORPHAN_S
 from tests.builders import worker_body
-from tests.builders.polling import eventually
+from tests.builders.polling import PATIENCE_S, eventually
 from tests.process.access import Secured
 from tests.process.replica_processes import TENANT, Replica
 
@@ -182,7 +183,8 @@ def test_no_pair_is_lost_or_doubled_while_legs_and_a_replica_are_killed(tmp_path
                 names_of(r) == [] and set(r.loads().values()) == {(0, 0, 0)} for r in replicas
             )
 
-        eventually(are_empty, 90.0)
+        # A leg whose other events died with the killed replica ends later.
+        eventually(are_empty, ORPHAN_S + PATIENCE_S)
         for replica in replicas:
             text = replica.get("/metrics")[1].decode()
             assert 'select_service_pair_legs{leg="prefill"} 0.0' in text

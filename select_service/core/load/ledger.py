@@ -44,11 +44,13 @@ TURN_WORK_MAX = 1024
 """Release work of one turn of the event loop, some one to two milliseconds."""
 RELEASE_WORK = 8
 
-Cause: TypeAlias = Literal["client", "replica", "expiry", "rank_left", "moved", "given_up"]
-"""Origin of a change: client (one of ours), moved (to another rank), given_up (the rank is
-dead).
+Cause: TypeAlias = Literal[
+    "client", "replica", "expiry", "rank_left", "moved", "given_up", "pair_ended"
+]
+"""Origin of a change: client (one of ours), moved (to another rank), given_up (the rank is dead),
+pair_ended (the rank of the other leg has left, or is dead).
 """
-UNREPORTED_CAUSES = frozenset(("rank_left", "moved", "given_up"))
+UNREPORTED_CAUSES = frozenset(("rank_left", "moved", "given_up", "pair_ended"))
 """Ends that do not show whether callers report the ends of prefills."""
 
 

@@ -8,7 +8,7 @@ leg waits for the next turn.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -34,6 +34,14 @@ LEGS_PER_TURN = 64
 """Prefill legs released per turn, some microseconds each."""
 LOSSES = frozenset[Cause](("rank_left", "given_up"))
 """Ends of a prefill leg of which the caller has to learn."""
+_CAUSES_OF_LEGS: Mapping[Cause, Cause] = {
+    "replica": "client",
+    "rank_left": "pair_ended",
+    "given_up": "pair_ended",
+}
+"""Causes for a prefill leg that differ from those of its reservation: the end must reach replicas
+that may not know the reservation, and the leg's own rank is alive.
+"""
 ORPHAN_S = 60.0
 """Seconds for which a prefill leg may be without the decode leg, above the time in which replicas
 agree: the event that ended the prefill leg was lost, or the booking replica is gone.
@@ -273,7 +281,7 @@ class PairBook:
             # Peers send the first token as another end of the prefill.
             self._observe_first_token(booking, now)
             self._end_transfer(name)
-        self._end_leg_soon(booking, cause, is_computed=True)
+        self._end_leg_soon(booking, cause, now, is_computed=True)
 
     def on_released(self, booking: ReservationView, cause: Cause, now: float) -> None:
         """Forget a leg, or a pair with its transfer, whose leg is released in the next turn."""
@@ -295,23 +303,35 @@ class PairBook:
         self._end_transfer(name)
         self._pairs.pop(name, None)
         self.lost_legs.pop(name, None)
-        self._end_leg_soon(booking, cause, is_computed=False)
+        self._end_leg_soon(booking, cause, now, is_computed=False)
 
-    def _end_leg_soon(self, booking: ReservationView, cause: Cause, *, is_computed: bool) -> None:
+    def _end_leg_soon(
+        self, booking: ReservationView, cause: Cause, now: float, *, is_computed: bool
+    ) -> None:
         """Release the prefill leg of a reservation in the next turn, if this process has to.
 
         A peer that receives the report about a reservation of this process forwards the change; a
-        peer that knows pairs ends the leg too, and the later end finds nothing.  A peer's own
-        reservation ends or moves there, and the peer's events name the leg.
+        peer that knows pairs ends the leg too, and the later end finds nothing.
         """
         name = booking.reservation_id
-        if name not in self.legs or (cause == "replica" and booking.origin is not None):
+        if name not in self.legs or self._is_ended_by_peer(booking, cause, now):
             return
-        # Causes of peers are not sent on; as the client's, the end of the leg reaches all replicas.
-        ended = EndedLeg("client" if cause == "replica" else cause, is_computed)
+        ended = EndedLeg(_CAUSES_OF_LEGS.get(cause, cause), is_computed)
         # The first end counts: a release behind a reported prefill does not make it unreported.
         self._ended_legs.setdefault(name, ended)
         self._dirty.request_turn_if(self._ended_legs)
+
+    def _is_ended_by_peer(self, booking: ReservationView, cause: Cause, now: float) -> bool:
+        """Return whether a peer's reservation ends or moves there, so that its events name the leg.
+
+        A rank may have left here only, while the pair lives on.
+        """
+        origin = booking.origin
+        if origin is None:
+            return False
+        return cause == "replica" or (
+            cause == "rank_left" and not self.is_replica_gone(origin, now)
+        )
 
     # Pending work
 

@@ -62,7 +62,7 @@ from select_service.core.replication.tombstones import Tombstones
 from select_service.core.sessions.session_directory import SessionDirectory
 from select_service.schemas.pairs import PairRecord
 
-SENT_CAUSES = frozenset(("client", "moved", "given_up"))
+SENT_CAUSES = frozenset(("client", "moved", "given_up", "pair_ended"))
 """Causes of changes that are sent to peers."""
 UNCONFIRMED_MAX = 1024
 """Most unconfirmed bookings; beyond this limit a repeated admission is trusted at once."""

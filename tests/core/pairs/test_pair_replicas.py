@@ -17,6 +17,7 @@ from select_service.core.replication.load_events import (
     decode_event,
 )
 from select_service.core.replication.repair import Repair, ReservationPageAnswer
+from select_service.core.replication.replica_liveness import LIVENESS_TIMEOUT_S
 from select_service.schemas.pairs import LegConstraints, PairRecord
 from select_service.schemas.reservations import ReservationPage
 from tests.builders import a_selector
@@ -277,13 +278,48 @@ def test_a_lost_decode_rank_is_left_at_any_replica(replicas, local):
     assert other.pairs.book.find_pair("a").answer is moved
 
 
+def delete_worker(selector, worker_id, now):
+    selector.delete_worker(worker_id, now)
+    selector.drain_removed_ranks(now)
+
+
+@pytest.mark.parametrize("has_decode_leg", [True, False])
+def test_a_pair_ends_everywhere_with_the_decode_rank_of_its_replica(replicas, has_decode_leg):
+    """A decode rank that is missing at a peer alone ends no pair."""
+    one, other = replicas.selectors
+    replicas.now = 1.0
+    if not has_decode_leg:
+        for worker_id in (4, 5):
+            delete_worker(other, worker_id, 1.0)
+    legs = {leg.leg: leg.worker_id for leg in book(replicas, 0).legs}
+    if has_decode_leg:
+        delete_worker(other, legs["decode"], 1.0)
+    prefill = {prefill_leg_of("a"): legs["prefill"]}
+    assert replicas.held() == [{"a": legs["decode"], **prefill}, prefill]
+    delete_worker(one, legs["decode"], 1.0)
+    assert replicas.held() == [{}, {}]
+    for selector in replicas.selectors:
+        for worker_id in (4, 5):
+            selector.register_worker(a_pair_worker(worker_id))
+    legs = {leg.leg: leg.worker_id for leg in book(replicas, 1).legs}  # the id is free again
+    held = {"a": legs["decode"], prefill_leg_of("a"): legs["prefill"]}
+    assert replicas.held() == [held, held]
+
+
+def test_a_leg_ends_with_the_decode_rank_where_its_replica_is_gone(replicas):
+    _, other = replicas.selectors
+    legs = {leg.leg: leg.worker_id for leg in book(replicas, 0).legs}
+    replicas.is_cut, replicas.now = True, LIVENESS_TIMEOUT_S
+    delete_worker(other, legs["decode"], LIVENESS_TIMEOUT_S)
+    assert replicas.held()[1] == {}
+
+
 def test_a_peer_learns_of_a_leg_that_was_lost_with_its_rank(replicas):
     one, other = replicas.selectors
     legs = {leg.leg: leg.worker_id for leg in book(replicas, 0).legs}
     replicas.now = 1.0
     for selector in replicas.selectors:
-        selector.delete_worker(legs["prefill"], 1.0)
-        selector.drain_removed_ranks(1.0)
+        delete_worker(selector, legs["prefill"], 1.0)
     replicas.settle()
     assert list(one.pairs.book.lost_legs) == list(other.pairs.book.lost_legs) == ["a"]
     assert replicas.waiting() == [({}, {})] * 2

@@ -231,3 +231,15 @@ def test_legs_of_a_replica_that_is_gone_are_moved_by_one_of_the_others(leg, is_d
         assert after[leg] not in (None, before[leg])
         assert after[1 - leg] == before[1 - leg]
         assert [event[1] for event in scene.events()] == ["decode" if leg else "prefill"]
+
+
+def test_a_dead_decode_rank_clears_no_blocks_of_the_prefill_rank():
+    scene = Scene(fields={"index": "assumed"})
+    scene.book()
+    prefill, decode = scene.ranks()
+    scene.give_up(decode)
+    while scene.selector.fleet.partitions[KEY].assumed.run_step(scene.now):
+        pass
+    assert scene.ranks() == (None, None)
+    _, rows = scene.selector.inspection.overlap_scores(a_select(token_ids=list(range(40))))
+    assert {row.worker_id: row.assumed_blocks for row in rows}[prefill] == 10
