@@ -1,4 +1,4 @@
-"""Shared by every test: how much Hypothesis explores, and what a failed test shows of processes."""
+"""Hooks and fixtures of all tests: Hypothesis profiles, async tests, logs of failed processes."""
 
 import asyncio
 import inspect
@@ -17,15 +17,16 @@ settings.load_profile(hypothesis_profiles.PROFILE)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first, so that no process of several works on alone in the end."""
+    """Run the longest tests first, so that no process of several works alone at the end."""
     items.sort(key=lambda item: item.path.parent.name != "simulation")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an async test on an event loop of its own.
+    """Run an async test on a new event loop.
 
-    What runs it is its argument `run`, else `RUN_ASYNC` of its module, else `asyncio.run`.
+    The runner is the argument `run` of the test, else `RUN_ASYNC` of the module, else
+    `asyncio.run`.
     """
     if not inspect.iscoroutinefunction(pyfuncitem.function):
         return None
@@ -43,7 +44,7 @@ def pytest_runtest_setup() -> None:
 
 @pytest.fixture(autouse=True)
 def _levels_of_logs_are_as_before() -> Iterator[None]:
-    """Whoever changes them: a test, or a service that is asked to."""
+    """Restore the levels of loggers, which a test or a called service may change."""
     loggers = [logging.getLogger(name) for name in (*OWN_PACKAGES, "uvicorn")]
     levels, shown = [logger.level for logger in loggers], shows_debug[0]
     yield

@@ -1,4 +1,4 @@
-"""Engines that serve metrics over real sockets, well or badly, and one that owns their readings."""
+"""Engines that serve metrics over real sockets, well or badly, and a fake owner of readings."""
 
 import asyncio
 import contextlib
@@ -14,11 +14,11 @@ from select_service.core.workers.engine_load import EngineTarget
 from tests.builders.polling import PATIENCE_S
 
 Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-"""For anything a test waits for; only a failing test waits so long."""
+"""Function that answers a request over a connection."""
 
 
 class Owner:
-    """Wants the targets that it is given, and notes what it is told."""
+    """Owner that requests the given targets and records readings and errors."""
 
     def __init__(self, *targets: EngineTarget) -> None:
         self.targets = list(targets)
@@ -41,7 +41,7 @@ class Owner:
         self.told.put_nowait((target, error))
 
     async def next_of(self, worker_id: int) -> Any:
-        """The next readings, or the next error, of a worker."""
+        """Return the next readings, or the next error, of a worker."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 target, said = await self.told.get()
@@ -70,7 +70,7 @@ async def monitor(
 
 
 class Page:
-    """A well-behaved HTTP server with one page, which may change; counts who asks."""
+    """An HTTP server with one changeable page, and a count of requests."""
 
     def __init__(self, body: bytes, status: int = 200, headers: dict[str, str] | None = None):
         self.body, self.status, self.headers = body, status, headers
@@ -85,7 +85,7 @@ class Page:
 
 @contextlib.asynccontextmanager
 async def serving(page: Page) -> AsyncIterator[str]:
-    """The URL of the page."""
+    """Yield the URL of the page."""
     app = web.Application()
     app.router.add_get("/metrics", page.answer)
     runner = web.AppRunner(app)
@@ -99,7 +99,7 @@ async def serving(page: Page) -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def speaking(speak: Speak) -> AsyncIterator[str]:
-    """The URL of a server that reads a request and then says whatever `speak` says."""
+    """Yield the URL of a server that reads a request and then answers by `speak`."""
     talks: set[asyncio.Task[None]] = set()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -123,11 +123,11 @@ async def speaking(speak: Speak) -> AsyncIterator[str]:
         for task in talks:
             task.cancel()
         await asyncio.gather(*talks, return_exceptions=True)
-        await asyncio.sleep(0)  # for the transports to close
+        await asyncio.sleep(0)  # lets the transports close
 
 
-def says(*parts: bytes, hangs: bool = False) -> Speak:
-    """Says the parts, then closes; or hangs and keeps the connection."""
+def send_parts(*parts: bytes, hangs: bool = False) -> Speak:
+    """Return a function that sends the parts, then closes; or hangs and keeps the connection."""
 
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for part in parts:
@@ -139,8 +139,8 @@ def says(*parts: bytes, hangs: bool = False) -> Speak:
     return speak
 
 
-def repeats(head: bytes, part: bytes, pause_s: float = 0.0) -> Speak:
-    """Says `part` for ever."""
+def send_repeatedly(head: bytes, part: bytes, pause_s: float = 0.0) -> Speak:
+    """Return a function that sends `part` for ever."""
 
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(head)

@@ -1,4 +1,4 @@
-"""What follows a change of workers: order, one pass for many, clients that go away, failures."""
+"""Tests of the follower of worker changes: order, batches, clients that leave, failures."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ KEY = PartitionKey("m", "default")
 
 
 class Listeners:
-    """Stands in for the sockets: keeps what it was told, and waits when it shall."""
+    """Fake of the sockets that records calls and waits on demand."""
 
     def __init__(self):
         self.told = []
@@ -62,12 +62,12 @@ class Scene:
         self.selector.register_worker(a_worker(worker_id, **fields))
 
     def registering(self, worker_id, **fields):
-        """As a handler does it."""
+        """Register a worker as a handler does; return the wait for the change."""
         self.register(worker_id, **fields)
         return asyncio.ensure_future(self.follower.wait_until_applied())
 
     async def held_up(self):
-        """A pass for worker 100 that does not end before `go_on`; returns who waits for it."""
+        """Start a pass for worker 100 that ends after `go_on`; return the wait for it."""
         self.listeners.go_on.clear()
         first = self.registering(100)
         await eventually_on_loop(lambda: self.listeners.told)
@@ -101,7 +101,7 @@ async def test_changes_that_wait_are_followed_together_in_the_order_they_were_ma
         assert list(together.items()) == [(3, ["tcp://moved:1"]), (1, []), (2, ["tcp://w2:1"])]
 
 
-async def test_a_change_that_comes_during_a_pass_is_answered_by_the_next_one():
+async def test_a_change_during_a_pass_is_answered_by_the_next_pass():
     async with Scene() as scene:
         first = await scene.held_up()
         second = scene.registering(1)
@@ -115,7 +115,7 @@ async def test_a_change_that_comes_during_a_pass_is_answered_by_the_next_one():
         await second
 
 
-async def test_who_has_gone_leaves_nothing_behind_and_the_others_are_answered():
+async def test_a_client_that_left_is_forgotten_and_the_others_are_answered():
     async with Scene() as scene:
         first = await scene.held_up()
         gone, stays = scene.registering(1), scene.registering(2)
@@ -146,8 +146,8 @@ async def test_an_old_listener_is_closed_before_the_slot_of_its_rank_is_cleared(
         assert index.stats().blocks == 0
 
 
-async def test_what_nobody_waits_for_is_seen_by_a_look():
-    """A slot that was empty only after its rank had left."""
+async def test_a_change_without_a_waiter_is_found_by_a_look():
+    """Check a slot that is emptied only after its rank has left."""
 
     async with Scene() as scene:
         for worker_id in (1, 2):
@@ -173,7 +173,7 @@ async def test_more_than_a_turn_may_take_is_followed_in_parts_and_answered_at_th
         assert [set(told) for told in scene.listeners.told] == [{0, 1}, {2, 3}, {4}]
 
 
-async def test_a_failure_is_told_to_all_who_wait_and_ends_the_task():
+async def test_a_failure_reaches_all_waiters_and_ends_the_task():
     async with Scene() as scene:
         first = await scene.held_up()
         second = scene.registering(1)
@@ -219,7 +219,7 @@ async def test_recovered_blocks_that_cannot_be_attached_are_given_up_and_counted
         await scene.registering(2)
 
 
-async def test_whoever_must_not_see_a_rank_between_waits_for_adoptions_alone(monkeypatch):
+async def test_waiting_for_adoptions_ignores_other_changes(monkeypatch):
     began, go_on = threading.Event(), threading.Event()
     attach = recovered_blocks._attach_rank
 
@@ -230,7 +230,7 @@ async def test_whoever_must_not_see_a_rank_between_waits_for_adoptions_alone(mon
 
     async with Scene() as scene:
         first = await scene.held_up()
-        await scene.follower.wait_until_adopted()  # other changes are nothing to wait for
+        await scene.follower.wait_until_adopted()  # other changes need no wait
         monkeypatch.setattr(recovered_blocks, "_attach_rank", slowly)
         recovered = recovering(scene, 1)
         adopted = asyncio.ensure_future(scene.follower.wait_until_adopted())

@@ -1,4 +1,4 @@
-"""The files of the decision log: whole lines, bounded in number and size."""
+"""Tests of the decision log's files: whole lines, bounded in number and size."""
 
 import msgspec
 import pytest
@@ -40,7 +40,7 @@ def test_lines_are_appended_and_every_run_begins_with_a_head(tmp_path):
     assert lines_of(path) == [*run, LogHead(), FLEET, a_decision(1), a_decision(11)]
 
 
-def test_files_move_on_and_each_says_who_is_there(tmp_path):
+def test_files_rotate_and_each_lists_the_workers(tmp_path):
     path = tmp_path / "log.jsonl"
     files = DecisionLogFiles(path, bytes_max=1000, files_max=3)
     files.start()
@@ -56,7 +56,7 @@ def test_files_move_on_and_each_says_who_is_there(tmp_path):
         assert file.stat().st_size < 1000 + 400
 
 
-def test_what_the_thread_has_no_room_for_is_dropped_and_counted(tmp_path, monkeypatch):
+def test_lines_beyond_the_threads_room_are_dropped_and_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(decision_files, "QUEUE_MAX", 2)
     files = DecisionLogFiles(tmp_path / "log.jsonl")
     assert [files.offer_line(a_decision(number)) for number in range(4)] == [
@@ -85,6 +85,6 @@ def test_a_disk_that_refuses_is_counted_and_tried_again(tmp_path):
     assert numbers_in(folder / "log.jsonl") == [3]
 
 
-def test_a_path_that_cannot_be_written_is_told_at_once(tmp_path):
+def test_an_unwritable_path_is_reported_at_once(tmp_path):
     with pytest.raises(IsADirectoryError, match=tmp_path.name):
         DecisionLogFiles(tmp_path)

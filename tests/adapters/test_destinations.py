@@ -1,4 +1,4 @@
-"""Over HTTP nothing is sent to an address that must not be connected to, however it is come by."""
+"""Tests that HTTP requests never reach a forbidden address, whatever the way to the address."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ METADATA = "http://169.254.169.254/latest/meta-data/"
 
 
 def resolving(destinations, *answers):
-    """Names whose lookups lead there, one after the other; the last one again and again."""
+    """Return a resolver with these outcomes in turn; the last one repeats."""
     left = list(answers)
 
     def look_up(host, *_, **__):
@@ -40,7 +40,7 @@ def resolving(destinations, *answers):
     return Resolver(look_up, EgressGuard(destinations.address_refusal))
 
 
-async def asked(url, names, purpose="metrics", http=None):
+async def fetch(url, names, purpose="metrics", http=None):
     client = http or HttpClient(names)
     try:
         return await client.get_body(
@@ -51,12 +51,12 @@ async def asked(url, names, purpose="metrics", http=None):
             await client.close()
 
 
-async def posted(url, names):
+async def send_post(url, names):
     reply = await TimedHttpClient(names).post(url, b"{}", {}, bytes_max=99, timeout_s=PATIENCE_S)
     return reply.body
 
 
-WAYS = pytest.mark.parametrize("way", [asked, posted], ids=["client", "post"])
+WAYS = pytest.mark.parametrize("way", [fetch, send_post], ids=["client", "post"])
 
 
 def refusal_of(way, url, names):
@@ -68,7 +68,7 @@ def refusal_of(way, url, names):
 
 @contextlib.asynccontextmanager
 async def listening(address="127.0.0.1"):
-    """A port, and how many connections it has had."""
+    """Yield a port, and the list of its connections."""
     came = []
 
     async def take(reader, writer):
@@ -92,10 +92,10 @@ async def listening(address="127.0.0.1"):
         "https://169.254.169.254/",
     ],
 )
-def test_what_is_always_refused(way, url):
+def test_some_addresses_are_always_refused(way, url):
     names = resolving(LOCAL, "127.0.0.1")
     assert "always refused" in refusal_of(way, url, names)
-    purpose = "metrics" if way is asked else "canary"
+    purpose = "metrics" if way is fetch else "canary"
     assert names.egress_guard.refusal_counts() == {purpose: 1}
 
 
@@ -111,20 +111,20 @@ async def test_nothing_arrives_where_only_others_may_be_connected_to(way, host):
 
 @pytest.mark.parametrize("host", ["127.1", "2130706433", "127.000.000.001"])
 async def test_old_ways_to_write_an_address_lead_nowhere(host):
-    """A socket would take them for 127.0.0.1, and nobody would have judged that."""
+    """Check forms of 127.0.0.1 that a socket accepts but no address check covers."""
 
     async with listening() as (port, came):
         with pytest.raises(HttpError):
-            await asked(
+            await fetch(
                 f"http://{host}:{port}/", Resolver(egress_guard=EgressGuard(LISTED.address_refusal))
             )
         with pytest.raises(HttpError, match="--connect-to-loopback"):
-            await posted(f"http://{host}:{port}/", resolving(LISTED, "127.0.0.1"))
+            await send_post(f"http://{host}:{port}/", resolving(LISTED, "127.0.0.1"))
     assert not came
 
 
 @WAYS
-async def test_of_several_addresses_those_that_are_allowed_are_tried(way):
+async def test_only_the_permitted_ones_of_several_addresses_are_tried(way):
     page = Page(b"yes")
     async with serving_all(page) as port:
         names = resolving(LOCAL, "169.254.169.254 127.0.0.1")
@@ -133,17 +133,17 @@ async def test_of_several_addresses_those_that_are_allowed_are_tried(way):
 
 
 @WAYS
-async def test_a_name_that_is_turned_round_is_refused_when_it_is_looked_up_again(way):
+async def test_a_rebound_name_is_refused_at_the_next_lookup(way):
     page = Page(b"yes", headers={"connection": "close"})
     async with serving_all(page) as port:
         names = resolving(LOCAL, "127.0.0.1", "169.254.169.254")
         url = f"http://engine:{port}/metrics"
         assert await way(url, names) == b"yes"
-        assert "resolves to 169.254.169.254" in await refused(way, url, names)
+        assert "resolves to 169.254.169.254" in await refusal_text(way, url, names)
     assert len(page.requests) == 1
 
 
-async def refused(way, url, names):
+async def refusal_text(way, url, names):
     with pytest.raises(HttpError) as caught:
         await way(url, names)
     assert caught.value.failure == "not_allowed"
@@ -158,7 +158,7 @@ async def test_a_redirect_is_not_followed(way, status):
         async with serving_all(Page(b"", status, there)) as first:
             names = resolving(LOCAL, "127.0.0.1")
             url = f"http://engine:{first}/metrics"
-            if way is asked:
+            if way is fetch:
                 with pytest.raises(HttpError, match=f"status {status}"):
                     await way(url, names)
             else:
@@ -181,7 +181,7 @@ async def test_metrics_at_a_name_that_leads_elsewhere():
 
 
 async def test_the_list_of_a_replica_where_only_we_can_ask():
-    """Its URL is what the replica says of itself in a message."""
+    """Check the URL that a replica sends in a message."""
 
     names = resolving(LOCAL, "127.0.0.1")
     http = HttpClient(names)
@@ -192,7 +192,7 @@ async def test_the_list_of_a_replica_where_only_we_can_ask():
 
 
 @pytest.mark.parametrize("host", ["10.0.0.1", "evil.example", "0xa9fea9fe", "2852039166"])
-def test_a_doctor_reaches_only_what_may_be_connected_to(host):
+def test_the_doctor_reaches_only_permitted_addresses(host):
     names = resolving(EgressPolicy((parse_network("192.0.2.0/24"),)), "169.254.169.254")
     assert asyncio.run(url_connection_error(names, f"http://{host}:8000/")).startswith("refused: ")
     assert asyncio.run(endpoint_connection_error(names, f"tcp://{host}:5557")).startswith(
@@ -203,7 +203,7 @@ def test_a_doctor_reaches_only_what_may_be_connected_to(host):
 
 @contextlib.asynccontextmanager
 async def serving_all(page):
-    """The port of a server that gives the page to GET and to POST."""
+    """Yield the port of a server that serves the page for GET and POST."""
     app = web.Application()
     app.router.add_route("*", "/metrics", page.answer)
     runner = web.AppRunner(app)

@@ -1,4 +1,4 @@
-"""Tasks that are due again and again: order, turns, what is counted."""
+"""Tests of periodic tasks: order, turns, counts."""
 
 import logging
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from select_service.core.periodic_task import PeriodicTask
 
 
 def task(name, seen, *, interval_s=1.0, turns=1):
-    """A task that needs so many turns each time it is due."""
+    """Return a task that needs this many turns each time."""
     left = [turns]
 
     def step(now):
@@ -31,7 +31,7 @@ def test_a_task_is_due_one_interval_after_the_start_and_after_each_step():
     assert seen == [("a", 2.5)]
 
 
-def test_one_that_has_more_goes_on_in_the_next_turn_and_the_others_have_theirs():
+def test_a_task_with_more_work_continues_in_the_next_turn_beside_the_others():
     seen = []
     tasks = PeriodicTasks([task("long", seen, turns=3), task("b", seen), task("c", seen)], 0.0)
     waits = [tasks.run_next_step(1.0) for _ in range(5)]
@@ -55,7 +55,7 @@ def test_steps_are_counted_by_task():
     assert 0.0 < counts.longest_s <= counts.seconds
 
 
-def test_what_a_step_raises_ends_the_tasks():
+def test_an_exception_of_a_step_ends_the_tasks():
     def broken(now):
         raise RuntimeError("a bug")
 

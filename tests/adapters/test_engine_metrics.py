@@ -1,4 +1,4 @@
-"""The monitor against real HTTP servers: good ones, and every kind of bad one."""
+"""Tests of the monitor against real HTTP servers: good servers, and every kind of bad server."""
 
 import asyncio
 import logging
@@ -18,8 +18,8 @@ from tests.adapters.metric_servers import (
     Owner,
     Page,
     monitor,
-    repeats,
-    says,
+    send_parts,
+    send_repeatedly,
     serving,
     speaking,
     until,
@@ -29,7 +29,7 @@ from tests.builders.polling import PATIENCE_S
 
 OK = b"HTTP/1.1 200 OK\r\n"
 SHORT_S = 0.1
-"""A time-out that is meant to run out."""
+"""Timeout that is meant to run out, seconds."""
 
 
 def a_target(url, worker_id=1, dp_ranks=(0,)):
@@ -48,7 +48,7 @@ async def test_the_recorded_text_of_an_engine_becomes_readings(engine, deferred)
             assert metrics.counts["ok"] >= 1
 
 
-async def test_every_scrape_reads_anew_over_the_same_connection():
+async def test_every_scrape_uses_the_same_connection():
     page = Page(vllm(0.25))
     async with serving(page) as url:
         owner = Owner(a_target(url))
@@ -61,7 +61,7 @@ async def test_every_scrape_reads_anew_over_the_same_connection():
     assert len(page.connections) == 1
 
 
-async def test_the_query_of_a_url_is_sent_as_it_stands():
+async def test_the_query_of_a_url_is_sent_unchanged():
     page = Page(vllm(0.5))
     query = "name[]=vllm:kv_cache_usage_perc&x=%2f+"
     async with serving(page) as url:
@@ -72,28 +72,36 @@ async def test_the_query_of_a_url_is_sent_as_it_stands():
 
 
 BROKEN = [
-    ("timeout", "no complete answer", says(hangs=True)),
-    ("timeout", "no complete answer", says(OK + b"content-length: 9\r\n\r\nvll", hangs=True)),
-    ("timeout", "no complete answer", repeats(OK + b"\r\n", b"a", pause_s=0.01)),
-    ("timeout", "no complete answer", repeats(OK, b"x-more: 1\r\n", pause_s=0.01)),
-    ("unreachable", "the connection was closed before an answer came", says()),
-    ("http_status", "status 500", says(b"HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n")),
-    ("too_large", "4194304 bytes", repeats(OK + b"\r\n", b"# padding\n" * 10_000)),
-    ("unreadable", "not HTTP", says(b"\x00\xff\x16\x03 is no HTTP\r\n\r\n")),
-    ("unreadable", "more than 256 headers", repeats(OK, b"x-more: 1\r\n" * 1000)),
-    ("unreadable", "", says(OK + b"content-length: 99\r\n\r\n" + vllm(0.5))),
-    ("unreadable", "response incomplete", says(OK + b"content-length: 999\r\n\r\n" + vllm(0.5))),
-    ("unreadable", "not HTTP", says(OK + b"transfer-encoding: chunked\r\n\r\nzz\r\n")),
-    ("unreadable", "middle of a line", says(OK + b"\r\n" + vllm(0.5, 1, 12)[:-2])),
+    ("timeout", "no complete answer", send_parts(hangs=True)),
+    ("timeout", "no complete answer", send_parts(OK + b"content-length: 9\r\n\r\nvll", hangs=True)),
+    ("timeout", "no complete answer", send_repeatedly(OK + b"\r\n", b"a", pause_s=0.01)),
+    ("timeout", "no complete answer", send_repeatedly(OK, b"x-more: 1\r\n", pause_s=0.01)),
+    ("unreachable", "the connection was closed before an answer came", send_parts()),
+    ("http_status", "status 500", send_parts(b"HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n")),
+    ("too_large", "4194304 bytes", send_repeatedly(OK + b"\r\n", b"# padding\n" * 10_000)),
+    ("unreadable", "not HTTP", send_parts(b"\x00\xff\x16\x03 is no HTTP\r\n\r\n")),
+    ("unreadable", "more than 256 headers", send_repeatedly(OK, b"x-more: 1\r\n" * 1000)),
+    ("unreadable", "", send_parts(OK + b"content-length: 99\r\n\r\n" + vllm(0.5))),
+    (
+        "unreadable",
+        "response incomplete",
+        send_parts(OK + b"content-length: 999\r\n\r\n" + vllm(0.5)),
+    ),
+    ("unreadable", "not HTTP", send_parts(OK + b"transfer-encoding: chunked\r\n\r\nzz\r\n")),
+    ("unreadable", "middle of a line", send_parts(OK + b"\r\n" + vllm(0.5, 1, 12)[:-2])),
     (
         "unreadable",
         "content-encoding is gzip",
-        says(OK + b"content-encoding: gzip\r\n\r\n" + vllm(0.5)),
+        send_parts(OK + b"content-encoding: gzip\r\n\r\n" + vllm(0.5)),
     ),
-    ("unreadable", "implausible", says(OK + b"\r\n" + vllm("NaN", "NaN", "NaN"))),
-    ("no_metric", "no known vLLM or SGLang metric", says(OK + b"\r\n" + bytes(range(256)) * 400)),
-    ("no_metric", "no known vLLM or SGLang metric", says(OK + b"\r\n<html>sign in</html>\n")),
-    ("no_metric", "no known vLLM or SGLang metric", says(OK + b"\r\n")),
+    ("unreadable", "implausible", send_parts(OK + b"\r\n" + vllm("NaN", "NaN", "NaN"))),
+    (
+        "no_metric",
+        "no known vLLM or SGLang metric",
+        send_parts(OK + b"\r\n" + bytes(range(256)) * 400),
+    ),
+    ("no_metric", "no known vLLM or SGLang metric", send_parts(OK + b"\r\n<html>sign in</html>\n")),
+    ("no_metric", "no known vLLM or SGLang metric", send_parts(OK + b"\r\n")),
 ]
 
 
@@ -107,7 +115,7 @@ async def test_a_broken_endpoint_is_a_failed_scrape(result, error, speak):
             assert {name for name, count in metrics.counts.items() if count} == {result}
 
 
-async def test_a_port_where_nobody_listens_is_unreachable():
+async def test_a_port_without_a_server_is_unreachable():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     owner = Owner(a_target(f"http://127.0.0.1:{port}/metrics"))
@@ -151,7 +159,7 @@ async def test_a_url_that_the_client_does_not_understand_is_a_failed_scrape():
         assert metrics.counts["unreachable"] >= 1
 
 
-async def test_after_a_failure_the_last_reading_is_believed_until_it_is_stale():
+async def test_after_a_failure_the_last_reading_counts_until_it_is_stale():
     page, loads = Page(vllm(0.5)), EngineLoads(stale_s=5.0)
     async with serving(page) as url:
         owner = Owner(a_target(url))
@@ -169,7 +177,7 @@ async def test_after_a_failure_the_last_reading_is_believed_until_it_is_stale():
     assert loads.last_failure(1).error == "status 503"
 
 
-async def test_a_worker_that_hangs_is_asked_once_at_a_time_and_delays_nobody():
+async def test_a_hanging_worker_has_one_scrape_at_a_time_and_delays_no_other():
     asked = 0
 
     async def hang(reader, writer):
@@ -188,12 +196,12 @@ async def test_a_worker_that_hangs_is_asked_once_at_a_time_and_delays_nobody():
 
 async def test_more_hanging_workers_than_scrapes_at_once_do_not_stop_the_rest(monkeypatch):
     monkeypatch.setattr(engine_metrics, "SCRAPES_MAX", 2)
-    async with speaking(says(hangs=True)) as slow, serving(Page(vllm(0.5))) as fast:
+    async with speaking(send_parts(hangs=True)) as slow, serving(Page(vllm(0.5))) as fast:
         owner = Owner(*(a_target(slow, i) for i in range(5)), a_target(fast, 9))
         async with monitor(owner, timeout_s=SHORT_S):
             for _ in range(2):
                 while isinstance(await owner.next_of(9), str):
-                    pass  # too slow for the short time-out on a busy machine
+                    pass  # too slow for the short timeout on a busy machine
 
 
 async def test_the_scrapes_of_a_fleet_are_spread_over_the_interval():
@@ -211,7 +219,7 @@ async def test_the_scrapes_of_a_fleet_are_spread_over_the_interval():
     assert begun[7] - begun[0] >= 0.2
 
 
-async def test_a_worker_that_leaves_is_not_asked_again_nor_complained_about(caplog):
+async def test_a_worker_that_left_is_neither_scraped_nor_logged(caplog):
     asked, gone = [], asyncio.Event()
 
     async def hold(reader, writer):
@@ -232,7 +240,7 @@ async def test_a_worker_that_leaves_is_not_asked_again_nor_complained_about(capl
     assert caplog.records == []
 
 
-async def test_a_worker_whose_metrics_move_is_asked_at_the_new_place():
+async def test_a_worker_with_a_new_metrics_endpoint_is_scraped_there():
     old, new = Page(vllm(0.25)), Page(vllm(0.75))
     async with serving(old) as before, serving(new) as after:
         owner = Owner(a_target(before))
@@ -282,7 +290,7 @@ async def test_a_failure_looks_up_its_own_worker_only():
 
 
 async def test_a_long_text_is_read_in_steps(monkeypatch):
-    """No turn of the loop takes more of them than the budget allows."""
+    """Check that no turn of the loop takes more steps than the budget allows."""
     turn, steps = 0, Counter()
     reading = engine_metrics.parse_in_steps
 
@@ -333,7 +341,7 @@ async def test_a_bug_ends_the_task_with_its_error():
     assert caught.group_contains(AssertionError, match="a bug")
 
 
-async def test_stopping_breaks_off_what_hangs():
+async def test_stopping_aborts_hanging_scrapes():
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def hold(reader, writer):

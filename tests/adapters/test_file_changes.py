@@ -1,4 +1,4 @@
-"""Files that hang hold up their own thread, and nobody else."""
+"""Tests of hanging files, which delay their own thread alone."""
 
 import asyncio
 import threading
@@ -10,9 +10,7 @@ from tests.builders.hung_mount import hung_mount
 from tests.builders.polling import PATIENCE_S, eventually_on_loop
 
 
-async def test_files_that_do_not_answer_are_told_of_once_and_when_they_do(
-    monkeypatch, caplog, tmp_path
-):
+async def test_hanging_files_are_logged_once_and_when_they_answer(monkeypatch, caplog, tmp_path):
     caplog.set_level("INFO")
     monkeypatch.setattr(file_thread, "SLOW_FILE_S", 0.02)
     answers = threading.Event()

@@ -1,4 +1,4 @@
-"""What this process asks of others over HTTP, with names that nobody answers for."""
+"""Tests of the HTTP client, including names without an answering name server."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ ROW = {
 
 TLS = Path(__file__).parents[1] / "builders" / "tls"
 CERTIFICATE = TLS / "certificate.pem"
-"""Of `peer.test`, signed by itself, for a hundred years."""
+"""Self-signed certificate of `peer.test`, valid for a hundred years."""
 ASK = """\
 import asyncio, sys
 from indexer.sockets.dns_resolver import Resolver
@@ -61,7 +61,7 @@ asyncio.run(ask())
 
 @contextlib.asynccontextmanager
 async def answering(answer, tls=None):
-    """The URL of a server that gives every request to `answer`."""
+    """Yield the URL of a server that passes every request to `answer`."""
     app = web.Application()
     app.router.add_get("/{path:.*}", answer)
     runner = web.AppRunner(app)
@@ -75,7 +75,7 @@ async def answering(answer, tls=None):
 
 @pytest.fixture
 def silence():
-    """A name server that answers nobody as long as the test goes on."""
+    """Yield a resolver that gets no answer during the test."""
     over = threading.Event()
 
     def look_up(*_, **__):
@@ -119,7 +119,7 @@ async def test_a_name_with_several_addresses_is_tried_until_one_answers():
     assert body == b"yes"
 
 
-def test_a_name_that_is_not_found_is_told_so():
+def test_a_name_that_is_not_found_is_an_error():
     async def scene():
         def lookup(*_, **__):
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
@@ -136,7 +136,7 @@ def test_a_name_that_is_not_found_is_told_so():
 
 
 def over_tls(ask):
-    """What `ask(port)` makes of a server that shows the certificate of `peer.test`."""
+    """Return the result of `ask(port)` for a server with the certificate of `peer.test`."""
 
     async def scene():
         async def answer(request):
@@ -166,7 +166,7 @@ def test_over_https_a_certificate_that_the_system_trusts_must_be_of_the_host(hos
     assert (b"HttpError" in error and b"certificate" in error) is not trusted
 
 
-def test_over_https_nobody_is_believed_whom_the_system_does_not_trust():
+def test_over_https_untrusted_certificates_are_rejected():
     async def ask(port):
         http = HttpClient(Resolver(lambda *_, **__: [(2, 1, 6, "", ("127.0.0.1", 0))]))
         try:
@@ -182,7 +182,7 @@ def test_over_https_nobody_is_believed_whom_the_system_does_not_trust():
 
 
 class Origins:
-    """So many servers, each with a port of its own, and who is connected to them."""
+    """Servers on separate ports, and their connections."""
 
     def __init__(self, count, silent=()):
         self.connected = set()
@@ -218,7 +218,7 @@ class Origins:
         writer.close()
 
 
-async def test_connections_are_bounded_whoever_does_not_answer():
+async def test_connections_are_bounded_with_silent_servers():
     origins = Origins(40, silent=range(40))
     http = HttpClient(Resolver(), connections_max=8)
     async with origins as urls:
@@ -268,13 +268,13 @@ async def test_origins_that_never_answer_keep_no_kept_one_waiting():
 
 
 def page_of(rows, wanted):
-    """What becomes of a peer's answer with these rows."""
+    """Return the page decoded from a peer's answer with these rows."""
     page = {"reservations": rows, "total": 1, "next": None, "router_id": 7}
     return answer_of(json.dumps(page).encode(), wanted)
 
 
 def answer_of(body, wanted):
-    """What becomes of this body of a peer's answer."""
+    """Return the page decoded from this body of a peer's answer."""
 
     async def scene():
         async def answer(request):
@@ -290,7 +290,7 @@ def answer_of(body, wanted):
     return asyncio.run(scene())
 
 
-def test_a_page_has_no_more_rows_than_were_asked_for():
+def test_a_page_has_no_more_rows_than_requested():
     assert len(page_of([ROW] * 3, ReservationFilter(limit=3)).reservations) == 3
     with pytest.raises(PeerListUnavailable, match="more than the requested 3 rows"):
         page_of([ROW] * 4, ReservationFilter(limit=3))
@@ -302,8 +302,8 @@ def test_a_page_has_a_bound_in_bytes(monkeypatch):
         page_of([ROW], ReservationFilter(limit=3))
 
 
-class Decoded:
-    """Notes how many bytes are decoded at once."""
+class RecordingDecoder:
+    """Decoder that records the number of bytes per call."""
 
     def __init__(self, decode):
         self.decode, self.sizes = decode, []
@@ -334,7 +334,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize(("error", "body"), HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_page_is_not_decoded_beyond_its_bounds(error, body, monkeypatch):
-    rows = Decoded(peer_list._row_of)
+    rows = RecordingDecoder(peer_list._row_of)
     monkeypatch.setattr(peer_list, "_row_of", rows)
     with pytest.raises(PeerListUnavailable, match=error):
         answer_of(body.replace(b"ROW", json.dumps(ROW).encode()), ReservationFilter(limit=3))
@@ -342,7 +342,7 @@ def test_a_hostile_page_is_not_decoded_beyond_its_bounds(error, body, monkeypatc
     assert all(size <= peer_list.ROW_BYTES_MAX for size in rows.sizes)
 
 
-def test_a_page_is_read_however_it_is_written():
+def test_a_page_is_decoded_in_any_notation():
     row = {**ROW, "reservation_id": 'a"}, {"b\\', "later": {"x": [1, "}"]}}
     page = {"later": [], "reservations": [row, row], "total": 2, "next": "x", "router_id": 7}
     wanted = ReservationFilter(limit=3)
@@ -352,7 +352,7 @@ def test_a_page_is_read_however_it_is_written():
         assert (read.total, read.next, read.router_id) == (2, "x", 7)
 
 
-def test_of_many_hashes_only_those_are_read_that_are_booked():
+def test_only_the_booked_ones_of_many_hashes_are_decoded():
     hashes = [2**64 - 1 - n for n in range(BOOKED_BLOCKS_MAX + 5000)]
     wanted = ReservationFilter(limit=3, sequence_hashes=True)
     (row,) = page_of([{**ROW, "sequence_hashes": hashes}], wanted).reservations
@@ -363,6 +363,6 @@ def test_of_many_hashes_only_those_are_read_that_are_booked():
 
 
 @pytest.mark.parametrize("hashes", [[-1], [2**64], ["x"], [[]], "x"])
-def test_hashes_that_are_none_are_refused(hashes):
+def test_invalid_hashes_are_rejected(hashes):
     with pytest.raises(PeerListUnavailable):
         page_of([{**ROW, "sequence_hashes": hashes}], ReservationFilter(limit=3))

@@ -1,4 +1,4 @@
-"""The file of keys is followed; a wrong one changes nothing."""
+"""Tests of the followed key file; a wrong file changes nothing."""
 
 import contextlib
 
@@ -19,7 +19,7 @@ def _no_long_waits(monkeypatch):
 
 @contextlib.asynccontextmanager
 async def watched(folder):
-    """Yields (guard, watch) while the file of `folder` is watched."""
+    """Yield (guard, watch) while the file of `folder` is watched."""
     path = keys_file(folder, entry("a", "metrics"))
     guard = Guard(read_api_keys(path))
     watch = ApiKeysWatch(path, guard)
@@ -39,7 +39,7 @@ async def test_an_edit_counts_and_so_does_the_next(tmp_path):
         assert guard.fault is None
 
 
-async def test_a_wrong_edit_keeps_the_keys_and_says_so(tmp_path, caplog):
+async def test_a_wrong_edit_keeps_the_keys_and_is_logged(tmp_path, caplog):
     async with watched(tmp_path) as (guard, _):
         (tmp_path / "keys.toml").write_text("keys = 1")
         await eventually_on_loop(lambda: guard.fault)
@@ -54,7 +54,7 @@ async def test_a_wrong_edit_keeps_the_keys_and_says_so(tmp_path, caplog):
     assert [r.fields["error"][:8] for r in told] == ["`keys`: ", "file not"]
 
 
-async def test_whoever_asks_has_it_read_without_a_change(tmp_path, monkeypatch):
+async def test_a_request_reads_the_file_without_a_change(tmp_path, monkeypatch):
     monkeypatch.setattr(file_watch, "CHECK_INTERVAL_S", 3600.0)
     reads = []
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""What the log tells of ranks without a connection to their KV events."""
+"""Tests of the log of ranks without a connection to their KV events."""
 
 import logging
 
@@ -10,7 +10,7 @@ from select_service.adapters.logs.kv_connections_log import LINES_MAX, REMIND_S,
 
 
 class Connections:
-    """Stands for `Ingest`: ranks by key, each with since when it has no connection, or None."""
+    """Fake of `Ingest`: the start of each rank's outage by key; None means connected."""
 
     def __init__(self):
         self.ranks = {}
@@ -32,20 +32,20 @@ def ingest():
 
 @pytest.fixture
 def look(ingest, caplog):
-    """Look at all ranks; return what was logged, as (level, message, fields)."""
+    """Return a function that checks all ranks and returns the log as (level, message, fields)."""
     told = KvConnectionsLog(ingest)
 
-    def looked(now):
+    def check_ranks(now):
         caplog.clear()
         with caplog.at_level(logging.INFO):
             while told.check_step(now):
                 pass
         return [(r.levelname, r.getMessage(), r.fields) for r in caplog.records]
 
-    return looked
+    return check_ranks
 
 
-def test_a_rank_is_told_of_once_after_ten_seconds_and_when_it_answers(ingest, look):
+def test_a_rank_is_logged_once_after_ten_seconds_and_when_it_answers(ingest, look):
     ingest.ranks = {(1, 8): 100.0, (2, 0): None}
     assert look(100.0 + UNCONNECTED_S - 0.1) == []
     fields = {"worker_id": 1, "dp_rank": 8, "endpoint": "tcp://e:1", "error": "refused"}
@@ -77,7 +77,7 @@ def test_after_an_hour_all_that_still_do_not_answer_are_one_line(ingest, look):
     assert len(look(110.0 + 2 * REMIND_S)) == 1
 
 
-def test_of_many_ranks_some_have_lines_and_the_others_are_counted(ingest, look, monkeypatch):
+def test_some_of_many_ranks_have_lines_and_the_others_are_counted(ingest, look, monkeypatch):
     monkeypatch.setattr(kv_connections_log, "RANKS_PER_STEP", 64)
     ingest.ranks = {(worker_id, 0): 0.0 for worker_id in range(1000)}
     lines = look(20.0)

@@ -1,4 +1,4 @@
-"""The key for other selectors goes to those that we were told of, and to nobody else."""
+"""Tests of the key for other selectors, which goes to configured selectors alone."""
 
 import asyncio
 from types import SimpleNamespace
@@ -24,8 +24,8 @@ def guarded(tmp_path_factory):
         yield service
 
 
-def asked(guarded, key_file, *, with_key):
-    """The list of a selector."""
+def fetch_list(guarded, key_file, *, with_key):
+    """Return the list of a selector."""
 
     async def ask():
         http = HttpClient(Resolver(), key_file=key_file)
@@ -41,20 +41,20 @@ def asked(guarded, key_file, *, with_key):
 def test_a_selector_that_we_know_gets_the_key_of_the_file(guarded, tmp_path):
     key_file = tmp_path / "key"
     key_file.write_text(secret("peer") + "\n")
-    assert asked(guarded, key_file, with_key=True).total == 0
+    assert fetch_list(guarded, key_file, with_key=True).total == 0
     with pytest.raises(PeerListUnavailable, match="status 401"):
-        asked(guarded, key_file, with_key=False)
+        fetch_list(guarded, key_file, with_key=False)
     with pytest.raises(PeerListUnavailable, match="status 401"):
-        asked(guarded, None, with_key=True)
+        fetch_list(guarded, None, with_key=True)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"two words", b"a\r\nx: y", b"\xff", b"x" * 70_000])
-def test_a_file_without_a_key_is_told_of_and_nothing_is_asked(guarded, tmp_path, content):
+def test_a_file_without_a_key_is_an_error_without_a_request(guarded, tmp_path, content):
     key_file = tmp_path / "key"
     if content is not None:
         key_file.write_bytes(content)
     with pytest.raises(PeerListUnavailable, match="key"):
-        asked(guarded, key_file, with_key=True)
+        fetch_list(guarded, key_file, with_key=True)
 
 
 def a_peer(endpoint, url=None):
@@ -76,12 +76,12 @@ def a_peer(endpoint, url=None):
         ("ipc:///run/peer", None, False),
     ],
 )
-def test_what_a_peer_says_of_itself_is_not_believed_with_the_key(endpoint, url, is_told):
+def test_the_key_never_goes_to_a_url_that_a_peer_sent(endpoint, url, is_told):
     place = peer_list_location(a_peer(endpoint, url), ("http", 8092), trusts_urls=True)
     assert place.with_key == is_told
 
 
-def test_where_we_speak_tls_the_key_goes_over_tls_alone():
+def test_a_service_with_tls_sends_the_key_over_tls_alone():
     own, endpoint = ("https", 8092), "tcp://selector-b:9092"
     for url, is_secret in (
         (None, True),
@@ -93,17 +93,17 @@ def test_where_we_speak_tls_the_key_goes_over_tls_alone():
         assert place.url == (url or "https://selector-b:8092")
 
 
-def test_every_use_reads_the_file_anew(guarded, tmp_path):
+def test_every_use_reads_the_file_again(guarded, tmp_path):
     key_file = tmp_path / "key"
     key_file.write_text("wrong")
     with pytest.raises(PeerListUnavailable, match="status 401"):
-        asked(guarded, key_file, with_key=True)
+        fetch_list(guarded, key_file, with_key=True)
     key_file.write_text(secret("peer"))
-    assert asked(guarded, key_file, with_key=True).total == 0
+    assert fetch_list(guarded, key_file, with_key=True).total == 0
 
 
-def dumped(guarded, key_file):
-    """What recovery reads of a peer."""
+def fetch_dump(guarded, key_file):
+    """Return the download of a peer's dump."""
 
     async def load():
         http = HttpClient(Resolver(), key_file=key_file)
@@ -118,5 +118,5 @@ def dumped(guarded, key_file):
 def test_recovery_shows_the_key_to_its_peers(guarded, tmp_path):
     key_file = tmp_path / "key"
     key_file.write_text(secret("peer"))
-    assert dumped(guarded, key_file).answer is not None
-    assert "401" in dumped(guarded, None).error
+    assert fetch_dump(guarded, key_file).answer is not None
+    assert "401" in fetch_dump(guarded, None).error

@@ -1,4 +1,4 @@
-"""One line when a rank stops sending events, one when they come again."""
+"""Tests of the silence log: one line when a rank stops sending events, one when events return."""
 
 import logging
 

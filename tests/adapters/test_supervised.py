@@ -1,4 +1,4 @@
-"""Callbacks of the event loop that fail: counted, told of once, and what comes after goes on."""
+"""Tests of failing callbacks of the event loop: counted, logged once, and not fatal."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ from tests.builders.polling import eventually_on_loop
 N = 10
 
 
-def test_failures_are_counted_by_name_and_told_of_once(caplog):
+def test_failures_are_counted_by_name_and_logged_once(caplog):
     callbacks = GuardedCallbacks()
     run = callbacks.guard_callback("broken", lambda n: 1 // n)
     assert callbacks.failures == {"broken": 0}
@@ -32,7 +32,7 @@ def test_failures_are_counted_by_name_and_told_of_once(caplog):
 
 
 async def read_ten(callbacks, receive):
-    """A peer sends one message until it is heard, and then N numbered ones at once."""
+    """Let a peer send one message until it arrives, and then N numbered messages at once."""
     with zmq.Context() as context, context.socket(zmq.PUB) as peer:
         peer.linger = 0
         port = peer.bind_to_random_port("tcp://127.0.0.1")
@@ -67,7 +67,7 @@ def test_messages_behind_one_that_fails_are_read():
     assert callbacks.failures == {"replica_message": 4, "replica_subscriber": 0}
 
 
-def test_a_socket_that_could_not_be_asked_is_asked_again(monkeypatch):
+def test_a_socket_is_polled_again_after_an_error(monkeypatch):
     callbacks, ask, fails = GuardedCallbacks(), event_subscriber.has_message, []
 
     def ask_or_fail(socket):
@@ -80,7 +80,7 @@ def test_a_socket_that_could_not_be_asked_is_asked_again(monkeypatch):
     assert callbacks.failures == {"replica_message": 0, "replica_subscriber": N}
 
 
-async def test_what_waits_behind_an_event_that_cannot_be_written_is_sent():
+async def test_events_behind_an_unwritable_one_are_sent():
     callbacks, offered = GuardedCallbacks(), []
     selector = a_selector()
     selector.followers.replicas.start_sending(offered.append)

@@ -1,4 +1,4 @@
-"""A service for one test, empty or with one worker."""
+"""Fixtures of a service for one test, empty or with one worker."""
 
 from collections.abc import Iterator
 
@@ -16,13 +16,13 @@ def api() -> Iterator[Api]:
 
 @pytest.fixture
 def replica() -> Iterator[Api]:
-    """A service whose replica plane is there, but has neither taken its port nor begun to run."""
+    """Yield a service with a replica plane that is neither bound nor running."""
     with Api("--replica-sync-port", "65535") as service:
         yield service
 
 
 @pytest.fixture
 def fleet(api: Api) -> Api:
-    """`api` with the ranks 0 and 1 of worker 1 for model `m`, block size 4."""
+    """Return `api` with the ranks 0 and 1 of worker 1 for model `m`, block size 4."""
     assert api.post("/workers", worker_body(1, data_parallel_size=2)).status == 201
     return api

@@ -1,4 +1,4 @@
-"""Every route with every kind of key."""
+"""Tests of every route with every kind of key."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def guarded(tmp_path_factory):
 
 
 def expected(route, shown):
-    """The code of the refusal, or None."""
+    """Return the error code of the rejection; None means access."""
     if not route.may_call.roles:
         return None
     if shown in (None, "unknown"):
@@ -34,7 +34,7 @@ def expected(route, shown):
 
 @pytest.mark.parametrize("shown", SHOWN)
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.operation_id)
-def test_only_who_may_call_a_route_gets_past_the_guard(guarded, route, shown):
+def test_only_permitted_keys_get_past_the_guard(guarded, route, shown):
     headers = {} if shown is None else {"authorization": bearer(shown)}
     method = "HEAD" if route.path in ENDLESS else route.method
     answer = guarded.call(method, path_of(route), None, **headers)
@@ -53,7 +53,7 @@ def test_only_probes_and_the_document_are_open():
     assert {route.operation_id for route in ROUTES if not route.may_call.roles} == OPEN
 
 
-def test_nothing_of_a_refused_request_but_its_head_is_looked_at(guarded):
+def test_only_the_head_of_a_rejected_request_is_read(guarded):
     assert guarded.post("/workers", b"{", authorization=bearer("caller")).status == 403
     assert guarded.call("DELETE", "/workers/x").status == 401
 
@@ -70,7 +70,7 @@ def test_refusals_are_counted_by_route_and_key(tmp_path):
     assert "select_service_api_keys 2.0" in text
 
 
-def test_the_document_says_which_roles_a_route_asks_for(api):
+def test_the_document_has_the_roles_of_every_route(api):
     document = api.get("/openapi.json").body
     for route in ROUTES:
         operation = document["paths"][route.path][route.method.lower()]
@@ -95,7 +95,7 @@ def test_only_a_key_that_may_see_workers_sees_them_in_ready(tmp_path):
         assert answer.body == {"ready": True, "workers": []}
 
 
-def test_ready_tells_strangers_only_what_a_probe_needs_and_bound_keys_what_is_theirs(tmp_path):
+def test_ready_shows_only_probe_data_to_strangers_and_own_workers_to_bound_keys(tmp_path):
     keys = [entry("red", "caller", tenants=["red"]), entry("ops", "operator")]
     with Api("--api-keys-file", str(keys_file(tmp_path, *keys))) as api:
         for number, tenant in enumerate(("red", "blue", "blue"), 1):

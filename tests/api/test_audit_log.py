@@ -1,4 +1,4 @@
-"""What operators do is in the audit log before they are answered."""
+"""Tests that operators' actions are in the audit log before the answer."""
 
 import json
 import threading
@@ -31,7 +31,7 @@ def audited(tmp_path):
         yield api
 
 
-def test_an_action_is_kept_with_who_what_and_how_it_went(audited, tmp_path):
+def test_a_line_has_the_key_the_action_and_the_outcome(audited, tmp_path):
     body = worker_body(7)
     assert audited.post("/workers", body, authorization=bearer("ops")).status == 201
     audited.call("DELETE", "/workers/8", authorization=bearer("ops"))
@@ -66,7 +66,7 @@ def test_only_actions_of_operators_are_kept(audited, tmp_path):
     assert kept == ["register_worker", "free_reservation"]
 
 
-def test_who_is_refused_is_kept_by_name_and_who_is_unknown_is_not(audited, tmp_path):
+def test_rejected_keys_are_logged_by_name_and_unknown_keys_are_not(audited, tmp_path):
     assert audited.post("/workers", worker_body(), authorization=bearer("web")).status == 403
     for _ in range(9):
         assert audited.post("/workers", worker_body(), authorization=bearer("no")).status == 401
@@ -88,7 +88,7 @@ def test_no_key_is_written_and_long_bodies_are_measured(audited, tmp_path):
     assert len(text) < 2048
 
 
-def test_without_keys_nobody_has_a_name(tmp_path):
+def test_without_keys_lines_have_no_name(tmp_path):
     path = tmp_path / "audit.jsonl"
     with Api("--audit-log", str(path)) as api:
         api.post("/workers", worker_body())
@@ -113,7 +113,7 @@ def metrics_of(api):
     return api.call("GET", "/metrics", authorization=bearer("ops")).body
 
 
-def test_what_was_only_counted_is_written_at_the_end(tmp_path, monkeypatch):
+def test_counted_actions_are_written_at_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(audit_lines, "LINES_AT_ONCE", 5)
     monkeypatch.setattr(audit_lines, "LINES_PER_S", 0.0)
     path = tmp_path / "audit.jsonl"
@@ -135,7 +135,7 @@ def test_what_was_only_counted_is_written_at_the_end(tmp_path, monkeypatch):
     ]
 
 
-def test_what_callers_are_refused_is_summed(audited, tmp_path):
+def test_rejections_of_callers_are_summed(audited, tmp_path):
     for number in range(300):
         asked = audited.call("DELETE", f"/workers/{number}", authorization=bearer("web"))
         assert asked.status == 403
@@ -158,7 +158,7 @@ def test_with_required_lines_an_action_is_in_the_log_before_it_is_done(tmp_path)
     assert refused["status"] == 422
 
 
-def test_with_required_lines_what_is_beyond_the_bound_is_not_done(tmp_path, monkeypatch):
+def test_with_required_lines_actions_beyond_the_bound_are_not_done(tmp_path, monkeypatch):
     monkeypatch.setattr(audit_lines, "LINES_AT_ONCE", 5)
     monkeypatch.setattr(audit_lines, "LINES_PER_S", 0.0)
     with Api("--audit-log", str(tmp_path / "audit.jsonl"), "--audit-required") as api:
@@ -168,7 +168,7 @@ def test_with_required_lines_what_is_beyond_the_bound_is_not_done(tmp_path, monk
         assert len(api.get("/workers").body) == 5
 
 
-def test_a_disk_that_is_full_is_told_of_and_stops_nobody(tmp_path, caplog):
+def test_a_full_disk_is_logged_and_blocks_no_request(tmp_path, caplog):
     path = tmp_path / "audit.jsonl"
     with Api("--audit-log", str(path)) as api:
         api.post("/workers", worker_body(3))

@@ -1,4 +1,4 @@
-"""What is checked of a body before the service looks at it, and in which order."""
+"""Tests of the checks of a body before the service reads the content, and of their order."""
 
 import json
 
@@ -25,7 +25,7 @@ NULLABLE = (
 )
 
 
-def refused(answer, status, code):
+def refusal_text(answer, status, code):
     assert answer.status == status
     assert set(answer.body) - {"warnings"} == {"error", "code"}
     assert answer.body["code"] == code
@@ -50,7 +50,9 @@ def test_json_content_types_are_read(fleet, kind):
 
 @pytest.mark.parametrize("kind", ["text/plain", "", "application/jsonp", "text/json", "json"])
 def test_other_content_types_are_unsupported(fleet, kind):
-    error = refused(fleet.post("/select", b"{", content_type=kind), 415, "unsupported_media_type")
+    error = refusal_text(
+        fleet.post("/select", b"{", content_type=kind), 415, "unsupported_media_type"
+    )
     seen = f"got `{kind}`" if kind else "got no content type"
     assert error == (
         "expected a JSON body with content type `application/json`, "
@@ -59,7 +61,7 @@ def test_other_content_types_are_unsupported(fleet, kind):
 
 
 def test_a_missing_body_has_no_content_type(fleet):
-    refused(fleet.post("/select"), 415, "unsupported_media_type")
+    refusal_text(fleet.post("/select"), 415, "unsupported_media_type")
 
 
 def test_an_output_block_needs_no_body(fleet):
@@ -70,34 +72,34 @@ def test_an_output_block_needs_no_body(fleet):
     for kind in ("application/json", "application/x-www-form-urlencoded", ""):
         assert fleet.post(path, b"", content_type=kind).status == 200
     assert fleet.get("/reservations/x").body["output_blocks"] == 4
-    refused(fleet.post(path, b"{}", content_type=""), 415, "unsupported_media_type")
+    refusal_text(fleet.post(path, b"{}", content_type=""), 415, "unsupported_media_type")
     big = b"x" * (BODY_BYTES_MAX + 1)
-    refused(fleet.post(path, big, content_type="text/plain"), 415, "unsupported_media_type")
+    refusal_text(fleet.post(path, big, content_type="text/plain"), 415, "unsupported_media_type")
 
 
 @pytest.mark.parametrize(
     ("method", "path"), [("PATCH", "/workers/1"), ("PUT", "/log_level"), ("POST", "/workers")]
 )
-def test_what_is_missing_is_said_on_every_route_with_a_body(fleet, method, path):
-    error = refused(fleet.call(method, path), 415, "unsupported_media_type")
+def test_every_route_with_a_body_names_missing_fields(fleet, method, path):
+    error = refusal_text(fleet.call(method, path), 415, "unsupported_media_type")
     assert "got no content type; with curl: -H 'content-type: application/json'" in error
 
 
 def test_an_empty_body_is_called_so(fleet):
-    error = refused(fleet.post("/select", b""), 400, "malformed_json")
+    error = refusal_text(fleet.post("/select", b""), 400, "malformed_json")
     assert error == "the request body is empty; expected a JSON object"
 
 
 def test_the_content_type_is_looked_at_before_the_size(api):
     big = b"x" * (BODY_BYTES_MAX + 1)
-    refused(api.post("/select", big, content_type="text/plain"), 415, "unsupported_media_type")
+    refusal_text(api.post("/select", big, content_type="text/plain"), 415, "unsupported_media_type")
 
 
 def test_one_byte_too_many_is_too_large(fleet):
     body = b'{"model_name":"m","token_ids":[1],"x":"' + b"x" * BODY_BYTES_MAX
     fits = body[: BODY_BYTES_MAX - 2] + b'"}'
     assert fleet.post("/select", fits).status == 200
-    error = refused(fleet.post("/select", b" " + fits), 413, "body_too_large")
+    error = refusal_text(fleet.post("/select", b" " + fits), 413, "body_too_large")
     assert "length limit exceeded" in error
 
 
@@ -125,8 +127,8 @@ def test_one_byte_too_many_is_too_large(fleet):
     ],
     ids=lambda body: repr(body[:24]),
 )
-def test_what_is_not_json_is_malformed(fleet, body):
-    refused(fleet.post("/select", body), 400, "malformed_json")
+def test_a_body_without_json_is_malformed(fleet, body):
+    refusal_text(fleet.post("/select", body), 400, "malformed_json")
 
 
 @pytest.mark.parametrize(
@@ -158,21 +160,21 @@ def test_json_of_the_wrong_shape_is_an_invalid_body(fleet, body):
         body = {"model_name": "m", "token_ids": [1]} | body
         if "block_hashes" in body:
             del body["token_ids"]
-    refused(fleet.post("/select", json.dumps(body).encode()), 422, "invalid_body")
+    refusal_text(fleet.post("/select", json.dumps(body).encode()), 422, "invalid_body")
 
 
 def test_a_missing_field_is_named(api):
-    error = refused(api.post("/workers", {"endpoint": "http://x"}), 422, "invalid_body")
+    error = refusal_text(api.post("/workers", {"endpoint": "http://x"}), 422, "invalid_body")
     assert "worker_id" in error
 
 
 def test_bytes_that_are_no_text_behind_a_wrong_type_are_malformed(api):
     body = b'{"worker_id":1,"kv_events_endpoints":{"a":"x","\xbd":1}}'
-    refused(api.post("/workers", body), 400, "malformed_json")
+    refusal_text(api.post("/workers", body), 400, "malformed_json")
 
 
-def test_a_wrong_type_before_what_is_not_json_is_an_invalid_body(api):
-    refused(api.post("/workers", b'1,"a","a"}'), 422, "invalid_body")
+def test_a_wrong_type_before_malformed_json_is_an_invalid_body(api):
+    refusal_text(api.post("/workers", b'1,"a","a"}'), 422, "invalid_body")
 
 
 @pytest.mark.parametrize(
@@ -198,7 +200,7 @@ def test_a_number_that_fits_nowhere_is_an_invalid_body(api, number):
     ],
 )
 def test_a_field_given_twice_is_an_invalid_body(fleet, body):
-    error = refused(fleet.post("/select", body.encode()), 422, "invalid_body")
+    error = refusal_text(fleet.post("/select", body.encode()), 422, "invalid_body")
     assert "duplicate field" in error
 
 
@@ -223,7 +225,7 @@ def test_equal_values_and_equal_keys_at_different_places_are_fine(api, body):
 
 def test_more_strings_than_any_request_needs_are_an_invalid_body(fleet):
     body = {"model_name": "m", "token_ids": [1], "x": ["a"] * BODY_STRINGS_MAX}
-    refused(fleet.post("/select", body), 422, "invalid_body")
+    refusal_text(fleet.post("/select", body), 422, "invalid_body")
 
 
 def test_null_is_like_absent_where_a_field_is_optional(fleet):
@@ -245,7 +247,7 @@ def test_null_means_the_same_as_leaving_out_every_field_that_may_be_left_out(rou
     example = next(iter(route.body.examples.values()))
     given = json.dumps(dict.fromkeys(optional, None) | example).encode()
     form = BodySchema(route.body.type)
-    if route.operation_id != "set_busy_threshold":  # where null clears
+    if route.operation_id != "set_busy_threshold":  # null clears thresholds
         assert form.decode(form.prune_body(given).body) == form.decode(json.dumps(example).encode())
     assert form.prune_body(nulls).warnings == []
 

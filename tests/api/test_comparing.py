@@ -1,4 +1,4 @@
-"""GET /shadow."""
+"""Tests of GET /shadow and of experiments."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def shadowed():
         yield api
 
 
-def test_the_shadow_says_what_it_would_have_chosen(shadowed):
+def test_the_shadow_shows_its_own_choice(shadowed):
     assert shadowed.get("/shadow").body == {
         "shadow_policy": "reference",
         "skipped": 0,
@@ -82,7 +82,7 @@ def test_an_experiment_runs_until_it_is_ended(fleet):
     assert fleet.delete_worker("/experiments/1").body == ended == fleet.get("/experiments/1").body
 
 
-def test_the_policies_that_count_say_what_is_only_tried(fleet):
+def test_the_policies_in_force_mark_policies_under_trial(fleet):
     assert fleet.get("/policy").body["tried"] == []
     current = begin(fleet, scope={"model_name": "m"}).body["current"]
     (tried,) = fleet.get("/policy").body["tried"]
@@ -92,7 +92,7 @@ def test_the_policies_that_count_say_what_is_only_tried(fleet):
     assert fleet.get("/policy").body["tried"] == []
 
 
-def test_what_was_measured_is_shown(fleet):
+def test_measurements_are_shown(fleet):
     experiments = fleet.service.selector.followers.evaluation.experiments
     begin(fleet, slot_s=120)
     experiment = experiments.get_experiment("1")
@@ -112,7 +112,7 @@ def test_what_was_measured_is_shown(fleet):
     assert [pair["mean_ttft_s"][1] for pair in found["pairs"]] == [3.0, 3.0]
 
 
-def test_rules_inside_of_an_experiment_are_refused_and_those_around_it_are_not(fleet):
+def test_rules_inside_an_experiment_are_rejected_and_wider_ones_are_not(fleet):
     begin(fleet, scope={"model_name": "m"})
     rule = {"model_name": "m", "tenant_id": "default", "policy": "least_work"}
     for answer in (fleet.call("PUT", "/policy", rule), fleet.delete_worker("/policy?model_name=m")):
@@ -172,7 +172,7 @@ def test_a_policy_that_is_only_tried_is_not_kept(tmp_path):
         assert policy_now(api) == "least_work"
 
 
-def test_metrics_say_which_policy_is_measured(fleet):
+def test_metrics_name_the_measured_policy(fleet):
     assert "select_service_experiment" not in fleet.get("/metrics").body
     begin(fleet, scope={"model_name": "m"})
     labels = 'experiment="1",model_name="m",policy="reference",tenant_id=""'
@@ -186,7 +186,7 @@ def tasks_of(api):
     return make_service_tasks(api.service.selector, api.service.ingest, api.follower, None).counts
 
 
-def test_the_shadow_has_a_task_of_its_own_where_there_is_one(shadowed, api):
+def test_the_shadow_has_its_own_task_if_enabled(shadowed, api):
     assert "shadow" in tasks_of(shadowed)
     assert "shadow" not in tasks_of(api)
     assert "experiments" in tasks_of(api)

@@ -1,4 +1,4 @@
-"""GET /decisions and POST /explain: why a prompt went where it went."""
+"""Tests of GET /decisions and POST /explain, which explain the routing of a prompt."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.builders.in_process import Api
 PROMPT = {"model_name": "m", "token_ids": list(range(34))}
 
 
-def chosen(body):
+def chosen_candidate(body):
     (found,) = [c for c in body["candidates"] if c["chosen"]]
     return found
 
@@ -22,7 +22,7 @@ def test_a_decision_is_found_by_both_of_its_ids(fleet):
         assert found["reserved"]
         assert found["decision"] == 1
         assert found["candidate_count"] == len(found["candidates"]) == 2
-        assert chosen(found)["dp_rank"] == selection["dp_rank"]
+        assert chosen_candidate(found)["dp_rank"] == selection["dp_rank"]
         assert {c["terms"]["cost"] for c in found["candidates"]} == {34}
         assert (found["isl_tokens"], found["prompt_blocks"]) == (34, 8)
         assert found["choice"] == "tie"
@@ -57,7 +57,7 @@ def test_a_decision_without_an_id_is_found_by_its_number(fleet):
     assert fleet.get("/decisions/1?by=name").status == 400
 
 
-def test_lists_are_filtered_and_say_the_newest_first(fleet):
+def test_lists_are_filtered_with_the_newest_first(fleet):
     fleet.post("/workers", worker_body(2, model_name="other"))
     for number in range(3):
         fleet.post("/select", {**PROMPT, "selection_id": f"s{number}"})
@@ -79,7 +79,7 @@ def test_lists_are_filtered_and_say_the_newest_first(fleet):
         assert [row["decision"] for row in rows] == expected
 
 
-def test_asking_changes_nothing(fleet):
+def test_an_explanation_changes_nothing(fleet):
     before = [fleet.get(path).body for path in ("/loads", "/reservations")]
     found = fleet.post("/explain", {**PROMPT, "selection_id": "x"}).body
     assert found["decision"] is None
@@ -89,10 +89,10 @@ def test_asking_changes_nothing(fleet):
     assert fleet.get("/decisions").body == {"decisions": [], "kept": 0}
     pinned = fleet.post("/explain", {**PROMPT, "pinned_worker": {"worker_id": 1, "dp_rank": 1}})
     assert pinned.body["choice"] == "pinned"
-    assert chosen(pinned.body)["dp_rank"] == 1
+    assert chosen_candidate(pinned.body)["dp_rank"] == 1
 
 
-def test_asking_says_the_same_as_deciding(fleet):
+def test_an_explanation_equals_the_decision(fleet):
     fleet.post("/select_and_reserve", {**PROMPT, "reservation_id": "a"})
     asked = fleet.post("/explain", PROMPT).body
     fleet.post("/select", {**PROMPT, "selection_id": "b"})
@@ -103,7 +103,7 @@ def test_asking_says_the_same_as_deciding(fleet):
     }
 
 
-def test_what_is_not_kept_is_refused_with_a_reason(fleet):
+def test_a_decision_that_is_not_kept_is_an_error_with_a_reason(fleet):
     answer = fleet.get("/decisions/nobody")
     assert (answer.status, answer.body["code"]) == (404, "not_found")
     assert "last 0" in answer.body["error"]
@@ -115,7 +115,7 @@ def test_what_is_not_kept_is_refused_with_a_reason(fleet):
 
 
 @pytest.mark.parametrize("path", ["/decisions", "/decisions/a"])
-def test_without_decisions_both_routes_say_so(path):
+def test_without_decisions_both_routes_report_that(path):
     with Api("--decisions", "0") as api:
         api.post("/workers", worker_body(1))
         api.post("/select", {**PROMPT, "selection_id": "a"})
@@ -124,10 +124,10 @@ def test_without_decisions_both_routes_say_so(path):
             404,
             "decisions are not recorded: start the service with --decisions above 0",
         )
-        assert chosen(api.post("/explain", PROMPT).body)["worker_id"] == 1
+        assert chosen_candidate(api.post("/explain", PROMPT).body)["worker_id"] == 1
 
 
-def test_who_would_wait_is_told(fleet):
+def test_an_explanation_reports_a_wait(fleet):
     with Api("--queue-threshold", "0.5") as api:
         api.post("/workers", worker_body(1, max_num_batched_tokens=16))
         assert api.post("/explain", PROMPT).body["would_wait"] is False
@@ -152,7 +152,7 @@ def test_candidates_show_their_declared_speed_next_to_the_median(api):
     assert shown == [(2, 1.5, round(34 / 1.5, 3)), (1, 0.5, 68.0)]
 
 
-def test_the_share_of_prefills_whose_end_is_reported_is_shown(fleet):
+def test_the_share_of_reported_prefill_ends_is_shown(fleet):
     def shares():
         gauge = 'select_service_reported_prefills_ratio{model_name="m",tenant_id="default"} '
         (line,) = (

@@ -1,4 +1,4 @@
-"""Models whose ranks cannot carry what was promised, over the interface."""
+"""Tests, over the interface, of models without the ranks for the promised load."""
 
 from time import monotonic
 
@@ -10,8 +10,8 @@ from tests.builders.in_process import Api
 SELECT = {"model_name": "m", "token_ids": [1, 2, 3]}
 
 
-def lost(api, *worker_ids):
-    """These workers fail, and the level follows after its hold."""
+def fail_workers(api, *worker_ids):
+    """Let these workers fail; the level follows after its hold."""
     for worker_id in worker_ids:
         body = {"model_name": "m", "token_ids": [1], "reservation_id": f"on-{worker_id}"}
         assert api.post("/reservations", {**body, "worker_id": worker_id}).status == 201
@@ -30,9 +30,9 @@ def a_fleet(*flags):
     return api
 
 
-def test_nothing_new_is_accepted_when_hardly_anybody_is_left():
+def test_new_requests_are_rejected_when_hardly_any_rank_is_left():
     with a_fleet("--degradation=auto") as api:
-        lost(api, 1, 2, 3, 4)
+        fail_workers(api, 1, 2, 3, 4)
         (partition,) = api.get("/health/fleet").body["partitions"]
         assert partition["capacity"]["level"] == 4
         answer = api.post("/select", SELECT)
@@ -54,7 +54,7 @@ def test_nothing_new_is_accepted_when_hardly_anybody_is_left():
 @pytest.mark.parametrize("degradation", ["off", "observe"])
 def test_levels_are_only_shown_or_not_even_that(degradation):
     with a_fleet(f"--degradation={degradation}") as api:
-        lost(api, 1, 2, 3, 4)
+        fail_workers(api, 1, 2, 3, 4)
         assert api.post("/select", SELECT).status == 200
         (partition,) = api.get("/health/fleet").body["partitions"]
         shown = partition["capacity"]

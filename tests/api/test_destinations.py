@@ -1,4 +1,4 @@
-"""Workers and replicas may not be registered where the service does not connect to."""
+"""Tests that workers and replicas at forbidden addresses cannot be registered."""
 
 import json
 
@@ -10,17 +10,17 @@ from tests.builders.polling import eventually
 
 LINK_LOCAL = "169.254.169.254"
 KEYLESS = ("--host", "0.0.0.0", "--insecure")
-"""Others can call it."""
+"""Flags of a service that is open to other machines."""
 
 
 @pytest.fixture
 def elsewhere():
-    """A service that others can call, and that listens to events."""
+    """Yield a service that is open to other machines and subscribes to events."""
     with Api(*KEYLESS, "--replica-sync-port", "65535", DYN_USE_KV_EVENTS="true") as service:
         yield service
 
 
-def refused(answer, *texts):
+def is_refused(answer, *texts):
     assert (answer.status, answer.body["code"]) == (400, "destination_refused"), answer.body
     assert all(text in answer.body["error"] for text in texts), answer.body
     return True
@@ -40,21 +40,21 @@ def refused(answer, *texts):
 )
 def test_a_worker_where_nothing_is_ever_connected_to(api, field, place):
     given = {"kv_events_endpoint": "tcp://w:5557"} | {field: place}
-    refused(api.post("/workers", worker_body(1, **given)), f"{field} `{place}`")
+    is_refused(api.post("/workers", worker_body(1, **given)), f"{field} `{place}`")
     assert api.get("/workers").body == []
     assert api.post("/workers", worker_body(1)).status == 201
-    refused(api.patch("/workers/1", {field: place}), field)
+    is_refused(api.patch("/workers/1", {field: place}), field)
     assert api.get("/workers/1").body.get(field) != place
 
 
-def test_of_many_ranks_each_is_judged(api):
+def test_every_one_of_many_ranks_is_checked(api):
     endpoints = {str(rank): f"tcp://10.0.0.{rank}:5557" for rank in range(4)}
     body = worker_body(1, data_parallel_size=4, kv_events_endpoints=endpoints)
     assert api.post("/workers", body).status == 201
     for name in ("kv_events_endpoints", "replay_endpoints"):
         table = {**endpoints, "3": f"tcp://{LINK_LOCAL}:5557"}
-        refused(api.post("/workers", {**body, name: table}), name, LINK_LOCAL)
-        refused(api.patch("/workers/1", {name: table}), name)
+        is_refused(api.post("/workers", {**body, name: table}), name, LINK_LOCAL)
+        is_refused(api.patch("/workers/1", {name: table}), name)
 
 
 @pytest.mark.parametrize(
@@ -63,25 +63,25 @@ def test_of_many_ranks_each_is_judged(api):
 )
 def test_the_machine_itself_needs_a_flag_where_others_can_call(elsewhere, place):
     body = worker_body(1, kv_events_endpoint=place)
-    refused(elsewhere.post("/workers", body), "--connect-to-loopback")
+    is_refused(elsewhere.post("/workers", body), "--connect-to-loopback")
     with Api(*KEYLESS, "--connect-to-loopback") as allowed:
         assert allowed.post("/workers", body).status == 201
     with Api() as own:
         assert own.post("/workers", body).status == 201
     with Api("--connect-to-loopback", "false") as not_even_so:
-        refused(not_even_so.post("/workers", body), "--connect-to-loopback")
+        is_refused(not_even_so.post("/workers", body), "--connect-to-loopback")
 
 
-def test_only_what_is_listed():
+def test_only_listed_addresses_are_permitted():
     with Api("--connect-to", "10.0.0.0/8,.engines.test") as api:
         for n, host in enumerate(("10.1.1.1", "a.engines.test", "later.example", "127.0.0.1")):
             body = worker_body(n, kv_events_endpoint=f"tcp://{host}:5557")
             assert api.post("/workers", body).status == 201, host
         body = worker_body(9, kv_events_endpoint="tcp://11.0.0.1:5557")
-        refused(api.post("/workers", body), "--connect-to: 10.0.0.0/8, .engines.test")
+        is_refused(api.post("/workers", body), "--connect-to: 10.0.0.0/8, .engines.test")
 
 
-def test_a_name_that_leads_elsewhere_is_told_in_the_worker(elsewhere, monkeypatch):
+def test_a_name_with_a_forbidden_address_is_shown_in_the_worker(elsewhere, monkeypatch):
     monkeypatch.setattr(
         elsewhere.service.ingest.resolver,
         "_lookup",
@@ -90,11 +90,11 @@ def test_a_name_that_leads_elsewhere_is_told_in_the_worker(elsewhere, monkeypatc
     body = worker_body(1, kv_events_endpoint="tcp://engine.example:5557")
     assert elsewhere.post("/workers", body).status == 201
 
-    def told():
+    def is_reported():
         status = elsewhere.get("/workers").body[0]["kv_events"]["0"]
         return "engine.example resolves to 169.254.169.254" in (status["connect_error"] or "")
 
-    eventually(told)
+    eventually(is_reported)
     text = elsewhere.get("/metrics").body
     assert 'select_service_connections_refused_total{purpose="events"}' in text
 
@@ -106,18 +106,20 @@ def test_no_series_before_something_was_refused(api):
 @pytest.mark.parametrize("place", [f"tcp://{LINK_LOCAL}:1", "tcp://127.0.0.1:1", "ipc:///tmp/a"])
 def test_a_replica_that_may_not_be_connected_to(elsewhere, place):
     answer = elsewhere.post("/replica_sync/register_peer", {"endpoint": place})
-    refused(answer, f"replica peer `{place}`")
+    is_refused(answer, f"replica peer `{place}`")
     assert elsewhere.get("/replica_sync/peers").body == []
 
 
-def test_engines_that_are_asked_for_their_health_are_judged_too(api):
+def test_endpoints_for_health_checks_are_judged_too(api):
     body = worker_body(1, endpoint=f"http://{LINK_LOCAL}:8000")
-    assert api.post("/workers", body).status == 201  # it is shown to clients, never called
+    assert (
+        api.post("/workers", body).status == 201
+    )  # the endpoint is shown to clients, never called
     with Api("--health-checks", "on") as checking:
-        refused(checking.post("/workers", body), "endpoint `http://169.254.169.254:8000`")
+        is_refused(checking.post("/workers", body), "endpoint `http://169.254.169.254:8000`")
 
 
-def test_a_source_of_workers_shows_what_is_refused(tmp_path):
+def test_a_source_of_workers_shows_rejected_workers(tmp_path):
     path = tmp_path / "workers.yaml"
     path.write_text(
         "workers:\n"

@@ -1,4 +1,4 @@
-"""Requests and answers in the names of Dynamo 1.3 and 1.6, both at once."""
+"""Tests of requests and answers in the names of Dynamo 1.3 and 1.6, both at once."""
 
 import uuid
 
@@ -154,7 +154,7 @@ def test_live_leading_blocks_and_output_count_once():
     with Api() as api:
         api.post("/workers", worker_body(1))
         assert reserve(api, selection_id="s").body["potential_decode_blocks"] == 9
-        assert decode_blocks(api, TOKENS) == 9  # 8 live, and the begun one
+        assert decode_blocks(api, TOKENS) == 9  # 8 live blocks, and the begun block
         assert decode_blocks(api, TOKENS[:8]) == 8
         assert decode_blocks(api, TOKENS[4:12]) == 10
         api.post("/reservations/s/output_block", {})
@@ -202,7 +202,7 @@ def test_advice_has_the_load_before_the_request():
         assert "worker_load" not in api.post("/select", PROMPT).body
 
 
-def test_advice_about_an_unknown_capacity_says_ten_million():
+def test_advice_about_an_unknown_capacity_has_ten_million():
     with Api() as api:
         api.post("/workers", worker_body(1, max_num_batched_tokens=None))
         advice = api.post("/select", {**PROMPT, "advisory": True}).body["worker_load"]
@@ -243,7 +243,7 @@ def test_a_booking_warns_that_it_is_no_advice(fleet):
     ]
 
 
-# Reservations on a rank of the caller
+# Reservations on a rank chosen by the caller
 
 
 def test_a_reservation_needs_an_id_and_a_worker_or_a_selection(fleet):
@@ -288,7 +288,7 @@ def test_tracking_decides_over_the_prefill_load(fleet, fields, tokens):
     ("policy", "by_selection"), [("reference", 0), ("work", 34), ("least_work", 34)]
 )
 def test_without_a_number_dynamo_1_6_books_no_prefill_tokens(fleet, policy, by_selection):
-    """Its rule holds only for its own policy, which is compared with it."""
+    """Check Dynamo's rule, which holds for Dynamo's own policy alone."""
     fleet.call("PUT", "/policy", {"policy": policy})
     book(fleet, selection_id="s", track_prefill_tokens=True)
     assert load_of(fleet)["potential_prefill_tokens"] == by_selection

@@ -1,4 +1,4 @@
-"""Who is examined, by whom, and how many examinations there are at a time."""
+"""Tests of examined workers, permitted callers, and concurrent examinations."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from tests.builders.keys import bearer, entry, keys_file
 
 @pytest.fixture
 def wide(api):
-    """Workers 1 to 5, whose engines are at addresses that nobody asks here."""
+    """Return a service with workers 1 to 5; these tests never call the engines."""
     for worker_id in range(1, 6):
         body = worker_body(worker_id, endpoint="nats://subject")
         assert api.post("/workers", body).status == 201
@@ -64,7 +64,7 @@ def test_there_is_one_examination_at_a_time(wide):
     assert wide.get("/doctor?after=5").status == 200
 
 
-def test_it_is_for_operators_of_the_whole_service(tmp_path):
+def test_the_doctor_is_for_operators_of_the_whole_service(tmp_path):
     path = keys_file(
         tmp_path,
         entry("caller", "caller"),

@@ -1,4 +1,4 @@
-"""Drain and undrain over HTTP, with checks of health and without."""
+"""Tests of drain and undrain over HTTP, with and without health checks."""
 
 import logging
 
@@ -20,7 +20,7 @@ def api(request):
         yield api
 
 
-def booked(api, name, worker_id):
+def book(api, name, worker_id):
     body = {
         **SELECT,
         "reservation_id": name,
@@ -29,7 +29,7 @@ def booked(api, name, worker_id):
     assert api.post("/select_and_reserve", body).status == 200
 
 
-def settled(api):
+def settle(api):
     api.service.selector.run_pending(0.0)
 
 
@@ -44,27 +44,27 @@ def states(api):
 
 
 def test_a_worker_drains_and_is_then_shown_as_drained(api):
-    booked(api, "r", 1)
+    book(api, "r", 1)
     answer = api.post("/workers/1/drain", {"migrate": False})
     assert (answer.status, answer.body["state"]) == (202, "draining")
-    settled(api)
+    settle(api)
     view = {"state": "draining", "asked_by": ["operator"], "reservations": 1}
     assert answer.body["drain"] == record(api, 1)["drain"] == view
     assert api.get("/workers/1").body["drain"] == view
     assert states(api)[1] == "draining"
     assert {api.post("/select", SELECT).body["worker_id"] for _ in range(10)} == {2}
     assert api.delete_worker("/reservations/r").status in (200, 204)
-    settled(api)
+    settle(api)
     assert record(api, 1)["drain"]["state"] == "drained"
     assert states(api)[1] == "drained"
     assert "drain" not in record(api, 2)
 
 
-def test_it_may_be_asked_for_again_and_ends_with_undrain(api):
+def test_a_drain_may_be_repeated_and_ends_with_undrain(api):
     for _ in range(2):
         assert api.post("/workers/1/drain").status == 202
         assert api.post("/workers/2/drain").status == 202
-    settled(api)
+    settle(api)
     refusal = api.post("/select", SELECT)
     assert refusal.status == 503
     assert "(2 draining)" in refusal.body["error"]
@@ -74,7 +74,7 @@ def test_it_may_be_asked_for_again_and_ends_with_undrain(api):
         answer = api.post("/workers/1/undrain")
         assert answer.status == 202
         assert "drain" not in answer.body
-    settled(api)
+    settle(api)
     assert api.post("/select", SELECT).body["worker_id"] == 1
 
 
@@ -86,14 +86,14 @@ def test_drains_of_an_operator_and_of_the_planner_are_kept_apart(api, caplog):
     assert api.post("/workers/1/undrain").body["drain"]["asked_by"] == ["planner"]
     answer = api.post("/workers/1/drain", {"by": "operator"})
     assert answer.body["drain"]["asked_by"] == ["operator", "planner"]
-    settled(api)
+    settle(api)
     assert record(api, 1)["drain"]["asked_by"] == ["operator", "planner"]
     answer = api.post("/workers/1/undrain", planner)
     assert (answer.status, answer.body["drain"]["asked_by"]) == (202, ["operator"])
-    settled(api)
+    settle(api)
     assert {api.post("/select", SELECT).body["worker_id"] for _ in range(10)} == {2}
     assert "drain" not in api.post("/workers/1/undrain", {"by": "operator"}).body
-    settled(api)
+    settle(api)
     assert "drain" not in record(api, 1)
     assert [m for m in caplog.messages if m.endswith("by planner")] == [
         "worker drained by planner",
@@ -111,7 +111,7 @@ def test_drains_of_an_operator_and_of_the_planner_are_kept_apart(api, caplog):
         ("?by=planner", None, "unknown_field"),
     ],
 )
-def test_who_asks_must_make_sense(api, verb, query, body, code):
+def test_the_caller_of_a_drain_is_checked(api, verb, query, body, code):
     assert api.post("/workers/1/drain", {"by": "planner"}).status == 202
     refusal = api.post(f"/workers/1/{verb}{query}", body)
     assert (refusal.status, refusal.body["code"]) == (422, code)
@@ -122,7 +122,7 @@ def test_who_asks_must_make_sense(api, verb, query, body, code):
 def test_one_that_is_registered_again_serves(api):
     assert api.post("/workers/1/drain").status == 202
     assert api.post("/workers", worker_body(1)).status == 201
-    settled(api)
+    settle(api)
     assert "drain" not in record(api, 1)
     assert (
         api.post("/select", {**SELECT, "pinned_worker": {"worker_id": 1, "dp_rank": 0}}).status
@@ -131,7 +131,7 @@ def test_one_that_is_registered_again_serves(api):
 
 
 @pytest.mark.parametrize("verb", ["drain", "undrain"])
-def test_an_unknown_worker_is_not_found_and_what_makes_no_sense_is_refused(api, verb):
+def test_an_unknown_worker_is_not_found_and_invalid_input_is_rejected(api, verb):
     assert api.post(f"/workers/9/{verb}").status == 404
     assert api.post(f"/workers/x/{verb}").status == 400
     api.post("/workers", worker_body(3, block_size=0))
@@ -159,7 +159,7 @@ def test_a_worker_of_another_tenant_is_not_found(tmp_path, flags):
             assert api.post(f"/workers/1/{verb}", None, authorization=bearer("red")).status == 202
 
 
-def test_an_observation_says_who_drains():
+def test_an_observation_names_the_callers_of_a_drain():
     with Api() as api:
         for worker_id in (1, 2):
             assert api.post("/workers", worker_body(worker_id)).status == 201

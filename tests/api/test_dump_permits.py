@@ -1,4 +1,4 @@
-"""The bound on dumps at one time, with all that ask at the same moment."""
+"""Tests of the bound on concurrent dumps, with simultaneous requests."""
 
 import asyncio
 import importlib
@@ -18,7 +18,7 @@ FORMS = (b"application/json", b"application/msgpack")
 
 
 class Reader:
-    """An ASGI client of GET /dump that takes the head of an answer, and more when it may."""
+    """An ASGI client of GET /dump that takes the head of an answer, and the rest on permission."""
 
     def __init__(self, accept: bytes, may_go_on: asyncio.Event) -> None:
         self.scope = {
@@ -46,45 +46,47 @@ class Reader:
             self.body += message["body"]
 
 
-async def settled(api: Api, readers: list[Reader]) -> None:
-    """Every reader has the head of its answer."""
+async def wait_for_heads(api: Api, readers: list[Reader]) -> None:
+    """Wait until every reader has the head of its answer."""
     while not all(reader.status for reader in readers):
         await asyncio.sleep(0)
 
 
-def refused(readers: list[Reader]) -> list[Reader]:
+def refused_readers(readers: list[Reader]) -> list[Reader]:
     return [reader for reader in readers if reader.status == 503]
 
 
 @pytest.mark.parametrize("accept", FORMS)
-def test_of_many_that_ask_at_once_only_so_many_are_sent(fleet, accept):
+def test_only_a_bounded_number_of_concurrent_dumps_is_sent(fleet, accept):
     app = ApiApplication(fleet.service)
 
     async def ask() -> list[Reader]:
         may_go_on = asyncio.Event()
         readers = [Reader(accept, may_go_on) for _ in range(AT_ONCE)]
         asked = [asyncio.create_task(app(r.scope, r.receive, r.send)) for r in readers]
-        await settled(fleet, readers)
+        await wait_for_heads(fleet, readers)
         assert fleet.service.limits.dumps.used == DUMPS_MAX
         may_go_on.set()
         await asyncio.gather(*asked)
         return readers
 
     readers = fleet.wait_for(ask())
-    assert len(refused(readers)) == AT_ONCE - DUMPS_MAX
-    assert {json.loads(reader.body)["code"] for reader in refused(readers)} == {"capacity_exceeded"}
+    assert len(refused_readers(readers)) == AT_ONCE - DUMPS_MAX
+    assert {json.loads(reader.body)["code"] for reader in refused_readers(readers)} == {
+        "capacity_exceeded"
+    }
     assert fleet.service.limits.dumps.used == 0
 
 
 @pytest.mark.parametrize("accept", FORMS)
-def test_a_client_that_goes_away_gives_its_permit_back(fleet, accept):
+def test_a_disconnected_client_gives_its_permit_back(fleet, accept):
     app = ApiApplication(fleet.service)
 
     async def ask_and_leave() -> None:
         for _ in range(2 * DUMPS_MAX):
             reader = Reader(accept, asyncio.Event())
             asked = asyncio.create_task(app(reader.scope, reader.receive, reader.send))
-            await settled(fleet, [reader])
+            await wait_for_heads(fleet, [reader])
             assert reader.status == 200
             reader.gone.set()
             await asked
@@ -109,7 +111,7 @@ def test_an_answer_that_cannot_be_sent_gives_its_permit_back(fleet):
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_what_streams_need_is_not_imported_on_the_event_loop(fleet, method, monkeypatch):
+def test_modules_for_streams_are_not_imported_on_the_event_loop(fleet, method, monkeypatch):
     threads: list[threading.Thread] = []
 
     def noting(name: str) -> None:

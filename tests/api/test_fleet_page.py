@@ -1,4 +1,4 @@
-"""The page and its files: all there, nothing from elsewhere, nothing inline."""
+"""Tests of the page and its files: complete, no external resources, nothing inline."""
 
 import gzip
 import hashlib
@@ -68,7 +68,7 @@ def test_every_term_of_every_policy_has_a_text():
     assert known == terms - {"cost"}
 
 
-def test_what_draws_the_charts_is_the_published_package():
+def test_the_chart_library_is_the_published_package():
     assert (MANIFEST["package"], MANIFEST["licence"]) == ("uplot", "MIT")
     assert "MIT License" in (FOLDER / "uplot" / "LICENSE").read_text()
     for name, digest in MANIFEST["sha256"].items():

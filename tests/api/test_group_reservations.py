@@ -1,4 +1,4 @@
-"""Several reservations by one request, against as many single requests."""
+"""Tests of several reservations by one request, against as many single requests."""
 
 import time
 
@@ -12,7 +12,14 @@ from tests.builders.in_thread import InThread
 from tests.builders.keys import bearer, entry, keys_file
 from tests.builders.polling import eventually
 from tests.builders.running import request
-from tests.builders.waiting_clients import PROMPT, QUEUE, a_full_worker, held, pending, waiting
+from tests.builders.waiting_clients import (
+    PROMPT,
+    QUEUE,
+    a_full_worker,
+    count_reservations,
+    pending,
+    waiting,
+)
 
 N_WORKERS = 3
 
@@ -28,7 +35,7 @@ def two_services():
         yield group, single
 
 
-def reserved(api, **fields):
+def reserve(api, **fields):
     return api.post("/select_and_reserve", {"model_name": "m", **fields})
 
 
@@ -49,18 +56,18 @@ PROMPTS = st.builds(
     groups=st.lists(st.tuples(PROMPTS, st.integers(1, 7), st.booleans()), min_size=1, max_size=4),
     seed=st.integers(0, 9),
 )
-def test_a_group_is_what_single_requests_would_be(two_services, groups, seed):
+def test_a_group_equals_single_requests(two_services, groups, seed):
     group, single = two_services
     for api in two_services:
         free_all(api)
         api.service.selector.decisions.rng.seed(seed)
     for number, (tokens, n, has_hashes) in enumerate(groups):
         fields = {"token_ids": tokens, "return_hashes": has_hashes}
-        answer = reserved(group, reservation_id=f"g{number}", n=n, **fields)
+        answer = reserve(group, reservation_id=f"g{number}", n=n, **fields)
         assert answer.status == 200
         more = answer.body.pop("more", [])
         names = [f"g{number}-{i}" for i in range(n)] if n > 1 else [f"g{number}"]
-        alone = [reserved(single, reservation_id=name, **fields).body for name in names]
+        alone = [reserve(single, reservation_id=name, **fields).body for name in names]
         assert [answer.body, *more] == alone
     assert group.get("/loads").body == single.get("/loads").body
 
@@ -68,7 +75,7 @@ def test_a_group_is_what_single_requests_would_be(two_services, groups, seed):
 def test_members_without_an_id_get_ids_of_their_own(two_services):
     group, _ = two_services
     free_all(group)
-    answer = reserved(group, token_ids=[1, 2, 3], n=64).body
+    answer = reserve(group, token_ids=[1, 2, 3], n=64).body
     ids = {answer["reservation_id"], *(each["reservation_id"] for each in answer["more"])}
     assert len(ids) == 64
     assert group.get("/reservations").body["total"] == 64
@@ -87,9 +94,9 @@ def test_members_without_an_id_get_ids_of_their_own(two_services):
 def test_a_group_is_refused_as_a_whole(two_services, fields, status, text):
     group, _ = two_services
     free_all(group)
-    assert reserved(group, token_ids=[1], reservation_id="taken-1").status == 200
+    assert reserve(group, token_ids=[1], reservation_id="taken-1").status == 200
     before = group.get("/loads").body
-    answer = reserved(group, token_ids=[1, 2, 3], **fields)
+    answer = reserve(group, token_ids=[1, 2, 3], **fields)
     assert answer.status == status
     assert text in answer.body["error"]
     assert group.get("/reservations").body["total"] == 1
@@ -100,13 +107,13 @@ def test_a_repeat_returns_the_group_and_keeps_it_when_it_fails(two_services):
     group, _ = two_services
     free_all(group)
     fields = {"token_ids": [1, 2, 3], "reservation_id": "again"}
-    first = reserved(group, n=2, **fields).body
-    again = reserved(group, n=2, repeat=True, **fields).body
+    first = reserve(group, n=2, **fields).body
+    again = reserve(group, n=2, repeat=True, **fields).body
     ranks = [(each["worker_id"], each["dp_rank"]) for each in (first, *first["more"])]
     assert [(each["worker_id"], each["dp_rank"]) for each in (again, *again["more"])] == ranks
-    assert reserved(group, token_ids=[9], reservation_id="again-2").status == 200
+    assert reserve(group, token_ids=[9], reservation_id="again-2").status == 200
     # The third member has another prompt.
-    assert reserved(group, n=3, repeat=True, **fields).status == 409
+    assert reserve(group, n=3, repeat=True, **fields).status == 409
     assert group.get("/reservations").body["total"] == 3
 
 
@@ -135,10 +142,10 @@ def test_members_wait_in_the_queue_and_a_client_that_leaves_frees_all():
         a_full_worker(service)
         client = waiting(service, n=2)
         assert service.call("DELETE", "/reservations/full-1").status == 200
-        # The first member has filled the rank, and the second one waits.
-        eventually(lambda: (held(service), pending(service)) == (1, 1))
+        # The first member has filled the rank, and the second member waits.
+        eventually(lambda: (count_reservations(service), pending(service)) == (1, 1))
         client.__exit__()
-        eventually(lambda: (held(service), pending(service)) == (0, 0))
+        eventually(lambda: (count_reservations(service), pending(service)) == (0, 0))
 
 
 def test_a_group_is_served_when_there_is_room_again():
@@ -146,12 +153,12 @@ def test_a_group_is_served_when_there_is_room_again():
         a_full_worker(service)
         client = waiting(service, n=2, reservation_id="g")
         assert service.call("DELETE", "/reservations/full-1").status == 200
-        eventually(lambda: (held(service), pending(service)) == (1, 1))
+        eventually(lambda: (count_reservations(service), pending(service)) == (1, 1))
         assert service.call("POST", "/reservations/g-0/prefill_complete").status == 200
         answer = client.answer()
         assert answer.status == 200
         assert b'"more"' in answer.body if isinstance(answer.body, bytes) else answer.body["more"]
-        assert held(service) == 2
+        assert count_reservations(service) == 2
 
 
 def test_a_deadline_is_that_of_the_whole_group():
@@ -162,9 +169,9 @@ def test_a_deadline_is_that_of_the_whole_group():
         assert service.call("DELETE", "/reservations/full-1").status == 200
         answer = client.answer()
         assert (answer.status, answer.body["code"]) == (503, "deadline_exceeded")
-        # The second member had what was left.
+        # The second member had the remaining time.
         assert int(answer.body["error"].split()[1]) <= 1700
-        assert held(service) == 0
+        assert count_reservations(service) == 0
 
 
 def test_the_fast_path_leaves_groups_to_the_ordinary_path():
@@ -173,4 +180,4 @@ def test_the_fast_path_leaves_groups_to_the_ordinary_path():
         client = service.client()
         client.send(request("POST", "/select_and_reserve", {**PROMPT, "n": 2}))
         assert client.answer().status == 200
-        assert held(service) == 2
+        assert count_reservations(service) == 2

@@ -1,4 +1,4 @@
-"""The routes of health: what is shown, who is believed, and what is refused."""
+"""Tests of the health routes: shown states, trusted reporters, and rejected requests."""
 
 import json
 import logging
@@ -15,7 +15,7 @@ NOBODY = "--health-reporters=nobody"
 
 @pytest.fixture
 def healthy():
-    """Worker 1 with two ranks and worker 2, of model `m`; nobody's word is enough."""
+    """Yield worker 1 with two ranks and worker 2, of model `m`; no reporter is trusted."""
     with Api("--health-checks=on", NOBODY) as api:
         assert api.post("/workers", worker_body(1, data_parallel_size=2)).status == 201
         assert api.post("/workers", worker_body(2)).status == 201
@@ -33,7 +33,7 @@ def report(api, worker_id=1, **body):
 
 
 def ranks_of(api, query=""):
-    """By worker and rank."""
+    """Return the ranks by worker and rank number."""
     partitions = api.get(f"/health/fleet{query}").body["partitions"]
     return {(r["worker_id"], r["dp_rank"]): r for p in partitions for r in p["ranks"]}
 
@@ -72,7 +72,7 @@ def report_of_three(api, dp_rank=0):
         report(api, dp_rank=dp_rank, outcome="failure", reservation_id=f"of-three-{n}")
 
 
-def test_a_thousand_refused_requests_take_nobody_out(healthy):
+def test_a_thousand_rejected_requests_eject_no_rank(healthy):
     for n in range(100):
         reserve(healthy, f"r{n}")
         report(healthy, status=400 + n % 100, reservation_id=f"r{n}")
@@ -95,7 +95,7 @@ def test_a_status_alone_is_classified(healthy, status, state):
     assert ranks_of(healthy)[1, 0]["state"] == state
 
 
-def test_the_end_of_a_reservation_says_how_it_went(healthy):
+def test_the_end_of_a_reservation_may_report_the_outcome(healthy):
     for n in range(3):
         reserve(healthy, f"r{n}")
         answer = healthy.delete_worker(f"/reservations/r{n}?outcome=failure")
@@ -107,7 +107,7 @@ def test_the_end_of_a_reservation_says_how_it_went(healthy):
     assert healthy.delete_worker("/reservations/last?outcome=ok").status == 200
 
 
-def test_an_outcome_that_nobody_heeds_frees_all_the_same(fleet):
+def test_an_ignored_outcome_frees_the_reservation(fleet):
     reserve(fleet, "r")
     assert fleet.delete_worker("/reservations/r?outcome=failure").status == 200
     assert fleet.get("/reservations").body["total"] == 0
@@ -161,7 +161,7 @@ def test_the_right_answers_of_a_model_can_be_forgotten(healthy):
         ("/workers/1/check?dp_rank=1", None, "unknown query parameter `dp_rank`"),
     ],
 )
-def test_what_operators_misspell_changes_nothing(healthy, path, body, error):
+def test_misspelt_requests_of_operators_change_nothing(healthy, path, body, error):
     before = ranks_of(healthy)
     answer = healthy.post(path, body)
     assert (answer.status, answer.body["code"]) == (422, "unknown_field")
@@ -240,7 +240,7 @@ def test_the_number_of_the_last_event_is_one(healthy):
         ("/workers/1/drain", {"migrate": "no"}, 422),
     ],
 )
-def test_what_makes_no_sense_is_refused(healthy, path, body, status):
+def test_invalid_input_is_rejected(healthy, path, body, status):
     healthy.post("/workers", worker_body(3, block_size=0))
     healthy.post("/workers", worker_body(4, endpoint="nats://subject"))
     answer = healthy.post(path, body)
@@ -258,7 +258,7 @@ def test_what_makes_no_sense_is_refused(healthy, path, body, status):
         ("POST", "/canary/learn", {"model_name": "m"}),
     ],
 )
-def test_without_health_its_routes_say_how_it_is_switched_on(fleet, method, path, body):
+def test_without_health_its_routes_name_the_flag(fleet, method, path, body):
     answer = fleet.call(method, path, body)
     assert (answer.status, answer.body["code"]) == (409, "health_off")
     assert "--health-checks on" in answer.body["error"]
@@ -268,7 +268,7 @@ def test_records_without_health_have_none(fleet):
     assert "health" not in json.dumps(fleet.get("/workers").body)
 
 
-def test_a_worker_that_is_registered_again_begins_anew(healthy):
+def test_a_new_registration_resets_the_state(healthy):
     report_of_three(healthy)
     assert healthy.patch("/workers/1", {"taints": ["a"]}).status == 200
     assert ranks_of(healthy)[1, 0]["state"] == "suspicious"

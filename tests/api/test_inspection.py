@@ -1,4 +1,4 @@
-"""Views of the state: loads, overlap, dump, configuration, metrics."""
+"""Tests of the views of the state: loads, overlap, dump, configuration, metrics."""
 
 import json
 
@@ -69,7 +69,7 @@ def test_the_dump_names_every_partition(fleet):
 
 
 @pytest.mark.parametrize("accept", ["application/json", "application/msgpack"])
-def test_a_dump_says_what_its_form_depends_on(fleet, accept):
+def test_a_dump_varies_by_accept(fleet, accept):
     answer = fleet.call("GET", "/dump", accept=accept)
     assert answer.headers["content-type"] == accept
     assert answer.headers["vary"] == "Accept"
@@ -102,7 +102,7 @@ def test_a_dump_has_the_form_that_the_client_prefers(fleet, accept, form):
 
 
 @pytest.mark.parametrize("accept", ["application/json", "application/msgpack"])
-def test_who_asks_for_the_head_of_a_dump_has_none_made(fleet, accept):
+def test_a_head_request_creates_no_dump(fleet, accept):
     got = fleet.call("GET", "/dump", accept=accept)
     process = fleet.service.process
     made = process.json_dumps + process.compact_dumps
@@ -113,7 +113,7 @@ def test_who_asks_for_the_head_of_a_dump_has_none_made(fleet, accept):
 
 
 def test_a_dump_has_a_rank_that_is_just_taking_over_recovered_blocks(fleet):
-    """It is no longer among what waits, and its slot is not to be copied yet."""
+    """Check a rank in transition: no longer among recovered blocks, not yet in the index."""
     fleet.service.selector.fleet.recovered_blocks.store_partitions(
         [a_dump(2, name="m:default")], 0.0
     )
@@ -154,7 +154,7 @@ def test_the_log_level_changes_while_the_service_runs(fleet, caplog):
     assert fleet.get("/config").body["settings"]["log_level"]["value"] == "info"
 
 
-def test_a_change_of_the_log_level_is_told_at_the_old_one(fleet, caplog):
+def test_a_change_of_the_log_level_is_logged_at_the_old_level(fleet, caplog):
     fleet.call("PUT", "/log_level", {"level": "debug"})
     caplog.clear()
     for _ in range(2):
@@ -164,7 +164,7 @@ def test_a_change_of_the_log_level_is_told_at_the_old_one(fleet, caplog):
 
 
 @pytest.mark.parametrize("wrong", ["DEBUG", "trace", ""])
-def test_another_log_level_is_refused_with_those_there_are(api, wrong):
+def test_an_unknown_log_level_is_rejected_with_the_known_ones(api, wrong):
     before = api.get("/config").body["log_level"]
     answer = api.call("PUT", "/log_level", {"level": wrong})
     assert (answer.status, answer.body["code"]) == (422, "invalid_body")
@@ -173,7 +173,7 @@ def test_another_log_level_is_refused_with_those_there_are(api, wrong):
     assert api.get("/config").body["log_level"] == before
 
 
-def test_metrics_count_what_was_done(fleet):
+def test_metrics_count_actions(fleet):
     assert fleet.post("/select_and_reserve", PROMPT).status == 200
     assert fleet.post("/select", b"{").status == 400
     assert fleet.get("/nope").status == 404

@@ -1,4 +1,4 @@
-"""The stream that the page reads: what it tells, to whom, how often, and when nobody watches."""
+"""Tests of the stream read by the page: content, access, frequency, and idle periods."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ PROMPT = {"model_name": "m", "token_ids": list(range(34))}
 
 
 def frames(api, n=1, grant=UNRESTRICTED_GRANT):
-    """The first ones of a stream."""
+    """Return the first frames of a stream."""
 
     async def read():
         stream = await stream_of(api, grant)
@@ -31,7 +31,7 @@ def frames(api, n=1, grant=UNRESTRICTED_GRANT):
 
 
 async def stream_of(api, grant=UNRESTRICTED_GRANT):
-    """A stream whose history has been read."""
+    """Return a stream positioned after the history."""
     stream = fleet_frames.stream_frames(api.service, grant)
     assert (await anext(stream)).startswith(b"event: history\ndata: {")
     return stream
@@ -45,12 +45,12 @@ def data_of(event):
 
 @pytest.fixture
 def soon(monkeypatch):
-    """Frames follow each other without a pause."""
+    """Let frames follow each other without a pause."""
     monkeypatch.setattr(live_stream, "FRAME_INTERVAL_S", 0.0)
     monkeypatch.setattr(live_stream, "CPU_SHARE_MAX", 1e9)
 
 
-def test_a_frame_tells_of_ranks_decisions_and_what_waits(fleet):
+def test_a_frame_has_ranks_decisions_and_the_queue(fleet):
     booked = fleet.post("/select_and_reserve", {**PROMPT, "reservation_id": "r"}).body
     (frame,) = frames(fleet)
     (partition,) = frame["partitions"]
@@ -72,7 +72,7 @@ def test_a_frame_tells_of_ranks_decisions_and_what_waits(fleet):
     assert not frame.keys() & {"replicas", "shared_caches"}
 
 
-def test_a_frame_tells_of_pairs(fleet):
+def test_a_frame_has_pairs(fleet):
     body = {**PROMPT, "reservation_id": "r", "local": "never"}
     assert fleet.post("/select_pair_and_reserve", body).status == 200
     (frame,) = frames(fleet)
@@ -82,13 +82,13 @@ def test_a_frame_tells_of_pairs(fleet):
     assert pairs["links"] == []  # no worker names its host
 
 
-def test_a_frame_tells_of_replicas(replica):
+def test_a_frame_has_replicas(replica):
     replica.post("/replica_sync/register_peer", {"endpoint": "tcp://peer:1"})
     (frame,) = frames(replica)
     assert [peer["endpoint"] for peer in frame["replicas"]["peers"]] == ["tcp://peer:1"]
 
 
-def test_a_frame_tells_of_shared_caches_first_of_those_that_do_not_answer(tmp_path, monkeypatch):
+def test_a_frame_has_shared_caches_with_silent_ones_first(tmp_path, monkeypatch):
     monkeypatch.setattr(fleet_frames, "SHARED_CACHES_SHOWN", 2)
     entry = {"type": "lmcache", "url": "http://127.0.0.1:9", "sharing": "p2p"}
     path = tmp_path / "caches.yaml"
@@ -101,7 +101,7 @@ def test_a_frame_tells_of_shared_caches_first_of_those_that_do_not_answer(tmp_pa
         assert shown == [("n", False), ("l", None)]
 
 
-def test_workers_that_cannot_be_chosen_are_told_of(api):
+def test_unschedulable_workers_are_shown(api):
     assert api.post("/workers", {"worker_id": 5, "model_name": "n"}).status == 201
     (frame,) = frames(api)
     (partition,) = frame["partitions"]
@@ -109,7 +109,7 @@ def test_workers_that_cannot_be_chosen_are_told_of(api):
     assert (partition["policy"], partition["decided"]) == (None, 0)
 
 
-def test_later_frames_tell_what_has_changed(fleet, soon):
+def test_later_frames_have_the_changes(fleet, soon):
     async def read():
         stream = await stream_of(fleet)
         before = await anext(stream)
@@ -118,7 +118,7 @@ def test_later_frames_tell_what_has_changed(fleet, soon):
 
     before, after = map(data_of, fleet.wait_for(read()))
     assert before["partitions"][0]["ranks"]["states"] == 2 * ["schedulable"]
-    assert after["partitions"] == []  # whose record GET /workers keeps for a while
+    assert after["partitions"] == []  # GET /workers keeps this record for a while
 
 
 def test_without_decisions_there_are_frames():
@@ -155,8 +155,11 @@ def test_a_stream_ends_when_the_keys_are_others(tmp_path, soon):
         assert api.call("GET", "/live", authorization=bearer("web")).status == 401
 
 
-def watched(costs, n_watchers=1):
-    """(frames that were made, frames that each of some watchers saw) of a Live; costs: by frame"""
+def watch_frames(costs, n_watchers=1):
+    """Return (creation times of frames, frame numbers seen by each watcher).
+
+    costs: CPU time of each frame, seconds
+    """
     made = []
 
     async def look():
@@ -176,9 +179,9 @@ def watched(costs, n_watchers=1):
     return made, asyncio.run(all_of_them())
 
 
-def test_all_who_watch_get_the_same_frames(monkeypatch):
+def test_all_watchers_get_the_same_frames(monkeypatch):
     monkeypatch.setattr(live_stream, "FRAME_INTERVAL_S", 0.05)
-    made, seen = watched([0.0] * 5, n_watchers=10)
+    made, seen = watch_frames([0.0] * 5, n_watchers=10)
     assert 5 <= len(made) < 10
     assert all(numbers == sorted(set(numbers)) and numbers[-1] >= 5 for numbers in seen)
 
@@ -186,13 +189,13 @@ def test_all_who_watch_get_the_same_frames(monkeypatch):
 def test_frames_have_an_interval(monkeypatch):
     monkeypatch.setattr(live_stream, "FRAME_INTERVAL_S", 0.05)
     monkeypatch.setattr(live_stream, "CPU_SHARE_MAX", 0.1)
-    made, _ = watched([0.0, 0.02, 0.0])
+    made, _ = watch_frames([0.0, 0.02, 0.0])
     first, second = (made[i + 1] - made[i] for i in range(2))
     assert first >= 0.05
     assert second >= 0.2
 
 
-def test_nothing_is_made_while_nobody_watches(fleet):
+def test_no_frame_is_created_without_watchers(fleet):
     frames(fleet)
     number = fleet.service.live.frame_broadcaster._frame.number
 
@@ -203,7 +206,7 @@ def test_nothing_is_made_while_nobody_watches(fleet):
     assert fleet.service.live.frame_broadcaster._frame.number == number == 1
 
 
-def test_whoever_comes_late_gets_no_old_frame(fleet, monkeypatch):
+def test_a_late_watcher_gets_no_old_frame(fleet, monkeypatch):
     monkeypatch.setattr(live_stream, "FRAME_INTERVAL_S", 0.01)
     frames(fleet)
     fleet.service.selector.delete_worker(1, monotonic())

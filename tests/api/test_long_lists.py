@@ -1,4 +1,4 @@
-"""Long lists: some workers at a time, ranks as columns, readiness without records."""
+"""Tests of long lists: pages of workers, ranks as columns, readiness without records."""
 
 import pytest
 
@@ -14,7 +14,7 @@ PROMPT = {"model_name": "m", "token_ids": list(range(34))}
 
 @pytest.fixture
 def scopes(api):
-    """Workers 7, 5, 3 and 1 of two models, with two ranks each; 5 is not complete, 1 is deleted."""
+    """Return workers 7, 5, 3, 1 of two models, two ranks each; 5 is incomplete, 1 deleted."""
     for worker_id, model in ((7, "m"), (5, "n"), (3, "m"), (1, "n")):
         body = worker_body(worker_id, model_name=model, data_parallel_size=2, total_kv_blocks=10)
         assert api.post("/workers", body).status == 201
@@ -24,11 +24,11 @@ def scopes(api):
 
 
 def rows(partition, names=COLUMNS + STATES):
-    """Of columns; all of them have the same length."""
+    """Return the rows of columns, all of the same length."""
     return list(zip(*(partition[name] for name in names), strict=True))
 
 
-def test_columns_say_of_every_rank_what_records_and_loads_say(scopes):
+def test_columns_agree_with_records_and_loads_for_every_rank(scopes):
     assert scopes.post("/busy_threshold", {"model": "m", "active_decode_blocks_threshold": 0.5})
     booked = scopes.post("/select_and_reserve", {**PROMPT, "reservation_id": "r"}).body
     m, n = scopes.get("/workers?view=compact").body["partitions"]
@@ -54,7 +54,7 @@ def test_columns_of_loads_are_of_ranks_that_may_be_chosen(scopes):
     assert set(m) == {"model_name", "tenant_id", "pending_count", "pending_isl_tokens", *COLUMNS}
 
 
-def test_columns_tell_of_listeners(tmp_path):
+def test_columns_show_listeners(tmp_path):
     with Api(DYN_USE_KV_EVENTS="true") as api:
         events = f"ipc://{tmp_path}/events"
         assert api.post("/workers", worker_body(1, kv_events_endpoint=events)).status == 201
@@ -63,7 +63,7 @@ def test_columns_tell_of_listeners(tmp_path):
 
 
 def test_rows_with_bounded_overlaps_are_listed(scopes, monkeypatch):
-    """Absent where none is; rows are those of the columns."""
+    """Check that the field is absent without such rows; row numbers refer to the columns."""
     (partition, _) = scopes.get("/workers?view=compact").body["partitions"]
     assert "bounded_rows" not in partition
     pulse = StreamPulse("connected", 1, None, is_bound=True)
@@ -74,7 +74,7 @@ def test_rows_with_bounded_overlaps_are_listed(scopes, monkeypatch):
     assert bounded == [(3, 1), (7, 1)]
 
 
-def test_columns_tell_of_health():
+def test_columns_show_health():
     with Api("--health-checks=on", "--health-reporters=nobody") as api:
         assert api.post("/workers", worker_body(1)).status == 201
         assert api.post("/workers/1/drain", {}).body["state"] == "draining"
@@ -82,7 +82,7 @@ def test_columns_tell_of_health():
     assert partition["states"] == ["drained"]
 
 
-def test_a_worker_that_leaves_meanwhile_is_left_out(api):
+def test_a_worker_removed_between_steps_is_left_out(api):
     half = RANKS_PER_STEP // 2
     for worker_id in (1, 2, 3, 4):
         body = worker_body(worker_id, data_parallel_size=half)
@@ -98,7 +98,7 @@ def test_a_worker_that_leaves_meanwhile_is_left_out(api):
 
 
 def pages(api, path):
-    """All bodies from this one on, by their links."""
+    """Yield all bodies from this path on, by the links."""
     answer = api.get(path)
     yield answer.body
     while "link" in answer.headers:
@@ -131,7 +131,7 @@ def test_pages_of_loads_hold_the_ranks_of_their_workers(scopes):
 
 
 @pytest.mark.parametrize("path", ["/workers", "/loads"])
-def test_compact_pages_say_what_comes_next(scopes, path):
+def test_compact_pages_link_to_the_next(scopes, path):
     found = list(pages(scopes, f"{path}?view=compact&limit=3"))
     assert [page["next"] for page in found] == [5, None]
     last = scopes.get(f"{path}?view=compact&after=5").body
@@ -149,7 +149,7 @@ def test_compact_pages_say_what_comes_next(scopes, path):
         ("after=-1", "after: expected a whole number, got `-1`"),
     ],
 )
-def test_what_no_page_can_be_is_refused(api, path, query, text):
+def test_invalid_pages_are_rejected(api, path, query, text):
     answer = api.get(f"{path}?{query}")
     assert (answer.status, answer.body) == (400, {"error": text, "code": "bad_request"})
 

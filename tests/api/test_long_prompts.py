@@ -1,4 +1,4 @@
-"""Long prompts are hashed on a thread, and the answers are those of short ones."""
+"""Tests of long prompts: hashed on a thread, with the same answers as short prompts."""
 
 import threading
 
@@ -26,7 +26,7 @@ BODIES = {
 
 @pytest.fixture
 def threads(monkeypatch):
-    """Where prompts were hashed."""
+    """Return the list of threads that hash prompts."""
     found = []
 
     def noting(*arguments, **fields):
@@ -70,7 +70,7 @@ def test_a_prompt_that_was_read_for_other_blocks_is_read_again(fleet, threads, m
     assert (scores["num_blocks"], len(threads)) == (10, 2)
 
 
-def test_of_a_long_booking_the_first_blocks_have_names_and_all_are_counted(api, monkeypatch):
+def test_a_long_booking_has_names_for_its_first_blocks_and_counts_all(api, monkeypatch):
     api.post("/workers", worker_body(1))
     monkeypatch.setattr("select_service.core.load.new_reservation.BOOKED_BLOCKS_MAX", 4)
     ledger = api.service.selector.ledger
@@ -113,7 +113,7 @@ def test_a_booking_of_many_blocks_waits_until_its_tables_are_prepared(api, path,
     booked = set()
 
     def put(ledger, booking, *numbers):
-        """It may be tried again after tables were exchanged, which leaves rows to be moved."""
+        """Book; a retry may follow an exchange of tables, which leaves rows to be moved."""
         assert booking.reservation_id in booked or load.is_prepared(MANY_BLOCKS)
         booked.add(booking.reservation_id)
         return book(ledger, booking, *numbers)

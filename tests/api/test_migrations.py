@@ -1,4 +1,4 @@
-"""The routes of reservations that move: how callers learn of it, and confirm it."""
+"""Tests of the routes of moved reservations: their events and confirmation."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from tests.builders.in_process import Api
 
 @pytest.fixture
 def fleet():
-    """Workers 1 and 2 of model `m`."""
+    """Yield workers 1 and 2 of model `m`."""
     with Api("--health-checks=on") as api:
         for worker_id in (1, 2):
             assert api.post("/workers", worker_body(worker_id)).status == 201
@@ -42,7 +42,7 @@ def settle(api):
 
 
 def begin(api):
-    """The number before the first event."""
+    """Return the number before the first event."""
     return api.service.mover.move_log.events_after(0, 1).next
 
 
@@ -87,7 +87,7 @@ def test_a_number_of_an_earlier_process_is_a_gap(fleet):
     assert page == {"events": [], "next": begin(fleet), "gap": True}
 
 
-def test_lifecycle_calls_of_a_moved_reservation_work_and_say_where_it_is(fleet):
+def test_lifecycle_calls_of_a_moved_reservation_work_and_return_its_rank(fleet):
     reserve(fleet, "a")
     drain(fleet)
     calls = [
@@ -99,7 +99,7 @@ def test_lifecycle_calls_of_a_moved_reservation_work_and_say_where_it_is(fleet):
     for method, path in calls:
         answer = fleet.call(method, path)
         assert (answer.status, answer.body) == (200, {"status": "ok", "migrated_to": TWO})
-    reserve(fleet, "a", worker_id=2)  # the same id again is another reservation
+    reserve(fleet, "a", worker_id=2)  # a repeated id is another reservation
     assert fleet.post("/reservations/a/renew").body == {"status": "ok"}
 
 
@@ -124,7 +124,7 @@ def test_a_move_is_confirmed_once(fleet):
         ("POST", "/reservations/a/migrated", {"ok": True, "took_ms": -1}, 422),
     ],
 )
-def test_what_makes_no_sense_is_refused(fleet, method, path, body, status):
+def test_invalid_input_is_rejected(fleet, method, path, body, status):
     answer = fleet.call(method, path, body)
     assert answer.status == status, answer.body
     assert answer.body["code"]
@@ -176,7 +176,7 @@ def test_a_call_that_waits_is_answered_when_its_time_or_the_service_ends(fleet):
     assert fleet.run(wait_and_end()).status == 200
 
 
-def test_only_so_many_wait(fleet):
+def test_the_number_of_waiting_calls_is_bounded(fleet):
     fleet.service.limits.migration_waiters.total = 0
     assert fleet.get("/migrations?timeout_ms=1000").status == 503
     assert fleet.get("/migrations/stream").status == 503
@@ -184,7 +184,7 @@ def test_only_so_many_wait(fleet):
 
 
 def read(stream):
-    """(event, id, data) of each of the pieces of a stream that are no comments."""
+    """Yield (event, id, data) of each piece of a stream, without comments."""
     for piece in stream.split("\n\n"):
         lines = dict(
             line.split(": ", 1) for line in piece.splitlines() if line[:1] not in (":", "")
@@ -194,7 +194,7 @@ def read(stream):
 
 
 def stream_of(api, headers=None, grant=UNRESTRICTED_GRANT):
-    """What is there of a stream that begins behind an event."""
+    """Return the available part of a stream that begins after an event."""
 
     async def read_all():
         pieces, mover = [], api.service.mover
@@ -215,7 +215,7 @@ def last_of(pieces):
     return found[-1] if found else -1
 
 
-def test_a_stream_goes_on_behind_the_last_event_that_was_read(fleet):
+def test_a_stream_continues_after_the_last_event_read(fleet):
     first = begin(fleet) + 1
     for name in "abc":
         reserve(fleet, name)
@@ -253,7 +253,7 @@ def test_a_stream_ends_with_the_service(fleet):
     assert [seq for _, seq, _ in read(answer.body)] == [str(event["seq"])]
 
 
-def test_reservations_leave_a_rank_whose_process_is_lost(fleet):
+def test_reservations_leave_a_rank_with_a_lost_process(fleet):
     reserve(fleet, "a")
     body = {"outcome": "fatal", "reservation_id": "a"}
     assert fleet.post("/workers/1/outcome", body).status == 204

@@ -1,4 +1,4 @@
-"""The OpenAPI document is valid, complete and true of the service that serves it."""
+"""Tests that the OpenAPI document is valid, complete and true of the service."""
 
 import gzip
 import hashlib
@@ -72,7 +72,7 @@ def operation(route):
 
 
 def assert_conforms(value, of):
-    """`value` is valid under a schema of the document."""
+    """Check that `value` is valid under a schema of the document."""
     jsonschema_rs.Draft202012Validator({**of, "components": DOCUMENT["components"]}).validate(value)
 
 
@@ -102,7 +102,7 @@ def test_every_body_of_the_schema_is_described():
     assert described - BASES <= set(COMPONENTS)
 
 
-def test_every_field_of_every_schema_says_what_it_means():
+def test_every_field_of_every_schema_has_a_description():
     silent = [
         f"{name}.{field}: put a string below the field"
         for name, schema in COMPONENTS.items()
@@ -112,7 +112,7 @@ def test_every_field_of_every_schema_says_what_it_means():
     assert silent == []
 
 
-def test_every_schema_says_what_it_is():
+def test_every_schema_has_a_description():
     assert [name for name, schema in COMPONENTS.items() if not schema.get("description")] == []
 
 
@@ -130,7 +130,7 @@ def test_operations_have_distinct_ids_and_declared_path_parameters():
         assert declared == set(re.findall(r"{(\w+)}", route.path))
 
 
-def test_every_refusal_says_its_codes():
+def test_every_error_lists_its_codes():
     for route in ROUTES:
         for refusal in route.refusals:
             assert refusal.status not in route.answers
@@ -206,11 +206,11 @@ def test_an_answer_example_is_valid_and_complete(route, status):
 
 
 ELSEWHERE = {"stream_migrations", "confirm_migration", "stream_fleet"}
-"""Two have no end, one needs a reservation that has moved: test_migrations, test_live."""
+"""Two operations never end, another needs a moved reservation: see test_migrations, test_live."""
 
 
 def call_all(service):
-    """Every operation once with its first example, in an order in which all of them succeed."""
+    """Yield each operation's answer to the first example, in an order in which all succeed."""
     for worker_id in (1, 2):
         yield from _call(service, "register_worker", worker_id)
     order = ["select", "select_and_reserve", "prefill_complete", "output_block"]
@@ -257,7 +257,7 @@ def _call(service, operation_id, worker_id=1):
 
 @pytest.fixture
 def complete():
-    """A service in which every route finds what it is about."""
+    """Yield a service with an object for every route."""
     flags = ("--replica-sync-port=65535", "--shadow-policy=reference", "--health-checks=on")
     with Api(*flags) as service:
         yield service
@@ -322,7 +322,7 @@ def test_the_page_loads_only_files_of_the_service(api):
 
 
 @pytest.mark.parametrize("name", sorted(MEDIA_TYPES))
-def test_a_file_of_the_page_comes_compressed_to_those_who_take_it(api, name):
+def test_a_file_of_the_page_is_compressed_if_accepted(api, name):
     packed = api.get(f"/docs/{name}")
     plain = api.call("GET", f"/docs/{name}", accept_encoding="identity")
     assert (packed.status, packed.headers["content-encoding"]) == (200, "gzip")

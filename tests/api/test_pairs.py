@@ -1,4 +1,4 @@
-"""POST /select_pair and its life over the whole path."""
+"""Tests of POST /select_pair and the life of pairs, over the whole path."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def transfer(host, kind="nixl", **fields):
 
 @pytest.fixture
 def pair_fleet():
-    """Two workers of each role, on hosts of their own."""
+    """Yield two workers of each role, on separate hosts."""
     with Api() as api:
         for worker_id in range(1, 5):
             role = "prefill" if worker_id < 3 else "decode"
@@ -30,7 +30,7 @@ def reserve(api, name, **fields):
 
 
 def loads(api):
-    """{worker: booked prefill tokens}"""
+    """Return {worker: booked prefill tokens}."""
     rows = api.get("/loads").body[0]["loads"]
     return {row["worker_id"]: row["potential_prefill_tokens"] for row in rows}
 

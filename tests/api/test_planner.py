@@ -1,4 +1,4 @@
-"""GET /planner/observation, and the role of a worker."""
+"""Tests of GET /planner/observation, and of the role of a worker."""
 
 from time import monotonic
 
@@ -29,12 +29,12 @@ TOKENS = {"model_name": "m", "token_ids": list(range(10))}
         ("tenant_id=a&routing_group=b", "routing_group"),
     ],
 )
-def test_a_wrong_query_is_refused_with_what_is_wrong(fleet, query, said):
+def test_a_wrong_query_is_rejected_with_the_fault(fleet, query, said):
     answer = fleet.get(f"{PATH}?model_name=m&{query}")
     assert (answer.status, said in answer.body["error"]) == (400, True)
 
 
-def test_a_model_that_nobody_knows_is_not_found(fleet):
+def test_an_unknown_model_is_not_found(fleet):
     for query in ("", "?model_name=another", "?model_name=m&tenant_id=b"):
         answer = fleet.get(PATH + query)
         assert (answer.status, answer.body["code"]) == (404, "not_found")
@@ -51,7 +51,7 @@ def test_a_model_without_requests_is_observed_as_that(fleet):
     assert not {"state", "weight", "engine"} & set(seen["ranks"][0])
 
 
-def test_requests_are_seen_at_once(fleet):
+def test_requests_are_observed_at_once(fleet):
     fleet.get(f"{PATH}?model_name=m&window_s=5")
     fleet.post("/select_and_reserve", {**TOKENS, "reservation_id": "a"})
     fleet.post("/select", TOKENS)
@@ -65,8 +65,8 @@ def test_requests_are_seen_at_once(fleet):
     assert len(seen["bins"]["seconds"]) == len(seen["ttft_s"]["counts"]) + 1
 
 
-def test_the_planner_reads_all_that_it_needs(fleet):
-    """What one part of the project says another one understands."""
+def test_the_planner_decodes_the_observation(fleet):
+    """Check that the planner decodes the selector's observation."""
     fleet.service.selector.followers.traffic.close_slots(monotonic() - 5.0)
     fleet.post("/select_and_reserve", {**TOKENS, "reservation_id": "a"})
     for verb in ("prefill_complete", "output_block", "output_block"):
@@ -83,7 +83,7 @@ def test_the_planner_reads_all_that_it_needs(fleet):
     assert sum(each.decode_kv_tokens for each in told.passes[Role.DECODE]) == 4 * (2 + 2)
 
 
-def test_state_and_weight_are_said_where_health_is_watched():
+def test_state_and_weight_are_shown_with_health_checks():
     with Api("--health-checks", "on") as service:
         service.post("/workers", worker_body(1))
         (rank,) = service.get(f"{PATH}?model_name=m").body["ranks"]
@@ -91,7 +91,7 @@ def test_state_and_weight_are_said_where_health_is_watched():
         assert not {"cause", "out_s", "spare"} & set(rank)
 
 
-def test_who_is_out_since_when_and_why_is_said():
+def test_ejected_ranks_have_the_time_and_the_cause():
     with Api("--health-checks", "on", "--degradation", "observe") as service:
         for worker_id in (1, 2, 3):
             service.post("/workers", worker_body(worker_id, spare=worker_id == 3))

@@ -1,4 +1,4 @@
-"""PUT, GET and DELETE /policy."""
+"""Tests of PUT, GET and DELETE /policy."""
 
 import json
 from random import Random
@@ -26,7 +26,7 @@ def put(api, **body):
     return api.call("PUT", "/policy", body)
 
 
-def test_at_first_all_is_as_the_process_was_started(fleet):
+def test_without_rules_the_flags_of_the_process_apply(fleet):
     answer = fleet.get("/policy")
     assert answer.status == 200
     assert answer.body == {
@@ -39,7 +39,7 @@ def test_at_first_all_is_as_the_process_was_started(fleet):
     assert fleet.get("/config").body["policy_rules"] == []
 
 
-def test_the_most_specific_rule_counts_until_it_is_taken_back(fleet):
+def test_the_most_specific_rule_applies_until_it_is_removed(fleet):
     assert put(fleet, policy="reference").status == 200
     answer = put(fleet, model_name="m", **STRICT)
     assert answer.body == fleet.get("/policy").body
@@ -101,7 +101,7 @@ def test_a_scope_that_makes_no_sense_is_refused(fleet):
     assert fleet.get("/policy").body["rules"] == []
 
 
-def test_a_misspelt_scope_is_refused_as_what_is_left_of_it_is_wider(fleet):
+def test_a_misspelt_scope_is_rejected_since_its_rest_is_wider(fleet):
     put(fleet, **REFERENCE)
     for answer in (
         put(fleet, modle_name="m", **WORK),
@@ -114,14 +114,14 @@ def test_a_misspelt_scope_is_refused_as_what_is_left_of_it_is_wider(fleet):
     assert fleet.get("/experiments").body == {"experiments": []}
 
 
-def test_what_was_not_set_cannot_be_taken_back(fleet):
+def test_only_set_rules_can_be_removed(fleet):
     put(fleet, model_name="m", **REFERENCE)
     answer = fleet.delete_worker("/policy?model_name=m&tenant_id=default")
     assert (answer.status, answer.body["code"]) == (404, "not_found")
     assert "model `m`, tenant `default`" in answer.body["error"]
 
 
-# Over a restart
+# After a restart
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def rule(**fields):
     return {"model_name": "m", "tenant_id": None, **WORK, **fields}
 
 
-def test_a_flipped_bit_is_found_wherever_it_is(path):
+def test_a_flipped_bit_is_found_at_any_position(path):
     beside = path.with_name("index.policies")
     with a_service(path) as api:
         put(api, **STRICT)
@@ -177,7 +177,7 @@ def test_rules_of_before_there_were_checksums_count(path):
 
 
 def policies(*rules, **fields):
-    """A file of policies, of before there were checksums."""
+    """Return a file of policies from before the introduction of checksums."""
     return msgspec.json.encode({"rules": rules, "format": "select-service policies", **fields})
 
 
@@ -205,7 +205,7 @@ def test_a_file_that_cannot_be_used_is_moved_aside(path, content, caplog, monkey
     assert "policies file unusable" in caplog.text
 
 
-def test_rules_that_cannot_be_written_count_and_say_so(path, caplog):
+def test_rules_that_cannot_be_written_apply_and_report_that(path, caplog):
     with a_service(path) as api:
         assert put(api, **STRICT).body["kept"]
         blocking = path.with_name("index.policies.select-service-tmp")

@@ -1,4 +1,4 @@
-"""GET /workers shows of which ranks predictions were wrong, and why that may be."""
+"""Tests of failed predictions in GET /workers, and their likely causes."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def one_request(api, number, now):
     checks.run_turn(now + 3.0)
 
 
-def test_a_rank_whose_events_never_come_is_shown_with_the_cause():
+def test_a_rank_without_events_is_shown_with_the_cause():
     with Api("--policy", "work", DYN_USE_KV_EVENTS="true") as api:
         api.post("/workers", worker_body(1, kv_events_endpoint="ipc:///nowhere/trust"))
         assert "predictions" not in api.get("/workers/1").body
@@ -45,7 +45,7 @@ def test_a_rank_whose_events_never_come_is_shown_with_the_cause():
         (a_status(batches=3), "block size, salt or LoRA name"),
     ],
 )
-def test_the_likely_cause_is_what_the_listener_has_seen(status, cause):
+def test_the_likely_cause_follows_from_the_listener(status, cause):
     known = PredictionAccuracy(Rank(1, 0))
     for _ in range(CHECKS_MIN):
         known.add_check(0.0)

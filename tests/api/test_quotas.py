@@ -1,4 +1,4 @@
-"""Quotas of keys, as callers meet them."""
+"""Tests of the quotas of keys, as seen by callers."""
 
 import pytest
 
@@ -7,11 +7,11 @@ from tests.builders.in_process import Api
 from tests.builders.keys import bearer, entry, keys_file
 
 
-def guarded(folder, *entries):
+def service_with_keys(folder, *entries):
     return Api("--api-keys-file", str(keys_file(folder, *entries)))
 
 
-def asked(api, key, name):
+def book(api, key, name):
     body = {"model_name": "m", "token_ids": [1, 2, 3], "reservation_id": name}
     return api.post("/select_and_reserve", body, authorization=bearer(key))
 
@@ -25,35 +25,35 @@ def api(tmp_path):
         entry("ops", "operator"),
         entry("small", "operator", workers=3),
     ]
-    with guarded(tmp_path, *keys) as api:
+    with service_with_keys(tmp_path, *keys) as api:
         assert api.post("/workers", worker_body(1), authorization=bearer("ops")).status == 201
         yield api
 
 
-def test_a_key_has_so_many_live_reservations(api):
-    assert [asked(api, "few", name).status for name in "abc"] == [200, 200, 429]
-    refused = asked(api, "few", "c")
+def test_a_quota_bounds_the_live_reservations_of_a_key(api):
+    assert [book(api, "few", name).status for name in "abc"] == [200, 200, 429]
+    refused = book(api, "few", "c")
     assert refused.body["code"] == "quota_exceeded"
     assert refused.headers["retry-after"] == "1"
-    assert asked(api, "free", "d").status == 200
+    assert book(api, "free", "d").status == 200
     assert api.call("DELETE", "/reservations/a", authorization=bearer("few")).status == 200
-    assert asked(api, "few", "c").status == 200
+    assert book(api, "few", "c").status == 200
     body = {"model_name": "m", "token_ids": [1], "reservation_id": "e", "worker_id": 1}
     assert api.post("/reservations", body, authorization=bearer("few")).status == 429
 
 
 def test_a_refused_reservation_takes_no_place(api):
-    assert asked(api, "few", "a").status == 200
-    assert [asked(api, "few", "a").status for _ in range(3)] == [409] * 3
-    assert asked(api, "few", "b").status == 200
+    assert book(api, "few", "a").status == 200
+    assert [book(api, "few", "a").status for _ in range(3)] == [409] * 3
+    assert book(api, "few", "b").status == 200
 
 
-def test_a_booking_that_is_asked_for_again_is_one(api):
+def test_a_repeated_booking_counts_once(api):
     body = {"model_name": "m", "token_ids": [1, 2, 3], "reservation_id": "a", "repeat": True}
     for _ in range(3):
         answer = api.post("/select_and_reserve", body, authorization=bearer("few"))
         assert answer.status == 200
-    assert [asked(api, "few", name).status for name in "bc"] == [200, 429]
+    assert [book(api, "few", name).status for name in "bc"] == [200, 429]
     assert api.post("/select_and_reserve", body, authorization=bearer("few")).status == 200
 
 
@@ -77,13 +77,13 @@ def test_a_pair_counts_once_and_until_its_end(api):
     assert pair("c") == 200
 
 
-def test_a_key_has_so_many_requests(api):
-    assert [asked(api, "slow", name).status for name in "abcd"] == [200, 200, 200, 429]
+def test_a_quota_bounds_the_requests_of_a_key(api):
+    assert [book(api, "slow", name).status for name in "abcd"] == [200, 200, 200, 429]
     refused = api.call("GET", "/loads", authorization=bearer("slow"))
     assert refused.status == 429
     assert 1 <= int(refused.headers["retry-after"]) <= 1000
     assert api.call("GET", "/health", authorization=bearer("slow")).status == 200
-    assert asked(api, "free", "e").status == 200
+    assert book(api, "free", "e").status == 200
 
 
 def test_one_key_cannot_register_so_much_that_another_is_locked_out(api):
@@ -102,8 +102,8 @@ def test_one_key_cannot_register_so_much_that_another_is_locked_out(api):
 
 def test_refusals_for_quotas_are_counted(api):
     for name in "abcd":
-        asked(api, "few", name)
-        asked(api, "slow", name + "2")
+        book(api, "few", name)
+        book(api, "slow", name + "2")
     text = api.call("GET", "/metrics", authorization=bearer("ops")).body
     for key, n in (("few", 2), ("slow", 1)):
         labels = f'{{code="quota_exceeded",key="{key}",route="/select_and_reserve"}}'

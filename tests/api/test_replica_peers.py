@@ -1,4 +1,4 @@
-"""The routes of the replica plane: its peers, and what it answers without one."""
+"""Tests of the routes of the replica plane: its peers, and answers without a plane."""
 
 import json
 import re
@@ -91,7 +91,7 @@ def test_unknown_fields_are_ignored(replica):
     assert replica.post("/replica_sync/register_peer", {**PEER, "x": 1}).status == 201
 
 
-def test_there_are_only_so_many_peers(replica):
+def test_the_number_of_peers_is_bounded(replica):
     for port in range(1, 65):
         assert register(replica, f"tcp://127.0.0.1:{port}").status == 201
     answer = register(replica, "tcp://127.0.0.1:65")
@@ -113,7 +113,7 @@ def test_without_a_port_there_are_no_peers_but_a_status(api):
     assert (status["enabled"], status["peers"]) == (False, [])
 
 
-def test_a_peer_that_was_never_heard_says_so_in_the_status(replica):
+def test_the_status_shows_a_peer_without_messages(replica):
     register(replica, "tcp://127.0.0.1:9")
     (peer,) = replica.get("/replica_sync/status").body["peers"]
     assert (peer["connected"], peer["router_id"], peer["seconds_since_last_frame"]) == (

@@ -1,4 +1,4 @@
-"""What a client is told of a request that was not understood as a whole."""
+"""Tests of the warnings for partly understood requests."""
 
 import gzip
 import json
@@ -13,7 +13,7 @@ from tests.builders.in_process import Api
 PROMPT = {"model_name": "m", "token_ids": [1, 2]}
 
 
-def told_in_header(answer):
+def header_warnings(answer):
     return json.loads(answer.headers[WARNINGS_HEADER])
 
 
@@ -54,7 +54,7 @@ def deep_mm_infos(n_bytes):
         ),
     ],
 )
-def test_an_unknown_field_is_told_with_the_nearest_name(fleet, fields, warning):
+def test_an_unknown_field_is_a_warning_with_the_nearest_name(fleet, fields, warning):
     answer = fleet.post("/select", PROMPT | fields)
     assert answer.status == 200
     assert answer.body["warnings"] == [warning]
@@ -66,7 +66,7 @@ def test_an_answer_to_a_request_without_unknown_fields_has_no_warnings(fleet):
     assert WARNINGS_HEADER not in answer.headers
 
 
-def test_known_fields_beside_unknown_ones_count_as_ever(fleet):
+def test_known_fields_beside_unknown_ones_count(fleet):
     body = {"reservationId": "a", **PROMPT, "reservation_id": "b", "token_ids": list(range(9))}
     answer = fleet.post("/select_and_reserve", body)
     assert answer.body["reservation_id"] == "b"
@@ -83,14 +83,14 @@ def test_a_refusal_has_the_warnings_too(api):
     assert answer.body["warnings"] == ["unknown field `workerId`: did you mean `worker_id`?"]
 
 
-def test_bodies_that_must_stay_as_they_are_have_a_header(fleet):
+def test_fixed_bodies_have_the_warnings_in_a_header(fleet):
     answer = fleet.post("/potential_loads", PROMPT | {"modell": 1})
     assert isinstance(answer.body, list)
-    assert told_in_header(answer) == ["unknown field `modell`: did you mean `model_name`?"]
+    assert header_warnings(answer) == ["unknown field `modell`: did you mean `model_name`?"]
     fleet.post("/select_and_reserve", PROMPT | {"reservation_id": "x"})
     answer = fleet.post("/reservations/x/output_block", {"decay": 0.5, "\u00e4": 1})
     assert answer.body == {"status": "ok"}
-    assert told_in_header(answer) == [
+    assert header_warnings(answer) == [
         "unknown field `decay`: did you mean `decay_fraction`?",
         "unknown field `\u00e4`",
     ]
@@ -103,7 +103,7 @@ def test_the_refusal_of_busy_workers_keeps_its_form(fleet):
         fleet.post("/select_and_reserve", PROMPT)
     answer = fleet.post("/select", PROMPT | {"modell": 1})
     assert set(answer.body) == {"message", "type", "code"}
-    assert len(told_in_header(answer)) == 1
+    assert len(header_warnings(answer)) == 1
 
 
 @pytest.mark.parametrize(
@@ -116,10 +116,10 @@ def test_the_refusal_of_busy_workers_keeps_its_form(fleet):
         ("/dump?x=1", "unknown query parameter `x`"),
     ],
 )
-def test_an_unknown_query_parameter_is_told(fleet, path, warning):
+def test_an_unknown_query_parameter_is_a_warning(fleet, path, warning):
     answer = fleet.get(path)
     assert answer.status == 200
-    assert told_in_header(answer) == [warning]
+    assert header_warnings(answer) == [warning]
 
 
 def test_objects_have_the_warnings_of_their_query_in_the_body(fleet):
@@ -129,21 +129,21 @@ def test_objects_have_the_warnings_of_their_query_in_the_body(fleet):
     ]
 
 
-def test_a_prompt_in_two_forms_is_told_as_everything_else_is(fleet):
+def test_a_prompt_in_two_forms_is_a_warning_like_others(fleet):
     text = "block_hashes, sequence_hashes and isl_tokens are ignored, because token_ids are given"
     answer = fleet.post("/select", PROMPT | {"block_hashes": [1]})
     assert (answer.body["warnings"], WARNINGS_HEADER in answer.headers) == ([text], False)
     answer = fleet.post("/select", PROMPT | {"block_hashes": [1], "x": 1})
     assert answer.body["warnings"] == ["unknown field `x`", text]
     answer = fleet.post("/potential_loads", PROMPT | {"block_hashes": [1]})
-    assert told_in_header(answer) == [text]
+    assert header_warnings(answer) == [text]
 
 
 def test_warnings_are_bounded(fleet):
     answer = fleet.post("/select", PROMPT | {f"x{i}": i for i in range(WARNINGS_MAX + 5)})
     assert len(answer.body["warnings"]) == WARNINGS_MAX
     query = "&".join(f"x{i}=1" for i in range(WARNINGS_MAX + 5))
-    assert len(told_in_header(fleet.get(f"/workers?{query}"))) == WARNINGS_MAX
+    assert len(header_warnings(fleet.get(f"/workers?{query}"))) == WARNINGS_MAX
 
 
 def test_long_lists_of_objects_are_not_looked_through(fleet):
@@ -163,7 +163,7 @@ def test_warnings_are_counted(fleet):
     assert count.format("unknown_parameter", "/workers", 1.0) in text
 
 
-def test_strict_fields_refuses_what_else_is_told_of():
+def test_strict_fields_turns_warnings_into_errors():
     with Api("--strict-fields", "true") as api:
         api.post("/workers", worker_body(1))
         answer = api.post("/select", PROMPT | {"model": "m"})
@@ -248,7 +248,7 @@ def test_the_thresholds_take_either_name_of_the_model(fleet):
     assert "`model_name` is missing" in fleet.post("/busy_threshold", change).body["error"]
 
 
-def test_one_worker_and_one_reservation_can_be_asked_for(fleet):
+def test_one_worker_and_one_reservation_can_be_requested(fleet):
     (listed,) = fleet.get("/workers").body
     assert fleet.get("/workers/1").body == listed
     assert fleet.get("/workers/2").status == 404
@@ -262,7 +262,7 @@ def test_one_worker_and_one_reservation_can_be_asked_for(fleet):
     assert fleet.get("/reservations/x").status == 404
 
 
-def test_what_other_interfaces_call_a_field_is_known(api):
+def test_field_names_of_other_interfaces_are_recognized(api):
     body = {"id": 1, "url": "http://w", "dp_size": 2, "zmq_endpoint": "tcp://w:1"}
     told = api.post("/workers", {"worker_id": 7} | body).body["warnings"]
     meant = ["worker_id", "endpoint", "data_parallel_size", "kv_events_endpoint"]
@@ -290,7 +290,7 @@ CLASS_HEADER = "x-dynamo-meta-policy-class"
 
 @pytest.fixture
 def classed(tmp_path):
-    """A service with a waiting queue and two policy classes."""
+    """Yield a service with a waiting queue and two policy classes."""
     path = tmp_path / "classes.yaml"
     path.write_text(CLASSES)
     with Api("--policy-config", str(path), "--strict-fields") as service:
@@ -299,7 +299,7 @@ def classed(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["/select", "/select_and_reserve", "/explain"])
-def test_an_unknown_policy_class_is_told_and_changes_nothing_else(classed, path):
+def test_an_unknown_policy_class_is_a_warning_and_changes_nothing_else(classed, path):
     said = classed.post(path, PROMPT, **{CLASS_HEADER: "batches"})
     assert said.status == 200
     assert said.body.pop("warnings") == [
@@ -318,12 +318,12 @@ def test_known_policy_classes_and_families_are_no_reason_to_warn(classed, wanted
     assert (answer.status, "warnings" in answer.body) == (200, False)
 
 
-def test_where_nobody_waits_the_policy_class_is_not_looked_at(fleet):
+def test_without_a_queue_the_policy_class_is_not_checked(fleet):
     answer = fleet.post("/select", PROMPT, **{CLASS_HEADER: "batches"})
     assert (answer.status, "warnings" in answer.body) == (200, False)
 
 
-def test_overrides_that_the_policy_does_not_heed_are_told(fleet):
+def test_overrides_without_effect_on_the_policy_are_warnings(fleet):
     override = {"prefill_load_scale": 2.0, "router_temperature": 0.0}
     for path in ("/select", "/select_and_reserve", "/explain"):
         answer = fleet.post(path, PROMPT | {"router_config_override": override})

@@ -1,4 +1,4 @@
-"""Reservations over HTTP: creation, lifecycle, listing."""
+"""Tests of reservations over HTTP: creation, lifecycle, listing."""
 
 import pytest
 
@@ -95,7 +95,7 @@ def test_a_decay_outside_its_range_is_a_bad_request(fleet):
     assert answer.body["error"] == "decay_fraction must be between 0.0 and 1.0, got 1.5"
 
 
-def test_the_listing_shows_what_is_held(fleet):
+def test_the_listing_shows_live_reservations(fleet):
     book(fleet, "r")
     page = fleet.get("/reservations").body
     (row,) = page["reservations"]

@@ -1,4 +1,4 @@
-"""Which path and method reach a handler, and how everything else is refused."""
+"""Tests of the paths and methods that reach a handler, and of all other requests."""
 
 import errno
 import logging
@@ -41,7 +41,7 @@ def methods_of(path):
         ("/workers/7/remove/", "DELETE /workers/{worker_id}"),
     ],
 )
-def test_an_unknown_path_is_not_found_and_the_nearest_one_is_told(api, path, meant):
+def test_an_unknown_path_is_not_found_and_the_nearest_one_is_named(api, path, meant):
     answer = api.get(path)
     proposal = "; see /docs" if meant is None else f": did you mean `{meant}`?"
     assert answer.status == 404
@@ -50,7 +50,7 @@ def test_an_unknown_path_is_not_found_and_the_nearest_one_is_told(api, path, mea
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_wrong_method_is_told_the_right_ones(api, path):
+def test_a_wrong_method_gets_the_allowed_ones(api, path):
     for method in sorted(set(METHODS) - methods_of(path)):
         answer = api.call(method, path.replace("{worker_id}", "1"))
         assert answer.status == 405, method
@@ -61,7 +61,7 @@ def test_a_wrong_method_is_told_the_right_ones(api, path):
 
 
 ENDLESS = "/live"
-"""Its head is asked for in test_live."""
+"""Path of an endless stream; test_live checks its head."""
 
 
 @pytest.mark.parametrize("path", [p for p in PATHS if "HEAD" in methods_of(p) and p != ENDLESS])

@@ -1,7 +1,7 @@
-"""The service and its OpenAPI document agree, by requests that Schemathesis makes up from it.
+"""Tests that the service and its OpenAPI document agree, by Schemathesis.
 
-Nearly all that it makes up is unusual, which the fast path has to notice; what the fast path
-answers itself is asked for in so many words.
+Nearly all generated requests are unusual and leave the fast path. Usual requests, which the fast
+path answers, are listed explicitly.
 """
 
 from collections.abc import Iterator
@@ -34,12 +34,12 @@ from tests.builders.routes import ROUTES
 pytestmark = pytest.mark.process
 
 EXAMPLES = 12
-"""Of each kind of request to each endpoint."""
+"""Number of examples of each kind of request to each endpoint."""
 
 LEFT_OUT = [
-    # 503 is a documented answer here; that nothing answers 500 is asserted below.
+    # 503 is a documented answer here; an assertion below excludes 500.
     not_a_server_error,
-    # JSON Schema cannot say which fields of a prompt go together; those are refused with 400.
+    # JSON Schema cannot express valid combinations of prompt fields; others get 400.
     positive_data_acceptance,
     # There is no authentication.
     ignored_auth,
@@ -55,7 +55,10 @@ FLAGS = {
 
 
 class Documented(NamedTuple):
-    """A service as its document has it.  fast: what answers usual requests, if anything does"""
+    """Service with its document.
+
+    fast: handlers of usual requests, if any
+    """
 
     document: Any
     fast: list[Counting]
@@ -63,7 +66,7 @@ class Documented(NamedTuple):
 
 @contextmanager
 def documented(way: str) -> Iterator[Documented]:
-    """A service with the fast path, without it, or with health."""
+    """Yield a service with the fast path, without it, or with health."""
     fast = []
 
     def counting(*given):
@@ -83,18 +86,21 @@ def documented(way: str) -> Iterator[Documented]:
 
 @pytest.fixture(scope="module")
 def service(request):
-    """One for all requests that are made up: what they change stays."""
+    """Yield one service for all generated requests, which change its state for later requests."""
     with documented(request.param) as service:
         yield service
 
 
 def is_about_health(route):
-    """Is the answer another one while ranks are checked?"""
+    """Return whether health checks change the answer."""
     return HealthChecksOff in route.refusals or route.path in ("/workers", "/admission", "/metrics")
 
 
-def is_asked(way, route):
-    """What the fast path never answers is asked for once, and what has no end nowhere."""
+def is_tested(way, route):
+    """Return whether the route is tested in this way.
+
+    Routes outside the fast path are tested once, endless routes never.
+    """
     name = (route.method, route.path)
     asked = {
         FAST: route.path != "/live",
@@ -110,8 +116,8 @@ CASES = [
     for way in FLAGS
     for route in ROUTES
     for mode in GenerationMode
-    if is_asked(way, route)
-    # Schemathesis would read its own document, and only what takes something can be wrong.
+    if is_tested(way, route)
+    # Schemathesis would read its own document, and only routes with input can have wrong input.
     if route.path != "/openapi.json"
     and (mode == GenerationMode.POSITIVE or route.body or route.query or "worker_id" in route.path)
 ]
@@ -151,13 +157,13 @@ LIVES = [
     ("POST", f"{RESERVATION}/first_token", "c", None),
     ("DELETE", RESERVATION, "c", None),
 ]
-"""Usual requests that succeed one after the other: method, path, id in it, body."""
+"""Sequence of usual requests that succeed: method, path, id in the path, body."""
 
 
 @pytest.mark.parametrize("way", FLAGS)
 def test_answers_to_usual_requests_are_as_documented(way):
     assert {(method, path) for method, path, _, _ in LIVES} == FAST_ROUTES
-    # It loads on a thread otherwise, and the first pairs take the ordinary path.
+    # The kernel usually loads on a thread, while the first pairs take the ordinary path.
     PAIR_KERNEL.load()
     with documented(way) as service:
         for method, path, name, body in LIVES:
@@ -168,5 +174,5 @@ def test_answers_to_usual_requests_are_as_documented(way):
             assert answer.status_code == (201 if path == "/reservations" else 200)
             case.validate_response(answer, excluded_checks=LEFT_OUT)
         answered = sum(each.answered for each in service.fast)
-    # The first pair of a scope takes the ordinary path, which makes its kernels.
+    # The first pair of a scope takes the ordinary path, which creates the scope's kernels.
     assert answered == (0 if way == ORDINARY else len(LIVES) - 1)

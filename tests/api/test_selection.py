@@ -1,4 +1,4 @@
-"""POST /select and /select_and_reserve over the whole path."""
+"""Tests of POST /select and /select_and_reserve over the whole path."""
 
 import asyncio
 import json
@@ -65,7 +65,7 @@ def test_select_and_reserve_books_the_load_it_answers(fleet):
     } == {(chosen, 34, 8), (1 - chosen, 0, 0)}
 
 
-def test_a_repeat_is_answered_with_what_was_booked(fleet):
+def test_a_repeat_is_answered_with_the_booking(fleet):
     wanted = {**PROMPT, "reservation_id": "r"}
     first = fleet.post("/select_and_reserve", wanted)
     loads_then = loads(fleet)
@@ -77,7 +77,7 @@ def test_a_repeat_is_answered_with_what_was_booked(fleet):
 
 
 def test_hashes_of_an_answer_book_the_same_blocks_elsewhere(fleet):
-    """As several ingress replicas need it that tell their selectors of each other's bookings."""
+    """Check ingress replicas, which pass bookings on to the selectors of other replicas."""
     wanted = {**PROMPT, "reservation_id": "r", "include_hashes": True}
     answer = fleet.post("/select_and_reserve", wanted).body
     assert list(answer)[2:4] == ["sequence_hashes", "isl_tokens"]
@@ -140,8 +140,8 @@ def test_without_workers_the_answer_is_unavailable(api):
         ("/reservations", BOOKED_PROMPT_MISSING),
     ],
 )
-def test_missing_workers_are_told_of_before_a_missing_prompt(api, path, error):
-    """Dynamo looks for workers first."""
+def test_missing_workers_are_reported_before_a_missing_prompt(api, path, error):
+    """Check Dynamo's order: a lack of workers comes first."""
     body = {"reservation_id": "r", "worker_id": 1, "prompt": "hello"}
     for _ in range(2):
         answer = api.post(path, body)
@@ -152,7 +152,7 @@ def test_missing_workers_are_told_of_before_a_missing_prompt(api, path, error):
     assert (answer.status, answer.body["error"]) == (400, error)
 
 
-def test_faults_of_the_body_are_told_of_before_missing_workers(api):
+def test_faults_of_the_body_are_reported_before_missing_workers(api):
     answer = api.post("/select", {"block_hashes": [1], "sequence_hashes": [1]})
     assert answer.status == 503
     answer = api.post("/select", {**PROMPT, "sequence_hashes": [2**64]})
@@ -167,7 +167,7 @@ def test_an_unknown_scope_is_unavailable(fleet):
     )
 
 
-def test_of_many_scopes_only_some_are_named(api):
+def test_the_error_names_only_some_of_many_scopes(api):
     for worker_id in range(20):
         api.post("/workers", worker_body(worker_id, model_name=f"model-{worker_id}"))
     error = api.post("/select", PROMPT).body["error"]
@@ -183,7 +183,7 @@ def test_the_tenant_may_be_called_routing_group(api):
     assert (answer.status, answer.body["code"]) == (400, "bad_request")
 
 
-def test_constraints_that_nobody_meets_are_told_apart(fleet):
+def test_unmet_constraints_have_distinct_errors(fleet):
     answer = fleet.post("/select", {**PROMPT, "allowed_worker_ids": []})
     assert (answer.status, answer.body["code"]) == (503, "no_eligible_rank")
 
@@ -215,8 +215,8 @@ def scope_of(path):
     }
 
 
-class Asked:
-    """One request of an in-process client, and what was answered."""
+class InProcessRequest:
+    """One request of an in-process client, and its answer."""
 
     def __init__(self, path, body):
         self.scope = scope_of(path)
@@ -239,17 +239,17 @@ def test_a_client_that_went_away_before_booking_books_nothing(fleet, path):
     body = json.dumps({**PROMPT, "reservation_id": "r", "worker_id": 1}).encode()
     app, closed = ApiApplication(fleet.service), ClientConnection()
     closed.mark_lost()
-    gone = Asked(path, body).of(closed)
+    gone = InProcessRequest(path, body).of(closed)
     asyncio.run(app(gone.scope, gone.receive, gone.send))
     assert gone.sent == []
     assert fleet.get("/reservations").body["total"] == 0
-    here = Asked(path, body).of(ClientConnection())
+    here = InProcessRequest(path, body).of(ClientConnection())
     asyncio.run(app(here.scope, here.receive, here.send))
     assert here.sent[0]["status"] in (200, 201)
     assert fleet.get("/reservations").body["total"] == 1
 
 
-def test_a_client_that_goes_away_while_it_sends_is_no_error(fleet, caplog):
+def test_a_client_that_disconnects_while_sending_is_no_error(fleet, caplog):
     messages = iter(
         [
             {"type": "http.request", "body": b'{"model_', "more_body": True},

@@ -1,4 +1,4 @@
-"""Sessions over HTTP: answers, lists in pages, ends, and the tenants of keys."""
+"""Tests of sessions over HTTP: answers, lists in pages, ends, and the tenants of keys."""
 
 import pytest
 

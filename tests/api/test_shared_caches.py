@@ -1,4 +1,4 @@
-"""The whole service with stores behind real sockets: answers, counters, findings, and off."""
+"""Tests of the whole service with stores behind real sockets: answers, counters, findings, off."""
 
 import asyncio
 import contextlib
@@ -22,13 +22,13 @@ TOKENS = list(range(400))
 PROMPT = {"model_name": "m", "token_ids": TOKENS}
 LINK = {"bytes_per_token": 131072.0, "link_gbps": 400.0}
 PRICE = 131072 * 8 / (400e9 * 0.8) * 20_000
-"""Of fetching a token over LINK, for a rank of 20,000 tokens a second."""
+"""Price of fetching a token over LINK, for a rank of 20,000 tokens a second."""
 PATIENT = ("--shared-cache-timeout-ms", "1000")
 
 
 @contextlib.contextmanager
 def on_thread(store):
-    """The URL of a store that is served on a thread."""
+    """Yield the URL of a store that a thread serves."""
     ready, ended, urls = threading.Event(), [], []
 
     async def serve():
@@ -82,7 +82,7 @@ def mooncake(url, **fields):
     return {"type": "mooncake", "url": url, "keys": "sglang", **fields}
 
 
-def test_the_answer_shows_the_credit_apart_from_what_the_rank_holds(tmp_path):
+def test_the_answer_shows_the_credit_apart_from_the_ranks_own_blocks(tmp_path):
     pages = sglang_pages(TOKENS, 16)
     master = FakeMaster(*[f"{page}_0_{part}" for page in pages[:20] for part in "kv"])
     with (
@@ -95,7 +95,7 @@ def test_the_answer_shows_the_credit_apart_from_what_the_rank_holds(tmp_path):
         credit = int(320 * (1 - PRICE))
         shared = {"outcome": "hit", "tokens": 320, "credit": credit, "fetch_price": round(PRICE, 6)}
         nothing = {"longest_matched": 0, "gpu": 0, "dp": {"0": 0}, "cpu": 0, "disk": 0}
-        # Without a known price the other rank would compute all.
+        # Without a known price the other rank would compute all tokens.
         assert (answer["worker_id"], answer["overlap"]) == (1, nothing | {"shared": shared})
         assert answer["effective_prefill_tokens"] == 400 - credit
         prompt = {"model_name": "m", "token_ids": TOKENS}
@@ -156,7 +156,7 @@ def test_a_pair_counts_the_cache_for_the_rank_of_the_prefill_only(tmp_path):
         assert prefilling == {1: 400 - credit, 2: 0}
         total = "select_service_shared_cache_credit_tokens_total"
         assert metrics(service)[total + '{model_name="m",tenant_id="default"}'] == f"{2 * credit}.0"
-        # A look-up is too old for a later move.
+        # A lookup is too old for a later move.
         register(service, 3, role="prefill")
         lookups = len(master.requests)
         moved = service.call("POST", "/reservations/r/move", {"leg": "prefill"}).body
@@ -214,7 +214,7 @@ def caches_of(service):
     return service.call("GET", "/shared_caches").body["caches"]
 
 
-def test_operators_see_whether_a_cache_answers_and_what_it_finds(tmp_path):
+def test_operators_see_the_state_and_the_hits_of_a_cache(tmp_path):
     pages = sglang_pages(TOKENS, 16)
     master = FakeMaster(*[f"{page}_0_{part}" for page in pages[:20] for part in "kv"])
     with (
@@ -302,7 +302,7 @@ def test_an_engine_of_lmcache_loads_its_own_tokens_over_its_bus(tmp_path):
 
 
 def raw_answers(service):
-    """What is answered to the same requests, byte for byte."""
+    """Return the raw answers to the same requests, byte for byte."""
     answers = []
     for n in range(3):
         body = {"model_name": "m", "token_ids": TOKENS[: 90 * n + 40], "reservation_id": f"r{n}"}

@@ -1,4 +1,4 @@
-"""Keys that are bound to tenants: two of them never learn anything of each other."""
+"""Tests that two keys with different tenants never learn anything of each other."""
 
 import json
 
@@ -47,7 +47,7 @@ def a_worker_of(tenant, worker_id):
 
 
 class TenantsAreApart(RuleBasedStateMachine):
-    """Both register, book, read and name each other's ids; a model says what each must see."""
+    """Both register, book, read and try each other's ids; a model predicts each one's view."""
 
     def __init__(self, folder):
         super().__init__()
@@ -60,7 +60,7 @@ class TenantsAreApart(RuleBasedStateMachine):
         self.api.__exit__(None, None, None)
 
     def call(self, tenant, method, path, body=None):
-        """With the tenant's key: nothing of the other's may be in the answer."""
+        """Call with the tenant's key; assert that the other tenant is absent from the answer."""
         answer = self.api.call(method, path, body, authorization=bearer(tenant))
         assert answer.status not in (401, 500)
         shown = json.dumps(answer.body) + str(answer.headers)
@@ -222,7 +222,7 @@ def test_a_refusal_names_no_scope_of_others(shared):
     assert "tenant=blue" in told
 
 
-def test_hints_of_a_bound_key_do_not_speak_of_others(tmp_path):
+def test_hints_of_a_bound_key_do_not_mention_others(tmp_path):
     with Api("--api-keys-file", str(keys_of_tenants(tmp_path)), DYN_USE_KV_EVENTS="true") as api:
         for worker_id, tenant in enumerate(TENANTS, 1):
             body = a_worker_of(tenant, worker_id) | {"kv_events_endpoint": "tcp://192.0.2.1:5557"}

@@ -1,4 +1,4 @@
-"""What clients see of ranks whose weight is not 1."""
+"""Tests of the display of ranks with a weight other than 1."""
 
 from select_service.core.identity import Rank
 from tests.builders import worker_body

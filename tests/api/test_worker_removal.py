@@ -1,4 +1,4 @@
-"""What a worker that leaves takes with it."""
+"""Tests of the state that a removed worker takes along."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from tests.builders.in_process import Api
 TOKENS = list(range(16))
 
 
-def test_a_changed_event_endpoint_takes_what_came_from_the_old_one():
+def test_a_changed_event_endpoint_drops_blocks_of_the_old_one():
     with Api(DYN_USE_KV_EVENTS="true") as api:
         body = worker_body(1, kv_events_endpoint="ipc:///nowhere/a")
         assert api.call("POST", "/workers", body).status == 201
@@ -23,7 +23,7 @@ def test_a_changed_event_endpoint_takes_what_came_from_the_old_one():
         assert partition.table.writer_of(Rank(1, 0)).store(Tier.GPU, None, hashes, hashes) == 4
 
 
-def test_its_blocks_leave_the_index_and_its_slot_comes_back_empty():
+def test_a_removed_workers_blocks_leave_the_index_and_its_slot_returns_empty():
     with Api() as api:
         for worker_id in (1, 2):
             assert api.call("POST", "/workers", worker_body(worker_id)).status == 201

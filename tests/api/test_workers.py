@@ -1,4 +1,4 @@
-"""The catalog over HTTP, and the listeners that follow it."""
+"""Tests of the catalog over HTTP, and of the listeners that follow it."""
 
 import asyncio
 import logging
@@ -61,7 +61,7 @@ def test_registering_again_replaces_the_record(api):
     assert len(api.get("/workers").body) == 1
 
 
-def test_an_incomplete_worker_is_created_and_told_why(api):
+def test_an_incomplete_worker_is_created_with_reasons(api):
     answer = api.post("/workers", {"worker_id": 1})
     assert answer.status == 201
     assert answer.body["lifecycle"] == "incomplete"
@@ -79,7 +79,7 @@ def test_an_incomplete_worker_is_created_and_told_why(api):
     assert ready.body["reason"].startswith("no registered worker is schedulable: ")
 
 
-def test_a_service_that_is_not_ready_says_why(api):
+def test_a_service_that_is_not_ready_names_the_reason(api):
     body = api.get("/ready").body
     assert body["reason"] == "no worker is registered: POST /workers, or --workers-file"
     api.post("/workers", worker_body(1))
@@ -256,7 +256,7 @@ def test_every_change_of_a_worker_is_one_info_line(api, caplog):
         ("replay_endpoint", "tcp://a:0", "`tcp://a:0`: TCP port 0 cannot be connected to"),
     ],
 )
-def test_an_event_endpoint_that_cannot_be_meant_says_why(listening, field, value, text):
+def test_an_implausible_event_endpoint_has_a_reason(listening, field, value, text):
     right = {"kv_events_endpoint": "tcp://127.0.0.1:1"}
     answer = listening.post("/workers", worker_body(7) | right | {field: value})
     assert answer.body["lifecycle"] == "incomplete"
@@ -272,7 +272,7 @@ def test_a_wrong_address_of_metrics_is_shown_with_an_example(api):
     )
 
 
-def test_the_list_says_what_a_registration_probably_does_not_mean(listening):
+def test_the_list_hints_at_probable_mistakes_of_a_registration(listening):
     body = {"endpoint": "w:8000", "kv_events_endpoint": listening.endpoint}
     seven = worker_body(7) | body | {"replay_endpoint": listening.endpoint}
     assert len(listening.post("/workers", seven).body["hints"]) == 2
@@ -292,8 +292,8 @@ def test_the_list_says_what_a_registration_probably_does_not_mean(listening):
 
 
 @pytest.mark.parametrize("verb", ["post", "patch"])
-def test_room_for_more_ranks_is_made_before_they_come(api, verb, monkeypatch):
-    """What grows with the index is done in turns; nothing is left of it for the change itself."""
+def test_room_for_more_ranks_is_reserved_in_advance(api, verb, monkeypatch):
+    """Check that room is reserved in turns, so that the change itself needs no growth."""
     api.post("/workers", worker_body(1, data_parallel_size=63))
     api.post("/workers", worker_body(2))
     had_room, reserve = [], PrefixIndex.reserve_slots
@@ -311,7 +311,7 @@ def test_room_for_more_ranks_is_made_before_they_come(api, verb, monkeypatch):
 
 
 @pytest.mark.parametrize(("ranks", "order"), [(2, ["put", "others"]), (512, ["others", "put"])])
-def test_a_worker_of_many_ranks_is_put_in_a_turn_of_its_own(api, ranks, order, monkeypatch):
+def test_a_worker_of_many_ranks_is_added_in_a_separate_turn(api, ranks, order, monkeypatch):
     seen, making_room, put = [], WorkerFleet.prepare_room, WorkerFleet.put_worker
 
     def room_is_made(fleet, worker):
@@ -338,7 +338,7 @@ def test_a_declared_speed_is_shown_and_changed(api):
 
 
 @pytest.mark.parametrize("speed", [0, -1, 0.5, 1e10, "fast", True])
-def test_a_speed_that_cannot_be_meant_is_refused(api, speed):
+def test_an_implausible_speed_is_rejected(api, speed):
     answer = api.post("/workers", worker_body(7, prefill_tokens_per_s=speed))
     assert answer.status == 422
     assert "prefill_tokens_per_s" in answer.body["error"]

@@ -1,1 +1,1 @@
-"""Keys, roles, tenants, quotas."""
+"""Tests of keys, roles, tenants and quotas."""

@@ -1,4 +1,4 @@
-"""Which lines of the audit log are written, and what is counted instead."""
+"""Tests of the lines of the audit log, and of the events that are only counted."""
 
 import pytest
 from msgspec import UNSET
@@ -28,7 +28,7 @@ def test_a_fleet_can_be_registered_at_once():
     assert all(budget.admit_line(a_line(operation="register_worker"), 0.0) for _ in range(4096))
 
 
-def test_what_is_counted_is_written_after_a_minute_by_kind():
+def test_suppressed_lines_are_summed_up_by_kind_after_a_minute():
     budget = AuditBudget()
     for _ in range(audit_lines.LINES_AT_ONCE + 3):
         budget.admit_line(a_line(), 0.0)
@@ -63,7 +63,7 @@ def test_keys_and_kinds_are_bounded():
 
 
 def test_one_key_needs_hours_to_fill_the_files():
-    """With lines as long as there are."""
+    """The lines have the greatest possible length."""
     longest = audit_lines.PATH_CHARS_MAX + audit_lines.BODY_BYTES_MAX * 2 + 512
     files = 8 * (64 << 20)
     assert (files - audit_lines.LINES_AT_ONCE * longest) / (

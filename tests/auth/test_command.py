@@ -1,4 +1,4 @@
-"""`select-service keys new`."""
+"""Tests of `select-service keys new`."""
 
 import pytest
 
@@ -8,18 +8,18 @@ from select_service.auth.keys_file import read_api_keys
 from select_service.auth.roles import ANYONE
 
 
-def made(capsys, *argv):
-    """(status, the key, what else is said)"""
+def create_key(capsys, *argv):
+    """Return status, key and error output of the command."""
     status = main(["keys", "new", *map(str, argv)])
     said = capsys.readouterr()
     return status, said.out.strip(), said.err
 
 
 @pytest.mark.parametrize("ending", ["toml", "yaml", "yml"])
-def test_a_key_that_was_made_is_known(capsys, tmp_path, ending):
+def test_a_created_key_is_accepted(capsys, tmp_path, ending):
     path = tmp_path / f"keys.{ending}"
     for name in ("first", "second"):
-        status, secret, _ = made(
+        status, secret, _ = create_key(
             capsys, name, "--role", "caller", "--tenant", "red", "--workers", 3, "--file", path
         )
         assert status == 0
@@ -33,7 +33,7 @@ def test_a_key_that_was_made_is_known(capsys, tmp_path, ending):
 
 
 def test_without_a_file_the_entry_is_shown(capsys, tmp_path):
-    status, secret, said = made(capsys, "scraper", "--role", "metrics")
+    status, secret, said = create_key(capsys, "scraper", "--role", "metrics")
     assert status == 0
     path = tmp_path / "keys.toml"
     path.write_text(said)
@@ -43,7 +43,7 @@ def test_without_a_file_the_entry_is_shown(capsys, tmp_path):
 
 
 def test_two_keys_are_never_alike(capsys):
-    keys = {made(capsys, "a", "--role", "metrics")[1] for _ in range(3)}
+    keys = {create_key(capsys, "a", "--role", "metrics")[1] for _ in range(3)}
     assert len(keys) == 3
     assert all(len(key) == 47 for key in keys)
 
@@ -56,11 +56,11 @@ def test_two_keys_are_never_alike(capsys):
         ("a", "--role", "replica", "--tenant", "t"),
     ],
 )
-def test_what_does_not_fit_leaves_the_file_as_it_was(capsys, tmp_path, argv):
+def test_wrong_arguments_leave_the_file_unchanged(capsys, tmp_path, argv):
     path = tmp_path / "keys.toml"
-    assert made(capsys, "same", "--role", "metrics", "--file", path)[0] == 0
+    assert create_key(capsys, "same", "--role", "metrics", "--file", path)[0] == 0
     before = path.read_text()
-    status, secret, said = made(capsys, *argv, "--file", path)
+    status, secret, said = create_key(capsys, *argv, "--file", path)
     assert (status, secret) == (2, "")
     assert "nothing was written" in said
     assert path.read_text() == before

@@ -1,4 +1,4 @@
-"""Who is let in, and what is counted of the others."""
+"""Tests of allowed and refused callers, and of the counts of refusals."""
 
 import pytest
 
@@ -30,13 +30,13 @@ def guard():
     )
 
 
-def test_without_keys_nobody_is_asked():
+def test_without_keys_every_caller_is_admitted():
     assert admitted(Guard()) == UNRESTRICTED_GRANT
     assert admitted(Guard(), b"nonsense") == UNRESTRICTED_GRANT
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "Bearer "])
-def test_a_known_key_is_let_in(guard, scheme):
+def test_a_registered_key_is_admitted(guard, scheme):
     grant = admitted(guard, f"{scheme} {secret('web')}".encode())
     assert grant.name == "web"
     assert grant.has_any_role(CALLER)
@@ -64,7 +64,7 @@ def test_a_known_key_is_let_in(guard, scheme):
         (bearer("web").encode(), b""),
     ],
 )
-def test_what_is_no_known_key_is_not_let_in(guard, values):
+def test_an_unknown_key_is_refused(guard, values):
     with pytest.raises(Unauthenticated):
         admitted(guard, *values)
     assert guard.refusals == {("/select", "none", "unauthenticated"): 1}
@@ -76,13 +76,13 @@ def test_a_key_without_the_role_is_refused_by_name(guard):
     assert guard.refusals == {("/select", "ops", "forbidden"): 1}
 
 
-def test_a_key_that_is_bound_may_not_call_what_is_of_all(guard):
+def test_a_key_bound_to_tenants_may_not_call_service_wide_routes(guard):
     assert admitted(guard, bearer("red").encode()).tenants == {"r"}
     with pytest.raises(Forbidden, match="bound to tenants"):
         admitted(guard, bearer("red").encode(), may_call=service_wide(CALLER))
 
 
-def test_what_is_open_is_open_to_strangers_and_to_wrong_keys(guard):
+def test_open_routes_admit_missing_and_wrong_keys(guard):
     assert admitted(guard, may_call=ANYONE) == ANONYMOUS_GRANT
     assert admitted(guard, b"Bearer wrong", may_call=ANYONE) == ANONYMOUS_GRANT
     assert admitted(guard, bearer("web").encode(), may_call=ANYONE).name == "web"

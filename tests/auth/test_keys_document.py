@@ -1,4 +1,4 @@
-"""What a file of keys may say, and what is said of one that is wrong."""
+"""Tests of the contents of a key file, and of the errors about a wrong file."""
 
 import pytest
 
@@ -12,7 +12,7 @@ HASH = "sha256:" + "0" * 64
 GOOD = {"name": "a", "hash": HASH, "roles": ["metrics"]}
 
 
-def test_both_formats_say_the_same(tmp_path):
+def test_both_formats_have_the_same_meaning(tmp_path):
     toml = f"""
 [[keys]]
 name = "gateway"
@@ -69,7 +69,7 @@ def test_all_tenants_are_no_bound(tmp_path):
         (entry("a", "metrics", requests=1), "unknown field `requests`"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(tmp_path, text, fault):
+def test_faults_are_reported_in_one_line(tmp_path, text, fault):
     path = tmp_path / "keys.toml"
     path.write_text(text)
     with pytest.raises(ValueError, match=r".") as caught:
@@ -78,7 +78,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, text, fault):
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there_or_too_large_is_told(tmp_path):
+def test_a_missing_or_too_large_file_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="file not found: create a key"):
         read_api_keys(tmp_path / "none.toml")
     large = tmp_path / "large.toml"

@@ -1,4 +1,4 @@
-"""What a key may use, against plain models of it."""
+"""Tests of the quotas of a key, against plain models."""
 
 import pytest
 from hypothesis import given
@@ -43,7 +43,7 @@ def test_a_bucket_gives_all_that_it_promises():
     assert n == pytest.approx(10 + 100, abs=1)
 
 
-def test_who_waits_as_long_as_told_is_let_in():
+def test_a_caller_that_waits_for_retry_after_is_admitted():
     use, quotas = KeyUsage("a"), Quotas(0.25, 1)
     use.charge_request(quotas, 0.0)
     with pytest.raises(QuotaExceeded, match=r"`a` exceeds its quota of 0.25 requests/s") as refused:
@@ -60,7 +60,7 @@ def test_a_new_rate_counts_at_once_and_gives_nothing_back_otherwise():
     assert use.take_request(Quotas(), 0.0)
 
 
-def test_what_is_given_back_may_be_taken_again():
+def test_a_returned_request_may_be_taken_again():
     use, quotas = KeyUsage("a"), Quotas(0.25, 1)
     use.charge_request(quotas, 0.0)
     use.return_request(quotas)
@@ -71,7 +71,7 @@ def test_what_is_given_back_may_be_taken_again():
 
 
 def bookings_of(selector, quotas=NO_QUOTAS, tenants=None):
-    """What a key may book; of a ledger of at most 8 reservations and 400 blocks."""
+    """Return the bookings of a key in a ledger of at most 8 reservations and 400 blocks."""
     key = ApiKey("a", b"", frozenset({CALLER}), tenants, quotas)
     limits = BookingLimits(
         SharedLimit("reservations", 8, "live reservations", "free some"),
@@ -107,7 +107,7 @@ def test_reservations_are_counted_until_they_end():
     assert not bookings.may_book()
 
 
-def test_what_is_refused_while_it_is_made_takes_no_place():
+def test_a_booking_that_fails_uses_no_quota():
     bookings = bookings_of(a_selector(), Quotas(reservations=1))
     with pytest.raises(ZeroDivisionError), bookings.hold_capacity("default"):
         raise ZeroDivisionError
@@ -175,7 +175,7 @@ def test_keys_of_one_tenant_have_a_share_together_of_which_all_that_is_booked_fo
     book(selector, bookings, "more")
 
 
-def test_workers_are_known_while_they_are_there():
+def test_workers_count_while_they_are_registered():
     use, here = KeyUsage("a"), {1, 2}
     use.note_worker(1)
     use.note_worker(2)
@@ -187,7 +187,7 @@ def test_workers_are_known_while_they_are_there():
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-3, 3)), max_size=60))
 def test_a_limit_is_never_passed_and_never_taken_from_others(steps):
-    """Against a plain table; `b` is of both tenants, `c` is bound to none."""
+    """The reference is a plain table; `b` has both tenants, `c` has no tenants."""
     limit, rules = SharedLimit("dumps", 12, "dumps", "wait"), ShareRules(0.25, 0.4, 0.75)
     tenants = {"a": frozenset("t"), "b": frozenset("tu"), "c": None, "d": frozenset("u")}
     holders = {

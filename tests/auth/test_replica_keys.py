@@ -1,4 +1,4 @@
-"""Files of public keys of replicas, secret keys, and the command that makes both."""
+"""Tests of public key files of replicas, secret keys, and the command that creates both."""
 
 from random import Random
 
@@ -18,20 +18,22 @@ KEY, OTHER = (new_key_pair().public.decode() for _ in range(2))
 ENTRY = {"name": "a", "public_key": KEY}
 
 
-def made(capsys, *argv):
-    """(status, the public key, what else is said)"""
+def create_replica_key(capsys, *argv):
+    """Return status, public key and error output of the command."""
     status = main(["keys", "new-replica", *map(str, argv)])
     said = capsys.readouterr()
     return status, said.out.strip(), said.err
 
 
 @pytest.mark.parametrize("ending", ["toml", "yaml"])
-def test_replicas_that_were_made_are_known_by_name_and_endpoint(capsys, tmp_path, ending):
+def test_created_replicas_have_name_and_endpoint(capsys, tmp_path, ending):
     path = tmp_path / f"replicas.{ending}"
     for name in ("a", "b"):
         secret = tmp_path / f"{name}.key"
         where = ("--endpoint", f"tcp://{name}:9092", "--url", f"https://{name}:8092")
-        status, public, said = made(capsys, name, "--secret-file", secret, "--file", path, *where)
+        status, public, said = create_replica_key(
+            capsys, name, "--secret-file", secret, "--file", path, *where
+        )
         assert status == 0
         assert secret.stat().st_mode & 0o777 == 0o600
         assert read_curve_pair(secret).public.decode() == public
@@ -46,11 +48,11 @@ def test_replicas_that_were_made_are_known_by_name_and_endpoint(capsys, tmp_path
 
 def test_a_secret_is_never_written_over_and_none_is_left_without_its_entry(capsys, tmp_path):
     secret, path = tmp_path / "a.key", tmp_path / "replicas.toml"
-    assert made(capsys, "a", "--secret-file", secret, "--file", path)[0] == 0
+    assert create_replica_key(capsys, "a", "--secret-file", secret, "--file", path)[0] == 0
     before = secret.read_text(), path.read_text()
-    assert made(capsys, "b", "--secret-file", secret, "--file", path)[0] == 2
+    assert create_replica_key(capsys, "b", "--secret-file", secret, "--file", path)[0] == 2
     again = tmp_path / "again.key"
-    assert made(capsys, "a", "--secret-file", again, "--file", path)[0] == 2
+    assert create_replica_key(capsys, "a", "--secret-file", again, "--file", path)[0] == 2
     assert (secret.read_text(), path.read_text()) == before
     assert not again.exists()
 
@@ -76,13 +78,13 @@ def test_a_secret_is_never_written_over_and_none_is_left_without_its_entry(capsy
         ),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(entries, fault):
+def test_faults_are_reported_in_one_line(entries, fault):
     with pytest.raises(ValueError, match=fault) as raised:
         parse_replica_keys({"replicas": entries})
     assert "\n" not in str(raised.value)
 
 
-def test_what_is_taken_for_a_key_is_what_libzmq_takes():
+def test_valid_keys_are_those_that_libzmq_accepts():
     rng = Random(1)
     for _ in range(200):
         text = "".join(rng.choices("0aZ.#$%", k=40))

@@ -1,4 +1,4 @@
-"""How unevenly requests arrive: streams of which it is known."""
+"""Tests of the variation of arrivals, on streams with a known variation."""
 
 from collections.abc import Callable
 
@@ -17,12 +17,12 @@ def poisson(rng: np.random.Generator) -> Counts:
 
 
 def clusters(rng: np.random.Generator) -> Counts:
-    """Ten at once: the variance is that of one cluster times a hundred."""
+    """Return clusters of ten: the variance is that of a single cluster times a hundred."""
     return 10 * rng.poisson(0.5, 600)
 
 
 def trains(rng: np.random.Generator) -> Counts:
-    """A batch every three seconds, as in traces whose times are rounded."""
+    """Return a batch every three seconds, as in traces with rounded times."""
     counts = np.zeros(600, np.int64)
     counts[::3] = rng.poisson(15.0, 200)
     return counts
@@ -52,7 +52,9 @@ def test_batches_within_the_group_count_less_than_by_the_second() -> None:
 
 
 @given(st.lists(st.integers(0, 50), max_size=80), st.floats(0.2, 3.0))
-def test_it_is_never_below_0_and_unknown_of_little(counts: list[int], seconds: float) -> None:
+def test_the_variation_is_never_negative_and_unknown_for_few_requests(
+    counts: list[int], seconds: float
+) -> None:
     found = arrival_variation(np.array(counts, np.int64), np.full(len(counts), seconds))
     if len(counts) < SLOTS_MIN or not any(counts):
         assert found is None

@@ -1,4 +1,4 @@
-"""What every command says of itself, and of wrong arguments: one shape and one style."""
+"""Tests of the help and the argument errors of every command: the same shape and style."""
 
 import os
 import re
@@ -35,12 +35,12 @@ PARSERS: dict[str, Callable[[], CommandParser]] = {
 KIND = re.compile(
     r"^  (?:-h, )?(--[a-z-]+)(?: (\S+(?: \[FILE \.\.\.\])?))?(?:  .*)?$", re.MULTILINE
 )
-"""A flag and the kind of its value, at the beginning of a line of help."""
+"""Flag and metavar at the beginning of a line of help."""
 WITHOUT_VALUE = {
     *("--help", "--version", "--once", "--probe", "--json", "--portable"),
     "--no-router-assume-kv-reuse",
 }
-"""Flags that stand alone."""
+"""Flags without a value."""
 
 
 def examples(text: str) -> list[str]:
@@ -48,13 +48,13 @@ def examples(text: str) -> list[str]:
     return [re.split(r"  +| > ", line.strip())[0] for line in block.splitlines()]
 
 
-def test_every_command_is_looked_at():
+def test_every_command_is_tested():
     named = {name.split()[1] for name in PARSERS if name.startswith("select-service ")}
     assert named == set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_purpose_and_three_examples_stand_before_a_usage_of_one_line(name):
+def test_purpose_and_three_examples_come_before_a_usage_of_one_line(name):
     text = PARSERS[name]().format_help()
     lead, usage, rest = text.partition("\n\nusage: ")
     assert usage
@@ -72,7 +72,7 @@ def test_every_example_is_understood(name):
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_every_flag_says_of_what_kind_its_value_is_and_what_it_is_for(name):
+def test_every_flag_has_a_metavar_and_a_purpose(name):
     made = PARSERS[name]()
     kinds = dict(KIND.findall(made.format_help()))
     assert kinds.keys() == {"--help", *made.flags}
@@ -92,7 +92,7 @@ def test_the_kinds_of_the_settings():
     assert kinds["--insecure"] == "{true,false}"
 
 
-def test_the_help_of_new_keys_says_what_each_role_may_do():
+def test_the_help_of_new_keys_explains_every_role():
     text = keys.make_new_key_parser().format_help()
     assert set(ROLE_DESCRIPTIONS) == set(ROLES)
     for role, meaning in ROLE_DESCRIPTIONS.items():
@@ -134,7 +134,7 @@ def test_the_help_of_new_keys_says_what_each_role_may_do():
         ("scripts/demo", ["--once=1"], "--once takes no value"),
     ],
 )
-def test_wrong_arguments_are_told_in_one_style(name, words, told):
+def test_argument_errors_have_one_style(name, words, told):
     with pytest.raises(UsageError, match=rf"\A{re.escape(told)}[^\n]*\Z"):
         PARSERS[name]().parse_arguments(words)
 
@@ -155,7 +155,7 @@ def test_the_command_ends_with_status_2_and_a_line(command, capsys):
         "select_service.planner --version",
     ],
 )
-def test_output_that_nobody_reads_ends_a_command_without_a_traceback(words):
+def test_a_closed_output_ends_a_command_without_a_traceback(words):
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", *words.split()]

@@ -1,4 +1,4 @@
-"""Long answers leave the event loop to others."""
+"""Tests that long answers leave the event loop to other tasks."""
 
 import asyncio
 

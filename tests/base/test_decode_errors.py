@@ -1,4 +1,4 @@
-"""Whoever reads JSON of others says that it cannot be read, however wrong it is."""
+"""Tests that every reader of foreign JSON reports unreadable JSON, however wrong."""
 
 import re
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_an_api_server(content):
 
 
 def test_words_of_an_api_server_that_would_be_endless():
-    """As YAML, aliases of aliases are more than fits into memory."""
+    """Read as YAML, aliases of aliases would not fit into memory."""
     bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n"
     for n in range(1, 30):
         bomb += f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]\n"
@@ -77,9 +77,9 @@ def test_a_selector(content):
         decode_event(b"data: " + content)
 
 
-def test_nobody_expects_one_of_these_errors_alone():
+def test_no_module_catches_only_some_decode_errors():
     alone = re.compile(r"except msgspec\.(DecodeError|MsgspecError)\b")
     root = Path(select_service.__file__).parent
     assert [each.name for each in root.rglob("*.py") if alone.search(each.read_text())] == [
-        "worker_api.py"  # of simulated engines
+        "worker_api.py"  # JSON of simulated engines
     ]

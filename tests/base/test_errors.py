@@ -1,4 +1,4 @@
-"""Errors cross processes, as multiprocessing and Ray let them, and stay what they are."""
+"""Tests that errors cross processes unchanged, as multiprocessing and Ray require."""
 
 import copy
 import importlib
@@ -12,7 +12,7 @@ import select_service
 from select_service.client import Refused, SelectorError, Unavailable
 
 NOT_IMPORTED = ("select_service.ray",)
-"""Needs Ray and has no errors of its own."""
+"""Package that needs Ray and defines no errors."""
 VALUES: dict[Any, Any] = {
     str: "text",
     int: 503,
@@ -25,7 +25,7 @@ VALUES: dict[Any, Any] = {
 
 
 def errors() -> dict[str, type[Exception]]:
-    """Return every error of both packages that is not private to its module, by its full name."""
+    """Return every public error of both packages by full name."""
     found = {}
     for package in (indexer, select_service):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
@@ -39,7 +39,7 @@ def errors() -> dict[str, type[Exception]]:
 
 
 def example(kind: type[Exception]) -> Exception:
-    """Return an error of this class with a value for each of its parameters."""
+    """Return an error of this class with a value for each parameter."""
     if not inspect.isfunction(kind.__init__):  # Python's own
         return kind("text")
     hints = get_type_hints(kind.__init__)
@@ -55,7 +55,7 @@ def example(kind: type[Exception]) -> Exception:
 
 
 def differences(error: Exception) -> list[str]:
-    """Return what is not the same after pickle or a copy."""
+    """Return the differences of the error after pickle or a copy."""
     kept = type(error), error.args, str(error), vars(error)
     makers = {
         **{

@@ -1,4 +1,4 @@
-"""Log lines: their two forms, their fields, and that no value can forge a line."""
+"""Tests of the two forms of log lines and the fields; no value can forge a line."""
 
 import io
 import logging
@@ -14,7 +14,7 @@ TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 @pytest.fixture
 def restored_logging():
-    """The loggers of the process as they were."""
+    """Restore the loggers of the process afterwards."""
     names = ("", "select_service", "indexer", "uvicorn")
     levels = {name: logging.getLogger(name).level for name in names}
     yield
@@ -28,7 +28,7 @@ def restored_logging():
 
 @pytest.fixture
 def lines(restored_logging):
-    """A function that configures logging and returns what was written since, line by line."""
+    """Return a function that configures logging and returns a reader of the written lines."""
     stream = io.StringIO()
 
     def configured(level="info", form="text"):
@@ -104,14 +104,14 @@ def test_a_quoted_text_value_cannot_pretend_to_be_a_second_field(lines):
 @pytest.mark.parametrize(
     "odd", [2**70, object(), {1.5: 2**70}, "\ud800", {(1, 2): 3}, {1, 2}, float("nan")]
 )
-def test_a_value_that_json_does_not_know_is_still_logged(lines, form, odd):
+def test_a_value_without_a_json_form_is_still_logged(lines, form, odd):
     written = lines(form=form)
     logging.getLogger("select_service.server.lifecycle").info("x", extra={"fields": {"odd": odd}})
     (line,) = written()
     assert "odd" in line
 
 
-def test_a_field_cannot_replace_what_every_line_has(lines):
+def test_a_field_cannot_replace_the_level_or_the_message(lines):
     written = lines(form="json")
     fields = {"level": "fake", "message": "fake"}
     logging.getLogger("select_service.server.lifecycle").info("true", extra={"fields": fields})

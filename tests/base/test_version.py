@@ -1,4 +1,4 @@
-"""One version, wherever it is said."""
+"""Test that all places have the same version."""
 
 import re
 import subprocess
@@ -19,7 +19,7 @@ def test_the_newest_changes_are_those_of_this_version():
     assert headings[0][0] == DECLARED
 
 
-def test_a_source_tree_that_is_not_installed_says_its_version(monkeypatch):
+def test_a_source_tree_that_is_not_installed_has_its_version(monkeypatch):
     def none(_name: str) -> str:
         raise PackageNotFoundError
 

@@ -1,6 +1,6 @@
-"""The formats of the files that docs/reference/files.md lists, and how further fields are treated.
+"""Tests of the file formats in docs/reference/files.md, and of the treatment of unknown fields.
 
-What is kept today is what the next version reads, so a change here is one of the document, too.
+The next version reads files of today, so a change here is a change of the page, too.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The floor server answers complete requests, each once, with the bytes that it was given."""
+"""Tests of the floor server: each complete request gets the given bytes exactly once."""
 
 import shutil
 import socket
@@ -50,7 +50,7 @@ def test_an_answer_is_read_with_its_head(port: int) -> None:
     assert read_answer(port, b"{}") == ANSWER
 
 
-def test_without_a_compiler_a_line_tells_what_is_skipped(
+def test_without_a_compiler_a_line_names_the_skipped_part(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(floor_server.shutil, "which", lambda name: None)

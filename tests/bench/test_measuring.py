@@ -1,4 +1,4 @@
-"""Every script that measures or records, and that a page names, runs to its end."""
+"""Runs of every script that measures or records and that a page names."""
 
 import json
 import os
@@ -14,7 +14,7 @@ PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
 COMMAND = re.compile(r"python (?:-m )?(scripts[./][a-z_./]+)")
 RUN_S_MAX = 1800.0
 ENGINE_PYTHON = "SELECT_SERVICE_{}_PYTHON"
-"""Variable that names the Python of an environment with the engine."""
+"""Environment variable with the path of a Python that has the engine installed."""
 
 RUNS = {
     "scripts.bench.assumed_bookings": "--ranks 2 --bookings 20",
@@ -36,16 +36,18 @@ RUNS = {
         "select floor --quick --no-reference --repeats 1 --seconds 1 --out FOLDER"
     ),
 }
-"""By what a page calls it: the smallest arguments.  TRACE: a trace of Mooncake;  FOLDER: an empty
-one."""
+"""Smallest arguments of each script, keyed by the name in the page's command.
+
+TRACE is replaced by a Mooncake trace, FOLDER by an empty folder.
+"""
 OF_ENGINES = {
     "scripts/record_engine_streams.py": "ENGINE --out FOLDER",
     "scripts/record_cache_groups.py": "--out FOLDER full_and_window full_and_state",
     "scripts/recording/engine_answers.py": "ENGINE --out FOLDER",
 }
-"""What needs a real engine."""
+"""Arguments of scripts that need a real engine."""
 VLLM_ALONE = {"scripts/record_cache_groups.py"}
-"""What other engines are not recorded by."""
+"""Scripts that record vLLM alone."""
 NOT_RUN = {
     "scripts.bench.quality.pair_runs": "its fleets take minutes; the tests beside it run one",
     "scripts.bench.sick_fleet": "its six engines with faults take minutes and both cores",
@@ -56,18 +58,18 @@ NOT_RUN = {
 }
 
 
-def named() -> set[str]:
-    """Return the scripts in the commands of all pages."""
+def scripts_in_pages() -> set[str]:
+    """Return the names of all scripts in the commands of all pages."""
     found = {name for page in PAGES for name in COMMAND.findall(page.read_text())}
     return {name.rstrip(".") for name in found}
 
 
 def test_every_script_that_a_page_names_is_run() -> None:
-    assert named() <= {*RUNS, *OF_ENGINES, *NOT_RUN}
+    assert scripts_in_pages() <= {*RUNS, *OF_ENGINES, *NOT_RUN}
 
 
 def run(name: str, words: list[str], python: str = sys.executable) -> str:
-    """Return the output of a script that ends well."""
+    """Run a script, require exit status 0, and return its output."""
     how = [name] if "/" in name else ["-m", name]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -84,7 +86,7 @@ def run(name: str, words: list[str], python: str = sys.executable) -> str:
 
 
 def trace_in(folder: Path) -> Path:
-    """Ten minutes of requests of which many begin alike."""
+    """Write a trace of ten minutes of requests, many of which share a prefix."""
     path = folder / "trace.jsonl"
     lines = [
         {

@@ -1,4 +1,4 @@
-"""Scenarios of docs/measurements/planner.md: kept promises for little more than must be paid."""
+"""Tests of the scenarios in docs/measurements/planner.md: the SLO is met at near-minimal cost."""
 
 import pytest
 

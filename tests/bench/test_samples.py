@@ -1,4 +1,4 @@
-"""What the benchmark suite makes of its samples: medians, ratios, Markdown, JSON, pictures."""
+"""Tests of the benchmark suite's results: medians, ratios, Markdown, JSON and charts."""
 
 import json
 import xml.etree.ElementTree as ET
@@ -17,7 +17,7 @@ QUIET, BUSY = Disturbance(0.5, 0.0, 1.0), Disturbance(8.0, 12.0, 30.0)
 
 
 def a_table():
-    """8 hashes three times; 512 hashes, where the answers of ours were wrong once."""
+    """Return a table with three samples of 8 hashes; of 512 hashes, a sample of ours is invalid."""
     table = ResultTable("Selecting", "prompt", MEASURES, judged=0, curve="hashes")
     for ours, theirs in ((40.0, 90.0), (30.0, 120.0), (900.0, 100.0)):
         row = ResultRow("8 hashes", 8, "8 workers", goal=2.0)
@@ -30,7 +30,7 @@ def a_table():
     return table
 
 
-def found(*tables, base="1.3.1", problems=()):
+def results_of(*tables, base="1.3.1", problems=()):
     return benchmark_report.BenchmarkRun(
         MACHINE,
         "suite",
@@ -58,7 +58,7 @@ def test_a_sample_with_wrong_answers_counts_as_noise_and_not_as_a_value():
     assert table.noise("512 hashes", "ours") == BUSY
 
 
-def test_what_was_never_measured_has_no_median_and_no_ratio():
+def test_an_unmeasured_cell_has_no_median_and_no_ratio():
     table = a_table()
     assert table.median("8 hashes", "1.6.1", 0) is None
     assert table.ratio("8 hashes", "ours", "1.6.1", 0) is None
@@ -66,35 +66,35 @@ def test_what_was_never_measured_has_no_median_and_no_ratio():
 
 
 def test_markdown_shows_goals_that_are_reached_and_missed():
-    text = benchmark_report.render_markdown(found(a_table()))
+    text = benchmark_report.render_markdown(results_of(a_table()))
     assert "| 8 hashes: CPU us | 1.3.1 | **2.50** | 2 |" in text
     assert "| 512 hashes: CPU us | 1.3.1 | 2.00, missed | 3.3 |" in text
 
 
-def test_markdown_has_the_machine_and_what_disturbed_each_row():
-    text = benchmark_report.render_markdown(found(a_table()))
+def test_markdown_has_the_machine_and_the_noise_of_each_row():
+    text = benchmark_report.render_markdown(results_of(a_table()))
     assert "a CPU, 2 CPUs, 24.0 GB" in text
     assert "abc1234, Python 3.11.7, numba 0.68" in text
     assert "| 8 hashes | ours | 40 (2.50) | 3000 (2.00) | 0.5 | 0 | 1 |" in text
     assert "| 512 hashes | 1.3.1 | 200 | 500 | 1.0 | 0 |  |" in text
 
 
-def test_markdown_says_what_is_void_and_what_went_wrong():
+def test_markdown_lists_void_samples_and_problems():
     table = ResultTable("Selecting", "prompt", MEASURES)
     table.add(ResultRow("8 hashes"), "ours", ResultSample(None, QUIET))
-    text = benchmark_report.render_markdown(found(table, problems=["8 hashes: 3 errors"]))
+    text = benchmark_report.render_markdown(results_of(table, problems=["8 hashes: 3 errors"]))
     assert "| 8 hashes | ours | void | void |" in text
     assert "* 8 hashes: 3 errors" in text
 
 
 def test_without_another_service_there_are_values_and_no_goals():
-    text = benchmark_report.render_markdown(found(a_table(), base=None))
+    text = benchmark_report.render_markdown(results_of(a_table(), base=None))
     assert "Goals" not in text
     assert "| 8 hashes | ours | 40 | 3000 |" in text
 
 
 def test_goals_are_not_about_this_service_as_it_was():
-    whole = found(a_table())._replace(contenders=["ours", "1.3.1"], ours=["ours", "1.3.1"])
+    whole = results_of(a_table())._replace(contenders=["ours", "1.3.1"], ours=["ours", "1.3.1"])
     assert "Goals" not in benchmark_report.render_markdown(whole)
 
 
@@ -104,21 +104,21 @@ def test_a_goal_may_be_about_this_service_as_it_was():
     for name, value in (("ours", 1.0), ("before (abc)", 3.0), ("1.3.1", 0.1)):
         table.add(row, name, ResultSample((value,), QUIET))
     names = ["ours", "before (abc)", "1.3.1"]
-    whole = found(table)._replace(contenders=names, ours=names[:2])
+    whole = results_of(table)._replace(contenders=names, ours=names[:2])
     for base in ("1.3.1", "before (abc)"):
         text = benchmark_report.render_markdown(whole._replace(base=base))
         assert text.count("| warm start: CPU s |") == 1
         assert "| warm start: CPU s | before (abc) | **3.00** |  | 2 |" in text
 
 
-def test_without_goals_nothing_is_said_of_them():
+def test_without_goals_markdown_does_not_mention_goals():
     table = ResultTable("Selecting", "prompt", MEASURES)
     table.add(ResultRow("8 hashes"), "ours", ResultSample((1.0, 1.0), QUIET))
-    assert "Goals" not in benchmark_report.render_markdown(found(table))
+    assert "Goals" not in benchmark_report.render_markdown(results_of(table))
 
 
 def test_the_document_keeps_every_value_and_is_json():
-    document = json.loads(json.dumps(benchmark_report.render_document(found(a_table()))))
+    document = json.loads(json.dumps(benchmark_report.render_document(results_of(a_table()))))
     (table,) = document["tables"]
     first, second = table["rows"]
     assert (first["label"], first["goal"], table["judged"]) == ("8 hashes", 2.0, "CPU us")
@@ -137,14 +137,14 @@ def test_the_document_keeps_every_value_and_is_json():
 def test_tables_of_an_earlier_run_are_those_that_it_wrote(tmp_path):
     table = a_table()
     table.note = "of a machine"
-    written = benchmark_report.render_document(found(table, problems=["p"]))
+    written = benchmark_report.render_document(results_of(table, problems=["p"]))
     (tmp_path / "result.json").write_text(json.dumps(written))
     read = earlier_in(tmp_path, "abc1234", ["ours", "1.3.1"], 3)
     assert read is not None
-    whole = found(*read.tables, problems=read.problems)
+    whole = results_of(*read.tables, problems=read.problems)
     assert benchmark_report.render_document(whole) == written
     assert benchmark_report.render_markdown(whole) == benchmark_report.render_markdown(
-        found(table, problems=["p"])
+        results_of(table, problems=["p"])
     )
 
 
@@ -155,7 +155,7 @@ def test_tables_of_an_earlier_run_are_those_that_it_wrote(tmp_path):
 def test_a_run_of_another_commit_or_other_services_is_not_gone_on_with(tmp_path, other):
     assert earlier_in(tmp_path, *other) is None
     (tmp_path / "result.json").write_text(
-        json.dumps(benchmark_report.render_document(found(a_table())))
+        json.dumps(benchmark_report.render_document(results_of(a_table())))
     )
     with pytest.raises(OtherRunError):
         earlier_in(tmp_path, *other)

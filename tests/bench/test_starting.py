@@ -1,4 +1,4 @@
-"""Measurements that nobody runs every day begin all the same."""
+"""Tests that every benchmark script starts: rarely used scripts must not break unnoticed."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ FILES = sorted(
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_says_how_it_is_used(name: str) -> None:
+def test_help_shows_the_usage(name: str) -> None:
     command = (sys.executable, str(ROOT / "scripts/bench" / name), "--help")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

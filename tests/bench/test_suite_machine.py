@@ -1,4 +1,4 @@
-"""What the benchmark suite reads of the machine, and whom it compares."""
+"""Tests of the machine facts and the compared services of the benchmark suite."""
 
 import os
 import time
@@ -19,12 +19,12 @@ intr 12345 0
 
 
 def test_ticks_are_those_of_all_cpus_and_of_one():
-    """Time of guests is part of user time already."""
+    """User time already includes the time of guests."""
     assert read_ticks(STAT, 0) == Ticks(all=1000, stolen=30, busy=96)
     assert read_ticks(STAT, 1).busy == 64
 
 
-def test_noise_is_the_time_that_was_stolen_and_what_others_had_of_the_cpu_of_the_server():
+def test_noise_is_stolen_time_and_foreign_use_of_the_server_cpu():
     before, after = Ticks(1000, 30, 100), Ticks(1000 + 4 * TICKS, 30 + TICKS, 100 + 2 * TICKS)
     noise = noise_between(before, after, wall_s=4.0, server_cpu_s=1.0)
     assert (noise.steal_percent, noise.others_percent) == (25.0, 25.0)
@@ -43,9 +43,7 @@ def test_ticks_that_did_not_move_are_no_noise():
 @pytest.mark.parametrize(
     ("version", "id_field"), [("1.3.1", "reservation_id"), ("1.6.1", "selection_id")]
 )
-def test_reservations_are_named_as_the_version_of_the_reference_wants(
-    version, id_field, monkeypatch
-):
+def test_reservation_ids_use_the_field_of_the_reference_version(version, id_field, monkeypatch):
     monkeypatch.setattr(
         "scripts.bench.suite.reference_environment.installed_version", lambda *_: version
     )

@@ -1,4 +1,4 @@
-"""The order of work of the benchmark suite; nothing is measured."""
+"""Tests of the benchmark suite's order of work, without any measurement."""
 
 from scripts.bench.http_load import Lives, LoadResult
 from scripts.bench.services_under_test import own_service, reference_service
@@ -17,7 +17,7 @@ EXTENT = MeasurementExtent(repeats=2, cell_s=1, depth=RowDepth.QUICK)
 
 
 class Clock:
-    """A process that takes 1 s of CPU whenever it is asked."""
+    """Process that has used 1 s more of CPU at every reading."""
 
     def __init__(self):
         self.seconds = 0.0
@@ -59,7 +59,7 @@ def test_the_same_title_is_the_same_table():
     assert run.table("T", "row", [ResultColumn("m")]) is run.table("T", "row", [ResultColumn("m")])
 
 
-def test_a_part_that_fails_is_told_and_does_not_keep_others_from_their_turn():
+def test_a_failed_part_is_reported_and_others_run():
     run, done = a_run(), []
 
     def fails(_, __):
@@ -74,7 +74,7 @@ def test_a_part_that_fails_is_told_and_does_not_keep_others_from_their_turn():
     assert done == [()]
 
 
-def test_names_of_parts_are_told_apart():
+def test_names_of_parts_are_distinct():
     assert len({part.name for part in PARTS}) == len(PARTS)
 
 
@@ -88,7 +88,7 @@ def test_every_step_of_a_life_is_about_a_reservation_that_was_made_before():
     assert fourth.endswith(b'"reservation_id":"x-6"}')
 
 
-def test_rows_without_the_text_that_is_asked_for_are_not_measured():
+def test_only_rows_with_the_requested_text_are_measured():
     run, asked = SuiteRun([own_service()], EXTENT, ["512 hashes"]), []
     table = run.table("T", "row", [ResultColumn("m")])
     for label in ("8 hashes, 8 workers", "512 hashes, 8 workers"):
@@ -102,7 +102,7 @@ def test_rows_without_the_text_that_is_asked_for_are_not_measured():
 
 
 def test_a_run_goes_on_where_another_has_ended():
-    """One row is complete, of one an answer was wrong, one was not begun."""
+    """A resumed run keeps the complete row, repeats the row with an error and adds the last."""
     first = SuiteRun([own_service()], EXTENT)
     table, answers = first.table("T", "row", [ResultColumn("m")]), iter((0, 0, 0, 1))
 
@@ -127,7 +127,7 @@ def test_a_run_goes_on_where_another_has_ended():
     assert run.problems == ["T, b, ours: 1 errors, 10 answers"]
 
 
-def test_what_is_found_is_kept_after_each_part():
+def test_results_are_saved_after_each_part():
     run, kept = a_run(), []
     parts = [SuitePart(name, "", (), lambda *_: None) for name in ("first", "second")]
     execute_parts(run, parts, lambda: kept.append(len(kept)))

@@ -53,7 +53,7 @@ def a_selector(
 
 
 def sources_of(fleet):
-    """The listeners that should exist now for the workers that changed since the last look."""
+    """Return the event sources of the workers that changed since the last look."""
     return [s for sources in fleet.take_changes().sources.values() for s in sources]
 
 

@@ -1,4 +1,4 @@
-"""A CA and certificates of it, made by openssl for one test run."""
+"""A CA and certificates issued by that CA, created by openssl for one test run."""
 
 import functools
 import shutil
@@ -12,22 +12,22 @@ import pytest
 
 TLS = Path(__file__).with_name("tls")
 CERTIFICATE = TLS / "certificate.pem"
-"""Of peer.test, signed by itself; its key is `key.pem`."""
+"""Self-signed certificate of peer.test; the private key is `key.pem`."""
 NAMES = "DNS:localhost,IP:127.0.0.1"
 
 
 class Issued(NamedTuple):
-    """PEM files."""
+    """PEM files of a certificate and of the private key."""
 
     certificate: Path
     key: Path
 
 
 class Authority:
-    """Issues certificates for this machine."""
+    """CA that issues certificates for this machine."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        """Skips the test where there is no openssl."""
+        """Create the CA; skip the test if openssl is missing."""
         if shutil.which("openssl") is None:
             pytest.skip("openssl is not installed: no certificate can be made")
         self._folder, self._issued = folder, 0
@@ -38,7 +38,7 @@ class Authority:
         )
 
     def issue(self, days: int = 20, names: str = NAMES) -> Issued:
-        """A certificate for `names`, for servers and for clients."""
+        """Return a certificate for `names`, valid for servers and clients."""
         self._issued += 1
         place = self._folder / f"{self.file.stem}-{self._issued}"
         issued = Issued(place.with_suffix(".pem"), place.with_suffix(".key"))
@@ -62,12 +62,12 @@ def ask(*words: object) -> None:
 
 
 def authority(name: str = "ca") -> Authority:
-    """The same one for all tests of a process."""
-    return _made(name)
+    """Return the CA of this name, which all tests of a process share."""
+    return _make_authority(name)
 
 
 @functools.cache
-def _made(name: str) -> Authority:
+def _make_authority(name: str) -> Authority:
     return Authority(_folder(), name)
 
 
@@ -81,8 +81,8 @@ def _folder() -> Path:
 _kept: list[tempfile.TemporaryDirectory[str]] = []
 
 
-def believing(ca: Path | None, own: Issued | None = None) -> ssl.SSLContext:
-    """Of a client that believes `ca` alone."""
+def trusting_context(ca: Path | None, own: Issued | None = None) -> ssl.SSLContext:
+    """Return a client context that trusts `ca` alone."""
     context = ssl.create_default_context(cafile=ca)
     if own is not None:
         context.load_cert_chain(own.certificate, own.key)

@@ -1,4 +1,4 @@
-"""One connection of the protocol without a socket, on the loop of the test."""
+"""A connection of the protocol without a socket, on the loop of the test."""
 
 import asyncio
 from typing import Any
@@ -13,12 +13,13 @@ from tests.builders.wire import Wire
 
 
 class Conversation:
-    """An application that answers each request with its path and body, when `may_answer` is set.
+    """Application that answers each request with the path and body, once `may_answer` is set.
 
-    It answers `/early` before it has read the body.
+    A request for `/early` is answered before the body is read.
 
-    `asked`: path and body of every request that has come in; `gone`: paths whose client has left.
-    `protocol`: meets the bytes; `is_lean`: that is the lean one, which does even numbers itself.
+    asked: path and body of every received request
+    gone: paths of requests with a disconnected client
+    protocol: protocol under test; with `is_lean` the fast path, which answers even numbers itself
     """
 
     is_lean = False
@@ -60,7 +61,7 @@ class Conversation:
         self.failures.append(callback)
 
     def start_shutdown(self) -> None:
-        """Nobody waits."""
+        """Do nothing, because no task waits for a shutdown."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.scopes.append(scope)
@@ -87,17 +88,17 @@ class Conversation:
         await send({"type": "http.response.start", "status": 200, "headers": head})
         await send({"type": "http.response.body", "body": text})
 
-    def say(self, *parts: bytes) -> None:
+    def send(self, *parts: bytes) -> None:
         for part in parts:
             self.protocol.data_received(part)
 
     async def settle(self) -> None:
-        """Everything that can happen has happened."""
+        """Wait until everything that can happen has happened."""
         for _ in range(50):
             await asyncio.sleep(0)
 
     def answers(self) -> list[tuple[int, bytes]]:
-        """(status, body) of what was written."""
+        """Return (status, body) of the written answers."""
         found, rest = [], self.wire.written
         while rest:
             head, rest = rest.split(b"\r\n\r\n", 1)

@@ -1,10 +1,13 @@
-"""The fast path's handler, with a count of what it answered."""
+"""The fast path's handler with a count of answered requests."""
 
 from select_service.fastpath.service_handler import ServiceHandler
 
 
 class Counting(ServiceHandler):
-    """`answered`: how many requests were answered by it."""
+    """Handler with a counter.
+
+    answered: number of requests that the fast path answered
+    """
 
     answered = 0
 

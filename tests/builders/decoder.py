@@ -1,8 +1,8 @@
-"""A small decoder in numpy, so that a wrong weight does to answers what it does in a real model.
+"""A small decoder in numpy, so that a wrong weight affects answers as in a real model.
 
 Multi-head attention with position codes added to the input, layers with RMS norm and a gated
-perceptron.  Random weights of bfloat16 values, so that each bit of one means what it means on a
-GPU.  Greedy; the same seed gives the same model everywhere.
+perceptron. Random weights of bfloat16 values, so that each bit of a weight has the same meaning as
+on a GPU. Greedy; the same seed gives the same model everywhere.
 """
 
 from random import Random
@@ -16,13 +16,13 @@ from tests.builders.toy_engine import LOWEST, Step
 VOCAB, WIDTH, LAYERS, HEADS, HIDDEN = 256, 64, 3, 4, 192
 LIKELY = 5
 SCALE = 1.5
-"""Of the weights, so that answers are neither certain nor arbitrary."""
+"""Scale of the weights, so that answers are neither certain nor arbitrary."""
 
 Floats = npt.NDArray[np.float32]
 
 
 class Flip(NamedTuple):
-    """One bit of one weight."""
+    """Flip of one bit of a weight."""
 
     name: str
     at: int
@@ -30,42 +30,51 @@ class Flip(NamedTuple):
 
 
 class Decoder:
-    """weights: by name, in float32 whose lower half is zero"""
+    """Model with random weights.
+
+    weights: float32 arrays by name; the lower half of each word is zero
+    """
 
     def __init__(self, seed: int) -> None:
         self._guesses: dict[tuple[int, ...], list[int]] = {}
         self._rng = np.random.default_rng(seed)
-        self.weights = {"embed": self._made(VOCAB, WIDTH, 1.0)}
+        self.weights = {"embed": self._draw_weights(VOCAB, WIDTH, 1.0)}
         for layer in range(LAYERS):
             for part in ("query", "key", "value", "mixed"):
-                self.weights[f"{part}{layer}"] = self._made(WIDTH, WIDTH)
+                self.weights[f"{part}{layer}"] = self._draw_weights(WIDTH, WIDTH)
             for part in ("gate", "up"):
-                self.weights[f"{part}{layer}"] = self._made(WIDTH, HIDDEN)
-            self.weights[f"down{layer}"] = self._made(HIDDEN, WIDTH)
-        self.weights["head"] = self._made(WIDTH, VOCAB)
+                self.weights[f"{part}{layer}"] = self._draw_weights(WIDTH, HIDDEN)
+            self.weights[f"down{layer}"] = self._draw_weights(HIDDEN, WIDTH)
+        self.weights["head"] = self._draw_weights(WIDTH, VOCAB)
 
-    def _made(self, rows: int, columns: int, scale: float = 0.0) -> Floats:
+    def _draw_weights(self, rows: int, columns: int, scale: float = 0.0) -> Floats:
         drawn = self._rng.standard_normal((rows, columns)) * (scale or SCALE * rows**-0.5)
         words = drawn.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
         return words.view(np.float32)
 
-    def drawn(self, rng: Random, bit: int) -> Flip:
-        """That bit of any weight, each as likely as the others."""
+    def draw_flip(self, rng: Random, bit: int) -> Flip:
+        """Return a flip of that bit in a random weight; all weights are equally likely."""
         sizes = [weights.size for weights in self.weights.values()]
         (name,) = rng.choices(list(self.weights), sizes)
         return Flip(name, rng.randrange(self.weights[name].size), bit)
 
     def flip(self, flip: Flip) -> None:
-        """And back, if it is done again.  bit: 15 the sign, 14 to 7 the exponent, then the rest"""
+        """Flip a bit; a second call with the same flip restores the weight.
+
+        bit: 15 the sign, 14 to 7 the exponent, then the rest
+        """
         words = self.weights[flip.name].reshape(-1).view(np.uint32)
         words[flip.at] ^= np.uint32(1 << (16 + flip.bit))
 
     def generate(
         self, prompt: list[int], count: int, seed: int = 0, noise: float = 0.0
     ) -> list[Step]:
-        """A Step for each of `count` tokens.  noise: standard deviation of that of the logits
+        """Return a Step for each of `count` tokens.
 
-        What it said last is guessed, and computed at once as far as the guess is right.
+        noise: standard deviation of the noise of the logits
+
+        The last answer to the prompt serves as a guess, which is computed at once as far as the
+        guess is right.
         """
         rng, tokens, steps = np.random.default_rng(seed), [x % VOCAB for x in prompt], []
         guess = self._guesses.setdefault(tuple(prompt), [])
@@ -80,11 +89,11 @@ class Decoder:
         return steps
 
     def spoil(self) -> None:
-        """Logits that are no numbers."""
+        """Replace the logits by NaN."""
         self.weights["head"][:] = np.nan
 
     def _logits(self, tokens: list[int], first: int) -> npt.NDArray[np.float64]:
-        """Of the tokens that follow each from `first` on."""
+        """Return the logits of the tokens that follow each position from `first` on."""
         with np.errstate(all="ignore"):
             x = self.weights["embed"][tokens] + _positions(len(tokens))
             for layer in range(LAYERS):
@@ -114,13 +123,13 @@ def _normed(x: Floats) -> Floats:
 
 
 def _positions(length: int) -> Floats:
-    """Sines and cosines of geometric wavelengths."""
+    """Return sines and cosines of geometric wavelengths."""
     angles = np.arange(length)[:, None] / 1e4 ** (np.arange(WIDTH // 2) * 2 / WIDTH)
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32) * 0.3
 
 
 def _chosen(logits: npt.NDArray[np.float64]) -> Step:
-    """The likeliest token; what is no number is written as engines write it."""
+    """Return the likeliest token; a value that is not finite is written as engines write NaN."""
     with np.errstate(all="ignore"):
         shifted = logits - logits.max()
         logprobs = shifted - np.log(np.exp(shifted).sum())

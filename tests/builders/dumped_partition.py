@@ -1,4 +1,4 @@
-"""A partition with blocks of some workers, as a dump brings it."""
+"""A partition with blocks of some workers, as a dump contains."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What real engines said of themselves: see scripts/recording/engine_answers.py."""
+"""Recorded answers of real engines about themselves: see scripts/recording/engine_answers.py."""
 
 import json
 import lzma
@@ -10,11 +10,14 @@ DIRECTORY = Path(__file__).parents[1] / "recordings" / "answers"
 
 
 def recorded(name, without=()):
-    """By path.  name: such as vllm-0.33.0-2"""
+    """Return the recorded answers by path.
+
+    name: recording, such as vllm-0.33.0-2
+    """
     found = json.loads(lzma.decompress((DIRECTORY / f"{name}.json.xz").read_bytes()))
     return {path: text.encode() for path, text in found.items() if path not in without}
 
 
 def production(name):
-    """Of a vLLM that is not in development mode."""
+    """Return the answers of a vLLM that is not in development mode."""
     return recorded(name, without=(INFO,))

@@ -1,4 +1,4 @@
-"""Prometheus texts of engines: the recorded ones, and short ones made for one question."""
+"""Prometheus texts of engines: recorded texts, and short texts for single tests."""
 
 import lzma
 from pathlib import Path
@@ -7,12 +7,15 @@ DIRECTORY = Path(__file__).parents[1] / "recordings" / "metrics"
 
 
 def recorded(name: str) -> bytes:
-    """One of tests/recordings/metrics, such as vllm-0.33.0-2."""
+    """Return a text of tests/recordings/metrics.
+
+    name: recording, such as vllm-0.33.0-2
+    """
     return lzma.decompress((DIRECTORY / f"{name}.txt.xz").read_bytes())
 
 
 def vllm(usage: object, waiting: object = 0, running: object = 0, engine: object = 0) -> bytes:
-    """What matters of vLLM's text for one engine."""
+    """Return the lines of vLLM's text that matter, for one engine."""
     labels = f'{{engine="{engine}",model_name="m"}}'
     return (
         f"# TYPE vllm:kv_cache_usage_perc gauge\n"

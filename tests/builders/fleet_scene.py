@@ -1,4 +1,4 @@
-"""A fleet of made up engines that is checked, in virtual time."""
+"""A fleet of simulated engines under health checks, in virtual time."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -24,10 +24,14 @@ STEP_S = 0.05
 
 @dataclass
 class Engine:
-    """fault: what is wrong with it;  model: which weights it has;  noise: of log-probabilities
+    """Simulated engine.
 
-    repeats: the noise is that of the seed, and of no other thing;  drift: of the fault of that name
-    host_ms: that a busy host may have added
+    fault: kind of fault
+    model: number that selects the weights
+    noise: standard deviation of the log-probabilities
+    repeats: whether the noise depends on the seed alone
+    drift: shift of the log-probabilities under the fault "drift"
+    host_ms: milliseconds that a busy host may have added
     """
 
     rng: Random
@@ -42,7 +46,7 @@ class Engine:
     asked: list = field(default_factory=list)
 
     def attempt(self, prompt, now, seed):
-        """(seconds, what came)"""
+        """Return seconds and result of an attempt."""
         self.asked.append(now)
         took = self.latency_s
         match self.fault:
@@ -82,7 +86,7 @@ class Engine:
 
 class FleetScene:
     def __init__(self, n_ranks, seed=0, rules=None, spares=(), dp=1):
-        """Workers 0, 1, ... of `dp` ranks each, every worker an endpoint."""
+        """Start workers 0, 1, ... of `dp` ranks each; every worker is an endpoint."""
         self.now, self.dp, self.spares = 0.0, dp, spares
         self.booked = Counter()
         self.rules = rules or HealthRules()
@@ -116,7 +120,7 @@ class FleetScene:
             self.engines[rank].fault = fault
 
     def crowd(self, ranks):
-        """From now on they take a second more while others are asked, too; counted in `slowed`."""
+        """Make these ranks a second slower while other checks run; `slowed` counts the cases."""
         self.crowded = ranks
 
     @property
@@ -170,7 +174,7 @@ class FleetScene:
             heappush(self._events, (at + pause_s, next(self._numbers), order, None, seed + 1))
 
     def _resume_position(self, order, at, seed):
-        """The pause is over."""
+        """Continue a check after the pause."""
         if self.monitor.may_continue(order):
             self.in_flight += 1
             assert self.in_flight <= 32

@@ -1,4 +1,4 @@
-"""A selector that follows a source of workers, with the event loop's part done by hand."""
+"""A selector that follows a source of workers; tests call the event loop's part by hand."""
 
 from select_service.adapters.discovery.apply_changes import ChangeApplier
 from select_service.core.registry.discovery.fleet_snapshot import FleetSnapshot
@@ -25,7 +25,7 @@ class FollowedFleet:
         self.run()
 
     def run(self, after=1.0):
-        """Until nothing is to be done, and a look later."""
+        """Advance the time and run steps until no work is left."""
         self.now += after
         while self.carrying.apply_step(self.now):
             pass

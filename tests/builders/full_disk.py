@@ -1,4 +1,4 @@
-"""A disk that is full, for this process."""
+"""A full disk, for this process."""
 
 import resource
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @contextmanager
 def full_disk(path: Path) -> Iterator[None]:
-    """Inside, no file grows beyond the size that this one has now."""
+    """Limit the size of all files to the present size of `path` inside the context."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, before[1]))
     try:

@@ -1,6 +1,6 @@
-"""A file system that never answers, as one in a network whose server is gone.
+"""A file system that never answers, like a network mount without a server.
 
-It is one of FUSE whose server has said that it is there, and then reads no request any more.
+The FUSE server completes the handshake and then reads no further request.
 """
 
 import ctypes
@@ -15,13 +15,13 @@ import pytest
 
 REQUEST_BYTES = 1 << 20
 HEAD = struct.Struct("<IIQ")
-"""Of a request: its length, what it asks for, its number."""
+"""Head of a request: length, opcode, number."""
 MNT_DETACH = 2
 
 
 @contextmanager
 def hung_mount(folder: Path) -> Iterator[None]:
-    """Inside, whoever looks below the folder waits.  Skips where it may not be mounted."""
+    """Block every access below the folder inside the context; skip if mounting is not allowed."""
     try:
         device = os.open("/dev/fuse", os.O_RDWR)
     except OSError as error:
@@ -39,11 +39,11 @@ def hung_mount(folder: Path) -> Iterator[None]:
         finally:
             libc.umount2(bytes(folder), MNT_DETACH)
     finally:
-        os.close(device)  # whoever waits has an error now
+        os.close(device)  # blocked accesses fail now
 
 
 def _greet(device: int) -> None:
-    """Answer the first request, which is the kernel's own."""
+    """Answer the first request, which the kernel sends itself."""
     _, _, number = HEAD.unpack_from(os.read(device, REQUEST_BYTES))
     answer = struct.pack("<IIIIHHIIHHI7I", 7, 31, 65536, 0, 12, 10, 4096, 1, 1, 0, 0, *[0] * 7)
     os.write(device, struct.pack("<IiQ", 16 + len(answer), 0, number) + answer)

@@ -1,9 +1,9 @@
-"""How much Hypothesis explores: the profile in HYPOTHESIS_PROFILE says how much of what is asked.
+"""Profiles of Hypothesis: HYPOTHESIS_PROFILE selects the share of the requested examples.
 
-default   what every change must pass (scripts/test)
-bounds    the same tests once more in machine code that checks the bounds of arrays: what it
-          looks for shows in most examples, not in a rare one
-long      what is left running for a long time (scripts/test_slow)
+default   every change must pass this profile (scripts/test)
+bounds    the same tests in machine code that checks the bounds of arrays: an error of that kind
+          shows in most examples, not in a rare one
+long      for runs over a long time (scripts/test_slow)
 """
 
 import os
@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine
 
 EXAMPLES = 60
-"""Of a test that does not say how many."""
+"""Number of examples of a test that sets none."""
 RUNS = 20
-"""Of a state machine that does not say how many: each is some fifty examples in one."""
+"""Number of runs of a state machine that sets none: a run is some fifty examples."""
 STEPS = 50
 SHARES = {"default": 1.0, "bounds": 0.25, "long": 30.0}
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "default")
@@ -23,10 +23,10 @@ SLOW_DATA = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filte
 
 
 def explores(examples: int = EXAMPLES, **others: Any) -> settings:
-    """So many examples by default, and as many more or fewer as the profile says.
+    """Return settings with `examples` examples, scaled by the share of the profile.
 
-    With CI in the environment the default is the same examples every time, so that only a change
-    can make a test fail.
+    With CI in the environment the default profile uses the same examples every time, so that only a
+    change can make a test fail.
     """
     given = {
         "derandomize": PROFILE == "default" and bool(os.environ.get("CI")),
@@ -39,7 +39,7 @@ def explores(examples: int = EXAMPLES, **others: Any) -> settings:
 def explored(
     machine: type[RuleBasedStateMachine], runs: int = RUNS, steps: int = STEPS
 ) -> type[RuleBasedStateMachine.TestCase]:
-    """The test of a state machine."""
+    """Return the test of a state machine."""
     case = machine.TestCase
     case.settings = explores(runs, stateful_step_count=steps)
     return case

@@ -19,11 +19,14 @@ T = TypeVar("T")
 PATIENCE_S = 30.0
 
 LEVELLED = ("select_service", "indexer", "uvicorn")
-"""Loggers whose level a client can change."""
+"""Loggers with a level that a client can change."""
 
 
 class Answer(NamedTuple):
-    """`body` is decoded JSON where the answer says it is, else text."""
+    """Answer of the application.
+
+    body: decoded JSON if the content type is JSON, else text
+    """
 
     status: int
     body: Any
@@ -31,9 +34,9 @@ class Answer(NamedTuple):
 
 
 class Api:
-    """One service.  Without KV events unless the environment given says otherwise.
+    """Service without KV events, unless the environment enables these events.
 
-    Levels of loggers, which belong to the process, are afterwards as they were.
+    The levels of loggers, which belong to the process, are restored at the end.
     """
 
     def __init__(self, *flags: str, **environment: str) -> None:
@@ -60,7 +63,7 @@ class Api:
             self.discovery.start(self._http)
 
     def follow_sources(self, done: Callable[[], bool]) -> None:
-        """Until what they say has become so."""
+        """Run the sources until `done`, so that the sources' workers are registered."""
         assert self.discovery is not None
         (task,) = self.discovery.periodic_tasks()
         until = monotonic() + PATIENCE_S
@@ -107,14 +110,14 @@ class Api:
         return self.call("PATCH", path, body)
 
     def call(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
-        """Send `body` as JSON, or as it is when it is bytes."""
+        """Send a request; `body` goes out as JSON, or unchanged if given as bytes."""
         content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         given = {} if body is None else {"content-type": "application/json"}
         given |= {name.replace("_", "-"): value for name, value in headers.items()}
         return self.run(self._client.request(method, path, content=content, headers=given))
 
     def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run on the loop of the service."""
+        """Run a coroutine on the loop of the service."""
         return self._runner.run(work)
 
     def run(self, request: Coroutine[Any, Any, httpx.Response]) -> Answer:

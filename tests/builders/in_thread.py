@@ -1,7 +1,7 @@
 """The whole service on a thread of this process: settings, sockets and life of the command.
 
-For tests of many services, each with settings of its own, whose subject is what is answered: a
-process of its own needs a second of CPU to begin.
+For tests of many services with separate settings, where only the answers matter: a separate process
+needs a second of CPU to begin.
 """
 
 import contextlib
@@ -24,16 +24,19 @@ from tests.builders.running import Reached
 
 PLACE = ("--host", "127.0.0.1", "--port", "0", "--allowed-hosts", "*")
 LEVELLED = ("select_service", "indexer", "uvicorn")
-"""Loggers whose level a client can change."""
+"""Loggers with a level that a client can change."""
 
 
 class InThread(Reached):
-    """From its first answer to its end.  What it changes of the process is as before afterwards."""
+    """Service from the first answer to the end; changes to the process are undone afterwards."""
 
     def __init__(
         self, *flags: str, folder: Path = Path(), environment: Mapping[str, str] | None = None
     ) -> None:
-        """folder: where relative paths in its settings begin"""
+        """Start the thread.
+
+        folder: base of relative paths in the settings
+        """
         given = (
             {"DYN_USE_KV_EVENTS": "false", "SELECT_SERVICE_NO_ASSUMED_INDEX": "true"}
             if environment is None
@@ -70,6 +73,6 @@ class InThread(Reached):
         self._kept.close()
 
     def _server_of(self, *given: Any, make: Any = lifecycle.make_http_server) -> Any:
-        """For the end, which comes by a signal elsewhere."""
+        """Keep the server, so that the end needs no signal."""
         self._servers.append(make(*given))
         return self._servers[0]

@@ -1,10 +1,10 @@
-"""Files of keys as tests write them."""
+"""Files of API keys for tests."""
 
 from select_service.auth.api_key import format_hash
 
 
 def secret(name):
-    """The key that a test calls so."""
+    """Return the secret of the key with this name."""
     return f"ssk_{name}_{'x' * 40}"
 
 
@@ -13,7 +13,10 @@ def bearer(name):
 
 
 def entry(name, *roles, tenants="all", **quotas):
-    """In TOML.  tenants: `all`, or a list"""
+    """Return the entry of a key in TOML.
+
+    tenants: `all` or a list
+    """
     lines = ["[[keys]]", f'name = "{name}"', f'hash = "{format_hash(secret(name))}"']
     lines.append(f"roles = {list(roles)}")
     if "caller" in roles or tenants != "all":

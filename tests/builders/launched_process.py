@@ -1,4 +1,4 @@
-"""The launcher of services (scripts/processes), for all tests: the one place that imports it."""
+"""The launcher of services (scripts/processes) for all tests: the only module that imports it."""
 
 from scripts.processes.launched_process import (
     ANSWER_S_MAX,

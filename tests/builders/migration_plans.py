@@ -1,4 +1,4 @@
-"""Plans of migrations to given targets, made as the service makes them."""
+"""Plans of migrations to given targets, computed as in the service."""
 
 from itertools import groupby
 from math import inf
@@ -18,7 +18,11 @@ from select_service.core.identity import Rank
 
 
 class GivenTarget(NamedTuple):
-    """A rank that takes reservations.  total_blocks: None is unlimited room; rate: tokens/s"""
+    """Rank that takes reservations.
+
+    total_blocks: number of blocks; None means unlimited room
+    rate: prefill rate, tokens per second
+    """
 
     rank: Rank
     weight: float
@@ -30,7 +34,7 @@ class GivenTarget(NamedTuple):
 
 
 class GivenReservation(NamedTuple):
-    """A reservation with blocks cached at each target, and with the allowed ones."""
+    """Reservation with the blocks cached at each target and the allowed targets."""
 
     id: str
     priority: int
@@ -42,7 +46,7 @@ class GivenReservation(NamedTuple):
 
 
 def plan_moves(reservations, targets, terms):
-    """Yield the moves one by one, in the order of the plan."""
+    """Yield the moves in the order of the plan."""
     # Sorted by rank, as the snapshots of the service are.
     by_rank = sorted(range(len(targets)), key=lambda at: targets[at].rank)
     planning = MigrationPlan(_plan_targets([targets[at] for at in by_rank]), terms)

@@ -1,4 +1,4 @@
-"""Pods as an API server writes them, as far as they matter here."""
+"""Pods as an API server writes documents, reduced to the fields that matter here."""
 
 
 def a_pod(

@@ -1,7 +1,7 @@
-"""How tests wait: for a condition, never for a time.
+"""Waiting in tests: for a condition, never for a time.
 
-The limit only ends a test that would wait for ever; it says nothing about how fast things are, and
-holds on a machine that is busy with other work.
+The limit only ends a test that would wait for ever. No test depends on speed: the limit is wide
+enough for a machine that is busy with other work.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def eventually(predicate: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
-    """The first true value of `predicate`, which is asked again and again."""
+    """Poll `predicate` and return the first true value."""
     until = time.monotonic() + patience_s
     while not (value := predicate()):
         assert time.monotonic() < until, f"not within {patience_s} s"
@@ -27,7 +27,7 @@ def eventually(predicate: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
 
 
 async def eventually_on_loop(predicate: Callable[[], T]) -> T:
-    """The same, while the event loop goes on."""
+    """Poll `predicate` and return the first true value while the event loop goes on."""
     until = time.monotonic() + PATIENCE_S
     while not (value := predicate()):
         assert time.monotonic() < until, f"not within {PATIENCE_S} s"

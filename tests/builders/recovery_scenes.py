@@ -1,4 +1,4 @@
-"""Services that recover, and the peers that they recover from."""
+"""Services that recover, and peers as the source of the recovery."""
 
 import http.client
 import json
@@ -24,7 +24,7 @@ def register(service, worker_id, engine, model_name="m", **fields):
 
 
 def fill(service, engine, chain, n_blocks, model_name="m"):
-    """Publish so many blocks of worker 1, and wait until the service has them."""
+    """Publish `n_blocks` blocks of worker 1 and wait until the service has these blocks."""
     engine.await_subscriber()
     for block in range(n_blocks):
         engine.publish(chain.stored(block))
@@ -43,7 +43,7 @@ def dump(service):
 
 
 def raw_dump(service, accept):
-    """Chunked answers are read with a client that knows them."""
+    """Return the body of a dump, read by a client that decodes chunked answers."""
     connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=ANSWER_S_MAX)
     connection.request("GET", "/dump", headers={"accept": accept})
     body = connection.getresponse().read()
@@ -64,8 +64,8 @@ def a_peer_url(service):
     return f"http://127.0.0.1:{service.port}"
 
 
-class Liar:
-    """A peer that answers every connection with `talk`."""
+class ScriptedPeer:
+    """Peer that answers every connection with `talk`."""
 
     def __init__(self, talk, port=0):
         self._talk = talk
@@ -99,7 +99,7 @@ class Liar:
             connection.close()
 
 
-def says(data):
+def sends(data):
     return lambda connection, stop: connection.sendall(data)
 
 

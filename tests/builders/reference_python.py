@@ -1,5 +1,7 @@
-"""The reference beside ours: tests with it run only where SELECT_SERVICE_REFERENCE_PYTHON names a
-Python that has ai-dynamo-runtime."""
+"""The reference next to the product.
+
+Such tests run only if SELECT_SERVICE_REFERENCE_PYTHON names a Python that has ai-dynamo-runtime.
+"""
 
 import os
 
@@ -11,7 +13,7 @@ from scripts.bench.suite.reference_environment import NAMES_SELECTIONS, PACKAGE
 PYTHON = os.environ.get("SELECT_SERVICE_REFERENCE_PYTHON")
 VERSION = installed_version(PYTHON, PACKAGE) if PYTHON else ""
 HAS_SESSIONS = tuple(int(part) for part in VERSION.split(".")[:2] if part) >= NAMES_SELECTIONS
-"""Sessions, and selections as names of bookings, came with one version."""
+"""Whether the reference has sessions, which came together with selections as booking names."""
 NEEDS_REFERENCE = [
     pytest.mark.process,
     pytest.mark.reference,

@@ -1,8 +1,8 @@
-"""Verbs that are refused, in machines that try whatever comes."""
+"""Refusals of verbs, for state machines that try arbitrary calls."""
 
 
 def is_refused(error, verb, *arguments):
-    """The verb raises this."""
+    """Check that the verb raises this error."""
     try:
         verb(*arguments)
     except error:

@@ -8,7 +8,7 @@ from typing import Any
 def chat(
     chat_id: int, parent: int, at_s: float, ids: list[int], **fields: object
 ) -> dict[str, Any]:
-    """A request of Bailian: its last block is half full."""
+    """Return a request of Bailian; the last block is half full."""
     return {
         "chat_id": chat_id,
         "parent_chat_id": parent,
@@ -23,7 +23,7 @@ def chat(
 
 
 def call(at_s: float, ids: list[int], **fields: object) -> dict[str, Any]:
-    """A call of Weka: its last block is half full."""
+    """Return a call of Weka; the last block is half full."""
     return {
         "t": at_s,
         "type": "n",

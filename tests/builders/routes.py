@@ -1,4 +1,4 @@
-"""The declared routes, as tests go through them."""
+"""The declared routes in a form for tests."""
 
 from select_service.api.documentation import ENDPOINT_GROUPS
 
@@ -7,7 +7,7 @@ BY_ID = {route.operation_id: route for route in ROUTES}
 
 
 def path_of(route):
-    """The path with the example of its parameter in it."""
+    """Return the path with the example of the parameter inserted."""
     if route.in_path is None:
         return route.path
     return route.path.format(**{route.in_path.name: route.in_path.example})

@@ -1,4 +1,4 @@
-"""The real command as a process of its own: its log, its exit status, raw sockets to it."""
+"""The real command as a separate process: log, exit status and raw sockets."""
 
 import contextlib
 import json
@@ -23,7 +23,10 @@ from tests.builders.polling import eventually
 
 
 class Answer(NamedTuple):
-    """`body` is decoded JSON where the answer says it is, else bytes."""
+    """Answer of the service.
+
+    body: decoded JSON if the content type is JSON, else bytes
+    """
 
     status: int
     headers: dict[str, str]
@@ -31,7 +34,7 @@ class Answer(NamedTuple):
 
 
 class Client:
-    """One connection; what is sent goes out as it is."""
+    """Client with one connection that sends data unchanged."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), ANSWER_S_MAX)
@@ -47,7 +50,7 @@ class Client:
         self.socket.sendall(data)
 
     def answer(self) -> Answer:
-        """The next answer.  Raises EOFError when the connection ends before it."""
+        """Return the next answer. Raises EOFError when the connection ends first."""
         while b"\r\n\r\n" not in self._rest:
             self._receive()
         head, self._rest = self._rest.split(b"\r\n\r\n", 1)
@@ -61,14 +64,14 @@ class Client:
         return Answer(int(first.split()[1]), headers, json.loads(raw) if is_json else raw)
 
     def rest(self) -> bytes:
-        """All that is still to come until the connection ends."""
+        """Return all data up to the end of the connection."""
         with contextlib.suppress(EOFError):
             while True:
                 self._receive()
         return self._rest
 
     def ended(self) -> bool:
-        """Does the service close the connection, with nothing more to read?"""
+        """Return whether the service closes the connection with nothing more to read."""
         try:
             return self._rest == b"" and self.socket.recv(1) == b""
         except ConnectionResetError:
@@ -82,7 +85,7 @@ class Client:
 
 
 def request(method: str, path: str, body: Any = None, **headers: str) -> bytes:
-    """A whole request.  `body` goes out as JSON, or as it is when it is bytes."""
+    """Return a whole request; `body` goes out as JSON, or unchanged if given as bytes."""
     content = (
         b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     )
@@ -97,12 +100,12 @@ def request(method: str, path: str, body: Any = None, **headers: str) -> bytes:
 def run_to_end(
     *arguments: str, module: str = "select_service", **environment: str
 ) -> tuple[int, str, str]:
-    """Exit status, output and error output of a command that is expected to end by itself."""
+    """Return exit status, output and error output of a command that ends by itself."""
     return run_command(own_command(*arguments, module=module), environment)
 
 
 def run_script(script: str, *arguments: str, **environment: str) -> tuple[int, str, str]:
-    """As `run_to_end`, of some lines of Python."""
+    """Run some lines of Python and return the same as `run_to_end`."""
     return run_command((sys.executable, "-c", script, *arguments), environment)
 
 
@@ -122,7 +125,7 @@ def run_command(
 
 
 def complaint(errors: str) -> str:
-    """What a command that ended says of its settings: one line, besides what it is busy with."""
+    """Return the settings error of an ended command: a single line of the error output."""
     mark = "select-service: error: "
     assert "Traceback" not in errors
     (line,) = [line for line in errors.splitlines() if line.startswith(mark)]
@@ -130,7 +133,7 @@ def complaint(errors: str) -> str:
 
 
 class Reached:
-    """A service on a port of the loopback interface, wherever it runs."""
+    """Service on a port of the loopback interface, in a thread or a process."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -145,7 +148,7 @@ class Reached:
 
 
 class Running(Reached):
-    """The service on a port of its own, from its first answer to its end; its log is JSON."""
+    """Service on a free port, from the first answer to the end; the log is JSON."""
 
     def __init__(
         self,
@@ -154,8 +157,9 @@ class Running(Reached):
         trust: ssl.SSLContext | None = None,
         **environment: str,
     ) -> None:
-        """module: whose command is run; the service's own unless a test changes a constant.
+        """Start the process and wait for the first answer.
 
+        module: module with the command to run; not the service itself if a test changes a constant
         trust: as in `LaunchedProcess`
         """
         super().__init__(free_port())
@@ -183,21 +187,21 @@ class Running(Reached):
         self._launched.end()
 
     def all_lines(self) -> list[dict[str, Any]]:
-        """The whole log so far."""
+        """Return the whole log so far."""
         return self._launched.log_lines()
 
     def lines(self, message: str) -> list[dict[str, Any]]:
-        """The log lines with this message so far."""
+        """Return the log lines with this message so far."""
         return [line for line in self._launched.log_lines() if line["message"] == message]
 
     def line(self, message: str, number: int = 1) -> dict[str, Any]:
-        """The first log line with this message, or a later one, wherever it stands; awaits it."""
+        """Wait for the first log line with this message, or a later line by `number`."""
         return eventually(lambda: self.lines(message)[number - 1 : number])[0]
 
     def log(self) -> list[dict[str, Any]]:
-        """Every log line so far."""
+        """Return every log line so far."""
         return self._launched.log_lines()
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Send a signal; the exit status."""
+        """Send a signal and return the exit status."""
         return self._launched.stop_with_signal(number)[0]

@@ -1,4 +1,4 @@
-"""What tests of the selector look at."""
+"""Views of a selector that tests compare."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Engines on an event loop of their own, which go on whatever the test does."""
+"""Engines on a separate event loop, which runs whatever the test does."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from tests.builders.toy_engine import ToyEngine, serving
 
 
 class ServedEngines:
-    """`crash` one, or leave them all."""
+    """Running engines; `crash` ends one of the engines."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -18,7 +18,10 @@ class ServedEngines:
         self._served: dict[str, contextlib.AsyncExitStack] = {}
 
     def serve(self, engine: ToyEngine, port: int = 0) -> str:
-        """Its endpoint.  port: 0 takes a free one"""
+        """Start an engine and return the endpoint.
+
+        port: 0 means a free port
+        """
         serving_it = self._serve(engine, port)
         return asyncio.run_coroutine_threadsafe(serving_it, self._loop).result(PATIENCE_S)
 
@@ -29,7 +32,7 @@ class ServedEngines:
         return endpoint
 
     def crash(self, endpoint: str) -> None:
-        """Nobody listens there any more, and all connections are closed."""
+        """Close the port and all connections of an engine."""
         closing = self._served.pop(endpoint).aclose()
         asyncio.run_coroutine_threadsafe(closing, self._loop).result(PATIENCE_S)
 

@@ -1,4 +1,4 @@
-"""A plain HTTP client that changes nothing, and a real service process on a port of its own."""
+"""A plain HTTP client that changes nothing, and a real service process on a free port."""
 
 import contextlib
 import http.client
@@ -19,7 +19,10 @@ from tests.builders.running import run_command
 
 
 class Answer(NamedTuple):
-    """`body` is decoded JSON, or the text when it is none."""
+    """Answer of the service.
+
+    body: decoded JSON, or text if the body is not JSON
+    """
 
     status: int
     body: Any
@@ -27,7 +30,7 @@ class Answer(NamedTuple):
 
 
 class ServiceClient:
-    """Calls a service on a port of the loopback interface, on one connection."""
+    """Client of a service on a port of the loopback interface, with one connection."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -46,7 +49,7 @@ class ServiceClient:
     def call(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> Answer:
-        """One request; the path goes out as it is given.  A connection that ended is renewed."""
+        """Send a request with an unchanged path; reconnect if the connection has ended."""
         try:
             return self._call(method, path, body, headers)
         except (http.client.HTTPException, ConnectionError):
@@ -56,7 +59,7 @@ class ServiceClient:
     def call_alone(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> Answer:
-        """One request on a connection of its own."""
+        """Send a request on a new connection."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_S_MAX)
         with contextlib.closing(connection):
             return _exchange(connection, method, path, body, headers)
@@ -67,17 +70,17 @@ class ServiceClient:
         return _exchange(self._connection, method, path, body, headers)
 
     def waiting_requests(self) -> int:
-        """How many requests wait in its queues."""
+        """Return the number of requests that wait in the queues."""
         return sum(partition["pending_count"] for partition in self.get("/loads").body)
 
     def wait_until_read(self, port: int, seq: int) -> None:
-        """Until the listener of 127.0.0.1:`port` has taken in the message `seq`."""
+        """Wait until the listener of 127.0.0.1:`port` has read the message `seq`."""
         eventually(lambda: self._event_status(port).get("last_sequence") == seq)
 
     def wait_until_certain(self, port: int, seq: int) -> None:
-        """Until, besides, the listener no longer says that a batch may be missing.
+        """Wait until the listener has read `seq` and no batch may be missing any more.
 
-        After a gap it counts the last batch before it ends the doubt.
+        After a gap the listener counts the last batch before the doubt ends.
         """
         self.wait_until_read(port, seq)
         eventually(lambda: self._event_status(port).get("certainty") != "unknown")
@@ -94,7 +97,7 @@ class ServiceClient:
 
 
 class ServiceProcess(ServiceClient):
-    """`python -m select_service` with nothing but the given variables in its environment."""
+    """Process of `python -m select_service` with only the given environment variables."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         super().__init__(free_port())
@@ -114,7 +117,7 @@ class ServiceProcess(ServiceClient):
 def run_to_end(
     environment: Mapping[str, str], flags: tuple[str, ...], folder: Path
 ) -> tuple[int, str]:
-    """Exit status and error output of a service that is expected not to start."""
+    """Return exit status and error output of a service that is expected not to start."""
     command = own_command("--host", "127.0.0.1", "--port", str(free_port()), *flags)
     status, _, errors = run_command(command, environment, folder)
     return status, errors

@@ -1,8 +1,11 @@
-"""EndpointSlices as an API server writes them, as far as they matter here."""
+"""EndpointSlices as an API server writes documents, reduced to the fields that matter here."""
 
 
 def an_endpoint(ip, *, ready=True, pod=None, uid="u", **conditions):
-    """pod: the name of the one that it is; None: it is none"""
+    """Return an endpoint of a slice.
+
+    pod: name of the pod behind the endpoint; None means that the endpoint has no pod
+    """
     found = {"addresses": [ip], "conditions": {"ready": ready, **conditions}, "nodeName": "node-1"}
     if pod is not None:
         found["targetRef"] = {"kind": "Pod", "namespace": "prod", "name": pod, "uid": uid}

@@ -1,4 +1,4 @@
-"""Work that is done in steps: to its end, or with the cost of every step."""
+"""Generators of work in steps: the result, or the cost of every step."""
 
 import sys
 from pathlib import Path
@@ -6,11 +6,11 @@ from pathlib import Path
 import select_service
 
 PACKAGE = str(Path(select_service.__file__).parent) + "/"
-"""The folder of the package: the folder of the checkout may have the same name."""
+"""Folder of the package: the folder of the checkout may have the same name."""
 
 
 def result_of(steps):
-    """What a generator returns in the end."""
+    """Return the result of a generator."""
     while True:
         try:
             next(steps)
@@ -19,7 +19,7 @@ def result_of(steps):
 
 
 def lines_of(verb):
-    """Lines of the service that a call runs: its work, whatever the speed of the machine."""
+    """Return how many lines of the service a call runs: its work, whatever the machine's speed."""
     count = 0
 
     def trace(frame, event, argument):
@@ -37,7 +37,7 @@ def lines_of(verb):
 
 
 def longest_step(steps):
-    """Most lines that an iterator runs before it gives or returns something."""
+    """Return the number of lines in the longest step of an iterator."""
     end = object()
     found, step = [], None
 

@@ -1,4 +1,4 @@
-"""What counts as a line of the service, wherever the checkout is."""
+"""Tests of the count of the service's lines, wherever the checkout is."""
 
 import pytest
 
@@ -13,6 +13,6 @@ from tests.builders.steps import PACKAGE, lines_of
         ("/home/user/select_service/.venv/lib/python3.11/site-packages/numpy/__init__.py", 0),
     ],
 )
-def test_lines_of_the_package_count_and_no_other_in_a_folder_of_its_name(path, lines):
+def test_only_lines_of_the_package_count_in_a_folder_of_its_name(path, lines):
     code = compile("first = 1\nsecond = 2\n", path, "exec")
     assert lines_of(lambda: exec(code, {})) == lines

@@ -1,6 +1,7 @@
-"""An engine over a real socket that generates by a formula, well or badly.
+"""An engine on a real socket that generates tokens by a formula, correctly or with faults.
 
-It speaks as vLLM 0.33 or as SGLang 0.5.23 does: the same fields, the same places of ids and texts.
+The engine behaves as vLLM 0.33 or as SGLang 0.5.23: the same fields, the same places of ids and
+texts.
 """
 
 import asyncio
@@ -24,11 +25,11 @@ class Step(NamedTuple):
 
 Spoil = Callable[[list[Step]], list[Step]]
 Generate = Callable[[Any, int, int], list[Step]]
-"""From a prompt, how many tokens and a seed."""
+"""Generator with prompt, number of tokens and seed as arguments."""
 
 
 def generate(prompt: list[int] | str, count: int, seed: int = 0) -> list[Step]:
-    """The right answer to a prompt, whatever the seed."""
+    """Return the right answer to a prompt, whatever the seed."""
     ids = list(prompt.encode()) if isinstance(prompt, str) else prompt
     state, steps = sum((i + 1) * x for i, x in enumerate(ids)), []
     for _ in range(count):
@@ -48,7 +49,7 @@ def drifted(steps: list[Step]) -> list[Step]:
 
 
 def no_numbers(steps: list[Step]) -> list[Step]:
-    """As logits that are NaN look from outside."""
+    """Return steps as logits that are NaN look from outside."""
     return [Step(0, LOWEST, dict.fromkeys(range(5), LOWEST)) for _ in steps]
 
 
@@ -58,9 +59,11 @@ def truncated(steps: list[Step]) -> list[Step]:
 
 @dataclass
 class Fault:
-    """What goes wrong with a rank.  times: so many requests; None: all
+    """Fault of a rank.
 
-    resets: before a status came;  cuts: in the middle of the answer
+    resets: whether the connection is reset before the status
+    cuts: whether the connection ends in the middle of the answer
+    times: number of faulty requests; None means all
     """
 
     spoil: Spoil | None = None
@@ -75,10 +78,17 @@ class Fault:
 
 
 class ToyEngine:
-    """faults, models: by rank.  requests: what came, with its rank."""
+    """Engine with several ranks.
+
+    faults, models: faults and generators by rank
+    requests: received requests, each with the rank
+    """
 
     def __init__(self, style: Literal["vllm", "sglang"] = "vllm", ranks: int = 1, plain=False):
-        """plain: it refuses fields that are not in the OpenAI interface"""
+        """Start without faults.
+
+        plain: whether fields outside the OpenAI interface are refused
+        """
         self.style, self.ranks, self.plain = style, ranks, plain
         self.faults: dict[int, Fault] = {}
         self.models: dict[int, Generate] = {}
@@ -173,12 +183,12 @@ class ToyEngine:
 
 
 async def healthy(request: web.Request) -> web.Response:
-    """Whatever its model does, as engines say it."""
+    """Return 200, whatever the model does, as engines do."""
     return web.Response()
 
 
 async def cut(request: web.Request, answer: bytes) -> None:
-    """Half of it, and then no connection any more."""
+    """Send half of an answer and abort the connection."""
     head = {"content-length": str(len(answer)), "content-type": "application/json"}
     response = web.StreamResponse(headers=head)
     await response.prepare(request)
@@ -193,7 +203,7 @@ def name(token: int, by_id: bool) -> str:
 
 @contextlib.asynccontextmanager
 async def serving(engine: ToyEngine, port: int = 0) -> AsyncIterator[str]:
-    """The endpoint of the engine."""
+    """Serve the engine; the value is the endpoint."""
     app = web.Application()
     app.router.add_post("/v1/completions", engine.complete)
     app.router.add_get("/health", healthy)

@@ -1,4 +1,4 @@
-"""Answerers for tests of the protocol: what is usual to them is plain to see."""
+"""Simple answerers for tests of the protocol, with clear rules about answered requests."""
 
 import re
 from collections.abc import Callable
@@ -10,14 +10,15 @@ HEAD = re.compile(
     rb"(?:content-length: (\d{1,7})\r\n)?\r\n"
 )
 FLOAT = b"1.5"
-"""Nobody sees before the end of a body that this one is not usual."""
+"""Mark of an unusual body, which shows only at the end of the body."""
 
 
 class EvenAnswerer:
     """Answers GET and POST of even numbers as the application of a `Conversation` does.
 
-    `is_open`: may anything be answered at once?  `asked`: is told of path and body.
-    `n_answered`, `n_called`: answers, and calls.
+    is_open: function that returns whether requests may be answered at once
+    asked: function that receives path and body
+    n_answered, n_called: number of answers and of calls
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class EvenAnswerer:
         self.end = self.n_answered = self.n_called = 0
 
     def set_common_headers(self, headers: Headers) -> None:
-        """A conversation has no date."""
+        """Ignore the headers; a conversation has no date."""
 
     def answer_request(self, data: bytes, at: int, socket_fd: int = -1) -> bytes | None:
         self.n_called += 1
@@ -49,8 +50,11 @@ class EvenAnswerer:
         return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(text), text)
 
 
-class KnownAnswerer:
-    """Knows some requests by heart.  `answers`: request -> answer."""
+class FixedAnswerer:
+    """Answerer with fixed answers.
+
+    answers: request -> answer
+    """
 
     def __init__(self) -> None:
         self.answers: dict[bytes, bytes] = {}

@@ -1,4 +1,4 @@
-"""Clients of a real service whose requests wait for a worker, and how to see that they do."""
+"""Clients of a real service with requests that wait for a worker, and ways to observe the queue."""
 
 import re
 from typing import Any
@@ -10,22 +10,22 @@ from tests.builders.running import Client, Running, request
 BATCH_TOKENS = 16
 PROMPT = {"model_name": "m", "token_ids": list(range(16))}
 QUEUE = ("--queue-threshold", "0.5")
-"""A rank has room while it prefills at most 8 tokens: the prompt above fills it."""
+"""Threshold at which a rank has room while at most 8 tokens prefill: the prompt above fills it."""
 
 
 def pending(service: Running) -> int:
-    """Requests that wait, as GET /loads has them."""
+    """Return the number of waiting requests according to GET /loads."""
     return sum(row["pending_count"] for row in service.call("GET", "/loads").body)
 
 
-def held(service: Running) -> int:
-    """Reservations, as GET /reservations has them."""
+def count_reservations(service: Running) -> int:
+    """Return the number of reservations according to GET /reservations."""
     total: int = service.call("GET", "/reservations").body["total"]
     return total
 
 
 def a_full_worker(service: Running, worker_id: int = 1, **fields: Any) -> None:
-    """A worker with no room, because of the reservation `full-<worker_id>`."""
+    """Register a worker without room, because of the reservation `full-<worker_id>`."""
     body = worker_body(worker_id, max_num_batched_tokens=BATCH_TOKENS, **fields)
     assert service.call("POST", "/workers", body).status == 201
     booked = {**PROMPT, "worker_id": worker_id, "reservation_id": f"full-{worker_id}"}
@@ -33,7 +33,7 @@ def a_full_worker(service: Running, worker_id: int = 1, **fields: Any) -> None:
 
 
 def waiting(service: Running, route: str = "/select_and_reserve", **fields: Any) -> Client:
-    """A client whose request stands in the queue."""
+    """Return a client with a request that waits in the queue."""
     before = pending(service)
     client = service.client()
     client.send(request("POST", route, {**PROMPT, **fields}))
@@ -42,7 +42,7 @@ def waiting(service: Running, route: str = "/select_and_reserve", **fields: Any)
 
 
 def metric(service: Running, name: str, **labels: str) -> float | None:
-    """Value of the one series with at least these labels; None when there is none."""
+    """Return the value of the only series with at least these labels, or None without a series."""
     text = service.call("GET", "/metrics").body.decode()
     values = []
     for line in text.splitlines():

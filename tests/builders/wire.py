@@ -5,7 +5,7 @@ from typing import Any
 
 
 class Wire(asyncio.Transport):
-    """Remembers what the protocol does to it."""
+    """Transport that records the calls of the protocol."""
 
     def __init__(self) -> None:
         super().__init__()

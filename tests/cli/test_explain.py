@@ -1,4 +1,4 @@
-"""`select-service explain` shows what a running service says."""
+"""Tests that `select-service explain` shows the answers of a running service."""
 
 import json
 import socket
@@ -17,7 +17,7 @@ PROMPT = {"model_name": "m", "token_ids": list(range(34))}
 
 @pytest.fixture
 def answers():
-    """(url, what is asked, answers by path) of a server that says what a service has said."""
+    """Yield URL, requests and answers by path of a server that replays a service's answers."""
     asked, said = [], {}
 
     class Handler(BaseHTTPRequestHandler):
@@ -50,7 +50,7 @@ def answers():
 
 @pytest.fixture(scope="module")
 def bodies():
-    """What a service says: a decision, what it would decide, a list."""
+    """Return the answers of a service: a decision, a possible decision, a list."""
     with Api() as api:
         api.post("/workers", worker_body(1, data_parallel_size=2))
         api.post("/select_and_reserve", {**PROMPT, "reservation_id": "a/b"})
@@ -108,7 +108,7 @@ def test_credit_for_a_shared_cache_has_a_column(answers, bodies, capsys):
     assert [line[head.index("shared") - len(head)] for line in (first, other)] == ["299", "0"]
 
 
-def test_too_few_reports_are_told_where_the_policy_goes_by_them(answers, bodies, capsys):
+def test_too_few_reports_are_shown_where_the_policy_depends_on_them(answers, bodies, capsys):
     url, _, said = answers
     status, body = bodies["/decisions/c"]
     for policy, share, told in (("work", 0.125, 1), ("work", 0.5, 0), ("reference", 0.125, 0)):
@@ -164,7 +164,7 @@ def test_an_empty_request_is_refused_as_empty(capsys, tmp_path):
     assert "the request body is empty" in capsys.readouterr().err
 
 
-def test_that_there_is_no_decision_is_told(answers, capsys):
+def test_an_empty_list_of_decisions_is_reported(answers, capsys):
     url, _, said = answers
     said["/decisions?limit=20"] = 200, {"decisions": []}
     assert main(["explain", "--url", url]) == 0
@@ -172,7 +172,7 @@ def test_that_there_is_no_decision_is_told(answers, capsys):
 
 
 class Strange(BaseHTTPRequestHandler):
-    """A server that is no selector; what it answers stands in the class."""
+    """Server that is no selector; the class has the answer."""
 
     status, body = 200, b"hello"
 
@@ -182,11 +182,11 @@ class Strange(BaseHTTPRequestHandler):
         self.wfile.write(self.body)
 
     def log_message(self, *_):
-        """Quiet."""
+        """Log nothing."""
 
 
 def strange_answer(status, body, *argv):
-    """Exit status and what is said of a server that answers so."""
+    """Return the exit status after an answer of a server that is no selector."""
     kind = type("Kind", (Strange,), {"status": status, "body": body})
     with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -207,12 +207,12 @@ def strange_answer(status, body, *argv):
         (403, b'{"error": "the key may not"}', "the key may not"),
     ],
 )
-def test_what_is_no_selector_or_wants_a_key_is_told_with_what_to_do(capsys, status, body, told):
+def test_an_unusable_server_is_reported_with_advice(capsys, status, body, told):
     assert strange_answer(status, body) == 1
     assert capsys.readouterr().err.endswith(f": {told}\n")
 
 
-def test_a_key_that_is_not_known_is_told_by_its_file(capsys, tmp_path):
+def test_an_unknown_key_is_reported_by_its_file(capsys, tmp_path):
     key = tmp_path / "key"
     key.write_text("ssk_x")
     assert strange_answer(401, b"{}", "--api-key-file", str(key)) == 1
@@ -220,7 +220,7 @@ def test_a_key_that_is_not_known_is_told_by_its_file(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["explain", "doctor"])
-def test_nobody_who_listens_is_told_with_what_to_do(capsys, command):
+def test_a_refused_connection_is_reported_with_advice(capsys, command):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -229,7 +229,7 @@ def test_nobody_who_listens_is_told_with_what_to_do(capsys, command):
     assert capsys.readouterr().err == f"select-service: error: {url}: {told}\n"
 
 
-def test_what_speaks_no_http_is_told(capsys):
+def test_a_server_without_http_is_reported(capsys):
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
 

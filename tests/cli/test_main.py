@@ -1,4 +1,4 @@
-"""The command before there is a service: what it judges, and how it ends."""
+"""Tests of the command before a service exists: checked settings, and the end."""
 
 import json
 import signal
@@ -67,10 +67,10 @@ def test_every_verdict_comes_before_anything_heavy_is_imported(argv, status):
     "busy",
     [
         "time.sleep(1000)",
-        # What a compiler does: a callback of foreign code, in which exceptions are lost.
+        # A compiler's callback of foreign code, in which exceptions are lost.
         "import ctypes; call = ctypes.CFUNCTYPE(None)(lambda: time.sleep(0.001))\n"
         "    while True: call()",
-        # Foreign code that does not come back.
+        # Foreign code that never returns.
         "import ctypes; sleep = ctypes.CDLL(None).sleep\n    while True: sleep(1000)",
     ],
 )

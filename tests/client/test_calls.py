@@ -1,4 +1,4 @@
-"""Calls that fail: which are repeated, where, how often, and what their callers are told."""
+"""Tests of failing calls: repeated calls, their selectors and number, and the errors of callers."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ async def test_a_call_goes_to_the_selector_of_its_scope():
         assert selector.core.transport.calls("/health") == [home_of(selector)] * 2
 
 
-async def test_a_selector_that_is_down_is_passed_over_and_asked_again_when_it_is_ready():
+async def test_a_selector_that_is_down_is_skipped_until_it_is_ready():
     world = World()
     async with client(world) as selector:
         home = home_of(selector)
@@ -53,7 +53,7 @@ async def test_a_selector_that_is_down_is_passed_over_and_asked_again_when_it_is
 
 
 @pytest.mark.parametrize("fault", LOST.values(), ids=LOST)
-async def test_a_read_whose_answer_is_lost_is_repeated_elsewhere(fault):
+async def test_a_read_with_a_lost_answer_is_repeated_elsewhere(fault):
     world = World()
     async with client(world) as selector:
         home = home_of(selector)
@@ -62,7 +62,7 @@ async def test_a_read_whose_answer_is_lost_is_repeated_elsewhere(fault):
         assert world.calls("/health")[-1] != home
 
 
-async def test_an_output_block_whose_answer_is_lost_is_not_told_twice():
+async def test_an_output_block_with_a_lost_answer_is_not_repeated():
     world = World()
     async with client(world) as selector:
         world.next[home_of(selector)] = [lose_answer]
@@ -113,7 +113,7 @@ async def test_a_selector_without_workers_is_not_the_last_word():
         assert home_of(selector) == home, "it has answered, and serves"
 
 
-async def test_what_all_selectors_refuse_is_raised_after_one_round():
+async def test_a_refusal_of_all_selectors_is_raised_after_one_round():
     world = World()
     async with client(world) as selector:
         world.next = {url: [refuse(503, "no_schedulable_workers")] for url in URLS}
@@ -123,7 +123,7 @@ async def test_what_all_selectors_refuse_is_raised_after_one_round():
         assert not any(world.next.values())
 
 
-async def test_the_deadline_holds_when_nobody_answers():
+async def test_the_deadline_holds_when_no_selector_answers():
     world = World()
     world.down = set(URLS)
     async with client(world, deadline_s=3.0) as selector:
@@ -177,7 +177,7 @@ def test_a_transport_that_is_none_is_refused() -> None:
         AsyncSelector(["http://a:8092"], transport="htpx")
 
 
-def test_a_refusal_tells_of_fields_that_no_route_knows() -> None:
+def test_a_refusal_names_unknown_fields() -> None:
     said = {"error": "a prompt is missing", "code": "bad_request", "warnings": ["`tokenids`: no"]}
     refused, _ = classify_refusal(ClientResponse(400, {}, json.dumps(said).encode()))
     assert str(refused) == "400 bad_request: a prompt is missing; `tokenids`: no"

@@ -1,4 +1,4 @@
-"""The programs of docs/reference/client.md run as they stand, against the service."""
+"""Tests that the programs of docs/reference/client.md run against the service."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""Ranks that a fallback may choose from, and what it chooses."""
+"""Tests of the ranks that a fallback may choose from, and of the choice."""
 
 import msgspec
 import pytest
@@ -40,6 +40,6 @@ def test_least_in_flight_takes_the_idlest_and_turns_among_equals():
     assert [least_in_flight(ranks, in_flight, turn).worker_id for turn in range(3)] == [2, 2, 3]
 
 
-def test_without_a_fallback_nobody_is_chosen():
+def test_without_a_fallback_no_rank_is_chosen():
     with pytest.raises(Unavailable):
         raise_unavailable(eligible_ranks([record(1)]), {}, 0)

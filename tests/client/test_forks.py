@@ -1,4 +1,4 @@
-"""The client for threads in processes that fork: gunicorn's workers, multiprocessing."""
+"""Tests of the client for threads in forking processes: gunicorn's workers, multiprocessing."""
 
 import os
 import signal
@@ -153,7 +153,7 @@ def test_parents_and_children_use_one_client(service, scene, transport):
 
 
 def ended(command):
-    """Return what a program printed, its complaints and its status; children end with it."""
+    """Return output, error output and status of a program; children end with the program."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT, start_new_session=True, **pipes) as program:
         try:

@@ -1,4 +1,4 @@
-"""Prompts hashed by a client are the same prompts as those hashed by the service."""
+"""Tests that prompts hashed by a client equal prompts hashed by the service."""
 
 import json
 from array import array
@@ -49,7 +49,7 @@ def test_hashes_are_those_of_the_reference(case):
     is_eagle=st.booleans(),
 )
 @example([[1, 2, 3], [4], [], [5, 6, 7, 8]], 4, "adapter-a", HEX_SALT, True)
-def test_what_has_grown_is_hashed_as_the_service_hashes_the_whole(
+def test_a_grown_prompt_is_hashed_as_the_service_hashes_the_whole(
     parts, block_size, lora_name, cache_salt, is_eagle
 ):
     hasher = PromptHasher(block_size, lora_name, cache_salt, is_eagle)
@@ -90,7 +90,7 @@ def test_tokens_may_be_any_array(form):
 @pytest.mark.parametrize(
     "tokens", [[1, -1], [1, 2**32], [1, 2.5], ["1"], [None], np.ones((1, 4), np.int64), np.ones(4)]
 )
-def test_what_is_no_token_is_refused_and_changes_nothing(tokens):
+def test_an_invalid_token_is_refused_and_changes_nothing(tokens):
     hasher = PromptHasher(2)
     hasher.extend([1, 2, 3])
     before = hasher.prompt()
@@ -129,7 +129,7 @@ def test_a_hasher_hashes_as_the_workers_of_its_scope_do(eagle):
 
 @pytest.mark.parametrize("how", [{}, {"lora_name": "l"}, {"cache_salt": "s"}, {"is_eagle": True}])
 def test_the_service_takes_hashes_for_the_prompt_that_it_hashed_itself(how):
-    """The booking of the tokens is repeated with their hashes."""
+    """The booking of the tokens is repeated with the hashes of the tokens."""
     tokens = list(range(70))
     wanted = {"model_name": "m", "reservation_id": "r", "include_hashes": True}
     with Api() as service:

@@ -1,4 +1,4 @@
-"""What a program that imports the client gets with it."""
+"""Tests of the modules that a program gets by importing the client."""
 
 import subprocess
 import sys

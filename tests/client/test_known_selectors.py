@@ -1,4 +1,4 @@
-"""Which selector a call goes to."""
+"""Tests of the selector that receives a call."""
 
 import random
 
@@ -7,23 +7,25 @@ from select_service.client.selector_pool import EXCLUSION_S_MAX, EXCLUSION_S_MIN
 URLS = ["http://a", "http://b", "http://c"]
 
 
-def known(urls=URLS):
+def selector_pool(urls=URLS):
     return SelectorPool(urls, random.Random(1))
 
 
-def test_clients_of_one_scope_meet_at_one_selector_whatever_the_order_of_their_lists():
+def test_clients_of_a_scope_share_a_selector_whatever_their_list_order():
     for scope in [("m", str(i)) for i in range(50)]:
-        assert known().next_selector(scope, 0.0) == known(URLS[::-1]).next_selector(scope, 0.0)
+        assert selector_pool().next_selector(scope, 0.0) == selector_pool(URLS[::-1]).next_selector(
+            scope, 0.0
+        )
 
 
 def test_scopes_spread_over_all_selectors():
     scopes = [("m", str(i)) for i in range(300)]
-    homes = [known().next_selector(scope, 0.0) for scope in scopes]
+    homes = [selector_pool().next_selector(scope, 0.0) for scope in scopes]
     assert all(70 < homes.count(url) < 130 for url in URLS)
 
 
 def test_only_the_scopes_of_a_selector_that_fails_move():
-    selectors, scopes = known(), [("m", str(i)) for i in range(100)]
+    selectors, scopes = selector_pool(), [("m", str(i)) for i in range(100)]
     before = {scope: selectors.next_selector(scope, 0.0) for scope in scopes}
     selectors.exclude("http://b", 0.0)
     after = {scope: selectors.next_selector(scope, 0.1) for scope in scopes}
@@ -36,8 +38,8 @@ def test_only_the_scopes_of_a_selector_that_fails_move():
     assert {scope: selectors.next_selector(scope, 0.2) for scope in scopes} == before
 
 
-def test_rests_double_up_to_their_bound():
-    selectors, now, rests = known(), 0.0, []
+def test_exclusions_double_up_to_a_bound():
+    selectors, now, rests = selector_pool(), 0.0, []
     for _ in range(12):
         seconds = selectors.exclude("http://a", now)
         assert selectors.exclude("http://a", now + seconds / 2) is None
@@ -48,14 +50,14 @@ def test_rests_double_up_to_their_bound():
     assert rests[0] < rests[3] < rests[5]
 
 
-def test_when_all_rest_the_one_whose_rest_ends_first_is_asked():
-    selectors = known()
+def test_when_all_are_excluded_the_earliest_end_of_exclusion_wins():
+    selectors = selector_pool()
     rests = {url: selectors.exclude(url, 0.0) for url in URLS}
     assert selectors.next_selector(("m", "t"), 0.1) == min(rests, key=rests.get)
 
 
 def test_the_home_of_a_lease_comes_first_while_it_serves():
-    selectors = known()
+    selectors = selector_pool()
     for url in URLS:
         assert selectors.next_selector(("m", "t"), 0.0, home=url) == url
     selectors.exclude("http://a", 0.0)

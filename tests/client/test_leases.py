@@ -1,4 +1,4 @@
-"""Leases: booked once, told in order, renewed, and ended whatever happens."""
+"""Tests of leases: booked once, reported in order, renewed, and always ended."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ IDS = list(range(8))
 
 
 def verbs(world):
-    """Method and last segment of what was done to reservations."""
+    """Return method and last path segment of the calls about reservations."""
     return [
         (method, target.rsplit("/", 1)[-1].partition("?")[0])
         for _, method, target in world.heard
@@ -33,7 +33,7 @@ def verbs(world):
     ]
 
 
-async def test_a_lease_says_where_to_go_and_tells_its_life_in_order():
+async def test_a_lease_returns_its_rank_and_reports_its_life_in_order():
     world = World()
     async with client(world, ttl_s=TTL_S) as selector:
         async with selector.lease(token_ids=IDS) as lease:
@@ -64,7 +64,7 @@ async def test_a_lease_says_where_to_go_and_tells_its_life_in_order():
 @pytest.mark.parametrize(
     ("error", "query"), [(RuntimeError, "?outcome=failure"), (asyncio.CancelledError, "")]
 )
-async def test_how_the_block_ends_says_how_the_request_went(error, query):
+async def test_the_end_of_the_block_reports_the_outcome_of_the_request(error, query):
     world = World()
     async with client(world, ttl_s=TTL_S) as selector:
         with pytest.raises(error):
@@ -76,7 +76,7 @@ async def test_how_the_block_ends_says_how_the_request_went(error, query):
 
 @pytest.mark.parametrize("knows_repeats", [True, False])
 @pytest.mark.parametrize("fault", [lose_answer, lose_request, bad_gateway, late(60.0)])
-async def test_a_booking_whose_answer_is_lost_is_made_once(fault, knows_repeats):
+async def test_a_booking_with_a_lost_answer_is_made_once(fault, knows_repeats):
     world = World(knows_repeats=knows_repeats)
     async with client(world, ttl_s=TTL_S) as selector:
         world.next[home_of(selector)] = [fault]
@@ -123,7 +123,7 @@ async def test_a_booking_that_is_given_up_is_freed():
         assert is_without_debts(selector)
 
 
-async def test_a_booking_whose_caller_is_cancelled_is_freed():
+async def test_a_booking_with_a_cancelled_caller_is_freed():
     world = World()
     async with client(world, ttl_s=TTL_S) as selector:
         world.next[home_of(selector)] = [late(0.5)]
@@ -148,7 +148,7 @@ async def test_a_lease_goes_on_at_another_selector_when_its_own_is_gone():
         assert not world.live()
 
 
-async def test_the_end_is_told_when_selectors_are_back():
+async def test_the_end_is_reported_when_selectors_are_back():
     world = World()
     async with client(world, ttl_s=TTL_S, deadline_s=1.0) as selector:
         async with selector.lease(token_ids=IDS) as lease:
@@ -181,7 +181,7 @@ async def test_a_lease_that_is_silent_is_renewed_at_a_third_of_its_time_to_live(
         assert len(world.heard) == before
 
 
-async def test_a_lease_that_nobody_knows_any_more_says_so():
+async def test_a_lease_unknown_to_all_selectors_is_lost():
     world = World()
     async with client(world, ttl_s=TTL_S) as selector:
         async with selector.lease(token_ids=IDS) as lease:
@@ -231,7 +231,7 @@ async def test_a_text_is_tokenized():
 
 
 @pytest.mark.parametrize("fallback", [round_robin, least_in_flight])
-async def test_a_fallback_chooses_from_the_workers_that_were_known(fallback):
+async def test_a_fallback_chooses_from_the_last_workers(fallback):
     world = World()
     async with client(world, ttl_s=TTL_S, fallback=fallback, deadline_s=1.0) as selector:
         async with selector.lease(token_ids=IDS):
@@ -249,7 +249,7 @@ async def test_a_fallback_chooses_from_the_workers_that_were_known(fallback):
         assert len(world.heard) == heard
 
 
-async def test_without_a_fallback_the_caller_is_told():
+async def test_without_a_fallback_the_caller_gets_an_error():
     world = World()
     world.down = set(URLS)
     async with client(world, deadline_s=1.0) as selector:

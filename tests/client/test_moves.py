@@ -1,4 +1,4 @@
-"""Leases that the service moves: heard of at once, or with the next answer."""
+"""Tests of leases that the service moves: the lease learns of a move at once or with an answer."""
 
 import asyncio
 
@@ -31,7 +31,7 @@ def client(service, **options):
 
 @pytest.mark.process
 @pytest.mark.parametrize("transport", ["httpx", "aiohttp"])
-async def test_a_lease_that_subscribes_hears_of_its_move(service, transport):
+async def test_a_subscribed_lease_receives_its_move(service, transport):
     async with (
         client(service, transport=transport) as selector,
         selector.lease(token_ids=IDS, subscribe=True) as lease,
@@ -46,7 +46,7 @@ async def test_a_lease_that_subscribes_hears_of_its_move(service, transport):
 
 
 @pytest.mark.process
-async def test_a_lease_that_does_not_subscribe_is_told_with_its_next_answer(service):
+async def test_an_unsubscribed_lease_receives_its_move_with_the_next_answer(service):
     async with client(service) as selector, selector.lease(token_ids=IDS) as lease:
         await selector.drain(lease.worker_id)
         await eventually_on_loop(lambda: service.call("GET", "/migrations").body["events"])

@@ -1,4 +1,4 @@
-"""Whatever selectors do: who asks is served or told in time, nothing is booked twice or stays."""
+"""Tests that callers get answers or errors in time, without double bookings, during outages."""
 
 import asyncio
 
@@ -43,13 +43,13 @@ TROUBLES = {
 
 
 class Trouble(World):
-    """A world in which selectors misbehave for some time."""
+    """World with selectors that misbehave for some time."""
 
     def __init__(self, knows_repeats):
         super().__init__(knows_repeats=knows_repeats, ttl_s=TTL_S)
         self.trouble = {}
         self.callers = {}
-        """By name of a reservation, the caller that asked for it."""
+        """Caller of the booking, by name of a reservation."""
 
     async def send(self, url, asked, timeout_s):
         wrong = self.trouble.get(url)
@@ -80,7 +80,7 @@ class Trouble(World):
 
 
 async def one_caller(world, selector, number, begin_s, seconds):
-    """Was it served?"""
+    """Return whether a caller was served."""
     await asyncio.sleep(begin_s)
     begun = world.now
     headers = {"traceparent": f"caller-{number}"}
@@ -99,7 +99,7 @@ async def one_caller(world, selector, number, begin_s, seconds):
 
 
 LATE = ("late", "slow")
-"""A request may arrive after the one that frees what it books: that ends with its time to live."""
+"""Troubles after which a request may arrive after its own free call; then the booking expires."""
 
 
 def troubles_of(kinds):
@@ -119,7 +119,7 @@ CALLER = st.tuples(st.integers(0, 20).map(float), LASTING)
     st.lists(CALLER, min_size=1, max_size=20),
     st.booleans(),
 )
-def test_everybody_is_served_or_told_and_nothing_stays(troubles, callers, knows_repeats):
+def test_every_caller_gets_a_result_and_no_booking_stays(troubles, callers, knows_repeats):
     async def main():
         world = Trouble(knows_repeats)
         async with client(world, deadline_s=DEADLINE_S, ttl_s=TTL_S) as selector:

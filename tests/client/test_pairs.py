@@ -1,4 +1,4 @@
-"""Leases of pairs and of groups against the service itself."""
+"""Tests of leases of pairs and of groups against the service itself."""
 
 import asyncio
 
@@ -154,7 +154,7 @@ def test_a_group_of_threads(service, url):
         eventually(lambda: not booked(service))
 
 
-def test_a_selector_that_knows_no_groups_is_named_and_its_reservation_freed():
+def test_a_selector_without_groups_is_named_and_its_reservation_freed():
     async def scene():
         world = World()
         async with client(world) as selector:
@@ -185,7 +185,7 @@ TRT = Handoff(
 )
 
 
-def test_the_prefill_call_asks_for_one_token_and_no_stream():
+def test_the_prefill_call_requests_one_token_and_no_stream():
     body = {
         "prompt": [1],
         "max_tokens": 50,

@@ -1,4 +1,4 @@
-"""What a lease has to tell: in order, and no more than needed."""
+"""Tests of the progress that a lease reports: in order, and no more than needed."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +18,7 @@ EVENTS = st.one_of(
 
 
 @given(st.lists(EVENTS), st.integers(1, 20))
-def test_told_is_what_happened_in_order_and_once(events, block_size):
+def test_progress_is_reported_in_order_and_once(events, block_size):
     progress, told, tokens = LeaseProgress(block_size), [], 0
     for name, *args in events:
         found = getattr(progress, name)(*args)
@@ -35,7 +35,7 @@ def test_told_is_what_happened_in_order_and_once(events, block_size):
     assert life == [*expected, ReservationVerb.FREE]
 
 
-def test_a_renewal_is_not_told_beside_what_renews_as_well():
+def test_a_call_that_renews_replaces_a_renewal():
     progress = LeaseProgress(4)
     progress.request_renewal()
     progress.record_first_token()
@@ -51,7 +51,7 @@ def test_the_first_end_counts():
     assert [*progress.take_verbs(), *progress.take_verbs()] == [ReservationVerb.FREE]
 
 
-def test_a_lost_lease_tells_nothing_but_its_end():
+def test_a_lost_lease_reports_only_its_end():
     progress = LeaseProgress(4)
     progress.record_tokens(9)
     progress.request_renewal()

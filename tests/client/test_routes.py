@@ -1,4 +1,4 @@
-"""The table of routes, held against the document of the application."""
+"""Tests of the table of routes against the document of the application."""
 
 import inspect
 from types import UnionType
@@ -31,8 +31,7 @@ DECLARED = {
 OF_BROWSERS = {"GET /", "GET /page/{file}", "GET /live"}
 MADE_OF_STRUCTS_OF_THE_SERVER = {"GET /config"}
 OF_SELECTORS = {"n", "repeat", "include_hashes", "return_hashes", "advisory"}
-"""What a client says by itself, what shows in an answer that a lease does not keep, and what books
-nothing."""
+"""Fields that a client sets itself, that a lease does not keep, or that book nothing."""
 
 
 def test_no_route_is_missing_and_none_is_made_up():
@@ -42,7 +41,7 @@ def test_no_route_is_missing_and_none_is_made_up():
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_a_route_answers_what_the_document_says(name):
+def test_a_route_answers_as_in_the_document(name):
     route = TABLE[name]
     declared = DECLARED[f"{route.method} {route.path}"]
     good = {
@@ -51,14 +50,14 @@ def test_a_route_answers_what_the_document_says(name):
     for answer in good.values():
         if answer.media_type == "application/json":
             if f"{route.method} {route.path}" not in MADE_OF_STRUCTS_OF_THE_SERVER:
-                assert route.answer == _unless_asked_otherwise(answer.type)
+                assert route.answer == _default_form(answer.type)
         else:
             assert route.answer is (str if answer.media_type else type(None))
     assert set(route.good_statuses) == {status for status in declared.answers if status >= 300}
 
 
-def _unless_asked_otherwise(kind):
-    """Of long lists the whole form: a client of Python asks for no columns."""
+def _default_form(kind):
+    """Return the whole form of a long list: a client of Python requests no columns."""
     return get_args(kind)[0] if isinstance(kind, UnionType) else kind
 
 
@@ -90,7 +89,7 @@ def test_fields_as_they_are_when_left_out_are_not_sent():
     assert non_default_fields(WorkerPatch(taints=[])) == {"taints": []}
 
 
-def test_a_drain_says_who_asks():
+def test_a_drain_names_its_caller():
     assert (
         SelectorRoutes.drain.make_call(1).fields == SelectorRoutes.undrain.make_call(1).fields == {}
     )

@@ -1,4 +1,4 @@
-"""A program that carries out decisions: what it waits for, and what it acknowledges."""
+"""Tests of a program that carries out decisions: the decisions awaited and acknowledged."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ def app_of(connector, name=None) -> Starlette:
 
 @contextlib.asynccontextmanager
 async def serving(app, port=0):
-    """An application over a real socket."""
+    """Serve an application over a real socket."""
     with socket.create_server(("127.0.0.1", port)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
         task = asyncio.create_task(server.serve(sockets=[listener]))
@@ -55,7 +55,7 @@ async def test_a_decision_is_waited_for_carried_out_and_acknowledged():
         assert (await planner.read()).is_completed
 
 
-async def test_a_restarted_program_gets_what_is_still_open_and_nothing_that_is_done():
+async def test_a_restarted_program_gets_open_decisions_and_no_done_ones():
     connector = VirtualConnector(None)
     await connector.scale({D: 2})
     async with serving(app_of(connector)) as url:

@@ -1,4 +1,4 @@
-"""Both faces and both transports against the service itself."""
+"""Tests of both faces and both transports against the service itself."""
 
 import asyncio
 import threading
@@ -145,7 +145,7 @@ def test_routes(service, url, tmp_path):
         assert raised.value.code == "health_off"
 
 
-def test_a_refusal_of_two_transports_says_the_same(service, url):
+def test_both_transports_report_the_same_refusal(service, url):
     said = []
     for transport in ("httpx", "aiohttp"):
         with Selector([url], model_name="nobody", transport=transport) as selector:
@@ -166,7 +166,7 @@ def test_a_selector_that_is_not_there(transport):
         assert not raised.value.may_be_done
 
 
-def test_a_hasher_of_both_faces_knows_how_the_workers_hash(service, url):
+def test_a_hasher_of_both_faces_hashes_as_the_workers(service, url):
     async def main():
         async with AsyncSelector([url], model_name="m") as selector:
             hasher = await selector.prompt_hasher()

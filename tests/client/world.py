@@ -1,4 +1,4 @@
-"""Selectors that fail as they are told to, in virtual time: the client's other side for tests."""
+"""Fake selectors that fail on demand, in virtual time: the other side of the client in tests."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ TTL_S = 30.0
 
 
 class _Jumping(selectors.SelectSelector):
-    """Does not wait: time jumps to the next timer."""
+    """Selector of an event loop that jumps to the next timer instead of waiting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """To its end, in virtual time."""
+    """Run a coroutine to the end in virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)
 
@@ -59,23 +59,23 @@ def _done(status: int = 200, **fields: Any) -> ClientResponse:
 
 
 Behaviour = Callable[["World", str, ClientRequest], Any]
-"""Acts in place of a selector for one request; an awaitable answer, or raises Broken."""
+"""Fake of a selector for one request: returns an awaitable answer, or raises TransportError."""
 
 
 class World:
-    """Three selectors that share what they book, and what each of them does wrong next.
+    """Three selectors with shared bookings, and the next faults of each selector.
 
-    knows_repeats: do they answer a repeat with the booking that they have?
+    knows_repeats: whether selectors answer a repeat with the existing booking
     """
 
     def __init__(self, *, knows_repeats: bool = True, ttl_s: float = TTL_S) -> None:
         self.knows_repeats = knows_repeats
         self.ttl_s = ttl_s
         self.booked: dict[str, float] = {}
-        """When each reservation was touched last."""
+        """Time of the last call about each reservation."""
         self.admissions: list[str] = []
         self.heard: list[tuple[str, str, str]] = []
-        """Selector, method, target of all that was done."""
+        """Selector, method and target of all calls."""
         self.headers: list[dict[str, str]] = []
         self.down: set[str] = set()
         self.next: dict[str, list[Behaviour]] = {}
@@ -88,7 +88,7 @@ class World:
         return [each for each, at in self.booked.items() if self.now - at < self.ttl_s]
 
     def calls(self, ending: str) -> list[str]:
-        """The selectors that have heard of a target that ends so, in order."""
+        """Return the selectors that received a call with this end of the target, in order."""
         return [url for url, _, target in self.heard if target.endswith(ending)]
 
     # --- the transport
@@ -205,7 +205,7 @@ def selection(name: str) -> dict[str, Any]:
 
 
 def pair_selection(name: str) -> dict[str, Any]:
-    """A pair whose decode rank does both."""
+    """Return a pair in which the decode rank serves both legs."""
     chosen = selection(name)
     rank = {field: chosen[field] for field in ("worker_id", "dp_rank", "endpoint", "overlap")}
     legs = [
@@ -253,7 +253,7 @@ def refuse(status: int, code: str, retry_after: str | None = None) -> Behaviour:
 
 
 def late(seconds: float) -> Behaviour:
-    """Does it all the same, and answers when perhaps nobody listens."""
+    """Return a behaviour that executes the call but answers when the caller may have gone."""
 
     async def behave(world: World, url: str, asked: ClientRequest) -> ClientResponse:
         doing = asyncio.ensure_future(_later(world, url, asked, seconds))
@@ -268,7 +268,7 @@ async def _later(world: World, url: str, asked: ClientRequest, seconds: float) -
 
 
 def client(world: World, urls: tuple[str, ...] = URLS, **options: Any) -> AsyncSelector:
-    """A client of this world, on the running loop."""
+    """Return a client of this world, on the running loop."""
     selector = AsyncSelector(urls, model_name="m", **options)
     selector.core.transport = selector.core.caller.transport = world
     return selector
@@ -279,5 +279,5 @@ def is_without_debts(selector: AsyncSelector) -> bool:
 
 
 def home_of(selector: AsyncSelector) -> str:
-    """The selector that calls of its scope go to."""
+    """Return the selector that receives the calls of this scope."""
     return selector.core.home_selector()

@@ -1,4 +1,4 @@
-"""A policy file that cannot be used stops the start with one line."""
+"""Tests that an unusable policy file stops the start with a single line."""
 
 import pytest
 
@@ -84,7 +84,7 @@ def test_a_queue_that_goes_by_work_left_has_the_threshold_of_the_process():
         (["--queue-threshold", "1", "--policy", "reference"], "use --policy work"),
     ],
 )
-def test_a_queue_that_goes_by_work_left_needs_what_says_it(flags, says):
+def test_a_queue_by_work_left_names_missing_settings(flags, says):
     with pytest.raises(ConfigError, match=f"^--queue-policy work .*{says}"):
         admission_rules(parse_config(["--queue-policy", "work", *flags], {}))
 

@@ -1,4 +1,4 @@
-"""What the canary file says, and that one which cannot be used stops the start with one line."""
+"""Tests of the canary file; an unusable file stops the start with a single line."""
 
 from math import inf
 
@@ -38,7 +38,7 @@ def test_a_model_has_a_list_of_prompts(tmp_path):
     )
 
 
-def test_models_may_stand_below_a_word(tmp_path):
+def test_models_may_be_nested_below_a_key(tmp_path):
     below = "models:" + LIST.replace("\n", "\n  ")
     assert canaries_of(tmp_path, below) == canaries_of(tmp_path, LIST)
 
@@ -50,7 +50,7 @@ def test_without_a_file_and_for_models_that_it_does_not_name_prompts_are_made_up
     assert [len(each.prompt) for each in made_up.prompts] == [5, 40, 200]
 
 
-def test_made_up_prompts_know_the_vocabulary(tmp_path):
+def test_made_up_prompts_stay_within_the_vocabulary(tmp_path):
     prompts = canaries_of(tmp_path, "m: {vocab_size: 12}").prompts
     assert {token for each in prompts for token in each.prompt} == {10, 11}
 
@@ -60,7 +60,7 @@ def test_a_model_without_prompts_is_not_checked(tmp_path):
     assert canaries_of(tmp_path, "m: {prompts: []}").prompts == ()
 
 
-def test_a_model_may_say_what_its_engines_are(tmp_path):
+def test_a_model_may_name_api_and_layout_of_its_engines(tmp_path):
     layout = "{block_size: 16, layers: 80, kv_heads: 8, head_dim: 128, dtype_bytes: 2, tp: 8}"
     found = canaries_of(tmp_path, f"m: {{api: sglang, kv_layout: {layout}}}")
     assert found.api == "sglang"
@@ -72,7 +72,7 @@ def test_a_model_may_say_what_its_engines_are(tmp_path):
     ("said", "checks"),
     [("", False), ("check_logprobs: true", True), ("check_logprobs: false", False)],
 )
-def test_log_probabilities_are_checked_if_it_is_said(tmp_path, said, checks):
+def test_log_probabilities_are_checked_if_configured(tmp_path, said, checks):
     (prompt,) = canaries_of(tmp_path, f"m: [{{prompt: [5], expected_tokens: [1], {said}}}]").prompts
     assert prompt.expected == ExpectedAnswer((1,), (-inf, inf), checks)
 

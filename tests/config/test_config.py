@@ -1,4 +1,4 @@
-"""Flags, environment, and what stops the start."""
+"""Tests of flags, environment, and settings that stop the start."""
 
 import re
 import subprocess
@@ -69,7 +69,7 @@ def test_first_of_two_variables_of_one_setting_counts():
     assert parse_config([], both)["overlap_score_weight"] == 3.0
 
 
-def test_the_old_weight_stands_for_the_prefill_load_scale():
+def test_the_old_weight_sets_the_prefill_load_scale():
     variable = "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT"
     config = parse_config([], {variable: "2", "DYN_ROUTER_PREFILL_LOAD_SCALE": "7"})
     assert config.values["prefill_load_scale"] == (2.0, f"environment {variable}")
@@ -189,13 +189,13 @@ def test_values_that_make_no_sense_are_named(argv, environment, complaint):
 
 
 NEEDED = {"--audit-required": ["--audit-log", "audit.jsonl"]}
-"""What a flag asks for."""
+"""Flags that another flag requires."""
 
 
 @pytest.mark.parametrize(
     "flag", [s.flag for s in SETTINGS if s.flag and s.parse is read.true_or_false]
 )
-def test_a_flag_of_yes_or_no_may_stand_alone(flag):
+def test_a_flag_of_yes_or_no_needs_no_value(flag):
     variable = "SELECT_SERVICE_" + flag.removeprefix("--").replace("-", "_").upper()
     (name,) = (s.name for s in SETTINGS if s.flag == flag)
     needed = NEEDED.get(flag, [])
@@ -231,7 +231,7 @@ def test_an_empty_variable_counts_as_not_set():
     assert config.values["use_kv_events"] == (True, "default")
 
 
-def test_an_unknown_variable_is_told_with_the_most_similar_one():
+def test_an_unknown_variable_is_reported_with_the_most_similar_one():
     environment = {
         "SELECT_SERVICE_PROT": "1",
         "DYN_ROUTER_TEMPRATURE": "1",
@@ -257,7 +257,7 @@ def test_an_unknown_variable_is_told_with_the_most_similar_one():
     }
 
 
-def test_what_kubernetes_sets_for_a_service_of_our_name_is_not_told():
+def test_variables_of_a_kubernetes_service_are_not_reported():
     environment = {
         "SELECT_SERVICE_SERVICE_HOST": "10.0.0.1",
         "SELECT_SERVICE_SERVICE_PORT_HTTP": "8092",
@@ -266,7 +266,7 @@ def test_what_kubernetes_sets_for_a_service_of_our_name_is_not_told():
     assert parse_config([], environment).unknown == {}
 
 
-def test_a_wrong_peer_is_named_once_and_what_is_wrong_with_it():
+def test_a_wrong_peer_is_named_once_with_the_fault():
     with pytest.raises(ConfigError) as error:
         parse_config(["--indexer-peers", "http://a,ftp://b"], {})
     assert str(error.value) == (

@@ -1,4 +1,4 @@
-"""Settings of where the service may connect to."""
+"""Tests of the settings for allowed connections of the service."""
 
 from ipaddress import ip_network
 
@@ -29,7 +29,7 @@ def of(*flags):
         (("--connect-to-loopback=false",), False),
     ],
 )
-def test_loopback_is_for_a_service_that_nobody_else_can_call(flags, loopback):
+def test_loopback_is_for_a_service_without_remote_callers(flags, loopback):
     assert of(*flags).loopback is loopback
 
 
@@ -54,7 +54,7 @@ def test_the_list():
         (",".join(f"h{n}" for n in range(65)), "1 to 64"),
     ],
 )
-def test_what_makes_no_sense_stops_the_start(text, why):
+def test_nonsense_stops_the_start(text, why):
     with pytest.raises(ConfigError, match=why):
         of("--connect-to", text)
 
@@ -74,5 +74,5 @@ def test_peers_that_may_not_be_connected_to_stop_the_start(flags):
         of(*flags)
 
 
-def test_peers_whose_names_must_be_looked_up_are_judged_then():
+def test_peers_with_host_names_are_checked_at_the_lookup():
     assert of("--indexer-peers", "http://selector-a:8092", *KEYS).loopback is False

@@ -1,4 +1,4 @@
-"""Files that list sources, and what is wrong with one."""
+"""Tests of files that list sources, and of errors in such files."""
 
 import importlib.util
 import re
@@ -92,7 +92,7 @@ def test_endpoints_are_found_by_their_service_or_its_labels(tmp_path):
         ('kubernetes: {labels: a}, worker: {endpoint: "{ip}"}', "unknown name `{ip}`"),
     ],
 )
-def test_what_is_wrong_with_pods_is_said(tmp_path, source, fault):
+def test_faults_of_pod_sources_are_reported(tmp_path, source, fault):
     pytest.importorskip("kubernetes_asyncio")
     with pytest.raises(ConfigError, match=re.escape(fault)):
         settings_of(tmp_path, "sources: [{" + source + "}]")
@@ -121,7 +121,7 @@ def test_without_sources_there_are_none():
         ),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(tmp_path, text, fault):
+def test_faults_are_reported_in_one_line(tmp_path, text, fault):
     with pytest.raises(ConfigError) as caught:
         settings_of(tmp_path, text)
     said = str(caught.value)
@@ -141,7 +141,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, text, fault):
         ('dns: "a:80", worker: {endpoint: "{pod}"}', "worker: unknown name `{pod}`: use one of"),
     ],
 )
-def test_what_is_wrong_with_a_name_is_said(tmp_path, source, fault):
+def test_faults_of_name_sources_are_reported(tmp_path, source, fault):
     with pytest.raises(ConfigError) as caught:
         settings_of(tmp_path, "sources: [{name: x, " + source + "}]")
     assert f"source `x`: {fault}" in str(caught.value)

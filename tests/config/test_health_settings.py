@@ -1,4 +1,4 @@
-"""The flags of health, and the file of promises; what makes no sense stops the start."""
+"""Tests of the health flags and the SLO file; values without sense stop the start."""
 
 from ipaddress import ip_network
 from math import inf
@@ -20,7 +20,7 @@ def settings_of(*flags, **environment):
     return health_settings(parse_config([ON, *flags], environment))
 
 
-def test_health_is_off_unless_it_is_asked_for():
+def test_health_is_off_by_default():
     assert health_settings(parse_config([], {})) is None
     assert health_settings(parse_config([], {"SELECT_SERVICE_HEALTH_CHECKS": "on"})) is not None
 
@@ -92,7 +92,7 @@ def test_wrong_settings_of_migration_levels_and_spares_are_refused(flag, says):
         settings_of(flag)
 
 
-def test_the_profile_of_the_document_counts_for_what_nobody_gave():
+def test_the_profile_of_the_document_sets_the_flags_not_given():
     assert settings_of("--health-profile=document").rules == DESIGN_DOCUMENT_RULES
     rules = settings_of("--health-profile=document", "--breaker-backoff=3").rules
     assert rules == DESIGN_DOCUMENT_RULES._replace(backoff=3.0)
@@ -136,12 +136,12 @@ def test_a_value_that_makes_no_sense_is_refused(flag, says):
 @pytest.mark.parametrize(
     "flag", ["--slo=f", "--canary-config=f", "--health-state=f", "--degradation=observe"]
 )
-def test_what_needs_health_is_refused_without_it(flag):
+def test_flags_that_need_health_are_refused_without_it(flag):
     with pytest.raises(ConfigError, match=f"^{flag.partition('=')[0]} requires --health-checks on"):
         parse_config([flag], {})
 
 
-def test_what_was_given_and_does_not_count_is_known():
+def test_given_settings_without_effect_are_listed():
     given = ["--health-failures=2", "--health-checks=off"]
     off = parse_config(given, {"SELECT_SERVICE_BREAKER_BACKOFF": "2"})
     needed = dict.fromkeys(("--breaker-backoff", "--health-failures"), "--health-checks on")

@@ -1,4 +1,4 @@
-"""All replicas can be given the same lists: each leaves itself out."""
+"""Tests that a replica leaves itself out of the lists of peers, which all replicas may share."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_without_an_advertised_url_lists_stay_as_they_are():
     assert other_urls(("http://s:8092",), None) == ("http://s:8092",)
 
 
-def test_another_port_or_scheme_of_the_same_host_is_somebody_else():
+def test_another_port_or_scheme_of_the_same_host_is_another_peer():
     own = "http://s:8092"
     endpoints = ("tcp://s:9093", "ipc:///run/s", "tcp://s2:9092")
     assert other_endpoints(endpoints, own, 9092) == endpoints

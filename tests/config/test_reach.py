@@ -1,4 +1,4 @@
-"""What others can reach needs keys, or somebody who says that it is meant."""
+"""Tests that addresses within reach of others require API keys or an explicit flag."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_other_addresses_need_keys_or_a_word(host):
     check_open_interfaces(config_of("--host", host, *KEYS))
 
 
-def test_what_is_open_is_what_others_reach_without_a_key():
+def test_a_service_is_open_if_others_reach_it_without_a_key():
     assert not is_unauthenticated(config_of())
     assert is_unauthenticated(config_of("--host", "0.0.0.0", "--insecure"))
     assert not is_unauthenticated(config_of("--host", "0.0.0.0", "--insecure", *KEYS))

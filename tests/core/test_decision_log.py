@@ -1,5 +1,4 @@
-"""Every decision becomes one line, with what a replay needs, and nothing of that on the way of a
-request."""
+"""Tests of the decision log: a line per decision with a replay's inputs, off the request path."""
 
 from unittest.mock import patch
 
@@ -25,7 +24,7 @@ RESERVED, SELECTED = "reserved", "selected"
 
 
 class Scene:
-    """A selector with two workers, and the lines of its log."""
+    """Selector with two workers, and the lines of its log."""
 
     def __init__(self, policy="work", room=10**6, decisions_kept=256):
         config = RouterConfig(policy=policy)
@@ -60,7 +59,7 @@ class Scene:
 
 
 def hashes_of(tokens):
-    """What the log is to have of a prompt: every 16th sequence hash."""
+    """Return the logged hashes of a prompt: every 16th sequence hash."""
     hashes = compute_sequence_hashes(compute_block_hashes(np.array(tokens, np.uint32), BLOCK))
     every = blocks_of_hash(BLOCK)
     return hashes[every - 1 :: every].tolist()
@@ -87,7 +86,7 @@ def test_a_line_has_the_prompt_as_hashes_and_the_answer_as_it_was_reported():
         assert (line.candidates, line.waited_s, line.reserved) == (2, 0.0, True)
 
 
-def test_the_fleet_is_told_before_its_first_decision_and_when_it_has_changed():
+def test_the_fleet_is_logged_before_its_first_decision_and_after_changes():
     scene = Scene()
     for number in range(2):
         scene.reserve(str(number), [1] * 8, 1.0)
@@ -100,7 +99,7 @@ def test_the_fleet_is_told_before_its_first_decision_and_when_it_has_changed():
     assert [rank.total_kv_blocks for rank in fleets[0].ranks] == [1000, 2000]
 
 
-def test_a_fleet_for_which_there_was_no_room_is_told_again():
+def test_a_fleet_line_dropped_for_lack_of_room_is_repeated():
     scene = Scene(room=0)
     scene.reserve("0", [1] * 8, 1.0)
     scene.log.write_step(1.0)
@@ -110,7 +109,7 @@ def test_a_fleet_for_which_there_was_no_room_is_told_again():
     assert [type(line) for line in scene.lines] == [LoggedFleet]
 
 
-def test_what_ended_before_a_step_or_was_overwritten_is_missed_and_counted():
+def test_decisions_that_ended_early_or_were_overwritten_are_counted_as_missed():
     scene = Scene(decisions_kept=8)
     scene.reserve("a", [1] * 8, 1.0)
     scene.selector.free_reservation("a", 1.0)
@@ -123,7 +122,7 @@ def test_what_ended_before_a_step_or_was_overwritten_is_missed_and_counted():
     assert [line.decision for line in scene.decisions] == list(range(14, 22))
 
 
-def test_another_reservation_in_the_same_row_is_not_taken_for_the_one_that_ended():
+def test_a_new_reservation_in_the_same_row_is_not_mistaken_for_the_ended_one():
     scene = Scene()
     scene.reserve("a", [1] * 8, 1.0)
     scene.log.write_step(1.0)
@@ -134,7 +133,7 @@ def test_another_reservation_in_the_same_row_is_not_taken_for_the_one_that_ended
     assert [line.output_tokens for line in scene.decisions] == [None]
 
 
-def test_what_is_booked_a_moment_after_the_decision_is_not_missed():
+def test_a_booking_a_moment_after_the_decision_is_not_missed():
     scene = Scene()
     scene.reserve("a", [1] * 200, 1.0)
     booked = scene.selector.ledger.reservations.find_reservation("a")
@@ -144,9 +143,7 @@ def test_what_is_booked_a_moment_after_the_decision_is_not_missed():
 
 
 @pytest.mark.parametrize(("n", "again_at"), [(200, 3.0), (100, 1.1)])
-def test_a_later_reservation_of_the_same_name_is_not_taken_for_the_one_that_was_decided(
-    n, again_at
-):
+def test_a_later_reservation_of_the_same_name_is_not_mistaken_for_the_decided_one(n, again_at):
     scene = Scene()
     scene.reserve("a", [1] * 200, 1.0)
     scene.selector.free_reservation("a", 1.05)
@@ -158,7 +155,7 @@ def test_a_later_reservation_of_the_same_name_is_not_taken_for_the_one_that_was_
 
 
 class LogMachine(RuleBasedStateMachine):
-    """Against what a client knows of its own requests, in few steps and with little room."""
+    """Comparison with a client's record of its requests, in few steps and with little room."""
 
     @initialize(policy=st.sampled_from(["work", "least_work", "reference"]))
     def begin(self, policy):

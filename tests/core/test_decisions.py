@@ -1,4 +1,4 @@
-"""What a decision leaves behind: the tally of its partition and the terms of its candidates."""
+"""Tests of the records of a decision: the partition's tally and the candidates' terms."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def store(selector, worker_id, tokens, tier=Tier.GPU):
 
 @pytest.fixture
 def selector():
-    """Worker 1 holds four blocks of the usual prompt, worker 2 one."""
+    """Return a selector: worker 1 holds four blocks of the usual prompt, worker 2 one."""
     selector = a_selector()
     for worker_id, tokens in ((1, 16), (2, 4)):
         selector.register_worker(a_worker(worker_id, taints=[f"t{worker_id}"]))

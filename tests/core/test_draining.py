@@ -1,4 +1,4 @@
-"""Workers that get no new requests: by operators and sources, with checks of health and without."""
+"""Tests of workers drained by operators and sources, with and without health checks."""
 
 import pytest
 from hypothesis import settings
@@ -22,18 +22,18 @@ def a_fleet(*workers):
     return selector
 
 
-def chosen(selector):
+def choose_worker(selector):
     decision = selector.select(a_select(), 0.0)
     return decision.selection.worker_id
 
 
-def refused(selector):
+def refusal_text(selector):
     with pytest.raises(NoEligibleRank) as raised:
         selector.select(a_select(), 0.0)
     return str(raised.value)
 
 
-def test_a_worker_that_drains_gets_nothing_new_and_runs_out():
+def test_a_draining_worker_gets_no_requests_and_empties():
     selector = a_fleet(WIDE, a_worker(2))
     selector.select_and_reserve(
         a_select_and_reserve(pinned_worker={"worker_id": 1, "dp_rank": 0}), 0.0
@@ -41,20 +41,20 @@ def test_a_worker_that_drains_gets_nothing_new_and_runs_out():
     selector.draining.drain_worker(1, "operator", True, 0.0)
     view = selector.draining.drain_view(1)
     assert (view.state, view.asked_by, view.reservations) == ("draining", ["operator"], 1)
-    assert {chosen(selector) for _ in range(20)} == {2}
+    assert {choose_worker(selector) for _ in range(20)} == {2}
     (booking,) = selector.ledger.reservations
     selector.free_reservation(booking.reservation_id, 0.0)
     assert selector.draining.drain_view(1).state == "drained"
     selector.check_invariants()
 
 
-def test_who_asks_when_all_drain_is_told_why():
+def test_the_error_names_the_drain_if_all_workers_drain():
     selector = a_fleet(a_worker(1), a_worker(2))
     for worker_id in (1, 2, 2):
         selector.draining.drain_worker(worker_id, "operator", True, 0.0)
-    assert "none of the ranks that fit is in rotation (2 draining)" in refused(selector)
+    assert "none of the ranks that fit is in rotation (2 draining)" in refusal_text(selector)
     selector.draining.undrain_worker(2, "operator", 0.0)
-    assert chosen(selector) == 2
+    assert choose_worker(selector) == 2
     selector.draining.undrain_worker(2, "operator", 0.0)
     selector.check_invariants()
 
@@ -63,14 +63,14 @@ def test_a_source_s_drain_and_an_operator_s_end_each_by_themselves():
     selector = a_fleet(a_worker(1))
     draining = selector.draining
     draining.drain_worker(1, "source", True, 0.0)
-    assert "1 leaving" in refused(selector)
+    assert "1 leaving" in refusal_text(selector)
     assert draining.persisted_drain(1) is None
     draining.drain_worker(1, "operator", False, 0.0)
     draining.undrain_worker(1, "source", 0.0)
     assert draining.persisted_drain(1) == PersistedDrain(migrate=False)
-    assert "1 draining" in refused(selector)
+    assert "1 draining" in refusal_text(selector)
     draining.undrain_worker(1, "operator", 0.0)
-    assert chosen(selector) == 1
+    assert choose_worker(selector) == 1
     assert len(draining) == 0
 
 
@@ -85,13 +85,13 @@ def test_an_operator_s_drain_and_the_planner_s_end_each_by_themselves(last):
     assert draining.drain_view(1).asked_by == [last]
     assert draining.persisted_drain(1) == PersistedDrain(migrate=False, asked_by=[last])
     draining.undrain_worker(1, first, 0.0)
-    assert "1 draining" in refused(selector)
+    assert "1 draining" in refusal_text(selector)
     draining.undrain_worker(1, last, 0.0)
-    assert chosen(selector) == 1
+    assert choose_worker(selector) == 1
     selector.check_invariants()
 
 
-def test_ranks_that_come_by_a_patch_drain_and_a_registration_ends_it():
+def test_ranks_added_by_a_patch_drain_and_a_registration_ends_the_drain():
     selector = a_fleet(a_worker(1), a_worker(2))
     selector.draining.drain_worker(1, "operator", True, 0.0)
     selector.patch_worker(1, a_patch(data_parallel_size=4))
@@ -102,7 +102,7 @@ def test_ranks_that_come_by_a_patch_drain_and_a_registration_ends_it():
     assert selector.fleet.partitions[KEY].table.n_closed == 0
 
 
-def test_one_that_is_incomplete_for_a_while_goes_on_draining():
+def test_a_temporarily_incomplete_worker_continues_to_drain():
     selector = a_fleet(a_worker(1), a_worker(2))
     selector.draining.drain_worker(1, "operator", True, 0.0)
     selector.patch_worker(1, a_patch(block_size=64))
@@ -111,7 +111,7 @@ def test_one_that_is_incomplete_for_a_while_goes_on_draining():
         selector.draining.drain_worker(1, "operator", True, 0.0)
     selector.patch_worker(1, a_patch(block_size=selector.get_worker(2).registration.block_size))
     assert selector.get_worker(1).is_schedulable
-    assert {chosen(selector) for _ in range(20)} == {2}
+    assert {choose_worker(selector) for _ in range(20)} == {2}
 
 
 def test_a_deleted_worker_does_not_drain_and_an_unknown_one_is_not_found():
@@ -137,7 +137,7 @@ def test_with_checks_the_monitor_drains():
     assert scene.state(1).is_serving
 
 
-def test_with_checks_the_monitor_drains_until_nobody_asks_for_it():
+def test_with_checks_the_monitor_drains_until_the_last_request_for_it_ends():
     scene = Scene()
     draining = scene.selector.draining
     draining.drain_worker(1, "planner", False, scene.now)
@@ -150,7 +150,7 @@ def test_with_checks_the_monitor_drains_until_nobody_asks_for_it():
     assert scene.state(1).is_serving
 
 
-def test_with_checks_new_ranks_of_a_worker_that_drains_get_nothing_at_any_time():
+def test_with_checks_new_ranks_of_a_draining_worker_never_get_requests():
     scene = Scene(a_worker(1), a_worker(2))
     scene.selector.draining.drain_worker(1, "operator", False, scene.now)
     scene.settle()
@@ -163,7 +163,7 @@ def test_with_checks_new_ranks_of_a_worker_that_drains_get_nothing_at_any_time()
         assert scene.state(1, dp_rank).label == "draining"
 
 
-def test_with_checks_a_registration_ends_it():
+def test_with_checks_a_registration_ends_the_drain():
     scene = Scene()
     scene.selector.draining.drain_worker(1, "operator", True, scene.now)
     scene.settle()
@@ -174,7 +174,7 @@ def test_with_checks_a_registration_ends_it():
 
 
 class DrainsMatchAModel(RuleBasedStateMachine):
-    """Workers come, change, go and drain; a model says who serves."""
+    """Workers come, change, go and drain; a model decides which workers serve."""
 
     def __init__(self):
         super().__init__()
@@ -222,7 +222,7 @@ class DrainsMatchAModel(RuleBasedStateMachine):
         (self.callers[worker_id].add if on else self.callers[worker_id].discard)(asker)
 
     @invariant()
-    def who_serves_is_who_serves(self):
+    def open_slots_agree_with_the_model(self):
         self.selector.check_invariants()
         draining = {worker_id for worker_id, askers in self.callers.items() if askers}
         assert {n for n in self.there if n in self.selector.draining} == draining

@@ -1,4 +1,4 @@
-"""Workers, their owners, thresholds and shedding come back as they were."""
+"""Tests that workers, owners, thresholds and shedding survive a restart."""
 
 from itertools import pairwise
 
@@ -18,7 +18,7 @@ from tests.builders.followed_fleet import FollowedFleet
 
 
 def over_a_restart(state, *sources):
-    """A new selector that has what was kept, its sources, and what was told."""
+    """Return a new selector with the restored state, its sources, and the messages."""
     text = msgspec.json.encode(state)
     selector = a_selector()
     following = Reconciler(sources, FleetSnapshot(selector.fleet), 60.0)
@@ -26,7 +26,7 @@ def over_a_restart(state, *sources):
     return selector, following, [text for text in told if text]
 
 
-def test_what_operators_did_comes_back():
+def test_changes_by_operators_are_restored():
     selector = a_selector()
     selector.register_worker(a_worker(1, taints=["a"], kv_events_endpoints={0: "tcp://a:1"}))
     selector.register_worker(a_worker(2))
@@ -78,7 +78,7 @@ def test_workers_of_a_source_are_the_source_s_again():
     assert again.get_worker(2).registration.taints == ["by-hand"]
 
 
-def test_workers_of_a_source_that_is_gone_stay_away_and_are_told():
+def test_workers_of_a_removed_source_stay_away_and_are_reported():
     fleet = FollowedFleet()
     fleet.offer(a_worker(1))
     again, _, told = over_a_restart(persisted_state(fleet.selector, fleet.following), "b")
@@ -86,7 +86,7 @@ def test_workers_of_a_source_that_is_gone_stay_away_and_are_told():
     assert told == ["worker 1: source `a` is no longer configured"]
 
 
-def test_what_is_wrong_with_one_thing_does_not_keep_the_others():
+def test_an_invalid_part_does_not_prevent_the_others():
     state = PersistedState(workers=[], deleted=[], thresholds=[], shed="unknown")
     _, _, told = over_a_restart(state)
     assert told[0].startswith("admission: priority tier `unknown` is unknown")
@@ -116,7 +116,7 @@ def test_every_change_is_noticed():
     assert not changed()
 
 
-def test_who_an_operator_drains_goes_on_draining():
+def test_a_drain_by_an_operator_continues():
     selector = a_selector()
     for worker_id in (1, 2):
         selector.register_worker(a_worker(worker_id))
@@ -132,7 +132,7 @@ def test_who_an_operator_drains_goes_on_draining():
     again.check_invariants()
 
 
-def test_whom_several_drain_comes_back_as_theirs():
+def test_a_drain_by_several_callers_is_restored_for_each():
     selector = a_selector()
     for worker_id in (1, 2):
         selector.register_worker(a_worker(worker_id))
@@ -150,7 +150,7 @@ def test_whom_several_drain_comes_back_as_theirs():
     again.check_invariants()
 
 
-def test_a_drain_of_which_nobody_says_who_asked_is_an_operator_s():
+def test_a_drain_without_a_caller_is_an_operators():
     selector = a_selector()
     selector.register_worker(a_worker(1))
     selector.draining.drain_worker(1, "planner", False, 0.0)
@@ -161,12 +161,12 @@ def test_a_drain_of_which_nobody_says_who_asked_is_an_operator_s():
     assert again.draining.persisted_drain(1) == PersistedDrain(migrate=False, asked_by=["operator"])
 
 
-def test_a_drain_for_nobody_is_no_state():
+def test_a_drain_without_callers_is_invalid():
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(b'{"asked_by": []}', type=PersistedDrain)
 
 
-def test_what_others_drain_goes_on_draining_when_its_source_changes_it():
+def test_a_drain_by_others_continues_when_the_source_changes_the_worker():
     fleet = FollowedFleet()
     fleet.offer(a_worker(1), a_worker(2))
     fleet.selector.draining.drain_worker(1, "operator", True, 0.0)

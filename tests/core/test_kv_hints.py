@@ -1,4 +1,4 @@
-"""Hints of other workers in answers about bookings."""
+"""Tests of the hints of other workers in answers to bookings."""
 
 import msgspec
 import numpy as np
@@ -31,7 +31,7 @@ def a_worker(worker_id, kind="agg", endpoint="tcp://w{}:5600", **fields):
 
 
 def engine_hashes(worker_id, first=2**63):
-    """Hashes that no other worker uses, above the signed range."""
+    """Return hashes of no other worker, above the signed range."""
     return np.arange(first + 100 * worker_id, first + 100 * worker_id + BLOCKS, dtype=np.uint64)
 
 
@@ -50,7 +50,7 @@ def book(selector, worker_id, booking_id="a", dp_rank=0):
 
 
 def source_of(hint):
-    """(control endpoint, hashes) of a hint."""
+    """Return (control endpoint, hashes) of a hint."""
     if hint is None:
         return None
     (action,) = hint.actions
@@ -164,7 +164,7 @@ def test_a_hint_is_bounded(selector, monkeypatch):
 
 
 def test_own_hashes_in_a_long_table_are_not_searched(selector, monkeypatch):
-    """Worker 1 was first with its blocks: only worker 2 has hashes beside the primary ones."""
+    """Check that worker 1, first with its blocks, leaves only worker 2 with additional hashes."""
     monkeypatch.setattr(prefix_names, "RECORD_ROWS_MAX", 1)
     assert source_of(book(selector, 3))[0] == "tcp://w10:5600"
     selector.delete_worker(1, 0.0)
@@ -184,7 +184,7 @@ WORKERS = st.lists(
 
 @given(workers=WORKERS, data=st.data())
 def test_the_source_is_that_of_the_naive_rule(workers, data):
-    """workers: type, whether it has an endpoint, blocks, whether busy, whether hashes are shared"""
+    """workers: type, whether an endpoint exists, blocks, whether busy, whether hashes are shared"""
     selector = a_selector()
     for worker_id, (kind, has_endpoint, blocks, _, shares) in enumerate(workers):
         endpoint = "tcp://w{}:5600" if has_endpoint else ""

@@ -1,4 +1,4 @@
-"""Bookings that are asked for again: the same prompt gets the same booking, any other a refusal."""
+"""Tests of repeated bookings: the same prompt gets the same booking, other prompts an error."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def selector():
     return selector
 
 
-def booked(selector, now=0.0, **fields):
+def book(selector, now=0.0, **fields):
     return selector.select_and_reserve(a_select_and_reserve(**fields), now).selection
 
 
@@ -34,32 +34,32 @@ def all_loads(selector):
 @pytest.mark.parametrize("override", OVERRIDES)
 def test_a_repeat_is_answered_with_the_booking(selector, override):
     wanted = {"reservation_id": "r", "tokens": 9, "router_config_override": override}
-    first = booked(selector, **wanted)
+    first = book(selector, **wanted)
     loads = all_loads(selector)
-    assert booked(selector, **wanted, repeat=True) == first
+    assert book(selector, **wanted, repeat=True) == first
     assert all_loads(selector) == loads
 
 
 def test_a_repeat_is_answered_without_load_tracking_too():
     selector = a_selector(RouterConfig(track_active_blocks=False))
     selector.register_worker(a_worker(1))
-    first = booked(selector, reservation_id="r")
-    assert booked(selector, reservation_id="r", repeat=True) == first
+    first = book(selector, reservation_id="r")
+    assert book(selector, reservation_id="r", repeat=True) == first
     with pytest.raises(Conflict):
-        booked(selector, reservation_id="r", tokens=9, repeat=True)
+        book(selector, reservation_id="r", tokens=9, repeat=True)
 
 
-def test_a_first_request_may_say_that_it_is_a_repeat(selector):
-    selection = booked(selector, reservation_id="r", repeat=True)
+def test_a_first_request_may_be_marked_as_a_repeat(selector):
+    selection = book(selector, reservation_id="r", repeat=True)
     assert load_of(selector, selection.worker_id) == (8, 2, 1)
-    assert booked(selector, repeat=True).reservation_id != "r"
+    assert book(selector, repeat=True).reservation_id != "r"
 
 
-def test_without_the_word_the_id_is_in_use(selector):
-    booked(selector, reservation_id="r")
+def test_without_repeat_the_id_is_in_use(selector):
+    book(selector, reservation_id="r")
     for repeat in ({}, {"repeat": False}):
         with pytest.raises(Conflict, match="reservation r already exists"):
-            booked(selector, reservation_id="r", **repeat)
+            book(selector, reservation_id="r", **repeat)
 
 
 @pytest.mark.parametrize(
@@ -75,60 +75,60 @@ def test_without_the_word_the_id_is_in_use(selector):
 )
 def test_a_repeat_of_another_prompt_is_a_conflict(selector, other):
     selector.register_worker(a_worker(3, tenant_id="t"))
-    first = booked(selector, reservation_id="r")
+    first = book(selector, reservation_id="r")
     loads = all_loads(selector)
     with pytest.raises(Conflict, match=f"already exists .worker {first.worker_id} "):
-        booked(selector, reservation_id="r", repeat=True, **other)
+        book(selector, reservation_id="r", repeat=True, **other)
     with pytest.raises(Conflict):
         selector.reserve(a_reservation("r", 1, **{"tokens": 8, **other}, repeat=True), 0.0)
     assert all_loads(selector) == loads
 
 
-def test_a_repeat_says_the_overlap_of_now_and_the_tokens_as_booked(selector):
-    first = booked(selector, reservation_id="r")
+def test_a_repeat_has_the_present_overlap_and_the_booked_tokens(selector):
+    first = book(selector, reservation_id="r")
     store(selector, Rank(first.worker_id, 0), 4)
-    again = booked(selector, reservation_id="r", selection_id="s", repeat=True)
+    again = book(selector, reservation_id="r", selection_id="s", repeat=True)
     assert (again.overlap.gpu, again.overlap.dp, again.overlap.disk) == (4, {0: 4}, 4)
     assert (again.effective_prefill_tokens, again.selection_id) == (8, "s")
     selector.complete_prefill("r", 0.0)
-    assert booked(selector, reservation_id="r", repeat=True).effective_prefill_tokens == 0
+    assert book(selector, reservation_id="r", repeat=True).effective_prefill_tokens == 0
 
 
-def test_a_repeat_starts_the_lease_anew(selector):
+def test_a_repeat_restarts_the_lease(selector):
     selector.ledger.reservations.ttl_s = 10.0
-    booked(selector, reservation_id="r")
-    booked(selector, 6.0, reservation_id="r", repeat=True)
+    book(selector, reservation_id="r")
+    book(selector, 6.0, reservation_id="r", repeat=True)
     assert selector.ledger.reservations.get_reservation("r").renewed_at == 6.0
 
 
 def test_a_repeat_does_not_pass_the_gate_again(selector):
-    first = booked(selector, reservation_id="r")
+    first = book(selector, reservation_id="r")
     selector.set_shed_tier(selector.gate.shedding.tiers.names[0])
-    assert booked(selector, reservation_id="r", repeat=True) == first
+    assert book(selector, reservation_id="r", repeat=True) == first
     selector.fleet.set_weight(Rank(first.worker_id, 0), 0.0, "unhealthy")
-    assert booked(selector, reservation_id="r", repeat=True) == first
+    assert book(selector, reservation_id="r", repeat=True) == first
 
 
-def test_what_leaves_with_its_rank_is_not_repeated(selector):
-    first = booked(selector, reservation_id="r")
+def test_a_booking_that_left_with_its_rank_is_not_repeated(selector):
+    first = book(selector, reservation_id="r")
     selector.delete_worker(first.worker_id, 0.0)
-    second = booked(selector, reservation_id="r", repeat=True)
+    second = book(selector, reservation_id="r", repeat=True)
     assert {first.worker_id, second.worker_id} == {1, 2}
     selector.delete_worker(second.worker_id, 0.0)
     with pytest.raises(NoWorkers):
-        booked(selector, reservation_id="r", repeat=True)
+        book(selector, reservation_id="r", repeat=True)
 
 
 def test_a_reservation_is_repeated_on_the_rank_where_it_is(selector):
     first = selector.reserve(a_reservation("r", 2), 0.0)
     assert selector.reserve(a_reservation("r", 2, repeat=True), 0.0) == first
     assert selector.reserve(a_reservation("r", 1, repeat=True), 0.0) == first
-    assert booked(selector, reservation_id="r", repeat=True).worker_id == 2
+    assert book(selector, reservation_id="r", repeat=True).worker_id == 2
     assert all_loads(selector) == [(0, 0, 0), (8, 2, 1)]
 
 
-def test_what_another_replica_has_booked_is_answered_here(selector):
-    """Replicas are told how many blocks a prompt has, and not how many tokens."""
+def test_a_booking_of_another_replica_is_answered_here(selector):
+    """Check a booking of a peer, which sends the number of blocks but not of tokens."""
     hashes = selector.prompt_resolver.read_prompt(a_select(11))[1].sequence_hashes
     told = ReservationAdmitted(
         router_id=77,
@@ -141,30 +141,30 @@ def test_what_another_replica_has_booked_is_answered_here(selector):
         prefill_tokens_hint=11,
     )
     assert selector.followers.replicas.apply_event(told, 0.0) is None
-    again = booked(selector, reservation_id="r", tokens=11, repeat=True)
+    again = book(selector, reservation_id="r", tokens=11, repeat=True)
     assert (again.worker_id, again.effective_prefill_tokens) == (2, 11)
     with pytest.raises(Conflict):
-        booked(selector, reservation_id="r", tokens=12, repeat=True)
+        book(selector, reservation_id="r", tokens=12, repeat=True)
 
 
-def test_of_a_very_long_prompt_the_blocks_that_are_kept_are_compared(selector):
+def test_only_the_kept_blocks_of_a_very_long_prompt_are_compared(selector):
     wanted = {"token_ids": list(range(4 * 8200)), "reservation_id": "r"}
-    first = booked(selector, **wanted)
-    assert booked(selector, **wanted, repeat=True) == first
+    first = book(selector, **wanted)
+    assert book(selector, **wanted, repeat=True) == first
     with pytest.raises(Conflict):
-        booked(selector, **{**wanted, "token_ids": [9, *wanted["token_ids"][1:]]}, repeat=True)
+        book(selector, **{**wanted, "token_ids": [9, *wanted["token_ids"][1:]]}, repeat=True)
 
 
-def test_hashes_are_told_when_they_are_asked_for(selector):
+def test_hashes_are_returned_on_request(selector):
     prompt = selector.prompt_resolver.read_prompt(a_select(9))[1]
     plain = selector.select(a_select(9), 0.0).selection
     told = selector.select(a_select(9, include_hashes=True), 0.0).selection
     assert told.sequence_hashes == prompt.sequence_hashes.tolist()
     assert told.isl_tokens == 9
     assert plain.overlap == told.overlap
-    first = booked(selector, tokens=9, reservation_id="r", include_hashes=True)
+    first = book(selector, tokens=9, reservation_id="r", include_hashes=True)
     assert first.sequence_hashes == told.sequence_hashes
-    again = booked(selector, tokens=9, reservation_id="r", include_hashes=True, repeat=True)
+    again = book(selector, tokens=9, reservation_id="r", include_hashes=True, repeat=True)
     assert again == first
 
 
@@ -173,7 +173,7 @@ def test_too_many_hashes_are_refused_before_anything_is_booked(selector):
     prompt = {"block_hashes": [1] * n, "sequence_hashes": [1] * n, "isl_tokens": 4 * n}
     for fields in ({}, {"repeat": True}):
         with pytest.raises(BadRequest, match="include_hashes: the prompt has 131073 blocks"):
-            booked(
+            book(
                 selector,
                 token_ids=None,
                 **prompt,
@@ -186,4 +186,4 @@ def test_too_many_hashes_are_refused_before_anything_is_booked(selector):
 
 def test_a_repeat_without_its_booking_is_refused_as_any_other(selector):
     with pytest.raises(NoEligibleRank):
-        booked(selector, reservation_id="r", allowed_worker_ids=[9], repeat=True)
+        book(selector, reservation_id="r", allowed_worker_ids=[9], repeat=True)

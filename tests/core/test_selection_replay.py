@@ -1,4 +1,4 @@
-"""Bookings of earlier selections by their id, with real parts and beside a naive twin."""
+"""Tests of bookings of earlier selections by id, with real parts and against a naive twin."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def test_the_choice_is_booked_as_it_was_made(selector: SelectorCore) -> None:
     store(selector, Rank(2, 0), 8)
     selection = select(selector, selection_id="s", tokens=21)
     assert load_of(selector, 2) == IDLE
-    # Load and cache are not looked at again, and the fields of the booking do not count.
+    # Load and cache are not read again, and the fields of the booking do not count.
     selector.reserve(a_reservation("other", 2, tokens=40), 0.5)
     held = load_of(selector, 2)
     found = replay(selector, token_ids=[1, 2, 3], effective_prefill_tokens=1)
@@ -100,7 +100,7 @@ def test_another_scope_has_no_such_selection(selector: SelectorCore, scope: Any)
     assert replay(selector).worker_id == 2
 
 
-def test_a_selection_whose_worker_is_gone_waits_for_it(selector: SelectorCore) -> None:
+def test_a_selection_without_its_worker_waits_for_it(selector: SelectorCore) -> None:
     select(selector, selection_id="s")
     selector.delete_worker(2, 0.5)
     with pytest.raises(NotFound, match="schedulable worker 2 not found"):
@@ -184,7 +184,7 @@ def test_the_tracking_of_the_selection_is_booked(
     select(selector, selection_id="s", router_config_override=override)
     replay(selector)
     assert load_of(selector, 2) == expected
-    # Without reuse the blocks are nobody else's.
+    # Without reuse no other reservation shares the blocks.
     selector.reserve(a_reservation("same", 2, effective_prefill_tokens=0), 2.0)
     shared = "assume_kv_reuse" not in override
     assert load_of(selector, 2)[1] == (2 if shared else 4)
@@ -243,7 +243,7 @@ class ReplayMachine(RuleBasedStateMachine):
         self.workers = {1, 2}
 
     def prompt(self) -> list[int]:
-        """A prompt that shares no block with any other."""
+        """Return a prompt that shares no block with any other."""
         self.tokens += 1
         return [1000 * self.tokens + n for n in range(4 + self.tokens % 5)]
 

@@ -1,4 +1,4 @@
-"""The selector's rules for requests and reservations, one by one."""
+"""Tests of the selector's rules for requests and reservations, one by one."""
 
 import pytest
 
@@ -69,7 +69,7 @@ def test_empty_prompt_is_served_with_nothing_to_prefill(selector):
         ),
     ],
 )
-def test_incomplete_prompts_say_what_is_missing(selector, fields, text):
+def test_errors_of_incomplete_prompts_name_the_missing_field(selector, fields, text):
     with pytest.raises(BadRequest, match=text):
         selector.select(a_select(token_ids=None, **fields), 0.0)
 
@@ -190,7 +190,7 @@ def test_pinned_worker_outside_the_allowed_set_is_a_bad_request(selector):
         {"pinned_worker": {"worker_id": 1, "dp_rank": 1}},
     ],
 )
-def test_constraints_that_nobody_meets_are_refused_and_change_nothing(selector, fields):
+def test_unmet_constraints_are_rejected_and_change_nothing(selector, fields):
     with pytest.raises(NoEligibleRank):
         selector.select_and_reserve(a_select_and_reserve(reservation_id="r", **fields), now=0.0)
     selector.select_and_reserve(a_select_and_reserve(reservation_id="r"), now=0.0)
@@ -235,7 +235,7 @@ def test_more_overlap_wins_until_load_outweighs_it(selector):
     assert selector.select(a_select(16), 0.0).selection.worker_id == 1
 
 
-def test_request_override_stands_in_for_the_configuration(selector):
+def test_request_override_replaces_the_configuration(selector):
     untracked = {"track_prefill_tokens": False}
     selector.select_and_reserve(a_select_and_reserve(router_config_override=untracked), now=0.0)
     assert load_of(selector) == (0, 2, 1)
@@ -343,7 +343,7 @@ def test_explain_gives_the_terms_of_the_moment_of_decision(selector):
     assert (row["chosen"], row["cost"], row["prefill_tokens"]) == (True, 8.0, 0)
 
 
-def test_no_worker_at_all_is_told_apart_from_none_in_the_partition():
+def test_errors_distinguish_an_empty_service_from_an_empty_partition():
     selector = a_selector()
     with pytest.raises(NoWorkers, match="no schedulable workers are available"):
         selector.select(a_select(), 0.0)
@@ -355,7 +355,7 @@ def test_no_worker_at_all_is_told_apart_from_none_in_the_partition():
 
 
 def test_identities_that_a_client_gives_are_shared_without_kv_reuse_as_well():
-    """Source: Dynamo 1.6.1, measured."""
+    """Check a sequence measured with Dynamo 1.6.1."""
     selector = a_selector(RouterConfig(policy="reference", assume_kv_reuse=False))
     selector.register_worker(a_worker(1))
     given = {"token_ids": None, "block_hashes": [1, 2], "sequence_hashes": [3, 4], "isl_tokens": 8}

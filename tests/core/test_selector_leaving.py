@@ -1,4 +1,4 @@
-"""Ranks that leave under many reservations, and leases that end at once: a budget per turn."""
+"""Tests of ranks that leave with many reservations, and many expired leases: a budget per turn."""
 
 from itertools import count
 from random import Random
@@ -17,13 +17,13 @@ from tests.builders.steps import lines_of
 from tests.builders.ticks import ticked
 
 MANY = 20
-BLOCKS = 2  # of each reservation
+BLOCKS = 2  # per reservation
 PER_TURN = 4
 WORK = PER_TURN * (ledger.RELEASE_WORK + BLOCKS)
 
 
 def loaded(workers=2, ttl_s=3600.0):
-    """Worker 1 has many reservations."""
+    """Return a selector with many reservations on worker 1."""
     selector = a_selector(ttl_s=ttl_s)
     for worker_id in range(1, workers + 1):
         selector.register_worker(a_worker(worker_id))
@@ -33,7 +33,7 @@ def loaded(workers=2, ttl_s=3600.0):
 
 
 def turns_of(selector, verb):
-    """Reservations that are left after each turn of a verb."""
+    """Return the number of reservations left after each turn of a verb."""
     left = [len(selector.ledger.reservations)]
     while verb():
         left.append(len(selector.ledger.reservations))
@@ -48,7 +48,7 @@ def test_leases_that_end_at_once_are_released_a_budget_at_a_time():
     assert selector.ledger.expired_count == MANY
 
 
-def test_what_a_rank_held_that_left_is_released_a_budget_at_a_time():
+def test_reservations_of_a_rank_that_left_are_released_a_budget_at_a_time():
     selector = loaded()
     selector.delete_worker(1, 0.0)
     left = turns_of(selector, lambda: selector.drain_removed_ranks(0.0, WORK))
@@ -65,7 +65,7 @@ def test_a_tick_and_a_turn_take_no_more_than_their_budget(monkeypatch):
     assert len(selector.ledger.reservations) == MANY - 2 * PER_TURN
 
 
-def test_a_rank_that_is_leaving_takes_no_load_and_its_slot_is_nobody_elses():
+def test_a_leaving_rank_takes_no_load_and_keeps_its_slot():
     selector = loaded(workers=1)
     (partition,) = selector.fleet.partitions.values()
     slot = partition.table.find_slot(Rank(1, 0))
@@ -86,7 +86,7 @@ def test_a_rank_that_is_leaving_takes_no_load_and_its_slot_is_nobody_elses():
     assert writer.slot == slot
 
 
-def test_the_id_of_a_reservation_whose_rank_is_leaving_is_free():
+def test_the_id_of_a_reservation_on_a_leaving_rank_is_free():
     selector = loaded()
     selector.delete_worker(1, 0.0)
     selector.reserve(a_reservation("r7", 2), 0.0)
@@ -107,7 +107,7 @@ def test_the_end_of_a_lease_finds_a_reservation_that_is_leaving():
     selector.check_invariants()
 
 
-def test_listeners_are_told_only_of_workers_that_changed():
+def test_only_changed_workers_are_passed_to_listeners():
     selector = a_selector(use_kv_events=True)
     endpoint = {"kv_events_endpoint": "tcp://127.0.0.1:1"}
     for worker_id in (1, 2):
@@ -125,7 +125,7 @@ def test_listeners_are_told_only_of_workers_that_changed():
     assert [writer.slot for writer in selector.fleet.take_changes().retired] == [1]
 
 
-def test_a_worker_costs_its_own_ranks_whatever_the_size_of_the_fleet():
+def test_a_worker_costs_its_own_ranks_in_a_fleet_of_any_size():
     selector = a_selector()
     costs = []
     for worker_id in range(300):
@@ -144,7 +144,7 @@ def test_a_worker_costs_its_own_ranks_whatever_the_size_of_the_fleet():
 
 
 @pytest.mark.parametrize("error", [MemoryError("no"), OSError(12, "Cannot allocate memory")])
-def test_a_worker_for_whose_index_there_is_no_memory_changes_nothing(error):
+def test_a_worker_without_memory_for_its_index_changes_nothing(error):
     def no_index():
         raise error
 
@@ -156,7 +156,7 @@ def test_a_worker_for_whose_index_there_is_no_memory_changes_nothing(error):
     selector.check_invariants()
 
 
-def test_a_worker_for_whose_slots_there_is_no_memory_changes_nothing(monkeypatch):
+def test_a_worker_without_memory_for_its_slots_changes_nothing(monkeypatch):
     selector = a_selector()
     selector.register_worker(a_worker(1))
     opened, real = [], SlotTable.assign_lowest
@@ -179,7 +179,7 @@ def test_a_worker_for_whose_slots_there_is_no_memory_changes_nothing(monkeypatch
 
 
 def without_memory_after(patch, arrays):
-    """The next so many arrays are made, and none after them."""
+    """Let this many arrays be allocated, and none after them."""
     left = [arrays]
 
     def failing(real):
@@ -195,8 +195,8 @@ def without_memory_after(patch, arrays):
         patch.setattr(np, name, failing(getattr(np, name)))
 
 
-def test_whichever_array_finds_no_memory_the_worker_changes_nothing(monkeypatch):
-    """73 slots are more than the 64 that index and load, and the 8 that the table begin with."""
+def test_a_worker_without_memory_for_any_array_changes_nothing(monkeypatch):
+    """Check 73 slots, above the first 64 of index and load and the first 8 of the table."""
     few, many = a_worker(1, data_parallel_size=3), a_worker(2, data_parallel_size=70)
     for arrays in count():
         selector = a_selector()

@@ -1,4 +1,4 @@
-"""The whole core against its naive twin: workers come, change and go under live reservations."""
+"""Tests of the whole core against its naive twin: workers change under live reservations."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -242,7 +242,7 @@ class SelectorMatchesModel(RuleBasedStateMachine):
         }
 
     @invariant()
-    def nothing_is_kept_of_what_left(self):
+    def nothing_is_kept_of_removed_workers(self):
         schedulable = {w.key for w in self.model.workers.values() if w.lifecycle == "schedulable"}
         assert set(self.selector.fleet.partitions) == schedulable
         assert not self.selector.fleet.leaving

@@ -1,4 +1,4 @@
-"""What a verb looks at: few records where few will do, and a bounded part of many in a turn."""
+"""Tests of the work per verb: few records where few suffice, and a bounded part in a turn."""
 
 from functools import partial
 from itertools import pairwise
@@ -40,7 +40,7 @@ def a_fleet_of(workers, **fields):
     return selector
 
 
-def heard(selector, now):
+def read_engines(selector, now):
     for worker_id in selector.engine_readings.workers_to_read():
         selector.engine_readings.accept_readings(
             selector.engine_readings.find_target(worker_id), {0: READING}, now
@@ -57,7 +57,7 @@ def test_verbs_that_need_few_records_do_not_look_at_the_catalog():
     costs = []
     for workers in (3, 300):
         selector = a_fleet_of(workers)
-        heard(selector, 0.0)
+        read_engines(selector, 0.0)
         change = BusyThresholdChange(model="m", active_decode_blocks_threshold=0.9)
         verbs = {
             "thresholds": selector.list_thresholds,
@@ -72,10 +72,10 @@ def test_verbs_that_need_few_records_do_not_look_at_the_catalog():
     assert few == many
 
 
-def test_engines_that_fall_silent_together_are_believed_no_more_a_budget_per_turn(monkeypatch):
+def test_stale_readings_of_many_engines_are_dropped_a_budget_per_turn(monkeypatch):
     monkeypatch.setattr(engine_readings, "STALE_PER_TURN_MAX", 4)
     selector = a_fleet_of(10)
-    heard(selector, 0.0)
+    read_engines(selector, 0.0)
     selector.engine_readings.accept_readings(
         selector.engine_readings.find_target(0), {0: READING}, 1.0
     )
@@ -89,9 +89,9 @@ def test_engines_that_fall_silent_together_are_believed_no_more_a_budget_per_tur
     assert [usage_of(selector, w) == 0.5 for w in range(10)] == [True] + [False] * 9
 
 
-def test_a_worker_that_changes_keeps_what_its_engine_said_unless_its_metrics_move():
+def test_a_changed_worker_keeps_its_readings_unless_its_metrics_endpoint_changes():
     selector = a_fleet_of(1)
-    heard(selector, 0.0)
+    read_engines(selector, 0.0)
     selector.register_worker(a_worker(0, metrics_endpoint=METRICS, model_name="other"))
     selector.register_worker(a_worker(0, metrics_endpoint=METRICS))
     assert usage_of(selector, 0) == 0.5
@@ -130,7 +130,7 @@ def test_taints_cost_once_per_worker_and_not_per_rank():
     assert many == few
 
 
-def test_a_worker_whose_taints_find_no_memory_changes_nothing(monkeypatch):
+def test_a_worker_without_memory_for_its_taints_changes_nothing(monkeypatch):
     selector = a_selector()
     selector.register_worker(a_worker(1, taints=["a"]))
     real, left = TaintBits._add_name, [2]
@@ -154,7 +154,7 @@ def test_a_worker_whose_taints_find_no_memory_changes_nothing(monkeypatch):
 
 
 def a_wide_fleet(partitions, ranks):
-    """As many partitions with one rank, and one with many ranks."""
+    """Return a selector of this many partitions with one rank, and one with many ranks."""
     selector = a_selector()
     for number in range(partitions):
         selector.register_worker(
@@ -176,7 +176,7 @@ def test_loads_and_metrics_are_made_in_steps_that_do_not_grow_with_the_fleet(mon
     for partitions, ranks in ((3, 16), (100, 160)):
         selector = a_wide_fleet(partitions, ranks)
         selector.set_thresholds(BusyThresholdChange(model="m1", active_decode_blocks_threshold=1.0))
-        heard(selector, 0.0)
+        read_engines(selector, 0.0)
         reporting = admission_report.admission_report
         steps = {
             "loads": selector.inspection.partition_loads(),
@@ -185,7 +185,7 @@ def test_loads_and_metrics_are_made_in_steps_that_do_not_grow_with_the_fleet(mon
         }
         costs.append({name: longest_step(found) for name, found in steps.items()})
     few, many = costs
-    # Names of partitions are gathered and sorted at once: a line or two for each of 97 more.
+    # Names of partitions are collected and sorted at once: a line or two for each of 97 more.
     assert all(many[name] <= few[name] + 3 * 97 for name in few), costs
 
 
@@ -231,7 +231,7 @@ def test_endpoints_of_a_worker_of_many_ranks_are_looked_at_in_turns_and_then_kno
 
 
 def test_a_rank_of_a_worker_with_many_costs_a_few_lines_where_it_registers_or_changes():
-    """In one turn of the event loop: what is made of all of them at once does not count here."""
+    """Check the lines per rank in a turn of the event loop, without operations on whole arrays."""
     costs = []
     for ranks in (RANKS_MAX, RANKS_PER_WORKER_MAX):
         ends = {rank: f"tcp://engine:{5000 + rank}" for rank in range(ranks)}
@@ -249,7 +249,7 @@ def test_a_rank_of_a_worker_with_many_costs_a_few_lines_where_it_registers_or_ch
     assert many["patch"] - few["patch"] <= 5 * more
 
 
-def test_what_many_blocks_at_once_will_need_is_prepared_in_turns_that_ask_for_the_next():
+def test_room_for_many_blocks_is_prepared_in_turns_that_request_the_next():
     asked = []
     new = partial(PrefixIndex, 4096)
     selector = build_selector(
@@ -268,7 +268,7 @@ def test_what_many_blocks_at_once_will_need_is_prepared_in_turns_that_ask_for_th
     selector.check_invariants()
 
 
-def test_all_who_know_a_rank_have_the_same_object():
+def test_all_users_of_a_rank_share_one_object():
     selector = a_selector()
     selector.register_worker(a_worker(1, data_parallel_size=2))
     worker = selector.fleet.catalog.get_worker(1)
@@ -288,7 +288,7 @@ def test_the_writers_of_many_ranks_are_made_in_turns_before_the_worker_is_put(mo
     monkeypatch.setattr(SlotWriter, "__init__", init)
 
     def prepared(worker):
-        """Writers made in each step before a change, and then in the change."""
+        """Return the writers created in each step before a change, and in the change."""
         steps = [0, *(len(made) for _ in selector.fleet.prepare_room(worker)), len(made)]
         return [after - before for before, after in pairwise(steps)]
 

@@ -1,4 +1,4 @@
-"""The selector's rules for workers that come, change and go, one by one."""
+"""Tests of the selector's rules for workers that come, change and go, one by one."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""SplitMix64 of numbers and of arrays."""
+"""Tests of SplitMix64 on numbers and on arrays."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The chart, values for it, and what Helm has made of them."""
+"""The chart, values of the chart, and the kept output of Helm."""
 
 import hashlib
 from collections.abc import Iterator
@@ -22,16 +22,16 @@ def values_of(name: str) -> Document:
 
 
 def fingerprint(name: str) -> str:
-    """Of everything that decides what Helm makes of these values, in the first line of that."""
+    """Return the digest of everything that affects Helm's output, for the first line of a file."""
     digest = hashlib.sha256()
     for path in [*sorted(each for each in CHART.rglob("*") if each.is_file()), VALUES[name]]:
-        is_data = path.parent.name == "files"  # is not in what is kept
+        is_data = path.parent.name == "files"  # the kept files leave out the data
         digest.update(f"{path.name}\0".encode() + (b"" if is_data else path.read_bytes()))
     return f"# {digest.hexdigest()}"
 
 
 def documents(name: str) -> list[Document]:
-    """Of the file that is kept, without rules and dashboard."""
+    """Return the documents of the kept file, without rules and dashboard."""
     return list(yaml.safe_load_all((RENDERED / f"{name}.yaml").read_text()))
 
 
@@ -40,23 +40,23 @@ def of_kind(name: str, *kinds: str) -> Iterator[Document]:
 
 
 def one(name: str, kind: str, ending: str = "") -> Document:
-    """The only document of this kind whose name ends so."""
+    """Return the only document of this kind with a name that ends like this."""
     (found,) = (d for d in of_kind(name, kind) if d["metadata"]["name"].endswith(ending))
     return found
 
 
 def container(name: str, kind: str = "StatefulSet") -> Document:
-    """The only container of the pods of a StatefulSet or Deployment."""
+    """Return the only container of the pods of a StatefulSet or Deployment."""
     (found,) = one(name, kind)["spec"]["template"]["spec"]["containers"]
     assert isinstance(found, dict)
     return found
 
 
 def arguments(name: str, pod: str = "select-service-0") -> list[str]:
-    """Of the service in a pod, as the kubelet gives them."""
+    """Return the arguments of the service in a pod, as the kubelet passes these."""
     return [word.replace("$(POD_NAME)", pod) for word in container(name)["args"]]
 
 
 def variables(name: str) -> dict[str, str]:
-    """Of the service in a pod, as far as the chart gives them."""
+    """Return the environment of the service in a pod, as far as the chart sets variables."""
     return {v["name"]: v["value"] for v in container(name)["env"] if "value" in v}

@@ -1,7 +1,7 @@
-"""Helm's own code renders the chart; the result is what is kept, and valid for Kubernetes.
+"""Tests that Helm's own code renders the chart to the kept files, valid for Kubernetes.
 
-Only in scripts/test_deploy, which has the libraries.  `scripts/test_deploy --renew` writes what is
-kept anew.
+The tests run only in scripts/test_deploy, which has the libraries. `scripts/test_deploy --renew`
+writes the kept files again.
 """
 
 import json
@@ -28,12 +28,12 @@ kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
 VERSIONS = [f"1.{minor}" for minor in range(27, 38)]
 OF_OTHERS = {"ServiceMonitor", "PrometheusRule"}
-"""Kinds of the Prometheus operator, whose schemas are not Kubernetes' own."""
+"""Kinds of the Prometheus operator, with schemas that are not Kubernetes' own."""
 SECURED = {"keys": {"secret": "k"}}
 
 
 def rendered(values, name=RELEASE):
-    """All documents as texts, in the order of templates."""
+    """Return all documents as texts, in the order of templates."""
     with helm.Chart.load(CHART) as chart:
         chart.validate_schema(values)
         made = chart.render(values, name=name, namespace=NAMESPACE)
@@ -42,7 +42,7 @@ def rendered(values, name=RELEASE):
 
 
 def is_kept(document):
-    """Rules and dashboard are long, and are what their files say."""
+    """Return whether a document is kept; rules and dashboard are long copies of other files."""
     name = document["metadata"]["name"]
     return document["kind"] != "PrometheusRule" and not name.endswith("-dashboard")
 
@@ -53,7 +53,7 @@ def kept_text(name):
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_what_is_kept_is_what_helm_makes(name):
+def test_kept_files_are_the_output_of_helm(name):
     path = RENDERED / f"{name}.yaml"
     if os.environ.get("RENEW"):
         path.write_text(kept_text(name))
@@ -69,7 +69,7 @@ def test_helm_finds_nothing_to_complain_of(name):
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", VALUES)
-def test_kubernetes_knows_every_field(name, version):
+def test_kubernetes_has_every_field(name, version):
     judged = [d for d in documents(name) if d["kind"] not in OF_OTHERS]
     assert len(judged) >= 4
     for document in judged:
@@ -97,7 +97,7 @@ def test_rules_and_dashboard_are_those_of_the_documents():
     assert json.loads(data["select-service.json"]) == dashboard
 
 
-def test_the_default_values_alone_are_refused_with_what_is_missing():
+def test_the_default_values_alone_are_refused_with_the_missing_ones():
     with pytest.raises(helm.HelmError, match=r"keys\.secret.*insecure: true"):
         rendered({})
 
@@ -137,7 +137,7 @@ def test_values_that_make_no_sense_are_refused(values):
     ],
     ids=["no certificate", "planner"],
 )
-def test_certificates_that_nobody_could_use_are_refused(values, complaint):
+def test_unusable_certificates_are_refused(values, complaint):
     with pytest.raises(helm.HelmError, match=complaint):
         rendered(SECURED | values)
 
@@ -164,7 +164,7 @@ def test_one_volume_is_not_shared_by_two_planners():
     assert "PersistentVolumeClaim" in kinds
 
 
-def test_what_is_looked_for_in_all_namespaces_needs_a_cluster_role():
+def test_sources_in_all_namespaces_need_a_cluster_role():
     sources = [
         {"kubernetes": {"labels": "a=b", "namespace": "*"}},
         {"kubernetes": {"slices": "c=d"}},
@@ -191,7 +191,7 @@ def test_a_kubeconfig_needs_no_rights_here():
 def test_a_long_name_of_a_release_stays_within_the_bounds_of_names():
     texts = rendered(SECURED | {"planner": {"enabled": True}}, name="a" * 53)
     names = [yaml.safe_load(text)["metadata"]["name"] for text in texts]
-    assert max(map(len, names)) < 53  # a pod has a number behind it, a revision up to 11 more
+    assert max(map(len, names)) < 53  # a pod appends a number, a revision up to 11 characters more
 
 
 def test_the_packaged_chart_holds_alerts_and_dashboard(tmp_path):

@@ -1,4 +1,4 @@
-"""docs/reference/chart.md names every value of the chart with its default, and no others."""
+"""Tests that docs/reference/chart.md names every value of the chart with the right default."""
 
 import re
 
@@ -13,7 +13,7 @@ TOLD_IN_WORDS = {"resources", "planner.resources"}
 
 
 def leaves(values, prefix=""):
-    """(path, default), down to what is no mapping, or one that users fill."""
+    """Yield (path, default) of values that are no mapping, or a mapping that users fill."""
     for name, value in values.items():
         path = prefix + name
         if isinstance(value, dict) and value and path not in TOLD_IN_WORDS:
@@ -25,7 +25,7 @@ def leaves(values, prefix=""):
 VALUES = dict(leaves(yaml.safe_load((CHART / "values.yaml").read_text())))
 
 
-def shown(default):
+def displayed_default(default):
     if isinstance(default, bool):
         return str(default).lower()
     if isinstance(default, list):
@@ -34,7 +34,7 @@ def shown(default):
 
 
 def documented():
-    """(path, default as it is shown) of each row, of which one may name several values."""
+    """Yield (path, default as shown) of each row; a row may name several values."""
     section = PAGE.partition("## Values")[2].partition("\n## ")[0]
     for names, defaults in re.findall(r"^\| (`[^|]+) \| ?([^|]*?) ?\| ", section, re.M):
         paths = re.findall(r"`([^`]+)`", names)
@@ -53,11 +53,11 @@ def test_every_value_is_in_the_document_and_no_other():
 
 @pytest.mark.parametrize(("path", "default"), list(documented()))
 def test_the_default_of_a_value_is_the_one_in_the_document(path, default):
-    expected = "" if path in TOLD_IN_WORDS else shown(VALUES[path])
+    expected = "" if path in TOLD_IN_WORDS else displayed_default(VALUES[path])
     assert default == expected
 
 
-def test_the_schema_knows_every_value():
+def test_the_schema_has_every_value():
     schema = yaml.safe_load((CHART / "values.schema.json").read_text())
     found = set()
 

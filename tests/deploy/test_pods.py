@@ -1,4 +1,4 @@
-"""What two pods of the chart would start, started here: they serve, ask for keys, share load."""
+"""Tests of two pods of the chart, started here: the pods serve, require keys and share load."""
 
 import contextlib
 import signal
@@ -25,12 +25,12 @@ from tests.deploy.chart import NAMESPACE, arguments, container
 pytestmark = pytest.mark.process
 
 PODS = 2
-"""Of three: the third one has not come yet, which keeps nobody from serving."""
+"""Number of started pods, of three; the missing pod does not prevent service."""
 WORKER = {"worker_id": 1, "model_name": "m", "endpoint": "http://127.0.0.1:9", "block_size": 16}
 
 
 class Pod(Reached):
-    """An own address where a pod has one: a port stands for each of its two."""
+    """Pod with a port in place of each of the two addresses."""
 
     def __init__(self, number: int) -> None:
         super().__init__(free_port())
@@ -43,7 +43,10 @@ class Pod(Reached):
     def started(
         self, others: list["Pod"], folder: Path, secrets: Path, values: str = "minimal"
     ) -> LaunchedProcess:
-        """folder, secrets: where its volumes are"""
+        """Start the command of the pod.
+
+        folder, secrets: places of the pod's volumes
+        """
         given = arguments(values, self.name)
         words = [self.here(word, others, folder, secrets) for word in given]
         variables = {
@@ -94,11 +97,11 @@ def peers(pod: Pod) -> list[dict[str, object]]:
     return found
 
 
-def test_two_pods_serve_and_share_what_they_book(pods: list[Pod], tmp_path: Path) -> None:
+def test_two_pods_serve_and_share_their_bookings(pods: list[Pod], tmp_path: Path) -> None:
     for pod in pods:
         assert pod.probed("livenessProbe") == 200
         assert pod.call("GET", "/workers").status == 401
-        # Nobody is ready while there is nothing to choose, or before it is known what peers know.
+        # Pods are not ready without workers, or before the state of the peers is known.
         assert pod.probed("readinessProbe") == 503
         assert pod.call("POST", "/workers", WORKER, authorization=bearer("operator")).status == 201
     for pod in pods:
@@ -137,15 +140,15 @@ def test_where_clients_need_a_certificate_the_probes_show_one(tmp_path: Path) ->
     ]
     command[0] = sys.executable
 
-    def asked(path: str) -> int:
+    def probe_status(path: str) -> int:
         return subprocess.run([*command[:-1], path], capture_output=True, check=False).returncode
 
     with pod.started([], tmp_path, tmp_path, "certificates") as launched:
-        eventually(lambda: asked(probe[-1]) == 0)
-        assert asked("/ready") == 1
+        eventually(lambda: probe_status(probe[-1]) == 0)
+        assert probe_status("/ready") == 1
         with pod.client() as plain:
             plain.send(request("GET", "/health"))
             assert plain.ended()
         launched.process.send_signal(signal.SIGINT)
         launched.process.wait(STOP_S_MAX)
-    assert asked(probe[-1]) == 1
+    assert probe_status(probe[-1]) == 1

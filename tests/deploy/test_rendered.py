@@ -1,4 +1,4 @@
-"""What the chart asks of Kubernetes fits the code: flags, ports, routes, files, rights."""
+"""Tests that the chart fits the code: flags, ports, routes, files, rights."""
 
 import re
 
@@ -35,7 +35,7 @@ def config(name):
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_what_is_kept_is_of_this_chart_and_these_values(name):
+def test_kept_files_match_the_chart_and_the_values(name):
     first = (RENDERED / f"{name}.yaml").read_text().splitlines()[0]
     assert first == fingerprint(name), "scripts/test_deploy --renew writes it anew"
 
@@ -105,7 +105,7 @@ def test_ports_are_those_on_which_the_service_listens(name):
 
 
 @pytest.mark.parametrize("probe", ["startupProbe", "livenessProbe", "readinessProbe"])
-def test_probes_ask_open_routes(probe):
+def test_probes_request_open_routes(probe):
     asked = container("minimal")[probe]["httpGet"]
     path = asked["path"].partition("?")[0]
     (route,) = (r for r in ROUTES if (r.method, r.path) == ("GET", path))
@@ -197,7 +197,7 @@ def test_prometheus_calls_the_job_as_the_alerts_do():
     assert f'up{{job="{labels[monitor["spec"]["jobLabel"]]}"}}' in alerts
     others = [d["metadata"]["labels"] for d in of_kind("full", "Service") if d != service]
     wanted = monitor["spec"]["selector"]["matchLabels"].items()
-    assert not any(wanted <= each.items() for each in others)  # each pod is asked once
+    assert not any(wanted <= each.items() for each in others)  # each pod is scraped once
 
 
 def rights(rules):
@@ -211,7 +211,7 @@ def rights(rules):
 
 
 def example(name):
-    """Rights of which tests of discovery and of the planner say that they are those used."""
+    """Return the rights of an example; tests of discovery and planner check their use."""
     found = yaml.safe_load_all((EXAMPLES / name).read_text())
     return rights(rule for d in found if d["kind"] == "Role" for rule in d["rules"])
 
@@ -224,7 +224,7 @@ def roles(ending):
     }
 
 
-def test_discovery_may_do_what_it_does_in_the_namespaces_of_its_sources_and_nothing_else():
+def test_discovery_has_only_the_needed_rights_in_the_namespaces_of_its_sources():
     given = roles("-discovery")
     assert given == {
         NAMESPACE: example("discovery-rbac.yaml"),
@@ -232,7 +232,7 @@ def test_discovery_may_do_what_it_does_in_the_namespaces_of_its_sources_and_noth
     }
 
 
-def test_the_planner_may_do_what_it_does_and_nothing_else():
+def test_the_planner_has_only_the_needed_rights():
     given = roles("-planner")
     assert set.union(*given.values()) == example("planner-rbac.yaml")
     kinds = {resource for _, resource, _ in given[NAMESPACE]}
@@ -258,10 +258,10 @@ def test_roles_are_given_to_the_accounts_of_the_pods():
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_a_token_is_mounted_only_where_the_cluster_is_asked(name):
+def test_a_token_is_mounted_only_for_calls_of_the_cluster(name):
     for document in of_kind(name, "StatefulSet", "Deployment"):
         mounted = document["spec"]["template"]["spec"]["automountServiceAccountToken"]
-        assert mounted is (name == "full")  # of which sources look for pods, and targets are scaled
+        assert mounted is (name == "full")  # for sources that look for pods, and for scaled targets
     for account in of_kind(name, "ServiceAccount"):
         assert account["automountServiceAccountToken"] is False
 
@@ -272,7 +272,7 @@ def planner_config(name="full"):
     )
 
 
-def test_the_planner_accepts_its_file_and_knows_the_selectors():
+def test_the_planner_accepts_its_file_and_has_the_selectors():
     found = planner_config()
     assert found.selectors == tuple(
         f"https://select-service-{i}.select-service-replicas.{NAMESPACE}.svc.cluster.local:8092"
@@ -297,18 +297,18 @@ def test_files_of_the_planner_lie_on_volumes():
         assert mount.get("readOnly", False) is not written
 
 
-def test_the_planner_is_asked_where_it_answers():
+def test_probes_of_the_planner_request_its_routes():
     app = (ROOT / "docs" / "guides" / "planner.md").read_text()
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         path = container("full", "Deployment")[probe]["httpGet"]["path"]
         assert f"| `GET {path}` |" in app
 
 
-def test_nothing_is_planned_unless_it_is_wanted():
+def test_there_is_no_planner_by_default():
     assert "select-planner" not in yaml.safe_dump_all(documents("minimal"))
 
 
-def test_with_a_certificate_everybody_asks_over_https():
+def test_with_a_certificate_all_clients_use_https():
     found = config("full")
     urls = [found["advertise_url"], *found["indexer_peers"], *planner_config().selectors]
     assert {url.partition("://")[0] for url in urls} == {"https"}
@@ -323,7 +323,7 @@ def test_the_planner_does_not_get_the_key_of_the_certificate():
     assert tls["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
 
 
-def test_the_planner_shows_a_certificate_of_its_own_to_who_asks_for_one():
+def test_the_planner_presents_its_own_certificate_on_request():
     found = planner_config("certificates")
     mounts = {m["mountPath"]: m for m in container("certificates", "Deployment")["volumeMounts"]}
     assert mounts["/etc/select-planner/cert"]["readOnly"]
@@ -342,6 +342,6 @@ def test_a_replica_sees_its_own_secret_key_alone():
     assert [item["key"] for item in public["items"]] == ["replicas.toml"]
 
 
-def test_replicas_without_keys_say_that_it_is_meant():
+def test_replicas_without_keys_are_marked_insecure():
     assert config("minimal")["replica_sync_insecure"] is True
     assert config("full")["replica_sync_insecure"] is False

@@ -1,4 +1,4 @@
-"""How many wrong weights answers show, and that noise is not taken for one.
+"""Tests of the share of wrong weights that answers reveal; noise does not count as a fault.
 
 scripts/test_slow tests/engines/test_flips.py -s      # prints percentages
 """
@@ -28,8 +28,8 @@ def answer(model, prompt, seed=0, noise=0.0):
     )
 
 
-def found(model, references):
-    """Is any answer wrong?"""
+def has_wrong_answer(model, references):
+    """Return whether any answer is wrong."""
     return any(
         judge_answer(reference, answer(model, prompt), SMALLEST_TOLERANCE).kind
         is not CheckKind.PASS
@@ -44,13 +44,13 @@ def test_flipped_bits_are_found(bit, share):
     references = [answer(model, prompt) for prompt in PROMPTS]
     seen = 0
     for _ in range(FLIPS):
-        flip = model.drawn(rng, bit)
+        flip = model.draw_flip(rng, bit)
         model.flip(flip)
-        seen += found(model, references)
+        seen += has_wrong_answer(model, references)
         model.flip(flip)
     print(f"bit {bit}: {seen / FLIPS:.0%} of {FLIPS}")
     assert seen >= share * FLIPS
-    assert not found(model, references), "as it was"
+    assert not has_wrong_answer(model, references), "as it was"
 
 
 def test_noise_of_one_answer_looks_like_a_wrong_weight_and_that_of_nine_does_not():

@@ -1,4 +1,4 @@
-"""For tests of the gateway's example: engines, the gateway, and clients that read."""
+"""Engines, the gateway and reading clients, for tests of the gateway's example."""
 
 import asyncio
 import itertools
@@ -27,13 +27,13 @@ from tests.examples.token_engine import generated, ids_of, text_of
 EXAMPLES = ROOT / "docs" / "examples"
 PATH = EXAMPLES / "surviving_gateway" / "gateway.py"
 TOKENS = 40
-"""Of an answer."""
+"""Number of tokens of an answer."""
 
 _worker_ids = itertools.count(1)
 
 
 class Engine(LaunchedProcess):
-    """One process, and the worker that it is."""
+    """Process of an engine, registered as a worker."""
 
     def __init__(self, service: Reached, *flags: str, **fields: Any) -> None:
         port = free_port()
@@ -53,7 +53,7 @@ class Engine(LaunchedProcess):
         self._service.call("DELETE", f"/workers/{self.worker_id}")
 
     def recover(self) -> None:
-        """From what it was told to do wrong."""
+        """End all holds and failures of the engine."""
         for verb in ("go", "fail"):
             assert Reached(self.port).call("POST", f"/{verb}", {}).status == 200
 
@@ -89,7 +89,7 @@ def two_engines(service: Reached, **fields: Any) -> Iterator[tuple[Engine, Engin
 
 
 class Reader:
-    """A client, and what it has read so far."""
+    """Client with the text read so far."""
 
     def __init__(self, prompt: list[int] | str) -> None:
         self.prompt = prompt
@@ -123,7 +123,7 @@ class Reader:
             self.reasons.append(choice["finish_reason"])
 
     def check(self) -> None:
-        """It is the undisturbed answer."""
+        """Check that the answer is the undisturbed answer."""
         right = list(islice(generated(ids_of(self.prompt)), TOKENS))
         assert self.tokens == right
         assert self.text == text_of(right)
@@ -131,19 +131,19 @@ class Reader:
 
 
 class Scene:
-    """What a test does while clients read."""
+    """Scene of a test while clients read."""
 
     def __init__(self, service: Reached, http: aiohttp.ClientSession) -> None:
         self.service, self.http = service, http
 
     async def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """The service."""
+        """Send a request to the service."""
         url = f"http://127.0.0.1:{self.service.port}{path}"
         async with self.http.request(method, url, json=body) as answer:
             assert answer.status < 300, await answer.text()
             return await answer.json()
 
-    async def tell(self, engine: Engine, verb: str, **words: Any) -> None:
+    async def control(self, engine: Engine, verb: str, **words: Any) -> None:
         async with self.http.post(f"{engine.url}/{verb}", json=words) as answer:
             assert answer.status == 200
 

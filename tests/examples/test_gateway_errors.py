@@ -1,4 +1,4 @@
-"""What clients of the surviving gateway are told when an answer fails that has begun."""
+"""Tests of the errors that the surviving gateway sends when an answer fails after its begin."""
 
 import importlib.util
 import json
@@ -32,11 +32,11 @@ def test_an_event_has_the_words_of_an_answer_and_no_answer_in_quotes(selector, c
     assert event == {"error": {"message": message, "code": 502}}
 
 
-def test_what_is_no_json_stands_as_it_is(selector):
+def test_text_that_is_no_json_is_passed_on(selector):
     event = json.loads(selector.NoAnswer(500, b"<p>\xff").as_event())
     assert event["error"]["message"] == "<p>\ufffd"
 
 
-def test_the_gateways_own_words_stand_once(selector):
+def test_the_message_of_the_gateway_occurs_once(selector):
     event = json.loads(selector.NoAnswer.because(503, "no engine is left").as_event())
     assert event == {"error": {"message": "no engine is left", "code": 503}}

@@ -1,4 +1,4 @@
-"""The gateway to start from, asked by the official client of OpenAI's interface."""
+"""Tests of the minimal gateway, called by the official client of OpenAI's interface."""
 
 import asyncio
 import contextlib
@@ -50,12 +50,12 @@ def engines(service: Reached) -> Iterator[tuple[Engine, Engine]]:
 
 
 def client_of(gateway: LaunchedProcess) -> openai.AsyncOpenAI:
-    """One that never asks twice."""
+    """Return a client that never retries."""
     url = f"http://127.0.0.1:{gateway.port}/v1"
     return openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
-def told(engine: Engine, verb: str, **words: object) -> None:
+def control_engine(engine: Engine, verb: str, **words: object) -> None:
     assert Reached(engine.port).call("POST", f"/{verb}", words).status == 200
 
 
@@ -63,14 +63,14 @@ def right(prompt: str | list[int], tokens: int = TOKENS) -> str:
     return text_of(islice(generated(ids_of(prompt)), tokens))
 
 
-def nothing_is_held(service: Reached) -> bool:
+def has_no_reservations(service: Reached) -> bool:
     return bool(service.call("GET", "/reservations").body["total"] == 0)
 
 
 async def completed(
     client: openai.AsyncOpenAI, prompt: str | list[int], came: list[str] | None = None
 ) -> str:
-    """By a stream, with each text in `came` as it comes."""
+    """Return the text of a stream; `came` collects the pieces."""
     came = [] if came is None else came
     stream = await client.completions.create(
         model="m", prompt=prompt, max_tokens=TOKENS, stream=True
@@ -81,7 +81,7 @@ async def completed(
 
 
 async def chatted(client: openai.AsyncOpenAI, text: str) -> str:
-    """By a stream."""
+    """Return the text of a chat, by a stream."""
     stream = await client.chat.completions.create(
         model="m", messages=[{"role": "user", "content": text}], max_tokens=TOKENS, stream=True
     )
@@ -89,7 +89,7 @@ async def chatted(client: openai.AsyncOpenAI, text: str) -> str:
 
 
 async def chatted_whole(client: openai.AsyncOpenAI, text: str) -> str:
-    """In one piece."""
+    """Return the text of a chat, in a single piece."""
     answer = await client.chat.completions.create(
         model="m", messages=[{"role": "user", "content": text}], max_tokens=TOKENS
     )
@@ -106,7 +106,7 @@ def test_many_streams_at_a_time_are_whole_and_leave_nothing_booked(service, engi
 
     expected = [right(f"prompt {n}") for n in range(CLIENTS // 2)]
     assert asyncio.run(all_of_them()) == expected * 2
-    eventually(lambda: nothing_is_held(service))
+    eventually(lambda: has_no_reservations(service))
     (partition,) = service.call("GET", "/loads").body
     ranks = partition["loads"]
     assert {rank["worker_id"] for rank in ranks} == {engine.worker_id for engine in engines}
@@ -123,11 +123,11 @@ def test_answers_in_one_piece_are_whole(service, engines, gateway):
             return text.choices[0].text, chat.choices[0].message.content or ""
 
     assert asyncio.run(both()) == (right([5, 6]), right("one"))
-    eventually(lambda: nothing_is_held(service))
+    eventually(lambda: has_no_reservations(service))
 
 
 async def test_prompts_that_engines_tokenise_are_routed_by_their_tokens(service, engines, gateway):
-    """Both answers of one prompt are booked with as many tokens as its text has bytes."""
+    """Both answers of a prompt are booked with as many tokens as the text has bytes."""
     prompt = "routed by what it is" * 3
     for engine in engines:
         assert Reached(engine.port).call("POST", "/hold", {"after": 1}).status == 200
@@ -155,15 +155,15 @@ def test_an_engine_that_is_not_there_is_not_noticed(service, engines, gateway):
             return await asyncio.gather(*(completed(client, f"late {n}") for n in range(8)))
 
     assert asyncio.run(some()) == [right(f"late {n}") for n in range(8)]
-    eventually(lambda: nothing_is_held(service))
+    eventually(lambda: has_no_reservations(service))
 
 
 def test_an_engine_that_is_killed_in_the_middle_ends_its_streams_and_no_others(
     service, engines, gateway
 ):
-    """Once each has brought something: before that it would begin anew elsewhere."""
+    """Every engine has sent something: before that, another engine would start again."""
     for engine in engines:
-        told(engine, "hold", after=HELD_AFTER)
+        control_engine(engine, "hold", after=HELD_AFTER)
     prompts = [f"p{n}" for n in range(CLIENTS)]
     came: dict[str, list[str]] = {prompt: [] for prompt in prompts}
     halves = [right(prompt, HELD_AFTER) for prompt in prompts]
@@ -184,7 +184,7 @@ def test_an_engine_that_is_killed_in_the_middle_ends_its_streams_and_no_others(
     assert 0 < len(broken) == lost < CLIENTS
     assert all(isinstance(each, openai.APIError) for each in broken), broken
     assert all("the engine failed" in str(each) for each in broken)
-    eventually(lambda: nothing_is_held(service))
+    eventually(lambda: has_no_reservations(service))
 
 
 async def streams_of(engine: Engine) -> int:
@@ -196,7 +196,7 @@ async def streams_of(engine: Engine) -> int:
 def test_streams_of_a_killed_engine_that_have_brought_nothing_end_whole_elsewhere(
     service, engines, gateway
 ):
-    told(engines[0], "hold", after=0)
+    control_engine(engines[0], "hold", after=0)
 
     async def killed() -> list[str]:
         async with client_of(gateway) as client:
@@ -211,39 +211,39 @@ def test_streams_of_a_killed_engine_that_have_brought_nothing_end_whole_elsewher
             return await asyncio.gather(*asking)
 
     assert asyncio.run(killed()) == [right(f"q{n}") for n in range(CLIENTS)]
-    eventually(lambda: nothing_is_held(service))
+    eventually(lambda: has_no_reservations(service))
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
 @pytest.mark.parametrize("after", [0, HELD_AFTER])
 def test_a_client_that_leaves_is_freed_at_once(service, engines, gateway, is_stream, after):
-    """Before the first token, in the middle, and while it waits for all in one piece."""
+    """The client leaves before the first token, in the middle, or before a whole answer."""
     for engine in engines:
-        told(engine, "hold", after=after)
+        control_engine(engine, "hold", after=after)
     ask = chatted if is_stream else chatted_whole
 
-    async def left() -> None:
+    async def leave_early() -> None:
         async with client_of(gateway) as client:
             asking = asyncio.create_task(ask(client, "leaving"))
-            while await asyncio.to_thread(nothing_is_held, service):
+            while await asyncio.to_thread(has_no_reservations, service):
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.3)
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
 
-    asyncio.run(left())
+    asyncio.run(leave_early())
     try:
-        eventually(lambda: nothing_is_held(service), AT_ONCE_S)  # the engines hold still
+        eventually(lambda: has_no_reservations(service), AT_ONCE_S)  # the engines send nothing
     finally:
         for engine in engines:
-            told(engine, "go")
-    eventually(lambda: nothing_is_held(service), AT_ONCE_S)
+            control_engine(engine, "go")
+    eventually(lambda: has_no_reservations(service), AT_ONCE_S)
 
 
 @pytest.mark.parametrize("status", [400, 429])
-def test_what_engines_say_against_a_request_its_client_is_told(service, engines, gateway, status):
+def test_a_client_gets_the_refusal_of_the_engine(service, engines, gateway, status):
     for engine in engines:
-        told(engine, "fail", status=status)
+        control_engine(engine, "fail", status=status)
 
     async def refused() -> openai.APIStatusError:
         async with client_of(gateway) as client:
@@ -253,10 +253,10 @@ def test_what_engines_say_against_a_request_its_client_is_told(service, engines,
 
     answer = asyncio.run(refused())
     assert (answer.status_code, answer.body) == (status, {"message": "failing"})
-    eventually(lambda: nothing_is_held(service))
+    eventually(lambda: has_no_reservations(service))
 
 
-async def test_what_the_service_refuses_its_client_is_told(service, gateway):
+async def test_a_client_gets_the_refusal_of_the_service(service, gateway):
     """There are no workers."""
 
     async with client_of(gateway) as client:
@@ -266,14 +266,14 @@ async def test_what_the_service_refuses_its_client_is_told(service, gateway):
 
 
 @pytest.mark.parametrize("body", [{}, {"prompt": ""}, [1]])
-def test_what_is_no_request_is_refused(gateway, body):
+def test_an_invalid_request_is_refused(gateway, body):
     answer = Reached(gateway.port).call("POST", "/v1/completions", body)
     assert answer.status == 400
     assert answer.body["error"]["type"] == "gateway_error"
 
 
 class Guarded(Reached):
-    """A service under https that asks for keys; it is called with one that may do all."""
+    """Service with https and API keys; calls carry a key with all roles."""
 
     def __init__(self, port: int, trust: ssl.SSLContext, key: str) -> None:
         super().__init__(port)
@@ -286,7 +286,7 @@ class Guarded(Reached):
 
 
 @pytest.mark.parametrize("example", ["gateway", "surviving_gateway"])
-def test_a_key_and_a_ca_of_the_environment_are_for_selectors_that_ask_for_them(tmp_path, example):
+def test_key_and_ca_of_the_environment_reach_a_secured_selector(tmp_path, example):
     keys = keys_file(tmp_path, entry("all", "caller", "operator"), entry("gateway", "caller"))
     authority = Authority(tmp_path, "ca")
     issued = authority.issue()
@@ -313,4 +313,4 @@ def test_a_key_and_a_ca_of_the_environment_are_for_selectors_that_ask_for_them(t
                     return await completed(client, "a prompt")
 
             assert asyncio.run(one()) == right("a prompt")
-            eventually(lambda: nothing_is_held(service))
+            eventually(lambda: has_no_reservations(service))

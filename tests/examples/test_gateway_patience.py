@@ -1,4 +1,4 @@
-"""How long the surviving gateway waits for a first token, by what the service knows."""
+"""Tests of the surviving gateway's wait for a first token, from the service's observations."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ def patience():
 
 
 def observed(*seconds):
-    """What the service answers that has seen first tokens after so many seconds."""
+    """Return the service's answer with first tokens after these seconds."""
     counts = [0] * TIME_BINS
     for each in seconds:
         counts[int((each >= TIME_EDGES_S).sum()) - 1] += 1
@@ -50,18 +50,18 @@ def observed(*seconds):
         ([], 33.0, 33.0),
     ],
 )
-def test_the_patience_is_some_medians_or_twice_what_long_prompts_take(
+def test_the_patience_is_some_medians_or_twice_the_time_of_long_prompts(
     patience, seconds, least, most
 ):
     assert least <= patience.patience_of(observed(*seconds), 33.0) <= most
 
 
-def test_a_service_that_does_not_say_leaves_it_as_it_was(patience):
+def test_an_answer_without_times_changes_nothing(patience):
     assert patience.patience_of({}, 33.0) == 33.0
 
 
 class Service:
-    """A selector that answers as a real service in this process does."""
+    """Selector that answers as a real service in this process does."""
 
     def __init__(self, api):
         self._api, self.asked = api, []
@@ -73,11 +73,11 @@ class Service:
         return answer.json() if answer.status_code == 200 else {}
 
 
-def test_it_follows_what_callers_report_to_the_service(patience, monkeypatch):
+def test_the_patience_follows_reports_of_callers(patience, monkeypatch):
     monkeypatch.setattr(patience, "LOOK_S", 0.001)
     with Api() as api:
         api.post("/workers", worker_body(1))
-        api.get("/planner/observation?model_name=m")  # counted from now on
+        api.get("/planner/observation?model_name=m")  # counting begins here
         for number in range(patience.SAMPLES_MIN):
             body = {"model_name": "m", "token_ids": [1, 2], "reservation_id": str(number)}
             assert api.post("/select_and_reserve", body).status == 200
@@ -99,20 +99,20 @@ def test_it_follows_what_callers_report_to_the_service(patience, monkeypatch):
         assert first.seconds("unknown") == patience.UNKNOWN_S
 
 
-def test_what_an_operator_gives_counts_and_nobody_is_asked(patience):
+def test_the_patience_of_the_operator_counts_without_a_call(patience):
     first = patience.FirstTokens(None, 7.0)
     asyncio.run(first.follow())
     assert first.seconds("m") == 7.0
 
 
-def test_models_that_are_asked_about_are_bounded(patience):
+def test_the_number_of_models_is_bounded(patience):
     first = patience.FirstTokens(None, None)
     for number in range(2 * patience.MODELS_MAX):
         first.seconds(str(number))
     assert len(first._seconds) == patience.MODELS_MAX
 
 
-async def test_a_service_that_refuses_to_tell_is_logged_once(caplog):
+async def test_a_refusal_of_the_service_is_logged_once(caplog):
     gateway_selector = loaded("gateway_selector")
 
     async def refuse(request):

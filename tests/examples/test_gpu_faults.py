@@ -1,4 +1,4 @@
-"""The example that reports GPU faults: what it reads, and what becomes of its reports."""
+"""Tests of the example that reports GPU faults: the read faults and the effect of the reports."""
 
 import importlib.util
 import io

@@ -1,4 +1,4 @@
-"""The surviving gateway with prefill and decode apart, and the loss of engines of both roles."""
+"""Tests of the surviving gateway with separate prefill and decode when engines are lost."""
 
 import asyncio
 import json
@@ -98,9 +98,9 @@ async def test_an_engine_of_each_role_is_killed_and_no_stream_is_lost(
     service, gateway, fleet, capsys
 ):
     async with scene_of(service) as scene:
-        await scene.tell(fleet.prefills[0], "hold", after=0)
+        await scene.control(fleet.prefills[0], "hold", after=0)
         for engine in fleet.decodes:
-            await scene.tell(engine, "hold", after=HELD_AFTER)
+            await scene.control(engine, "hold", after=HELD_AFTER)
         readers = [Reader(prompt_of(n)) for n in range(CLIENTS)]
         async with asyncio.TaskGroup() as group:
             for reader in readers:
@@ -121,7 +121,7 @@ async def test_an_engine_of_each_role_is_killed_and_no_stream_is_lost(
             lost = await scene.streams(fleet.decodes[0])
             fleet.decodes[0].kill()
             killed_at = time.monotonic()
-            await scene.tell(fleet.decodes[1], "go")
+            await scene.control(fleet.decodes[1], "go")
         decode_s = time.monotonic() - killed_at
         assert moved > 0
         assert 0 < lost < CLIENTS
@@ -129,7 +129,7 @@ async def test_an_engine_of_each_role_is_killed_and_no_stream_is_lost(
             reader.check()
         await scene.until_freed()
         await scene.until(lambda: no_load(scene))
-        # The engines that live have computed and fetched all that was lost.
+        # The engines that live have computed and fetched all lost states.
         assert (await transfers(scene, fleet.prefills[1]))["computed"] >= CLIENTS + lost - moved
     with capsys.disabled():
         print(

@@ -1,4 +1,4 @@
-"""The pair of Ray deployments of the guide, with deployments of this test in place of Ray's."""
+"""Tests of the guide's pair of Ray deployments, with deployments of this test in place of Ray's."""
 
 import asyncio
 import sys
@@ -27,7 +27,7 @@ def service() -> Iterator[Reached]:
 
 @pytest.fixture
 def frontend(service: Reached, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The class of the guide."""
+    """Return the class of the guide."""
     ray, found = ModuleType("ray"), ModuleType("select_service.ray")
     vars(ray)["serve"] = serve = ModuleType("ray.serve")
     vars(serve)["deployment"] = lambda deployment: deployment
@@ -42,7 +42,7 @@ def frontend(service: Reached, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 class Handle:
-    """Handle of a deployment, whose calls return awaitable answers."""
+    """Handle of a deployment; calls return awaitable answers."""
 
     def __init__(self, name: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
         self.name, self.calls = name, calls

@@ -1,4 +1,4 @@
-"""The example of a client that is refused: against scripted answers, and against the service."""
+"""Tests of the example of a refused client: against scripted answers, and against the service."""
 
 import importlib.util
 import itertools
@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.builders.running import Running
-from tests.builders.waiting_clients import PROMPT, QUEUE, a_full_worker, held
+from tests.builders.waiting_clients import PROMPT, QUEUE, a_full_worker, count_reservations
 
 PATH = Path(__file__).parents[2] / "docs" / "examples" / "retry.py"
 BUSY = {"message": "All workers are busy", "type": "service_unavailable", "code": 503}
@@ -33,7 +33,7 @@ retry = loaded()
 
 
 class FakeServer:
-    """Answers with the given responses in turn, the last one for ever; time passes by sleeping."""
+    """Server with the given responses in turn, the last for ever; time passes by sleeping."""
 
     def __init__(self, *answers: httpx.Response) -> None:
         self._answers = itertools.chain(answers, itertools.repeat(answers[-1]))
@@ -71,7 +71,7 @@ def done() -> httpx.Response:
         refused(error="the queue is full", code="queue_full"),
     ],
 )
-def test_what_will_pass_is_asked_again(refusal):
+def test_transient_refusals_are_retried(refusal):
     server = FakeServer(refusal, refusal, done())
     assert server.ask(60.0) == DONE
     assert len(server.sent) == 3
@@ -87,7 +87,7 @@ def test_what_will_pass_is_asked_again(refusal):
         refused("soon"),
     ],
 )
-def test_what_will_not_pass_is_asked_once(refusal):
+def test_permanent_refusals_are_not_retried(refusal):
     server = FakeServer(refusal)
     with pytest.raises(retry.RefusedError) as refusals:
         server.ask(60.0)
@@ -95,7 +95,7 @@ def test_what_will_not_pass_is_asked_once(refusal):
     assert (len(server.sent), server.slept) == (1, [])
 
 
-def test_nobody_comes_before_retry_after_and_the_spread_grows():
+def test_no_retry_comes_before_retry_after_and_the_spread_grows():
     for chance in (0.0, 0.25, 0.999):
         server = FakeServer(*[refused(3)] * 10, done())
         server.ask(1000.0, chance)
@@ -111,14 +111,14 @@ def test_a_wait_beyond_the_deadline_is_not_begun():
     assert (len(server.sent), server.slept) == (1, [])
 
 
-def test_the_service_is_told_how_long_an_answer_is_of_use():
+def test_requests_carry_the_time_that_is_left():
     server = FakeServer(refused(4), done())
     server.ask(10.0, chance=0.0)
     assert b'"timeout_ms":10000' in server.sent[0]
     assert b'"timeout_ms":6000' in server.sent[1]
 
 
-def test_in_a_long_overload_retries_are_a_small_part_of_what_is_sent():
+def test_in_a_long_overload_retries_are_a_small_part_of_requests():
     server = FakeServer(refused(1))
     requests = 1000
     for _ in range(requests):
@@ -136,14 +136,14 @@ def running() -> Iterator[Running]:
 
 @pytest.fixture
 def service(running: Running) -> Iterator[Running]:
-    """Its only worker is full."""
+    """Return a service with a full worker, the only worker."""
     a_full_worker(running)
     yield running
     running.call("DELETE", "/workers/1")
 
 
 class Waits:
-    """Stands for sleeping: something happens in the service meanwhile."""
+    """Substitute of sleeping: meanwhile a call changes the service."""
 
     def __init__(self, service: Running, path: str, body: Any = None) -> None:
         self._call = ("POST", path, body)
@@ -170,7 +170,7 @@ def test_a_client_of_a_busy_service_is_served_when_it_comes_again(service):
     assert ask(service, sleep)["worker_id"] == 1
     assert len(sleep.seconds) == 1
     assert sleep.seconds[0] >= 1.0
-    assert held(service) == 2
+    assert count_reservations(service) == 2
     change = {"model": "m", "active_prefill_tokens_threshold": None}
     assert service.call("POST", "/busy_threshold", change).status == 200
 
@@ -188,16 +188,16 @@ def test_a_client_of_a_shed_tier_waits_half_a_minute_or_gives_up(service):
 
 
 @pytest.mark.process
-def test_a_client_whose_request_waits_in_the_queue_gives_up_at_its_deadline(service):
+def test_a_queued_client_gives_up_at_its_deadline(service):
     sleep = Waits(service, "/never")
     with pytest.raises(retry.RefusedError) as refusals:
         ask(service, sleep, deadline_s=0.2)
     assert refusals.value.answer.json()["code"] == "queue_timeout"
-    assert held(service) == 1
+    assert count_reservations(service) == 1
 
 
 @pytest.mark.process
-def test_a_client_that_asks_for_nonsense_is_told_once(service):
+def test_an_invalid_request_is_not_retried(service):
     sleep = Waits(service, "/never")
     with pytest.raises(retry.RefusedError) as refusals:
         ask(service, sleep, priority_tier="gold")

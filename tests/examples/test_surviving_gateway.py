@@ -1,4 +1,4 @@
-"""The example of a gateway: its clients do not notice what becomes of engines."""
+"""Tests of the example of a gateway: the clients do not notice the loss of engines."""
 
 import asyncio
 import os
@@ -31,12 +31,12 @@ HEALTH = (
     "--health-interval-secs=0.2",
     "--health-confirm-secs=0.1",
     f"--health-timeout-secs={PATIENCE_S}",
-    "--health-reporters=nobody",  # a gateway elsewhere is believed by its reservations alone
+    "--health-reporters=nobody",  # a gateway elsewhere counts by its reservations alone
 )
 LONG = f"--stall-secs={PATIENCE_S}", f"--first-token-secs={PATIENCE_S}"
 CLIENTS = 64
 HELD_AFTER = 8
-"""No answer is complete before this is lifted, however slow everything else is."""
+"""Tokens after which answers stop, so that no answer is complete however slow the rest is."""
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def lasting_engines(service: Reached) -> Iterator[tuple[Engine, Engine]]:
 
 @pytest.fixture
 def live_engines(lasting_engines: tuple[Engine, Engine]) -> Iterator[tuple[Engine, Engine]]:
-    """For tests whose engines outlive them."""
+    """Return engines that outlive a test."""
     for engine in lasting_engines:
         engine.recover()
         engine.register()
@@ -80,19 +80,19 @@ Event = Callable[[Scene, Engine], Coroutine[Any, Any, None]]
 
 
 def prompt_of(n: int) -> list[int] | str:
-    """Long enough that carrying its cache over would be faster than computing it again."""
+    """Return a prompt, every eighth so long that a moved cache is faster than computing again."""
     return f"prompt {n} " * 20 if n % 8 == 0 else [n, *range(40 + n % 7)]
 
 
 async def in_the_middle(
     scene: Scene, gateway: Gateway, engines: tuple[Engine, Engine], event: Event, held: int
 ) -> None:
-    """Many clients read from both engines, then something happens to the first one.
+    """Let many clients read from both engines, then apply the event to the first engine.
 
-    held: engines whose answers stop in the middle until then
+    held: number of engines with answers that stop in the middle until then
     """
     for engine in engines[:held]:
-        await scene.tell(engine, "hold", after=HELD_AFTER)
+        await scene.control(engine, "hold", after=HELD_AFTER)
     readers = [Reader(prompt_of(n)) for n in range(CLIENTS)]
     async with asyncio.TaskGroup() as group:
         for reader in readers:
@@ -100,7 +100,7 @@ async def in_the_middle(
         await eventually_on_loop(lambda: all(reader.tokens for reader in readers))
         assert await scene.booked(engines[0]) > 0
         await event(scene, engines[0])
-        await scene.tell(engines[1], "go")
+        await scene.control(engines[1], "go")
     for reader in readers:
         reader.check()
     await scene.until_freed()
@@ -122,7 +122,7 @@ async def moves_of(scene: Scene) -> list[Any]:
 async def play(
     service: Reached, gateway: Gateway, engines: tuple[Engine, Engine], event: Event, held: int = 2
 ) -> list[Any]:
-    """Events of moves meanwhile."""
+    """Return the events of moves during the scene."""
     async with scene_of(service) as scene:
         before = len(await moves_of(scene))
         await in_the_middle(scene, gateway, engines, event, held)
@@ -148,13 +148,13 @@ def test_an_engine_that_hangs_is_survived(service, engines):
         asyncio.run(play(service, gateway, engines, hanging, held=1))
 
 
-async def drained_and_left(scene: Scene, engine: Engine) -> None:
+async def drain_and_leave(scene: Scene, engine: Engine) -> None:
     await scene.ask("POST", f"/workers/{engine.worker_id}/drain")
 
-    async def is_left() -> bool:
+    async def has_no_requests() -> bool:
         return await scene.booked(engine) == await scene.streams(engine) == 0
 
-    await scene.until(is_left)
+    await scene.until(has_no_requests)
 
 
 CACHE = {"layers": 1, "kv_heads": 1, "head_dim": 1}
@@ -166,7 +166,7 @@ CACHE = {"layers": 1, "kv_heads": 1, "head_dim": 1}
 )
 def test_answers_leave_a_worker_that_an_operator_drains(service, gateway, method, fields):
     with two_engines(service, **fields) as engines:
-        moves = asyncio.run(play(service, gateway, engines, drained_and_left))
+        moves = asyncio.run(play(service, gateway, engines, drain_and_leave))
     assert {(move["cause"], move["method"]) for move in moves} == {("operator", method)}
 
 
@@ -196,18 +196,18 @@ async def test_an_engine_that_is_not_there_is_not_noticed(service, engines, gate
     ],
     ids=str,
 )
-async def test_an_engine_that_fails_by_its_own_words_is_not_noticed(
+async def test_an_engine_that_reports_a_failure_is_not_noticed(
     service, live_engines, gateway, fault
 ):
     async with scene_of(service) as scene:
-        await scene.tell(live_engines[0], "fail", **fault)
+        await scene.control(live_engines[0], "fail", **fault)
         await read_all(scene, gateway)
 
 
-async def test_what_an_engine_refuses_its_client_is_told(service, live_engines, gateway):
+async def test_a_client_gets_the_refusal_of_the_engine(service, live_engines, gateway):
     async with scene_of(service) as scene:
         for engine in live_engines:
-            await scene.tell(engine, "fail", status=400)
+            await scene.control(engine, "fail", status=400)
         async with scene.http.post(gateway.url, json={"prompt": [1]}) as answer:
             assert answer.status == 400
             assert (await answer.json())["error"]["message"] == "failing"
@@ -215,7 +215,7 @@ async def test_what_an_engine_refuses_its_client_is_told(service, live_engines, 
 
 
 def test_a_restart_of_the_service_is_not_noticed():
-    """It knows nothing of what is under way, and is told when an engine dies after that."""
+    """The service has no state of the running streams, and later learns of an engine's death."""
     port = free_port()
     place = ("--host", "127.0.0.1", "--port", str(port), "--threads", "1")
 
@@ -245,20 +245,20 @@ def test_a_restart_of_the_service_is_not_noticed():
         asyncio.run(play(service, gateway, engines, restarted))
 
 
-def test_a_gateway_that_is_asked_to_end_lets_its_clients_read_to_the_end(service, live_engines):
-    async def asked_to_end(scene: Scene, engine: Engine) -> None:
+def test_a_terminated_gateway_lets_its_clients_read_to_the_end(service, live_engines):
+    async def terminate_gateway(scene: Scene, engine: Engine) -> None:
         gateway.process.terminate()
-        await scene.tell(engine, "go")
+        await scene.control(engine, "go")
 
     with Gateway(service, *LONG) as gateway:
-        asyncio.run(play(service, gateway, live_engines, asked_to_end))
+        asyncio.run(play(service, gateway, live_engines, terminate_gateway))
         assert gateway.process.wait(PATIENCE_S) is not None
 
 
 async def test_a_client_that_leaves_frees_its_reservation_at_once(service, live_engines, gateway):
     async with scene_of(service) as scene:
-        await scene.tell(live_engines[0], "hold", after=HELD_AFTER)
-        await scene.tell(live_engines[1], "hold", after=0)
+        await scene.control(live_engines[0], "hold", after=HELD_AFTER)
+        await scene.control(live_engines[1], "hold", after=0)
         readers = [Reader([n]) for n in range(8)]
         reading = [asyncio.create_task(each.read(scene.http, gateway)) for each in readers]
 
@@ -274,7 +274,7 @@ async def test_a_client_that_leaves_frees_its_reservation_at_once(service, live_
         await scene.until(lambda: are(0))
 
 
-async def test_a_client_may_want_its_answer_in_one_piece(service, live_engines, gateway):
+async def test_a_client_may_request_an_answer_in_one_piece(service, live_engines, gateway):
     async with scene_of(service) as scene:
         for prompt in ("a text", [5, 6, 7]):
             body = {"prompt": prompt, "max_tokens": TOKENS}
@@ -290,7 +290,7 @@ async def test_a_client_may_want_its_answer_in_one_piece(service, live_engines, 
         await scene.until_freed()
 
 
-async def test_what_the_service_refuses_its_client_is_told(service, live_engines, gateway):
+async def test_a_client_gets_the_refusal_of_the_service(service, live_engines, gateway):
     async with scene_of(service) as scene:
         await scene.ask("POST", "/admission/shed", {"tier": "standard"})
         async with scene.http.post(gateway.url, json={"prompt": [1]}) as answer:
@@ -312,7 +312,7 @@ async def test_what_the_service_refuses_its_client_is_told(service, live_engines
         {"prompt": [1], "max_tokens": 0},
     ],
 )
-async def test_what_no_engine_could_take_over_is_refused(service, gateway, body):
+async def test_requests_that_no_engine_could_take_over_are_refused(service, gateway, body):
     async with scene_of(service) as scene, scene.http.post(gateway.url, json=body) as answer:
         assert answer.status == 400
         assert (await answer.json())["error"]["message"]

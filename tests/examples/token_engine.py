@@ -1,18 +1,18 @@
-"""An engine as a process of its own: each token is a formula over all tokens before it.
+"""An engine as a separate process: each token is a formula over all tokens before.
 
-So an answer that goes on elsewhere, from its prompt and what there was of it, is the answer that it
-would have been.  It streams as vLLM does, with a pause before each token and without a text where a
-token ends within a character, and answers canaries.
+So an answer that continues elsewhere, from its prompt and its first tokens, equals the undisturbed
+answer. The engine streams as vLLM does, with a pause before each token and without a text where a
+token ends within a character. The engine also answers canaries.
 
-    POST /hold {"after": n}     streams stop after n tokens, and chats in one piece, until POST /go
-    POST /fail {"after": n, "by": what}     streams end after n tokens, by what they say: "abort" or
-                                "error" as vLLM does, or "nothing";  {"status": s}: no stream begins
-    GET /streams                those that are under way
-    GET /transfers              how many prompts were computed here for others, and came from others
+    POST /hold {"after": n}     streams stop after n tokens, and whole chats too, until POST /go
+    POST /fail {"after": n, "by": kind}     streams end after n tokens, by kind: "abort" or
+                                "error" as vLLM does, or "nothing"; {"status": s}: no stream begins
+    GET /streams                number of running streams
+    GET /transfers              numbers of prompts computed for other engines, and fetched from them
 
-Prefill and decode apart, as vLLM's NixlConnector does it: a request with `do_remote_decode` gets
-`kv_transfer_params` in its reply, and the state after the prompt is kept for the engine that comes
-with them. That engine fetches the state and knows nothing of the prompt. With `--no-prefill` an
+Prefill and decode are separate, as in vLLM's NixlConnector: a request with `do_remote_decode` gets
+`kv_transfer_params` in the reply, and the state after the prompt is kept for the engine that gets
+these parameters. That engine fetches the state and does not read the prompt. With `--no-prefill` an
 engine refuses prompts without a state.
 """
 
@@ -36,12 +36,12 @@ PAUSE_S = 0.002
 
 
 def generated(tokens: list[int]) -> Iterator[int]:
-    """What follows them, without an end."""
+    """Yield the tokens that follow, without an end."""
     return generated_from(state_after(tokens))
 
 
 def state_after(tokens: list[int]) -> int:
-    """All that the engine has to know of a prompt."""
+    """Return the state after a prompt, which is all that the engine needs of the prompt."""
     state = 1
     for token in tokens:
         state = _after(state, token)
@@ -64,13 +64,13 @@ def ids_of(prompt: list[int] | str) -> list[int]:
 
 
 def text_in(body: dict[str, Any]) -> str:
-    """Of a prompt or of messages."""
+    """Return the text of a prompt or of messages."""
     messages = body.get("messages")
     return body["prompt"] if messages is None else "".join(each["content"] for each in messages)
 
 
 def texts_of(tokens: Iterable[int]) -> Iterator[str]:
-    """Of each; some are but the beginning of a character, and readable with the next token."""
+    """Yield the text of each token; some tokens only begin a character, so their text is empty."""
     begun = ""
     for token in tokens:
         text = f"{begun}<{token}>"
@@ -79,7 +79,7 @@ def texts_of(tokens: Iterable[int]) -> Iterator[str]:
 
 
 def text_of(tokens: Iterable[int]) -> str:
-    """Of all; a beginning at the end is not written."""
+    """Return the text of all tokens, without an incomplete character at the end."""
     return "".join(texts_of(tokens))
 
 
@@ -87,7 +87,10 @@ class TokenEngine:
     """All streams of this process."""
 
     def __init__(self, port: int = 0, *, has_prefill: bool = True) -> None:
-        """has_prefill: does it compute prompts?"""
+        """Start without streams.
+
+        has_prefill: whether the engine computes prompts
+        """
         self._port, self._has_prefill = port, has_prefill
         self._kept: dict[str, int] = {}
         """States after prompts, for other engines."""
@@ -117,7 +120,7 @@ class TokenEngine:
         return JSONResponse({**self._read_chunk(choice), "usage": usage})
 
     async def _prefill(self, body: dict[str, Any]) -> Response:
-        """For an engine that goes on; as vLLM answers."""
+        """Compute a prompt for an engine that continues; answer as vLLM does."""
         if body["max_tokens"] != 1 or body.get("stream"):
             return JSONResponse({"error": {"message": "one token, in one piece"}}, 400)
         if self._hold_after is not None:
@@ -142,7 +145,7 @@ class TokenEngine:
         return JSONResponse({**answer, "kv_transfer_params": passed})
 
     async def _state_of(self, body: dict[str, Any], transfer: dict[str, Any]) -> int:
-        """Raises LookupError if the state cannot be had."""
+        """Return the state of a prompt. Raises LookupError if the state is not available."""
         if not transfer.get("do_remote_prefill"):
             if not self._has_prefill:
                 raise LookupError("this engine computes no prompts: give kv_transfer_params")
@@ -158,8 +161,8 @@ class TokenEngine:
         self._n_fetched += 1
         return state
 
-    async def kept(self, request: Request) -> Response:
-        """The state of a prompt, once."""
+    async def hand_over_state(self, request: Request) -> Response:
+        """Return the state of a prompt, only once."""
         state = self._kept.pop(request.path_params["name"], None)
         return JSONResponse({"state": state}, 404 if state is None else 200)
 
@@ -167,7 +170,7 @@ class TokenEngine:
         return JSONResponse({"computed": self._n_kept, "fetched": self._n_fetched})
 
     async def chat(self, request: Request) -> Response:
-        """The prompt is the content of all messages."""
+        """Answer a chat; the prompt is the content of all messages."""
         body = await request.json()
         told = {**body, "prompt": text_in(body), "return_token_ids": False}
         if body.get("stream"):
@@ -221,7 +224,7 @@ class TokenEngine:
             self._streams -= 1
 
     def _last(self, body: dict[str, Any]) -> str:
-        """Of a stream that fails."""
+        """Return the last chunk of a stream that fails."""
         if self._fails["by"] == "nothing":
             return "data: [DONE]\n\n"
         error = {"error": {"message": "EngineCore encountered an issue", "code": 500}}
@@ -285,7 +288,7 @@ def main() -> None:
         Route("/fail", engine.fail, methods=["POST"]),
         Route("/streams", engine.streams),
         Route("/transfers", engine.transfers),
-        Route("/kept/{name}", engine.kept),
+        Route("/kept/{name}", engine.hand_over_state),
         Route("/health", engine.health),
     ]
     uvicorn.run(Starlette(routes=routes), host="127.0.0.1", port=port, log_level="warning")

@@ -1,4 +1,4 @@
-"""Memory between guard bytes, for arrays that compiled code reaches by their addresses."""
+"""Memory between guard bytes, for arrays that compiled code reaches by address."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,14 +16,14 @@ from select_service.fastpath import (
 )
 
 GUARDED = (response_templates, fastpath_counts, partition_cache, service_handler)
-"""Modules that make the arrays of the fast path."""
+"""Modules that create the arrays of the fast path."""
 GUARD_BYTES = 4096
 
 
 class Arena:
-    """numpy to a module that makes arrays: all that it makes lies between guards.
+    """Substitute of numpy for a module that creates arrays: every array is between guard bytes.
 
-    What numpy would leave as it is found is filled with guard bytes, too.
+    Memory that numpy would leave uninitialized is filled with guard bytes, too.
     """
 
     def __init__(self, guard: int) -> None:
@@ -65,7 +65,7 @@ class Arena:
 
 @contextmanager
 def guarded(guard: int) -> Iterator[Arena]:
-    """What the fast path makes meanwhile lies between such bytes."""
+    """Put the arrays that the fast path creates inside the context between these guard bytes."""
     arena = Arena(guard)
     with ExitStack() as stack:
         for module in GUARDED:

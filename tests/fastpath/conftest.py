@@ -8,7 +8,7 @@ from tests.builders.conversation import Conversation
 
 @pytest.fixture
 def lean_connections(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Conversations are with the protocol of the fast path."""
+    """Use the protocol of the fast path for all conversations."""
     monkeypatch.setattr(Conversation, "is_lean", True)
     yield
     assert BODY_BUDGET.used == 0

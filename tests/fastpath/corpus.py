@@ -1,4 +1,4 @@
-"""Inputs that led scripts/fuzz to new places of the reader: a file of Python bytes, one a line."""
+"""Inputs that led scripts/fuzz to new places of the reader: a bytes literal per line."""
 
 import ast
 from collections.abc import Iterable
@@ -12,6 +12,6 @@ def load() -> list[bytes]:
 
 
 def save(inputs: Iterable[bytes]) -> None:
-    """Shortest first."""
+    """Write the inputs, the shortest first."""
     ordered = sorted(inputs, key=lambda data: (len(data), data))
     CORPUS.write_text("".join(f"{data!r}\n" for data in ordered))

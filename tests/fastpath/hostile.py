@@ -1,6 +1,6 @@
-"""Requests at the edges of what a reader may take: numbers, texts, heads and framing, one by one.
+"""Requests at the limits of the reader: numbers, texts, heads and framing, case by case.
 
-Beside the walks of `test_equality`, which come upon such things by chance.
+The walks of `test_equality` meet such cases only by chance.
 """
 
 from collections.abc import Iterator
@@ -88,7 +88,7 @@ HEADS = (
 )
 
 
-def said(
+def render_request(
     body: bytes, path: bytes = b"/select", method: bytes = b"POST", headers: bytes = b""
 ) -> bytes:
     head = b"%s %s HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n" % (method, path)
@@ -105,60 +105,66 @@ def cases() -> Iterator[Case]:
 def _numbers() -> Iterator[Case]:
     hashes = b'{"model_name":"llama","block_hashes":[%s],"sequence_hashes":[%s],"isl_tokens":%s}'
     for n in NUMBERS:
-        yield "a hash", said(hashes % (n, b"1", b"5"))
-        yield "the second hash", said(hashes % (b"1," + n, n + b",2", b"5"))
-        yield "a hash behind a blank", said(hashes % (b"1, " + n, n + b", 2", b"5"))
-        yield "a length", said(hashes % (b"1", b"1", n))
+        yield "a hash", render_request(hashes % (n, b"1", b"5"))
+        yield "the second hash", render_request(hashes % (b"1," + n, n + b",2", b"5"))
+        yield "a hash behind a blank", render_request(hashes % (b"1, " + n, n + b", 2", b"5"))
+        yield "a length", render_request(hashes % (b"1", b"1", n))
         for between in (b"[%s]", b"[1,%s,4,5,6]", b"[1, %s, 4, 5, 6]"):
-            yield "a token", said(b'{"model_name":"llama","token_ids":%s}' % (between % n))
+            yield (
+                "a token",
+                render_request(b'{"model_name":"llama","token_ids":%s}' % (between % n)),
+            )
         for key in NUMBERS_OF_RESERVATIONS:
             yield key.decode(), _reserve({**RESERVED, key: n}) + _free(b"z")
     for n in FRACTIONS:
-        yield "a fraction", said(b'{"decay_fraction":%s}' % n, b"/reservations/live/output_block")
+        yield (
+            "a fraction",
+            render_request(b'{"decay_fraction":%s}' % n, b"/reservations/live/output_block"),
+        )
 
 
 def _reserve(numbers: dict[bytes, bytes]) -> bytes:
     named = b"".join(b',"%s":%s' % number for number in numbers.items())
     body = b'{"model_name":"llama","reservation_id":"z","sequence_hashes":[1,2]%s}' % named
-    return said(body, b"/reservations")
+    return render_request(body, b"/reservations")
 
 
 def _free(name: bytes) -> bytes:
-    return said(b"", b"/reservations/" + name, b"DELETE")
+    return render_request(b"", b"/reservations/" + name, b"DELETE")
 
 
 def _texts() -> Iterator[Case]:
     for text in [b"i" * n for n in LENGTHS] + [b"a%sb" % byte for byte in (*BYTES, *ESCAPES)]:
-        yield "selection id", said(TOKENS % (b',"selection_id":"%s"' % text))
-        booked = said(TOKENS % (b',"reservation_id":"%s"' % text), b"/select_and_reserve")
+        yield "selection id", render_request(TOKENS % (b',"selection_id":"%s"' % text))
+        booked = render_request(TOKENS % (b',"reservation_id":"%s"' % text), b"/select_and_reserve")
         yield "reservation id", booked + _free(text)
-        yield "model", said(b'{"model_name":"%s","token_ids":[1,2,3,4]}' % text)
-        yield "key", said(TOKENS % (b',"%s":"a"' % text))
-        yield "path", said(b"", b"/reservations/%s/renew" % text)
+        yield "model", render_request(b'{"model_name":"%s","token_ids":[1,2,3,4]}' % text)
+        yield "key", render_request(TOKENS % (b',"%s":"a"' % text))
+        yield "path", render_request(b"", b"/reservations/%s/renew" % text)
 
 
 def _bodies() -> Iterator[Case]:
     for member in MEMBERS:
         for path in (b"/select", b"/select_and_reserve", b"/reservations"):
-            yield f"member {member!r}", said(TOKENS % member, path)
+            yield f"member {member!r}", render_request(TOKENS % member, path)
     for byte in BYTES:
         for body in (
             byte + USUAL_BODY,
             USUAL_BODY + byte,
             USUAL_BODY.replace(b",", b"," + byte, 1),
         ):
-            yield "a byte in a body", said(body)
+            yield "a byte in a body", render_request(body)
 
 
 def _heads() -> Iterator[Case]:
-    """Each with a request behind it, which must not be taken for something else."""
+    """Yield heads, each with a following request that must not be taken for something else."""
     rest = b"Host: a\r\nContent-Type: application/json\r\n"
-    behind = said(USUAL_BODY)
+    behind = render_request(USUAL_BODY)
     for line in LINES:
         yield "request line", line + b"\r\n" + rest + LENGTH + b"\r\n" + USUAL_BODY + behind
     for head in HEADS:
         yield "head", b"POST /select HTTP/1.1\r\n" + rest + head + b"\r\n" + USUAL_BODY + behind
     for byte in BYTES:
-        yield "a byte in a value", said(USUAL_BODY, headers=b"X-A: a%sb\r\n" % byte)
-        yield "a byte in a name", said(USUAL_BODY, headers=b"X%sA: b\r\n" % byte)
-        yield "a byte before", byte + said(USUAL_BODY)
+        yield "a byte in a value", render_request(USUAL_BODY, headers=b"X-A: a%sb\r\n" % byte)
+        yield "a byte in a name", render_request(USUAL_BODY, headers=b"X%sA: b\r\n" % byte)
+        yield "a byte before", byte + render_request(USUAL_BODY)

@@ -1,4 +1,4 @@
-"""Conversations with the protocol that meets the bytes, on connections without a socket."""
+"""Conversations with the protocol of the fast path, on connections without a socket."""
 
 from select_service.http import bounded_protocol as bounds
 from select_service.http.body_codec import BODY_BYTES_FREE
@@ -11,12 +11,12 @@ LARGE = BODY_BYTES_FREE + 1000
 
 
 def looks(seconds: float) -> int:
-    """How often the watch looks before it has seen so long a time."""
+    """Return how often the watch looks before that time has passed."""
     return int(seconds / bounds.WATCH_EVERY_S) + 1
 
 
 def slow_reader() -> tuple[Conversation, SlowWire]:
-    """Whose client reads when it is told to."""
+    """Return a conversation with a client that reads on demand."""
     wire = SlowWire()
     conversation = Conversation(wire)
     wire.protocol, wire.is_reading = conversation.protocol, False

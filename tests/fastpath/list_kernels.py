@@ -1,7 +1,7 @@
-"""The readers of lists of numbers, as entries of their own."""
+"""The readers of lists of numbers as separate compiled entries."""
 
 # mypy: ignore-errors
-# The decorator erases the signature, so that checking types here would prove nothing.
+# The decorator erases the signature, so type checks here would prove nothing.
 
 from indexer.jit.decorators import READ_ONLY, compiled
 from select_service.fastpath.parsing import number_list_kernels

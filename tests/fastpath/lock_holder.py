@@ -1,4 +1,4 @@
-"""A thread that has a lock while another one comes to it."""
+"""A thread that holds a lock while another thread requests the lock."""
 
 import threading
 from collections.abc import Iterator
@@ -8,14 +8,14 @@ from indexer.jit.mutex import Mutex
 
 _DEADLINE_S = 60.0
 _TURNS = 20_000
-"""Of a loop in bytecode, while the other thread comes to the lock."""
+"""Turns of a loop in bytecode, while the other thread requests the lock."""
 
 
 @contextmanager
-def held_by_another(lock: Mutex) -> Iterator[list[str]]:
-    """What the block does that needs the lock has to wait: another thread has it when it begins.
+def hold_lock_elsewhere(lock: Mutex) -> Iterator[list[str]]:
+    """Make the block wait for a lock that another thread holds at the start.
 
-    Yields who has done their part so far: "held", when the other one gives it back.
+    Yields the order of events; "held" marks the moment when the other thread releases the lock.
     """
     order: list[str] = []
     is_held, asks = threading.Event(), threading.Event()

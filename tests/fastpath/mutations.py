@@ -1,4 +1,4 @@
-"""Requests with something changed in them: what is near to usual, and what smugglers try."""
+"""Requests with changes: nearly usual requests, and attempts of request smuggling."""
 
 import re
 from random import Random
@@ -50,7 +50,7 @@ CHANGES_MAX = 3
 
 
 def mutated(data: bytes, random: Random) -> bytes:
-    """Some changes; then, mostly, the length of the body is what the head says again."""
+    """Return changed data; mostly the head then has the right length of the body again."""
     for _ in range(random.randint(1, CHANGES_MAX)):
         data = _changed(data, random)
     return _with_its_length(data) if random.random() < 0.7 else data
@@ -67,7 +67,7 @@ def _changed(data: bytes, random: Random) -> bytes:
     if kind == 2:
         return data[:at] + data[to:]
     if kind == 3:
-        return data[:to] + data[at:]  # once more
+        return data[:to] + data[at:]  # repeat a part
     lines = re.split(rb"(?<=\r\n)|(?<=, )", data)
     one, other = random.randrange(len(lines)), random.randrange(len(lines))
     lines[one], lines[other] = lines[other], lines[one]

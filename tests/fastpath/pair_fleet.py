@@ -1,4 +1,4 @@
-"""Two services with workers for pairs, and what both must agree on."""
+"""Two services with workers for pairs, and the state on which both must agree."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from indexer.tiers import Tier
 from select_service.core.identity import Rank
 from tests.builders import worker_body
 from tests.fastpath.said import get, post, prompt_of
-from tests.fastpath.test_equality import counted, observed_of
+from tests.fastpath.test_equality import observed_of, timeless_metrics
 from tests.fastpath.two_services import Side, TwoServices
 
 ROLES = {1: "prefill", 2: "prefill", 3: "decode", 4: "decode", 5: "aggregated"}
@@ -22,7 +22,10 @@ TIMED = re.compile(r'"seconds_ago":[0-9.]+')
 
 
 def pair_worker(worker_id: int, kind: str | None, ranks: int) -> dict[str, Any]:
-    """Return the registration of a worker; kind: its connector, None without one"""
+    """Return the registration of a worker.
+
+    kind: connector of the worker; None means no connector
+    """
     transfer = {"kind": kind, "host": f"h{worker_id % 3}", "link_gbps": 100.0}
     transfer |= {"bytes_per_token": 131072.0, "bootstrap_host": "b", "bootstrap_port": 8998}
     if kind == "moriio":
@@ -44,15 +47,15 @@ def pair_services(*flags: str, kind: str | None = "nixl", ranks: int = 1) -> Two
     for side in sides_of(two):
         side.selector.followers.traffic.close_slots(monotonic())
     for worker_id in ROLES:
-        answer = two.say(post("/workers", pair_worker(worker_id, kind, ranks)))
+        answer = two.send(post("/workers", pair_worker(worker_id, kind, ranks)))
         assert answer.startswith(b"HTTP/1.1 201"), answer
     return two
 
 
 def book_first(two: TwoServices, name: str = "first") -> None:
-    """Book a pair by the ordinary path: the ledger gets to know the partition."""
+    """Book a pair by the ordinary path, so that the ledger learns the partition."""
     body = {"reservation_id": name, "local": "never", **prompt_of(9, True)}
-    assert two.say(post("/select_pair_and_reserve", body)).startswith(b"HTTP/1.1 200")
+    assert two.send(post("/select_pair_and_reserve", body)).startswith(b"HTTP/1.1 200")
 
 
 def sides_of(two: TwoServices) -> tuple[Side, Side]:
@@ -60,7 +63,7 @@ def sides_of(two: TwoServices) -> tuple[Side, Side]:
 
 
 def store(two: TwoServices, worker_id: int, blocks: int) -> None:
-    """Store the first blocks of all prompts on a rank of both services, if it is there."""
+    """Store the first blocks of all prompts on a rank of both services, if the rank exists."""
     tokens = np.array(prompt_of(4 * blocks, as_tokens=True)["token_ids"], np.uint32)
     hashes = compute_block_hashes(tokens, 4)
     for side in sides_of(two):
@@ -71,7 +74,7 @@ def store(two: TwoServices, worker_id: int, blocks: int) -> None:
 
 
 def later(two: TwoServices, seconds: float) -> None:
-    """Let transfers and leases end as they would after some seconds."""
+    """End transfers and leases as after some seconds."""
     for side in sides_of(two):
         selector, now = side.selector, monotonic() + seconds
         while selector.pairs.book.expire_transfers(now):
@@ -82,7 +85,7 @@ def later(two: TwoServices, seconds: float) -> None:
 
 
 def pairs_of(side: Side) -> Any:
-    """Return everything that a service has of its pairs, with the tokens on their way by host."""
+    """Return everything that a service has of pairs, with the tokens in transit by host."""
     pairs, book = side.selector.pairs, side.selector.pairs.book
     present = list(side.selector.fleet.partitions.values())
     states = [pairs.links._of[each] for each in present if pairs.links.find_traffic(each)]
@@ -117,7 +120,7 @@ def pairs_of(side: Side) -> Any:
 
 def reservations_of(side: Side) -> list[dict[str, Any]]:
     """Return the rows of all reservations, both legs apart, without times."""
-    answer = side.say(get("/reservations?limit=1000&separate_legs=true&sequence_hashes=true"))
+    answer = side.send(get("/reservations?limit=1000&separate_legs=true&sequence_hashes=true"))
     rows = json.loads(answer.partition(b"\r\n\r\n")[2])["reservations"]
     return [{k: v for k, v in row.items() if not k.endswith("_seconds")} for row in rows]
 
@@ -128,10 +131,10 @@ def check_agreement(two: TwoServices) -> None:
     assert observed_of(fast) == observed_of(ordinary)
     assert reservations_of(fast) == reservations_of(ordinary)
     assert pairs_of(fast) == pairs_of(ordinary)
-    loads = [side.say(get("/loads")) for side in (fast, ordinary)]
+    loads = [side.send(get("/loads")) for side in (fast, ordinary)]
     assert loads[0] == loads[1]
     for name in pairs_of(fast)[1]:
-        views = [side.say(get(f"/decisions/{name}")).decode() for side in (fast, ordinary)]
+        views = [side.send(get(f"/decisions/{name}")).decode() for side in (fast, ordinary)]
         views = [TIMED.sub("", view.partition("\r\n\r\n")[2]) for view in views]
         assert views[0] == views[1]
     for side in (fast, ordinary):
@@ -139,8 +142,8 @@ def check_agreement(two: TwoServices) -> None:
 
 
 def observation_of(side: Side) -> dict[str, Any]:
-    """Return the observation of all requests, without what depends on time."""
-    answer = side.say(get("/planner/observation?window_s=3600"))
+    """Return the observation of all requests, without values that depend on time."""
+    answer = side.send(get("/planner/observation?window_s=3600"))
     found: dict[str, Any] = json.loads(answer.partition(b"\r\n\r\n")[2])
     timed = ("window_s", "complete", "arrival_variation", "prefill_s", "decode_s")
     times = {name: sum(found[name]["counts"]) for name in ("ttft_s", "itl_s") if name in found}
@@ -150,9 +153,9 @@ def observation_of(side: Side) -> dict[str, Any]:
 
 def listed_decisions(side: Side) -> list[dict[str, Any]]:
     """Return the rows of all kept decisions, without times."""
-    answer = side.say(get("/decisions?limit=1000"))
+    answer = side.send(get("/decisions?limit=1000"))
     rows = json.loads(answer.partition(b"\r\n\r\n")[2])["decisions"]
-    # Those of one millisecond come in any order.
+    # Decisions of the same millisecond come in any order.
     return sorted((row | {"seconds_ago": None} for row in rows), key=json.dumps)
 
 
@@ -163,5 +166,5 @@ def check_metrics(two: TwoServices) -> None:
     )
     assert observations[0] == observations[1]
     assert lists[0] == lists[1]
-    fast, ordinary = (set(counted(side.say(get("/metrics")))) for side in sides_of(two))
+    fast, ordinary = (set(timeless_metrics(side.send(get("/metrics")))) for side in sides_of(two))
     assert (fast - ordinary, ordinary - fast) == (set(), set())

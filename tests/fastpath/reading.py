@@ -1,8 +1,8 @@
-"""What the compiled reader makes of bytes, and what the ordinary path makes of them, as one record.
+"""Requests as read by the compiled reader and as read by the ordinary path, as the same record.
 
 The ordinary path is httptools with `http.request_head`, `http.body_codec` and `schemas`, as
-`BoundedProtocol` and
-the handlers use them; a request that it refuses, warns of or answers in another way is None.
+`BoundedProtocol` and the handlers use these parts. A request that the ordinary path refuses, warns
+of or answers in another way is None.
 """
 
 from typing import Any, NamedTuple
@@ -61,18 +61,18 @@ LOCAL_RULES = {layout.AUTO: "auto", layout.NEVER: "never", layout.ALWAYS: "alway
 
 
 class Request(NamedTuple):
-    """A request as it is understood."""
+    """Request as a reader understands the bytes."""
 
     size: int
-    """bytes of it"""
+    """Number of bytes of the request."""
     route: int
     path_id: str | None = None
     policy_class: str | None = None
     texts: tuple[str | None, ...] | None = None
-    """selection_id, reservation_id, model_name, tenant_id; of what has a prompt"""
+    """selection_id, reservation_id, model_name, tenant_id; only for requests with a prompt."""
     worker_id: int | None = None
     dp_rank: int | None = None
-    """None for 0, which is what it is when it is left out"""
+    """Rank; None means 0, the default."""
     effective_prefill_tokens: int | None = None
     expected_output_tokens: int | None = None
     isl_tokens: int | None = None
@@ -81,13 +81,13 @@ class Request(NamedTuple):
     tokens: tuple[int, ...] | None = None
     decay_fraction: float | None = None
     dialect: tuple[bool, bool] | None = None
-    """Whether selection_id names the reservation, and whether the answer has hashes; of bookings"""
+    """Flags of bookings: selection_id names the reservation; the answer has hashes."""
     local: str | None = None
-    """Of pairs"""
+    """Choice between a pair and a single rank; only for pairs."""
 
 
 def state_of(data: bytes, at: int = 0, end: int | None = None) -> int:
-    """What the reader says of data[at:end]; the fields are those of the last call."""
+    """Return the reader's state for data[at:end]; the fields are those of the last call."""
     end = len(data) if end is None else end
     state: int = read_request(data, at, end, FIELDS, BLOCKS, SEQUENCE, TOKENS)
     assert state in (COMMON, INCOMPLETE, NOT_COMMON)
@@ -95,7 +95,7 @@ def state_of(data: bytes, at: int = 0, end: int | None = None) -> int:
 
 
 def read(data: bytes, at: int = 0, end: int | None = None) -> Request | None:
-    """None unless it is usual."""
+    """Return the request if the reader takes it as usual, else None."""
     return _request(data, at) if state_of(data, at, end) == COMMON else None
 
 
@@ -150,7 +150,7 @@ def _dialect(route: int) -> tuple[bool, bool] | None:
 
 
 class _Head:
-    """The callbacks of httptools, as uvicorn has them."""
+    """Callbacks of httptools, as in uvicorn."""
 
     def __init__(self) -> None:
         self.url, self.body = b"", b""
@@ -175,12 +175,12 @@ class _Head:
 
 
 def is_complete(data: bytes) -> bool:
-    """Has the ordinary path all of a request?"""
+    """Return whether the ordinary path has all of a request."""
     return _parsed(data) is not None
 
 
 def _parsed(data: bytes) -> tuple[_Head, httptools.HttpRequestParser] | None:
-    """A request, whether or not it is refused afterwards."""
+    """Parse a request, whether or not the service refuses it afterwards."""
     head = _Head()
     parser = httptools.HttpRequestParser(head)
     parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -192,7 +192,7 @@ def _parsed(data: bytes) -> tuple[_Head, httptools.HttpRequestParser] | None:
 
 
 def ordinary(data: bytes) -> Request | None:
-    """As the ordinary path reads one request that `data` is, nothing behind it."""
+    """Return the request as the ordinary path reads `data`, which must hold exactly one request."""
     parsed = _parsed(data)
     if parsed is None:
         return None
@@ -265,7 +265,7 @@ KNOWN = frozenset(key.decode() for key, entry, _, _ in KEYS if entry != NULL_ONL
 
 
 def _has_only_what_we_know(body: msgspec.Struct) -> bool:
-    """Are all other fields as if they were not given?"""
+    """Return whether all other fields have default values."""
     given = {
         name: value
         for name, value in msgspec.structs.asdict(body).items()
@@ -284,9 +284,9 @@ def _texts(body: Any) -> tuple[str | None, ...]:
 
 
 def agrees(data: bytes) -> bool:
-    """Is it usual?  Then the ordinary path reads the same.
+    """Return whether a request is usual; if so, check that the ordinary path reads the same.
 
-    Where the reader waits for more it knows for how much, and the ordinary path does so, too.
+    Where the reader waits for more bytes and knows the number, the ordinary path must wait, too.
     """
     found = read(data)
     if found is not None:

@@ -50,21 +50,24 @@ LEFT_OUT = (
     *("strict_priority", "priority_tier", "timeout_ms", "pinned_worker", "allowed_worker_ids"),
     *("deadline_ms", "fairness_id"),
 )
-"""Of what chooses a rank; clients write null for what they leave out."""
+"""Fields of requests that choose a rank; clients write null for absent values."""
 
 
 WAITING = {"timeout_ms": 3_600_000, "deadline_ms": 0, "fairness_id": "customer 4"}
-"""What matters only to requests that wait."""
+"""Fields that matter only to requests that wait."""
 
 
 LEGS = ("prefill", "decode", "topology", *LEFT_OUT)
-"""The same of what chooses a pair."""
+"""Fields of requests that choose a pair; clients write null for absent values."""
 
 
 def request(
     line: str, headers: Headers = HTTPX, body: object = None, compact: bool = False
 ) -> bytes:
-    """line: method and path.  The headers of a body are added when there is one."""
+    """Return a request as bytes; a body adds the headers of JSON.
+
+    line: method and path
+    """
     head = [f"{line} HTTP/1.1", *(f"{name}: {value}" for name, value in headers)]
     content = b""
     if body is not None:

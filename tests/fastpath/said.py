@@ -1,4 +1,4 @@
-"""What is said to services in tests: requests with a prompt of some length, and their answers."""
+"""Requests with a prompt of some length for services in tests, and the answers."""
 
 import json
 from typing import Any
@@ -20,7 +20,7 @@ def get(path: str) -> bytes:
 
 
 def scope_of(scope: tuple[str, str], spelling: int) -> dict[str, str]:
-    """In one of the ways to name it."""
+    """Return the fields of a scope, in a spelling that depends on the number."""
     model, tenant = scope
     if tenant == "default" and spelling % 2:
         return {"model_name": model}
@@ -40,14 +40,14 @@ def prompt_of(length: int, as_tokens: bool) -> dict[str, Any]:
 
 
 def hashes_of(length: int) -> dict[str, Any]:
-    """What an answer with hashes has more than one without."""
+    """Return the fields by which an answer with hashes exceeds an answer without hashes."""
     told = prompt_of(length, as_tokens=False)
     del told["block_hashes"]
     return told
 
 
 def chosen_in(answer: bytes) -> dict[str, Any] | None:
-    """The body of an answer; None: it is a refusal."""
+    """Return the body of an answer, or None if the answer is a refusal."""
     if not answer.startswith(b"HTTP/1.1 200 "):
         return None
     body: dict[str, Any] = json.loads(answer.partition(b"\r\n\r\n")[2])

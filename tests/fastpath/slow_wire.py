@@ -1,4 +1,4 @@
-"""A connection whose client reads when it is told to."""
+"""A connection with a client that reads on demand."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ HIGH_WATER = 200
 
 
 class SlowWire(Wire):
-    """Buffers what is written, tells the protocol above HIGH_WATER, and when all is taken.
+    """Wire that buffers writes and notifies the protocol above HIGH_WATER and when empty again.
 
-    `most`: bytes that were ever unsent.
+    most: largest number of unsent bytes
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class SlowWire(Wire):
         return len(self.unsent)
 
     def take(self) -> None:
-        """The client reads all there is."""
+        """Read all available data as the client."""
         self.written += self.unsent
         self.unsent = b""
         if self.told:

@@ -1,4 +1,4 @@
-"""Texts of ranks, for answers that only need numbers."""
+"""Tests of the texts of ranks, for answers that only need numbers."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.fastpath.test_equality import post, prompt_of
 
 
 def test_texts_that_are_made_stay_while_further_ranks_come(monkeypatch):
-    """A rank that comes is chosen at once: making room for its text must not cost all others."""
+    """A new rank is chosen at once: room for the new text must not cost all other texts."""
     selector = a_selector()
     selector.register_worker(a_worker(0))
     partition = selector.fleet.partitions[KEY]
@@ -37,22 +37,22 @@ def test_texts_that_are_made_stay_while_further_ranks_come(monkeypatch):
     assert len(moved) <= 9
 
 
-def none_left(*_: object, **__: object) -> None:
+def raise_memory_error(*_: object, **__: object) -> None:
     raise MemoryError
 
 
 @pytest.mark.parametrize("method", ["__init__", "_ensure_slots", "render_template"])
 def test_where_no_memory_is_left_for_texts_the_ordinary_path_answers(monkeypatch, method):
-    """Not now and then: as long as it is so."""
+    """The ordinary path answers every request as long as the memory is short."""
     asked = post("/select", prompt_of(31, True)), select_and_reserve(None)
     with services() as two:
         with monkeypatch.context() as patch:
-            patch.setattr(ResponseTemplates, method, none_left)
+            patch.setattr(ResponseTemplates, method, raise_memory_error)
             for data in 2 * asked:
-                assert two.say(data).startswith(b"HTTP/1.1 20")
+                assert two.send(data).startswith(b"HTTP/1.1 20")
             assert two.answered == 0
         for data in asked:
-            assert two.say(data).startswith(b"HTTP/1.1 20")
+            assert two.send(data).startswith(b"HTTP/1.1 20")
         assert two.answered == len(asked)
 
 

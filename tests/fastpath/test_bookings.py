@@ -1,4 +1,4 @@
-"""Reservations that compiled code changes itself, and those that it leaves to the verbs."""
+"""Tests of reservations that compiled code changes itself, and of those left to the verbs."""
 
 import json
 from time import monotonic
@@ -25,7 +25,10 @@ OWN_IDENTITIES = ("DYN_ROUTER_ASSUME_KV_REUSE=false",)
 
 
 class Verbs:
-    """In place of those of a service.  `called`: how often one was wanted; all of them refuse."""
+    """Substitutes of a service's verbs that refuse every call.
+
+    called: number of calls
+    """
 
     requested_slot: Any
     notify_booking: Any
@@ -49,12 +52,15 @@ class Verbs:
 
 
 def services(*flags: str) -> TwoServices:
-    """flags: or variables of the environment with their values"""
+    """Return two services with two workers each.
+
+    flags: flags, or variables of the environment with values
+    """
     two = TwoServices(*flags)
     sizes = {"total_kv_blocks": 4000, "max_num_batched_tokens": 8192}
     for worker in (1, 2):
         body = worker_body(worker, model_name="default", data_parallel_size=2, **sizes)
-        two.say(post("/workers", body))
+        two.send(post("/workers", body))
     return two
 
 
@@ -85,7 +91,7 @@ def reserve(name: str, tokens: int | None = None, prompt: dict[str, Any] | None 
 
 
 def reservations_and_life(name: str) -> list[bytes]:
-    """On a rank of the client's; with all tokens to prefill, and as many as are given."""
+    """Return bookings on a rank that the client chose, with default and given prefill tokens."""
     free = request(f"DELETE /reservations/{name}", AIOHTTP)
     return [
         reserve(name),
@@ -111,10 +117,10 @@ def loads_are_the_same(two: TwoServices) -> None:
     assert fast == ordinary
 
 
-def told_is_the_same(two: TwoServices) -> None:
-    """To other replicas, where there may be some."""
+def check_published_events(two: TwoServices) -> None:
+    """Check that both services send the same to other replicas, where replicas may exist."""
     if two.fast.replicas is not None:
-        fast, ordinary = (side.told(100) for side in (two.fast, two.ordinary))
+        fast, ordinary = (side.take_events(100) for side in (two.fast, two.ordinary))
         assert fast == ordinary
 
 
@@ -125,7 +131,7 @@ def test_after_the_first_booking_no_verb_of_the_core_is_called(untracked, policy
     if untracked is not None:
         flags = (*flags, f"DYN_ROUTER_TRACK_{untracked}=false")
     with services("--policy", policy, *flags) as two:
-        two.say(select_and_reserve("first"))
+        two.send(select_and_reserve("first"))
         verbs = without_verbs(two)
         names = []
         for data in [
@@ -134,25 +140,25 @@ def test_after_the_first_booking_no_verb_of_the_core_is_called(untracked, policy
             *life_of("b")[:4],
             *reservations_and_life("c"),
         ]:
-            answer = two.say(data)
+            answer = two.send(data)
             assert answer.startswith(b"HTTP/1.1 20")
             names.append(json.loads(answer.split(b"\r\n\r\n")[1]).get("reservation_id"))
             loads_are_the_same(two)
-            told_is_the_same(two)
+            check_published_events(two)
         assert verbs.called == 0
         assert two.answered == 1 + len(names)
         made_up = next(name for name in names if name not in (None, "a", "b", "c"))
-        two.say(request(f"DELETE /reservations/{made_up}", AIOHTTP))
+        two.send(request(f"DELETE /reservations/{made_up}", AIOHTTP))
 
 
 def test_where_blocks_get_identities_of_their_own_verbs_are_called():
     with services(*OWN_IDENTITIES) as two:
         tokens = {"reservation_id": "a", **prompt_of(60, True)}
         for data in [post("/select_and_reserve", tokens), *life_of("a")[1:]]:
-            assert two.say(data).startswith(b"HTTP/1.1 20")
+            assert two.send(data).startswith(b"HTTP/1.1 20")
             loads_are_the_same(two)
         verbs = without_verbs(two)
-        two.say(post("/select_and_reserve", {**tokens, "reservation_id": "b"}))
+        two.send(post("/select_and_reserve", {**tokens, "reservation_id": "b"}))
         assert verbs.called == 1
 
 
@@ -160,22 +166,22 @@ def test_identities_that_a_client_gives_are_shared_by_the_ordinary_path():
     with services(*OWN_IDENTITIES) as two:
         verbs = without_verbs(two)
         for name in "abc":
-            two.say(select_and_reserve(name))
+            two.send(select_and_reserve(name))
             loads_are_the_same(two)
-        two.say(reserve("d"))
-        two.say(post("/select", prompt_of(60, False)))
+        two.send(reserve("d"))
+        two.send(post("/select", prompt_of(60, False)))
         assert (verbs.called, two.answered) == (0, 0)
 
 
 def hold_in_index(side: Side, rank: Rank, n_blocks: int) -> None:
-    """Let the rank have so many of the first blocks of every prompt."""
+    """Let the rank hold the first `n_blocks` blocks of every prompt."""
     (partition,) = side.selector.fleet.partitions.values()
     blocks = compute_block_hashes(np.arange(60, dtype=np.uint32), partition.block_size)[:n_blocks]
     partition.table.writer_of(rank).store(Tier.GPU, None, blocks, blocks)
 
 
 def account_of(side: Side, name: str) -> tuple[object, ...]:
-    """What is known of the prefill of a reservation."""
+    """Return the recorded prefill of a reservation."""
     held = side.selector.ledger.reservations.find_reservation(name)
     assert held is not None
     return (
@@ -188,10 +194,10 @@ def account_of(side: Side, name: str) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("flags", [(), REPLICA_FLAGS], ids=["alone", "replicas"])
 @pytest.mark.parametrize("cached", [0, 9])
-def test_what_is_to_do_on_a_rank_of_the_clients_is_found_out_as_by_the_verb(cached, flags):
-    """There is less to do than the whole prompt where the rank has some of it."""
+def test_the_work_on_a_chosen_rank_equals_that_of_the_verb(cached, flags):
+    """The rank has less work than the whole prompt where some of the prompt is cached."""
     with services("--policy", "work", *flags) as two:
-        two.say(select_and_reserve("first"))
+        two.send(select_and_reserve("first"))
         verbs, sides = without_verbs(two), (two.fast, two.ordinary)
         for side in sides:
             hold_in_index(side, Rank(2, 1), cached)
@@ -199,24 +205,24 @@ def test_what_is_to_do_on_a_rank_of_the_clients_is_found_out_as_by_the_verb(cach
         for tokens in (None, 0, 7, 60):
             for prompt in (prompt_of(60, True), _of_sequence(60)):
                 name = next(names)
-                assert two.say(reserve(name, tokens, prompt)).startswith(b"HTTP/1.1 201")
+                assert two.send(reserve(name, tokens, prompt)).startswith(b"HTTP/1.1 201")
                 fast, ordinary = (account_of(side, name) for side in sides)
                 assert fast == ordinary
                 loads_are_the_same(two)
-                told_is_the_same(two)
-                assert two.say(request(f"DELETE /reservations/{name}", AIOHTTP))
+                check_published_events(two)
+                assert two.send(request(f"DELETE /reservations/{name}", AIOHTTP))
         assert verbs.called == 0
 
 
 def waiting_on(side: Side) -> WaitingTicket:
-    """A request that waits for capacity, of which there is none."""
+    """Return a request that waits for capacity; there is none."""
     outcome = side.selector.select(SelectRequest(token_ids=list(range(40))), monotonic())
     assert isinstance(outcome, WaitingTicket)
     return outcome
 
 
 def reserve_all(name: str) -> list[bytes]:
-    """Much to prefill on every rank."""
+    """Return bookings with many prefill tokens on every rank."""
     prompt = {"sequence_hashes": [1], "isl_tokens": 8000}
     return [
         post("/reservations", {**prompt, "reservation_id": f"{name}{worker}{dp_rank}", **rank})
@@ -226,71 +232,71 @@ def reserve_all(name: str) -> list[bytes]:
     ]
 
 
-def test_with_a_queue_verbs_are_called_only_while_somebody_waits():
-    """Then what frees capacity, or takes the name of one who waits, is the core's to look at."""
+def test_with_a_queue_verbs_are_called_only_while_a_request_waits():
+    """The core handles calls that free capacity for a waiter or take the name of a waiter."""
     with services(*NOT_FOLLOWING, "--queue-threshold", "0.4") as two:
         for data in (select_and_reserve("first"), select_and_reserve("a")):
-            two.say(data)
+            two.send(data)
         renew = request("POST /reservations/a/renew", AIOHTTP)
         verbs = without_verbs(two)
         for data in (renew, *life_of("b"), *reservations_and_life("c")):
-            assert two.say(data).startswith(b"HTTP/1.1 20")
+            assert two.send(data).startswith(b"HTTP/1.1 20")
             loads_are_the_same(two)
         for data in reserve_all("d"):
-            assert two.say(data).startswith(b"HTTP/1.1 201")
+            assert two.send(data).startswith(b"HTTP/1.1 201")
         assert verbs.called == 0
         sides = (two.fast, two.ordinary)
         tickets = [waiting_on(side) for side in sides]
-        two.say(renew)
+        two.send(renew)
         assert verbs.called == 1
         for side, ticket in zip(sides, tickets, strict=True):
             side.selector.gate.remove_disconnected(ticket)
-        two.say(renew)
+        two.send(renew)
         assert verbs.called == 1
 
 
-def test_more_tokens_to_prefill_than_there_are_is_refused():
+def test_more_prefill_tokens_than_the_prompt_has_are_refused():
     with services() as two:
-        assert two.say(reserve("a", 60)).startswith(b"HTTP/1.1 201")
-        assert two.say(reserve("b", 60)).startswith(b"HTTP/1.1 201")
+        assert two.send(reserve("a", 60)).startswith(b"HTTP/1.1 201")
+        assert two.send(reserve("b", 60)).startswith(b"HTTP/1.1 201")
         answered = two.answered
-        assert two.say(reserve("c", 61)).startswith(b"HTTP/1.1 400")
-        assert two.say(reserve("b", 1)).startswith(b"HTTP/1.1 409")
+        assert two.send(reserve("c", 61)).startswith(b"HTTP/1.1 400")
+        assert two.send(reserve("b", 1)).startswith(b"HTTP/1.1 409")
         assert two.answered == answered
         loads_are_the_same(two)
 
 
-def test_tables_that_are_full_grow_by_a_verb_and_give_back_what_they_left():
+def test_full_tables_grow_by_a_verb_and_release_the_old_memory():
     with services() as two:
         for number in range(40):
             tokens = [1000 * number + k for k in range(1200)]
             body = {"reservation_id": str(number), "token_ids": tokens}
-            assert two.say(post("/select_and_reserve", body)).startswith(b"HTTP/1.1 200")
+            assert two.send(post("/select_and_reserve", body)).startswith(b"HTTP/1.1 200")
         loads_are_the_same(two)
         for number in range(40):
-            two.say(request(f"DELETE /reservations/{number}", AIOHTTP))
-        two.say(select_and_reserve("last"))
+            two.send(request(f"DELETE /reservations/{number}", AIOHTTP))
+        two.send(select_and_reserve("last"))
         numbers = two.fast.selector.ledger.reservations.memory.numbers
         assert numbers[ledger_layout.LOAD_TO_RELEASE] == 0
 
 
-def test_what_is_unknown_or_in_use_is_refused_by_the_ordinary_path():
+def test_the_ordinary_path_refuses_unknown_ids_and_ids_in_use():
     with services() as two:
-        two.say(select_and_reserve("a"))
+        two.send(select_and_reserve("a"))
         answered = two.answered
-        assert two.say(select_and_reserve("a")).startswith(b"HTTP/1.1 409")
+        assert two.send(select_and_reserve("a")).startswith(b"HTTP/1.1 409")
         for data in life_of("b")[1:]:
-            assert two.say(data).startswith(b"HTTP/1.1 404")
+            assert two.send(data).startswith(b"HTTP/1.1 404")
         assert two.answered == answered
 
 
-def test_what_is_logged_is_not_for_here():
+def test_the_fast_path_leaves_logged_requests_alone():
     select = post("/select", prompt_of(31, False))
     with services() as two:
-        two.say(select)
+        two.send(select)
         log_format.set_log_level("debug")
-        two.say(select)
+        two.send(select)
         assert two.answered == 1
         log_format.set_log_level("info")
-        two.say(select)
+        two.send(select)
         assert two.answered == 2

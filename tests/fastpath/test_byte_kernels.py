@@ -1,4 +1,4 @@
-"""Writing numbers and texts into bytes."""
+"""Tests of writing numbers and texts into bytes."""
 
 import numpy as np
 from hypothesis import example, given, settings

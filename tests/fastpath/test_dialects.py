@@ -1,4 +1,4 @@
-"""Bookings in the names of Dynamo 1.6, which the fast path answers as those of 1.3."""
+"""Tests of bookings in the names of Dynamo 1.6, which the fast path answers as those of 1.3."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ def signed(hashes: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("policy", ["reference", "work"])
 @pytest.mark.parametrize("as_tokens", [True, False])
-def test_a_whole_life_by_the_selection_id_is_answered_here(policy, as_tokens):
+def test_the_fast_path_answers_a_whole_life_by_the_selection_id(policy, as_tokens):
     own_rank = {"selection_id": "s", "worker_id": 1, **prompt_of(30, as_tokens)}
     with services("--policy", policy) as two:
         said = [
@@ -35,7 +35,7 @@ def test_a_whole_life_by_the_selection_id_is_answered_here(policy, as_tokens):
             post("/reservations", own_rank),
             request("DELETE /reservations/s", AIOHTTP),
         ]
-        answers = [two.say(each) for each in said]
+        answers = [two.send(each) for each in said]
         assert [each[9:12] for each in answers] == [b"200"] * 4 + [b"201", b"200"]
         assert two.answered == len(said)
         expected = signed(hashes_of(30)["sequence_hashes"])
@@ -46,43 +46,45 @@ def test_a_whole_life_by_the_selection_id_is_answered_here(policy, as_tokens):
 def test_a_selection_id_in_use_is_refused_by_the_ordinary_path():
     body = post("/select_and_reserve", {"selection_id": "s", **prompt_of(30, True)})
     with services() as two:
-        assert two.say(body).startswith(b"HTTP/1.1 200")
-        assert two.say(body).startswith(b"HTTP/1.1 409")
+        assert two.send(body).startswith(b"HTTP/1.1 200")
+        assert two.send(body).startswith(b"HTTP/1.1 409")
         assert two.answered == 1
 
 
 @pytest.mark.parametrize("n_blocks", [2_000, 20_000])
-def test_hashes_of_long_prompts_are_answered_here(n_blocks):
+def test_the_fast_path_returns_hashes_of_long_prompts(n_blocks):
     prompt = prompt_of(4 * n_blocks, False)
     with services() as two:
-        answer = two.say(post("/select_and_reserve", {"selection_id": "s", **prompt}, compact=True))
+        answer = two.send(
+            post("/select_and_reserve", {"selection_id": "s", **prompt}, compact=True)
+        )
         assert body_of(answer)["sequence_hashes"] == signed(prompt["sequence_hashes"])
         assert two.answered == 1
 
 
-def test_decode_busy_is_judged_here():
-    """Of 4,000 blocks, eight are the limit."""
+def test_the_fast_path_judges_decode_busy():
+    """Eight of 4,000 blocks are the limit."""
     with services(f"{BUSY}=0.002") as two:
         for length, is_busy in ((32, False), (33, True)):
-            answer = body_of(two.say(post("/select", prompt_of(length, True))))
+            answer = body_of(two.send(post("/select", prompt_of(length, True))))
             assert answer["decode_busy"] is is_busy
         assert two.answered == 2
         unknown = {"total_kv_blocks": None}
         for worker in (1, 2):
-            two.say(request(f"PATCH /workers/{worker}", AIOHTTP, unknown))
-        two.say(request("DELETE /workers/1", AIOHTTP))
+            two.send(request(f"PATCH /workers/{worker}", AIOHTTP, unknown))
+        two.send(request("DELETE /workers/1", AIOHTTP))
         body = {"worker_id": 2, "endpoint": "http://b", "block_size": 4, "model_name": "default"}
-        two.say(post("/workers", {**body, "max_num_batched_tokens": 8192}))
-        answer = body_of(two.say(post("/select", prompt_of(33, True))))
+        two.send(post("/workers", {**body, "max_num_batched_tokens": 8192}))
+        answer = body_of(two.send(post("/select", prompt_of(33, True))))
         assert "decode_busy" not in answer
 
 
-def test_what_only_the_ordinary_path_knows_is_left_to_it():
+def test_fields_of_the_ordinary_path_go_to_the_ordinary_path():
     with services() as two:
         for fields in ({"advisory": True}, {"include_hashes": True}):
-            assert two.say(post("/select", {**fields, **prompt_of(9, True)})).startswith(
+            assert two.send(post("/select", {**fields, **prompt_of(9, True)})).startswith(
                 b"HTTP/1.1 200"
             )
         own_rank = {"selection_id": "s", "worker_id": 1, **prompt_of(9, True)}
-        two.say(post("/reservations", {**own_rank, "track_prefill_tokens": False}))
+        two.send(post("/reservations", {**own_rank, "track_prefill_tokens": False}))
         assert two.answered == 0

@@ -1,4 +1,4 @@
-"""The same service with and without the fast path: whatever is said to both, they answer alike."""
+"""Tests that a service answers the same requests alike with and without the fast path."""
 
 import json
 from collections import deque
@@ -33,7 +33,7 @@ from tests.fastpath.two_services import Side, TwoServices
 
 SCOPES = (("m", "default"), ("m", "b"), ("llama", "default"), ("n/\u00e4", "default"))
 FIRST_WORKERS = {1: SCOPES[0], 2: SCOPES[0], 3: SCOPES[2]}
-"""Where workers are from the beginning, so that most of what is said succeeds."""
+"""Scopes of the first workers, so that most requests succeed."""
 IDS = ("request-123", "r/1 %?", "r", "x", "a.b_c~d:1")
 VERBS = ("prefill_complete", "output_block", "renew")
 HEADERS = (HTTPX, AIOHTTP, HYPER, BARE)
@@ -47,7 +47,7 @@ POLICIES = (
 OUTPUTS = (None, 0, 9)
 """Expected tokens of output."""
 SAID_MAX = 30
-"""What was said last, to be said again in pieces or with changes."""
+"""Number of last requests kept to be sent again in pieces or with changes."""
 
 workers = st.integers(1, 4)
 scopes = st.sampled_from((SCOPES[0], *SCOPES))
@@ -56,12 +56,12 @@ draws = st.sampled_from(DRAWS)
 ids = st.sampled_from(IDS)
 sessions = st.sampled_from(("s", "conversation-7", "s" * 256, "s" * 257, "\u00e4", ""))
 names = st.fixed_dictionaries({}, optional={"reservation_id": ids, "selection_id": ids})
-"""Of a booking in either dialect: its ids, if any."""
+"""Ids of a booking in either dialect, if any."""
 outputs = st.sampled_from(OUTPUTS)
 
 
 def observed_of(side: Side) -> dict[PartitionKey, Any]:
-    """What was counted, without what depends on how fast the two are."""
+    """Return the counted traffic, without values that depend on the speed of the two services."""
     selector = side.selector
     found = {}
     for key, partition in selector.fleet.partitions.items():
@@ -75,8 +75,8 @@ def observed_of(side: Side) -> dict[PartitionKey, Any]:
     return found
 
 
-def counted(text: bytes) -> list[bytes]:
-    """The lines of /metrics that do not depend on time, connections or open files."""
+def timeless_metrics(text: bytes) -> list[bytes]:
+    """Return the lines of /metrics that do not depend on time, connections or open files."""
     timed = (b"process_", b"_sum", b"_bucket", b"_task", b"seconds_ago")
     of_the_process = (b'limit="connections"', b'limit="event_ranks"')
     lines = text.partition(b"\r\n\r\n")[2].splitlines()
@@ -88,13 +88,13 @@ RESERVATIONS = "/reservations?sequence_hashes=true&limit=1000"
 
 
 def reservations(text: bytes) -> list[dict[str, Any]]:
-    """What does not depend on time of all of them."""
+    """Return all reservations without values that depend on time."""
     rows: list[dict[str, Any]] = json.loads(text.partition(b"\r\n\r\n")[2])["reservations"]
     return [{k: v for k, v in row.items() if not k.endswith("_seconds")} for row in rows]
 
 
 def listed_sessions(text: bytes) -> list[dict[str, Any]]:
-    """What does not depend on time or on the process."""
+    """Return all sessions without values that depend on time or on the process."""
     rows = json.loads(text.partition(b"\r\n\r\n")[2])["sessions"]
     of_the_process = ("sequence", "writer_id")
     return [
@@ -104,20 +104,20 @@ def listed_sessions(text: bytes) -> list[dict[str, Any]]:
 
 
 def decisions(side: Side) -> list[dict[str, Any]]:
-    """All that are kept, and the last with an id in full, without what depends on time."""
+    """Return all kept decisions and the last decision with an id in full, without times."""
 
-    def asked(path: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(side.say(get(path)).partition(b"\r\n\r\n")[2])
+    def fetch(path: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(side.send(get(path)).partition(b"\r\n\r\n")[2])
         return {name: value for name, value in found.items() if name != "seconds_ago"}
 
-    rows = asked("/decisions?limit=1000")["decisions"]
+    rows = fetch("/decisions?limit=1000")["decisions"]
     named = [row["reservation_id"] for row in rows if "reservation_id" in row][:1]
-    found = [asked(f"/decisions/{quote(name, safe='')}") for name in named]
+    found = [fetch(f"/decisions/{quote(name, safe='')}") for name in named]
     return found + [row | {"seconds_ago": None} for row in rows]
 
 
 def pending_selections(side: Side) -> list[bytes]:
-    """What a later booking may take over, oldest first, without the times."""
+    """Return the selections that a later booking may take over, oldest first, without times."""
     records = list(side.selector.replay.pending.records.values())
     timeless = [record[: 8 * SELECTED_AT] + record[8 * SELECTED_AT + 8 :] for record in records]
     assert all(decode_record(record).selected_at > 0.0 for record in records)
@@ -140,37 +140,40 @@ class TheSameAnswers(RuleBasedStateMachine):
             self.agree_in_the_end()
 
     def agree_in_the_end(self) -> None:
-        """On all that can be seen."""
+        """Check that both services agree on everything that is visible."""
         for replica in range(self.replicas):
             self.two.turn_to(replica)
             for path in ("/loads", "/dump"):
-                assert self.say(get(path)).startswith(b"HTTP/1.1 200 ")
+                assert self.send(get(path)).startswith(b"HTTP/1.1 200 ")
             sides = (self.two.fast, self.two.ordinary)
-            listed = [reservations(side.say(get(RESERVATIONS))) for side in sides]
+            listed = [reservations(side.send(get(RESERVATIONS))) for side in sides]
             assert listed[0] == listed[1]
-            talks = [listed_sessions(side.say(get("/sessions?limit=1000"))) for side in sides]
+            talks = [listed_sessions(side.send(get("/sessions?limit=1000"))) for side in sides]
             assert talks[0] == talks[1]
             assert pending_selections(sides[0]) == pending_selections(sides[1])
             self.agree_on_decisions()
-            metrics = [counted(side.say(get("/metrics"))) for side in sides]
+            metrics = [timeless_metrics(side.send(get("/metrics"))) for side in sides]
             fast, ordinary = map(set, metrics)
             assert (fast - ordinary, ordinary - fast) == (set(), set())
 
     def agree_on_decisions(self) -> None:
-        """Those that are kept."""
+        """Check that both services agree on the kept decisions."""
         listed = [decisions(side) for side in (self.two.fast, self.two.ordinary)]
         assert listed[0] == listed[1]
 
-    def say(self, *parts: bytes, drawn: float = 0.0) -> bytes:
+    def send(self, *parts: bytes, drawn: float = 0.0) -> bytes:
         self.said.append(b"".join(parts))
-        return self.two.say(*parts, drawn=drawn)
+        return self.two.send(*parts, drawn=drawn)
 
-    def say_to_all(self, data: bytes) -> None:
-        """What every replica is to know.  It is not said again: its answer comes from a thread."""
+    def send_to_all(self, data: bytes) -> None:
+        """Send data to every replica.
+
+        The request is not sent again later, because the answer comes from a thread.
+        """
         at = self.two.at
         for replica in range(self.replicas):
             self.two.turn_to(replica)
-            self.two.say(data)
+            self.two.send(data)
         self.two.turn_to(at)
 
     # Workers
@@ -202,27 +205,27 @@ class TheSameAnswers(RuleBasedStateMachine):
             total_kv_blocks=40,
             taints=["t"] if worker == 1 else [],
         )
-        self.say_to_all(post("/workers", body))
+        self.send_to_all(post("/workers", body))
 
     @rule(worker=workers, endpoint=st.sampled_from(("http://b", "")))
     def move(self, worker: int, endpoint: str) -> None:
-        self.say_to_all(request(f"PATCH /workers/{worker}", HTTPX, {"endpoint": endpoint}))
+        self.send_to_all(request(f"PATCH /workers/{worker}", HTTPX, {"endpoint": endpoint}))
 
     @rule(
         scope=st.sampled_from(((), SCOPES[0][:1], SCOPES[0], SCOPES[2])),
         chosen=st.sampled_from((None, *POLICIES)),
     )
     def switch_advisory(self, scope: tuple[str, ...], chosen: dict[str, Any] | None) -> None:
-        """Ranks of a scope are chosen by another policy from now on."""
+        """Switch the ranks of a scope to another policy."""
         named = dict(zip(("model_name", "tenant_id"), scope, strict=False))
         if chosen is None:
-            self.say_to_all(request(f"DELETE /policy?{urlencode(named)}", HTTPX))
+            self.send_to_all(request(f"DELETE /policy?{urlencode(named)}", HTTPX))
         else:
-            self.say_to_all(request("PUT /policy", HTTPX, {**named, **chosen}))
+            self.send_to_all(request("PUT /policy", HTTPX, {**named, **chosen}))
 
     @rule(worker=st.integers(2, 4))
     def delete_worker(self, worker: int) -> None:
-        self.say_to_all(request(f"DELETE /workers/{worker}", HTTPX))
+        self.send_to_all(request(f"DELETE /workers/{worker}", HTTPX))
 
     @rule(
         scope=scopes,
@@ -234,7 +237,7 @@ class TheSameAnswers(RuleBasedStateMachine):
     def store(
         self, scope: tuple[str, str], worker: int, dp_rank: int, length: int, tier: Tier
     ) -> None:
-        """A rank holds the beginning of the prompts."""
+        """Let a rank hold the beginning of the prompts."""
         for side in chain.from_iterable(self.two.pairs):
             hold(side, PartitionKey(*scope), Rank(worker, dp_rank), length, tier)
 
@@ -243,7 +246,7 @@ class TheSameAnswers(RuleBasedStateMachine):
         for side in chain.from_iterable(self.two.pairs):
             side.selector.fleet.set_weight(Rank(worker, dp_rank), weight, "unhealthy")
 
-    # What may be usual
+    # Requests that may be usual
 
     @rule(
         scope=scopes,
@@ -270,9 +273,11 @@ class TheSameAnswers(RuleBasedStateMachine):
         if selection_id is not None:
             body["selection_id"] = selection_id
         is_compact = spelling % 2 == 0
-        answer = self.say(post("/select", body, headers, compact=is_compact), drawn=drawn)
+        answer = self.send(post("/select", body, headers, compact=is_compact), drawn=drawn)
         if with_hashes and (chosen := chosen_in(answer)) is not None:
-            told = self.say(post("/select", {**body, "include_hashes": True}, headers), drawn=drawn)
+            told = self.send(
+                post("/select", {**body, "include_hashes": True}, headers), drawn=drawn
+            )
             assert chosen_in(told) == {**chosen, **hashes_of(length)}
 
     @rule(
@@ -298,9 +303,9 @@ class TheSameAnswers(RuleBasedStateMachine):
         body = {**named, **prompt_of(length, as_tokens)}
         if expected is not None:
             body["expected_output_tokens"] = expected
-        self.say(post("/select", body), drawn=drawn)
+        self.send(post("/select", body), drawn=drawn)
         for _ in range(replays):
-            self.say(post("/reservations", named))
+            self.send(post("/reservations", named))
 
     @rule(
         scope=scopes,
@@ -328,10 +333,10 @@ class TheSameAnswers(RuleBasedStateMachine):
         body = {**scope_of(scope, spelling), **prompt_of(length, as_tokens), **named}
         optional = {"expected_output_tokens": expected, "return_hashes": returns}
         body |= {name: value for name, value in optional.items() if value is not None}
-        answer = self.say(post("/select_and_reserve", body), drawn=drawn)
+        answer = self.send(post("/select_and_reserve", body), drawn=drawn)
         if is_repeated and named:
             body |= {"repeat": True, "include_hashes": True, "return_hashes": None}
-            again = self.say(post("/select_and_reserve", body), drawn=drawn)
+            again = self.send(post("/select_and_reserve", body), drawn=drawn)
             if (chosen := chosen_in(answer)) is not None:
                 repeated = chosen_in(again)
                 assert repeated is not None
@@ -358,19 +363,19 @@ class TheSameAnswers(RuleBasedStateMachine):
         is_booked: bool,
         drawn: float,
     ) -> None:
-        """Turns of a session, the first of them with a name."""
+        """Send turns of a session, the first of these with a name."""
         for length in lengths:
             body = {**scope_of(scope, 1), **prompt_of(length, True), **named}
             body |= {"session_id": session}
             if affinity is not None:
                 body["affinity"] = affinity
             route = "/select_and_reserve" if is_booked else "/select"
-            self.say(post(route, body), drawn=drawn)
+            self.send(post(route, body), drawn=drawn)
             named = {}
 
     @rule(scope=scopes, session=sessions)
     def end_session(self, scope: tuple[str, str], session: str) -> None:
-        """Not over HTTP, as the answer has a version that depends on time."""
+        """End a session, but not over HTTP, as the answer has a version that depends on time."""
         for side in chain.from_iterable(self.two.pairs):
             directory = side.selector.decisions.sessions.directory
             directory.end_session(PartitionKey(*scope), session, monotonic())
@@ -404,11 +409,11 @@ class TheSameAnswers(RuleBasedStateMachine):
             "expected_output_tokens": expected,
         }
         body |= {name: value for name, value in optional.items() if value is not None}
-        self.say(post("/reservations", body))
+        self.send(post("/reservations", body))
 
     @rule(reservation=ids, verb=st.sampled_from(VERBS))
     def live_on(self, reservation: str, verb: str) -> None:
-        self.say(request(f"POST /reservations/{reservation}/{verb}"))
+        self.send(request(f"POST /reservations/{reservation}/{verb}"))
 
     @rule(
         length=lengths,
@@ -429,7 +434,7 @@ class TheSameAnswers(RuleBasedStateMachine):
         verbs: list[str],
         is_freed: bool,
     ) -> None:
-        """A usual life."""
+        """Send the requests of a usual life."""
         named = {field: reservation}
         if is_placed:
             usual = (expected, 0.5, False, None, 1)
@@ -444,17 +449,17 @@ class TheSameAnswers(RuleBasedStateMachine):
     @rule(reservation=ids, fraction=st.sampled_from((0.0, 0.5, 1.0)))
     def decay(self, reservation: str, fraction: float) -> None:
         path = f"/reservations/{reservation}/output_block"
-        self.say(post(path, {"decay_fraction": fraction}))
+        self.send(post(path, {"decay_fraction": fraction}))
 
     @rule(reservation=ids)
     def free(self, reservation: str) -> None:
-        self.say(request(f"DELETE /reservations/{reservation}"))
+        self.send(request(f"DELETE /reservations/{reservation}"))
 
     # Bytes
 
     @rule(chosen=st.sampled_from(USUAL), seed=st.integers(0, 2**32), drawn=draws)
-    def say_something_like_it(self, chosen: bytes, seed: int, drawn: float) -> None:
-        self.say(mutated(chosen, Random(seed)), drawn=drawn)
+    def send_changed(self, chosen: bytes, seed: int, drawn: float) -> None:
+        self.send(mutated(chosen, Random(seed)), drawn=drawn)
         self.two.reconnect()
 
     @rule(
@@ -462,11 +467,11 @@ class TheSameAnswers(RuleBasedStateMachine):
         cuts=st.lists(st.integers(0, 2000), max_size=4),
         drawn=draws,
     )
-    def say_in_pieces(self, chosen: list[bytes], cuts: list[int], drawn: float) -> None:
+    def send_in_pieces(self, chosen: list[bytes], cuts: list[int], drawn: float) -> None:
         stream = b"".join(chosen)
         places = [0, *sorted(cut % len(stream) for cut in cuts), len(stream)]
         pieces = [stream[a:b] for a, b in pairwise(places) if a < b]
-        self.say(*pieces, drawn=drawn)
+        self.send(*pieces, drawn=drawn)
 
     @invariant()
     def the_load_is_the_same(self) -> None:
@@ -515,7 +520,7 @@ class TheSameAnswersWithAssumedBlocks(TheSameAnswers):
 
 
 def assumed_of(side: Side) -> Iterator[Any]:
-    """The names of the assumed blocks of each rank, in their order."""
+    """Yield the names of the assumed blocks of each rank, in order."""
     for key, partition in sorted(side.selector.fleet.partitions.items()):
         assert partition.assumed is not None
         for rank, slot in sorted(partition.table.iterate_slots()):
@@ -523,7 +528,7 @@ def assumed_of(side: Side) -> Iterator[Any]:
 
 
 def work_of(side: Side) -> Iterator[Any]:
-    """What the account of work has of each partition."""
+    """Yield the account of work of each partition."""
     for key, partition in sorted(side.selector.fleet.partitions.items()):
         look_for_progress(partition)
         prefills = partition.load.prefills
@@ -532,7 +537,10 @@ def work_of(side: Side) -> Iterator[Any]:
 
 
 def look_for_progress(partition: Partition) -> None:
-    """As every placement does, and they may differ in those whose requests are refused."""
+    """Read the progress as every placement does.
+
+    The two services may differ in the placements of refused requests.
+    """
     everybody = np.ones(partition.table.n_slots, np.bool_)
     fill_headroom(partition.placer.plan, everybody, np.inf, 0.0, everybody.copy())
 

@@ -1,4 +1,4 @@
-"""Experiments measure what the fast path books and completes, too."""
+"""Tests that experiments measure the bookings and completions of the fast path, too."""
 
 from select_service.core.analysis.comparison.switchback_experiment import UNMEASURED_S
 from tests.fastpath.requests import AIOHTTP, request
@@ -10,23 +10,23 @@ BEGIN = post("/experiments", {"policies": ["work", "reference"], "slot_s": 120})
 
 def test_bookings_of_the_fast_path_are_measured_once() -> None:
     with services() as two:
-        two.say(select_and_reserve("before"))
+        two.send(select_and_reserve("before"))
         for side in (two.fast, two.ordinary):
-            side.say(BEGIN)
+            side.send(BEGIN)
             (experiment,) = side.selector.followers.evaluation.experiments
             experiment.slots[0].began_at -= UNMEASURED_S
         answered = two.answered
         for data in [*life_of("a"), *life_of("b"), select_and_reserve("c")]:
-            assert two.say(data).startswith(b"HTTP/1.1 20")
-        two.say(request("DELETE /reservations/c", AIOHTTP))
-        two.say(request("POST /reservations/before/prefill_complete", AIOHTTP))
+            assert two.send(data).startswith(b"HTTP/1.1 20")
+        two.send(request("DELETE /reservations/c", AIOHTTP))
+        two.send(request("POST /reservations/before/prefill_complete", AIOHTTP))
         assert two.answered == answered + 2 * len(life_of("a")) + 3
         for side in (two.fast, two.ordinary):
             (experiment,) = side.selector.followers.evaluation.experiments
             assert (experiment.slots[0].requests, experiment.unreported) == (2, 1)
             assert experiment.slots[0].total_s > 0.0
-            side.say(request("DELETE /experiments/1", AIOHTTP))
+            side.send(request("DELETE /experiments/1", AIOHTTP))
             assert side.selector.ledger.listeners == []
             assert not experiment.is_running
         for data in life_of("d"):
-            assert two.say(data).startswith(b"HTTP/1.1 20")
+            assert two.send(data).startswith(b"HTTP/1.1 20")

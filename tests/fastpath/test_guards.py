@@ -1,4 +1,4 @@
-"""No compiled step of an answer looks at, or writes, what is beside its arrays and its request."""
+"""Tests that compiled steps read and write only inside the given arrays and the request."""
 
 import asyncio
 import os
@@ -15,14 +15,14 @@ from tests.fastpath.two_services import Side
 
 ADMISSION = ("--active-decode-blocks-threshold", "0.9", "--queue-threshold", "8.0")
 GUARDS = (0x00, 0x30, 0xFF)
-"""Also a digit, of which a number would become longer."""
+"""Guard bytes; a digit among these would lengthen a number."""
 AROUND = (b"\0" * 80, b"0" * 80, b'"' * 80, b", 1" * 30, b"\r\n" * 40, b"]}" * 40, b"\xff" * 80)
 SIZES = {"total_kv_blocks": 1000, "max_num_batched_tokens": 8192}
 NAMED = {"model_name": "llama", "tenant_id": "b"}
 
 
 def lives() -> list[bytes]:
-    """Usual requests of all routes that succeed one after the other."""
+    """Return usual requests of all routes that succeed in this order."""
     selects = [
         post("/select", {**names, "selection_id": "s" * length, **prompt_of(length, tokens)}, head)
         for names in ({}, NAMED)
@@ -53,11 +53,11 @@ WORKERS = (
 
 
 def answers(flags: tuple[str, ...], around: bytes = b"") -> list[bytes | None]:
-    """What a service answers to these lives, each between these bytes."""
+    """Return the answers of a service to these lives, each request between these bytes."""
     with asyncio.Runner() as runner:
         side = Side(runner, True, flags, seed=0)
         for worker in WORKERS:
-            side.say(post("/workers", worker))
+            side.send(post("/workers", worker))
         assert side.handler is not None
         found = []
         for data in lives():
@@ -69,7 +69,7 @@ def answers(flags: tuple[str, ...], around: bytes = b"") -> list[bytes | None]:
 
 
 @pytest.mark.parametrize("flags", [(), ADMISSION], ids=["open", "admission"])
-def test_no_answer_depends_on_what_is_beside_its_arrays_or_its_request(flags):
+def test_no_answer_depends_on_bytes_beside_its_arrays_or_its_request(flags):
     expected = answers(flags)
     assert None not in expected
     for number, around in enumerate(AROUND):
@@ -82,7 +82,7 @@ def test_no_answer_depends_on_what_is_beside_its_arrays_or_its_request(flags):
     os.environ.get("NUMBA_BOUNDSCHECK", "0") in ("", "0"), reason="bounds are not checked"
 )
 def test_a_read_behind_the_end_does_not_go_unnoticed():
-    """The other tests prove nothing unless this is so."""
+    """The other tests prove nothing if this check fails."""
     data = USUAL[0]
     with pytest.raises(IndexError):
         reading.state_of(data[:-3], 0, len(data))

@@ -1,4 +1,4 @@
-"""Partitions whose bookings may have hints are served by the ordinary path, others are not."""
+"""Tests that the ordinary path serves partitions with hints, and the fast path all others."""
 
 import asyncio
 
@@ -15,16 +15,16 @@ def test_only_partitions_with_a_worker_type_leave_the_fast_path():
         def is_fast(model):
             before = side.handler.answered
             body = {"model_name": model, **prompt_of(9, False)}
-            assert side.say(post("/select_and_reserve", body)).startswith(b"HTTP/1.1 200")
+            assert side.send(post("/select_and_reserve", body)).startswith(b"HTTP/1.1 200")
             return side.handler.answered > before
 
         def give_type(text):
             body = b'{"router_hint_worker_type": "%s"}' % text
-            patched = side.say(request("PATCH /workers/1", AIOHTTP, body))
+            patched = side.send(request("PATCH /workers/1", AIOHTTP, body))
             assert patched.startswith(b"HTTP/1.1 200")
 
         for worker_id, model in ((1, "m"), (2, "m"), (3, "n")):
-            side.say(post("/workers", worker_body(worker_id, model_name=model)))
+            side.send(post("/workers", worker_body(worker_id, model_name=model)))
         assert (is_fast("m"), is_fast("n")) == (True, True)
         give_type(b"agg")
         assert (is_fast("m"), is_fast("n")) == (False, True)
@@ -32,7 +32,7 @@ def test_only_partitions_with_a_worker_type_leave_the_fast_path():
         assert (is_fast("m"), is_fast("n")) == (True, True)
         give_type(b"agg")
         assert not is_fast("m")
-        side.say(request("DELETE /workers/1", AIOHTTP))
+        side.send(request("DELETE /workers/1", AIOHTTP))
         assert is_fast("m")
         side.close()
 
@@ -50,10 +50,10 @@ def test_only_models_with_a_shared_cache_or_all_with_sources_leave_the_fast_path
             side = Side(runner, True, flags, seed=0)
             answered = []
             for worker_id, model in ((1, "m"), (2, "n")):
-                side.say(post("/workers", worker_body(worker_id, model_name=model)))
+                side.send(post("/workers", worker_body(worker_id, model_name=model)))
                 before = side.handler.answered
                 body = {"model_name": model, **prompt_of(9, False)}
-                said = side.say(post("/select_and_reserve", body))
+                said = side.send(post("/select_and_reserve", body))
                 assert said.startswith(b"HTTP/1.1 200")
                 assert (b'"shared"' in said) is (flags[:1] == ("--shared-caches",) and model == "m")
                 answered.append(side.handler.answered > before)

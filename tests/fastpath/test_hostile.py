@@ -1,4 +1,4 @@
-"""What stands at the edges of what may be read is answered alike with and without the fast path."""
+"""Tests that both paths answer alike at the limits of the reader."""
 
 import pytest
 
@@ -13,16 +13,16 @@ SIZES = {"total_kv_blocks": 100_000, "max_num_batched_tokens": 8192}
 
 @pytest.mark.parametrize("flags", [(), QUEUE], ids=["plain", "queue"])
 def test_both_paths_read_the_same(flags: tuple[str, ...]) -> None:
-    """One connection each, so that nobody hears what was left of the case before."""
+    """Each case has a separate connection, so that no rest of the case before is read."""
     with TwoServices(*flags) as two:
         for worker in (1, 2):
             body = worker_body(worker, model_name="llama", data_parallel_size=worker, **SIZES)
-            two.say(post("/workers", body))
+            two.send(post("/workers", body))
         booked = {"model_name": "llama", "reservation_id": "live", **prompt_of(30, True)}
-        two.say(post("/select_and_reserve", booked))
+        two.send(post("/select_and_reserve", booked))
         for name, data in cases():
             try:
-                two.say(data)
+                two.send(data)
             except AssertionError as error:
                 raise AssertionError(f"{name}: {data[:400]!r}") from error
             two.reconnect()

@@ -1,4 +1,4 @@
-"""Requests while somebody else has the lock of the index, and how often bytecode takes it."""
+"""Tests of requests while another thread has the lock of the index, and of the lock's uses."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from indexer.index.prefix_index import PrefixIndex
 from indexer.jit.mutex import Mutex
 from tests.builders import worker_body
-from tests.fastpath.lock_holder import held_by_another
+from tests.fastpath.lock_holder import hold_lock_elsewhere
 from tests.fastpath.requests import HTTPX, request
 from tests.fastpath.two_services import TwoServices
 
@@ -20,8 +20,8 @@ RESERVE = request("POST /select_and_reserve", HTTPX, {**PROMPT, "reservation_id"
 def services():
     with TwoServices() as both:
         for number in (1, 2):
-            both.say(request("POST /workers", HTTPX, worker_body(number)))
-        both.say(SELECT)
+            both.send(request("POST /workers", HTTPX, worker_body(number)))
+        both.send(SELECT)
         yield both
 
 
@@ -31,11 +31,11 @@ def index_of(side) -> PrefixIndex:
 
 
 @pytest.mark.parametrize("question", [SELECT, RESERVE])
-def test_who_finds_the_index_locked_waits_and_answers_the_same(services, question):
-    expected = services.ordinary.say(question)
+def test_a_request_waits_for_the_index_lock_and_gets_the_same_answer(services, question):
+    expected = services.ordinary.send(question)
     answered = services.fast.handler.answered
-    with held_by_another(index_of(services.fast).lock) as order:
-        found = services.fast.say(question)
+    with hold_lock_elsewhere(index_of(services.fast).lock) as order:
+        found = services.fast.send(question)
         order.append("answered")
     assert order == ["held", "answered"]
     assert services.fast.handler.answered == answered + 1
@@ -48,12 +48,12 @@ def test_no_bytecode_runs_under_the_lock_while_requests_are_answered(services, m
     taken = []
     take = Mutex.__enter__
 
-    def counted(mutex):
+    def record_taken(mutex):
         taken.append(mutex)
         take(mutex)
 
-    monkeypatch.setattr(Mutex, "__enter__", counted)
+    monkeypatch.setattr(Mutex, "__enter__", record_taken)
     for side in (services.fast, services.ordinary):
-        assert b" 200 OK" in side.say(SELECT)
-        assert b" 20" in side.say(RESERVE)
+        assert b" 200 OK" in side.send(SELECT)
+        assert b" 20" in side.send(RESERVE)
     assert not taken

@@ -1,4 +1,4 @@
-"""The handler has a step for every outcome with which the kernel requests one."""
+"""Tests that the handler has a step for every outcome that the kernel can request."""
 
 from select_service.fastpath import serve_layout
 from select_service.fastpath.service_handler import ServiceHandler

@@ -1,4 +1,4 @@
-"""Compiled answers where a key is needed: the same as those of the ordinary path, whoever asks."""
+"""Tests that compiled answers with API keys are those of the ordinary path, for all callers."""
 
 import json
 
@@ -63,7 +63,7 @@ def selecting(*values, tenant="default"):
 
 
 def statuses(answers):
-    """Of all answers in these bytes, none of which has such a line in its body."""
+    """Return the statuses of all answers in these bytes; no body contains such a line."""
     return [int(part[:3]) for part in answers.split(b"HTTP/1.1 ")[1:]]
 
 
@@ -72,7 +72,7 @@ def services(folder, *flags):
     for number, tenant in enumerate(TENANTS, 1):
         body = worker_body(number) | {"tenant_id": tenant}
         registered = request("POST /workers", authorized(bearer("ops")), body)
-        assert statuses(both.say(registered)) == [201]
+        assert statuses(both.send(registered)) == [201]
     both.reconnect()
     return both
 
@@ -83,7 +83,7 @@ def both(tmp_path):
         yield pair
 
 
-def test_what_is_compiled_is_for_callers():
+def test_compiled_routes_are_for_callers():
     assert len(COMPILED) == request_layout.N_ROUTES
     for operation_id in COMPILED:
         may_call = BY_ID[operation_id].may_call
@@ -93,10 +93,10 @@ def test_what_is_compiled_is_for_callers():
 
 def test_from_the_second_request_on_a_connection_is_answered_by_compiled_code(both):
     for number in range(5):
-        assert statuses(both.say(selecting(bearer("web")))) == [200]
+        assert statuses(both.send(selecting(bearer("web")))) == [200]
         assert both.answered == number
     both.reconnect()
-    both.say(selecting(bearer("web")))
+    both.send(selecting(bearer("web")))
     assert both.answered == 4
 
 
@@ -119,8 +119,8 @@ def test_from_the_second_request_on_a_connection_is_answered_by_compiled_code(bo
     ],
 )
 def test_another_key_on_a_connection_is_judged_anew(both, values):
-    both.say(selecting(bearer("web")))
-    answers = both.say(selecting(bearer("web")) + selecting(*values) + selecting(bearer("web")))
+    both.send(selecting(bearer("web")))
+    answers = both.send(selecting(bearer("web")) + selecting(*values) + selecting(bearer("web")))
     first, second, third = statuses(answers)
     assert (first, third) == (200, 200)
     assert second in (401, 403)
@@ -128,8 +128,8 @@ def test_another_key_on_a_connection_is_judged_anew(both, values):
 
 
 def test_nothing_in_a_request_can_pass_for_the_key(both):
-    """The header in other places: in names, bodies, folded lines, behind the end of a request."""
-    both.say(selecting(bearer("web")))
+    """The key is in other places: in names, bodies, folded lines, behind the end of a request."""
+    both.send(selecting(bearer("web")))
     key = f"Authorization: {bearer('web')}"
     body = prompt(selection_id=f"\r\n{key}\r\n")
     tricks = [
@@ -142,114 +142,114 @@ def test_nothing_in_a_request_can_pass_for_the_key(both):
         request(f"POST /select?{key.replace(' ', '%20')}", BARE, prompt()),
     ]
     for trick in tricks:
-        answers = both.say(selecting(bearer("web")) + trick)
+        answers = both.send(selecting(bearer("web")) + trick)
         assert statuses(answers)[0] == 200
         assert statuses(answers)[-1] in (400, 401, 404), trick
         both.reconnect()
-        both.say(selecting(bearer("web")))
+        both.send(selecting(bearer("web")))
 
 
 def test_a_body_that_holds_a_request_is_a_body(both):
-    """What a length says is in the body is not read as a request with the key of the connection."""
-    both.say(selecting(bearer("web")))
+    """Bytes of the body are not read as a request with the key of the connection."""
+    both.send(selecting(bearer("web")))
     inner = booking("smuggled", bearer("web"))
     for line in ("POST /select", "POST /nowhere"):
         outer = request(line, authorized(bearer("web")), inner)
-        both.say(outer)
-        both.say(request("POST /select", BARE, inner))
+        both.send(outer)
+        both.send(request("POST /select", BARE, inner))
         chunked = (*authorized(bearer("web")), ("Transfer-Encoding", "chunked"))
-        both.say(request(line, (*chunked, ("Content-Length", "5")), None) + inner)
+        both.send(request(line, (*chunked, ("Content-Length", "5")), None) + inner)
         both.reconnect()
-        both.say(selecting(bearer("web")))
-    answer = both.say(request("GET /reservations", authorized(bearer("web"))))
+        both.send(selecting(bearer("web")))
+    answer = both.send(request("GET /reservations", authorized(bearer("web"))))
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["total"] == 0
 
 
 @pytest.mark.parametrize("name", ["red", "both"])
 def test_bound_keys_are_answered_by_compiled_code_within_their_tenants(both, name):
-    both.say(selecting(bearer(name), tenant="red"))
+    both.send(selecting(bearer(name), tenant="red"))
     before = both.answered
-    assert statuses(both.say(booking("a", bearer(name), tenant="red"))) == [200]
+    assert statuses(both.send(booking("a", bearer(name), tenant="red"))) == [200]
     for verb in ("prefill_complete", "output_block", "renew"):
         call = request(f"POST /reservations/a/{verb}", authorized(bearer(name)))
-        assert statuses(both.say(call)) == [200]
-    assert statuses(both.say(request("DELETE /reservations/a", authorized(bearer(name))))) == [200]
+        assert statuses(both.send(call)) == [200]
+    assert statuses(both.send(request("DELETE /reservations/a", authorized(bearer(name))))) == [200]
     assert both.answered == before + 5
 
 
 def test_bound_keys_are_held_to_their_tenants(both):
-    both.say(booking("theirs", bearer("web"), tenant="blue"))
+    both.send(booking("theirs", bearer("web"), tenant="blue"))
     both.reconnect()
-    both.say(selecting(bearer("red"), tenant="red"))
+    both.send(selecting(bearer("red"), tenant="red"))
     before = both.answered
     for tenant in ("default", "blue"):
-        assert statuses(both.say(selecting(bearer("red"), tenant=tenant))) == [403]
-        assert statuses(both.say(booking("x", bearer("red"), tenant=tenant))) == [403]
+        assert statuses(both.send(selecting(bearer("red"), tenant=tenant))) == [403]
+        assert statuses(both.send(booking("x", bearer("red"), tenant=tenant))) == [403]
     for verb in ("prefill_complete", "output_block", "renew"):
         call = request(f"POST /reservations/theirs/{verb}", authorized(bearer("red")))
-        assert statuses(both.say(call)) == [404]
+        assert statuses(both.send(call)) == [404]
     call = request("DELETE /reservations/theirs", authorized(bearer("red")))
-    assert statuses(both.say(call)) == [404]
-    assert statuses(both.say(booking("theirs", bearer("red"), tenant="red"))) == [409]
+    assert statuses(both.send(call)) == [404]
+    assert statuses(both.send(booking("theirs", bearer("red"), tenant="red"))) == [409]
     assert both.answered == before
     assert both.fast.selector.ledger.reservations.find_reservation("theirs") is not None
 
 
-def test_a_tenant_that_comes_later_is_known_for_what_it_is(both):
-    """The numbers of sums of the ledger are given anew, so what is remembered of them must go."""
-    both.say(selecting(bearer("red"), tenant="red"))
+def test_a_later_tenant_is_told_apart(both):
+    """The ledger renumbers its sums, so remembered numbers must go."""
+    both.send(selecting(bearer("red"), tenant="red"))
     for name, tenant in (("a", "red"), ("b", "blue"), ("c", "default"), ("d", "red")):
         both.reconnect()
-        both.say(selecting(bearer("web")))
-        assert statuses(both.say(booking(name, bearer("web"), tenant=tenant))) == [200]
+        both.send(selecting(bearer("web")))
+        assert statuses(both.send(booking(name, bearer("web"), tenant=tenant))) == [200]
         both.reconnect()
-        both.say(selecting(bearer("red"), tenant="red"))
+        both.send(selecting(bearer("red"), tenant="red"))
         call = request(f"POST /reservations/{name}/renew", authorized(bearer("red")))
-        assert statuses(both.say(call)) == [200 if tenant == "red" else 404]
+        assert statuses(both.send(call)) == [200 if tenant == "red" else 404]
 
 
 def test_a_key_that_is_revoked_ends_on_a_live_connection_at_once(both, tmp_path):
-    both.say(selecting(bearer("web")))
-    assert statuses(both.say(selecting(bearer("web")))) == [200]
+    both.send(selecting(bearer("web")))
+    assert statuses(both.send(selecting(bearer("web")))) == [200]
     keys = [key for key in read_api_keys(tmp_path / "keys.toml") if key.name != "web"]
     for side in (both.fast, both.ordinary):
         side.service.guard.replace_keys(keys)
     before = both.answered
-    assert statuses(both.say(selecting(bearer("web")))) == [401]
+    assert statuses(both.send(selecting(bearer("web")))) == [401]
     assert both.answered == before
 
 
 def test_a_key_that_stays_goes_on_when_others_change(both, tmp_path):
-    both.say(selecting(bearer("web")))
+    both.send(selecting(bearer("web")))
     keys = [key for key in read_api_keys(tmp_path / "keys.toml") if key.name != "red"]
     for side in (both.fast, both.ordinary):
         side.service.guard.replace_keys(keys)
     before = both.answered
-    assert statuses(both.say(selecting(bearer("web")))) == [200]
+    assert statuses(both.send(selecting(bearer("web")))) == [200]
     assert both.answered == before + 1
 
 
 def test_a_key_that_loses_a_tenant_loses_it_on_a_live_connection(both, tmp_path):
-    both.say(selecting(bearer("both"), tenant="blue"))
-    assert statuses(both.say(selecting(bearer("both"), tenant="blue"))) == [200]
+    both.send(selecting(bearer("both"), tenant="blue"))
+    assert statuses(both.send(selecting(bearer("both"), tenant="blue"))) == [200]
     less = [
         key._replace(tenants=frozenset({"red"})) if key.name == "both" else key
         for key in read_api_keys(tmp_path / "keys.toml")
     ]
     for side in (both.fast, both.ordinary):
         side.service.guard.replace_keys(less)
-    assert statuses(both.say(selecting(bearer("both"), tenant="blue"))) == [403]
+    assert statuses(both.send(selecting(bearer("both"), tenant="blue"))) == [403]
 
 
-def test_quotas_count_whoever_answers(both):
-    both.say(selecting(bearer("few")))
-    assert [statuses(both.say(booking(n, bearer("few")))) for n in "abc"] == [[200], [200], [429]]
+def test_quotas_count_on_both_paths(both):
+    both.send(selecting(bearer("few")))
+    assert [statuses(both.send(booking(n, bearer("few")))) for n in "abc"] == [[200], [200], [429]]
     free = request("DELETE /reservations/a", authorized(bearer("few")))
-    assert statuses(both.say(free)) == [200]
-    assert statuses(both.say(booking("c", bearer("few")))) == [200]
-    assert statuses(both.say(booking("d", bearer("few")))) == [429]
+    assert statuses(both.send(free)) == [200]
+    assert statuses(both.send(booking("c", bearer("few")))) == [200]
+    assert statuses(both.send(booking("d", bearer("few")))) == [429]
     both.reconnect()
-    assert statuses(both.say(selecting(bearer("slow")) * 5)) == [200, 200, 200, 429, 429]
+    assert statuses(both.send(selecting(bearer("slow")) * 5)) == [200, 200, 200, 429, 429]
 
 
 def test_of_too_many_sets_of_tenants_the_rest_is_answered_in_python(tmp_path, monkeypatch):
@@ -258,13 +258,13 @@ def test_of_too_many_sets_of_tenants_the_rest_is_answered_in_python(tmp_path, mo
         for name, n in (("red", 1), ("both", 0), ("web", 1)):
             before = pair.answered
             for _ in range(2):
-                assert statuses(pair.say(selecting(bearer(name), tenant="red"))) == [200]
+                assert statuses(pair.send(selecting(bearer(name), tenant="red"))) == [200]
             assert pair.answered == before + n
             pair.reconnect()
 
 
 class AnswersAreAlike(RuleBasedStateMachine):
-    """Pipelines of requests with all kinds of keys, cut anywhere; both services say the same."""
+    """Pipelines of requests with all kinds of keys, cut anywhere, to two services."""
 
     def __init__(self, folder):
         super().__init__()
@@ -319,7 +319,7 @@ class AnswersAreAlike(RuleBasedStateMachine):
         said, self.waiting = b"".join(self.waiting), []
         places = sorted(int(cut * len(said)) for cut in cuts)
         parts = [said[a:b] for a, b in zip([0, *places], [*places, len(said)], strict=True)]
-        self.both.say(*[part for part in parts if part])
+        self.both.send(*[part for part in parts if part])
 
     @rule()
     def leave_connections(self):

@@ -1,4 +1,4 @@
-"""While there are moves to tell of, the fast path leaves the life of reservations to the other."""
+"""Tests that the fast path leaves reservations to the ordinary path while moves are unreported."""
 
 from collections.abc import Iterator
 from time import monotonic
@@ -18,7 +18,7 @@ BODY = {"model_name": "m", "reservation_id": "a", "token_ids": list(range(12)), 
 def two() -> Iterator[TwoServices]:
     with TwoServices("--health-checks", "on") as two:
         for worker_id in (1, 2):
-            assert b"201" in two.say(post("/workers", worker_body(worker_id)))
+            assert b"201" in two.send(post("/workers", worker_body(worker_id)))
         yield two
 
 
@@ -27,7 +27,7 @@ def selectors(two: TwoServices) -> list:
 
 
 def drain(two: TwoServices) -> None:
-    assert b"202" in two.say(post("/workers/1/drain", {}))
+    assert b"202" in two.send(post("/workers/1/drain", {}))
     for selector in selectors(two):
         selector.run_pending(monotonic())
         while selector.health.mover.is_busy:
@@ -35,24 +35,24 @@ def drain(two: TwoServices) -> None:
 
 
 @pytest.mark.parametrize("verb", ["prefill_complete", "output_block", "renew"])
-def test_calls_of_a_moved_reservation_say_where_it_is(two: TwoServices, verb: str) -> None:
-    two.say(post("/reservations", BODY))
+def test_calls_of_a_moved_reservation_return_the_new_place(two: TwoServices, verb: str) -> None:
+    two.send(post("/reservations", BODY))
     call = request(f"POST /reservations/a/{verb}", HTTPX, None, False)
     before = two.answered
-    assert b"migrated_to" not in two.say(call)
+    assert b"migrated_to" not in two.send(call)
     assert two.answered == before + 1
     drain(two)
-    assert b"migrated_to" in two.say(call)
+    assert b"migrated_to" in two.send(call)
     assert two.answered == before + 1
-    assert b"migrated_to" in two.say(request("DELETE /reservations/a", HTTPX, None, False))
+    assert b"migrated_to" in two.send(request("DELETE /reservations/a", HTTPX, None, False))
 
 
-def test_the_fast_path_is_back_when_no_move_is_left_to_tell_of(two: TwoServices) -> None:
-    two.say(post("/reservations", BODY))
+def test_the_fast_path_resumes_after_the_last_move_is_reported(two: TwoServices) -> None:
+    two.send(post("/reservations", BODY))
     drain(two)
     for selector in selectors(two):
         selector.health.mover.move_log.drop_expired(monotonic() + RETENTION_S + 1.0)
-    two.say(request("POST /reservations/a/renew", HTTPX, None, False))
+    two.send(request("POST /reservations/a/renew", HTTPX, None, False))
     before = two.answered
-    two.say(request("POST /reservations/a/renew", HTTPX, None, False))
+    two.send(request("POST /reservations/a/renew", HTTPX, None, False))
     assert two.answered == before + 1

@@ -1,4 +1,4 @@
-"""Readers of lists of numbers against a regular expression, wherever a list is in the buffer."""
+"""Tests of the readers of number lists against a regular expression, at any place in a buffer."""
 
 import re
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ SURROUNDINGS = (b"7" * 200, b'"' * 200, b", 1" * 70, b"]" * 200, b"-" * 200, b"\
 
 
 def expected(text: bytes, lowest: int, highest: int) -> tuple[int, list[int]]:
-    """Return (bytes of the list, its numbers as unsigned ones), or NOTHING where it is invalid."""
+    """Return the size of the list in bytes and the unsigned numbers, or NOTHING if invalid."""
     found = ANY_LIST.match(text.decode("latin-1"))
     numbers = [] if found is None else [int(each) for each in found[0][:-1].split(",")]
     if found is None or not all(lowest <= each <= highest for each in numbers):
@@ -92,7 +92,7 @@ def test_numbers_of_every_length_are_read_across_windows_and_at_both_ends_of_the
 
 
 @pytest.mark.parametrize("surrounding", SURROUNDINGS)
-def test_nothing_depends_on_what_is_around_a_list(surrounding):
+def test_bytes_around_a_list_change_nothing(surrounding):
     for gap in (",", ", "):
         for n in range(1, 12):
             text = gap.join(PLAIN[k % len(PLAIN)] for k in range(n)).encode()
@@ -108,7 +108,7 @@ def test_one_gap_unlike_the_others_is_refused():
                 gaps = [gap] * (n - 1)
                 gaps[place] = other
                 text = "".join(a + b for a, b in zip(["7" * 19] * n, [*gaps, "]"], strict=True))
-                # With a single gap there is no other one.
+                # With a single gap there is no other gap to differ from.
                 assert check(text.encode()) == (n == 2 and other in (",", ", "))
 
 

@@ -1,4 +1,4 @@
-"""Pairs of ranks on the fast path: the same answers, bookings and transfers as without it."""
+"""Tests of pairs on the fast path: the same answers, bookings and transfers as without it."""
 
 import gc
 import json
@@ -63,7 +63,7 @@ RARE_FIELDS: tuple[dict[str, Any], ...] = (
     {"n": 2},
     {"migratable": False},
 )
-"""What the ordinary path answers or refuses, each alone."""
+"""Fields that the ordinary path answers or refuses, each alone."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -86,9 +86,9 @@ class PairsAnswerTheSame(RuleBasedStateMachine):
                 check_agreement(self.two)
                 check_metrics(self.two)
 
-    def say(self, data, drawn=0.0):
+    def send(self, data, drawn=0.0):
         self.requests.append(data)
-        return self.two.say(data, drawn=drawn)
+        return self.two.send(data, drawn=drawn)
 
     @rule(
         length=st.sampled_from(LENGTHS),
@@ -101,7 +101,7 @@ class PairsAnswerTheSame(RuleBasedStateMachine):
     )
     def book(self, length, as_tokens, fields, local, outputs, drawn, headers):
         body = {**fields, **local, **outputs, **prompt_of(length, as_tokens)}
-        self.say(post("/select_pair_and_reserve", body, headers), drawn)
+        self.send(post("/select_pair_and_reserve", body, headers), drawn)
 
     @rule(
         length=st.sampled_from(LENGTHS),
@@ -112,29 +112,29 @@ class PairsAnswerTheSame(RuleBasedStateMachine):
     )
     def choose(self, length, as_tokens, fields, compact, drawn):
         body = {**fields, **prompt_of(length, as_tokens)}
-        self.say(post("/select_pair", body, compact=compact), drawn)
+        self.send(post("/select_pair", body, compact=compact), drawn)
 
     @rule(fields=st.sampled_from(RARE_FIELDS), length=st.sampled_from(LENGTHS))
     def book_rarely(self, fields, length):
         body = {"reservation_id": "rare", **fields, **prompt_of(length, True)}
-        self.say(post("/select_pair_and_reserve", body))
+        self.send(post("/select_pair_and_reserve", body))
 
     @rule(name=st.sampled_from((*NAMES, "rare")), verb=st.sampled_from(VERBS))
     def follow(self, name, verb):
-        self.say(request(f"POST /reservations/{name}/{verb}", AIOHTTP))
+        self.send(request(f"POST /reservations/{name}/{verb}", AIOHTTP))
 
     @rule(name=st.sampled_from((*NAMES, "rare")))
     def free(self, name):
-        self.say(request(f"DELETE /reservations/{name}", AIOHTTP))
+        self.send(request(f"DELETE /reservations/{name}", AIOHTTP))
 
     @rule(name=st.sampled_from(NAMES), leg=st.sampled_from(("prefill", "decode")))
     def move(self, name, leg):
-        self.say(post(f"/reservations/{name}/move", {"leg": leg}))
+        self.send(post(f"/reservations/{name}/move", {"leg": leg}))
 
     @rule(length=st.sampled_from(LENGTHS), name=st.sampled_from(NAMES))
     def book_one(self, length, name):
         body = {"reservation_id": name, **prompt_of(length, True)}
-        self.say(post("/select_and_reserve", body))
+        self.send(post("/select_and_reserve", body))
 
     @rule(worker_id=st.sampled_from(sorted(ROLES)), blocks=st.integers(1, 12))
     def hold(self, worker_id, blocks):
@@ -142,23 +142,23 @@ class PairsAnswerTheSame(RuleBasedStateMachine):
 
     @rule(worker_id=st.sampled_from(sorted(ROLES)), weight=st.sampled_from((0.0, 0.5, 1.0)))
     def weigh(self, worker_id, weight):
-        self.say(request(f"PATCH /workers/{worker_id}", AIOHTTP, {"weight": weight}))
+        self.send(request(f"PATCH /workers/{worker_id}", AIOHTTP, {"weight": weight}))
 
     @rule(worker_id=st.sampled_from(sorted(ROLES)))
     def remove_worker(self, worker_id):
-        self.two.say(request(f"DELETE /workers/{worker_id}", AIOHTTP))
+        self.two.send(request(f"DELETE /workers/{worker_id}", AIOHTTP))
 
     @rule(worker_id=st.sampled_from(sorted(ROLES)))
     def add_worker(self, worker_id):
-        self.two.say(post("/workers", pair_worker(worker_id, self.kind, self.ranks)))
+        self.two.send(post("/workers", pair_worker(worker_id, self.kind, self.ranks)))
 
     @rule(seconds=st.sampled_from((3.0, 1e6)))
     def wait(self, seconds):
         later(self.two, seconds)
 
     @rule(at=st.integers(0, 29), rng=st.randoms(use_true_random=False))
-    def say_changed(self, at, rng):
-        self.two.say(mutated(self.requests[at % len(self.requests)], rng))
+    def send_changed(self, at, rng):
+        self.two.send(mutated(self.requests[at % len(self.requests)], rng))
         self.two.reconnect()
 
     @invariant()
@@ -171,9 +171,9 @@ class FollowedPairsAnswerTheSame(PairsAnswerTheSame):
     flags = REPLICA_FLAGS
 
     @invariant()
-    def both_tell_the_same(self):
+    def both_publish_the_same(self):
         if hasattr(self, "two"):
-            events = [side.told(100) for side in sides_of(self.two)]
+            events = [side.take_events(100) for side in sides_of(self.two)]
             assert events[0] == events[1]
 
 
@@ -193,7 +193,7 @@ TestLimitedPairs = explored(LimitedPairsAnswerTheSame, runs=2)
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("as_tokens", [True, False])
-def test_the_life_of_a_pair_is_answered_here(kind, as_tokens):
+def test_the_fast_path_answers_the_life_of_a_pair(kind, as_tokens):
     with pair_services(kind=kind) as two:
         book_first(two)
         assert two.answered == 0
@@ -208,7 +208,7 @@ def test_the_life_of_a_pair_is_answered_here(kind, as_tokens):
             request("DELETE /reservations/r", AIOHTTP),
         ]
         for number, call in enumerate(calls):
-            answer = two.say(call)
+            answer = two.send(call)
             assert answer.startswith(b"HTTP/1.1 200"), answer
             assert two.answered == number + 1
             check_agreement(two)
@@ -224,7 +224,7 @@ def test_each_pair_has_a_hand_over_of_its_own(kind):
         found = []
         for number in range(6):
             body = {"reservation_id": f"r{number}", "local": "never", **prompt_of(60, True)}
-            answer = two.say(post("/select_pair_and_reserve", body), drawn=number / 7)
+            answer = two.send(post("/select_pair_and_reserve", body), drawn=number / 7)
             found.append(json.dumps(json.loads(answer.partition(b"\r\n\r\n")[2])["handoff"]))
         assert two.answered == 6
         is_minted = kind not in (None, "nixl", "lmcache")
@@ -235,14 +235,14 @@ def test_each_pair_has_a_hand_over_of_its_own(kind):
 def test_rare_requests_are_left_to_the_ordinary_path(fields):
     with pair_services() as two:
         book_first(two)
-        two.say(post("/select_pair_and_reserve", {**fields, **prompt_of(9, True)}))
+        two.send(post("/select_pair_and_reserve", {**fields, **prompt_of(9, True)}))
         assert two.answered == 0
 
 
 def test_a_booking_without_an_id_gets_one():
     with pair_services() as two:
         book_first(two)
-        answer = two.say(post("/select_pair_and_reserve", prompt_of(30, True)))
+        answer = two.send(post("/select_pair_and_reserve", prompt_of(30, True)))
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["reservation_id"]
         assert two.answered == 1
         check_agreement(two)
@@ -251,50 +251,50 @@ def test_a_booking_without_an_id_gets_one():
 def test_limits_are_left_to_the_ordinary_path():
     with pair_services("--active-decode-blocks-threshold", "0.9") as two:
         book_first(two)
-        two.say(post("/select_pair_and_reserve", {"reservation_id": "r", **prompt_of(9, True)}))
+        two.send(post("/select_pair_and_reserve", {"reservation_id": "r", **prompt_of(9, True)}))
         assert two.answered == 0
 
 
 def test_the_conditional_rule_is_left_to_the_ordinary_path():
     with pair_services("--policy", "reference") as two:
         book_first(two)
-        two.say(post("/select_pair_and_reserve", {"reservation_id": "r", **prompt_of(9, True)}))
-        two.say(post("/select_pair", prompt_of(9, True)))
+        two.send(post("/select_pair_and_reserve", {"reservation_id": "r", **prompt_of(9, True)}))
+        two.send(post("/select_pair", prompt_of(9, True)))
         assert two.answered == 0
 
 
 def test_bookings_without_reuse_are_left_to_the_ordinary_path():
     with pair_services("--no-router-assume-kv-reuse") as two:
         book_first(two)
-        two.say(post("/select_pair_and_reserve", {"reservation_id": "r", **prompt_of(9, True)}))
-        two.say(post("/select_pair", prompt_of(9, True)))
+        two.send(post("/select_pair_and_reserve", {"reservation_id": "r", **prompt_of(9, True)}))
+        two.send(post("/select_pair", prompt_of(9, True)))
         assert two.answered == 0
 
 
-def test_without_a_pair_the_ordinary_path_says_why():
+def test_without_a_pair_the_ordinary_path_gives_the_reason():
     with pair_services() as two:
         book_first(two)
         for worker_id, role in ROLES.items():
             if role != "prefill":
-                two.say(request(f"DELETE /workers/{worker_id}", AIOHTTP))
+                two.send(request(f"DELETE /workers/{worker_id}", AIOHTTP))
         body = {"reservation_id": "r", **prompt_of(9, True)}
-        assert two.say(post("/select_pair_and_reserve", body))[9:12] != b"200"
+        assert two.send(post("/select_pair_and_reserve", body))[9:12] != b"200"
         assert two.answered == 0
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_both_legs_are_booked_or_none(limit):
-    """With space for fewer reservations than two pairs need."""
+    """The ledger has space for fewer reservations than two pairs need."""
     with pair_services() as two:
-        two.say(post("/select_and_reserve", {"reservation_id": "x", **prompt_of(9, True)}))
-        two.say(post("/select_pair", prompt_of(9, True)))
+        two.send(post("/select_and_reserve", {"reservation_id": "x", **prompt_of(9, True)}))
+        two.send(post("/select_pair", prompt_of(9, True)))
         for side in sides_of(two):
             reservations = side.selector.ledger.reservations
             reservations.memory.header[ledger_layout.COUNT_MAX] = limit
         body = {"reservation_id": "r", "local": "never", **prompt_of(30, True)}
-        answer = two.say(post("/select_pair_and_reserve", body))
+        answer = two.send(post("/select_pair_and_reserve", body))
         assert (answer[9:12] == b"200") == (limit == 3)
-        # As well as the choice.
+        # The choice was answered, too.
         assert two.answered == 1 + (limit == 3)
         check_agreement(two)
         (partition,) = two.fast.selector.fleet.partitions.values()
@@ -307,16 +307,16 @@ def test_an_id_in_use_is_a_conflict(local):
         book_first(two)
         body = {"reservation_id": "r", "local": local, **prompt_of(30, True)}
         for status in (b"200", b"409"):
-            assert two.say(post("/select_pair_and_reserve", body))[9:12] == status
+            assert two.send(post("/select_pair_and_reserve", body))[9:12] == status
             check_agreement(two)
         assert two.answered == 1
 
 
 def test_a_refused_pair_leaves_no_counters():
     with pair_services() as two:
-        two.say(post("/select_and_reserve", {"reservation_id": "r", **prompt_of(9, True)}))
+        two.send(post("/select_and_reserve", {"reservation_id": "r", **prompt_of(9, True)}))
         body = {"reservation_id": "r", **prompt_of(9, True)}
-        assert two.say(post("/select_pair_and_reserve", body))[9:12] == b"409"
+        assert two.send(post("/select_pair_and_reserve", body))[9:12] == b"409"
         assert all("pairs" not in observation_of(side) for side in sides_of(two))
         check_agreement(two)
         check_metrics(two)
@@ -326,9 +326,9 @@ def test_the_leg_of_an_ended_pair_is_released_before_its_id_is_booked_again():
     with pair_services() as two:
         book_first(two)
         body = {"reservation_id": "r", "local": "never", **prompt_of(30, True)}
-        two.say(post("/select_pair_and_reserve", body))
+        two.send(post("/select_pair_and_reserve", body))
         again = request("DELETE /reservations/r", HTTPX) + post("/select_pair_and_reserve", body)
-        answers = two.say(again)
+        answers = two.send(again)
         assert answers.count(b"HTTP/1.1 200") == 2
         check_agreement(two)
 
@@ -339,7 +339,7 @@ def test_tables_of_the_load_grow_for_pairs():
         for number in range(40):
             body = {"reservation_id": f"r{number}", "local": "never"}
             tokens = [number * 1000 + k for k in range(400)]
-            two.say(post("/select_pair_and_reserve", {**body, "token_ids": tokens}))
+            two.send(post("/select_pair_and_reserve", {**body, "token_ids": tokens}))
         assert two.answered == 40
         check_agreement(two)
 
@@ -351,7 +351,7 @@ def test_pairs_are_declined_until_the_kernel_is_loaded(monkeypatch):
         book_first(two)
         kernel._thread.join()
         assert kernel.serve is PAIR_KERNEL.serve
-        two.say(post("/select_pair", prompt_of(9, True)))
+        two.send(post("/select_pair", prompt_of(9, True)))
         assert two.answered == 1
 
 
@@ -361,14 +361,14 @@ def test_kept_decisions_do_not_keep_their_partition(kind):
         book_first(two)
         for local in ("always", "never"):
             body = {"reservation_id": local, "local": local, **prompt_of(30, True)}
-            two.say(post("/select_pair_and_reserve", body))
+            two.send(post("/select_pair_and_reserve", body))
         assert two.answered == 2
         partitions = [ref(*side.selector.fleet.partitions.values()) for side in sides_of(two)]
         for worker_id in ROLES:
-            two.say(request(f"DELETE /workers/{worker_id}", AIOHTTP))
+            two.send(request(f"DELETE /workers/{worker_id}", AIOHTTP))
         later(two, 3.0)
         for side in sides_of(two):
-            side.say(get("/metrics"))
+            side.send(get("/metrics"))
         gc.collect()
         assert [partition() for partition in partitions] == [None, None]
         check_agreement(two)

@@ -1,4 +1,4 @@
-"""The protocol that meets the bytes, on connections without a socket."""
+"""Tests of the protocol of the fast path on connections without a socket."""
 
 import asyncio
 
@@ -16,13 +16,13 @@ from tests.fastpath.lean_scenes import GET, LARGE, POST, slow_reader
 pytestmark = pytest.mark.usefixtures("lean_connections")
 
 
-# Who answers
+# The answering protocol
 
 
 async def test_usual_requests_never_make_the_ordinary_protocol():
     conversation = Conversation()
     whole = GET % 0 + POST % (2, 3) + b"abc" + GET % 4
-    conversation.say(GET % 8, whole, (POST % (6, 3)) + b"a", b"b", b"c")
+    conversation.send(GET % 8, whole, (POST % (6, 3)) + b"a", b"b", b"c")
     assert [body for _, body in conversation.answers()] == [
         b"/8 ",
         b"/0 ",
@@ -37,10 +37,10 @@ async def test_usual_requests_never_make_the_ordinary_protocol():
 
 async def test_a_packet_of_one_request_costs_one_call_and_one_write():
     conversation = Conversation()
-    conversation.say(GET % 2)
+    conversation.send(GET % 2)
     conversation.handler.n_called = 0
     for _ in range(10):
-        conversation.say(GET % 2)
+        conversation.send(GET % 2)
     assert conversation.handler.n_called == 10
     assert conversation.handler.n_answered == 11
 
@@ -49,14 +49,14 @@ async def test_requests_in_one_packet_are_answered_with_one_write():
     conversation = Conversation()
     writes: list[bytes] = []
     conversation.protocol._write = writes.append
-    conversation.say(GET % 2 * 20)
+    conversation.send(GET % 2 * 20)
     assert len(writes) == 1
 
 
-async def test_after_an_ordinary_answer_the_next_byte_is_ours_again():
+async def test_the_fast_path_resumes_after_an_ordinary_answer():
     conversation = Conversation()
     for n in range(10):
-        conversation.say(GET % n)
+        conversation.send(GET % n)
         await conversation.settle()
     assert [body for _, body in conversation.answers()] == [b"/%d " % n for n in range(10)]
     assert conversation.handler.n_answered == 5
@@ -64,16 +64,16 @@ async def test_after_an_ordinary_answer_the_next_byte_is_ours_again():
     assert conversation.state.connections == {conversation.protocol}
 
 
-async def test_what_comes_before_an_ordinary_answer_is_sent_is_ordinary_too():
-    """So that no answer overtakes another."""
+async def test_requests_before_the_end_of_an_ordinary_answer_are_ordinary_too():
+    """Otherwise an answer would overtake an earlier answer."""
     conversation, wire = slow_reader()
-    conversation.say(GET % 1)
+    conversation.send(GET % 1)
     await conversation.settle()
-    conversation.say(GET % 2)
+    conversation.send(GET % 2)
     await conversation.settle()
     assert conversation.handler.n_answered == 0
     wire.take()
-    conversation.say(GET % 4)
+    conversation.send(GET % 4)
     assert conversation.handler.n_answered == 1
     wire.take()
     assert [body for _, body in conversation.answers()] == [b"/1 ", b"/2 ", b"/4 "]
@@ -99,23 +99,23 @@ INSIDE = {
 
 
 @pytest.mark.parametrize("kind", INSIDE)
-async def test_what_looks_like_a_request_inside_another_is_none(kind):
+async def test_bytes_like_a_request_inside_another_are_no_request(kind):
     conversation = Conversation()
     for part in INSIDE[kind]:
-        conversation.say(part)
+        conversation.send(part)
         await conversation.settle()
     assert conversation.handler.n_answered == 0
     assert len(conversation.answers()) == len(conversation.scopes) == 1
-    conversation.say(GET % 4)
+    conversation.send(GET % 4)
     assert conversation.handler.n_answered == 1
 
 
-async def test_no_request_overtakes_those_that_wait_to_be_parsed():
+async def test_no_request_overtakes_unparsed_requests():
     conversation = Conversation()
-    conversation.say(GET % 1 * 400)
+    conversation.send(GET % 1 * 400)
     assert conversation.ordinary._unparsed
     for _ in range(400):
-        conversation.say(GET % 2)
+        conversation.send(GET % 2)
         await asyncio.sleep(0)
     wanted = [b"/1 "] * 400 + [b"/2 "] * 400
     await eventually_on_loop(lambda: len(conversation.asked) == len(wanted))
@@ -125,7 +125,7 @@ async def test_no_request_overtakes_those_that_wait_to_be_parsed():
 
 async def test_a_body_that_turns_out_to_be_unusual_is_the_ordinary_paths():
     conversation = Conversation()
-    conversation.say(POST % (2, 9) + b"123", b"1.5", b"123" + GET % 4)
+    conversation.send(POST % (2, 9) + b"123", b"1.5", b"123" + GET % 4)
     await conversation.settle()
     assert conversation.answers() == [(200, b"/2 1231.5123"), (200, b"/4 ")]
     assert conversation.handler.n_answered == 0
@@ -136,7 +136,7 @@ async def test_a_body_that_turns_out_to_be_unusual_is_the_ordinary_paths():
 
 @pytest.fixture
 def timeless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long answers take, a turn has as many as it may."""
+    """Let a turn answer as many requests as allowed, however long the answers take."""
     monkeypatch.setattr(fastpath_protocol, "ITERATION_S", 3600.0)
 
 
@@ -144,7 +144,7 @@ def timeless(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_turn_answers_a_bounded_number_of_requests():
     conversation = Conversation()
     n = 3 * REQUESTS_PER_ITERATION + 5
-    conversation.say(GET % 2 * n)
+    conversation.send(GET % 2 * n)
     for turn in (1, 2, 3):
         assert conversation.handler.n_answered == turn * REQUESTS_PER_ITERATION
         assert not conversation.wire.reading
@@ -157,17 +157,17 @@ async def test_a_turn_answers_a_bounded_number_of_requests():
 async def test_answers_that_take_long_have_a_turn_each(monkeypatch):
     monkeypatch.setattr(fastpath_protocol, "ITERATION_S", -1.0)
     conversation = Conversation()
-    conversation.say(GET % 2 * 3)
+    conversation.send(GET % 2 * 3)
     for turn in (1, 2, 3):
         assert conversation.handler.n_answered == turn
         await asyncio.sleep(0)
     assert len(conversation.answers()) == 3
 
 
-async def test_nothing_is_answered_to_who_does_not_read():
+async def test_a_client_that_does_not_read_gets_no_more_answers():
     conversation, wire = slow_reader()
     for _ in range(20):
-        conversation.say(GET % 2)
+        conversation.send(GET % 2)
         await conversation.settle()
     assert not wire.reading
     few = conversation.handler.n_answered
@@ -187,12 +187,12 @@ async def test_nothing_is_answered_to_who_does_not_read():
 
 async def test_bodies_that_come_in_share_the_budget_of_all():
     conversation = Conversation()
-    conversation.say(POST % (2, 2 * LARGE) + b"x" * LARGE)
+    conversation.send(POST % (2, 2 * LARGE) + b"x" * LARGE)
     assert 0 < BODY_BUDGET.used <= 1000 + 100
-    conversation.say(b"x" * 500)
+    conversation.send(b"x" * 500)
     held = BODY_BUDGET.used
     assert held > 1000 + 500
-    conversation.say(b"x" * (LARGE - 500))
+    conversation.send(b"x" * (LARGE - 500))
     assert BODY_BUDGET.used == 0
     assert conversation.handler.n_answered == 1
 
@@ -200,9 +200,9 @@ async def test_bodies_that_come_in_share_the_budget_of_all():
 async def test_beyond_the_budget_the_ordinary_path_has_the_body(monkeypatch):
     monkeypatch.setattr(BODY_BUDGET, "total", 1)
     conversation = Conversation()
-    conversation.say(POST % (2, 2 * LARGE) + b"x" * LARGE)
+    conversation.send(POST % (2, 2 * LARGE) + b"x" * LARGE)
     assert conversation.ordinary is not None
-    conversation.say(b"x" * LARGE)
+    conversation.send(b"x" * LARGE)
     await conversation.settle()
     assert [len(body) for _, body in conversation.asked] == [2 * LARGE]
     assert conversation.handler.n_answered == 0
@@ -211,7 +211,7 @@ async def test_beyond_the_budget_the_ordinary_path_has_the_body(monkeypatch):
 @pytest.mark.parametrize("end", ["lost", "shutdown"])
 async def test_the_budget_is_given_back(end):
     conversation = Conversation()
-    conversation.say(POST % (2, 2 * LARGE) + b"x" * LARGE)
+    conversation.send(POST % (2, 2 * LARGE) + b"x" * LARGE)
     if end == "shutdown":
         conversation.protocol.shutdown()
         assert BODY_BUDGET.used == 0
@@ -220,20 +220,20 @@ async def test_the_budget_is_given_back(end):
 
 
 @pytest.mark.parametrize("bound", ["REQUEST_PARTS_MAX", "REQUEST_BYTES_MAX"])
-async def test_what_is_not_collected_is_the_ordinary_paths(bound, monkeypatch):
+async def test_a_body_beyond_the_bounds_goes_to_the_ordinary_path(bound, monkeypatch):
     monkeypatch.setattr(lean, bound, 5)
     conversation = Conversation()
-    conversation.say(POST % (2, 6), *[b"x"] * 5)
+    conversation.send(POST % (2, 6), *[b"x"] * 5)
     assert conversation.ordinary is not None
-    conversation.say(b"x")
+    conversation.send(b"x")
     await conversation.settle()
     assert conversation.answers() == [(200, b"/2 xxxxxx")]
 
 
-async def test_the_last_connection_that_is_allowed_may_ask_what_is_unusual(monkeypatch):
+async def test_the_last_allowed_connection_may_send_unusual_requests(monkeypatch):
     monkeypatch.setattr(bounds, "CONNECTIONS_MAX", 1)
     conversation = Conversation()
-    conversation.say(GET % 1)
+    conversation.send(GET % 1)
     await conversation.settle()
     assert conversation.answers() == [(200, b"/1 ")]
     conversation.state.connections.add(object())  # type: ignore[arg-type]

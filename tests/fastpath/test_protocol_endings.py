@@ -1,4 +1,4 @@
-"""How connections of the fast path end: by time, with the server or the client, by a failure."""
+"""Tests of the ends of connections: by time, by the server, by the client or by a failure."""
 
 import gc
 import weakref
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("lean_connections")
 @pytest.mark.parametrize("said", [b"", POST % (2, 5) + b"123"], ids=["nothing", "half a body"])
 async def test_a_request_that_does_not_come_to_its_end_is_timed_out(said):
     conversation = Conversation()
-    conversation.say(*filter(None, [said]))
+    conversation.send(*filter(None, [said]))
     for _ in range(looks(bounds.REQUEST_READ_S_MAX) - 1):
         conversation.protocol.check_timeouts()
     assert conversation.wire.written == b""
@@ -36,9 +36,9 @@ async def test_a_request_that_does_not_come_to_its_end_is_timed_out(said):
 @pytest.mark.parametrize("path", [2, 1], ids=["usual", "ordinary"])
 async def test_an_idle_connection_ends(path):
     conversation = Conversation()
-    conversation.say(GET % 2)
+    conversation.send(GET % 2)
     for _ in range(3):
-        conversation.say(GET % path)
+        conversation.send(GET % path)
         await conversation.settle()
         for _ in range(looks(KEEP_ALIVE_S) - 1):
             conversation.protocol.check_timeouts()
@@ -51,7 +51,7 @@ async def test_an_idle_connection_ends(path):
 @pytest.mark.parametrize("path", [2, 1], ids=["usual", "ordinary"])
 async def test_an_idle_connection_ends_sooner_where_there_are_many(path, monkeypatch):
     conversation = Conversation()
-    conversation.say(GET % path)
+    conversation.send(GET % path)
     await conversation.settle()
     for _ in range(2 * looks(CROWDED_KEEP_ALIVE_S)):
         conversation.protocol.check_timeouts()
@@ -63,9 +63,9 @@ async def test_an_idle_connection_ends_sooner_where_there_are_many(path, monkeyp
 
 async def test_empty_lines_do_not_keep_an_idle_connection():
     conversation = Conversation()
-    conversation.say(GET % 2)
+    conversation.send(GET % 2)
     for _ in range(looks(KEEP_ALIVE_S)):
-        conversation.say(b"\r\n")
+        conversation.send(b"\r\n")
         await conversation.settle()
         assert not conversation.wire.mark_closed
         conversation.protocol.check_timeouts()
@@ -75,7 +75,7 @@ async def test_empty_lines_do_not_keep_an_idle_connection():
 async def test_a_request_without_an_answer_is_not_idle():
     conversation = Conversation()
     conversation.may_answer.clear()
-    conversation.say(GET % 2)
+    conversation.send(GET % 2)
     await conversation.settle()
     for _ in range(2 * looks(KEEP_ALIVE_S)):
         conversation.protocol.check_timeouts()
@@ -85,10 +85,10 @@ async def test_a_request_without_an_answer_is_not_idle():
     assert conversation.answers() == [(200, b"/2 ")]
 
 
-async def test_who_takes_nothing_of_an_answer_is_cut_off():
+async def test_a_client_that_reads_nothing_of_an_answer_is_cut_off():
     conversation, wire = slow_reader()
     for n in range(2):
-        conversation.say(GET % (2 * 10**n))
+        conversation.send(GET % (2 * 10**n))
         for _ in range(looks(bounds.UNREAD_S_MAX)):
             conversation.protocol.check_timeouts()
             assert not wire.mark_closed
@@ -102,18 +102,18 @@ async def test_one_watch_looks_at_all_and_ends_with_the_last(monkeypatch):
     monkeypatch.setattr(bounds, "WATCH_EVERY_S", 0.001)
     seen: list[int] = []
 
-    class Looked:
+    class CheckedConnection:
         def check_timeouts(self) -> None:
             seen.append(1)
 
-    connections: Any = {Looked() for _ in range(2 * CHECKS_PER_ITERATION + 1)}
+    connections: Any = {CheckedConnection() for _ in range(2 * CHECKS_PER_ITERATION + 1)}
     watch = TimeoutWatch()
     watch.on(connections)
     watch.on(connections)
     await eventually_on_loop(lambda: len(seen) >= len(connections))
     connections.clear()
     await eventually_on_loop(lambda: not watch._is_running)
-    connections.add(Looked())
+    connections.add(CheckedConnection())
     watch.on(connections)
     seen.clear()
     await eventually_on_loop(lambda: seen)
@@ -132,21 +132,21 @@ async def test_a_turn_of_the_watch_looks_at_a_bounded_number():
 # The end
 
 
-async def test_a_server_that_ends_closes_who_is_idle():
+async def test_a_server_that_ends_closes_idle_connections():
     for said in (b"", GET % 2, GET % 2 + b"GET /"):
         conversation = Conversation()
-        conversation.say(*filter(None, [said]))
+        conversation.send(*filter(None, [said]))
         conversation.protocol.shutdown()
         assert conversation.wire.mark_closed, said
 
 
-async def test_a_server_that_ends_answers_what_has_begun_to_come_in():
+async def test_a_server_that_ends_answers_a_begun_request():
     conversation = Conversation()
-    conversation.say(POST % (2, 3) + b"a")
+    conversation.send(POST % (2, 3) + b"a")
     await conversation.settle()
     conversation.protocol.shutdown()
     assert not conversation.wire.mark_closed
-    conversation.say(b"bc")
+    conversation.send(b"bc")
     await conversation.settle()
     assert conversation.answers() == [(200, b"/2 abc")]
     assert b"connection: close" in conversation.wire.written
@@ -157,7 +157,7 @@ async def test_a_server_that_ends_answers_what_has_begun_to_come_in():
 async def test_a_client_that_goes_is_forgotten(said):
     conversation = Conversation()
     conversation.may_answer.clear()
-    conversation.say(said)
+    conversation.send(said)
     await conversation.settle()
     conversation.protocol.connection_lost(None)
     assert conversation.state.connections == set()
@@ -190,11 +190,11 @@ async def test_a_failure_of_the_answerer_ends_the_connection(kind):
     conversation.protocol._answer_request = failing
     for part in FAILING[kind]:
         assert conversation.failures == []
-        conversation.say(part)
+        conversation.send(part)
         await conversation.settle()
     assert conversation.failures == [FAILURE_NAME]
     assert conversation.wire.mark_closed
-    conversation.say(GET % 4)
+    conversation.send(GET % 4)
     assert len(conversation.failures) == 1
 
 
@@ -213,7 +213,7 @@ async def test_a_closed_connection_is_freed_without_a_collection(said, error):
     gc.disable()
     try:
         conversation = Conversation()
-        conversation.say(*filter(None, [said]))
+        conversation.send(*filter(None, [said]))
         conversation.wire.close()
         conversation.protocol.connection_lost(error)
         await conversation.settle()

@@ -1,4 +1,4 @@
-"""The same bytes to the ordinary protocol alone and to the lean one before it: the same answers."""
+"""Tests that the ordinary protocol alone and the fast path before it give the same answers."""
 
 import asyncio
 from typing import NamedTuple
@@ -47,15 +47,19 @@ LAST = [
 
 
 class Step(NamedTuple):
-    """`said`, and then what happens: nothing, turns of the loop, answers are held back or not, the
-    client reads what there is or stops reading."""
+    """Step of a conversation.
+
+    said: bytes from the client
+    then: event after the bytes: nothing, turns of the loop, answers held back or released, the
+        client reads everything or stops reading
+    """
 
     said: bytes
     then: str
 
 
-class Seen(NamedTuple):
-    """What is left of a conversation."""
+class ConversationResult(NamedTuple):
+    """Result of a conversation."""
 
     written: bytes
     mark_closed: bool
@@ -64,13 +68,13 @@ class Seen(NamedTuple):
     failures: list[str]
 
 
-async def seen(steps: list[Step], end: str) -> Seen:
+async def play_script(steps: list[Step], end: str) -> ConversationResult:
     wire = SlowWire()
     conversation = Conversation(wire)
     wire.protocol = conversation.protocol
     for said, then in steps:
         if said and not wire.mark_closed:
-            conversation.say(said)
+            conversation.send(said)
         if then == "hold":
             await settle(conversation, wire)
             conversation.may_answer.clear()
@@ -88,9 +92,9 @@ async def seen(steps: list[Step], end: str) -> Seen:
         conversation.protocol.shutdown()
         await settle(conversation, wire)
         if not wire.mark_closed:
-            conversation.say(b"4567890" + GET % 2)  # the rest of a body, and too late
+            conversation.send(b"4567890" + GET % 2)  # the rest of a body, and late bytes
             await settle(conversation, wire)
-    result = Seen(
+    result = ConversationResult(
         wire.written,
         wire.mark_closed,
         conversation.asked,
@@ -104,7 +108,7 @@ async def seen(steps: list[Step], end: str) -> Seen:
 
 
 async def settle(conversation: Conversation, wire: SlowWire) -> None:
-    """Until nothing happens any more, however little of the answers fits into the buffer."""
+    """Wait until nothing happens any more, however little of the answers fits into the buffer."""
     before: tuple[int, ...] = ()
     while (now := (len(wire.written), len(wire.unsent), len(conversation.asked))) != before:
         before = now
@@ -113,18 +117,20 @@ async def settle(conversation: Conversation, wire: SlowWire) -> None:
             wire.take()
 
 
-def both(steps: list[Step], end: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Seen, Seen]:
+def both(
+    steps: list[Step], end: str, monkeypatch: pytest.MonkeyPatch
+) -> tuple[ConversationResult, ConversationResult]:
     results = []
     for is_lean in (False, True):
         with monkeypatch.context() as patch:
             patch.setattr(Conversation, "is_lean", is_lean)
-            results.append(asyncio.run(seen(steps, end)))
+            results.append(asyncio.run(play_script(steps, end)))
     return results[0], results[1]
 
 
 @st.composite
 def scripts(draw: st.DrawFn) -> list[Step]:
-    """A pipeline in pieces."""
+    """Return a pipeline in pieces."""
     many = st.lists(st.sampled_from(USUAL) | st.sampled_from(UNUSUAL), max_size=12)
     whole = b"".join(draw(many)) + draw(st.sampled_from(LAST))
     cuts = sorted(draw(st.lists(st.integers(0, len(whole)), max_size=8)))
@@ -143,7 +149,7 @@ def test_the_answers_are_the_same(monkeypatch, steps, end):
 
 @explores(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(USUAL[:5] + UNUSUAL), min_size=1, max_size=6), st.randoms())
-def test_the_answers_to_what_is_spoilt_are_the_same(monkeypatch, requests, random):
+def test_both_protocols_answer_spoilt_requests_alike(monkeypatch, requests, random):
     whole = b"".join(mutated(each, random) for each in requests)
     cut = random.randint(0, len(whole))
     ordinary, lean = both([Step(whole[:cut], "turns"), Step(whole[cut:], "")], "", monkeypatch)
@@ -161,7 +167,7 @@ def test_where_bytes_are_split_changes_nothing(then, monkeypatch):
     whole, _ = both([Step(WHOLE, "")], "", monkeypatch)
     monkeypatch.setattr(Conversation, "is_lean", True)
     for at in range(len(WHOLE) + 1):
-        split = asyncio.run(seen([Step(WHOLE[:at], then), Step(WHOLE[at:], then)], ""))
+        split = asyncio.run(play_script([Step(WHOLE[:at], then), Step(WHOLE[at:], then)], ""))
         assert split == whole, at
 
 

@@ -1,7 +1,7 @@
-"""Two replicas, each with and without the fast path: they tell each other the same, too.
+"""Tests that two replicas send each other the same events with and without the fast path.
 
-Hypothesis finds small cases of what fails, but what it makes up seldom succeeds: it frees what is
-not booked.  So there are walks as well, which follow from a seed and mostly succeed.
+Hypothesis finds small failing cases, but random calls seldom succeed: they free reservations that
+are not booked. So there are walks as well, which follow from a seed and mostly succeed.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ MOST = 10**6
 
 
 class TheSameReplicas(TheSameAnswers):
-    """Everything is said to one of two replicas, which hear of it late or never."""
+    """Requests to two replicas; events reach the other replica late or never."""
 
     flags = REPLICA_FLAGS
     replicas = 2
@@ -90,7 +90,7 @@ TestTheSameReplicasWithAdmission = explored(TheSameReplicasWithAdmission, runs=2
 Move = Callable[[TheSameReplicas, Random], object]
 
 WORKED = (SCOPES[0], SCOPES[0], SCOPES[2])
-"""Where workers are from the beginning."""
+"""Scopes with workers from the beginning."""
 IN_PATHS = tuple(name for name in IDS if "/" not in name)
 
 
@@ -107,8 +107,8 @@ def select(machine: TheSameReplicas, random: Random) -> None:
     )
 
 
-def named(reservation: str, random: Random) -> dict[str, str]:
-    """The id in either dialect."""
+def id_fields(reservation: str, random: Random) -> dict[str, str]:
+    """Return the id in either dialect."""
     return {random.choice(("reservation_id", "selection_id")): reservation}
 
 
@@ -117,7 +117,7 @@ def select_and_reserve(machine: TheSameReplicas, random: Random) -> None:
         random.choice(WORKED),
         random.choice(LENGTHS),
         random.random() < 0.5,
-        random.choice(({}, *(named(each, random) for each in IDS))),
+        random.choice(({}, *(id_fields(each, random) for each in IDS))),
         random.choice(OUTPUTS),
         random.choice(DRAWS),
         random.random() < 0.5,
@@ -133,7 +133,7 @@ def reserve(machine: TheSameReplicas, random: Random) -> None:
         random.choice((None, 0, 1)),
         random.choice(LENGTHS),
         random.random() < 0.5,
-        named(random.choice(IN_PATHS), random),
+        id_fields(random.choice(IN_PATHS), random),
         random.choice((None, 0, 100)),
         random.choice(OUTPUTS),
     )
@@ -151,14 +151,14 @@ def come_and_go(machine: TheSameReplicas, random: Random) -> None:
         machine.delete_worker(4)
 
 
-def say_once_more(machine: TheSameReplicas, random: Random) -> None:
-    """In pieces or with changes."""
+def repeat_requests(machine: TheSameReplicas, random: Random) -> None:
+    """Send earlier requests again, in pieces or with changes."""
     chosen = [random.choice(machine.said) for _ in range(random.randint(1, 3))]
     if random.random() < 0.5:
         cuts = [random.randrange(2000) for _ in range(random.randrange(5))]
-        machine.say_in_pieces(chosen, cuts, random.choice(DRAWS))
+        machine.send_in_pieces(chosen, cuts, random.choice(DRAWS))
     else:
-        machine.say_something_like_it(chosen[0], random.randrange(2**32), random.choice(DRAWS))
+        machine.send_changed(chosen[0], random.randrange(2**32), random.choice(DRAWS))
 
 
 MOVES: dict[Move, int] = {
@@ -167,7 +167,7 @@ MOVES: dict[Move, int] = {
     reserve: 6,
     store: 4,
     come_and_go: 1,
-    say_once_more: 8,
+    repeat_requests: 8,
     lambda machine, random: machine.live_on(random.choice(IN_PATHS), random.choice(VERBS)): 10,
     lambda machine, random: machine.decay(random.choice(IN_PATHS), 0.5): 1,
     lambda machine, random: machine.free(random.choice(IN_PATHS)): 6,
@@ -176,9 +176,9 @@ MOVES: dict[Move, int] = {
     lambda machine, random: machine.carry(random.randrange(2), 3, random.random() < 0.2): 8,
     lambda machine, random: machine.compare(random.randrange(2)): 2,
 }
-"""What a walk is made of, and how often."""
+"""Steps of a walk and the frequency of each."""
 STEPS = 300
-"""Of a walk by default."""
+"""Number of steps of a walk by default."""
 WALKERS = [
     TheSameReplicas,
     TheSameReplicasWithAdmission,
@@ -201,7 +201,7 @@ def test_a_long_walk(kind: type[TheSameReplicas]) -> None:
     assert answered > steps // 4
 
 
-def test_what_the_fast_path_books_is_told() -> None:
+def test_bookings_of_the_fast_path_are_published() -> None:
     prompt = {"model_name": "m", **prompt_of(30, False)}
     lives = [
         post("/select_and_reserve", {**prompt, "reservation_id": "a"}),
@@ -212,13 +212,13 @@ def test_what_the_fast_path_books_is_told() -> None:
     with TwoServices(*REPLICA_FLAGS, replicas=2) as two:
         for replica in (1, 0):
             two.turn_to(replica)
-            two.say(post("/workers", worker_body(1)))
+            two.send(post("/workers", worker_body(1)))
         for data in lives:
-            two.say(data)
+            two.send(data)
             loads = []
             two.carry(0, MOST, is_lost=False)
             for replica in (1, 0):
                 two.turn_to(replica)
-                loads.append(two.say(request("GET /loads")))
+                loads.append(two.send(request("GET /loads")))
             assert loads[0] == loads[1]
         assert two.answered == len(lives)

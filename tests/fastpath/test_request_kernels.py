@@ -1,4 +1,4 @@
-"""The compiled reader: what it must read, what it must not, and never another way than the rest."""
+"""Tests that the compiled reader takes usual requests only and agrees with the ordinary path."""
 
 import json
 from random import Random
@@ -27,7 +27,7 @@ def test_usual_requests_are_read_as_the_ordinary_path_reads_them(data):
 
 
 @pytest.mark.parametrize("data", USUAL)
-def test_wherever_it_is_cut_a_request_is_incomplete(data):
+def test_a_request_cut_anywhere_is_incomplete(data):
     head_end = data.index(b"\r\n\r\n") + 4
     for size in range(len(data)):
         assert state_of(data[:size]) == INCOMPLETE, data[:size]
@@ -39,12 +39,12 @@ POISONS = (b"0" * 80, b'"' * 80, b", 1" * 30, b"\r\n" * 40, b"\xff" * 80, b"]}" 
 
 @pytest.mark.parametrize("data", USUAL)
 @pytest.mark.parametrize("poison", POISONS)
-def test_nothing_depends_on_what_is_around_a_request(data, poison):
+def test_bytes_around_a_request_change_nothing(data, poison):
     whole = read(data)
     begin, end = len(poison), len(poison) + len(data)
     padded = poison + data + poison
     assert read(padded, begin, end) == whole
-    assert read(padded, begin) == whole  # others are pipelined behind it
+    assert read(padded, begin) == whole  # other requests are pipelined behind this request
     for size in range(0, len(data), 7):
         assert state_of(padded, begin, begin + size) == state_of(data[:size])
 
@@ -61,7 +61,7 @@ SPACED = {"isl_tokens": 1, "block_hashes": [1, 2], "sequence_hashes": [3, 4]}
 
 
 @pytest.mark.parametrize("blank", ["", " ", "\n", "\r\n\t "])
-def test_blanks_may_stand_between_keys_and_values(blank):
+def test_blanks_are_allowed_between_keys_and_values(blank):
     members = f"{blank},{blank}".join(
         f'"{key}"{blank}:{blank}{json.dumps(value)}' for key, value in SPACED.items()
     )
@@ -118,7 +118,7 @@ KEPT_MAX = 4_000
 
 @pytest.mark.slow
 def test_changes_upon_changes_are_never_read_in_another_way():
-    """What makes the reader say something new is changed further."""
+    """Inputs that put the reader into a new state are changed further."""
     random, kept, seen = Random(9), list(USUAL), set()
     for _ in range(ROUNDS):
         data = mutated(random.choice(kept), random)
@@ -129,7 +129,7 @@ def test_changes_upon_changes_are_never_read_in_another_way():
             kept.append(data)
 
 
-# What is not usual
+# Unusual requests
 
 
 def hashed(**changed: object) -> bytes:
@@ -177,7 +177,7 @@ FRACTIONS = (
 
 
 def faded(text: str) -> bytes:
-    """An output block with such a fraction."""
+    """Return an output block with such a fraction."""
     body = b'{"decay_fraction": %b}' % text.encode()
     return request("POST /reservations/a/output_block", HTTPX, body)
 
@@ -476,7 +476,7 @@ def test_usual_heads_are_read(headers):
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 63, 64, 65, 200])
-def test_what_does_not_begin_as_a_usual_request_is_not_waited_for(size):
+def test_an_unusual_beginning_is_rejected_without_waiting_for_more(size):
     for other in (b"GET /metrics HTTP/1.1\r\nHost: a\r\n", b"\x16\x03\x01", b"PRI * HTTP/2.0\r\n"):
         data = (other + b"x" * 200)[:size]
         assert state_of(data) == (NOT_COMMON if size >= 8 else INCOMPLETE)

@@ -1,4 +1,4 @@
-"""Heads that repeat: a request after another one is read as if it were the first."""
+"""Tests of repeated heads: a request after another is read as if it were the first."""
 
 import asyncio
 from collections.abc import Iterator
@@ -26,13 +26,13 @@ requests_ = st.builds(
 def side() -> Iterator[Side]:
     with asyncio.Runner() as runner:
         made = Side(runner, True, (), seed=0)
-        made.say(post("/workers", worker_body(1, model_name="default")))
+        made.send(post("/workers", worker_body(1, model_name="default")))
         yield made
         made.close()
 
 
 def read(side: Side, data: bytes) -> tuple[bool, int, list[int]]:
-    """Return whether a request is answered, its end, and what is read of its head."""
+    """Return whether a request is answered, the end, and the entries read from the head."""
     handler = side.handler
     assert handler is not None
     answer = handler.answer_request(data, 0)
@@ -40,7 +40,7 @@ def read(side: Side, data: bytes) -> tuple[bool, int, list[int]]:
 
 
 def forget(side: Side) -> None:
-    """Read another head, so that none repeats."""
+    """Read another head, so that no head repeats."""
     assert side.handler is not None
     side.handler.answer_request(post("/select", prompt_of(2, True), (("host", "other"),)), 0)
 

@@ -1,4 +1,4 @@
-"""Answers that are sent where they are made, and those that the transport has to keep."""
+"""Tests of answers that compiled code sends at once, and of answers kept by the transport."""
 
 import asyncio
 import contextlib
@@ -22,14 +22,14 @@ GET = b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n"
 def side() -> Any:
     with asyncio.Runner() as runner:
         made = Side(runner, True, (), seed=0)
-        made.say(post("/workers", worker_body(1, model_name="default")))
+        made.send(post("/workers", worker_body(1, model_name="default")))
         yield made
         made.close()
 
 
 @pytest.fixture
 def pair() -> Any:
-    """(a socket, that of its client)."""
+    """Return a socket and the socket of the client."""
     with contextlib.ExitStack() as stack:
         ends = [stack.enter_context(end) for end in socket.socketpair()]
         for end in ends:
@@ -53,11 +53,11 @@ def test_an_answer_is_sent_at_once(side: Side, pair: Any) -> None:
 
 
 def test_answers_of_verbs_are_sent_at_once(pair: Any) -> None:
-    """Replicas follow what changes, so the verbs are those of the core."""
+    """Replicas follow the changes, so the verbs are those of the core."""
     ours, client = pair
     with asyncio.Runner() as runner:
         side = Side(runner, True, REPLICA_FLAGS, seed=0)
-        side.say(post("/workers", worker_body(1, model_name="default")))
+        side.send(post("/workers", worker_body(1, model_name="default")))
         assert side.handler is not None
         for data in (
             post("/select_and_reserve", {**prompt_of(31, False), "reservation_id": "a"}),
@@ -70,7 +70,7 @@ def test_answers_of_verbs_are_sent_at_once(pair: Any) -> None:
         side.close()
 
 
-def test_what_does_not_go_at_once_is_returned(side: Side, pair: Any) -> None:
+def test_an_answer_that_cannot_be_sent_at_once_is_returned(side: Side, pair: Any) -> None:
     assert side.handler is not None
     ours, _ = pair
     expected = side.handler.answer_request(SELECT, 0)
@@ -91,7 +91,10 @@ def test_only_an_answer_to_all_that_is_left_is_sent(side: Side, pair: Any) -> No
 
 
 class SocketWire(Wire):
-    """With a socket; `kept`: bytes that it has not sent."""
+    """Wire with a socket.
+
+    kept: number of unsent bytes
+    """
 
     kept = 0
 
@@ -109,7 +112,7 @@ class LeanConversation(Conversation):
     is_lean = True
 
 
-async def test_nothing_overtakes_what_the_transport_keeps() -> None:
+async def test_no_answer_overtakes_bytes_that_the_transport_keeps() -> None:
     wire = SocketWire()
     conversation = LeanConversation(wire)
     files: list[int] = []
@@ -120,13 +123,13 @@ async def test_nothing_overtakes_what_the_transport_keeps() -> None:
         return answer(data, at, file)
 
     conversation.protocol._answer_request = noting
-    conversation.say(GET % 2, GET % 2)
+    conversation.send(GET % 2, GET % 2)
     wire.kept = 5
     conversation.protocol.check_timeouts()
-    conversation.say(GET % 2)
+    conversation.send(GET % 2)
     wire.kept = 0
     conversation.protocol.check_timeouts()
-    conversation.say(GET % 2, GET % 1)
+    conversation.send(GET % 2, GET % 1)
     conversation.protocol.check_timeouts()
     assert files == [17, -1, -1, 17, -1]
     assert conversation.protocol._socket_fd == -1  # the ordinary path has the connection

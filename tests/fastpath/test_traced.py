@@ -1,4 +1,4 @@
-"""Which requests compiled code leaves to those who make spans."""
+"""Tests of the requests that compiled code leaves to the tracing path."""
 
 import pytest
 
@@ -9,11 +9,11 @@ from tests.fastpath.requests import request
 IDS = "0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331"
 BODY = {"model_name": "m", "token_ids": [1]}
 CALLERS = (True, False, False)
-"""May be sampled: what its caller samples."""
+"""Sampling decisions of callers that the filter may sample."""
 
 
 class Answers:
-    """Answers everything."""
+    """Handler that answers every request."""
 
     end = 0
 
@@ -44,13 +44,13 @@ def test_the_flag_of_the_caller_decides(name, flags, answered):
     assert is_answered(select(("Host", "h"), (name, f"00-{IDS}-{flags}"))) == answered
 
 
-def test_what_has_no_caller_or_none_that_can_be_read_is_judged_so():
+def test_a_request_without_a_readable_traceparent_counts_as_without_a_caller():
     for headers in ((), (("traceparent", "00-x-y-01"),), (("x-traceparent", f"00-{IDS}-01"),)):
         assert is_answered(select(*headers))
         assert not is_answered(select(*headers), (False, False, True))
 
 
-def test_a_sampler_may_want_what_the_caller_does_not():
+def test_a_sampler_may_trace_a_request_that_its_caller_does_not_sample():
     unsampled = select(("traceparent", f"00-{IDS}-00"))
     assert not is_answered(unsampled, (False, True, False))
     assert is_answered(unsampled, (True, False, True))
@@ -66,7 +66,7 @@ def test_a_sampler_may_want_what_the_caller_does_not():
         ("DELETE /reservations/a", True),
     ],
 )
-def test_only_what_is_traced_steps_aside(line, answered):
+def test_only_traced_routes_leave_the_fast_path(line, answered):
     assert is_answered(select(("traceparent", f"00-{IDS}-01"), line=line)) == answered
 
 

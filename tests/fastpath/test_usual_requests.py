@@ -1,4 +1,4 @@
-"""Usual requests, one kind after the other: that the fast path answers them, and answers right."""
+"""Tests that the fast path answers usual requests of every kind, and answers correctly."""
 
 import json
 from typing import Any
@@ -17,7 +17,7 @@ from tests.fastpath.two_services import TwoServices
 def two() -> Any:
     with TwoServices() as services:
         for worker in range(1, 4):
-            services.say(
+            services.send(
                 post("/workers", worker_body(worker, model_name="llama", data_parallel_size=worker))
             )
         yield services
@@ -30,9 +30,9 @@ def test_usual_requests_are_answered_by_the_fast_path(two: TwoServices) -> None:
         for headers in HEADERS
     ]
     for data in usual:
-        assert two.say(data).startswith(b"HTTP/1.1 200 ")
+        assert two.send(data).startswith(b"HTTP/1.1 200 ")
     assert two.answered == len(usual)
-    assert two.fast.protocol._ordinary is not None  # of the workers
+    assert two.fast.protocol._ordinary is not None  # made by the registrations of workers
 
 
 def test_the_life_of_a_request_is_the_fast_path_s(two: TwoServices) -> None:
@@ -51,10 +51,10 @@ def test_the_life_of_a_request_is_the_fast_path_s(two: TwoServices) -> None:
         reserved,
     ]
     for number, data in enumerate(lives, 1):
-        assert two.say(data).startswith(b"HTTP/1.1 20")
+        assert two.send(data).startswith(b"HTTP/1.1 20")
         assert two.answered == number
     for refused in (reserved, request("DELETE /reservations/c")):
-        assert two.say(refused).startswith(b"HTTP/1.1 4")
+        assert two.send(refused).startswith(b"HTTP/1.1 4")
     assert two.answered == len(lives)
 
 
@@ -65,31 +65,31 @@ def test_ranks_out_of_rotation_are_in_no_usual_answer(two: TwoServices) -> None:
         for side in (two.fast, two.ordinary):
             side.selector.fleet.set_weight(rank, 0.0, "draining")
         for drawn in DRAWS:
-            body = json.loads(two.say(select, drawn=drawn).split(b"\r\n\r\n")[1])
+            body = json.loads(two.send(select, drawn=drawn).split(b"\r\n\r\n")[1])
             assert (body["worker_id"], body["dp_rank"]) in ranks[number:]
     assert two.answered == len(DRAWS) * number
     for side in (two.fast, two.ordinary):
         side.selector.fleet.set_weight(ranks[-1], 0.0, "draining")
-    assert b'"code":"no_eligible_rank"' in two.say(select)
+    assert b'"code":"no_eligible_rank"' in two.send(select)
     assert two.answered == len(DRAWS) * number
 
 
 def test_a_stream_cut_at_any_byte(two: TwoServices) -> None:
     stream = post("/select", {"model_name": "llama", **prompt_of(8, True)}, BARE) * 2
-    answers = two.say(stream)
+    answers = two.send(stream)
     for at in range(1, len(stream)):
-        assert two.say(stream[:at], stream[at:], drawn=0.5).count(b"HTTP/1.1 200") == 2
+        assert two.send(stream[:at], stream[at:], drawn=0.5).count(b"HTTP/1.1 200") == 2
     assert answers.count(b"HTTP/1.1 200") == 2
 
 
 def test_a_change_of_a_worker_is_in_the_next_answer(two: TwoServices) -> None:
     select = post("/select", {"model_name": "llama", **prompt_of(8, False)})
     for endpoint in ("http://b", "http://c" * 60, "http://d"):
-        two.say(request("PATCH /workers/1", HTTPX, {"endpoint": endpoint}))
-        body = json.loads(two.say(select).split(b"\r\n\r\n")[1])
+        two.send(request("PATCH /workers/1", HTTPX, {"endpoint": endpoint}))
+        body = json.loads(two.send(select).split(b"\r\n\r\n")[1])
         assert (body["worker_id"], body["endpoint"]) == (1, endpoint)
-    two.say(request("DELETE /workers/1"))
-    assert b'"worker_id":2,' in two.say(select)
+    two.send(request("DELETE /workers/1"))
+    assert b'"worker_id":2,' in two.send(select)
     for worker in (2, 3):
-        two.say(request(f"DELETE /workers/{worker}"))
-    assert two.say(select).startswith(b"HTTP/1.1 503 ")
+        two.send(request(f"DELETE /workers/{worker}"))
+    assert two.send(select).startswith(b"HTTP/1.1 503 ")

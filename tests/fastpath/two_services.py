@@ -1,6 +1,6 @@
 """A service in this process behind connections without sockets, with and without the fast path.
 
-Of several replicas each is there twice, too.  What they tell each other is carried by hand.
+With several replicas, each replica exists twice, too. Tests carry events between replicas by hand.
 """
 
 import asyncio
@@ -43,16 +43,16 @@ from tests.builders.wire import Wire
 
 DATE = [(b"date", b"Sun, 06 Nov 1994 08:49:37 GMT")]
 TURNS = 40
-"""Of the loop, in which all that is left happens once the requests have been served."""
+"""Turns of the loop in which all remaining work happens after the requests are served."""
 
 TIMED = re.compile(rb"within [0-9.]+ s")
-"""How long something took."""
+"""Text of a duration."""
 REPLICA_FLAGS = ("--replica-sync-port", "65535")
-"""A replica plane, of which nobody takes the port."""
+"""Replica plane on a port that no process takes."""
 
 
-class Told(Random):
-    """Draws what it is told to; ids are those of its seed."""
+class PresetRandom(Random):
+    """Random numbers set by the test; ids follow from the seed."""
 
     drawn = 0.0
 
@@ -61,7 +61,7 @@ class Told(Random):
 
 
 class CountingKeyed(AuthenticatedHandler):
-    """Counts what is answered, where all of that is counted."""
+    """Handler that counts authenticated answers together with all others."""
 
     __slots__ = ("counting",)
 
@@ -85,14 +85,14 @@ class CountingKeyedLean(AuthenticatedFastPath):
 
 
 class Side:
-    """One service with one connection."""
+    """Service with a connection."""
 
     def __init__(
         self, runner: asyncio.Runner, fast: bool, flags: tuple[str, ...], seed: int
     ) -> None:
         self._runner = runner
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(build, "Random", lambda _: Told(seed))
+            patch.setattr(build, "Random", lambda _: PresetRandom(seed))
             variables = dict(flag.split("=") for flag in flags if "=" in flag)
             config = parse_config(
                 [
@@ -112,7 +112,7 @@ class Side:
             self.service, self.follower = parts.service, parts.follower
             self.replicas = parts.optional.replicas
         self.selector = self.service.selector
-        # Versions of sessions without time, which no two services share.
+        # Versions of sessions without time, which would differ between two services.
         sessions: Any = self.selector.followers.sessions.directory
         sessions._is_warm, sessions._clock_ns = True, lambda now: 10**18
         self.handler = Counting(self.selector, self.service.metrics) if fast else None
@@ -140,11 +140,11 @@ class Side:
         self.protocol = make(self._config, self._state, {}, asyncio.get_running_loop())
         self.protocol.connection_made(self.wire)
 
-    def say(self, *parts: bytes) -> bytes:
-        """What is answered to these parts of a stream."""
-        return self._runner.run(self._say(parts))
+    def send(self, *parts: bytes) -> bytes:
+        """Return the answer to these parts of a stream."""
+        return self._runner.run(self._send(parts))
 
-    async def _say(self, parts: tuple[bytes, ...]) -> bytes:
+    async def _send(self, parts: tuple[bytes, ...]) -> bytes:
         if self.wire.mark_closed:
             await self._reconnect()
         self.wire.written = b""
@@ -158,30 +158,30 @@ class Side:
         return self.wire.written
 
     def _is_in_a_request(self) -> bool:
-        """Has a part of a request come, for whose rest the service waits?"""
+        """Return whether a part of a request has come and the service waits for the rest."""
         reads: Any = self.protocol
         if isinstance(reads, FastPathProtocol):
             reads = reads._ordinary
         return reads is not None and reads._stage != http_protocol._BETWEEN
 
     def reconnect(self) -> None:
-        """The client leaves, and another one comes."""
+        """End the connection and begin another."""
         self._runner.run(self._reconnect())
 
     async def _reconnect(self) -> None:
         self.protocol.connection_lost(None)
         self.connect()
 
-    def told(self, most: int) -> list[tuple[bytes, bytes]]:
-        """Topics and payloads of what it tells its replicas next, in order."""
+    def take_events(self, most: int) -> list[tuple[bytes, bytes]]:
+        """Return topics and payloads of the next events for other replicas, in order."""
         assert self.replicas is not None
         publisher = self.replicas._publisher
         while publisher.queue_length:
             self._to_tell.extend(publisher._encode_batch())
         return [self._to_tell.popleft() for _ in range(min(most, len(self._to_tell)))]
 
-    def hear(self, topic: bytes, payload: bytes) -> object:
-        """What a replica has told.  Why that changed nothing, or how far both are apart."""
+    def apply_published(self, topic: bytes, payload: bytes) -> object:
+        """Apply an event of a replica; return why nothing changed, or how far both differ."""
         if topic == replica_events.EVENT_TOPIC:
             return self.selector.followers.replicas.apply_event(
                 replica_events.decode_event(payload), monotonic()
@@ -214,11 +214,11 @@ class Side:
 
 
 class TwoServices:
-    """The same is said to both, and they must answer the same.
+    """Two services that receive the same requests and must give the same answers.
 
-    flags: of the command line, and variables as NAME=value
-    pairs: of each replica, the one with the fast path and the one without; `fast` and `ordinary`
-    are those of the replica that is spoken to, the one `at`.
+    flags: flags of the command line, and variables as NAME=value
+    pairs: services of each replica, with and without the fast path
+    fast, ordinary: services of the replica `at`, which receives the requests
     """
 
     def __init__(self, *flags: str, replicas: int = 1) -> None:
@@ -247,25 +247,25 @@ class TwoServices:
         for side in (self.fast, self.ordinary):
             side.reconnect()
 
-    def say(self, *parts: bytes, drawn: float = 0.0) -> bytes:
+    def send(self, *parts: bytes, drawn: float = 0.0) -> bytes:
         answers = []
         for side in (self.fast, self.ordinary):
             side.draw(drawn)
-            answers.append(TIMED.sub(b"", side.say(*parts)))
+            answers.append(TIMED.sub(b"", side.send(*parts)))
         assert answers[0] == answers[1], answers
         return answers[0]
 
     def carry(self, sender: int, most: int, *, is_lost: bool) -> None:
-        """Something of what one replica tells, to the other one."""
-        told = [side.told(most) for side in self.pairs[sender]]
+        """Carry some events of a replica to the other replica."""
+        told = [side.take_events(most) for side in self.pairs[sender]]
         assert told[0] == told[1]
         if not is_lost:
             for topic, payload in told[0]:
-                heard = [side.hear(topic, payload) for side in self.pairs[1 - sender]]
+                heard = [side.apply_published(topic, payload) for side in self.pairs[1 - sender]]
                 assert heard[0] == heard[1]
 
     def tick(self, replica: int) -> None:
-        """It tells how far its prefills are, and a digest."""
+        """Publish the progress of prefills and a digest."""
         for side in self.pairs[replica]:
             assert side.replicas is not None
             while side.replicas.publish_progress(monotonic()):

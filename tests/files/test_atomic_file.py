@@ -1,4 +1,4 @@
-"""Files that are written whole: what lies around them is nobody's loss."""
+"""Tests that files are written whole, without loss of neighbouring files."""
 
 import os
 
@@ -23,14 +23,14 @@ def test_a_link_in_the_way_is_not_written_through(tmp_path):
     assert not (tmp_path / "state").is_symlink()
 
 
-def test_what_a_killed_process_has_left_is_replaced(tmp_path):
+def test_a_leftover_of_a_killed_process_is_replaced(tmp_path):
     (tmp_path / f"state{TEMPORARY_SUFFIX}").write_text("half")
     write_whole(tmp_path / "state", b"{}")
     assert [each.name for each in tmp_path.iterdir()] == ["state"]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_what_is_no_regular_file_is_not_replaced(kind, tmp_path):
+def test_only_regular_files_are_replaced(kind, tmp_path):
     path = tmp_path / "state"
     if kind == "pipe":
         os.mkfifo(path)

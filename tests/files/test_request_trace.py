@@ -1,4 +1,4 @@
-"""Traces of three formats: times, lengths, sessions, equal beginnings, and what is refused."""
+"""Tests of traces in three formats: times, lengths, sessions, equal prefixes and refused files."""
 
 import gzip
 import json
@@ -174,7 +174,7 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @explores()
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), min_size=2, max_size=6))
 def test_keys_are_equal_where_beginnings_are(chains: list[list[int]]) -> None:
-    """Naively: ids are content alone, so an equal id behind another beginning is another block."""
+    """An id names only content: an equal id behind another prefix is another block."""
     keys = [request_trace._make_keys(ids, 16 * len(ids), 16) for ids in chains]
     for one, own in zip(chains, keys, strict=True):
         for other, theirs in zip(chains, keys, strict=True):

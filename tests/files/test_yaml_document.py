@@ -1,4 +1,4 @@
-"""Documents that operators write, or that somebody wrote over: a line for each fault, no crash."""
+"""Tests that documents of operators, even overwritten files, give a line per fault and no crash."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from select_service.files.yaml_document import NESTING_MAX, REPEATED_MAX, decode
 
 
 @pytest.mark.parametrize("deep", [b"[" * 100_000, b"{a: " * 100_000, b"- " * 100_000])
-def test_what_is_nested_deeply_is_refused_before_the_reader_runs_out_of_stack(deep, tmp_path):
+def test_deep_nesting_is_refused_before_the_reader_runs_out_of_stack(deep, tmp_path):
     with pytest.raises(ValueError, match=f"nested deeper than {NESTING_MAX} levels"):
         decode_yaml(deep)
     file = tmp_path / "keys.yaml"
@@ -18,7 +18,7 @@ def test_what_is_nested_deeply_is_refused_before_the_reader_runs_out_of_stack(de
         read_api_keys(file)
 
 
-def test_what_is_nested_as_deeply_as_may_be_is_read():
+def test_the_deepest_allowed_nesting_is_read():
     found = decode_yaml(b"[" * NESTING_MAX + b"]" * NESTING_MAX)
     for _ in range(NESTING_MAX - 1):
         (found,) = found
@@ -49,13 +49,13 @@ def test_what_is_nested_as_deeply_as_may_be_is_read():
         (b"&a [*a]", r"`\*a` refers to its own parent"),
     ],
 )
-def test_what_is_no_yaml_is_one_line_in_words(text, told):
+def test_invalid_yaml_is_an_error_of_one_line(text, told):
     with pytest.raises(ValueError, match=rf"\A{told}[^\n]*\Z") as error:
         decode_yaml(text)
     assert "byte string" not in str(error.value)
 
 
-def test_what_is_quoted_or_only_begins_so_is_a_text():
+def test_quoted_values_and_longer_words_are_texts():
     assert decode_yaml(b"a: '.nan'\nb: .nano\n") == {"a": ".nan", "b": ".nano"}
 
 
@@ -70,7 +70,7 @@ def test_aliases_that_multiply_are_refused_before_they_are_written_out():
 
 
 @pytest.mark.parametrize("text", [b"? [a, b]\n: 1\n", b"? 2001-01-01\n: 1\n", b"? !!null\n: 1\n"])
-def test_what_has_odd_keys_is_refused_in_words(text, tmp_path):
+def test_odd_keys_are_refused_with_an_error(text, tmp_path):
     file = tmp_path / "sources.yaml"
     file.write_bytes(text)
     with pytest.raises(ConfigError, match=r"\A--discovery-config [^\n]*\Z"):

@@ -1,16 +1,16 @@
 """Fuzzing of every parser, guided by coverage.
 
-    scripts/fuzz --list                            what can be fuzzed
+    scripts/fuzz --list                            lists the targets
     scripts/fuzz NAME|all [--runs N] [--seconds S] [--folder FOLDER]
     scripts/fuzz --keep [--folder FOLDER]          makes tests/fastpath/corpus.txt of few requests
 
 Each target takes bytes and fails for an exception that the parser does not promise, or for two
 readers that disagree. The search is guided by the coverage of the parser's Python code, or of the
-machine code of compiled readers, whose array bounds are checked. Without --runs and --seconds a
-target gets 60 seconds; `all` runs the targets one after the other and prints a table. Inputs that
-led to something new remain in the folder, one folder per target; an input that fails ends its
-target, is left there as `wrong-...`, and makes the exit status 1. Needs atheris
-(requirements/fuzz.lock): Linux, Python 3.11 to 3.13.
+machine code of compiled readers with checked array bounds. Without --runs and --seconds a target
+gets 60 seconds; `all` runs the targets in turn and prints a table. Inputs with new coverage remain
+in the folder, which has a folder per target. An input that fails ends its target, remains there as
+`wrong-...`, and makes the exit status 1. Needs atheris (requirements/fuzz.lock): Linux, Python 3.11
+to 3.13.
 """
 
 import argparse
@@ -36,7 +36,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class FuzzResult(NamedTuple):
-    """Result of one target.  fault: end of the output of a run that found something"""
+    """Result of one target.
+
+    fault: last lines of the output after a fault; None means no fault
+    """
 
     runs: int
     seconds: float
@@ -45,7 +48,7 @@ class FuzzResult(NamedTuple):
 
 
 def fuzz_inside(target: FuzzTarget, seeds_folder: Path, options: list[str]) -> None:
-    """Fuzz in this process; does not return."""
+    """Fuzz in this process without returning."""
     import atheris
     from atheris import core_with_libfuzzer, instrument_imports
 
@@ -74,7 +77,7 @@ def kernel_modules() -> list[str]:
 
 
 def write_words(folder: Path) -> Path:
-    """Write pieces of the formats, as libFuzzer reads them."""
+    """Write pieces of the formats as a libFuzzer dictionary, and return its path."""
     path = folder / "words"
     escaped = ("".join(f"\\x{byte:02x}" for byte in word) for word in PIECES)
     path.write_text("".join(f'"{word}"\n' for word in escaped))
@@ -82,7 +85,7 @@ def write_words(folder: Path) -> Path:
 
 
 def fuzz_target(name: str, given: argparse.Namespace) -> FuzzResult:
-    """Fuzz one target in a process of its own."""
+    """Fuzz one target in a separate process."""
     found = given.folder / name
     found.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="fuzz") as temporary:
@@ -113,7 +116,7 @@ def fuzz_target(name: str, given: argparse.Namespace) -> FuzzResult:
 
 
 def fuzz_all(names: Iterable[str], given: argparse.Namespace) -> int:
-    """Fuzz targets in turn and print a row each; return the exit status."""
+    """Fuzz targets in turn, print a row for each, and return the exit status."""
     status = 0
     print(f"{'target':16}{'runs':>12}{'seconds':>9}{'places':>8}  result", flush=True)
     for name in names:
@@ -130,7 +133,7 @@ def fuzz_all(names: Iterable[str], given: argparse.Namespace) -> int:
 
 
 def keep_requests(folder: Path) -> int:
-    """Make the corpus of the fast path of the fewest requests that reach as much."""
+    """Write the fast path's corpus: the fewest requests that reach all blocks reached so far."""
     from tests.fastpath.corpus import CORPUS, load, save
     from tests.fuzzing.kernel_counters import KernelCounters
 

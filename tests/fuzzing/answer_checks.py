@@ -56,11 +56,15 @@ PEER_MESSAGES: list[tuple[Decode, Callable[[Any], bytes] | None]] = [
     (decode_progress, encode_progress),
     (decode_clears, None),
 ]
-"""Decoders of the messages between replicas, with encoders of what they return."""
+"""Decoders of the messages between replicas, each with the encoder of the decoded message, if any.
+"""
 
 
 def check_peer_messages(data: bytes) -> None:
-    """The first byte chooses the message; what was read survives another way."""
+    """Decode a message, and require that decoding its encoding gives the same message.
+
+    The first byte chooses the kind of message.
+    """
     if not data:
         return
     decode, encode = PEER_MESSAGES[data[0] % len(PEER_MESSAGES)]
@@ -111,7 +115,7 @@ def metrics_seeds() -> list[bytes]:
 
 
 def check_canaries(data: bytes) -> None:
-    """The first byte chooses the format."""
+    """Decode an engine's answer to a canary; the first byte chooses the format."""
     if not data:
         return
     kinds: list[Decode] = [
@@ -148,7 +152,10 @@ PATHS = [
 
 
 def check_engine_facts(data: bytes) -> None:
-    """Answers of the paths in turn, separated by a zero byte; the record is valid or refused."""
+    """Extract facts from answers, and require a valid record or a rejection.
+
+    The input has the answers of the paths in turn, separated by zero bytes.
+    """
     answers = dict(zip(PATHS, data.split(b"\0"), strict=False))
     facts = engine_facts.extract_facts("http://engine:8000", answers)
     try:
@@ -167,7 +174,7 @@ def fact_seeds() -> list[bytes]:
 
 
 def check_kubernetes(data: bytes) -> None:
-    """The first byte chooses pod or slice."""
+    """Decode a pod or an EndpointSlice, as the first byte chooses."""
     if not data:
         return
     try:
@@ -202,7 +209,7 @@ STAGES = sorted(ANSWER_TYPES)
 
 
 def check_planner_answers(data: bytes) -> None:
-    """The first byte chooses the kind."""
+    """Decode an answer to the planner; the first byte chooses the kind."""
     if not data:
         return
     kind, content = data[0] % (len(STAGES) + 2), data[1:]
@@ -227,7 +234,7 @@ CLIENT_ROUTES = [route for route in vars(SelectorRoutes).values() if isinstance(
 
 
 def check_client_answers(data: bytes) -> None:
-    """The first byte chooses the route, or the stream of moves."""
+    """Decode an answer to the client; the first byte chooses the route or the stream of moves."""
     if not data:
         return
     number = data[0] % (len(CLIENT_ROUTES) + 1)

@@ -18,7 +18,7 @@ FRAMES_MAX = 64
 
 
 def check_json_dumps(data: bytes) -> None:
-    """A dump means the same in one piece and in two; what is read fits into an index."""
+    """Require that a dump reads the same in one and in two pieces, and adopt its blocks."""
     if not data:
         return
     content = data[1:]
@@ -30,7 +30,7 @@ def check_json_dumps(data: bytes) -> None:
 
 
 def check_compact_dumps(data: bytes) -> None:
-    """The input is frames with a size of two bytes; their checksums are right."""
+    """Read frames, each with a size of two bytes before it in the input, under valid checksums."""
     frames, at = list[bytes](), 0
     while at + 2 <= len(data) and len(frames) < FRAMES_MAX:
         size = int.from_bytes(data[at : at + 2], "big")
@@ -55,7 +55,7 @@ def _frame_of(body: bytes) -> bytes:
 def _read_dump(
     reader: CompactReader | JsonReader, pieces: list[bytes]
 ) -> tuple[object, list[DumpedPartition]]:
-    """Return what is compared, and the partitions of a dump that is whole."""
+    """Return the compared values, and the partitions of a complete dump."""
     try:
         for piece in pieces:
             reader.feed(piece)
@@ -67,7 +67,7 @@ def _read_dump(
 
 
 def _adopt(partitions: list[DumpedPartition]) -> None:
-    """Put all ranks into one index each, as recovery does, and check the index."""
+    """Adopt all ranks of each partition in an index, as recovery does, and check the index."""
     for part in partitions:
         index = PrefixIndex(LIMITS.blocks)
         adopt_blocks([Adoption(part, rank, index.open_slot()) for rank in part.ranks])

@@ -1,4 +1,4 @@
-"""Check of what engines publish."""
+"""Check of published KV events."""
 
 import re
 from collections.abc import Callable, Generator, Mapping
@@ -11,11 +11,11 @@ from indexer.events.event_decoder import decode_in_steps, parse_payload, scan_pa
 from indexer.events.event_types import Batch, DecodeError
 
 ADDRESS = re.compile("0x[0-9a-f]*")
-"""Address of an object, which texts about extension types of msgpack hold."""
+"""Address of an object, which texts about extension types of msgpack contain."""
 
 
 def check_kv_events(data: bytes) -> None:
-    """The compiled reader declines or reads what the parser reads, in steps or at once."""
+    """Require that the compiled reader declines or agrees with the parser, in steps or at once."""
     parsed = _batch_or_error(lambda: parse_payload(data))
     scanned = scan_payload(data)
     if scanned is not None:
@@ -41,7 +41,7 @@ def _last(steps: Generator[int, None, Batch]) -> Batch:
 
 
 def _plain(value: Any) -> Any:
-    """Return arrays as lists and structs as tuples, to be compared; NaN equals itself."""
+    """Return arrays as lists and structs as tuples for comparison; NaN equals itself."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, msgspec.Struct):

@@ -1,4 +1,4 @@
-"""Checks of files: settings, keys, traces, logs, and what the service persists."""
+"""Checks of files: settings, keys, traces, logs, and the service's persisted state."""
 
 import functools
 import io
@@ -47,7 +47,12 @@ from select_service.sim.replay.decision_log_reader import LogFilter, ReplayError
 
 
 class FileKind(NamedTuple):
-    """read: function of a path;  errors: promised exceptions;  seeds: contents of right files"""
+    """Kind of file.
+
+    read: function of a path
+    errors: exceptions that the reader promises
+    seeds: contents of valid files
+    """
 
     read: Callable[[Path], object]
     errors: tuple[type[Exception], ...]
@@ -148,12 +153,12 @@ YAML_FILES = {
         (b"replicas: [{name: a, public_key: '" + b"0" * 40 + b"', endpoint: 'tcp://a:1'}]",),
     ),
 }
-"""Files of settings, by the first byte of an input."""
+"""Settings files in the order of an input's first byte."""
 KINDS = list(YAML_FILES.values())
 
 
 def check_settings_files(data: bytes) -> None:
-    """The first byte chooses the file."""
+    """Read a settings file; the first byte chooses the kind."""
     if data:
         check_file(KINDS[data[0] % len(KINDS)], data[1:])
 
@@ -182,7 +187,7 @@ def toml_seeds() -> list[bytes]:
 
 
 def check_environments(data: bytes) -> None:
-    """Lines of NAME=VALUE as the environment; a wrong value is one line."""
+    """Parse lines of NAME=VALUE as the environment; an error about a value must be one line."""
     lines = data.decode(errors="replace").replace("\0", "").split("\n")
     pairs = (line.partition("=") for line in lines)
     environment = {name: value for name, _, value in pairs if name}
@@ -259,7 +264,7 @@ LOGS = [
 
 
 def check_logs(data: bytes) -> None:
-    """The first byte chooses the file."""
+    """Read a log or trace; the first byte chooses the kind."""
     if data:
         kind = LOGS[data[0] % len(LOGS)]
         path = Path(_folder().name) / "log.jsonl"
@@ -280,7 +285,7 @@ def log_seeds() -> list[bytes]:
 
 
 def check_profiles(data: bytes) -> None:
-    """Both halves of a measured profile, separated by a zero byte."""
+    """Read both halves of a measured profile, separated by a zero byte."""
     folder = Path(_folder().name) / "profile"
     folder.mkdir(exist_ok=True)
     prefill, _, decode = data.partition(b"\0")
@@ -290,7 +295,7 @@ def check_profiles(data: bytes) -> None:
 
 
 def check_archives(data: bytes) -> None:
-    """Half of a measured profile as an archive of arrays."""
+    """Read half of a measured profile as an archive of arrays."""
     folder = Path(_folder().name) / "archive"
     (folder / PREFILL).mkdir(parents=True, exist_ok=True)
     (folder / PREFILL / "raw_data.npz").write_bytes(data)
@@ -314,7 +319,7 @@ def check_profile(folder: Path) -> None:
 
 
 def check_line(error: Exception) -> None:
-    """An error of a file is one line."""
+    """Require that an error of a file is a single line."""
     text = str(error)
     assert text
     assert "\n" not in text, text
@@ -330,7 +335,7 @@ STATES = (PersistedState, PersistedHealth, PersistedPolicies, PersistedSessions)
 
 
 def check_states(data: bytes) -> None:
-    """Persisted files without or with a checksum; what is read survives another way."""
+    """Read persisted files without or with a checksum; each file must survive writing anew."""
     for kind in STATES:
         try:
             content, _ = split_checksum(data)

@@ -1,4 +1,4 @@
-"""Table of what is fuzzed."""
+"""Table of the fuzz targets."""
 
 import importlib
 from collections.abc import Callable
@@ -6,10 +6,12 @@ from typing import NamedTuple
 
 
 class FuzzTarget(NamedTuple):
-    """about: what is read;  module, check, seeds: names of functions, imported when needed
+    """Target of fuzzing.
 
-    parsers: packages whose Python code guides the search; none for a target guided by machine code
-    kernels: modules whose machine code guides the search as well, with checks of array bounds
+    about: input of the target
+    module, check, seeds: module and function names, imported on use
+    parsers: packages with Python code that guides the search; empty if only machine code does
+    kernels: modules with machine code that guides the search, too, with checks of array bounds
     """
 
     about: str

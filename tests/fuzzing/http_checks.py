@@ -1,4 +1,4 @@
-"""Checks of what callers send and of what servers answer over HTTP."""
+"""Checks of clients' requests and servers' answers over HTTP."""
 
 from types import SimpleNamespace
 
@@ -27,7 +27,10 @@ def check_refusal(error: SelectError) -> None:
 
 
 def check_bodies(data: bytes) -> None:
-    """The first byte chooses the route. A body that is right stays the same read leniently."""
+    """Decode a body, and require the same value from strict and lenient decoding.
+
+    The first byte chooses the route.
+    """
     if not data:
         return
     schema, body = SCHEMAS[data[0] % len(SCHEMAS)], data[1:]
@@ -49,7 +52,7 @@ def check_bodies(data: bytes) -> None:
 
 
 def body_seeds() -> list[bytes]:
-    """Return an example of each route that has one, an empty object, and a deep one."""
+    """Return the routes' examples, an empty object for each route, and a deep object."""
     examples = [
         bytes([number]) + msgspec.json.encode(example)
         for number, body in enumerate(BODIES)
@@ -60,7 +63,7 @@ def body_seeds() -> list[bytes]:
 
 
 def check_queries(data: bytes) -> None:
-    """The first byte chooses the route."""
+    """Parse the parameters of a query string; the first byte chooses the route."""
     if not data:
         return
     names = QUERIES[data[0] % len(QUERIES)]
@@ -86,7 +89,7 @@ def query_seeds() -> list[bytes]:
 
 
 def check_responses(data: bytes) -> None:
-    """An answer means the same in one piece and in two."""
+    """Require that a response reads the same in one and in two pieces."""
     if not data:
         return
     content = data[1:]

@@ -1,7 +1,7 @@
-"""Counters in machine code, by which libFuzzer sees how far an input has led.
+"""Counters in machine code that show libFuzzer how far an input gets.
 
-While a kernel of chosen modules is compiled, each basic block gets a counter, and array bounds are
-checked. Such code belongs to its process: it neither comes from the cache nor goes there.
+In kernels of chosen modules, each basic block is compiled with a counter, and array bounds are
+checked. The instrumented code stays in its process: no cache reads or stores the code.
 """
 
 import ctypes
@@ -20,10 +20,10 @@ BYTE, WORD = ir.IntType(8), ir.IntType(64)
 
 
 class KernelCounters:
-    """A byte for each basic block that is compiled for chosen modules inside of `with`."""
+    """Counters, a byte for each basic block of chosen modules compiled within the `with` block."""
 
     def __init__(self, modules: tuple[str, ...]) -> None:
-        """modules: beginnings of the names of modules"""
+        """modules: prefixes of module names"""
         self._modules, self._is_counting = modules, False
         self._bytes = np.zeros(COUNTERS_MAX, np.uint8)
         self._n = 0
@@ -64,7 +64,7 @@ class KernelCounters:
     def _count(self, block: Any) -> None:
         assert self._n < COUNTERS_MAX, "too many basic blocks for the counters"
         builder = ir.IRBuilder(block)
-        # Phi instructions must stay the first ones of a block.
+        # Phi instructions must stay the first instructions of a block.
         first = next(each for each in block.instructions if each.opname != "phi")
         builder.position_before(first)
         place = ir.Constant(WORD, self._bytes.ctypes.data + self._n).inttoptr(BYTE.as_pointer())
@@ -76,14 +76,14 @@ class KernelCounters:
         return self._n
 
     def reached_by(self, check: Callable[[bytes], object], data: bytes) -> set[tuple[int, int]]:
-        """Return blocks, and how often each ran, to the nearest power of two."""
+        """Return the executed blocks, each with its number of runs to the nearest power of two."""
         self._bytes[:] = 0
         check(data)
         (places,) = self._bytes.nonzero()
         return {(int(place), int(self._bytes[place]).bit_length()) for place in places}
 
     def register_at_libfuzzer(self, library_file: str) -> None:
-        """Have libFuzzer read the counters after each input; their code addresses are made up."""
+        """Make libFuzzer read the counters after each input, with invented code addresses."""
         begin = self._bytes.ctypes.data
         self._places = np.zeros((self._n, 2), np.uintp)
         self._places[:, 0] = begin + np.arange(self._n)

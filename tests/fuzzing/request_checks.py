@@ -1,4 +1,4 @@
-"""Check of requests: the compiled reader beside the ordinary path."""
+"""Check of requests: the compiled reader against the ordinary path."""
 
 from tests.fastpath import reading
 from tests.fastpath.corpus import load
@@ -6,7 +6,7 @@ from tests.fastpath.requests import USUAL
 
 
 def check_requests(data: bytes) -> None:
-    """What the compiled reader reads, the ordinary path must read in the same way."""
+    """Require that the compiled reader agrees with the ordinary path if the reader accepts."""
     reading.agrees(data)
 
 

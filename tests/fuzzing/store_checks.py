@@ -32,7 +32,7 @@ class AnsweringClient(HttpClient):
 
 
 def find_tokens(source: CacheSource) -> FoundTokens:
-    """Return the result of a look-up whose client never waits."""
+    """Return the result of a look-up with a client that never waits."""
     try:
         source.find_tokens(PROMPT).send(None)  # type: ignore[attr-defined]
     except StopIteration as end:
@@ -42,7 +42,10 @@ def find_tokens(source: CacheSource) -> FoundTokens:
 
 
 def check_stores(data: bytes) -> None:
-    """The first byte chooses the cache; no more tokens are found than the prompt has."""
+    """Look up a prompt, and require that no more tokens are found than the prompt has.
+
+    The first byte chooses the cache.
+    """
     if not data:
         return
     http = AnsweringClient(data[1:])

@@ -1,4 +1,4 @@
-"""What scripts/fuzz tries holds for its seeds and for inputs near them, and can fail."""
+"""Tests of the fuzz targets: seeds and nearby inputs pass, and broken parsers fail."""
 
 import subprocess
 import sys
@@ -34,13 +34,13 @@ BROKEN = {
     "states": ("add_checksum", 0),
     "texts": ("endpoint_error", 0),
 }
-"""By target: the parser that a test breaks, and a seed that reaches it."""
+"""Parser that a test breaks, and a seed that reaches the parser, by target."""
 IN_TABLES = {"peer_messages", "settings", "logs"}
-"""Targets whose parsers stand in a table."""
+"""Targets with parsers in a table."""
 
 
 def mutants_of(data, rng):
-    """Yield the input and some with a few bytes changed or dropped."""
+    """Yield the input and mutants with a few bytes changed or dropped."""
     yield data
     for _ in range(MUTANTS if data else 0):
         changed = bytearray(data)
@@ -83,7 +83,7 @@ def test_a_broken_parser_is_a_fault(name, monkeypatch):
         check(seeds[seed])
 
 
-def test_each_target_is_known_to_fail():
+def test_each_target_has_a_failing_parser():
     assert {*BROKEN, *IN_TABLES} == set(TARGETS)
 
 

@@ -11,7 +11,7 @@ from select_service.net.urls import engine_url_error, metrics_url_error, service
 
 
 def check_texts(data: bytes) -> None:
-    """Every reader of one text either takes it or names a fault."""
+    """Require that every reader accepts a text or names a fault."""
     text = data.decode("utf-8", "replace")
     for find_fault in (service_url_error, metrics_url_error, engine_url_error, curve_key_error):
         fault = find_fault(text)

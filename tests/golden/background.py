@@ -8,7 +8,7 @@ from tests.builders.service_process import Answer, ServiceClient
 
 
 class BackgroundCalls:
-    """Blocking calls by name, each in a thread and on a connection of its own."""
+    """Blocking calls by name, each in a separate thread and on a separate connection."""
 
     def __init__(self, service: ServiceClient) -> None:
         self._service = service
@@ -22,7 +22,7 @@ class BackgroundCalls:
         assert error is not None or not self._threads, "calls that were never joined"
 
     def begin(self, name: str, call: tuple[Any, ...]) -> None:
-        """Send it; returns when it stands in the queue."""
+        """Send a call; return when the request waits in the queue."""
         waiting = self._service.waiting_requests() + 1
         thread = threading.Thread(target=self._make, args=(name, call), daemon=True)
         self._threads[name] = thread

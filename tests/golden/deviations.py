@@ -1,4 +1,4 @@
-"""Reads deviations.toml: where we deliberately answer otherwise than the reference."""
+"""Reader of deviations.toml: deliberate differences of this service from the reference."""
 
 import tomllib
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from tests.golden.exchanges import ABSENT, Differences, expanded, in_order, with
 
 LIST = tomllib.loads((Path(__file__).parent / "deviations.toml").read_text())
 NO_START = {entry["scenario"]: entry for entry in LIST["no_start"]}
-"""Scenarios whose settings we refuse: nothing of them can be played."""
+"""Scenarios with settings that this service refuses: no step of these can be played."""
 
 
 def own_flags(scenario: str) -> tuple[str, ...]:
-    """Flags of ours that make a default of the reference explicit, by version or scenario."""
+    """Return this service's flags for a default of the reference, by version or scenario."""
     named = (scenario, exchanges.VERSIONS[scenario])
     return tuple(
         flag
@@ -26,8 +26,10 @@ def own_flags(scenario: str) -> tuple[str, ...]:
 
 
 def rewritten(scenario: str, step: dict[str, Any]) -> dict[str, Any]:
-    """The step with the fields added that make the reference's unwanted default explicit, and with
-    every rank that may be chosen when ours are tied."""
+    """Return the step with added fields and with all ranks that may be chosen in a tie.
+
+    The fields make the reference's unwanted default explicit.
+    """
     for entry in LIST.get("rewritten", []):
         if entry["scenario"] == scenario and step["step"] in entry["steps"]:
             step = {**step, "send": {**step["send"], **entry["add"]}}
@@ -43,9 +45,9 @@ def unexpected(
     table: str = "deviation",
     ports: Mapping[str, int] = MappingProxyType({}),
 ) -> list[str]:
-    """What is neither equal nor listed, and what is listed but not seen: one line each.
+    """Return a line per difference that is not listed, and per listed difference that is absent.
 
-    ports: what stands for `<port N>` in an answer that is listed
+    ports: port numbers that replace `<port N>` in a listed answer
     """
     listed = {
         place: _filled(ours, ports)
@@ -85,7 +87,7 @@ def _filled(ours: Any, ports: Mapping[str, int]) -> Any:
 
 
 def _with_nulls(ours: Any) -> Any:
-    """TOML has no null: it is written as a text."""
+    """Return the value with nulls; TOML has no null and uses a text."""
     if isinstance(ours, list):
         return [_with_nulls(each) for each in ours]
     if isinstance(ours, dict):

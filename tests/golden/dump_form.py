@@ -1,10 +1,10 @@
-"""The blocks of a dump as lines that can be compared, however they are grouped into events."""
+"""The blocks of a dump as comparable lines, however the blocks are grouped into events."""
 
 from typing import Any
 
 
 def blocks_of(events: list[Any]) -> list[str]:
-    """Sorted "worker/rank tier parent>block contents" of every block, by engine hash."""
+    """Return the sorted lines "worker/rank tier parent>block contents" of all blocks."""
     lines = {}
     for event in events:
         where = f"{event['worker_id']}/{event['event']['dp_rank']} {event['storage_tier']}"
@@ -20,7 +20,7 @@ def blocks_of(events: list[Any]) -> list[str]:
 
 
 def parents_come_first(events: list[Any]) -> bool:
-    """Does every GPU block with a parent among the GPU blocks of its rank come after it?"""
+    """Return whether GPU blocks come after their parents, if the rank has these on the GPU."""
     ranked: dict[Any, list[tuple[Any, Any]]] = {}
     for event in events:
         if event["storage_tier"] == "device" and "stored" in event["event"]["data"]:

@@ -1,18 +1,18 @@
-"""Golden exchanges: reading them, playing them, and what differs from the reference's answers.
+"""Golden exchanges: scenarios, requests, and comparison with the reference's answers.
 
-A scenario is a file of JSON lines.  The first line names the environment, and may hold a policy
-file; each other line is a `publish` of KV events or a `call` with what was sent, and the status and
-answer of the reference.  A call with a name under `background` waits in the queue; a later line
-says that it still `waits`, or that it is to `join`, with its status and answer.
+A scenario is a file of JSON lines. The first line names the environment, and may hold a policy
+file; each other line is a `publish` of KV events or a `call` with the request, and the status and
+answer of the reference. A call with a name under `background` waits in the queue. A later line
+requires that the call still `waits`, or has the call `join`, with status and answer.
 
 Further lines: `settle` waits only where the reference applies changes after its answer, `pause`
-always; `frame` publishes a replica frame, `frames` has those that the service has published since
-the last such line.  A call that is `timed` is never asked again.
+always; `frame` publishes a replica frame, `frames` has the frames that the service has published
+since the last such line. A call that is `timed` is never repeated.
 
-Short forms in answers: {"$error": true} is any refusal, with `details` one with these details,
-{"$worker": {...}} a worker record without its null and empty fields, "$uuid" a generated id, "$u64"
-any such number, "$any" anything.  `<port N>` stands for a port that is known when the test runs, of
-a publisher in it; `<free port>` for one that the service is to bind.
+Short forms in answers: {"$error": true} is any refusal, with `details` a refusal with these
+details, {"$worker": {...}} a worker record without null and empty fields, "$uuid" a generated id,
+"$u64" any such number, "$any" anything. A test replaces `<port N>` by the real port of a
+publisher, and `<free port>` by a port for the service.
 """
 
 import json
@@ -30,13 +30,13 @@ FILES = {
     version: {path.stem: path for path in sorted((FOLDER / folder).glob("*.jsonl"))}
     for version, folder in (("1.3.1", "http"), ("1.6.1", "http_1_6"))
 }
-"""By version of the reference that gave the answers, and scenario."""
+"""Files by version of the reference that gave the answers, and by scenario."""
 VERSIONS = {name: version for version, files in FILES.items() for name in files}
 NAMES = sorted(FILES["1.3.1"])
 
 
 class Side(Enum):
-    """Whose answers are compared."""
+    """Side of a comparison."""
 
     OURS = "ours"
     REFERENCE = "reference"
@@ -46,13 +46,16 @@ ABSENT = "absent"
 REFUSED = "refused"
 ANSWERED = "answered"
 TEXT = "text"
-"""How the list of deviations writes a missing field, a refusal, an answer where the other side
-refuses, and an answer that is not JSON."""
+"""Texts in the list of deviations.
+
+They mean a missing field, a refusal, an answer where the other side refuses, and an answer that is
+not JSON.
+"""
 
 _OF_THE_RANK = (
     *("worker_id", "dp_rank", "endpoint", "overlap", "effective_prefill_tokens", "kv_hint"),
 )
-"""Fields of an answer that depend on the rank, of which another one may be chosen where tied."""
+"""Fields of an answer that depend on the rank; with a tie the other rank may be chosen."""
 
 Differences = dict[str, tuple[Any, Any]]
 """Place -> (reference, ours)."""
@@ -77,7 +80,7 @@ _WORKER: dict[str, Any] = {
 
 
 def read(name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The head and the steps of a scenario."""
+    """Return the head and the steps of a scenario."""
     lines = FILES[VERSIONS[name]][name].read_text().splitlines()
     head, *steps = [json.loads(line) for line in lines]
     return head, steps
@@ -89,27 +92,27 @@ def ports_named_in(steps: list[dict[str, Any]]) -> set[str]:
 
 
 def with_ports(step: dict[str, Any], ports: Mapping[str, int]) -> dict[str, Any]:
-    """The step with real port numbers in it."""
+    """Return the step with real port numbers."""
     text = re.sub(r"<port (\w+)>", lambda found: str(ports[found[1]]), json.dumps(step))
     filled: dict[str, Any] = json.loads(text)
     return filled
 
 
 def flags_of(head: dict[str, Any], ports: Mapping[str, int], free: int) -> tuple[str, ...]:
-    """The command line of the service, with real port numbers in it."""
+    """Return the command line of the service, with real port numbers."""
     flags = with_ports({"flags": head["flags"]}, ports)["flags"]
     return tuple(flag.replace("<free port>", str(free)) for flag in flags)
 
 
 def write_policy_file(head: dict[str, Any], folder: Path) -> None:
-    """Where the environment of the scenario says, if it has one."""
+    """Write the policy file where the environment of the scenario expects the file, if any."""
     if "policy_file" in head:
         name = head["environment"]["DYN_ROUTER_POLICY_CONFIG"]
         (folder / name).write_text(head["policy_file"])
 
 
 def request_of(step: dict[str, Any]) -> tuple[str, str, bytes | None, dict[str, str]]:
-    """Method, path, body and headers of a call."""
+    """Return method, path, body and headers of a call."""
     method, path = step["call"].split(" ", 1)
     headers = step.get("headers", {"content-type": "application/json"})
     if "send" in step:
@@ -125,12 +128,12 @@ def request_of(step: dict[str, Any]) -> tuple[str, str, bytes | None, dict[str, 
 
 
 def differences(step: dict[str, Any], answered: Answer, side: Side = Side.OURS) -> Differences:
-    """What differs between the answer in the file and this one, by "step/field/..."."""
+    """Return the differences between this answer and that in the file, by "step/field/..."."""
     at, status, answer = str(step["step"]), answered.status, answered.body
     expected, got = expanded(step["answer"]), answer
     if isinstance(got, dict) and [got.get("worker_id"), got.get("dp_rank")] in step.get("tied", ()):
         got = got | {key: expected[key] for key in _OF_THE_RANK if key in expected}
-    found = dict(_compare(expected, _shown(got, status, side), f"{at}/answer"))
+    found = dict(_compare(expected, _shorten_refusal(got, status, side), f"{at}/answer"))
     details = _details(step["answer"])
     if details is not None:
         found |= dict(_compare(details, _details(answer), f"{at}/answer/details"))
@@ -144,12 +147,12 @@ def differences(step: dict[str, Any], answered: Answer, side: Side = Side.OURS) 
 
 
 def compare_frames(step: dict[str, Any], published: list[dict[str, Any]]) -> Differences:
-    """What differs between the frames in the file and those of a service."""
+    """Return the differences between the frames in the file and the frames of a service."""
     return dict(_compare(expanded(step["frames"]), published, f"{step['step']}/frames"))
 
 
 def expanded(answer: Any) -> Any:
-    """An answer without short forms."""
+    """Return an answer without short forms."""
     if isinstance(answer, list):
         return [expanded(item) for item in answer]
     if not isinstance(answer, dict):
@@ -161,14 +164,14 @@ def expanded(answer: Any) -> Any:
     return {key: expanded(value) for key, value in answer.items()}
 
 
-def _shown(answer: Any, status: int, side: Side) -> Any:
-    """Refusals in short form, after a look at them: every one has a text, and ours a code."""
+def _shorten_refusal(answer: Any, status: int, side: Side) -> Any:
+    """Return the short form of a refusal, which must have a text and, in this service, a code."""
     if isinstance(answer, str) and status < 400:
         return TEXT if answer else answer
     if status < 400 or answer == "" or (isinstance(answer, dict) and "workers" in answer):
         return answer
     if isinstance(answer, str) and side is Side.REFERENCE:
-        return REFUSED  # it refuses some paths and queries in plain text
+        return REFUSED  # the reference refuses some paths and queries in plain text
     assert isinstance(answer, dict), f"a refusal that is not JSON: {answer!r}"
     assert isinstance(answer["error"], str)
     assert side is Side.REFERENCE or isinstance(answer["code"], str)
@@ -199,7 +202,7 @@ def _compare(expected: Any, got: Any, place: str) -> Iterator[tuple[str, tuple[A
 
 
 def in_order(rows: list[Any]) -> list[Any]:
-    """Loads, taints and dumps come in no particular order from the reference."""
+    """Return rows in a fixed order: the reference sends loads, taints and dumps in any order."""
     if rows and all(isinstance(row, dict) and "active_requests" in row for row in rows):
         return sorted(rows, key=lambda row: (row["worker_id"], row["dp_rank"]))
     if rows and all(isinstance(row, dict) and "storage_tier" in row for row in rows):

@@ -1,4 +1,4 @@
-"""The event socket of an engine: knows when somebody listens, counts its messages."""
+"""The event socket of an engine, which waits for subscribers and counts messages."""
 
 import struct
 from typing import Any
@@ -10,7 +10,7 @@ from tests.builders.polling import PATIENCE_S
 
 
 class KvPublisher:
-    """A publishing socket on a free port of 127.0.0.1."""
+    """Publishing socket on a free port of 127.0.0.1."""
 
     def __init__(self, context: zmq.Context[Any]) -> None:
         self._socket = context.socket(zmq.XPUB)
@@ -20,7 +20,7 @@ class KvPublisher:
         self.next_seq = 0
 
     def send(self, payload: bytes, seq: int | None = None, topic: bytes = b"") -> int:
-        """Send one message as soon as somebody listens; returns its sequence number."""
+        """Send a message once there is a subscriber; return the sequence number."""
         self.wait_for_subscriber()
         number = self.next_seq if seq is None else seq
         self._socket.send_multipart([topic, struct.pack(">Q", number), payload])
@@ -28,7 +28,7 @@ class KvPublisher:
         return number
 
     def send_frames(self, frames: list[bytes]) -> None:
-        """Send one message of another plane as soon as somebody listens."""
+        """Send a message of another plane once there is a subscriber."""
         self.wait_for_subscriber()
         self._socket.send_multipart(frames)
 
@@ -39,7 +39,7 @@ class KvPublisher:
             self._has_subscriber = True
 
     def wait_for_another_subscriber(self) -> None:
-        """Until the listener has gone; the next one is waited for when something is sent."""
+        """Wait until the listener has gone; the next send waits for a new listener."""
         assert self._socket.poll(PATIENCE_S * 1000), "the listener stays"
         assert self._socket.recv()[:1] == b"\x00"
         self._has_subscriber = False
@@ -49,10 +49,10 @@ class KvPublisher:
 
 
 def batch(events: list[list[Any]]) -> bytes:
-    """Events of a golden file -> a batch as vLLM encodes it, rank 0.
+    """Return events of a golden file as a batch in vLLM's encoding, rank 0.
 
-    ["stored", engine hashes, parent, token ids, block size, medium], ["removed", engine hashes,
-    medium] or ["cleared"].
+    The events are ["stored", engine hashes, parent, token ids, block size, medium], ["removed",
+    engine hashes, medium] or ["cleared"].
     """
     encoded: list[list[Any]] = []
     for kind, *fields in events:

@@ -1,4 +1,4 @@
-"""Reads the recordings of real engines (scripts/record_engine_streams.py says what they hold)."""
+"""Reader of recordings of real engines (scripts/record_engine_streams.py has the contents)."""
 
 import base64
 import json
@@ -10,7 +10,7 @@ DIRECTORY = Path(__file__).parent.parent / "recordings"
 
 
 class Place(NamedTuple):
-    """One rank of a recording; both numbers count as in the API."""
+    """Rank of a recording; both numbers count as in the API."""
 
     worker_id: int
     dp_rank: int
@@ -24,7 +24,7 @@ class Live(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """From now on the engine answers a request for `first` with these messages."""
+    """Replay of the engine: from now on these messages answer a request for `first`."""
 
     place: Place
     first: int
@@ -32,7 +32,7 @@ class Replay(NamedTuple):
 
 
 class Truth(NamedTuple):
-    """What every rank held: per prompt the blocks on GPU, and those continued by the CPU tier."""
+    """Blocks of every rank: per prompt the blocks on GPU, and those continued by the CPU tier."""
 
     prompts: list[dict[str, Any]]
     held: dict[Place, list[list[int]]]
@@ -49,7 +49,7 @@ class Recording(NamedTuple):
 
 
 def names() -> list[str]:
-    """Every recording there is."""
+    """Return the names of all recordings."""
     return sorted(path.name.removesuffix(".jsonl.xz") for path in DIRECTORY.glob("*.jsonl.xz"))
 
 

@@ -1,4 +1,4 @@
-"""Replica frames of a scenario: those a service publishes, in a form that can be compared."""
+"""Replica frames that a service publishes in a scenario, in a form that can be compared."""
 
 import json
 import time
@@ -11,17 +11,17 @@ from zmq.utils.monitor import recv_monitor_message
 from tests.builders.polling import PATIENCE_S
 
 TOPICS = (b"dynamo.slot-tracker.v1", b"dynamo.session-affinity.v1")
-"""Topics of the reference; ours has more, which the reference ignores."""
+"""Topics of the reference; this service has more, which the reference ignores."""
 SUBSCRIBED_S = 0.3
-"""Neither side shows who has subscribed: so long after the handshake it surely has."""
+"""Seconds after the handshake until a subscription surely counts, which neither side shows."""
 MISSING_S = 10.0
-"""How long something that should be published is waited for."""
+"""Most seconds to wait for frames that should be published."""
 SURPLUS_S = 0.3
-"""How long something that should not be published is waited for."""
+"""Seconds to wait for frames that should not be published."""
 
 
 class FrameReceiver:
-    """Subscribes to what a service publishes from the beginning of the block."""
+    """Subscriber of a service's frames from the beginning of the block."""
 
     def __init__(self, context: zmq.Context[Any], port: int) -> None:
         self._socket = context.socket(zmq.SUB)
@@ -43,7 +43,7 @@ class FrameReceiver:
         self._socket.close()
 
     def receive(self, expected: int) -> list[dict[str, Any]]:
-        """What was published since the last call: as many messages as expected, and any surplus."""
+        """Return the messages since the last call: as many as expected, and any surplus."""
         found: list[list[bytes]] = []
         while self._socket.poll(1000 * (MISSING_S if len(found) < expected else SURPLUS_S)):
             found.append(self._socket.recv_multipart())
@@ -51,7 +51,7 @@ class FrameReceiver:
 
 
 def described(frames: list[bytes]) -> dict[str, Any]:
-    """A message: its topic, the number of its frames, and what the second one says."""
+    """Return topic, number of frames and decoded second frame of a message."""
     return {
         "topic": frames[0].decode(),
         "frame_count": len(frames),
@@ -60,7 +60,7 @@ def described(frames: list[bytes]) -> dict[str, Any]:
 
 
 def in_order(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By topic and kind: the order between topics is not specified."""
+    """Return the messages by topic and kind, as the order between topics is not specified."""
     return sorted(messages, key=lambda message: (message["topic"], _kind(message["decoded"])))
 
 

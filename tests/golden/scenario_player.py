@@ -1,4 +1,4 @@
-"""Plays the steps of a scenario against a service, ours or the reference."""
+"""Player of the steps of a scenario against this service or the reference."""
 
 import contextlib
 import time
@@ -21,16 +21,16 @@ from tests.golden.replica_frames import FrameReceiver
 Step = dict[str, Any]
 
 StartService = Callable[[tuple[str, ...], Mapping[str, str]], AbstractContextManager[Any]]
-"""From flags and environment to a block in which a service runs, with its `port`."""
+"""Function from flags and environment to a block with a running service, which has a `port`."""
 
 ASKED_AGAIN = ("POST /select", "POST /overlap_scores", "POST /potential_loads")
 """Calls that change nothing, like all GETs."""
 BOOKINGS = ("POST /select_and_reserve", "POST /reservations")
 SETTLED_S_MAX = 3.0
-"""How long an answer may need to follow what came by another way than HTTP."""
+"""Most seconds that an answer may need to follow changes made by another way than HTTP."""
 ASK_AGAIN_S = 0.05
 READ_S = 0.15
-"""The reference does not show which events it has read: so long after them it usually has."""
+"""Seconds after which the reference usually has read events; the reference does not show this."""
 
 
 TTL_VARIABLE = "DYN_ROUTER_PREDICTED_TTL_SECS"
@@ -40,11 +40,11 @@ RUNS_MAX = 20
 
 
 class TooLate(Exception):
-    """The machine was so busy that a call came after what it is about had expired."""
+    """Call that came after the expiry of its subject, because the machine was busy."""
 
 
 class ScenarioPlayer:
-    """One run of a scenario."""
+    """Run of a scenario."""
 
     def __init__(
         self,
@@ -55,7 +55,10 @@ class ScenarioPlayer:
         side: Side,
         ttl_s: float,
     ) -> None:
-        """ttl_s: time to live of what a booking makes `timed` calls see"""
+        """Start a run.
+
+        ttl_s: time to live of the bookings that `timed` calls must see, seconds
+        """
         self._in_time_s = IN_TIME * ttl_s
         self._booked_at = inf
         self._service = service
@@ -76,14 +79,14 @@ class ScenarioPlayer:
         }
 
     def play(self, step: Step) -> Differences:
-        """Do what the step says; what differs, if it has an answer."""
+        """Play a step; return the differences if the step has an answer."""
         for kind, play in self._kinds.items():
             if kind in step:
                 return play(step)
         return self._call(step)
 
     def _settle(self, step: Step) -> Differences:
-        """The reference answers before it has applied a change of workers; ours has."""
+        """Wait for the reference, which answers a change of workers before the change applies."""
         if self._side is Side.REFERENCE:
             time.sleep(step["settle"])
         return {}
@@ -146,7 +149,7 @@ class ScenarioPlayer:
 
 
 class PlayedScenario(NamedTuple):
-    """What differed, and the ports of the publishers by name."""
+    """Differences of a scenario, and the ports of the publishers by name."""
 
     differences: Differences
     ports: Mapping[str, int]
@@ -155,7 +158,10 @@ class PlayedScenario(NamedTuple):
 def play_scenario(
     name: str, start: StartService, side: Side, context: zmq.Context[Any], folder: Path
 ) -> PlayedScenario:
-    """Play a scenario against a service of its own.  folder: where its policy file is written"""
+    """Play a scenario against a new service.
+
+    folder: folder for the policy file
+    """
     for _ in range(RUNS_MAX):
         with contextlib.suppress(TooLate):
             return _play_once(name, start, side, context, folder)

@@ -1,7 +1,7 @@
-"""The golden exchanges against the reference itself: the files say what it does.
+"""Tests of the golden exchanges against the reference itself: the files must match its answers.
 
-Runs only where SELECT_SERVICE_REFERENCE_PYTHON names a Python that has ai-dynamo-runtime, and plays
-the files of its version.
+The tests run only where SELECT_SERVICE_REFERENCE_PYTHON names a Python that has ai-dynamo-runtime,
+and play the files of that version.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ class Running(NamedTuple):
 
 
 @pytest.mark.parametrize("scenario", exchanges.FILES.get(VERSION, {}))
-def test_the_reference_answers_as_the_file_says(scenario, zmq_context, tmp_path):
+def test_the_reference_answers_as_in_the_file(scenario, zmq_context, tmp_path):
     @contextlib.contextmanager
     def start(flags: tuple[str, ...], environment: Mapping[str, str]) -> Iterator[Any]:
         port = free_port()

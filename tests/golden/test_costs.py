@@ -1,4 +1,4 @@
-"""The cost of every candidate in the golden exchanges, in process: HTTP does not show it."""
+"""Tests of every candidate's cost in the golden exchanges, in process: HTTP does not show costs."""
 
 import itertools
 from collections.abc import Callable
@@ -27,13 +27,13 @@ WITH_COSTS = [
 ]
 BLOCKS_MAX = 10_000
 ROUNDING = 0.0011
-"""Both sides log three decimals."""
+"""Rounding error: both sides log three decimals."""
 
 T = TypeVar("T")
 
 
 class InProcess:
-    """A selector behind the calls of a scenario; the refusals are not looked at here."""
+    """Selector behind the calls of a scenario; refusals are not compared here."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.selector = build_selector(
@@ -61,7 +61,7 @@ class InProcess:
         feed.receive(seq, payload, float(next(self._clock)))
 
     def call(self, step: dict[str, Any]) -> PlacementDecision | None:
-        """Do what the call asks for; a decision if it makes one, None if it refuses."""
+        """Make a call; return the decision if there is one, or None if the call is refused."""
         method, path, body, _ = exchanges.request_of(step)
         try:
             return self._routes(path)[method](body or b"{}")
@@ -106,7 +106,7 @@ class InProcess:
 
 
 def _read(body: bytes, kind: type[T]) -> T:
-    """As the interface reads bodies, unknown fields left out."""
+    """Decode a body as the interface does, without unknown fields."""
     form = BodySchema(kind)
     return form.decode(form.prune_body(body).body)
 
@@ -158,7 +158,7 @@ def test_the_terms_of_every_candidate_are_those_of_the_reference(scenario: str) 
 
 
 def _terms(decision: PlacementDecision) -> dict[str, list[float]]:
-    """Cost, prefill blocks before the credit, the credit, decode blocks."""
+    """Return cost, prefill blocks before the credit, credit and decode blocks."""
     names = ("cost", "raw", "credit", "decode")
     return {
         f"{row['worker_id']}/{row['dp_rank']}": [float(row[name]) for name in names]

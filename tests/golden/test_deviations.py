@@ -1,4 +1,4 @@
-"""The list of deviations itself: nothing in it is misspelt, unexplained or forgotten."""
+"""Tests of the list of deviations: no entry is misspelt, unexplained or forgotten."""
 
 import json
 

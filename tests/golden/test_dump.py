@@ -1,4 +1,4 @@
-"""A dump of several partitions, branches, tiers and ranks, with colons in names."""
+"""Tests of a dump with several partitions, branches, tiers and ranks, and with colons in names."""
 
 import json
 from pathlib import Path

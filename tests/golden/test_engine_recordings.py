@@ -1,4 +1,4 @@
-"""Streams of real engines, replayed into the index: no overlap may differ from what they held."""
+"""Tests of streams of real engines, replayed into the index: overlaps must equal the truth."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -18,8 +18,10 @@ BLOCKS_MAX = 1 << 14
 
 
 class Readers:
-    """The index and one feed per rank; the recorded replay server answers after `delay` more live
-    messages of the rank."""
+    """Index with a feed per rank.
+
+    delay: number of further live messages of a rank before the recorded replay server answers
+    """
 
     def __init__(self, recording: Recording, delay: int = 0, counted: bool = True) -> None:
         self._counted = counted
@@ -73,7 +75,7 @@ class Readers:
         self.replays += 1
         frames = [(int.from_bytes(each[-2], "big"), each[-1]) for each in answer.answer]
         self.seen |= {(place, seq): payload for seq, payload in frames}
-        if first < answer.first:  # recorded from a reader that asked for the next one
+        if first < answer.first:  # recorded from a reader that requested the next message
             frames.insert(0, (first, self.seen[place, first]))
         for seq, payload in frames:
             action = self.feeds[place].receive_replayed(seq, payload, now=0.0)
@@ -86,7 +88,7 @@ class Readers:
             self._answer(next(iter(self.wanted)))
 
     def wrong(self, truth: Truth) -> list[tuple[Any, ...]]:
-        """Every overlap that differs: (place, prompt, [gpu, gpu+cpu] found, the same as held)."""
+        """Return every wrong overlap: (place, prompt, [gpu, gpu+cpu] found, the same as held)."""
         differing = []
         for i, prompt in enumerate(truth.prompts):
             matched = self.index.match(path_of(prompt, self.block_size, self.is_eagle))
@@ -116,7 +118,7 @@ def path_of(prompt: dict[str, Any], block_size: int, is_eagle: bool) -> np.ndarr
 
 
 def replay_all(recording: Recording, readers: Readers) -> Iterator[Truth]:
-    """Feed the whole stream; yields each truth when everything before it is taken in."""
+    """Feed the whole stream; yield each truth when all steps before are read."""
     for step in recording.steps:
         if isinstance(step, Live):
             readers.live(step)
@@ -129,7 +131,7 @@ def replay_all(recording: Recording, readers: Readers) -> Iterator[Truth]:
 
 @pytest.mark.parametrize("delay", [0, 3], ids=["prompt_replay", "slow_replay"])
 @pytest.mark.parametrize("name", names())
-def test_overlaps_equal_what_the_engine_held(name: str, delay: int) -> None:
+def test_overlaps_equal_the_blocks_of_the_engine(name: str, delay: int) -> None:
     recording = load(name)
     readers = Readers(recording, delay)
     compared = 0

@@ -1,4 +1,4 @@
-"""Some recorded engine streams once more, through real sockets: live PUB, replay ROUTER, HTTP."""
+"""Tests of some recorded engine streams over real sockets: live PUB, replay ROUTER, HTTP."""
 
 import struct
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ PORT_ATTEMPTS_MAX = 50
 
 
 class RecordedEngine:
-    """The sockets of one rank."""
+    """Sockets of a rank."""
 
     def __init__(self, context: zmq.Context[Any], replay_port: int) -> None:
         self.live = context.socket(zmq.XPUB)
@@ -50,7 +50,7 @@ class RecordedEngine:
         assert self.live.recv() == b"\x01"
 
     def answer_that_nothing_was_published(self) -> None:
-        """What a reader asks as soon as it is connected."""
+        """Answer the first request of a reader, which comes at the connection."""
         identity, start = self._request()
         assert start == 0
         self.replay.send_multipart([identity, b"", b"\xff" * 8, b""])
@@ -60,11 +60,11 @@ class RecordedEngine:
         self.live.send_multipart([step.topic, struct.pack(">Q", step.seq), step.payload])
 
     def answer(self, step: Replay) -> None:
-        """Serve the one request that the gap before must cause."""
+        """Serve the only request that the gap before must cause."""
         identity, start = self._request()
         assert start == max(0, step.first - 1)
         self.seen |= {int.from_bytes(frames[-2], "big"): frames[-1] for frames in step.answer}
-        if start < step.first:  # recorded from a reader that asked for the next one
+        if start < step.first:  # recorded from a reader that requested the next message
             number = struct.pack(">Q", start)
             self.replay.send_multipart([identity, b"", number, self.seen[start]])
         for frames in step.answer:
@@ -82,7 +82,7 @@ class RecordedEngine:
 
 
 class Fleet:
-    """The engines of one recording, registered under a model name of their own."""
+    """Engines of a recording, registered under a separate model name."""
 
     def __init__(self, service: ServiceProcess, name: str, recording: Recording) -> None:
         self._service, self._model = service, name
@@ -102,7 +102,10 @@ class Fleet:
         self._sent: dict[Place, int] = {}
 
     def _engines_of(self, worker_id: int) -> dict[Place, RecordedEngine]:
-        """Replay ports are adjacent, the way engines bind them for their data-parallel ranks."""
+        """Return the engines of a worker.
+
+        Replay ports are adjacent, as engines bind these ports for data-parallel ranks.
+        """
         engines: dict[Place, RecordedEngine] = {}
         for _ in range(PORT_ATTEMPTS_MAX):
             first = free_port()
@@ -136,7 +139,7 @@ class Fleet:
         assert (answer.status, answer.body["lifecycle"]) == (201, "schedulable")
 
     def play(self, recording: Recording) -> Iterator[Truth]:
-        """Send everything; yields each truth when all before it is taken in."""
+        """Send everything; yield each truth when all messages before are read."""
         gaps: dict[Place, Replay] = {}
         for step in recording.steps:
             if isinstance(step, Truth):
@@ -152,7 +155,7 @@ class Fleet:
                     self._engines[step.place].answer(gaps.pop(step.place))
 
     def wrong(self, truth: Truth) -> list[tuple[Any, ...]]:
-        """Every row of /overlap_scores that differs from what the engine held."""
+        """Return every row of /overlap_scores that differs from the blocks of the engine."""
         differing = []
         for i, prompt in enumerate(truth.prompts):
             query = {"model_name": self._model, **prompt}
@@ -184,7 +187,7 @@ def service() -> Iterator[ServiceProcess]:
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_overlap_scores_equal_what_the_engine_held(service: ServiceProcess, name: str) -> None:
+def test_overlap_scores_equal_the_blocks_of_the_engine(service: ServiceProcess, name: str) -> None:
     recording = load(name)
     fleet = Fleet(service, name, recording)
     try:

@@ -1,7 +1,7 @@
-"""Event payloads as real engines encode them, and broken ones, over a real socket.
+"""Tests of event payloads, as real engines encode events and broken, over a real socket.
 
-The messages of a file form one stream, so a message that upset the listener would show in all that
-follow.  After each one the overlap of an eight-token prompt is compared.
+The messages of a file form a single stream, so a message that broke the listener would affect all
+following messages. After each message the overlap of an eight-token prompt is compared.
 """
 
 import json
@@ -35,7 +35,7 @@ def test_each_payload_is_indexed_like_in_the_reference_except_where_listed(name,
             if rows != case["rows"]:
                 found[case["name"]] = (case["rows"], rows)
             if "groups" in service.get("/workers").body[0]["kv_events"]["0"]:
-                # A rank has the groups of one model; the next case is another engine.
+                # A rank has the groups of a single model; the next case is another engine.
                 service.call("DELETE", "/workers/1", None, {})
                 publisher.wait_for_another_subscriber()
                 _register(service, endpoint)
@@ -50,7 +50,7 @@ def _register(service: ServiceProcess, endpoint: str) -> None:
 
 
 def _rows(service: ServiceProcess, case: dict[str, Any]) -> list[list[int]]:
-    """[dp_rank, blocks on GPU, with CPU, with disk] of every rank."""
+    """Return [dp_rank, blocks on GPU, with CPU, with disk] of every rank."""
     first = case["first_token"]
     prompt = {"token_ids": list(range(first, first + PROMPT_TOKENS)), **case["prompt"]}
     answer = service.post("/overlap_scores", prompt)

@@ -1,4 +1,4 @@
-"""Every golden exchange against a whole service, with real event sockets beside it."""
+"""Tests of every golden exchange against a whole service, with real event sockets."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -35,7 +35,7 @@ def test_answers_are_those_of_the_reference_except_where_listed(
 
 
 @pytest.mark.parametrize("scenario", deviations.NO_START)
-def test_settings_of_the_reference_that_we_refuse_end_the_start(scenario, tmp_path):
+def test_refused_settings_of_the_reference_end_the_start(scenario, tmp_path):
     head, _ = exchanges.read(scenario)
     entry = deviations.NO_START[scenario]
     exchanges.write_policy_file(head, tmp_path)

@@ -1,6 +1,6 @@
-"""Stores, removals and clears of several ranks and tiers: scores, selections and dumps after each.
+"""Tests of stores, removals and clears of several ranks and tiers: scores, selections and dumps.
 
-All scenarios share one process, each in a tenant of its own.
+All scenarios share a process, each in a separate tenant.
 """
 
 import json
@@ -53,7 +53,7 @@ def test_the_index_answers_like_the_reference_except_where_listed(scenario, serv
             publisher.send(bytes.fromhex(step["payload"]), seq)
             service.wait_until_read(publisher.port, seq)
         else:
-            expected, ours = _asked(service, scope, step)
+            expected, ours = _answers_of(service, scope, step)
             if ours != expected:
                 found[str(step["step"])] = (expected, ours)
     for worker_id in {worker_id for worker_id, _ in publishers}:
@@ -87,8 +87,10 @@ def _register(
     return publishers
 
 
-def _asked(service: ServiceProcess, scope: dict[str, str], step: dict[str, Any]) -> tuple[Any, Any]:
-    """What the reference answers, and what we answer."""
+def _answers_of(
+    service: ServiceProcess, scope: dict[str, str], step: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Return the answer of the reference and the answer of this service."""
     if "overlap_scores" in step:
         answer = service.post("/overlap_scores", {**scope, "token_ids": step["overlap_scores"]})
         return step["rows"], [[row[field] for field in ROW] for row in answer.body["workers"]]

@@ -1,7 +1,7 @@
-"""Random calls to ours and to the reference: whatever is called, both answer and count alike.
+"""Tests of random calls to this service and to the reference: answers and loads must agree.
 
-The choice of a rank is left out, since ties are left to chance on either side: requests name it.
-Runs only where SELECT_SERVICE_REFERENCE_PYTHON names a Python that has ai-dynamo-runtime.
+The choice of a rank is left out, since each side breaks ties by chance: requests name the rank. The
+tests run only where SELECT_SERVICE_REFERENCE_PYTHON names a Python that has ai-dynamo-runtime.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ RANKS = [(worker_id, dp_rank) for worker_id in (1, 2, 3) for dp_rank in (0, 1)]
 IDS = [f"id-{number}" for number in range(12)]
 FLAGS = () if HAS_SESSIONS else ("--no-assumed-index",)
 ONLY_REFERENCE = {"sequence_hashes"}
-"""Fields that ours leaves out for requests with the names of 1.3."""
+"""Fields that this service leaves out for requests with the names of 1.3."""
 FOLLOWS_S = 2.0
-"""How long the reference may need until a booking is in its index, which it fills afterwards."""
+"""Seconds that the reference may need until its index contains a booking."""
 
 
 class BothServices:
-    """The same calls to both, whose answers must agree."""
+    """Two services that receive the same calls and must agree."""
 
     def __init__(self, ours: ServiceClient, theirs: ServiceClient, seed: int) -> None:
         self._both = ours, theirs
@@ -50,7 +50,7 @@ class BothServices:
         for worker_id in sorted({worker_id for worker_id, _ in RANKS}):
             body = worker_body(worker_id, **SCOPE, data_parallel_size=2)
             self._call("POST", "/workers", body | {"max_num_batched_tokens": 10**6})
-        time.sleep(0.5)  # the reference knows them some time after its answer
+        time.sleep(0.5)  # the reference needs some time after the answer to use the workers
 
     def call_something(self) -> None:
         self._random.choice(self._kinds)()
@@ -77,7 +77,7 @@ class BothServices:
             "effective_prefill_tokens": self._random.randrange(len(prompt["token_ids"]) + 2),
         }
         if self._agree("POST", "/reservations", body).status >= 400:
-            # A refused booking ends a selection of its id there, and does not here.
+            # A refused booking ends a selection of its id in the reference only.
             self._agree("POST", "/select", self._placed() | {"selection_id": name})
 
     def replay(self) -> None:
@@ -105,7 +105,7 @@ class BothServices:
         return self._random.choice(IDS)
 
     def _prompt(self) -> dict[str, Any]:
-        """Prompts with common beginnings, of any length."""
+        """Return a prompt of any length with a common beginning."""
         begin = 1000 * self._random.randrange(3)
         length = self._random.choice((1, 3, 4, 8, 21, 40))
         tail = self._random.choice(((), (7, 7, 7, 7), (8, 8)))
@@ -134,7 +134,7 @@ class BothServices:
 
 
 def agree(ours: Answer, theirs: Answer) -> bool:
-    """Has ours the status of the reference, and all that it says?"""
+    """Return whether this service has the status and all the fields of the reference."""
     if ours.status != theirs.status:
         return False
     return theirs.status >= 400 or contains(ours.body, theirs.body)

@@ -1,4 +1,4 @@
-"""Dumps as the reference writes them, good and bad: what the service has of them afterwards."""
+"""Tests of recovery from dumps in the form of the reference, valid and broken."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from select_service.adapters.persistence import index_recovery as keeping_recovery
 from tests.builders.in_thread import InThread
-from tests.builders.recovery_scenes import Liar, ended, head, says
+from tests.builders.recovery_scenes import ScriptedPeer, ended, head, sends
 
 pytestmark = pytest.mark.process
 
@@ -41,20 +41,20 @@ def rows(service, scope, token_ids):
 
 def answer_of(status, body):
     if status == 204:
-        return says(head(b"204 No Content"))
-    return says(head(str(status).encode() + b" OK") + body.encode())
+        return sends(head(b"204 No Content"))
+    return sends(head(str(status).encode() + b" OK") + body.encode())
 
 
 @pytest.fixture(autouse=True)
-def asked_once(monkeypatch):
-    """These peers answer the same every time."""
+def disable_retries(monkeypatch):
+    """Disable retries: these peers answer the same every time."""
     monkeypatch.setattr(keeping_recovery, "RETRY_S_MAX", 0.0)
 
 
 @pytest.mark.parametrize("case", CASES["answers"], ids=lambda case: case["name"])
-def test_what_is_left_of_an_answer(case):
+def test_an_answer_recovers_the_expected_blocks(case):
     answer = answer_of(case["status"], case["body"])
-    with Liar(answer) as peer, InThread("--indexer-peers", peer.url) as service:
+    with ScriptedPeer(answer) as peer, InThread("--indexer-peers", peer.url) as service:
         for worker_id in (1, 2):
             register(service, worker_id, 1, 4, ("m", "t"))
         ended(service)
@@ -64,7 +64,7 @@ def test_what_is_left_of_an_answer(case):
 
 def test_a_dump_with_branches_tiers_ranks_and_colons_gives_the_overlap_of_its_source():
     answer = answer_of(200, json.dumps(CASES["dump"]))
-    with Liar(answer) as peer, InThread("--indexer-peers", peer.url) as service:
+    with ScriptedPeer(answer) as peer, InThread("--indexer-peers", peer.url) as service:
         ended(service)
         for worker_id, (ranks, block_size, scope) in RANKS.items():
             register(service, worker_id, ranks, block_size, scope)

@@ -1,6 +1,6 @@
-"""Gaps and what the replay socket answers: complete, short, with holes, in the newer framing.
+"""Tests of gaps and answers of the replay socket: complete, short, with holes, newer framing.
 
-All cases run at the same time in one process, each with an engine of its own.
+All cases run at the same time in a single process, each with a separate engine.
 """
 
 import json
@@ -63,14 +63,14 @@ def test_a_gap_is_closed_as_far_as_the_replay_goes(name, service, zmq_context):
 
 
 def _answer_that_nothing_was_published(replay: zmq.Socket[Any]) -> None:
-    """What a reader asks as soon as it is connected."""
+    """Answer the first request of a reader, which comes at the connection."""
     assert replay.poll(PATIENCE_S * 1000)
     identity, *_ = replay.recv_multipart()
     replay.send_multipart([identity, b"", b"\xff" * 8, b""])
 
 
 def _answer(replay: zmq.Socket[Any], case: dict[str, Any]) -> None:
-    """Answer a request, if there is one, always in the same way."""
+    """Answer a request, if any, always in the same way."""
     if replay.poll(20):
         identity, *request = replay.recv_multipart()
         assert len(request) == 2

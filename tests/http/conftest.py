@@ -1,4 +1,4 @@
-"""A server for the tests of a file, on a thread of its own and with one worker."""
+"""A server for the tests of a file, on a separate thread and with a worker."""
 
 import socket
 import threading
@@ -18,31 +18,35 @@ from tests.builders.conversation import Conversation
 from tests.builders.in_process import Api
 from tests.builders.running import Client
 from tests.builders.running import request as raw_request
-from tests.builders.usual import KnownAnswerer
+from tests.builders.usual import FixedAnswerer
 
 PROMPT = {"model_name": "m", "token_ids": [1, 2, 3]}
 END_S_MAX = 60.0
 
 
 class Server(NamedTuple):
-    """`connections`: the protocol objects of all that are open; `known`: of the fast path."""
+    """Running server.
+
+    connections: protocol objects of all open connections
+    known: answerer of the fast path
+    """
 
     api: Api
     port: int
     connections: set[Any]
-    known: KnownAnswerer
+    known: FixedAnswerer
 
     def client(self) -> Client:
         return Client(self.port)
 
     def is_alive(self) -> bool:
-        """Does a new client get what it asks for?"""
+        """Return whether a new client gets an answer to a selection."""
         with self.client() as client:
             client.send(raw_request("POST", "/select", PROMPT))
             return client.answer().status == 200
 
     def learn(self, asked: bytes) -> None:
-        """From now on the fast path answers this request as the ordinary one does now."""
+        """Let the fast path answer this request as the ordinary path does now."""
         with self.client() as client:
             client.send(asked)
             client.socket.recv(1, socket.MSG_PEEK)
@@ -51,7 +55,7 @@ class Server(NamedTuple):
 
 @pytest.fixture(scope="module", params=["ordinary", "lean", "fast"])
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    known = KnownAnswerer()
+    known = FixedAnswerer()
     with Api() as api, socket.socket() as listener:
         assert api.post("/workers", worker_body(1)).status == 201
         listener.bind(("127.0.0.1", 0))
@@ -77,5 +81,5 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 @pytest.fixture(params=[False, True], ids=["ordinary", "lean"])
 def _either_protocol(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Conversations once with the ordinary protocol alone, once with the lean one before it."""
+    """Run conversations with the ordinary protocol alone and with the fast path before it."""
     monkeypatch.setattr(Conversation, "is_lean", request.param)

@@ -1,7 +1,7 @@
-"""What a connection may send: every part of a request that has no end is cut off.
+"""Tests of the bounds of a connection: every endless part of a request is cut off.
 
-The sender goes on until it is answered or LIMIT bytes are gone, so a bound that is missing is a
-failure and not a test without end.
+The sender continues until there is an answer or LIMIT bytes are sent, so a missing bound is a
+failure and not an endless test.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ def chunk(data: bytes, extension: bytes = b"") -> bytes:
 
 
 def sent_until_answered(client: Client, parts: Iterable[bytes]) -> int:
-    """Bytes that were sent before the service closed, or answered."""
+    """Return the number of bytes sent before the service answered or closed."""
     sent = 0
     client.socket.setblocking(True)
     with contextlib.suppress(ConnectionError):
@@ -71,10 +71,10 @@ UNBOUNDED = {
 
 
 @pytest.mark.parametrize("kind", UNBOUNDED)
-def test_what_is_around_a_body_has_an_end(server: Server, kind: str) -> None:
+def test_bytes_around_a_body_are_bounded(server: Server, kind: str) -> None:
     with server.client() as client:
         sent_until_answered(client, UNBOUNDED[kind])
-        with contextlib.suppress(ConnectionResetError):  # more was on its way
+        with contextlib.suppress(ConnectionResetError):  # more bytes were in transit
             answer = client.answer()
             assert answer.status in (400, 431)
             assert answer.body["code"] in ("malformed_http", "head_too_large")
@@ -113,7 +113,7 @@ def test_a_body_in_many_chunks_is_one_body(server: Server, size: int) -> None:
 
 
 def test_a_long_body_may_come_in_small_chunks(server: Server) -> None:
-    """Five bytes around each eight of it."""
+    """Each eight bytes of the body have five bytes around."""
     with server.client() as client:
         client.send(CHUNKED + chunk(b" " * 8) * 100_000 + chunk(BODY) + b"0\r\n\r\n")
         assert client.answer().status == 200

@@ -1,4 +1,4 @@
-"""What is left of a closed connection goes at once: it holds nothing that leads back to it."""
+"""Tests that a closed connection is freed at once: no reference leads back to the connection."""
 
 import gc
 import weakref
@@ -38,7 +38,7 @@ async def test_a_closed_connection_is_freed_without_a_collection(is_answered, se
     if not is_answered:
         conversation.may_answer.clear()
     if sent:
-        conversation.say(sent)
+        conversation.send(sent)
     await conversation.settle()
     conversation.wire.close()
     conversation.protocol.connection_lost(error)

@@ -1,4 +1,4 @@
-"""Keys that an object has twice, against the slow way: a parser that is asked for all pairs."""
+"""Tests of duplicate keys in an object against the slow way: a parser that collects all pairs."""
 
 import json
 
@@ -17,7 +17,7 @@ ANY = msgspec.json.Decoder()
 
 
 class Twice(Exception):
-    """A key that one object has twice."""
+    """Duplicate key of an object."""
 
 
 def slowly(text: bytes) -> str | None:
@@ -40,7 +40,7 @@ LETTERS = st.sampled_from(["a", "b", '"', "\\", "/", ":", "{", "}", ",", "é", "
 
 @st.composite
 def spelled(draw: st.DrawFn) -> str:
-    """A string in one of its spellings."""
+    """Return a string in any of its spellings."""
     parts = []
     for letter in draw(st.lists(LETTERS, max_size=3)):
         plain = json.dumps(letter)[1:-1]
@@ -65,7 +65,7 @@ TEXTS = st.recursive(PLAIN, lambda inner: arrays(inner) | objects(inner), max_le
 
 
 @given(TEXTS)
-def test_it_finds_what_a_parser_finds(text: str) -> None:
+def test_it_finds_the_same_keys_as_a_parser(text: str) -> None:
     body = text.encode()
     assert (find_duplicate_key(body, MANY) is None) == (slowly(body) is None)
 
@@ -102,8 +102,8 @@ def test_a_refusal_names_the_key_and_only_its_beginning() -> None:
         decode_body(f'{{"{key}":1,"{key}":2}}'.encode(), ANY)
 
 
-def test_what_is_not_json_never_gets_so_far() -> None:
-    """The structure between the strings is only looked at when the decoder took it."""
+def test_text_that_is_not_json_is_rejected_first() -> None:
+    """The structure between the strings is only read after the decoder accepted the text."""
     for text in (b'}"a":1,"a"', b'{"a"', b'"a":"a":', b'{"a":1}}', b"{]"):
         with pytest.raises(Exception, match="JSON"):
             decode_body(text, ANY)
@@ -111,7 +111,7 @@ def test_what_is_not_json_never_gets_so_far() -> None:
 
 @given(TEXTS, TEXTS)
 def test_numbers_and_strings_of_any_number_change_nothing(first: str, second: str) -> None:
-    """Long texts, and those of many strings, are looked at in other ways."""
+    """Long texts, and texts of many strings, are read in other ways."""
     numbers = ",".join(["123"] * duplicate_keys.LONG_TEXT)
     many = ",".join(f'{{"k":{n}}}' for n in range(duplicate_keys.MANY_PARTS))
     for between in (numbers, many):
@@ -127,13 +127,13 @@ def test_strings_are_counted() -> None:
 
 
 def test_numbers_and_empty_objects_are_not_walked() -> None:
-    """A body may have millions of them."""
+    """A body may have millions of numbers and empty objects."""
     many = b"{},1," * 1000 + b"0"
     assert len(duplicate_keys._structure_of([b"{", b":[" + many + b"],", b":1}"])) < 10
 
 
 class Undecided:
-    """A form whose decoder must not be asked."""
+    """Form with a decoder that must not be called."""
 
     def decode(self, body):
         raise AssertionError("decoded")

@@ -1,4 +1,4 @@
-"""A bug in what the event loop calls is counted, and ends its connection and nothing else."""
+"""Tests that a bug in a callback of the event loop is counted and ends only its connection."""
 
 import asyncio
 from typing import Any
@@ -20,18 +20,18 @@ def fail(*_: Any) -> None:
 
 
 @pytest.mark.parametrize("sent", [GET, GET * 2000], ids=["small", "large"])
-async def test_a_failure_in_what_is_received_ends_the_connection(sent, monkeypatch):
+async def test_a_failure_while_receiving_ends_the_connection(sent, monkeypatch):
     conversation = Conversation()
     monkeypatch.setattr(BoundedProtocol, "_parse_part", fail)
-    conversation.say(sent)
+    conversation.send(sent)
     await conversation.settle()
     assert conversation.failures == [FAILURE_NAME]
     assert conversation.wire.mark_closed
 
 
-async def test_a_failure_in_what_is_parsed_later_ends_the_connection(monkeypatch):
+async def test_a_failure_while_parsing_later_ends_the_connection(monkeypatch):
     conversation = Conversation()
-    conversation.say(GET * 2000)
+    conversation.send(GET * 2000)
     assert not conversation.wire.reading
     monkeypatch.setattr(BoundedProtocol, "_parse_part", fail)
     await conversation.settle()
@@ -43,7 +43,7 @@ async def test_a_failure_in_writing_ends_the_connection(monkeypatch):
     conversation = Conversation()
     monkeypatch.setattr(conversation.wire, "write", fail)
     conversation.may_answer.set()
-    conversation.say(GET)
+    conversation.send(GET)
     await conversation.settle()
     assert conversation.failures == [FAILURE_NAME]
     assert conversation.wire.mark_closed
@@ -53,7 +53,7 @@ async def test_a_failure_of_the_watch_ends_the_connection(monkeypatch):
     monkeypatch.setattr(bounds, "WATCH_EVERY_S", 0.001)
     monkeypatch.setattr(BoundedProtocol, "_is_unread", fail)
     conversation = Conversation()
-    conversation.say(GET)
+    conversation.send(GET)
     while not conversation.failures:
         await asyncio.sleep(0.001)
     assert conversation.wire.mark_closed

@@ -1,4 +1,4 @@
-"""Which names are answered: on the ordinary path and where compiled code compares them."""
+"""Tests of the allowed host names: on the ordinary path and in the compiled comparison."""
 
 import pytest
 
@@ -73,7 +73,7 @@ def selected(service, host, **headers):
 
 
 def answered_in_python(monkeypatch):
-    """A list that grows with each request that the application sees."""
+    """Return a list that grows with each request that the application receives."""
     seen, called = [], lifecycle.ApiApplication.__call__
 
     async def noting(self, scope, receive, send):
@@ -114,7 +114,7 @@ def test_names_count_where_keys_are_on_too(tmp_path):
                 assert client.answer().status == status
 
 
-def test_ready_says_that_everybody_may_call():
+def test_ready_reports_a_service_without_keys():
     with Api("--host", "0.0.0.0", "--insecure") as api:
         assert api.get("/ready").body["insecure"] is True
     with Api() as api:
@@ -124,7 +124,7 @@ def test_ready_says_that_everybody_may_call():
 @pytest.mark.process
 @pytest.mark.parametrize("path", [(), ("--no-fast-path",)])
 def test_a_request_without_a_name_is_let_in(path):
-    """HAProxy asks so for health; its usual version, 1.0, needs no `Host`."""
+    """HAProxy checks health like this; its usual version, 1.0, needs no `Host`."""
     with Running("--allowed-hosts", "localhost", *path) as service:
         assert service.call("POST", "/workers", worker_body()).status == 201
         body = b'{"model_name": "m", "token_ids": [1, 2, 3]}'

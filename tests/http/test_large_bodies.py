@@ -1,4 +1,4 @@
-"""A large body is decoded in one turn of the event loop and served in the next."""
+"""Tests that a large body is decoded in a turn of the event loop and served in the next."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def body(n_bytes: int, **fields: Any) -> bytes:
 
 
 def turns_of(sent: bytes) -> int:
-    """How many it takes.  Raises what reading the body raises."""
+    """Return the number of turns for a body. Raises the errors of reading the body."""
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": sent, "more_body": False}
@@ -36,6 +36,6 @@ def test_a_large_body_takes_two_turns_and_any_other_one(fields: dict[str, Any]) 
     assert turns_of(body(LONG_BODY_BYTES + 1, **fields)) == 2
 
 
-def test_what_is_wrong_with_a_large_body_is_said_at_once() -> None:
+def test_faults_of_a_large_body_are_reported_at_once() -> None:
     with pytest.raises(InvalidBody):
         turns_of(body(LONG_BODY_BYTES + 1, token_ids="x"))

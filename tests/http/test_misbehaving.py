@@ -1,4 +1,4 @@
-"""What clients do on a raw socket, rightly or wrongly: each is answered, and so is the next."""
+"""Tests of right and wrong clients on a raw socket: each gets an answer, and so does the next."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ TLS_HELLO = bytes.fromhex("1603010200010001fc0303") + bytes(range(64))
 
 
 class Case(NamedTuple):
-    """What is sent, the statuses of the answers, and whether the service closes after them."""
+    """Bytes to send, statuses of the answers, and whether the service closes after the answers."""
 
     sent: bytes
     statuses: list[int]
@@ -91,7 +91,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", [*GOOD, *BAD])
-def test_what_is_sent_is_answered(server, name):
+def test_every_request_is_answered(server, name):
     case = {**GOOD, **BAD}[name]
     with server.client() as client:
         client.send(case.sent)
@@ -104,7 +104,7 @@ def test_what_is_sent_is_answered(server, name):
     assert server.is_alive()
 
 
-def test_what_is_wrong_behind_an_offer_of_another_protocol_is_said(server):
+def test_a_fault_behind_an_offer_of_another_protocol_is_reported(server):
     with server.client() as client:
         offer = request("GET", "/health", connection="Upgrade", upgrade="h2c")
         client.send(offer + b"GET /health HTTP/1.1\r\n\r\n")
@@ -114,7 +114,7 @@ def test_what_is_wrong_behind_an_offer_of_another_protocol_is_said(server):
         assert "needs a `Host` header" in refusal.body["error"]
 
 
-def test_a_client_that_waits_to_be_asked_for_its_body_is_asked(server):
+def test_a_client_that_expects_100_gets_a_continue(server):
     with server.client() as client:
         for _ in range(2):
             client.send(HEAD + b"content-length: %d\r\nexpect: 100-continue\r\n\r\n" % len(BODY))
@@ -130,7 +130,7 @@ def test_a_client_that_waits_to_be_asked_for_its_body_is_asked(server):
         (b"content-type: text/plain\r\ncontent-length: 2\r\n", 415),
     ],
 )
-def test_a_body_that_would_be_refused_is_not_asked_for(server, fields, status):
+def test_a_body_that_would_be_refused_gets_no_continue(server, fields, status):
     line = b"POST /select HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n"
     with server.client() as client:
         client.send(line + fields + b"\r\n")
@@ -151,7 +151,7 @@ def test_a_client_that_sends_no_more_gets_its_answer(server, sent, status):
 
 
 def test_slow_clients_do_not_hold_up_others(server):
-    """Each has sent a byte more of its request than the one before."""
+    """Each client has sent one byte more than the client before."""
     with contextlib.ExitStack() as stack:
         clients: list[Client] = []
         for n in range(len(SELECT)):

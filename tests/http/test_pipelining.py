@@ -1,4 +1,4 @@
-"""Bytes in any pieces, and requests behind each other, on one connection without a socket."""
+"""Tests of bytes in any pieces and of pipelined requests, on a connection without a socket."""
 
 import asyncio
 import json
@@ -25,10 +25,10 @@ ALL = CHUNKED + POST % (1, 5) + b"12345" + b"\r\n" + OFFER + GET % 2
 ANSWERS = [(200, b"/c abcde"), (200, b"/1 12345"), (200, b"/h2c body"), (200, b"/2 ")]
 
 
-async def said(*parts: bytes) -> Conversation:
+async def converse(*parts: bytes) -> Conversation:
     conversation = Conversation()
     for part in parts:
-        conversation.say(part)
+        conversation.send(part)
         await conversation.settle()
     return conversation
 
@@ -37,10 +37,10 @@ async def test_where_bytes_are_split_changes_nothing():
     for at in range(len(ALL) + 1):
         for pause in (False, True):
             conversation = Conversation()
-            conversation.say(ALL[:at])
+            conversation.send(ALL[:at])
             if pause:
                 await conversation.settle()
-            conversation.say(*filter(None, [ALL[at:]]))
+            conversation.send(*filter(None, [ALL[at:]]))
             await conversation.settle()
             assert conversation.answers() == ANSWERS, (at, pause)
             assert conversation.refusals == []
@@ -48,13 +48,13 @@ async def test_where_bytes_are_split_changes_nothing():
 
 async def test_bytes_may_come_one_by_one():
     conversation = Conversation()
-    conversation.say(*(ALL[at : at + 1] for at in range(len(ALL))))
+    conversation.send(*(ALL[at : at + 1] for at in range(len(ALL))))
     await conversation.settle()
     assert conversation.answers() == ANSWERS
 
 
 async def test_trailers_are_not_headers():
-    conversation = await said(CHUNKED)
+    conversation = await converse(CHUNKED)
     assert [name for name, _ in conversation.scopes[0]["headers"]] == [
         b"host",
         b"transfer-encoding",
@@ -62,11 +62,11 @@ async def test_trailers_are_not_headers():
 
 
 async def test_many_requests_at_once_are_answered_in_order_and_few_are_kept():
-    """A read that holds thousands is parsed as answers go out."""
+    """A read with thousands of requests is parsed as answers go out."""
 
     conversation = Conversation()
     conversation.may_answer.clear()
-    conversation.say(b"".join(GET % n for n in range(5000)))
+    conversation.send(b"".join(GET % n for n in range(5000)))
     await conversation.settle()
     kept = len(conversation.ordinary.pipeline)
     assert 0 < kept <= bounds.PARSE_STEP_BYTES // len(GET % 0)
@@ -83,14 +83,14 @@ async def test_many_requests_at_once_are_answered_in_order_and_few_are_kept():
 async def test_a_turn_of_the_loop_parses_a_bounded_number_of_chunks():
     conversation = Conversation()
     n = 30_000
-    conversation.say(b"POST /c HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
-    conversation.say(b"8\r\n12345678\r\n" * n)
+    conversation.send(b"POST /c HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+    conversation.send(b"8\r\n12345678\r\n" * n)
     assert len(conversation.ordinary.cycle.body) <= (
         bounds.PARSE_STEPS_PER_ITERATION * bounds.PARSE_STEP_BYTES
     )
     while len(conversation.ordinary._unparsed):
         await asyncio.sleep(0)
-    conversation.say(b"0\r\n\r\n")
+    conversation.send(b"0\r\n\r\n")
     await conversation.settle()
     assert [len(body) for _, body in conversation.asked] == [8 * n]
 
@@ -98,7 +98,7 @@ async def test_a_turn_of_the_loop_parses_a_bounded_number_of_chunks():
 def test_a_long_body_of_known_size_is_parsed_at_once():
     async def body() -> None:
         conversation = Conversation()
-        conversation.say(POST % (1, 200_000) + b"x" * 200_000 + GET % 2)
+        conversation.send(POST % (1, 200_000) + b"x" * 200_000 + GET % 2)
         assert len(conversation.ordinary._unparsed) == 0
         await conversation.settle()
         assert [len(body) for _, body in conversation.asked] == [200_000, 0]
@@ -109,7 +109,7 @@ def test_a_long_body_of_known_size_is_parsed_at_once():
 async def test_a_refusal_waits_for_the_answers_before_it():
     conversation = Conversation()
     conversation.may_answer.clear()
-    conversation.say(GET % 1 + GET % 2 + b"NONSENSE\r\n\r\n" + GET % 3)
+    conversation.send(GET % 1 + GET % 2 + b"NONSENSE\r\n\r\n" + GET % 3)
     await conversation.settle()
     assert conversation.wire.written == b""
     conversation.may_answer.set()
@@ -123,11 +123,11 @@ async def test_a_refusal_waits_for_the_answers_before_it():
 
 
 async def test_a_body_behind_a_request_without_an_answer_is_not_late():
-    """It is we who do not read it; its time begins when it is its turn."""
+    """The service itself delays the body, so its time begins with its turn."""
 
     conversation = Conversation()
     conversation.may_answer.clear()
-    conversation.say(GET % 1 + POST % (2, 5) + b"12")
+    conversation.send(GET % 1 + POST % (2, 5) + b"12")
     await conversation.settle()
     protocol = conversation.ordinary
     for _ in range(2):
@@ -143,10 +143,10 @@ async def test_a_body_behind_a_request_without_an_answer_is_not_late():
     assert conversation.wire.mark_closed
 
 
-async def test_a_body_that_is_refused_behind_another_request_is_never_asked():
+async def test_a_refused_body_behind_another_request_is_never_requested():
     conversation = Conversation()
     conversation.may_answer.clear()
-    conversation.say(GET % 1 + CHUNKED[: CHUNKED.index(b"3;")] + b"xyz\r\n")
+    conversation.send(GET % 1 + CHUNKED[: CHUNKED.index(b"3;")] + b"xyz\r\n")
     await conversation.settle()
     conversation.may_answer.set()
     await conversation.settle()
@@ -155,10 +155,10 @@ async def test_a_body_that_is_refused_behind_another_request_is_never_asked():
 
 
 @pytest.mark.parametrize("behind", [b"", GET % 2, POST % (2, 5) + b"1"])
-async def test_a_client_that_goes_away_is_told_of_to_the_request_that_is_answered(behind):
+async def test_the_answered_request_learns_that_its_client_has_gone(behind):
     conversation = Conversation()
     conversation.may_answer.clear()
-    conversation.say(GET % 1 + behind)
+    conversation.send(GET % 1 + behind)
     await conversation.settle()
     conversation.protocol.connection_lost(None)
     await conversation.settle()
@@ -168,13 +168,13 @@ async def test_a_client_that_goes_away_is_told_of_to_the_request_that_is_answere
 
 
 async def test_empty_lines_do_not_keep_an_idle_connection():
-    conversation = await said(GET % 1)
+    conversation = await converse(GET % 1)
     timer = conversation.ordinary.timeout_keep_alive_task
     assert timer is not None
-    conversation.say(b"\r\n")
+    conversation.send(b"\r\n")
     assert conversation.ordinary.timeout_keep_alive_task is timer
     assert not timer.cancelled()
-    conversation.say(GET % 2)
+    conversation.send(GET % 2)
     assert timer.cancelled()
 
 
@@ -185,5 +185,5 @@ async def test_a_parser_without_memory_refuses(monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr(bounds, "check_head", fail)
-    conversation.say(GET % 1)
+    conversation.send(GET % 1)
     assert [status for status, _ in conversation.answers()] == [503]

@@ -1,4 +1,4 @@
-"""Bounds of a connection in time and number over real sockets, with the seconds made short."""
+"""Tests of time and number limits of a connection over real sockets, with shortened times."""
 
 import contextlib
 import threading
@@ -17,7 +17,7 @@ SHORT_S = 0.3
 
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch):
-    """For the connections that a test opens."""
+    """Shorten the times of the connections that a test opens."""
     monkeypatch.setattr(bounded_protocol, "REQUEST_READ_S_MAX", SHORT_S)
     monkeypatch.setattr(bounded_protocol, "UNREAD_S_MAX", SHORT_S)
     monkeypatch.setattr(bounded_protocol, "WATCH_EVERY_S", SHORT_S / 10)
@@ -68,7 +68,7 @@ def test_a_refused_body_that_goes_on_gets_no_second_answer(server):
 
 
 def answers_until_the_end(client):
-    """How many can still be read."""
+    """Return the number of answers that can still be read."""
     answers = 0
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
@@ -78,7 +78,7 @@ def answers_until_the_end(client):
 
 
 def test_a_client_that_does_not_read_is_cut_off(server):
-    """More is asked than the buffers of two sockets hold."""
+    """The answers are larger than the buffers of two sockets."""
     asked = 100
     with Client(server.port) as client:
         client.send(request("GET", "/docs/swagger-ui-bundle.js") * asked)

@@ -1,4 +1,4 @@
-"""Connections that a kernel serves: the same answers, and their transport takes over in time."""
+"""Tests of connections that a kernel serves until the transport takes over in time."""
 
 import select
 import socket
@@ -35,7 +35,7 @@ def wait_for(condition: Any) -> None:
 
 
 def watched_client(server: Server) -> tuple[Client, Any]:
-    """Return a client whose connection is watched, and the connection."""
+    """Return a client with a watched connection, and the connection."""
     client = server.client()
     client.send(SELECT)
     assert client.answer().status == 200
@@ -52,7 +52,7 @@ def test_a_watched_connection_answers_again_and_again(server: Server) -> None:
             client.send(SELECT)
             assert client.answer().status == 200
             assert connection._watched_fd > 0
-        # The check for timeouts learns of answers that no Python has seen.
+        # The check for timeouts learns of answers that no Python code has seen.
         wait_for(lambda: connection._was_active() or connection._quiet_checks == 0)
         assert not connection._transport.is_reading()
 
@@ -87,7 +87,7 @@ def test_parts_of_a_request_and_several_at_once_are_answered(server: Server) -> 
         assert [client.answer().status for _ in range(3)] == [200] * 3
 
 
-def test_what_the_kernel_declines_is_answered_by_the_ordinary_path(
+def test_requests_that_the_kernel_declines_go_to_the_ordinary_path(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, connection = watched_client(server)
@@ -137,7 +137,7 @@ def wait_until_received(connections: list[Any]) -> None:
         assert select.select([connection._watched_fd], [], [], WAIT_S_MAX)[0]
 
 
-def test_a_turn_takes_what_arrives_during_the_turn(
+def test_a_turn_serves_requests_that_arrive_during_the_turn(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, connection = watched_client(server)
@@ -167,7 +167,7 @@ def test_a_turn_takes_what_arrives_during_the_turn(
         ]
 
 
-def test_what_python_finishes_counts_as_time_of_the_turn(
+def test_work_in_python_counts_as_time_of_the_turn(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, connection = watched_client(server)

@@ -1,4 +1,4 @@
-"""What the server tells who stands before its protocol."""
+"""Tests of the headers that the server passes to the protocol in front."""
 
 import asyncio
 from typing import Any
@@ -8,7 +8,7 @@ from select_service.http.request_head import Headers
 
 
 class Front:
-    """Remembers what it was told."""
+    """Protocol factory that records the received headers."""
 
     def __init__(self) -> None:
         self.said: list[Headers] = []
@@ -20,7 +20,7 @@ class Front:
         self.said.append(headers)
 
 
-def test_the_front_is_told_of_new_headers_and_of_no_others() -> None:
+def test_the_front_receives_only_new_headers() -> None:
     front = Front()
     application: Any = None
     server = make_http_server(application, front)

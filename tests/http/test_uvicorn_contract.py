@@ -1,4 +1,4 @@
-"""What `select_service.http` relies on in uvicorn and httptools, tried on them alone.
+"""Tests of the parts of uvicorn and httptools on which `select_service.http` relies.
 
 A release that fails here needs a look at the contract at the top of `http/protocol.py` before the
 bounds in pyproject.toml are raised.
@@ -36,11 +36,11 @@ REPLACED = {
     HttpToolsProtocol.send_400_response: "ae5a4a3782b6",
     uvicorn.Server.serve: "112ef41af521",
 }
-"""What we have instead of something of uvicorn's: the digest of its source."""
+"""Functions of uvicorn that this service replaces, with the digest of the source."""
 
 
 class Scene:
-    """uvicorn's own protocol, and an application that reads and answers when it is told to."""
+    """uvicorn's own protocol, and an application that reads and answers on demand."""
 
     def __init__(self) -> None:
         self.scopes: list[dict[str, Any]] = []
@@ -69,8 +69,8 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_the_state_is_the_one_we_know() -> None:
-    """A new attribute may be a new bound, or a new way past one of ours."""
+async def test_the_state_has_the_expected_attributes() -> None:
+    """A new attribute may be a new bound, or a new way past a bound of this service."""
     scene = Scene()
     scene.protocol.data_received(POST % (1, 0))
     assert set(vars(scene.protocol)) == set(PROTOCOL_STATE.split())
@@ -78,7 +78,7 @@ async def test_the_state_is_the_one_we_know() -> None:
 
 
 @pytest.mark.parametrize("function", REPLACED, ids=lambda function: function.__qualname__)
-def test_what_we_replace_is_what_we_knew(function: Callable[..., Any]) -> None:
+def test_replaced_functions_have_the_expected_source(function: Callable[..., Any]) -> None:
     source = inspect.getsource(function)
     assert hashlib.sha256(source.encode()).hexdigest()[:12] == REPLACED[function]
 
@@ -107,9 +107,7 @@ async def test_headers_are_the_list_of_the_scope_and_begin_anew_with_each_reques
     assert len(scene.protocol.headers) == 2
 
 
-async def test_of_requests_behind_each_other_the_newest_is_the_cycle_and_stands_on_the_left() -> (
-    None
-):
+async def test_the_newest_pipelined_request_is_the_cycle_and_the_leftmost() -> None:
     scene = Scene()
     protocol = scene.protocol
     protocol.data_received(POST % (1, 0))
@@ -130,9 +128,7 @@ async def test_of_requests_behind_each_other_the_newest_is_the_cycle_and_stands_
     assert not protocol.pipeline
 
 
-async def test_reading_is_paused_above_a_limit_and_behind_a_request_and_goes_on_when_asked() -> (
-    None
-):
+async def test_reading_pauses_above_a_limit_and_behind_a_request_until_resumed() -> None:
     scene = Scene()
     protocol, transport = scene.protocol, scene.transport
     assert type(protocol.flow) is FlowControl
@@ -152,9 +148,7 @@ async def test_reading_is_paused_above_a_limit_and_behind_a_request_and_goes_on_
     assert transport.reading
 
 
-async def test_a_receive_ends_with_the_event_of_its_cycle_and_says_whether_it_is_connected() -> (
-    None
-):
+async def test_a_receive_ends_with_the_event_of_its_cycle() -> None:
     scene = Scene()
     scene.may_read.set()
     scene.protocol.data_received(POST % (1, 5))
@@ -170,8 +164,8 @@ async def test_a_receive_ends_with_the_event_of_its_cycle_and_says_whether_it_is
     assert scene.transport.written == b""
 
 
-async def test_a_lost_connection_is_told_to_the_newest_request() -> None:
-    """And to no other, which is why we do it."""
+async def test_only_the_newest_request_learns_of_a_lost_connection() -> None:
+    """Older requests are not notified, which is why this service does so."""
     scene = Scene()
     protocol = scene.protocol
     protocol.data_received(POST % (1, 0))
@@ -205,7 +199,7 @@ def test_status_lines_are_ready() -> None:
     assert STATUS_LINE[431] == b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
 
 
-def test_the_server_has_what_ours_joins_anew() -> None:
+def test_the_server_has_the_parts_that_the_product_reuses() -> None:
     server = uvicorn.Server(uvicorn.Config(lambda: None))
     assert server._captured_signals == []
     assert server.server_state.connections == set()
@@ -236,7 +230,7 @@ async def test_a_tick_makes_new_headers_in_a_new_list_once_a_second() -> None:
     assert serve.index("await self.startup(") < serve.index("await self.main_loop(")
 
 
-def test_what_makes_a_protocol_may_be_any_callable() -> None:
+def test_any_callable_may_make_protocols() -> None:
     def make() -> None: ...
 
     config = uvicorn.Config(lambda: None, http=make)  # type: ignore[arg-type]
@@ -245,7 +239,7 @@ def test_what_makes_a_protocol_may_be_any_callable() -> None:
 
 
 class Callbacks:
-    """What httptools calls, in order."""
+    """Callbacks that httptools calls, in order."""
 
     def __init__(self) -> None:
         self.called: list[tuple[Any, ...]] = []

@@ -1,4 +1,4 @@
-"""The decorator of all kernels and the sources that their machine code follows."""
+"""Tests of the decorator of all kernels, and of the sources that determine their machine code."""
 
 import ast
 import os
@@ -58,11 +58,11 @@ COPIED = (
 )
 NO_BYTE_CODE = {"PYTHONDONTWRITEBYTECODE": "1"}
 AGE_NS = 50_000_000
-"""A source that is older than this is known to be older than a process that is started now."""
+"""Age in ns from which a source is known to be older than a process started now."""
 
 
 class Project:
-    """A kernel that reads one of two columns of a layout two imports away, run by a process."""
+    """Kernel that reads a column of a layout two imports away, run in a separate process."""
 
     def __init__(self, folder: Path) -> None:
         self._root, self._cache = folder / "project", folder / "cache"
@@ -80,18 +80,18 @@ class Project:
         return self._sources / "layout.py"
 
     def write_layout(self, first: int, second: int) -> None:
-        """As in a second of its own, else Python would take the byte code of the one before."""
+        """Write the layout with a new second as time, or Python would use the old byte code."""
         self.layout.write_text(LAYOUT.format(first=first, second=second))
         self._written_s += 1
         os.utime(self.layout, (self._written_s, self._written_s))
 
-    def kept(self) -> list[Path]:
+    def kernel_files(self) -> list[Path]:
         return sorted(self._cache.rglob("*.kernel"))
 
     def run(self, before: str = "", **more: str) -> tuple[int, bool]:
-        """(what the kernel returns, whether its code came from the cache)
+        """Return the kernel's result, and whether its code came from the cache.
 
-        before: what the process does before it imports the kernel
+        before: statements that the process executes before the import of the kernel
         """
         while time.time_ns() < self.layout.stat().st_ctime_ns + AGE_NS:
             time.sleep(AGE_NS / 1e9)
@@ -135,7 +135,7 @@ def test_code_with_bounds_checks_is_kept_apart(project):
 
 
 def rewritten(project: Project) -> str:
-    """Statements that write the other layout."""
+    """Return statements that write the other layout."""
     return f"open({str(project.layout)!r}, 'w').write({LAYOUT.format(first=1, second=0)!r})\n"
 
 
@@ -150,12 +150,12 @@ def rewritten(project: Project) -> str:
 )
 def test_code_of_sources_that_changed_under_the_process_is_not_kept(project, step):
     project.run(before=step + rewritten(project), **NO_BYTE_CODE)
-    assert project.kept() == []
+    assert project.kernel_files() == []
     assert project.run(**NO_BYTE_CODE) == (20, False)
     assert project.run(**NO_BYTE_CODE) == (20, True)
 
 
-def test_a_process_whose_sources_changed_takes_no_code_of_the_new_ones(project):
+def test_a_process_with_changed_sources_loads_no_code_of_the_new_sources(project):
     project.write_layout(1, 0)
     assert project.run(**NO_BYTE_CODE) == (20, False)
     project.write_layout(0, 1)
@@ -164,7 +164,7 @@ def test_a_process_whose_sources_changed_takes_no_code_of_the_new_ones(project):
 
 
 def test_code_made_from_outdated_byte_code_is_not_kept(project):
-    """Python takes byte code for that of a source of equal size, written in the same second."""
+    """Python accepts byte code of a source of equal size, written in the same second."""
     status = project.layout.stat()
     stamps = status.st_atime_ns, status.st_mtime_ns
     project.run()
@@ -174,7 +174,7 @@ def test_code_made_from_outdated_byte_code_is_not_kept(project):
     project.write_layout(1, 0)
     os.utime(project.layout, ns=stamps)
     assert project.run() == (10, False), "Python no longer runs the old byte code"
-    assert project.kept() == []
+    assert project.kernel_files() == []
     shutil.rmtree(project.layout.parent / "__pycache__")
     assert project.run() == (20, False)
 
@@ -182,7 +182,7 @@ def test_code_made_from_outdated_byte_code_is_not_kept(project):
 @pytest.mark.parametrize("harm", ["empty", "short", "changed"])
 def test_a_damaged_file_is_compiled_again(project, harm):
     assert project.run() == (10, False)
-    (file,) = project.kept()
+    (file,) = project.kernel_files()
     data = file.read_bytes()
     middle = len(data) // 2
     flipped = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
@@ -191,8 +191,8 @@ def test_a_damaged_file_is_compiled_again(project, harm):
     assert project.run() == (10, True)
 
 
-def test_loaded_code_raises_what_the_kernel_raises(project):
-    """Nothing of numba is there until then."""
+def test_loaded_code_raises_the_errors_of_the_kernel(project):
+    """The process does not import numba until the error."""
     script = """\
 import numpy as np
 from indexer.some_kernels import first
@@ -215,7 +215,7 @@ def test_with_bounds_checks_an_array_of_another_type_is_refused(project):
         project.run(before=wrong.format(""), NUMBA_BOUNDSCHECK="1")
 
 
-def test_a_helper_called_from_python_says_that_it_has_no_entry():
+def test_a_helper_called_from_python_raises_an_error():
     with pytest.raises(TypeError, match="read_int has no signature"):
         read_int(b"", 0)
 
@@ -230,7 +230,7 @@ def test_nothing_else_compiles():
     assert users == [ROOT / "indexer" / "jit" / "kernel_compiler.py"]
 
 
-def test_every_kernel_stands_in_a_module_that_is_found_by_its_name():
+def test_every_kernel_is_in_a_module_named_for_kernels():
     found = set(kernel_modules())
     for path in SOURCES:
         tree = ast.parse(path.read_text())
@@ -248,7 +248,7 @@ def _is_entry(node: ast.AST) -> bool:
 
 
 @pytest.mark.parametrize("module", sorted(kernel_modules()))
-def test_the_closure_of_a_kernel_module_is_what_python_imports(module):
+def test_the_closure_of_a_kernel_module_equals_its_imports(module):
     for name in import_closure(module) - {"indexer.jit.decorators", "indexer.jit.kernel_compiler"}:
         path = kernel_sources.path_of(name)
         assert path is not None
@@ -257,7 +257,7 @@ def test_the_closure_of_a_kernel_module_is_what_python_imports(module):
 
 
 def _imports(tree: ast.Module) -> set[str]:
-    """Modules of the project, whatever the form of the import."""
+    """Return the imported modules of the project, for all forms of imports."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
@@ -289,7 +289,7 @@ def test_a_helper_is_compiled_once_for_all_constants():
 
 
 def test_other_code_cannot_find_the_helpers_of_an_entry():
-    """LLVM may change how they are called; code of numba that found them by name crashed."""
+    """LLVM may change how helpers are called; numba code that found helpers by name crashed."""
 
     def halvings(number: int, unused: int) -> int:
         return 0 if number == 0 else 1 + again(number >> 1, unused)  # type: ignore[no-any-return]

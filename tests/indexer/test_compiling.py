@@ -1,4 +1,4 @@
-"""Kernels are compiled ahead by processes that share the modules among them."""
+"""Tests of ahead-of-time compilation by several processes that share the modules."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ MODULES = (
     "jit/wheel_code",
 )
 AGE_NS = 50_000_000
-"""A source that is older than this is known to be older than a process that is started now."""
+"""Age in ns from which a source is known to be older than a process started now."""
 TWICE = """\
 from indexer.jit.decorators import compiled
 
@@ -82,20 +82,20 @@ def run(project: Path, more: str) -> str:
     return said.strip()
 
 
-def test_each_kernel_is_compiled_once_also_by_who_imports_it(project: Path) -> None:
+def test_each_kernel_is_compiled_once_despite_imports(project: Path) -> None:
     assert run(project, FOUR_TIMES) == "[(0, 2), (1, 2), (2, 2)] False"
     cache = project.parent / "cache"
     assert len(list(cache.glob("*/complete"))) == 2
     assert len(list(cache.glob("*/*.kernel"))) == 2
 
 
-def test_what_cannot_be_compiled_is_told(project: Path) -> None:
+def test_a_compilation_error_is_reported(project: Path) -> None:
     said = run(project, WRONG)
     assert "a compiler process failed" in said
 
 
 class Process:
-    """What is told to one of the processes."""
+    """Process that records the lines it receives."""
 
     def __init__(self) -> None:
         self.stdin = self
@@ -111,7 +111,7 @@ class Process:
         self.is_closed = True
 
 
-def test_processes_take_from_both_ends_what_is_small_in_one_package_and_large_in_another() -> None:
+def test_processes_take_small_and_large_modules_from_both_ends() -> None:
     small, large = "indexer.jit.mutex_kernels", "indexer.index.store_kernels"
     last = "select_service.core.load.compiled.ledger_kernels"
     work, processes = CompileQueue([large, last, small]), [Process(), Process()]

@@ -1,4 +1,4 @@
-"""How many ranks and outbound connections fit under a limit of open files."""
+"""Tests of the numbers of ranks and outbound connections under a limit of open files."""
 
 import pytest
 
@@ -21,7 +21,7 @@ from indexer.sockets.file_descriptors import (
         (1_048_576, DescriptorLimits(173_373, 8192)),
     ],
 )
-def test_what_http_and_the_process_itself_need_is_kept(limit, room):
+def test_files_for_http_and_the_process_are_reserved(limit, room):
     assert limits_for(limit, 30) == room
     taken = room.ranks * RANK_FILES + room.outgoing_http + OWN_FILES + HTTP_FILES + 30
     assert limit < 142 or taken <= limit

@@ -1,3 +1,5 @@
+"""Tests of ZMQ endpoints: well-formed and malformed endpoints, and replay ports of ranks."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

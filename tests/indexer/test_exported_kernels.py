@@ -1,4 +1,4 @@
-"""Functions that kernels call by their address."""
+"""Tests of functions that kernels call by address."""
 
 from typing import Any
 
@@ -11,28 +11,28 @@ from indexer.jit.function_pointers import export_function
 
 
 @compiled()
-def weighed(numbers: Any, k: int, weight: float, negative: bool) -> int:
-    """An entry of the numbers, counted up first."""
+def weigh_number(numbers: Any, k: int, weight: float, negative: bool) -> int:
+    """Increment an entry of the numbers, and return the weighted entry."""
     if k >= len(numbers):
         raise IndexError("there is no such number")
     numbers[k] += 1
     return int(numbers[k] * weight) * (-1 if negative else 1)
 
 
-address_of_weighed, call_weighed = export_function(
-    "int64(int64[::1], int64, float64, boolean)", weighed
+address_of_weigh_number, call_weigh_number = export_function(
+    "int64(int64[::1], int64, float64, boolean)", weigh_number
 )
 
 
 @njit
 def address() -> int:
-    return address_of_weighed()
+    return address_of_weigh_number()
 
 
 @njit
 def call(at: int, numbers: Any, k: int) -> int:
-    """The types of the arguments are made those of the signature."""
-    return call_weighed(at, (numbers, np.int32(k), 3, k == 1)) + 1
+    """Call the function; its arguments are converted to the types of the signature."""
+    return call_weigh_number(at, (numbers, np.int32(k), 3, k == 1)) + 1
 
 
 def test_a_function_is_called_by_its_address() -> None:

@@ -1,4 +1,4 @@
-"""When machine code that came with the package is used, and when it is left alone."""
+"""Tests of machine code from the package: conditions under which the code is used or ignored."""
 
 import json
 import os
@@ -30,7 +30,7 @@ OWN_NAME = f"{MODULE}-{checksum_of(MODULE)}"
 
 @pytest.fixture(autouse=True)
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A home of our own, and a package with code that no machine can run; nothing is given."""
+    """Create an empty home and a package with code that no machine can run."""
     for name in [name for name in os.environ if name.startswith("NUMBA_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(kernel_cache, "package_root", lambda: tmp_path / "filled")
@@ -53,7 +53,7 @@ def _forget() -> None:
 
 
 def made_below(folder: Path) -> Path:
-    """As the compiler leaves the code of all modules."""
+    """Write code of all modules below `folder`, as the compiler does."""
     for module in kernel_modules():
         directory = folder / directory_name(module)
         directory.mkdir(parents=True)
@@ -63,13 +63,16 @@ def made_below(folder: Path) -> Path:
 
 
 def rewrite(places: Path, **fields: Any) -> None:
-    """The manifest with other fields."""
+    """Write the manifest with other fields."""
     path = places / "kernels_of_wheel" / MANIFEST
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 def assert_left_alone(places: Path, why: str) -> None:
-    """`why`: what stands in the reason."""
+    """Check that the package's code is ignored.
+
+    why: part of the reason
+    """
     _forget()
     assert why in (unusable_reason() or "nothing")
     assert directory_of(MODULE) == places / "home" / "select-service" / "kernels" / OWN_NAME
@@ -105,7 +108,7 @@ def test_nothing_is_written_to_it(places):
     assert sorted((places / "kernels_of_wheel").rglob("*")) == before
 
 
-def test_who_compiles_does_not_see_it(places):
+def test_a_compiling_process_ignores_code_of_the_package(places):
     wheel_code.ignore_wheel_code()
     assert incomplete_modules() == list(kernel_modules())
     assert not kernel_cache.is_from_wheel()
@@ -156,7 +159,7 @@ def test_damaged_code_is_left_alone(places, harm, why):
     ["", "[]", "{}", '{"format": 2}', '{"format": 1}', "\xff", " " * (1 << 20) + "{}"],
     ids=["empty", "list", "no fields", "format", "few fields", "bytes", "long"],
 )
-def test_a_manifest_that_says_nothing_is_left_alone(places, text):
+def test_an_invalid_manifest_is_left_alone(places, text):
     (places / "kernels_of_wheel" / MANIFEST).write_bytes(text.encode("latin-1"))
     assert_left_alone(places, "unreadable: ")
 
@@ -181,14 +184,14 @@ def test_code_of_a_stranger_is_left_alone(places):
 @pytest.mark.parametrize(
     ("variable", "value"), [("NUMBA_CPU_NAME", "generic"), ("NUMBA_BOUNDSCHECK", "1")]
 )
-def test_who_asks_for_other_code_does_not_get_this(places, monkeypatch, variable, value):
+def test_variables_for_other_code_exclude_code_of_the_package(places, monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
     _forget()
     assert unusable_reason() == "NUMBA_... variables request other code"
     assert not kernel_cache.is_from_wheel()
 
 
-def test_who_asks_for_the_same_code_by_name_gets_it(places, monkeypatch):
+def test_variables_for_the_same_code_allow_code_of_the_package(places, monkeypatch):
     for name, value in baseline_settings() or ():
         monkeypatch.setenv(f"NUMBA_{name}", value)
     _forget()
@@ -197,7 +200,7 @@ def test_who_asks_for_the_same_code_by_name_gets_it(places, monkeypatch):
     assert incomplete_modules() == []
 
 
-def test_filling_replaces_what_was_there(places):
+def test_filling_replaces_existing_code(places):
     (places / "kernels_of_wheel" / "old").mkdir()
     size = write_wheel_code(places / "made")
     assert size == len(kernel_modules()) * len(kernel_cache._encode(CODE))

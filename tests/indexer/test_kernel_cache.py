@@ -1,4 +1,4 @@
-"""Where the machine code of kernels is looked for, and what becomes of outdated code."""
+"""Tests of the places of the kernels' machine code, and of the removal of outdated code."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ NAME = f"{MODULE}-{checksum_of(MODULE)}"
 
 @pytest.fixture(autouse=True)
 def places(tmp_path, monkeypatch):
-    """A home, a package and a temporary directory of our own; no directory is given."""
+    """Create a home, a package and a temporary directory, without a configured directory."""
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setattr(kernel_cache.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
     monkeypatch.setattr(kernel_cache, "package_root", lambda: tmp_path / "package")
@@ -48,7 +48,7 @@ def complete(root: Path) -> Path:
 
 
 def no_home(monkeypatch, places):
-    """A path below a file cannot be made, whoever we are."""
+    """Make the home unusable: a path below a file cannot be created by any user."""
     (places / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(places / "file" / "home"))
 
@@ -115,7 +115,7 @@ def no_temporary_directory(monkeypatch):
 
 
 def test_complete_code_is_found_without_a_temporary_directory(places, monkeypatch):
-    """As with a read-only root file system."""
+    """The file system is like a read-only root."""
     no_temporary_directory(monkeypatch)
     no_home(monkeypatch, places)
     directory = complete(places / "given")
@@ -158,7 +158,7 @@ def test_code_is_found_as_it_was_kept(places):
 
 
 def test_a_reader_beside_many_writers_sees_whole_files_only(places):
-    """They may differ: two compilers number the same symbols differently."""
+    """The files may differ: two compilers number the same symbols differently."""
     codes = [CODE._replace(object_file=bytes([number]) * 100_000) for number in range(4)]
     store_code(MODULE, "kernel_0", codes[0])
     done = threading.Event()
@@ -225,7 +225,7 @@ def test_all_code_of_a_root_is_removed_and_the_root_with_it(places):
     assert user_filled_roots() == []
 
 
-def test_what_others_keep_in_a_root_stays(places, monkeypatch):
+def test_foreign_files_in_a_root_stay(places, monkeypatch):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(places / "given"))
     directory_of.cache_clear()
     keep_all()
@@ -245,7 +245,7 @@ def test_what_others_keep_in_a_root_stays(places, monkeypatch):
     assert (elsewhere / "complete").exists()
 
 
-def test_a_directory_of_a_module_with_files_of_others_is_told(places):
+def test_a_module_directory_with_foreign_files_is_reported(places):
     (complete(places / "given") / "notes.txt").touch()
     with pytest.raises(OSError, match="not empty"):
         clear_root(places / "given")

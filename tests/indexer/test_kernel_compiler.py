@@ -1,4 +1,4 @@
-"""Kernels do what Python does, whose arrays numba's own lowering would count and place."""
+"""Tests of kernels against Python, with arrays that numba's lowering would count and place."""
 
 import os
 import subprocess
@@ -22,8 +22,10 @@ def kernel(function: Callable[..., Any], signature: str) -> Callable[..., Any]:
     return link_code(code, __name__, function.__name__)
 
 
-def checked(function: Callable[..., Any], signature: str, *arrays: np.ndarray, **given: int) -> Any:
-    """What the kernel returns; Python does the same to copies of the arrays."""
+def run_checked(
+    function: Callable[..., Any], signature: str, *arrays: np.ndarray, **given: int
+) -> Any:
+    """Return the kernel's result, after a comparison with Python on copies of the arrays."""
     copies = [array.copy() for array in arrays]
     returned = kernel(function, signature)(*arrays, *given.values())
     assert returned == function(*copies, *given.values())
@@ -47,7 +49,7 @@ def test_items_are_read_and_written_where_python_does() -> None:
 
     signature = "int64(int64[::1], float64[::1], int32[:, ::1], boolean[::1], int64)"
     matrix = np.arange(20, dtype=np.int32).reshape(4, 5)
-    checked(mix, signature, VALUES, np.zeros(6), matrix, np.zeros(5, np.bool_), n=2)
+    run_checked(mix, signature, VALUES, np.zeros(6), matrix, np.zeros(5, np.bool_), n=2)
 
 
 def test_parts_and_whole_rows_are_views() -> None:
@@ -62,7 +64,7 @@ def test_parts_and_whole_rows_are_views() -> None:
             total += value
         return int(total + len(row) + middle[-1])
 
-    checked(parts, "int64(int64[::1], int64[:, ::1])", VALUES.copy(), np.ones((3, 4), np.int64))
+    run_checked(parts, "int64(int64[::1], int64[:, ::1])", VALUES.copy(), np.ones((3, 4), np.int64))
 
 
 @pytest.mark.parametrize("n", [0, 1, 5, 9])
@@ -87,7 +89,7 @@ def test_variables_that_only_some_ways_assign(n: int) -> None:
             found += big
         return int(found * 10 + last)
 
-    checked(walk, "int64(int64[::1], int64)", VALUES, n=n)
+    run_checked(walk, "int64(int64[::1], int64)", VALUES, n=n)
 
 
 def test_powers_and_mixed_operands() -> None:
@@ -95,7 +97,7 @@ def test_powers_and_mixed_operands() -> None:
         total = n**2 + 2**n + a[n] ** 3 + n / 4 + (n // 3) * 0.5 + (n & 6 | 1) - (-n % 5)
         return float(total)
 
-    checked(powers, "float64(int64[::1], int64)", VALUES, n=5)
+    run_checked(powers, "float64(int64[::1], int64)", VALUES, n=5)
 
 
 def test_a_kernel_that_would_own_memory_is_refused() -> None:
@@ -161,7 +163,7 @@ def test_code_for_another_machine_is_of_that_machine() -> None:
 
 
 def test_code_for_another_machine_is_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name of a processor does not tell: each architecture has a generic one."""
+    """A generic processor name does not identify the machine: each architecture has one."""
     generic, found = (("CPU_NAME", "generic"), ("CPU_FEATURES", "")), set()
     for machine in ("x86_64", "aarch64"):
         monkeypatch.setenv(kernel_sources.MACHINE_VARIABLE, machine)

@@ -1,4 +1,4 @@
-"""Memory for kernels, which own none."""
+"""Tests of memory for kernels, which own no memory."""
 
 # mypy: ignore-errors
 # The decorator erases the signature, so that checking types here would prove nothing.
@@ -14,7 +14,7 @@ four = stack_array("uint64", 4)
 
 @compiled()
 def backwards(depth):
-    """Every call has an array of its own."""
+    """Return a sum that is right only if every call has its own array."""
     mine = four()
     for k in range(len(mine)):
         mine[k] = depth * 10 + k
@@ -29,7 +29,7 @@ def depths(n):
 
 @njit
 def squares(n):
-    """(sum of what was there, sum of what is there)"""
+    """Return the sum of the initial values, and the sum of the written values."""
     address = calloc(8 * n)
     numbers = carray(as_pointer(address), n, np.int64)
     before = numbers.sum()
@@ -44,6 +44,6 @@ def test_an_array_on_the_stack_is_of_one_call() -> None:
     assert depths(5) == sum(20 * depth + 3 for depth in range(6))
 
 
-def test_what_is_taken_is_zero_and_goes_back() -> None:
+def test_allocated_memory_is_zero_and_is_freed() -> None:
     for _ in range(50):
         assert squares(1000) == (0, sum(k * k for k in range(1000)))

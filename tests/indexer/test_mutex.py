@@ -1,4 +1,4 @@
-"""The lock of Python and of compiled code: one of them at a time, nobody waits for ever."""
+"""Tests of the lock of Python and of compiled code: mutual exclusion, and no endless wait."""
 
 import threading
 from collections.abc import Callable
@@ -16,7 +16,7 @@ DEADLINE_S = 60.0
 
 @njit(nogil=True)
 def add_waiting(address: int, counter: Any, times: int) -> None:
-    """Read, and write one more, `times` times; without the interpreter lock."""
+    """Increment the counter `times` times without the interpreter lock."""
     for _ in range(times):
         thread = lock_mutex(address)
         seen = counter[0]
@@ -27,7 +27,7 @@ def add_waiting(address: int, counter: Any, times: int) -> None:
 
 @njit
 def add_entering(address: int, counter: Any, times: int) -> int:
-    """As `add_waiting`, with the interpreter lock.  Returns how often it had to wait."""
+    """Increment the counter with the interpreter lock, and return the number of waits."""
     waited = 0
     for _ in range(times):
         thread = lock_mutex(address)
@@ -39,14 +39,14 @@ def add_entering(address: int, counter: Any, times: int) -> int:
 
 @njit
 def add_and_stay(address: int, counter: Any) -> None:
-    """The mutex is the caller's afterwards."""
+    """Increment the counter, and leave the mutex to the caller."""
     thread = lock_mutex(address)
     counter[0] += 1
     keep_mutex(thread)
 
 
 def warm_up(counter: Any) -> None:
-    """Compile all of them."""
+    """Compile all kernels of these tests."""
     mutex = Mutex()
     add_waiting(mutex.address, counter, 0)
     add_entering(mutex.address, counter, 0)
@@ -56,7 +56,7 @@ def warm_up(counter: Any) -> None:
 
 
 def in_threads(*works: Callable[[], None]) -> None:
-    """Every one of them comes to an end, without an exception."""
+    """Run functions in threads; each must end without an exception."""
     done: list[int] = []
 
     def run(number: int, work: Callable[[], None]) -> None:
@@ -107,7 +107,7 @@ def test_threads_of_python_and_of_kernels_count_behind_it() -> None:
 
 
 def test_a_kernel_that_must_wait_lets_the_interpreter_go() -> None:
-    """The holder needs the interpreter lock before it gives the mutex back."""
+    """The holder needs the interpreter lock before its release of the mutex."""
     mutex, counter = Mutex(), np.zeros(2, np.int64)
     warm_up(counter)
     is_held, waited = threading.Event(), []
@@ -131,7 +131,7 @@ def test_a_kernel_that_must_wait_lets_the_interpreter_go() -> None:
     assert len(waited) == 2
 
 
-def test_a_kernel_may_enter_what_its_caller_has() -> None:
+def test_a_kernel_may_enter_a_mutex_of_its_caller() -> None:
     mutex, counter = Mutex(), np.zeros(2, np.int64)
     with mutex:
         assert add_entering(mutex.address, counter, 3) == 0
@@ -139,8 +139,8 @@ def test_a_kernel_may_enter_what_its_caller_has() -> None:
     assert counter[0] == 4
 
 
-def test_waiting_leaves_the_interpreter_to_the_one_who_has_it() -> None:
-    """As above, for kernels without the interpreter lock, and for Python."""
+def test_waiting_leaves_the_interpreter_to_the_holder() -> None:
+    """The same holds for kernels without the interpreter lock, and for Python."""
     mutex, counter = Mutex(), np.zeros(2, np.int64)
     warm_up(counter)
     is_held, waits = threading.Event(), threading.Event()
@@ -182,7 +182,7 @@ def test_taking_it_twice_is_an_error_and_no_standstill() -> None:
         pass
 
 
-def test_only_its_holder_gives_it_back() -> None:
+def test_only_the_holder_releases_the_mutex() -> None:
     mutex = Mutex()
     with pytest.raises(RuntimeError, match="does not hold the mutex"):
         mutex.__exit__(None, None, None)
@@ -207,7 +207,7 @@ def test_without_an_address_there_is_no_lock() -> None:
     assert counter[0] == 5
 
 
-def test_mutexes_do_not_know_each_other() -> None:
+def test_mutexes_are_independent() -> None:
     first, second = Mutex(), Mutex()
     assert first.address != second.address
     with first, second:

@@ -1,4 +1,4 @@
-"""Names are looked up without anybody waiting for the name server."""
+"""Tests of name lookups that do not block their callers."""
 
 import socket
 import threading
@@ -14,8 +14,8 @@ V4_TOO = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.2", 0))
 V6 = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fd00::1", 0, 0, 0))
 
 
-class Told:
-    """Waits for what a lookup tells."""
+class LookupCallback:
+    """Callback that waits for the result of a lookup."""
 
     def __init__(self):
         self._recovered = threading.Event()
@@ -32,13 +32,13 @@ class Told:
 
 
 def look_up(names, host):
-    told = Told()
+    told = LookupCallback()
     names.resolve(host, told)
     return told
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "fe80::1%lo"])
-def test_an_address_is_told_at_once_and_no_thread_is_begun(address):
+def test_an_address_is_resolved_at_once_without_a_thread(address):
     told = look_up(Resolver(lambda *_, **__: pytest.fail("looked up")), address)
     assert told.addresses == ResolvedAddresses((address,))
     assert told.thread is threading.current_thread()
@@ -57,7 +57,7 @@ def test_a_real_name_is_found():
 @pytest.mark.parametrize(
     "error", [socket.gaierror(-2, "Name or service not known"), OSError("no"), UnicodeError("no")]
 )
-def test_a_name_that_is_not_found_is_told_with_the_reason(error):
+def test_a_failed_lookup_has_its_reason(error):
     def fail(*_, **__):
         raise error
 
@@ -67,7 +67,7 @@ def test_a_name_that_is_not_found_is_told_with_the_reason(error):
 
 
 class Hanging:
-    """A name server that answers for no name but `good`, until it is told to."""
+    """Name server that answers only for `good` until its release."""
 
     def __init__(self):
         self.go_on = threading.Event()
@@ -80,7 +80,7 @@ class Hanging:
         return [V4]
 
 
-def test_names_that_nobody_answers_for_do_not_keep_others_waiting():
+def test_unanswered_names_do_not_block_others():
     server = Hanging()
     names = Resolver(server)
     hanging = [look_up(names, f"bad{n}") for n in range(names_module.THREADS_MAX - 1)]
@@ -91,7 +91,7 @@ def test_names_that_nobody_answers_for_do_not_keep_others_waiting():
     assert all(told.wait().found for told in hanging)
 
 
-def test_a_name_is_looked_up_once_for_all_who_ask_meanwhile():
+def test_concurrent_requests_share_a_lookup():
     server = Hanging()
     names = Resolver(server)
     both = [look_up(names, "bad") for _ in range(2)]
@@ -111,7 +111,7 @@ def test_names_that_wait_have_a_bound(monkeypatch):
 
 
 class NoThreads:
-    """The machine gives no more threads, until it is told to."""
+    """Machine that gives no more threads until its release."""
 
     def __init__(self, monkeypatch):
         self.there_are = False
@@ -125,7 +125,7 @@ class NoThreads:
         monkeypatch.setattr(threading.Thread, "start", refuse)
 
 
-def test_without_a_thread_whoever_asks_is_told_so(monkeypatch):
+def test_without_a_thread_callers_get_the_error(monkeypatch):
     machine, names = NoThreads(monkeypatch), Resolver(lambda *_, **__: [V4])
     for _ in range(2 * names_module.THREADS_MAX):
         assert "no thread" in look_up(names, "name").wait().error
@@ -146,7 +146,7 @@ def test_without_further_threads_the_one_there_is_looks_all_names_up(monkeypatch
 
 def test_a_name_for_later_waits_until_there_is_a_thread(monkeypatch):
     machine, names = NoThreads(monkeypatch), Resolver(lambda *_, **__: [V4])
-    told = Told()
+    told = LookupCallback()
     names.resolve("name", told, after_s=0.001)
     names.retry_threads()
     assert told.addresses is None

@@ -1,3 +1,5 @@
+"""Tests of storage tiers by the medium of an event."""
+
 import pytest
 
 from indexer.tiers import Tier, tier_of_medium

@@ -1,4 +1,4 @@
-"""Against a plain dictionary of times."""
+"""Tests of timers against a plain dictionary of times."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +11,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_timers_tell_who_is_due_and_how_long_nobody_is(steps):
+def test_due_owners_and_waiting_times_match_a_dictionary(steps):
     timers, twin = ListenerTimers(), {}
     for step in steps:
         if isinstance(step, tuple):

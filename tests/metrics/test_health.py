@@ -1,4 +1,4 @@
-"""Health in numbers: states, failures and moves under the documented names, and bounded."""
+"""Tests of the health metrics: states, failures and moves under the documented names, bounded."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def scraped(metrics, scene):
 
 
 def value(seen, name, **labels):
-    """Of a series under its full name."""
+    """Return the value of a series by full name."""
     wanted = {key: str(text) for key, text in labels.items()}
     found = [
         sample.value
@@ -40,7 +40,7 @@ def value(seen, name, **labels):
 
 
 def sick_scene():
-    """Worker 1 is out, after failing checks."""
+    """Return a scene where worker 1 is out after failing checks."""
     scene = Scene()
     for _ in range(60):
         scene.settle(1.0)

@@ -1,4 +1,4 @@
-"""The text that Prometheus reads: true, bounded, and with counters that never fall."""
+"""Tests of the text that Prometheus reads: true, bounded, and with counters that never fall."""
 
 import os
 from pathlib import Path
@@ -41,7 +41,7 @@ from tests.builders.in_process import Api
 from tests.builders.routes import BY_ID
 from tests.builders.steps import result_of
 from tests.builders.ticks import ticked
-from tests.core.analysis.test_checks import Scene, served
+from tests.core.analysis.test_checks import Scene, serve_request
 from tests.planner.runtime.test_metrics import scraped as planner_scraped
 from tests.planner.runtime.test_metrics import statuses_of as planner_statuses
 
@@ -51,7 +51,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 
 
 class Listeners:
-    """The status of listeners as a test wants it."""
+    """Fake listeners with a status that a test sets."""
 
     def __init__(self):
         self.statuses = {}
@@ -90,7 +90,7 @@ def a_status(**fields):
 
 
 class Scraped:
-    """One scrape, read with Prometheus' own parser."""
+    """Scrape, read with Prometheus' own parser."""
 
     def __init__(self, text):
         self.families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -178,7 +178,7 @@ def test_version_is_shown(scrape):
 
 def test_the_process_is_shown_under_the_names_of_all_processes(scrape):
     seen = scrape()
-    for family in ProcessCollector(registry=None).collect():  # none but on Linux
+    for family in ProcessCollector(registry=None).collect():  # empty except on Linux
         (sample,) = family.samples
         assert seen.value(sample.name) > 0
     assert not any(name.startswith("select_service_process_") for name in seen.families)
@@ -204,7 +204,7 @@ def test_selector_state_is_read_at_scrape_time(selector, scrape):
     assert seen.value("active_requests", **rank) == 0
 
 
-def test_kv_blocks_are_shown_by_rank_and_their_number_where_it_is_known(selector, scrape):
+def test_kv_blocks_are_shown_by_rank_with_a_known_total(selector, scrape):
     selector.register_worker(a_worker(2, total_kv_blocks=100))
     selector.reserve(a_reservation("a", 2, tokens=8), 0.0)
     seen = scrape()
@@ -387,11 +387,11 @@ def test_a_counter_that_started_anew_counts_from_zero():
     assert sums.add_growth("x", {"b": 1}) == 15
 
 
-def test_ranks_are_shown_with_what_became_of_predictions(metrics, listeners, monkeypatch):
+def test_ranks_are_shown_with_the_accuracy_of_predictions(metrics, listeners, monkeypatch):
     scene = Scene()
     for number in range(8):
-        served(scene, 1, 2 * number, 10.0 * number, announced=10)
-        served(scene, 2, 2 * number + 500, 10.0 * number + 5, announced=0)
+        serve_request(scene, 1, 2 * number, 10.0 * number, announced=10)
+        serve_request(scene, 2, 2 * number + 500, 10.0 * number + 5, announced=0)
     scene.reserve(1, [5] * 40, 100.0)
     scene.checks.run_turn(100.0)
     seen = scraped(metrics, scene.selector, listeners)

@@ -1,8 +1,8 @@
-"""Naive twin of the admission stage: workers, what they hold and what runs on them, thresholds,
-tiers and the queue, all recomputed from lists and sets at every question.
+"""Naive twin of the admission stage: workers, reservations, thresholds, tiers and the queue.
 
-Where several ranks are equally good the twin is told which one was taken, and checks that it is one
-of them.
+The twin recomputes every sum from lists and sets at each call. Where several ranks are equally
+good, the test passes the rank that the product chose. The twin checks that this rank is among the
+cheapest.
 """
 
 import math
@@ -16,7 +16,7 @@ from tests.models.cost_model import (
     cached_tokens,
     cost,
     effective_prefill_tokens,
-    weighed,
+    weighted_cost,
 )
 from tests.models.selector_model import ModelWorker, SelectorModel
 from tests.models.waiting import Waiter, WaitingModel, policy_of
@@ -26,7 +26,7 @@ MEDIA = ("gpu", "cpu", "disk")
 
 
 class Weights:
-    """The scheduling parameters of the reference, by default."""
+    """Default scheduling parameters of the reference."""
 
     host_cache_hit_weight = 0.75
     disk_cache_hit_weight = 0.25
@@ -40,7 +40,7 @@ class Weights:
 
 @dataclass
 class Machine(ModelWorker):
-    """A worker with what admission wants to know of it."""
+    """Worker with the facts that admission needs."""
 
     batch_tokens: int | None = None
     kv_blocks: int | None = None
@@ -54,12 +54,16 @@ class Machine(ModelWorker):
 
 
 class Refused(Exception):
-    """Its argument is the name of the error."""
+    """Refusal of a request; the argument is the name of the error."""
 
 
 class AdmissionModel(SelectorModel):
     def __init__(self, document, *, ttl_s, stale_s, turn_max, timeout_s=0.0, bounds=None):
-        """document: None when queueing is off;  bounds: (requests, prompt tokens)"""
+        """Start without workers.
+
+        document: policy classes; None means that queueing is off
+        bounds: most waiting requests and most waiting prompt tokens
+        """
         super().__init__(ttl_s)
         self.document = document
         self.line = WaitingModel(document or {"policy_classes": []})
@@ -74,7 +78,7 @@ class AdmissionModel(SelectorModel):
         self.heard: dict[tuple[int, int], tuple[float | None, float]] = {}
         self.believed: dict[tuple[int, int], float] = {}
         self.stale: set[tuple[int, int]] = set()
-        """Heard too long ago when somebody last looked."""
+        """Ranks with a usage report that was too old at the last look."""
         self.tally = Counter()
         self.seen: dict[tuple[str, str], tuple] = {}
         self.measured: dict[tuple[str, str], list[tuple]] = {}
@@ -82,7 +86,7 @@ class AdmissionModel(SelectorModel):
         self.log: list[tuple[str, str]] = []
         self.told: dict[str, tuple] = {}
 
-    # --- workers and what is known of them
+    # --- workers and reported usage
 
     def put(self, worker_id, worker):
         old = self.workers.get(worker_id)
@@ -115,7 +119,7 @@ class AdmissionModel(SelectorModel):
         return {(i, d) for i, w in self.schedulable(key).items() for d in range(w.dp_size)}
 
     def open_ranks(self, key):
-        """Those that may be chosen."""
+        """Return the ranks that may be chosen."""
         return {rank for rank in self.ranks(key) if self.health.get(rank, 1.0)}
 
     def block_size(self, key):
@@ -137,7 +141,7 @@ class AdmissionModel(SelectorModel):
         self.look([rank for rank in self.heard if rank[0] == worker_id], now)
 
     def look(self, ranks, now):
-        """Believe what engines have said of these ranks, if not too long ago."""
+        """Use the reported usage of these ranks unless the report is too old."""
         for rank in ranks:
             usage, at = self.heard.get(rank, (None, 0.0))
             self.believed.pop(rank, None)
@@ -153,7 +157,7 @@ class AdmissionModel(SelectorModel):
         return self.own_thresholds.get(model, self.default)
 
     def busy(self, key):
-        """Ranks above a threshold."""
+        """Return the ranks above a threshold."""
         decode_max, prefill_max = self.thresholds(key[0])
         busy, loads = set(), self.loads()
         for rank in self.open_ranks(key):
@@ -173,7 +177,10 @@ class AdmissionModel(SelectorModel):
         return {w for w, _ in ranks if all(r in busy for r in ranks if r[0] == w)}
 
     def not_busy(self, asked):
-        """Ranks on which the thresholds allow it.  One that is pinned is judged for its worker."""
+        """Return the ranks that the thresholds allow for a request.
+
+        A pinned rank counts as busy only if all ranks of the worker are busy.
+        """
         if asked.pinned is not None:
             busy = self.busy_workers(asked.key)
             return {rank for rank in self.ranks(asked.key) if rank[0] not in busy}
@@ -203,7 +210,7 @@ class AdmissionModel(SelectorModel):
         return found
 
     def unloaded(self, key, policy):
-        """Ranks with room for one more prompt of a class."""
+        """Return the ranks with room for another prompt of a class."""
         found, loads = set(), self.loads()
         for rank in self.ranks(key):
             tokens, _, _ = loads[(*key, *rank)]
@@ -218,11 +225,11 @@ class AdmissionModel(SelectorModel):
         return found
 
     def burst(self, key):
-        """Tokens by which a flow may get ahead of its share."""
+        """Return the tokens by which a flow may exceed a fair share."""
         return self.burst_of_rank * len(self.open_ranks(key))
 
     def room(self, waiter):
-        """Where one who waits could run now."""
+        """Return the ranks on which a waiting request could run now."""
         asked = waiter.asked
         return self.fitting(asked) & self.unloaded(asked.key, waiter.policy)
 
@@ -230,8 +237,9 @@ class AdmissionModel(SelectorModel):
         return self.candidates(asked) & self.not_busy(asked)
 
     def eligible(self, asked, room, free):
-        """Among whom a request chooses that has room somewhere: all, but those without room for
-        which others wait.
+        """Return the ranks among which a request with room somewhere chooses.
+
+        Left out are ranks without room for which constrained requests wait.
         """
         awaited = set()
         for waiter in self.line.of(asked.key):
@@ -240,11 +248,11 @@ class AdmissionModel(SelectorModel):
         return free - (awaited - room)
 
     def own_s(self, asked, free):
-        """What its own work puts a waiting request behind others."""
+        """Return the seconds by which the own work of a waiting request delays that request."""
         return 0.0
 
     def arrive(self, asked, now):
-        """served, waits, or the name of an error."""
+        """Return "served", "waits" or the name of an error."""
         try:
             return self.judge(asked, now)
         except Refused as refusal:
@@ -312,7 +320,7 @@ class AdmissionModel(SelectorModel):
         raise Refused(error)
 
     def decide(self, asked, eligible, now):
-        """Book the rank that was taken, which must be one of the cheapest."""
+        """Book the rank that was chosen, which must be among the cheapest."""
         if asked.reservation_id is not None and asked.reservation_id in self.held:
             raise Refused("Conflict")
         assert asked.name in self.told, f"{asked} was not served, on one of {eligible}"
@@ -363,7 +371,7 @@ class AdmissionModel(SelectorModel):
 
     def cost(self, asked, rank, eligible):
         own = cost(self.state(asked, rank), self.query(asked, eligible), Weights)
-        return weighed(own, self.health.get(rank, 1.0))
+        return weighted_cost(own, self.health.get(rank, 1.0))
 
     # --- leaving the queue
 
@@ -373,14 +381,14 @@ class AdmissionModel(SelectorModel):
         self.log.append((waiter.asked.name, error))
 
     def stranded(self, waiter):
-        """Why it has nothing to wait for any more, if so."""
+        """Return the error of a waiter that no rank can serve any more, or None."""
         key = waiter.asked.key
         if not self.ranks(key) or waiter.block_size != self.block_size(key):
             return "NoWorkers"
         return None if self.candidates(waiter.asked) else "NoEligibleRank"
 
     def serve(self, key, now, left=math.inf):
-        """Let go who has room, at most so many.  Did it end there with somebody still waiting?"""
+        """Serve at most `left` waiters with room; return whether that limit left others waiting."""
         for waiter in self.line.of(key):
             error = self.stranded(waiter)
             if error:
@@ -407,7 +415,7 @@ class AdmissionModel(SelectorModel):
             self.serve(key, now)
 
     def may_leave(self):
-        """Would anybody leave the queue if it were served now?"""
+        """Return whether serving the queue now would remove a waiter."""
         return any(self.stranded(w) or self.room(w) for w in self.line.waiters)
 
     def end_of(self, waiter):
@@ -421,7 +429,7 @@ class AdmissionModel(SelectorModel):
     # --- how fast the queue goes
 
     def watch(self, now):
-        """Note what left each queue in which somebody has waited since the last look."""
+        """Note the tokens that left each queue with a waiter now or at the last look."""
         for key in [key for key in self.seen if not self.ranks(key)]:
             del self.seen[key]
             self.measured.pop(key, None)
@@ -437,7 +445,7 @@ class AdmissionModel(SelectorModel):
             self.seen[key] = (ring, ring.released if ring else 0, now, ranks)
 
     def rate(self, key):
-        """Tokens per second of a rank, or None while that is unknown."""
+        """Return the tokens per second of a rank, or None while that rate is unknown."""
         parts = []
         for at, seconds, tokens, ranks in self.measured.get(key, []):
             # Times without a wait count as well.
@@ -461,5 +469,5 @@ class AdmissionModel(SelectorModel):
 
 
 def names(path):
-    """Identities of the blocks of a path: each has the whole path in it."""
+    """Return the identities of the blocks of a path; each identity contains the whole path."""
     return [int("".join(map(str, path[: n + 1]))) for n in range(len(path))]

@@ -5,20 +5,26 @@ from dataclasses import dataclass, field
 
 @dataclass
 class AssumedModel:
-    """uses: (prefix, time of the last use), the oldest first;  a prefix is a tuple of blocks"""
+    """Assumed blocks of one rank.
+
+    uses: pairs of prefix and time of the last use, the oldest first; a prefix is a tuple of blocks
+    """
 
     capacity: int
     uses: list = field(default_factory=list)
 
     def touch(self, prompt, now):
-        """Every prefix of a prompt is used now, the longest first."""
+        """Mark every prefix of a prompt as used now, the longest first."""
         for length in range(len(prompt), 0, -1):
             prefix = tuple(prompt[:length])
             self.uses = [use for use in self.uses if use[0] != prefix]
             self.uses.append((prefix, now))
 
     def evict(self, live, now):
-        """Remove the oldest beyond the capacity; live ones count as used now.  Each is met once."""
+        """Remove the oldest prefixes beyond the capacity; each prefix is visited once.
+
+        Live prefixes count as used now.
+        """
         for _ in range(len(self.uses)):
             if len(self.uses) <= self.capacity:
                 return
@@ -31,7 +37,10 @@ class AssumedModel:
             self.uses.pop(0)
 
     def clear(self, live, at, now):
-        """Remove what was used at a time or before; live is None where nothing stays."""
+        """Remove prefixes last used at `at` or before.
+
+        live: prompts in use; None means that prefixes in use are removed, too
+        """
         for prefix, used_at in list(self.uses):
             if used_at > at:
                 break

@@ -1,8 +1,8 @@
 """Naive twin of the reusable prefix: groups with bags of prefixes, and the rule tried at every end.
 
-A prefix is a tuple: the tokens up to the end of a block, and the tokens behind it that its content
-covers.  `reusable_tokens` tries each end of the prompt, the longest first, and asks each group
-whether it is good there.  Nothing is placed, nothing is a bound.
+A prefix is a tuple: the tokens up to the end of a block, and the tokens behind that end which the
+content covers. `reusable_tokens` tries each end of the prompt, the longest first, and checks the
+rule of each group there. The twin uses no positions and no bounds.
 """
 
 import math
@@ -17,11 +17,15 @@ DENSE, WINDOW, STATE, CHUNKED = (
     "chunked_local_attention",
 )
 FINE_KINDS = (DENSE, STATE)
-"""Kinds whose hits may end inside a block."""
+"""Kinds of groups where hits may end inside a block."""
 
 
 class GroupModel(NamedTuple):
-    """Layers with one block table.  size: tokens per block; length: tokens of a window or chunk"""
+    """Layers with one block table.
+
+    size: tokens per block
+    length: tokens of a window or chunk
+    """
 
     number: int
     kind: str
@@ -31,7 +35,10 @@ class GroupModel(NamedTuple):
 
 @dataclass
 class CacheGroupsModel:
-    """Engine cache of several groups.  unit: tokens by which the engine names prefixes"""
+    """Engine cache of several groups.
+
+    unit: tokens by which the engine names prefixes
+    """
 
     groups: list[GroupModel]
     unit: int
@@ -42,7 +49,7 @@ class CacheGroupsModel:
     held: dict[int, Counter] = field(default_factory=dict)
 
     def prefix(self, prompt, end):
-        """The prefix that ends at `end`; None if the prompt is too short for its content."""
+        """Return the prefix that ends at `end`, or None if the prompt is too short for that."""
         if end + self.ahead > len(prompt):
             return None
         return (*prompt[:end], "|", *prompt[end : end + self.ahead])
@@ -60,7 +67,7 @@ class CacheGroupsModel:
         self.held.clear()
 
     def holdings(self):
-        """(number, prefix) of everything held, in an order that does not depend on history."""
+        """Return (number, prefix) of every held prefix, in an order independent of history."""
         held = ((number, p) for number, copies in self.held.items() for p in copies)
         return sorted(held, key=repr)
 
@@ -107,7 +114,7 @@ class CacheGroupsModel:
         )
 
     def _margin(self, group):
-        """Tokens that must be held behind the end of a hit."""
+        """Return the tokens that must be held behind the end of a hit."""
         if not self._drops_last(group):
             return 0
         return self.unit if self.is_fine and group.kind in FINE_KINDS else group.size

@@ -1,6 +1,6 @@
 """Naive twin of the reference policy: the formulas of the specification, one rank at a time.
 
-In the order of the compiled one, so that both agree to the last bit.
+The operations follow the order of the compiled kernel, so that both agree to the last bit.
 """
 
 import math
@@ -43,8 +43,11 @@ def effective_prefill_tokens(rank, query, config):
     return max(0, query.isl_tokens - cached_tokens(rank, query, config))
 
 
-def weighed(cost, weight, unit=1.0):
-    """What the weight of a rank makes of its cost.  unit: what a block costs"""
+def weighted_cost(cost, weight, unit=1.0):
+    """Return the cost of a rank adjusted by its weight.
+
+    unit: cost of one block
+    """
     if weight == 1.0:
         return cost
     return (cost + unit) / weight - unit if weight else math.inf

@@ -1,7 +1,7 @@
-"""A publisher with its log, a network between, and a writer that only remembers.
+"""A publisher with its log, a network in between, and a writer that only records calls.
 
-Every batch carries one removal whose hash is its identity, so what was applied, how often and in
-which order is read off the writer.
+Every batch carries a removal; the removed hash is the identity of the batch. The writer's calls
+therefore show which batches were applied, how often and in which order.
 """
 
 from collections import deque
@@ -21,12 +21,12 @@ def batch(*events, rank=None):
 
 
 def identified(life, seq, rank=None):
-    """A batch that a `RecordingWriter` shows as (life, seq)."""
+    """Return a batch that a `RecordingWriter` shows as (life, seq)."""
     return batch(["BlockRemoved", [life * LIFE + seq % LIFE]], rank=rank)
 
 
 class NoKeys:
-    """Keys of an index where no block has any; what an event brings is only remembered."""
+    """Keys of an index where no block has any; roots of events are only recorded."""
 
     def __init__(self):
         self.roots = KeyedRoots()
@@ -39,7 +39,7 @@ class NoKeys:
 
 
 class RecordingWriter:
-    """Stands where a SlotWriter stands and keeps the calls since the last clear."""
+    """Substitute of a SlotWriter that records the calls since the last clear."""
 
     def __init__(self, slot=0):
         self.slot = slot
@@ -52,7 +52,7 @@ class RecordingWriter:
         self.cache_groups, self.lacks_groups, self.is_open = None, False, True
 
     def change_tree(self, change):
-        """No tree, so nothing changes."""
+        """Change nothing, because there is no tree."""
         return 0
 
     def store(self, tier, parent, block_hashes, engine_hashes, *, counted=True, stream=None):
@@ -88,13 +88,13 @@ class RecordingWriter:
             yield from self.clear_in_steps()
 
     def identities(self):
-        """(life, seq) of the identified batches since the last clear, in order."""
+        """Return (life, seq) of the identified batches since the last clear, in order."""
         return [divmod(call[2][0], LIFE) for call in self.calls if call[0] == "remove"]
 
 
 @dataclass
 class Publisher:
-    """An engine: numbers its batches from 0, keeps the last `ring_max` for replays."""
+    """Engine that numbers batches from 0 and keeps the last `ring_max` for replays."""
 
     ring_max: int
     life: int = 1
@@ -110,7 +110,7 @@ class Publisher:
         return message
 
     def replay(self, start):
-        """All frames of one replay, the end marker last."""
+        """Return all frames of a replay, the end marker last."""
         frames = [message for message in self.ring if message[0] >= start]
         return deque([*frames, (2**64 - 1, b"")])
 

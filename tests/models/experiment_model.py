@@ -1,4 +1,4 @@
-"""Naive twin of experiments: every booking is kept with all that was said of it, sums made anew."""
+"""Naive twin of experiments: every booking is kept with all reports; sums are made anew."""
 
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -10,9 +10,10 @@ NEVER = -1.0
 
 @dataclass
 class Booked:
-    """slot: of its experiment, when it was booked
+    """Booking of a request that an experiment may measure.
 
-    completed_at, ended_at: whichever was first, NEVER: too late
+    slot: slot of the experiment at the time of the booking
+    completed_at, ended_at: time of the first report; NEVER means that the report came too late
     """
 
     experiment: "ExperimentModel | None"
@@ -26,8 +27,8 @@ class Booked:
         experiment = self.experiment
         return experiment is not None and self.at >= experiment.slots[self.slot][0] + UNMEASURED_S
 
-    def say(self, field, now):
-        """Only what is said first counts, and what is said while the experiment runs."""
+    def record_report(self, field, now):
+        """Store the first report; a report after the end of the experiment counts as NEVER."""
         if self.completed_at is None and self.ended_at is None:
             is_late = self.experiment is None or self.experiment.ended_at is not None
             setattr(self, field, NEVER if is_late else now)
@@ -35,7 +36,10 @@ class Booked:
 
 @dataclass
 class ExperimentModel:
-    """slots: (when each began, its arm)"""
+    """Switchback experiment.
+
+    slots: pairs of begin and arm
+    """
 
     scope: tuple
     policies: tuple
@@ -55,7 +59,7 @@ class ExperimentModel:
         return all(mine in (None, its) for mine, its in zip(self.scope, key, strict=True))
 
     def times(self, slot):
-        """Of the measured bookings of a slot."""
+        """Return the completion times of the measured bookings of a slot."""
         return [
             b.completed_at - b.at
             for b in self.bookings
@@ -66,7 +70,7 @@ class ExperimentModel:
         return sum(b.is_measured and b.ended_at not in (None, NEVER) for b in self.bookings)
 
     def pairs(self):
-        """(means by policy, or None) of pairs whose slots are both over."""
+        """Return the means by arm of each finished pair of slots; None means an incomplete pair."""
         found = []
         for first in range(0, len(self.slots) - 2, 2):
             by_arm = {self.slots[at][1]: self.times(at) for at in (first, first + 1)}

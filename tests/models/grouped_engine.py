@@ -1,7 +1,8 @@
 """Toy engine with several cache groups: random prompts in, vLLM's events and reusable lengths out.
 
-It keeps what its model keeps, and publishes it as vLLM does: each group in the order of the
-numbers, dense groups every block, other groups a subset with the tokens of the whole span.
+The engine keeps the blocks that the model keeps and publishes these blocks as vLLM does: groups in
+the order of their numbers, dense groups every block, other groups a subset with the tokens of the
+whole span.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ from tests.models.cache_groups_model import DENSE, FINE_KINDS, STATE, WINDOW, Ca
 class GroupedEngine:
     """Engine that computes prompts.
 
-    scheme: how prefixes are named; None: by hashes that nobody can compute
+    scheme: naming of prefixes; None means hashes that no other program can compute
     """
 
     def __init__(self, model: CacheGroupsModel, random, scheme: NameScheme | None = None):
@@ -21,7 +22,7 @@ class GroupedEngine:
         self._keeps_all = False
 
     def name_of(self, prefix):
-        """Name of a prefix of the model, one for all groups."""
+        """Return the name of a prefix of the model, which is the same in all groups."""
         end = prefix.index("|")
         tokens = [*prefix[:end], *prefix[end + 1 :]]
         if self.scheme is not None:
@@ -29,7 +30,7 @@ class GroupedEngine:
         return int.from_bytes(hashlib.blake2b(bytes(tokens), digest_size=8).digest(), "big")
 
     def compute(self, prompt):
-        """Compute a prompt behind its reusable prefix; return the batch of events."""
+        """Compute a prompt behind the reusable prefix; return the batch of events."""
         reused = self.model.reusable_tokens(prompt)
         events = []
         for group in self.model.groups:
@@ -37,7 +38,7 @@ class GroupedEngine:
         return events
 
     def introduce(self, prompt):
-        """Compute a prompt of which every group keeps all it can; return the batch of events."""
+        """Compute a prompt of which groups keep all possible blocks; return the events."""
         self._keeps_all = True
         events = self.compute(prompt)
         self._keeps_all = False
@@ -63,12 +64,12 @@ class GroupedEngine:
         ends = list(range(start + size, last + 1, size))
         if not ends:
             return self._publish_end(group, prompt, last)
-        kept = self._kept(group, ends)
+        kept = self._choose_ends(group, ends)
         run = [self._event(group, prompt, start, ends[-1], kept, size)] if kept else []
         return run + self._publish_end(group, prompt, last)
 
-    def _kept(self, group, ends):
-        """Ends of the blocks that the group keeps."""
+    def _choose_ends(self, group, ends):
+        """Return the ends of the blocks that the group keeps."""
         if group.kind == STATE and not self._has_dense():
             return ends[-1:]
         if group.kind == DENSE or (self._keeps_all and group.kind != STATE):

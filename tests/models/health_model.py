@@ -1,6 +1,6 @@
-"""Naive twin of the state machine of health: all ranks are looked at for everything.
+"""Naive twin of the state machine of health: every operation looks at all ranks.
 
-Actions are words; a rank is a name.  It is written from the table in docs/guides/health.md.
+Actions are words; a rank is a name. The twin follows the table in docs/guides/health.md.
 """
 
 from dataclasses import dataclass, field
@@ -42,10 +42,10 @@ class HealthModel:
     def __init__(self, rules, names, spares):
         self.rules = rules
         self.ranks = {name: RankModel(name, name in spares) for name in names}
-        self.said = []
+        self.actions = []
 
-    def say(self, *words):
-        self.said.append(" ".join(map(str, words)))
+    def log_action(self, *words):
+        self.actions.append(" ".join(map(str, words)))
 
     def weight(self, rank, now):
         if rank.spare or rank.state in OUT:
@@ -59,7 +59,7 @@ class HealthModel:
         first = rules.slow_start_weight
         return min(1.0, first + (1 - first) * age / rules.slow_start_s)
 
-    def shown(self, now):
+    def describe_ranks(self, now):
         return {
             rank.name: {
                 "state": rank.state,
@@ -84,21 +84,21 @@ class HealthModel:
             if rank.state == "dead":
                 if now - rank.probed_at >= self.rules.dead_probe_s:
                     rank.probed_at = now
-                    self.say("probe", rank.name)
+                    self.log_action("probe", rank.name)
                 continue
             if rank.state not in OUT:
                 continue
             may_probe = rank.breaker == "open" and not rank.operator
             if may_probe and now - rank.opened_at >= rank.timeout_s:
                 rank.breaker, rank.passes = "half_open", 0
-                self.say("probe", rank.name)
+                self.log_action("probe", rank.name)
             if rank.state == "draining" and now - rank.draining_at >= self.rules.drain_s:
                 self.release(rank)
             if not rank.operator and now - rank.unhealthy_at >= self.rules.dead_after_s:
                 self.release(rank)
                 rank.state, rank.breaker, rank.passes = "dead", "open", 0
                 rank.probed_at = now
-                self.say("dead", rank.name)
+                self.log_action("dead", rank.name)
         return tried
 
     def awaits_connection(self, rank):
@@ -117,11 +117,11 @@ class HealthModel:
             rank.probed_at = now
         else:
             rank.breaker, rank.passes = "half_open", 0
-        self.say("probe", rank.name)
+        self.log_action("probe", rank.name)
 
     def release(self, rank):
         if rank.booked:
-            self.say("release", rank.name, rank.booked)
+            self.log_action("release", rank.name, rank.booked)
             rank.booked = 0
 
     def check(self, name, result, latency_ms, counts, now, answered=False):
@@ -144,7 +144,7 @@ class HealthModel:
             if rank.passes >= self.needed(rank):
                 self.recover(rank, now)
             elif rank.state != "dead":
-                self.say("probe", rank.name)
+                self.log_action("probe", rank.name)
 
     def needed(self, rank):
         if rank.state == "dead":
@@ -184,12 +184,12 @@ class HealthModel:
                 rank.cause = kind
             if rank.state == "healthy":
                 rank.state = "suspicious"
-                self.say("suspicious", rank.name)
+                self.log_action("suspicious", rank.name)
             if rank.failures >= self.rules.failures:
                 if self.allowed(rank) or self.answers_nothing(rank):
                     self.eject(rank, now)
                 else:
-                    self.say("withheld", rank.name)
+                    self.log_action("withheld", rank.name)
 
     def allowed(self, rank):
         if rank.cause not in LIMITED or self.rules.max_eject >= 1:
@@ -201,7 +201,7 @@ class HealthModel:
         return out + 1 <= max(1, floor(self.rules.max_eject * len(serving)))
 
     def answers_nothing(self, rank):
-        """And enough of the others do, by their number."""
+        """Return whether a rank answers nothing while enough other ranks, by number, answer."""
         if rank.cause not in ("timeout", "connect") or rank.silent < 2:
             return False
         serving = [other for other in self.ranks.values() if not other.spare]
@@ -212,19 +212,19 @@ class HealthModel:
         rank.state, rank.unhealthy_at = "unhealthy", now
         rank.breaker, rank.opened_at, rank.timeout_s = "open", now, self.rules.recovery_s
         rank.passes, rank.tried_at, rank.pause_s = 0, now, self.rules.connect_s
-        self.say("unhealthy", rank.name, rank.cause)
+        self.log_action("unhealthy", rank.name, rank.cause)
         spares = [s for s in self.ranks.values() if s.spare and s.state == "healthy"]
         if spares and not rank.spare:
             spares[0].spare, rank.spare = False, True
-            self.say("promoted", spares[0].name, "for", rank.name)
+            self.log_action("promoted", spares[0].name, "for", rank.name)
         if rank.booked and rank.cause != "latency_spike":
             self.drain_now(rank, now)
 
     def drain_now(self, rank, now):
         rank.state, rank.draining_at = "draining", now
-        self.say("draining", rank.name)
+        self.log_action("draining", rank.name)
         if rank.booked:
-            self.say("plan", rank.name, rank.booked)
+            self.log_action("plan", rank.name, rank.booked)
 
     def recover(self, rank, now):
         if rank.state == "draining" and rank.cause in ("connect", "fatal"):
@@ -235,7 +235,7 @@ class HealthModel:
     def heal(self, rank):
         rank.state, rank.failures, rank.cause, rank.breaker = "healthy", 0, None, "closed"
         rank.silent = 0
-        self.say("healthy", rank.name)
+        self.log_action("healthy", rank.name)
 
     def report(self, name, outcome, now):
         rank = self.ranks[name]
@@ -253,13 +253,13 @@ class HealthModel:
                 rank.reported = []
                 self.fail(rank, "passive", now)
             elif len(rank.reported) == 1:
-                self.say("check", rank.name)
+                self.log_action("check", rank.name)
 
     def book(self, name, count):
         rank = self.ranks[name]
         rank.booked = count
         if rank.state == "draining" and not count:
-            self.say("drained", name)
+            self.log_action("drained", name)
 
     def drain(self, name, now):
         rank = self.ranks[name]
@@ -267,7 +267,7 @@ class HealthModel:
             rank.operator, rank.cause = True, "operator"
             self.drain_now(rank, now)
             if not rank.booked:
-                self.say("drained", name)
+                self.log_action("drained", name)
 
     def undrain(self, name, now):
         if self.ranks[name].operator:
@@ -285,4 +285,4 @@ class HealthModel:
 
     def register(self, name):
         self.ranks[name] = RankModel(name, self.ranks[name].spare)
-        self.say("reset", name)
+        self.log_action("reset", name)

@@ -1,5 +1,6 @@
-"""Naive twin of the hold: who waits goes by the work that is left on ranks, each sum made anew
-from a list of prefills.
+"""Naive twin of the hold: the work left on ranks decides about waiting requests.
+
+Each sum is made anew from a list of prefills.
 """
 
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from select_service.core.placement.router_config import RouterConfig
 from tests.models import work_model
 from tests.models.admission import AdmissionModel
-from tests.models.waiting import Asked
+from tests.models.waiting import ModelRequest
 
 HOLD_TOKENS = 8192
 TOKEN_S = 0.1
@@ -15,7 +16,10 @@ TOKEN_S = 0.1
 
 @dataclass
 class Unfinished:
-    """A prefill in the account of its rank.  path: None when nobody follows it"""
+    """Prefill in the account of a rank.
+
+    path: contents of the prompt's blocks; None means that no progress is followed
+    """
 
     name: str
     key: tuple[str, str]
@@ -26,7 +30,7 @@ class Unfinished:
 
 
 class HoldModel(AdmissionModel):
-    """Which rank is taken is not judged here, but among whom."""
+    """Twin that checks the set of eligible ranks, but not the choice among these ranks."""
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
@@ -43,7 +47,7 @@ class HoldModel(AdmissionModel):
         self.unfinished.append(Unfinished(name, key, rank, work, cached, path))
 
     def ends(self, name, is_reported):
-        """Its prefill, if it has not ended."""
+        """End the prefill of a reservation, if that prefill is unfinished."""
         for prefill in [p for p in self.unfinished if p.name == name]:
             self.unfinished.remove(prefill)
             if self.tells:
@@ -67,7 +71,7 @@ class HoldModel(AdmissionModel):
         held = set().union(*self.stored.get(rank, {}).values())
         return next((n for n in range(len(path)) if path[: n + 1] not in held), len(path))
 
-    def left(self, key, rank):
+    def work_left(self, key, rank):
         mine = [p for p in self.unfinished if (p.key, p.rank) == (key, rank)]
         left = sum(p.work for p in mine)
         if not mine or mine[0].path is None:
@@ -77,7 +81,7 @@ class HoldModel(AdmissionModel):
         return left - min(max(done, 0), oldest.work)
 
     def own_work(self, asked, rank):
-        """(own work, cached blocks) of a prompt on a rank."""
+        """Return the own work and the cached blocks of a prompt on a rank."""
         found = self.state(asked, rank)
         depths = (found.device, found.host, found.disk)
         there = work_model.RankState(*depths, found.leading_run, 0, 0, 0, 0)
@@ -85,8 +89,8 @@ class HoldModel(AdmissionModel):
         return work_model.own_work(there, asked.isl, size, RouterConfig()), sum(depths)
 
     def callers_work(self, key, rank, path, isl, tokens):
-        """What a reservation on a rank that its caller chose is entered with."""
-        asked = Asked(name="", key=key, path=path, isl=isl)
+        """Return work, cached blocks and path of a reservation on a rank that the caller chose."""
+        asked = ModelRequest(name="", key=key, path=path, isl=isl)
         own = isl - self.block_size(key) * self.leading_run(asked, rank)
         return max(1, min(tokens, own)), 0, None
 
@@ -101,7 +105,7 @@ class HoldModel(AdmissionModel):
         tokens = policy.get("prefill_busy_threshold", HOLD_TOKENS)
         part = policy.get("prefill_busy_threshold_frac", 0.0)
         most = {rank: max(tokens, part * self.workers[rank[0]].batch_tokens) for rank in ranks}
-        return {rank for rank in ranks if self.left(key, rank) <= most[rank]}
+        return {rank for rank in ranks if self.work_left(key, rank) <= most[rank]}
 
     def own_s(self, asked, free):
         return TOKEN_S * min(self.own_work(asked, rank)[0] for rank in free)

@@ -1,10 +1,10 @@
-"""Naive twin of the ledger: a dictionary of what is booked, sums recomputed when asked."""
+"""Naive twin of the ledger: a dictionary of reservations; every read recomputes the sums."""
 
 from dataclasses import dataclass
 
 
 @dataclass
-class Held:
+class LedgerEntry:
     account: int
     slot: int
     hashes: list
@@ -19,7 +19,7 @@ class Held:
 class LedgerModel:
     def __init__(self, ttl_s):
         self.ttl_s = ttl_s
-        self.held: dict[str, Held] = {}
+        self.held: dict[str, LedgerEntry] = {}
         self.leaving: set[tuple[int, int]] = set()
 
     def book(self, name, held, lease_s):
@@ -31,7 +31,7 @@ class LedgerModel:
         self.held[name].renewed_at, self.held[name].lease_ends_at = now, None
 
     def find_overdue(self, now):
-        """Names by whether their lease has ended."""
+        """Return the names of the reservations with an ended lease."""
         return {name for name, held in self.held.items() if self.end_of(held) <= now}
 
     def end_of(self, held):
@@ -39,7 +39,7 @@ class LedgerModel:
         return end if held.lease_ends_at is None else min(end, held.lease_ends_at)
 
     def move(self, name, slot, prefill_tokens):
-        """It is the newest now; of its prefill there may be something to do again."""
+        """Move a reservation to a slot as the newest; `prefill_tokens` is None if unchanged."""
         held = self.held.pop(name)
         held.slot = slot
         if prefill_tokens is not None:
@@ -50,12 +50,12 @@ class LedgerModel:
         return {n for n, h in self.held.items() if (h.account, h.slot) == (account, slot)}
 
     def totals(self, account, slot):
-        """prefill tokens, requests"""
+        """Return prefill tokens and requests."""
         here = [self.held[name] for name in self.on(account, slot)]
         return sum(held.prefill_tokens for held in here), len(here)
 
     def sums(self):
-        """{(account, origin): (requests, prefill tokens)}"""
+        """Return {(account, origin): (requests, prefill tokens)}."""
         found = {}
         for held in self.held.values():
             requests, tokens = found.get((held.account, held.origin), (0, 0))

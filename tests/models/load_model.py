@@ -51,7 +51,10 @@ class LoadModel:
                 self.weights[(reservation.slot, h)] = decay_fraction
 
     def move(self, name: int, slot: int, prefill_tokens: int | None) -> None:
-        """Its own blocks count there what they counted here, shared ones what they count there."""
+        """Move a reservation to a slot.
+
+        Unshared blocks keep the weight of the old slot; shared blocks get that of the new slot.
+        """
         old = self.live[name]
         self.remove(name)
         self.add(name, slot, old.hashes, old.prefill_tokens)

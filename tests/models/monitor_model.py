@@ -1,9 +1,8 @@
-"""Naive twin of all of health: who is asked when, what became of it, and what follows.
+"""Naive twin of all of health: times, results and consequences of checks.
 
-Every rank is looked at for everything.  The states of a partition are those of `HealthModel`; a
-rank is a name, a check a dictionary.  Answers are right or wrong by themselves here: what is learnt
-of them has tests of its own, as has who goes first where checks are scarce.  It is written from
-docs/guides/health.md.
+Every operation looks at all ranks. The states of a partition are those of `HealthModel`; a rank is
+a name, a check a dictionary. Answers are right or wrong by themselves here: learning from answers
+and the order under scarce checks have separate tests. The twin follows docs/guides/health.md.
 """
 
 from collections import Counter
@@ -18,21 +17,25 @@ UNKNOWN = {"turn": None, "asked_at": -inf, "connect_at": -inf, "wrong_prompt": 0
 
 
 class MonitorModel:
-    """phases: where in an interval the turn of a rank is, 0 to 1;  prompts: how many a model has"""
+    """Monitor of all partitions.
+
+    phases: position of each rank's turn in an interval, 0 to 1
+    prompts: number of prompts by model
+    """
 
     def __init__(self, rules, prompts, phases):
         self.rules, self.prompts, self.phases = rules, prompts, phases
         self.partitions, self.ranks, self.running = {}, {}, {}
-        self.counts, self.said = Counter(), []
-        self.seen = {}  # by model, last results: rank -> (when, was it slow?)
-        self.told = {}  # the weight of each rank, as the fleet knows it
+        self.counts, self.actions = Counter(), []
+        self.seen = {}  # last results by model: rank -> (time, whether slow)
+        self.told = {}  # weight of each rank, as the fleet has received it
         self.connecting = set()  # endpoints to which a connection is due
-        self.asked = []  # peers that are asked in any order: (which, at what times)
+        self.asked = []  # peers checked in any order: (peers, times)
 
-    # --- who is here
+    # --- membership
 
     def join(self, names, key, endpoint, is_spare, now):
-        """All ranks of a worker, which may have been here before."""
+        """Add all ranks of a worker, which may have been registered before."""
         for name in names:
             known = self.ranks.get(name)
             if known and known["key"] == key:
@@ -59,7 +62,7 @@ class MonitorModel:
             del self.ranks[name], self.told[name]
 
     def forget_process(self, name):
-        """What was about the process behind a rank: another one is there now."""
+        """Forget the process behind a rank, because another process has replaced it."""
         self.seen.get(self.ranks[name]["key"], {}).pop(name, None)
         if name in self.running:
             self.running[name]["is_stale"] = True
@@ -80,7 +83,7 @@ class MonitorModel:
     def may_eject(self, key, cause):
         return self.partitions[key].allowed(RankModel("one more", cause=cause))
 
-    # --- turns: (when, which prompt or that of the round, must it not be skipped?)
+    # --- turns: (time, prompt or None for that of the round, whether the turn must not be skipped)
 
     def plan_regular_check(self, name, now):
         interval, offset = self.rules.interval_s, self.phases[name] * self.rules.interval_s
@@ -109,7 +112,10 @@ class MonitorModel:
         self.asked.append((peers, [now + at * PEERS_APART_S for at in range(len(peers))]))
 
     def learn_order(self, next_at):
-        """In which order peers are asked is a matter of chance.  next_at: by name"""
+        """Take over the order of peer checks, which is a matter of chance.
+
+        next_at: time of the next check by name
+        """
         for peers, times in self.asked:
             assert sorted(next_at[peer] for peer in peers) == times
             for peer in peers:
@@ -120,7 +126,11 @@ class MonitorModel:
     # --- checks
 
     def due(self, now):
-        """Who is asked now: (prompt, attempts at most, is it out?, has it to be named?) of each."""
+        """Start the due checks.
+
+        Return prompt, most attempts, whether the rank is out, and whether it must be named, by
+        rank.
+        """
         begun = {}
         for name, rank in self.ranks.items():
             if rank["turn"] is None or rank["turn"][0] > now:
@@ -144,10 +154,10 @@ class MonitorModel:
         return prompt, attempts_max, rank.state in OUT, len(behind) > 1
 
     def process_attempt(self, name, came, latency_ms, now):
-        """came: what the attempt would be alone, or busy, or misconfigured
-        latency_ms: None: it does not count
+        """Process the result of an attempt; return whether the rank is asked once more.
 
-        Returns whether the rank is asked once more.
+        came: result of the attempt alone, "busy" or "misconfigured"
+        latency_ms: latency in milliseconds; None means that the attempt does not count
         """
         check = self.running.pop(name)
         if check["is_stale"]:
@@ -196,7 +206,7 @@ class MonitorModel:
         self.follow(before, now)
 
     def unless_common(self, name, kind, now):
-        """When more than half of three or more are slow together it is nobody's fault."""
+        """Treat a slow result as neutral when over half of at least three ranks are slow."""
         key = self.ranks[name]["key"]
         last = self.seen.setdefault(key, {})
         last[name] = (now, kind in SLOW)
@@ -213,8 +223,11 @@ class MonitorModel:
         return "neutral"
 
     def concerned(self, name, kind, started_at, now):
-        """A failed connection is one of all that are checked behind the same endpoint, once for
-        checks that were under way together."""
+        """Return the ranks that a result concerns.
+
+        A failed connection concerns all checked ranks behind the same endpoint, once for checks
+        that were under way together.
+        """
         if kind != "connect":
             return [name]
         found = []
@@ -226,7 +239,7 @@ class MonitorModel:
         return found
 
     def plan(self, name, kind, check, now):
-        """The next turn after a result; whom an operator drained is not asked."""
+        """Plan the next turn after a result; ranks that an operator drained get none."""
         rank, rules = self.rank(name), self.rules
         is_decided = kind == "neutral" or rank.failures >= rules.failures
         if rank.operator:
@@ -240,17 +253,20 @@ class MonitorModel:
         elif rank.breaker == "half_open" and kind == "neutral":
             self.turn(name, now + rules.interval_s)
 
-    # --- what follows from changes of states
+    # --- consequences of changed states
 
     def snapshot(self):
-        """Of each rank, what its weight and its turns hang on."""
+        """Return the values of each rank on which weight and turns depend."""
         ranks = [self.rank(name) for name in self.ranks]
         return {r.name: (r.state, r.spare, r.recovered_at, r.failures) for r in ranks}
 
     def follow(self, before, now):
-        """before: the snapshot before what was done"""
+        """Apply the consequences of a change.
+
+        before: snapshot before the change
+        """
         for states in self.partitions.values():
-            for word, name, *_ in [said.split() for said in states.said]:
+            for word, name, *_ in [said.split() for said in states.actions]:
                 was, rank = before.get(name, ("healthy",))[0], self.rank(name)
                 turn, confirm_at = self.ranks[name]["turn"], now + self.rules.confirm_s
                 is_doubted = rank.cause == "passive"
@@ -266,8 +282,8 @@ class MonitorModel:
                 elif word == "suspicious" and is_doubted and turn and turn[0] > confirm_at:
                     self.turn(name, confirm_at)
                 self.counts["withheld"] += word == "withheld"
-            self.said += [said for said in states.said if not said.startswith("drained")]
-            states.said = []
+            self.actions += [said for said in states.actions if not said.startswith("drained")]
+            states.actions = []
         for name, what in self.snapshot().items():
             if before.get(name, what) != what:
                 self.told[name] = self.weight(name, now)
@@ -275,7 +291,7 @@ class MonitorModel:
     # --- others
 
     def report(self, name, outcome, times, is_believed, now):
-        """Failures of who is not checked are not held against him."""
+        """Process a passive report; failures of ranks that are not checked do not count."""
         if name not in self.ranks or (outcome == "failure" and not self.is_checked(name)):
             return
         before = self.snapshot()
@@ -286,7 +302,7 @@ class MonitorModel:
         self.follow(before, now)
 
     def connections(self, is_open, now):
-        """All that are due are tried; return to which endpoints."""
+        """Try all due connections; return the endpoints."""
         before, tried = self.snapshot(), self.connecting
         for name, rank in self.ranks.items():
             if rank["endpoint"] in tried and name not in self.running:
@@ -296,7 +312,10 @@ class MonitorModel:
         return tried
 
     def operate(self, verb, name, now):
-        """verb: drain or undrain"""
+        """Apply an operator's command.
+
+        verb: "drain" or "undrain"
+        """
         before = self.snapshot()
         getattr(self.states(name), verb)(name, now)
         self.follow(before, now)

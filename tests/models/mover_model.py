@@ -1,4 +1,4 @@
-"""Naive twin of reservations that leave ranks: one dictionary; what an event says is done to it."""
+"""Naive twin of reservations that leave ranks: one dictionary to which each event is applied."""
 
 from dataclasses import dataclass
 
@@ -21,19 +21,23 @@ class Booked:
 
     @property
     def blocks(self):
-        """No two share one."""
+        """Number of blocks of the prompt; two prompts never share a block."""
         return self.tokens // BLOCK
 
 
 class MoverModel:
-    """serving: workers;  asked: what was on a rank when it was to be left, and is to hear of it"""
+    """Reservations on workers.
+
+    serving: workers that may take reservations
+    asked: reservations that each left worker had and that need an event
+    """
 
     def __init__(self, workers):
         self.held: dict[str, Booked] = {}
         self.serving = set(workers)
         self.asked: dict[int, set[str]] = {}
         self.goals: dict[int, set[int]] = {}
-        """By rank that is left: who has served since then."""
+        """Workers that have served ever since, by the worker that was left."""
 
     def leave(self, worker_id):
         self.serving.discard(worker_id)
@@ -44,7 +48,7 @@ class MoverModel:
         self.asked[worker_id] = self.asked.get(worker_id, set()) | here
 
     def follow(self, name, source, target, method):
-        """An event, which must be one that may be."""
+        """Apply an event, which must be allowed."""
         held = self.held[name]
         assert held.worker_id == source
         assert source not in self.serving
@@ -63,7 +67,7 @@ class MoverModel:
             held.prefilling, held.prefill_tokens = True, held.all_tokens
 
     def is_done(self):
-        """Has everything been told of that was to move?"""
+        """Return whether every reservation that had to move has had an event."""
         for worker_id, names in self.asked.items():
             here = [n for n in names if n in self.held and self.held[n].worker_id == worker_id]
             if here and worker_id not in self.serving:
@@ -71,7 +75,7 @@ class MoverModel:
         return True
 
     def totals(self, worker_id):
-        """(prefill tokens, requests, blocks)"""
+        """Return prefill tokens, requests and blocks."""
         here = [held for held in self.held.values() if held.worker_id == worker_id]
         tokens = sum(held.prefill_tokens for held in here)
         return tokens, len(here), sum(held.blocks + held.outputs for held in here)

@@ -1,10 +1,13 @@
-"""Naive twin of the events of moves: every event ever, and what is kept is found by looking."""
+"""Naive twin of the move events: a list of all events, searched for those that are kept."""
 
 KEPT_S = 600.0
 
 
 class MovesModel:
-    """events: (reservation, has a target, method, time), all of them; the number is the place"""
+    """Events of moves, all that ever happened; the number of an event is its place in the list.
+
+    events: lists of reservation, whether there is a target, method and time
+    """
 
     def __init__(self, begin, kept_max):
         self.begin, self.kept_max = begin, kept_max
@@ -24,7 +27,7 @@ class MovesModel:
             self.on_forgotten += 1
 
     def after(self, seq, most):
-        """(numbers, next, gap)"""
+        """Return numbers, next number and whether there is a gap."""
         last = self.begin + len(self.events)
         asked = seq or self.begin
         is_known = self.begin + self.on_forgotten <= asked <= last
@@ -33,7 +36,7 @@ class MovesModel:
         return numbers, numbers[-1] if numbers else last, not is_known
 
     def of(self, name):
-        """[number, has a target, method] of the last one that is kept and not confirmed."""
+        """Return [number, has a target, method] of the last kept and unconfirmed event, or None."""
         for at in range(len(self.events) - 1, self.on_forgotten - 1, -1):
             found, has_target, method, _ = self.events[at]
             if found == name:
@@ -44,7 +47,7 @@ class MovesModel:
         return None
 
     def plan_confirmation(self, name, ok):
-        """The method by which it ended, or None."""
+        """Return the method by which the move ended, or None."""
         last = self.of(name)
         if last is None or not last[1]:
             return None

@@ -1,4 +1,4 @@
-"""The naive twin of `TrafficObserver`: a list of all that happened, and when it was looked."""
+"""Naive twin of `TrafficObserver`: a list of all that happened, and the times of the looks."""
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ REASONS = (
 
 @dataclass
 class LiveRequest:
-    """One that is booked."""
+    """Request with a booking."""
 
     worker_id: int
     isl: int
@@ -33,7 +33,10 @@ class LiveRequest:
 
 @dataclass
 class ObservationModel:
-    """Entries are ("look", now), or what happened: the name of a list and its values."""
+    """Log of the traffic.
+
+    Entries are ("look", now) or an occurrence: the name of a list and the values.
+    """
 
     block_size: int
     prefills: frozenset = frozenset()
@@ -52,10 +55,10 @@ class ObservationModel:
         if not looks or now - looks[-1] >= SLOT_S_MIN:
             self.note("look", now)
 
-    # --- what happens
+    # --- occurrences
 
     def _counts(self, worker_id):
-        """Not again on who decodes what others have prefilled."""
+        """Return whether a worker counts; decode ranks do not where prefill ranks exist."""
         return not (self.prefills and worker_id in self.decodes)
 
     def decided(self, worker_id, isl):
@@ -100,10 +103,10 @@ class ObservationModel:
     def refused(self, reason):
         self.note("refused", reason)
 
-    # --- what an observation must say
+    # --- the expected observation
 
     def read_window(self, window_s, now):
-        """(its begin, what happened since)"""
+        """Return the begin of the window and the entries since then."""
         if not any(entry[0] == "look" for entry in self.iterate_entries):
             self.look(now)
         looks = [
@@ -137,7 +140,7 @@ class ObservationModel:
 
 
 def histogram(edges, values):
-    """(counts, sum)"""
+    """Return counts and sum."""
     counts = [0] * (len(edges) - 1)
     for value in values:
         counts[min(max(bisect_right(edges, value) - 1, 0), len(counts) - 1)] += 1

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class PairRank(NamedTuple):
-    """Numbers of a rank in tokens; `credit` is what a shared cache saves of `own`."""
+    """Numbers of a rank in tokens; `credit` is the part of `own` that a shared cache saves."""
 
     left: float
     own: float
@@ -38,13 +38,16 @@ def local_cost(rank, block_size):
 
 
 def pair_cost(prefill, decode, price, backlog, isl, block_size):
-    """backlog: tokens that wait for the link between both, 0 within a host"""
+    """Return the cost of a pair.
+
+    backlog: tokens that wait for the link between both ranks, 0 within a host
+    """
     move = price * (max(0.0, isl - decode.cached) + 0.25 * backlog)
     return prefill_cost(prefill, block_size) + move + hold_cost(decode, block_size)
 
 
 def cheapest(options):
-    """(cost, the options of this cost) of {option: cost}, infinite ones left out."""
+    """Return the lowest finite cost of {option: cost} and the options of this cost."""
     finite = {option: cost for option, cost in options.items() if cost < inf}
     best = min(finite.values(), default=inf)
     return best, {option for option, cost in finite.items() if cost == best}

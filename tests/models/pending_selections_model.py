@@ -5,7 +5,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Kept:
+class PendingEntry:
     name: Any
     size: int
     at: float
@@ -13,14 +13,14 @@ class Kept:
 
 
 class PendingSelectionsModel:
-    """What a later booking may take over."""
+    """Selections that a later booking may take over."""
 
     def __init__(self, ttl_s: float, entries_max: int, bytes_max: int) -> None:
         self.ttl_s, self.entries_max, self.bytes_max = ttl_s, entries_max, bytes_max
-        self.kept: list[Kept] = []
+        self.kept: list[PendingEntry] = []
         self.oversized = self.evicted = 0
 
-    def put(self, new: Kept) -> None:
+    def put(self, new: PendingEntry) -> None:
         self.discard(new.name)
         if new.size > self.bytes_max:
             self.oversized += 1

@@ -2,11 +2,11 @@
 
 `EdgeModel` is the definition of a match for engines that name each block by one hash: per (slot,
 tier) a bag of edges (parent hash, content) -> hash, walked with a frontier of hashes; tiers
-continue with the frontier the tier before stopped at. It knows nothing of places or orphans.
+continue with the frontier at which the tier before stopped. The model has no places and no orphans.
 
-`PlaceModel` adds what several hashes for one block mean: a hash names a place (the contents from
-the root), a block is held while any of its hashes is. It states the rules one by one and recomputes
-everything from them.
+`PlaceModel` adds the meaning of several hashes for one block: a hash names a place (the contents
+from the root), and a block is held while any of its hashes is. The model applies the rules
+separately and recomputes everything from them.
 """
 
 from collections import Counter, defaultdict
@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 N_TIERS = 4
 LANES = 3
 N_PLANES = N_TIERS + LANES
-"""Tiers, and the lanes behind them: places to hold blocks that no match looks at."""
+"""Number of tiers and of the lanes behind tiers; no match looks at the blocks in lanes."""
 ROOT = None
 Place = tuple[int, ...]
 
@@ -77,7 +77,7 @@ class PlaceModel:
         self.orphans: dict[int, dict[tuple[int, int], tuple[int, int, int]]] = defaultdict(dict)
 
     def where(self, slot, tier, name) -> Place | None:
-        """Place the slot knows by this name, preferring `tier`."""
+        """Return the place that the slot has under this name, preferring `tier`."""
         tiers = [tier, *range(N_PLANES)]
         places = (self.place[slot].get((t, name)) for t in tiers)
         return next((place for place in places if place is not None), None)
@@ -134,7 +134,7 @@ class PlaceModel:
         return row
 
     def prefix_names(self, slot, path) -> list[set[int]]:
-        """The hashes under which the slot holds each leading GPU block of a path."""
+        """Return the hashes under which the slot holds each leading GPU block of a path."""
         held = defaultdict(set)
         for (tier, name), place in self.place[slot].items():
             if tier == 0:
@@ -142,12 +142,12 @@ class PlaceModel:
         return [held[tuple(path[:n])] for n in range(1, self.match(slot, path)[0] + 1)]
 
     def blocks(self, slot) -> list[int]:
-        """Blocks held per tier, matched or not."""
+        """Return the number of held blocks per tier, matched or not."""
         held = {(tier, place) for (tier, _), place in self.place[slot].items()}
         return [sum(t == tier for t, _ in held) for tier in range(N_PLANES)]
 
     def places(self) -> set[Place]:
-        """Every prefix that must exist as a node."""
+        """Return every prefix that must exist as a node."""
         held = {place for slot in self.place.values() for place in slot.values()}
         return {place[:n] for place in held for n in range(1, len(place) + 1)}
 

@@ -1,4 +1,4 @@
-"""Naive twin of RankTable: a dictionary of rows, everything else derived from it when asked."""
+"""Naive twin of RankTable: a dictionary of rows; every read derives everything else."""
 
 import math
 import statistics
@@ -37,7 +37,7 @@ class RankTableModel:
         return changed
 
     def mark_closed(self):
-        """{slot: state} of the ranks that may not be chosen"""
+        """Return {slot: state} of the ranks that may not be chosen."""
         return {slot: row.state for slot, row in self.rows.items() if not row.weight}
 
     def workers(self):
@@ -48,7 +48,7 @@ class RankTableModel:
         return [slot for _, slot in sorted(mine)]
 
     def columns(self, slot):
-        """open, weight, kv_blocks, batch_tokens, kv_usage, speed"""
+        """Return open, weight, kv_blocks, batch_tokens, kv_usage and speed."""
         row = self.rows.get(slot)
         if row is None:
             return False, 1.0, math.inf, math.inf, math.nan, 0.0

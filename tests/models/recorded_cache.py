@@ -24,10 +24,10 @@ KINDS = {
     "chunks": CHUNKED,
     "chunked": CHUNKED,
 }
-"""Kinds of groups by their words in recordings."""
+"""Kinds of groups by the words in recordings."""
 SEED = "vllm-none-hash"
 STORED_GROUP, REMOVED_GROUP = 9, 3
-"""Elements of events that are arrays, as of vLLM 0.23."""
+"""Group positions in events that are arrays, as vLLM 0.23 sends."""
 
 
 def read_event(event):
@@ -47,10 +47,13 @@ def group_of(number, row, sharded):
 
 
 class RecordedCache(CacheGroupsModel):
-    """Cache of one life of an engine, fed with its events, also those that nobody receives."""
+    """Cache of one life of an engine, fed with all events, including events without a receiver."""
 
     def __init__(self, about):
-        """about: first line of a recording"""
+        """Read the groups of a recording.
+
+        about: first line of a recording
+        """
         sharded = about.get("context_parallel", 1)
         groups = [group_of(number, row, sharded) for number, row in enumerate(about["groups"])]
         ahead, facts = about["ahead"], about["facts"]

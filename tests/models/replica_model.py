@@ -1,16 +1,19 @@
-"""Naive twin of what replica events do: one dictionary of bookings, one of what has ended."""
+"""Naive twin of replica events: one dictionary of bookings, one of ended reservations."""
 
 EARLY_S = 60.0
 ENDING_S = 600.0
 
 
 class ReplicaModel:
-    """Everything in one partition; `ranks` are those that exist.  Mirrors no structure of ours."""
+    """Bookings of one partition; the twin mirrors no structure of the product.
+
+    ranks: existing ranks
+    """
 
     def __init__(self, own, ranks, ttl_s):
         self.own, self.ranks, self.ttl_s = own, set(ranks), ttl_s
         self.held = {}  # id -> dict(rank, hashes, tokens, prefilling, origin, renewed, work)
-        self.ended = {}  # id -> (how, when, who said so)
+        self.ended = {}  # id -> (how, when, reporting replica)
 
     def how_it_ended(self, name, now):
         how, when, _ = self.ended.get(name, (None, 0.0, None))
@@ -29,7 +32,8 @@ class ReplicaModel:
         work = 0 if over else work
         self.book(name, rank, hashes, 0 if over else tokens, not over, origin, now, work)
         if how != "freed" or self.ended[name][2] == origin:
-            # Respected once, or not about this one; else kept until the two have compared.
+            # Respected once, or about another booking; else kept until the two replicas have
+            # compared.
             self.ended.pop(name, None)
         return None
 
@@ -62,7 +66,7 @@ class ReplicaModel:
         return None
 
     def local(self, name, rank, hashes, tokens, now, work):
-        """An admission of our own: whatever was remembered of the name is about another one."""
+        """Book an own admission; a remembered end of the name concerns an older booking."""
         self.book(name, rank, hashes, tokens, True, None, now, work)
         self.ended.pop(name, None)
 
@@ -72,7 +76,7 @@ class ReplicaModel:
             del self.held[name]
 
     def loads(self):
-        """rank -> (prefill tokens, distinct blocks, requests)."""
+        """Return rank -> (prefill tokens, distinct blocks, requests)."""
         rows = {}
         for rank in self.ranks:
             here = [b for b in self.held.values() if b["rank"] == rank]

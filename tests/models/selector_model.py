@@ -1,6 +1,6 @@
-"""Naive twin of the selector's bookkeeping: dictionaries of what was asked, loads recomputed.
+"""Naive twin of the selector's bookkeeping: dictionaries of requests, loads recomputed.
 
-It knows nothing of slots, indexes or costs.  KV events are off and prompts are hash lists.
+The twin has no slots, indexes or costs. KV events are off and prompts are hash lists.
 """
 
 import math
@@ -72,7 +72,7 @@ class SelectorModel:
             self.weights.setdefault((key, rank, h), 1.0)
 
     def repeated(self, name, key, hashes, isl_tokens, now):
-        """The reservation of that name, renewed, if it is of this prompt; else None."""
+        """Renew and return the reservation of that name, or return None if the prompt differs."""
         held = self.held[name]
         if (held.key, held.hashes, held.isl_tokens) != (key, hashes, isl_tokens):
             return None
@@ -103,7 +103,7 @@ class SelectorModel:
         return ended
 
     def potential_blocks(self, key, rank, hashes, isl_tokens):
-        """Active blocks of a rank if a prompt were booked there, with its begun block."""
+        """Return the active blocks of a rank after booking a prompt there, with the begun block."""
         live = [r.hashes for r in self.held.values() if (r.key, r.rank) == (key, rank)]
         prefixes = (hashes[:n] for n in range(len(hashes), -1, -1))
         leading = next(len(p) for p in prefixes if not p or p in (h[: len(p)] for h in live))
@@ -111,7 +111,7 @@ class SelectorModel:
         return self.loads()[(*key, *rank)][1] + max(len(hashes), begun) - leading
 
     def loads(self):
-        """{(model, tenant, worker_id, dp_rank): (prefill tokens, active blocks, requests)}"""
+        """Return prefill tokens, blocks and requests by (model, tenant, worker_id, dp_rank)."""
         rows = {}
         for worker_id, worker in self.workers.items():
             if worker.lifecycle != "schedulable":

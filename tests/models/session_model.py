@@ -16,7 +16,10 @@ class ModelSession:
 
 @dataclass
 class SessionModel:
-    """Leases are given back by the session they were taken of, which may have ended since."""
+    """Sessions and leases.
+
+    A lease is given back to the session from which it was taken, which may have ended since.
+    """
 
     ttl_s: float
     writer: int
@@ -34,7 +37,10 @@ class SessionModel:
         return None if session is None or self.is_over(session, now) else session
 
     def _room(self, name, now):
-        """Drop the session if it is over; make room for it.  False: nobody can make room."""
+        """Drop the session if it is over and make room for a new one.
+
+        Return False if no session can make room.
+        """
         if self.find(name, now) is None:
             self.sessions.pop(name, None)
         if name in self.sessions or len(self.sessions) < self.count_max:
@@ -43,7 +49,7 @@ class SessionModel:
         if not idle:
             self.refused += 1
             return False
-        # All idle times differ in these tests, so that the longest idle is one.
+        # All idle times differ in these tests, so only one session is the longest idle.
         del self.sessions[min(idle)[1]]
         self.evicted += 1
         return True

@@ -1,4 +1,4 @@
-"""Naive twin of the shadow: every decision asked about twice, by the policy and by its shadow."""
+"""Naive twin of the shadow: every decision made twice, by the policy and by the shadow."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,10 @@ from select_service.core.analysis.comparison import shadow_policy
 
 @dataclass
 class Expected:
-    """waits, prefills: (of what was chosen, of what the shadow would have) by decision"""
+    """Expected results of a policy.
+
+    waits, prefills: pairs by decision: value of the chosen rank, value of the shadow's choice
+    """
 
     no_choice: int = 0
     partial: int = 0
@@ -18,7 +21,10 @@ class Expected:
 
 
 class ShadowModel:
-    """waiting: (name of the policy, decision as it was made, as the shadow would have made it)"""
+    """Shadow of all policies.
+
+    waiting: pairs of the real decision, which names its policy, and the decision of the shadow
+    """
 
     def __init__(self):
         self.waiting, self.skipped, self.by_policy = [], 0, {}
@@ -33,7 +39,7 @@ class ShadowModel:
 
 
 def compare(expected, made, other):
-    """The candidates of both are the same."""
+    """Compare two decisions with the same candidates."""
     if len(other.candidates) == 1 or made.choice == "pinned":
         expected.no_choice += 1
         return
@@ -56,7 +62,7 @@ def waits_of(view):
 
 
 def own_of(view):
-    """Above the least of them."""
+    """Return the own work of each candidate above the least of all candidates."""
     own = {}
     for c in view.candidates:
         there = max(c.terms["cached_tokens"], c.leading_run * view.block_size)

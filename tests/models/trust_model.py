@@ -1,4 +1,4 @@
-"""Naive twin of the checks of predictions: everything about a booking in one record, all kept."""
+"""Naive twin of the checks of predictions: a record with everything about a booking, all kept."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,11 @@ from select_service.core.analysis.accuracy import prediction_accuracy, predictio
 
 @dataclass
 class BookedPrompt:
-    """blocks: of the prompt;  tokens: before the end of its prefill"""
+    """Booking with predictions to check.
+
+    blocks: blocks of the prompt
+    tokens: tokens before the end of the prefill
+    """
 
     worker_id: int
     family: int
@@ -27,7 +31,7 @@ class BookedPrompt:
 class RankModel:
     shares: list = field(default_factory=list)
     waits: list = field(default_factory=list)
-    """(tokens, seconds)"""
+    """Pairs of tokens and seconds."""
 
     def trust(self):
         mean = 1.0
@@ -36,14 +40,14 @@ class RankModel:
         return mean
 
     def rate(self, n):
-        """After n waits."""
+        """Return the rate after n waits."""
         kept = 1 - 1 / prediction_accuracy.MEMORY_CHECKS
         weights = [kept ** (n - 1 - k) for k in range(n)]
         seconds = sum(w * s for w, (_, s) in zip(weights, self.waits, strict=False))
         return sum(w * t for w, (t, _) in zip(weights, self.waits, strict=False)) / seconds
 
     def ratios(self):
-        """Observed over believed, from the second wait on."""
+        """Return observed time / predicted time, from the second wait on."""
         return [
             seconds / (tokens / self.rate(n)) for n, (tokens, seconds) in enumerate(self.waits) if n
         ]
@@ -64,7 +68,10 @@ class TrustModel:
         return self.ranks.setdefault(worker_id, RankModel())
 
     def step(self, now, blocks_there):
-        """blocks_there: a booking -> leading blocks of its prompt that the engine announced"""
+        """Run one step of the checks.
+
+        blocks_there: function from a booking to the number of announced leading blocks
+        """
         looks, rest = prediction_checks.MATCHES_MAX, []
         for booked in self.pending:
             if booked.rank_left:

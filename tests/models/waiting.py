@@ -1,15 +1,20 @@
-"""Naive twin of the waiting queue: one list, searched and sorted whenever somebody asks, a ring of
-policy classes that is walked step by step, and a virtual time of flows.
+"""Naive twin of the waiting queue: one list that every call searches and sorts.
 
-Policy documents are the plain dictionaries that a YAML file would give.
+Policy classes are a ring that is walked step by step; flows have a virtual time.
+
+Policy documents are plain dictionaries as a YAML file would give.
 """
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request for a rank.  path: contents of its blocks;  header: the policy class it names."""
+class ModelRequest:
+    """Request for a rank.
+
+    path: contents of the prompt's blocks
+    header: policy class that the request names
+    """
 
     name: str
     key: tuple[str, str]
@@ -35,7 +40,7 @@ class Asked:
 
 @dataclass
 class Waiter:
-    asked: Asked
+    asked: ModelRequest
     cached: int
     policy: dict
     arrived_at: float
@@ -43,9 +48,9 @@ class Waiter:
     number: int
     block_size: int
     own_s: float = 0.0
-    """What its own work takes, for those that wait by the work that is left."""
+    """Seconds of own work, for requests that wait by the work that is left."""
     legs: tuple[frozenset, ...] = ()
-    """Ranks that may serve it, as last found; of each leg of a pair."""
+    """Ranks that may serve the request, as last found, for each leg of a pair."""
 
     @property
     def cost(self):
@@ -53,7 +58,7 @@ class Waiter:
 
     @property
     def place(self):
-        """Lower goes first."""
+        """Sort key; lower goes first."""
         jump = max(0.0, self.asked.jump)
         score = {
             "fcfs": jump - self.arrived_at,
@@ -74,7 +79,7 @@ class Waiter:
 
 
 def policy_of(document, header, uncached):
-    """The class of a request: by its exact name, else by family and bucket."""
+    """Return the class of a request: by exact name, else by family and bucket."""
     for policy in document["policy_classes"]:
         if policy.get("policy_family") is None and policy["name"] == header:
             return policy
@@ -91,8 +96,9 @@ def policy_of(document, header, uncached):
 
 
 class Ring:
-    """Deficit round robin over the classes of one partition.  It knows nothing of requests: it is
-    told what the head of each class costs.
+    """Deficit round robin over the classes of one partition.
+
+    The ring has no requests; callers pass the cost of the head of each class.
     """
 
     def __init__(self, policies):
@@ -101,10 +107,13 @@ class Ring:
         self.at = 0
         self.here_before = False
         self.released = 0
-        """Tokens of all that were served."""
+        """Tokens of all served requests."""
 
     def turn(self, costs):
-        """The class whose turn it is.  costs: class -> tokens, for classes that have a head."""
+        """Return the class that has the turn.
+
+        costs: class -> tokens, for classes that have a head
+        """
         assert costs
         while True:
             policy = self.policies[self.at]
@@ -124,23 +133,29 @@ class Ring:
 
 
 class FlowTimes:
-    """Virtual time of the flows of one class: whose next request begins first is served first."""
+    """Virtual time of the flows of a class: the flow with the earliest begin goes first."""
 
     def __init__(self):
         self.ends = {}
-        """When the last request of a flow ends; never forgotten."""
+        """End of the last request of each flow; never forgotten."""
         self.ready_before = set()
-        """Who had a request with room when somebody was served last."""
+        """Flows that had a request with room when a request was last served."""
         self.now, self.earliest = 0.0, float("-inf")
 
     def begin(self, name, burst):
-        """burst: how long before the present a flow may begin that was not ready"""
+        """Return the begin of the flow's next request.
+
+        burst: most time before the present at which a flow that was not ready may begin
+        """
         earliest = max(self.earliest, self.now - burst)
         end = self.ends.get(name, earliest)
         return end if name in self.ready_before else max(end, earliest)
 
     def turn(self, firsts, burst):
-        """Whose turn it is.  firsts: flow -> its first with room"""
+        """Return the flow that has the turn.
+
+        firsts: flow -> first request with room
+        """
         return min(firsts, key=lambda name: (self.begin(name, burst), firsts[name].place))
 
     def pay(self, name, firsts, length, burst):
@@ -156,7 +171,7 @@ class FlowTimes:
 
 
 class WaitingModel:
-    """Everybody who waits, in all partitions."""
+    """Waiting requests of all partitions."""
 
     def __init__(self, document):
         self.document = document
@@ -165,7 +180,7 @@ class WaitingModel:
         self.flows: dict[tuple[tuple[str, str], str], FlowTimes] = {}
 
     def of(self, key, name=None, flow=None):
-        """Those of a partition, of one class or of one flow of it, by urgency."""
+        """Return the waiters of a partition, or of a class or flow there, by urgency."""
         return sorted(
             (
                 w
@@ -181,7 +196,7 @@ class WaitingModel:
         return {w.asked.flow for w in self.of(key, name)}
 
     def add(self, waiter):
-        """Returns its position in its flow, from 1."""
+        """Add a waiter; return the position in the flow, from 1."""
         key, name, flow = waiter.asked.key, waiter.policy["name"], waiter.asked.flow
         if not self.of(key):
             self.rings[key] = Ring(self.document["policy_classes"])
@@ -191,7 +206,10 @@ class WaitingModel:
         return 1 + self.of(key, name, flow).index(waiter)
 
     def remove(self, waiter):
-        """A class without requests has no credit; a flow without requests is forgotten."""
+        """Remove a waiter.
+
+        A class without requests has no credit; a flow without requests is forgotten.
+        """
         self.waiters.remove(waiter)
         key, name, flow = waiter.asked.key, waiter.policy["name"], waiter.asked.flow
         if not self.of(key, name):
@@ -200,7 +218,7 @@ class WaitingModel:
             self.flows[key, name].leave(flow)
 
     def firsts(self, key, name, has_room):
-        """flow -> its first with room, of the flows of a class where that is most strict."""
+        """Return flow -> first request with room, for the flows with the strictest requests."""
         firsts = {}
         for flow in self.flows_of(key, name):
             able = [w for w in self.of(key, name, flow) if has_room(w)]
@@ -210,7 +228,7 @@ class WaitingModel:
         return {f: w for f, w in firsts.items() if w.asked.strict == strict}
 
     def take(self, key, has_room, burst):
-        """The next to go, taken out; None when nobody who waits has room."""
+        """Remove and return the next waiter, or None when no waiter has room."""
         names = [policy["name"] for policy in self.document["policy_classes"]]
         able = {name: self.firsts(key, name, has_room) for name in names}
         heads = {n: f[self.flows[key, n].turn(f, burst)] for n, f in able.items() if f}
@@ -228,7 +246,7 @@ class WaitingModel:
         return head
 
     def give_back(self, waiter):
-        """As if the last one taken had not been."""
+        """Undo the last take."""
         key, name, flow = waiter.asked.key, waiter.policy["name"], waiter.asked.flow
         weight = waiter.policy.get("fairness_weights", {}).get(flow, 1)
         self.flows[key, name].ends[flow] -= waiter.cost / weight
@@ -237,10 +255,10 @@ class WaitingModel:
         self.waiters.append(waiter)
 
     def full_by(self, waiter, n_workers):
-        """Which limit of its class keeps a new request out, if any."""
+        """Return the class limit that keeps a new request out, or None."""
         policy = waiter.policy
         there = self.of(waiter.asked.key, policy["name"])
-        # A named flow leaves as much free as it has.
+        # A named flow leaves as much room free as the flow's requests fill.
         there += self.own(waiter)
         for kind, size in (
             ("request", lambda w: 1),
@@ -253,16 +271,19 @@ class WaitingModel:
         return None
 
     def own(self, waiter):
-        """Those of the same flow, if it has a name."""
+        """Return the waiters of the same flow if the flow has a name."""
         asked = waiter.asked
         return self.of(asked.key, waiter.policy["name"], asked.flow) if asked.flow else []
 
     def wait_s(self, waiter, tokens_per_s, burst):
-        """How long it waits at least.  tokens_per_s: of one rank"""
+        """Return the least time that a request waits.
+
+        tokens_per_s: rate of one rank
+        """
         found = [0.0]
         for legs in [*((leg,) for leg in waiter.legs), waiter.legs]:
             ranks = frozenset().union(*legs)
-            # Who has room whenever one of each of these legs has.
+            # Waiters with room whenever a rank of each of these legs has room.
             rivals = [
                 w
                 for w in self.of(waiter.asked.key)
@@ -274,7 +295,7 @@ class WaitingModel:
         return max(found)
 
     def tokens_before(self, waiter, rivals, burst):
-        """What goes before a new request, if only some others wait, served drop by drop."""
+        """Return the tokens before a new request if only `rivals` wait, served drop by drop."""
         mine, asked = waiter.policy, waiter.asked
         there = [w for w in rivals if w.policy is mine]
         weights = mine.get("fairness_weights", {})

@@ -1,6 +1,6 @@
 """Naive twin of the policies of work: every prompt walked from the root, every sum made anew.
 
-Prices in the order of the compiled kernel, so that both agree to the last bit.
+Prices are added in the order of the compiled kernel, so that both agree to the last bit.
 """
 
 import math
@@ -11,7 +11,10 @@ from tests.models.cost_model import lower_tiers, round_half_away
 
 @dataclass
 class Prefill:
-    """told: tokens done, as the peer says that admitted it, or as peers were told of one of ours"""
+    """Prefill of a reservation.
+
+    told: finished tokens of the last report, from the admitting peer or to the peers
+    """
 
     name: str
     slot: int
@@ -25,7 +28,10 @@ class Prefill:
 
 @dataclass
 class WorkModel:
-    """held: {slot: {tier: prefixes whose last block the slot holds}}, a prefix a tuple of blocks"""
+    """Prefills and indexed prefixes of all slots.
+
+    held: {slot: {tier: prefixes with a held last block}}; a prefix is a tuple of blocks
+    """
 
     block_size: int
     prefills: list[Prefill] = field(default_factory=list)
@@ -38,7 +44,7 @@ class WorkModel:
         return self.held.setdefault(slot, {}).setdefault(tier, set())
 
     def there(self, slot, path):
-        """Leading blocks that the slot has, in whatever tier."""
+        """Return the leading blocks that the slot has, in whatever tier."""
         held = set().union(*self.held.get(slot, {}).values())
         n = 0
         while n < len(path) and path[: n + 1] in held:
@@ -77,13 +83,13 @@ class WorkModel:
         done = self.block_size * (self.there(slot, oldest.path) - oldest.cached)
         return min(max(done, 0), oldest.work)
 
-    def hear(self, name, done):
-        """Its peer says that so many tokens are done."""
+    def record_report(self, name, done):
+        """Store a peer's report of finished tokens."""
         prefill = self.find(name)
         prefill.told = max(prefill.told, min(done, prefill.work))
 
-    def to_tell(self, slots):
-        """{name: tokens done} of our oldest prefills that are further than was told."""
+    def take_reports(self, slots):
+        """Return {name: finished tokens} of own oldest prefills with unreported progress."""
         found = {}
         for slot in slots:
             for oldest in self.unfinished(slot)[:1]:
@@ -97,7 +103,11 @@ class WorkModel:
 
 @dataclass(frozen=True)
 class RankState:
-    """cached: blocks, weighed by tier;  left: tokens"""
+    """State of a rank.
+
+    device, host, disk: cached blocks by tier
+    left: tokens of unfinished prefills
+    """
 
     device: int
     host: int
@@ -119,12 +129,12 @@ def own_work(rank, isl_tokens, size, config):
 
 
 def is_full(rank, size, left):
-    """Whether blocks there, one of each live request and those of unfinished prefills fill it."""
+    """Return whether indexed blocks, a block per live request and unfinished prefills fill it."""
     return size * (rank.held + rank.requests) + left >= 0.9 * (size * rank.kv_blocks)
 
 
 def cost(rank, isl_tokens, n_blocks, size, config, reported=1.0, usual_speed=None, least=math.inf):
-    """J of `work` or `least_work` / relative speed, without taints and weights.
+    """Return J of `work` or `least_work` / relative speed, without taints and weights.
 
     least: own work of the rank that has most of the prompt
     """

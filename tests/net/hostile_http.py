@@ -1,4 +1,4 @@
-"""HTTP servers that do harm, over real sockets: for tests, and for the measurement of the harm."""
+"""Hostile HTTP servers on real sockets, for tests and for the measurement of the harm."""
 
 import gzip
 import socket
@@ -15,7 +15,7 @@ SAMPLE = b'vllm:num_requests_waiting{engine="0",model_name="%d"} 1.0\n'
 
 
 def _full(part: bytes) -> bytes:
-    """As many repetitions as are sent at once."""
+    """Return as many repetitions as are sent at once."""
     return part * (SEND_BYTES // len(part))
 
 
@@ -43,9 +43,9 @@ def _redirects() -> Iterator[bytes]:
 
 BOMB = gzip.compress(bytes(16 << 20), 1)
 HALF_MB = b"".join(SAMPLE % n for n in range(250_000 // len(SAMPLE % 1000))) + b"# text\n" * 40_000
-"""Half of it is lines that matter."""
+"""Body of half a MB; half of the bytes are lines that matter."""
 WIDE = b"vllm:num_requests_waiting 1.0\n" + b"# a line of no meaning at all\n" * (1 << 14)
-"""As long, and one line matters."""
+"""Body of the same length where a single line matters."""
 
 ATTACKS: dict[str, Callable[[], Iterator[bytes]]] = {
     "interim responses": lambda: _endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
@@ -62,11 +62,11 @@ ATTACKS: dict[str, Callable[[], Iterator[bytes]]] = {
     "a gzip bomb": lambda: _whole(BOMB, b"content-encoding: gzip\r\n"),
     "redirects": _redirects,
 }
-"""What a server says to each request, by what is endless or large in it."""
+"""Bytes that a server sends to each request, by the endless or large part."""
 
 
 class HostileServer:
-    """Answers every request with an attack, each connection on a thread of its own."""
+    """Server that answers every request with an attack, each connection on a separate thread."""
 
     def __init__(self, attack: str) -> None:
         self._attack = ATTACKS[attack]
@@ -90,7 +90,7 @@ class HostileServer:
         return f"http://127.0.0.1:{self.port}"
 
     def run(self) -> None:
-        """Until the listener is closed."""
+        """Accept connections until the listener is closed."""
         while True:
             try:
                 connection, _ = self._listener.accept()

@@ -1,4 +1,4 @@
-"""Which addresses may be connected to, whatever is set and however they are written."""
+"""Tests of the addresses that may be connected to, for all settings and spellings."""
 
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
@@ -52,7 +52,7 @@ NEVER = [
     "64:ff9b::169.254.169.254",
     "64:ff9b:1::169.254.169.254",
     "64:ff9b:1:a9fe:a9:fe00::",  # a prefix of 48 bits
-    "64:ff9b:1:a9fe:a9:fe00:808:808",  # with something behind it
+    "64:ff9b:1:a9fe:a9:fe00:808:808",  # with more bits behind the address
     "64:ff9b:1:a9fe:ffa9:fe00:808:808",  # and in the gap
     "64:ff9b:1:a9:fe:a9fe::",  # a prefix of 56 bits
     "64:ff9b:1:7a9:fe:a9fe:808:808",
@@ -112,7 +112,7 @@ def test_the_machine_itself_has_a_flag_of_its_own(address):
 
 
 def forms_of(address):
-    """Ways to write an IPv4 address as one of IPv6, behind which a socket finds the same."""
+    """Return spellings of an IPv4 address in IPv6 by which a socket reaches the same host."""
     number = int(address)
     prefixes = ("::ffff:0:0", "::ffff:0:0:0", "64:ff9b::", "64:ff9b:1::")
     return [str(IPv6Address(int(IPv6Address(prefix)) + number)) for prefix in prefixes]
@@ -120,10 +120,10 @@ def forms_of(address):
 
 @given(SETTINGS, NAMES, st.one_of(V4, NEAR, V6))
 @example(EgressPolicy((ip_network("::/0"),), (), False), "a", IPv6Address("::ffff:7f00:1"))
-def test_what_is_connected_to_is_what_the_settings_say(settings_, host, address):
+def test_allowed_addresses_are_those_of_the_settings(settings_, host, address):
     refusal = settings_.address_refusal(host, str(address))
     if address.version == 6 and (int(address) >> 96 == 0 or address.ipv4_mapped):
-        return  # other forms of IPv4, which have a test of their own
+        return  # other forms of IPv4, which have a separate test
     if address.is_link_local or address.is_multicast or address.is_unspecified:
         assert refusal
     elif address.is_loopback:
@@ -151,7 +151,7 @@ def test_an_address_of_ipv4_may_not_hide_in_one_of_ipv6(settings_, host, address
 
 
 def behind(prefix_bits, address, rest):
-    """An address of 64:ff9b:1::/48 with that of IPv4 where RFC 6052, 2.2 has it."""
+    """Return an address of 64:ff9b:1::/48 with an IPv4 address inside, placed by RFC 6052, 2.2."""
     octets = list(rest)
     octets[:6] = 0x00, 0x64, 0xFF, 0x9B, 0x00, 0x01
     places = {48: (6, 7, 9, 10), 56: (7, 9, 10, 11), 64: (9, 10, 11, 12), 96: (12, 13, 14, 15)}
@@ -197,11 +197,11 @@ def test_a_long_list_is_not_repeated_as_a_whole():
 
 
 @pytest.mark.parametrize("text", ["", "name", "127.1", "2130706433", "0x7f.1", "1.2.3.4.5", "::g"])
-def test_what_is_no_address_is_refused(text):
+def test_invalid_addresses_are_refused(text):
     assert EVERYWHERE.address_refusal("name", text)
 
 
-def test_what_can_be_said_before_a_name_is_looked_up():
+def test_names_are_judged_before_the_lookup_where_possible():
     here, elsewhere = EgressPolicy(), EgressPolicy(loopback=False)
     for name in ("localhost", "LOCALHOST.", "a.localhost"):
         assert here.host_refusal(name) is None

@@ -1,4 +1,4 @@
-"""The token of requests is read on a thread that nothing else waits for."""
+"""Tests that the token of requests is read on a separate thread."""
 
 import threading
 from pathlib import Path

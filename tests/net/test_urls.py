@@ -1,4 +1,4 @@
-"""URLs that no HTTP client could ask are found before one tries."""
+"""Tests that URLs which no HTTP client could request are found before a request."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def test_urls_of_services_are_admitted(url):
         ("http://b\u00fccher", "non-ASCII letters"),
     ],
 )
-def test_what_cannot_be_asked_is_named(url, error):
+def test_unusable_urls_are_named(url, error):
     assert error in (service_url_error(url) or "")
 
 
@@ -74,5 +74,5 @@ def test_urls_of_metrics_may_be_https_and_have_a_query(url):
         ("", "does not begin with"),
     ],
 )
-def test_urls_of_metrics_that_cannot_be_asked_are_named(url, error):
+def test_unusable_urls_of_metrics_are_named(url, error):
     assert error in (metrics_url_error(url) or "")

@@ -1,4 +1,4 @@
-"""A real browser, without a window, and a service for it."""
+"""A real headless browser, and a service for the page."""
 
 import json
 import shutil
@@ -28,8 +28,8 @@ def a_browser():
 
 
 @contextmanager
-def opened(browser, url, *, forgives=(), width=1280, height=900, scheme="light"):
-    """The page.  Nothing may go wrong in it but what has one of the forgiven texts."""
+def open_page(browser, url, *, forgives=(), width=1280, height=900, scheme="light"):
+    """Open the page; errors and warnings fail the test unless the text is forgiven."""
     page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
     wrong = []
     page.on("console", lambda said: said.type in ("error", "warning") and wrong.append(said.text))
@@ -41,7 +41,7 @@ def opened(browser, url, *, forgives=(), width=1280, height=900, scheme="light")
 
 
 def call(url, method, path, body=None, key=None):
-    """The body of the answer."""
+    """Return the body of the answer."""
     headers = {"content-type": "application/json"}
     if key is not None:
         headers["authorization"] = f"Bearer {key}"

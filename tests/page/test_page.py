@@ -1,4 +1,4 @@
-"""The page in a real browser: what it shows, how soon, by keyboard, in both schemes, on a phone."""
+"""Tests of the page in a real browser: content, delay, keyboard, both schemes, phone size."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from tests.page.browsing import (
     book,
     call,
     needs_chromium,
-    opened,
+    open_page,
     register,
     sync_api,
 )
@@ -27,12 +27,12 @@ pytestmark = [needs_chromium, pytest.mark.process]
 
 UPDATED_S_MAX = 2.0
 DRAWN_S_MAX = 10.0
-"""For 4,096 ranks; it was 1.6 to 2.5 s on a machine that was four times as busy as it has CPUs."""
+"""Limit for 4,096 ranks; the time was 1.6 to 2.5 s on a machine four times as busy as its CPUs."""
 LIVE = '#connection[data-state="live"]'
 LARGEST_ID = 2**64 - 1
 HOSTILE = '<img src=x onerror="document.title=1">'
 CONTRAST_MIN = 4.5
-"""Of texts, by WCAG 2.2 AA."""
+"""Least contrast of texts, by WCAG 2.2 AA."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def url():
 
 @pytest.fixture
 def three(url):
-    """A service with three ranks."""
+    """Return a service with three ranks."""
     register(url, 3, max_num_batched_tokens=8192)
     return url
 
@@ -62,7 +62,7 @@ def tile(page, name):
 def test_every_rank_is_on_the_map(url, browser, n_workers, n_ranks):
     register(url, n_workers, n_ranks, max_num_batched_tokens=8192)
     n = n_workers * n_ranks
-    with opened(browser, url) as page:
+    with open_page(browser, url) as page:
         sync_api.expect(page.locator(".rank")).to_have_count(n)
         sync_api.expect(tile(page, "ranks in service")).to_have_text(f"{n} of {n}")
         sync_api.expect(page.locator(".group h3")).to_have_text(f"{MODEL} · default")
@@ -70,10 +70,10 @@ def test_every_rank_is_on_the_map(url, browser, n_workers, n_ranks):
 
 
 @pytest.mark.parametrize("n_workers", [3, 512])
-def test_what_happens_is_shown_within_two_seconds(url, browser, n_workers):
-    """The soonest of three: others may have the processor."""
+def test_events_are_shown_within_two_seconds(url, browser, n_workers):
+    """The fastest of three counts, as other processes may have the processor."""
     register(url, n_workers, max_num_batched_tokens=8192)
-    with opened(browser, url) as page:
+    with open_page(browser, url) as page:
         sync_api.expect(tile(page, "live requests")).to_have_text("0")
         took_s = []
         for number in (1, 2, 3):
@@ -86,7 +86,7 @@ def test_what_happens_is_shown_within_two_seconds(url, browser, n_workers):
 
 def test_four_thousand_ranks_are_drawn_from_one_frame_and_gone_through_by_keyboard(url, browser):
     register(url, 512, 8, max_num_batched_tokens=8192)
-    with opened(browser, url) as page:
+    with open_page(browser, url) as page:
         ranks = page.locator(".rank")
         sync_api.expect(ranks).to_have_count(4096, timeout=1000 * DRAWN_S_MAX)
         sync_api.expect(page.locator(LIVE)).to_have_text("live")
@@ -99,12 +99,12 @@ def test_four_thousand_ranks_are_drawn_from_one_frame_and_gone_through_by_keyboa
 
 
 def test_long_ids_become_texts_and_fractions_stay_numbers(url, browser):
-    """However many digits a fraction has: frames and costs have up to seventeen."""
+    """A fraction may have any number of digits: frames and costs have up to seventeen."""
     text = """{"interval_s": 1.4455593000001876, "id": 18446744073709551615,
         "small": 0.1234567890123456,
         "ids": [-1234567890123456, 123456789012345], "large": 1234567890123456.5,
         "text": "1.5 18446744073709551615 \\" 1"}"""
-    with opened(browser, url) as page:
+    with open_page(browser, url) as page:
         parsed = page.evaluate("text => import('/page/api.js').then(api => api.parse(text))", text)
     assert parsed == {
         "interval_s": 1.4455593000001876,
@@ -116,9 +116,9 @@ def test_long_ids_become_texts_and_fractions_stay_numbers(url, browser):
     }
 
 
-def test_a_frame_that_cannot_be_shown_is_told_of_as_that(three, browser):
-    """And not as a service that does not answer."""
-    with opened(browser, three, forgives=("SyntaxError",)) as page:
+def test_a_frame_that_cannot_be_shown_is_reported_as_such(three, browser):
+    """The page must not report such a frame as a service that does not answer."""
+    with open_page(browser, three, forgives=("SyntaxError",)) as page:
         page.wait_for_selector(LIVE)
         body = 'event: fleet\ndata: {"interval_s": 1.}\n\n'
         page.route("**/live", lambda route: route.fulfill(body=body))
@@ -131,16 +131,16 @@ def test_a_frame_that_cannot_be_shown_is_told_of_as_that(three, browser):
 
 @pytest.fixture
 def listening():
-    """A service that listens to KV events."""
+    """Yield a service that listens to KV events."""
     with InThread(environment={}) as service:
         yield f"http://127.0.0.1:{service.port}"
 
 
-def test_ranks_at_whose_event_port_nobody_answers_are_marked(listening, browser, monkeypatch):
+def test_ranks_with_an_unreachable_event_port_are_marked(listening, browser, monkeypatch):
     monkeypatch.setattr(listener_status, "UNCONNECTED_S", 0.1)
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     register(listening, 1, kv_events_endpoint=endpoint)
-    with opened(browser, listening) as page:
+    with open_page(browser, listening) as page:
         cell = page.locator('.rank[data-events="unconnected"]')
         sync_api.expect(cell).to_have_attribute(
             "aria-label", "rank 1/0, schedulable, events unconnected"
@@ -156,8 +156,8 @@ def test_workers_that_refuse_health_checks_are_marked(browser):
     flags = "--health-checks=on", "--health-interval-secs=0.2"
     with InThread(*flags) as service:
         url = f"http://127.0.0.1:{service.port}"
-        register(url, 2, endpoint=url)  # which has no such route
-        with opened(browser, url) as page:
+        register(url, 2, endpoint=url)  # the service has no such route
+        with open_page(browser, url) as page:
             cells = page.locator('.rank[aria-label*="rejects health checks"]')
             sync_api.expect(cells).to_have_count(2, timeout=30_000)
             cells.first.click()
@@ -166,7 +166,7 @@ def test_workers_that_refuse_health_checks_are_marked(browser):
 
 
 def test_shared_caches_are_shown_where_there_are_any(url, browser, tmp_path):
-    with opened(browser, url) as page:
+    with open_page(browser, url) as page:
         sync_api.expect(page.locator("#shared-caches")).to_be_hidden()
     address = f"http://127.0.0.1:{free_port()}"
     entry = {"type": "lmcache", "url": address, "sharing": "p2p"}
@@ -175,7 +175,7 @@ def test_shared_caches_are_shown_where_there_are_any(url, browser, tmp_path):
     with InThread("--shared-caches", str(path), "--shared-cache-timeout-ms", "1000") as service:
         url = f"http://127.0.0.1:{service.port}"
         register(url, 1)
-        with opened(browser, url) as page:
+        with open_page(browser, url) as page:
             row = page.locator("#shared-caches tbody tr")
             sync_api.expect(row).to_contain_text(f"lmcache {address}not used yet")
             call(url, "POST", "/select", {"model_name": MODEL, "token_ids": [1, 2, 3]})
@@ -185,7 +185,7 @@ def test_shared_caches_are_shown_where_there_are_any(url, browser, tmp_path):
 
 def test_forty_ranks_have_names_in_their_cells(url, browser):
     register(url, 40, max_num_batched_tokens=8192)
-    with opened(browser, url) as page:
+    with open_page(browser, url) as page:
         sync_api.expect(page.locator(".rank")).to_have_count(40)
         for cell in (page.locator(".rank").first, page.locator(".rank").last):
             sync_api.expect(cell.locator(".name")).to_be_visible()
@@ -193,7 +193,7 @@ def test_forty_ranks_have_names_in_their_cells(url, browser):
 
 
 def test_a_worker_that_is_deleted_leaves_at_once(three, browser):
-    with opened(browser, three) as page:
+    with open_page(browser, three) as page:
         sync_api.expect(page.locator(".rank")).to_have_count(3)
         call(three, "DELETE", "/workers/2")
         sync_api.expect(page.locator(".rank")).to_have_count(2)
@@ -201,7 +201,7 @@ def test_a_worker_that_is_deleted_leaves_at_once(three, browser):
 
 
 def first_frame(url):
-    """The event that a page is sent after the history."""
+    """Return the event that a page receives after the history."""
     with urllib.request.urlopen(f"{url}/live", timeout=30) as stream:
         text = b""
         while text.count(b"\n\n") < 2:
@@ -224,14 +224,14 @@ WATCH_TEXTS = """
 LABELS = "n => window.drawn.get(document.querySelectorAll('.uplot canvas')[n]) ?? []"
 
 
-def test_charts_begin_with_what_was_before_and_legends_show_the_newest(three, browser):
+def test_charts_begin_with_the_history_and_legends_show_the_newest(three, browser):
     book(three, "request-1")
     n = 100
     history = {"ages_s": [6.0 * left for left in range(n, 0, -1)], "live": [1] * n}
     history |= dict.fromkeys(("decided", "prompt_blocks", "chosen_overlap"), [3] * n)
     history |= {"best_overlap": [3] * n, "waiting": [0] * n}
     body = f"event: history\ndata: {json.dumps(history)}\n\n{first_frame(three)}"
-    with opened(browser, "about:blank") as page:
+    with open_page(browser, "about:blank") as page:
         page.add_init_script(WATCH_TEXTS)
         page.route("**/live", lambda route: route.fulfill(body=body))
         page.goto(three)
@@ -259,7 +259,7 @@ def test_rates_of_the_history_are_those_of_some_samples(three, browser):
         "live": [1, 2, 3],
         "waiting": [0, 0, 1],
     }
-    with opened(browser, three) as page:
+    with open_page(browser, three) as page:
         code = "given => import('/page/history.js').then(page => page.pointsOf(given, 100))"
         assert page.evaluate(code, history) == [
             [96, {"decisionsPerS": 2, "hit": None, "best": None, "live": 2, "waiting": 0}],
@@ -267,11 +267,11 @@ def test_rates_of_the_history_are_those_of_some_samples(three, browser):
         ]
 
 
-def test_every_column_of_why_says_what_it_is(three, browser):
+def test_every_column_of_why_has_a_hint(three, browser):
     for policy in ("work", "least_work", "reference"):
         call(three, "PUT", "/policy", {"policy": policy})
         book(three, f"of {policy}")
-        with opened(browser, three) as page:
+        with open_page(browser, three) as page:
             page.locator("#decisions button").first.click()
             heads = page.locator("#why-body th")
             sync_api.expect(heads.first).to_have_text("rank")
@@ -279,9 +279,9 @@ def test_every_column_of_why_says_what_it_is(three, browser):
             assert all(hints), heads.all_inner_texts()
 
 
-def test_a_rank_that_is_selected_shows_all_that_is_known(three, browser):
+def test_a_selected_rank_shows_all_its_fields(three, browser):
     chosen = book(three, "request-1", 333)
-    with opened(browser, three) as page:
+    with open_page(browser, three) as page:
         page.click(f'.rank:has-text("{chosen["worker_id"]}/0")')
         panel = page.locator("#rank")
         sync_api.expect(panel).to_contain_text(f"Worker {chosen['worker_id']}, rank 0")
@@ -290,9 +290,9 @@ def test_a_rank_that_is_selected_shows_all_that_is_known(three, browser):
         sync_api.expect(panel).to_contain_text("no listener")
 
 
-def test_ranks_that_get_no_requests_say_so_not_by_color_alone(three, browser):
+def test_ranks_without_requests_are_marked_not_by_color_alone(three, browser):
     call(three, "POST", "/workers", {"worker_id": 9, "model_name": MODEL})
-    with opened(browser, three) as page:
+    with open_page(browser, three) as page:
         cell = page.locator('.rank[data-mood="off"]')
         sync_api.expect(cell).to_have_attribute("aria-label", "rank 9/0, incomplete")
         content = cell.evaluate("node => getComputedStyle(node, '::after').content")
@@ -304,7 +304,7 @@ def test_ranks_that_get_no_requests_say_so_not_by_color_alone(three, browser):
 def test_a_decision_is_explained_with_all_candidates(three, browser):
     chosen = book(three, "request-1")
     book(three, "request-2")
-    with opened(browser, three) as page:
+    with open_page(browser, three) as page:
         sync_api.expect(page.locator("#decisions tbody tr")).to_have_count(2)
         page.click('#decisions tr:has-text("request-1") button')
         sync_api.expect(page.locator("#why-body tbody tr")).to_have_count(3)
@@ -316,8 +316,8 @@ def test_a_decision_is_explained_with_all_candidates(three, browser):
         sync_api.expect(page.locator("#why")).to_be_hidden()
 
 
-def test_where_a_prompt_would_go_is_asked_without_booking(three, browser):
-    with opened(browser, three, forgives=("503",)) as page:
+def test_a_prompt_is_explained_without_booking(three, browser):
+    with open_page(browser, three, forgives=("503",)) as page:
         page.wait_for_selector(LIVE)
         page.fill("textarea", "[1, 2, 3, 4]")
         page.click("#ask button")
@@ -338,7 +338,7 @@ def test_texts_of_others_are_texts_and_long_ids_keep_all_digits(url, browser):
     call(url, "POST", "/workers", worker | {"max_num_batched_tokens": 8192, "taints": [HOSTILE]})
     body = {"model_name": HOSTILE, "token_ids": [1, 2], "reservation_id": HOSTILE}
     call(url, "POST", "/select_and_reserve", body)
-    with opened(browser, url) as page:
+    with open_page(browser, url) as page:
         page.click(f'.rank:has-text("{LARGEST_ID}/0")')
         sync_api.expect(page.locator("#rank")).to_contain_text(f"Worker {LARGEST_ID}, rank 0")
         sync_api.expect(page.locator("#rank")).to_contain_text(HOSTILE)
@@ -356,7 +356,7 @@ def focused(page):
 
 def test_all_of_it_can_be_used_by_keyboard(three, browser):
     book(three, "request-1")
-    with opened(browser, three) as page:
+    with open_page(browser, three) as page:
         sync_api.expect(page.locator("#decisions tbody tr")).to_have_count(1)
         page.keyboard.press("Tab")
         assert "Skip to the fleet" in focused(page)
@@ -396,7 +396,7 @@ LUMINANCE = """names => {
 @pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
 def test_it_fits_and_can_be_read(three, browser, scheme, width, height):
     book(three, "request-1")
-    with opened(browser, three, scheme=scheme, width=width, height=height) as page:
+    with open_page(browser, three, scheme=scheme, width=width, height=height) as page:
         sync_api.expect(page.locator("#decisions tbody tr")).to_have_count(1)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         (page_light,) = page.evaluate(LUMINANCE, ["--surface"])
@@ -411,13 +411,13 @@ def test_it_fits_and_can_be_read(three, browser, scheme, width, height):
             assert box["height"] >= 24
 
 
-def test_with_keys_on_it_asks_for_one_and_shows_what_that_may_see(tmp_path, browser):
+def test_with_keys_the_page_requests_a_key_and_shows_its_scope(tmp_path, browser):
     keys = [entry("ops", "operator", "caller"), entry("red", "caller", tenants=["red"])]
     path = keys_file(tmp_path, *keys)
     with Running("--api-keys-file", str(path)) as service:
         url = f"http://127.0.0.1:{service.port}"
         register(url, 2, key=secret("ops"))
-        with opened(browser, url, forgives=("401",)) as page:
+        with open_page(browser, url, forgives=("401",)) as page:
             dialog = page.locator("#key")
             sync_api.expect(dialog).to_be_visible()
             page.fill("#key input", "a-wrong-key")
@@ -431,7 +431,7 @@ def test_with_keys_on_it_asks_for_one_and_shows_what_that_may_see(tmp_path, brow
             sync_api.expect(page.locator(".rank")).to_have_count(2)
             assert page.evaluate("localStorage.length") == 0
             assert secret("ops") not in page.url
-        with opened(browser, url, forgives=("401",)) as page:  # another tab has no key
+        with open_page(browser, url, forgives=("401",)) as page:  # another tab has no key
             page.fill("#key input", secret("red"))
             page.keyboard.press("Enter")
             page.wait_for_selector(LIVE)
@@ -439,7 +439,7 @@ def test_with_keys_on_it_asks_for_one_and_shows_what_that_may_see(tmp_path, brow
             sync_api.expect(page.locator("#queue")).to_contain_text("no permission to see")
 
 
-def test_a_service_that_ends_is_told_of(browser):
+def test_the_end_of_a_service_is_reported(browser):
     with InThread() as service:
         page = browser.new_page()
         page.goto(f"http://127.0.0.1:{service.port}")

@@ -1,7 +1,7 @@
-"""The programs of the page about Ray, run beside a service with stand-ins for Ray.
+"""The programs of the page about Ray, run next to a service with a fake Ray.
 
-`python -m tests.pages.ray_programs URL` prints one line of JSON with observations. It is a process
-of its own, because the stand-ins must not replace Ray in other tests.
+`python -m tests.pages.ray_programs URL` prints a line of JSON with observations. It is a separate
+process, because the fake must not replace Ray in other tests.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ WORKER = {
 
 
 class ActorDiedError(Exception):
-    """Stand-in for Ray's."""
+    """Fake of the error of Ray."""
 
 
 class RequestRouter:
-    """Stand-in for the base class of routers."""
+    """Fake of the base class of routers."""
 
 
 def install_stand_ins(scope: dict[str, Any]) -> None:
@@ -95,7 +95,7 @@ def _replica_context(number: int) -> SimpleNamespace:
 
 
 def checking_arguments(function: Callable[..., Any], result: Any) -> Callable[..., Any]:
-    """Return a function that accepts the arguments of another one and returns `result`."""
+    """Return a function that accepts the arguments of `function` and returns `result`."""
 
     def call(*positional: Any, **named: Any) -> Any:
         inspect.signature(function).bind(*positional, **named)
@@ -154,7 +154,7 @@ def run_programs(url: str) -> dict[str, Any]:
 
 
 async def ask_frontend(frontend: Any) -> list[Any]:
-    """Return the requests that an engine gets for a plain prompt and one with an adapter."""
+    """Return the requests that an engine gets for a plain prompt and with an adapter."""
     requests = []
 
     def answer(request: httpx.Request) -> httpx.Response:

@@ -1,4 +1,4 @@
-"""The page about the architecture names every package."""
+"""Tests that the page about the architecture names every package."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Commands and files of pages are accepted: flags of the service, YAML examples of the guides."""
+"""Tests that commands and files of pages are accepted: flags of the service, YAML of the guides."""
 
 import re
 import shlex

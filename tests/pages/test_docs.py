@@ -1,4 +1,4 @@
-"""The documents say what the service does: examples are replayed, tables are complete."""
+"""Tests that the documents match the service: examples are replayed, tables are complete."""
 
 import json
 import re
@@ -42,7 +42,7 @@ FILES = [
 
 
 def in_order(body):
-    """The body as text, but for what differs from run to run."""
+    """Return the body as text without values that differ from run to run."""
     return FIELDS_OF_A_RUN.sub(r'"\1": 0', json.dumps(body))
 
 
@@ -87,7 +87,7 @@ def test_every_link_inside_the_project_leads_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_file_that_is_named_exists(page):
-    """A name may leave out folders at its beginning; the changelog also speaks of what was."""
+    """A name may leave out folders at its beginning; the changelog also names former files."""
     if page.name == "changelog.md":
         return
     named = set(NAMED_FILE.findall(page.read_text())) - FILES_OF_USERS

@@ -1,4 +1,4 @@
-"""Pages keep their form: lengths in words, lines of prose, facts that are written once."""
+"""Tests of the form of pages: lengths in words, lines of prose, sentences without repetition."""
 
 import re
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""The page about Kubernetes: its values belong to the chart, its secrets exist, its flags parse."""
+"""Tests of the page about Kubernetes: values of the chart, existing secrets, parsed flags."""
 
 import re
 from pathlib import Path

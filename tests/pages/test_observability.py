@@ -1,6 +1,6 @@
-"""Alerts and dashboard: they parse, fire when they should, and name metrics that exist.
+"""Tests of alerts and dashboard: valid, firing when they should, with existing metrics.
 
-Metrics are those of docs/reference/metrics.md, whose equality with the code test_metrics checks.
+Metrics are those of docs/reference/metrics.md; test_metrics checks that page against the code.
 """
 
 import json
@@ -35,7 +35,7 @@ WORDS = {"and", "or", "unless", "bool", "inf", "nan", "offset"}
 
 
 def documented_metrics():
-    """Every name that a sample may have, from the tables of the document of the metrics."""
+    """Return every name that a sample may have, from the tables of the page of metrics."""
     names = set()
     rows = re.findall(r"^\|`((?:select_service|dynamo)_\w+)`\|(\w)\|", METRICS_DOCUMENT, re.M)
     for name, kind in rows:
@@ -47,7 +47,7 @@ def documented_metrics():
 
 
 def process_metrics():
-    """None but on Linux."""
+    """Return the names of the process metrics, which exist only on Linux."""
     collector = ProcessCollector(registry=None)
     return {sample.name for family in collector.collect() for sample in family.samples}
 
@@ -57,7 +57,7 @@ KNOWN = documented_metrics() | PROCESS_METRICS | OF_PROMETHEUS | RECORDED
 
 
 def metrics_of(query):
-    """Names of the metrics of a PromQL expression: what is no label, function or word of it."""
+    """Return the metrics of a PromQL expression: no labels, functions or keywords."""
     query = re.sub(r"#.*", " ", re.sub(r'"(?:\\.|[^"\\])*"', " ", query))
     query = re.sub(r"\{[^}]*\}|\[[^]]*\]", " ", query)
     query = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", "(", query)
@@ -66,14 +66,14 @@ def metrics_of(query):
 
 
 def labels_of(query):
-    """Labels that an expression matches, keeps or joins on."""
+    """Return the labels that an expression matches, keeps or joins on."""
     matched = re.findall(r'(\w+)\s*(?:=~|!~|!=|=)\s*"', query)
     listed = re.findall(r"\b(?:by|without|on|ignoring)\s*\(([^)]*)\)", query)
     return set(matched) | {label.strip() for labels in listed for label in labels.split(",")}
 
 
 def queries():
-    """(where, expression) of the rules, the panels and the variables of the dashboard."""
+    """Yield (place, expression) of the rules, the panels and the variables of the dashboard."""
     for rule in RULES:
         yield rule.get("alert") or rule["record"], rule["expr"]
     for panel in PANELS:
@@ -126,12 +126,12 @@ def test_every_metric_of_the_texts_exists():
         name for text in texts for name in re.findall(r"\b(?:select_service|dynamo)_\w+", text)
     }
     families = {re.sub("_(bucket|sum|count)$", "", name) for name in KNOWN}
-    # `dynamo_tasks_*` stands for several, and the title of the dashboard is no metric.
+    # `dynamo_tasks_*` covers several metrics, and the title of the dashboard is no metric.
     assert {name for name in named if not name.endswith("_")} <= KNOWN | families
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_every_alert_says_how_grave_it_is_and_what_to_do(name):
+def test_every_alert_has_a_severity_and_a_row_with_advice(name):
     alert = ALERTS[name]
     assert alert["labels"]["severity"] in ("critical", "warning", "info")
     assert alert["annotations"].keys() == {"summary", "description"}
@@ -148,7 +148,7 @@ def test_every_alert_is_tested_both_ways(name):
     test = ALERT_TESTS[name]
     fired = {s["labels"] for check in test["promql_expr_test"] for s in check["exp_samples"]}
     assert all(f'alertname="{name}"' in labels for labels in fired)
-    # Each series belongs to an instance or a job; some of them must stay quiet.
+    # Each series belongs to an instance or a job; some of the series must stay quiet.
     subject = re.compile(r'\bjob="([^"]*)", instance="([^"]*)"')
     seen = {subject.search(series["series"]).groups() for series in test["input_series"]}
     assert 0 < len(fired) < len(seen)

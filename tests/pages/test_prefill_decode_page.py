@@ -1,4 +1,4 @@
-"""The programs of the guide about prefill and decode run as they stand, against two engines."""
+"""Tests that the programs of the guide about prefill and decode run against two engines."""
 
 import asyncio
 import json
@@ -36,14 +36,14 @@ def test_the_requests_of_the_page_are_accepted():
 
 @pytest.fixture(scope="module")
 def fleet():
-    """A service and an engine of each role; the one that decodes is dear for prompts."""
+    """Yield a service and an engine of each role; prompts are expensive on the decode engine."""
     with InThread("--policy", "work") as service, ExitStack() as stack:
         engines = []
         for role, flags in (("prefill", ()), ("decode", ("--no-prefill",))):
             transfer = {"kind": "nixl", "host": "a"}
             fields = {"model_name": "qwen", "role": role, "kv_transfer": transfer}
             engines.append(stack.enter_context(Engine(service, *flags, **fields)))
-        # Prompts of requests that decode: another one is cheaper elsewhere.
+        # A long prompt on the decode engine: new prompts are cheaper on the prefill engine.
         busy = {"model_name": "qwen", "token_ids": list(range(4000)), "reservation_id": "busy"}
         busy["worker_id"] = engines[1].worker_id
         assert service.call("POST", "/reservations", busy).status == 201
@@ -65,7 +65,7 @@ def test_the_program_with_the_client(fleet, capsys):
 
 
 class Replica:
-    """Handle of a deployment's replica."""
+    """Replica behind the handle of a deployment."""
 
     def __init__(self, engine):
         self._url = f"{engine.url}/v1/completions"

@@ -1,4 +1,4 @@
-"""The programs of the page about Ray do with a real service as the page describes."""
+"""Tests that the programs of the page about Ray work with a real service as described."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def seen():
+def observations():
     with InThread(environment={}) as service:
         command = [
             sys.executable,
@@ -26,29 +26,29 @@ def seen():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_the_client_passes_adapter_salt_and_rank(seen):
-    urls, ranks, bodies = zip(*seen["answers"], strict=True)
+def test_the_client_passes_adapter_salt_and_rank(observations):
+    urls, ranks, bodies = zip(*observations["answers"], strict=True)
     assert set(urls) == {"http://vllm-0:8000/v1/completions"}
     assert set(ranks) <= {"0", "1"}
     assert [body["model"] for body in bodies] == ["qwen", "poems"]
     assert [body["cache_salt"] for body in bodies] == [None, "red"]
-    assert seen["reservations"] == 0
+    assert observations["reservations"] == 0
 
 
-def test_the_follower_registers_an_actor(seen):
-    assert seen["followed"]["endpoint"] == "http://10.0.0.7:8000"
+def test_the_follower_registers_an_actor(observations):
+    assert observations["followed"]["endpoint"] == "http://10.0.0.7:8000"
 
 
-def test_each_replica_has_endpoints_of_its_own(seen):
-    assert seen["router"] == "select_service.ray.router:SelectServiceRouter"
-    assert len(seen["replicas"]) == 2
+def test_each_replica_has_endpoints_of_its_own(observations):
+    assert observations["router"] == "select_service.ray.router:SelectServiceRouter"
+    assert len(observations["replicas"]) == 2
     endpoints = [
         each[name]
-        for each in seen["replicas"]
+        for each in observations["replicas"]
         for name in ("kv_events_endpoint", "replay_endpoint")
     ]
     assert len(set(endpoints)) == 4
 
 
-def test_the_hook_exists(seen):
-    assert seen["hook"]
+def test_the_hook_exists(observations):
+    assert observations["hook"]

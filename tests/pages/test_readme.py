@@ -1,6 +1,6 @@
-"""Every command of the README runs: calls in this process, settings by the service's own parser.
+"""Tests that every command of the README runs: calls in this process, settings by the parser.
 
-Its section on Ray runs in tests/ray/test_readme.py.
+The section on Ray runs in tests/ray/test_readme.py.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""The program of docs/guides/reinforcement-learning.md runs as it stands, against the service."""
+"""Tests that the program of docs/guides/reinforcement-learning.md runs against the service."""
 
 import asyncio
 import re
@@ -31,8 +31,8 @@ def load_program(service):
     return names
 
 
-def held_blocks(service, salt):
-    """The blocks of the first prompt that ranks hold under a salt, by worker."""
+def cached_blocks(service, salt):
+    """Return how many blocks of the first prompt ranks hold under a salt, by worker."""
     query = {"model_name": "qwen", "token_ids": PROMPTS[0], "cache_salt": salt}
     rows = service.call("POST", "/overlap_scores", query).body["workers"]
     return {row["worker_id"]: row["device_blocks"] for row in rows}
@@ -68,7 +68,7 @@ def test_the_program_of_the_page_runs_a_step_and_updates_the_weights(service):
 
 
 @pytest.mark.process
-def test_an_update_of_the_weights_forgets_what_was_assumed(service):
+def test_an_update_of_the_weights_drops_assumed_blocks(service):
     names = load_program(service)
 
     async def generate(lease, tokens, salt):
@@ -78,7 +78,7 @@ def test_an_update_of_the_weights_forgets_what_was_assumed(service):
     async def run(load):
         async with names["selector"]:
             await names["run_step"](PROMPTS, 1, 1, 8, generate)
-            before = held_blocks(service, "weights-8"), held_blocks(service, "weights-9")
+            before = cached_blocks(service, "weights-8"), cached_blocks(service, "weights-9")
             await names["update_weights"](load)
             await asyncio.sleep(0.5)
             return before
@@ -89,4 +89,4 @@ def test_an_update_of_the_weights_forgets_what_was_assumed(service):
     same, other = asyncio.run(run(load))
     assert max(same.values(), default=0) == 4
     assert max(other.values(), default=0) == 0
-    assert max(held_blocks(service, "weights-8").values(), default=0) == 0
+    assert max(cached_blocks(service, "weights-8").values(), default=0) == 0

@@ -21,7 +21,7 @@ def check_status(status: DeploymentStatus) -> None:
     for role in Role:
         turned = status.scale_ups[role] + status.scale_downs[role]
         assert status.reversals[role] <= max(0, turned - 1)
-    # Tolerance for the rounding of sums over many windows.
+    # Sums over many windows are subject to rounding.
     assert all(0.0 <= met.kept <= met.requests * (1 + 1e-9) for met in status.met.values())
 
 
@@ -42,7 +42,7 @@ def check_virtual_state(state: VirtualState) -> None:
 
 
 def check_samples(samples: BucketedSamples) -> None:
-    """Every sample is in its cell, and none is surplus."""
+    """Check that every sample is in its cell, and that no sample is surplus."""
     assert len(samples) == sum(map(len, samples._buckets.values())) <= samples._samples_max
     for cell, bucket in samples._buckets.items():
         assert all(samples._cell_of(sample.x) == cell for sample in bucket)
@@ -54,7 +54,7 @@ def check_startups(startups: StartUpTracker) -> None:
 
 
 def check_stabiliser(stabiliser: Stabiliser) -> None:
-    """The kept values fall, and are within the window."""
+    """Check that the kept values decrease, and are within the window."""
     times = [at for at, _ in stabiliser._window_values]
     values = [wanted for _, wanted in stabiliser._window_values]
     assert times == sorted(times)

@@ -1,4 +1,4 @@
-"""Ticks that somebody made up, as a loop tells them to listeners."""
+"""Invented ticks, as a loop reports ticks to listeners."""
 
 import math
 import random
@@ -42,7 +42,10 @@ PAIRS = PairWindow(
 
 
 def effects(now_s, roles=None, *, wished=None, advisory=False, **said):
-    """`roles`: RoleDiagnostics by role; none are unknown."""
+    """Return the effects of a tick.
+
+    roles: RoleDiagnostics by role; None means unknown replicas
+    """
     values = {"run_load": True, "run_throughput": True, **said}
     if roles is None:
         roles, values["reasons"] = {}, (Reason.REPLICAS_UNKNOWN,)
@@ -65,9 +68,9 @@ def a_tick(now_s, traffic=None, passes=None):
 
 
 def a_day(name="llama", ticks=2000, step_s=60.0, seed=1, settings=None, start_s=START_S):
-    """A status after a sine of traffic, with an outage and starts that take five ticks."""
+    """Return a status after a sine of traffic, with an outage and starts that take five ticks."""
     status = DeploymentStatus(name, settings or DeploymentSettings(enable_load_scaling=True))
-    tell(status, ticks, step_s, seed, start_s)
+    add_ticks(status, ticks, step_s, seed, start_s)
     return status
 
 
@@ -75,11 +78,11 @@ def statuses_of(*names, ticks=20, settings=None):
     found = DeploymentStatuses()
     for name in names:
         found.changed(name, settings or DeploymentSettings(enable_load_scaling=True), START_S)
-        tell(found.find_status(name), ticks, 60.0, 1, START_S)
+        add_ticks(found.find_status(name), ticks, 60.0, 1, START_S)
     return found
 
 
-def tell(status, ticks, step_s, seed, start_s):
+def add_ticks(status, ticks, step_s, seed, start_s):
     rng = random.Random(seed)
     ready, starting = {Role.PREFILL: 2, Role.DECODE: 4}, dict.fromkeys(Role, 0)
     for i in range(ticks):

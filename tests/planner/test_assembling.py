@@ -1,4 +1,4 @@
-"""Settings become deployments that can tick."""
+"""Tests of deployments that are built from settings and can tick."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The planner's file: what follows from it, and one line for each thing that makes no sense."""
+"""Tests of the planner's file: derived settings, and a single line for each fault."""
 
 from typing import Any
 
@@ -124,7 +124,7 @@ def test_engines_that_do_both_count_as_decode():
         ({"prometheus": {"url": "ftp://x"}}, "does not begin with http:// or https://"),
     ],
 )
-def test_one_line_says_what_is_wrong(given, said):
+def test_a_fault_of_a_deployment_is_one_line(given, said):
     with pytest.raises(PlannerConfigError) as caught:
         convert_config(document(**given))
     assert said in str(caught.value)
@@ -163,13 +163,13 @@ def test_one_line_says_what_is_wrong(given, said):
         ({"api": {"host": "localhost\0"}}, "matching regex"),
     ],
 )
-def test_and_of_the_whole_file(top, said):
+def test_a_fault_of_the_whole_file_is_one_line(top, said):
     with pytest.raises(PlannerConfigError) as caught:
         convert_config(document(top))
     assert said in str(caught.value)
 
 
-def test_a_predictor_that_is_not_installed_says_how_to_get_it(monkeypatch):
+def test_a_missing_predictor_names_the_extra_to_install(monkeypatch):
     monkeypatch.setattr("select_service.planner.validation.find_spec", lambda name: None)
     with pytest.raises(PlannerConfigError, match=r"pip install 'select-service\[prophet\]'"):
         convert_config(document(load_predictor="prophet"))
@@ -189,7 +189,7 @@ def test_a_file_is_named_with_its_fault(tmp_path):
     assert read_config(str(path)).deployments[0].connector == VirtualConnectorConfig()
 
 
-def test_thresholds_that_are_not_used_may_stand_as_they_are():
+def test_unused_thresholds_are_not_checked():
     (only,) = convert_config(document(decode_scale_up_kv_rate=10)).deployments
     assert only.decode_scale_down_kv_rate == 30.0
 

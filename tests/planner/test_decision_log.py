@@ -1,4 +1,4 @@
-"""A log of decisions can be read again, each of its files alone, and says where it is broken."""
+"""Tests of the decision log: readable again, each file alone, with the place of any damage."""
 
 import pytest
 
@@ -104,7 +104,7 @@ def test_only_a_beginning_follows_a_line_that_is_torn(tmp_path):
         list(read_lines(path))
 
 
-def test_what_is_no_log(tmp_path):
+def test_files_that_are_no_log_are_refused(tmp_path):
     path = tmp_path / "decisions.jsonl"
     path.write_bytes(encode_line(SETTINGS) + b'\n{"line": "tock"}\n')
     with pytest.raises(DecisionLogError, match=r"line 2: Invalid value 'tock'"):

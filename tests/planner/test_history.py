@@ -1,4 +1,4 @@
-"""A bounded table that keeps peaks."""
+"""Tests of a bounded table that keeps peaks."""
 
 import numpy as np
 from hypothesis import given
@@ -15,7 +15,7 @@ def a_table(rows, columns=3, seed=0):
     return table
 
 
-def test_what_fits_stays_as_it_is():
+def test_a_history_that_fits_is_unchanged():
     history = ThinnedHistory(2, 8)
     for i in range(8):
         history.add_row([i, None if i == 3 else i * 2.0])

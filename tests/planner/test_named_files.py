@@ -1,4 +1,4 @@
-"""`check` reads everything that a file names, and changes nothing."""
+"""Tests of `check`, which reads all files that a file names, and changes nothing."""
 
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,13 @@ from select_service.planner.__main__ import main
 PREFILL = {"prefill_isl": [100, 200, 300, 400, 500], "prefill_ttft": [10, 12, 14, 16, 18]}
 
 
-def written(path: Path, content: object) -> str:
+def write_file(path: Path, content: object) -> str:
     text = content if isinstance(content, str) else msgspec.json.encode(content).decode()
     path.write_text(text)
     return str(path)
 
 
-def checked(folder: Path, deployment: dict[str, Any], *words: str, **top: Any) -> int:
+def run_check(folder: Path, deployment: dict[str, Any], *words: str, **top: Any) -> int:
     own = {"name": "chat", "model_name": "m", "mode": "prefill", **deployment}
     document = {"selectors": ["http://a:1"], "deployments": [own], **top}
     file = folder / "planner.yaml"
@@ -58,32 +58,32 @@ def checked(folder: Path, deployment: dict[str, Any], *words: str, **top: Any) -
         ({}, {"report": {"path": "/nowhere/x"}}, "report: directory /nowhere does not exist"),
     ],
 )
-def test_what_cannot_be_read_is_a_line(
+def test_an_unreadable_file_is_one_line(
     named: dict[str, Any],
     top: dict[str, Any],
     fault: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert checked(tmp_path, named, **top) == 2
+    assert run_check(tmp_path, named, **top) == 2
     said = capsys.readouterr().err
     assert fault in said
     assert said.count("\n") == 1
-    assert checked(tmp_path, named, "--file-only", **top) == 0
+    assert run_check(tmp_path, named, "--file-only", **top) == 0
 
 
 def test_contents_are_read_as_at_the_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flat = written(tmp_path / "prefill_raw_data.json", PREFILL)
-    assert checked(tmp_path, {"profile_results_dir": str(tmp_path)}) == 0
-    written(Path(flat), PREFILL | {"prefill_ttft": [9, 8, 7, 6, 5]})
+    flat = write_file(tmp_path / "prefill_raw_data.json", PREFILL)
+    assert run_check(tmp_path, {"profile_results_dir": str(tmp_path)}) == 0
+    write_file(Path(flat), PREFILL | {"prefill_ttft": [9, 8, 7, 6, 5]})
     bad = {
         "profile_results_dir": str(tmp_path),
-        "connector": {"kind": "virtual", "path": written(tmp_path / "state", "{}x")},
+        "connector": {"kind": "virtual", "path": write_file(tmp_path / "state", "{}x")},
     }
-    log = written(tmp_path / "log", "no lines")
-    assert checked(tmp_path, bad, decision_log=log) == 2
+    log = write_file(tmp_path / "log", "no lines")
+    assert run_check(tmp_path, bad, decision_log=log) == 2
     said = capsys.readouterr().err
     assert "no model of prefill: expected at least 5 points" in said
     assert "is not a decision file of a planner" in said
@@ -96,5 +96,5 @@ def test_nothing_is_created(tmp_path: Path) -> None:
     paths = {"connector": {"kind": "virtual", "path": str(tmp_path / "state")}}
     report = {"path": str(tmp_path / "report.html")}
     log = str(tmp_path / "log.jsonl")
-    assert checked(tmp_path, paths, decision_log=log, report=report) == 0
+    assert run_check(tmp_path, paths, decision_log=log, report=report) == 0
     assert {each.name for each in tmp_path.iterdir()} == before

@@ -1,4 +1,4 @@
-"""What docs/guides/planner.md says of settings, files and commands is what the planner knows."""
+"""Tests of docs/guides/planner.md: its settings, files and commands match the planner."""
 
 import re
 from pathlib import Path

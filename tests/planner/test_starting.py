@@ -1,4 +1,4 @@
-"""What ends the start of a planner: one line, before anything is asked or scaled."""
+"""Tests of faults that end the start of a planner with one line, before any request or scaling."""
 
 import os
 import re
@@ -95,7 +95,7 @@ FOLDER = "FOLDER"
         ({}, {"warmup_trace": f"{FOLDER}/planner.yaml"}, "warmup_trace: "),
     ],
 )
-def test_a_file_that_is_not_what_it_should_be(
+def test_a_wrong_file_is_one_line(
     top: dict[str, Any],
     deployment: dict[str, Any],
     said: str,
@@ -135,7 +135,7 @@ def test_no_text_is_not_every_address_nor_the_folder(
 
 
 @pytest.mark.parametrize("words", [[], ["check"], ["replay"], ["profile"]])
-def test_help_begins_with_the_purpose_and_examples_and_says_every_kind(
+def test_help_has_purpose_examples_and_the_kind_of_each_option(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -157,7 +157,7 @@ def test_help_begins_with_the_purpose_and_examples_and_says_every_kind(
 
 
 _WITHOUT_DEFAULT = {"--log", "--trace", "--selector", "--model-name", "--engine", "--out"}
-"""One of them must be given."""
+"""Options without a default, one of which must be given."""
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ _WITHOUT_DEFAULT = {"--log", "--trace", "--selector", "--model-name", "--engine"
         (["replay", "--log", "/nowhere"], "--log: `/nowhere` cannot be read: No such file"),
     ],
 )
-def test_a_wrong_command_line_is_one_line_that_says_what_to_do(
+def test_a_wrong_command_line_is_one_line_with_advice(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == 2
@@ -198,7 +198,7 @@ def test_a_port_in_use_names_the_way_to_a_free_one(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, "1"), ("4", "4")])
-def test_linear_algebra_has_one_thread_unless_somebody_says_otherwise(
+def test_linear_algebra_has_one_thread_by_default(
     before: str | None, after: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ONE_THREAD:

@@ -1,4 +1,4 @@
-"""What is counted of ticks."""
+"""Tests of counts over ticks."""
 
 import pytest
 from hypothesis import settings as hypothesis_settings
@@ -35,7 +35,7 @@ def tick(status, at_s, ready, starting=0, wanted=None, traffic=None, applied=Non
     check_status(status)
 
 
-def test_gpu_hours_are_of_what_stood_between_two_ticks(status):
+def test_gpu_hours_count_replicas_between_two_ticks(status):
     tick(status, 0.0, ready=1)
     tick(status, 1800.0, ready=1, starting=2)
     tick(status, 3600.0, ready=3)
@@ -43,7 +43,7 @@ def test_gpu_hours_are_of_what_stood_between_two_ticks(status):
     assert status.gpus_now() == 6.0
 
 
-def test_unknown_replicas_cost_what_was_known_last(status):
+def test_unknown_replicas_cost_the_last_known_count(status):
     tick(status, 0.0, ready=2)
     status.add_tick(a_tick(1800.0), effects(1800.0), None)
     tick(status, 3600.0, ready=2)
@@ -51,7 +51,7 @@ def test_unknown_replicas_cost_what_was_known_last(status):
     assert status.by_reason[Reason.REPLICAS_UNKNOWN] == 1
 
 
-def test_a_wish_that_is_repeated_until_it_is_there_is_one_decision(status):
+def test_a_repeated_target_is_one_decision(status):
     tick(status, 0.0, ready=2, wanted=4)
     tick(status, 5.0, ready=2, starting=1, wanted=4)
     tick(status, 10.0, ready=2, starting=2, wanted=4)
@@ -72,7 +72,7 @@ def test_a_reversal_is_a_change_against_the_last_one(status):
     assert (status.scale_ups[D], status.scale_downs[D]) == (2, 2)
 
 
-def test_a_change_knows_its_reasons_and_what_became_of_it(status):
+def test_a_change_has_its_reasons_and_outcome(status):
     applied = same_outcome({D: 4}, ConnectorStatus.DRAINING)
     tick(status, 0.0, ready=2, wanted=4, applied=applied, reasons=(Reason.UP, Reason.UP))
     (change,) = status.changes
@@ -81,7 +81,7 @@ def test_a_change_knows_its_reasons_and_what_became_of_it(status):
 
 
 def test_the_label_of_a_step_agrees_with_its_reason(status):
-    """Two replicas run, four were decided, and three are: that is one more, not one less."""
+    """Two replicas run, four were decided, and three are wanted: one more, not one less."""
     tick(status, 0.0, ready=2, wanted=4, reasons=(Reason.UP,))
     tick(status, 5.0, ready=2, wanted=3, reasons=(Reason.SCALE_DOWN, Reason.UP))
     tick(status, 10.0, ready=3, wanted=2, reasons=(Reason.DOWN, Reason.SELECTOR_QUEUE))
@@ -105,7 +105,7 @@ def test_windows_that_overlap_count_their_new_part_only(status):
     assert status.met["itl"].attained_part is None
 
 
-def test_what_a_loop_said_stays_until_it_runs_again(status):
+def test_values_of_a_loop_stay_until_its_next_run(status):
     sized = SizingRecord(replicas=9, reason=Reason.SLO_OUT_OF_REACH)
     told = effects(0.0, {D: a_role(1, sized=sized)}, throughput_reason=Reason.SCALE)
     status.add_tick(a_tick(0.0), told, None)
@@ -122,7 +122,7 @@ def test_a_window_of_the_load_loop_is_no_demand_beside_the_forecast(status):
     assert status.latest["requests_s"] == 10.0
 
 
-def test_what_was_observed_is_gone_while_traffic_is_unknown(status):
+def test_observed_values_are_missing_while_traffic_is_unknown(status):
     met = TrafficWindow(
         duration_s=60.0, requests=600.0, isl=100.0, ttft_s=0.2, itl_s=0.01, ttft_met=1.0
     )
@@ -141,7 +141,7 @@ def test_what_was_observed_is_gone_while_traffic_is_unknown(status):
     assert "ttft_observed_ms" not in status.latest
 
 
-def test_a_load_loop_that_hears_of_no_traffic_takes_it_back_too():
+def test_a_load_loop_without_traffic_removes_observed_values():
     status = DeploymentStatus("m", DeploymentSettings(mode="agg", enable_load_scaling=True))
     tick(status, 60.0, ready=1, traffic=TrafficWindow(duration_s=60.0, requests=600.0))
     short = TrafficWindow(duration_s=5.0, requests=5.0)
@@ -151,7 +151,7 @@ def test_a_load_loop_that_hears_of_no_traffic_takes_it_back_too():
     assert "requests_s" not in status.latest
 
 
-def test_replicas_and_estimates_are_gone_while_nobody_says_them(status):
+def test_unreported_replicas_and_estimates_are_missing(status):
     estimated = a_role(2, load=LoadRecord(estimate_ms=200.0, itl_ms=9.0))
     status.add_tick(a_tick(0.0), effects(0.0, {D: estimated}), None)
     assert (status.latest["decode_ready"], status.latest["itl_estimated_ms"]) == (2.0, 9.0)
@@ -168,7 +168,7 @@ def test_a_row_of_the_history_has_all_columns():
     assert status.history_table().shape == (50, len(COLUMNS))
 
 
-def test_other_settings_do_not_forget_what_was_counted():
+def test_other_settings_keep_the_counts():
     statuses = DeploymentStatuses()
     statuses.changed("a", AGG, 0.0)
     told = effects(0.0, {D: a_role(1)})
@@ -191,7 +191,7 @@ def test_many_deployments_share_the_rows_of_all_histories(monkeypatch):
 
 
 class CountsAsANaiveTwin(RuleBasedStateMachine):
-    """Every wish is carried out at once."""
+    """Status and naive twin on a platform that follows every wish at once."""
 
     def __init__(self):
         super().__init__()

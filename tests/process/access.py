@@ -1,7 +1,7 @@
-"""How the services of a fleet are called, and call each other: openly, or with all that they offer
-against others: keys, TLS and CURVE.  For tests and measurements alike.
+"""Access to the services of a fleet: open, or secured by keys, TLS and CURVE.
 
-A certificate holds for this machine alone, and is valid for days; every key is new.
+Services call each other in the same way as clients call services. Tests and measurements share this
+module. Certificates hold for this machine alone and for some days; every key is new.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from indexer.sockets.curve_keypairs import (
     connecting_options,
     new_key_pair,
 )
-from tests.builders.certificates import authority, believing
+from tests.builders.certificates import authority, trusting_context
 from tests.builders.keys import entry, keys_file, secret
 from tests.builders.launched_process import ANSWER_S_MAX
 
@@ -29,9 +29,10 @@ HOST = "127.0.0.1"
 
 
 class Open:
-    """Whoever reaches a port may call everything, and everybody on the way can read it.
+    """Open access: all callers may call every route, and the network may read the traffic.
 
-    flags: of every service;  trust: of whoever calls, None: it is no https
+    flags: command-line flags of every service
+    trust: TLS context of callers; None means plain HTTP
     """
 
     scheme = "http"
@@ -41,7 +42,7 @@ class Open:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of every request."""
+        """Headers of every request."""
         return {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
 
     def url(self, port: int) -> str:
@@ -51,18 +52,20 @@ class Open:
         return http.client.HTTPConnection(HOST, port, timeout=timeout_s)
 
     def socket(self, port: int) -> socket.socket:
-        """To send bytes as they are."""
+        """Return a connected socket for raw bytes."""
         return socket.create_connection((HOST, port), ANSWER_S_MAX)
 
     def replica(self, endpoint: str, port: int) -> tuple[str, ...]:
-        """The flags of one more replica: where it publishes, and serves HTTP.
+        """Return the flags of one more replica.
 
-        Those that run already know its key a second later.
+        Running replicas load the new replica's key a second later.
+        endpoint: address at which the replica publishes
+        port: HTTP port of the replica
         """
         return ()
 
     def listening_to(self, endpoint: str) -> dict[int, Any]:
-        """The options of a socket that listens to a replica."""
+        """Return the options of a socket that subscribes to a replica."""
         return {}
 
 
@@ -70,10 +73,10 @@ OPEN: Final = Open()
 
 
 class Keyed(Open):
-    """Callers have keys, replicas have none: beside replicas that could not show any."""
+    """Access with keys for callers only, for fleets with replicas that do not support keys."""
 
     def __init__(self, folder: Path) -> None:
-        """folder: for keys."""
+        """folder: directory of the key files"""
         keys = keys_file(folder, entry("caller", "caller", "operator"))
         self.api_key = secret("caller")
         self.flags = (
@@ -83,16 +86,19 @@ class Keyed(Open):
 
 
 class Secured(Open):
-    """Callers and replicas have keys, HTTP is behind TLS, the replica plane is CURVE."""
+    """Access with keys for callers and replicas, HTTP over TLS, and replica traffic over CURVE."""
 
     scheme = "https"
 
     def __init__(self, folder: Path) -> None:
-        """folder: for keys.  Skips a test where there is no openssl."""
+        """folder: directory of the key files
+
+        The test is skipped if openssl is missing.
+        """
         shown, ca = authority().issue(), authority().file
         keys = keys_file(folder, entry("caller", "caller", "operator"), entry("peer", "replica"))
         peer = _private(folder / "peer.key", secret("peer").encode())
-        self.trust, self.api_key = believing(ca), secret("caller")
+        self.trust, self.api_key = trusting_context(ca), secret("caller")
         self.flags = (
             *("--tls-cert", str(shown.certificate), "--tls-key", str(shown.key)),
             *("--tls-ca", str(ca), "--api-keys-file", str(keys)),
@@ -101,7 +107,7 @@ class Secured(Open):
         self._folder, self._replicas = folder, folder / "replicas.toml"
         self._pairs: dict[str, CurveKeyPair] = {}
         self._listener = new_key_pair()
-        self._replicas.write_text(_known("listener", self._listener))
+        self._replicas.write_text(_replica_entry("listener", self._listener))
 
     def connection(self, port: int, timeout_s: float = ANSWER_S_MAX) -> http.client.HTTPConnection:
         return http.client.HTTPSConnection(HOST, port, timeout=timeout_s, context=self.trust)
@@ -115,7 +121,7 @@ class Secured(Open):
         name = f"replica-{len(self._pairs)}"
         own = _private(self._folder / f"{name}.key", pair.secret)
         with self._replicas.open("a") as file:
-            file.write(_known(name, pair, endpoint=endpoint, url=self.url(port)))
+            file.write(_replica_entry(name, pair, endpoint=endpoint, url=self.url(port)))
         return ("--replica-key-file", str(own), "--replica-keys-file", str(self._replicas))
 
     def listening_to(self, endpoint: str) -> dict[int, Any]:
@@ -124,7 +130,7 @@ class Secured(Open):
 
 @contextmanager
 def access(is_secured: bool) -> Iterator[Open]:
-    """Its files go with it."""
+    """Yield the access; its files are deleted at the end."""
     if not is_secured:
         yield OPEN
         return
@@ -133,7 +139,7 @@ def access(is_secured: bool) -> Iterator[Open]:
 
 
 def add_flag(parser: argparse.ArgumentParser) -> None:
-    """Of a measurement: `secured`, for `access`."""
+    """Add the flag `--secured` of a measurement, the argument of `access`."""
     told = "with keys of callers and replicas, TLS and CURVE"
     parser.add_argument("--secured", action="store_true", help=told)
 
@@ -144,7 +150,7 @@ def _private(path: Path, content: bytes) -> Path:
     return path
 
 
-def _known(name: str, pair: CurveKeyPair, **fields: str) -> str:
-    """The entry of a replica in TOML."""
+def _replica_entry(name: str, pair: CurveKeyPair, **fields: str) -> str:
+    """Return the TOML entry of a replica."""
     given = {"name": name, "public_key": pair.public.decode(), **fields}
     return "[[replicas]]\n" + "".join(f"{key} = '{text}'\n" for key, text in given.items())

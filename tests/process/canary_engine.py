@@ -1,6 +1,6 @@
-"""python -m tests.process.canary_engine PORT FOLDER: an engine of its own process that may be hung.
+"""python -m tests.process.canary_engine PORT FOLDER: an engine as a process that can be hung.
 
-It writes its process id to FOLDER/PORT.
+The engine writes its process id to FOLDER/PORT.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Leases of one client over selectors of which one after the other is killed and started again."""
+"""Leases of one client over selectors that are killed and restarted in turn."""
 
 import asyncio
 import itertools
@@ -20,15 +20,16 @@ PROMPT = list(range(64))
 
 
 class Outage(NamedTuple):
-    """What became of the leases.
+    """Counts of the leases by outcome.
 
-    served, told: callers that had a rank, and callers that were told that there is none
-    slowest_s: of all of them, from the question to the answer
-    double: names that a caller had besides the first
-    lost: leases that said so
-    unfreed: reservations that selectors hold when the client has been closed
-    left: those that they hold when the time to live is over as well
-    kills: of selectors
+    served: callers that got a rank
+    told: callers that got an error, by its type
+    slowest_s: longest time from a caller's request to its answer, seconds
+    double: reservation ids of a caller beyond the first
+    lost: leases that were reported as lost
+    unfreed: reservations left on the selectors when the client is closed
+    left: reservations left on the selectors after the time to live
+    kills: selectors killed
     """
 
     served: int
@@ -42,7 +43,7 @@ class Outage(NamedTuple):
 
 
 class Crowd:
-    """Callers, so many at a time, each with a lease of its own."""
+    """Callers with one lease each; a bounded number runs at once."""
 
     def __init__(self, selector: AsyncSelector, lease_s: float) -> None:
         self.selector = selector
@@ -54,7 +55,7 @@ class Crowd:
         self.names: dict[str, int] = {}
 
     async def ask(self, numbers: Sequence[int]) -> None:
-        """One caller after the other."""
+        """Run the callers of these numbers in sequence."""
         for number in numbers:
             begin = time.perf_counter()
             try:
@@ -81,7 +82,7 @@ class Crowd:
 
 
 class Killer:
-    """Kills one replica after the other, for ever; each is started again a moment later."""
+    """Killer of one replica after the other, for ever; each replica restarts a moment later."""
 
     def __init__(self, replicas: Sequence[Replica], every_s: float) -> None:
         self._replicas = replicas
@@ -97,22 +98,22 @@ class Killer:
             await asyncio.to_thread(self._start, each)
 
     def _start(self, replica: Replica) -> None:
-        """Who starts knows nothing: workers and peers are registered by whoever starts it."""
+        """Start the replica and register workers and peers, since a started replica has none."""
         replica.start()
         replica.add_workers()
         replica.add_peers(*(other for other in self._replicas if other is not replica))
 
 
 def page_of(replica: Replica, path: str) -> Any:
-    """None while it starts."""
+    """Return the page, or None while the replica starts."""
     try:
         return replica.get(path)[1]
     except ConnectionRefusedError:
         return None
 
 
-def held(replica: Replica) -> list[str]:
-    """Names of all that it holds."""
+def list_reservation_ids(replica: Replica) -> list[str]:
+    """Return the ids of all reservations of the replica."""
     names: list[str] = []
     after = 0
     while after is not None:
@@ -131,9 +132,11 @@ async def outage(
     every_s: float,
     access: Open = OPEN,
 ) -> Outage:
-    """replicas: in a mesh, with `FLAGS`; every_s: seconds from one kill to the next
+    """Run the leases while replicas are killed.
 
-    access: that of the replicas
+    replicas: meshed replicas with `FLAGS`
+    every_s: seconds from one kill to the next
+    access: access that the replicas were started with
     """
     urls = [each.url for each in replicas]
     killer = Killer(replicas, every_s)
@@ -145,12 +148,12 @@ async def outage(
         await asyncio.gather(*(crowd.ask(range(i, leases, at_once)) for i in range(at_once)))
         killing.cancel()
         await asyncio.gather(killing, return_exceptions=True)
-    for each in replicas:  # one may have been about to start
+    for each in replicas:  # the killer may have been about to start a replica
         if each.process.poll() is not None:
             await asyncio.to_thread(each.start)
-    unfreed = sum(len(held(each)) for each in replicas)
+    unfreed = sum(len(list_reservation_ids(each)) for each in replicas)
     await asyncio.sleep(2 * TTL_S)
-    left = sum(len(held(each)) for each in replicas)
+    left = sum(len(list_reservation_ids(each)) for each in replicas)
     double = len(crowd.names) - len(set(crowd.names.values()))
     return Outage(
         served=crowd.served,

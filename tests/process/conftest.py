@@ -1,4 +1,4 @@
-"""Ingest threads and an index for one test."""
+"""Fixtures with ingest threads and an index per test."""
 
 import pytest
 

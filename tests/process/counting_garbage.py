@@ -1,6 +1,6 @@
-"""`python -m tests.process.counting_garbage [flags]`: the command, and what its collector finds.
+"""`python -m tests.process.counting_garbage [flags]`: the command with a count of cyclic garbage.
 
-After SIGUSR1 the log says what was in cycles since the last time, by type.
+After SIGUSR1 the log counts the objects found in cycles since the previous signal, by type.
 """
 
 import gc
@@ -17,14 +17,14 @@ log = logging.getLogger("select_service.garbage")
 FOUND = "garbage"
 
 
-def tell(_number: int, _frame: FrameType | None) -> None:
+def log_garbage(_number: int, _frame: FrameType | None) -> None:
     gc.collect()
     found = Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.garbage)
     gc.garbage.clear()
-    gc.set_debug(gc.DEBUG_SAVEALL)  # from the first time on
+    gc.set_debug(gc.DEBUG_SAVEALL)  # counting begins with the first signal
     log.info(FOUND, extra={"fields": {"found": dict(found)}})
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGUSR1, tell)
+    signal.signal(signal.SIGUSR1, log_garbage)
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Fleets of engines, each with an endpoint of its own, of which one or all become faulty."""
+"""Fleets of engines with an endpoint each, of which one or all become faulty."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -17,8 +17,8 @@ SLOW_S = 1.0
 NOISE = 0.01
 
 
-class Served(NamedTuple):
-    """One engine of one rank."""
+class FleetEngine(NamedTuple):
+    """Engine of one rank, and its worker."""
 
     worker_id: int
     engine: ToyEngine
@@ -27,41 +27,43 @@ class Served(NamedTuple):
     engines: ServedEngines
 
 
-Break = Callable[[Served], None]
+Break = Callable[[FleetEngine], None]
 
 
 def fault(given: Fault) -> Break:
-    def begin(served: Served) -> None:
+    def begin(served: FleetEngine) -> None:
         served.engine.faults[0] = given
 
     return begin
 
 
-def flip(served: Served) -> None:
-    """A weight of the first matrix that every token passes."""
+def flip(served: FleetEngine) -> None:
+    """Flip a weight of the first matrix that every token passes."""
     served.decoder.flip(Flip("query0", 0, TOP_EXPONENT))
 
 
-def nan(served: Served) -> None:
+def nan(served: FleetEngine) -> None:
     served.decoder.spoil()
 
 
-def noise(served: Served) -> None:
+def noise(served: FleetEngine) -> None:
     served.engine.models[0] = partial(served.decoder.generate, noise=NOISE)
 
 
-def update(served: Served) -> None:
+def update(served: FleetEngine) -> None:
     served.engine.models[0] = Decoder(2).generate
 
 
-def crash(served: Served) -> None:
+def crash(served: FleetEngine) -> None:
     served.engines.crash(served.endpoint)
 
 
 class Case(NamedTuple):
-    """causes: for which the rank is taken out; none: it stays
+    """Fault of a fleet and its expected result.
 
-    decodes: has a model, not a formula;  everywhere: not one is faulty, but all
+    causes: possible causes of the ejection; empty means the rank stays
+    decodes: whether the engines run a model instead of a formula
+    everywhere: whether all engines are faulty instead of one
     """
 
     begin: Break
@@ -86,40 +88,40 @@ CASES: dict[str, Case] = {
     "cut": Case(fault(Fault(cuts=True)), ("malformed",)),
     "crash": Case(crash, ("connect",)),
     "400": Case(fault(Fault(status=400))),
-    "429": Case(fault(Fault(status=429, times=8))),  # ten in a row are too many
+    "429": Case(fault(Fault(status=429, times=8))),  # ten consecutive answers are too many
 }
-"""One of four is faulty."""
+"""Faults of a single engine out of four."""
 WHOLE: dict[str, Case] = {
     "update": Case(update, decodes=True, everywhere=True),
     "network": Case(fault(Fault(hangs=True)), everywhere=True),
     "alone_slow": Case(fault(Fault(seconds_to_wait=SLOW_S)), size=1),
     "alone_wrong": Case(fault(Fault(wrong_token)), ("token_mismatch",), size=1),
 }
-"""All of a fleet are."""
+"""Faults of all engines of a fleet."""
 
 
 class Fleet:
-    """Of one case; the model has its name."""
+    """Fleet of one case; the model is named after the case."""
 
     def __init__(self, service: InThread, engines: ServedEngines, name: str, first_id: int) -> None:
         self.name, self.case = name, (CASES | WHOLE)[name]
         self._before: list[int] = []
         self.sick_at = SICK if self.case.size > SICK else 0
         self._service = service
-        self.served = [self._begun(engines, first_id + n) for n in range(self.case.size)]
+        self.served = [self._start_engine(engines, first_id + n) for n in range(self.case.size)]
         for served in self.served:
             body = worker_body(served.worker_id, model_name=name, endpoint=served.endpoint)
             assert service.call("POST", "/workers", body).status == 201
 
-    def _begun(self, engines: ServedEngines, worker_id: int) -> Served:
+    def _start_engine(self, engines: ServedEngines, worker_id: int) -> FleetEngine:
         engine, decoder = ToyEngine(), Decoder(1)
         if self.case.decodes:
             engine.models[0] = decoder.generate
-        return Served(worker_id, engine, decoder, engines.serve(engine), engines)
+        return FleetEngine(worker_id, engine, decoder, engines.serve(engine), engines)
 
     def begin(self) -> None:
-        """From now on the third one is faulty, or all are."""
-        self._before = self.asked()
+        """Make the third engine faulty, or all engines."""
+        self._before = self.count_requests()
         for served in self.served if self.case.everywhere else [self.served[self.sick_at]]:
             self.case.begin(served)
 
@@ -138,34 +140,36 @@ class Fleet:
         return not serves(self.sick())
 
     def out(self) -> int:
-        """How many are."""
+        """Return how many ranks are ejected."""
         return sum(not serves(rank) for rank in self.ranks())
 
-    def asked(self) -> list[int]:
-        """How many requests each has had."""
+    def count_requests(self) -> list[int]:
+        """Return the number of requests per engine."""
         return [len(served.engine.requests) for served in self.served]
 
-    def asked_since(self) -> list[int]:
-        """Since it began."""
-        return [now - then for now, then in zip(self.asked(), self._before, strict=True)]
+    def count_new_requests(self) -> list[int]:
+        """Return the number of requests per engine since the fault began."""
+        return [now - then for now, then in zip(self.count_requests(), self._before, strict=True)]
 
-    def learns(self, checks: int) -> None:
-        """Until all have passed so many."""
-        eventually(lambda: min(self.asked()) >= checks)
+    def wait_for_checks(self, checks: int) -> None:
+        """Wait until all engines have passed this many checks."""
+        eventually(lambda: min(self.count_requests()) >= checks)
         eventually(lambda: all(rank["last_result"] == "pass" for rank in self.ranks()))
 
-    def chosen(self, count: int) -> set[int]:
-        """To whom so many requests go."""
+    def choose_workers(self, count: int) -> set[int]:
+        """Return the workers that this many requests are routed to."""
         body = {"model_name": self.name, "token_ids": list(range(8))}
         answers = [self._service.call("POST", "/select", body) for _ in range(count)]
         return {answer.body["worker_id"] for answer in answers}
 
 
 def serves(rank: dict[str, Any]) -> bool:
-    """Does it get requests?"""
+    """Return whether the rank receives requests."""
     return rank["state"] in ("healthy", "suspicious")
 
 
-def begun(service: InThread, engines: ServedEngines, names: Iterable[str]) -> dict[str, Fleet]:
-    """By name of the case."""
+def start_fleets(
+    service: InThread, engines: ServedEngines, names: Iterable[str]
+) -> dict[str, Fleet]:
+    """Return the fleets by case name."""
     return {name: Fleet(service, engines, name, 1 + n * SIZE) for n, name in enumerate(names)}

@@ -1,4 +1,4 @@
-"""An engine's event side over real sockets."""
+"""Event side of an engine, over real sockets."""
 
 import threading
 from collections import deque
@@ -21,7 +21,7 @@ def encode(*events, rank=None):
 
 
 class Chain:
-    """One prompt, a block per batch; engine hashes are made of `salt` and the position."""
+    """One prompt with a block per batch; engine hashes are derived from `salt` and the position."""
 
     def __init__(self, salt=1):
         self.salt = salt
@@ -49,7 +49,7 @@ class Chain:
         return compute_block_hashes(np.array(tokens, np.uint32), BLOCK_SIZE)
 
 
-class _Known:
+class _PermittedKeys:
     def __init__(self, keys):
         self._keys = keys
 
@@ -60,16 +60,18 @@ class _Known:
 def _letting_in(context, keys):
     authenticator = ThreadAuthenticator(context)
     authenticator.start()
-    authenticator.configure_curve_callback("*", _Known(keys))
+    authenticator.configure_curve_callback("*", _PermittedKeys(keys))
     return authenticator
 
 
 class FakeEngine:
-    """Publishes numbered batches and answers replays, unless told how not to.
+    """Engine that publishes numbered batches and answers replays, unless a test overrides answers.
 
-    answer: (start, ring) -> frames after the identity, each a list; None: the real protocol
-    past:   events that it published, one to a batch, before anybody could connect
-    pair:   its keys, of sockets that are CURVE;  known: public keys that may listen, None: all
+    answer: function from (start, ring) to the lists of frames after the identity; None means the
+        real protocol
+    past: events published, one per batch, before any subscriber can connect
+    pair: key pair of the CURVE sockets
+    known: public keys that may subscribe; None means any
     """
 
     def __init__(
@@ -116,17 +118,17 @@ class FakeEngine:
         return int(self.endpoint.rpartition(":")[2])
 
     def await_subscriber(self):
-        """Of several subscriptions only the first is told of."""
+        """Wait for a subscriber; the socket reports only the first of several subscriptions."""
         assert self.pub.poll(PATIENCE_S * 1000)
         assert self.pub.recv() == b"\x01"
 
     def await_no_subscriber(self):
-        """The last one has gone."""
+        """Wait until the last subscriber has left."""
         assert self.pub.poll(PATIENCE_S * 1000)
         assert self.pub.recv() == b"\x00"
 
     def publish(self, *events, rank=None, lost=False, seq=None):
-        """Number a batch, keep it for replays and, unless it is lost, send it."""
+        """Number a batch, keep the batch for replays and, unless `lost`, send it."""
         payload = encode(*events, rank=rank)
         seq = self.next_seq if seq is None else seq
         self.next_seq = seq + 1

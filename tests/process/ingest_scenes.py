@@ -1,4 +1,4 @@
-"""What tests of ingest have in common: sources, listeners and what an index holds of them."""
+"""Shared helpers of the ingest tests: sources, listeners and lookups in an index."""
 
 from indexer.events.kv_event_source import KvSource
 from tests.builders.polling import PATIENCE_S
@@ -8,7 +8,7 @@ CHAIN = Chain()
 
 
 def close(ingest):
-    """Threads that need longer than `close` waits, on a busy machine, are waited for."""
+    """Close the ingest threads; on a busy machine, wait longer for them than `close` does."""
     ingest.close()
     for thread in ingest._threads:
         thread.join(PATIENCE_S)
@@ -31,7 +31,7 @@ def a_source(endpoint, writer, *, replay=None, worker_id=1, dp_rank=0, siblings=
 
 
 def follow(ingest, sources):
-    """Let the listeners be those of these sources and no others."""
+    """Replace the listeners by those of these sources."""
     changed = {worker_id: [] for worker_id, _ in ingest.sources()}
     for source in sources:
         changed.setdefault(source.worker_id, []).append(source)
@@ -39,7 +39,7 @@ def follow(ingest, sources):
 
 
 def listen(ingest, index, engine, **source):
-    """One listener for the engine; returns its writer once the subscription has arrived."""
+    """Add one listener for the engine; return the writer after the subscription has arrived."""
     writer = index.open_slot()
     source = {"replay": engine.replay_endpoint, **source}
     follow(ingest, [a_source(engine.endpoint, writer, **source)])
@@ -47,7 +47,7 @@ def listen(ingest, index, engine, **source):
     return writer
 
 
-def held(index, writer, n_blocks, chain=CHAIN):
+def count_held_blocks(index, writer, n_blocks, chain=CHAIN):
     row = index.match(chain.path(n_blocks))
     return int(row[writer.slot, 0]) if writer.slot < len(row) else 0
 

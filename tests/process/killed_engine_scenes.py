@@ -1,7 +1,7 @@
-"""Scenes of an engine with states that is killed and returns with an empty cache.
+"""Scenes of a killed engine with states that returns with an empty cache.
 
-A scene is when the engine is killed, whether it answers replays, how far its next life has come
-when the service meets it, and what happens to the service meanwhile.
+A scene fixes when the engine is killed and whether replays are answered. The scene also fixes the
+batches of the second life before the service connects, and the events at the service meanwhile.
 """
 
 import itertools
@@ -13,33 +13,35 @@ from typing import NamedTuple
 
 from tests.builders.launched_process import free_port
 from tests.builders.polling import eventually
-from tests.builders.recovery_scenes import KV, Liar, a_peer_url, ended, head, raw_dump
+from tests.builders.recovery_scenes import KV, ScriptedPeer, a_peer_url, ended, head, raw_dump
 from tests.builders.running import Running
 from tests.indexer.events.test_recorded_groups import rows_of
 from tests.models.recorded_cache import RecordedCache
 from tests.process.recorded_engine import RecordedEngine
 
 LIVES = "full_mamba", "tight_full_mamba"
-"""Recordings of one layout, a dense and a state group, that share no prompt."""
+"""Recordings of one layout, a dense and a state group, without common prompts."""
 BLOCK_SIZE = 64
 BATCHES = 36
-"""Batches of the first life."""
+"""Number of batches of the first life."""
 LOST, TRICKLED = 3, 10
 FEWER, MORE = 14, 55
-"""Batches of the second life when the service has heard of it."""
+"""Numbers of batches of the second life when the service connects."""
 REST, HEARD = 12, 2
 DOUBT_S = 1.5
 """Wait for batches that a rank without replays may not apply, seconds."""
 PROMPTS = 16
-"""Prompts of each life that are compared."""
+"""Number of prompts compared per life."""
 
 
 class KillScene(NamedTuple):
-    """moment: the engine is killed `between` batches, `inside` them, or after `lost` ones;
-    has_replay: it answers replays, in both lives;  returns: its second life publishes `fewer` or
-    `more` batches than the first before the service is asked;  service: it `runs`, restarts from
-    its `snapshot`, or another begins from the dump of a `peer`, or of a `late_peer` while the
-    engine is killed
+    """Scene of a kill.
+
+    moment: the engine is killed `between` batches, `inside` them, or after `lost` batches
+    has_replay: whether both lives answer replays
+    returns: `fewer` or `more`: batches of the second life, compared with the first, at the query
+    service: the service `runs`, restarts from a `snapshot`, or a new service starts from the dump
+        of a `peer` or a `late_peer` (while the engine is killed)
     """
 
     moment: str
@@ -62,14 +64,14 @@ SCENES = [
     )
 ]
 EXACT, BOUND, FLAGGED = "exact", "at_most", "flagged"
-"""How sure an answer is; flagged ones are of ranks that are `degraded` or `unverified`."""
+"""Certainties of an answer; `flagged` means that the rank is `degraded` or `unverified`."""
 
 
 class KillStage:
-    """One scene while it is played.
+    """Run of one scene.
 
-    counts: answers by how sure they are and how they compare with the engine's cache
-    reused: tokens that the engine would reuse, of all prompts that were compared
+    counts: answers by certainty and by comparison with the engine's cache
+    reused: tokens the engine would reuse, summed over the compared prompts
     """
 
     def __init__(self, scene: KillScene, folder):
@@ -95,7 +97,7 @@ class KillStage:
             self._compare(service, second)
 
     def _kill_and_return(self, service, first):
-        """Kill the engine and start its second life; return who is asked, and the new engine."""
+        """Kill the engine and start the second life; return the queried service and new engine."""
         scene = self.scene
         if scene.service == "snapshot":
             self._kill(first)
@@ -116,7 +118,7 @@ class KillStage:
             assert service.stop() == 0
             is_due = threading.Event()
             self._stack.callback(is_due.set)
-            peer = self._stack.enter_context(Liar(answers_late(dump, is_due)))
+            peer = self._stack.enter_context(ScriptedPeer(answers_late(dump, is_due)))
             service = self._begin_from(peer.url)
             self._register(service)
             self._kill(first)
@@ -127,7 +129,7 @@ class KillStage:
             self._kill(first)
             second = self._return()
         second.order("await")
-        # Without a replay one number that steps back is not yet a new life.
+        # Without a replay a single sequence number that steps back does not yet prove a new life.
         second.order("send", HEARD)
         return service, second
 
@@ -163,7 +165,7 @@ class KillStage:
         assert service.call("POST", "/workers", body).status == 201
 
     def _compare(self, service, engine):
-        """Compare answers with the engine's cache, once the service has read all it can."""
+        """Compare answers with the engine's cache after the service has read all batches."""
         doubtful_at = time.monotonic() + DOUBT_S
 
         def has_settled():
@@ -171,7 +173,7 @@ class KillStage:
             is_sure = status["state"] == "connected"
             if status["last_sequence"] == engine.last_seq:
                 return is_sure or not self.scene.has_replay
-            # Batches of a life that nothing tells from the former one are not applied.
+            # Batches of a life that cannot be distinguished from the former life are not applied.
             return not (is_sure or self.scene.has_replay) and time.monotonic() > doubtful_at
 
         eventually(has_settled)
@@ -187,7 +189,7 @@ class KillStage:
             truth = cache.reusable(prompt)
             query = {"model_name": "m", "token_ids": prompt}
             (row,) = service.call("POST", "/overlap_scores", query).body["workers"]
-            # A rank without any event has no groups yet, as a plain one.
+            # A rank without events has no groups yet, as a plain rank.
             tokens = row.get("reusable_tokens", row["device_blocks"] * BLOCK_SIZE)
             certainty = row.get("certainty", FLAGGED if is_flagged else EXACT)
             kind = "right" if tokens == truth else "over" if tokens > truth else "under"
@@ -206,7 +208,7 @@ def prompts_of(recording):
 
 
 def answers_late(body, is_due):
-    """Return a peer's answer that it gives when `is_due` is set."""
+    """Return a handler that sends a peer's answer after `is_due` is set."""
 
     def talk(connection, stop):
         while not is_due.wait(0.02) and not stop.is_set():

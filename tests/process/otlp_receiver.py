@@ -1,4 +1,4 @@
-"""A collector: takes spans over OTLP/HTTP on a port of its own, and decodes them."""
+"""A collector that receives spans over OTLP/HTTP on a free port and decodes them."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,8 +10,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 
-class Received(NamedTuple):
-    """One span.  ids in hexadecimal digits; parent_id: empty for a root"""
+class ReceivedSpan(NamedTuple):
+    """Decoded span.
+
+    trace_id, span_id: hexadecimal digits
+    parent_id: hexadecimal digits; empty for a root
+    """
 
     name: str
     trace_id: str
@@ -26,13 +30,14 @@ class Received(NamedTuple):
 
 
 class Receiver:
-    """From its first request to its end.
+    """HTTP server of the collector.
 
-    spans: in the order in which they came;  hangs: does it keep requests unanswered?
+    spans: received spans in order of arrival
+    hangs: set while requests are left unanswered
     """
 
     def __init__(self, status: int = 200) -> None:
-        self.spans: list[Received] = []
+        self.spans: list[ReceivedSpan] = []
         self.requests = 0
         self.hangs = threading.Event()
         self._ends = threading.Event()
@@ -47,7 +52,7 @@ class Receiver:
                     receiver._ends.wait()
                     return
                 if receiver._status == 200:
-                    receiver.spans += decoded(body)
+                    receiver.spans += decode_spans(body)
                 answer = ExportTraceServiceResponse().SerializeToString()
                 self.send_response(receiver._status)
                 self.send_header("content-type", "application/x-protobuf")
@@ -56,14 +61,14 @@ class Receiver:
                 self.wfile.write(answer)
 
             def log_message(self, *_: Any) -> None:
-                """Not on the console."""
+                """Discard the log line."""
 
         self._server_keys = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server_keys.serve_forever, daemon=True)
 
     @property
     def environment(self) -> dict[str, str]:
-        """Lets a service export here, and soon."""
+        """Environment of a service that exports to this collector without delay."""
         url = f"http://127.0.0.1:{self._server_keys.server_port}"
         return {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_BSP_SCHEDULE_DELAY": "50"}
 
@@ -77,10 +82,10 @@ class Receiver:
         self._server_keys.server_close()
 
 
-def decoded(body: bytes) -> list[Received]:
+def decode_spans(body: bytes) -> list[ReceivedSpan]:
     request = ExportTraceServiceRequest.FromString(body)
     return [
-        Received(
+        ReceivedSpan(
             span.name,
             span.trace_id.hex(),
             span.span_id.hex(),

@@ -1,7 +1,7 @@
-"""A selector and a planner as processes, and simulated engines that follow the planner's word.
+"""A selector and a planner as processes, and simulated engines that follow the planner's decisions.
 
-Engines answer small requests all the time.  By its thresholds the planner always wants fewer
-engines than there are, so that it goes down to the least whenever it knows enough.
+Engines answer small requests all the time. By its thresholds the planner always proposes fewer
+engines than are present, so it scales down to the minimum whenever its inputs are complete.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ from tests.process.planner_process import Planner
 
 REQUESTS_S = 8.0
 PROMPT, ANSWER = 200, 120
-"""Tokens; an answer takes about 1 s."""
+"""Lengths in tokens; an answer takes about 1 s."""
 SPEED = EngineSpeed(base_s=0.008, per_prefill_token_s=5e-5, per_kv_token_s=3e-8, per_request_s=1e-4)
 LIMITS = EngineLimits(max_num_batched_tokens=8192, max_num_seqs=256, max_kv_tokens=1_000_000)
 PROMISE = ServicePromise(ttft_s=1.0, itl_s=0.1, attainment=0.95)
 
 
 class Selector(Reached):
-    """Health on, so that workers can drain.  Its port stays when it is started again."""
+    """Selector with health checks, so that workers can drain. A restart keeps the port."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(free_port())
@@ -51,13 +51,18 @@ class Selector(Reached):
         self.process.wait_until_healthy()
 
     def states(self) -> dict[int, str]:
-        """Worker -> whether it serves."""
+        """Return the health state of each worker."""
         parts = self.call("GET", "/health/fleet").body["partitions"]
         return {rank["worker_id"]: rank["state"] for part in parts for rank in part["ranks"]}
 
 
 class PlannedFleet:
-    """replicas: engines at the beginning;  startup_s: of further ones;  given: settings"""
+    """Selector, planner and simulated platform of one deployment.
+
+    replicas: number of engines at the start
+    startup_s: start-up time of further engines, seconds
+    given: settings of the deployment
+    """
 
     def __init__(
         self, folder: Path, *, replicas: int = 2, startup_s: float = 2.0, **given: Any
@@ -117,14 +122,14 @@ class PlannedFleet:
         await self.platform.run_traffic(self._requests())
 
     def _requests(self) -> Iterator[SimulatedRequest]:
-        """Until the end."""
+        """Yield requests until the end."""
         at_s = 0.0
         while not self._is_over.is_set():
             yield SimulatedRequest(at_s, PROMPT, ANSWER, PROMPT)
             at_s += 1.0 / REQUESTS_S
 
     def end(self) -> bool:
-        """No more requests. Have those that were under way ended by themselves?"""
+        """Stop the requests; return whether all requests under way end by themselves."""
         self._is_over.set()
         self._living.join(30.0)
         if not self._living.is_alive():
@@ -139,11 +144,11 @@ class PlannedFleet:
             process.process.send_signal(signal.SIGCONT)
         process.end()
 
-    # --- what is seen
+    # --- queries
 
     @property
-    def wanted(self) -> int:
-        """Replicas of the newest decision, whose number never goes back."""
+    def decided_replicas(self) -> int:
+        """Replicas of the newest decision; asserts that decision ids never decrease."""
         decision = self.planner.get("/v1/decision")
         assert decision["decision_id"] >= self._newest
         self._newest = decision["decision_id"]
@@ -153,19 +158,19 @@ class PlannedFleet:
         return {each["code"] for each in self.planner.status()["reasons"]}
 
     def ready(self) -> int | None:
-        """As the planner sees it."""
+        """Return the number of ready replicas in the planner's status."""
         replicas = self.planner.status()["replicas"]
         return replicas["decode"]["ready"] if replicas else None
 
     def until_there(self, count: int) -> None:
-        """All of the fleet agree, and nothing moves."""
+        """Wait until platform, planner and selector agree on the number of engines."""
         eventually(lambda: self.platform.ready == count and self.ready() == count)
         eventually(lambda: list(self.selector.states().values()) == ["healthy"] * count)
 
-    # --- what is done
+    # --- actions
 
     def least(self, count: int) -> None:
-        """From now on, also for a planner that starts again."""
+        """Set the minimum number of replicas, also for a restarted planner."""
         self._own["min_endpoint"] = count
         self.planner.send("PATCH", "/v1/deployments/fleet", {"min_endpoint": count})
 
@@ -173,14 +178,14 @@ class PlannedFleet:
         self.selector.process.process.send_signal(signal_number)
 
     def restart_selector(self) -> None:
-        """Engines register again, as soon as it answers."""
+        """Restart the selector; the engines register again as soon as the selector answers."""
         self.selector.process.kill()
         self.selector.start()
         again = asyncio.run_coroutine_threadsafe(self.platform.register_again(), self._loop)
         again.result(30.0)
 
     def assert_nothing_was_lost(self) -> None:
-        """Every request has had its answer, whatever has happened meanwhile."""
+        """Assert that every request has been answered."""
         assert self.end(), "requests have had no answer"
         totals = self.platform.totals
         assert totals.requests > 0

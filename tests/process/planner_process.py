@@ -1,4 +1,4 @@
-"""The command `select-planner` as a process of its own."""
+"""The command `select-planner` as a separate process."""
 
 import json
 import urllib.request
@@ -13,7 +13,10 @@ from tests.builders.running import Client
 
 
 class Planner:
-    """config: what the file says, besides the port."""
+    """Handle of a planner process.
+
+    config: contents of the configuration file, without the port
+    """
 
     def __init__(self, folder: Path, config: dict[str, Any], *flags: str) -> None:
         self.port = free_port()
@@ -44,16 +47,16 @@ class Planner:
         return Client(self.port)
 
     def status(self) -> Any:
-        """Of the only deployment."""
+        """Return the status of the only deployment."""
         return self.get("/v1/status")["deployments"][0]
 
     def ticks_on(self, more: int = 2) -> Any:
-        """The status after so many further ticks."""
+        """Return the status after this many further ticks."""
         before = self.status()["ticks"]
         return eventually(lambda: (now := self.status())["ticks"] >= before + more and now)
 
     def restart(self) -> None:
-        """As after a crash; the file says what `config` says now."""
+        """Kill the planner and start again with the present `config`."""
         self.process.kill()
         self._start()
 

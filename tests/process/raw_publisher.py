@@ -1,4 +1,4 @@
-"""A PUB socket made by hand, that libzmq keeps nothing for and that answers no heartbeats."""
+"""A PUB socket without libzmq: nothing is queued for it, and heartbeats get no answer."""
 
 import socket
 
@@ -8,11 +8,11 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + byt
 READY = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB"
 MORE, LONG = 1, 2
 STUCK_S = 1.0
-"""Nobody takes any more when nothing was taken for so long."""
+"""Time without progress after which the subscriber counts as stuck, seconds."""
 
 
 class RawPublisher:
-    """One subscriber.  Source: ZMTP 3.0, https://rfc.zeromq.org/spec/23."""
+    """Publisher with one subscriber. Source: ZMTP 3.0, https://rfc.zeromq.org/spec/23."""
 
     def __init__(self):
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -20,7 +20,7 @@ class RawPublisher:
         self._rest = b""
 
     def accept(self):
-        """Returns once the subscription has come."""
+        """Accept the subscriber; return after the subscription has arrived."""
         self._peer, _ = self._listening.accept()
         self._peer.settimeout(PATIENCE_S)
         self._peer.sendall(GREETING + READY)
@@ -29,13 +29,13 @@ class RawPublisher:
             came += self._peer.recv(4096)
 
     def send(self, frames):
-        """All of a message; first the rest of one that was not taken as a whole."""
+        """Send a whole message, after the rest of a partly sent message."""
         self._peer.settimeout(PATIENCE_S)
         self._peer.sendall(self._rest + message(frames))
         self._rest = b""
 
     def offer(self, frames):
-        """How many bytes of a message are taken; fewer than all when nobody takes any more."""
+        """Return the number of accepted bytes of a message; a stuck subscriber accepts fewer."""
         left = whole = memoryview(message(frames))
         self._peer.settimeout(STUCK_S)
         try:

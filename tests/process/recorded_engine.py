@@ -1,13 +1,13 @@
 """Engine process that publishes a recording, and that can be killed.
 
 Run as `python -m tests.process.recorded_engine RECORDING PORT REPLAY_PORT [PUBLIC SECRET KNOWN]`;
-replay port 0 means none.  With a key pair its sockets are CURVE, for one known listener.  It obeys
-lines on its standard input and answers each with a line:
+replay port 0 means none. With a key pair the sockets use CURVE, for one known listener. The process
+reads commands from standard input and answers each with a line:
 
-    send N      publish the next N batches
-    lose N      number the next N batches and keep them for replays, but send none
-    trickle N   publish the next N batches with pauses; the line is answered before the first
-    await       wait for a subscriber
+send N      publish the next N batches
+lose N      number the next N batches and keep them for replays, but send none
+trickle N   publish the next N batches with pauses; the line is answered before the first
+await       wait for a subscriber
 """
 
 import subprocess
@@ -31,7 +31,10 @@ def batches_of(recording):
 
 
 class RecordedEngine:
-    """Handle of an engine process.  published: batches of this life, those that were lost too"""
+    """Handle of an engine process.
+
+    published: number of batches of this life, including lost batches
+    """
 
     def __init__(self, recording, port, replay_port, keys=()):
         """keys: own public and secret key, and the listener's public key, of CURVE sockets"""
@@ -76,7 +79,7 @@ class RecordedEngine:
 
 
 class RecordedPublisher:
-    """The engine of this process."""
+    """Engine inside this process."""
 
     def __init__(self, recording, port, replay_port, keys=()):
         self._payloads = iter([msgspec.msgpack.encode(batch) for batch in batches_of(recording)])

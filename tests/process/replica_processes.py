@@ -15,11 +15,11 @@ from tests.builders.polling import eventually
 from tests.process.access import OPEN
 
 TENANT = {"tenant_id": "t", "routing_group": "t"}
-"""Under both of its names, so that every version of the reference understands it."""
+"""Tenant under both field names, so that every version of the reference understands the body."""
 
 
 class Replica:
-    """One process; `sync_port` is where it publishes.  KV events are off."""
+    """Handle of one process without KV events; `sync_port` is the publishing port."""
 
     def __init__(self, *flags, python=None, access=OPEN):
         self.port, self.sync_port = free_port(), free_port()
@@ -74,7 +74,7 @@ class Replica:
         return self.call("POST", path, body)
 
     def call(self, method, path, body=None):
-        """(status, answer)."""
+        """Send a request; return the status and the answer."""
         connection = self._access.connection(self.port)
         try:
             headers = {} if body is None else {"content-type": "application/json"}
@@ -86,7 +86,7 @@ class Replica:
         finally:
             connection.close()
 
-    # --- what tests do
+    # --- actions of tests
 
     def add_workers(self, n=2):
         for worker_id in range(1, n + 1):
@@ -103,7 +103,7 @@ class Replica:
     def reserve(self, name, hashes=(1, 2, 3), worker_id=1, **fields):
         body = {
             "reservation_id": name,
-            "selection_id": name,  # what newer versions of the reference call a reservation
+            "selection_id": name,  # newer versions of the reference use this name for a reservation
             "model_name": "m",
             **TENANT,
             "worker_id": worker_id,
@@ -118,7 +118,7 @@ class Replica:
     def select_and_reserve(self, name, hashes=(1, 2, 3)):
         body = {
             "reservation_id": name,
-            "selection_id": name,  # what newer versions of the reference call a reservation
+            "selection_id": name,  # newer versions of the reference use this name for a reservation
             "model_name": "m",
             **TENANT,
             "block_hashes": list(hashes),
@@ -134,7 +134,7 @@ class Replica:
         return self.call("DELETE", f"/reservations/{quote(name)}")[0]
 
     def loads(self):
-        """(worker_id, dp_rank) -> (prefill tokens, blocks, requests) of partition m:t."""
+        """Return (prefill tokens, blocks, requests) of partition m:t by (worker_id, dp_rank)."""
         for partition in self.get("/loads")[1]:
             tenant = partition.get("tenant_id", partition.get("routing_group"))
             if (partition["model_name"], tenant) == ("m", "t"):
@@ -152,20 +152,20 @@ class Replica:
         return sum(row[2] for row in self.loads().values())
 
     def peer(self, other):
-        """What the status says of another replica."""
+        """Return the entry of another replica in the replication status."""
         peers = self.get("/replica_sync/status")[1]["peers"]
         return next(peer for peer in peers if peer["endpoint"] == other.endpoint)
 
 
 def mesh(*replicas, workers=2):
-    """Everybody has the same workers and listens to everybody else, and is connected."""
+    """Register the same workers and all other replicas at every replica; await the connections."""
     for replica in replicas:
         replica.add_workers(workers)
         replica.add_peers(*(other for other in replicas if other is not replica))
 
 
 def until_equal(*replicas, requests):
-    """Until all show the same load, of so many requests."""
+    """Wait until all replicas show the same load with this many requests."""
 
     def are_equal():
         loads = [replica.loads() for replica in replicas]

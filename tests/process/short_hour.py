@@ -1,4 +1,4 @@
-"""`python -m tests.process.short_hour [flags]`: the command, whose hour of traffic is 4 seconds."""
+"""`python -m tests.process.short_hour [flags]`: the command with hours of 4 seconds for traffic."""
 
 import sys
 

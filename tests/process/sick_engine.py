@@ -1,4 +1,4 @@
-"""An engine with HTTP, events and replays over real sockets, ill in one way or other."""
+"""An engine with HTTP, events and replays over real sockets, with a choice of faults."""
 
 import contextlib
 import json
@@ -18,9 +18,12 @@ MODEL = "m"
 
 
 class SickEngine:
-    """block_size:  that it has;  clock_s: by how much its clock is ahead
-    is_silent:   it answers prompts and publishes nothing
-    lora_name:   under which it announces the blocks of its prompts
+    """Engine with a chosen fault.
+
+    block_size: actual block size, tokens
+    clock_s: offset of the engine's clock, seconds ahead
+    is_silent: whether the engine answers prompts without publishing events
+    lora_name: LoRA name of the published blocks
     """
 
     def __init__(self, *, block_size=BLOCK_SIZE, clock_s=0.0, is_silent=False, lora_name=None):
@@ -34,7 +37,7 @@ class SickEngine:
         self._thread.start()
 
     def record(self, **fields):
-        """For POST /workers."""
+        """Return the body for POST /workers."""
         known = {
             "worker_id": 1,
             "model_name": MODEL,
@@ -46,7 +49,7 @@ class SickEngine:
         return {name: value for name, value in (known | fields).items() if value is not None}
 
     def store(self, tokens):
-        """It has computed a prompt."""
+        """Publish the blocks of a computed prompt."""
         size = self.block_size
         n_blocks = len(tokens) // size
         names = [hash((tuple(tokens[: (n + 1) * size]), 7)) & (2**63 - 1) for n in range(n_blocks)]
@@ -59,8 +62,8 @@ class SickEngine:
         engine.send([b"kv", engine.next_seq.to_bytes(8, "big"), payload])
         engine.next_seq += 1
 
-    def answered(self, path, body):
-        """(content type, text) of a request."""
+    def answer_request(self, path, body):
+        """Return (content type, text) of the answer to a request."""
         if path.startswith("/v1/models"):
             cards = [{"id": MODEL, "owned_by": "vllm"}]
             return "application/json", json.dumps({"object": "list", "data": cards})
@@ -101,7 +104,7 @@ def _handler(engine):
             self._answer(self.rfile.read(int(self.headers["content-length"])))
 
         def _answer(self, body):
-            found = engine.answered(self.path, body)
+            found = engine.answer_request(self.path, body)
             kind, text = found or ("text/plain", "")
             self.send_response(200 if found else 404)
             self.send_header("content-type", kind)
@@ -113,19 +116,19 @@ def _handler(engine):
             return formatdate(time() + engine.clock_s, usegmt=True)
 
         def log_message(self, *_):
-            """Nobody reads it."""
+            """Discard the log line."""
 
     return Handler
 
 
 def closed_port():
-    """An endpoint at which nobody listens."""
+    """Return an endpoint without a listening socket."""
     return f"tcp://127.0.0.1:{free_port()}"
 
 
 @contextlib.contextmanager
 def a_mute_port():
-    """The number of a port that accepts connections and never says anything."""
+    """Yield the number of a port that accepts connections and never answers."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(64)

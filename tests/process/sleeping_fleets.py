@@ -1,6 +1,7 @@
 """Platforms that follow a planner: with a virtual connector, and a fake cluster of Kubernetes.
 
-A worker of a platform is registered with the selector when it is ready, and deleted when it goes.
+Workers are registered with the selector when the platform reports them ready, and deleted when they
+leave.
 """
 
 import asyncio
@@ -24,21 +25,25 @@ from tests.process.planner_process import Planner
 
 STEP_S = 0.02
 STEP_SIMULATED_S = 1.0
-"""What passes in the cluster in each step."""
+"""Simulated time of each step of the cluster, seconds."""
 
 
 class FollowedPlatform(Protocol):
-    """connector: as a file of the planner names it;  flags: of the planner"""
+    """Platform that carries out the planner's decisions.
+
+    connector: connector section of the planner's file
+    flags: flags of the planner
+    """
 
     connector: dict[str, Any]
     flags: tuple[str, ...]
 
     def ready(self, planner: Planner) -> set[int]:
-        """Workers that are there, after what the planner decided has been done."""
+        """Carry out the newest decision; return the ready workers."""
 
 
 class VirtualPlatform:
-    """Does at once what is decided, and says so."""
+    """Platform that carries out decisions at once and reports their completion."""
 
     def __init__(self, folder: Path) -> None:
         self.connector: dict[str, Any] = {"kind": "virtual", "path": str(folder / "decision.json")}
@@ -60,7 +65,7 @@ class VirtualPlatform:
 
 
 class ClusterPlatform:
-    """A deployment without pods at first."""
+    """Fake cluster with a deployment that begins without pods."""
 
     def __init__(self, fake: FakeKubernetes, folder: Path) -> None:
         kubeconfig = folder / "kubeconfig"
@@ -91,7 +96,7 @@ def _kubeconfig(url: str) -> dict[str, Any]:
 
 @contextmanager
 def cluster_platform(folder: Path) -> Iterator[ClusterPlatform]:
-    """A cluster on a thread of its own, in which time passes."""
+    """Yield a cluster with simulated time on a separate thread."""
     begun: Future[tuple[FakeKubernetes, Callable[[], None]]] = Future()
     living = threading.Thread(target=lambda: asyncio.run(_live(begun)))
     living.start()
@@ -119,7 +124,7 @@ async def _live(begun: "Future[tuple[FakeKubernetes, Callable[[], None]]]") -> N
 
 
 class SleepingFleet:
-    """Workers of a platform at a selector, and those who ask for them."""
+    """Workers of a platform at a selector, and the requests for them."""
 
     def __init__(self, platform: FollowedPlatform, selector: Reached, planner: Planner) -> None:
         self.platform, self.selector, self.planner = platform, selector, planner
@@ -127,7 +132,7 @@ class SleepingFleet:
         self._there: set[int] = set()
 
     def follow(self) -> int:
-        """Register and delete workers as the platform has them.  Returns how many there are."""
+        """Register and delete workers to match the platform; return how many are ready."""
         ready = self.platform.ready(self.planner)
         for worker_id in sorted(self._there - ready):
             assert self.selector.call("DELETE", f"/workers/{worker_id}").status < 300
@@ -138,7 +143,7 @@ class SleepingFleet:
         return len(ready)
 
     def ask(self) -> bool:
-        """Return whether a request has got a rank."""
+        """Return whether a request gets a rank."""
         prompt = {"model_name": "m", "token_ids": [1, 2, 3, 4]}
         status = self.selector.call("POST", "/select", prompt).status
         assert status in (200, 404, 503)
@@ -146,6 +151,6 @@ class SleepingFleet:
         return status == 200
 
     def wake(self) -> bool:
-        """Ask once, and do what is decided.  Returns whether the request was served."""
+        """Carry out the decision and send one request; return whether the request is served."""
         self.follow()
         return self.ask()

@@ -1,4 +1,4 @@
-"""Many clients that connect at once: how soon the event loop takes them in."""
+"""Tests of how soon the event loop accepts many clients that connect at once."""
 
 import asyncio
 import socket
@@ -26,7 +26,7 @@ def listener() -> Iterator[socket.socket]:
 
 @pytest.fixture
 def waiting_clients(listener: socket.socket) -> Iterator[int]:
-    """Clients that are connected as far as they can tell; nobody has accepted them yet."""
+    """Yield the number of connected clients that the server has not accepted yet."""
     clients = [socket.create_connection(listener.getsockname()) for _ in range(CLIENTS)]
     yield len(clients)
     for client in clients:
@@ -34,7 +34,7 @@ def waiting_clients(listener: socket.socket) -> Iterator[int]:
 
 
 async def turns_until_all_are_in(listeners: list[socket.socket], clients: int) -> int:
-    """How many turns of the event loop it takes to accept them."""
+    """Return how many turns of the event loop accept them all."""
     loop = asyncio.get_running_loop()
     accepted: list[asyncio.BaseTransport] = []
 

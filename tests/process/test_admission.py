@@ -1,4 +1,4 @@
-"""What a real process refuses, over real sockets: busy workers and shed tiers; how to switch it."""
+"""Tests of rejections over real sockets: busy workers, shed tiers, and switching both."""
 
 import asyncio
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from tests.builders.waiting_clients import (
     PROMPT,
     QUEUE,
     a_full_worker,
-    held,
+    count_reservations,
     metric,
     pending,
     waiting,
@@ -40,7 +40,7 @@ def running() -> Iterator[Running]:
 
 @pytest.fixture
 def service(running: Running) -> Iterator[Running]:
-    """Empty, without thresholds and with nothing shed, before and after."""
+    """Yield the service without workers, thresholds and shed tiers; clean up afterwards."""
     yield running
     running.call("POST", "/admission/shed", {"tier": None})
     set_thresholds(running, "m", decode_blocks=None, prefill_tokens=None)
@@ -53,8 +53,8 @@ def set_thresholds(service: Running, model: str, **limits: Any) -> Answer:
     return service.call("POST", "/busy_threshold", {"model": model, **change})
 
 
-async def refused(port: int, sent: bytes) -> list[bytes]:
-    """Every answer to one client that keeps its connection."""
+async def collect_answers(port: int, sent: bytes) -> list[bytes]:
+    """Return every answer to one client that keeps its connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     found = []
     for _ in range(TRIES):
@@ -73,7 +73,7 @@ def field(head: bytes, name: bytes) -> bytes:
 
 async def all_refused(port: int) -> list[bytes]:
     sent = request("POST", "/select_and_reserve", PROMPT)
-    answers = await asyncio.gather(*(refused(port, sent) for _ in range(CLIENTS)))
+    answers = await asyncio.gather(*(collect_answers(port, sent) for _ in range(CLIENTS)))
     return [answer for of_one in answers for answer in of_one]
 
 
@@ -89,7 +89,7 @@ def test_64_clients_are_refused_while_all_workers_are_busy_and_served_after(serv
         assert field(head, b"content-type") == b"application/json"
         assert body == expected % BUSY["message"].encode()
         assert int(field(head, b"retry-after")) >= 1
-    assert held(service) == 2
+    assert count_reservations(service) == 2
     assert service.call("DELETE", "/reservations/full-2").status == 200
     answer = service.call("POST", "/select_and_reserve", PROMPT)
     assert (answer.status, answer.body["worker_id"]) == (200, 2)
@@ -162,7 +162,7 @@ def test_shedding_refuses_the_tier_and_those_below_until_it_ends(service):
     assert service.call("POST", "/select", PROMPT).status == 200
 
 
-def test_a_tier_that_nobody_knows_is_refused(service):
+def test_an_unknown_tier_is_rejected(service):
     service.call("POST", "/workers", worker_body(1, max_num_batched_tokens=1024))
     assert service.call("POST", "/admission/shed", {"tier": "gold"}).status == 400
     assert service.call("GET", "/admission").body["shed_tier"] is None
@@ -171,7 +171,7 @@ def test_a_tier_that_nobody_knows_is_refused(service):
     assert "premium, standard, best_effort" in answer.body["error"]
 
 
-def test_shedding_answers_those_of_the_tier_who_wait_already_and_nobody_else(service):
+def test_shedding_rejects_queued_requests_of_the_tier_alone(service):
     a_full_worker(service)
     with (
         waiting(service, priority_tier="premium") as premium,
@@ -186,7 +186,7 @@ def test_shedding_answers_those_of_the_tier_who_wait_already_and_nobody_else(ser
         assert premium.answer().status == 200
 
 
-def test_the_metrics_follow_what_becomes_of_every_request(service):
+def test_metrics_count_the_outcome_of_every_request(service):
     names = ("admitted", "busy", "shed", "queue_timeout")
 
     def counts() -> dict[str, float]:

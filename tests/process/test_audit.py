@@ -1,4 +1,4 @@
-"""A disk that is full while operators act."""
+"""Tests of operators' actions while the disk is full."""
 
 import json
 import resource
@@ -15,7 +15,7 @@ ACTIONS = 194
 
 
 def fill_disk(service: Running, log: Path) -> None:
-    """No file of the process grows beyond the size of its log now, as on a disk that is full."""
+    """Limit files of the process to the present size of the log, as a full disk does."""
     unlimited = resource.RLIM_INFINITY
     limits = (log.stat().st_size, unlimited)
     resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, limits)
@@ -26,7 +26,7 @@ def free_disk(service: Running) -> None:
     resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, (unlimited, unlimited))
 
 
-def kept(log: Path) -> list[object]:
+def logged_statuses(log: Path) -> list[object]:
     return [json.loads(line).get("status") for line in log.read_text().splitlines()]
 
 
@@ -45,7 +45,7 @@ def test_with_required_lines_nothing_is_done_while_the_disk_is_full(tmp_path: Pa
         assert f"select_service_audit_log_refusals_total {float(ACTIONS)}" in metrics
         free_disk(service)
         assert service.call("DELETE", "/workers/1").status == 200
-    assert kept(log) == [None, 201, None, 200]
+    assert logged_statuses(log) == [None, 201, None, 200]
 
 
 def test_without_them_a_full_disk_is_counted(tmp_path: Path) -> None:
@@ -58,5 +58,5 @@ def test_without_them_a_full_disk_is_counted(tmp_path: Path) -> None:
         assert "select_service_audit_log_failures_total 1.0" in metrics
         free_disk(service)
         assert service.call("DELETE", "/workers/1").status == 200
-    assert kept(log) == [201, 200]
+    assert logged_statuses(log) == [201, 200]
     assert log.stat().st_mode & 0o777 == 0o600

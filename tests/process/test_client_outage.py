@@ -1,4 +1,4 @@
-"""A client over three selectors that are killed in turn: nobody is forgotten, nothing stays."""
+"""Test of a client over three selectors killed in turn: every caller gets an answer."""
 
 import asyncio
 from contextlib import ExitStack
@@ -14,7 +14,7 @@ LEASES = 300
 
 
 @pytest.mark.parametrize("is_secured", [False, True])
-def test_every_caller_is_served_or_told_and_nothing_stays(is_secured):
+def test_every_caller_gets_a_rank_or_an_error_and_no_reservation_stays(is_secured):
     with ExitStack() as kept:
         how = kept.enter_context(access(is_secured))
         replicas = [Replica(*FLAGS, access=how) for _ in range(3)]

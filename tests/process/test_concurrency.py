@@ -1,4 +1,4 @@
-"""Many clients at once while the catalog changes and events stream in: nothing lost or doubled."""
+"""Tests of many clients during catalog changes and event streams: nothing is lost or doubled."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ CLIENTS = 64
 LIVES_PER_CLIENT = 12
 BLOCK_SIZE = 16
 STABLE = (1, 2)
-"""Workers that stay; 3 and 4 come and go."""
+"""Permanent workers; 3 and 4 come and go."""
 PASSING = (3, 4)
 
 
@@ -53,7 +53,7 @@ class Answer(NamedTuple):
 
 
 class Lives:
-    """Clients that take reservations through their life; every answer is judged."""
+    """Clients that run reservations from booking to end and check every answer."""
 
     def __init__(self, http, seed):
         self.http, self.rng = http, random.Random(seed)
@@ -162,7 +162,7 @@ async def _hammer():
 
 @pytest.mark.parametrize("no_fast_path", ["false", "true"])
 def test_hostile_bytes_leave_the_service_answering(no_fast_path):
-    """Each attack keeps its connection open while the next good request is answered."""
+    """Check that each attack keeps its connection while the next good request is answered."""
     with ServiceProcess({"SELECT_SERVICE_NO_FAST_PATH": no_fast_path}) as service:
         service.post("/workers", worker_body(1))
         open_sockets = []

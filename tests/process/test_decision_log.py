@@ -1,4 +1,4 @@
-"""A service with a decision log: on the fast path, without it, and in what a start refuses."""
+"""Tests of a service with a decision log: with and without the fast path, and rejected settings."""
 
 import msgspec
 import pytest
@@ -40,7 +40,7 @@ def test_decisions_are_in_the_file_with_their_ends(tmp_path, flags):
     assert second.output_tokens is None
 
 
-def test_a_start_refuses_what_cannot_work(tmp_path):
+def test_impossible_settings_stop_the_start(tmp_path):
     with pytest.raises(ConfigError, match="--decision-log requires --decisions"):
         parse_config(["--decision-log", "x", "--decisions", "0"], {})
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""A service that finds its workers in a file, as a process of its own."""
+"""Tests of a service process that finds its workers in a file."""
 
 import json
 import time
@@ -40,7 +40,7 @@ def test_a_service_begins_with_the_workers_of_its_file_and_follows_it(tmp_path):
         assert service.stop() == 0
 
 
-def test_a_start_with_a_wrong_file_says_what_is_wrong(tmp_path):
+def test_a_start_with_a_wrong_file_reports_the_fault(tmp_path):
     path = tmp_path / "workers.yaml"
     path.write_text("[{worker_id: x}]")
     status, _, errors = run_to_end("--workers-file", str(path))
@@ -56,4 +56,4 @@ def test_a_thousand_workers_are_in_sync_within_seconds_and_an_edit_within_one(tm
         write(path, 1000, taints=["new"])
         begun = time.monotonic()
         eventually(lambda: service.call("GET", "/workers/999").body["taints"] == ["new"])
-        assert time.monotonic() - begun < 10.0  # 1 s on a machine with nothing else to do
+        assert time.monotonic() - begun < 10.0  # 1 s on an idle machine

@@ -1,4 +1,4 @@
-"""The doctor over real sockets: a well engine has nothing, and each ill one exactly its finding."""
+"""Tests of the doctor over real sockets: no finding for a healthy engine, one for each fault."""
 
 import json
 
@@ -15,7 +15,7 @@ PROMPT = list(range(100, 116))
 
 @pytest.fixture(scope="module", autouse=True)
 def brief_looks():
-    """The host is not what is looked at here."""
+    """Shorten the examination of the machine, which these tests do not check."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(examination, "MACHINE_S", 0.05)
         yield
@@ -23,7 +23,7 @@ def brief_looks():
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """For what never comes: it is waited for less."""
+    """Shorten the waits for answers that never arrive."""
     for module, name in (
         (worker_examiner, "HTTP_S"),
         (prompt_probe, "EVENTS_S"),
@@ -41,13 +41,13 @@ def service():
 
 @pytest.fixture
 def fleet(service):
-    """The service without workers, afterwards as well."""
+    """Yield the service without workers; delete all workers afterwards."""
     yield service
     for worker in service.call("GET", "/workers").body:
         service.call("DELETE", f"/workers/{worker['worker_id']}")
 
 
-def registered(service, engine, *, connects=True, **fields):
+def register_engine(service, engine, *, connects=True, **fields):
     assert service.call("POST", "/workers", engine.record(**fields)).status == 201
     if connects:
         eventually(lambda: status_of(service)["connected"])
@@ -58,31 +58,31 @@ def status_of(service):
 
 
 def with_events(service, engine, **fields):
-    """Registered, and an event has come."""
-    registered(service, engine, **fields)
+    """Register the engine and wait for one event."""
+    register_engine(service, engine, **fields)
     engine.zmq.await_subscriber()
     engine.store(PROMPT)
     eventually(lambda: status_of(service)["batches"] == 1)
 
 
-def booked(service, name="r"):
+def book(service, name="r"):
     body = {"model_name": MODEL, "token_ids": PROMPT, "reservation_id": name}
     assert service.call("POST", "/select_and_reserve", body).status == 200
 
 
-def found(service, query=""):
-    """Codes of what was found of workers."""
+def finding_codes(service, query=""):
+    """Return the codes of findings about workers."""
     answer = service.call("GET", f"/doctor{query}")
     assert answer.status == 200, answer.body
     return [each["code"] for each in answer.body["findings"] if "worker_id" in each]
 
 
-def test_of_a_well_engine_nothing_is_found_with_and_without_a_prompt(fleet):
+def test_a_healthy_engine_has_no_finding_with_and_without_a_prompt(fleet):
     with SickEngine() as engine:
         with_events(fleet, engine)
-        assert found(fleet) == []
+        assert finding_codes(fleet) == []
         assert engine.prompts == []
-        assert found(fleet, "?probe=true&worker_id=1") == []
+        assert finding_codes(fleet, "?probe=true&worker_id=1") == []
         assert [len(prompt) for prompt in engine.prompts] == [9]
 
 
@@ -90,32 +90,32 @@ def test_an_engine_that_is_not_there(fleet):
     with SickEngine() as engine:
         with_events(fleet, engine)
         engine.close_http()
-        assert found(fleet) == ["engine_unreachable"]
+        assert finding_codes(fleet) == ["engine_unreachable"]
 
 
 def test_an_engine_that_accepts_and_does_not_answer(fleet, impatient):
     with SickEngine() as engine, a_mute_port() as port:
         with_events(fleet, engine, endpoint=f"http://127.0.0.1:{port}")
-        assert found(fleet) == ["engine_no_answer"]
+        assert finding_codes(fleet) == ["engine_no_answer"]
 
 
-def test_events_that_nobody_publishes(fleet):
+def test_an_event_endpoint_without_a_publisher(fleet):
     with SickEngine() as engine:
-        registered(fleet, engine, connects=False, kv_events_endpoint=closed_port())
-        assert found(fleet) == ["events_unreachable"]
+        register_engine(fleet, engine, connects=False, kv_events_endpoint=closed_port())
+        assert finding_codes(fleet) == ["events_unreachable"]
 
 
-def test_events_at_a_port_that_is_none_of_events(fleet):
+def test_an_event_endpoint_at_another_port(fleet):
     with SickEngine() as engine:
         endpoint = engine.url.replace("http", "tcp")
-        registered(fleet, engine, connects=False, kv_events_endpoint=endpoint)
-        assert found(fleet) == ["events_not_connected"]
+        register_engine(fleet, engine, connects=False, kv_events_endpoint=endpoint)
+        assert finding_codes(fleet) == ["events_not_connected"]
 
 
-def test_a_wrong_block_size_by_what_the_engine_says(fleet):
+def test_a_wrong_block_size_by_the_facts_of_the_engine(fleet):
     with SickEngine() as engine:
-        registered(fleet, engine, block_size=8)
-        assert found(fleet) == ["block_size_differs"]
+        register_engine(fleet, engine, block_size=8)
+        assert finding_codes(fleet) == ["block_size_differs"]
 
 
 def test_a_wrong_block_size_by_its_events(fleet):
@@ -132,53 +132,53 @@ def test_a_replay_that_is_dead_or_missing_is_seen_without_waiting(fleet, monkeyp
     monkeypatch.setattr(replay_check, "TIMEOUT_S", 3600.0)
     with SickEngine() as engine:
         with_events(fleet, engine, replay_endpoint=closed_port())
-        assert found(fleet) == ["replay_unreachable"]
+        assert finding_codes(fleet) == ["replay_unreachable"]
 
 
-def test_a_replay_that_never_comes(fleet, impatient):
+def test_a_replay_without_an_answer(fleet, impatient):
     with SickEngine() as engine, a_mute_port() as port:
         with_events(fleet, engine, replay_endpoint=f"tcp://127.0.0.1:{port}")
-        assert found(fleet) == ["replay_silent"]
+        assert finding_codes(fleet) == ["replay_silent"]
 
 
 def test_no_replay_at_all_is_a_note(fleet):
     with SickEngine() as engine:
         with_events(fleet, engine, replay_endpoint=None)
-        assert found(fleet) == ["replay_missing"]
+        assert finding_codes(fleet) == ["replay_missing"]
 
 
 def test_an_engine_that_is_silent_though_it_has_requests(fleet):
     with SickEngine(is_silent=True) as engine:
-        registered(fleet, engine)
-        assert found(fleet) == []
-        booked(fleet)
-        assert found(fleet) == ["events_silent"]
+        register_engine(fleet, engine)
+        assert finding_codes(fleet) == []
+        book(fleet)
+        assert finding_codes(fleet) == ["events_silent"]
 
 
 def test_an_engine_that_is_silent_after_a_prompt(fleet, impatient):
     with SickEngine(is_silent=True) as engine:
-        registered(fleet, engine)
-        assert found(fleet, "?probe=true") == ["events_silent"]
+        register_engine(fleet, engine)
+        assert finding_codes(fleet, "?probe=true") == ["events_silent"]
 
 
 def test_blocks_that_are_announced_as_others(fleet, impatient):
     with SickEngine(lora_name="another") as engine:
         with_events(fleet, engine)
-        assert found(fleet) == []
-        assert found(fleet, "?probe=true") == ["blocks_not_found"]
+        assert finding_codes(fleet) == []
+        assert finding_codes(fleet, "?probe=true") == ["blocks_not_found"]
 
 
 @pytest.mark.parametrize("clock_s", [100.0, -100.0])
 def test_a_clock_that_is_off(fleet, clock_s):
     with SickEngine(clock_s=clock_s) as engine:
         with_events(fleet, engine)
-        assert found(fleet) == ["clock_off"]
+        assert finding_codes(fleet) == ["clock_off"]
 
 
 def test_a_clock_by_http_alone(fleet):
     with SickEngine(clock_s=-100.0) as engine:
-        registered(fleet, engine, replay_endpoint=engine.zmq.replay_endpoint)
-        assert found(fleet) == ["clock_off"]
+        register_engine(fleet, engine, replay_endpoint=engine.zmq.replay_endpoint)
+        assert finding_codes(fleet) == ["clock_off"]
 
 
 def test_a_worker_that_drains_and_one_that_is_incomplete(fleet):
@@ -186,8 +186,8 @@ def test_a_worker_that_drains_and_one_that_is_incomplete(fleet):
         with_events(fleet, engine)
         assert fleet.call("POST", "/workers/1/drain").status == 202
         assert fleet.call("POST", "/workers", {"worker_id": 2, "model_name": "x"}).status == 201
-        assert found(fleet) == ["worker_drains", "worker_incomplete"]
-        assert found(fleet, "?worker_id=2") == ["worker_incomplete"]
+        assert finding_codes(fleet) == ["worker_drains", "worker_incomplete"]
+        assert finding_codes(fleet, "?worker_id=2") == ["worker_incomplete"]
         report = fleet.call("GET", "/doctor?limit=1").body
         assert (report["examined"], report["next"]) == ([1], 1)
         report = fleet.call("GET", "/doctor?limit=1&after=1").body
@@ -200,7 +200,7 @@ def doctor(service, *arguments):
     return run_to_end("doctor", "--url", f"http://127.0.0.1:{service.port}", *arguments)
 
 
-def test_the_command_shows_findings_and_says_so_in_its_status(fleet, impatient):
+def test_the_command_prints_findings_and_sets_its_exit_status(fleet, impatient):
     with SickEngine() as engine:
         with_events(fleet, engine, replay_endpoint=closed_port())
         status, shown, _ = doctor(fleet)
@@ -215,7 +215,7 @@ def test_the_command_shows_findings_and_says_so_in_its_status(fleet, impatient):
         assert report["machine"]["descriptors"] > 10
 
 
-def test_the_command_says_why_nobody_could_be_asked(fleet):
+def test_the_command_reports_why_no_worker_is_examined(fleet):
     status, shown, told = doctor(fleet, "--worker", "77")
     assert (status, shown) == (2, "")
     assert "worker 77 not found" in told

@@ -1,4 +1,4 @@
-"""After SIGTERM a process answers on for a while, so that its clients lose nothing."""
+"""Tests of draining: after SIGTERM a process answers for a while, so that clients lose nothing."""
 
 import contextlib
 import http.client
@@ -59,11 +59,11 @@ def test_every_answer_of_a_process_that_drains_is_the_last_of_its_connection():
             answer = fresh.answer()
             assert (answer.status, answer.headers["connection"]) == (200, "close")
         assert service.process.poll() is None
-        assert service.stop(signal.SIGTERM) == 0  # the second one does not wait
+        assert service.stop(signal.SIGTERM) == 0  # the second signal does not wait
         assert idle.ended()
 
 
-def test_it_drains_for_as_long_as_it_was_told():
+def test_it_drains_for_the_configured_time():
     with draining() as service:
         begin = time.monotonic()
         assert service.stop(signal.SIGTERM) == 0
@@ -80,7 +80,7 @@ def test_an_interrupt_does_not_drain():
 
 
 class Fleet:
-    """Three selectors, and which of them say that they are ready."""
+    """Three selectors, and the ports of those that report ready."""
 
     def __init__(self, how: Open = OPEN) -> None:
         self._how = how
@@ -92,7 +92,7 @@ class Fleet:
         return self._ready[next(self._next) % len(self._ready)]
 
     def restart_each(self) -> None:
-        """One after the other, as a platform does it: out of the list once it says so itself."""
+        """Restart one after the other as a platform does: off the list after a 503 from /ready."""
         for number, service in enumerate(self._services):
             service.process.send_signal(signal.SIGTERM)
             eventually(lambda service=service: service.call("GET", "/ready").status == 503)
@@ -107,7 +107,7 @@ class Fleet:
 
 
 class Client(threading.Thread):
-    """Keeps its connection as long as the service does, and never tries anything twice."""
+    """Client that keeps its connection as long as the service does, and never retries."""
 
     def __init__(self, pick: Callable[[], int], how: Open = OPEN) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class Client(threading.Thread):
 def clients_of(
     pick: Callable[[], int], n_clients: int = CLIENTS, how: Open = OPEN
 ) -> Iterator[list[Client]]:
-    """No request of theirs has failed in the end."""
+    """Yield running clients; assert at the end that no request failed."""
     clients = [Client(pick, how) for _ in range(n_clients)]
     for client in clients:
         client.start()
@@ -171,16 +171,16 @@ many = pytest.mark.parametrize(
 
 @many
 def test_no_request_fails_while_one_process_after_the_other_is_restarted(n_clients):
-    nobody_loses_a_request(Fleet(), n_clients)
+    assert_no_request_is_lost(Fleet(), n_clients)
 
 
 @many
 def test_none_fails_with_keys_and_tls_either(n_clients):
     with access(is_secured=True) as how:
-        nobody_loses_a_request(Fleet(how=how), n_clients, how)
+        assert_no_request_is_lost(Fleet(how=how), n_clients, how)
 
 
-def nobody_loses_a_request(fleet: Fleet, n_clients: int, how: Open = OPEN) -> None:
+def assert_no_request_is_lost(fleet: Fleet, n_clients: int, how: Open = OPEN) -> None:
     try:
         with clients_of(fleet.pick_rank, n_clients, how) as clients:
             fleet.restart_each()
@@ -192,7 +192,7 @@ def nobody_loses_a_request(fleet: Fleet, n_clients: int, how: Open = OPEN) -> No
 
 
 def sharing(port: int) -> LaunchedProcess:
-    """A service on an address that it shares."""
+    """Return a service on a shared address."""
     place = f"--host=127.0.0.1 --port={port} --reuse-port --threads=1 --drain-secs={DRAIN_S}"
     environment = own_environment(
         {"DYN_USE_KV_EVENTS": "false", "SELECT_SERVICE_NO_ASSUMED_INDEX": "true"}

@@ -1,4 +1,4 @@
-"""The same fleets with the settings that a service begins with, in real time: four minutes.
+"""Tests of the same fleets with default settings in real time: four minutes.
 
 scripts/test_slow tests/process/test_engine_faults_in_time.py -s      # prints the table
 """
@@ -9,18 +9,18 @@ import pytest
 
 from tests.builders.in_thread import InThread
 from tests.builders.served_engines import ServedEngines
-from tests.process.engine_fleets import CASES, SIZE, SLOW_S, begun
+from tests.process.engine_fleets import CASES, SIZE, SLOW_S, start_fleets
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 INTERVAL_S, TIMEOUT_S, CONFIRM_S, ATTEMPTS, PAUSE_S = 30.0, 5.0, 2.0, 3, 0.5
 LEARNT_AFTER = 6
-"""Checks."""
+"""Number of checks before the fault."""
 CHECK_S = {"hang": ATTEMPTS * TIMEOUT_S + 2 * PAUSE_S, "slow": SLOW_S}
-"""How long one takes; others are answered at once, three times."""
+"""Duration of one check by fault, seconds; checks of other faults get three answers at once."""
 LOOK_S = 0.2
 GRACE_S = 2.0
-"""For how fast this machine is, and for how often it is looked."""
+"""Allowance for the speed of this machine and the polling interval, seconds."""
 
 
 def bound_s(name):
@@ -28,11 +28,11 @@ def bound_s(name):
 
 
 SHORT = "[{prompt: [11, 12, 13, 14, 15]}]"
-"""For decoders, since all engines and the service share one processor."""
+"""Short prompt for decoders, since all engines and the service share one processor."""
 
 
 def times_until_out(fleets, begun_at, seconds):
-    """Seconds by case; who stays is not there."""
+    """Return the seconds until ejection by case; kept ranks are absent."""
     out = {}
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -48,10 +48,10 @@ def test_every_fault_is_out_of_rotation_in_time(tmp_path):
     path.write_text("".join(f"{n}: {SHORT}\n" for n, case in CASES.items() if case.decodes))
     flags = ("--health-checks=on", "--canary-config", str(path))
     with ServedEngines() as engines, InThread(*flags) as service:
-        fleets = begun(service, engines, CASES)
+        fleets = start_fleets(service, engines, CASES)
         time.sleep(LEARNT_AFTER * INTERVAL_S)
         for fleet in fleets.values():
-            fleet.learns(LEARNT_AFTER)
+            fleet.wait_for_checks(LEARNT_AFTER)
         for name, fleet in fleets.items():
             begun_at[name] = time.monotonic()
             fleet.begin()

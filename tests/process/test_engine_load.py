@@ -1,4 +1,4 @@
-"""A service that asks a real HTTP server, with a text recorded from vLLM, for its engine's load."""
+"""Tests of the engine load that a service scrapes over HTTP, with a text recorded from vLLM."""
 
 import http.server
 import re
@@ -27,7 +27,7 @@ FRESH = "select_service_engine_ranks"
 
 
 class Engine(http.server.ThreadingHTTPServer):
-    """Serves /metrics as vLLM does, with the given use of its KV cache."""
+    """Server of /metrics as in vLLM, with the given use of the KV cache."""
 
     daemon_threads = True
 
@@ -63,7 +63,7 @@ class _Metrics(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *arguments: Any) -> None:
-        """Nothing."""
+        """Discard the log line."""
 
 
 @pytest.fixture
@@ -87,22 +87,20 @@ def service(running: Running, engine: Engine) -> Running:
 
 
 def engine_error(service: Running) -> str:
-    """Why the engine could not be asked the last time."""
+    """Return the reason why the last scrape failed."""
     (worker,) = service.call("GET", "/workers").body
     error: str = worker["admission"]["engine_error"]
     return error
 
 
 def rank(service: Running) -> dict[str, Any]:
-    """How the only rank stands to the threshold."""
+    """Return the only rank's load relative to the threshold."""
     (worker,) = service.call("GET", "/workers").body
     found: dict[str, Any] = worker["admission"]["ranks"]["0"]
     return found
 
 
-def test_an_engine_that_says_its_cache_is_full_makes_its_worker_busy_and_free_again(
-    service, engine
-):
+def test_the_reported_cache_usage_makes_a_worker_busy_and_free_again(service, engine):
     eventually(lambda: rank(service)["source"] == "engine")
     assert service.call("POST", "/select", PROMPT).status == 200
     engine.usage = 0.95
@@ -121,9 +119,7 @@ def test_an_engine_that_says_its_cache_is_full_makes_its_worker_busy_and_free_ag
     eventually(lambda: service.call("POST", "/select", PROMPT).status == 200)
 
 
-def test_an_engine_that_falls_silent_is_believed_for_a_while_and_then_our_own_count(
-    service, engine
-):
+def test_a_silent_engine_counts_for_a_while_and_then_the_bookings_do(service, engine):
     engine.usage = 0.95
     eventually(lambda: rank(service)["busy"])
     engine.stop()

@@ -1,4 +1,4 @@
-"""Engines without KV events, through HTTP: the bookings are the index."""
+"""Tests of engines without KV events, through HTTP: the index is built from bookings."""
 
 import pytest
 

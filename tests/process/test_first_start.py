@@ -1,4 +1,4 @@
-"""Starts that find no machine code: what they tell, and how they end."""
+"""Tests of starts without cached machine code: their messages and their end."""
 
 import os
 import signal
@@ -15,13 +15,13 @@ from tests.builders.running import Running, run_script, run_to_end
 
 pytestmark = pytest.mark.process
 LEFT_OUT = ("select_service.sim.engine.",)
-"""Compiled only for replays."""
+"""Kernels compiled for replays alone."""
 N_KERNELS = sum(n for name, n in kernel_modules().items() if not name.startswith(LEFT_OUT))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_kernels_are_compiled_ends_all_processes(tmp_path, number):
-    """SIGINT reaches them, too: nothing compiles on behind a Ctrl-C."""
+    """Check that SIGINT reaches the children, too: nothing compiles on after a Ctrl-C."""
     command = own_command("--host", "127.0.0.1", "--port", str(free_port()))
     environment = own_environment({"NUMBA_CACHE_DIR": str(tmp_path)})
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
@@ -50,7 +50,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_when_all_is_there_nothing_is_compiled_and_nothing_said():
+def test_a_warm_cache_compiles_and_logs_nothing():
     assert run_to_end("compile")[0] == 0
     status, said, progress = run_to_end("compile")
     assert (status, progress) == (0, "")
@@ -67,7 +67,7 @@ def test_a_start_that_finds_all_code_imports_no_compiler(warm_cache):
     assert run_script(script, NUMBA_CACHE_DIR=str(warm_cache))[:2] == (0, "False True\n")
 
 
-def test_a_cache_that_cannot_be_written_to_is_told(tmp_path):
+def test_a_read_only_cache_is_reported(tmp_path):
     (tmp_path / "file").touch()
     status, _, errors = run_to_end("compile", "--cache", str(tmp_path / "file" / "cache"))
     assert status == 2
@@ -77,8 +77,8 @@ def test_a_cache_that_cannot_be_written_to_is_told(tmp_path):
     )
 
 
-def test_without_a_home_the_code_lies_in_a_private_directory(tmp_path, warm_cache):
-    """As for `USER 1000` in a pod: no home directory, only a temporary one."""
+def test_without_a_home_the_cache_is_a_private_directory(tmp_path, warm_cache):
+    """Check a pod with `USER 1000`, which has a temporary directory but no home directory."""
     (tmp_path / "file").touch()
     private = tmp_path / f"select-service-kernels-{os.getuid()}"
     private.mkdir(mode=0o700)
@@ -95,7 +95,7 @@ def test_without_a_home_the_code_lies_in_a_private_directory(tmp_path, warm_cach
 
 @pytest.fixture
 def warm_cache():
-    """The directory with all machine code of this checkout."""
+    """Return the directory with all machine code of this checkout."""
     status, said, _ = run_to_end("compile")
     assert status == 0
     return Path(said.strip().rpartition(": ")[2])

@@ -1,4 +1,4 @@
-"""Two replicas of ours and one of the reference in one fleet: loads and sessions from all sides.
+"""Tests of two replicas of ours and a reference replica: loads and sessions from all sides.
 
 Runs only where SELECT_SERVICE_REFERENCE_PYTHON names a Python that has ai-dynamo-runtime.
 """
@@ -13,7 +13,7 @@ from tests.process.replica_processes import TENANT, Replica, mesh, until_equal
 
 pytestmark = NEEDS_REFERENCE
 BOOKINGS = 60
-"""Of each replica at the same time."""
+"""Number of concurrent bookings at each replica."""
 TURN_BLOCKS = 50
 NEW_HASHES = itertools.count(10**6)
 SESSIONS = ("--session-affinity-ttl-secs", "600") if HAS_SESSIONS else ()
@@ -23,7 +23,7 @@ needs_sessions = pytest.mark.skipif(not HAS_SESSIONS, reason="this version has n
 
 @pytest.fixture(scope="module")
 def fleet():
-    """Ours, ours and theirs, once a reservation of each has come through to all."""
+    """Yield our two replicas and the reference's, after a reservation of each has reached all."""
     with (
         Replica(*HARD) as first,
         Replica(*HARD) as second,
@@ -50,12 +50,12 @@ def comes_through(sender, receiver):
 
 
 def turns(fleet):
-    """Each of the fleet with the other two."""
+    """Yield each replica of the fleet with the other two."""
     for number in range(len(fleet)):
         yield fleet[number], fleet[number - 1], fleet[number - 2]
 
 
-def test_all_show_the_load_whoever_books_completes_and_frees(fleet):
+def test_all_replicas_show_the_load_of_calls_at_any_replica(fleet):
     for here, there, elsewhere in turns(fleet):
         assert here.reserve("a", hashes=(21, -22, 23), worker_id=1) == 201
         assert here.reserve("b", hashes=(21, -22), worker_id=1) == 201
@@ -82,7 +82,7 @@ def test_hundreds_of_reservations_from_all_sides_add_up(fleet):
 
 
 def book_session(replica, name, session_id, **fields):
-    """Book a turn of a session, with a prompt that nobody has cached; (status, rank)."""
+    """Book a turn of a session with an uncached prompt; return (status, rank)."""
     hashes = [next(NEW_HASHES) for _ in range(TURN_BLOCKS)]
     body = {
         "selection_id": name,
@@ -99,7 +99,10 @@ def book_session(replica, name, session_id, **fields):
 
 
 def bind_session(replica, name, session_id):
-    """Book its first turn on the second worker; returns the rank, which no other request takes."""
+    """Book a session's first turn on the second worker; return the rank.
+
+    Other requests never take this rank.
+    """
     status, rank = book_session(replica, name, session_id, allowed_worker_ids=[2])
     assert (status, rank[0]) == (200, 2)
     assert rank_of(replica, "unknown") != rank
@@ -107,7 +110,7 @@ def bind_session(replica, name, session_id):
 
 
 def rank_of(replica, session_id):
-    """Where a turn of the session would go."""
+    """Return the rank that a turn of the session would get."""
     body = {"model_name": "m", **TENANT, "token_ids": [1], "session_id": session_id}
     status, answer = replica.post("/select", body)
     assert status == 200
@@ -115,12 +118,12 @@ def rank_of(replica, session_id):
 
 
 def known_sessions(replica):
-    """Ids of the sessions that a replica of ours knows."""
+    """Return the ids of the sessions that a replica of ours has."""
     return {each["session_id"] for each in replica.get("/sessions")[1]["sessions"]}
 
 
 @needs_sessions
-def test_a_session_stays_on_its_rank_whoever_chooses(fleet):
+def test_a_session_stays_on_its_rank_at_every_replica(fleet):
     for number, (here, *others) in enumerate(turns(fleet)):
         session_id = f"stays-{number}"
         rank = bind_session(here, "s1", session_id)
@@ -133,7 +136,7 @@ def test_a_session_stays_on_its_rank_whoever_chooses(fleet):
         assert others[1].free("s1") == 200
         assert here.free("s2") == 200
         until_equal(*fleet, requests=0)
-        # Idle now, and bound until its time to live ends.
+        # The session is idle now, and bound until its time to live ends.
         here.reserve("load", hashes=range(500, 550), worker_id=rank[0], dp_rank=rank[1])
         until_equal(*fleet, requests=1)
         assert [rank_of(replica, session_id) for replica in fleet] == [rank] * len(fleet)
@@ -151,7 +154,7 @@ def test_a_contradiction_at_one_replica_moves_no_session_of_ours(fleet):
         status, _ = book_session(replica, f"no-{number}", "contradicted", allowed_worker_ids=[1])
         assert status == 400
     assert [rank_of(replica, "contradicted") for replica in (ours, also_ours)] == [rank, rank]
-    # Theirs has forgotten the session, and learns of it with the next turn elsewhere.
+    # The reference has forgotten the session, and learns of it with the next turn elsewhere.
     assert rank_of(theirs, "contradicted") != rank
     assert book_session(also_ours, "c2", "contradicted") == (200, rank)
     eventually(lambda: rank_of(theirs, "contradicted") == rank)
@@ -173,7 +176,7 @@ def test_a_restarted_replica_of_ours_moves_no_session(fleet):
     restarted.start()
     restarted.add_workers()
     restarted.add_peers(ours, theirs)
-    # The other replica of ours repairs what it missed, also of the reference's bindings.
+    # The other replica of ours repairs the missed events, including the reference's bindings.
     eventually(lambda: known_sessions(restarted) >= ranks.keys())
     for session_id, rank in ranks.items():
         assert book_session(restarted, f"again-{session_id}", session_id) == (200, rank)

@@ -1,6 +1,6 @@
-"""What the service does again and again leaves nothing that only the garbage collector would free.
+"""Tests that repeated work leaves nothing that only the garbage collector could free.
 
-What is frozen is looked at by no collection, so a cycle there would be there for ever.
+Frozen objects are exempt from collections, so a cycle among them would stay for ever.
 """
 
 import signal
@@ -26,8 +26,8 @@ LISTS = ("/workers", "/reservations", "/loads", "/metrics", "/config", "/nowhere
 numbers = count(100)
 
 
-class Told(Running):
-    """Knows how often it was asked for its garbage."""
+class GarbageReporting(Running):
+    """Service with a counter of its garbage reports."""
 
     asked = 0
 
@@ -39,14 +39,14 @@ class Told(Running):
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[Told]:
+def service() -> Iterator[GarbageReporting]:
     flags = ("--threads", "1", *QUEUE)
     module = "tests.process.counting_garbage"
-    with Told(*flags, module=module, DYN_USE_KV_EVENTS="true") as told:
+    with GarbageReporting(*flags, module=module, DYN_USE_KV_EVENTS="true") as told:
         register(told, 1)
         register(told, 2, model_name="narrow", max_num_batched_tokens=BATCH_TOKENS)
         for scene in SCENES.values():
-            scene(told)  # what is made once and kept
+            scene(told)  # warm-up: objects created once and kept
         told.garbage()
         yield told
 
@@ -99,7 +99,7 @@ def workers(service: Running) -> None:
 
 
 def requests_that_wait(service: Running) -> None:
-    """For a worker that has room for one of them; of two clients the first one leaves."""
+    """Queue two requests for a worker with room for one; the first client leaves."""
     prompt = PROMPT | {"model_name": "narrow"}
     book = "/select_and_reserve"
     assert service.call("POST", book, prompt | {"reservation_id": "full"}).status == 200

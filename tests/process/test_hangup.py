@@ -1,4 +1,4 @@
-"""SIGHUP ends neither command: files that are followed are read again, at once."""
+"""Tests that SIGHUP ends neither command and that followed files are read again at once."""
 
 import json
 import os
@@ -20,7 +20,7 @@ RECEIVED = "SIGHUP received, reloading followed files"
 
 
 def write_unseen(path: Path, text: str) -> None:
-    """Change a file so that who looks at it from time to time does not notice."""
+    """Change a file but neither size nor modification time, so that polling misses the change."""
     before = path.stat()
     assert len(text.encode()) == before.st_size
     with path.open("r+") as file:
@@ -33,7 +33,7 @@ def workers(taint: str) -> str:
 
 
 @pytest.mark.parametrize("flags", [(), ("--no-fast-path",)])
-def test_a_service_that_follows_nothing_goes_on(flags: tuple[str, ...]) -> None:
+def test_a_service_without_followed_files_runs_on(flags: tuple[str, ...]) -> None:
     with Running(*flags) as service:
         for number in (1, 2, 3):
             service.process.send_signal(signal.SIGHUP)
@@ -42,7 +42,7 @@ def test_a_service_that_follows_nothing_goes_on(flags: tuple[str, ...]) -> None:
         assert service.stop() == 0
 
 
-def test_a_service_reads_all_that_it_follows(tmp_path: Path) -> None:
+def test_a_service_reads_all_followed_files(tmp_path: Path) -> None:
     keys = keys_file(tmp_path, entry("a", "operator", "caller"))
     path = tmp_path / "workers.yaml"
     path.write_text(workers("one"))
@@ -64,7 +64,7 @@ def test_a_service_reads_all_that_it_follows(tmp_path: Path) -> None:
         assert service.stop() == 0
 
 
-def test_a_planner_goes_on(tmp_path: Path) -> None:
+def test_a_planner_runs_on(tmp_path: Path) -> None:
     deployment = {
         "name": "fleet",
         "model_name": "m",

@@ -1,4 +1,4 @@
-"""A whole service that checks engines over real sockets: who goes out, who comes back."""
+"""Tests of a whole service that checks engines over real sockets: ejection and return of ranks."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ ON = (
 
 @contextlib.contextmanager
 def engine_of(ranks: int) -> Iterator[tuple[ToyEngine, str]]:
-    """An engine on a thread of its own, and its endpoint."""
+    """Yield an engine on a separate thread, and its endpoint."""
     engine, loop, told = ToyEngine(ranks=ranks), asyncio.new_event_loop(), []
     ending, begun = asyncio.Event(), threading.Event()
 
@@ -49,7 +49,7 @@ def engine_of(ranks: int) -> Iterator[tuple[ToyEngine, str]]:
 
 
 class Fleet:
-    """One worker of four ranks, as the service sees it."""
+    """One worker of four ranks, as shown by the service."""
 
     def __init__(self, service: InThread, endpoint: str) -> None:
         self.service = service
@@ -66,7 +66,7 @@ class Fleet:
         return [rank["state"] for rank in self.partition()["ranks"]]
 
     def agree(self) -> None:
-        """Until it is known what is right, and every rank has shown it."""
+        """Wait until the reference answer is agreed on and every rank has passed a check."""
         eventually(
             lambda: (
                 self.partition()["reference_source"] == "agreement"
@@ -100,7 +100,7 @@ def test_a_rank_that_answers_wrongly_gets_no_requests_until_it_answers_right():
         assert all("cache_salt" in asked for _, _, asked in engine.requests)
 
 
-def test_an_engine_that_refuses_checks_is_told_of_once_and_found_by_the_doctor(caplog):
+def test_rejected_checks_are_logged_once_and_found_by_the_doctor(caplog):
     caplog.set_level("INFO", "select_service.health")
     refusal = json.dumps({"error": {"message": "The model `m` does not exist.", "code": 404}})
 
@@ -129,7 +129,7 @@ def test_an_engine_that_refuses_checks_is_told_of_once_and_found_by_the_doctor(c
         assert "check_refused" not in [each["code"] for each in findings]
 
 
-def test_who_calls_from_here_is_believed_and_from_a_network_that_is_not_named_is_not():
+def test_reports_count_from_loopback_and_not_from_unlisted_networks():
     for flag, state in (("127.0.0.0/8", "unhealthy"), ("10.0.0.0/8", "healthy")):
         flags = ("--health-checks=on", f"--health-reporters={flag}")
         with InThread(*flags) as service:
@@ -140,7 +140,7 @@ def test_who_calls_from_here_is_believed_and_from_a_network_that_is_not_named_is
             assert shown["state"] == state
 
 
-def test_what_was_agreed_on_is_known_after_a_restart(tmp_path):
+def test_agreed_answers_survive_a_restart(tmp_path):
     path, canaries = tmp_path / "references.json", tmp_path / "canaries.yaml"
     canaries.write_text("m: [{prompt: [11, 12, 13], max_tokens: 4}]")
     files = ("--health-state", str(path), "--canary-config", str(canaries))

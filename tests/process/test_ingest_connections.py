@@ -1,4 +1,4 @@
-"""Connections that break, engines that come back, and addresses that lead nowhere yet."""
+"""Tests of broken connections, returning engines, and addresses without an engine."""
 
 import contextlib
 import socket
@@ -18,8 +18,8 @@ from tests.process.ingest_scenes import (
     CHAIN,
     a_source,
     close,
+    count_held_blocks,
     follow,
-    held,
     listen,
     publish_chain,
     status,
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.process
 
 
 def cut_off(ingest, engine):
-    """The engine sends a message that is too long; returns once the listener is connected anew."""
+    """Let the engine send a message that is too long; return after the listener has reconnected."""
     seq = engine.next_seq.to_bytes(8, "big")
     engine.next_seq += 1
     engine.send([b"x", seq, bytes(read_ahead.MESSAGE_BYTES_MAX + 1)])
@@ -39,9 +39,7 @@ def cut_off(ingest, engine):
 
 
 @pytest.mark.parametrize("replay", [True, False])
-def test_engine_that_sent_a_message_of_absurd_length_is_heard_again(
-    ingest, index, replay, monkeypatch, caplog
-):
+def test_events_return_after_a_message_of_absurd_length(ingest, index, replay, monkeypatch, caplog):
     monkeypatch.setattr(read_ahead, "MESSAGE_BYTES_MAX", 10_000)
     with FakeEngine(replay=replay) as engine:
         writer = listen(ingest, index, engine)
@@ -53,7 +51,7 @@ def test_engine_that_sent_a_message_of_absurd_length_is_heard_again(
             publish_chain(engine, blocks[1:])
         eventually(lambda: status(ingest).last_sequence == engine.next_seq - 1)
         now = status(ingest)
-        assert held(index, writer, 6) == (6 if replay else 2)
+        assert count_held_blocks(index, writer, 6) == (6 if replay else 2)
         assert (now.state, now.gaps, now.lost) == ("degraded", 2, 2 if replay else 4)
         assert now.degraded.startswith("lost batches ")
         assert now.degraded_monotonic is not None
@@ -65,7 +63,7 @@ def test_engine_that_sent_a_message_of_absurd_length_is_heard_again(
         assert (status(ingest).last_error, status(ingest).degraded) == (None, None)
 
 
-def test_another_protocol_at_the_endpoint_is_told_of_and_tried_again(ingest, index, monkeypatch):
+def test_another_protocol_at_the_endpoint_is_logged_and_tried_again(ingest, index, monkeypatch):
     monkeypatch.setattr(listener, "RECONNECT_DELAY_S", 0.05)
     with zmq.Context() as context, context.socket(zmq.PULL) as other:
         port = other.bind_to_random_port("tcp://127.0.0.1")
@@ -75,12 +73,12 @@ def test_another_protocol_at_the_endpoint_is_told_of_and_tried_again(ingest, ind
     with FakeEngine(port=port, replay=False) as engine:
         engine.await_subscriber()
         publish_chain(engine, [0])
-        eventually(lambda: held(index, writer, 1) == 1)
+        eventually(lambda: count_held_blocks(index, writer, 1) == 1)
         assert status(ingest).state == "connected"
 
 
-def test_the_http_port_of_an_engine_at_the_place_of_its_events_is_told_of(ingest, index):
-    """What HTTP servers answer, libzmq takes for messages of an old protocol."""
+def test_an_http_port_as_the_event_endpoint_is_reported(ingest, index):
+    """Check an HTTP server's answer, which libzmq takes for messages of an old protocol."""
     head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: 66\r\n"
     body = b'{"error":"Invalid HTTP request received.","code":"malformed_http"}'
     answer = head + b"connection: close\r\n\r\n" + body
@@ -100,7 +98,7 @@ def test_the_http_port_of_an_engine_at_the_place_of_its_events_is_told_of(ingest
     follow(ingest, [])
 
 
-def test_connections_are_told_of_while_a_recovery_holds_what_comes(index):
+def test_connections_are_reported_while_a_recovery_holds_the_events(index):
     ingest, writer = Ingest(1, held=True), index.open_slot()
     with FakeEngine(replay=False) as engine:
         follow(ingest, [a_source(engine.endpoint, writer)])
@@ -113,12 +111,12 @@ def test_connections_are_told_of_while_a_recovery_holds_what_comes(index):
     with FakeEngine(port=port, replay=False):
         eventually(lambda: status(ingest).connected)
         ingest.start_held_listeners()
-        eventually(lambda: held(index, writer, 1) == 1)
+        eventually(lambda: count_held_blocks(index, writer, 1) == 1)
         assert status(ingest).connected
     close(ingest)
 
 
-def test_a_rank_whose_endpoint_does_not_answer_for_long_is_unconnected(ingest, index, monkeypatch):
+def test_a_rank_with_a_silent_endpoint_counts_as_unconnected(ingest, index, monkeypatch):
     writer, port = index.open_slot(), free_port()
     follow(ingest, [a_source(f"tcp://127.0.0.1:{port}", writer)])
     eventually(lambda: status(ingest).connect_error == live_connection.REFUSED)
@@ -151,12 +149,12 @@ def test_restarted_engine_starts_from_nothing(ingest, index):
         port = engine.port
         writer = listen(ingest, index, engine)
         publish_chain(engine, range(10))
-        eventually(lambda: held(index, writer, 10) == 10)
+        eventually(lambda: count_held_blocks(index, writer, 10) == 10)
     with FakeEngine(port=port) as engine:
         engine.await_subscriber()
         engine.publish(Chain(2).stored(0))
-        eventually(lambda: held(index, writer, 1, Chain(2)) == 1)
-        assert held(index, writer, 10) == 0
+        eventually(lambda: count_held_blocks(index, writer, 1, Chain(2)) == 1)
+        assert count_held_blocks(index, writer, 10) == 0
         assert status(ingest).restarts == 1
 
 
@@ -164,7 +162,7 @@ def test_a_silent_engine_is_learned_without_a_live_batch(ingest, index):
     with FakeEngine() as engine:
         publish_chain(engine, range(20))
         writer = listen(ingest, index, engine)
-        eventually(lambda: held(index, writer, 20) == 20)
+        eventually(lambda: count_held_blocks(index, writer, 20) == 20)
         now = status(ingest)
         assert (now.state, now.gaps, now.connected, now.connect_error) == (
             "connected",
@@ -175,7 +173,7 @@ def test_a_silent_engine_is_learned_without_a_live_batch(ingest, index):
 
 
 def reborn(engine, before, chain):
-    """An engine at the same endpoints that has published `before` batches of `chain` already."""
+    """Return an engine at the same endpoints that has published `before` batches of `chain`."""
     engine.close()
     replay = engine.replay_endpoint
     return FakeEngine(
@@ -192,32 +190,32 @@ def test_a_new_life_is_noticed_without_a_live_batch(ingest, index, numbers):
     engine = FakeEngine()
     writer = listen(ingest, index, engine)
     publish_chain(engine, range(10))
-    eventually(lambda: held(index, writer, 10) == 10)
+    eventually(lambda: count_held_blocks(index, writer, 10) == 10)
     before = {"below": 3, "above": 30, "equal": 10}[numbers]
     engine = reborn(engine, before, other)
     try:
-        eventually(lambda: held(index, writer, before, other) == before)
-        assert held(index, writer, 10) == 0
+        eventually(lambda: count_held_blocks(index, writer, before, other) == before)
+        assert count_held_blocks(index, writer, 10) == 0
         eventually(lambda: status(ingest).state == "connected")
         assert (status(ingest).restarts, status(ingest).lost) == (1, 0)
     finally:
         engine.close()
 
 
-def test_a_lost_connection_is_shown_and_what_was_published_meanwhile_is_caught_up(ingest, index):
+def test_a_lost_connection_is_shown_and_missed_batches_are_replayed(ingest, index):
     engine = FakeEngine()
     writer = listen(ingest, index, engine)
     publish_chain(engine, range(10))
-    eventually(lambda: held(index, writer, 10) == 10)
+    eventually(lambda: count_held_blocks(index, writer, 10) == 10)
     engine.close()
     eventually(lambda: status(ingest).state == "unverified")
     now = status(ingest)
     assert "interrupted" in now.doubt
     assert (now.connected, now.doubted_monotonic <= time.monotonic()) == (False, True)
     eventually(lambda: status(ingest).connect_error == live_connection.REFUSED)
-    engine = reborn(engine, 14, CHAIN)  # the same batches: a connection that was away for a while
+    engine = reborn(engine, 14, CHAIN)  # the same batches: the connection was merely interrupted
     try:
-        eventually(lambda: held(index, writer, 14) == 14)
+        eventually(lambda: count_held_blocks(index, writer, 14) == 14)
         eventually(lambda: status(ingest).state == "connected")
         assert (status(ingest).restarts, status(ingest).lost, status(ingest).gaps) == (0, 0, 0)
         assert status(ingest).connect_error is None
@@ -231,19 +229,19 @@ def test_without_a_replay_endpoint_a_reconnected_rank_is_unverified_until_a_batc
     engine = FakeEngine(replay=False)
     writer = listen(ingest, index, engine)
     publish_chain(engine, range(3))
-    eventually(lambda: held(index, writer, 3) == 3)
+    eventually(lambda: count_held_blocks(index, writer, 3) == 3)
     engine = reborn(engine, 3, CHAIN)
     try:
         engine.await_subscriber()
         assert status(ingest).state == "unverified"
         publish_chain(engine, [3])
-        eventually(lambda: held(index, writer, 4) == 4)
+        eventually(lambda: count_held_blocks(index, writer, 4) == 4)
         assert status(ingest).state == "connected"
     finally:
         engine.close()
 
 
-def test_a_name_that_is_not_known_is_told_apart_from_a_refusal(ingest, index):
+def test_an_unknown_name_differs_from_a_refused_connection(ingest, index):
     follow(ingest, [a_source("tcp://no-such-host.invalid:5557", index.open_slot())])
     eventually(lambda: status(ingest).connect_error == live_connection.NOT_FOUND)
     assert not status(ingest).connected
@@ -268,7 +266,7 @@ def test_a_name_that_is_never_answered_keeps_neither_other_ranks_nor_the_end_wai
         follow(ingest, [*sources, a_source(engine.endpoint, heard, worker_id=99)])
         engine.await_subscriber()
         publish_chain(engine, [0])
-        eventually(lambda: held(index, heard, 1) == 1)
+        eventually(lambda: count_held_blocks(index, heard, 1) == 1)
         follow(ingest, [])
         ingest.close()
     assert not over.is_set()
@@ -277,7 +275,7 @@ def test_a_name_that_is_never_answered_keeps_neither_other_ranks_nor_the_end_wai
 
 
 @pytest.mark.parametrize("answers", [[None, "127.0.0.1"], ["127.0.0.9 127.0.0.1"]])
-def test_an_engine_and_its_replay_are_found_by_name_whatever_it_takes(
+def test_an_engine_and_its_replay_are_found_by_name_after_failed_lookups(
     ingest, index, answers, monkeypatch
 ):
     monkeypatch.setattr(zmq_connector, "LOOKUP_INTERVAL_S", 0.01)
@@ -301,4 +299,4 @@ def test_an_engine_and_its_replay_are_found_by_name_whatever_it_takes(
         follow(ingest, [a_source(endpoint, writer, replay=replay)])
         engine.await_subscriber()
         publish_chain(engine, [5])
-        eventually(lambda: held(index, writer, 6) == 6)
+        eventually(lambda: count_held_blocks(index, writer, 6) == 6)

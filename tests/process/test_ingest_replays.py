@@ -1,4 +1,4 @@
-"""Gaps in a stream, and replay endpoints that close them or do not."""
+"""Tests of gaps in a stream, and of replay endpoints that do or do not close them."""
 
 import itertools
 import threading
@@ -11,7 +11,15 @@ from indexer.events.event_feed import EventFeed
 from indexer.sockets import listener, read_ahead, replay_connection
 from tests.builders.polling import PATIENCE_S, eventually
 from tests.process.fake_engine import END, Chain, FakeEngine, encode
-from tests.process.ingest_scenes import CHAIN, a_source, follow, held, listen, publish_chain, status
+from tests.process.ingest_scenes import (
+    CHAIN,
+    a_source,
+    count_held_blocks,
+    follow,
+    listen,
+    publish_chain,
+    status,
+)
 
 pytestmark = pytest.mark.process
 
@@ -22,7 +30,7 @@ def test_late_joiner_is_brought_up_to_date_in_both_framings(ingest, index, topic
         publish_chain(engine, range(50))
         writer = listen(ingest, index, engine)
         publish_chain(engine, [50])
-        eventually(lambda: held(index, writer, 51) == 51)
+        eventually(lambda: count_held_blocks(index, writer, 51) == 51)
         now = status(ingest)
         assert (now.state, now.gaps, now.replayed, now.lost) == ("connected", 1, 50, 0)
         assert engine.requests == [0]
@@ -35,7 +43,7 @@ def test_gap_is_closed_from_its_first_missing_batch(ingest, index, topic):
         publish_chain(engine, range(3))
         publish_chain(engine, range(3, 8), lost=True)
         publish_chain(engine, range(8, 10))
-        eventually(lambda: held(index, writer, 10) == 10)
+        eventually(lambda: count_held_blocks(index, writer, 10) == 10)
         assert (engine.requests[-1], status(ingest).replayed) == (2, 5)
 
 
@@ -47,19 +55,19 @@ def test_gap_beyond_the_ring_leaves_the_rank_degraded_until_it_is_cleared(ingest
         eventually(lambda: status(ingest).state == "degraded")
         assert (status(ingest).lost, status(ingest).last_sequence) == (7, 10)
         engine.publish(["AllBlocksCleared"], CHAIN.stored(0))
-        eventually(lambda: held(index, writer, 1) == 1)
+        eventually(lambda: count_held_blocks(index, writer, 1) == 1)
         assert (status(ingest).state, status(ingest).lost) == ("connected", 7)
 
 
-def test_dead_replay_endpoint_delays_live_events_for_a_while_and_is_not_asked_again(ingest, index):
+def test_dead_replay_endpoint_delays_live_events_once_and_is_not_used_again(ingest, index):
     with FakeEngine(replay=False) as engine:
         writer = listen(ingest, index, engine, replay="tcp://127.0.0.1:1")
         publish_chain(engine, [0], seq=5)
         publish_chain(engine, [1], seq=6)
-        eventually(lambda: held(index, writer, 2) == 2)
+        eventually(lambda: count_held_blocks(index, writer, 2) == 2)
         assert status(ingest).state == "degraded"
         publish_chain(engine, [2], seq=9)
-        eventually(lambda: held(index, writer, 3) == 3)
+        eventually(lambda: count_held_blocks(index, writer, 3) == 3)
         assert status(ingest).lost == 7
 
 
@@ -78,9 +86,9 @@ def test_silent_replay_endpoint_does_not_delay_other_ranks(ingest, index):
         publish_chain(silent, [0], seq=5)
         eventually(lambda: status(ingest).state == "catching_up")
         publish_chain(engine, range(10))
-        eventually(lambda: held(index, writers[1], 10) == 10)
+        eventually(lambda: count_held_blocks(index, writers[1], 10) == 10)
         assert status(ingest).state == "catching_up"
-        eventually(lambda: held(index, writers[0], 1) == 1)
+        eventually(lambda: count_held_blocks(index, writers[0], 1) == 1)
 
 
 def test_replay_that_never_ends_is_left_as_soon_as_the_gap_is_closed(ingest, index):
@@ -92,20 +100,20 @@ def test_replay_that_never_ends_is_left_as_soon_as_the_gap_is_closed(ingest, ind
         writer = listen(ingest, index, engine)
         publish_chain(engine, range(9), lost=True)
         publish_chain(engine, [9])
-        eventually(lambda: held(index, writer, 10) == 10)
+        eventually(lambda: count_held_blocks(index, writer, 10) == 10)
         assert status(ingest).state == "connected"
 
 
 def test_replay_that_never_helps_and_never_ends_is_given_up(ingest, index):
     def answer(start, ring):
         for _ in range(2000):
-            time.sleep(0.01)  # a slow server is what this is about
+            time.sleep(0.01)  # simulates a slow server
             yield [b"", (7).to_bytes(8, "big"), encode(rank=6)]
 
     with FakeEngine(answer=answer) as engine:
         writer = listen(ingest, index, engine)
         publish_chain(engine, [0], seq=3)
-        eventually(lambda: held(index, writer, 1) == 1)
+        eventually(lambda: count_held_blocks(index, writer, 1) == 1)
         assert status(ingest).dropped["replay_of_other_rank"] > 10
 
 
@@ -132,8 +140,8 @@ def test_replay_of_another_rank_is_not_taken_and_the_own_stream_goes_on(ingest, 
         engine.await_subscriber()
         publish_chain(engine, [0], seq=5, rank=1)
         publish_chain(engine, [1], seq=6, rank=1)
-        eventually(lambda: held(index, writers[1], 2) == 2)
-        assert held(index, writers[0], 1) == 0
+        eventually(lambda: count_held_blocks(index, writers[1], 2) == 2)
+        assert count_held_blocks(index, writers[0], 1) == 0
         assert status(ingest, dp_rank=1).last_sequence == 6
 
 
@@ -161,8 +169,10 @@ def test_two_ranks_replay_from_their_own_endpoints(ingest, index):
             engines[rank].await_subscriber()
             engines[rank].publish(chains[rank].stored(5), rank=rank)
         for rank in (0, 1):
-            eventually(lambda rank=rank: held(index, writers[rank], 6, chains[rank]) == 6)
-            assert held(index, writers[1 - rank], 6, chains[rank]) == 0
+            eventually(
+                lambda rank=rank: count_held_blocks(index, writers[rank], 6, chains[rank]) == 6
+            )
+            assert count_held_blocks(index, writers[1 - rank], 6, chains[rank]) == 0
 
 
 def test_garbage_in_a_replay_is_skipped(ingest, index):
@@ -177,7 +187,7 @@ def test_garbage_in_a_replay_is_skipped(ingest, index):
         writer = listen(ingest, index, engine)
         publish_chain(engine, range(3), lost=True)
         publish_chain(engine, [3])
-        eventually(lambda: held(index, writer, 4) == 4)
+        eventually(lambda: count_held_blocks(index, writer, 4) == 4)
         assert status(ingest).dropped["replay_frames"] == 4
 
 
@@ -185,7 +195,7 @@ def test_replay_endpoint_that_zmq_refuses_only_loses_the_gap(ingest, index):
     with FakeEngine(replay=False) as engine:
         writer = listen(ingest, index, engine, replay="tcp://*:5557")
         publish_chain(engine, [0], seq=3)
-        eventually(lambda: held(index, writer, 1) == 1)
+        eventually(lambda: count_held_blocks(index, writer, 1) == 1)
         assert (status(ingest).lost, status(ingest).state) == (3, "degraded")
 
 
@@ -201,7 +211,7 @@ def test_a_replay_that_cannot_be_sent_only_loses_the_gap(ingest, index, monkeypa
     with FakeEngine() as engine:
         writer = listen(ingest, index, engine)
         publish_chain(engine, [0], seq=3)
-        eventually(lambda: held(index, writer, 1) == 1)
+        eventually(lambda: count_held_blocks(index, writer, 1) == 1)
         assert (status(ingest).lost, status(ingest).state) == (3, "degraded")
         assert ingest.failure() is None
 
@@ -216,11 +226,11 @@ def test_message_of_absurd_length_in_a_replay_only_loses_the_gap(ingest, index, 
         publish_chain(engine, [1])
         eventually(lambda: status(ingest).last_sequence == 2)
         publish_chain(engine, [2])
-        eventually(lambda: held(index, writer, 3) == 3)
+        eventually(lambda: count_held_blocks(index, writer, 3) == 3)
         assert (status(ingest).state, status(ingest).lost) == ("degraded", 1)
 
 
-def test_what_waits_for_a_replay_is_applied_between_looks_at_commands(ingest, index, monkeypatch):
+def test_batches_held_for_a_replay_are_applied_between_commands(ingest, index, monkeypatch):
     steps = []
 
     class Counting(EventFeed):
@@ -243,5 +253,5 @@ def test_what_waits_for_a_replay_is_applied_between_looks_at_commands(ingest, in
         publish_chain(engine, [0], lost=True)
         publish_chain(engine, range(1, 3000))
         release.set()
-        eventually(lambda: held(index, writer, 3000) == 3000)
+        eventually(lambda: count_held_blocks(index, writer, 3000) == 3000)
         assert all(batches <= 100 for batches in steps)

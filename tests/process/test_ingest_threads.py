@@ -1,4 +1,4 @@
-"""The threads of ingest: bounds, bugs, who waits for whom, and what is drained when."""
+"""Tests of the ingest threads: bounds, bugs, blocking between threads, and the order of drains."""
 
 import threading
 from types import SimpleNamespace
@@ -20,22 +20,30 @@ from indexer.sockets.socket_poller import SocketPoller
 from indexer.sockets.zmq_connector import SocketSettings
 from tests.builders.polling import PATIENCE_S, eventually
 from tests.process.fake_engine import FakeEngine, encode
-from tests.process.ingest_scenes import CHAIN, a_source, close, follow, held, publish_chain, status
+from tests.process.ingest_scenes import (
+    CHAIN,
+    a_source,
+    close,
+    count_held_blocks,
+    follow,
+    publish_chain,
+    status,
+)
 from tests.process.raw_publisher import RawPublisher, message
 
 pytestmark = pytest.mark.process
 
 
 def a_live_batch(seq):
-    """Number and payload, which stores one block."""
+    """Return the number and payload of a batch that stores one block."""
     return [seq.to_bytes(8, "big"), encode(CHAIN.stored(seq))]
 
 
 @pytest.mark.parametrize("why", ["recovery", "stuck"])
-def test_what_waits_for_a_held_thread_is_bounded_in_bytes_and_its_loss_is_noticed(
+def test_the_backlog_of_a_held_thread_is_bounded_in_bytes_and_its_loss_noticed(
     index, monkeypatch, why
 ):
-    """The engine sends as much as is taken, and drops three batches then."""
+    """Let the engine send as much as the socket accepts, then drop three batches."""
     monkeypatch.setattr(arrivals, "AHEAD_BYTES_MAX", 16 * 2**20)
     ingest, stuck, engine = Ingest(1, held=why == "recovery"), threading.Event(), RawPublisher()
     writer = index.open_slot()
@@ -57,12 +65,12 @@ def test_what_waits_for_a_held_thread_is_bounded_in_bytes_and_its_loss_is_notice
     eventually(lambda: status(ingest).last_sequence == seq + 4)
     assert (status(ingest).lost, status(ingest).state) == (3, "degraded")
     assert ingest._threads[0].budget.used_bytes == 0
-    assert held(index, writer, seq + 1) == seq + 1
+    assert count_held_blocks(index, writer, seq + 1) == seq + 1
     engine.close()
     close(ingest)
 
 
-def test_status_waits_neither_for_a_stuck_thread_nor_for_those_who_do(ingest, index, monkeypatch):
+def test_status_waits_neither_for_a_stuck_thread_nor_for_its_callers(ingest, index, monkeypatch):
     monkeypatch.setattr(ingest_module, "RECONCILE_S_MAX", 10 * PATIENCE_S)
     stuck, go_on = threading.Event(), threading.Event()
 
@@ -89,7 +97,7 @@ def test_status_waits_neither_for_a_stuck_thread_nor_for_those_who_do(ingest, in
             reconciling.join()
 
 
-def test_a_bug_ends_one_listener_and_says_so_and_its_thread_goes_on(index, caplog):
+def test_a_bug_ends_one_listener_with_a_log_line_and_the_thread_goes_on(index, caplog):
     def store_wrongly(*_, **__):
         raise ZeroDivisionError
 
@@ -111,15 +119,15 @@ def test_a_bug_ends_one_listener_and_says_so_and_its_thread_goes_on(index, caplo
         eventually(lambda: status(ingest).state == "degraded")
         assert "ZeroDivisionError" in status(ingest).last_error
         publish_chain(second, [0])
-        eventually(lambda: held(index, writer, 1) == 1)
+        eventually(lambda: count_held_blocks(index, writer, 1) == 1)
         follow(ingest, [])
         assert ingest.failure() is None
         ingest.close()
     assert any(record.exc_info for record in caplog.records)
 
 
-def test_a_message_that_a_tick_has_seen_is_drained_in_the_next_turn(index):
-    """To look at a socket takes the news from its file descriptor."""
+def test_a_message_seen_by_a_tick_is_drained_in_the_next_turn(index):
+    """Check the next turn after a poll, which clears the event of the socket's file descriptor."""
     readiness = SocketPoller()
     with FakeEngine() as engine, zmq.Context() as context:
         source = a_source(engine.endpoint, index.open_slot(), replay=engine.replay_endpoint)
@@ -130,13 +138,13 @@ def test_a_message_that_a_tick_has_seen_is_drained_in_the_next_turn(index):
         alone.open()
         alone.start(opened_just_now=True)
 
-        def is_asked_about_next():
+        def has_drain_next():
             for drain in readiness.wait_for_drains(0.01):
                 if drain():
                     readiness.call_again(drain)
             return alone.feed.wake_at is not None and engine.pub.poll(0)
 
-        eventually(is_asked_about_next)
+        eventually(has_drain_next)
         publish_chain(engine, [0])
         eventually(lambda: alone._live.queue.has_messages)
         alone.tick(alone.feed.wake_at)
@@ -146,7 +154,7 @@ def test_a_message_that_a_tick_has_seen_is_drained_in_the_next_turn(index):
 
 
 class Endless:
-    """Messages that are of no use, without end."""
+    """Endless supply of useless messages."""
 
     is_drained = has_messages = has_news = False
 
@@ -165,8 +173,8 @@ class Endless:
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_whoever_drains_one_socket_leaves_the_other_alone(index, which):
-    """To look at a socket takes the news from its file descriptor: it would not be drained."""
+def test_draining_one_socket_leaves_the_other_alone(index, which):
+    """Check both sockets: polling one clears the event of its descriptor and could block drains."""
     source = a_source("tcp://127.0.0.1:1", index.open_slot())
     readiness = SocketPoller()
     alone = listener.RankListener(

@@ -1,4 +1,4 @@
-"""How long a real service keeps an idle connection, on every path."""
+"""Tests of how long a real service keeps an idle connection, on every path."""
 
 import contextlib
 import time
@@ -14,7 +14,7 @@ PATHS = ((), ("--no-fast-path",))
 SHORT_S = 1
 
 
-def test_an_idle_connection_is_kept_as_long_as_the_setting_says() -> None:
+def test_an_idle_connection_is_kept_for_the_configured_time() -> None:
     with contextlib.ExitStack() as stack:
         services = [
             stack.enter_context(Running("--keep-alive-secs", str(SHORT_S), *path)) for path in PATHS
@@ -35,7 +35,7 @@ def test_an_idle_connection_is_kept_as_long_as_the_setting_says() -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_the_system_looks_for_clients_that_have_vanished(path: tuple[str, ...]) -> None:
-    """Of a connection to the service the kernel has a timer that probes."""
+    """Check in the kernel's table that the connection has a keep-alive timer."""
     with Running(*path) as service, service.client() as client:
         client.send(request("GET", "/health"))
         assert client.answer().status == 200
@@ -44,4 +44,4 @@ def test_the_system_looks_for_clients_that_have_vanished(path: tuple[str, ...]) 
             rows = [line.split() for line in table]
         ours = [row for row in rows if row[1].endswith(f":{service.port:04X}")]
         (row,) = [row for row in ours if row[2].endswith(f":{port:04X}")]
-        assert row[5].split(":")[0] == "02"  # the timer for keeping alive
+        assert row[5].split(":")[0] == "02"  # 02: the keep-alive timer

@@ -1,4 +1,4 @@
-"""Engines that publish and replay over CURVE: a stand-in, since none offers it today."""
+"""Tests of fake engines that publish and replay over CURVE, which no engine offers today."""
 
 import contextlib
 
@@ -9,7 +9,15 @@ from indexer.sockets.curve_keypairs import new_key_pair
 from indexer.sockets.ingest import Ingest
 from tests.builders.polling import eventually
 from tests.process.fake_engine import FakeEngine
-from tests.process.ingest_scenes import a_source, close, follow, held, listen, publish_chain, status
+from tests.process.ingest_scenes import (
+    a_source,
+    close,
+    count_held_blocks,
+    follow,
+    listen,
+    publish_chain,
+    status,
+)
 
 pytestmark = pytest.mark.process
 
@@ -34,15 +42,13 @@ def test_events_and_replays_come_over_curve(index, known):
         publish_chain(engine, range(20))
         writer = listen(ingest, index, engine, key=KEY)
         publish_chain(engine, [20])
-        eventually(lambda: held(index, writer, 21) == 21)
+        eventually(lambda: count_held_blocks(index, writer, 21) == 21)
         now = status(ingest)
         assert (now.state, now.replayed, now.lost) == ("connected", 20, 0)
 
 
 @pytest.mark.parametrize("key", [None, WRONG_KEY], ids=["plain", "another key"])
-def test_an_engine_of_another_key_is_not_heard_until_the_right_one_is_given(
-    index, key, monkeypatch
-):
+def test_events_of_an_engine_with_another_key_wait_for_the_right_key(index, key, monkeypatch):
     monkeypatch.setattr(listener, "RECONNECT_DELAY_S", 0.1)
     with listening_as(OURS) as ingest, FakeEngine(pair=ENGINE, replay=False) as engine:
         writer = index.open_slot()
@@ -52,11 +58,11 @@ def test_an_engine_of_another_key_is_not_heard_until_the_right_one_is_given(
         follow(ingest, [a_source(engine.endpoint, writer, key=KEY)])
         engine.await_subscriber()
         publish_chain(engine, [0])
-        eventually(lambda: held(index, writer, 1) == 1)
+        eventually(lambda: count_held_blocks(index, writer, 1) == 1)
         assert status(ingest).connected
 
 
-def test_a_listener_that_the_engine_does_not_know_hears_nothing(index, monkeypatch):
+def test_a_listener_with_an_unknown_key_gets_no_events(index, monkeypatch):
     monkeypatch.setattr(listener, "RECONNECT_DELAY_S", 0.1)
     engine = FakeEngine(pair=ENGINE, known={OURS.public}, replay=False)
     with engine, listening_as(OTHER) as ingest:
@@ -66,7 +72,7 @@ def test_a_listener_that_the_engine_does_not_know_hears_nothing(index, monkeypat
         assert not engine.pub.poll(0)
 
 
-def test_who_is_plain_where_a_key_is_expected_is_not_heard(index, monkeypatch):
+def test_events_of_an_engine_without_the_expected_key_are_dropped(index, monkeypatch):
     monkeypatch.setattr(listener, "RECONNECT_DELAY_S", 0.1)
     with listening_as(None) as ingest, FakeEngine(replay=False) as impostor:
         writer = index.open_slot()
@@ -74,4 +80,4 @@ def test_who_is_plain_where_a_key_is_expected_is_not_heard(index, monkeypatch):
         eventually(lambda: status(ingest).connect_error)
         publish_chain(impostor, [0])
         assert not impostor.pub.poll(0)
-        assert held(index, writer, 1) == 0
+        assert count_held_blocks(index, writer, 1) == 0

@@ -1,4 +1,4 @@
-"""Selector processes with keys (CURVE), and those that say that they have none."""
+"""Tests of selector processes with CURVE keys, and of processes that declare to have none."""
 
 import pytest
 
@@ -13,7 +13,7 @@ OPEN = ("--host", "0.0.0.0", "--insecure")
 
 @pytest.fixture
 def pair(tmp_path):
-    """Two processes whose keys the command has made."""
+    """Yield two processes with keys created by the command."""
     file, replicas = tmp_path / "replicas.toml", []
     for name in ("a", "b"):
         secret = tmp_path / f"{name}.key"
@@ -29,7 +29,7 @@ def pair(tmp_path):
         yield a, b
 
 
-def test_replicas_with_keys_share_load_and_repair_what_was_lost(pair):
+def test_replicas_with_keys_share_load_and_repair_lost_events(pair):
     a, b = pair
     a.add_workers()
     b.add_workers()
@@ -46,7 +46,7 @@ def test_replicas_with_keys_share_load_and_repair_what_was_lost(pair):
     assert "replica_sync_insecure" not in a.get("/ready")[1]
 
 
-def test_a_replica_without_a_key_is_refused_and_hears_nothing(pair):
+def test_a_replica_without_a_key_is_refused_and_gets_no_events(pair):
     a, _ = pair
     a.add_workers()
     with Replica() as plain:
@@ -61,7 +61,7 @@ def test_a_replica_without_a_key_is_refused_and_hears_nothing(pair):
         assert a.post("/replica_sync/register_peer", {**body, "replica": "c"})[0] == 400
 
 
-def test_a_fleet_without_keys_says_that_it_is_meant():
+def test_a_fleet_without_keys_needs_an_explicit_flag():
     status, _, said = run_to_end(*OPEN, "--replica-sync-port", "19099")
     assert status == 2
     assert "--replica-sync-insecure" in said

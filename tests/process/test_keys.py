@@ -1,4 +1,4 @@
-"""A service with keys as a process of its own: its file is followed while it serves."""
+"""Tests of a service process with keys, which follows its key file."""
 
 import os
 import signal
@@ -33,8 +33,8 @@ def test_keys_come_and_go_while_the_service_runs(tmp_path):
         assert service.stop() == 0
 
 
-def test_a_file_that_hangs_is_seen_and_does_not_hold_up_the_end(tmp_path):
-    """Revocations do not count then: the age of the last reading says so."""
+def test_a_hanging_file_shows_its_age_and_does_not_delay_the_end(tmp_path):
+    """Check the age of the last reading, the only sign that revocations are not applied."""
     folder = tmp_path / "keys"
     folder.mkdir()
     path = keys_file(folder, entry("ops", "operator"))
@@ -53,7 +53,7 @@ def test_a_file_that_hangs_is_seen_and_does_not_hold_up_the_end(tmp_path):
             assert service.stop(signal.SIGTERM) == 0
 
 
-def test_a_pipe_in_the_place_of_the_file_is_told_of_and_not_waited_for(tmp_path):
+def test_a_pipe_as_the_key_file_is_reported_without_waiting(tmp_path):
     path = keys_file(tmp_path, entry("ops", "operator"))
     with Running("--api-keys-file", str(path)) as service:
         path.unlink()
@@ -67,7 +67,7 @@ def test_a_pipe_in_the_place_of_the_file_is_told_of_and_not_waited_for(tmp_path)
         assert service.stop(signal.SIGTERM) == 0
 
 
-def test_a_start_with_a_wrong_file_says_what_is_wrong(tmp_path):
+def test_a_start_with_a_wrong_file_reports_the_fault(tmp_path):
     path = keys_file(tmp_path, entry("a", "caller", tenants=[]))
     status, _, errors = run_to_end("--api-keys-file", str(path))
     assert status == 2
@@ -88,13 +88,13 @@ def test_a_start_with_a_key_for_peers_that_cannot_be_read_ends_with_one_line(tmp
     assert complaint(errors).endswith("does not contain a key: expected a single word")
 
 
-def test_others_are_not_let_in_by_accident():
+def test_a_public_address_needs_keys_or_an_explicit_flag():
     status, _, errors = run_to_end("--host", "0.0.0.0")
     assert status == 2
     assert "or --insecure to permit this" in complaint(errors)
 
 
-def test_an_open_service_says_so_at_the_start():
+def test_an_open_service_warns_at_the_start():
     with Running("--host", "0.0.0.0", "--insecure") as service:
         line = service.line("insecure: no API keys, anyone reaching the port has full access")
         assert line["level"] == "WARNING"

@@ -1,4 +1,4 @@
-"""Engines with states that are killed: no exact answer is wrong, and no bound is too low.
+"""Tests of killed engines with states: no exact answer is wrong, and no bound is too low.
 
 scripts/test_slow tests/process/test_killed_engines.py -s      # all scenes, prints the table
 """

@@ -1,4 +1,4 @@
-"""GET /planner/observation of whole services: the same by every path, and unknown after a start."""
+"""Tests of GET /planner/observation: the same on every path, and unknown after a start."""
 
 import pytest
 
@@ -13,13 +13,13 @@ PROMPT = {"model_name": "m", "token_ids": list(range(40))}
 COUNTED = {"arrivals": 7, "queued_now": 0, "kv_hit_rate": 0.0}
 
 
-def seen(running, window_s):
+def observe(running, window_s):
     path = f"/planner/observation?model_name=m&window_s={window_s}"
     return running.call("GET", path).body
 
 
 def live(running, name):
-    """One request, to its end."""
+    """Run a request to the end."""
     running.call("POST", "/select_and_reserve", {**PROMPT, "reservation_id": name})
     for verb in ("prefill_complete", "output_block", "output_block"):
         assert running.call("POST", f"/reservations/{name}/{verb}", {}).status == 200
@@ -30,14 +30,14 @@ def live(running, name):
 def test_a_window_is_complete_once_it_is_covered_and_has_all_requests(flags):
     with Running("--threads", "1", *flags) as running:
         running.call("POST", "/workers", worker_body(1, role="aggregated"))
-        first = seen(running, 60)
+        first = observe(running, 60)
         assert (first["arrivals"], first["complete"]) == (0, False)
         for n in range(5):
             live(running, f"r{n}")
         for _ in range(2):
             assert running.call("POST", "/select", PROMPT).status == 200
-        eventually(lambda: seen(running, 2)["complete"])
-        found = seen(running, 3600)
+        eventually(lambda: observe(running, 2)["complete"])
+        found = observe(running, 3600)
         assert {name: found[name] for name in COUNTED} == COUNTED
         assert not found["complete"]
         sums = {name: sum(found[name]["counts"]) for name in ("isl", "osl", "ttft_s", "itl_s")}

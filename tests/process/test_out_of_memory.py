@@ -1,4 +1,4 @@
-"""A service that has used up the memory it may have: what small requests and its end are then."""
+"""Test of a service at its memory limit: small requests and shutdown work."""
 
 import resource
 from pathlib import Path
@@ -17,7 +17,7 @@ SMALL = 20
 
 
 def leave_memory(pid: int, left: int) -> None:
-    """Let the process map so many more bytes than it has mapped, as under `ulimit -v`."""
+    """Let the process map this many bytes beyond the present size, as under `ulimit -v`."""
     status = Path(f"/proc/{pid}/status").read_text()
     (kib,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmSize:")]
     limit = 1024 * int(kib) + left

@@ -1,4 +1,4 @@
-"""64 clients with pairs over two replicas with keys, while legs and a replica are killed."""
+"""Test of 64 clients with pairs over two keyed replicas, while legs and a replica are killed."""
 
 import http.client
 import itertools
@@ -41,13 +41,13 @@ def register(replica, worker_id):
 def join(replica, other):
     for worker_id in (*PREFILLS, *DECODES):
         assert register(replica, worker_id) in (200, 201)
-    # A replica reads the keys of those that start after it a second later.
+    # A replica reads the keys of replicas that start later a second after their start.
     body = {"endpoint": other.endpoint}
     eventually(lambda: replica.post("/replica_sync/register_peer", body)[0] in (200, 201))
 
 
 class PairClients:
-    """Threads that run pairs from booking to end, at whichever replica answers."""
+    """Threads that run pairs from booking to end, at any available replica."""
 
     def __init__(self, replicas):
         self.replicas = replicas
@@ -87,7 +87,7 @@ class PairClients:
             time.sleep(rng.uniform(0.0, 0.3))
 
     def call(self, rng, method, path, body=None):
-        """The answer of any replica, beginning with a random one; waits for one to be up."""
+        """Return an answer, beginning with a random replica; wait until one is up."""
         until = time.monotonic() + 30.0
         first = rng.randrange(2)
         for attempt in itertools.count(first):
@@ -113,7 +113,7 @@ class PairClients:
         status, said = self.call(rng, "POST", f"/reservations/{name}/renew")
         if status == 200 and said.get("lost_leg"):
             status, moved = self.call(rng, "POST", f"/reservations/{name}/move", {"leg": "prefill"})
-            # A restarted replica may not have read the pairs of the other yet.
+            # A restarted replica may not have read the other replica's pairs yet.
             assert status in (200, 404, 409, 503), (status, moved)
             self.note(f"moved {status}")
         for verb in ("prefill_complete", "first_token"):
@@ -123,7 +123,7 @@ class PairClients:
         self.end(name, rng)
 
     def end(self, name, rng):
-        """Ended at one replica; where an event was late, at the other."""
+        """End the reservation at one replica or, where an event was late, at the other."""
         for replica in rng.sample(self.replicas, 2):
             try:
                 status, _ = replica.call("DELETE", f"/reservations/{name}")
@@ -133,11 +133,11 @@ class PairClients:
             if status == 200:
                 self.note("ended")
                 return
-        self.note("gone")  # with its worker, or with the replica that was killed
+        self.note("gone")  # ended with its worker, or with the replica that was killed
 
 
 def names_of(replica):
-    """The ids of all rows, legs apart."""
+    """Return (reservation id, leg) of all rows, with separate legs."""
     found, after = [], ""
     while after is not None:
         query = f"limit=1000&separate_legs=true{f'&after={after}' if after else ''}"

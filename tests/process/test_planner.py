@@ -1,4 +1,4 @@
-"""A planner beside a real selector: what outlives it, what silence does, what it can be told."""
+"""Tests of a planner beside a real selector: restarts, missing observations and requests."""
 
 import json
 import time
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.process
 
 
 def config(selector: Running, folder: Path, **given: Any) -> dict[str, Any]:
-    """Ticks every second."""
+    """Return a configuration with a tick every second."""
     own = {
         "name": "fleet",
         "model_name": "m",
@@ -37,14 +37,14 @@ def config(selector: Running, folder: Path, **given: Any) -> dict[str, Any]:
     }
 
 
-def wanted(planner: Planner) -> tuple[int, int]:
-    """Number of the newest decision, and replicas."""
+def newest_decision(planner: Planner) -> tuple[int, int]:
+    """Return the id of the newest decision and its replicas."""
     decision = planner.get("/v1/decision")
     return decision["decision_id"], decision["num_decode"]
 
 
 def ready(planner: Planner) -> int | None:
-    """None before the first tick."""
+    """Return the number of ready replicas; None before the first tick."""
     replicas = planner.status()["replicas"]
     return replicas["decode"]["ready"] if replicas else None
 
@@ -56,13 +56,15 @@ def test_a_decision_outlives_the_planner_and_silence_scales_nothing(tmp_path: Pa
         with Planner(tmp_path, config(selector, tmp_path)) as planner:
             planner.ticks_on()
             assert ready(planner) == 2
-            assert wanted(planner)[0] == -1
+            assert newest_decision(planner)[0] == -1
             planner.send("PATCH", "/v1/deployments/fleet", {"min_endpoint": 3})
-            decision, replicas = eventually(lambda: wanted(planner)[0] >= 0 and wanted(planner))
+            decision, replicas = eventually(
+                lambda: newest_decision(planner)[0] >= 0 and newest_decision(planner)
+            )
             assert replicas == 3
 
             planner.restart()
-            assert wanted(planner) == (decision, 3)
+            assert newest_decision(planner) == (decision, 3)
             assert selector.call("POST", "/workers", worker_body(3)).status < 300
             done = planner.send("POST", f"/v1/decision/{decision}/complete", {"num_decode": 3})
             assert done["status"] == "completed"
@@ -76,7 +78,7 @@ def test_a_decision_outlives_the_planner_and_silence_scales_nothing(tmp_path: Pa
                 "no_traffic_data",
                 "replicas_unknown",
             }
-            assert wanted(planner) == (decision, 3)
+            assert newest_decision(planner) == (decision, 3)
             assert planner.process.stop_with_signal()[0] == 0
     lines = list(read_lines(tmp_path / "decisions.jsonl"))
     ticks = [line for line in lines if isinstance(line, TickLine)]
@@ -84,7 +86,7 @@ def test_a_decision_outlives_the_planner_and_silence_scales_nothing(tmp_path: Pa
     assert any(line.scale_to for line in ticks)
 
 
-def test_what_is_wrong_is_said_before_the_first_tick(tmp_path: Path) -> None:
+def test_faults_are_reported_before_the_first_tick(tmp_path: Path) -> None:
     dead = f"http://127.0.0.1:{free_port()}"
     with Running("--threads", "1") as selector:
         given = config(selector, tmp_path, throughput_adjustment_interval_seconds=600)
@@ -104,7 +106,7 @@ def test_what_is_wrong_is_said_before_the_first_tick(tmp_path: Path) -> None:
             assert "deployment observed deployment=fleet" in log
 
 
-def test_the_end_answers_whoever_waits_for_a_decision(tmp_path: Path) -> None:
+def test_the_end_answers_requests_that_wait_for_a_decision(tmp_path: Path) -> None:
     with (
         Running("--threads", "1") as selector,
         Planner(tmp_path, config(selector, tmp_path)) as planner,
@@ -126,7 +128,7 @@ def test_the_end_answers_whoever_waits_for_a_decision(tmp_path: Path) -> None:
     assert "Traceback" not in planner.process.read_log()
 
 
-def test_what_it_is_told_counts_or_is_refused_in_words(tmp_path: Path) -> None:
+def test_changes_over_http_apply_or_get_an_explained_error(tmp_path: Path) -> None:
     with (
         Running("--threads", "1") as selector,
         Planner(tmp_path, config(selector, tmp_path, advisory=True)) as planner,
@@ -138,8 +140,8 @@ def test_what_it_is_told_counts_or_is_refused_in_words(tmp_path: Path) -> None:
         assert "99 GPUs" in json.load(refused.value)["error"]
         planner.send("PATCH", "/v1/deployments/fleet", {"min_endpoint": 2})
         planner.ticks_on(3)
-        assert wanted(planner)[0] == -1
+        assert newest_decision(planner)[0] == -1
         planner.send("PATCH", "/v1/deployments/fleet", {"advisory": False})
-        assert eventually(lambda: wanted(planner)[0] == 0)
+        assert eventually(lambda: newest_decision(planner)[0] == 0)
         assert planner.process.stop_with_signal()[0] == 0
     assert "Traceback" not in planner.process.read_log()

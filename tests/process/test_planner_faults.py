@@ -1,4 +1,4 @@
-"""What dies or falls silent beside a planner: nothing goes down on what is not known."""
+"""Tests of crashes and silence beside a planner: unknown inputs never scale a fleet down."""
 
 import signal
 from contextlib import closing
@@ -22,7 +22,7 @@ def restart_planner(fleet: PlannedFleet) -> None:
 
 
 def restart_selector(fleet: PlannedFleet) -> None:
-    """Gone for some intervals."""
+    """Stop the selector for some intervals, then restart."""
     fleet.silence_selector()
     fleet.planner.ticks_on(4)
     assert fleet.reasons() & UNKNOWN
@@ -36,21 +36,21 @@ def test_a_restart_in_every_phase_changes_no_decision(restart, tmp_path):
         fleet.until_there(2)
         restart(fleet)
         fleet.until_there(2)
-        assert fleet.wanted == -1
+        assert fleet.decided_replicas == -1
 
         fleet.least(3)
-        eventually(lambda: fleet.wanted == 3)
+        eventually(lambda: fleet.decided_replicas == 3)
         assert fleet.platform.ready == 2
         restart(fleet)
         fleet.until_there(3)
-        assert fleet.wanted == 3
+        assert fleet.decided_replicas == 3
 
         fleet.least(2)
         eventually(lambda: "draining" in fleet.selector.states().values())
-        assert fleet.wanted == 3
+        assert fleet.decided_replicas == 3
         restart(fleet)
         fleet.until_there(2)
-        assert fleet.wanted == 2
+        assert fleet.decided_replicas == 2
         fleet.assert_nothing_was_lost()
         assert fleet.platform.decisions == [(0, 3), (1, 2)]
 
@@ -67,18 +67,18 @@ def test_an_outage_of_observations_takes_nothing_away(silence, tmp_path):
         status = fleet.planner.ticks_on(8 if silence == signal.SIGKILL else 1)
         fault = status["faults"][fleet.selector.url]
         assert "connect" in fault.lower() or "answer" in fault
-        assert fleet.wanted == -1
+        assert fleet.decided_replicas == -1
         if silence == signal.SIGSTOP:
             fleet.silence_selector(signal.SIGCONT)
         else:
             fleet.restart_selector()
         fleet.until_there(2)
-        assert fleet.wanted == 2
+        assert fleet.decided_replicas == 2
         fleet.assert_nothing_was_lost()
 
 
 class Engines:
-    """Publish that they idle, those that do."""
+    """Publisher of idle engines' metrics."""
 
     def __init__(self) -> None:
         self._socket: zmq.SyncSocket = zmq.Context.instance().socket(zmq.PUB)
@@ -113,16 +113,16 @@ def test_an_engine_that_falls_silent_takes_nothing_away(tmp_path):
     config = {"selectors": [selector.url], "deployments": [own]}
     with selector.process, closing(engines), Planner(tmp_path, config) as planner:
 
-        def says(reason: str, speaking: int) -> bool:
+        def has_reason(reason: str, speaking: int) -> bool:
             engines.publish(speaking)
             return reason in {each["code"] for each in planner.status()["reasons"]}
 
-        eventually(lambda: says("worker_count_mismatch", 2))
+        eventually(lambda: has_reason("worker_count_mismatch", 2))
         until = planner.status()["ticks"] + 5
         while planner.status()["ticks"] < until:
-            assert says("worker_count_mismatch", 2)
+            assert has_reason("worker_count_mismatch", 2)
         assert planner.get("/v1/decision")["decision_id"] == -1
-        eventually(lambda: says("scale_down", 3))
+        eventually(lambda: has_reason("scale_down", 3))
         eventually(lambda: planner.get("/v1/decision")["num_decode"] == 2)
 
 
@@ -131,12 +131,12 @@ def test_a_start_that_never_comes_is_withdrawn(tmp_path):
     with PlannedFleet(
         tmp_path, startup_s=1e6, max_gpu_budget=3, pending_stuck_secs=2, **above
     ) as fleet:
-        eventually(lambda: fleet.wanted == 3)
+        eventually(lambda: fleet.decided_replicas == 3)
         eventually(lambda: "pending_stuck" in fleet.reasons())
-        eventually(lambda: fleet.wanted == 2)
+        eventually(lambda: fleet.decided_replicas == 2)
         fleet.until_there(2)
         fleet.planner.ticks_on(3)
         assert "pending_stuck_ceiling" in fleet.reasons()
-        assert fleet.wanted == 2
+        assert fleet.decided_replicas == 2
         fleet.assert_nothing_was_lost()
         assert fleet.platform.decisions == [(0, 3), (1, 2)]

@@ -1,4 +1,4 @@
-"""Plugins of a running planner: what they decide, and that none of them stops it."""
+"""Tests of plugins of a running planner: their decisions, and that no plugin stops the planner."""
 
 import json
 import threading
@@ -26,7 +26,7 @@ message = load_messages()
 
 
 class Bounds(BaseHTTPRequestHandler):
-    """An HTTP plugin whose answer a test changes."""
+    """An HTTP plugin with an answer that a test changes."""
 
     answer: ClassVar[bytes] = b"{}"
     stages: ClassVar[set[str]] = set()
@@ -46,7 +46,7 @@ class Bounds(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Log nothing."""
+        """Discard the log line."""
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def http_plugin() -> Iterator[str]:
 
 
 def grpc_server(answer: Any, certificate: Any = None) -> tuple[grpc.Server, str]:
-    """A started server on localhost, with TLS if a certificate is given."""
+    """Return a started server on localhost and its URL; a certificate switches TLS on."""
     handler = grpc.unary_unary_rpc_method_handler(
         answer,
         request_deserializer=message("PluginContext").FromString,
@@ -125,7 +125,7 @@ def test_plugins_decide_and_cannot_stop_the_planner(tmp_path: Path) -> None:
             {"name": "rush", "stage": "constrain", "url": bounds, "heartbeat_s": 1},
             {"name": "slow", "stage": "propose", "url": url, "timeout_s": 0.1},
             {"name": "stuck", "stage": "propose", "class": f"{module}:Hangs", "timeout_s": 0.1},
-            {"name": "liar", "stage": "constrain", "class": f"{module}:Lies"},
+            {"name": "liar", "stage": "constrain", "class": f"{module}:InvalidTargets"},
         )
         with Planner(tmp_path, config) as planner:
             eventually(lambda: planner.get("/v1/decision")["num_decode"] == 4)
@@ -170,6 +170,6 @@ def test_a_grpc_plugin_over_tls(tmp_path: Path) -> None:
             eventually(lambda: planner.get("/v1/decision")["num_decode"] == 3)
             assert outcomes(planner) == {"plan": "answered"}
         other = a_config(selector, plugin)
-        with Planner(tmp_path, other) as planner:  # a CA that nobody trusts
+        with Planner(tmp_path, other) as planner:  # an untrusted CA
             eventually(lambda: outcomes(planner).get("plan") == "failed")
     server.stop(None)

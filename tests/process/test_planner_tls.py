@@ -1,23 +1,23 @@
-"""A planner beside a selector that asks for a certificate: what its files say now is shown."""
+"""Test of a planner with a client certificate: the status shows the file's present certificate."""
 
 from pathlib import Path
 
 import pytest
 
 from tests.builders import worker_body
-from tests.builders.certificates import Issued, authority, believing
+from tests.builders.certificates import Issued, authority, trusting_context
 from tests.builders.polling import eventually
-from tests.builders.tls_service import TlsService, copied
+from tests.builders.tls_service import TlsService, replace_pair
 from tests.process.planner_process import Planner
 
 pytestmark = pytest.mark.process
 
 
-def test_a_planner_shows_the_certificate_that_its_files_say_now(tmp_path: Path) -> None:
+def test_a_planner_presents_the_certificate_now_in_its_files(tmp_path: Path) -> None:
     own = Issued(tmp_path / "tls.crt", tmp_path / "tls.key")
-    copied(authority("stranger").issue(), own)
+    replace_pair(authority("stranger").issue(), own)
     with TlsService("--tls-client-ca", str(authority().file)) as selector:
-        selector.trust = believing(authority().file, authority().issue())
+        selector.trust = trusting_context(authority().file, authority().issue())
         for worker_id in (1, 2):
             assert selector.call("POST", "/workers", worker_body(worker_id)).status == 201
         deployment = {
@@ -36,7 +36,7 @@ def test_a_planner_shows_the_certificate_that_its_files_say_now(tmp_path: Path) 
         }
         with Planner(tmp_path, config) as planner:
             eventually(lambda: url in planner.status()["faults"])
-            copied(authority().issue(), own)
+            replace_pair(authority().issue(), own)
             eventually(lambda: url not in planner.ticks_on()["faults"])
             assert planner.status()["replicas"]["decode"]["ready"] == 2
             assert planner.process.stop_with_signal()[0] == 0

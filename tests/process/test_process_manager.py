@@ -1,4 +1,4 @@
-"""Selector, planner and the example manager as processes: a hung engine is found and replaced."""
+"""Test of selector, planner and the example manager as processes: a hung engine is replaced."""
 
 import contextlib
 import os
@@ -46,7 +46,7 @@ def planner_config(selector: Running) -> dict[str, object]:
 
 @contextlib.contextmanager
 def managing(planner: Planner, selector: Running, folder: Path) -> Iterator[int]:
-    """The example with three engines; yields its first port."""
+    """Run the example with three engines; yield the first engine's port."""
     first = free_port()
     command = [sys.executable, str(MANAGER), f"--planner=http://127.0.0.1:{planner.port}"]
     command += [f"--selector=http://127.0.0.1:{selector.port}", "--model=m", "--block-size=4"]
@@ -84,13 +84,13 @@ def test_a_hung_engine_is_replaced_in_its_place(tmp_path: Path) -> None:
         assert "capacity_lost" in {reason["code"] for reason in shown["reasons"]}
         decision = eventually(lambda: (d := planner.get("/v1/decision"))["replace"] and d)
         assert decision["replace"] == [2]
-        # -1: never decided, if all three were there at the first tick.
+        # -1: no decision, if all three were present at the first tick.
         assert decision["num_decode"] in (3, -1)
         eventually(lambda: int((tmp_path / str(first + 2)).read_text()) != hung)
         eventually(lambda: states(selector) == ["healthy"] * 3)
         eventually(lambda: planner.get("/v1/decision")["completed"])
         eventually(lambda: planner.status()["replicas"]["decode"]["lost"] == 0)
-        # Reads of an absent process raise; the hung one was killed, not left behind.
+        # Signal 0 to an absent process raises; the hung process was killed, not left behind.
         with pytest.raises(ProcessLookupError):
             os.kill(hung, 0)
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.isdigit())

@@ -1,4 +1,4 @@
-"""Recorded cache groups through a real service: sockets, a lost batch and its replay, HTTP.
+"""Tests of recorded cache groups through a real service: sockets, lost batch, replay, HTTP.
 
 scripts/test_slow tests/process/test_recorded_groups.py -s     # every recording, with restarts
 """
@@ -34,7 +34,7 @@ VERSIONS = [
     "vllm-0.33.0/three_states_528_default_retention",
     "vllm-0.33.0/window_first_salted",
 ]
-"""Recordings of other layouts, of which each kind of group and each version has some."""
+"""Recordings of other layouts: some of each kind of group and each version."""
 RECORDINGS = [*LAYOUTS, *VERSIONS]
 
 
@@ -60,14 +60,14 @@ def register(service, layout, engine, about):
 
 
 def is_verified(service, layout):
-    """Return whether nothing is missing: a replay has confirmed what a dump had."""
+    """Return whether the index is complete: a replay has confirmed the dump."""
     record = service.get(f"/workers/{1 + RECORDINGS.index(layout)}").body
     status = record["kv_events"]["0"]
     return status["connected"] and status["state"] in ("connected", "no_events_yet")
 
 
 def answer_of(service, layout, row, block_size):
-    """Return the reusable tokens of a prompt, and their certainty."""
+    """Return the reusable tokens of a prompt and the answer's certainty."""
     query = {"model_name": layout, "token_ids": row["tokens"]}
     query |= {"lora_name": row.get("lora"), "cache_salt": row.get("salt")}
     (found,) = service.post("/overlap_scores", query).body["workers"]
@@ -85,13 +85,13 @@ def publish(engine, batch, *, lost):
 
 
 def play(service, layout, engine, rows, block_size):
-    """Play rows of a recording, one batch of them lost; return answers beside the engine's."""
+    """Play rows of a recording with a lost batch; return answers beside the engine's."""
     answers, is_lost = [], False
     for row in rows:
         if "batch" in row:
             is_lost = engine.next_seq == LOST_BATCH
             publish(engine, row["batch"], lost=is_lost)
-        elif engine.next_seq and not is_lost:  # the next batch shows what is missing
+        elif engine.next_seq and not is_lost:  # the next batch reveals the gap
             service.wait_until_certain(engine.port, engine.next_seq - 1)
             answers.append((*answer_of(service, layout, row, block_size), row["reused"]))
     return answers
@@ -113,7 +113,7 @@ def test_reusable_tokens_are_the_engines_own(service, layout):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("source", ["snapshot", "peer"])
 def test_a_restart_in_the_middle_changes_no_answer(source, tmp_path):
-    """The second half is played to a service that begins from a snapshot or from a peer's dump."""
+    """Play the second half to a service that begins from a snapshot or from a peer's dump."""
     flags, counts = ("--snapshot-path", str(tmp_path / "index.snapshot")), Counter()
     with ExitStack() as stack:
         parts = {layout: list(rows_of(layout)) for layout in RECORDINGS}
@@ -124,7 +124,7 @@ def test_a_restart_in_the_middle_changes_no_answer(source, tmp_path):
             client = ServiceClient(running.port)
             for layout, (about, *rows) in parts.items():
                 register(client, layout, engines[layout], about)
-                # A publisher does not hear of a second subscriber to the same topic.
+                # A publisher gets no event for a second subscriber to the same topic.
                 eventually(partial(is_verified, client, layout))
                 cut = len(rows) // 2
                 half, size = rows[which * cut :][: None if which else cut], about["facts"]

@@ -1,4 +1,4 @@
-"""Recovery of real processes from peers, over real sockets."""
+"""Tests of recovery from peers by real processes, over real sockets."""
 
 import socket
 import threading
@@ -10,7 +10,7 @@ import pytest
 from tests.builders.polling import eventually
 from tests.builders.recovery_scenes import (
     KV,
-    Liar,
+    ScriptedPeer,
     a_peer_url,
     dump,
     ended,
@@ -26,7 +26,7 @@ from tests.process.fake_engine import Chain, FakeEngine
 pytestmark = pytest.mark.process
 
 LATER_S = 1.5
-"""Times of two sources that are closer than a second count as equal."""
+"""Pause between two sources, seconds; times closer than a second count as equal."""
 
 
 def test_a_second_service_begins_with_the_index_of_the_first():
@@ -46,7 +46,7 @@ def test_a_second_service_begins_with_the_index_of_the_first():
 
 @pytest.mark.parametrize("accept", ["application/json", "application/msgpack"])
 def test_a_chain_of_services_without_workers_loses_nothing(accept):
-    """Each has the index of the one before; workers come only to the last, one of two earlier."""
+    """Check a chain of services, each recovered from the previous; the last has both workers."""
     chains = Chain(1), Chain(2)
     with FakeEngine(replay=False) as one, FakeEngine(replay=False) as two, Running(**KV) as first:
         for worker_id, engine in ((1, one), (2, two)):
@@ -55,14 +55,17 @@ def test_a_chain_of_services_without_workers_loses_nothing(accept):
             engine.publish(chains[worker_id - 1].stored(0, 5))
         eventually(lambda: overlap(first, chains[1], 5)[2] == 5)
         eventually(lambda: overlap(first, chains[0], 5)[1] == 5)
-        with Liar(relays(first, accept)) as peer, Running("--indexer-peers", peer.url) as second:
+        with (
+            ScriptedPeer(relays(first, accept)) as peer,
+            Running("--indexer-peers", peer.url) as second,
+        ):
             assert (ended(second)["state"], ended(second)["blocks"]) == ("found", 10)
             assert blocks_by_worker(dump(second)) == {1: 5, 2: 5}
             assert dump(second)["m:default"]["watermarks"] == {"1:0": 0, "2:0": 0}
             register(second, 1, one)
             assert blocks_by_worker(dump(second)) == {1: 5, 2: 5}
             with (
-                Liar(relays(second, accept)) as peer,
+                ScriptedPeer(relays(second, accept)) as peer,
                 Running("--indexer-peers", peer.url, **KV) as third,
             ):
                 assert ended(third)["blocks"] == 10
@@ -74,7 +77,7 @@ def test_a_chain_of_services_without_workers_loses_nothing(accept):
 
 
 def relays(service, accept):
-    """What the service dumps in this form, whatever the client prefers."""
+    """Return a handler that sends the service's dump in this form, whatever the client accepts."""
 
     def talk(connection, stop):
         connection.sendall(head(kind=accept.encode()) + bytes(raw_dump(service, accept)))
@@ -91,7 +94,7 @@ def blocks_by_worker(document):
 
 
 def test_nothing_is_lost_or_counted_twice_while_the_engine_goes_on():
-    """No replay endpoint: what the dump has not must come from the waiting listener."""
+    """Check an engine without replays: blocks missing in the dump come from the listener."""
     chain = Chain()
     stop = threading.Event()
     with FakeEngine(replay=False) as engine, Running(**KV) as first:
@@ -139,7 +142,7 @@ def test_nothing_is_lost_or_counted_twice_while_the_engine_goes_on():
 
 
 def serve_late(gate, port):
-    """Pass one request on to `port`, after a while in which the asking service has listened."""
+    """Pass one request on to `port` after 0.5 s, in which the recovering service listens."""
     connection, _ = gate.accept()
     connection.recv(65536)
     time.sleep(0.5)
@@ -161,7 +164,7 @@ def test_a_restarted_engine_is_noticed_after_a_recovery():
             assert overlap(second, old, 5) == {1: 5}
             more = count(5)
 
-            def listens():  # what was sent before it did comes by replay
+            def listens():  # earlier batches come by replay
                 engine.publish(old.stored(next(more)))
                 return overlap(second, old, 6) == {1: 6}
 
@@ -173,8 +176,8 @@ def test_a_restarted_engine_is_noticed_after_a_recovery():
 
 
 @pytest.mark.parametrize("accept", ["application/json", "application/msgpack"])
-def test_a_peer_that_knows_the_new_life_of_an_engine_beats_a_file_of_the_old_one(accept, tmp_path):
-    """The file's stream had come further, and it has more blocks; all of them are gone."""
+def test_a_peer_with_an_engines_new_life_beats_a_file_of_the_old_life(accept, tmp_path):
+    """Check that all blocks of the file are dropped, although the file is ahead and has more."""
     old, new = Chain(1), Chain(2)
     file = ("--snapshot-path", str(tmp_path / "index"))
     with FakeEngine(replay=False) as engine:
@@ -193,14 +196,14 @@ def test_a_peer_that_knows_the_new_life_of_an_engine_beats_a_file_of_the_old_one
                 engine.publish(new.stored(block))
             eventually(lambda: overlap(peer, new, 40) == {1: 40})
             with (
-                Liar(relays(peer, accept)) as source,
+                ScriptedPeer(relays(peer, accept)) as source,
                 Running(*file, "--indexer-peers", source.url, **KV) as service,
             ):
                 assert ended(service)["blocks"] == 40
                 register(service, 1, engine)
                 assert overlap(service, new, 40) == {1: 40}
 
-                def listens():  # a batch that comes again is applied once
+                def listens():  # a repeated batch is applied once
                     engine.publish(new.stored(40), seq=40)
                     return overlap(service, new, 41) == {1: 41}
 
@@ -218,7 +221,7 @@ def test_a_replay_after_a_recovery_begins_with_the_last_batch_of_the_dump():
             engine.publish(chain.stored(5))
             requests = len(engine.requests)
             register(second, 1, engine)
-            # What nobody listened to comes by replay, without waiting for a live batch.
+            # Batches sent without a listener come by replay, without waiting for a live batch.
             eventually(lambda: overlap(second, chain, 6) == {1: 6})
             assert set(engine.requests[requests:]) == {4}
             engine.publish(chain.stored(6))

@@ -1,4 +1,4 @@
-"""Recovery from peers that are late, slow, empty, wrong or hostile."""
+"""Tests of recovery from peers that are late, slow, empty, wrong or hostile."""
 
 import json
 import os
@@ -13,14 +13,14 @@ from tests.builders.polling import PATIENCE_S, eventually
 from tests.builders.recovery_scenes import (
     EVENT,
     GOOD,
-    Liar,
+    ScriptedPeer,
     drips,
     dump,
     ended,
     head,
     recovery,
     repeats,
-    says,
+    sends,
     stalls,
 )
 from tests.builders.running import Running, complaint, run_to_end
@@ -28,35 +28,35 @@ from tests.builders.running import Running, complaint, run_to_end
 pytestmark = pytest.mark.process
 
 TRIED_S = 0.5
-"""How long peers that cannot be reached are tried here."""
+"""Time limit for unreachable peers in these tests, seconds."""
 
 LIES = {
     "stalling": stalls,
     "dripping": drips,
-    "204": says(head(b"204 No Content")),
-    "500": says(head(b"500 Internal Server Error") + b"{}"),
-    "redirecting": says(head(b"302 Found", more=b"location: http://127.0.0.1:1/\r\n")),
-    "array": says(head() + b"[1,2]"),
-    "garbage": says(b"\xff\x00 garbage" * 100),
-    "cut short": says(head() + b'{"m:t":{"block_size":4,"events":['),
-    "compact garbage": says(head(kind=b"application/msgpack") + b"\xc6\xff\xff\xff\xff123"),
+    "204": sends(head(b"204 No Content")),
+    "500": sends(head(b"500 Internal Server Error") + b"{}"),
+    "redirecting": sends(head(b"302 Found", more=b"location: http://127.0.0.1:1/\r\n")),
+    "array": sends(head() + b"[1,2]"),
+    "garbage": sends(b"\xff\x00 garbage" * 100),
+    "cut short": sends(head() + b'{"m:t":{"block_size":4,"events":['),
+    "compact garbage": sends(head(kind=b"application/msgpack") + b"\xc6\xff\xff\xff\xff123"),
 }
 ENDLESS = {
     "endless spaces": repeats(b" " * 65536),
     "endless text": repeats(b"x" * 65536, b'{"'),
     "endless value": repeats(b"[" * 65536, b'{"m:t":{"x":'),
     "endless events": repeats(EVENT + b",", b'{"m:t":{"block_size":4,"events":['),
-    "endless headers": says(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 10**5),
+    "endless headers": sends(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 10**5),
 }
 
 
 @pytest.mark.parametrize("lie", LIES, ids=str)
 def test_a_lying_peer_does_not_keep_the_service_from_a_good_one(lie, monkeypatch):
     monkeypatch.setattr(peer_dump_request, "CHOICE_S_MAX", 1.5)
-    good = says(head() + json.dumps(GOOD).encode())
+    good = sends(head() + json.dumps(GOOD).encode())
     with (
-        Liar(LIES[lie]) as liar,
-        Liar(good) as other,
+        ScriptedPeer(LIES[lie]) as liar,
+        ScriptedPeer(good) as other,
         InThread("--indexer-peers", f"{liar.url},{other.url}") as service,
     ):
         finds_the_block_of(other, service)
@@ -64,10 +64,10 @@ def test_a_lying_peer_does_not_keep_the_service_from_a_good_one(lie, monkeypatch
 
 @pytest.mark.parametrize("lie", ENDLESS, ids=str)
 def test_a_peer_without_end_takes_no_more_memory_than_one_may(lie):
-    good = says(head() + json.dumps(GOOD).encode())
+    good = sends(head() + json.dumps(GOOD).encode())
     with (
-        Liar(ENDLESS[lie]) as liar,
-        Liar(good) as other,
+        ScriptedPeer(ENDLESS[lie]) as liar,
+        ScriptedPeer(good) as other,
         Running("--indexer-peers", f"{liar.url},{other.url}") as service,
     ):
         finds_the_block_of(other, service)
@@ -88,8 +88,12 @@ def test_the_answer_with_most_blocks_is_taken_and_an_empty_one_is_no_reason_to_s
     more = json.loads(json.dumps(GOOD))
     rows = more["m:default"]["events"][0]["event"]["data"]["stored"]["blocks"]
     rows.append({"block_hash": 2, "tokens_hash": 3})
-    answers = [says(head() + json.dumps(body).encode()) for body in ({}, GOOD, more)]
-    with Liar(answers[0]) as empty, Liar(answers[1]) as small, Liar(answers[2]) as large:
+    answers = [sends(head() + json.dumps(body).encode()) for body in ({}, GOOD, more)]
+    with (
+        ScriptedPeer(answers[0]) as empty,
+        ScriptedPeer(answers[1]) as small,
+        ScriptedPeer(answers[2]) as large,
+    ):
         peers = f"{empty.url},{small.url},{large.url}"
         with InThread("--indexer-peers", peers) as service:
             found = ended(service)
@@ -99,7 +103,10 @@ def test_the_answer_with_most_blocks_is_taken_and_an_empty_one_is_no_reason_to_s
 def test_only_empty_peers_end_the_recovery_at_once(monkeypatch):
     monkeypatch.setattr(keeping_recovery, "RETRY_S_MAX", 10 * PATIENCE_S)
     monkeypatch.setattr(keeping_recovery, "TOTAL_S_MAX", 10 * PATIENCE_S)
-    with Liar(says(head() + b"{}")) as empty, InThread("--indexer-peers", empty.url) as service:
+    with (
+        ScriptedPeer(sends(head() + b"{}")) as empty,
+        InThread("--indexer-peers", empty.url) as service,
+    ):
         assert ended(service)["state"] == "empty"
 
 
@@ -121,22 +128,22 @@ def test_an_impossible_peer_ends_the_start_with_one_line():
     assert "`a..b` is not a host name" in complaint(errors)
 
 
-def test_a_peer_that_comes_late_is_still_asked():
-    good = says(head() + json.dumps(GOOD).encode())
+def test_a_peer_that_starts_late_is_still_used():
+    good = sends(head() + json.dumps(GOOD).encode())
     port = free_port()
     with Running("--indexer-peers", f"http://127.0.0.1:{port}") as service:
         eventually(lambda: service.lines("dump download failed"))
-        with Liar(good, port):
+        with ScriptedPeer(good, port):
             assert ended(service)["state"] == "found"
 
 
-def test_each_distinct_failure_of_a_peer_is_told_once():
+def test_each_distinct_failure_of_a_peer_is_logged_once():
     answers = iter([b"500 Oops", b"500 Oops", b"404 Not Found", b"500 Oops"])
 
     def fails(connection, stop):
         connection.sendall(head(next(answers, b"200 OK")) + b"{}")
 
-    with Liar(fails) as peer, Running("--indexer-peers", peer.url) as service:
+    with ScriptedPeer(fails) as peer, Running("--indexer-peers", peer.url) as service:
         assert ended(service)["state"] == "empty"
         service.stop()
         log = service.log()
@@ -149,13 +156,13 @@ def test_each_distinct_failure_of_a_peer_is_told_once():
     assert (line["peer"], line["form"], line["bytes"], line["blocks"]) == (peer.url, "json", 2, 0)
 
 
-def test_a_download_under_way_is_seen_in_ready_and_in_the_log():
+def test_a_download_under_way_is_shown_in_ready_and_in_the_log():
     def slowly(connection, stop):
         connection.sendall(head() + b'{"m:default":{"block_size":4,"events":[' + EVENT)
         while not stop.wait(0.5):
             connection.sendall(b" ")
 
-    with Liar(slowly) as peer, Running("--indexer-peers", peer.url) as service:
+    with ScriptedPeer(slowly) as peer, Running("--indexer-peers", peer.url) as service:
         eventually(lambda: recovery(service)["bytes"] > 100)
         seen = recovery(service)
         assert (seen["state"], seen["peer"]) == ("running", peer.url)
@@ -166,7 +173,7 @@ def test_a_download_under_way_is_seen_in_ready_and_in_the_log():
 
 
 def test_a_signal_during_the_recovery_is_no_failure():
-    with Liar(stalls) as peer, Running("--indexer-peers", peer.url) as service:
+    with ScriptedPeer(stalls) as peer, Running("--indexer-peers", peer.url) as service:
         assert recovery(service)["state"] == "running"
         assert service.call("GET", "/ready").status == 503
         assert service.stop() == 0
@@ -174,8 +181,8 @@ def test_a_signal_during_the_recovery_is_no_failure():
 
 
 def test_blocks_with_another_block_size_are_dropped():
-    answer = says(head() + json.dumps(GOOD).encode())
-    with Liar(answer) as peer, InThread("--indexer-peers", peer.url) as service:
+    answer = sends(head() + json.dumps(GOOD).encode())
+    with ScriptedPeer(answer) as peer, InThread("--indexer-peers", peer.url) as service:
         ended(service)
         body = {"worker_id": 1, "model_name": "m", "endpoint": "http://w", "block_size": 8}
         assert service.call("POST", "/workers", body).body["lifecycle"] == "schedulable"

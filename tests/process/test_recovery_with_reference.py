@@ -1,4 +1,4 @@
-"""Ours and the reference recover from each other, with equal overlap.
+"""Tests that ours and the reference recover from each other, with equal overlap.
 
 Runs only where SELECT_SERVICE_REFERENCE_PYTHON names a Python that has ai-dynamo-runtime.
 """
@@ -20,7 +20,7 @@ BLOCKS = 12
 
 
 class Selector(Replica):
-    """With KV events; `python` decides whose it is."""
+    """Selector with KV events; `python` selects ours or the reference."""
 
     def __init__(self, *flags, python=None, access=OPEN):
         super().__init__(*flags, python=python, access=access)
@@ -84,7 +84,7 @@ def on(medium, event):
 
 
 def publish(engines):
-    """Shared and own chains, lower tiers, a removal and a block announced twice."""
+    """Publish shared and own chains, lower tiers, a removal and a block announced twice."""
     for worker_id, engine in engines.items():
         engine.publish(CHAINS[0].stored(0, 4 + worker_id))
         engine.publish(CHAINS[worker_id].stored(0, 6))
@@ -106,9 +106,10 @@ EXPECTED = [
 
 @contextlib.contextmanager
 def recovered(first, second_of):
-    """One that began with the dump of `first`, and knows the same engines.
+    """Yield a service that has recovered from the dump of `first` and follows the same engines.
 
-    first: learns of the engines from their events;  second_of: its URL -> the other one
+    first: service that learns the blocks from the engines' events
+    second_of: function from the URL of `first` to the second service
     """
     with FakeEngine(replay=False) as one, FakeEngine(replay=False) as two, first:
         engines = {1: one, 2: two}
@@ -144,7 +145,7 @@ def test_ours_with_keys_begins_with_the_dump_of_theirs(tmp_path):
 
 def test_theirs_has_no_key_for_the_dump_of_ours_and_begins_empty(tmp_path):
     with recovered(Selector(access=Keyed(tmp_path)), beginning_with(python=PYTHON)) as second:
-        # It answers only after its recovery, and nothing is published after that.
+        # The service answers only after its recovery, and no event is published after that.
         assert second.all_rows() == [[[1, 0, 0, 0, 0], [2, 0, 0, 0, 0]]] * len(CHAINS)
 
 

@@ -1,4 +1,4 @@
-"""Two and three selector processes that share load over real sockets."""
+"""Tests of two and three selector processes that share load over real sockets."""
 
 import time
 
@@ -14,7 +14,8 @@ from tests.process.replica_processes import Replica, mesh, until_equal
 pytestmark = pytest.mark.process
 
 HEARD_S = 0.2
-"""Long enough that what is heard against the rules would be seen; nothing else depends on it."""
+"""Wait in which a wrongly received event would show, seconds; no other check depends on the wait.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def until_connected(*replicas):
                 eventually(lambda one=one, other=other: one.peer(other)["digests"] > 0)
 
 
-def test_the_whole_life_of_a_reservation_is_seen_by_the_peer(pair):
+def test_the_peer_follows_the_whole_life_of_a_reservation(pair):
     a, b = pair
     assert a.select_and_reserve("life") == 200
     until_equal(a, b, requests=1)
@@ -99,7 +100,7 @@ def test_hostile_frames_change_nothing_and_stop_nothing(pair):
         assert b.post("/replica_sync/deregister_peer", {"endpoint": endpoint})[0] == 200
 
 
-def test_a_peer_that_is_deregistered_is_not_heard_and_one_that_returns_is_repaired_from(pair):
+def test_a_deregistered_peer_is_ignored_and_a_returning_one_repairs(pair):
     a, b = pair
     assert b.post("/replica_sync/deregister_peer", {"endpoint": a.endpoint})[0] == 200
     a.reserve("unheard")
@@ -115,7 +116,7 @@ def test_a_peer_that_is_deregistered_is_not_heard_and_one_that_returns_is_repair
     until_equal(a, b, requests=0)
 
 
-def test_a_process_that_starts_late_or_anew_has_what_the_others_have():
+def test_a_late_or_restarted_process_gets_the_reservations_of_the_others():
     with Replica() as a, Replica() as b:
         mesh(a, b)
         until_connected(a, b)
@@ -133,7 +134,7 @@ def test_a_process_that_starts_late_or_anew_has_what_the_others_have():
         until_equal(a, b, requests=0)
 
 
-def test_three_replicas_agree_after_one_did_not_hear_of_an_end():
+def test_three_replicas_agree_after_one_missed_an_end():
     with Replica() as a, Replica() as b, Replica() as c:
         mesh(a, b, c)
         until_connected(a, b, c)

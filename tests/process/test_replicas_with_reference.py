@@ -1,4 +1,4 @@
-"""Ours and the reference selection service as replicas of each other.
+"""Tests of ours and the reference selection service as replicas of each other.
 
 Runs only where SELECT_SERVICE_REFERENCE_PYTHON names a Python that has ai-dynamo-runtime.
 """
@@ -15,7 +15,7 @@ pytestmark = NEEDS_REFERENCE
 
 @pytest.fixture(scope="module", params=["open", "callers of ours have keys"])
 def pair(request, tmp_path_factory):
-    """Ours and theirs, once a reservation has come through in both directions."""
+    """Yield ours and the reference after a reservation has arrived in both directions."""
     access = OPEN if request.param == "open" else Keyed(tmp_path_factory.mktemp("keys"))
     with Replica(access=access) as ours, Replica(python=PYTHON) as theirs:
         mesh(ours, theirs)
@@ -36,7 +36,7 @@ def both_ways(pair):
     return (pair, pair[::-1])
 
 
-def test_a_selection_with_booking_is_seen_with_equal_loads(pair):
+def test_a_selection_with_booking_leads_to_equal_loads(pair):
     for here, there in both_ways(pair):
         assert here.select_and_reserve("s", hashes=range(100, 117)) == 200
         until_equal(here, there, requests=1)

@@ -1,4 +1,4 @@
-"""The snapshot file of real processes."""
+"""Tests of the snapshot file of real processes."""
 
 import shutil
 import time
@@ -7,7 +7,16 @@ import pytest
 
 from indexer.dumps.compact_writer import compact_chunks
 from tests.builders.polling import eventually
-from tests.builders.recovery_scenes import KV, Liar, ended, fill, head, overlap, register, says
+from tests.builders.recovery_scenes import (
+    KV,
+    ScriptedPeer,
+    ended,
+    fill,
+    head,
+    overlap,
+    register,
+    sends,
+)
 from tests.builders.running import Running, complaint, run_to_end
 from tests.process.fake_engine import Chain, FakeEngine
 
@@ -23,7 +32,7 @@ def test_a_restarted_service_has_its_index_again(tmp_path):
             register(service, 1, engine)
             fill(service, engine, chain, 5)
             assert service.stop() == 0
-        for _ in range(2):  # the second time nobody has registered in between
+        for _ in range(2):  # the second time no worker has registered in between
             with Running("--snapshot-path", str(path), **KV) as service:
                 assert ended(service)["blocks"] == 5
         with Running("--snapshot-path", str(path), **KV) as service:
@@ -64,7 +73,7 @@ def test_an_empty_peer_does_not_take_the_place_of_the_file(tmp_path):
             assert service.stop() == 0
         nothing = b'{"m:default":{"block_size":4,"events":[]}}'
         with (
-            Liar(says(head() + nothing)) as peer,
+            ScriptedPeer(sends(head() + nothing)) as peer,
             Running(*flags, "--indexer-peers", peer.url, **KV) as service,
         ):
             assert (ended(service)["state"], ended(service)["blocks"]) == ("found", 4)
@@ -80,11 +89,11 @@ def test_a_peer_that_has_just_begun_does_not_take_the_place_of_a_full_file(tmp_p
             assert service.stop() == 0
         register(peer, 1, engine)
 
-        def heard():  # later than the file, and nearly nothing
+        def has_received_events():  # later than the file, and nearly empty
             engine.publish(Chain(7).stored(0))
             return overlap(peer, Chain(7), 1) == {1: 1}
 
-        eventually(heard)
+        eventually(has_received_events)
         url = f"http://127.0.0.1:{peer.port}"
         with Running(*flags, "--indexer-peers", url, **KV) as service:
             found = ended(service)
@@ -105,7 +114,7 @@ def test_a_path_where_nothing_can_be_kept_ends_the_start(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "file"]
 
 
-def test_a_snapshot_that_cannot_be_written_is_told(tmp_path):
+def test_a_failed_snapshot_is_reported(tmp_path):
     directory = tmp_path / "gone"
     directory.mkdir()
     with Running("--snapshot-path", str(directory / "index")) as service:

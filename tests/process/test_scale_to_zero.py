@@ -1,4 +1,4 @@
-"""Fleets that go to nothing when nobody asks, and come back when somebody does."""
+"""Test of fleets that scale to zero without requests, and return with the next request."""
 
 import contextlib
 import time
@@ -22,7 +22,8 @@ pytestmark = pytest.mark.process
 
 REST_S = 0.05
 ASLEEP_S = 7.0
-"""Longer than the hour of `short_hour`, and than what a tick looks back at."""
+"""Time without requests, seconds: longer than the hour of `short_hour` and than a tick looks back.
+"""
 LOOPS: dict[str, dict[str, Any]] = {
     "throughput": {},
     "both": {"enable_load_scaling": True},
@@ -37,7 +38,7 @@ def virtual_platform(folder: Path) -> Iterator[FollowedPlatform]:
 
 
 def until(predicate: Callable[[], bool]) -> None:
-    """As `eventually`, for what asks processes."""
+    """Wait as `eventually` does, with a rest between queries of processes."""
 
     def rested() -> bool:
         time.sleep(REST_S)
@@ -80,7 +81,7 @@ def test_a_fleet_wakes_serves_sleeps_and_wakes_again(make, loops, tmp_path):
         assert status["replicas"]["decode"]["ready"] == 0
 
         fleet.refused = 0
-        until(fleet.wake)  # after an hour in which nobody asked
+        until(fleet.wake)  # after an hour without requests
         assert fleet.refused > 0
         until(lambda: fleet.follow() == 0)
         if make is virtual_platform:

@@ -1,4 +1,4 @@
-"""What a process may lack: names that somebody answers for, and file descriptors."""
+"""Tests of a process without name servers or file descriptors."""
 
 import signal
 from collections.abc import Iterator
@@ -23,8 +23,8 @@ def looked_up(service: Running) -> set[str]:
     return {line["host"] for line in service.lines(LOOKED_UP)}
 
 
-def test_names_that_nobody_answers_for_hold_up_neither_answers_nor_the_end():
-    """The lookups never end, so the process ends because it does not wait for them."""
+def test_unanswered_name_lookups_delay_neither_answers_nor_the_end():
+    """Check lookups that never end: shutdown must not wait for them."""
     flags = ("--engine-metrics-interval-secs", "0.1")
     with Running(*flags, module="tests.process.without_names", DYN_USE_KV_EVENTS="true") as service:
         names = set()

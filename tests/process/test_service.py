@@ -1,4 +1,4 @@
-"""The command from start to signal, over real sockets."""
+"""Tests of the command from start to signal, over real sockets."""
 
 import contextlib
 import signal
@@ -14,9 +14,9 @@ from tests.builders.running import Running, complaint, request, run_to_end
 pytestmark = pytest.mark.process
 
 STOP_S_MAX = 30.0
-"""Far below the 75 s for which an idle connection is kept."""
+"""Time limit for the end, seconds, far below the 75 s for which an idle connection is kept."""
 QUICK_S = 0.5
-"""Half of what a request in flight is given."""
+"""Half the time allowed for a request in flight, seconds."""
 PROMPT = {"model_name": "m", "token_ids": list(range(10))}
 
 
@@ -25,7 +25,7 @@ PATHS = {"fast": (), "ordinary": ("--no-fast-path",)}
 
 @pytest.fixture(scope="module", params=PATHS.values(), ids=PATHS)
 def service(request):
-    """One service for all that clients may do to it; none of that is a warning in its log."""
+    """Yield one service for all client faults; assert that its log has no warnings."""
     with Running("--threads", "1", *request.param) as running:
         assert running.call("POST", "/workers", worker_body(1)).status == 201
         yield running
@@ -33,7 +33,7 @@ def service(request):
         assert {line["level"] for line in running.log()} == {"INFO"}
 
 
-def test_the_first_lines_tell_where_it_listens_and_how_it_is_configured():
+def test_the_first_log_lines_have_the_address_and_the_configuration():
     peers = "http://127.0.0.1:1,http://127.0.0.1:2"
     arguments = ("--threads", "2", "--strict-fields", "--indexer-peers", peers)
     with Running(*arguments, DYN_ROUTER_TEMPERATURE="0.5") as running:
@@ -97,7 +97,7 @@ def test_a_signal_ends_it_in_time_even_with_idle_connections(number):
 
 
 def test_a_request_in_flight_is_answered_before_the_end():
-    """Once more when this process was so slow that the time for it may have been over."""
+    """Repeat the scene if this process was too slow for the time limit."""
     eventually(a_request_in_flight_is_answered)
 
 
@@ -119,7 +119,7 @@ def a_request_in_flight_is_answered():
 
 
 def status_after(client, rest):
-    """Of the answer to a request whose rest is sent now; None when the connection is closed."""
+    """Send the rest of a request and return the answer's status, or None without an answer."""
     with contextlib.suppress(EOFError, ConnectionError):
         client.send(rest)
         return client.answer().status
@@ -132,7 +132,7 @@ def accepts(port):
     return False
 
 
-def test_a_request_that_never_ends_does_not_hold_up_the_end():
+def test_an_endless_request_does_not_delay_the_end():
     with Running() as running, running.client() as client:
         client.send(request("POST", "/select", PROMPT)[:-5])
         assert running.call("GET", "/health").status == 200
@@ -144,7 +144,7 @@ def test_a_request_that_never_ends_does_not_hold_up_the_end():
         assert not any("exception" in line for line in running.log())
 
 
-def test_a_reservation_that_nobody_renews_expires_and_is_logged():
+def test_a_reservation_without_renewals_expires_and_is_logged():
     with Running("--reservation-ttl-secs", "0.5") as running:
         running.call("POST", "/workers", worker_body(1))
         body = {**PROMPT, "reservation_id": "left behind"}
@@ -189,7 +189,7 @@ def test_a_request_that_offers_another_protocol_is_answered_in_this_one(service,
         assert client.answer().body == {"status": "ok"}
 
 
-def test_an_offer_with_the_wish_to_close_is_closed(service):
+def test_an_upgrade_offer_with_connection_close_is_closed(service):
     fields = OFFER | {"connection": "close, Upgrade"}
     with service.client() as client:
         client.send(request("POST", "/select", PROMPT, **fields))
@@ -234,7 +234,7 @@ def test_answers_have_a_date_and_no_server_header(service):
     ],
     ids=lambda garbage: repr(garbage[:24]),
 )
-def test_what_is_not_http_is_told_so_in_json_and_closed(service, garbage):
+def test_bytes_that_are_not_http_get_a_json_error_and_a_close(service, garbage):
     with service.client() as client:
         client.send(garbage)
         answer = client.answer()

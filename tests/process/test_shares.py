@@ -1,4 +1,4 @@
-"""One key that takes all it can of what everybody shares, and another one that goes on working.
+"""Tests of one key that exhausts its share of common resources while another key works on.
 
 Over real sockets, on both paths; `greedy` and `other` are bound to a tenant each.
 """
@@ -42,7 +42,7 @@ def prompt(name: str, n_tokens: int = 16, **fields: Any) -> dict[str, Any]:
     return body | fields
 
 
-def sent(name: str, method: str, path: str, body: Any = None) -> bytes:
+def keyed_request(name: str, method: str, path: str, body: Any = None) -> bytes:
     return request(method, path, body, authorization=bearer(name))
 
 
@@ -70,7 +70,7 @@ def service_with_keys(folder: Path, *flags: str) -> Iterator[Running]:
 
 @pytest.fixture
 def service(running: Running) -> Iterator[Running]:
-    """A service on which both have a worker."""
+    """Yield a service with one worker for each key."""
     for number, name in enumerate(TENANTS, 1):
         body = worker_body(number, max_num_batched_tokens=BATCH_TOKENS, tenant_id=TENANTS[name])
         assert call(running, name, "POST", "/workers", body).status == 201
@@ -87,13 +87,13 @@ def limits(service: Running) -> dict[str, Any]:
     return found
 
 
-def used(service: Running, limit: str, name: str = "greedy") -> int:
+def used_share(service: Running, limit: str, name: str = "greedy") -> int:
     found: int = limits(service)[limit]["keys"].get(name, 0)
     return found
 
 
-def refused(answer: Answer, limit: str, share: int, of: str = "key") -> bool:
-    """Is it the refusal of a share, with all that its reader needs?"""
+def is_share_refusal(answer: Answer, limit: str, share: int, of: str = "key") -> bool:
+    """Check that the answer is a complete rejection by a share; return True."""
     assert answer.status == 429, answer
     assert answer.body["code"] == "quota_exceeded"
     assert answer.body["error"].startswith(f"{limit}: ")
@@ -107,7 +107,7 @@ def refused(answer: Answer, limit: str, share: int, of: str = "key") -> bool:
 def flood(
     service: Running, name: str, n: int, data: Callable[[int], bytes]
 ) -> Iterator[list[Client]]:
-    """So many connections, each with a request."""
+    """Yield this many connections with one request each."""
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(service.client()) for _ in range(n)]
         for number, client in enumerate(clients):
@@ -115,8 +115,8 @@ def flood(
         yield clients
 
 
-def answered(clients: list[Client], seconds: float = 0.5) -> list[Client]:
-    """Those that have got something, once nothing more comes."""
+def answered_clients(clients: list[Client], seconds: float = 0.5) -> list[Client]:
+    """Return the clients that have received data, once nothing more arrives."""
     found = []
     for client in clients:
         client.socket.settimeout(seconds if not found else 0.05)
@@ -128,13 +128,13 @@ def answered(clients: list[Client], seconds: float = 0.5) -> list[Client]:
 
 
 def test_callers_that_wait_for_migrations(service: Running) -> None:
-    waits = sent("greedy", "GET", "/migrations?timeout_ms=60000")
+    waits = keyed_request("greedy", "GET", "/migrations?timeout_ms=60000")
     with flood(service, "greedy", 300, lambda _: waits) as clients:
-        eventually(lambda: used(service, "migration_waiters") == 64)
-        turned_away = answered(clients)
+        eventually(lambda: used_share(service, "migration_waiters") == 64)
+        turned_away = answered_clients(clients)
         assert len(turned_away) == 300 - 64
         for client in turned_away:
-            assert refused(client.answer(), "migration_waiters", 64)
+            assert is_share_refusal(client.answer(), "migration_waiters", 64)
         answer = call(service, "other", "GET", "/migrations?timeout_ms=50")
         assert answer.status == 200
         view = limits(service)["migration_waiters"]
@@ -143,35 +143,35 @@ def test_callers_that_wait_for_migrations(service: Running) -> None:
 
 
 def test_pages_that_are_open(service: Running) -> None:
-    opens = sent("greedy", "GET", "/live")
+    opens = keyed_request("greedy", "GET", "/live")
     with flood(service, "greedy", 40, lambda _: opens) as clients:
-        eventually(lambda: used(service, "live_streams") == 8)
+        eventually(lambda: used_share(service, "live_streams") == 8)
         answers = [client.answer() for client in clients]
         assert sum(each.status == 200 for each in answers) == 8
         for each in answers:
-            assert each.status == 200 or refused(each, "live_streams", 8)
+            assert each.status == 200 or is_share_refusal(each, "live_streams", 8)
         with service.client() as other:
-            other.send(sent("other", "GET", "/live"))
+            other.send(keyed_request("other", "GET", "/live"))
             assert other.answer().status == 200
 
 
 @pytest.mark.parametrize("path", ["/live", "/migrations/stream", "/migrations?timeout_ms=60000"])
-def test_who_leaves_gives_back_at_once(service: Running, path: str) -> None:
+def test_a_client_that_leaves_frees_its_share_at_once(service: Running, path: str) -> None:
     limit = "live_streams" if path == "/live" else "migration_waiters"
     for _ in range(3):
-        with flood(service, "greedy", 8, lambda _: sent("greedy", "GET", path)):
-            eventually(lambda: used(service, limit) == 8)
+        with flood(service, "greedy", 8, lambda _: keyed_request("greedy", "GET", path)):
+            eventually(lambda: used_share(service, limit) == 8)
         begun = time.monotonic()
-        eventually(lambda: used(service, limit) == 0)
+        eventually(lambda: used_share(service, limit) == 0)
         assert time.monotonic() - begun < HEARTBEAT_S
 
 
 @pytest.mark.parametrize("size", [8 * MIB - 1024, 2 * MIB - 1024])
-def test_bodies_that_do_not_come_to_their_end(service: Running, size: int) -> None:
-    """The shorter ones are collected before compiled code."""
+def test_unfinished_bodies(service: Running, size: int) -> None:
+    """Check both sizes; the shorter bodies are collected before compiled code."""
     small = json.dumps(prompt("greedy", 3)).encode()
-    known = sent("greedy", "POST", "/select", small)
-    head = sent("greedy", "POST", "/select", b"")
+    known = keyed_request("greedy", "POST", "/select", small)
+    head = keyed_request("greedy", "POST", "/select", b"")
     head = head.replace(b"content-length: 0", b"content-length: %d" % size)
     n = 300 * MIB // size
     share = 64 * MIB
@@ -182,13 +182,13 @@ def test_bodies_that_do_not_come_to_their_end(service: Running, size: int) -> No
         for client in clients:
             with contextlib.suppress(OSError):
                 client.send(head + body)
-        eventually(lambda: used(service, "body_bytes") > share - size)
-        assert used(service, "body_bytes") <= share
-        for client in answered(clients):
-            assert refused(client.answer(), "body_bytes", share)
+        eventually(lambda: used_share(service, "body_bytes") > share - size)
+        assert used_share(service, "body_bytes") <= share
+        for client in answered_clients(clients):
+            assert is_share_refusal(client.answer(), "body_bytes", share)
         long = json.dumps(prompt("other", 3)).encode() + b" " * MIB
         with service.client() as other:
-            data = sent("other", "POST", "/select", long)
+            data = keyed_request("other", "POST", "/select", long)
             for begin in range(0, len(data), 100_000):
                 other.send(data[begin : begin + 100_000])
             assert other.answer().status == 200
@@ -199,21 +199,21 @@ def test_workers_models_and_ranks(service: Running) -> None:
 
         def register(number: int, **fields: Any) -> Answer:
             body = worker_body(number, tenant_id="red", max_num_batched_tokens=BATCH_TOKENS)
-            client.send(sent("greedy", "POST", "/workers", body | fields))
+            client.send(keyed_request("greedy", "POST", "/workers", body | fields))
             return client.answer()
 
         for number in range(100, 355):
             assert register(number, model_name=f"model-{number}").status == 201
-        assert refused(register(355, model_name="one more"), "partitions", 256)
+        assert is_share_refusal(register(355, model_name="one more"), "partitions", 256)
         for number in range(355, 1123):
             assert register(number).status == 201
-        assert refused(register(1123), "workers", 1024)
-        assert register(100, model_name="model-100").status == 201  # it has this one
+        assert is_share_refusal(register(1123), "workers", 1024)
+        assert register(100, model_name="model-100").status == 201  # this model exists already
     body = worker_body(5000, tenant_id="blue", max_num_batched_tokens=BATCH_TOKENS)
     body |= {"model_name": "own"}
     assert call(service, "other", "POST", "/workers", body).status == 201
-    assert used(service, "workers") == 1024
-    assert used(service, "partitions") == 256
+    assert used_share(service, "workers") == 1024
+    assert used_share(service, "partitions") == 256
 
 
 def test_places_in_the_queue(service: Running) -> None:
@@ -221,48 +221,53 @@ def test_places_in_the_queue(service: Running) -> None:
     assert (
         call(service, "greedy", "POST", "/reservations", prompt("greedy", **booked)).status == 201
     )
-    waits = sent("greedy", "POST", "/select", prompt("greedy"))
+    waits = keyed_request("greedy", "POST", "/select", prompt("greedy"))
     with flood(service, "greedy", 60, lambda _: waits) as clients:
-        eventually(lambda: used(service, "queued_requests") == 10)
-        turned_away = answered(clients)
+        eventually(lambda: used_share(service, "queued_requests") == 10)
+        turned_away = answered_clients(clients)
         assert len(turned_away) == 50
         for client in turned_away:
-            assert refused(client.answer(), "queued_requests", 10)
+            assert is_share_refusal(client.answer(), "queued_requests", 10)
         with flood(
-            service, "more", 30, lambda _: sent("more", "POST", "/select", prompt("greedy"))
+            service,
+            "more",
+            30,
+            lambda _: keyed_request("more", "POST", "/select", prompt("greedy")),
         ) as more:
-            eventually(lambda: used(service, "queued_requests", "more") == 10)
-            for client in answered(more):
-                assert refused(client.answer(), "queued_requests", 10)
+            eventually(lambda: used_share(service, "queued_requests", "more") == 10)
+            for client in answered_clients(more):
+                assert is_share_refusal(client.answer(), "queued_requests", 10)
             booked = {"worker_id": 2, "reservation_id": "full too"}
             call(service, "other", "POST", "/reservations", prompt("other", **booked))
             with service.client() as other:
-                other.send(sent("other", "POST", "/select", prompt("other")))
-                eventually(lambda: used(service, "queued_requests", "other") == 1)
+                other.send(keyed_request("other", "POST", "/select", prompt("other")))
+                eventually(lambda: used_share(service, "queued_requests", "other") == 1)
                 call(service, "other", "DELETE", "/reservations/full too".replace(" ", "%20"))
                 assert other.answer().status == 200
         call(service, "greedy", "DELETE", "/reservations/full")
         for client in clients:
             if client not in turned_away:
                 assert client.answer().status == 200
-    eventually(lambda: used(service, "queued_requests") == 0)
+    eventually(lambda: used_share(service, "queued_requests") == 0)
 
 
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
 def test_connections_and_reservations(tmp_path: Path, path: tuple[str, ...]) -> None:
-    """With a small share: 8 connections, 200 reservations; two keys of a tenant have 300."""
+    """Check a small share: 8 connections, 200 reservations; two keys of a tenant have 300."""
     small = ("--key-share", "0.001", "--tenant-share", "0.0015")
     with service_with_keys(tmp_path, *small, *path) as service:
         for number, name in enumerate(TENANTS, 1):
             body = worker_body(number, tenant_id=TENANTS[name])
             assert call(service, name, "POST", "/workers", body).status == 201
-        books = sent("greedy", "POST", "/select_and_reserve", prompt("greedy"))
-        with flood(service, "greedy", 20, lambda _: sent("greedy", "GET", "/loads")) as clients:
+        books = keyed_request("greedy", "POST", "/select_and_reserve", prompt("greedy"))
+        with flood(
+            service, "greedy", 20, lambda _: keyed_request("greedy", "GET", "/loads")
+        ) as clients:
             answers = [client.answer() for client in clients]
             assert [each.status for each in answers].count(200) == 8
             for client, answer in zip(clients, answers, strict=True):
                 if answer.status != 200:
-                    assert refused(answer, "connections", 8)
+                    assert is_share_refusal(answer, "connections", 8)
                     assert answer.headers["connection"] == "close"
                     assert client.ended()
             alive = [c for c, each in zip(clients, answers, strict=True) if each.status == 200]
@@ -271,17 +276,17 @@ def test_connections_and_reservations(tmp_path: Path, path: tuple[str, ...]) -> 
                     client.send(books)
                     assert client.answer().status == 200
             alive[0].send(books)
-            assert refused(alive[0].answer(), "reservations", 200)
+            assert is_share_refusal(alive[0].answer(), "reservations", 200)
             assert (
                 call(service, "other", "POST", "/select_and_reserve", prompt("other")).status == 200
             )
-        eventually(lambda: used(service, "connections") == 0)
+        eventually(lambda: used_share(service, "connections") == 0)
         with service.client() as more:
             for _ in range(100):
-                more.send(sent("more", "POST", "/select_and_reserve", prompt("greedy")))
+                more.send(keyed_request("more", "POST", "/select_and_reserve", prompt("greedy")))
                 assert more.answer().status == 200
-            more.send(sent("more", "POST", "/select_and_reserve", prompt("greedy")))
-            assert refused(more.answer(), "reservations", 300, "tenant")
+            more.send(keyed_request("more", "POST", "/select_and_reserve", prompt("greedy")))
+            assert is_share_refusal(more.answer(), "reservations", 300, "tenant")
         view = limits(service)["reservations"]
         assert view["keys"] == {"greedy": 200, "more": 100, "other": 1}
         assert view["used"] == 301

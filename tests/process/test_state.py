@@ -1,4 +1,4 @@
-"""Workers, thresholds and shedding over the end of a process, and from a peer."""
+"""Tests that workers, thresholds and shedding survive a restart, and come from a peer."""
 
 import json
 
@@ -11,7 +11,7 @@ from tests.builders.running import Running, complaint, run_to_end
 pytestmark = pytest.mark.process
 
 
-def listed(service):
+def list_schedulable(service):
     workers = service.call("GET", "/workers").body
     return {w["worker_id"] for w in workers if w["lifecycle"] == "schedulable"}
 
@@ -26,7 +26,7 @@ def change(service):
 
 
 def is_as_before(service):
-    assert listed(service) == {1, 2}
+    assert list_schedulable(service) == {1, 2}
     assert service.call("GET", "/workers/2").body["taints"] == ["x"]
     (threshold,) = service.call("GET", "/busy_threshold").body["thresholds"]
     assert threshold["active_prefill_tokens_threshold"] == 99
@@ -34,7 +34,7 @@ def is_as_before(service):
 
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
-def test_what_operators_did_survives(tmp_path, how):
+def test_changes_by_operators_survive_a_restart(tmp_path, how):
     path = tmp_path / "state"
     with Running("--state-path", str(path)) as service:
         change(service)
@@ -79,7 +79,7 @@ def test_a_worker_goes_on_draining_after_a_restart(tmp_path, how, health):
             service.process.wait()
     with Running(*flags) as service:
         drained = {"state": "drained", "asked_by": askers, "reservations": 0}
-        assert drain_of(service) == drained  # the reservation went with the process
+        assert drain_of(service) == drained  # the reservation ended with the process
         assert drain_of(service, 2) is None
         chosen = {service.call("POST", "/select", asked).body["worker_id"] for _ in range(8)}
         assert chosen == {2}
@@ -94,7 +94,7 @@ def test_a_worker_goes_on_draining_after_a_restart(tmp_path, how, health):
         assert drain_of(service) is None
 
 
-def test_a_replica_without_a_file_asks_its_peers(tmp_path):
+def test_a_replica_without_a_file_restores_from_its_peers(tmp_path):
     with Running("--state-path", str(tmp_path / "a")) as peer:
         change(peer)
         peers = f"http://127.0.0.1:1,http://127.0.0.1:{peer.port}"
@@ -102,19 +102,19 @@ def test_a_replica_without_a_file_asks_its_peers(tmp_path):
         with Running(*flags) as service:
             is_as_before(service)
         peer.call("DELETE", "/workers/1")
-        with Running(*flags) as service:  # now it has a file of its own
+        with Running(*flags) as service:  # now the service has its own file
             is_as_before(service)
 
 
-def test_workers_of_a_file_that_changed_meanwhile_are_followed(tmp_path):
+def test_workers_of_a_file_changed_during_the_downtime_are_followed(tmp_path):
     path, flags = tmp_path / "workers", ["--state-path", str(tmp_path / "state")]
     flags += ["--workers-file", str(path)]
     path.write_text(json.dumps([worker_body(n) for n in (1, 2)]))
     with Running(*flags) as service:
-        eventually(lambda: listed(service) == {1, 2})
+        eventually(lambda: list_schedulable(service) == {1, 2})
     path.write_text(json.dumps([worker_body(n) for n in (2, 3)]))
     with Running(*flags) as service:
-        eventually(lambda: listed(service) == {2, 3})
+        eventually(lambda: list_schedulable(service) == {2, 3})
 
 
 def test_a_file_that_is_damaged_is_moved_aside(tmp_path):
@@ -126,7 +126,7 @@ def test_a_file_that_is_damaged_is_moved_aside(tmp_path):
     assert (tmp_path / "state.refused").exists()
 
 
-def test_a_file_of_somebody_else_stops_the_start_and_stays(tmp_path):
+def test_a_foreign_file_stops_the_start_and_stays(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("shopping list")
     for flags in (

@@ -1,4 +1,4 @@
-"""A service behind TLS as a process of its own: its start, its files, its end."""
+"""Tests of a service process behind TLS: start, certificate files and end."""
 
 import signal
 
@@ -9,7 +9,7 @@ from tests.builders import worker_body
 from tests.builders.certificates import Issued, authority
 from tests.builders.polling import PATIENCE_S, eventually
 from tests.builders.running import complaint, request, run_to_end
-from tests.builders.tls_service import copied
+from tests.builders.tls_service import replace_pair
 from tests.builders.waiting_clients import PROMPT
 from tests.process.tls_running import TlsRunning
 
@@ -18,34 +18,34 @@ pytestmark = pytest.mark.process
 
 def test_sighup_reads_a_new_certificate_and_sigterm_ends_connections(tmp_path):
     place = Issued(tmp_path / "cert.pem", tmp_path / "key.pem")
-    copied(authority().issue(), place)
+    replace_pair(authority().issue(), place)
     with TlsRunning(place, "--drain-secs", str(PATIENCE_S)) as service:
         assert service.call("POST", "/workers", worker_body(1)).status == 201
         with service.client() as idle, service.client() as busy:
-            old = idle.shown
+            old = idle.server_certificate
             busy.send(request("POST", "/select", PROMPT))
             assert busy.answer().status == 200
-            copied(authority().issue(), place)
+            replace_pair(authority().issue(), place)
             service.process.send_signal(signal.SIGHUP)
             service.line("TLS files reloaded")
             with service.client() as new:
-                assert new.shown != old
+                assert new.server_certificate != old
             service.process.send_signal(signal.SIGTERM)
             eventually(lambda: service.call("GET", "/ready").status == 503)
             busy.send(request("POST", "/select", PROMPT))
             answer = busy.answer()
             assert (answer.status, answer.headers["connection"]) == (200, "close")
             assert busy.ended()
-            busy.socket.close()  # as who is told to
+            busy.socket.close()  # as a client does after connection: close
             assert service.stop() == 0
             assert idle.ended()
         assert [line for line in service.all_lines() if line["level"] == "ERROR"] == []
 
 
-def test_secrets_that_everybody_can_read_are_told(tmp_path):
-    """A group may read them: in Kubernetes the files of secrets are its."""
+def test_world_readable_secrets_are_reported(tmp_path):
+    """Check group-readable files, which are allowed: Kubernetes gives secret files to a group."""
     place = Issued(tmp_path / "cert.pem", tmp_path / "key.pem")
-    copied(authority().issue(), place)
+    replace_pair(authority().issue(), place)
     peer, engine = tmp_path / "peer.key", tmp_path / "engine.key"
     peer.write_text("ssk_secret")
     engine.write_bytes(new_key_pair().secret)
@@ -61,7 +61,7 @@ def test_secrets_that_everybody_can_read_are_told(tmp_path):
         }
 
 
-def test_a_start_with_wrong_files_says_what_is_wrong(tmp_path):
+def test_a_start_with_wrong_files_reports_the_fault(tmp_path):
     one, other = authority().issue(), authority().issue()
     missing = str(tmp_path / "missing")
     for flags, text in {

@@ -1,4 +1,4 @@
-"""Spans of a real service, as a collector gets them."""
+"""Tests of the spans of a real service, as a collector receives them."""
 
 import signal
 import time
@@ -19,7 +19,8 @@ SAMPLED, UNSAMPLED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
 SERVER, ERROR = 2, 2
 FLUSH_S_MAX = 2.0
 WALL_CLOCK_S = 0.001
-"""Spans have the time of day, which is set right while it goes on; queues have another clock."""
+"""Tolerance in seconds: spans use the time of day, which may be adjusted; queues use another clock.
+"""
 
 
 def tracing(receiver, *flags, **environment):
@@ -42,7 +43,7 @@ def receiver():
 
 @pytest.fixture(scope="module")
 def service(receiver):
-    """Traces what callers sample, and nothing else; requests wait while a rank is full."""
+    """Yield a service that traces requests sampled by callers, with a queue for requests."""
     only_callers = {"OTEL_TRACES_SAMPLER": "parentbased_always_off"}
     with tracing(receiver, "--queue-threshold=1.0", **only_callers) as running:
         body = worker_body(1) | {"max_num_batched_tokens": 1000}
@@ -51,7 +52,7 @@ def service(receiver):
 
 
 def span_of(receiver, service, method, path, body, **headers):
-    """The answer, and the span that it left."""
+    """Return the answer and the span of the request."""
     seen = len(receiver.spans)
     answer = service.call(method, path, body, traceparent=SAMPLED, **headers)
     (span,) = eventually(lambda: receiver.spans[seen:])
@@ -135,14 +136,14 @@ def test_a_refusal_has_its_code(receiver, service):
 
 @pytest.fixture
 def full(service):
-    """A reservation beside which nothing has room."""
+    """Yield the id of a reservation that fills the worker."""
     body = {"model_name": "m", "token_ids": list(range(2000)), "reservation_id": "full"}
     assert service.call("POST", "/select_and_reserve", body).status == 200
     yield body["reservation_id"]
     service.call("DELETE", "/reservations/full")
 
 
-def test_the_time_in_the_queue_is_told(receiver, service, full):
+def test_the_span_has_the_time_in_the_queue(receiver, service, full):
     hurried, patient = PROMPT | {"timeout_ms": 100}, PROMPT | {"timeout_ms": 60_000}
     answer, span = span_of(receiver, service, "POST", "/select", hurried)
     assert (answer.status, span.status) == (503, ERROR)
@@ -160,7 +161,7 @@ def test_the_time_in_the_queue_is_told(receiver, service, full):
     assert span.attributes["select_service.queue.policy_class"]
 
 
-def test_what_nobody_samples_is_answered_by_compiled_code_and_has_no_span(receiver, service):
+def test_unsampled_requests_take_the_fast_path_and_have_no_span(receiver, service):
     seen, aside = len(receiver.spans), metric(service, "aside_total")
     with service.client() as client:
         for headers in ({}, {"traceparent": UNSAMPLED}, {"traceparent": "nonsense"}):
@@ -175,7 +176,7 @@ def test_what_nobody_samples_is_answered_by_compiled_code_and_has_no_span(receiv
     assert metric(service, "waiting") == 0
 
 
-def test_by_default_what_comes_without_a_parent_begins_a_trace():
+def test_by_default_a_request_without_a_parent_begins_a_trace():
     named = {"OTEL_SERVICE_NAME": "mine", "OTEL_RESOURCE_ATTRIBUTES": "zone=a"}
     with Receiver() as receiver, tracing(receiver, **named) as service:
         service.call("POST", "/workers", worker_body(1))
@@ -188,7 +189,7 @@ def test_by_default_what_comes_without_a_parent_begins_a_trace():
         assert (first.resource["service.name"], first.resource["zone"]) == ("mine", "a")
 
 
-def test_with_keys_only_who_may_call_leaves_spans(tmp_path):
+def test_with_keys_only_permitted_calls_leave_spans(tmp_path):
     keys = keys_file(tmp_path, entry("web", "caller"), entry("ops", "operator"))
     with Receiver() as receiver, tracing(receiver, "--api-keys-file", str(keys)) as service:
         service.call("POST", "/workers", worker_body(1), authorization=bearer("ops"))
@@ -208,7 +209,7 @@ def test_with_keys_only_who_may_call_leaves_spans(tmp_path):
         assert [span.trace_id for span in receiver.spans] == [TRACE] * 2
 
 
-def test_what_waits_at_the_end_is_exported():
+def test_pending_spans_are_exported_at_the_end():
     late = {"OTEL_BSP_SCHEDULE_DELAY": "3600000"}
     with Receiver() as receiver, tracing(receiver, **late) as service:
         service.call("POST", "/workers", worker_body(1))
@@ -246,7 +247,7 @@ def test_a_collector_that_refuses_is_counted():
 
 
 @pytest.mark.parametrize("flags", [(), ("--otel",)])
-def test_opentelemetry_is_imported_only_where_it_is_asked_for(flags):
+def test_opentelemetry_is_imported_only_on_request(flags):
     environment = {"PYTHONPROFILEIMPORTTIME": "1", "OTEL_TRACES_EXPORTER": "console"}
     with Running("--threads", "1", *flags, **environment) as service:
         service.call("POST", "/workers", worker_body(1))
@@ -277,14 +278,14 @@ def test_settings_that_make_no_sense_stop_the_start(flags, environment, told):
     assert complaint(errors).startswith(told)
 
 
-def test_without_the_extra_it_says_what_to_install():
+def test_without_the_extra_the_error_names_the_package_to_install():
     command = ("--otel", "--port", "0")
     status, _, errors = run_to_end(*command, module="tests.process.without_otel")
     assert status == 2
     assert complaint(errors) == "--otel requires: pip install 'select-service[otel]'"
 
 
-def test_packages_that_do_not_fit_each_other_are_told_with_what_to_do():
+def test_mismatched_packages_are_reported_with_a_fix():
     command = ("--otel", "--port", "0")
     status, _, errors = run_to_end(*command, module="tests.process.with_other_otel")
     assert status == 2

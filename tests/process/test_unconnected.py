@@ -1,4 +1,4 @@
-"""Ranks whose KV event endpoint does not answer are seen everywhere, without any traffic."""
+"""Test that ranks with an unreachable KV event endpoint show up everywhere, without any traffic."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def service(monkeypatch):
         yield running
 
 
-def test_ranks_that_nobody_publishes_for_are_seen_everywhere(service, caplog):
+def test_ranks_without_a_publisher_show_up_everywhere(service, caplog):
     ports = [free_port() for _ in range(N_RANKS)]
     worker = {
         "worker_id": 7,

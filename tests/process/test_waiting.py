@@ -1,7 +1,7 @@
-"""Requests that wait for a worker, over real sockets: when they are answered, and with what.
+"""Tests of requests that wait for a worker, over real sockets: the time and content of answers.
 
-The services here do not look at their queues from time to time, as the real one does: an answer
-follows from the event that made it possible.  How soon, docs/measurements/speed.md says.
+Unlike the real service, the services here do not poll their queues: an answer follows from the
+event that made the answer possible. docs/measurements/speed.md has the delays.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from tests.builders.waiting_clients import (
     PROMPT,
     QUEUE,
     a_full_worker,
-    held,
+    count_reservations,
     metric,
     pending,
     waiting,
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.process
 TIMES = 4
 MANY = 2000
 CLOCK_S = 0.001
-"""Clocks of two processes are compared."""
+"""Difference allowed between the clocks of two processes, seconds."""
 
 
 def without_ticks(*flags: str) -> Running:
@@ -65,12 +65,12 @@ def running() -> Iterator[Running]:
 
 @pytest.fixture
 def service(running: Running) -> Iterator[Running]:
-    """A service whose only worker is full; empty again after the test."""
+    """Yield a service whose only worker is full; empty the service after the test."""
     a_full_worker(running)
     yield running
     for worker in running.call("GET", "/workers").body:
         running.call("DELETE", f"/workers/{worker['worker_id']}")
-    eventually(lambda: pending(running) == held(running) == 0)
+    eventually(lambda: pending(running) == count_reservations(running) == 0)
 
 
 @pytest.mark.parametrize("cause", CAUSES)
@@ -86,7 +86,7 @@ def test_a_waiting_request_is_answered_as_soon_as_there_is_room(service, cause):
 
 
 def test_a_waiting_request_is_answered_as_soon_as_a_threshold_lets_another_worker_take_it(service):
-    """Worker 2 has room in its batch, but its KV cache counts as full."""
+    """Check worker 2, which has room in its batch but counts as full by its KV cache."""
     body = worker_body(2, max_num_batched_tokens=1024, total_kv_blocks=4)
     assert service.call("POST", "/workers", body).status == 201
     booked = {**PROMPT, "worker_id": 2, "reservation_id": "cached", "effective_prefill_tokens": 0}
@@ -107,11 +107,11 @@ def test_a_waiting_request_is_answered_when_the_lease_before_it_expires():
         a_full_worker(service)
         with waiting(service, "/select") as client:
             assert client.answer().status == 200
-        assert held(service) == 0
+        assert count_reservations(service) == 0
 
 
 @pytest.mark.parametrize("route", ["/select", "/select_and_reserve"])
-def test_deleting_the_only_worker_answers_who_waits_at_once(service, route):
+def test_deleting_the_only_worker_answers_queued_requests_at_once(service, route):
     for _ in range(TIMES):
         with waiting(service, route) as client:
             assert service.call("DELETE", "/workers/1").status == 200
@@ -128,10 +128,10 @@ def test_a_request_that_may_wait_only_so_long_is_answered_then(service):
         assert time.monotonic() - begin >= timeout_ms / 1000 - CLOCK_S
         assert (answer.status, answer.body["code"]) == (503, "queue_timeout")
         assert int(answer.headers["retry-after"]) >= 1
-    assert held(service) == 1
+    assert count_reservations(service) == 1
 
 
-def test_a_client_that_goes_away_leaves_the_queue_and_books_nothing(service):
+def test_a_disconnected_client_leaves_the_queue_and_books_nothing(service):
     gone = metric(service, "select_service_admission_requests_total", outcome="client_gone")
     assert gone is not None
     for _ in range(TIMES):
@@ -139,7 +139,7 @@ def test_a_client_that_goes_away_leaves_the_queue_and_books_nothing(service):
             pass
         eventually(lambda: pending(service) == 0)
     prefill_completes(service)
-    assert held(service) == 1
+    assert count_reservations(service) == 1
     outcome = "select_service_admission_requests_total"
     assert metric(service, outcome, outcome="client_gone") == gone + TIMES
     again = {**PROMPT, "reservation_id": "gone"}
@@ -147,7 +147,7 @@ def test_a_client_that_goes_away_leaves_the_queue_and_books_nothing(service):
 
 
 def test_the_order_of_answers_is_that_of_the_queue(service):
-    """Each takes the room that there is; only strict_priority goes before who came first."""
+    """Check that each request takes the free room in turn; only strict_priority overtakes."""
     clients = {
         name: waiting(service, reservation_id=name, **fields)
         for name, fields in {"a": {}, "b": {}, "urgent": {"strict_priority": 1}}.items()
@@ -162,7 +162,7 @@ def test_the_order_of_answers_is_that_of_the_queue(service):
             before = name
 
 
-def test_the_end_of_the_process_answers_who_waits_at_once():
+def test_the_end_of_the_process_answers_queued_requests_at_once():
     with without_ticks(*QUEUE) as service, contextlib.ExitStack() as stack:
         a_full_worker(service)
         clients = [stack.enter_context(waiting(service)) for _ in range(20)]
@@ -192,7 +192,7 @@ def test_the_end_of_the_process_ends_every_poll_and_stream_at_once(tmp_path):
         assert {line["level"] for line in service.log()} == {"INFO"}
 
 
-def test_a_waited_decision_says_so_in_the_log():
+def test_a_decision_after_a_wait_is_marked_in_the_log():
     with Running("--threads", "1", "--log-level", "debug", *QUEUE) as service:
         a_full_worker(service)
         with waiting(service, reservation_id="first"), waiting(service, "/select") as second:

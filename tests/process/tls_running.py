@@ -1,18 +1,21 @@
-"""The real command behind TLS, as `Running` is without, and with keys besides."""
+"""The real command behind TLS, the counterpart of `Running`, with or without keys."""
 
 from typing import Any
 
-from tests.builders.certificates import Issued, authority, believing
+from tests.builders.certificates import Issued, authority, trusting_context
 from tests.builders.running import Answer, Running
 from tests.builders.tls_service import TlsClient
 from tests.process.access import Secured
 
 
 class TlsRunning(Running):
-    """trust: of clients"""
+    """Service behind TLS.
+
+    trust: TLS context of clients
+    """
 
     def __init__(self, shown: Issued, *flags: str, **environment: str) -> None:
-        self.trust = believing(authority().file)
+        self.trust = trusting_context(authority().file)
         files = ("--tls-cert", str(shown.certificate), "--tls-key", str(shown.key))
         super().__init__(*files, *flags, trust=self.trust, **environment)
 
@@ -21,7 +24,7 @@ class TlsRunning(Running):
 
 
 class SecuredRunning(Running):
-    """Called with a key that may call everything but what replicas do."""
+    """Service behind TLS, called with a key for every route except those of replicas."""
 
     def __init__(self, how: Secured, *flags: str, **environment: str) -> None:
         self._how = how

@@ -1,5 +1,7 @@
-"""`python -m tests.process.with_other_otel [flags]`: beside packages of OpenTelemetry that do not
-fit each other, as another package may have brought them."""
+"""`python -m tests.process.with_other_otel [flags]`: the command beside OpenTelemetry packages.
+
+The versions of these packages do not fit each other, as another package may have brought them.
+"""
 
 import sys
 

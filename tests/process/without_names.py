@@ -1,6 +1,6 @@
-"""`python -m tests.process.without_names [flags]`: the command, with a name server that is silent.
+"""`python -m tests.process.without_names [flags]`: the command with a silent name server.
 
-Looking a name up never ends; a line of the log tells of each.
+Name lookups never end; the log has a line for each lookup.
 """
 
 import json

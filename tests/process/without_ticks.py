@@ -1,7 +1,6 @@
-"""`python -m tests.process.without_ticks [flags]`: the command, without its look once a second.
+"""`python -m tests.process.without_ticks [flags]`: the command without checks once a second.
 
-What such a service answers to a request that waits follows from an event alone, however slow the
-machine is.
+An answer to a waiting request then follows from an event alone, however slow the machine is.
 """
 
 import sys

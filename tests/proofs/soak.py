@@ -1,13 +1,17 @@
-"""Soak run: three replicas with everything on, of which one and an engine die every minute.
+"""Soak run: three replicas with all features on, under repeated kills of a replica and an engine.
 
 For scripts/soak:
 
     python -m tests.proofs.soak [--hours 6] [--period 60] [--clients 8]
 
-Prints a line per period and a verdict; the exit status is 1 after any violation.  A violation is a
-reservation that is lost, doubled or left, replicas that differ 45 s after the last fault, a value
-marked `exact` that is wrong, an unexpected answer, or memory that grows after the warm-up (the
-first hour, or the first third of a shorter run).
+One replica and one engine are killed per period, every minute by default.  The run prints a line
+per period and a verdict; the exit status is 1 after any violation.  Violations are:
+
+- a reservation that is lost, doubled or left over
+- replicas that differ 45 s after the last fault
+- a wrong value that is marked `exact`
+- an unexpected answer
+- memory that grows after the warm-up (the first hour, or the first third of a shorter run)
 """
 
 import argparse
@@ -35,14 +39,14 @@ WARM_UP_S = 3600.0
 BATCHES, LOST_BATCHES = 6, 2
 SHOWN_VIOLATIONS = 20
 AT_REPLICA_KILL, AT_ENGINE_KILL, AT_ENGINE_RETURN, AT_EDIT, AT_CHECK = 0.1, 0.3, 0.55, 0.65, 0.8
-"""Moments of a period, as fractions."""
+"""Moments of the events in a period, as fractions of its length."""
 COLUMNS = (
     "period     s  MiB of the replicas  booked  pairs  ended  settled    exact  others  wrong  bad"
 )
 
 
 class SoakRun:
-    """Fleet, clients and checks of one run."""
+    """Fleet, clients and checks of a run."""
 
     def __init__(self, fleet: SoakFleet, clients: SoakClients, period_s: float) -> None:
         self._fleet, self._clients, self._period_s = fleet, clients, period_s
@@ -65,7 +69,7 @@ class SoakRun:
         return [*self.holding.violations, *self.values.violations, *self._clients.faults]
 
     def play_period(self, number: int) -> None:
-        """Play one period with its faults, and compare at its end."""
+        """Play one period with its faults, and compare replicas and clients at the end."""
         fleet, begin = self._fleet, time.monotonic()
 
         def wait_for(moment: float) -> None:
@@ -119,7 +123,7 @@ class SoakRun:
         )
 
     def end_all(self) -> None:
-        """End every reservation; nothing may remain."""
+        """End every reservation, and record a violation if any remains."""
         self._clients.stop()
         for name in list(self._clients.held):
             if not any(replica.free(name) == 200 for replica in self._fleet.replicas):
@@ -142,7 +146,7 @@ class SoakRun:
 
 
 def verdict(run: SoakRun, clients: SoakClients, seconds: float) -> int:
-    """Print the result; return the exit status."""
+    """Print the result, and return the exit status."""
     violations, counts, values = run.violations, clients.counts, run.values.counts
     trend = memory_trend(run.memory, min(WARM_UP_S, seconds / 3))
     if trend is None:
@@ -169,7 +173,7 @@ def verdict(run: SoakRun, clients: SoakClients, seconds: float) -> int:
 
 
 def play(folder: Path, seconds: float, period_s: float, count: int) -> int:
-    """Run for so many seconds, and at least one period; return the exit status."""
+    """Run periods for `seconds`, at least one, and return the exit status."""
     with SoakFleet(folder) as fleet:
         clients = SoakClients(fleet.replicas, count)
         try:
@@ -197,7 +201,7 @@ def main() -> int:
     )
     parser.add_argument("--clients", type=int, default=8, help="number of threads (default 8)")
     given = parser.parse_args()
-    # Ended by `finally`, as otherwise the replicas would outlive the run.
+    # SIGTERM must run the `finally` blocks, or the replicas would outlive the run.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory(prefix="soak") as folder:
         return play(Path(folder), given.hours * 3600, given.period, given.clients)

@@ -1,4 +1,4 @@
-"""Checks of a soak run: what replicas hold against what clients hold, values, and memory."""
+"""Checks of a soak run: reservations of replicas against those of clients, values, and memory."""
 
 import time
 from collections import Counter
@@ -10,9 +10,10 @@ from tests.proofs.soak_clients import EndedReservation, HeldReservation, SoakCli
 from tests.proofs.soak_fleet import HYBRID, HYBRID_MODEL, SoakFleet, SoakReplica
 
 SETTLE_S_MAX = 45.0
-"""Promise of docs/explanation/replication.md: equal so long after the last fault."""
+"""Time in s after the last fault within which docs/explanation/replication.md promises agreement.
+"""
 RACE_S = 1.0
-"""A replica that is killed so soon after an answer may not have published it."""
+"""Time in s around an answer in which a kill of the replica may prevent its publication."""
 DISCOVERY_S = 5.0
 READ_S_MAX = 30.0
 GROWTH_MIB_MAX, GROWTH_SHARE_MAX = 8.0, 0.03
@@ -22,7 +23,7 @@ Row = tuple[str, str | None, int, int]
 
 
 class Faults:
-    """Kills and removals so far, by which an end without a client is explained."""
+    """Kills and removals so far, which explain reservations that no client ended."""
 
     def __init__(self) -> None:
         self._kills: list[tuple[SoakReplica, float]] = []
@@ -32,17 +33,17 @@ class Faults:
         self._kills.append((replica, time.monotonic()))
 
     def note_lost_worker(self, worker_id: int, cause: str) -> None:
-        """cause: `with_engine` or `with_worker`"""
+        """Record a lost worker; `cause` is `with_engine` or `with_worker`."""
         self._losses.append((worker_id, time.monotonic(), cause))
 
     def is_unpublished(self, replica: SoakReplica | None, at: float) -> bool:
-        """Was the replica killed just after it answered?"""
+        """Return whether the replica was killed close to its answer."""
         return any(
             replica is each and -RACE_S < killed_at - at < RACE_S for each, killed_at in self._kills
         )
 
     def explain(self, held: HeldReservation) -> str | None:
-        """Return why a reservation may be gone; None: it is lost."""
+        """Return why a reservation may be gone; None means that the reservation is lost."""
         for worker_id, at, cause in self._losses:
             if worker_id in held.workers and at > held.booked_at - DISCOVERY_S:
                 return cause
@@ -50,7 +51,7 @@ class Faults:
 
 
 def rows_of_replica(replica: Replica) -> list[Row]:
-    """Return all rows of reservations, legs apart."""
+    """Return all rows of reservations, with one row per leg."""
     found: list[Row] = []
     after = ""
     while after is not None:
@@ -74,14 +75,14 @@ def requests_by_rank(replica: Replica) -> dict[tuple[str, int, int], int]:
 
 
 class HoldingCheck:
-    """Compares the rows of all replicas with the reservations that paused clients hold."""
+    """Comparison of the rows of all replicas with the reservations that paused clients hold."""
 
     def __init__(self, fleet: SoakFleet, clients: SoakClients, faults: Faults) -> None:
         self._fleet, self._clients, self._faults = fleet, clients, faults
         self.explained, self.violations = Counter[str](), list[str]()
 
     def run(self) -> float:
-        """Return the seconds until replicas and clients agreed, or SETTLE_S_MAX."""
+        """Return the seconds until replicas and clients agreed, or more than SETTLE_S_MAX."""
         begin = time.monotonic()
         while True:
             rows = [rows_of_replica(replica) for replica in self._fleet.replicas]
@@ -117,14 +118,17 @@ class HoldingCheck:
         return found
 
     def _is_unsure(self, name: str) -> bool:
-        """Was the end of this reservation not answered, or answered by a dying replica?"""
+        """Return whether this reservation may have ended without a reliable answer.
+
+        The end had no answer, or a dying replica answered.
+        """
         ended = self._clients.ended.get(name)
-        if ended is None:  # a booking that was refused at last
+        if ended is None:  # a booking that was refused in the end
             return True
         return not ended.is_sure or self._faults.is_unpublished(ended.ended_by, ended.ended_at)
 
     def _violate_by_ends(self) -> None:
-        """Find reservations that no replica knew at their end."""
+        """Record a violation for every ended reservation that no replica knew."""
         for ended in self._clients.ended.values():
             if ended.ended_by is None:
                 cause = self._cause_of_unknown(ended)
@@ -138,7 +142,7 @@ class HoldingCheck:
         return cause or (None if ended.is_sure else "unanswered")
 
     def _carry_on(self, rows: list[list[Row]]) -> None:
-        """Forget what is gone, end what was left, and learn of moves."""
+        """Adopt the replicas' state: drop lost, end leftover and update moved reservations."""
         clients, workers = self._clients, dict[str, list[int]]()
         for name, _, worker_id, _ in rows[0]:
             workers.setdefault(name, []).append(worker_id)
@@ -160,9 +164,9 @@ def _first_difference(rows: list[list[Row]]) -> tuple[list[Row], ...]:
 
 
 class ValueCheck:
-    """Compares overlaps of hybrid ranks at every replica with the engines' own caches.
+    """Comparison of the replicas' overlaps of hybrid ranks with the caches of the engines.
 
-    counts: values by certainty, and `wrong` ones of `exact`
+    counts: numbers of values by certainty, and of `wrong` values among the `exact` ones
     """
 
     def __init__(self, fleet: SoakFleet) -> None:
@@ -209,7 +213,7 @@ class ValueCheck:
 
 
 class MemoryTrend(NamedTuple):
-    """Least squares through the samples after the warm-up."""
+    """Least-squares line through the samples after the warm-up."""
 
     slope_mib_h: float
     growth_mib: float
@@ -221,7 +225,7 @@ class MemoryTrend(NamedTuple):
 
 
 def memory_trend(samples: list[tuple[float, float]], warm_up_s: float) -> MemoryTrend | None:
-    """Return the trend of (seconds, MiB); None for fewer than three samples."""
+    """Return the trend of (seconds, MiB) samples; None means fewer than three samples."""
     used = [(at, mib) for at, mib in samples if at >= warm_up_s]
     if len(used) < 3:
         return None

@@ -1,4 +1,4 @@
-"""Clients of a soak run: threads that book, report and end, and remember what they hold."""
+"""Clients of a soak run: threads that book, report and end, and remember open reservations."""
 
 import http.client
 import itertools
@@ -22,7 +22,12 @@ UNREACHABLE = (OSError, http.client.HTTPException, ssl.SSLError)
 
 @dataclass
 class HeldReservation:
-    """workers: of its legs;  booked_by, booked_at: replica and time of the booking's answer"""
+    """Reservation that a client holds.
+
+    workers: worker ids of the legs
+    booked_by: replica that answered the booking
+    booked_at: time of this answer, in s
+    """
 
     name: str
     workers: tuple[int, ...]
@@ -34,9 +39,10 @@ class HeldReservation:
 
 @dataclass
 class EndedReservation:
-    """What the end of a reservation showed.  is_sure: each call of the end was answered
+    """Result of ending a reservation.
 
-    ended_by: replica that ended it; None while all that answered do not know it
+    ended_by: replica that ended the reservation; None means that no answering replica knew the id
+    is_sure: whether each call of the end was answered
     """
 
     held: HeldReservation
@@ -46,14 +52,17 @@ class EndedReservation:
 
 
 class CallResult:
-    """Answer of one operation.  is_sure: no attempt before it was left without an answer"""
+    """Answer of one operation.
+
+    is_sure: whether all earlier attempts were answered, too
+    """
 
     def __init__(self, status: int, body: Any, replica: SoakReplica, *, is_sure: bool) -> None:
         self.status, self.body, self.replica, self.is_sure = status, body, replica, is_sure
 
 
 class KeptCaller:
-    """Calls replicas over one kept connection each."""
+    """Caller with one persistent connection per replica."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng, self._connections = rng, dict[int, http.client.HTTPConnection]()
@@ -76,7 +85,7 @@ class KeptCaller:
     def call(
         self, replicas: list[SoakReplica], method: str, path: str, body: Any = None
     ) -> CallResult:
-        """Return the answer of any replica, a random one first."""
+        """Return the answer of any replica, trying the replicas in random order."""
         order = self._rng.sample(replicas, len(replicas))
         until, is_sure = time.monotonic() + 60.0, True
         for replica in itertools.cycle(order):
@@ -95,9 +104,10 @@ class KeptCaller:
 
 
 class SoakClients:
-    """Threads that hold some reservations each and can be paused between two operations.
+    """Threads that each hold a few reservations and can be paused between two operations.
 
-    counts: operations and refusals;  faults: what no client may ever see
+    counts: numbers of operations and refusals by name
+    faults: answers that a client must never see
     """
 
     def __init__(self, replicas: list[SoakReplica], count: int) -> None:
@@ -113,7 +123,7 @@ class SoakClients:
             thread.start()
 
     def pause(self) -> None:
-        """Return when no operation is under way."""
+        """Pause all clients, and return when no operation is in progress."""
         self._may_run.clear()
         for _ in self._threads:
             self._idle.acquire()
@@ -122,7 +132,7 @@ class SoakClients:
         self._may_run.set()
 
     def stop(self) -> None:
-        """End paused or running clients; what they hold remains."""
+        """End paused or running clients without ending their reservations."""
         self._is_over.set()
         self._may_run.set()
         for thread in self._threads:
@@ -208,7 +218,7 @@ class SoakClients:
         self._count("reports")
 
     def end(self, caller: KeptCaller, held: HeldReservation) -> None:
-        """End a reservation at one replica, and at the others while none knows it."""
+        """End a reservation at one replica; try the other replicas while none knows the id."""
         with self.lock:
             self.held.pop(held.name, None)
         ended = EndedReservation(held, time.monotonic())

@@ -1,4 +1,4 @@
-"""Fleet of a soak run: replicas with everything switched on, and engines that can be killed."""
+"""Fleet of a soak run: replicas with all features on, and engines that can be killed."""
 
 import os
 import shutil
@@ -30,9 +30,9 @@ FLAGS = (
 
 
 class SoakReplica(Replica):
-    """Replica with KV events, files of its own and the addresses of the others.
+    """Replica with KV events, its own files and the addresses of the other replicas.
 
-    life: 1 for the first process, 2 after a kill, and so on
+    life: number of the current process, 1 for the first, 2 after a kill, and so on
     """
 
     def __init__(self, folder: Path, *flags: str, access: Secured) -> None:
@@ -51,7 +51,7 @@ class SoakReplica(Replica):
         self.life = 0
 
     def join(self, others: list["SoakReplica"]) -> None:
-        """Give the addresses of the others, before the first start."""
+        """Add the addresses of the other replicas to the command, before the first start."""
         peers = ",".join(other.endpoint for other in others)
         urls = ",".join(other.url for other in others)
         self._command = (*self._command, "--replica-sync-peers", peers, "--indexer-peers", urls)
@@ -61,7 +61,7 @@ class SoakReplica(Replica):
         super().start()
 
     def memory_mib(self) -> float:
-        """Return the resident memory."""
+        """Return the resident memory, in MiB."""
         text = Path(f"/proc/{self.process.pid}/status").read_text()
         (line,) = [line for line in text.splitlines() if line.startswith("VmRSS:")]
         return int(line.split()[1]) / 1024
@@ -71,7 +71,7 @@ class SoakReplica(Replica):
 
 
 class Overlap(NamedTuple):
-    """One compared value: how certain the service is, and the tokens it and the engine name."""
+    """Compared value: the service's certainty, and the tokens by the service and by the engine."""
 
     certainty: str
     tokens: int
@@ -79,7 +79,7 @@ class Overlap(NamedTuple):
 
 
 class HybridEngine:
-    """Rank with a dense and a state group that lives through recordings of vLLM in turn."""
+    """Rank with a dense and a state group that replays recordings of vLLM in turn."""
 
     def __init__(self, keys: tuple[str, str, str]) -> None:
         self.port, self.replay_port, self._keys, self._lives = free_port(), free_port(), keys, 0
@@ -92,7 +92,7 @@ class HybridEngine:
         self.cache, self._applied = RecordedCache(next(rows_of(recording))), 0
 
     def publish(self, verb: str, count: int) -> None:
-        """Publish or lose the next batches, as far as the recording goes."""
+        """Publish or lose the next batches, up to the end of the recording."""
         engine = self.process
         count = min(count, len(engine.batches) - engine.published)
         if count > 0:
@@ -113,7 +113,7 @@ class HybridEngine:
 
 
 class SoakFleet:
-    """Replicas and engines; `with` ends all of them."""
+    """Replicas and engines; leaving the `with` block ends all of them."""
 
     def __init__(self, folder: Path) -> None:
         access = Secured(folder)
@@ -159,7 +159,7 @@ class SoakFleet:
 
     @property
     def elder(self) -> SoakReplica:
-        """The replica that is never killed."""
+        """Replica that is never killed."""
         return self.replicas[0]
 
     # Engines
@@ -190,7 +190,7 @@ class SoakFleet:
         workers += [self._plain_record(each, "decode") for each in DECODES]
         if has_spare:
             workers.append(self._plain_record(SPARE, "aggregated"))
-        # A changed field is an edit that discovery has to apply, without a new worker.
+        # Discovery has to apply a changed field as an edit, without a new worker.
         workers[3]["max_num_batched_tokens"] = 8192 + self._edits % 7
         new = self._workers_file.with_suffix(".new")
         new.write_text(yaml.safe_dump({"workers": workers}))

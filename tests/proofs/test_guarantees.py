@@ -1,4 +1,4 @@
-"""The checker of histories accepts what perfect replicas do, and finds each broken guarantee."""
+"""Tests of the history checker: perfect replicas pass, and each broken guarantee is found."""
 
 import copy
 
@@ -22,9 +22,9 @@ WORKERS, REPLICAS, TOKENS, LEASE_S = [1, 2], 3, 128, 100.0
 
 
 class PerfectReplicas:
-    """Replicas that know everything at once, and record what they are asked.
+    """Replicas that share all state at once and record every call.
 
-    Each call takes a tenth of a second, and begins a tenth after the one before.
+    Each call takes 0.1 s and begins 0.1 s after the end of the previous call.
     """
 
     def __init__(self):
@@ -94,7 +94,7 @@ def test_perfect_replicas_break_no_guarantee(calls):
     replicas, ended = PerfectReplicas(), set()
     for kind, replica, name in calls:
         if name in ended and kind in ("book", "repeat"):
-            continue  # a client never uses an id again
+            continue  # clients never reuse an id
         if replicas.call(kind, replica, name).is_done and kind == "end":
             ended.add(name)
     assert check_history(replicas.settle()) == []
@@ -116,7 +116,7 @@ def test_a_restarted_replica_may_book_anew_after_the_end_of_a_prefill(killed, is
 
 
 def a_history():
-    """`held` is in prefill, `over` past it, `gone` has ended."""
+    """Return a history: `held` is in prefill, `over` has completed prefill, `gone` has ended."""
     replicas = PerfectReplicas()
     for name in ("held", "over", "gone"):
         replicas.call("book", 0, name)
@@ -285,11 +285,11 @@ def test_a_history_without_comparison_is_a_violation():
     assert broken(history) == {"replicas agree within 45 s"}
 
 
-# What the pages do not promise
+# Losses that the pages allow
 
 
 def lost_after_kill(wait_s, *, network_fault=False):
-    """A booking at a replica that is killed so long after it; nobody holds it afterwards."""
+    """Return the violations if a booking is lost with its replica, `wait_s` after the booking."""
     replicas = PerfectReplicas()
     if network_fault:
         replicas.history.faults.append(FaultWindow("network", 0, 0.0, 0.1))

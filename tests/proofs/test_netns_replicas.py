@@ -1,4 +1,4 @@
-"""The script that disturbs selectors in network namespaces, for a few seconds."""
+"""Test of the script that disturbs selectors in network namespaces, in a run of a few seconds."""
 
 import json
 import subprocess
@@ -41,9 +41,9 @@ def test_a_short_history_breaks_no_guarantee(tmp_path):
 
 
 def lose_reservations(file):
-    """Take the rows out of the settled state that no client has ended.
+    """Remove the rows without an end by a client from the settled state.
 
-    Not a single row: the booking of some had no answer, so that these may be missing.
+    A single row is not enough: bookings without an answer may be missing.
     """
     history = json.loads(file.read_text())
     ended = {each["name"] for each in history["operations"] if each["kind"] == "end"}

@@ -1,4 +1,4 @@
-"""The soak run for one short period, and its checks with what they must find."""
+"""Tests of the soak run in one short period, and of its checks with violations to find."""
 
 import time
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ def test_a_short_run_ends_without_a_violation(tmp_path, capsys):
 
 
 class ListedRows:
-    """Replica that lists given rows: id, worker and rank."""
+    """Replica that lists the given rows of id, worker and rank."""
 
     def __init__(self, *rows):
         self.rows, self.freed = list(rows), []
@@ -41,12 +41,12 @@ class ListedRows:
 
 
 @pytest.fixture
-def hurried(monkeypatch):
+def no_settle_time(monkeypatch):
     monkeypatch.setattr("tests.proofs.soak_checks.SETTLE_S_MAX", 0.0)
 
 
-def checked(replicas, *held, ended=(), faults=None):
-    """Violations of replicas beside clients that hold `x` at worker 1 and the like."""
+def run_holding_check(replicas, *held, ended=(), faults=None):
+    """Return the violations and the explained losses for replicas beside clients' reservations."""
     clients = SimpleNamespace(
         held={each.name: each for each in held}, ended={each.held.name: each for each in ended}
     )
@@ -61,10 +61,10 @@ def a_holding(name="x", by=None):
 
 
 def test_equal_replicas_and_clients_are_no_violation():
-    assert checked([ListedRows(("x", 1, 0))] * 2, a_holding()) == ([], {})
+    assert run_holding_check([ListedRows(("x", 1, 0))] * 2, a_holding()) == ([], {})
 
 
-@pytest.mark.usefixtures("hurried")
+@pytest.mark.usefixtures("no_settle_time")
 @pytest.mark.parametrize(
     ("first", "second", "found"),
     [
@@ -77,25 +77,28 @@ def test_equal_replicas_and_clients_are_no_violation():
 def test_a_difference_is_found(first, second, found):
     over = EndedReservation(a_holding("y"), time.monotonic(), ended_by=object())
     replicas = [ListedRows(*first), ListedRows(*second)]
-    assert set(checked(replicas, a_holding(), ended=[over])[0]) == found
+    assert set(run_holding_check(replicas, a_holding(), ended=[over])[0]) == found
 
 
 def test_an_end_that_no_replica_knew_is_found():
     unknown = EndedReservation(a_holding("y"), time.monotonic())
-    assert checked([ListedRows()], ended=[unknown])[0] == ["unknown"]
+    assert run_holding_check([ListedRows()], ended=[unknown])[0] == ["unknown"]
 
 
-def test_what_faults_explain_is_counted():
+def test_losses_explained_by_faults_are_counted():
     faults, victim = Faults(), object()
     faults.note_lost_worker(1, "with_engine")
-    assert checked([ListedRows()], a_holding(), faults=faults) == ([], {"with_engine": 1})
+    assert run_holding_check([ListedRows()], a_holding(), faults=faults) == ([], {"with_engine": 1})
     faults = Faults()
     faults.note_kill(victim)
-    assert checked([ListedRows()], a_holding(by=victim), faults=faults) == ([], {"unpublished": 1})
+    assert run_holding_check([ListedRows()], a_holding(by=victim), faults=faults) == (
+        [],
+        {"unpublished": 1},
+    )
 
 
 class ExactRanks:
-    """Replica whose hybrid ranks all hold so many tokens of every prompt."""
+    """Replica with hybrid ranks that all hold `tokens` tokens of every prompt."""
 
     def __init__(self, tokens, **fields):
         self._row = {"reusable_tokens": tokens, "device_blocks": 0, **fields}

@@ -1,4 +1,4 @@
-"""Checkout of a few scripts whose `.venv` counts as installed from the lock file."""
+"""Checkout of a few scripts with a `.venv` that counts as installed from the lock file."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""What the client is installed with: its packages, and an environment that has no others."""
+"""The packages that the client needs, and an environment without any other packages."""
 
 import re
 import tomllib
@@ -18,7 +18,7 @@ CLIENT = [*NO_EXTRA, *PROJECT["optional-dependencies"]["client"]]
 
 
 def packages(lines: Iterable[str]) -> dict[str, Distribution]:
-    """Return, by name, what these requirements bring into an environment like this one."""
+    """Return, by name, the packages that these requirements bring into an environment like this."""
     found: dict[str, Distribution] = {}
     waiting = [Requirement(line) for line in lines]
     while waiting:
@@ -36,7 +36,7 @@ def packages(lines: Iterable[str]) -> dict[str, Distribution]:
 
 
 def python_with(lines: Iterable[str], folder: Path) -> Path:
-    """Return the Python of an environment that has this checkout and these packages only."""
+    """Return the Python of an environment that has only this checkout and these packages."""
     venv.create(folder, with_pip=False)
     (site,) = folder.glob("lib/python*/site-packages")
     for package in packages(lines).values():
@@ -47,7 +47,7 @@ def python_with(lines: Iterable[str], folder: Path) -> Path:
 
 
 def _top_names(package: Distribution) -> set[str]:
-    """Return what the package has directly in the folder of packages."""
+    """Return the names that the package has directly in the folder of packages."""
     names = {file.parts[0] for file in package.files or ()}
     return {name for name in names if re.fullmatch(r"[\w.-]+", name) and name != ".."} - {
         "__pycache__"
@@ -55,7 +55,7 @@ def _top_names(package: Distribution) -> set[str]:
 
 
 def n_bytes(packages: Iterable[Distribution]) -> int:
-    """Return the size of what the packages install, without what Python compiles of it."""
+    """Return the size of the files that the packages install, without compiled Python files."""
     files = (file for package in packages for file in package.files or ())
     paths = (Path(str(file.locate())) for file in files if file.suffix != ".pyc")
     return sum(path.stat().st_size for path in paths if path.is_file())

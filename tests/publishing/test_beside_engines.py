@@ -1,4 +1,4 @@
-"""scripts/beside_engines says what a resolver found; a stand-in resolves here."""
+"""Tests that scripts/beside_engines reports the result of a resolver, replaced by a fake here."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ print("httpx==0.28.1", asked.replace("[llm]", ""), "xxhash==4.1.0", sep="\\n")
 
 
 def run_with(folder: Path, mode: str) -> subprocess.CompletedProcess[str]:
-    """Return what the script says in a checkout whose environment has the stand-in for uv."""
+    """Return the output of the script in a checkout with a fake uv in the environment."""
     copy_scripts(folder, ("beside_engines", "environment.sh"))
     (folder / ".venv/bin/python").symlink_to(sys.executable)
     uv = folder / ".venv/bin/uv"
@@ -45,7 +45,9 @@ def run_with(folder: Path, mode: str) -> subprocess.CompletedProcess[str]:
         ("no solution", 1, "client cannot be installed beside sglang==0.5.23:"),
     ],
 )
-def test_it_says_what_was_resolved(tmp_path: Path, mode: str, status: int, said: str) -> None:
+def test_the_result_of_the_resolver_is_reported(
+    tmp_path: Path, mode: str, status: int, said: str
+) -> None:
     done = run_with(tmp_path, mode)
     assert said in done.stdout + done.stderr
     assert done.returncode == status

@@ -1,4 +1,4 @@
-"""The client is installed beside engines: small, without bounds, and working alone."""
+"""Tests that the client installs next to engines: small, without bounds, and working alone."""
 
 import subprocess
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.publishing.client_packages import CLIENT, NO_EXTRA, n_bytes, packages
 BYTES_MAX = 60_000_000
 PACKAGES_MAX = 14
 MODULES_MAX = 310
-"""That an import brings, beyond those of Python's own start: 260 take 0.2 s of a processor."""
+"""Most modules of an import beyond those of Python's start: 260 take 0.2 s of a processor."""
 RAY = """
 import sys
 from unittest.mock import MagicMock
@@ -22,7 +22,7 @@ names = ("ray", "ray.exceptions", "ray.serve", "ray.serve.handle", "ray.serve.re
 sys.modules.update((name, MagicMock()) for name in names)
 import select_service.ray
 """
-"""Ray comes with the engine; a stand-in is enough to import what is ours."""
+"""Fake of Ray, which comes with the engine; the fake is enough to import this project's modules."""
 LEASE = """
 import sys
 from select_service.client import Selector

@@ -1,4 +1,4 @@
-"""Continuous integration runs the suite in a folder that is named as most clones are."""
+"""Tests that continuous integration runs the suite in a folder with the name of most clones."""
 
 import re
 import shutil
@@ -15,7 +15,7 @@ find . -type f | sort
 basename "$PWD"
 exit 3
 """
-"""Stands in for scripts/test: lists the files of the checkout and its name, and fails."""
+"""Fake of scripts/test, which lists the files and the name of the checkout, and fails."""
 
 
 ENVIRONMENTS = {
@@ -53,7 +53,7 @@ def test_the_suite_runs_in_a_folder_of_that_name_and_its_status_counts(tmp_path,
 
 
 def test_the_copy_leaves_out_all_environments(tmp_path):
-    """They name the checkout that they were made in."""
+    """Environments contain the path of the checkout for which the environment was made."""
     assert {".venv", ".venv-oldest"} <= ENVIRONMENTS
     _, lines = run_in(tmp_path / "main")
     assert [line for line in lines if ".venv" in line] == []

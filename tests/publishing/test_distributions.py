@@ -1,4 +1,4 @@
-"""What is published: complete, licensed, and with machine code that starts without compiling."""
+"""Tests of the distributions: complete, licensed, and with machine code that needs no compiler."""
 
 import os
 import subprocess
@@ -23,11 +23,11 @@ pytestmark = pytest.mark.process
 BUILD_S_MAX = 280
 SETTINGS = '"x86_64": (("CPU_NAME", "x86-64-v3"), ("CPU_FEATURES", "")),'
 THIS_PROCESSOR = '"x86_64": (),'
-"""In its place: code of this processor, of which the suite has most already."""
+"""Replacement with code of this processor, most of which the suite has already."""
 
 
 def build(out: Path, *flags: str) -> dict[str, Path]:
-    """File name ending -> what was built."""
+    """Return the built files by the end of the file name."""
     done = subprocess.run(
         [sys.executable, "-m", "scripts.publishing.distributions", "--out", out, *flags],
         cwd=ROOT,
@@ -72,7 +72,7 @@ def test_a_python_that_is_nowhere_ends_the_build_in_words(tmp_path, monkeypatch)
         distributions._with_dependencies("3.1", ROOT, tmp_path)
 
 
-def test_the_sdist_is_what_the_repository_has(sdist_names):
+def test_the_sdist_has_the_files_of_the_repository(sdist_names):
     made = {"PKG-INFO", "setup.cfg"}
     found = {name for name in sdist_names if not name.startswith("select_service.egg-info/")}
     assert found - made - tracked() == set()
@@ -85,8 +85,8 @@ def test_the_wheel_has_all_of_both_packages_and_nothing_else(wheel):
     assert {"indexer/py.typed", "select_service/py.typed"} <= found
 
 
-def test_the_wheel_has_the_licences_of_what_is_in_it(wheel):
-    """Ours and those of the two libraries that the pages are made of."""
+def test_the_wheel_has_the_licences_of_its_contents(wheel):
+    """The licences are those of this project and of the two libraries in the pages."""
     licences = {
         name.partition("/licenses/")[2] for name in wheel.namelist() if "/licenses/" in name
     }
@@ -106,7 +106,7 @@ def metadata(wheel: zipfile.ZipFile, name: str = "METADATA") -> Message:
     return Parser().parsestr(wheel.read(path).decode())
 
 
-def test_the_metadata_say_what_it_is(wheel):
+def test_the_metadata_describe_the_package(wheel):
     found = metadata(wheel)
     assert found["License-Expression"] == "Apache-2.0 AND BSD-3-Clause AND MIT"
     assert "Typing :: Typed" in found.get_all("Classifier", [])
@@ -183,7 +183,7 @@ def _copy_project(folder: Path, settings: str) -> None:
 
 
 def _installed(wheel: Path, folder: Path) -> Path:
-    """The Python of an environment of its own, which sees the dependencies of this one."""
+    """Return the Python of a new environment with the dependencies of this environment."""
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     (packages,) = folder.glob("lib/python*/site-packages")
@@ -197,7 +197,7 @@ def _installed(wheel: Path, folder: Path) -> Path:
 
 
 def _log_of_a_start(python: Path, folder: Path) -> tuple[str, Path]:
-    """Of a start without anything that the caller has; its home afterwards."""
+    """Return the log and the home of a start without the caller's files and settings."""
     with _started(python, folder / "home") as service:
         service.wait_until_healthy()
         assert service.stop_with_signal()[0] == 0
@@ -205,7 +205,7 @@ def _log_of_a_start(python: Path, folder: Path) -> tuple[str, Path]:
 
 
 def _assert_not_used(python: Path, folder: Path, why: str) -> None:
-    """A start says so and compiles; it is ended as soon as it does."""
+    """Check that a start reports the reason and compiles; the start is ended at once."""
     with _started(python, folder / "another") as service:
         eventually(lambda: "compiling kernels: 0 of" in service.read_log())
         assert service.stop_with_signal()[0] == 0

@@ -1,4 +1,4 @@
-"""scripts/test_oldest installs what pyproject.toml allows at least; a stand-in installs here."""
+"""Tests that scripts/test_oldest installs the lowest versions of pyproject.toml (fake pip)."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ COMPILERS = ("numba", "llvmlite", "numpy")
 
 
 def oldest() -> list[str]:
-    """Return the lower bounds of the compiler, as pip is asked for them."""
+    """Return the lower bounds of the compiler as requirements for pip."""
     found = map(Requirement, PROJECT["optional-dependencies"]["server"])
     bounds = {
         each.name: next(part.version for part in each.specifier if part.operator == ">=")
@@ -33,7 +33,7 @@ def oldest() -> list[str]:
 
 
 def install(folder: Path, pip: int) -> subprocess.CompletedProcess[str]:
-    """Run `--install` in a checkout with a stand-in for pip, which ends with this status."""
+    """Run `--install` in a checkout with a fake pip, which ends with this status."""
     if not (folder / "scripts").exists():
         copy_scripts(folder, ("test_oldest", "environment.sh", "kernel_tests.sh"))
         python = folder / ".venv/bin/python"
@@ -45,7 +45,7 @@ def install(folder: Path, pip: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-def asked(folder: Path) -> list[list[str]]:
+def pip_packages(folder: Path) -> list[list[str]]:
     """Return the packages of each call of pip."""
     lines = (folder / "asked").read_text().splitlines()
     return [[word for word in line.split() if "==" in word] for line in lines]
@@ -54,16 +54,16 @@ def asked(folder: Path) -> list[list[str]]:
 def test_the_oldest_versions_are_installed_once(tmp_path: Path) -> None:
     done = install(tmp_path, 0)
     assert done.returncode == 0, done.stderr
-    assert asked(tmp_path) == [oldest()]
+    assert pip_packages(tmp_path) == [oldest()]
     (others,) = (tmp_path / ".venv-oldest").rglob("*.pth")
     assert str(tmp_path) in others.read_text().splitlines()
     assert install(tmp_path, 0).returncode == 0
-    assert asked(tmp_path) == [oldest()]
+    assert pip_packages(tmp_path) == [oldest()]
 
 
-def test_where_they_cannot_be_installed_it_says_so_and_tries_again(tmp_path: Path) -> None:
+def test_a_failed_installation_is_reported_and_repeated(tmp_path: Path) -> None:
     done = install(tmp_path, 1)
     assert done.returncode == 3
     assert "cannot be installed: is a package registry reachable?" in done.stderr
     assert install(tmp_path, 0).returncode == 0
-    assert len(asked(tmp_path)) == 2
+    assert len(pip_packages(tmp_path)) == 2

@@ -1,4 +1,4 @@
-"""The checked-in description of the planner's plugins is that of the .proto file."""
+"""Tests that the checked-in description of the planner's plugins matches the .proto file."""
 
 from scripts import plugin_description
 

@@ -1,4 +1,4 @@
-"""What pyproject.toml says, and what README and guides say of it."""
+"""Tests of pyproject.toml, and of README and guides about the project's metadata."""
 
 import re
 import tomllib
@@ -13,7 +13,7 @@ README = (ROOT / "README.md").read_text()
 UPGRADE = (ROOT / "docs" / "guides" / "upgrade.md").read_text()
 
 
-def test_the_guide_says_what_each_extra_is_for() -> None:
+def test_the_guide_describes_every_extra() -> None:
     (table,) = re.findall(
         r"^\| extra \| contents \|\n(.*?)\n(?:\n|\Z)", UPGRADE, re.DOTALL | re.MULTILINE
     )
@@ -23,7 +23,7 @@ def test_the_guide_says_what_each_extra_is_for() -> None:
     assert named == {name for name, needs in PROJECT["optional-dependencies"].items() if needs}
 
 
-def test_what_is_used_beyond_its_promises_is_bounded_above() -> None:
+def test_packages_with_used_internals_are_bounded_above() -> None:
     needed = PROJECT["optional-dependencies"]["server"]
     bounded = {re.split(r"[><=; ]", each, maxsplit=1)[0] for each in needed if "<" in each}
     assert {"httptools", "llvmlite", "numba", "pyzmq", "starlette", "uvicorn"} <= bounded
@@ -33,14 +33,14 @@ def test_what_is_used_beyond_its_promises_is_bounded_above() -> None:
     ("name", "version"), [("numba", "0.65.0"), ("llvmlite", "0.47.0"), ("numpy", "2.3.5")]
 )
 def test_the_compiler_may_be_that_of_images_of_engines(name: str, version: str) -> None:
-    """What vLLM 0.33 pins."""
+    """These are the versions that vLLM 0.33 pins."""
     server = map(Requirement, PROJECT["optional-dependencies"]["server"])
     (needed,) = (each for each in server if each.name == name)
     assert version in needed.specifier
 
 
 def test_the_readme_installs_into_an_environment() -> None:
-    """Debian's pip refuses to install outside of one."""
+    """Debian's pip refuses to install outside of an environment."""
     for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL):
         if "pip install" in block:
             assert block.index("-m venv") < block.index("pip install")

@@ -1,4 +1,4 @@
-"""The scripts end with the status of what they did, not with that of tidying up behind it."""
+"""Tests that scripts end with the status of their work, not with the status of the cleanup."""
 
 import json
 import os
@@ -20,15 +20,15 @@ OF_USERS = {
     *("redis", "scipy", "sglang", "statsmodels", "tensorrt_llm", "tokenizers", "torch"),
     *("torchvision", "tqdm", "transformers", "triton", "vllm"),
 }
-"""Packages that run beside this project and need not be installed here."""
+"""Packages that run next to this project and need not be installed here."""
 TRAP = re.compile(r"^ *trap .* EXIT$", re.MULTILINE)
 NAME = re.compile(r"\$\{?(\w+)")
 GONE = "4194305"
-"""No process has this number (more than Linux has), and no file here has this name."""
+"""Number above all process numbers of Linux, and not the name of a file here."""
 
 
 def traps() -> list[tuple[str, str]]:
-    """(script, line) of all that is done at an end."""
+    """Return (script, line) of all traps at the end of scripts."""
     texts = {
         path.name: path.read_text()
         for path in sorted(SCRIPTS.iterdir())
@@ -38,7 +38,7 @@ def traps() -> list[tuple[str, str]]:
 
 
 def status_after(trap: str, folder: Path) -> int:
-    """Of a script that did its work, where all that the trap would end or remove is gone."""
+    """Return the status of a successful script after a trap with targets that are all gone."""
     given = "; ".join(f"{name}=({GONE})" for name in NAME.findall(trap))
     script = f"set -euo pipefail; {given}\n{trap}\nexit 0"
     return subprocess.run(["bash", "-c", script], cwd=folder, check=False).returncode
@@ -53,7 +53,7 @@ def test_tidying_up_does_not_change_the_status(script, trap, tmp_path):
     assert status_after(trap, tmp_path) == 0
 
 
-def test_what_cannot_be_tidied_up_would_be_noticed(tmp_path):
+def test_a_trap_that_fails_would_be_noticed(tmp_path):
     trap = """trap 'kill "${background[@]}" 2>/dev/null; rm -f "$report"' EXIT"""
     assert status_after(trap, tmp_path) == 1
 
@@ -94,7 +94,7 @@ def test_an_audit_never_takes_silence_for_good_news(tmp_path, package, status, t
 
 
 def script_folders() -> Iterator[Path]:
-    """Yield the folders that Python puts first on its path: those of the scripts started by name.
+    """Yield the folders that Python puts first on the path: those of scripts started by file name.
 
     A folder with `__init__` is a package, which is started with `-m`.
     """
@@ -131,11 +131,11 @@ def test_scripts_hide_no_package(folder):
 
 
 OF_SCRIPTS = ("bench", "metrics", "pages", "proofs", "publishing")
-"""Folders of tests whose subject is a script."""
+"""Folders of tests with a script as the subject."""
 
 
 def imports_of(folder: Path, package: str) -> set[str]:
-    """Files below that import something of the package, relative to the checkout."""
+    """Return the files below that import the package, relative to the checkout."""
     found = re.compile(rf"^ *(?:from|import) {package}\b", re.MULTILINE)
     texts = {path: path.read_text() for path in sorted(folder.rglob("*.py"))}
     return {str(path.relative_to(ROOT)) for path, text in texts.items() if found.search(text)}

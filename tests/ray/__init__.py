@@ -1,4 +1,5 @@
-"""Selectors, Serve and actors in real Ray clusters: one cluster at a time, on this machine.
+"""Tests of selectors, Serve and actors in real Ray clusters, in turn on this machine.
 
-They run where Ray is installed, which is not the environment of the other tests: scripts/test_ray.
+The tests run where Ray is installed, which is not the environment of the other tests:
+scripts/test_ray.
 """

@@ -1,4 +1,4 @@
-"""Ray clusters on this machine, and what is asked of the selectors in them."""
+"""Ray clusters on this machine, and requests to the selectors there."""
 
 import os
 import re
@@ -25,7 +25,7 @@ PORTS_APART = 200
 def cluster(
     cpus: tuple[int, ...], runtime_env: Mapping[str, Any] | None = None
 ) -> Iterator[Cluster]:
-    """Nodes with so many CPUs, which none of the work here really takes; the first is the head."""
+    """Start nodes with these numbers of CPUs, which no test really uses; the first is the head."""
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus[0], **NODE})
     try:
         for n_cpus in cpus[1:]:
@@ -40,12 +40,12 @@ def cluster(
 
 
 def port() -> int:
-    """The first of some that are probably free."""
+    """Return the first port of a range that is probably free."""
     return min(free_port(), 32_000 - PORTS_APART)
 
 
 def get(url: str, path: str) -> Any:
-    """None: no answer now, as of a selector that restarts."""
+    """Return the answer, or None if there is none now, as of a selector that restarts."""
     try:
         return httpx.get(url + path, timeout=5.0).raise_for_status().json()
     except httpx.HTTPError:
@@ -67,7 +67,7 @@ def worker_ids(url: str) -> set[int]:
 
 
 def are_joined(urls: list[str]) -> bool:
-    """Does everybody listen to everybody else, and to nobody else?"""
+    """Return whether every selector is connected to every other selector, and to no other peer."""
     for url in urls:
         peers = (get(url, "/replica_sync/status") or {}).get("peers", ())
         if sum(peer["connected"] for peer in peers) != len(urls) - 1 or len(peers) != len(urls) - 1:
@@ -76,13 +76,13 @@ def are_joined(urls: list[str]) -> bool:
 
 
 def kill_selector(index: int) -> None:
-    """The process of the actor, with all that is in it."""
+    """Kill the process of an actor."""
     actor = ray.get_actor(f"select-service-{index}", namespace=NAMESPACE)
     ray.kill(actor, no_restart=False)
 
 
 def service_pids(first_port: int) -> dict[int, int]:
-    """By its HTTP port, the process of each service of this deployment."""
+    """Return the process of each service of this deployment by HTTP port."""
     found = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -100,17 +100,17 @@ def _command(folder: Path) -> str:
         return ""
 
 
-def are_found(n: int) -> list[str]:
-    """The URLs, once so many selectors answer."""
+def find_selectors(n: int) -> list[str]:
+    """Return the URLs once `n` selectors answer."""
 
-    def found() -> list[str]:
+    def find_enough() -> list[str]:
         try:
             urls = find()
         except LookupError:
             return []
         return urls if len(urls) == n else []
 
-    return eventually(found)
+    return eventually(find_enough)
 
 
 def kill(pid: int) -> None:

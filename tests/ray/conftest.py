@@ -1,4 +1,4 @@
-"""Where Ray is not installed only the smoke test is collected, which says so."""
+"""Collection of tests: where Ray is not installed only the smoke test is collected and skipped."""
 
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Deployments of Ray Serve for tests: engines whose requests last as long as is wanted."""
+"""Deployments of Ray Serve for tests: engines with requests of any duration."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ ROUTER = RequestRouterConfig(
 
 
 class Ran(NamedTuple):
-    """Where a request ran, and what its engine was told of its booking."""
+    """Process of a request, and the booking that the engine received."""
 
     pid: int
     booked: dict[str, Any] | None
@@ -26,7 +26,7 @@ class Ran(NamedTuple):
 
 @serve.deployment(max_ongoing_requests=100, request_router_config=ROUTER)
 class Engine:
-    """A replica that registers itself."""
+    """Replica that registers itself."""
 
     def __init__(self) -> None:
         self.worker = register_replica(model_name=MODEL, block_size=BLOCK_SIZE)
@@ -48,7 +48,7 @@ class Engine:
 
 @serve.deployment
 class Front:
-    """Calls the engine several times for each request: all calls have one id."""
+    """Frontend that calls the engine several times per request: all calls have the same id."""
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine

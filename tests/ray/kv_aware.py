@@ -1,5 +1,7 @@
-"""What Ray Serve LLM puts around its KV-aware router, without an engine: the router and the tracker
-are Ray's own, unchanged."""
+"""The parts of Ray Serve LLM around its KV-aware router, without an engine.
+
+The router and the tracker are Ray's own, unchanged.
+"""
 
 import asyncio
 import os
@@ -34,7 +36,7 @@ HOOK = "select_service.ray.selection_service.install"
     ),
 )
 class LLMServer:
-    """Says of its engine what Ray's replicas say, and caches what it is asked."""
+    """Replica that reports the statistics of Ray's replicas and caches the prompts of requests."""
 
     async def __init__(self) -> None:
         self.cache = PrefixCache(
@@ -63,7 +65,7 @@ class LLMServer:
 
 @serve.deployment(max_ongoing_requests=100)
 class LLMRouter:
-    """The ingress: one tracker in each replica, told of everything by all of them."""
+    """Ingress with a tracker in each replica; every replica notifies all trackers."""
 
     async def __init__(self, server: Any) -> None:
         self.tracker = KVTokenTracker(serve_deployment_id=server.deployment_id)
@@ -75,7 +77,7 @@ class LLMRouter:
         self.server._init(_run_router_in_separate_loop=False)
 
     async def __call__(self, token_ids: list[int], hold_s: float, blocks: int) -> int:
-        """Ray's engine wrapper tells all trackers of a request what `_all` tells them here."""
+        """Run a request; `_all` notifies the trackers as Ray's engine wrapper does."""
         request_id = serve.context._get_serve_request_context().request_id
         answer = self.server.generate.remote(request_token_ids=token_ids, hold_s=hold_s)
         await asyncio.sleep(hold_s / 2)

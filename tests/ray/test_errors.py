@@ -1,4 +1,4 @@
-"""What the client raises in a task or an actor arrives as it is at whoever waits for it."""
+"""Tests that an error of the client in a task or an actor reaches the waiting caller unchanged."""
 
 import pytest
 import ray

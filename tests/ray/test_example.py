@@ -1,4 +1,4 @@
-"""The fleet of the documents runs with its one command, and does what it is there for."""
+"""Tests that the fleet of the documents runs with a single command and serves its purpose."""
 
 import os
 import re
@@ -26,5 +26,5 @@ def cached_percent(router: str) -> float:
     return float(found[1])
 
 
-def test_what_selectors_choose_is_cached_more_often_than_what_serve_chooses() -> None:
+def test_selectors_choose_cached_ranks_more_often_than_serve() -> None:
     assert cached_percent("select-service") > cached_percent("serve") + 10

@@ -1,4 +1,4 @@
-"""Selectors as actors survive whatever ends: an actor, a service, a node; nothing is forgotten."""
+"""Tests that selectors as actors survive the end of an actor, a service or a node without loss."""
 
 import socket
 
@@ -12,9 +12,9 @@ from select_service.ray.deployment_members import fetch_addresses, list_members
 from tests.builders.polling import eventually
 from tests.ray.clusters import (
     FLAGS,
-    are_found,
     are_joined,
     cluster,
+    find_selectors,
     kill,
     kill_selector,
     port,
@@ -29,7 +29,7 @@ ENVIRONMENT = {"DYN_USE_KV_EVENTS": "false", "SELECT_SERVICE_NO_ASSUMED_INDEX": 
 
 
 def nodes_of_selectors() -> set[str]:
-    """Of those that answer."""
+    """Return the nodes of the selectors that answer."""
     return {each.node_id for each in fetch_addresses(list_members(NAME), 5.0).values()}
 
 
@@ -41,7 +41,7 @@ def nodes():
 
 @pytest.fixture
 def fleet(nodes):
-    """(first port, URLs) of three selectors that know a worker and a reservation."""
+    """Yield first port and URLs of three selectors that have a worker and a reservation."""
     first = port()
     urls = deploy(3, port=first, flags=FLAGS, insecure=True, environment=ENVIRONMENT)
     eventually(lambda: are_joined(urls))
@@ -60,7 +60,7 @@ def is_whole(urls: list[str]) -> bool:
     return known and are_joined(urls)
 
 
-def test_an_actor_that_is_killed_comes_back_with_all_that_the_others_know(fleet):
+def test_a_killed_actor_comes_back_with_the_state_of_the_others(fleet):
     first, urls = fleet
     former = service_pids(first)
     kill_selector(1)
@@ -77,19 +77,19 @@ def test_a_service_that_ends_takes_its_actor_along_and_comes_back(fleet):
     eventually(lambda: is_whole(urls))
 
 
-def test_what_ran_on_a_node_that_dies_goes_on_elsewhere(fleet, nodes):
+def test_selectors_of_a_dead_node_continue_elsewhere(fleet, nodes):
     where = nodes_of_selectors()
     assert len(where) >= 2, "they are not spread"
     lost = next(node for node in nodes.list_all_nodes()[1:] if node.node_id in where)
     nodes.remove_node(lost, allow_graceful=False)
     eventually(lambda: len(nodes_of_selectors() - {lost.node_id}) == len(nodes_of_selectors()))
-    now = are_found(3)
+    now = find_selectors(3)
     eventually(lambda: is_whole(now))
     assert lost.node_id not in nodes_of_selectors()
     nodes.add_node(num_cpus=2)
 
 
-def test_deploying_again_adds_what_is_missing_and_leaves_the_rest_alone(fleet):
+def test_a_second_deploy_adds_only_missing_selectors(fleet):
     first, urls = fleet
     former = service_pids(first)
     more = deploy(4, port=first, flags=FLAGS, insecure=True, environment=ENVIRONMENT)
@@ -98,7 +98,7 @@ def test_deploying_again_adds_what_is_missing_and_leaves_the_rest_alone(fleet):
     eventually(lambda: is_whole(more))
 
 
-def test_a_port_that_is_taken_is_left_to_whom_it_belongs(nodes):
+def test_a_port_in_use_is_left_to_its_owner(nodes):
     first = port()
     with socket.create_server(("", first)):
         (url,) = deploy(
@@ -109,13 +109,13 @@ def test_a_port_that_is_taken_is_left_to_whom_it_belongs(nodes):
     remove("other")
 
 
-def test_a_service_that_cannot_start_is_told_to_whoever_deploys(nodes):
+def test_deploy_reports_a_service_that_cannot_start(nodes):
     with pytest.raises(ray.exceptions.RayActorError, match="status 2"):
         deploy(1, name="wrong", port=port(), flags=("--policy", "none"), insecure=True)
     remove("wrong")
 
 
-def test_nobody_is_found_under_another_name(nodes):
+def test_no_selector_is_found_under_another_name(nodes):
     with pytest.raises(LookupError, match="nobody"):
         find("nobody")
 

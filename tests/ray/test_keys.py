@@ -1,4 +1,4 @@
-"""Selectors that ask for keys and answer under https, and the programs of Ray that use them."""
+"""Tests of selectors with API keys and https, and of the programs of Ray that call them."""
 
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -31,14 +31,14 @@ def all_know(urls, credentials, worker_ids, total):
                 known = {each.worker_id for each in selector.workers()}
                 if known != worker_ids or selector.reservations(limit=1).total != total:
                     return False
-        except HttpError:  # it does not answer now
+        except HttpError:  # the selector does not answer now
             return False
     return True
 
 
 @pytest.fixture
 def files(tmp_path):
-    """(flags of a service, credentials of the fleet)"""
+    """Return the flags of a service and the credentials of the fleet."""
     path = keys_file(tmp_path, entry("fleet", "caller", "operator", "replica"))
     key = tmp_path / "fleet.key"
     key.write_text(secret("fleet") + "\n")
@@ -98,7 +98,7 @@ def test_urls_are_https_where_the_service_shows_a_certificate(flags, environment
 
 
 class Seeing(BaseHTTPRequestHandler):
-    """Keeps what was shown to it."""
+    """HTTP handler that records the received credentials."""
 
     def do_GET(self) -> None:
         self.server.seen.append(self.headers.get("authorization"))
@@ -106,7 +106,7 @@ class Seeing(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Nobody reads it."""
+        """Log nothing."""
 
 
 def test_a_new_key_counts_for_the_next_call_and_one_that_is_gone_fails_it(tmp_path):

@@ -1,4 +1,4 @@
-"""Ray's own KVAwareRouter and KVTokenTracker, unchanged, choose by our selectors."""
+"""Tests of Ray's own KVAwareRouter and KVTokenTracker, unchanged, with these selectors."""
 
 from collections import Counter
 
@@ -24,7 +24,7 @@ def urls():
 
 @pytest.fixture(params=[1, 2], ids=["one ingress", "two ingresses"])
 def ingress(urls, request):
-    former = len(worker_ids(urls[0]))  # those of an ingress that has ended stay
+    former = len(worker_ids(urls[0]))  # workers of an ingress that has ended stay
     app = LLMRouter.options(num_replicas=request.param).bind(
         LLMServer.options(num_replicas=REPLICAS).bind()
     )
@@ -38,7 +38,7 @@ def prompt(number):
     return [number] * 320
 
 
-def held(urls):
+def reservation_counts(urls):
     return [reservations(url) for url in urls]
 
 
@@ -46,26 +46,26 @@ def rows(urls):
     return [row for url in urls for row in get(url, "/reservations")["reservations"]]
 
 
-def test_a_prompt_goes_where_it_is_cached_whoever_asks(ingress, urls):
+def test_a_prompt_of_any_caller_goes_where_it_is_cached(ingress, urls):
     first = ingress.remote(prompt(1), 0.1, 0).result()
     eventually(lambda: most_cached(urls, prompt(1)) == 20)
     assert {ingress.remote(prompt(1), 0.1, 0).result() for _ in range(6)} == {first}
-    eventually(lambda: held(urls) == [0] * len(urls))
+    eventually(lambda: reservation_counts(urls) == [0] * len(urls))
 
 
 def test_requests_that_come_together_are_booked_once_each_and_spread(ingress, urls):
     answers = [ingress.remote(prompt(100 + i), 6.0, 2) for i in range(12)]
-    eventually(lambda: held(urls) == [12] * len(urls))
+    eventually(lambda: reservation_counts(urls) == [12] * len(urls))
     eventually(lambda: {row["state"] for row in rows(urls)} == {"decode"})
     eventually(lambda: max(row["output_blocks"] for row in rows(urls)) == 2)
     per_replica = Counter(answer.result() for answer in answers)
     assert len(per_replica) == REPLICAS
     assert max(per_replica.values()) <= 6
-    eventually(lambda: held(urls) == [0] * len(urls))
+    eventually(lambda: reservation_counts(urls) == [0] * len(urls))
 
 
 def most_cached(urls, tokens):
-    """Blocks of a prompt on the rank that has most of it, as every selector knows."""
+    """Return the cached blocks of a prompt on the best rank, as all selectors agree."""
     return min(max(row["device_blocks"] for row in scores(url, tokens)) for url in urls)
 
 

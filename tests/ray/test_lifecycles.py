@@ -1,4 +1,4 @@
-"""A thousand requests of programs in Ray while an actor is killed every ten seconds."""
+"""Test of a thousand requests of programs in Ray while an actor is killed every ten seconds."""
 
 import asyncio
 import itertools
@@ -34,7 +34,7 @@ HELD_S = 1.5, 3.0
 
 
 class Served(NamedTuple):
-    """A request that ran: by which selector it was booked, and how long that took."""
+    """Request that ran: the selector of the booking, and the seconds that the booking took."""
 
     reservation_id: str
     selector: str
@@ -43,7 +43,7 @@ class Served(NamedTuple):
 
 @ray.remote(num_cpus=0)
 class Program:
-    """Asks for ranks as the README does."""
+    """Program that requests ranks as the README does."""
 
     def __init__(self, seed):
         self.chance = random.Random(seed)
@@ -54,7 +54,7 @@ class Program:
         return await asyncio.gather(*(self.one(permits) for _ in range(n)))
 
     async def one(self, permits):
-        """What came of it: `Served`, or the error that the caller was told."""
+        """Run a request; return `Served`, or the error that the caller received."""
         async with permits:
             tokens = [self.chance.randrange(1000)] * self.chance.randrange(64, 2000)
             began = time.perf_counter()

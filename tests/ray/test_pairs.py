@@ -1,4 +1,4 @@
-"""The guide's two deployments for prefill and decode, in a real cluster."""
+"""Test of the guide's two deployments for prefill and decode, in a real cluster."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ LINK = {"kind": "nixl", "host": "h", "bytes_per_token": 131072, "link_gbps": 400
 
 @serve.deployment
 class PairEngine:
-    """An engine of one role that answers with the body that it got."""
+    """Engine of one role that answers with the received body."""
 
     def __init__(self, role: str) -> None:
         self.role = role
@@ -31,7 +31,10 @@ class PairEngine:
 
 
 def front_of_the_guide(folder: Path) -> Any:
-    """The guide's class; Ray pickles it by value, as it is of no module that workers have."""
+    """Return the guide's class.
+
+    Ray pickles the class by value, as the class belongs to no module that workers have.
+    """
     (section,) = re.findall(r"\n## Ray\n.*?```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     scope: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(section.replace('"qwen"', '"m"'), str(folder / "guide.py"), "exec"), scope)

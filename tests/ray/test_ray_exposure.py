@@ -1,6 +1,6 @@
-"""Selectors of Ray are open to the network: `deploy` wants keys, or to be told that it is meant.
+"""Tests that `deploy` requires keys or `insecure`, as Ray's selectors are open to the network.
 
-Ray is not installed in the suite's environment; a stand-in is enough for what comes before it.
+Ray is not installed in the suite's environment; a fake is enough for the code before Ray is used.
 """
 
 import json
@@ -54,8 +54,8 @@ CASES: dict[str, tuple[dict[str, Any], str | list[str]]] = {
 
 
 @pytest.fixture(scope="module")
-def said() -> dict[str, Any]:
-    """Return what came of each case: the flags of the service, or the error."""
+def results() -> dict[str, Any]:
+    """Return the result of each case: the flags of the service, or the error."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         cwd=ROOT,
@@ -69,10 +69,10 @@ def said() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_selectors_are_open_only_where_it_is_meant(said: dict[str, Any], case: str) -> None:
+def test_selectors_are_open_only_on_request(results: dict[str, Any], case: str) -> None:
     expected = CASES[case][1]
     if isinstance(expected, str):
-        assert isinstance(said[case], str)
-        assert expected in said[case]
+        assert isinstance(results[case], str)
+        assert expected in results[case]
     else:
-        assert said[case] == expected
+        assert results[case] == expected

@@ -1,4 +1,4 @@
-"""The README's section on Ray is run as it stands, by a program of its own."""
+"""Test that the README's section on Ray runs, in a separate program."""
 
 import os
 import re
@@ -22,7 +22,7 @@ print([httpx.get(url + "/reservations").json()["total"] for url in find()])
 """
 
 
-def test_the_section_on_ray_runs_as_it_stands(tmp_path: Path) -> None:
+def test_the_section_on_ray_runs_as_written(tmp_path: Path) -> None:
     (section,) = re.findall(r"## In Ray\n+```python\n(.*?)```", README, re.DOTALL)
     program = tmp_path / "program.py"
     program.write_text(section + USE.format(worker=worker()))

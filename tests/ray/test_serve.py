@@ -1,4 +1,4 @@
-"""Serve's requests go where selectors choose, and whatever becomes of them, no booking stays."""
+"""Tests that Serve's requests go to the chosen ranks, and that no booking stays afterwards."""
 
 import asyncio
 from collections import Counter
@@ -25,7 +25,7 @@ def urls():
 
 @pytest.fixture
 def engine(urls, request):
-    """A handle of three engines that all selectors know; a parameter sets options of them."""
+    """Yield a handle of three engines that all selectors have; a parameter sets engine options."""
     options = getattr(request, "param", {})
     handle = serve.run(Engine.options(num_replicas=REPLICAS, **options).bind(), route_prefix=None)
     eventually(lambda: [len(worker_ids(url)) for url in urls] == [REPLICAS] * len(urls))
@@ -45,7 +45,7 @@ def ask(handle, n, hold_s):
     return [handle.generate.remote(token_ids=prompt(i), hold_s=hold_s) for i in range(n)]
 
 
-def nothing_is_left(urls):
+def check_no_reservations(urls):
     eventually(lambda: [reservations(url) for url in urls] == [0] * len(urls))
 
 
@@ -55,10 +55,10 @@ def test_requests_that_come_together_do_not_herd(engine, urls):
     per_replica = Counter(ran.pid for ran in answers)
     assert len(per_replica) == REPLICAS
     assert max(per_replica.values()) <= 15
-    nothing_is_left(urls)
+    check_no_reservations(urls)
 
 
-def test_first_token_and_output_are_told_while_a_request_runs(engine, urls):
+def test_first_token_and_output_are_reported_while_a_request_runs(engine, urls):
     (response,) = ask(engine, 1, hold_s=5.0)
 
     def rows():
@@ -67,15 +67,15 @@ def test_first_token_and_output_are_told_while_a_request_runs(engine, urls):
     eventually(lambda: [row["state"] for row in rows()] == ["decode"] * len(urls))
     eventually(lambda: max(row["output_blocks"] for row in rows()) == 1)
     response.result()
-    nothing_is_left(urls)
+    check_no_reservations(urls)
 
 
 @pytest.mark.parametrize("engine", [ONE_AT_A_TIME], indirect=True)
-def test_a_request_whose_replica_is_full_goes_to_another_and_is_booked_there(engine, urls):
+def test_a_request_for_a_full_replica_moves_with_its_booking(engine, urls):
     answers = [response.result() for response in ask(engine, 9, hold_s=0.5)]
     assert len({ran.pid for ran in answers}) == REPLICAS
     assert all(ran.booked is not None for ran in answers)
-    nothing_is_left(urls)
+    check_no_reservations(urls)
 
 
 @pytest.mark.parametrize("engine", [ONE_AT_A_TIME], indirect=True)
@@ -87,10 +87,10 @@ def test_a_request_that_is_cancelled_before_it_was_sent_leaves_no_booking(engine
         response.cancel()
     for response in held:
         response.result()
-    nothing_is_left(urls)
+    check_no_reservations(urls)
 
 
-def test_what_ran_on_a_replica_that_dies_is_freed_and_the_worker_leaves(engine, urls):
+def test_requests_of_a_dead_replica_are_freed_and_the_worker_leaves(engine, urls):
     before = worker_ids(urls[0])
     held = ask(engine, 12, hold_s=5.0)
     eventually(lambda: reservations(urls[0]) == 12)
@@ -102,7 +102,7 @@ def test_what_ran_on_a_replica_that_dies_is_freed_and_the_worker_leaves(engine, 
         except Exception:
             outcomes.append(None)
     assert 1 <= outcomes.count(None) <= 6
-    nothing_is_left(urls)
+    check_no_reservations(urls)
     eventually(lambda: len(before - worker_ids(urls[0])) == 1)
     eventually(lambda: [len(worker_ids(url)) for url in urls] == [REPLICAS] * len(urls))
 
@@ -116,7 +116,7 @@ def test_calls_that_share_the_id_of_a_request_are_booked_each_for_itself(urls):
     eventually(lambda: reservations(urls[0]) == 5)
     booked = [ran.booked["reservation_id"] for ran in response.result()]
     assert len(set(booked)) == 5
-    nothing_is_left(urls)
+    check_no_reservations(urls)
     serve.delete("nested")
 
 

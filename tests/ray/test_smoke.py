@@ -1,4 +1,4 @@
-"""A selector that Ray runs, and a program that uses it: the least that must work."""
+"""Test of a selector that Ray runs, and of a program that calls it: the least that must work."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.process
 
 
 async def one_lease(url, reservations):
-    """Worker that was chosen, and how many reservations there were meanwhile."""
+    """Return the chosen worker, and the number of reservations during the lease."""
     async with (
         AsyncSelector([url], model_name="m") as selector,
         selector.lease(token_ids=list(range(64))) as lease,

@@ -1,4 +1,4 @@
-"""The catalog of all selectors follows the actors that there are."""
+"""Tests that the catalogs of all selectors follow the existing actors."""
 
 import httpx
 import pytest

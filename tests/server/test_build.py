@@ -1,4 +1,4 @@
-"""The composition root: one fixed context, with a stand-in for every disabled feature."""
+"""Tests of the composition root: a fixed context, with a null object for every disabled feature."""
 
 import dataclasses
 

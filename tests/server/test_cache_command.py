@@ -1,4 +1,4 @@
-"""`select-service cache clear`."""
+"""Tests of `select-service cache clear`."""
 
 from importlib.metadata import PackagePath
 from pathlib import Path
@@ -14,7 +14,7 @@ DIRECTORY = "indexer.hashing.xxh3_kernels-0123456789abcdef"
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """The only places with machine code are below this folder."""
+    """Move all folders of machine code below this folder."""
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(kernel_cache, "package_root", lambda: tmp_path / "package")
@@ -47,12 +47,12 @@ def test_all_that_was_left_is_removed(home, capsys, monkeypatch):
     assert list((home / "cache").iterdir()) == []
 
 
-def test_where_nothing_was_left_it_says_so(home, capsys):
+def test_an_empty_cache_is_reported(home, capsys):
     assert main(["cache", "clear"]) == 0
     assert capsys.readouterr().out == "no machine code to remove\n"
 
 
-def test_what_an_uninstall_removes_stays(home, capsys, monkeypatch):
+def test_files_of_an_installation_stay(home, capsys, monkeypatch):
     (home / "wheel").mkdir()
     of_wheel = PackagePath("indexer/kernels_of_wheel/manifest.json")
     of_wheel.dist = type(
@@ -64,7 +64,7 @@ def test_what_an_uninstall_removes_stays(home, capsys, monkeypatch):
     assert (home / "wheel").is_dir()
 
 
-def test_what_cannot_be_removed_is_told_and_the_rest_goes(home, capsys):
+def test_files_that_cannot_be_removed_are_reported_and_the_rest_goes(home, capsys):
     filled(home / "private")
     kept = filled(home / "cache/select-service/kernels") / DIRECTORY / "notes.txt"
     kept.touch()

@@ -1,4 +1,4 @@
-"""Garbage is not looked for during a start, nor again and again in what stays."""
+"""Tests that the garbage collector neither runs during a start nor revisits lasting objects."""
 
 import gc
 import sys
@@ -25,13 +25,13 @@ def test_collections_go_on_after_a_start_that_failed():
     assert gc.isenabled()
 
 
-def test_no_collection_looks_at_what_a_start_has_made(freezing):
+def test_no_collection_visits_objects_of_the_start(freezing):
     assert gc.get_freeze_count() > 10_000
     assert gc.get_threshold()[:2] == THRESHOLDS[:2]
     assert len(gc.get_objects()) < 1000
 
 
-def test_what_a_collection_leaves_is_not_looked_at_again(freezing):
+def test_survivors_of_a_collection_are_not_visited_again(freezing):
     frozen = gc.get_freeze_count()
     fleet = [[] for _ in range(2 * LEFT_MAX)]
     gc.collect()
@@ -48,8 +48,8 @@ def test_little_is_not_frozen(freezing):
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="there are no generations")
-def test_however_much_comes_no_collection_looks_at_much(freezing):
-    """Counted: what a full one finds in front of it, and frozen is all of it in the end."""
+def test_collections_stay_small_however_many_objects_come(freezing):
+    """Full collections are counted by the objects found; in the end all objects are frozen."""
     looked_at = []
 
     def note(phase, info):
@@ -66,7 +66,7 @@ def test_however_much_comes_no_collection_looks_at_much(freezing):
     assert len(gc.get_objects()) < 2 * (1 + THRESHOLDS[1]) * THRESHOLDS[0] < len(fleet) * 51
 
 
-def test_what_was_frozen_goes_when_nothing_refers_to_it(freezing):
+def test_frozen_objects_are_freed_without_references(freezing):
     fleet = [[] for _ in range(20 * LEFT_MAX)]
     gc.collect()
     frozen = gc.get_freeze_count()

@@ -1,4 +1,4 @@
-"""What a start says of a processor that cannot run the kernels that it was told to take."""
+"""Tests of the start errors on a processor that cannot run the selected kernels."""
 
 import platform
 
@@ -29,7 +29,7 @@ def test_a_machine_without_portable_code_is_named():
 
 @of_x86_64
 @pytest.mark.parametrize("arguments", [("--port", "0"), ("replay", "missing")])
-def test_a_start_on_a_processor_that_is_too_old_says_what_it_lacks(arguments):
+def test_a_start_on_an_old_processor_names_the_missing_features(arguments):
     processor = {"NUMBA_CPU_NAME": "x86-64-v3", "NUMBA_CPU_FEATURES": ""}
     status, _, errors = run_script(WITHOUT_AVX2, *arguments, **processor)
     assert status == 2
@@ -44,7 +44,7 @@ def test_a_start_on_a_processor_that_is_too_old_says_what_it_lacks(arguments):
 @pytest.mark.parametrize(
     ("wanted", "lacking"), [("x86-64-v3", ["fma"]), ("generic", []), ("znver4", []), (None, [])]
 )
-def test_what_is_lacking_is_known_of_the_baseline(monkeypatch, wanted, lacking):
+def test_missing_features_are_those_of_the_baseline(monkeypatch, wanted, lacking):
     monkeypatch.delenv("NUMBA_CPU_NAME", raising=False)
     if wanted is not None:
         monkeypatch.setenv("NUMBA_CPU_NAME", wanted)

@@ -1,5 +1,7 @@
-"""What the image's HEALTHCHECK runs, as the container would: a process with its variables, beside
-the one that the container began."""
+"""Tests of the image's HEALTHCHECK, run as in the container.
+
+The check is a process with the container's variables, next to the container's first process.
+"""
 
 import os
 import re
@@ -20,7 +22,7 @@ MODULE = "select_service.cli.healthcheck"
 
 
 def healthy(**variables):
-    """(exit status, what it says)"""
+    """Return exit status and output."""
     environment = own_environment({f"SELECT_SERVICE_{k}": str(v) for k, v in variables.items()})
     command = [sys.executable, "-m", MODULE]
     done = subprocess.run(
@@ -43,10 +45,10 @@ def test_a_service_behind_tls():
     issued = authority().issue()
     with TlsService(issued=issued) as service:
         assert healthy(PORT=service.port, **variables_of(issued)) == (0, "status 200")
-        assert healthy(PORT=service.port)[0] == 1  # it speaks no plain HTTP
+        assert healthy(PORT=service.port)[0] == 1  # the service accepts no plain HTTP
 
 
-def test_a_service_that_asks_for_certificates():
+def test_a_service_that_requires_certificates():
     issued, other = authority().issue(), authority("stranger").issue()
     ca = authority().file
     with TlsService("--tls-client-ca", str(ca), issued=issued) as service:
@@ -58,7 +60,7 @@ def test_a_service_that_asks_for_certificates():
 
 @pytest.fixture
 def container(monkeypatch, tmp_path):
-    """Sets the command that it began."""
+    """Return a function that sets the first command of the container."""
     monkeypatch.setattr("select_service.cli.healthcheck.FIRST_PROCESS", tmp_path / "cmdline")
     for name in os.environ:
         if name.startswith("SELECT_SERVICE_"):
@@ -107,7 +109,7 @@ def test_another_command_has_no_flags_of_the_service(container, capsys):
 
 
 @pytest.mark.parametrize("port_of", [lambda: "words", free_port], ids=["words", "free"])
-def test_what_does_not_answer_is_not_healthy_and_says_so_in_a_line(port_of):
+def test_a_service_without_an_answer_is_unhealthy_in_one_line(port_of):
     status, said = healthy(PORT=port_of())
     assert status == 1
     assert len(said.splitlines()) == 1

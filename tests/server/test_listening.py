@@ -1,4 +1,4 @@
-"""Addresses that two processes share."""
+"""Tests of addresses that two processes share."""
 
 import socket
 import sys
@@ -42,7 +42,7 @@ def connect(listener: socket.socket) -> None:
         socket.create_connection(listener.getsockname()).close()
 
 
-def test_who_leaves_gets_no_new_connections() -> None:
+def test_a_leaving_process_gets_no_new_connections() -> None:
     old, new = two_listeners()
     with old, new:
         connect(old)
@@ -53,7 +53,7 @@ def test_who_leaves_gets_no_new_connections() -> None:
         assert (accepted(old), accepted(new)) == (0, CONNECTIONS)
 
 
-def test_who_took_over_can_leave_as_well() -> None:
+def test_the_successor_can_leave_as_well() -> None:
     first, second = two_listeners()
     redirect_new_connections(first)
     first.close()
@@ -65,7 +65,7 @@ def test_who_took_over_can_leave_as_well() -> None:
         assert (accepted(second), accepted(third)) == (0, CONNECTIONS)
 
 
-def test_who_leaves_to_nobody_is_still_reached() -> None:
+def test_a_process_without_a_successor_still_gets_connections() -> None:
     with bind_listener("127.0.0.1", 0, shared=True) as alone:
         start_listening(alone)
         redirect_new_connections(alone)
@@ -73,7 +73,7 @@ def test_who_leaves_to_nobody_is_still_reached() -> None:
         assert accepted(alone) == CONNECTIONS
 
 
-def test_an_address_is_shared_only_by_those_who_say_so() -> None:
+def test_an_address_is_shared_only_between_shared_listeners() -> None:
     with bind_listener("127.0.0.1", 0, shared=True) as first:
         start_listening(first)
         with pytest.raises(UnusableSetting, match="cannot listen on"):
@@ -88,13 +88,13 @@ def test_an_address_is_shared_only_by_those_who_say_so() -> None:
         ("203.0.113.7", "not an address of this machine: give one of its own"),
     ],
 )
-def test_an_address_that_cannot_be_had_is_told_with_what_to_do(host: str, told: str) -> None:
+def test_an_unusable_address_is_reported_with_advice(host: str, told: str) -> None:
     with pytest.raises(UnusableSetting, match=f"{told}$") as error:
         bind_listener(host, 0)
     assert "Errno" not in str(error.value)
 
 
-def test_a_port_in_use_ends_the_start_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_ends_the_start_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert main(["--port", str(port)]) == 2

@@ -1,4 +1,4 @@
-"""Files that do not answer: pipes that nobody writes to, and file systems that hang."""
+"""Tests of files that do not answer: pipes without a writer, and hung file systems."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ FOUND = ["--health-checks=on", "--degradation=auto", "--replica-sync-port=1"]
 
 
 def flags_of(name: str, path: Path, folder: Path) -> list[str]:
-    """The setting with all that it asks for, of which nothing blocks."""
+    """Return the flag and all flags that it requires, so that only this file can block."""
     flags = [*FOUND, f"--{_word(name)}={path}"]
     if name.startswith("tls_"):
         flags += _tls_beside(name)
@@ -45,7 +45,7 @@ def _replica_keys_beside(name: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", [*READ_ONLY_SETTINGS, *OUTPUT_FILES])
-def test_a_pipe_that_nobody_writes_to_stops_the_start(name, tmp_path):
+def test_a_pipe_without_a_writer_stops_the_start(name, tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)
     with pytest.raises(ConfigError, match="not a regular file but a pipe, give a regular file"):

@@ -1,4 +1,4 @@
-"""What a start says about its settings."""
+"""Tests of the warnings that a start logs about settings."""
 
 import logging
 
@@ -14,7 +14,7 @@ def warnings_of(caplog, *flags, **environment):
     return [(record.getMessage(), record.fields) for record in found]
 
 
-def test_dynamos_expiry_is_said_to_be_a_lease(caplog):
+def test_dynamos_expiry_is_reported_as_a_lease(caplog):
     origin = "environment DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS"
     said = "expiry is a lease here, renewed by every call"
     environment = {"DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS": "60"}
@@ -25,7 +25,7 @@ def test_dynamos_expiry_is_said_to_be_a_lease(caplog):
     assert warnings_of(caplog) == []
 
 
-def test_variables_without_meaning_are_told_once_each(caplog):
+def test_variables_without_effect_are_reported_once_each(caplog):
     environment = {"DYN_SHARED_CACHE_TYPE": "none", "DYN_ROUTER_EVENT_THREADS": "4"}
     assert warnings_of(caplog, **environment) == [
         ("variable without effect", {"variable": "DYN_ROUTER_EVENT_THREADS"}),

@@ -1,4 +1,4 @@
-"""Threads for blocking work are there before the machine can run out of them."""
+"""Tests that threads for blocking work exist before the machine can run out of threads."""
 
 import threading
 
@@ -22,7 +22,7 @@ def test_blocking_work_needs_no_thread_that_begins_later(monkeypatch):
         assert [executor.submit(int).result() for _ in range(100)] == [0] * 100
 
 
-def test_a_machine_without_threads_is_told_at_the_start(monkeypatch):
+def test_missing_threads_stop_the_start(monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(UnusableSetting, match="cannot start 4 threads: can't start new thread"):
         start_threads(4)

@@ -1,4 +1,4 @@
-"""Files that a service writes: whether they can be, found before anything is built."""
+"""Tests of files that a service writes: a start checks these before building anything."""
 
 import fcntl
 import os
@@ -29,7 +29,7 @@ def judge(*flags):
     return validate_settings(parse_config([*HEALTH_ON, *map(str, flags)], {}), "1")
 
 
-def test_every_setting_that_names_a_file_is_known_as_such():
+def test_every_file_setting_is_read_only_or_an_output():
     named = {each.name for each in SETTINGS if "file " in f"{each.help} " and each.default is None}
     assert named == {*READ_ONLY_SETTINGS, *OUTPUT_FILES}
 
@@ -43,7 +43,7 @@ def test_a_file_that_cannot_be_written_is_a_wrong_setting(flag, tmp_path):
 
 @pytest.mark.parametrize("flag", FLAGS)
 @pytest.mark.parametrize("kind", ["pipe", "device", "text"])
-def test_what_is_none_of_ours_stops_the_start_and_stays(flag, kind, tmp_path):
+def test_a_foreign_file_stops_the_start_and_stays(flag, kind, tmp_path):
     path = tmp_path / "notes.txt"
     if kind == "pipe":
         os.mkfifo(path)
@@ -79,7 +79,7 @@ def test_an_empty_file_is_written_over(tmp_path):
     judge("--state-path", tmp_path / "state")
 
 
-def test_a_snapshot_is_known_by_its_format(tmp_path):
+def test_a_snapshot_is_recognized_by_its_format(tmp_path):
     path = tmp_path / "index"
     path.write_bytes(b"".join(compact_chunks([])))
     assert FORMAT.encode() in path.read_bytes()
@@ -87,7 +87,7 @@ def test_a_snapshot_is_known_by_its_format(tmp_path):
     judge("--snapshot-path", path)
 
 
-def test_policies_beside_a_snapshot_are_no_file_of_somebody_else(tmp_path):
+def test_foreign_policies_beside_a_snapshot_stop_the_start(tmp_path):
     (tmp_path / "index.policies").write_text("shopping list")
     with pytest.raises(ConfigError, match=r"--snapshot-path: `.*index.policies` is not a file of"):
         judge("--snapshot-path", tmp_path / "index")
@@ -122,7 +122,7 @@ def test_two_flags_on_one_file_are_refused(one, other, how, tmp_path):
 
 
 @pytest.mark.parametrize("ending", [".lock", ".select-service-tmp", ".policies", ".refused.3"])
-def test_what_a_file_brings_along_is_nobody_elses(ending, tmp_path):
+def test_companion_files_belong_to_one_setting(ending, tmp_path):
     path = str(tmp_path / "index")
     with pytest.raises(ConfigError, match=rf"both use `{path}\{ending}`"):
         judge("--snapshot-path", path, "--state-path", path + ending)
@@ -147,7 +147,7 @@ def test_a_second_process_on_one_file_is_refused(flag, tmp_path):
     again.close()
 
 
-def test_where_there_are_no_locks_nobody_is_refused(tmp_path, monkeypatch):
+def test_without_file_locks_no_process_is_refused(tmp_path, monkeypatch):
     def no_locks(*_):
         raise OSError(95, "Operation not supported")
 

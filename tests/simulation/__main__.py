@@ -1,4 +1,4 @@
-"""Table of a fleet under overload, by its limits.
+"""Table of a fleet's figures under overload, for each combination of limits.
 
     python -m tests.simulation [--policy reference] [--minutes 60]
 

@@ -1,4 +1,4 @@
-"""Gateways: programs that ask for ranks, call engines, and follow the moves of their requests."""
+"""Gateways: programs that request ranks, call engines, and follow the moves of their requests."""
 
 from dataclasses import dataclass
 
@@ -11,41 +11,49 @@ from tests.builders import a_reservation, a_select_and_reserve
 
 ATTEMPTS_MAX = 4
 BROKEN = {"connect", "hang", "500", "truncated"}
-"""Faults that a caller notices; who gets wrong answers does not know."""
+"""Faults that a caller notices; a caller does not notice wrong answers."""
 PATIENCE_S = 25.0
-"""How long a caller whose engine has failed waits to hear of a move."""
+"""Longest time in s that a caller waits for a move after its engine has failed."""
 WAITED_S = 22.0
-"""In the queue at most: its timeout, doubled where the model is degraded, and a second or two."""
+"""Longest wait in the queue, in s: the timeout, doubled under degradation, and some slack.
+"""
 POLLED_MAX = 5
-"""Events in one answer, few, so that pages are turned."""
+"""Largest number of events in an answer; the small number makes gateways read several pages."""
 
 
 @dataclass(eq=False)
 class Call:
-    """One request.  rank, life: of the engine that has it, and of the process there"""
+    """Request of a gateway.
+
+    rank: rank of the engine that serves the request
+    life: number of the engine's process
+    method: method of a move that the call has to follow; None means no such move
+    """
 
     name: str
     node: object
     rank: Rank
     life: int
     method: MoveMethod | None = None
-    """Of a move that it has to follow."""
     is_aborted: bool = False
 
 
 class Gateway:
-    """poll_s: between two questions for moves"""
+    """Gateway.
+
+    poll_s: time between two requests for moves, in s
+    """
 
     def __init__(self, world, number, poll_s):
         self.world, self.number, self.poll_s = world, number, poll_s
         self.rng, self.calls, self._n = world.rng, {}, 0
         self._after = {}
         self.heard, self.gaps = {}, set()
-        """By process: the events that came;  who was told that some are missing."""
+        """Received events by process, and the processes that reported missing events."""
 
     @property
     def is_lazy(self):
-        """Does it miss events that are not kept for it?"""
+        """Return whether the gateway polls too rarely to get all events before they expire."""
         return self.poll_s > RETENTION_S
 
     # --- moves
@@ -95,7 +103,7 @@ class Gateway:
             self._end(call, "ok")
         elif self.rng.random() < 0.9:
             self._end(call, "failure")
-        else:  # it has crashed, and nobody frees what it had
+        else:  # the gateway has crashed, and its reservation is never freed
             del self.calls[name], self.world.running[name]
             self.world.vanished.add(name)
 
@@ -118,7 +126,7 @@ class Gateway:
         return None
 
     def _reserved(self, node, name):
-        """It has chosen by itself, perhaps a rank that is out.  Raises SelectError."""
+        """Reserve a rank of the gateway's choice, perhaps an ejected rank, or raise SelectError."""
         rank = self.rng.choice(list(self.world.engines))
         request = a_reservation(name, rank.worker_id, dp_rank=rank.dp_rank, cache_salt=name)
         node.selector.reserve(request, node.now())
@@ -144,7 +152,7 @@ class Gateway:
         )
 
     def _served(self, call):
-        """Whether it came to its end."""
+        """Return whether the call completed."""
         rng = self.rng
         for step in range(rng.randrange(2, 12)):
             yield rng.expovariate(0.5)
@@ -167,12 +175,12 @@ class Gateway:
         return engine.fault in BROKEN
 
     def _follow(self, call):
-        """Go on at the rank that it was told of."""
+        """Continue at the target of the call's move."""
         method, call.method = call.method, None
         yield self.rng.uniform(0.01, 1.0)
         ok = method is MoveMethod.REPREFILL or self.rng.random() < 0.8
         self._confirm(call, ok)
-        if not ok and call.method is None:  # what was to be carried over is computed instead
+        if not ok and call.method is None:  # the blocks are computed again instead of transferred
             yield self.rng.uniform(0.1, 1.0)
             self._confirm(call, True)
 
@@ -185,7 +193,7 @@ class Gateway:
                 return
 
     def _waited_for_move(self, call):
-        """Report what happened, and wait to be told where to go on."""
+        """Report the failure, and wait for a move to another rank."""
         is_fatal = self.world.life(call.rank) != call.life and self.rng.random() < 0.1
         outcome = "fatal" if is_fatal else "failure"
         self.rng.choice(self.world.nodes).report(call.rank, outcome, call.name)
@@ -216,7 +224,7 @@ class Gateway:
 
 
 def _outcome(node, ticket):
-    """Of a request that waits; None: the process has ended."""
+    """Return the outcome of a waiting request; None means that the process has ended."""
     begin = node.world.time
     while ticket.outcome is None:
         yield 0.1

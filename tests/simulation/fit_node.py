@@ -1,7 +1,8 @@
-"""A selector of the simulated world with everything that `--health-checks on` brings.
+"""Selector of the simulated world with all features of `--health-checks on`.
 
-Health, admission, moves and levels are the real ones, joined as the service joins them; the edge is
-played: checks reach simulated engines, and what verbs leave to do is done in the next turn.
+Health, admission, moves and levels are the service's own, joined as in the service. The edge is
+simulated: checks reach simulated engines, and pending work of core methods runs in the next
+turn.
 """
 
 from random import Random
@@ -30,16 +31,19 @@ from tests.simulation.world import Node
 RULES = HealthRules(
     recovery_s=20.0, recovery_s_max=60.0, drain_s=60.0, dead_after_s=120.0, dead_probe_s=60.0
 )
-"""As usual where it is about finding faults; where it is about waiting, sooner."""
+"""Rules with the usual fault detection, but shorter waits."""
 ADMISSION = AdmissionSettings(queue=QueueRules(single_class_profile("fcfs", 4.0), timeout_s=10.0))
 
 
 TURN_S = 0.02
-"""Until what verbs have left to do gets its turn, at the longest."""
+"""Longest time in s until pending work gets its turn."""
 
 
 class RecordedLevels(DegradationLevel):
-    """looks: (time, ratio, level) of each look at the model"""
+    """Degradation level that records each update.
+
+    looks: (time, ratio, level) of each update
+    """
 
     def __init__(self):
         super().__init__()
@@ -52,13 +56,13 @@ class RecordedLevels(DegradationLevel):
 
 
 class FitNode(Node):
-    """One process."""
+    """Selector process."""
 
     def __init__(self, world, number, ttl_s):
         self.born = world.time
         super().__init__(world, number, 0, ttl_s)
 
-    # --- its parts
+    # --- parts
 
     def new_selector(self, seed, ttl_s):
         prompts = default_prompts()
@@ -96,7 +100,7 @@ class FitNode(Node):
         return selector
 
     def workers(self, n_workers):
-        """Whom it finds in the catalog of its peers."""
+        """Return the workers in the catalog of the peers."""
         return list(self.world.catalog.values())
 
     # --- turns
@@ -106,7 +110,7 @@ class FitNode(Node):
         return self.world.nodes[self.number] is self
 
     def soon(self, delay_s, action):
-        """In a later turn, unless the process ends before it."""
+        """Run `action` in a later turn, unless the process ends before that turn."""
         self.world.at(delay_s, lambda: self.is_running and action())
 
     def settle(self):
@@ -115,7 +119,7 @@ class FitNode(Node):
     # --- checks
 
     def look(self):
-        """Begin the checks that are due."""
+        """Start the checks that are due."""
         while (order := self.health.next_due_check(self.now())) is not None:
             self._ask(order, order.seed)
 
@@ -123,7 +127,7 @@ class FitNode(Node):
         seconds, attempt = 5.0, Attempt(AttemptResult.TIMEOUT)
         if (self.number, order.rank.worker_id) not in self.world.unreachable:
             engine = self.world.engines.get(order.rank)
-            if engine is None:  # it was deleted meanwhile
+            if engine is None:  # the engine was deleted meanwhile
                 seconds, attempt = 0.001, Attempt(AttemptResult.CONNECT)
             else:
                 seconds, attempt = engine.attempt(order.prompt, self.now(), seed)
@@ -153,7 +157,7 @@ class FitNode(Node):
         return True
 
     def free(self, name, outcome):
-        """DELETE /reservations/{reservation_id}?outcome=.  Raises NotFound."""
+        """Handle DELETE /reservations/{reservation_id}?outcome=. May raise NotFound."""
         rank = self.selector.ledger.reservations.get_reservation(name).rank
         self.selector.free_reservation(name, self.now())
         self.health.process_outcome(name, rank, outcome, self.now())

@@ -1,7 +1,7 @@
-"""What must be true of a selector with health, whatever happens: looked at from outside, naively.
+"""Rules that a selector with health always obeys, checked naively from outside.
 
-A twin of each process is told what its selector tells others (effects of health, changes of load),
-and knows from the world what really happened to the engines.
+A twin of each process gets the selector's notifications (health effects, load changes), and
+knows the engines' true state from the world.
 """
 
 from collections import Counter
@@ -20,21 +20,25 @@ from select_service.core.load.compiled import load_layout as layout
 from tests.models.level_model import naive_levels
 
 CHECK_S = 1.2
-"""How long a check takes that finds a wrong answer: three attempts and the pauses between them."""
+"""Duration in s of a check with a wrong answer: three attempts with pauses.
+"""
 QUESTION_S = 3.0
-"""How long peers are waited for before a rank is blamed, and the second in which that is seen."""
+"""Time in s that a verdict waits for peers, including a second until the result is seen.
+"""
 OUT_S = 30.0 + 3 * (CHECK_S + QUESTION_S) + 1.0
-"""Within which a corrupt rank is out: its turn, and three checks one after the other."""
+"""Longest time in s until a corrupt rank is ejected: its turn, and three consecutive checks."""
 LEARNT_S = 120.0
-"""A process that has just started has to ask each prompt once, in rounds of 30 s, before it knows
-what is right, and perhaps again if too few answer."""
+"""Longest time in s until a new process knows the right answers.
+
+The process sends each prompt once, in rounds of 30 s, and perhaps again if too few ranks answer.
+"""
 MOVED_S = 3.0
-"""Within which a plan has been carried out, and its events made."""
+"""Longest time in s until a plan is carried out and its events are published."""
 REFUSED = Conflict, NotFound
 
 
 class HealthTwin:
-    """A follower of one process's health and ledger."""
+    """Follower of the health and the ledger of a process."""
 
     def __init__(self, node, rules):
         self._node, self._rules = node, rules
@@ -42,14 +46,14 @@ class HealthTwin:
         self.serving_since, self.changed_at = {}, {}
         self.moves, self.given_up = [], set()
         self._left = {}
-        """The rank that a reservation has just left."""
+        """Rank that a reservation has just left, by reservation."""
 
     @property
     def rules(self):
         return self._rules
 
     def state(self, rank):
-        """As it was told last; what follows from it has been done."""
+        """Return the last notified state; all consequences of this state are complete."""
         return self.states.get(rank, RankHealthState.HEALTHY)
 
     @property
@@ -94,10 +98,10 @@ class HealthTwin:
         return self.spares.get(rank, self._node.world.is_spare(rank))
 
     def run_turn(self, now):
-        """Nothing was noted that takes turns."""
+        """Called in every turn; the twin has no deferred work."""
 
     def run_every_second(self, now):
-        """Ranks that have left are forgotten."""
+        """Forget the state of ranks that have left."""
         monitor = self._node.health.monitor
         for rank in [rank for rank in self.states if not monitor.is_registered(rank)]:
             for of in (self.states, self.spares, self.serving_since):
@@ -108,11 +112,11 @@ class HealthTwin:
     def on_booked(self, booking, cause, now):
         if cause == "moved":
             source = self._left.pop(booking.reservation_id)
-            if source != booking.rank:  # else its prefill begins anew where it is
+            if source != booking.rank:  # a prefill without a move restarts on its own rank
                 self.moves.append((booking.reservation_id, source, booking.rank))
 
     def on_prefill_completed(self, booking, cause, now):
-        """Of no interest."""
+        """Ignore the end of a prefill."""
 
     def on_released(self, booking, cause, now):
         if cause == "moved":
@@ -122,7 +126,7 @@ class HealthTwin:
 
 
 def check_loads(node):
-    """The load of each rank is what its reservations say."""
+    """Check that the load of each rank is the sum of its reservations."""
     for partition in node.selector.fleet.partitions.values():
         load = partition.load
         active, totals = load.compute_active_blocks(), load.totals
@@ -140,9 +144,9 @@ def check_loads(node):
 
 
 def check_ranks_out(node, now):
-    """On a rank that is out is only what may be there, and for no longer than it may.
+    """Check that an ejected rank has only permitted reservations, for no longer than permitted.
 
-    now: by the clock of the node
+    now: time by the clock of the node, in s
     """
     monitor, twin = node.health.monitor, node.twin
     for booking in node.selector.ledger.reservations:
@@ -164,7 +168,7 @@ def check_ranks_out(node, now):
 
 
 def check_deaths(node, now):
-    """Who has been out for too long is dead, and gets nothing."""
+    """Check that ranks that are out for too long are dead, and that ejected ranks have weight 0."""
     for key, partition in node.health.monitor.iterate_partitions():
         table = node.selector.fleet.partitions[key].table
         for record in partition.health.registry:
@@ -179,7 +183,7 @@ def check_deaths(node, now):
 
 
 def check_corrupt(node):
-    """A rank that gives wrong answers is out in time, and stays out."""
+    """Check that a rank with wrong answers is ejected in time and stays out."""
     world = node.world
     if world.time - world.uncertain.get(node.number, 0.0) <= OUT_S:
         return
@@ -192,7 +196,7 @@ def check_corrupt(node):
 
 
 def causes_of(fault):
-    """What may be held against an engine with it."""
+    """Return the causes for which an engine with a fault may be ejected."""
     return {
         "wrong": WRONG_ANSWERS,
         "drift": WRONG_ANSWERS,
@@ -208,8 +212,8 @@ def causes_of(fault):
     }[fault]
 
 
-def check_heard(node, gateway):
-    """Who polls sees every event of a process once, or is told that some are missing."""
+def check_received(node, gateway):
+    """Check that a poller sees every event of a process once, or learns that events are missing."""
     events = gateway.heard.get(node, [])
     numbers, first = [event.seq for event in events], int(1000.0 * node.born) + 1
     is_whole, is_lazy = numbers == list(range(first, first + len(numbers))), gateway.is_lazy
@@ -221,7 +225,7 @@ def check_heard(node, gateway):
 
 
 def check_levels(node):
-    """Every level followed from the ratios that were seen."""
+    """Check that every level follows from the observed ratios."""
     looks = node.levels.looks
     expected = list(naive_levels([look[:2] for look in looks], 5.0, 30.0, 0.05))
     assert [level for _, _, level in looks] == expected

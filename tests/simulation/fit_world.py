@@ -1,8 +1,8 @@
-"""Replicas with health, admission and moves over engines that fail in every way: all from one seed.
+"""Replicas with health, admission and moves over engines with all kinds of faults.
 
-Engines turn corrupt, hang, break off, refuse, are slow, crash and come back as other processes;
-operators drain, change and delete workers; selectors crash and are cut off from each other and from
-engines; callers follow the moves of their requests, or vanish.
+Everything follows from one seed. Engines turn corrupt, hang, break off, refuse, slow down, crash
+and return as new processes. Operators drain, change and delete workers. Selectors crash, and lose
+contact with other selectors and engines. Callers follow the moves of their requests, or vanish.
 """
 
 from random import Random
@@ -22,22 +22,31 @@ from tests.simulation.world import World
 LOOK_S = 0.2
 TTL_S = 300.0
 AFTERMATH_S = 70.0
-"""How long a fault that is over may be held against a rank: by three checks in a row, the last of
-which were neutral, or by callers who noticed late."""
+"""Time in s after a fault in which a rank may still be blamed.
+
+Three consecutive checks, of which the last were neutral, or callers that noticed late, may blame
+the rank.
+"""
 DP_SIZES = (2, 1, 1, 2, 1, 1)
 SPARE = 5
 CORRUPT = ("wrong", "drift", "nan")
 FAULTS = (*CORRUPT, "hang", "500", "truncated", "busy", "slow", "refuses")
 CORRUPT_MAX, FAULTY_MAX = 2, 4
-"""Ranks at the same time, of eight: of the answers that come two thirds must be right."""
+"""Largest numbers of corrupt and of faulty ranks at a time, of eight ranks.
+
+Two thirds of the answers that arrive must be right.
+"""
 POLLS_S = (1.0, 4.0, 650.0)
-"""Of the gateways; the last one misses events that are forgotten meanwhile."""
+"""Poll intervals of the gateways, in s; the last gateway misses events that expire meanwhile."""
 PROMISED = ServiceObjective(ttft_ms=500.0, itl_ms=20.0, rps=10.0)
 LAYOUT = {"layers": 2, "kv_heads": 2, "head_dim": 8}
 
 
 class Trouble:
-    """nodes: for whom;  None: for everybody"""
+    """Fault of some ranks during a time.
+
+    nodes: selectors that the fault concerns; None means all selectors
+    """
 
     def __init__(self, world, fault, ranks, nodes=None):
         self.fault, self.ranks, self.nodes = fault, set(ranks), nodes
@@ -49,10 +58,16 @@ class Trouble:
 
 
 class FitWorld(World):
-    """catalog: what operators have registered, by worker;  stays: whose reservations are not to be
-    moved;  corrupt: ranks and since when;  uncertain: when a process last could not see all ranks;
-    unreachable: (process, worker);  vanished: reservations that nobody will free;
-    promises: for the model, which half of all seeds have"""
+    """World of selectors, engines, gateways and operators.
+
+    catalog: workers that operators have registered, by worker id
+    stays: workers with reservations that must not move
+    corrupt: corrupt ranks, with the time since when
+    uncertain: time when a process last could not see all ranks
+    unreachable: pairs of process and worker
+    vanished: reservations that no client will free
+    promises: objectives by model; half of all seeds have an objective
+    """
 
     def __init__(self, seed, n_nodes=3):
         self.catalog = {}
@@ -78,7 +93,7 @@ class FitWorld(World):
         return node
 
     def run_course(self, process):
-        """Run a process: a generator that says for how many seconds it sleeps."""
+        """Run a process, which is a generator of sleeping times in s."""
 
         def step():
             pause_s = next(process, None)
@@ -92,7 +107,7 @@ class FitWorld(World):
             self.nodes[number].look()
             yield LOOK_S
 
-    # --- what really is
+    # --- true state
 
     def ranks_of(self, worker_id):
         return [rank for rank in self.engines if rank.worker_id == worker_id]
@@ -101,11 +116,11 @@ class FitWorld(World):
         return rank.worker_id == SPARE
 
     def life(self, rank):
-        """Of the process behind a rank."""
+        """Return the number of the process behind a rank."""
         return self._lives.get(rank.worker_id)
 
     def explains(self, node, rank, cause):
-        """Has there been anything for which a rank may be taken out?"""
+        """Return whether any trouble justifies ejecting a rank for this cause."""
         return any(trouble.explains(node, rank, cause, self.time) for trouble in self.troubles)
 
     def _start_engines(self, worker_id):
@@ -119,7 +134,7 @@ class FitWorld(World):
     # --- faults
 
     def troubling(self, until_s):
-        """One trouble after the other, of which each has its time."""
+        """Start troubles of random kinds at random times; each trouble has its own duration."""
         kinds = {
             self._fault: 8,
             self._crash: 3,
@@ -209,9 +224,9 @@ class FitWorld(World):
         self.restart(self.rng.randrange(len(self.nodes)))
         yield 0.0
 
-    # --- operators, who tell every selector
+    # --- operators, which notify every selector
 
-    def _tell_all(self, tell):
+    def _call_all(self, tell):
         for node in self.nodes:
             try:
                 tell(node)
@@ -222,24 +237,24 @@ class FitWorld(World):
         worker_id, moves = self.rng.choice(list(self.catalog)), self.rng.random() < 0.8
         if not moves:
             self.stays.add(worker_id)
-        self._tell_all(lambda node: node.health.drain_worker(worker_id, moves, node.now()))
+        self._call_all(lambda node: node.health.drain_worker(worker_id, moves, node.now()))
         yield self._duration()
-        self._tell_all(lambda node: node.health.undrain_worker(worker_id, node.now()))
+        self._call_all(lambda node: node.health.undrain_worker(worker_id, node.now()))
         self.stays.discard(worker_id)
 
     def _readdress(self):
-        """The worker is at another endpoint, and another process."""
+        """Move a worker to another endpoint and process."""
         worker_id = self.rng.choice(list(self.catalog))
         patch = a_patch(endpoint=f"http://w{worker_id}-{self.rng.randrange(10**6)}:8000")
         given = self.catalog[worker_id]
         self.catalog[worker_id] = msgspec.structs.replace(given, endpoint=patch.endpoint)
         self._begin("connect", self.ranks_of(worker_id)).end = self.time
         self._start_engines(worker_id)
-        self._tell_all(lambda node: node.selector.patch_worker(worker_id, patch))
+        self._call_all(lambda node: node.selector.patch_worker(worker_id, patch))
         yield 0.0
 
     def _replace(self):
-        """Deleted, and after a while registered again."""
+        """Delete a worker, and register the same worker again later."""
         if len(self.catalog) < len(DP_SIZES):
             return
         worker_id = self.rng.choice(list(self.catalog))
@@ -248,33 +263,33 @@ class FitWorld(World):
         for rank in self.ranks_of(worker_id):
             del self.engines[rank]
             self.corrupt.pop(rank, None)
-        self._tell_all(lambda node: node.selector.delete_worker(worker_id, node.now()))
+        self._call_all(lambda node: node.selector.delete_worker(worker_id, node.now()))
         yield self.rng.uniform(3.0, 30.0)
         self.catalog[worker_id], trouble.end = given, self.time
         self._start_engines(worker_id)
-        self._tell_all(lambda node: node.selector.register_worker(given))
+        self._call_all(lambda node: node.selector.register_worker(given))
 
     def _small_verbs(self):
-        """What changes nothing for long, and a client that blames whom it never called."""
+        """Change settings for a short time, and report failures without any call."""
         worker_id = self.rng.choice(list(self.catalog))
-        self._tell_all(lambda node: node.health.check_worker(worker_id, node.now()))
+        self._call_all(lambda node: node.health.check_worker(worker_id, node.now()))
         shed = self.rng.choice([None, "best_effort", "standard"])
-        self._tell_all(lambda node: node.selector.set_shed_tier(shed))
+        self._call_all(lambda node: node.selector.set_shed_tier(shed))
         for _ in range(5):
             yield 0.5
             rank, node = self.rng.choice(list(self.engines)), self.rng.choice(self.nodes)
             node.report(rank, "failure", self.rng.choice([None, "not-one-of-mine"]))
             node.report(rank, None, status=self.rng.choice([400, 404, 429, 503]))
-        self._tell_all(lambda node: node.selector.set_shed_tier(None))
+        self._call_all(lambda node: node.selector.set_shed_tier(None))
 
     def update_model(self):
-        """Other weights everywhere at once, which nothing is held against anybody for."""
+        """Give all engines other weights at the same time, for which no engine may be blamed."""
         self.model += 1
         for engine in self.engines.values():
             engine.model = self.model
 
     def calm(self):
-        """Everything is repaired, and nobody comes any more."""
+        """Repair all faults; no requests arrive any more."""
         self.network.heal()
         self.unreachable.clear()
         for trouble in self.troubles:
@@ -283,12 +298,12 @@ class FitWorld(World):
             for rank in self.ranks_of(worker_id):
                 if self.engines[rank].fault == "connect":
                     self._start_engines(worker_id)
-            self._tell_all(lambda node, w=worker_id: node.health.undrain_worker(w, node.now()))
+            self._call_all(lambda node, w=worker_id: node.health.undrain_worker(w, node.now()))
         for engine in self.engines.values():
             engine.fault = ""
         self.corrupt.clear()
 
-    # --- what is looked at all the time
+    # --- permanent checks
 
     def _checking(self):
         while True:
@@ -308,10 +323,10 @@ class FitWorld(World):
             node.mover.check_invariants()
             node.watch.check_invariants()
 
-    def check_moves_were_heard(self):
+    def check_moves_were_received(self):
         for gateway in self.gateways:
             for node in self.processes:
-                fit_rules.check_heard(node, gateway)
+                fit_rules.check_received(node, gateway)
 
 
 def _worker(worker_id, size):

@@ -1,10 +1,10 @@
-"""A fleet in virtual time that is offered more than it can do.
+"""Fleet in virtual time with more load than capacity.
 
-The selector is the real one; engines, clients and the clock are simulated, and everything follows
-from one seed.  A client asks for a rank, and sends its prompt to it.  A refusal makes it come again
-later: not before Retry-After, later with every attempt, and never all at the same moment.  When the
-whole answer is not there in time it gives up, and comes again as well; after ATTEMPTS_MAX attempts
-the request is lost.
+The selector is the service's own; engines, clients and the clock are simulated, and everything
+follows from one seed. A client requests a rank, and sends its prompt to this rank. After a
+refusal the client retries: not before Retry-After, later with every attempt, and never at a
+fixed delay. A client without its whole answer in time gives up and retries, too; after
+ATTEMPTS_MAX attempts the request is lost.
 """
 
 import heapq
@@ -34,18 +34,20 @@ from tests.simulation.overload_rules import Controller, Fleet, Rules
 from tests.simulation.overload_traffic import Conversation, Traffic, Turn
 
 PATIENCE_S = (45.0, 75.0)
-"""From asking for a rank to the end of the answer; uniform."""
+"""Range of the uniform time in s from the request for a rank to the end of the answer."""
 ATTEMPTS_MAX = 4
 BACKOFF_S = 1.0
-"""Doubles with every attempt.  The client waits this or Retry-After, the longer of both, and up to
-as long again."""
+"""First backoff in s, doubled with every attempt.
+
+The client waits for the longer of backoff and Retry-After, and up to as long again.
+"""
 ALIVE_PER_RANK = 40
 STRICT = {"premium": 2, "standard": 1, "best_effort": 0}
 
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One request of a client, over all its attempts."""
+    """Request of a client over all its attempts."""
 
     conversation: Conversation
     turn: Turn
@@ -60,7 +62,7 @@ class Request:
 
 
 class World:
-    """Virtual time: what is due is done in order of time."""
+    """World in virtual time, which runs scheduled actions in order of time."""
 
     def __init__(
         self, fleet: Fleet, rules: Rules, seed: int, patience_s: tuple[float, float] = PATIENCE_S
@@ -110,7 +112,7 @@ class World:
         heapq.heappush(self._due, (when, next(self._order), what, args))
 
     def run_open(self, per_s: float, seconds: float) -> Record:
-        """Requests come at random at a rate of `per_s`; returns when the last one has ended."""
+        """Run with random arrivals at a rate of `per_s` until the last request has ended."""
         self._ends_at = seconds
         self._arrive(per_s)
         self._tick()
@@ -118,7 +120,7 @@ class World:
         return self._closed()
 
     def run_closed(self, clients: int, seconds: float) -> Record:
-        """So many clients, each of which asks anew as soon as it has an answer."""
+        """Run with `clients` clients that each send the next request right after an answer."""
         self._ends_at = seconds
         self._on_end = self._begin
         for _ in range(clients):
@@ -143,7 +145,7 @@ class World:
             self.at(when, self._arrive, per_s)
 
     def _tick(self) -> None:
-        """Once a second, as long as anything goes on."""
+        """Run the selector's periodic work each second while requests are open or arriving."""
         ticked(self.selector, self.time)
         if self.controller is not None:
             self.controller.tick()
@@ -203,7 +205,7 @@ class World:
             self._accepted(request, answer)
 
     def _settled(self, request: Request) -> None:
-        """It waited in the queue; leaving it is the client's own doing."""
+        """Process the outcome of a queued request while its client still waits."""
         assert request.ticket is not None
         outcome, request.ticket = request.ticket.outcome, None
         if isinstance(outcome, SelectError):
@@ -218,7 +220,7 @@ class World:
         self._again(request, error.retry_after_s or 0)
 
     def _again(self, request: Request, retry_after_s: float) -> None:
-        """Come again, or give the request up."""
+        """Retry a request, or give up after the last attempt."""
         if request.attempts >= ATTEMPTS_MAX:
             self._minute.lost[request.turn.tier] += 1
             self._end(request, answered=False)
@@ -237,7 +239,7 @@ class World:
         self._step(request.rank)
 
     def _give_up(self, request: Request, reservation_id: str) -> None:
-        """The patience of one attempt is over; nothing happens when that attempt has ended."""
+        """End an attempt after its time, unless the attempt has ended already."""
         if request.reservation_id != reservation_id:
             return
         request.reservation_id = ""
@@ -254,11 +256,11 @@ class World:
             self.engines[request.rank].cancel(request.job)
             del self._jobs[request.job]
             self.selector.free_reservation(reservation_id, self.time)
-            self._tell_index(request.rank)
+            self._apply_events(request.rank)
         self._again(request, 0.0)
 
     def _waited(self, request: Request) -> None:
-        """From acceptance to the first token, or to the moment when the client stopped waiting."""
+        """Record the time from acceptance to the first token, or until the client gave up."""
         self.record.minute(request.accepted_at).waits_s.append(self.time - request.accepted_at)
 
     def _end(self, request: Request, answered: bool) -> None:
@@ -273,17 +275,17 @@ class World:
             return
         engine = self.engines[rank]
         seconds = engine.step()
-        self._tell_index(rank)
+        self._apply_events(rank)
         if seconds is not None:
             self._stepping.add(rank)
             self.at(self.time + seconds, self._stepped, rank)
 
     def _stepped(self, rank: Rank) -> None:
         self._stepping.discard(rank)
-        self._tell_selector(self.engines[rank].complete())
+        self._report_progress(self.engines[rank].complete())
         self._step(rank)
 
-    def _tell_selector(self, done: Progress) -> None:
+    def _report_progress(self, done: Progress) -> None:
         for job in done.first_tokens:
             request = self._jobs[job]
             request.has_token = True
@@ -299,8 +301,8 @@ class World:
             self._minute.answered_tokens += request.turn.output_tokens
             self._end(request, answered=True)
 
-    def _tell_index(self, rank: Rank) -> None:
-        """The KV events of a rank, without a wire in between."""
+    def _apply_events(self, rank: Rank) -> None:
+        """Apply the KV events of a rank to the index directly, without sockets."""
         pool, writer = self.engines[rank].pool, self.partition.table.writer_of(rank)
         for change in pool.changes:
             blocks = np.array(change.keys, np.uint64)
@@ -326,12 +328,14 @@ def _body(request: Request) -> SelectAndReserveRequest:
 
 
 CLIENTS_PER_RANK = (36, 40)
-"""Around the number with the highest throughput: less leaves the batch small, more fills the KV
-cache until requests push each other out."""
+"""Numbers of clients per rank around the highest throughput.
+
+Fewer clients leave the batch small; more fill the KV cache until requests preempt each other.
+"""
 
 
 def capacity(fleet: Fleet, seed: int, minutes: int, policy: str) -> float:
-    """Answers per second of the fleet at its best: clients that ask without pause, no limits."""
+    """Return the largest rate of answers per second, with constant clients and no limits."""
     return max(
         figures(
             World(fleet, Rules(policy=policy), seed).run_closed(n * fleet.n_ranks, 60.0 * minutes),

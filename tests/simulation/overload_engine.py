@@ -1,16 +1,16 @@
-"""One simulated rank under load: prefill in chunks, batched decoding, and preemption.
+"""Simulated rank under load: prefill in chunks, batched decoding, and preemption.
 
-Pure and in virtual time: `step` says how long the next step takes, `complete` what it brought.  The
-scheduler is that of vLLM as far as overload is concerned:
+The engine is pure and in virtual time: `step` returns the duration of the next step, and
+`complete` its results. The scheduler is that of vLLM as far as overload is concerned:
 
-* running requests come first, one token each per iteration; what is left of the token budget goes
-  to prompts in the order of arrival, so a long prompt is computed in chunks;
-* memory is given block by block, when it is needed.  When there is none, the request that was
-  admitted last loses all its blocks and goes back to the head of the queue: preemption.  What it
-  had computed is computed again, but for blocks that are still cached then;
-* a block that nobody refers to stays cached until its place is needed, the oldest first.
+- Running requests come first, with one token each per iteration. The rest of the token budget
+  goes to prompts in the order of arrival, so that a long prompt is computed in chunks.
+- Memory is allocated block by block, on demand. Without free memory, the request that was
+  admitted last loses all its blocks and returns to the head of the queue: preemption. Its work
+  is computed again, except for blocks that are still cached then.
+- An unreferenced block stays cached until its place is needed; the oldest block goes first.
 
-Every size is in whole blocks of BLOCK_TOKENS, but for the tokens of an answer.
+Every size is in whole blocks of BLOCK_TOKENS, except for the tokens of an answer.
 """
 
 import heapq
@@ -21,14 +21,14 @@ from typing import NamedTuple
 
 BLOCK_TOKENS = 64
 ITERATIONS_MAX = 4
-"""Pure decoding: so many iterations are one step, and a new prompt may wait for its end."""
+"""Iterations per step of pure decoding; a new prompt may wait for the end of the step."""
 
 
 class Speed(NamedTuple):
-    """What the hardware can do.
+    """Speed of the hardware.
 
-    An iteration takes iteration_s + sequence_s for each answer in it + its prompt tokens divided by
-    prefill_tokens_per_s, so the time per token grows with the batch.
+    An iteration takes iteration_s + sequence_s for each answer in the batch + its prompt tokens
+    divided by prefill_tokens_per_s. So the time per token grows with the batch.
     """
 
     kv_blocks: int = 1600
@@ -41,10 +41,12 @@ class Speed(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """One request in the engine.  keys: its blocks, those of the prompt and then of the answer.
+    """Request in the engine.
 
-    generated: tokens of the answer at iteration `since`;  held: leading keys that it refers to
-    epoch:     raised when the job loses its memory, so that what was planned for it is void
+    keys: blocks of the prompt, then of the answer
+    generated: tokens of the answer at iteration `since`
+    held: number of leading keys that the job references
+    epoch: counter that grows when the job loses its memory and thereby voids its planned events
     """
 
     keys: list[int]
@@ -58,13 +60,16 @@ class Job:
 
     @property
     def goal(self) -> int:
-        """Blocks that must be computed before the next token can be."""
+        """Number of blocks that must be computed before the next token."""
         return self.prompt_blocks + self.generated // BLOCK_TOKENS
 
 
 @dataclass(slots=True)
 class Change:
-    """A KV event.  parent: the block before the first of `keys`; None: they begin a prompt."""
+    """KV event.
+
+    parent: block before the first of `keys`; None means that `keys` begin a prompt
+    """
 
     is_stored: bool
     parent: int | None
@@ -72,7 +77,7 @@ class Change:
 
 
 class Pool:
-    """The KV cache: referenced blocks, and idle ones that are still cached."""
+    """KV cache: referenced blocks, and idle blocks that are still cached."""
 
     def __init__(self, blocks_max: int) -> None:
         self.blocks_max = blocks_max
@@ -83,16 +88,16 @@ class Pool:
         self._stored: list[Change] = []
 
     def count_cached(self, keys: list[int]) -> int:
-        """Leading keys that are cached."""
+        """Return the number of leading keys that are cached."""
         return sum(1 for _ in takewhile(lambda k: k in self.references or k in self.idle, keys))
 
     def has_room(self, new: int, found: list[int]) -> bool:
-        """Is there room for `new` blocks, when the cached blocks `found` are needed as well?"""
+        """Return whether `new` blocks fit, in addition to the cached blocks `found`."""
         pinned = len(self.references) + sum(1 for key in found if key in self.idle)
         return pinned + new <= self.blocks_max
 
     def take(self, key: int, parent: int | None) -> bool:
-        """Refer to a block; False when it is new and there is no place."""
+        """Reference a block; return False if the block is new and no place is free."""
         if key in self.references:
             self.references[key] += 1
             return True
@@ -114,9 +119,11 @@ class Pool:
         else:
             self._stored.append(Change(True, parent, [key]))
 
-    def taken(self) -> None:
-        """A request has what it asked for.  The evictions are told first: a block that it took may
-        have made place for it a moment ago, but never the other way round.
+    def publish_changes(self) -> None:
+        """Publish the changes after a request has its blocks.
+
+        Evictions come before stores: a new block may take the place of a block evicted a moment
+        ago, never the other way round.
         """
         if self._evicted:
             self.changes.append(Change(False, None, self._evicted))
@@ -125,7 +132,7 @@ class Pool:
         self._stored = []
 
     def release(self, keys: list[int]) -> None:
-        """The last block is the first to go later, so that none outlives the one before it."""
+        """Release blocks in reverse order, so that no block outlives its parent in the cache."""
         for key in reversed(keys):
             self.references[key] -= 1
             if not self.references[key]:
@@ -135,7 +142,7 @@ class Pool:
 
 @dataclass(slots=True)
 class Progress:
-    """What one step brought."""
+    """Results of a step."""
 
     first_tokens: list[Job] = field(default_factory=list)
     blocks: list[Job] = field(default_factory=list)
@@ -143,7 +150,7 @@ class Progress:
 
 
 class Engine:
-    """The scheduler of one rank."""
+    """Scheduler of a rank."""
 
     def __init__(self, speed: Speed) -> None:
         self.speed = speed
@@ -164,14 +171,14 @@ class Engine:
         self.waiting.append(job)
 
     def cancel(self, job: Job) -> None:
-        """The client has gone: its memory is free at once."""
+        """Free the memory of a job at once, because the client has gone."""
         if job in self.running:
             self._drop(job)
         else:
             self.waiting.remove(job)
 
     def step(self) -> float | None:
-        """Plan the next step; returns its seconds, None when there is nothing to do."""
+        """Plan the next step, and return its duration in s; None means that no work is left."""
         preempted = self.preemptions
         growing, self._growing = self._growing, []
         for job in growing:
@@ -190,7 +197,7 @@ class Engine:
         return self._iterations * each_s + prefill_s
 
     def complete(self) -> Progress:
-        """The planned step is over."""
+        """Complete the planned step, and return its results."""
         self._iteration += self._iterations
         done = Progress()
         while self._events and self._events[0][0] <= self._iteration:
@@ -210,7 +217,7 @@ class Engine:
         return done
 
     def _advance(self, job: Job, done: Progress) -> None:
-        """Decoding begins, or a block of the answer is full, or the answer is complete."""
+        """Handle the start of decoding, a full block of the answer, or the end of the answer."""
         job.since = self._iteration
         if job.generated % BLOCK_TOKENS == 0:
             done.blocks.append(job)
@@ -229,7 +236,7 @@ class Engine:
         return self._events[0][0] - self._iteration
 
     def _plan_prompts(self, may_admit: bool) -> None:
-        """Share the budget out: prompts that have begun, then those that wait."""
+        """Distribute the token budget: first to prompts in progress, then to waiting prompts."""
         preempted = self.preemptions
         budget = (self.speed.batch_tokens - self._decoding) // BLOCK_TOKENS
         for job in list(self.running):
@@ -251,18 +258,21 @@ class Engine:
             budget -= chunk
 
     def _claim(self, job: Job, blocks: int) -> bool:
-        """Hold so many leading blocks; others lose theirs for it.  False when the job lost out."""
+        """Reference the first `blocks` keys, preempting other jobs for room.
+
+        Return False if the job itself was preempted.
+        """
         while job.held < blocks:
             parent = job.keys[job.held - 1] if job.held else None
             if self.pool.take(job.keys[job.held], parent):
                 job.held += 1
             elif self._preempt_latest() is job:
                 break
-        self.pool.taken()
+        self.pool.publish_changes()
         return job.held >= blocks
 
     def _preempt_latest(self) -> Job:
-        """The last one admitted begins anew later."""
+        """Preempt the job that was admitted last, and return this job."""
         job = self.running[-1]
         if job.decoding:
             job.generated += self._iteration - job.since

@@ -1,4 +1,4 @@
-"""What a run of the overload simulation brought, minute by minute, and its figures."""
+"""Results of an overload simulation by minute, and figures computed from the results."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,9 +10,9 @@ import numpy as np
 from tests.simulation.overload_traffic import TIERS
 
 WARM_MINUTES = 2
-"""At the start, until the fleet is full; not measured."""
+"""Minutes at the start until the fleet is full, which are not measured."""
 WAVE_S = 10
-"""Length of the windows in which attempts are counted, to find waves of retries."""
+"""Length in s of the windows in which attempts are counted, to find waves of retries."""
 
 
 def _per_tier() -> dict[str, int]:
@@ -21,12 +21,13 @@ def _per_tier() -> dict[str, int]:
 
 @dataclass(slots=True)
 class Minute:
-    """One minute of virtual time.
+    """Results of a minute of virtual time.
 
-    attempts, accepted, refused: by tier; one request makes several attempts
-    answered, lost: requests that got their whole answer in time, and whose last attempt has failed
-    waits_s: seconds from acceptance to the first token, or until the client gave up before it; of
-        what was accepted in this minute
+    attempts, accepted, refused: numbers by tier; a request makes several attempts
+    answered, lost: numbers of requests with a whole answer in time, and with a failed last
+    attempt
+    waits_s: times in s of the attempts accepted in this minute, from acceptance to the first
+    token or until the client gave up
     """
 
     attempts: dict[str, int] = field(default_factory=_per_tier)
@@ -49,9 +50,10 @@ class Minute:
 
 
 class Sample(NamedTuple):
-    """The state of the fleet at one second.
+    """State of the fleet at one second.
 
-    prefill_tokens, active_blocks: booked, per rank;  running, waiting: in the engines
+    prefill_tokens, active_blocks: booked amounts per rank
+    running, waiting: numbers of requests in the engines
     """
 
     at: float
@@ -67,7 +69,7 @@ class Sample(NamedTuple):
 
 @dataclass
 class Record:
-    """Everything that was measured."""
+    """All measurements of a run."""
 
     minutes: list[Minute] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
@@ -82,14 +84,15 @@ class Record:
 
 
 class Figures(NamedTuple):
-    """Some minutes of a run in numbers.
+    """Figures of some minutes of a run.
 
-    acceptance: accepted part of the attempts, by tier
-    served:     answered part of the requests, by tier
-    load_cv:    standard deviation / mean of the blocks booked on a rank; the largest of all ranks
-    goodput_cv: the same of the answers per minute
-    wave:       most attempts in WAVE_S / the mean
-    shed_share: part of the time in which a tier was shed
+    acceptance: share of accepted attempts, by tier
+    served: share of answered requests, by tier
+    load_cv: standard deviation of the blocks booked on a rank, divided by the mean; the largest of
+    all ranks
+    goodput_cv: standard deviation of the answers per minute, divided by the mean
+    wave: most attempts in WAVE_S, divided by the mean
+    shed_share: share of the time in which a tier was shed
     """
 
     answers_per_s: float
@@ -110,7 +113,7 @@ class Figures(NamedTuple):
 
 
 def figures(record: Record, first: int, end: int) -> Figures:
-    """Of the minutes `first` to `end`, the latter not included."""
+    """Return the figures of the minutes from `first` until before `end`."""
     minutes, seconds = record.minutes[first:end], 60 * (end - first)
     samples = [sample for sample in record.samples if 60 * first <= sample.at < 60 * end]
     waits = [wait for minute in minutes for wait in minute.waits_s]
@@ -135,7 +138,7 @@ def figures(record: Record, first: int, end: int) -> Figures:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """0 for no values."""
+    """Return a percentile; 0 if there are no values."""
     return float(np.percentile(values, percent)) if values else 0.0
 
 
@@ -154,6 +157,9 @@ def _cv(values: Sequence[float]) -> float:
 
 
 def _wave(attempts: Sequence[int]) -> float:
-    """attempts: running sum, at every second."""
+    """Return the largest increase in WAVE_S divided by the mean.
+
+    attempts: running sum at every second
+    """
     counts = np.diff(attempts[::WAVE_S])
     return float(counts.max() / counts.mean())

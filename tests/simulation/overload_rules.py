@@ -1,4 +1,4 @@
-"""What is simulated: the fleet, how it is protected, and the controller that sheds tiers."""
+"""Fleet of the overload simulation, its limits, and the controller that sheds tiers."""
 
 from typing import NamedTuple
 
@@ -10,11 +10,12 @@ from tests.simulation.overload_engine import Speed
 
 
 class Rules(NamedTuple):
-    """How one run is protected, by default not at all, and by which policy ranks are chosen.
+    """Limits of a run, by default none, and the policy of the selector.
 
-    queue_frac: a rank has room while it prefills at most so many times its batch; None: no queue
-    queue_s:    longest wait in the queue
-    shedding:   a controller throws the switch of the tiers
+    queue_frac: multiple of its batch up to which a rank with prefills has room; None means no
+    queue
+    queue_s: longest wait in the queue, in s
+    shedding: whether a controller switches the shed tier
     """
 
     thresholds: BusyThresholds = BusyThresholds()
@@ -33,7 +34,10 @@ class Rules(NamedTuple):
 
 
 class Fleet(NamedTuple):
-    """dp_sizes: ranks of each worker."""
+    """Fleet of workers.
+
+    dp_sizes: number of ranks of each worker
+    """
 
     dp_sizes: tuple[int, ...] = (1, 1, 2, 2)
     speed: Speed = Speed()
@@ -44,16 +48,16 @@ class Fleet(NamedTuple):
 
 
 class Controller:
-    """Stands for an operator: sheds the lowest tier while too many of the others are refused.
+    """Operator that sheds the lowest tier while too many other attempts are refused.
 
-    Two limits and a pause in between (hysteresis) keep the switch from flapping.
+    Two limits and a pause between both (hysteresis) keep the switch from flapping.
     """
 
     WINDOW_S = 10
     HIGH, LOW = 0.15, 0.02
-    """Refused part of the attempts that were not shed, over WINDOW_S."""
+    """Limits of the refused share of the attempts that were not shed, over WINDOW_S."""
     CALM_S = 60
-    """Seconds below LOW after which the tier may come back."""
+    """Seconds below LOW after which the tier may return."""
 
     def __init__(self, selector: SelectorCore) -> None:
         self._selector = selector
@@ -62,7 +66,7 @@ class Controller:
         self._calm_s = 0
 
     def tick(self) -> None:
-        """Once a second."""
+        """Update the shed tier; called once a second."""
         outcomes = self._selector.gate.tally.outcome_counts()
         refused = outcomes["busy"] + outcomes["queue_full"] + outcomes["queue_timeout"]
         self._seen.append((refused, refused + outcomes["admitted"]))
@@ -95,5 +99,8 @@ SCENARIOS = {
         BusyThresholds(0.95, 8000), queue_frac=2.0, is_shedding=True
     ),
 }
-"""Thresholds for throughput.  They refuse before anything may wait, so with a queue that of the
-prefill tokens lies above the load at which waiting begins: 2 * 1,024."""
+"""Limits by scenario, with thresholds for throughput.
+
+Thresholds refuse before requests may wait. With a queue, the threshold of prefill tokens is
+therefore above the load at which waiting begins: 2 * 1,024.
+"""

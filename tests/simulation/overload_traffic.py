@@ -1,7 +1,7 @@
-"""What clients of an overloaded fleet ask: conversations with shared prefixes, in three tiers.
+"""Requests to an overloaded fleet: conversations with shared prefixes, in three tiers.
 
-The stream of requests does not depend on what becomes of them: a conversation goes on whether its
-last question was answered or not, so that the offered load is the same in every run.
+The stream of requests does not depend on the results: a conversation continues whether its last
+question was answered or not. So the offered load is the same in every run.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,10 @@ TIERS = {"premium": 0.2, "standard": 0.5, "best_effort": 0.3}
 
 
 class Turn(NamedTuple):
-    """One request.  keys: of the prompt, then of the answer."""
+    """Request.
+
+    keys: blocks of the prompt, then of the answer
+    """
 
     keys: list[int]
     prompt_blocks: int
@@ -36,22 +39,27 @@ class Turn(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Conversation:
-    """turns: those that have no answer yet, in order."""
+    """Conversation.
+
+    turns: turns without an answer so far, in order
+    """
 
     turns: list[Turn]
 
 
 class Traffic:
-    """Conversations, decided by a seed and by what becomes of their turns.
+    """Conversations, determined by a seed and the results of the turns.
 
-    A conversation goes on with an answer only: a turn that was lost is asked again later.  So what
-    is offered differs between runs in order, and what is served has the same mix of turns in all.
+    A conversation continues only after an answer: a lost turn is repeated later. So runs differ
+    in the order of offered turns, but served turns have the same mix in all runs.
     """
 
     def __init__(self, seed: int, idle: int) -> None:
-        """idle: conversations between two turns.  Any of them goes on next; the more there are, the
-        longer their pauses.  New ones replace those that have ended; when more are needed because
-        many wait for an answer, they join in the middle, so that the mix of turns stays.
+        """idle: number of conversations between two turns
+
+        Any idle conversation may be next; more idle conversations mean longer pauses. New
+        conversations replace ended ones. While many conversations wait for answers, additional
+        conversations join in the middle, so that the mix of turns stays the same.
         """
         self._rng = Random(seed)
         self._numbers = count(1)
@@ -63,9 +71,9 @@ class Traffic:
         self._ended = dict.fromkeys(TIERS, 0)
 
     def next(self) -> Conversation:
-        """A conversation whose first turn is asked now.
+        """Return a conversation with a first turn that is due now.
 
-        Its tier is drawn first, so that tiers which are refused more often do not take over.
+        The tier is drawn first, so that tiers with more refusals do not take over.
         """
         tier = self._rng.choices(list(TIERS), list(TIERS.values()))[0]
         idle = self._idle[tier]
@@ -76,7 +84,7 @@ class Traffic:
         return idle.pop()
 
     def ended(self, conversation: Conversation, answered: bool) -> None:
-        """Its turn was answered or lost."""
+        """Record that the first turn of a conversation was answered or lost."""
         tier = conversation.turns[0].tier
         if answered:
             del conversation.turns[0]
@@ -92,13 +100,17 @@ class Traffic:
         return self._new(tier)
 
     def _under_way(self, tier: str, n: int) -> list[Conversation]:
-        """As many as one would find after a long time: every turn is equally likely."""
+        """Return `n` conversations in their long-term state: every turn is equally likely."""
         new = [self._new(tier) for _ in range(8 * n)]
         chosen = self._rng.choices(new, [len(each.turns) for each in new], k=n)
         return [Conversation(each.turns[self._rng.randrange(len(each.turns)) :]) for each in chosen]
 
     def _keys(self, n: int) -> list[int]:
-        """New blocks.  An odd factor makes them look like hashes, unique and 63 bits wide."""
+        """Return new blocks.
+
+        An odd factor makes the numbers look like hashes, unique and 63 bits wide.
+
+        """
         return [next(self._numbers) * 0x5851F42D4C957F2D % 2**63 for _ in range(n)]
 
     def _new(self, tier: str) -> Conversation:

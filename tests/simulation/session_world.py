@@ -19,7 +19,7 @@ EPOCH_S = 1.8e9
 
 
 class SessionNode(Node):
-    """A selector that exchanges its sessions as well."""
+    """Selector that also exchanges its sessions."""
 
     def __init__(self, world, number, n_workers, ttl_s):
         super().__init__(world, number, n_workers, ttl_s)
@@ -87,7 +87,7 @@ class SessionNode(Node):
         ask(next(walk))
 
     def bindings(self):
-        """Rank and version of every session."""
+        """Return rank and version of every session."""
         directory = self.exchange.directory
         table = directory.find_table(KEY)
         if table is None:
@@ -101,7 +101,7 @@ class SessionNode(Node):
 
 
 class SessionWorld(World):
-    """Conversations whose turns arrive at any node, one after the other."""
+    """World of conversations with turns that arrive in order at random nodes."""
 
     def __init__(self, seed, n_nodes=3, session_ttl_s=1000.0, ttl_s=3600.0):
         self.session_ttl_s = session_ttl_s
@@ -113,7 +113,7 @@ class SessionWorld(World):
         return SessionNode(self, number, self._n_workers, self._ttl_s)
 
     def request_sessions(self, asking, peer, wanted, arrived, failed):
-        """As `request`, of the list of sessions."""
+        """Request a page of a peer's list of sessions, as `request` does."""
         self.request(asking, peer, wanted, arrived, failed)
 
     def page_of(self, node, wanted):
@@ -122,7 +122,7 @@ class SessionWorld(World):
         return super().page_of(node, wanted)
 
     def converse(self, session, turns, pause_s=0.5):
-        """One turn after the other, each at any node, with some time between."""
+        """Run the turns in order, each at a random node, with a pause between turns."""
         if not turns:
             return
         life_s = self.rng.expovariate(1 / 3.0)

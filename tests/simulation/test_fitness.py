@@ -1,4 +1,4 @@
-"""Health, admission, moves, levels and replicas together: what must be true, whatever happens."""
+"""Tests of health, admission, moves, levels and replicas together: rules that always hold."""
 
 import pytest
 
@@ -8,14 +8,20 @@ from tests.simulation.test_replicas import until_agreed
 
 SEEDS = range(4)
 UPDATED_S, WELL_UNTIL_S, BAD_S = 20.0, 120.0, 300.0
-"""Between the first two each of three prompts has its round, so that right answers are known."""
+"""Times in s of the model update, the end of the good time, and the bad time.
+
+Between the first two, each of three prompts has its round, so that right answers are known.
+"""
 WELL_S = 260.0
-"""Within which everything serves again: the longest pause of a breaker, probes, a slow start, and
-four levels of degradation one after the other."""
+"""Longest time in s until everything serves again.
+
+The time covers the longest pause of a breaker, probes, a slow start, and four levels of
+degradation in turn.
+"""
 
 
 def a_bad_time(world, seconds=BAD_S):
-    """After a good one, in which the model is updated and nobody has done anything wrong."""
+    """Run a bad time after a good time without faults, in which the model is updated."""
     for gateway in world.gateways:
         world.run_course(gateway.arriving(1.0, WELL_UNTIL_S + seconds))
     world.at(UPDATED_S, world.update_model)
@@ -36,7 +42,7 @@ def check_that_all_is_well(world):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_is_promised_holds_whatever_happens(seed):
+def test_guarantees_hold_under_all_faults(seed):
     world = FitWorld(seed)
     a_bad_time(world)
     until_agreed(world)
@@ -44,8 +50,8 @@ def test_what_is_promised_holds_whatever_happens(seed):
     check_that_all_is_well(world)
     world.run(TTL_S + 60.0)
     assert not world.running
-    assert world.held() == [{}] * 3
+    assert world.reservations_by_node() == [{}] * 3
     world.check_invariants()
-    world.check_moves_were_heard()
+    world.check_moves_were_received()
     for process in world.processes:
         fit_rules.check_levels(process)

@@ -1,7 +1,7 @@
-"""A fleet that is offered 150 % of what it can do: with limits it works on, without it melts down.
+"""Tests of a fleet under 150 % load: stable with limits, collapsing without limits.
 
-Six minutes of virtual time on four ranks; scripts/test_slow runs the full hour on six.
-docs/measurements/quality.md shows the same runs.
+The tests run six minutes of virtual time on four ranks; scripts/test_slow runs the full hour on
+six. docs/measurements/quality.md shows the same runs.
 """
 
 from functools import cache
@@ -19,21 +19,27 @@ MINUTES = 6
 LIMITED = [name for name in SCENARIOS if name != "nothing"]
 
 WAIT_P99_S_MAX = 5.0
-"""From acceptance to the first token."""
+"""Largest time in s from acceptance to the first token."""
 GOODPUT_SHARE_MIN = {"reference": 0.9, "work": 0.92}
-"""Of the measured capacity, by policy.  Where most ranks are refused there is little to choose, and
-a policy that makes more of its choice has more to lose: docs/measurements/quality.md."""
+"""Smallest share of the measured capacity, by policy.
+
+If most ranks are refused, the choice is small, and a policy that profits more from its choice
+loses more: docs/measurements/quality.md.
+"""
 LOAD_CV_MAX = 0.1
-"""Of the blocks booked on any one rank: standard deviation / mean."""
+"""Largest standard deviation of the blocks booked on a rank, divided by the mean.
+"""
 GOODPUT_CV_MAX = 0.1
-"""Of the answers per minute.  Chance alone makes 0.05."""
+"""Largest standard deviation of the answers per minute, divided by the mean; by chance 0.05.
+"""
 WAVE_MAX = 2.0
-"""Most attempts in ten seconds / the mean."""
+"""Largest number of attempts in ten seconds, divided by the mean.
+"""
 
 
 @pytest.fixture(params=["work", pytest.param("reference", marks=pytest.mark.slow)])
 def policy(request):
-    """By which ranks are chosen."""
+    """Return the policy that chooses ranks."""
     return request.param
 
 
@@ -44,7 +50,7 @@ def short_capacity(policy):
 
 @cache
 def short(name, policy):
-    """The world after some minutes of overload, and its figures once the fleet was full."""
+    """Return the world after some minutes of overload, and its figures since the fleet was full."""
     rules = SCENARIOS[name]._replace(policy=policy)
     return after_overload(Fleet((1, 1, 2)), rules, short_capacity(policy), MINUTES)
 
@@ -103,13 +109,13 @@ def test_thresholds_alone_keep_the_throughput_at_the_capacity_on_both_sides(poli
     assert abs(share - 1.0) <= 1.0 - GOODPUT_SHARE_MIN[policy]
 
 
-def test_thresholds_alone_do_not_know_tiers(policy):
+def test_thresholds_alone_ignore_tiers(policy):
     served = short("thresholds", policy)[1].served
     assert max(served.values()) - min(served.values()) <= 0.05
 
 
 def test_the_lowest_tier_is_shed_first(policy):
-    """The other two still offer 105 % of the capacity."""
+    """The other two tiers still offer 105 % of the capacity."""
     served = short("thresholds, shedding", policy)[1].served
     assert served["best_effort"] <= 0.1
     assert min(served["premium"], served["standard"]) >= 0.85
@@ -168,8 +174,8 @@ def test_a_whole_hour_of_overload_is_like_its_first_minutes(policy):
     assert_nothing_is_left(world)
 
 
-def drained(engine):
-    """Seconds until the engine has nothing to do, and what it said on the way."""
+def run_until_idle(engine):
+    """Return the seconds until the engine has no more work, and the finished jobs."""
     seconds, finished = 0.0, []
     while (step_s := engine.step()) is not None:
         seconds += step_s
@@ -185,7 +191,7 @@ def test_the_engine_preempts_when_answers_outgrow_its_memory_and_still_ends_all(
     ]
     for job in jobs:
         engine.add(job)
-    _, finished = drained(engine)
+    _, finished = run_until_idle(engine)
     assert set(finished) == set(jobs)
     assert engine.preemptions > 0
     assert not engine.pool.references
@@ -195,9 +201,9 @@ def test_a_cached_prefix_is_not_computed_again():
     engine = Engine(Speed())
     keys = list(range(1, 40))
     engine.add(Job(keys, prompt_blocks=30, output_tokens=1))
-    first_s, _ = drained(engine)
+    first_s, _ = run_until_idle(engine)
     engine.add(Job(keys, prompt_blocks=31, output_tokens=1))
-    second_s, _ = drained(engine)
+    second_s, _ = run_until_idle(engine)
     assert engine.prefilled_blocks == 31
     assert second_s < first_s / 2
 
@@ -207,6 +213,6 @@ def test_a_token_takes_longer_in_a_larger_batch():
         engine = Engine(Speed())
         for i in range(n):
             engine.add(Job([1, 100 + i, 200 + i], prompt_blocks=1, output_tokens=100))
-        return drained(engine)[0]
+        return run_until_idle(engine)[0]
 
     assert seconds_of(32) > 1.2 * seconds_of(1)

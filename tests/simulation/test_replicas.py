@@ -1,4 +1,4 @@
-"""Replicas agree after whatever the network did, and no load outlives its request."""
+"""Tests of replicas that agree after any network fault; no load outlives its request."""
 
 import pytest
 
@@ -6,12 +6,12 @@ from indexer.sockets.socket_options import REACHED_S_MAX
 from tests.simulation.world import World
 
 AGREE_S = 45.0
-"""Stated bound of docs/explanation/replication.md: last fault to equal reservations."""
+"""Bound of docs/explanation/replication.md, in s: from the last fault to equal reservations."""
 SEEDS = range(12)
 
 
 def a_bad_time(world, seconds=60.0, restarts=0):
-    """Loss, repeats, delays that reorder, and a partition that comes and goes."""
+    """Run with loss, repeats, delays that reorder, and a temporary partition."""
     rng = world.rng
     network = world.network
     network.loss, network.repeat = rng.choice([0.0, 0.1, 0.3]), rng.choice([0.0, 0.1])
@@ -31,10 +31,12 @@ def a_bad_time(world, seconds=60.0, restarts=0):
 
 
 def until_agreed(world, bound_s=AGREE_S):
-    """Seconds until all nodes hold the same.  Fails after the bound."""
+    """Return the seconds until all nodes hold the same reservations. Fail after the bound."""
     begin = world.time
     while not world.agree():
-        assert world.time - begin < bound_s, f"no agreement after {bound_s} s: {world.held()}"
+        assert world.time - begin < bound_s, (
+            f"no agreement after {bound_s} s: {world.reservations_by_node()}"
+        )
         world.run(0.5)
     return world.time - begin
 
@@ -58,7 +60,7 @@ def test_no_load_remains_when_all_requests_are_freed(seed):
     a_bad_time(world)
     end_all(world)
     world.run(AGREE_S)
-    assert world.held() == [{}] * 3
+    assert world.reservations_by_node() == [{}] * 3
     world.check_invariants()
 
 
@@ -92,14 +94,14 @@ def test_replicas_agree_after_one_was_cut_off_and_two_died_however_late_each_lin
     world.check_invariants()
 
 
-def test_a_late_joiner_knows_the_reservations_of_the_others_within_seconds():
+def test_a_late_joiner_has_all_reservations_within_seconds():
     world = World(7)
     world.arrivals(per_s=20, until_s=20.0, life_s=1e9)
     world.run(20.0)
     world.restart(0)
     world.run(3.0)
     assert world.agree()
-    assert len(world.held()[0]) == len(world.running) > 300
+    assert len(world.reservations_by_node()[0]) == len(world.running) > 300
 
 
 def test_nothing_is_repaired_while_nothing_is_lost():
@@ -107,21 +109,22 @@ def test_nothing_is_repaired_while_nothing_is_lost():
     world.network.delay_s = 0.001
     world.arrivals(per_s=50, until_s=60.0, life_s=2.0)
     world.run(61.0)
-    assert sum(node.repairs for node in world.nodes) <= 6  # overtaking within a millisecond
+    # Messages overtake each other within a millisecond.
+    assert sum(node.repairs for node in world.nodes) <= 6
 
 
-def test_leases_end_what_no_repair_can():
-    """The one that knew of the end dies with the knowledge."""
+def test_leases_end_reservations_beyond_repair():
+    """The only node that knew of the end dies, and the knowledge is lost."""
     world = World(11, ttl_s=100.0)
     world.arrivals(per_s=5, until_s=10.0, life_s=1e9)
     world.run(12.0)
     assert world.agree()
     world.run(101.0)
-    assert world.held() == [{}] * 3
+    assert world.reservations_by_node() == [{}] * 3
 
 
 def test_a_selector_that_was_cut_off_while_ids_were_used_again_follows():
-    """The same id, freed and admitted anew by another replica, is a new reservation."""
+    """An id that is freed and admitted anew by another replica is a new reservation."""
     world = World(5)
     world.arrivals(per_s=5, until_s=5.0, life_s=1e9)
     world.run(8.0)
@@ -132,7 +135,7 @@ def test_a_selector_that_was_cut_off_while_ids_were_used_again_follows():
         world.book(name, world.nodes[1])
     world.run(AGREE_S)
     assert world.agree()
-    assert set(world.held()[0]) == set(world.running)
+    assert set(world.reservations_by_node()[0]) == set(world.running)
 
 
 def test_one_id_admitted_by_two_replicas_at_the_same_time_is_booked_once_everywhere():
@@ -141,4 +144,4 @@ def test_one_id_admitted_by_two_replicas_at_the_same_time_is_booked_once_everywh
         for node in world.nodes[:2]:
             world.book(f"twin{number}", node)
     until_agreed(world)
-    assert len(world.held()[0]) == 20
+    assert len(world.reservations_by_node()[0]) == 20

@@ -1,11 +1,11 @@
-"""Sessions of replicas: they agree after every fault, and no restart moves a live session."""
+"""Tests of sessions between replicas: agreement after faults, and no move of live sessions."""
 
 import pytest
 
 from tests.simulation.session_world import SessionWorld
 
 AGREE_S = 45.0
-"""As for reservations: last fault to equal sessions."""
+"""Bound in s, as for reservations: from the last fault to equal sessions."""
 SEEDS = range(6)
 WARM_S = 20.0
 
@@ -42,7 +42,7 @@ def test_sessions_agree_after_loss_reordering_and_partitions(seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_restart_moves_a_session(seed):
-    """Whatever the one that starts anew does meanwhile, in doubt or not."""
+    """Sessions stay, whatever the restarted node does meanwhile, in doubt or not."""
     world = SessionWorld(seed, n_nodes=4)
     world.network.delay_s = 0.002
     world.run(WARM_S)
@@ -59,7 +59,7 @@ def test_no_restart_moves_a_session(seed):
     world.check_invariants()
 
 
-def test_a_late_joiner_knows_all_sessions_within_seconds():
+def test_a_late_joiner_has_all_sessions_within_seconds():
     world = SessionWorld(5)
     world.run(WARM_S)
     world.start_conversations(200, turns=1, over_s=5.0)
@@ -97,7 +97,7 @@ def test_leases_of_peers_keep_a_session_and_end_with_their_reservations():
     world.rng.choice = lambda options: options[0]
     world.at(0.0, lambda: world.converse("s", 1))
     world.run(0.1)
-    # Longer than the idle time.
+    # The reservation outlives the idle time of the session.
     name = next(iter(world.running))
     ended = world.running.pop(name)
     world.run(30.0)

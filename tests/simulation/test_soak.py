@@ -1,4 +1,4 @@
-"""The worlds of the tests here with many more seeds; run by scripts/test_slow."""
+"""The simulations of this folder with many more seeds; run by scripts/test_slow."""
 
 import pytest
 
@@ -33,5 +33,5 @@ def test_replicas_agree_after_one_was_cut_off_and_two_died_however_late_each_lin
 
 
 @pytest.mark.parametrize("seed", range(1000, 1200))
-def test_what_is_promised_holds_whatever_happens(seed):
-    fit.test_what_is_promised_holds_whatever_happens(seed)
+def test_guarantees_hold_under_all_faults(seed):
+    fit.test_guarantees_hold_under_all_faults(seed)

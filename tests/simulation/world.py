@@ -1,8 +1,8 @@
-"""Several selectors in virtual time, joined by a network that fails in every way that one can.
+"""Several selectors in virtual time, connected by a network with all kinds of faults.
 
-Everything follows from one seed.  The selectors, the bytes of events and digests, and the course of
-a repair are the real ones; only sockets and clocks are not.  Every selector has a clock of its own,
-which shows another time.
+Everything follows from one seed. The selectors, the bytes of events and digests, and the course
+of a repair are the service's own; sockets and clocks are simulated. Every selector has its own
+clock, with a different time.
 """
 
 import heapq
@@ -24,21 +24,26 @@ from tests.builders import a_select_and_reserve, a_selector, a_worker
 from tests.builders.ticks import ticked
 
 REQUEST_S = 5.0
-"""How long a page may take before the one who asked gives up."""
+"""Longest time in s until the requester of a page gives up."""
 
 
 DIGEST_S = 1.0
 
 
 class Network:
-    """loss, repeat: chances per message; delay_s: mean; cut: (from, to) that carry nothing."""
+    """Network between nodes.
+
+    loss, repeat: probabilities per message
+    delay_s: mean delay, in s
+    cut: pairs (from, to) that carry no messages
+    """
 
     def __init__(self, loss=0.0, repeat=0.0, delay_s=0.001):
         self.loss, self.repeat, self.delay_s = loss, repeat, delay_s
         self.cut = set()
 
     def delays(self, link, rng):
-        """One entry per copy that arrives.  They are independent, so messages overtake."""
+        """Return the delays of the arriving copies; independent delays reorder messages."""
         if link in self.cut or rng.random() < self.loss:
             return []
         copies = 2 if rng.random() < self.repeat else 1
@@ -49,7 +54,7 @@ class Network:
 
 
 class Node:
-    """One selector process."""
+    """Selector process."""
 
     def __init__(self, world, number, n_workers, ttl_s):
         self.world, self.number = world, number
@@ -67,7 +72,7 @@ class Node:
         return a_selector(RouterConfig(policy="work"), seed=seed, ttl_s=ttl_s)
 
     def workers(self, n_workers):
-        """That it is told of at its start."""
+        """Return the workers that are registered at the start."""
         return [a_worker(worker_id, data_parallel_size=2) for worker_id in range(n_workers)]
 
     def now(self):
@@ -86,15 +91,15 @@ class Node:
             if agreement.is_repair_due(self.now()) and peer not in self.repairing:
                 self.start_repair(peer, agreement)
 
-    def tell_progress(self):
-        def say(payload):
+    def send_progress(self):
+        def broadcast(payload):
             self.world.broadcast(self, "progress", payload)
 
-        while self.selector.followers.replicas.progress.run_turn(self.now(), say):
+        while self.selector.followers.replicas.progress.run_turn(self.now(), broadcast):
             pass
 
     def compute(self, rank, blocks):
-        """An engine announces that it has computed them."""
+        """Store blocks in the index, as after an engine's event about computed blocks."""
         (partition,) = self.selector.fleet.partitions.values()
         partition.table.writer_of(rank).store(Tier.GPU, None, blocks, blocks)
 
@@ -152,7 +157,7 @@ class Node:
 
 
 class World:
-    """The nodes, the network, the requests that clients have running, and the time in seconds."""
+    """Nodes, network, the clients' running requests, and the time in seconds."""
 
     def __init__(self, seed, n_nodes=3, n_workers=3, ttl_s=3600.0):
         self.rng = Random(seed)
@@ -165,7 +170,7 @@ class World:
         self.lives = [0] * n_nodes
         for number in range(n_nodes):
             self.at(self.rng.uniform(0, DIGEST_S), lambda n=number: self._tick(n))
-            self.at(self.rng.uniform(0, DIGEST_S), lambda n=number: self._tell_progress(n))
+            self.at(self.rng.uniform(0, DIGEST_S), lambda n=number: self._send_progress(n))
 
     def new_node(self, number):
         return Node(self, number, self._n_workers, self._ttl_s)
@@ -186,9 +191,9 @@ class World:
         self.nodes[number].tick()
         self.at(DIGEST_S, lambda: self._tick(number))
 
-    def _tell_progress(self, number):
-        self.nodes[number].tell_progress()
-        self.at(replica_progress.PROGRESS_S, lambda: self._tell_progress(number))
+    def _send_progress(self, number):
+        self.nodes[number].send_progress()
+        self.at(replica_progress.PROGRESS_S, lambda: self._send_progress(number))
 
     # --- network
 
@@ -205,11 +210,14 @@ class World:
             self.at(delay_s, action)
 
     def request(self, asking, peer, wanted: ReservationFilter, arrived, failed):
-        """A page of a peer's list: asked for, read there, and brought back, or nothing."""
+        """Request a page of a peer's list: send the request, read the page, and send the page back.
+
+        The page may be lost on the way.
+        """
         open_calls = [True]
 
         def once(action, *arguments):
-            # A process that was restarted meanwhile has forgotten what it asked for.
+            # A restarted process has forgotten its request.
             if open_calls and self.nodes[asking.number] is asking:
                 open_calls.clear()
                 action(*arguments)
@@ -228,7 +236,7 @@ class World:
     # --- clients
 
     def arrivals(self, per_s, until_s, life_s):
-        """Requests arrive at random nodes until `until_s`, and live for `life_s` on average."""
+        """Let requests arrive at random nodes until `until_s`, with `life_s` as mean lifetime."""
         if self.time < until_s:
             self.at(self.rng.expovariate(per_s), lambda: self.arrivals(per_s, until_s, life_s))
             self._arrive(life_s)
@@ -267,7 +275,7 @@ class World:
             del self.running[name]
 
     def anywhere(self, name, verb):
-        """Call a random node, then the one that admitted it, then all, until one knows it."""
+        """Call a random node, then the node of the booking, then all, until a node knows the id."""
         if name not in self.running:
             return False
         first = [self.rng.choice(self.nodes), self.nodes[self.running[name]]]
@@ -277,16 +285,17 @@ class World:
             except NotFound:
                 continue
             return True
-        return verb == "free_reservation"  # nobody knows it (a node died with it): it is over
+        # No node knows the id, because a node died with the reservation.
+        return verb == "free_reservation"
 
     def restart(self, number):
-        """The process dies and starts anew, empty and under another router id."""
+        """Replace the process by a new process, which is empty and has another router id."""
         self.nodes[number] = self.new_node(number)
 
-    # --- what is compared
+    # --- comparison
 
-    def held(self):
-        """Per node: every reservation with its rank, prefill tokens and own work."""
+    def reservations_by_node(self):
+        """Return every reservation of each node, with rank, prefill tokens and own work."""
         return [
             {
                 b.reservation_id: (
@@ -299,7 +308,7 @@ class World:
         ]
 
     def agree(self):
-        first, *others = self.held()
+        first, *others = self.reservations_by_node()
         return all(other == first for other in others)
 
     def check_invariants(self):

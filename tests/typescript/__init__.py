@@ -1,1 +1,1 @@
-"""A client in TypeScript."""
+"""Test of a client in TypeScript."""

@@ -1,9 +1,9 @@
-// What a gateway written in TypeScript asks of the service, through a client that was generated
-// from the service's own document (`service.ts`), and the lease of docs/examples on top of it.
+// Calls of a gateway in TypeScript to the service, through a client that was generated from the
+// service's own document (`service.ts`), and the lease of docs/examples on top of the client.
 //
 //     node smoke.js URL
 //
-// Registers two workers of a model of its own, and deletes them at the end.
+// The program registers two workers of a separate model and deletes both at the end.
 
 import assert from "node:assert/strict";
 
@@ -173,9 +173,9 @@ async function until(holds: () => Promise<boolean>): Promise<void> {
   assert.fail("it has not come in 30 s");
 }
 
-// Never called: what the compiler has to refuse.
+// Never called: the compiler must refuse these statements.
 export async function isNoProgram(): Promise<void> {
-  // @ts-expect-error a field that does not exist; only a body that says its type is looked at so
+  // @ts-expect-error a field that does not exist; the compiler checks only typed bodies
   const body: Wanted = { modell_name: "m" };
   // @ts-expect-error a field of another type
   await selector.POST("/select_and_reserve", { body: { ...body, token_ids: "text" } });

@@ -1,4 +1,4 @@
-"""A client in TypeScript, made of the document of a service, against that service."""
+"""Tests of a TypeScript client, generated from the document of a service, against that service."""
 
 import shutil
 import subprocess
@@ -16,7 +16,10 @@ RUN_S_MAX = 240.0
 
 
 def run(*arguments: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
-    """path: where programs are found, instead of where they are"""
+    """Run the script.
+
+    path: search path of programs; None means the usual path
+    """
     bash = shutil.which("bash")
     assert bash is not None
     return subprocess.run(
@@ -55,7 +58,7 @@ def test_a_service_that_is_not_there_is_a_failure() -> None:
     assert done.stderr.endswith("no client can be made of http://127.0.0.1:9/openapi.json\n")
 
 
-def test_the_script_says_what_it_misses(tmp_path: Path) -> None:
+def test_the_script_names_missing_programs(tmp_path: Path) -> None:
     needed = shutil.which("dirname")
     assert needed is not None
     (tmp_path / "dirname").symlink_to(needed)

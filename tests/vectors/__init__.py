@@ -1,4 +1,4 @@
-"""Plays files of test vectors against the code: for scripts/play_vectors.
+"""Player of test-vector files for scripts/play_vectors.
 
-A format says by which keys its cases are known and how one is played; `formats` names them all.
+A format recognises its cases by their keys and plays a case; `formats` lists all formats.
 """

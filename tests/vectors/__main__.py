@@ -1,4 +1,4 @@
-"""python -m tests.vectors FILE: see scripts/play_vectors."""
+"""Command line of the vector player: python -m tests.vectors FILE; see scripts/play_vectors."""
 
 import json
 import sys
@@ -9,17 +9,17 @@ from tests.vectors.deviations import listed_and_equal, reason_of
 from tests.vectors.formats import UnknownFormat, format_of
 
 SHOWN_MAX = 10
-"""Differences of one case that are shown."""
+"""Largest number of differences that are printed per case."""
 
 
 def main(path: Path) -> int:
-    """0: all as expected;  1: differences;  2: the file cannot be played."""
+    """Return 0 without differences, 1 after differences, 2 if the file cannot be played."""
     played: Counter[str] = Counter()
     failed = replaced = 0
     try:
         lines = path.read_text().splitlines()
     except OSError as error:
-        return refused(f"{path}: {error.strerror}")
+        return refuse_file(f"{path}: {error.strerror}")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -28,9 +28,9 @@ def main(path: Path) -> int:
             known = format_of(case)
             found = list(known.play(case))
         except UnknownFormat as error:
-            return refused(f"{path}:{number}: unknown format: {error}")
+            return refuse_file(f"{path}:{number}: unknown format: {error}")
         except (ValueError, KeyError, TypeError) as error:
-            return refused(f"{path}:{number}: not understood: {type(error).__name__}: {error}")
+            return refuse_file(f"{path}:{number}: not understood: {type(error).__name__}: {error}")
         played[known.name] += 1
         case_id = case.get("id", "") if isinstance(case, dict) else ""
         reason = reason_of(case_id, found)
@@ -46,14 +46,14 @@ def main(path: Path) -> int:
             for difference in found[:SHOWN_MAX]:
                 print(f"    {difference}")
     if not played:
-        return refused(f"{path}: no cases")
+        return refuse_file(f"{path}: no cases")
     shown = ", ".join(f"{count} of {name}" for name, count in played.items())
     print(f"{path}: {shown}; {failed} of {played.total()} differ, {replaced} by a replaced rule")
     return 1 if failed else 0
 
 
-def refused(why: str) -> int:
-    """Say so on the standard error."""
+def refuse_file(why: str) -> int:
+    """Print why the file cannot be played to standard error, and return exit status 2."""
     print(f"play_vectors: {why}", file=sys.stderr)
     return 2
 

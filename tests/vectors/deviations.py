@@ -1,7 +1,7 @@
-"""Cases of the vector files whose expectation a later rule replaces, with the reason.
+"""Cases of the vector files with expectations that a later rule replaces, and the reasons.
 
-Case ids are those of health_states.jsonl; a row is the first one that differs, and the rest of the
-case follows from it. A case that is listed and does not differ there is a difference.
+Case ids are those of health_states.jsonl. A deviation has the first row that differs; the rest of
+the case follows from this row. A listed case without a difference is reported, too.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ SILENT = (
 
 
 class Deviation(NamedTuple):
-    """First row that differs, and what differs there."""
+    """First row and field that differ, and the reason."""
 
     row: int
     field: str
@@ -36,7 +36,7 @@ DEVIATIONS = {
 
 
 def reason_of(case_id: str, found: list[Difference]) -> str | None:
-    """Return why the case differs; None if it is not listed, or differs elsewhere."""
+    """Return the listed reason of a difference; None means none is listed for this place."""
     listed = DEVIATIONS.get(case_id)
     if listed is None or not found:
         return None

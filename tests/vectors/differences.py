@@ -1,16 +1,19 @@
-"""What was expected and what came, compared as JSON values."""
+"""Comparison of expected and found JSON values."""
 
 from collections.abc import Iterator
 from math import isclose
 from typing import Any, NamedTuple
 
 RELATIVE = 1e-6
-"""Numbers may be off by this much."""
+"""Tolerance of numbers, relative and absolute."""
 MISSING = "(nothing)"
 
 
 class Difference(NamedTuple):
-    """where: a path inside of the case"""
+    """Value that differs.
+
+    where: path inside the case
+    """
 
     where: str
     expected: object
@@ -21,7 +24,7 @@ class Difference(NamedTuple):
 
 
 def differences(expected: Any, found: Any, where: str = "result") -> Iterator[Difference]:
-    """Everything that is not as expected; what was not asked for is not looked at."""
+    """Yield every value that differs from `expected`; keys without an expectation are ignored."""
     if isinstance(expected, dict) and isinstance(found, dict):
         for key, value in expected.items():
             yield from differences(value, found.get(key, MISSING), f"{where}.{key}")
@@ -33,7 +36,7 @@ def differences(expected: Any, found: Any, where: str = "result") -> Iterator[Di
 
 
 def is_same(expected: object, found: object) -> bool:
-    """Numbers to their precision, everything else exactly."""
+    """Return whether numbers are equal within `RELATIVE`, and other values exactly."""
     numbers = int | float
     if isinstance(expected, bool) or isinstance(found, bool):
         return expected is found

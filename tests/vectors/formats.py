@@ -1,4 +1,7 @@
-"""The formats of vectors that can be played.  A new one is a line here and a module of its own."""
+"""Formats of vectors that can be played.
+
+A new format is a line here and its own module.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -23,14 +26,17 @@ Case = dict[str, Any]
 
 
 def _play_kubectl(case: Case) -> Iterator[Difference]:
-    """Play exchanges of kubectl.  Its server needs aiohttp, which .venv-predictors has not."""
+    """Play exchanges of kubectl. The fake server needs aiohttp, which .venv-predictors lacks."""
     from tests.vectors import planner_kubectl
 
     return planner_kubectl.play(case)
 
 
 class Format(NamedTuple):
-    """keys: that every case of it has, and none of those named before it"""
+    """Format of cases.
+
+    keys: keys that every case of the format has, and no case of an earlier format
+    """
 
     name: str
     keys: frozenset[str]
@@ -75,11 +81,11 @@ FORMATS = (
 
 
 class UnknownFormat(Exception):
-    """A case that none of them can play."""
+    """A case matches no format."""
 
 
 def format_of(case: object) -> Format:
-    """Raises UnknownFormat."""
+    """Return the first format that matches the keys of a case, or raise UnknownFormat."""
     if not isinstance(case, dict):
         raise UnknownFormat(f"a case is an object, not {type(case).__name__}")
     for known in FORMATS:

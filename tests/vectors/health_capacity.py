@@ -1,4 +1,4 @@
-"""What ranks can carry, and the level that is enough."""
+"""Player of capacity cases: the ranks' capacity, and the level of degradation that suffices."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +14,7 @@ from tests.vectors.differences import Difference, differences
 
 
 def play(case: dict[str, Any]) -> Iterator[Difference]:
-    """The parts, the ratio and the level without hysteresis."""
+    """Compare the parts, the ratio and the level without hysteresis."""
     ranks = [RankCapacity(**rank) for rank in case["ranks"]]
     found = estimate_capacity(
         ranks, ServiceObjective(**case["slo"]), RequestMeanValues(**case["load"])

@@ -1,4 +1,4 @@
-"""Answers next to references, and what several answers agree on."""
+"""Player of canary answers: judgements against references, and agreement between answers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,14 +12,14 @@ from tests.vectors.differences import Difference, differences
 
 
 def play_judge(case: dict[str, Any]) -> Iterator[Difference]:
-    """The verdict; why is for people."""
+    """Compare the kind of verdict; its reason is text for people."""
     reference, answer = answer_of(case["reference"]), answer_of(case["answer"])
     verdict = judge_answer(reference, answer, case["tolerance"], case["tie"])
     yield from differences(case["verdict"], str(verdict.kind), "verdict")
 
 
 def play_agreement(case: dict[str, Any]) -> Iterator[Difference]:
-    """What is agreed on and by whom; without agreement, how many did agree."""
+    """Compare the agreed reference and its members, or the size of the largest set."""
     answers = {name: answer_of(answer) for name, answer in case["answers"].items()}
     expected = {key: value for key, value in case["result"].items() if key != "why"}
     found = vote_on_answers(answers)
@@ -42,7 +42,7 @@ def play_agreement(case: dict[str, Any]) -> Iterator[Difference]:
 
 
 def answer_of(given: dict[str, Any]) -> CanaryAnswer:
-    """Keys of objects are texts in JSON, ids otherwise."""
+    """Return a case's answer, with integer keys if tokens are ids: JSON keys are texts."""
     ids = all(isinstance(token, int) for token in given["tokens"])
     top = given.get("top") or ()
     listed = [{int(t) if ids else t: p for t, p in position.items()} for position in top]

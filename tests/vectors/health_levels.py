@@ -1,4 +1,4 @@
-"""Ratios over time, the level of degradation at each, and what levels do."""
+"""Player of degradation cases: the level at each ratio over time, and the effects of levels."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +13,7 @@ from tests.vectors.differences import Difference, differences
 
 
 def play(case: dict[str, Any]) -> Iterator[Difference]:
-    """Until the first row that is not as expected."""
+    """Compare levels up to the first row that differs."""
     rules = DegradationRules(case["worsen_hold"], case["restore_hold"], case["margin"])
     degradation = DegradationLevel(rules)
     for at, (now, ratio, level) in enumerate(case["rows"]):
@@ -28,7 +28,7 @@ SHED = {LoadShedding.NONE: None, LoadShedding.LOWEST_TIER: "lowest", LoadSheddin
 
 
 def play_effects(case: dict[str, Any]) -> Iterator[Difference]:
-    """Of every level, and the ratios from which on each is enough."""
+    """Compare the effects of every level, and the smallest ratios at which each level suffices."""
     found = {
         str(number): {
             "batch": level.batch_multiplier,

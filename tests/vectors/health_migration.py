@@ -1,4 +1,4 @@
-"""What moves cost, and plans of them."""
+"""Player of migration cases: costs of moves, and plans of moves."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +15,7 @@ Case = dict[str, Any]
 
 
 def play_bytes(case: Case) -> Iterator[Difference]:
-    """Bytes of a block, in one shard and in all."""
+    """Compare the bytes of a block, per shard and in all shards."""
     layout = CacheLayout(**case["model"])
     yield from differences(case["bytes_per_shard"], layout.block_bytes_per_shard, "bytes_per_shard")
     if "bytes_all" in case:
@@ -23,7 +23,7 @@ def play_bytes(case: Case) -> Iterator[Difference]:
 
 
 def play_cost(case: Case) -> Iterator[Difference]:
-    """One reservation to one target."""
+    """Compare the cost of moving one reservation to one target."""
     terms = _terms(case, case["readable"])
     overlap, link = case["overlap_blocks"], LINKS[case["link"]]
     found = move_cost(terms, case["tokens"], overlap, link, case["waiting"], case["rate"])
@@ -31,13 +31,13 @@ def play_cost(case: Case) -> Iterator[Difference]:
 
 
 def play_plan(case: Case) -> Iterator[Difference]:
-    """All of a rank, in order."""
+    """Compare the planned moves of all reservations of a rank, in order."""
     source = case["source"]
     targets = [_target(t, source["links"].get(t["name"], "unknown")) for t in case["targets"]]
     movables = [_movable(r, case["targets"]) for r in case["reservations"]]
     names = {target.rank: t["name"] for t, target in zip(case["targets"], targets, strict=True)}
     moves = plan_moves(movables, targets, _terms(case, source["readable"]))
-    yield from differences(case["plan"], [_shown(move, names) for move in moves], "plan")
+    yield from differences(case["plan"], [_move_fields(move, names) for move in moves], "plan")
 
 
 def _terms(case: Case, readable: bool) -> MoveTerms:
@@ -73,6 +73,6 @@ def _movable(given: Case, targets: list[Case]) -> GivenReservation:
     )
 
 
-def _shown(move: PlannedMove, names: dict[Rank, str]) -> Case:
+def _move_fields(move: PlannedMove, names: dict[Rank, str]) -> Case:
     shown: Case = move._asdict() | {"method": str(move.method)}
     return shown | {"target": None if move.target is None else names[move.target]}

@@ -1,4 +1,4 @@
-"""Rows of events on the ranks of a partition, and what the state machine makes of each."""
+"""Player of health-state cases: effects of each event on the ranks of a partition."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -43,11 +43,11 @@ OVERRIDES = {
     "dead_after": "dead_after_s",
     "dead_probe": "dead_probe_s",
 }
-"""Names of the vectors for ours, where they are not the same."""
+"""Our names of the vectors' rules, where the names differ."""
 
 
 class Scene:
-    """The ranks of one case."""
+    """Ranks of one case."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         self._rules = rules_of(case)
@@ -60,7 +60,7 @@ class Scene:
         self._effects.clear()
 
     def play(self, event: dict[str, Any]) -> dict[str, Any]:
-        """What the event and the time until it have done."""
+        """Return the effects of the event and of the time before, and the state after both."""
         self._effects.clear()
         self._health.advance_timers(event["t"])
         if event["ev"] != "tick":
@@ -72,7 +72,7 @@ class Scene:
         return {"actions": [word for word in said if word is not None], "after": after}
 
     def check_invariants(self) -> None:
-        """Of the state machine."""
+        """Check the invariants of the state machine."""
         self._health.check_invariants()
 
     def _process_event(self, event: dict[str, Any], rank: Rank, now: float) -> None:
@@ -110,7 +110,7 @@ class Scene:
 
 
 def word_of(effect: HealthEffect, names: Mapping[Rank, str]) -> str | None:
-    """As the rows of cases name it; None: they do not."""
+    """Return an effect in the words of the cases; None means effects that cases do not list."""
     match effect:
         case WeightChanged() | ChecksRefused() | ChecksAccepted() | ConnectionProbeRequested():
             return None
@@ -136,7 +136,7 @@ def word_of(effect: HealthEffect, names: Mapping[Rank, str]) -> str | None:
 
 
 def rules_of(case: dict[str, Any]) -> HealthRules:
-    """Raises ValueError for a rule that we do not have."""
+    """Return the rules of a case, or raise ValueError for an unknown rule."""
     rules = CONFIGS[case["config"]]
     for name, value in case.get("overrides", {}).items():
         ours = next((n for n in (OVERRIDES.get(name), name, f"{name}_s") if n in rules._fields), "")
@@ -147,7 +147,7 @@ def rules_of(case: dict[str, Any]) -> HealthRules:
 
 
 def play(case: dict[str, Any]) -> Iterator[Difference]:
-    """Until the first row that is not as expected: what comes after it follows from it."""
+    """Compare rows up to the first difference, from which later differences follow."""
     scene = Scene(case)
     for at, row in enumerate(case["rows"]):
         expected = {"actions": row["actions"], "after": row["after"]}

@@ -1,4 +1,4 @@
-"""What one engine carries and how late it is, with given seconds of an iteration."""
+"""Player of engine cases: capacity and latency of one engine with given seconds per iteration."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +24,7 @@ NAMES = {
 
 
 def play_capacity(case: dict[str, Any]) -> Iterator[Difference]:
-    """The best batch."""
+    """Compare the best batch."""
     shape = MeanRequest(
         case["isl"], case["osl"], case["kv_hit_rate"] or 0.0, case["accept_length"] or 1.0
     )
@@ -34,7 +34,7 @@ def play_capacity(case: dict[str, Any]) -> Iterator[Difference]:
 
 
 def play_estimates(case: dict[str, Any]) -> Iterator[Difference]:
-    """Latencies now."""
+    """Compare the present latencies."""
     model, limits = _model(case), EngineLimits(**case["limits"])
     model.observe_passes([pass_of(one) for one in case["observed_before"]], 0.0)
     now = pass_of(case["now"])

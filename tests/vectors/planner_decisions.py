@@ -1,4 +1,4 @@
-"""How many replicas: sizing, merge, budgets, stabiliser."""
+"""Player of replica counts: sizing, merging of proposals, GPU budgets, stabiliser."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,13 +19,13 @@ Case = dict[str, Any]
 
 
 def play_erlang(case: Case) -> Iterator[Difference]:
-    """The probability that a request waits."""
+    """Compare the probability that a request waits."""
     waits = queue_sizing.erlang_c(case["servers"], case["offered"])
     yield from differences(case["waits"], waits, "waits")
 
 
 def play_prefill(case: Case) -> Iterator[Difference]:
-    """Replicas, attainment and whether the target can be kept at all."""
+    """Compare the replicas, the attainment, and whether the target can be met."""
     lengths = _bins(case["isl"])
     base, slope = case["seconds_base"], case["seconds_per_token"]
     service_s = [base + slope * tokens for tokens in lengths.means]
@@ -37,7 +37,7 @@ def play_prefill(case: Case) -> Iterator[Difference]:
 
 
 def play_decode(case: Case) -> Iterator[Difference]:
-    """Replicas, the batch of one of them and the pace at that batch."""
+    """Compare the replicas, the batch of one replica, and the inter-token latency at that batch."""
     base, of_request, of_token = case["forward"]
     mean, square = queue_sizing.first_two_moments(_bins(case["contexts"]))
     load = queue_sizing.DecodeLoad(case["rate"], case["osl"], mean, square)
@@ -56,7 +56,7 @@ def _bins(values: list[float]) -> LengthBins:
 
 
 def play_merge(case: Case) -> Iterator[Difference]:
-    """The number of each role, or that the tick ended."""
+    """Compare the replica count of each role, or the early end of the tick."""
     proposals = [_proposal(result) for result in case["results"]]
     merged = reconcile.reconcile_proposals(
         proposals, case["baseline"], set_allowed=case["set_allowed"]
@@ -96,7 +96,7 @@ def _why(reject: object, result: Case) -> str:
 
 
 def play_budget_pair(case: Case) -> Iterator[Difference]:
-    """All three policies on one proposal."""
+    """Compare the results of all three budget policies for a proposal of two roles."""
     limits = gpu_budget.GpuBudget(
         case["min_gpus"], case["max_gpus"], tuple(case["gpus"]), tuple(case["min_endpoints"])
     )
@@ -111,7 +111,7 @@ def play_budget_pair(case: Case) -> Iterator[Difference]:
 
 
 def play_budget_single(case: Case) -> Iterator[Difference]:
-    """One role alone."""
+    """Compare the results of the budget policies for a single role."""
     limits = gpu_budget.GpuBudget(
         case["min_gpus"], case["max_gpus"], (case["gpus"], 0), (case["min_endpoint"], 0)
     )
@@ -123,7 +123,7 @@ def play_budget_single(case: Case) -> Iterator[Difference]:
 
 
 def play_stabiliser(case: Case) -> Iterator[Difference]:
-    """Every step of a history of wishes."""
+    """Compare the step after each target in a history of proposed targets."""
     stabiliser = Stabiliser(StabiliserSettings(**case["settings"]))
     for at, row in enumerate(case["rows"]):
         now, current, pending, wanted, target, reason = row

@@ -1,4 +1,4 @@
-"""A performance model whose forward function is given, and the constant predictor."""
+"""Performance model with a given forward function, and the constant predictor."""
 
 from collections.abc import Sequence
 
@@ -9,16 +9,20 @@ from select_service.planner.core.settings import DeploymentSettings
 from select_service.planner.core.tick_input import TrafficWindow
 
 NEVER = DeploymentSettings(load_min_observations=1_000_000_000)
-"""More samples than are ever kept."""
+"""Settings that need more samples than the model ever keeps."""
 
 
 def given_model(kind: EngineKind, forward: Sequence[float] | None) -> EngineModel:
-    """Seconds as (base, a prefill token, a KV token, a decoding request); none: never ready."""
+    """Return a model with iterations of given duration.
+
+    forward: seconds (base, per prefill token, per KV token, per decoding request); None means
+    never ready
+    """
     return EngineModel(kind, NEVER, None if forward is None else LinearIterationTime(*forward))
 
 
 class LastValue:
-    """The constant predictor: what was, will be."""
+    """Constant predictor, which predicts the last observed traffic."""
 
     def __init__(self) -> None:
         self._isl = self._osl = self._requests = 0.0
@@ -35,7 +39,7 @@ class LastValue:
             self._accept_on = traffic.accept_length
 
     def skip(self) -> None:
-        """Nothing is known; the last value stays."""
+        """Keep the last value."""
 
     def predict(self, lead_s: float) -> ExpectedTraffic:
         return ExpectedTraffic(

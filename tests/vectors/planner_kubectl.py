@@ -1,7 +1,8 @@
-"""What kubectl has sent to an API server, sent to the fake that the connector is tested with.
+"""Player of kubectl's recorded requests against the fake API server of the connector's tests.
 
-Compared is what a client depends on: status, kind, names, counts of scale; versions are the fake's
-own.  Recorded answers show objects as they were at the end, so their specs are not compared.
+Values that a client depends on are compared: status, kind, names, replica counts of scale.
+Versions are the fake's own, and specs are skipped: recorded answers show objects at the end of the
+recording.
 """
 
 import asyncio
@@ -19,26 +20,26 @@ Case = dict[str, Any]
 
 
 def play(case: Case) -> Iterator[Difference]:
-    """All exchanges, in order."""
-    yield from asyncio.run(_played(case["exchanges"]))
+    """Play all exchanges in order."""
+    yield from asyncio.run(_play_exchanges(case["exchanges"]))
 
 
-async def _played(exchanges: list[Case]) -> list[Difference]:
+async def _play_exchanges(exchanges: list[Case]) -> list[Difference]:
     found: list[Difference] = []
     fake = FakeKubernetes()
     _seed(fake, exchanges)
     async with serving(fake), aiohttp.ClientSession(fake.url) as session:
         for number, exchange in enumerate(exchanges):
-            status, answer = await _exchanged(session, fake, exchange)
+            status, answer = await _send_request(session, fake, exchange)
             where = f"exchanges[{number}] {exchange['method']} {exchange['path']}"
             found += differences(exchange["status"], status, f"{where} status")
             found += differences(_essence(exchange["answer"]), _essence(answer), where)
-            found += _scaled(exchange, answer, where)
+            found += _compare_scale(exchange, answer, where)
     return found
 
 
 def _seed(fake: FakeKubernetes, exchanges: list[Case]) -> None:
-    """Objects that were read there."""
+    """Create the objects that the recording has read."""
     kinds = {(kind.api_version, kind.kind): kind for kind in KINDS}
     for exchange in exchanges:
         answer = exchange["answer"]
@@ -50,7 +51,7 @@ def _seed(fake: FakeKubernetes, exchanges: list[Case]) -> None:
             fake.store.create(kind, where["namespace"], answer)
 
 
-async def _exchanged(
+async def _send_request(
     session: aiohttp.ClientSession, fake: FakeKubernetes, exchange: Case
 ) -> tuple[int, Any]:
     headers = {"Accept": exchange["accept"]}
@@ -65,7 +66,7 @@ async def _exchanged(
 
 
 def _with_version(fake: FakeKubernetes, body: Case) -> str:
-    """As if the client had read the version just now."""
+    """Return the body with the current resource version, as after a read by the client."""
     where = body["metadata"]
     for (_, namespace, name), stored in fake.store.objects.items():
         if (namespace, name) == (where["namespace"], where["name"]):
@@ -74,7 +75,10 @@ def _with_version(fake: FakeKubernetes, body: Case) -> str:
 
 
 def _essence(answer: Case) -> Case:
-    """What a client depends on; lists by name, so that more of them is no difference."""
+    """Return the fields that a client depends on.
+
+    Lists become maps by name, so that additional entries are no difference.
+    """
     named = ("name", "namespace")
     metadata = answer.get("metadata", {})
     essence: Case = {key: answer[key] for key in ("kind", "apiVersion", "code") if key in answer}
@@ -87,7 +91,7 @@ def _essence(answer: Case) -> Case:
     return essence
 
 
-def _scaled(exchange: Case, answer: Case, where: str) -> Iterator[Difference]:
+def _compare_scale(exchange: Case, answer: Case, where: str) -> Iterator[Difference]:
     if exchange["path"].endswith("/scale") and exchange["body"] and exchange["status"] == 200:
         expected = exchange["answer"]["spec"]
         yield from differences(expected, answer.get("spec"), f"{where} spec")

@@ -1,4 +1,4 @@
-"""Predictors of one series: what they say after each point."""
+"""Player of predictor cases: the predictions for a series after each point."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -14,7 +14,8 @@ from tests.vectors.differences import Difference
 Case = dict[str, Any]
 _PACKAGES = {"arima": "statsmodels", "prophet": "prophet"}
 _WORSE_MAX = 1.2
-"""Where another library has found another order: its summed error, at most."""
+"""Largest ratio of summed errors to the recorded library's if a library found another model order.
+"""
 
 
 class NotInstalled(ValueError):
@@ -22,7 +23,7 @@ class NotInstalled(ValueError):
 
 
 def play_series(case: Case) -> Iterator[Difference]:
-    """A point, a prediction; null: not asked."""
+    """Add the points, and compare the prediction after each; null means no prediction."""
     series = _series(case)
     points = [float(point) for point in case["observations"]]
     found: list[float | None] = []
@@ -36,7 +37,7 @@ def play_series(case: Case) -> Iterator[Difference]:
 
 
 def play_calls(case: Case) -> Iterator[Difference]:
-    """Points and questions in any order."""
+    """Play additions of points and predictions in any order."""
     series = _series(case)
     for at, (verb, value) in enumerate(case["calls"]):
         if verb == "add":
@@ -71,7 +72,7 @@ def _is_near(wanted: float, found: float | None, tolerance: float) -> bool:
 
 
 def _is_as_good(case: Case, points: list[float], found: list[float | None]) -> bool:
-    """In the sum of its errors of the next point."""
+    """Return whether our summed error of predictions is at most `_WORSE_MAX` times theirs."""
     nexts = points[1:]
     theirs = ours = 0.0
     for wanted, said, actual in zip(case["predictions_after_each"], found, nexts, strict=False):

@@ -1,4 +1,4 @@
-"""Measured profiles as samples."""
+"""Player of measured profiles, which become samples of the performance model."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +8,7 @@ from tests.vectors.differences import Difference, differences
 
 
 def play(case: dict[str, Any]) -> Iterator[Difference]:
-    """(requests, tokens, seconds) of every point, in the order of the file."""
+    """Compare (requests, tokens, seconds) of every point, in the order of the file."""
     npz = case["npz"]
     curve = PrefillCurve(npz["prefill"]["prefill_isl"], npz["prefill"]["prefill_ttft"])
     found = [[1, tokens, seconds] for tokens, seconds in curve.points]

@@ -1,7 +1,7 @@
-"""Fitted lines and averages, and what the models of the document answer with them.
+"""Player of fitted lines and averages, and of answers that the document's models give.
 
-Those models know one engine by its line and its averages alone: they round nothing, ask no limits
-but those of the question, and answer 0 where they cannot answer.
+Those models describe an engine by its line and averages alone. Nothing is rounded, only the limits
+of the question apply, and the answer is 0 where the model has none.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,21 +22,25 @@ Answer = dict[str, float | None]
 SECONDS_MIN = 1e-6
 
 
-class Learnt(NamedTuple):
-    """line: None: not fitted.  requests: mean of what decoded at a time"""
+class LearntModel(NamedTuple):
+    """Fitted model.
+
+    line: fitted line; None means not fitted
+    requests: mean number of requests that decode at the same time
+    """
 
     line: FittedLine | None
     model: EngineModel
     requests: float
 
     def seconds(self, *x: float) -> float:
-        """Of one iteration; the line has to be there."""
+        """Return the seconds of one iteration; the line must be fitted."""
         assert self.line is not None
         slopes = zip(self.line.coefficients, x, strict=True)
         return max(SECONDS_MIN, self.line.intercept + sum(slope * each for slope, each in slopes))
 
-    def chunked(self, tokens: float, chunk: float | None, *beside: float) -> float:
-        """A prefill in chunks; None: in one."""
+    def chunked_seconds(self, tokens: float, chunk: float | None, *beside: float) -> float:
+        """Return the seconds of a prefill in chunks of `chunk` tokens; None means one chunk."""
         if chunk is None:
             return self.seconds(tokens, *beside)
         whole = floor(tokens / chunk)
@@ -46,7 +50,7 @@ class Learnt(NamedTuple):
 
 
 def play(case: dict[str, Any]) -> Iterator[Difference]:
-    """What is learnt, then every answer."""
+    """Compare the fitted values, then every answer."""
     kind: EngineKind = "aggregated" if case["model"] == "agg" else case["model"]
     settings = DeploymentSettings(
         robust=False,
@@ -59,15 +63,15 @@ def play(case: dict[str, Any]) -> Iterator[Difference]:
     model.observe_passes(passes, 0.0)
     for one in passes:
         requests.add_value(one.decode_requests)
-    learnt = Learnt(model.fitted_line("fpm"), model, requests.mean_value)
-    yield from differences(case["result"], _learnt(case, learnt))
+    learnt = LearntModel(model.fitted_line("fpm"), model, requests.mean_value)
+    yield from differences(case["result"], _learnt_values(case, learnt))
     for at, ask in enumerate(case["asked"]):
         found = ANSWERS[kind, ask["ask"]](ask, learnt)
         expected = {name: ask[name] for name in found}
         yield from differences(expected, found, f"asked[{at}]")
 
 
-def _learnt(case: dict[str, Any], learnt: Learnt) -> dict[str, Any]:
+def _learnt_values(case: dict[str, Any], learnt: LearntModel) -> dict[str, Any]:
     line, model = learnt.line, learnt.model
     found = {
         "sufficient": len(model.samples["fpm"]) >= case["min_observations"],
@@ -82,29 +86,29 @@ def _learnt(case: dict[str, Any], learnt: Learnt) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name in case["result"]}
 
 
-def _prefill_ttft(ask: Ask, learnt: Learnt) -> Answer:
+def _prefill_ttft(ask: Ask, learnt: LearntModel) -> Answer:
     chunk = ask["max_num_batched_tokens"]
     if learnt.line is None or chunk == 0:
         return {"seconds": None}
     tokens = ask["queued_prefill_tokens"] + learnt.model.isl.mean_value
-    return {"seconds": learnt.chunked(tokens * _missed(ask), chunk)}
+    return {"seconds": learnt.chunked_seconds(tokens * _computed_share(ask), chunk)}
 
 
-def _prefill_capacity(ask: Ask, learnt: Learnt) -> Answer:
+def _prefill_capacity(ask: Ask, learnt: LearntModel) -> Answer:
     if learnt.line is None or not ask["isl"]:
         return {"rps": 0.0, "ttft_ms": 0.0}
-    seconds = learnt.chunked(ask["isl"], ask["max_num_batched_tokens"])
+    seconds = learnt.chunked_seconds(ask["isl"], ask["max_num_batched_tokens"])
     return {"rps": 1.0 / seconds, "ttft_ms": seconds * 1000.0}
 
 
-def _decode_itl(ask: Ask, learnt: Learnt) -> Answer:
+def _decode_itl(ask: Ask, learnt: LearntModel) -> Answer:
     if learnt.line is None:
         return {"seconds": None}
     kv = ask["scheduled_kv"] + ask["queued_kv"] + learnt.model.context.mean_value
     return {"seconds": learnt.seconds(learnt.requests + 1, kv)}
 
 
-def _decode_capacity(ask: Ask, learnt: Learnt) -> Answer:
+def _decode_capacity(ask: Ask, learnt: LearntModel) -> Answer:
     if learnt.line is None:
         return {"rps": 0.0, "itl_ms": 0.0}
     kv_max = ask["max_kv_tokens"] or learnt.model.samples["fpm"].largest_seen[1]
@@ -120,22 +124,24 @@ def _decode_capacity(ask: Ask, learnt: Learnt) -> Answer:
     return {"rps": batch / (ask["osl"] * itl_s(batch)), "itl_ms": itl_s(batch) * 1000.0}
 
 
-def _aggregated_ttft(ask: Ask, learnt: Learnt) -> Answer:
+def _aggregated_ttft(ask: Ask, learnt: LearntModel) -> Answer:
     chunk = ask["max_num_batched_tokens"]
     if learnt.line is None or chunk == 0:
         return {"seconds": None}
     tokens = ask["queued_prefill_tokens"] + learnt.model.isl.mean_value
-    return {"seconds": learnt.chunked(tokens * _missed(ask), chunk, ask["decode_kv"])}
+    return {
+        "seconds": learnt.chunked_seconds(tokens * _computed_share(ask), chunk, ask["decode_kv"])
+    }
 
 
-def _aggregated_itl(ask: Ask, learnt: Learnt) -> Answer:
+def _aggregated_itl(ask: Ask, learnt: LearntModel) -> Answer:
     if learnt.line is None:
         return {"seconds": None}
     kv = ask["scheduled_kv"] + ask["queued_kv"] + learnt.model.context.mean_value
     return {"seconds": learnt.seconds(learnt.model.prefill_tokens.mean_value, kv)}
 
 
-def _aggregated_capacity(ask: Ask, learnt: Learnt) -> Answer:
+def _aggregated_capacity(ask: Ask, learnt: LearntModel) -> Answer:
     if learnt.line is None:
         return {"rps": 0.0, "ttft_ms": 0.0, "itl_ms": 0.0}
     context = ask["isl"] + ask["osl"] / 2
@@ -144,10 +150,10 @@ def _aggregated_capacity(ask: Ask, learnt: Learnt) -> Answer:
         most = min(most, ask["max_num_seqs"])
 
     def latencies(batch: int) -> tuple[float, float]:
-        beside = batch * ask["isl"] * _missed(ask) / ask["osl"]
-        own = learnt.model.isl.mean_value * _missed(ask)
+        beside = batch * ask["isl"] * _computed_share(ask) / ask["osl"]
+        own = learnt.model.isl.mean_value * _computed_share(ask)
         kv = batch * context
-        ttft_s = learnt.chunked(beside + own, ask["max_num_batched_tokens"], kv)
+        ttft_s = learnt.chunked_seconds(beside + own, ask["max_num_batched_tokens"], kv)
         return ttft_s * 1000.0, learnt.seconds(beside, kv) * 1000.0
 
     def is_kept(batch: int) -> bool:
@@ -160,17 +166,17 @@ def _aggregated_capacity(ask: Ask, learnt: Learnt) -> Answer:
     return {"rps": rps, "ttft_ms": ttft_ms, "itl_ms": itl_ms}
 
 
-def _missed(ask: Ask) -> float:
-    """Part of a prompt that is computed."""
+def _computed_share(ask: Ask) -> float:
+    """Return the share of a prompt that is computed."""
     return 1.0 - usable_hit_rate(ask.get("kv_hit_rate") or 0.0)
 
 
 def _largest(most: int, is_kept: Callable[[int], bool]) -> int:
-    """The largest batch that keeps the target; 1 where none does."""
+    """Return the largest batch that meets the target, or 1 if no batch does."""
     return next((batch for batch in range(max(1, most), 0, -1) if is_kept(batch)), 1)
 
 
-ANSWERS: dict[tuple[EngineKind, str], Callable[[Ask, Learnt], Answer]] = {
+ANSWERS: dict[tuple[EngineKind, str], Callable[[Ask, LearntModel], Answer]] = {
     ("prefill", "ttft"): _prefill_ttft,
     ("prefill", "capacity"): _prefill_capacity,
     ("decode", "itl"): _decode_itl,

@@ -1,4 +1,4 @@
-"""Whole ticks of a deployment, with the settings of the reference."""
+"""Player of whole ticks of a deployment, with the settings of the reference."""
 
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -35,15 +35,15 @@ NOT_OURS = ("pre_deployment_sweeping_mode",)
 
 
 def play(case: Case) -> Iterator[Difference]:
-    """Every tick: what it scales, why, and what it has thought."""
+    """Compare the targets, reasons and diagnostics of every tick."""
     given = {key: value for key, value in case["config"].items() if key not in NOT_OURS}
     settings = DeploymentSettings(**DOCUMENT, **given)
     interval = min(tick["at_s"] for tick in case["ticks"])
     deployment = _deployment(case, settings, case["ticks"][0]["at_s"] - interval)
     for at, tick in enumerate(case["ticks"]):
-        effects = deployment.run_tick(_told(tick, case["limits"], settings))
-        expected = {key: tick[key] for key in _found(effects, settings)}
-        yield from differences(expected, _found(effects, settings), f"ticks[{at}]")
+        effects = deployment.run_tick(_tick_input(tick, case["limits"], settings))
+        expected = {key: tick[key] for key in _tick_results(effects, settings)}
+        yield from differences(expected, _tick_results(effects, settings), f"ticks[{at}]")
 
 
 def _deployment(case: Case, settings: DeploymentSettings, start_s: float) -> PlannedDeployment:
@@ -60,7 +60,7 @@ def _deployment(case: Case, settings: DeploymentSettings, start_s: float) -> Pla
     )
 
 
-def _told(tick: Case, limits: Case, settings: DeploymentSettings) -> TickInput:
+def _tick_input(tick: Case, limits: Case, settings: DeploymentSettings) -> TickInput:
     told = tick["input"]
     workers, traffic = told["workers"], told.get("traffic")
     replicas = {}
@@ -121,7 +121,7 @@ def _traffic(told: Case) -> TrafficWindow:
     )
 
 
-def _found(effects: TickEffects, settings: DeploymentSettings) -> Case:
+def _tick_results(effects: TickEffects, settings: DeploymentSettings) -> Case:
     said = effects.diagnostics
     scale = effects.scale_to
     prefill, decode = said.roles.get(Role.PREFILL), said.roles.get(Role.DECODE)

@@ -1,7 +1,7 @@
-"""Decisions of the virtual connector under `--profile document`, as recorded on a real etcd.
+"""Player of the virtual connector's decisions under `--profile document`, recorded on a real etcd.
 
-The coordinator of the recording saw acknowledgements through a watch, a moment late: right after
-one it may be as before or as after.
+The recorded coordinator saw acknowledgements through a watch, with a short delay. A state right
+after an acknowledgement may therefore be the old or the new state.
 """
 
 import re
@@ -15,12 +15,12 @@ from tests.vectors.differences import MISSING, Difference, differences
 Case = dict[str, Any]
 
 TOOK_S = 0.5
-"""A wait may have taken so much longer or shorter."""
+"""Tolerance of recorded waits, in s."""
 _UPDATE = re.compile(r"update\((\w+), ?(\w+)\)")
 
 
 class _Recording:
-    """A coordinator, its client, and the time between their steps."""
+    """Coordinator and client of a recording, and the time between their steps."""
 
     def __init__(self, max_wait_s: float) -> None:
         self.state = ReferenceDecisionState(max_wait_s=max_wait_s)
@@ -28,10 +28,10 @@ class _Recording:
         self.now = 0.0
 
     def do(self, words: str) -> float:
-        """How long it takes, in seconds.  Raises ValueError for what is not known."""
+        """Return the seconds that a step takes, or raise ValueError for an unknown step."""
         update = _UPDATE.match(words)
         if update:
-            wanted = _wanted(*update.groups())
+            wanted = _target_counts(*update.groups())
             self.state, _ = self.state.with_counts(wanted, self.now)
         elif words.startswith("client.complete"):
             number = 0 if "old" in words else self.state.decision.decision_id
@@ -43,18 +43,18 @@ class _Recording:
         return 0.0
 
     def counts(self) -> list[int]:
-        """[prefill, decode, number]"""
+        """Return [prefill, decode, number]."""
         decision = self.state.decision
         return [decision.num_prefill, decision.num_decode, decision.decision_id]
 
 
-def _wanted(prefill: str, decode: str) -> dict[Role, int]:
+def _target_counts(prefill: str, decode: str) -> dict[Role, int]:
     given = {Role.PREFILL: prefill, Role.DECODE: decode}
     return {role: int(count) for role, count in given.items() if count != "None"}
 
 
 def play(case: Case) -> Iterator[Difference]:
-    """All steps, and what a coordinator that starts again finds."""
+    """Compare all steps, and the state that a restarted coordinator finds."""
     played = _Recording(float(case["setup"]["max_wait_secs"]))
     for number, step in enumerate(case["steps"]):
         where = f"steps[{number}]"

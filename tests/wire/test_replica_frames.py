@@ -1,4 +1,4 @@
-"""Replica frames of the reference: ours are the same bytes, theirs have the same effect here."""
+"""Tests of replica frames: the bytes of the reference, and the same effect on this service."""
 
 import json
 import tracemalloc
@@ -35,7 +35,7 @@ encode = LoadEventEncoder().encode_event
 
 
 def injected_loads(payloads):
-    """Load of every busy rank after each frame."""
+    """Return the load of every busy rank after each frame."""
     selector = a_selector()
     for worker_id in WORKERS:
         selector.register_worker(a_worker(worker_id, tenant_id="t", data_parallel_size=2))
@@ -61,7 +61,7 @@ def injected_loads(payloads):
 @pytest.mark.parametrize("case", FRAMES["published"], ids=lambda case: case["name"])
 def test_an_event_has_the_bytes_of_the_reference_and_the_newer_tenant_key(case):
     theirs = bytes.fromhex(case["payload"])
-    assert theirs[0] == 0x84  # a map of four, ours has five
+    assert theirs[0] == 0x84  # a map of four members; this service writes five
     ours = encode(decode_event(theirs))
     assert ours == b"\x85" + theirs[1:] + pack("routing_group") + pack("t")
 
@@ -76,7 +76,7 @@ def test_an_event_has_the_fields_of_the_newer_reference_and_the_older_tenant_key
 
 
 def test_frames_of_either_reference_have_the_same_effect():
-    """The newer reference drops the second for the name of the tenant, which is enough here."""
+    """The newer reference drops the second frame for its tenant name, which is enough here."""
     selector = a_selector()
     for worker_id in WORKERS:
         selector.register_worker(a_worker(worker_id))
@@ -89,10 +89,10 @@ def test_frames_of_either_reference_have_the_same_effect():
 
 
 def test_frames_have_the_effect_that_they_have_on_the_reference_except_where_listed():
-    """Two things differ, and all later loads with them, because the reference leaks both bookings.
+    """Two effects differ, and so do all later loads, because the reference leaks both bookings.
 
-    An id that is admitted on another rank moves, where the reference books it twice; a free that
-    comes before its admission wins.
+    An id that is admitted on another rank moves, where the reference books the id twice; a free
+    before the admission wins.
     """
     cases = FRAMES["applied"]
     loads = injected_loads([bytes.fromhex(case["payload"]) for case in cases])
@@ -104,7 +104,7 @@ def test_frames_have_the_effect_that_they_have_on_the_reference_except_where_lis
     assert loads[names.index("add after free")] == {}
 
 
-def test_an_end_that_no_caller_asked_for_is_a_field_more():
+def test_an_end_without_a_caller_has_a_further_field():
     plain = decode_event(pack(body(event__data="Free")))
     told = decode_event(encode(msgspec.structs.replace(plain, by_caller=False)))
     assert (plain.by_caller, told.by_caller) == (True, False)
@@ -112,7 +112,7 @@ def test_an_end_that_no_caller_asked_for_is_a_field_more():
 
 
 def body(**changes):
-    """An admission as plain values; None removes a field."""
+    """Return an admission as plain values; None removes a field."""
     add = {
         "token_sequence": [21, 22],
         "track_prefill_tokens": True,
@@ -142,7 +142,7 @@ def body(**changes):
     return frame
 
 
-def test_own_work_is_a_field_more_where_it_is_not_the_hint():
+def test_own_work_has_a_further_field_where_it_is_not_the_hint():
     plain = decode_event(pack(body()))
     told = decode_event(encode(msgspec.structs.replace(plain, work=3)))
     assert (plain.work, told.work) == (None, 3)
@@ -178,7 +178,7 @@ def test_either_name_of_the_tenant_will_do_but_not_two_tenants():
         decode_event(pack(body(tenant_id=None)))
 
 
-def test_what_may_be_absent_has_its_default():
+def test_optional_fields_have_defaults():
     event = decode_event(pack(body(event__data={"AddRequest": {}}, event__lora_name=None)))
     assert (event.sequence_hashes.tolist(), event.prefill_tokens) == ([], 0)
     assert event.track_prefill_tokens
@@ -188,7 +188,7 @@ def test_what_may_be_absent_has_its_default():
 @pytest.mark.parametrize(
     "field", ["model_name", "block_size", "event", "event__request_id", "event__worker"]
 )
-def test_what_is_required_is_missed(field):
+def test_a_missing_required_field_is_refused(field):
     with pytest.raises(PeerFrameError):
         decode_event(pack(body(**{field: None})))
 
@@ -213,7 +213,7 @@ def test_what_is_required_is_missed(field):
         ),
     ],
 )
-def test_what_is_out_of_range_is_refused(field, value):
+def test_a_value_out_of_range_is_refused(field, value):
     with pytest.raises(PeerFrameError):
         decode_event(pack(body(**{field: value})))
 
@@ -265,7 +265,7 @@ def test_an_array_form_is_read_without_an_object_for_each_of_its_hashes():
     decode_event(payload)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 4 * len(payload)  # of objects it would be 32 bytes for each 9
+    assert peak < 4 * len(payload)  # objects would take 32 bytes for each 9
 
 
 NAMES = st.text(max_size=20)

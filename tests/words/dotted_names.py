@@ -38,7 +38,7 @@ class Sources:
         self.modules: dict[str, set[str]] = {}
         """Names at the top level of each module or package."""
         self.members: dict[str, set[str]] = defaultdict(set)
-        """Attributes and methods by class name; classes of one name are merged."""
+        """Attributes and methods by class name; classes with the same name are merged."""
         self.attributes: set[str] = set()
         """All names that are read or set as an attribute, or defined."""
         self.loggers: set[str] = set()
@@ -76,7 +76,7 @@ class Sources:
                 self.attributes |= own
 
     def has_member(self, class_name: str, member: str) -> bool:
-        """Return whether a class or one of its bases has a member."""
+        """Return whether a class or a base class has a member."""
         own = self.members[class_name]
         bases = [name[1:] for name in own if name.startswith("<")]
         return member in own or any(
@@ -84,7 +84,7 @@ class Sources:
         )
 
     def has_object(self, name: str) -> bool:
-        """Return whether a name is a module, or a module's member, or a member of its class."""
+        """Return whether a name is a module, a module's member, or a member of such a class."""
         parts = name.split(".")
         for end in range(len(parts), 0, -1):
             rest = parts[end:]

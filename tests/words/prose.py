@@ -26,7 +26,7 @@ WORDS = {
     "stand": re.compile(r"\b(stand|stands|stood|lie|lies)\b", re.I),
     "pronoun": re.compile(r"\b(it|its|they|them|their|those|one|ones)\b", re.I),
 }
-"""Words whose rate is limited, per 10,000 words of docstrings and comments or of pages."""
+"""Words with a limited rate, per 10,000 words of docstrings and comments or of pages."""
 
 NO_SUBJECT = re.compile(
     r"(Of|That|What|Who|Whose|Which|None|As|By|So|Is|Are|Do|Does|Those|With|Without|To|From|For|In"
@@ -122,7 +122,7 @@ class Measured:
         """All docstrings and comments."""
         return self.docstrings + self.comments
 
-    def counted(self, kind: str) -> list[Text]:
+    def list_places(self, kind: str) -> list[Text]:
         """Return the places that count for a key of `CODE_LIMITS`."""
         if kind in WORDS:
             return [text for text in self.prose if WORDS[kind].search(text.text)]
@@ -142,7 +142,7 @@ class Measured:
         """Return the measure that `CODE_LIMITS` limits."""
         if kind in WORDS:
             return word_rate(kind, self.prose)
-        found = len(self.counted(kind))
+        found = len(self.list_places(kind))
         if kind == "fragments":
             return 100 * found / max(1, len(self.docstrings))
         if kind == "one_word":
@@ -235,7 +235,7 @@ def main(arguments: list[str]) -> int:
     """List the places that count for a kind."""
     kind, paths = arguments[0], [Path(path).resolve() for path in arguments[1:]]
     pages = measure_pages(paths)
-    found = [] if kind == "long_sentences" else measure_code(paths).counted(kind)
+    found = [] if kind == "long_sentences" else measure_code(paths).list_places(kind)
     if kind in WORDS:
         found += [page for page in pages if WORDS[kind].search(page.text)]
     if kind == "long_sentences":

@@ -1,4 +1,4 @@
-"""Dotted names and paths in docstrings, comments and pages lead somewhere."""
+"""Tests that dotted names and paths in docstrings, comments and pages exist."""
 
 import pytest
 

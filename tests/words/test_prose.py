@@ -1,4 +1,4 @@
-"""Names, docstrings, comments and pages stay within the limits of `tests.words.prose`."""
+"""Tests that names, docstrings, comments and pages keep the limits of `tests.words.prose`."""
 
 import pytest
 
@@ -45,4 +45,6 @@ def test_each_kind_finds_its_example(tmp_path):
         "def told(a, b, c, d, e, f, g):\n    pass\n"
     )
     measured = prose.measure_code([tmp_path])
-    assert {kind for kind in prose.CODE_LIMITS if measured.counted(kind)} == set(prose.CODE_LIMITS)
+    assert {kind for kind in prose.CODE_LIMITS if measured.list_places(kind)} == set(
+        prose.CODE_LIMITS
+    )

@@ -1,4 +1,4 @@
-"""Engines over real sockets that say of themselves what real ones said."""
+"""Engines over real sockets that serve recorded answers about themselves."""
 
 import contextlib
 
@@ -9,8 +9,8 @@ from select_service.adapters.http_get import HttpClient
 from tests.builders.engine_answers import recorded
 
 
-class ToldEngine:
-    """Answers what it is given, by path; 503 while it starts."""
+class AnsweringEngine:
+    """Engine that serves given answers by path, and 503 while starting."""
 
     def __init__(self, answers):
         self.answers = {path.partition("?")[0]: body for path, body in answers.items()}
@@ -27,8 +27,8 @@ class ToldEngine:
 
 @contextlib.asynccontextmanager
 async def engine(name="vllm-0.33.0-1", without=()):
-    """An engine and its URL."""
-    told = ToldEngine(recorded(name, without))
+    """Yield an engine and its URL."""
+    told = AnsweringEngine(recorded(name, without))
     application = web.Application()
     application.router.add_get("/{path:.*}", told.answer)
     runner = web.AppRunner(application, access_log=None)

@@ -11,7 +11,10 @@ from dns.asyncresolver import Resolver
 
 
 class NameServer(asyncio.DatagramProtocol):
-    """`records`: by name and type: texts.  A name that has none does not exist."""
+    """Name server.
+
+    records: texts by name and type; a name without records does not exist
+    """
 
     def __init__(self):
         self.records = {}
@@ -40,7 +43,7 @@ class NameServer(asyncio.DatagramProtocol):
 
 @contextlib.asynccontextmanager
 async def name_server():
-    """The server, and a resolver that asks it."""
+    """Yield the server, and a resolver that uses it."""
     loop = asyncio.get_running_loop()
     transport, server = await loop.create_datagram_endpoint(NameServer, local_addr=("127.0.0.1", 0))
     resolver = Resolver(configure=False)

@@ -1,4 +1,4 @@
-"""What sources say comes to the real catalog, with what is booked there heeded."""
+"""Tests of sources' workers in the real catalog, where reservations delay their removal."""
 
 from itertools import count, pairwise
 from time import thread_time
@@ -42,7 +42,7 @@ def test_workers_come_change_and_go():
     fleet.selector.check_invariants()
 
 
-def test_a_worker_that_leaves_gets_nothing_and_goes_when_it_is_empty():
+def test_a_leaving_worker_gets_no_requests_and_is_removed_when_empty():
     fleet = FollowedFleet()
     fleet.offer(a_worker(1))
     assert book(fleet, "r1") == 1
@@ -58,7 +58,7 @@ def test_a_worker_that_leaves_gets_nothing_and_goes_when_it_is_empty():
     assert fleet.is_current() == {}
 
 
-def test_a_worker_that_is_incomplete_says_what_it_lacks_and_goes_too(caplog):
+def test_an_incomplete_worker_names_missing_fields_and_is_removed_too(caplog):
     caplog.set_level("INFO", "select_service.discovery")
     fleet = FollowedFleet()
     fleet.offer(a_worker(1, block_size=None))
@@ -71,7 +71,7 @@ def test_a_worker_that_is_incomplete_says_what_it_lacks_and_goes_too(caplog):
     assert fleet.is_current() == {}
 
 
-def test_a_refused_worker_is_told_of_once_and_tried_again(monkeypatch, caplog):
+def test_a_rejected_worker_is_logged_once_and_retried(monkeypatch, caplog):
     monkeypatch.setattr("select_service.core.workers.worker_catalog.WORKERS_MAX", 1)
     fleet = FollowedFleet()
     fleet.selector.register_worker(a_worker(9))
@@ -86,9 +86,9 @@ def test_a_refused_worker_is_told_of_once_and_tried_again(monkeypatch, caplog):
     assert set(fleet.is_current()) == {1}
 
 
-def test_a_step_is_bounded_whatever_there_is_to_do():
+def test_a_step_is_bounded_for_any_number_of_actions():
     fleet = FollowedFleet()
-    fleet.offer(a_worker(0))  # the first one of a model makes its tables
+    fleet.offer(a_worker(0))  # the first worker of a model creates the tables
     workers = [a_worker(n) for n in range(1000)]
     fleet.following.set_desired("a", {each.worker_id: each for each in workers})
     steps_s, goes_on = [], True
@@ -98,12 +98,12 @@ def test_a_step_is_bounded_whatever_there_is_to_do():
         steps_s.append(thread_time() - begun)
     assert len(fleet.is_current()) == 1000
     assert len(steps_s) > 10
-    assert sorted(steps_s)[-3] < 0.01  # 2 ms; the collector of garbage may come in between
+    assert sorted(steps_s)[-3] < 0.01  # 2 ms; the garbage collector may run in between
 
 
 def test_a_worker_of_many_ranks_is_judged_in_parts_when_it_comes_and_when_it_changes(monkeypatch):
     monkeypatch.setattr(apply_changes, "perf_counter", count().__next__)
-    monkeypatch.setattr(apply_changes, "STEP_S", 1.5)  # so a step is one piece of work
+    monkeypatch.setattr(apply_changes, "STEP_S", 1.5)  # a step is one piece of work
     judged = []
     monkeypatch.setattr(
         EgressPolicy, "endpoint_refusal", lambda self, endpoint: judged.append(endpoint)

@@ -1,4 +1,4 @@
-"""Engines that a source has found become workers when they have said what they are."""
+"""Tests of discovered engines, which become workers after their facts are read."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ def _no_long_waits(monkeypatch):
     monkeypatch.setattr(module, "GATHER_S", 0.01)
 
 
-class Told:
+class RecordedOffers:
     def __init__(self):
         self.offers = []
         self.readings = SourceStatus("a", "dns", "a", lambda *offer: self.offers.append(offer))
@@ -36,7 +36,7 @@ class Told:
 
 @contextlib.asynccontextmanager
 async def running(http):
-    told = Told()
+    told = RecordedOffers()
     completing = EngineProber(told.readings, http)
     task = asyncio.create_task(completing.run_prober())
     try:
@@ -47,8 +47,8 @@ async def running(http):
 
 
 @contextlib.asynccontextmanager
-async def asking():
-    """An engine, and who asks it."""
+async def probing():
+    """Yield an engine, its URL, its prober, and the recorded readings."""
     async with (
         http_client() as http,
         engine() as (told_engine, url),
@@ -61,8 +61,8 @@ def candidate(url, version="", **fields):
     return EngineCandidate(url, {"endpoint": url, **fields}, version)
 
 
-async def test_what_the_template_does_not_say_the_engine_is_asked_for():
-    async with asking() as (_, url, completing, told):
+async def test_fields_missing_in_the_template_are_read_from_the_engine():
+    async with probing() as (_, url, completing, told):
         completing.set_candidates([candidate(url, model_name="mine")])
         await eventually_on_loop(lambda: told.desired)
         (worker,) = told.desired.values()
@@ -72,8 +72,8 @@ async def test_what_the_template_does_not_say_the_engine_is_asked_for():
         await eventually_on_loop(lambda: told.desired == {})
 
 
-async def test_an_engine_that_does_not_answer_is_withheld_and_asked_again():
-    async with asking() as (told_engine, url, completing, told):
+async def test_a_silent_engine_is_withheld_and_queried_again():
+    async with probing() as (told_engine, url, completing, told):
         told_engine.starts = True
         completing.set_candidates([candidate(url)])
         await eventually_on_loop(lambda: told_engine.asked > 8)
@@ -85,8 +85,8 @@ async def test_an_engine_that_does_not_answer_is_withheld_and_asked_again():
         assert (told.undecided, told.readings.withheld) == (frozenset(), {})
 
 
-async def test_another_engine_at_the_same_address_is_asked_and_until_then_undecided():
-    async with asking() as (told_engine, url, completing, told):
+async def test_another_engine_at_the_same_address_is_undecided_until_its_answer():
+    async with probing() as (told_engine, url, completing, told):
         completing.set_candidates([candidate(url, "1")])
         await eventually_on_loop(lambda: told.desired)
         told_engine.starts = True
@@ -97,7 +97,7 @@ async def test_another_engine_at_the_same_address_is_asked_and_until_then_undeci
         await eventually_on_loop(lambda: told.desired)
 
 
-async def test_nobody_is_asked_where_the_template_says_all():
+async def test_a_complete_template_needs_no_request():
     async with running(None) as (completing, told):
         urls = [f"http://e{n}:1" for n in range(3)]
         bad = EngineCandidate("http://bad", {"endpoint": "http://bad", "block_size": "x"})
@@ -113,7 +113,7 @@ async def test_nobody_is_asked_where_the_template_says_all():
 
 async def test_an_engine_that_changes_is_noticed(monkeypatch):
     monkeypatch.setattr(module, "REFRESH_S", 0.02)
-    async with asking() as (told_engine, url, completing, told):
+    async with probing() as (told_engine, url, completing, told):
         completing.set_candidates([candidate(url)])
         await eventually_on_loop(lambda: told.desired)
         models = told_engine.answers["/v1/models"]
@@ -121,7 +121,7 @@ async def test_an_engine_that_changes_is_noticed(monkeypatch):
         await eventually_on_loop(lambda: [w.model_name for w in told.desired.values()] == ["new"])
 
 
-async def test_of_sglang_the_model_is_asked_for_as_well():
+async def test_sglang_is_queried_for_its_model_as_well():
     async with engine("sglang-0.5.23-1") as (told_engine, url), http_client() as http:
         told_engine.answers["/model_info"] = b'{"architectures": ["GptOssForCausalLM"]}'
         async with running(http) as (completing, told):

@@ -1,4 +1,4 @@
-"""A name in the DNS is followed; one without addresses keeps what it had."""
+"""Tests of a followed DNS name; a name without addresses keeps the former addresses."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from select_service.adapters.discovery.dns_source import DnsDiscoverySource
 from select_service.adapters.discovery.engine_prober import EngineProber
 from select_service.config.discovery_sources import DnsSource
 from tests.adapters.discovery.name_server import name_server
-from tests.adapters.discovery.test_completing import Told
+from tests.adapters.discovery.test_completing import RecordedOffers
 from tests.builders.polling import eventually_on_loop
 
 NAME = "vllm.example."
@@ -28,10 +28,10 @@ def _no_long_waits(monkeypatch):
 
 @contextlib.asynccontextmanager
 async def followed(is_srv=False, host="vllm.example", **worker):
-    """Yields the server and what was read from it, while the name is followed."""
+    """Yield the server and the readings while the name is followed."""
 
     async with name_server() as (server, resolver):
-        told = Told()
+        told = RecordedOffers()
         source = DnsSource("a", host, 8000, is_srv, worker, False)
         names = DnsDiscoverySource(
             source, told.readings, EngineProber(told.readings, None), resolver
@@ -82,7 +82,7 @@ async def test_services_have_ports_of_their_own():
 
 
 @pytest.mark.parametrize("how", ["gone", "empty", "broken"])
-async def test_a_name_without_addresses_keeps_what_it_had_and_says_so(how):
+async def test_a_name_without_addresses_keeps_its_workers_and_reports_that(how):
     async with followed() as (server, told):
         server.records[NAME, "A"] = ["10.0.0.1"]
         await eventually_on_loop(lambda: endpoints(told) == ["http://10.0.0.1:8000"])

@@ -1,4 +1,4 @@
-"""`select-service inspect`."""
+"""Tests of `select-service inspect`."""
 
 import asyncio
 import json
@@ -14,8 +14,8 @@ from tests.adapters.discovery.engines import engine
 
 
 @pytest.fixture
-def served():
-    """Starts an engine on a thread of its own; returns its URL."""
+def serve_engine():
+    """Yield a function that starts an engine on a separate thread and returns the URL."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -35,42 +35,42 @@ def served():
     loop.close()
 
 
-def inspected(capsys, *argv):
+def run_inspect(capsys, *argv):
     status = main(["inspect", *argv])
     said = capsys.readouterr()
     return status, said.out, said.err
 
 
 @pytest.mark.parametrize("name", ["vllm-0.33.0-2", "sglang-0.5.23-1"])
-def test_the_record_is_ready_to_be_posted(capsys, served, name):
-    url = served(name)
-    status, out, err = inspected(capsys, url, "--worker-id", "7")
+def test_the_record_is_ready_to_be_posted(capsys, serve_engine, name):
+    url = serve_engine(name)
+    status, out, err = run_inspect(capsys, url, "--worker-id", "7")
     record = validate_record(json.loads(out))
     assert (status, record.worker_id, record.model_name) == (0, 7, "qwen")
     assert "adapters, for lora_name of requests: sql, chat" in err
 
 
-def test_what_is_missing_is_said_by_name(capsys, served):
-    status, out, err = inspected(capsys, served("vllm-0.33.0-1", (INFO,)))
+def test_missing_fields_are_reported_by_name(capsys, serve_engine):
+    status, out, err = run_inspect(capsys, serve_engine("vllm-0.33.0-1", (INFO,)))
     assert status == 1
     assert json.loads(out)["block_size"] == 16
     assert "missing: kv_events_endpoint: --kv-events-config names no" in err
 
 
-def test_nobody_there_and_no_url(capsys):
-    status, out, err = inspected(capsys, "http://127.0.0.1:1")
+def test_an_unreachable_engine_and_an_invalid_url(capsys):
+    status, out, err = run_inspect(capsys, "http://127.0.0.1:1")
     assert (status, out) == (1, "")
     assert "cannot connect to 127.0.0.1:1" in err
-    assert inspected(capsys, "ftp://x")[0] == 2
+    assert run_inspect(capsys, "ftp://x")[0] == 2
 
 
-def test_what_is_no_engine_gives_no_record(capsys, served):
-    status, out, err = inspected(capsys, served("vllm-0.33.0-1", (MODELS, METRICS, INFO)))
+def test_other_servers_give_no_record(capsys, serve_engine):
+    status, out, err = run_inspect(capsys, serve_engine("vllm-0.33.0-1", (MODELS, METRICS, INFO)))
     assert (status, out) == (1, "")
     assert "is an engine running there?" in err
     with ThreadingHTTPServer(("127.0.0.1", 0), Anything) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        status, out, err = inspected(capsys, f"http://127.0.0.1:{server.server_port}")
+        status, out, err = run_inspect(capsys, f"http://127.0.0.1:{server.server_port}")
         server.shutdown()
     assert (status, out) == (1, "")
     assert "the answers match neither vLLM nor SGLang; give another URL" in err
@@ -85,4 +85,4 @@ class Anything(BaseHTTPRequestHandler):
         self.wfile.write(b"<html>welcome</html>")
 
     def log_message(self, *_):
-        """Quiet."""
+        """Discard the log line."""

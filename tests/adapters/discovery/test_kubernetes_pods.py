@@ -1,4 +1,4 @@
-"""Pods are listed and watched; what the API server does not know any more is listed anew."""
+"""Tests of listed and watched pods; a new list replaces versions the API server has forgotten."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from select_service.adapters.discovery.kubernetes_engines import KubernetesPods
 from select_service.adapters.discovery.kubernetes_watch import KubernetesWatchClient
 from select_service.config.discovery_sources import KubernetesSource
 from select_service.net.kubernetes_session import KubernetesError
-from tests.adapters.discovery.test_completing import Told
+from tests.adapters.discovery.test_completing import RecordedOffers
 from tests.builders.fake_kubernetes.kinds import POD
 from tests.builders.fake_kubernetes.server import FakeKubernetes, Fault, serving
 from tests.builders.pod_documents import a_pod
@@ -66,18 +66,18 @@ class Scene:
     def drop(self, name):
         self.fake.store.delete_worker(POD, "prod", name)
 
-    def asked(self, what):
+    def count_requests(self, what):
         return sum(what in path for _, path in self.fake.requests)
 
 
-def followed(folder, story, **changes):
+def follow_pods(folder, story, **changes):
     async def run():
         async with serving(FakeKubernetes()) as fake:
             given = {"namespace": None, "labels": "app=vllm", "port": None, **changes}
             source = KubernetesSource(
                 name="a", kubeconfig=kubeconfig(folder, fake.url), worker={}, asks=False, **given
             )
-            told = Told()
+            told = RecordedOffers()
             api = KubernetesWatchClient(source.kubeconfig)
             pods = KubernetesPods(source, told.readings, EngineProber(told.readings, None), api)
             task = None
@@ -111,7 +111,7 @@ def test_pods_come_change_and_go(tmp_path):
         scene.set("new", "10.0.0.4")
         await scene.find("10.0.0.4")
 
-    followed(tmp_path, story)
+    follow_pods(tmp_path, story)
 
 
 def test_a_pod_that_loses_its_label_is_gone(tmp_path):
@@ -120,7 +120,7 @@ def test_a_pod_that_loses_its_label_is_gone(tmp_path):
         scene.set("old-1", "10.0.0.1", labels={"app": "web"})
         await scene.find("10.0.0.2")
 
-    followed(tmp_path, story)
+    follow_pods(tmp_path, story)
 
 
 def test_long_lists_come_in_pages(tmp_path, monkeypatch):
@@ -129,27 +129,27 @@ def test_long_lists_come_in_pages(tmp_path, monkeypatch):
     async def story(scene):
         await scene.find("10.0.0.1", "10.0.0.2")
 
-    followed(tmp_path, story, namespace="prod")
+    follow_pods(tmp_path, story, namespace="prod")
 
 
 @pytest.mark.parametrize("status", [0, 500, 429])
-def test_a_watch_that_breaks_goes_on_where_it_ended(tmp_path, monkeypatch, status):
+def test_a_broken_watch_resumes_at_its_end(tmp_path, monkeypatch, status):
     monkeypatch.setattr(kubernetes_source, "WATCH_S", 1)
 
     async def story(scene):
         await scene.find("10.0.0.1", "10.0.0.2")
-        lists = scene.asked("pods")
+        lists = scene.count_requests("pods")
         scene.fake.faults.append(Fault("GET", "/pods", status, times=2))
         await eventually_on_loop(lambda: scene.told.readings.failures)
         await eventually_on_loop(lambda: scene.told.readings.error is None)
         scene.put("new", "10.0.0.3")
         await scene.find("10.0.0.1", "10.0.0.2", "10.0.0.3")
-        assert scene.asked("pods") > lists
+        assert scene.count_requests("pods") > lists
 
-    followed(tmp_path, story)
+    follow_pods(tmp_path, story)
 
 
-def test_what_the_server_has_forgotten_is_listed_anew(tmp_path, monkeypatch):
+def test_versions_the_server_has_forgotten_are_listed_again(tmp_path, monkeypatch):
     monkeypatch.setattr(kubernetes_source, "WATCH_S", 1)
 
     async def story(scene):
@@ -161,27 +161,27 @@ def test_what_the_server_has_forgotten_is_listed_anew(tmp_path, monkeypatch):
         scene.fake.store.compact()
         await scene.find("10.0.0.2", "10.0.0.3")
 
-    followed(tmp_path, story)
+    follow_pods(tmp_path, story)
 
 
-def test_bookmarks_say_how_far_a_watch_has_come(tmp_path, monkeypatch):
+def test_bookmarks_advance_the_position_of_a_watch(tmp_path, monkeypatch):
     monkeypatch.setattr(kubernetes_source, "WATCH_S", 1)
 
     async def story(scene):
         await scene.find("10.0.0.1", "10.0.0.2")
-        for n in range(5):  # of others: this watch hears nothing of them
+        for n in range(5):  # pods of others, which this watch does not receive
             scene.fake.store.create(POD, "elsewhere", a_pod(f"x-{n}"))
         scene.fake.store.bookmark()
-        asked = scene.asked("pods")
-        await eventually_on_loop(lambda: scene.asked("pods") > asked)
+        asked = scene.count_requests("pods")
+        await eventually_on_loop(lambda: scene.count_requests("pods") > asked)
         scene.put("new", "10.0.0.3")
         await scene.find("10.0.0.1", "10.0.0.2", "10.0.0.3")
         assert scene.told.readings.failures == 0
 
-    followed(tmp_path, story)
+    follow_pods(tmp_path, story)
 
 
-def test_an_annotation_that_is_wrong_keeps_what_the_pod_was(tmp_path):
+def test_a_wrong_annotation_keeps_the_former_worker(tmp_path):
     async def story(scene):
         await scene.find("10.0.0.1", "10.0.0.2")
         scene.set("old-1", "10.0.0.1", annotations={"select-service/port": "x"})
@@ -191,10 +191,10 @@ def test_an_annotation_that_is_wrong_keeps_what_the_pod_was(tmp_path):
         await scene.find("10.0.0.2")
         assert scene.told.readings.withheld == {}
 
-    followed(tmp_path, story)
+    follow_pods(tmp_path, story)
 
 
-def test_an_annotation_that_is_nested_too_deeply_stops_nobody(tmp_path):
+def test_a_deeply_nested_annotation_does_not_stop_the_source(tmp_path):
     async def story(scene):
         await scene.find("10.0.0.1", "10.0.0.2")
         scene.set("old-1", "10.0.0.1", annotations={"select-service/worker": "[" * 5000})
@@ -202,10 +202,10 @@ def test_an_annotation_that_is_nested_too_deeply_stops_nobody(tmp_path):
         scene.put("new", "10.0.0.3")
         await scene.find("10.0.0.1", "10.0.0.2", "10.0.0.3")
 
-    followed(tmp_path, story)
+    follow_pods(tmp_path, story)
 
 
-async def test_no_rights_and_no_cluster_are_said(tmp_path):
+async def test_missing_rights_and_a_missing_cluster_are_reported(tmp_path):
     async with serving(FakeKubernetes(read_token="secret")) as fake:
         api = KubernetesWatchClient(kubeconfig(tmp_path, fake.url))
         with pytest.raises(KubernetesError, match="status 401: Unauthorized"):
@@ -218,14 +218,14 @@ async def test_no_rights_and_no_cluster_are_said(tmp_path):
         await nowhere.own_namespace()
 
 
-def test_the_rights_of_the_example_are_those_that_are_used(tmp_path):
+def test_the_example_grants_the_rights_in_use(tmp_path):
     async def story(scene):
         await scene.find("10.0.0.1", "10.0.0.2")
         scene.put("new", "10.0.0.3")
         await scene.find("10.0.0.1", "10.0.0.2", "10.0.0.3")
         assert set(scene.fake.requests) == {("GET", "/api/v1/namespaces/prod/pods")}
 
-    followed(tmp_path, story)
+    follow_pods(tmp_path, story)
     documents = yaml.safe_load_all(RIGHTS.read_text())
     (role,) = [each for each in documents if each["kind"] == "Role"]
     pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}

@@ -1,4 +1,4 @@
-"""Endpoints of a service come and go as its EndpointSlices say."""
+"""Tests of a service's endpoints, which follow the EndpointSlices."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from select_service.adapters.discovery.engine_prober import EngineProber
 from select_service.adapters.discovery.kubernetes_engines import KubernetesSlices
 from select_service.adapters.discovery.kubernetes_watch import KubernetesWatchClient
 from select_service.config.discovery_sources import KubernetesSource
-from tests.adapters.discovery.test_completing import Told
+from tests.adapters.discovery.test_completing import RecordedOffers
 from tests.adapters.discovery.test_kubernetes_pods import kubeconfig
 from tests.builders.fake_kubernetes.kinds import ENDPOINT_SLICE
 from tests.builders.fake_kubernetes.server import FakeKubernetes, Fault, serving
@@ -58,7 +58,7 @@ async def followed(folder, labels="kubernetes.io/service-name=vllm"):
     async with serving(FakeKubernetes()) as fake:
         config = kubeconfig(folder, fake.url)
         source = KubernetesSource("a", None, labels, None, config, {}, False, True)
-        told = Told()
+        told = RecordedOffers()
         slices = KubernetesSlices(
             source, told.readings, EngineProber(told.readings, None), KubernetesWatchClient(config)
         )
@@ -75,7 +75,7 @@ async def followed(folder, labels="kubernetes.io/service-name=vllm"):
                 await task
 
 
-async def test_endpoints_come_get_ready_and_go(tmp_path):
+async def test_endpoints_appear_get_ready_and_leave(tmp_path):
     async with followed(tmp_path) as scene:
         await scene.find("10.0.0.1", "10.0.0.2")
         scene.set("vllm-a", ONE, TWO, an_endpoint("10.0.0.9", pod="new"))
@@ -84,14 +84,14 @@ async def test_endpoints_come_get_ready_and_go(tmp_path):
         await scene.find("10.0.0.1")
         scene.put("vllm-b", TWO)
         await scene.find("10.0.0.1", "10.0.0.2")
-        scene.set("vllm-b", TWO, ONE)  # it stands in both while it moves
+        scene.set("vllm-b", TWO, ONE)  # the endpoint is in both slices during a move
         scene.set("vllm-a")
         await scene.find("10.0.0.1", "10.0.0.2")
         scene.drop("vllm-b")
         await scene.find()
 
 
-async def test_a_slice_that_does_not_say_its_port_keeps_what_it_said(tmp_path):
+async def test_a_slice_without_a_port_keeps_its_former_endpoints(tmp_path):
     async with followed(tmp_path) as scene:
         await scene.find("10.0.0.1", "10.0.0.2")
         scene.set("vllm-a", ONE, ports=())
@@ -107,7 +107,7 @@ async def test_a_label_of_services_selects_their_slices(tmp_path):
         await scene.find("10.0.0.8")
 
 
-async def test_what_the_server_has_forgotten_is_listed_anew(tmp_path, monkeypatch):
+async def test_versions_the_server_has_forgotten_are_listed_again(tmp_path, monkeypatch):
     monkeypatch.setattr(kubernetes_source, "WATCH_S", 1)
     async with followed(tmp_path) as scene:
         await scene.find("10.0.0.1", "10.0.0.2")
@@ -119,7 +119,7 @@ async def test_what_the_server_has_forgotten_is_listed_anew(tmp_path, monkeypatc
         await scene.find("10.0.0.3")
 
 
-async def test_the_rights_of_the_example_are_those_that_are_used(tmp_path):
+async def test_the_example_grants_the_rights_in_use(tmp_path):
     async with followed(tmp_path) as scene:
         await scene.find("10.0.0.1", "10.0.0.2")
         scene.put("vllm-b", an_endpoint("10.0.0.3"))

@@ -1,4 +1,4 @@
-"""A file of workers is followed; a wrong one changes nothing."""
+"""Tests of a followed workers file; a wrong file changes nothing."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ def _no_long_waits(monkeypatch):
 
 @contextlib.asynccontextmanager
 async def watched(path):
-    """Yields (readings, the ids of each offer) while the file is watched."""
+    """Yield (readings, ids of each offer) while the file is watched."""
     offers = []
     readings = SourceStatus(
         "a", "file", str(path), lambda _, desired, __: offers.append(sorted(desired))
@@ -44,7 +44,7 @@ async def test_an_edit_counts_and_so_does_a_file_that_is_put_in_its_place(tmp_pa
         assert (readings.failures, readings.error) == (0, None)
 
 
-async def test_a_wrong_edit_keeps_the_workers_and_says_so(tmp_path, caplog):
+async def test_a_wrong_edit_keeps_the_workers_and_is_reported(tmp_path, caplog):
     path = tmp_path / "workers.yaml"
     path.write_text("[{worker_id: 1}]")
     async with watched(path) as (readings, offers):

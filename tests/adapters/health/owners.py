@@ -1,4 +1,4 @@
-"""Somebody who has checks made, and where the ranks are."""
+"""Fake owner of canary checks, and the addresses of ranks."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ RANK = Rank(1, 0)
 
 
 class Places:
-    """Ranks by endpoint."""
+    """Addresses of ranks by endpoint."""
 
     def __init__(self, endpoint: str, api="openai"):
         self.endpoint, self.api = endpoint, api
@@ -43,10 +43,10 @@ class Places:
 
 
 class Owner:
-    """Has the orders carried out that it is given, and notes what it is told."""
+    """Owner that hands out orders and records the attempts."""
 
     def __init__(self, *pauses: float, names_ranks: bool = False) -> None:
-        """pauses: before further attempts of each check"""
+        """pauses: pauses before further attempts of each check, seconds"""
         self.names_ranks, self.seed = names_ranks, 0
         self.orders: list[CheckOrder] = []
         self.told: list[tuple[CheckOrder, Attempt, float]] = []
@@ -75,7 +75,7 @@ class Owner:
         return self.places_missing < 0
 
     async def attempt_of(self, rank: Rank = RANK, prompt: CanaryPrompt = PROMPT) -> Attempt:
-        """What one more check of the rank brings in the end."""
+        """Order one check of the rank; return the last attempt."""
         before = len(self.told)
         self.order(rank, prompt)
         await eventually_on_loop(lambda: len(self.told) > before + len(self._pauses))
@@ -86,7 +86,10 @@ class Owner:
 async def sending(
     owner, places, timeout_s: float = PATIENCE_S, names: Resolver | None = None, bugs: int = 0
 ) -> AsyncIterator[CanarySender]:
-    """bugs: so many are expected"""
+    """Yield a canary sender.
+
+    bugs: expected number of failed callbacks
+    """
     callbacks = GuardedCallbacks()
     canaries = CanarySender(
         owner, places, TimedHttpClient(names or Resolver()), callbacks, timeout_s=timeout_s

@@ -1,4 +1,4 @@
-"""Canaries to engines over real sockets: every line of what may come, and when they are sent."""
+"""Tests of canaries over real sockets: every kind of answer, and the times of sending."""
 
 import asyncio
 import gc
@@ -18,7 +18,7 @@ from select_service.core.health.checks.check_state import Attempt, CheckOrder
 from select_service.core.health.health_kinds import AttemptResult
 from select_service.core.identity import Rank
 from tests.adapters.health.owners import Owner, Places, sending
-from tests.adapters.metric_servers import repeats, says, speaking
+from tests.adapters.metric_servers import send_parts, send_repeatedly, speaking
 from tests.builders.polling import PATIENCE_S, eventually_on_loop
 from tests.builders.toy_engine import Fault, ToyEngine, generate, serving
 
@@ -29,7 +29,7 @@ IDS = [step.read_token for step in STEPS]
 
 
 async def attempt_of(speak, timeout_s=PATIENCE_S):
-    """What a canary to a server that says whatever `speak` says brings."""
+    """Return the attempt of a canary to a server that answers by `speak`."""
     async with speaking(speak) as url:
         owner = Owner()
         async with sending(owner, Places(url.removesuffix("/metrics")), timeout_s):
@@ -38,7 +38,7 @@ async def attempt_of(speak, timeout_s=PATIENCE_S):
 
 def http(status, body=b"", headers=b""):
     length = b"content-length: %d\r\n\r\n" % len(body)
-    return says(b"HTTP/1.1 %d X\r\n" % status + headers + length + body)
+    return send_parts(b"HTTP/1.1 %d X\r\n" % status + headers + length + body)
 
 
 @pytest.mark.parametrize("style", ["vllm", "sglang"])
@@ -62,7 +62,7 @@ async def test_an_answer_is_handed_over_with_its_time(style):
     )
 
 
-async def test_sglangs_own_route_is_used_where_it_is_said():
+async def test_sglangs_own_route_is_used_if_configured():
     engine = ToyEngine("sglang", ranks=2)
     async with serving(engine) as endpoint:
         owner = Owner(names_ranks=True)
@@ -74,7 +74,7 @@ async def test_sglangs_own_route_is_used_where_it_is_said():
     assert (rank, path) == (1, "/generate")
 
 
-async def test_an_older_sglang_is_asked_without_a_key_of_its_own():
+async def test_an_older_sglang_gets_no_key_of_its_own():
     engine = ToyEngine("sglang", ranks=2, plain=True)
     async with serving(engine) as endpoint:
         owner = Owner(names_ranks=True)
@@ -90,15 +90,15 @@ async def test_an_older_sglang_is_asked_without_a_key_of_its_own():
 
 
 CAME = [
-    (AttemptResult.CONNECT, says()),
-    (AttemptResult.CONNECT, says(b"HTTP/1.1 2")),
+    (AttemptResult.CONNECT, send_parts()),
+    (AttemptResult.CONNECT, send_parts(b"HTTP/1.1 2")),
     (AttemptResult.HTTP_5XX, http(500)),
     (AttemptResult.HTTP_5XX, http(502)),
     (AttemptResult.HTTP_5XX, http(504)),
     (AttemptResult.HTTP_5XX, http(507)),
     (AttemptResult.HTTP_5XX, http(503)),
     (AttemptResult.HTTP_5XX, http(503, b"the engine is dead")),
-    (AttemptResult.HTTP_5XX, says(b"HTTP/1.1 500 X\r\ncontent-length: 9\r\n\r\nbroken")),
+    (AttemptResult.HTTP_5XX, send_parts(b"HTTP/1.1 500 X\r\ncontent-length: 9\r\n\r\nbroken")),
     (AttemptResult.BUSY, http(429)),
     (AttemptResult.BUSY, http(503, headers=b"retry-after: 5\r\n")),
     (AttemptResult.BUSY, http(503, b'{"message": "The request queue is full."}')),
@@ -116,15 +116,15 @@ CAME = [
     (AttemptResult.MALFORMED, http(200, b"<html>sign in</html>")),
     (AttemptResult.MALFORMED, http(200, b'{"object": "error", "message": "no"}')),
     (AttemptResult.MALFORMED, http(200, b'{"choices": []}')),
-    (AttemptResult.MALFORMED, says(OK + b"content-length: 99\r\n\r\n" + b'{"choices": [')),
-    (AttemptResult.MALFORMED, repeats(OK + b"\r\n", b" " * 65536)),
+    (AttemptResult.MALFORMED, send_parts(OK + b"content-length: 99\r\n\r\n" + b'{"choices": [')),
+    (AttemptResult.MALFORMED, send_repeatedly(OK + b"\r\n", b" " * 65536)),
     (AttemptResult.MALFORMED, http(200, b" " * (BODY_BYTES_MAX + 1))),
     (AttemptResult.MALFORMED, http(200, b"{}", b"content-encoding: gzip\r\n")),
-    (AttemptResult.MALFORMED, says(b"\x00\xff\x16\x03 is no HTTP\r\n\r\n")),
-    (AttemptResult.TIMEOUT, says(hangs=True)),
-    (AttemptResult.TIMEOUT, says(OK, hangs=True)),
-    (AttemptResult.TIMEOUT, says(OK + b"content-length: 9\r\n\r\n{", hangs=True)),
-    (AttemptResult.TIMEOUT, repeats(OK + b"\r\n", b" ", pause_s=0.01)),
+    (AttemptResult.MALFORMED, send_parts(b"\x00\xff\x16\x03 is no HTTP\r\n\r\n")),
+    (AttemptResult.TIMEOUT, send_parts(hangs=True)),
+    (AttemptResult.TIMEOUT, send_parts(OK, hangs=True)),
+    (AttemptResult.TIMEOUT, send_parts(OK + b"content-length: 9\r\n\r\n{", hangs=True)),
+    (AttemptResult.TIMEOUT, send_repeatedly(OK + b"\r\n", b" ", pause_s=0.01)),
 ]
 
 
@@ -152,7 +152,7 @@ async def test_a_refusal_is_shown_in_the_words_of_the_engine(body, words):
 
 
 @pytest.mark.parametrize(("came", "speak"), CAME, ids=range(len(CAME)))
-async def test_what_came_has_a_name(came, speak):
+async def test_every_fault_of_an_answer_has_a_name(came, speak):
     attempt = await attempt_of(speak, SHORT_S if came is AttemptResult.TIMEOUT else PATIENCE_S)
     assert attempt.result is came
     assert attempt.answer is None
@@ -169,7 +169,7 @@ async def test_a_connection_that_is_reset_is_no_connection():
             assert (await owner.attempt_of()).result is AttemptResult.CONNECT
 
 
-async def test_nobody_listens():
+async def test_a_port_without_a_server_is_no_connection():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     owner = Owner()
@@ -186,8 +186,8 @@ async def test_an_unknown_name_is_no_connection_and_one_without_answer_takes_all
         assert (await owner.attempt_of()).result is AttemptResult.CONNECT
 
 
-async def test_tls_that_is_not_believed_is_no_connection():
-    attempt = await attempt_of(says(b"\x15\x03\x01\x00\x02\x02\x28"))
+async def test_an_untrusted_certificate_is_no_connection():
+    attempt = await attempt_of(send_parts(b"\x15\x03\x01\x00\x02\x02\x28"))
     assert attempt.result is AttemptResult.MALFORMED  # over http
     async with serving(ToyEngine()) as endpoint:
         owner = Owner()
@@ -195,14 +195,14 @@ async def test_tls_that_is_not_believed_is_no_connection():
             assert (await owner.attempt_of()).result is AttemptResult.CONNECT
 
 
-async def test_a_rank_that_has_gone_meanwhile_is_not_asked():
+async def test_a_rank_that_has_gone_gets_no_canary():
     owner, places = Owner(), Places("http://127.0.0.1:9")
     places.find_target = lambda rank: None
     async with sending(owner, places):
         assert (await owner.attempt_of()).result is AttemptResult.MISCONFIGURED
 
 
-async def test_an_engine_that_refuses_fields_is_asked_plainly_from_then_on():
+async def test_an_engine_that_rejects_fields_gets_plain_requests_from_then_on():
     engine = ToyEngine(plain=True)
     async with serving(engine) as endpoint:
         owner, places = Owner(), Places(endpoint)
@@ -216,7 +216,7 @@ async def test_an_engine_that_refuses_fields_is_asked_plainly_from_then_on():
     assert ["cache_salt" in body for _, _, body in engine.requests[4:]] == [True, False]
 
 
-async def test_an_engine_that_has_answered_once_is_never_asked_plainly():
+async def test_an_engine_that_has_answered_once_never_gets_plain_requests():
     engine = ToyEngine()
     async with serving(engine) as endpoint:
         owner = Owner()
@@ -227,7 +227,7 @@ async def test_an_engine_that_has_answered_once_is_never_asked_plainly():
     assert len(engine.requests) == 2
 
 
-async def test_an_engine_that_refuses_both_forms_is_asked_both_again():
+async def test_an_engine_that_rejects_both_forms_gets_both_again():
     engine = ToyEngine()
     engine.faults[0] = Fault(status=422)
     async with serving(engine) as endpoint:
@@ -253,7 +253,7 @@ async def test_the_rank_is_named_only_where_several_share_an_endpoint():
             assert (await alone.attempt_of(Rank(9, 1))).result is AttemptResult.ANSWER
 
 
-async def test_what_an_operator_wrote_down_is_compared_with_ids():
+async def test_an_operators_answer_is_compared_with_ids():
     prompt = CanaryPrompt((11, 12, 13), 4, ExpectedAnswer(IDS))
     async with serving(ToyEngine("sglang")) as endpoint:
         owner = Owner()
@@ -261,7 +261,7 @@ async def test_what_an_operator_wrote_down_is_compared_with_ids():
             assert (await owner.attempt_of(prompt=prompt)).answer.tokens == IDS
 
 
-async def test_attempts_go_on_as_long_as_the_owner_says():
+async def test_attempts_continue_as_long_as_the_owner_permits():
     engine = ToyEngine()
     engine.faults[0] = Fault(status=500, times=2)
     async with serving(engine) as endpoint:
@@ -290,7 +290,7 @@ async def test_every_attempt_has_the_next_seed():
     assert [body["seed"] for _, _, body in engine.requests] == [4, 5, 6]
 
 
-async def test_every_attempt_has_a_connection_of_its_own():
+async def test_every_attempt_has_its_own_connection():
     engine = ToyEngine()
     async with serving(engine) as endpoint:
         owner = Owner(0.0, 0.0)
@@ -319,7 +319,7 @@ async def test_the_time_of_a_busy_rank_does_not_count(tokens, counts, monkeypatc
             assert (await owner.attempt_of()).counts_latency is counts
 
 
-async def test_a_time_in_which_the_loop_stood_still_does_not_count():
+async def test_a_stall_of_the_loop_does_not_count():
     engine = ToyEngine()
     engine.faults[0] = Fault(seconds_to_wait=0.05)
     async with serving(engine) as endpoint:
@@ -332,8 +332,8 @@ async def test_a_time_in_which_the_loop_stood_still_does_not_count():
     assert not owner.told[0][1].counts_latency
 
 
-class HeldUp(Owner):
-    """Notes whether it is asked in a turn that is late."""
+class TimedOwner(Owner):
+    """Owner that records the times of its requests for due checks."""
 
     def __init__(self):
         super().__init__()
@@ -345,12 +345,12 @@ class HeldUp(Owner):
 
 
 async def test_nothing_is_sent_in_a_turn_that_is_late():
-    owner = HeldUp()
+    owner = TimedOwner()
     sender = canary_sender.CanarySender(
         owner, Places("http://127.0.0.1:9"), TimedHttpClient(Resolver()), None, timeout_s=1.0
     )
     now = time.monotonic() + 1.0
-    sender.send_due(now)  # late: it was made a second ago
+    sender.send_due(now)  # late: scheduled a second ago
     assert owner.asked_at == []
     sender.send_due(now + MEASURE_INTERVAL_S)
     sender.send_due(now + 2 * MEASURE_INTERVAL_S + STALLED_S - 0.001)
@@ -359,8 +359,8 @@ async def test_nothing_is_sent_in_a_turn_that_is_late():
     assert len(owner.asked_at) == 2
 
 
-async def test_a_timeout_while_this_process_stood_still_is_repeated_once(monkeypatch):
-    """An answer that nobody looked at is no fault of the engine."""
+async def test_a_timeout_during_a_stall_of_this_process_is_repeated_once(monkeypatch):
+    """Check that an answer not read in time is no fault of the engine."""
     monkeypatch.setattr(canary_sender, "STALLED_FRACTION", 0.1)
     engine = ToyEngine()
     engine.faults[0] = Fault(hangs=True, times=1)
@@ -391,7 +391,7 @@ async def test_a_bug_ends_its_check_and_no_other(caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_a_bug_ends_a_check_that_would_be_asked_again():
+async def test_a_bug_ends_a_check_that_would_be_repeated():
     class Broken(Places):
         def prefill_tokens(self, rank):
             raise ZeroDivisionError
@@ -403,7 +403,7 @@ async def test_a_bug_ends_a_check_that_would_be_asked_again():
     assert len(owner.told) == 3
 
 
-async def test_who_has_no_place_after_its_pause_asks_for_one_until_there_is_one():
+async def test_a_paused_check_waits_for_a_free_slot():
     engine = ToyEngine()
     async with serving(engine) as endpoint:
         owner = Owner(0.0)
@@ -414,7 +414,7 @@ async def test_who_has_no_place_after_its_pause_asks_for_one_until_there_is_one(
     assert len(engine.requests) == 2
 
 
-async def test_the_end_breaks_off_what_is_under_way():
+async def test_the_end_aborts_running_checks():
     engine = ToyEngine()
     engine.faults[0] = Fault(hangs=True)
     async with serving(engine) as endpoint:
@@ -428,16 +428,16 @@ async def test_the_end_breaks_off_what_is_under_way():
 
 @pytest.mark.parametrize(
     "speak",
-    [http(200, b"{}"), http(200, b"{"), http(500), says(), says(hangs=True)],
+    [http(200, b"{}"), http(200, b"{"), http(500), send_parts(), send_parts(hangs=True)],
     ids=["no answer", "no JSON", "status", "closed", "hangs"],
 )
-async def test_whatever_came_leaves_nothing_for_the_garbage_collector(speak):
+async def test_no_outcome_leaves_work_for_the_garbage_collector(speak):
     gc.collect()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
         await attempt_of(speak, 0.05)
-        await asyncio.sleep(0.02)  # for the transports to close
+        await asyncio.sleep(0.02)  # lets the transports close
         gc.collect()
         left = [
             each for each in gc.garbage if isinstance(each, Attempt | CheckOrder | BaseException)

@@ -1,4 +1,4 @@
-"""Who had to wait for whom, in made up time."""
+"""Tests of contention between probes, in simulated time."""
 
 import contextlib
 
@@ -33,7 +33,7 @@ def test_four_together_wait_for_three_quarters_of_the_time():
     assert [visit.waited_s for visit in visits] == pytest.approx([1.5] * 4)
 
 
-def test_who_fails_is_there_no_more():
+def test_a_failed_probe_no_longer_counts():
     scene = Scene()
     with contextlib.suppress(OSError), scene.company.start_span("a"):
         raise OSError

@@ -1,4 +1,4 @@
-"""Connections over real sockets: which endpoint accepts one."""
+"""Tests of connection probes over real sockets."""
 
 import asyncio
 import socket

@@ -1,5 +1,4 @@
-"""Small fleets of real engines, checked as in service but faster: who goes out, who stays, who
-comes back."""
+"""Tests of small fleets of real engines with fast checks: ejected, kept and returned ranks."""
 
 import asyncio
 import contextlib
@@ -49,7 +48,7 @@ class Scene:
         return self.monitor.record_of(rank).state
 
     async def learns(self):
-        """Until every prompt has an answer that is agreed on."""
+        """Wait until every prompt has a reference answer."""
         prompts = len(default_prompts())
         await eventually_on_loop(
             lambda: len(list(self.monitor.references.iterate_stored())) >= prompts
@@ -63,7 +62,7 @@ class Scene:
         await eventually_on_loop(lambda: self.state(rank) is RankHealthState.HEALTHY)
 
     async def passes(self, checks):
-        """So many more checks."""
+        """Wait for this many further checks."""
         made = self.monitor.counters.checks
         wanted = sum(made.values()) + checks
         await eventually_on_loop(lambda: sum(made.values()) >= wanted)
@@ -103,7 +102,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("style", "api"), FORMS)
-async def test_a_fleet_without_faults_stays_as_it_is(style, api):
+async def test_a_fleet_without_faults_is_unchanged(style, api):
     async with fleet(style, api) as scene:
         await scene.learns()
         await scene.passes(40)
@@ -113,7 +112,7 @@ async def test_a_fleet_without_faults_stays_as_it_is(style, api):
 
 @pytest.mark.parametrize(("style", "api"), FORMS)
 @pytest.mark.parametrize(("spoil", "cause"), WRONG)
-async def test_a_rank_that_answers_wrongly_goes_out_and_comes_back_when_it_does_not(
+async def test_a_rank_with_wrong_answers_is_ejected_until_it_answers_right(
     style, api, spoil, cause
 ):
     async with fleet(style, api) as scene:
@@ -138,7 +137,7 @@ async def test_logits_that_are_no_numbers_are_wrong_answers():
     ("fault", "cause"),
     [(Fault(status=500), CheckKind.HTTP_5XX), (Fault(hangs=True), CheckKind.TIMEOUT)],
 )
-async def test_a_rank_that_does_not_answer_goes_out(fault, cause):
+async def test_a_silent_rank_is_ejected(fault, cause):
     async with fleet(rules=QUICK._replace(timeout_s=1.0)) as scene:
         await scene.learns()
         scene.engine.faults[SICK.dp_rank] = fault
@@ -170,7 +169,7 @@ async def test_an_attempt_that_fails_once_is_flaky_and_no_more():
         assert scene.state() is RankHealthState.HEALTHY
 
 
-async def test_other_weights_everywhere_eject_nobody():
+async def test_other_weights_everywhere_eject_no_rank():
     async with fleet("sglang") as scene:
         await scene.learns()
         scene.engine.weight_version = "next"
@@ -178,7 +177,7 @@ async def test_other_weights_everywhere_eject_nobody():
         assert {scene.state(rank) for rank in RANKS} == {RankHealthState.HEALTHY}
 
 
-async def test_at_most_so_many_are_under_way_at_a_time():
+async def test_the_number_of_checks_under_way_is_bounded():
     async with fleet() as scene:
         for dp_rank in range(4):
             scene.engine.faults[dp_rank] = Fault(hangs=True)

@@ -1,4 +1,4 @@
-"""What is sent, byte for byte where it is known and by length where it is drawn."""
+"""Tests of canary requests, byte for byte or, for random parts, by length."""
 
 import json
 import re
@@ -6,13 +6,13 @@ import re
 from select_service.adapters.health.canary_requests import make_canary_request
 
 
-def sent(*args):
+def request_parts(*args):
     request = make_canary_request(*args)
     return request.path, request.headers, json.loads(request.content)
 
 
 def test_the_full_form():
-    path, headers, body = sent("full", "m", (11, 12), 16, None)
+    path, headers, body = request_parts("full", "m", (11, 12), 16, None)
     salt = body.pop("cache_salt")
     assert re.fullmatch(r"[A-Za-z0-9_-]{22}", salt)
     assert (path, headers) == ("/v1/completions", {})
@@ -32,12 +32,12 @@ def test_the_full_form():
 
 
 def test_every_salt_is_another():
-    salts = {sent("full", "m", (1,), 1, None)[2]["cache_salt"] for _ in range(100)}
+    salts = {request_parts("full", "m", (1,), 1, None)[2]["cache_salt"] for _ in range(100)}
     assert len(salts) == 100
 
 
 def test_the_plain_form_has_nothing_that_is_not_of_openai():
-    path, headers, body = sent("plain", "m", "Hello", 3, 2)
+    path, headers, body = request_parts("plain", "m", "Hello", 3, 2)
     assert (path, headers) == ("/v1/completions", {"x-data-parallel-rank": "2"})
     assert body == {
         "model": "m",
@@ -49,10 +49,10 @@ def test_the_plain_form_has_nothing_that_is_not_of_openai():
 
 
 def test_the_form_of_sglangs_own_route():
-    path, _, body = sent("generate", "m", (11, 12), 16, None)
+    path, _, body = request_parts("generate", "m", (11, 12), 16, None)
     assert path == "/generate"
     assert re.fullmatch(r"[A-Za-z0-9_-]{22}", body.pop("extra_key"))
-    assert body == sent("generate_plain", "m", (11, 12), 16, None)[2]
+    assert body == request_parts("generate_plain", "m", (11, 12), 16, None)[2]
     assert body == {
         "input_ids": [11, 12],
         "sampling_params": {"temperature": 0, "max_new_tokens": 16, "ignore_eos": True},
@@ -62,6 +62,6 @@ def test_the_form_of_sglangs_own_route():
 
 
 def test_sglangs_own_route_finds_the_rank_in_the_body_and_takes_text():
-    _, _, body = sent("generate", "m", "Hello", 16, 1)
+    _, _, body = request_parts("generate", "m", "Hello", 16, 1)
     assert (body["text"], body["routed_dp_rank"]) == ("Hello", 1)
     assert "input_ids" not in body

@@ -1,4 +1,4 @@
-"""What is said of changes of health, and that it is never too much."""
+"""Tests of the log of health changes, and of its rate limit."""
 
 import logging
 
@@ -23,8 +23,8 @@ RANK, OTHER = Rank(1, 2), Rank(3, 0)
 
 
 @pytest.fixture
-def said(caplog):
-    """Levels, texts and fields."""
+def log_lines(caplog):
+    """Return a function for the levels, texts and fields of the log."""
     caplog.set_level(logging.INFO, "select_service.health")
     return lambda: [(r.levelname, r.message, r.fields) for r in caplog.records]
 
@@ -63,30 +63,34 @@ def said(caplog):
         (ReleaseRequested(RANK, 7), "WARNING", {"reservations": 7}),
     ],
 )
-def test_what_happens_to_a_rank_is_one_line(said, effect, level, fields):
+def test_every_state_change_of_a_rank_is_one_line(log_lines, effect, level, fields):
     RankStateLog(HealthCounters()).on_effect(effect, 0.0)
-    ((seen, _, told),) = said()
+    ((seen, _, told),) = log_lines()
     assert (seen, told) == (level, {"worker_id": 1, "dp_rank": 2} | fields)
 
 
-def test_what_concerns_only_the_schedule_is_not_told(said):
+def test_schedule_events_are_not_logged(log_lines):
     RankStateLog(HealthCounters()).on_effect(CheckRequested(RANK), 0.0)
-    assert said() == []
+    assert log_lines() == []
 
 
-def test_so_many_lines_a_second_are_told_and_then_how_many_more_there_were(said):
+def test_lines_per_second_are_bounded_and_the_rest_is_counted(log_lines):
     log = RankStateLog(HealthCounters())
     for _ in range(LINES_PER_SECOND_MAX + 7):
         log.on_effect(DrainFinished(RANK), 0.0)
-    assert len(said()) == LINES_PER_SECOND_MAX
+    assert len(log_lines()) == LINES_PER_SECOND_MAX
     log.run_every_second(1.0)
-    assert said()[-1] == ("WARNING", "rank state changes suppressed by rate limit", {"count": 7})
+    assert log_lines()[-1] == (
+        "WARNING",
+        "rank state changes suppressed by rate limit",
+        {"count": 7},
+    )
     log.on_effect(DrainFinished(RANK), 1.0)
     log.run_every_second(2.0)
-    assert len(said()) == LINES_PER_SECOND_MAX + 2
+    assert len(log_lines()) == LINES_PER_SECOND_MAX + 2
 
 
-def test_what_is_counted_is_told_when_it_begins_to_grow(said):
+def test_a_counter_is_logged_when_it_begins_to_grow(log_lines):
     counts = HealthCounters()
     log = RankStateLog(counts)
     log.run_every_second(1.0)
@@ -95,7 +99,7 @@ def test_what_is_counted_is_told_when_it_begins_to_grow(said):
     log.run_every_second(3.0)
     counts.common_mode += 1
     log.run_every_second(4.0)
-    assert sorted((text, fields["count"]) for _, text, fields in said()) == [
+    assert sorted((text, fields["count"]) for _, text, fields in log_lines()) == [
         ("many ranks slow at once: network or this host", 1),
         ("reference answers of a model changed", 2),
     ]

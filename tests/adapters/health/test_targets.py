@@ -1,4 +1,4 @@
-"""Where canaries go follows the catalog."""
+"""Tests of canary targets, which follow the catalog."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def targets_of(*workers):
     )
 
 
-def test_a_rank_is_asked_where_its_worker_says():
+def test_canaries_go_to_the_endpoint_of_the_worker():
     worker = a_worker(1, endpoint="http://w1:8000")
     _, targets = targets_of(worker)
     assert targets.find_target(Rank(1, 0)) == CanaryTarget(worker, "http://w1:8000", "m", "openai")
@@ -40,13 +40,13 @@ def test_a_change_of_the_worker_is_another_registration():
     "endpoint",
     ["ray://actor", "http://", "http://w1:0", "http://w1:8000?x=1", "http://u:p@w1", "http://w 1"],
 )
-def test_what_is_no_address_of_http_is_not_asked(endpoint):
+def test_endpoints_without_http_get_no_canary(endpoint):
     _, targets = targets_of(a_worker(1, endpoint=endpoint))
     assert targets.find_target(Rank(1, 0)) is None
     assert engine_url_error(endpoint) is not None
 
 
-def test_the_model_says_which_routes_its_engines_have():
+def test_the_routes_follow_the_model():
     _, targets = targets_of(a_worker(1, model_name="s"))
     assert targets.find_target(Rank(1, 0)).api == "sglang"
 
@@ -60,7 +60,7 @@ def test_prompt_tokens_of_the_rank_alone_are_counted():
     assert targets.prefill_tokens(Rank(3, 0)) == 0
 
 
-def test_forms_of_workers_are_bounded_and_those_asked_last_stay():
+def test_request_forms_are_bounded_and_the_latest_stay():
     forms = RequestFormats()
     targets = [
         CanaryTarget(a_worker(number), "http://w:8000", "m", "openai")

@@ -1,4 +1,4 @@
-"""References over the end of a process."""
+"""Tests of reference answers that survive a restart."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ def verdict_of(book, number, answer):
     return None if verdict is None else verdict.kind
 
 
-async def kept(path, book, *numbers):
+async def write_file(path, book, *numbers):
     file = HealthFile(path, book)
     for number in numbers:
         learn(book, number)
@@ -58,9 +58,9 @@ def read_again(path):
     return book
 
 
-def test_another_process_knows_what_was_right(tmp_path):
+def test_another_process_restores_the_right_answers(tmp_path):
     path = tmp_path / "health"
-    asyncio.run(kept(path, ReferenceAnswers(), 1, 2))
+    asyncio.run(write_file(path, ReferenceAnswers(), 1, 2))
     book = read_again(path)
     assert verdict_of(book, 1, answer_of(1)) is CheckKind.PASS
     assert verdict_of(book, 2, answer_of(1)) is CheckKind.TOKEN_MISMATCH
@@ -68,9 +68,9 @@ def test_another_process_knows_what_was_right(tmp_path):
     assert not book.has_changed
 
 
-def test_what_is_known_again_is_kept_with_what_is_learnt_later(tmp_path):
+def test_restored_answers_are_kept_with_answers_learnt_later(tmp_path):
     path = tmp_path / "health"
-    asyncio.run(kept(path, ReferenceAnswers(), 1))
+    asyncio.run(write_file(path, ReferenceAnswers(), 1))
 
     async def scene():
         book = ReferenceAnswers()
@@ -83,10 +83,10 @@ def test_what_is_known_again_is_kept_with_what_is_learnt_later(tmp_path):
     assert len(list(read_again(path).iterate_stored())) == 2
 
 
-async def test_what_is_forgotten_is_not_kept(tmp_path):
+async def test_forgotten_answers_are_not_kept(tmp_path):
     path = tmp_path / "health"
     book = ReferenceAnswers()
-    file = await kept(path, book, 1)
+    file = await write_file(path, book, 1)
     learn(book, 1, "other")
     book.forget_model("m")
     await file.stop()
@@ -94,7 +94,7 @@ async def test_what_is_forgotten_is_not_kept(tmp_path):
     assert reference.key.model_name == "other"
 
 
-async def test_a_change_is_written_without_being_asked_and_nothing_else_is(tmp_path):
+async def test_only_changes_are_written_periodically(tmp_path):
     path = tmp_path / "health"
     book = ReferenceAnswers()
     file = HealthFile(path, book)
@@ -109,9 +109,7 @@ async def test_a_change_is_written_without_being_asked_and_nothing_else_is(tmp_p
     assert path.stat().st_mtime_ns == before
 
 
-async def test_many_changes_are_taken_in_steps_and_those_meanwhile_are_written_too(
-    tmp_path, monkeypatch
-):
+async def test_many_changes_are_taken_in_steps_with_changes_in_between(tmp_path, monkeypatch):
     monkeypatch.setattr(health_file, "REFERENCES_PER_STEP", 2)
     path = tmp_path / "health"
     book = ReferenceAnswers()
@@ -127,18 +125,18 @@ async def test_many_changes_are_taken_in_steps_and_those_meanwhile_are_written_t
 
 def test_the_file_is_bounded_and_the_oldest_go(tmp_path, monkeypatch):
     path = tmp_path / "health"
-    asyncio.run(kept(path, ReferenceAnswers(), 1))
+    asyncio.run(write_file(path, ReferenceAnswers(), 1))
     bytes_max = 3 * path.stat().st_size
     monkeypatch.setattr(health_file, "HEALTH", health_file.HEALTH._replace(bytes_max=bytes_max))
-    asyncio.run(kept(path, ReferenceAnswers(), *range(20)))
+    asyncio.run(write_file(path, ReferenceAnswers(), *range(20)))
     assert path.stat().st_size <= bytes_max
     prompts = [reference.key.prompt for reference in read_again(path).iterate_stored()]
     assert prompts[-1] == "prompt 19"
     assert 1 < len(prompts) < 20
 
 
-def test_a_file_that_cannot_be_written_is_told_of_and_the_process_goes_on(tmp_path):
-    file = asyncio.run(kept(tmp_path / "none" / "health", ReferenceAnswers(), 1))
+def test_a_failed_write_is_logged_and_the_process_goes_on(tmp_path):
+    file = asyncio.run(write_file(tmp_path / "none" / "health", ReferenceAnswers(), 1))
     assert file.failures == 1
 
 
@@ -180,7 +178,7 @@ def test_a_file_that_cannot_be_used_is_moved_aside(tmp_path, content):
 
 
 @pytest.mark.parametrize("content", [b"shopping list", b"{", b"[1]", whole(GOOD, format="x")])
-async def test_what_is_no_health_file_is_neither_moved_nor_written_over(tmp_path, content):
+async def test_a_foreign_file_is_neither_moved_nor_overwritten(tmp_path, content):
     path = tmp_path / "notes.txt"
     path.write_bytes(content)
     file = HealthFile(path, book := ReferenceAnswers())
@@ -198,9 +196,9 @@ def test_a_pipe_is_neither_waited_for_nor_moved(tmp_path):
     assert path.is_fifo()
 
 
-def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
+def test_a_flipped_bit_is_found_at_any_position(tmp_path):
     path = tmp_path / "health"
-    asyncio.run(kept(path, ReferenceAnswers(), *range(8)))
+    asyncio.run(write_file(path, ReferenceAnswers(), *range(8)))
     text = path.read_bytes()
     before = list(read_again(path).iterate_stored())
     random = Random(27)
@@ -220,5 +218,5 @@ def test_a_file_of_before_there_were_checksums_is_read(tmp_path, caplog):
     assert "persisted file has no checksum yet" in [each.message for each in caplog.records]
 
 
-def test_without_a_file_nothing_is_known(tmp_path):
+def test_without_a_file_no_answer_is_restored(tmp_path):
     assert not list(read_again(tmp_path / "health").iterate_stored())

@@ -1,4 +1,4 @@
-"""One download, and the pauses between several."""
+"""Tests of one download, and of the pauses between several."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_pauses_grow_to_a_bound():
 
 
 async def test_the_last_try_is_at_the_limit():
-    """Time is given here, so a peer that nobody serves fails at once, at every try."""
+    """Check the last try against a peer without a server, which fails at once in simulated time."""
 
     http = HttpClient(Resolver())
     peer = PeerDumpRequest("http://127.0.0.1:1", LIMITS, http)

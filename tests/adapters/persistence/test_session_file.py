@@ -1,4 +1,4 @@
-"""The file of sessions: written while they change, restored with their versions and ages."""
+"""Tests of the session file: written after changes, restored with versions and ages."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ def rows_of(selector, now):
     return [row for row in iterate_persisted(directory_of(selector), now) if row is not None]
 
 
-def restored(selector, rows, down_s, now):
+def restore_rows(selector, rows, down_s, now):
     *_, numbers = restore_sessions(directory_of(selector), rows, down_s, now)
     return tuple(numbers)
 
@@ -50,7 +50,7 @@ def test_a_restart_keeps_rank_version_and_age():
     old.free_reservation("a", 10.0)
     book(old, "live", 15.0, allowed_worker_ids=[3])
     rows = rows_of(old, 20.0)
-    assert restored(new, rows, 5.0, 1000.0) == (2, 0)
+    assert restore_rows(new, rows, 5.0, 1000.0) == (2, 0)
     idle = directory_of(new).find_session(KEY, "idle", 1000.0)
     assert idle.binding == directory_of(old).find_session(KEY, "idle", 20.0).binding
     # Ten seconds idle before the write, five while the process was down.
@@ -60,15 +60,15 @@ def test_a_restart_keeps_rank_version_and_age():
     new.check_invariants()
 
 
-def test_what_ended_while_the_process_was_down_stays_ended():
+def test_sessions_that_ended_during_the_downtime_stay_ended():
     old, new = a_fleet(), a_fleet()
     book(old, "s", 0.0, reservation_id="a")
     old.free_reservation("a", 1.0)
-    assert restored(new, rows_of(old, 2.0), 60.0, 5000.0) == (0, 1)
+    assert restore_rows(new, rows_of(old, 2.0), 60.0, 5000.0) == (0, 1)
     assert len(directory_of(new)) == 0
 
 
-def test_a_restart_wins_over_nothing_that_was_bound_meanwhile():
+def test_a_restored_session_never_replaces_a_newer_binding():
     old, new = a_fleet(), a_fleet()
     book(old, "s", 0.0, allowed_worker_ids=[2])
     rows = rows_of(old, 1.0)
@@ -78,8 +78,8 @@ def test_a_restart_wins_over_nothing_that_was_bound_meanwhile():
     old.run_pending(3.0)
     book(old, "s", 21.0, allowed_worker_ids=[3])
     newer = rows_of(old, 22.0)
-    assert restored(new, newer, 0.0, 22.0) == (1, 0)
-    assert restored(new, rows, 21.0, 22.0) == (0, 1)
+    assert restore_rows(new, newer, 0.0, 22.0) == (1, 0)
+    assert restore_rows(new, rows, 21.0, 22.0) == (0, 1)
     assert directory_of(new).find_session(KEY, "s", 22.0).binding.worker_id == 3
 
 
@@ -91,10 +91,10 @@ def test_rows_out_of_range_are_dropped():
         PersistedSession("m", "default", "w", 2**64, 0, 1, 2, 3, 0.0),
         PersistedSession("m", "default", "lead", 1, 0, 2**64 - 1, 2, 3, 0.0),
     ]
-    assert restored(new, [*wrong, row], 0.0, 1.0) == (1, 3)
-    # A scope without workers may get them from a source later.
+    assert restore_rows(new, [*wrong, row], 0.0, 1.0) == (1, 3)
+    # A scope without workers may get workers from a source later.
     other = PersistedSession("other", "g", "s", 1, None, 1, 2, 3, 0.0)
-    assert restored(new, [other], 0.0, 1.0) == (1, 0)
+    assert restore_rows(new, [other], 0.0, 1.0) == (1, 0)
     assert directory_of(new).find_session(PartitionKey("other", "g"), "s", 1.0) is not None
 
 
@@ -107,7 +107,7 @@ def test_a_file_never_exceeds_the_size_that_a_restart_reads(tmp_path, monkeypatc
         monkeypatch.setattr(session_file, "SESSIONS", limit)
         old = a_fleet()
         rows = [PersistedSession(*KEY, f"s{k}", 1, 0, k, 2, 3, 0.0) for k in range(n)]
-        assert restored(old, rows, 0.0, 100.0) == (n, 0)
+        assert restore_rows(old, rows, 0.0, 100.0) == (n, 0)
         kept = SessionFile(path, directory_of(old))
         kept._written_change = -1
 
@@ -125,7 +125,7 @@ def test_a_file_never_exceeds_the_size_that_a_restart_reads(tmp_path, monkeypatc
     write(1 << 20)
     assert asyncio.run(count_restored()) == n
     size = path.stat().st_size
-    write(size + 64)  # the time has more digits at times
+    write(size + 64)  # the time sometimes has more digits
     assert asyncio.run(count_restored()) == n
     assert "left out" not in caplog.text
     write(size - 64)

@@ -1,4 +1,4 @@
-"""The snapshot file on its own: where it can be kept, and what becomes of files nobody can read."""
+"""Tests of the snapshot file alone: possible paths, and the treatment of unreadable files."""
 
 import asyncio
 import os
@@ -34,8 +34,8 @@ def read(path):
     return read_snapshot(path, LIMITS, RecoveryProgress(str(path)))
 
 
-def damaged(end):
-    """What begins as a snapshot and does not go on as one."""
+def damaged_file(end):
+    """Return a file that begins as a snapshot and continues as garbage."""
     head = {"format": compact_writer.FORMAT, "version": compact_writer.VERSION}
     return compact_writer._encode_frame(head) + end.encode()
 
@@ -43,14 +43,14 @@ def damaged(end):
 def test_refused_files_are_numbered_and_never_overwrite_each_other(tmp_path):
     path = tmp_path / "index"
     for end in ("a", "b", "c"):
-        path.write_bytes(damaged(end))
+        path.write_bytes(damaged_file(end))
         assert read(path) == []
     kept = {each.name: each.read_bytes()[-1:] for each in tmp_path.iterdir()}
     assert kept == {"index.refused": b"a", "index.refused.2": b"b", "index.refused.3": b"c"}
 
 
 @pytest.mark.parametrize("content", [b"shopping list", b"\xc6\x00\x00\x00\x20", b"{}"])
-def test_what_is_no_snapshot_is_neither_moved_nor_written_over(tmp_path, content):
+def test_a_foreign_file_is_neither_moved_nor_overwritten(tmp_path, content):
     path = tmp_path / "notes.txt"
     path.write_bytes(content)
     assert read(path) == []
@@ -60,7 +60,7 @@ def test_what_is_no_snapshot_is_neither_moved_nor_written_over(tmp_path, content
     assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [(path.name, content)]
 
 
-def test_an_empty_file_is_told_of_and_written_over(tmp_path, caplog):
+def test_an_empty_file_is_logged_and_overwritten(tmp_path, caplog):
     path = tmp_path / "index"
     path.touch()
     assert read(path) == []
@@ -76,8 +76,8 @@ def test_a_pipe_is_neither_waited_for_nor_moved(tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["index"]
 
 
-def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
-    """Each frame has a checksum."""
+def test_a_flipped_bit_is_found_at_any_position(tmp_path):
+    """Check the checksum of each frame."""
     path = tmp_path / "index"
     asyncio.run(SnapshotFile(path, SnapshotStatus()).write_snapshot([a_part(200, 1)]))
     whole = path.read_bytes()
@@ -89,17 +89,17 @@ def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
         assert read(path) == []
 
 
-def test_of_too_many_refused_files_the_oldest_makes_room(tmp_path):
+def test_the_oldest_of_too_many_refused_files_is_deleted(tmp_path):
     path = tmp_path / "index"
     for number in range(REFUSED_FILES_MAX + 1):
-        path.write_bytes(damaged(str(number)))
+        path.write_bytes(damaged_file(str(number)))
         os.utime(path, (1000 - number, 1000 - number if number != 3 else 1))
         read(path)
     contents = sorted(int(each.read_bytes()[-1:]) for each in tmp_path.iterdir())
     assert contents == [0, 1, 2, *range(4, REFUSED_FILES_MAX + 1)]
 
 
-def test_a_file_of_the_older_salt_rule_is_read_and_told_in_a_line(tmp_path, caplog, monkeypatch):
+def test_a_file_of_the_older_salt_rule_is_read_with_a_log_line(tmp_path, caplog, monkeypatch):
     caplog.set_level("INFO")
     path = tmp_path / "index"
     for rule in (compact_writer.SALT_RULE, compact_writer.SALT_RULE - 1):
@@ -110,7 +110,7 @@ def test_a_file_of_the_older_salt_rule_is_read_and_told_in_a_line(tmp_path, capl
     assert told == ["snapshot of the older salt rule converted"]
 
 
-def test_a_file_of_a_newer_version_is_kept_aside_and_told(tmp_path, caplog):
+def test_a_file_of_a_newer_version_is_kept_aside_and_logged(tmp_path, caplog):
     path = tmp_path / "index"
     path.write_bytes(compact_writer._encode_frame({"format": compact_writer.FORMAT, "version": 2}))
     assert read(path) == []
@@ -120,24 +120,22 @@ def test_a_file_of_a_newer_version_is_kept_aside_and_told(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("error", [MemoryError("no room"), ZeroDivisionError("a bug")])
-def test_a_file_whose_reading_fails_for_whatever_reason_is_kept_aside(
-    tmp_path, monkeypatch, caplog, error
-):
+def test_a_file_is_kept_aside_after_any_read_error(tmp_path, monkeypatch, caplog, error):
     def fail(self, data):
         raise error
 
     path = tmp_path / "index"
-    path.write_bytes(damaged("all blocks"))
+    path.write_bytes(damaged_file("all blocks"))
     monkeypatch.setattr(snapshot_file.CompactReader, "feed", fail)
     assert read(path) == []
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == {
-        "index.refused": damaged("all blocks")
+        "index.refused": damaged_file("all blocks")
     }
     assert caplog.records[-1].fields["error"] == f"{type(error).__name__}: {error}"
 
 
-def test_a_recovery_that_fails_leaves_the_file_to_whoever_can_read_it(tmp_path):
-    """The next snapshot would otherwise replace what was not handed out."""
+def test_a_failed_recovery_leaves_the_file_unchanged(tmp_path):
+    """Check that the next snapshot does not replace blocks that were never handed out."""
 
     class Follower:
         async def wait_until_adopted(self):

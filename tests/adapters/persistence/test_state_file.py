@@ -1,4 +1,4 @@
-"""The state file on its own: what is damaged is found, and what is older is read."""
+"""Tests of the state file alone: damage is detected, and older versions are read."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ def write(path, state=STATE):
 
 
 def read(path):
-    """What is restored of the file; None: nothing."""
+    """Return the restored state; None means nothing was restored."""
     found = []
 
     def restore(state):
@@ -46,13 +46,13 @@ def read(path):
     return found[0] if found else None
 
 
-def test_what_was_written_is_read(tmp_path):
+def test_a_written_state_is_restored(tmp_path):
     write(tmp_path / "state")
     assert read(tmp_path / "state") == STATE
     assert json.loads((tmp_path / "state").read_bytes())["format"] == "select-service state"
 
 
-def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
+def test_a_flipped_bit_is_found_at_any_position(tmp_path):
     path = tmp_path / "state"
     write(path)
     text, random = path.read_bytes(), Random(27)
@@ -73,7 +73,7 @@ def test_a_file_of_before_there_were_checksums_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"shopping list", b"{", b'{"format":"x","workers":[]}'])
-async def test_what_is_no_state_is_neither_moved_nor_written_over(tmp_path, content):
+async def test_a_foreign_file_is_neither_moved_nor_overwritten(tmp_path, content):
     path = tmp_path / "notes.txt"
     path.write_bytes(content)
     file = StateFile(path, lambda: STATE, lambda: 1, iter)

@@ -11,7 +11,10 @@ from tests.builders.launched_process import free_port
 
 
 class Plane:
-    """On loopback.  repair: off unless asked for"""
+    """Replica plane on loopback.
+
+    repair: whether repairs run
+    """
 
     def __init__(
         self, seed, names=None, *, keys=None, repair=False, port=None, url=None, lax=False
@@ -40,7 +43,10 @@ class Plane:
 
 
 def keys_text(*replicas):
-    """A file of public keys.  replicas: (name, pair, other fields)"""
+    """Return a file of public keys.
+
+    replicas: list of (name, pair, other fields)
+    """
     lines = []
     for name, pair, fields in replicas:
         lines += ["[[replicas]]", f'name = "{name}"', f'public_key = "{pair.public.decode()}"']
@@ -49,5 +55,5 @@ def keys_text(*replicas):
 
 
 def plane_keys(own, path):
-    """What a process is given that has `own` as its pair."""
+    """Return the key settings of a process with `own` as its pair."""
     return ReplicaKeypair(own, path, parse_replica_keys_file(path, path.read_bytes()))

@@ -1,4 +1,4 @@
-"""Replicas with keys (CURVE): who hears, who is heard, and as whom, over real sockets."""
+"""Tests of replicas with CURVE keys over real sockets: permitted senders, receivers, identities."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ def _all_is_tried_often(monkeypatch):
 
 
 class Fleet:
-    """A file of keys of `a` and `b`, and their planes as they are wanted."""
+    """Key file of `a` and `b`, and their planes on demand."""
 
     def __init__(self, stack, path, **more):
         self.stack = stack
@@ -59,7 +59,7 @@ class Fleet:
         return f"tcp://127.0.0.1:{self.ports[name]}"
 
     def write(self, **pairs):
-        """pairs: other keys than usual; None: the replica is left out"""
+        """pairs: replacements of the usual keys; None omits the replica"""
         pairs = {"a": A, "b": B} | pairs
         known = [(name, pair, self.iterate_entries[name]) for name, pair in pairs.items() if pair]
         new = self.path.with_suffix(".new")
@@ -95,7 +95,7 @@ def fleet_of(stack, path, **more):
 
 
 def publisher(stack, port, pair):
-    """A PUB socket of somebody who has a pair, and lets everybody listen."""
+    """Return a PUB socket with a pair that accepts every subscriber."""
     context = stack.enter_context(zmq.Context())
     socket = stack.enter_context(context.socket(zmq.PUB))
     socket.linger = 0
@@ -186,7 +186,7 @@ async def test_replicas_that_know_each_other_share_load(tmp_path):
         )
 
 
-async def test_a_replica_of_an_unknown_key_hears_nothing_and_one_without_a_key_neither(tmp_path):
+async def test_replicas_with_an_unknown_key_or_none_get_no_events(tmp_path):
     async with contextlib.AsyncExitStack() as stack:
         fleet = fleet_of(stack, tmp_path)
         a, b = fleet.plane("a"), fleet.plane("b")
@@ -198,7 +198,7 @@ async def test_a_replica_of_an_unknown_key_hears_nothing_and_one_without_a_key_n
         assert not any(socket.poll(0) for socket in (stranger, plain, deceived))
 
 
-async def test_who_answers_at_an_endpoint_without_its_key_is_not_heard(tmp_path):
+async def test_a_sender_without_the_key_of_the_endpoint_is_ignored(tmp_path):
     async with contextlib.AsyncExitStack() as stack:
         fleet = fleet_of(stack, tmp_path)
         b = fleet.plane("b")
@@ -208,19 +208,19 @@ async def test_who_answers_at_an_endpoint_without_its_key_is_not_heard(tmp_path)
         b.sync.register_peer(fleet.endpoint("a"))
         b.sync.register_peer(f"tcp://127.0.0.1:{own}", "a")
 
-        def honest_is_heard():
+        def has_received_honest():
             for number, socket in enumerate((impostor, honest)):
                 socket.send_multipart(an_event(an_admission(f"r{number}", router_id_of(A))))
             return b.selector.ledger.reservations.find_reservation("r1")
 
-        await fleet.until(honest_is_heard)
+        await fleet.until(has_received_honest)
         assert not b.selector.ledger.reservations.find_reservation("r0")
         deceived, _ = sorted(b.sync.replica_status().peers, key=lambda peer: peer.frames_in)
         assert (deceived.frames_in, deceived.connected) == (0, False)
 
 
 @pytest.mark.parametrize("origin", ["the receiver", "another replica", "nobody", "no mark"])
-async def test_a_replica_speaks_for_itself_alone(tmp_path, origin):
+async def test_a_replica_may_send_only_its_own_events(tmp_path, origin):
     async with contextlib.AsyncExitStack() as stack:
         fleet = fleet_of(stack, tmp_path)
         b = fleet.plane("b")
@@ -258,48 +258,48 @@ async def test_a_replica_speaks_for_itself_alone(tmp_path, origin):
         assert "own" not in b.peer().dropped
 
 
-async def _asked(stack, *hosts):
-    """HTTP listeners, and how often each was connected to."""
+async def _count_connections(stack, *hosts):
+    """Return the number of connections and the port of an HTTP listener on each host."""
     asked = dict.fromkeys(hosts, 0)
     ports = {}
 
-    async def came(host, reader, writer):
+    async def count_connection(host, reader, writer):
         asked[host] += 1
         writer.close()
 
     for host in hosts:
-        server = await asyncio.start_server(partial(came, host), host, 0)
+        server = await asyncio.start_server(partial(count_connection, host), host, 0)
         stack.callback(server.close)
         ports[host] = server.sockets[0].getsockname()[1]
     return asked, ports
 
 
-async def test_a_list_is_fetched_where_the_file_says_and_not_where_a_digest_does(tmp_path):
+async def test_a_list_is_fetched_from_the_url_of_the_file_not_of_a_digest(tmp_path):
     async with contextlib.AsyncExitStack() as stack:
-        asked, ports = await _asked(stack, "127.0.0.1", "127.0.0.2")
+        asked, ports = await _count_connections(stack, "127.0.0.1", "127.0.0.2")
         configured = f"http://127.0.0.1:{ports['127.0.0.1']}"
         fleet = fleet_of(stack, tmp_path, url=configured)
         a = fleet.plane("a", repair=True)
         foreign = f"http://127.0.0.2:{ports['127.0.0.2']}/internal"
         b = fleet.plane("b", url=foreign)
         b.selector.reserve(a_reservation("x"), 0.0)
-        await eventually_on_loop(lambda: b.publisher.sent)  # to nobody
+        await eventually_on_loop(lambda: b.publisher.sent)  # without receivers
         a.sync.register_peer(b.endpoint)
         await fleet.until(lambda: asked["127.0.0.1"] > 0)
         assert asked["127.0.0.2"] == 0
 
 
 @pytest.mark.parametrize("believes", [False, True])
-async def test_without_keys_a_url_of_another_host_is_asked_only_where_peers_are_believed(believes):
+async def test_without_keys_a_url_of_another_host_needs_trusted_peers(believes):
     async with contextlib.AsyncExitStack() as stack:
-        asked, ports = await _asked(stack, "127.0.0.1", "127.0.0.2")
+        asked, ports = await _count_connections(stack, "127.0.0.1", "127.0.0.2")
         a = Plane(1, repair=True, lax=believes)
         b = Plane(2, url=f"http://127.0.0.2:{ports['127.0.0.2']}")
         for plane in (a, b):
             stack.callback(plane.sync.close)
             plane.sync.start(ports["127.0.0.1"], http_client(stack))
         b.selector.reserve(a_reservation("x"), 0.0)
-        await eventually_on_loop(lambda: b.publisher.sent)  # to nobody
+        await eventually_on_loop(lambda: b.publisher.sent)  # without receivers
         a.sync.register_peer(b.endpoint)
         right, other = ("127.0.0.2", "127.0.0.1") if believes else ("127.0.0.1", "127.0.0.2")
 
@@ -312,7 +312,7 @@ async def test_without_keys_a_url_of_another_host_is_asked_only_where_peers_are_
         assert asked[other] == 0
 
 
-async def test_a_key_that_is_taken_out_of_the_file_neither_hears_nor_is_heard_any_more(tmp_path):
+async def test_a_key_removed_from_the_file_neither_sends_nor_receives(tmp_path):
     async with contextlib.AsyncExitStack() as stack:
         fleet, a, b = await two_that_agree(stack, tmp_path)
         stolen = listener(stack, fleet.ports["a"], CurveServerKeys(A.public, B))
@@ -334,9 +334,7 @@ async def test_a_key_that_is_taken_out_of_the_file_neither_hears_nor_is_heard_an
         await fleet.until(lambda: a.peer().frames_in > heard and b.peer().frames_in > frames)
 
 
-async def test_the_list_of_a_replica_whose_key_is_taken_out_is_not_read_to_its_end(
-    tmp_path, monkeypatch
-):
+async def test_the_list_of_a_replica_with_a_removed_key_is_aborted(tmp_path, monkeypatch):
     monkeypatch.setattr(peer_list, "PAGE_S_MAX", 1000.0)
     monkeypatch.setattr(replica_sync, "REPAIR_S_MAX", 1000.0)
     async with contextlib.AsyncExitStack() as stack:
@@ -355,7 +353,7 @@ async def test_the_list_of_a_replica_whose_key_is_taken_out_is_not_read_to_its_e
         fleet = fleet_of(stack, tmp_path, url=url)
         a, b = fleet.plane("a", repair=True), fleet.plane("b")
         b.selector.reserve(a_reservation("x"), 0.0)
-        await eventually_on_loop(lambda: b.publisher.sent)  # to nobody
+        await eventually_on_loop(lambda: b.publisher.sent)  # without receivers
         a.sync.register_peer(b.endpoint)
         await fleet.until(asking.is_set)
         fleet.write(b=None)
@@ -364,7 +362,7 @@ async def test_the_list_of_a_replica_whose_key_is_taken_out_is_not_read_to_its_e
         assert a.peer().repairs.runs == 1
 
 
-async def test_a_file_that_is_wrong_changes_nothing_and_says_so(tmp_path):
+async def test_a_wrong_file_changes_nothing_and_is_reported(tmp_path):
     async with contextlib.AsyncExitStack() as stack:
         fleet = fleet_of(stack, tmp_path)
         a, b = fleet.plane("a"), fleet.plane("b")
@@ -388,11 +386,11 @@ async def test_a_replica_that_gets_another_key_is_met_under_it(tmp_path):
         assert b.peer().frames_in == 0
         fleet.write(a=STRANGER)
 
-        def is_heard():
+        def has_received():
             new.send_multipart(an_event(an_admission("new", router_id_of(STRANGER))))
             return b.selector.ledger.reservations.find_reservation("new")
 
-        await fleet.until(is_heard)
+        await fleet.until(has_received)
 
 
 async def test_only_replicas_of_the_file_are_registered_and_others_are_waited_for(tmp_path):
@@ -419,7 +417,7 @@ async def test_without_keys_no_replica_has_a_name():
             plane.sync.register_peer("tcp://127.0.0.1:9", "b")
 
 
-def test_without_keys_nothing_that_asks_for_them_is_loaded():
+def test_without_keys_no_module_for_keys_is_loaded():
     program = (
         "import sys; import select_service.server.lifecycle; "
         "sys.exit(any(name in sys.modules for name in "

@@ -1,4 +1,4 @@
-"""What is told to other replicas waits in a queue that has an end."""
+"""Tests of the bounded queue of events for other replicas."""
 
 import asyncio
 import logging
@@ -46,10 +46,10 @@ def test_digests_and_progress_beyond_the_queue_are_no_loss(monkeypatch: pytest.M
     assert (publisher.queue_length, publisher.dropped, publisher.last_drop) == (1, 0, None)
 
 
-async def opened_anew(
+async def reopen_port(
     publisher: ReplicaPublisher, port: int, taken_for: Callable[[], bool]
 ) -> None:
-    """Its port is closed, had by another process until something has happened, and opened again."""
+    """Close the port, let another socket have it until the condition holds, and reopen it."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     publisher.bind_socket(context, f"tcp://127.0.0.1:{port}", {})
     publisher.start(asyncio.get_running_loop())
@@ -68,13 +68,13 @@ def listening(port: int) -> socket.socket | None:
         return None
 
 
-def test_a_port_that_another_one_has_is_told_of_once_and_when_it_is_open_again(
+def test_a_taken_port_is_logged_once_and_when_it_is_open_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(publishing, "REBIND_DELAY_S", 0.001)
     caplog.set_level(logging.INFO, "select_service.replicas")
     publisher, port = ReplicaPublisher(GuardedCallbacks()), free_port()
-    asyncio.run(opened_anew(publisher, port, lambda: publisher._attempts > 2 * QUIET_BIND_ATTEMPTS))
+    asyncio.run(reopen_port(publisher, port, lambda: publisher._attempts > 2 * QUIET_BIND_ATTEMPTS))
     told, again = caplog.records
     assert (told.message, again.message) == (
         "replica port not bound, retrying",
@@ -85,19 +85,19 @@ def test_a_port_that_another_one_has_is_told_of_once_and_when_it_is_open_again(
     assert again.fields == {"endpoint": endpoint}
 
 
-def test_a_port_that_is_free_soon_is_not_told_of(
+def test_a_port_that_is_free_soon_is_not_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(publishing, "REBIND_DELAY_S", 0.001)
     caplog.set_level(logging.INFO, "select_service.replicas")
     publisher = ReplicaPublisher(GuardedCallbacks())
-    asyncio.run(opened_anew(publisher, free_port(), lambda: publisher._attempts > 0))
+    asyncio.run(reopen_port(publisher, free_port(), lambda: publisher._attempts > 0))
     assert publisher._attempts == 0
     assert caplog.records == []
 
 
 async def _publish_to(topics: tuple[bytes, ...], plane: Plane) -> set[bytes]:
-    """Topics that a subscriber of these topics receives in some seconds of the plane."""
+    """Return the topics that a subscriber of these topics receives in some seconds of the plane."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     reader = context.socket(zmq.SUB)
     for topic in topics:

@@ -1,4 +1,4 @@
-"""What the replica plane logs: each fault once per episode, and its end."""
+"""Tests of the replica plane's log: each fault once per episode, and its end."""
 
 import logging
 
@@ -16,15 +16,15 @@ PEER = "tcp://b:1"
 
 @pytest.fixture
 def lines(caplog):
-    """Takes what was logged since the last time: level, message and fields of each line."""
+    """Return a function for the lines since the last call: level, message and fields."""
     caplog.set_level(logging.INFO, "select_service.replicas")
 
-    def taken():
+    def take_lines():
         records = [(r.levelname, r.getMessage(), r.fields) for r in caplog.records]
         caplog.clear()
         return records
 
-    return taken
+    return take_lines
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def peer():
     return ReplicaPeerLog(PEER, now=0.0)
 
 
-def test_a_connection_is_told_when_it_begins_and_when_it_ends(peer, lines):
+def test_a_connection_is_logged_when_it_begins_and_when_it_ends(peer, lines):
     for connected in (False, True, True, False, False, True):
         peer.log_connection(connected, now=1.0)
     assert lines() == [
@@ -53,7 +53,7 @@ def test_a_peer_that_never_connects_is_named_once(peer, lines):
     assert lines()[0][1] == "replica peer connected"
 
 
-def test_a_reason_to_drop_is_told_once_per_episode(peer, lines):
+def test_a_reason_to_drop_is_logged_once_per_episode(peer, lines):
     fields = {"endpoint": PEER, "reason": "unknown_rank"}
     peer.log_drops({"unknown_rank": 3}, None, now=0.0)
     peer.log_drops({"unknown_rank": 5}, None, now=QUIET_S - 1)
@@ -64,7 +64,7 @@ def test_a_reason_to_drop_is_told_once_per_episode(peer, lines):
     assert lines() == [("WARNING", "replica messages dropped", {**fields, "count": 2})]
 
 
-def test_each_reason_has_its_own_line_and_what_was_unreadable_is_explained(peer, lines):
+def test_each_reason_has_its_own_line_and_unreadable_data_is_explained(peer, lines):
     peer.log_drops({"decode": 1, "known": 2, "own": 1}, "expected a structure", now=0.0)
     assert [(level, fields["reason"], fields.get("detail")) for level, _, fields in lines()] == [
         ("WARNING", "decode", "expected a structure"),
@@ -76,7 +76,7 @@ def a_digest(number):
     return Digest(router_id=7, number=number, sent=0, port=1, lines=[])
 
 
-def test_a_difference_is_told_when_it_persists_and_when_it_is_gone(peer, lines):
+def test_a_difference_is_logged_when_it_persists_and_when_it_is_gone(peer, lines):
     agreement = PeerAgreement()
     found = {PartitionKey("m", "t"): LoadDifference(2, 64)}
     for number in range(PERSISTENT_DIGESTS + 3):
@@ -103,7 +103,7 @@ def test_a_difference_names_its_size_and_partitions(peer, lines):
     ]
 
 
-def test_a_difference_that_comes_and_goes_is_not_told(peer, lines):
+def test_a_difference_that_comes_and_goes_is_not_logged(peer, lines):
     agreement = PeerAgreement()
     for number in range(4 * PERSISTENT_DIGESTS):
         found = (
@@ -114,7 +114,7 @@ def test_a_difference_that_comes_and_goes_is_not_told(peer, lines):
     assert lines() == []
 
 
-def test_failed_repairs_are_told_once_with_the_reason_until_one_succeeds(peer, lines):
+def test_failed_repairs_are_logged_once_with_the_reason_until_one_succeeds(peer, lines):
     peer.log_repair_failure("http://b:1: Connection refused")
     peer.log_repair_failure("http://b:1: timed out")
     assert lines() == [
@@ -132,14 +132,14 @@ def test_failed_repairs_are_told_once_with_the_reason_until_one_succeeds(peer, l
     ]
 
 
-def test_repairs_that_find_nothing_to_do_are_told_once(peer, lines):
+def test_repairs_without_changes_are_logged_once(peer, lines):
     for _ in range(3):
         peer.log_repair(RepairResult(refused=4))
     peer.log_repair(RepairResult(added=1))
     assert [fields["added"] for _, _, fields in lines()] == [0, 1]
 
 
-def test_what_could_not_be_published_is_told_once_per_episode(lines):
+def test_failed_publications_are_logged_once_per_episode(lines):
     out = PublisherLog()
     for dropped, now in ((0, 0.0), (5, 1.0), (9, 2.0)):
         out.log_drops(dropped, "queue is full", now)

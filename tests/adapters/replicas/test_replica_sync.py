@@ -1,4 +1,4 @@
-"""The replica plane of two selectors in one process, over real sockets, with ticks on demand."""
+"""Tests of two selectors' replica planes in one process, over real sockets, with manual ticks."""
 
 import asyncio
 import logging
@@ -45,7 +45,7 @@ from tests.builders.polling import PATIENCE_S, eventually_on_loop
 
 
 def run(*registrations, until):
-    """Two planes, registered (who, at whom), ticking until `until(*planes)`."""
+    """Run two planes with registrations (at, peer) until `until(*planes)`."""
 
     async def scene():
         planes = [Plane(seed) for seed in (1, 2)]
@@ -70,7 +70,7 @@ def run(*registrations, until):
     asyncio.run(scene())
 
 
-def test_a_replica_sees_how_many_listen_and_how_much_of_its_own_arrives():
+def test_a_replica_shows_its_subscribers_and_the_arrived_share_of_its_events():
     def both_ways(a, b):
         if (
             a.sync.replica_status().subscribers == 1
@@ -87,7 +87,7 @@ def test_a_replica_sees_how_many_listen_and_how_much_of_its_own_arrives():
     run((0, 1), (1, 0), until=both_ways)
 
 
-def test_frames_out_is_unknown_until_the_peer_has_spoken_and_zero_when_it_does_not_listen():
+def test_frames_out_is_unknown_until_a_digest_and_zero_without_a_subscription():
     seen = []
 
     def has_spoken(a, b):
@@ -111,7 +111,7 @@ def test_a_subscriber_that_leaves_is_not_counted_any_more():
     run((0, 1), until=came_and_went)
 
 
-def test_a_replica_that_is_its_own_peer_is_told_so_once(caplog):
+def test_a_replica_that_is_its_own_peer_is_logged_once(caplog):
     caplog.set_level(logging.INFO, "select_service.replicas")
 
     def is_seen(a, b):
@@ -127,9 +127,9 @@ def test_another_replica_is_not_oneself():
     run((0, 1), until=lambda a, b: a.peer().digests > 0 and not a.peer().is_self)
 
 
-def test_progress_is_told_to_the_peer_and_counted_by_both():
+def test_progress_is_sent_to_the_peer_and_counted_by_both():
     def is_followed(a, b):
-        if not list(a.selector.ledger.reservations):  # it does not listen yet, or has just begun to
+        if not list(a.selector.ledger.reservations):  # not subscribed yet, or just now
             b.selector.reserve(a_reservation(f"x{len(b.selector.ledger.reservations)}"), 0.0)
             return False
         oldest, *_ = a.selector.ledger.reservations
@@ -145,8 +145,8 @@ def test_progress_is_told_to_the_peer_and_counted_by_both():
     run((0, 1), until=is_followed)
 
 
-def test_a_peer_knows_what_the_events_of_an_engine_have_shown_to_the_one_who_admitted():
-    """The peer itself hears nothing of that engine."""
+def test_a_peer_gets_the_progress_seen_by_the_admitting_replica():
+    """Check a peer without events of that engine."""
     attempts = []
 
     def is_known(a, b):
@@ -167,18 +167,18 @@ def test_a_peer_knows_what_the_events_of_an_engine_have_shown_to_the_one_who_adm
     run((0, 1), (1, 0), until=is_known)
 
 
-def test_progress_is_a_task_of_its_own_where_there_is_a_plane():
+def test_progress_has_its_own_task_if_there_is_a_plane():
     plane = Plane(1)
     try:
         for sync in (plane.sync, None):
-            tasks = make_service_tasks(plane.selector, None, None, sync)  # none of them runs
+            tasks = make_service_tasks(plane.selector, None, None, sync)  # none of the tasks runs
             assert ("progress" in tasks.counts) == (sync is not None)
     finally:
         plane.sync.close()
 
 
 def progress_of(plane, name):
-    """A message that one token of a prefill is done."""
+    """Return a message that one token of a prefill is done."""
     rows = [replica_progress.PrefillProgress(name, 1)]
     message = replica_progress.ProgressMessage(
         router_id=plane.selector.followers.replicas.router_id, rows=rows
@@ -186,7 +186,7 @@ def progress_of(plane, name):
     return replica_progress.encode_progress(message)
 
 
-def test_progress_that_cannot_be_read_is_counted_and_told_of():
+def test_unreadable_progress_is_counted_and_logged():
     def is_counted(a, b):
         b.publisher.offer_progress(b"\x00")
         shown = a.peer()
@@ -233,7 +233,7 @@ async def test_a_peer_that_broke_the_protocol_is_listened_to_again(monkeypatch):
         plane.sync.register_peer(f"tcp://127.0.0.1:{port}")
         plane.sync.start(1, HttpClient(Resolver()))
 
-        def hears_garbage():
+        def sends_garbage():
             plane.sync.publish_digest()
             peer.send_multipart([EVENT_TOPIC, b"garbage"])
             return plane.peer().connected and plane.peer().frames_in
@@ -242,16 +242,16 @@ async def test_a_peer_that_broke_the_protocol_is_listened_to_again(monkeypatch):
             plane.sync.publish_digest()
             return not plane.peer().connected
 
-        await eventually_on_loop(hears_garbage)
+        await eventually_on_loop(sends_garbage)
         peer.send_multipart([EVENT_TOPIC, bytes(MESSAGE_BYTES_MAX + 1)])
         await eventually_on_loop(is_cut_off)
         heard = plane.peer().frames_in
-        await eventually_on_loop(lambda: hears_garbage() and plane.peer().frames_in > heard + 1)
+        await eventually_on_loop(lambda: sends_garbage() and plane.peer().frames_in > heard + 1)
     plane.sync.close()
 
 
 def test_a_peer_that_is_connected_and_mute_gets_a_new_socket():
-    """Its digests come every second; a proxy between may confirm for a peer that is gone."""
+    """Check a connected peer without digests, as behind a proxy after the peer has gone."""
     times = []
 
     def is_anew(a, b):
@@ -268,7 +268,7 @@ def test_a_peer_that_is_connected_and_mute_gets_a_new_socket():
     assert times == [True, True, True, False]
 
 
-def test_how_long_it_takes_to_agree_follows_from_the_constants():
+def test_the_time_to_agree_follows_from_the_constants():
     text = (Path(__file__).parents[3] / "docs" / "explanation" / "replication.md").read_text()
     promised = float(re.search(r"hold the same reservations within (\d+) s", text)[1])
     begin = max(REACHED_S_MAX, SILENT_S + RECONNECT_S, LIVENESS_TIMEOUT_S, PAGE_S_MAX + RETRY_S)
@@ -319,8 +319,8 @@ def test_a_long_booking_of_a_peer_waits_until_it_is_a_bounded_step(monkeypatch):
         ours.sync.close()
 
 
-def test_reservations_that_nothing_was_known_to_book_on_are_asked_for_when_workers_come():
-    def is_told(a, b):
+def test_reservations_on_unknown_ranks_are_repaired_after_the_registration():
+    def is_reported(a, b):
         (peer,) = b.sync._peers.values()
         agreement = peer.agreement
         if len(a.selector.list_workers()) == 1:
@@ -336,13 +336,13 @@ def test_reservations_that_nothing_was_known_to_book_on_are_asked_for_when_worke
         b.sync.publish_digest()
         return agreement.is_repair_due(time.monotonic())
 
-    run((1, 0), until=is_told)
+    run((1, 0), until=is_reported)
 
 
 def resolving(*answers):
-    """Names whose lookups have these outcomes, one after the other; the last one again and again.
+    """Return a resolver with these outcomes in turn; the last one repeats.
 
-    An address, several of them, or None for a name that is not found.
+    Each outcome is an address, several addresses, or None for a name that is not found.
     """
     left = list(answers)
 
@@ -364,7 +364,7 @@ def resolving(*answers):
         ("127.0.0.9 127.0.0.8 127.0.0.1",),
     ],
 )
-async def test_a_peer_is_found_by_its_name_whatever_it_takes(answers, monkeypatch):
+async def test_a_peer_is_found_by_its_name_after_failed_lookups(answers, monkeypatch):
     monkeypatch.setattr(zmq_connector, "LOOKUP_INTERVAL_S", 0.01)
     monkeypatch.setattr(zmq_connector, "NOT_FOUND_RETRY_S", 0.01)
     plane, other = Plane(1, resolving(*answers)), Plane(2)
@@ -373,17 +373,17 @@ async def test_a_peer_is_found_by_its_name_whatever_it_takes(answers, monkeypatc
     for each in (plane, other):
         each.sync.start(1, HttpClient(Resolver()))
 
-    def is_heard():
+    def has_digests():
         other.sync.publish_digest()
         plane.sync.publish_digest()
         return plane.peer().digests > 0 and plane.peer().connected
 
-    await eventually_on_loop(is_heard)
+    await eventually_on_loop(has_digests)
     for each in (plane, other):
         each.sync.close()
 
 
-async def test_a_name_that_leads_where_nothing_may_be_connected_to_is_told(monkeypatch):
+async def test_a_name_with_a_forbidden_address_is_reported(monkeypatch):
     monkeypatch.setattr(zmq_connector, "NOT_FOUND_RETRY_S", 0.01)
     names = resolving("169.254.169.254")
     names.egress_guard.check_address = EgressPolicy().address_refusal
@@ -391,17 +391,17 @@ async def test_a_name_that_leads_where_nothing_may_be_connected_to_is_told(monke
     plane.sync.register_peer("tcp://peer.example:1")
     plane.sync.start(1, HttpClient(Resolver()))
 
-    def is_told():
+    def is_reported():
         plane.sync.publish_digest()
         return "resolves to 169.254.169.254" in (plane.peer().last_error or "")
 
-    await eventually_on_loop(is_told)
+    await eventually_on_loop(is_reported)
     assert not plane.peer().connected
     assert names.egress_guard.refusal_counts()["replica"] >= 1
     plane.sync.close()
 
 
-def test_a_name_that_is_never_answered_keeps_nobody_waiting():
+def test_an_unanswered_name_lookup_delays_no_close():
     over = threading.Event()
 
     def look_up(*_, **__):

@@ -1,4 +1,4 @@
-"""How a peer's messages are read: a bounded number of them in a turn of the event loop."""
+"""Tests of reading a peer's messages: a bounded number in a turn of the event loop."""
 
 import asyncio
 
@@ -13,8 +13,10 @@ from tests.builders.polling import eventually_on_loop
 
 
 async def turns_of(messages, came, is_ready=lambda: True):
-    """Sends all of `messages` before any is read.  Returns how many turns of the event loop there
-    were when each of the payloads in `came` was read; an empty one is not counted."""
+    """Send all `messages` before any is read; return the turn in which each payload was read.
+
+    Payloads are appended to `came`; empty payloads are not counted.
+    """
     turns, at = [], []
     with zmq.Context() as context, context.socket(zmq.PUB) as peer:
         peer.linger = 0
@@ -62,7 +64,7 @@ def test_requests_have_their_turn_between_messages_that_take_long(monkeypatch):
     assert len(set(turns)) == 11
 
 
-def test_messages_wait_in_the_socket_while_nobody_is_ready_for_them():
+def test_messages_wait_in_the_socket_until_the_reader_is_ready():
     came, looks = [], []
 
     def is_ready():
@@ -85,7 +87,7 @@ def test_a_message_of_endless_frames_is_skipped_a_turn_at_a_time(monkeypatch):
     assert turns[0] > 20
 
 
-def test_what_waits_for_the_event_loop_is_bounded_in_bytes():
+def test_the_backlog_for_the_event_loop_is_bounded_in_bytes():
     with zmq.Context() as context:
         reader = ReplicaSubscriber(
             "ipc:///nowhere/a", {EVENT_TOPIC: lambda payload: None}, GuardedCallbacks(), Resolver()

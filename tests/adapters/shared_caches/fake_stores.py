@@ -10,7 +10,7 @@ from aiohttp import web
 
 
 def sglang_key(tokens, prior=None):
-    """The name of a page, as in SGLang's `get_hash_str`."""
+    """Return the name of a page, as in SGLang's `get_hash_str`."""
     hasher = hashlib.sha256()
     if prior:
         hasher.update(bytes.fromhex(prior))
@@ -21,7 +21,7 @@ def sglang_key(tokens, prior=None):
 
 
 def sglang_pages(tokens, size):
-    """The names of the whole pages of a prompt."""
+    """Return the names of the whole pages of a prompt."""
     names = []
     for at in range(0, len(tokens) // size * size, size):
         names.append(sglang_key(tokens[at : at + size], names[-1] if names else None))
@@ -29,7 +29,7 @@ def sglang_pages(tokens, size):
 
 
 class FakeMaster:
-    """Mooncake's master: a set of keys.  It answers `delay_s` late, and while `answers` is set."""
+    """Mooncake's master: a set of keys, answered after `delay_s` while `answers` is set."""
 
     def __init__(self, *keys: str) -> None:
         self.keys = set(keys)
@@ -62,7 +62,7 @@ class FakeMaster:
 
 
 class FakeController:
-    """LMCache's controller: engines with the chunks that each was the first to store."""
+    """LMCache's controller: engines by chunk; the first engine to store a chunk is listed."""
 
     def __init__(self, chunk: int = 8) -> None:
         self.chunk = chunk
@@ -96,7 +96,7 @@ class FakeController:
 
 @contextlib.asynccontextmanager
 async def serving(store: FakeMaster | FakeController) -> AsyncIterator[str]:
-    """Its URL."""
+    """Yield the URL of the store."""
     runner = web.AppRunner(store.app(), shutdown_timeout=0.1)
     await runner.setup()
     try:

@@ -1,4 +1,4 @@
-"""The policies as they are compiled, against the rule in Python: equal costs in equal states."""
+"""Tests of the compiled policies against the rule in Python: equal states give equal costs."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from select_service.sim.engine.replay_world import ReplayWorld
 
 REQUESTS = 120
 PROMPT_BLOCKS_MAX = 200
-"""Of a tenant, with its answer."""
+"""Largest number of blocks of a prompt of the `tenants` workload, including its answer."""
 STRICT = WORK._replace(r_scale=64.0, u_max=32_768.0, decode=0.1, memory=0.0)
 DECODE = WORK._replace(booked=0.8, r_scale=16.0, r_max=8.0, per_request=128.0, decode=0.03)
 COPIES = WORK._replace(copy=0.5)
@@ -28,7 +28,10 @@ RULES = {
 
 
 class Twins(WorkRouter):
-    """The core chooses and books; the rule says what every rank costs, from accounts of its own."""
+    """Router in which the core chooses and books, and the Python rule computes all costs.
+
+    The rule keeps its own account of work.
+    """
 
     def __init__(self, scene, rule, setting, config):
         super().__init__(scene, rule, setting, config)
@@ -54,7 +57,7 @@ class Twins(WorkRouter):
 
 
 def compare(workload, fleet, per_s, policy, options, reports):
-    """Run as many requests, and compare before each."""
+    """Run `REQUESTS` requests with a comparison of costs before each, and return the router."""
     made_of = make_workload(KINDS[workload], 5, REQUESTS)
     world = ReplayWorld(made_of, fleet)
     config = RouterConfig(policy=policy, policy_options=options)
@@ -72,7 +75,7 @@ def test_the_compiled_policy_chooses_as_the_rule_does(policy, options):
     assert chooser.with_progress > REQUESTS / 20
 
 
-def test_so_it_does_where_speeds_are_declared():
+def test_the_compiled_policy_follows_the_rule_with_declared_speeds():
     made_of = make_workload(KINDS["mixed lengths"], 5, REQUESTS)
     world, scene = ReplayWorld(made_of, MIXED), CoreScene(MIXED, made_of.n_blocks, 5)
     rule, setting = WORK._replace(speeds=True), SelectorUsage(speeds=True)
@@ -82,28 +85,28 @@ def test_so_it_does_where_speeds_are_declared():
 
 
 @pytest.mark.parametrize("policy", ["work", "least_work"])
-def test_so_it_does_for_callers_that_do_not_report(policy):
+def test_the_compiled_policy_follows_the_rule_without_reports(policy):
     chooser = compare("tenants", EQUAL, 20.0, policy, (), False)
     assert chooser.account.reported < REPORTED_MIN
 
 
 def short_of_memory(prompts):
-    """A rank of the equal fleet whose cache holds so many of the longest prompts."""
+    """Return a rank of the equal fleet with a cache for `prompts` of the longest prompts."""
     places = prompts * PROMPT_BLOCKS_MAX
     short = EQUAL[0].memory - (EQUAL[0].kv_blocks - places) * KV_BYTES * BLOCK_TOKENS / 0.9
     return EQUAL[0]._replace(memory=short)
 
 
-def test_so_it_does_where_memory_is_short():
+def test_the_compiled_policy_follows_the_rule_when_memory_is_short():
     chooser = compare("tenants", (short_of_memory(2),) * 3, 6.0, "work", (), True)
     assert chooser.short_of_memory > REQUESTS / 10
 
 
-def test_so_it_does_where_full_ranks_pay_for_copies():
+def test_the_compiled_policy_follows_the_rule_with_copy_prices():
     chooser = compare("tenants", (short_of_memory(4),) * 3, 6.0, "work", ("copy-price",), True)
     assert chooser.with_copies > REQUESTS / 10
 
 
-def test_so_it_does_before_different_hardware_and_growing_prompts():
+def test_the_compiled_policy_follows_the_rule_on_mixed_hardware():
     chooser = compare("agents", MIXED, 1.5, "work", (), True)
     assert chooser.with_progress > 0

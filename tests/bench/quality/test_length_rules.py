@@ -1,4 +1,4 @@
-"""Rules with the true lengths of answers: what replaces R, and runs where lengths say nothing."""
+"""Tests of rules that know the true lengths of answers, in runs with and without useful lengths."""
 
 import pytest
 
@@ -13,7 +13,7 @@ REQUESTS = 150
 
 
 def ranks_of_run(chooser_name, length):
-    """The chosen ranks of a run whose answers all have one length."""
+    """Return the chosen ranks of a run in which all answers have `length` tokens."""
     workload = make_workload(KINDS["tenants"], 3, REQUESTS)
     sessions = tuple(
         tuple(
@@ -37,7 +37,7 @@ def test_equal_lengths_of_all_answers_change_nothing():
 
 
 @pytest.mark.parametrize(("use", "number"), list(zip(LENGTH_USES, (2.4, 4.4, 4.0), strict=True)))
-def test_what_replaces_the_number_of_requests(use, number):
+def test_weights_replace_the_number_of_requests(use, number):
     world = ReplayWorld(make_workload(KINDS["tenants"], 3, 1), EQUAL)
     router = LengthRouter(CoreScene(EQUAL, 1, 3), use)
     router.join_world(world)

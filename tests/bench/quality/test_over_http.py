@@ -1,4 +1,4 @@
-"""The quality benchmark over HTTP and ZMQ: against a real service, and in a time of its own."""
+"""Tests of the quality benchmark over HTTP and ZMQ: a real service and paced virtual time."""
 
 import time
 
@@ -31,7 +31,7 @@ def test_virtual_time_waits_for_the_clock_and_is_not_caught_up_with():
     assert world.late_s > late_s
 
 
-def test_a_service_hears_all_of_a_run_and_keeps_nothing_of_it():
+def test_a_service_reads_all_events_and_keeps_no_reservation():
     case = quality_runs.make_cases(None, None, 30)["few-shot"]
     workload = case.workload(1)
     world, streams = PacedWorld(workload, case.fleet, pace=100.0), EventStreams(len(case.fleet))

@@ -1,4 +1,4 @@
-"""Rules for prefill and decode apart: all run, and the joint choice is no worse than apart."""
+"""Tests of rules for separate prefill and decode: all requests run, and the joint choice wins."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Rules of other routers: numbers, predictions, and Dynamo's rule as the core has it."""
+"""Tests of other routers' rules: costs, predictions, and Dynamo's rule against the core's."""
 
 import numpy as np
 import pytest

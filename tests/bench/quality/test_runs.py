@@ -1,4 +1,4 @@
-"""Whole runs: all requests end, equal seeds give equal runs, and what was booked is given back."""
+"""Tests of whole runs: all requests end, equal seeds give equal runs, and bookings are released."""
 
 import json
 import xml.etree.ElementTree as ET
@@ -29,13 +29,13 @@ REQUESTS = 150
 
 
 def a_run(chooser, workload="tenants", load=0.8, seed=3):
-    """The key and the outcome of a small run."""
+    """Return the key and the outcome of a small run."""
     key = RunKey(workload, load, seed, chooser)
     return key, quality_runs.run_cell(key, quality_runs.make_cases(None, None, REQUESTS)[workload])
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_workload_is_what_its_seed_says(name):
+def test_a_workload_follows_from_its_seed(name):
     first, again, other = (make_workload(KINDS[name], seed, REQUESTS) for seed in (1, 1, 2))
     assert first.requests >= REQUESTS
     assert np.array_equal(first.units, again.units)
@@ -47,7 +47,7 @@ def test_a_workload_is_what_its_seed_says(name):
             assert turn.chain.max(initial=0) < first.n_blocks
 
 
-def test_turns_of_a_conversation_begin_with_what_was_said():
+def test_turns_begin_with_the_conversation_so_far():
     for session in make_workload(KINDS["conversation"], 1, REQUESTS).sessions:
         for turn, following in pairwise(session):
             assert following.prompt_tokens > turn.prompt_tokens + turn.output_tokens
@@ -96,7 +96,7 @@ def _chain_to(record, block):
     raise AssertionError(block)
 
 
-def test_the_index_holds_exactly_what_the_engines_hold():
+def test_the_index_matches_the_engines_caches():
     world, scene = a_world("agents")
     chooser = CoreRouter(scene)
     world.run_open(chooser, 1.0)
@@ -116,7 +116,7 @@ def test_the_account_of_work_is_empty_at_the_end(reports):
     )
 
 
-def replicated(link, kind="tenants"):
+def replicated_world(link, kind="tenants"):
     world, scene = a_world(kind)
     members = [make_core("reference", scene, number) for number in range(link.selectors)]
     return world, members, ReplicatedRouter(members, link, world, 1)
@@ -129,8 +129,8 @@ def bookings(members):
     ]
 
 
-def test_peers_know_of_each_others_bookings():
-    world, members, group = replicated(ReplicaNetwork(2, 0.005))
+def test_peers_replicate_their_bookings():
+    world, members, group = replicated_world(ReplicaNetwork(2, 0.005))
     seen = []
     world.schedule_at(5.0, lambda: seen.extend(bookings(members)))
     world.run_open(group, 30.0)
@@ -141,7 +141,7 @@ def test_peers_know_of_each_others_bookings():
 
 @pytest.mark.parametrize("loss", [0.0, 0.3])
 def test_replicas_agree_in_the_end_though_events_are_lost(loss):
-    world, members, group = replicated(ReplicaNetwork(3, 0.02, loss=loss), "conversation")
+    world, members, group = replicated_world(ReplicaNetwork(3, 0.02, loss=loss), "conversation")
     record = world.run_open(group, 2.0)
     assert all(life.end_s > 0.0 for life in record.histories)
     for member in members:
@@ -151,8 +151,8 @@ def test_replicas_agree_in_the_end_though_events_are_lost(loss):
 
 
 @pytest.mark.parametrize("helps", [True, False])
-def test_cores_tell_each_other_how_far_prefills_are(helps):
-    """What a rank has left is the same for both, but for the last tenth of a second."""
+def test_cores_exchange_the_progress_of_prefills(helps):
+    """Both cores know the same remaining work of a rank, except for the last tenth of a second."""
     world, scene = a_world("mixed lengths")
     members = [make_core("work", scene, number) for number in range(2)]
     link = ReplicaNetwork(2, 0.005) if helps else ReplicaNetwork(2, 0.005, help=frozenset())

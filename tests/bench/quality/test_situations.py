@@ -1,4 +1,4 @@
-"""What a selector knows decides what it finds; sessions and assumed blocks replace events."""
+"""Tests of selectors that see exact events, sessions or assumed blocks."""
 
 from itertools import pairwise
 
@@ -30,7 +30,7 @@ def run(chooser, workload="agentic", load=0.7, seed=1):
 
 
 @pytest.mark.parametrize("name", [*SHAPES, "rlasync"])
-def test_a_session_workload_is_what_its_seed_says(name):
+def test_a_session_workload_follows_from_its_seed(name):
     first, again, other = (make_session_workload(name, seed, REQUESTS) for seed in (1, 1, 2))
     assert first.requests >= REQUESTS
     assert np.array_equal(first.units, again.units)
@@ -53,14 +53,14 @@ def test_members_of_a_group_begin_together_with_one_prompt():
     assert other[2] != members[0][0].chain[2]
 
 
-def test_a_request_of_a_trace_continues_the_session_whose_blocks_it_has():
+def test_a_trace_request_continues_the_session_with_its_blocks():
     ids = [(0, 1, 2), (0, 3, 4), (0, 1, 2, 5), (0, 6), (0, 1, 2, 5, 7)]
     rows = [RecordedRequest(10.0 * n, BLOCK * len(x), 20, x, BLOCK) for n, x in enumerate(ids)]
     workload = conversation_workload(rows, 1, len(rows))
     assert workload.labels == (0, 1, 0, 3, 0)
 
 
-def test_the_label_of_a_session_is_what_routers_see():
+def test_routers_see_the_label_of_a_session():
     rows = [RecordedRequest(10.0 * n, 2 * BLOCK, 20, (0, 1), BLOCK) for n in range(4)]
     workload = conversation_workload(rows, 1, 4)
     world, _ = quality_runs.make_world("hash", workload, FLEET, 1)
@@ -114,7 +114,7 @@ def test_without_events_the_index_stays_empty():
     assert router.partition.index.stats().memberships == 0
 
 
-def test_sessions_find_what_no_index_shows():
+def test_sessions_find_blocks_missing_from_the_index():
     blind, informed = run("work in no index"), run("work, session in no index")
     assert blind.hit_rate < run("work in exact").hit_rate - 0.2
     assert informed.hit_rate > blind.hit_rate + 0.2

@@ -1,4 +1,4 @@
-"""An experiment in virtual time, next to runs of either policy alone."""
+"""Test of a switchback experiment in virtual time next to runs of either policy alone."""
 
 from scripts.bench.quality.switchback import SwitchbackPlan, run_switchback
 from select_service.core.placement.policies.policy_registry import parse_policy_choice

@@ -1,4 +1,4 @@
-"""The rule `work` in numbers, and the account behind it."""
+"""Tests of the `work` rule: costs in numbers, and the account of booked work behind the rule."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def an_ask(number, first=0, blocks=10, tail=5):
     return RankRequest(number, chain, blocks * BLOCK_TOKENS + tail, 0)
 
 
-def left(chooser):
+def work_left(chooser):
     chooser.account.check_invariants()
     return [chooser.account.unfinished_work(rank) for rank in range(len(FLEET))]
 
@@ -49,34 +49,34 @@ def left(chooser):
 def test_work_is_booked_and_ends_with_the_first_token():
     chooser = a_chooser()
     rank = chooser.choose(an_ask(1), 0.0)
-    assert left(chooser)[rank] == 645.0
+    assert work_left(chooser)[rank] == 645.0
     chooser.first_token(1, 1.0)
-    assert left(chooser) == [0.0, 0.0]
+    assert work_left(chooser) == [0.0, 0.0]
     chooser.finished(1, 2.0)
-    assert left(chooser) == [0.0, 0.0]
+    assert work_left(chooser) == [0.0, 0.0]
 
 
-def test_progress_is_what_events_prove_of_the_oldest():
+def test_events_prove_progress_of_the_oldest_request():
     chooser = a_chooser()
     rank = chooser.choose(an_ask(1), 0.0)
     chain = an_ask(1).chain
     chooser.changed(rank, [StoredBlocks(chain, 0, 4)], 0.1)
-    assert left(chooser)[rank] == 645.0 - 4 * BLOCK_TOKENS
+    assert work_left(chooser)[rank] == 645.0 - 4 * BLOCK_TOKENS
     chooser.changed(rank, [RemovedBlocks(chain[3:4])], 0.2)
-    assert left(chooser)[rank] == 645.0 - 3 * BLOCK_TOKENS
+    assert work_left(chooser)[rank] == 645.0 - 3 * BLOCK_TOKENS
     chooser.changed(rank, [StoredBlocks(chain, 3, 10)], 0.3)
-    assert left(chooser)[rank] == 5.0
+    assert work_left(chooser)[rank] == 5.0
 
 
-def test_what_was_there_before_is_no_progress():
+def test_cached_blocks_are_no_progress():
     chooser = a_chooser()
     chain = an_ask(1).chain
     for rank in range(2):
         chooser.changed(rank, [StoredBlocks(chain, 0, 6)], 0.0)
     rank = chooser.choose(an_ask(1), 0.1)
-    assert left(chooser)[rank] == 645.0 - 6 * BLOCK_TOKENS
+    assert work_left(chooser)[rank] == 645.0 - 6 * BLOCK_TOKENS
     chooser.changed(rank, [StoredBlocks(chain, 6, 8)], 0.2)
-    assert left(chooser)[rank] == 645.0 - 8 * BLOCK_TOKENS
+    assert work_left(chooser)[rank] == 645.0 - 8 * BLOCK_TOKENS
 
 
 @pytest.mark.parametrize(("leading", "together"), [(True, True), (False, False)])
@@ -110,10 +110,10 @@ def test_no_request_waits_while_the_work_of_a_rank_is_less_than_a_batch():
     chooser = a_chooser(WORK._replace(hold_tokens=600.0))
     asks = [an_ask(n, first=20 * n) for n in range(6)]
     assert None not in [chooser.choose(ask, 0.0) for ask in asks]
-    assert min(left(chooser)) > 600.0
+    assert min(work_left(chooser)) > 600.0
 
 
-def test_peers_count_own_work_as_told_and_what_they_heard_of_its_progress():
+def test_peers_count_announced_work_and_reported_progress():
     one, other = a_chooser(), a_chooser(number=1)
     other.account.peers_work = one.account.peers_work
     heard = []
@@ -121,11 +121,11 @@ def test_peers_count_own_work_as_told_and_what_they_heard_of_its_progress():
     rank = one.choose(an_ask(1), 0.0)
     for event in heard:
         assert other.selector.followers.replicas.apply_event(event, 0.1) is None
-    assert left(other)[rank] == 645.0
+    assert work_left(other)[rank] == 645.0
     one.changed(rank, [StoredBlocks(an_ask(1).chain, 0, 4)], 0.1)
     for name, done in one.account.progress():
         other.account.receive_progress(name, done)
-    assert left(other)[rank] == left(one)[rank] == 645.0 - 4 * BLOCK_TOKENS
+    assert work_left(other)[rank] == work_left(one)[rank] == 645.0 - 4 * BLOCK_TOKENS
 
 
 def test_every_rank_belongs_to_the_share_of_one_selector():
@@ -134,7 +134,7 @@ def test_every_rank_belongs_to_the_share_of_one_selector():
     assert [share_of(rank, 1) for rank in range(8)] == [0] * 8
 
 
-def test_the_core_books_what_the_rule_chose():
+def test_the_core_books_the_choice_of_the_rule():
     chooser = a_chooser()
     rank = chooser.choose(an_ask(1), 0.0)
     (booking,) = chooser.selector.ledger.reservations
@@ -145,7 +145,7 @@ def test_the_core_books_what_the_rule_chose():
     assert matched[rank, Tier.GPU] == 4
 
 
-def test_what_a_rank_can_hold_is_learnt_from_the_first_block_that_goes():
+def test_capacity_is_learnt_from_the_first_eviction():
     chooser = a_chooser(WORK._replace(memory=4.0, declared=False))
     chain = an_ask(1, blocks=20).chain
     chooser.changed(0, [StoredBlocks(chain, 0, 20)], 0.0)

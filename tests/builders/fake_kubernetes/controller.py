@@ -1,4 +1,4 @@
-"""Moves pods: Pending, Running, Terminating, gone; in simulated time, one `step` at a time."""
+"""Pods that are Pending, Running, Terminating and gone, in simulated time, `step` by `step`."""
 
 from typing import Any
 
@@ -20,8 +20,13 @@ ORDINAL = (STATEFUL_SET, LEADER_WORKER_SET)
 
 
 class Controller:
-    """startup_s, termination_s: of a pod.  stuck: pods of these never start; of `clinging` never
-    end.  paused: nothing is observed at all."""
+    """Controller of all workloads.
+
+    startup_s, termination_s: seconds that a pod needs to start and to end
+    stuck: apps with pods that never start
+    clinging: apps with pods that never end
+    paused: whether the controller observes nothing at all
+    """
 
     def __init__(self, store: Store, startup_s: float = 30.0, termination_s: float = 10.0) -> None:
         self.store = store
@@ -35,7 +40,7 @@ class Controller:
         self._made = 0
 
     def step(self, seconds: float) -> None:
-        """Time passes, and everybody does what is due then."""
+        """Advance the time and take all actions that are due then."""
         self.store.now += seconds
         if self.paused:
             return
@@ -80,7 +85,7 @@ class Controller:
         self.store.set_status(GRAPH_ALPHA, self._fresh(GRAPH_ALPHA, found), status)
 
     def pods(self, app: str) -> list[Object]:
-        """All that are there, those that leave included."""
+        """Return all pods of an app, including terminating pods."""
         return [p for p in self.store.list(POD, None) if p["metadata"]["labels"]["app"] == app]
 
     def _reconcile(self, kind: Kind, found: Object, app: str, spec: Object) -> dict[str, Any]:
@@ -98,7 +103,7 @@ class Controller:
         return counts | ({"readyReplicas": ready, "availableReplicas": ready} if ready else {})
 
     def _by_use(self, kind: Kind, pods: list[Object]) -> list[Object]:
-        """Who goes first."""
+        """Return the pods in the order of deletion."""
         if kind in ORDINAL:
             return sorted(pods, key=lambda p: -int(p["metadata"]["name"].rpartition("-")[2]))
 

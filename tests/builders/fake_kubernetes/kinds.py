@@ -4,7 +4,11 @@ from typing import Any, NamedTuple
 
 
 class Kind(NamedTuple):
-    """group: empty for the core.  scaled_by: has it a scale subresource?"""
+    """Kind of a resource.
+
+    group: API group; empty for the core
+    scaled_by: whether there is a scale subresource
+    """
 
     group: str
     version: str
@@ -18,7 +22,7 @@ class Kind(NamedTuple):
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def resources(self) -> list[dict[str, Any]]:
-        """As the discovery document has them."""
+        """Return the entries of the discovery document."""
         verbs = ["create", "delete", "get", "list", "patch", "update", "watch"]
         own: dict[str, Any] = {
             "name": self.plural,

@@ -5,11 +5,11 @@ from typing import Any
 
 
 class PatchError(Exception):
-    """It does not apply."""
+    """Patch that does not apply."""
 
 
 def merged(target: Any, patch: Any) -> Any:
-    """RFC 7386."""
+    """Return the target with a merge patch of RFC 7386 applied."""
     if not isinstance(patch, dict):
         return copy.deepcopy(patch)
     result = dict(target) if isinstance(target, dict) else {}
@@ -22,7 +22,10 @@ def merged(target: Any, patch: Any) -> Any:
 
 
 def patched(target: Any, operations: Any) -> Any:
-    """RFC 6902: test, add, replace and remove.  Raises PatchError."""
+    """Return the target with a JSON patch of RFC 6902 applied: test, add, replace and remove.
+
+    Raises PatchError.
+    """
     result = copy.deepcopy(target)
     if not isinstance(operations, list):
         raise PatchError("a JSON patch is a list")

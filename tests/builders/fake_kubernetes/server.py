@@ -17,7 +17,10 @@ from tests.builders.fake_kubernetes.store import Event, Object, Refused, Store
 
 @dataclass
 class Fault:
-    """status: answered instead; 0: the connection is cut; None: no answer ever comes."""
+    """Fault to inject into a request.
+
+    status: status to answer; 0 cuts the connection; None means that no answer ever comes
+    """
 
     method: str
     path: str
@@ -27,7 +30,10 @@ class Fault:
 
 @dataclass
 class FakeKubernetes:
-    """token: that callers must have; None: anybody may."""
+    """API server.
+
+    read_token: token that requests must carry; None means that every request is allowed
+    """
 
     read_token: str | None = None
     store: Store = field(default_factory=Store)
@@ -46,7 +52,7 @@ class FakeKubernetes:
         self._heard = asyncio.Event()
 
     def writes(self) -> list[tuple[str, str]]:
-        """Requests that change something but leases."""
+        """Return the requests that change something other than leases."""
         return [r for r in self.requests if r[0] != "GET" and "/leases" not in r[1]]
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -156,7 +162,7 @@ class FakeKubernetes:
                 if _concerns(event, kind, namespace, marks) and event.version >= since:
                     if event.type != "BOOKMARK" and event.version == since:
                         continue
-                    await response.write(_line(*_told(event, kind, request.query)))
+                    await response.write(_line(*_watched_event(event, kind, request.query)))
             seen, since = len(history), max(since, self.store.version)
             with_deadline = asyncio.wait_for(heard.wait(), max(0.0, until - loop.time()))
             try:
@@ -167,7 +173,7 @@ class FakeKubernetes:
 
 
 def _continued(request: web.Request, version: int) -> tuple[int, int]:
-    """Where a page begins, and of which version the list is: of the store's newest one here."""
+    """Return the begin of a page and the version of the list, by default the newest version."""
     token = request.query.get("continue")
     if token is None:
         return 0, version
@@ -186,8 +192,11 @@ def _concerns(event: Event, kind: Kind, namespace: str | None, marks: bool) -> b
     return event.kind == kind and namespace in (None, where)
 
 
-def _told(event: Event, kind: Kind, query: Any) -> tuple[str, Object]:
-    """What is no longer chosen has been deleted for who watches."""
+def _watched_event(event: Event, kind: Kind, query: Any) -> tuple[str, Object]:
+    """Return type and object of an event for a watch.
+
+    An object that the watch no longer selects is reported as deleted.
+    """
     if event.type != "BOOKMARK":
         return event.type if _is_chosen(event.object, query) else "DELETED", event.object
     metadata = {"resourceVersion": str(event.version)}
@@ -218,7 +227,7 @@ async def _body(request: web.Request) -> Any:
 
 
 def discovered(parts: list[str]) -> Object | None:
-    """The documents of /api, /apis and what is below, but no objects."""
+    """Return the discovery document at this path, or None; paths of objects have none."""
     if parts == ["api"]:
         return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
     if parts == ["apis"]:
@@ -249,7 +258,7 @@ def _groups() -> list[Object]:
 
 
 def _place(parts: list[str]) -> tuple[Kind, str | None, list[str]]:
-    """Kind, namespace and the rest of a path.  Raises Refused."""
+    """Return kind, namespace and the rest of a path. Raises Refused."""
     for kind in KINDS:
         root = ["apis", kind.group, kind.version] if kind.group else ["api", kind.version]
         if parts[: len(root)] != root:
@@ -266,7 +275,7 @@ def _place(parts: list[str]) -> tuple[Kind, str | None, list[str]]:
 async def serving(
     fake: FakeKubernetes, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[FakeKubernetes]:
-    """Over a free port; ends without waiting for those who wait."""
+    """Serve on a free port; the end does not wait for open watches."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", fake.answer)
     runner = web.AppRunner(app, shutdown_timeout=1.0)

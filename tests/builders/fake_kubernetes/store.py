@@ -1,4 +1,4 @@
-"""Objects with resource versions and generations, and what has happened to them."""
+"""Objects with resource versions and generations, and the history of events."""
 
 import copy
 from collections.abc import Callable
@@ -11,7 +11,7 @@ Object = dict[str, Any]
 
 
 class Refused(Exception):
-    """An answer with a `Status`."""
+    """Refusal, answered with a `Status`."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class Refused(Exception):
 
 
 class Event(NamedTuple):
-    """What a watch hears."""
+    """Event of a watch."""
 
     version: int
     type: str
@@ -39,7 +39,10 @@ class Event(NamedTuple):
 
 
 class Store:
-    """now: seconds of the simulation, for stamps."""
+    """Objects of the cluster.
+
+    now: seconds of the simulation, for timestamps
+    """
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str, str], Object] = {}
@@ -64,7 +67,7 @@ class Store:
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object:
         found = self.objects.get((kind.plural, namespace, name))
-        # Objects are not converted: each is there in the version in which it was created.
+        # Objects are not converted: each exists in the version in which it was created.
         if found is None or found.get("apiVersion", kind.api_version) != kind.api_version:
             raise Refused(404, "NotFound", f'{kind.plural} "{name}" not found')
         return found
@@ -83,7 +86,10 @@ class Store:
         return self._keep("ADDED", kind, made)
 
     def update(self, kind: Kind, namespace: str, name: str, given: Object) -> Object:
-        """Keeps what a caller cannot change.  A version that is given must be the newest."""
+        """Replace an object except for the fields that a caller cannot change.
+
+        A version in `given` must be the newest.
+        """
         old = self.get(kind, namespace, name)
         wanted = given.get("metadata", {}).get("resourceVersion")
         if wanted and wanted != old["metadata"]["resourceVersion"]:
@@ -139,17 +145,17 @@ class Store:
         return self.put_scale(kind, namespace, name, new)
 
     def set_status(self, kind: Kind, found: Object, status: Object) -> None:
-        """By the controller: no new generation."""
+        """Set the status as the controller does: without a new generation."""
         if found.get("status") != status:
             self._keep("MODIFIED", kind, found | {"status": status})
 
     def compact(self) -> None:
-        """Forget what has happened: older watches are gone."""
+        """Forget the history, so that older watches are gone."""
         self.live_history.clear()
         self.oldest = self.version
 
     def bookmark(self) -> None:
-        """All watches that want to hear of it are told how far they have come."""
+        """Send a bookmark with the current version to all watches that request bookmarks."""
         self._tell("BOOKMARK", None, {})
 
     def _keep(self, type_: str, kind: Kind, made: Object) -> Object:

@@ -1,4 +1,4 @@
-"""A certificate for the loopback address, made by openssl; it is its own CA."""
+"""A self-signed certificate for the loopback address, created by openssl."""
 
 import shutil
 import ssl
@@ -9,7 +9,7 @@ import pytest
 
 
 def a_certificate(folder: Path) -> tuple[Path, ssl.SSLContext]:
-    """The CA's file, and what a server shows.  Skips the test where there is no openssl."""
+    """Return the CA's file and the server's context; skip the test if openssl is missing."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("openssl is not installed: no certificate can be made")

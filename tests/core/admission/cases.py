@@ -1,4 +1,4 @@
-"""What the machine of the admission stage draws from: workers, requests and policy documents."""
+"""Strategies of the admission stage's machine: workers, requests and policy documents."""
 
 from hypothesis import strategies as st
 

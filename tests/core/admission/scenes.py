@@ -1,4 +1,4 @@
-"""A selector with an admission stage, a clock and what was asked of the event loop, for tests."""
+"""Selector with an admission stage, a clock and a record of requested wake-ups, for tests."""
 
 from random import Random
 
@@ -30,12 +30,12 @@ METRICS = "http://w1:8000/metrics"
 
 
 def one_class(policy="fcfs", frac=0.0, **rules):
-    """A rank has room while it has no active prefill tokens, unless `frac` says otherwise."""
+    """Return rules by which a rank has room without active prefill tokens, or below `frac`."""
     return QueueRules(single_class_profile(policy, frac), **rules)
 
 
 def classes(*policies, buckets=((0, "all"),), family="main", **rules):
-    """The rules of a policy document."""
+    """Return the rules of a policy document."""
     document = {
         "default_policy_family": family,
         "uncached_isl_buckets": [{"min_tokens": n, "bucket": name} for n, name in buckets],
@@ -45,13 +45,16 @@ def classes(*policies, buckets=((0, "all"),), family="main", **rules):
 
 
 def a_class(name="main", **fields):
-    """One that a family and a bucket name, with the same room as `one_class`."""
+    """Return a class for a family and a bucket, with the same room as `one_class`."""
     place = {"policy_family": name, "cache_bucket": "all", "prefill_busy_threshold": 0}
     return {"name": name, **place, **fields}
 
 
 class Scene:
-    """Requests by name; `served` are the names of those that got a rank, in this order."""
+    """Requests by name.
+
+    served: names of the requests with a rank, in the order of service
+    """
 
     def __init__(self, queue=None, *, decode=None, prefill=None, workers=1, ttl_s=3600.0, **shape):
         self.now, self.wakes = 0.0, 0
@@ -88,37 +91,37 @@ class Scene:
         return self.selector.register_worker(a_worker(worker_id, **shape))
 
     def ask(self, name, tokens=8, header=None, **fields):
-        """select_and_reserve under this name; also returns what came of it at once."""
-        return self._asked(
+        """Call select_and_reserve under this name; return the immediate outcome."""
+        return self._submit(
             name, self.selector.select_and_reserve, header,
             a_select_and_reserve(tokens, reservation_id=name, **fields),
         )  # fmt: skip
 
     def look(self, name, tokens=8, **fields):
-        """The same without a booking."""
-        return self._asked(name, self.selector.select, None, a_select(tokens, **fields))
+        """Call select under this name, without a booking."""
+        return self._submit(name, self.selector.select, None, a_select(tokens, **fields))
 
-    def _asked(self, name, verb, header, request):
+    def _submit(self, name, verb, header, request):
         try:
             outcome = verb(request, self.now, header)
         except SelectError as error:
             self.outcomes[name] = error
             return error
         if isinstance(outcome, PlacementDecision):
-            self._ended(name, outcome)
+            self._record_outcome(name, outcome)
         else:
             self.tickets[name] = outcome
-            outcome.on_settled = lambda: self._ended(name, outcome.outcome)
+            outcome.on_settled = lambda: self._record_outcome(name, outcome.outcome)
         return outcome
 
-    def _ended(self, name, outcome):
+    def _record_outcome(self, name, outcome):
         self.outcomes[name] = outcome
         self.tickets.pop(name, None)
         if isinstance(outcome, PlacementDecision):
             self.served.append(name)
 
     def fill(self, worker_id=1, tokens=16, name=None, **fields):
-        """Load that a caller brought to a worker by itself."""
+        """Book load of a caller that has chosen the worker."""
         name = name or f"load{worker_id}"
         self.selector.reserve(a_reservation(name, worker_id, tokens, **fields), self.now)
 
@@ -148,7 +151,7 @@ class Scene:
             msgspec.convert({"model": model, **fields}, BusyThresholdChange)
         )
 
-    def engine_says(self, usage, worker_id=1, dp_rank=0, url=METRICS):
+    def report_usage(self, usage, worker_id=1, dp_rank=0, url=METRICS):
         self.selector.engine_readings.accept_readings(
             EngineTarget(worker_id, url, (dp_rank,)),
             {dp_rank: EngineReading(usage, 3, 4)},
@@ -156,7 +159,7 @@ class Scene:
         )
 
     def run_down(self):
-        """Finish what was served, one by one, until nobody waits; the names in order of service."""
+        """Free served requests in turn until none waits; return the names in order of service."""
         while self.gate.waiting.requests:
             self.free_and_serve(self.served[-1])
         return self.served
@@ -175,7 +178,7 @@ def bounds(requests=100, tokens=10_000):
 
 
 def hashes(blocks, isl_tokens):
-    """A prompt as the hashes of its blocks."""
+    """Return the fields of a prompt given as block hashes."""
     return {
         "token_ids": None,
         "block_hashes": blocks,
@@ -185,6 +188,6 @@ def hashes(blocks, isl_tokens):
 
 
 def store(scene, worker_id, blocks):
-    """Let rank 0 of a worker have these blocks on its GPU."""
+    """Store these blocks on the GPU of rank 0 of a worker."""
     array = np.array(blocks, np.uint64)
     scene.partition.table.writer_of(Rank(worker_id, 0)).store(Tier.GPU, None, array, array)

@@ -1,4 +1,4 @@
-"""The admission stage of a whole selector against its naive twin, in virtual time."""
+"""Tests of the admission stage of a whole selector against its naive twin, in virtual time."""
 
 import msgspec
 import numpy as np
@@ -33,16 +33,16 @@ from tests.core.admission.cases import (
 )
 from tests.core.admission.twins import Twins
 from tests.models.admission import TIERS, names
-from tests.models.waiting import Asked
+from tests.models.waiting import ModelRequest
 
 PEER = 7
 ISL = 9
-"""Tokens of a prompt that a caller books."""
+"""Length in tokens of a prompt that a caller books."""
 RUSH_MAX = 12
 
 
 class AdmissionMatchesModel(Twins):
-    """Requests come, wait, are served and leave; load comes and goes."""
+    """Machine in which requests arrive, wait, are served and leave while load changes."""
 
     # --- requests
 
@@ -58,7 +58,7 @@ class AdmissionMatchesModel(Twins):
     def ask(self, key, prompt, place, urgency, reserves, own_id):
         self.count += 1
         key = self.keys[key == 0 and len(self.keys) - 1]
-        asked = Asked(
+        asked = ModelRequest(
             name=f"{key[0]}{self.count}",
             key=key,
             path=prompt["path"],
@@ -105,10 +105,10 @@ class AdmissionMatchesModel(Twins):
         except SelectError as error:
             return type(error).__name__
         if isinstance(outcome, PlacementDecision):
-            self.tell(asked.name, outcome)
+            self.pass_choice(asked.name, outcome)
             return "served"
         self.tickets[asked.name] = outcome
-        outcome.on_settled = lambda: self.settled(asked.name)
+        outcome.on_settled = lambda: self.record_outcome(asked.name)
         return "waits"
 
     @rule(
@@ -131,7 +131,7 @@ class AdmissionMatchesModel(Twins):
             model_name=key[0],
             tenant_id=key[1],
         )
-        # As in Dynamo, an id in use comes first.
+        # As in Dynamo, an id in use is reported first.
         if name != f"r{self.count}":
             assert self.refusal(self.selector.reserve, request, self.now) == "Conflict"
             return
@@ -141,7 +141,7 @@ class AdmissionMatchesModel(Twins):
         self.selector.reserve(request, self.now)
         self.model.reserve(name, key, rank, names(path), tokens, ISL, self.now)
 
-    # --- load goes
+    # --- load ends
 
     def some_held(self, number):
         held = sorted(self.model.held)
@@ -183,7 +183,7 @@ class AdmissionMatchesModel(Twins):
 
     @precondition(lambda self: self.model.held)
     @rule(number=ANY, kind=st.sampled_from([ReservationFreed, PrefillCompleted]))
-    def a_peer_says_that_load_goes(self, number, kind):
+    def a_peer_ends_load(self, number, kind):
         name = self.some_held(number)
         held = self.model.held[name]
         assert self.apply(kind, name, held.key, held.rank) is None
@@ -219,7 +219,7 @@ class AdmissionMatchesModel(Twins):
             self.now,
         )
 
-    # --- the queue is served, or left
+    # --- service of the queue
 
     @rule()
     def settle(self):
@@ -258,7 +258,7 @@ class AdmissionMatchesModel(Twins):
             self.model.time_out(waiter)
         self.agree_on_departures()
 
-    # --- what operators change
+    # --- changes by operators
 
     @rule(
         key=st.integers(0, 3),
@@ -311,7 +311,7 @@ class ClassesShareTheRoom(AdmissionMatchesModel):
     @precondition(lambda self: self.ranks() and len(self.tickets) < RUSH_MAX)
     @rule(asks=st.lists(st.tuples(PROMPTS, URGENCIES), min_size=6, max_size=RUSH_MAX), left=ANY)
     def a_rush_meets_full_ranks_that_become_free(self, asks, left):
-        """So that several classes wait, and each can pay more than once."""
+        """Queue requests of several classes so that each class can pay more than once."""
         blockers = []
         for number in range(3 * len(self.ranks())):
             self.a_caller_reserves_where_it_went(number, (1,), 9, "new")
@@ -329,14 +329,14 @@ class ClassesShareTheRoom(AdmissionMatchesModel):
 
 
 class ThresholdsOnly(AdmissionMatchesModel):
-    """No queue: what finds no free rank is refused."""
+    """Configuration without a queue: requests without a free rank are rejected."""
 
     document = None
     thresholds = (0.5, 6)
 
 
 class ThresholdsAndSmallTurns(AdmissionMatchesModel):
-    """Busy thresholds beside the queue; two requests leave it per turn; small bounds."""
+    """Busy thresholds beside the queue; two requests leave per turn; small bounds."""
 
     document = with_policy({"prefill_busy_threshold_frac": 0.0})
     profile = single_class_profile("fcfs", 0.0)
@@ -347,11 +347,13 @@ class ThresholdsAndSmallTurns(AdmissionMatchesModel):
 
 
 class ClassesInSmallTurns(ClassesShareTheRoom):
-    """Turns that refuse, rebind and refresh one or two; the twin, which does all at once, is
-    compared when no turn is left.
+    """Turns that reject, rebind and refresh one or two requests.
+
+    The twin does all at once, so the comparison follows the last turn.
     """
 
-    # Ends of waits have parts as well, between which room that comes with time would be used.
+    # Ends of waits take several turns, too, and room that appears between these turns would be
+    # used.
     ttl_s = stale_s = 1e9
 
     def limit_turns(self):

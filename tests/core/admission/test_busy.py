@@ -1,4 +1,4 @@
-"""Busy thresholds: which ranks are busy, who is refused, and what GET /workers shows of it."""
+"""Tests of busy thresholds: busy ranks, rejected requests, and their display by GET /workers."""
 
 import numpy as np
 import pytest
@@ -79,7 +79,7 @@ def test_a_busy_rank_is_no_candidate_even_when_it_has_the_whole_prompt_cached():
     assert where(scene.look("b", **hashes([1, 2], 8))) == (2, 0)
 
 
-def test_a_refused_client_is_told_to_retry_later():
+def test_a_rejected_client_gets_a_retry_after():
     scene = Scene(prefill=0)
     scene.fill(1)
     error = scene.look("a")
@@ -134,7 +134,7 @@ def test_reservations_and_questions_are_never_judged():
     assert len(list(scene.selector.inspection.overlap_scores(query)[1])) == 1
 
 
-def test_null_clears_a_threshold_and_what_is_left_out_stays():
+def test_null_clears_a_threshold_and_absent_ones_stay():
     scene = Scene(decode=0.5, prefill=10)
     view = scene.set_thresholds(prefill=None)
     assert view.active_decode_blocks_threshold == 0.5
@@ -179,32 +179,32 @@ def test_the_table_of_thresholds_has_an_end(monkeypatch):
     assert table.is_off
 
 
-def test_the_engine_decides_how_full_its_cache_is_while_it_is_heard():
+def test_the_engines_cache_usage_counts_while_it_is_fresh():
     scene = Scene(decode=0.5, total_kv_blocks=100, metrics_endpoint=METRICS)
-    scene.engine_says(0.6)
+    scene.report_usage(0.6)
     assert not passes(scene.look("a"))
-    scene.engine_says(0.5)
+    scene.report_usage(0.5)
     assert passes(scene.look("b"))
     scene.fill(1, 400)
     assert passes(scene.look("our own count says 100 of 100"))
 
 
-def test_each_engine_speaks_for_its_own_worker_alone():
+def test_each_engine_counts_for_its_own_worker_alone():
     scene = Scene(decode=0.5, workers=2, metrics_endpoint=METRICS)
-    scene.engine_says(0.9, worker_id=1)
+    scene.report_usage(0.9, worker_id=1)
     scene.tick(3.0)
-    scene.engine_says(0.8, worker_id=2)
+    scene.report_usage(0.8, worker_id=2)
     assert not passes(scene.look("a"))
-    scene.engine_says(0.1, worker_id=2)
+    scene.report_usage(0.1, worker_id=2)
     assert not passes(scene.look("b", allowed_worker_ids=[1]))
     assert passes(scene.look("c", allowed_worker_ids=[2]))
     scene.tick(2.0)
     assert passes(scene.look("the first has said nothing for 5 s", allowed_worker_ids=[1]))
 
 
-def test_what_an_engine_said_too_long_ago_is_not_believed():
+def test_stale_engine_readings_do_not_count():
     scene = Scene(decode=0.5, total_kv_blocks=100, metrics_endpoint=METRICS)
-    scene.engine_says(0.9)
+    scene.report_usage(0.9)
     scene.tick(4.999)
     assert not passes(scene.look("a"))
     scene.tick(0.001)
@@ -216,38 +216,38 @@ def test_what_an_engine_said_too_long_ago_is_not_believed():
 
 def test_prefill_tokens_are_always_our_own_count():
     scene = Scene(prefill=0, metrics_endpoint=METRICS)
-    scene.engine_says(0.0)
+    scene.report_usage(0.0)
     scene.fill(1)
     assert not passes(scene.look("a"))
 
 
 def test_an_engine_without_a_number_leaves_the_count_to_us():
     scene = Scene(decode=0.5, total_kv_blocks=4, metrics_endpoint=METRICS)
-    scene.engine_says(None)
+    scene.report_usage(None)
     scene.fill(1, 16)
     assert not passes(scene.look("a"))
 
 
-def test_a_reading_from_an_address_that_is_not_asked_any_more_is_ignored():
+def test_a_reading_from_a_former_address_is_ignored():
     scene = Scene(decode=0.5, metrics_endpoint=METRICS)
-    scene.engine_says(0.9, url="http://elsewhere:1/metrics")
-    scene.engine_says(0.9, worker_id=7)
-    scene.engine_says(0.9, dp_rank=5)
+    scene.report_usage(0.9, url="http://elsewhere:1/metrics")
+    scene.report_usage(0.9, worker_id=7)
+    scene.report_usage(0.9, dp_rank=5)
     assert passes(scene.look("a"))
     assert admissions_of(scene, scene.now)[1].ranks[0].engine is None
 
 
 def test_an_engine_that_moved_is_forgotten_at_once():
     scene = Scene(decode=0.5, metrics_endpoint=METRICS)
-    scene.engine_says(0.9)
+    scene.report_usage(0.9)
     scene.selector.patch_worker(1, a_patch(metrics_endpoint="http://w1:9/metrics"))
     assert passes(scene.look("a"))
     assert admissions_of(scene, scene.now)[1].ranks[0].engine is None
 
 
-def test_a_worker_that_comes_back_is_not_judged_by_what_its_engine_said_before():
+def test_a_returning_worker_is_not_judged_by_former_readings():
     scene = Scene(decode=0.5, workers=2, metrics_endpoint=METRICS)
-    scene.engine_says(0.9)
+    scene.report_usage(0.9)
     scene.selector.delete_worker(1, 0.0)
     scene.register(1, metrics_endpoint=METRICS)
     assert passes(scene.look("a", allowed_worker_ids=[1]))
@@ -261,7 +261,7 @@ def test_a_worker_that_nothing_judges_has_no_admission():
     assert admissions_of(scene, 0.0).get(2) is None
 
 
-def test_a_worker_shows_how_it_stands_to_the_thresholds():
+def test_a_worker_shows_its_load_and_the_thresholds():
     scene = Scene(prefill=10, decode=0.5, total_kv_blocks=8, data_parallel_size=2)
     scene.fill(1, 12, dp_rank=1)
     shown = admissions_of(scene, 0.0).get(1)
@@ -272,7 +272,7 @@ def test_a_worker_shows_how_it_stands_to_the_thresholds():
     assert (loaded.source, loaded.engine) == ("accounting", None)
 
 
-def test_a_worker_says_which_threshold_cannot_judge_it():
+def test_a_worker_shows_thresholds_that_do_not_apply():
     scene = Scene(decode=0.0)
     scene.fill(1)
     assert passes(scene.look("a"))
@@ -283,9 +283,9 @@ def test_a_worker_says_which_threshold_cannot_judge_it():
     assert (shown.busy, shown.ranks[0].kv_usage) == (False, None)
 
 
-def test_a_worker_without_capacity_is_judged_once_its_engine_speaks():
+def test_a_worker_without_capacity_is_judged_after_an_engine_reading():
     scene = Scene(decode=0.5, metrics_endpoint=METRICS)
-    scene.engine_says(0.75)
+    scene.report_usage(0.75)
     shown = admissions_of(scene, 2.0).get(1)
     assert (shown.busy, shown.not_judged) == (True, [])
     rank = shown.ranks[0]
@@ -299,11 +299,11 @@ def test_an_engine_that_does_not_answer_is_shown_until_it_does():
     assert target == (1, METRICS, (0,))
     scene.selector.engine_readings.record_failure(target, "x" * 1000, 1.0)
     assert admissions_of(scene, 1.0)[1].engine_error == "x" * 300
-    scene.engine_says(0.1)
+    scene.report_usage(0.1)
     assert admissions_of(scene, 1.0)[1].engine_error is None
 
 
-def test_only_schedulable_workers_with_a_metrics_endpoint_are_asked():
+def test_only_schedulable_workers_with_a_metrics_endpoint_are_scraped():
     scene = Scene(workers=2, metrics_endpoint=METRICS, data_parallel_size=2)
     scene.register(3)
     scene.register(4, metrics_endpoint=METRICS, endpoint="")
@@ -351,9 +351,7 @@ def kernel_arrays(slots):
 
 
 @given(slots=SLOTS, decode_max=LIMITS, prefill_max=TOKENS, room_max=TOKENS, batches_max=LIMITS)
-def test_free_ranks_are_those_of_the_formulas(
-    slots, decode_max, prefill_max, room_max, batches_max
-):
+def test_free_ranks_agree_with_the_formulas(slots, decode_max, prefill_max, room_max, batches_max):
     out = np.empty(len(slots), np.bool_)
     *arrays, _alive = kernel_arrays(slots)
     limits = RankLoadLimits(decode_max, prefill_max, room_max, batches_max)
@@ -371,7 +369,7 @@ def test_free_ranks_are_those_of_the_formulas(
 
 def test_an_engine_that_answers_without_its_cache_usage_is_shown_as_such():
     scene = Scene(decode=0.5, total_kv_blocks=8, metrics_endpoint=METRICS)
-    scene.engine_says(None)
+    scene.report_usage(None)
     shown = admissions_of(scene, 1.0)[1]
     assert shown.engine_error == "kv_usage of dp_rank 0 is missing or invalid"
     assert shown.ranks[0].source == "accounting"

@@ -1,4 +1,4 @@
-"""How fast load leaves, and the seconds that refused clients are told."""
+"""Tests of the drain rate of load, and of the Retry-After seconds of rejected clients."""
 
 import warnings
 from math import exp
@@ -66,7 +66,7 @@ def test_the_estimate_is_whole_seconds_within_its_bounds(work, per_second, secon
 
 
 def drained_scene(**options):
-    """One worker that has just shed 1000 prefill tokens and 250 blocks in ten seconds."""
+    """Return a scene: its worker has just shed 1000 prefill tokens and 250 blocks in 10 seconds."""
     scene = Scene(**options)
     scene.tick(0.0)
     scene.fill(1, 1000, name="gone")
@@ -75,7 +75,7 @@ def drained_scene(**options):
     return scene, 100.0 * (1 - exp(-1.0))
 
 
-def test_a_refused_client_is_told_when_the_excess_will_have_drained():
+def test_retry_after_is_the_drain_time_of_the_excess():
     scene, rate = drained_scene(prefill=100)
     scene.fill(1, 600)
     assert scene.ask("a").retry_after_s == -(-500 // rate)
@@ -103,7 +103,7 @@ def test_no_estimate_stumbles_over_a_capacity_that_is_not_known():
         assert scene.ask("a").retry_after_s == RETRY_AFTER_UNKNOWN_S
 
 
-def test_a_full_queue_tells_when_what_waits_will_have_drained():
+def test_retry_after_of_a_full_queue_is_the_drain_time_of_the_queue():
     rules = one_class(timeout_s=1.0)
     scene, rate = drained_scene(queue=rules)
     scene.fill(1, 8)

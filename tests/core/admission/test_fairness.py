@@ -1,4 +1,4 @@
-"""Flows of a queue: what each takes of its limits; and ranks that others wait for."""
+"""Tests of a queue's flows: their parts of the limits, and ranks left to waiting requests."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def full_scene(queue=None):
     return scene
 
 
-def test_who_sends_much_does_not_delay_who_sends_little():
+def test_a_heavy_flow_does_not_delay_a_light_one():
     scene = full_scene()
     for number in range(10):
         scene.ask(f"much{number}", fairness_id="much")
@@ -102,7 +102,7 @@ def test_ranks_for_which_others_wait_are_left_to_them():
     scene.ask("pinned", **pinned(1))
     assert "pinned" in scene.tickets
     assert where(scene.ask("cached", **hashes(BLOCKS, 400))) == (2, 0)
-    # Also when both wait, and room appears elsewhere.
+    # The same holds while both wait and room appears elsewhere.
     scene.ask("queued", **hashes(BLOCKS, 400))
     scene.free_and_serve("cached")
     assert where(scene.outcomes["queued"]) == (2, 0)

@@ -1,4 +1,4 @@
-"""Requests that wait while every candidate has much work left, by example."""
+"""Tests, by example, of requests that wait while every candidate has much work left."""
 
 import numpy as np
 import pytest
@@ -13,12 +13,12 @@ MUCH, LITTLE, BLOCK = 9000, 8, 1024
 
 
 def holding(**options):
-    """Two workers, each with a batch budget of 8,192 tokens at most."""
+    """Return a scene of two workers with a batch budget of at most 8,192 tokens each."""
     return Scene(one_class("work", 1.0), workers=2, **options)
 
 
 def busy(scene, worker_id, tokens, name=None):
-    """Work that the rank is sent by a caller."""
+    """Book this much work of a caller on the rank."""
     name = name or f"load{worker_id}"
     scene.selector.reserve(
         a_reservation(
@@ -28,7 +28,7 @@ def busy(scene, worker_id, tokens, name=None):
     )
 
 
-def test_who_finds_much_work_left_everywhere_waits_until_a_prefill_ends():
+def test_a_request_waits_for_a_prefill_to_end_if_all_ranks_have_much_work():
     scene = holding()
     for worker_id in (1, 2):
         busy(scene, worker_id, MUCH)
@@ -39,7 +39,7 @@ def test_who_finds_much_work_left_everywhere_waits_until_a_prefill_ends():
     assert where(scene.outcomes["a"]) == (2, 0)
 
 
-def test_so_much_is_left_no_more_as_fits_into_one_batch():
+def test_no_request_waits_once_the_remaining_work_fits_into_one_batch():
     scene = holding(max_num_batched_tokens=MUCH)
     for worker_id in (1, 2):
         busy(scene, worker_id, MUCH)
@@ -48,7 +48,7 @@ def test_so_much_is_left_no_more_as_fits_into_one_batch():
 
 
 def test_one_rank_with_room_opens_all_of_them():
-    """The full one has the prompt, and is worth waiting for in the engine."""
+    """Check that a full rank with the prompt cached is worth a wait in the engine."""
     scene, prompt = holding(block_size=BLOCK), list(range(1, 41))
     busy(scene, 1, MUCH)
     store(scene, 1, prompt)
@@ -59,7 +59,7 @@ def test_one_rank_with_room_opens_all_of_them():
     assert scene.gate.waiting.requests == 1
 
 
-def test_what_an_engine_has_computed_makes_room_and_nothing_else_says_so():
+def test_only_computed_blocks_of_an_engine_make_room():
     scene, prompt = holding(block_size=BLOCK), list(range(1, 13))
     scene.ask("long", **hashes(prompt, 12 * BLOCK))
     (worker_id, _) = where(scene.outcomes["long"])
@@ -78,7 +78,7 @@ def test_what_an_engine_has_computed_makes_room_and_nothing_else_says_so():
     assert where(scene.outcomes["a"]) == (worker_id, 0)
 
 
-def test_nobody_who_comes_is_served_before_those_for_whom_an_engine_made_room():
+def test_new_requests_wait_behind_those_that_an_engine_made_room_for():
     scene, prompt = holding(block_size=BLOCK), list(range(1, 13))
     scene.ask("long", **hashes(prompt, 12 * BLOCK))
     (worker_id, _) = where(scene.outcomes["long"])
@@ -90,7 +90,7 @@ def test_nobody_who_comes_is_served_before_those_for_whom_an_engine_made_room():
     assert scene.gate.waiting.requests == 1
 
 
-def test_more_than_an_arrival_may_serve_before_it_is_left_to_a_turn(monkeypatch):
+def test_an_arrival_leaves_excess_service_to_a_turn(monkeypatch):
     monkeypatch.setattr(turn_budget, "SERVED_PER_TURN_MAX", 2)
     scene, prompt = holding(block_size=BLOCK), list(range(1, 13))
     scene.ask("long", **hashes(prompt, 12 * BLOCK))
@@ -108,7 +108,7 @@ def test_more_than_an_arrival_may_serve_before_it_is_left_to_a_turn(monkeypatch)
     assert not scene.gate.waiting.requests
 
 
-def test_less_own_work_goes_before_who_came_a_little_earlier():
+def test_less_own_work_goes_before_a_slightly_earlier_arrival():
     scene = Scene(one_class("work", 1.0))
     busy(scene, 1, MUCH)
     scene.ask("long", **hashes([70], 20_000))
@@ -118,11 +118,11 @@ def test_less_own_work_goes_before_who_came_a_little_earlier():
     scene.ask("late")
     scene.selector.complete_prefill("load1", scene.now)
     scene.serve()
-    assert scene.served == ["short", "long"]  # 20,000 tokens are 2.4 s
+    assert scene.served == ["short", "long"]  # 20,000 tokens take 2.4 s
     assert scene.gate.waiting.requests == 1
 
 
-def test_who_is_pinned_waits_for_its_own_rank():
+def test_a_pinned_request_waits_for_its_own_rank():
     scene = holding()
     busy(scene, 1, MUCH)
     scene.ask("a", **pinned(1))
@@ -131,7 +131,7 @@ def test_who_is_pinned_waits_for_its_own_rank():
     assert scene.gate.waiting.requests == 1
 
 
-def test_nobody_waits_longer_than_the_queue_lets_them():
+def test_the_queue_timeout_bounds_the_wait():
     scene = Scene(one_class("work", 1.0, timeout_s=2.0))
     busy(scene, 1, MUCH)
     scene.ask("a")
@@ -141,7 +141,7 @@ def test_nobody_waits_longer_than_the_queue_lets_them():
     assert scene.outcomes["a"].code == "queue_timeout"
 
 
-def test_nobody_waits_where_callers_do_not_report_the_ends_of_prefills():
+def test_no_request_waits_without_reports_of_prefill_ends():
     scene = Scene(one_class("work", 1.0))
     busy(scene, 1, MUCH)
     for number in range(45):  # (63 / 64) ** 45 is below a half
@@ -151,7 +151,7 @@ def test_nobody_waits_where_callers_do_not_report_the_ends_of_prefills():
     assert scene.served == ["a"]
 
 
-def test_the_fast_path_may_choose_among_ranks_with_room_while_nobody_waits():
+def test_the_fast_path_may_choose_among_ranks_with_room_and_no_queue():
     scene = holding()
     busy(scene, 1, MUCH)
     assert np.flatnonzero(scene.gate.ranks_without_waiting(scene.partition)).tolist() == [0, 1]
@@ -165,7 +165,7 @@ def test_the_fast_path_may_choose_among_ranks_with_room_while_nobody_waits():
     ("tokens", "expected"),
     [(0, TOKEN_S), (80_000, 2 / 80_000), (1, TOKEN_S_MAX), (10**9, TOKEN_S_MIN)],
 )
-def test_a_token_takes_what_ranks_drain_in(tokens, expected):
+def test_the_time_of_a_token_follows_the_drain_rate(tokens, expected):
     rate = DrainRate(DrainedTotals(), 0.0)
     rate.observe_totals(DrainedTotals(tokens), 1e9)
     rate.tokens_per_s = float(tokens)

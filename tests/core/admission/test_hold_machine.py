@@ -1,4 +1,4 @@
-"""Requests that wait by the work that is left on ranks, against their naive twin."""
+"""Tests of requests held back by the remaining work on ranks, against a naive twin."""
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ HELD = {"queue_policy": "work", "prefill_busy_threshold": 6, "prefill_busy_thres
 
 
 class HoldMatchesModel(AdmissionMatchesModel):
-    """One class; a rank has room while 6 tokens are left on it, or half a batch."""
+    """One class; a rank has room for 6 remaining tokens, or half a batch."""
 
     document = with_policy(HELD)
     profile = PolicyClassProfile(msgspec.convert(document, PolicyDocument))
@@ -39,7 +39,7 @@ class HoldMatchesModel(AdmissionMatchesModel):
         some=st.integers(2, 6),
     )
     def start(self, seed, shapes, share, some):
-        """share: of the prefills that ended before, those whose end was reported"""
+        """share: fraction of earlier prefills with a reported end"""
         super().start(seed, shapes)
         (self.partition,) = self.selector.fleet.partitions.values()
         self.partition.load.header.view(np.float64)[REPORTED_SHARE] = share
@@ -72,22 +72,22 @@ class HoldMatchesModel(AdmissionMatchesModel):
     @precondition(lambda self: any(p.path for p in self.model.unfinished))
     @rule(number=ANY, blocks=st.integers(1, 4))
     def an_engine_computes(self, number, blocks):
-        """A part of a prompt that was sent to it."""
+        """Store a part of a prompt that the rank received."""
         sent = [p for p in self.model.unfinished if p.path]
         prefill = sent[number % len(sent)]
         at = sorted(self.ranks()).index((prefill.rank, prefill.key))
         self.blocks_are_stored(at, "gpu", prefill.path[: prefill.cached + blocks])
 
     @invariant()
-    def a_new_partition_begins_anew(self):
-        """All workers of a model were replaced by others."""
+    def a_new_partition_resets_the_reported_share(self):
+        """Reset the reported share after all workers of a model were replaced by others."""
         found = next(iter(self.selector.fleet.partitions.values()), None)
         if self.partition is not None and found is not self.partition:
             self.model.reported = 1.0
         self.partition = found
 
     @invariant()
-    def who_asks_at_once_is_told_the_same(self):
+    def immediate_requests_find_the_same_ranks(self):
         for key, partition in self.selector.fleet.partitions.items():
             free = self.selector.gate.ranks_without_waiting(partition)
             if free is not None:
@@ -99,7 +99,7 @@ class HoldMatchesModel(AdmissionMatchesModel):
 
 
 class ByBatchesWithThresholds(HoldMatchesModel):
-    """A batch, since so much is left on no rank; busy thresholds beside it; small turns."""
+    """Room below one batch of remaining work, beside busy thresholds; small turns."""
 
     document = with_policy({**HELD, "prefill_busy_threshold": 0, "prefill_busy_threshold_frac": 1})
     profile = PolicyClassProfile(msgspec.convert(document, PolicyDocument))

@@ -1,4 +1,4 @@
-"""Rows of lanes against plain Python: wide masks, growth, removal and the order of requests."""
+"""Tests of lane rows against plain Python: wide masks, growth, removal and request order."""
 
 from random import Random
 
@@ -16,14 +16,14 @@ N_FLOWS = 3
 
 
 class Ticket:
-    """What a lane needs to know of a ticket."""
+    """Ticket with the fields that a lane reads."""
 
     def __init__(self, order):
         self.order = order
 
 
 def a_mask(rng, n_slots):
-    """A slot, or some, or all."""
+    """Return a mask of one slot, some slots, or all."""
     share = rng.choice([0.0, 0.02, 0.5, 1.0])
     mask = np.array([rng.random() < share for _ in range(n_slots)])
     mask[rng.randrange(n_slots)] = True
@@ -31,13 +31,13 @@ def a_mask(rng, n_slots):
 
 
 def an_order(rng, number):
-    """Strict priority, deadline and score, with ties."""
+    """Return a sort key of strict priority, deadline and score, with ties."""
     due_at, score = rng.choice([1.5, 70.0, np.inf]), rng.choice([-3.25, -0.0, 0.0, 1e-9, 8.0])
     return -rng.choice([0, 0, 1]), due_at, score, number
 
 
 class Both:
-    """A table, and its lanes with the masks of their legs."""
+    """Table under test, and its lanes with the masks of their legs."""
 
     def __init__(self, seed):
         self.rng, self.table, self.lanes, self.count = Random(seed), LaneTable(), {}, 0
@@ -129,7 +129,7 @@ def slots_of(bits):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_table_finds_what_plain_python_finds(seed):
+def test_a_table_agrees_with_plain_python(seed):
     pair = Both(seed)
     for step in range(60):
         n_slots = pair.rng.choice([1, 5, 64, 65] + [200] * (step > 30))

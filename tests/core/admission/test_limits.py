@@ -1,4 +1,4 @@
-"""How much may wait and for how long: limits of classes, bounds of the process, timeouts."""
+"""Tests of queue limits and timeouts: limits of classes, bounds of the process, longest waits."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.core.admission.scenes import Scene, a_class, bounds, classes, hashes,
 
 
 def full_scene(queue=None, **options):
-    """Workers without room; what waits can go when `load1` is freed."""
+    """Return a scene of workers without room; the queue can leave when `load1` is freed."""
     scene = Scene(queue or one_class(), **options)
     for worker_id in range(1, options.get("workers", 1) + 1):
         scene.fill(worker_id)
@@ -21,7 +21,7 @@ def waits(scene, name, *arguments, **fields):
     return name in scene.tickets
 
 
-def test_a_class_limits_its_requests_and_says_which_limit_was_reached():
+def test_a_class_limits_its_requests_and_names_the_limit():
     scene = full_scene(classes(a_class(request_queue_limit_per_worker=2)))
     assert waits(scene, "a")
     assert waits(scene, "b")
@@ -58,7 +58,7 @@ def test_a_class_limits_the_cached_tokens_that_wait():
     assert (error.details["current"], error.details["limit"]) == (0, 0)
 
 
-def test_a_limit_of_zero_lets_nobody_wait_but_passes_who_has_room():
+def test_a_limit_of_zero_forbids_waits_but_passes_requests_with_room():
     scene = Scene(classes(a_class(request_queue_limit_per_worker=0)))
     assert isinstance(scene.ask("a"), PlacementDecision)
     assert isinstance(scene.ask("b"), QueueFull)
@@ -87,7 +87,7 @@ def test_one_class_does_not_use_up_the_limit_of_another():
     assert isinstance(scene.ask("d"), QueueFull)
 
 
-def test_different_constraints_among_those_who_wait_are_limited(monkeypatch):
+def test_distinct_constraints_in_the_queue_are_limited(monkeypatch):
     monkeypatch.setattr(class_queue, "LANES_MAX", 2)
     scene = full_scene(workers=3)
     assert waits(scene, "a", allowed_worker_ids=[1])
@@ -109,7 +109,7 @@ def test_classes_leave_constraints_to_each_other(monkeypatch):
     assert isinstance(scene.ask("f", header="side", allowed_worker_ids=[1]), QueueFull)
 
 
-def test_so_many_requests_wait_in_the_whole_process():
+def test_the_process_bounds_queued_requests():
     scene = full_scene(one_class(bounds=bounds(requests=2)))
     scene.register(2, model_name="n")
     scene.fill(2, model_name="n")
@@ -120,7 +120,7 @@ def test_so_many_requests_wait_in_the_whole_process():
     assert error.details is None
 
 
-def test_so_many_prompt_tokens_wait_in_the_whole_process():
+def test_the_process_bounds_queued_prompt_tokens():
     scene = full_scene(one_class(bounds=bounds(tokens=20)))
     assert waits(scene, "a", 12)
     assert str(scene.ask("b", 9)) == (
@@ -129,7 +129,7 @@ def test_so_many_prompt_tokens_wait_in_the_whole_process():
     assert waits(scene, "c", 8)
 
 
-def test_so_many_prompt_blocks_wait_in_the_whole_process(monkeypatch):
+def test_the_process_bounds_queued_prompt_blocks(monkeypatch):
     monkeypatch.setattr(waiting_list, "WAITING_BLOCKS_MAX", 5)
     scene = full_scene()
     assert waits(scene, "a", 12)
@@ -139,7 +139,7 @@ def test_so_many_prompt_blocks_wait_in_the_whole_process(monkeypatch):
     assert waits(scene, "c", 11)
 
 
-def test_so_many_allowed_ids_wait_in_the_whole_process(monkeypatch):
+def test_the_process_bounds_queued_allowed_ids(monkeypatch):
     monkeypatch.setattr(waiting_list, "WAITING_ALLOWED_IDS_MAX", 5)
     scene = full_scene()
     ticket = scene.ask("a", allowed_worker_ids=[1, 7, 8])
@@ -189,7 +189,7 @@ def test_the_sooner_of_the_two_timeouts_counts(own, common, seconds):
     assert ticket.deadline == seconds
 
 
-def test_without_timeouts_a_request_waits_as_long_as_it_takes():
+def test_without_timeouts_a_request_waits_until_it_is_served():
     scene = full_scene(ttl_s=0.0)
     scene.ask("a")
     for _ in range(3):
@@ -225,7 +225,7 @@ def test_a_request_that_was_served_cannot_time_out():
     assert scene.gate.tally.outcome_counts()["queue_timeout"] == 0
 
 
-def test_nobody_waits_any_more_when_the_process_ends():
+def test_the_end_of_the_process_ends_all_waits():
     scene = full_scene()
     scene.ask("a", timeout_ms=500)
     scene.ask("b")

@@ -1,4 +1,4 @@
-"""Policy documents: what is refused, and which class a request belongs to."""
+"""Tests of policy documents: rejected documents, and the class of a request."""
 
 from copy import deepcopy
 
@@ -36,7 +36,7 @@ def profile_of(document):
     return PolicyClassProfile(msgspec.convert(document, PolicyDocument))
 
 
-def changed(change):
+def change_document(change):
     document = the_document()
     change(document)
     return document
@@ -66,7 +66,7 @@ def test_family_and_bucket_name_the_class_or_the_exact_name_of_an_explicit_one(
     assert profile.classes[profile.find_class(wanted, uncached)].name == name
 
 
-def test_what_a_class_leaves_out_has_a_default():
+def test_absent_fields_of_a_class_have_defaults():
     *_, vip = profile_of(the_document()).classes
     assert (vip.queue_policy, vip.quantum) == ("fcfs", 1)
     assert vip.prefill_busy_threshold_frac is None
@@ -85,7 +85,7 @@ def test_without_a_file_there_is_one_class_for_everything():
     assert profile.find_class("whatever", 10**9) == 0
 
 
-def test_a_model_of_its_own_has_only_its_own_classes():
+def test_a_model_with_its_own_document_has_only_those_classes():
     own = single_class_profile("lcfs", 1.0)
     default = profile_of(the_document())
     rules = QueueRules(default, {"m": own})
@@ -154,7 +154,7 @@ def set_in(collection, index, **fields):
 )
 def test_a_document_that_contradicts_itself_is_refused_with_one_line(change, text):
     with pytest.raises(PolicyError) as caught:
-        profile_of(changed(change))
+        profile_of(change_document(change))
     assert str(caught.value) == text
 
 
@@ -181,9 +181,9 @@ def test_a_document_that_contradicts_itself_is_refused_with_one_line(change, tex
         (set_in("uncached_isl_buckets", 0, min_tokens=-1), "`int` >= 0"),
     ],
 )
-def test_a_document_of_another_form_is_refused_where_it_is_wrong(change, text):
+def test_a_malformed_document_is_rejected_with_the_place_of_the_fault(change, text):
     with pytest.raises(msgspec.ValidationError, match=text):
-        msgspec.yaml.decode(msgspec.yaml.encode(changed(change)), type=PolicyFile)
+        msgspec.yaml.decode(msgspec.yaml.encode(change_document(change)), type=PolicyFile)
 
 
 def test_models_have_documents_of_the_same_form():

@@ -1,4 +1,4 @@
-"""Priority tiers: what is shed, and what a shed client is told."""
+"""Tests of priority tiers: shed tiers, and the error of a shed client."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_a_request_without_a_tier_counts_as_the_default_one():
     assert isinstance(scene.ask("c", priority_tier="premium"), PlacementDecision)
 
 
-def test_a_shed_client_is_told_its_tier_and_to_come_back_in_half_a_minute():
+def test_a_shed_client_gets_its_tier_and_a_retry_after_of_30_seconds():
     scene = Scene()
     scene.selector.set_shed_tier("standard")
     error = scene.ask("a", priority_tier="best_effort")
@@ -47,7 +47,7 @@ def test_a_shed_client_is_told_its_tier_and_to_come_back_in_half_a_minute():
     assert scene.gate.tally.outcome_counts()["shed"] == scene.gate.tally.n_rejected == 1
 
 
-def test_an_unknown_tier_is_a_bad_request_and_names_those_that_there_are():
+def test_an_unknown_tier_is_a_bad_request_that_lists_the_known_ones():
     scene = Scene()
     error = scene.ask("a", priority_tier="gold")
     assert isinstance(error, BadRequest)
@@ -59,13 +59,13 @@ def test_an_unknown_tier_is_a_bad_request_and_names_those_that_there_are():
     assert scene.selector.get_admission_state().shed_tier is None
 
 
-def test_shedding_is_judged_before_everything_else():
+def test_shedding_is_checked_first():
     scene = Scene(workers=0)
     scene.selector.set_shed_tier("premium")
     assert isinstance(scene.ask("a"), CapacityShed)
 
 
-def test_whoever_waits_in_a_tier_that_is_shed_is_refused_at_once():
+def test_queued_requests_of_a_shed_tier_are_rejected_at_once():
     scene = Scene(one_class())
     scene.fill(1)
     scene.ask("high", priority_tier="premium")
@@ -88,7 +88,7 @@ def test_ending_the_shedding_wakes_the_queue():
     assert scene.wakes == before + 1
 
 
-def test_a_reservation_where_the_caller_went_by_itself_is_not_shed():
+def test_a_reservation_on_a_rank_chosen_by_the_caller_is_not_shed():
     scene = Scene()
     scene.selector.set_shed_tier("premium")
     scene.fill(1)

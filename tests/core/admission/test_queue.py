@@ -1,4 +1,4 @@
-"""The waiting queue: in which order requests leave it, and who waits for whom."""
+"""Tests of the waiting queue: the order of service, and requests that block others."""
 
 import pytest
 
@@ -19,13 +19,13 @@ from tests.core.admission.scenes import (
 
 
 def full_scene(queue=None, **options):
-    """One worker without room; what waits can go when `load1` is freed."""
+    """Return a scene of one worker without room; the queue can leave when `load1` is freed."""
     scene = Scene(queue or one_class(), **options)
     scene.fill(1)
     return scene
 
 
-def test_a_worker_whose_batch_budget_is_zero_has_room_when_it_is_idle():
+def test_an_idle_worker_with_a_batch_budget_of_zero_has_room():
     scene = Scene(one_class(frac=2.0), max_num_batched_tokens=0)
     scene.ask("a")
     scene.ask("b")
@@ -145,7 +145,7 @@ def test_the_bucket_is_that_of_the_uncached_tokens():
     assert [scene.tickets[n].policy_class for n in ("cached", "not")] == ["main-short", "main-long"]
 
 
-def test_nobody_waits_behind_a_request_for_other_ranks():
+def test_a_request_for_other_ranks_blocks_no_request():
     scene = full_scene(workers=2)
     scene.ask("for 1", **pinned(1))
     assert where(scene.ask("for any")) == (2, 0)
@@ -156,7 +156,7 @@ def test_nobody_waits_behind_a_request_for_other_ranks():
     assert scene.served == ["for any", "for 1"]
 
 
-def test_nobody_overtakes_a_request_on_a_rank_that_both_can_use():
+def test_no_request_overtakes_another_on_a_common_rank():
     scene = full_scene(workers=2)
     scene.fill(2)
     scene.ask("any")
@@ -170,7 +170,7 @@ def test_nobody_overtakes_a_request_on_a_rank_that_both_can_use():
     assert scene.served == ["any", "only 1"]
 
 
-def test_a_request_that_comes_in_after_room_appeared_lets_those_before_it_go_first():
+def test_a_new_request_is_served_after_earlier_ones_when_room_appears():
     scene = full_scene()
     scene.ask("waits")
     scene.free("load1")
@@ -179,8 +179,8 @@ def test_a_request_that_comes_in_after_room_appeared_lets_those_before_it_go_fir
     assert list(scene.tickets) == ["comes"]
 
 
-def test_pinned_requests_wait_for_the_worker_as_they_are_judged():
-    """Its own rank may be above the busy threshold while another of the worker is not."""
+def test_pinned_requests_wait_and_are_judged_by_worker():
+    """Check a pinned rank above the busy threshold while another rank of the worker is below."""
     scene = Scene(one_class(), decode=0.5, total_kv_blocks=8, data_parallel_size=2)
     scene.fill(1, 4 * 6)
     assert not isinstance(scene.ask("a", **pinned(1, 0)), PlacementDecision)
@@ -196,7 +196,7 @@ def test_a_request_without_room_is_refused_when_all_its_ranks_are_above_a_busy_t
     assert scene.gate.waiting.requests == 0
 
 
-def test_a_request_that_lets_others_go_first_is_refused_when_they_make_all_ranks_busy():
+def test_a_new_request_is_rejected_if_earlier_ones_make_all_ranks_busy():
     scene = Scene(one_class(), decode=0.5, total_kv_blocks=4, data_parallel_size=2)
     for dp_rank in (0, 1):
         scene.fill(1, 4, name=f"load{dp_rank}", dp_rank=dp_rank)
@@ -209,7 +209,7 @@ def test_a_request_that_lets_others_go_first_is_refused_when_they_make_all_ranks
     assert error.code == "service_unavailable"
 
 
-def test_a_client_that_goes_makes_no_room_and_leaves_no_trace():
+def test_a_disconnected_client_makes_no_room_and_leaves_no_trace():
     scene = full_scene()
     gone = scene.ask("gone")
     scene.ask("next")
@@ -231,7 +231,7 @@ def test_overlap_is_read_again_when_a_request_leaves_the_queue():
     assert (selection.overlap.gpu, selection.effective_prefill_tokens) == (8, 0)
 
 
-def test_a_decision_says_how_it_was_waited_for():
+def test_a_decision_has_the_data_of_its_wait():
     scene = full_scene()
     scene.ask("a")
     scene.ask("b")
@@ -245,14 +245,14 @@ def test_a_decision_says_how_it_was_waited_for():
     assert (sum(waits.counts), waits.total_s) == (2, 6.0)
 
 
-def test_the_position_counts_who_goes_first_not_who_came_first():
+def test_the_position_follows_the_order_of_service_not_of_arrival():
     scene = full_scene()
     assert scene.ask("a").position == 1
     assert scene.ask("b").position == 2
     assert scene.ask("urgent", strict_priority=1).position == 1
 
 
-def test_what_waits_is_shown_with_the_loads():
+def test_the_queue_is_shown_with_the_loads():
     scene = full_scene()
     scene.ask("a", 8)
     scene.look("b", 5)
@@ -296,7 +296,7 @@ def test_reservations_and_questions_never_wait():
     assert (row.active_requests, row.potential_prefill_tokens) == (2, 32)
 
 
-def test_requests_are_refused_at_once_when_the_last_worker_goes():
+def test_requests_are_rejected_at_once_when_the_last_worker_leaves():
     scene = full_scene()
     for name in "abc":
         scene.ask(name)
@@ -307,7 +307,7 @@ def test_requests_are_refused_at_once_when_the_last_worker_goes():
     assert scene.gate.tally.outcome_counts()["no_rank"] == 3
 
 
-def test_requests_for_a_worker_that_goes_are_refused_and_others_go_on_waiting():
+def test_requests_for_a_removed_worker_are_rejected_and_others_wait_on():
     scene = full_scene(workers=2)
     scene.fill(2)
     for name, fields in (("a", pinned(1)), ("b", {"allowed_worker_ids": [1]}), ("c", {})):
@@ -318,7 +318,7 @@ def test_requests_for_a_worker_that_goes_are_refused_and_others_go_on_waiting():
     assert list(scene.tickets) == ["c"]
 
 
-def test_requests_whose_taints_went_are_refused():
+def test_requests_are_rejected_after_their_taints_have_gone():
     scene = full_scene(taints=["a100"])
     scene.ask("a", routing_constraints={"required_taints": ["a100"]})
     scene.selector.patch_worker(1, a_patch(taints=["h100"]))
@@ -340,7 +340,7 @@ def test_requests_follow_to_the_workers_that_replace_all_others():
 
 
 def test_requests_that_followed_know_all_ranks_of_the_new_workers():
-    """Their candidates are found anew, as the table is another one."""
+    """Check that candidates are searched anew in the new table."""
     scene = full_scene()
     scene.ask("a")
     scene.tick()

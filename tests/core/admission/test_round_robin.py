@@ -1,4 +1,4 @@
-"""The order of service and the waits of one partition against naive twins."""
+"""Tests of the order of service and the waits of a partition against naive twins."""
 
 from collections import Counter
 
@@ -22,7 +22,7 @@ from select_service.core.identity import Rank
 from select_service.core.placement.prompt import Prompt
 from tests.builders import a_select
 from tests.builders.hypothesis_profiles import explored
-from tests.models.waiting import Asked, Waiter, WaitingModel
+from tests.models.waiting import ModelRequest, Waiter, WaitingModel
 
 KEY = ("m", "default")
 WEIGHTS = st.dictionaries(
@@ -65,11 +65,11 @@ LEGS = {
     5: (0b0001, 0b1000),
     6: (0b1111,),
 }
-"""Candidates by the kind of a request: of each leg.  Even ones are pinned."""
+"""Candidates of each leg by the kind of a request; even kinds are pinned."""
 
 
 class Both:
-    """The queue and its twin."""
+    """Queue under test and its twin."""
 
     def __init__(self, classes, burst=0):
         self.burst = burst
@@ -103,7 +103,7 @@ class Both:
                 number,
             ),
         )
-        asked = Asked(str(number), KEY, (), cost, strict=strict, flow=flow, due_s=due_s)
+        asked = ModelRequest(str(number), KEY, (), cost, strict=strict, flow=flow, due_s=due_s)
         legs = tuple(frozenset(s for s in range(4) if leg >> s & 1) for leg in LEGS[kind])
         waiter = Waiter(asked, 0, policy, arrived, float("inf"), number, 4, legs=legs)
         return ticket, waiter, kind
@@ -117,7 +117,10 @@ class Both:
         self.pairs.append(pair)
 
     def next(self, free, is_returned=False):
-        """free: bits of slots for each class; the last bit is closed to pinned requests."""
+        """Take the next request from both queues.
+
+        free: bits of free slots for each class; the last bit is closed to pinned requests
+        """
 
         def bits(index, pinned):
             return free[index] & (0b0111 if pinned else 0b1111)
@@ -149,7 +152,7 @@ class Both:
 
 
 class OrderMatchesModel(RuleBasedStateMachine):
-    """Requests come in flows, are served where there is room, and leave."""
+    """Requests arrive in flows, are served where there is room, and leave."""
 
     @initialize(classes=CLASSES, burst=st.sampled_from([0, 20, 200]))
     def start(self, classes, burst):
@@ -249,7 +252,7 @@ def test_a_long_prompt_behind_a_tiny_quantum_takes_one_step_not_a_million_rounds
 
 
 def served_of(both, n):
-    """How many of the next requests are of each flow."""
+    """Return the number of requests per flow among the next `n`."""
     return Counter(both.next(EVERYWHERE).flow for _ in range(n))
 
 
@@ -268,7 +271,7 @@ def test_a_flow_of_long_prompts_gets_as_many_tokens_not_as_many_requests():
 
 
 def test_a_forgotten_flow_returns_without_credit_and_without_debt():
-    """One that always has a single long prompt waiting gets its share, and no more."""
+    """Check a flow that always has a single long prompt queued: its share is exact."""
     both = Both([("fcfs", 1, {})])
     for number in range(100):
         both.add(number, 0, 10, 0, flow="many")
@@ -304,7 +307,7 @@ def test_a_higher_weight_has_a_larger_burst():
 
 
 def test_shares_are_exact_after_requests_of_any_length():
-    """A length of 2**60 would absorb those of the next requests in a sum of floats."""
+    """Check exact sums: a length of 2**60 in a sum of floats would absorb the next lengths."""
     both = Both([("fcfs", 1, {"huge": 0.001})])
     both.add(0, 0, 1, 3, flow="keeps the queue")
     for number in (1, 2):
@@ -315,7 +318,7 @@ def test_shares_are_exact_after_requests_of_any_length():
     def take():
         return both.queue.take_next(lambda index, pinned: slots(0b0100), 0).flow
 
-    # The other flows come back after the time of the long ones.
+    # The other flows come back after the time of the long requests.
     for ticket in [t for t, _, _ in both.pairs if t.number > 2]:
         both.queue.remove(ticket)
     assert [take(), take()] == ["huge", "huge"]
@@ -352,7 +355,7 @@ def test_the_earlier_deadline_goes_first_within_a_flow_only(policy):
 
 
 def test_pairs_of_two_ranks_wait_for_those_before():
-    """Their legs have no rank in common, so no leg of others has all ranks of both."""
+    """Check legs without a common rank: no leg of another request has all ranks of both."""
     both = Both([("fcfs", 1, {})])
     for number in range(5):
         both.add(number, 0, 10, 5)
@@ -369,7 +372,7 @@ def test_pairs_of_two_ranks_wait_for_those_before():
         pytest.param(1, [(99, 0, "a", 1), (3, 0, "b", 0), (9, 0, "a", 0)], "b", 0, id="priority"),
     ],
 )
-def test_a_wait_is_estimated_by_what_goes_before(classes, waiting, flow, strict):
+def test_a_wait_is_estimated_from_earlier_requests(classes, waiting, flow, strict):
     both = Both([("fcfs", 1, {})] * classes)
     requests = [each[1:] for each in waiting for _ in range(each[0])]
     for number, (class_index, name, priority) in enumerate(requests):
@@ -380,5 +383,5 @@ def test_a_wait_is_estimated_by_what_goes_before(classes, waiting, flow, strict)
     served = 0
     while both.next(EVERYWHERE).number != new.number:
         served += 1
-    # One request of each other flow or class may have its turn earlier or later.
+    # One request of each other flow or class may be served earlier or later.
     assert before == pytest.approx(served, abs=2)

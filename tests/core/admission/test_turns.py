@@ -1,4 +1,4 @@
-"""However much waits, one turn of the event loop refuses and looks at a bounded part of it."""
+"""Tests that one turn rejects and examines a bounded number of requests, however long the queue."""
 
 from itertools import pairwise
 
@@ -25,7 +25,7 @@ BLOCKS = 2000
 
 
 def waiting_scene(**fields):
-    """One busy worker, and requests that wait for it."""
+    """Return a scene of two busy workers and the requests that wait for them."""
     scene = Scene(one_class(), workers=2, taints=["x"])
     scene.fill(1)
     scene.fill(2)
@@ -36,14 +36,17 @@ def waiting_scene(**fields):
 
 
 def refuse_a_few(monkeypatch, share=1):
-    """Let a turn refuse three.  share: the part of a turn that refusals may take, from 1"""
+    """Let a turn reject three requests.
+
+    share: number of services that fit into a turn
+    """
     monkeypatch.setattr(turn_budget, "SERVED_PER_TURN_MAX", share)
     monkeypatch.setattr(turn_budget, "REFUSE_WORK", turn_budget.SERVE_WORK // PER_TURN)
     monkeypatch.setattr(turn_budget, "SWEEP_WORK", 1)
 
 
 def turns(scene):
-    """How many still wait, turn by turn, as long as another turn is asked for."""
+    """Return the queue's length after each turn, while turns are requested."""
     left = [scene.gate.waiting.requests]
     while scene.wakes:
         scene.wakes = 0
@@ -58,8 +61,7 @@ def blocks_of(number):
 
 
 def long_scene(n=10):
-    """As many busy workers and requests that wait for them, with prompts of many blocks; then all
-    of the workers have room."""
+    """Return a scene of n formerly busy workers and as many queued requests of many blocks."""
     scene = Scene(one_class(), workers=n)
     for worker_id in range(1, n + 1):
         scene.fill(worker_id)
@@ -72,7 +74,10 @@ def long_scene(n=10):
 
 
 def served_per_turn(scene):
-    """As `turns`, but that invariants of so many blocks are not looked at in each."""
+    """Return the number of requests served per turn.
+
+    Unlike `turns`, this helper skips the costly invariants of so many blocks.
+    """
     left = [scene.gate.waiting.requests]
     while scene.wakes:
         scene.wakes = 0
@@ -90,7 +95,7 @@ def test_bookings_of_many_blocks_leave_the_queue_a_few_per_turn():
     )
 
 
-def test_nobody_leaves_the_queue_while_tables_are_prepared_for_many_blocks(monkeypatch):
+def test_the_queue_pauses_while_tables_are_prepared_for_many_blocks(monkeypatch):
     for module in (growing_table, active_load):
         monkeypatch.setattr(module, "TOUCHED_IN_A_STEP", 1 << 14)
     scene = long_scene()
@@ -104,14 +109,14 @@ def test_nobody_leaves_the_queue_while_tables_are_prepared_for_many_blocks(monke
     served = served_per_turn(scene)
     assert sum(served) == 10
     assert 0 in served
-    assert all([*prepared.values()][1:])  # before the first nobody knew
+    assert all([*prepared.values()][1:])  # nothing was known before the first
 
 
 def errors(scene):
     return {type(outcome).__name__ for outcome in scene.outcomes.values()}
 
 
-def test_who_is_shed_is_refused_a_few_per_turn(monkeypatch):
+def test_shed_requests_are_rejected_a_few_per_turn(monkeypatch):
     refuse_a_few(monkeypatch, share=2)
     scene = waiting_scene()
     scene.selector.set_shed_tier("premium")
@@ -119,7 +124,7 @@ def test_who_is_shed_is_refused_a_few_per_turn(monkeypatch):
     assert errors(scene) == {"CapacityShed"}
 
 
-def test_who_is_shed_is_not_served_before_its_refusal(monkeypatch):
+def test_shed_requests_are_not_served_before_their_rejection(monkeypatch):
     refuse_a_few(monkeypatch, share=2)
     scene = waiting_scene()
     scene.free("load1")
@@ -164,7 +169,7 @@ def test_refusals_of_a_shed_tier_leave_half_of_a_turn_to_service(monkeypatch):
 
 
 def test_a_full_queue_is_not_searched_for_a_shed_tier(monkeypatch):
-    """The time of a turn depends on the requests it refuses, and not on those that wait."""
+    """Check that the time of a turn depends on its rejections, not on the queue's length."""
     scene = waiting_scene(priority_tier="premium")
     scene.look("low", priority_tier="best_effort")
     looked, is_shed = [], ShedTiers.is_shed
@@ -176,7 +181,7 @@ def test_a_full_queue_is_not_searched_for_a_shed_tier(monkeypatch):
     assert len(looked) < WAITING
 
 
-def test_whose_time_is_over_is_refused_a_few_per_turn(monkeypatch):
+def test_timed_out_requests_are_rejected_a_few_per_turn(monkeypatch):
     refuse_a_few(monkeypatch, share=2)
     scene = waiting_scene(timeout_ms=500)
     left, more = [], True
@@ -198,7 +203,7 @@ def test_ends_of_waits_leave_half_of_a_turn_to_service(monkeypatch):
     assert len(scene.outcomes) == 1 + PER_TURN
 
 
-def test_who_waits_for_a_partition_that_ended_is_refused_a_few_per_turn(monkeypatch):
+def test_requests_for_an_ended_partition_are_rejected_a_few_per_turn(monkeypatch):
     refuse_a_few(monkeypatch)
     scene = waiting_scene()
     for worker_id in (1, 2):
@@ -208,7 +213,7 @@ def test_who_waits_for_a_partition_that_ended_is_refused_a_few_per_turn(monkeypa
 
 
 def many_partitions():
-    """As many models as requests that wait, each of them for one busy worker."""
+    """Return a scene of as many models as queued requests, each waiting for one busy worker."""
     scene = Scene(one_class(), workers=0)
     for number in range(WAITING):
         model = {"model_name": f"m{number}"}
@@ -228,7 +233,7 @@ def test_partitions_that_end_together_share_the_turns(monkeypatch):
 
 
 def replace_workers(scene, workers=(1, 2), **shape):
-    """End the partition and make it anew, between two turns."""
+    """End the partition and create a new one between two turns."""
     for worker_id in workers:
         scene.selector.delete_worker(worker_id, scene.now)
     for worker_id in workers:
@@ -236,7 +241,7 @@ def replace_workers(scene, workers=(1, 2), **shape):
 
 
 def bound_per_turn(scene):
-    """How many of those that wait are bound to their current partition, turn by turn."""
+    """Return the number of queued requests bound to their current partition, after each turn."""
     partitions, bound = scene.selector.fleet.partitions, []
     while scene.wakes:
         scene.wakes = 0
@@ -246,7 +251,7 @@ def bound_per_turn(scene):
     return bound
 
 
-def test_requests_are_bound_to_a_partition_made_anew_a_few_per_turn(monkeypatch):
+def test_requests_are_bound_to_a_new_partition_a_few_per_turn(monkeypatch):
     monkeypatch.setattr(partition_queue, "REBOUND_PER_TURN_MAX", PER_TURN)
     scene = waiting_scene()
     replace_workers(scene)
@@ -258,7 +263,7 @@ def test_requests_are_bound_to_a_partition_made_anew_a_few_per_turn(monkeypatch)
     assert len(scene.served) == WAITING
 
 
-def test_partitions_made_anew_together_share_the_turns(monkeypatch):
+def test_new_partitions_share_the_turns(monkeypatch):
     monkeypatch.setattr(turn_budget, "SERVED_PER_TURN_MAX", 8)
     monkeypatch.setattr(turn_budget, "REBIND_WORK", 3 * turn_budget.SERVE_WORK)
     scene = many_partitions()
@@ -328,7 +333,7 @@ def test_ranks_of_many_partitions_that_change_together_share_the_turns(monkeypat
 
 
 @pytest.mark.parametrize("gone", [True, False])
-def test_the_candidates_of_lanes_are_found_anew_a_few_per_turn(monkeypatch, gone):
+def test_the_candidates_of_lanes_are_refreshed_a_few_per_turn(monkeypatch, gone):
     monkeypatch.setattr(partition_queue, "REFRESHED_PER_TURN_MAX", PER_TURN)
     scene = waiting_scene()
     if gone:
@@ -343,7 +348,7 @@ def test_the_candidates_of_lanes_are_found_anew_a_few_per_turn(monkeypatch, gone
         assert len(scene.served) == WAITING
 
 
-def test_requests_whose_ranks_are_gone_are_refused_a_few_per_turn(monkeypatch):
+def test_requests_for_removed_ranks_are_rejected_a_few_per_turn(monkeypatch):
     refuse_a_few(monkeypatch)
     monkeypatch.setattr(turn_budget, "REFRESH_WORK", 1)
     scene = Scene(one_class(), workers=3)
@@ -387,7 +392,7 @@ def test_candidates_not_refreshed_yet_are_not_served_where_they_do_not_fit(monke
 
 
 def test_the_lanes_searched_in_a_turn_are_bounded(monkeypatch):
-    """Those of all classes count, and every search of them again."""
+    """Check that the lanes of all classes count, and every repeated search."""
     searched, find_heads = [], lane_kernels.find_heads
 
     def count(n_lanes, *arguments):

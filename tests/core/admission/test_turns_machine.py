@@ -1,5 +1,6 @@
-"""Refusals and updates in parts: while a queue waits for its next turn, tiers, ranks and whole
-partitions change.  The twin knows the state only, and judges each outcome when it comes.
+"""Tests of rejections and updates in parts, during which tiers, ranks and whole partitions change.
+
+The twin knows the state alone, and checks each outcome on arrival.
 """
 
 import pytest
@@ -17,11 +18,11 @@ WORKERS = (1, 2, 3)
 CLASSES = ("a", "b")
 SERVED_MAX, REFUSED_MAX = 2, 3
 TURNS_MAX = 200
-"""More than the requests that wait."""
+"""Bound above the number of queued requests."""
 
 
 class WaitingPart:
-    """What a waiting request needs: its tier, its workers, their taint, and their block size."""
+    """Needs of a waiting request: tier, workers, their taint, and their block size."""
 
     def __init__(self, tier, workers, taint, block_size):
         self.tier, self.workers, self.taint = TIERS.index(tier), workers, taint
@@ -29,7 +30,7 @@ class WaitingPart:
 
 
 class QueuesInParts(RuleBasedStateMachine):
-    """One partition, two classes, and turns that do little."""
+    """Machine of one partition, two classes, and turns of little work."""
 
     def __init__(self):
         super().__init__()
@@ -67,7 +68,7 @@ class QueuesInParts(RuleBasedStateMachine):
     # --- the twin
 
     def candidates(self, part):
-        """Workers that may serve a request, whether busy or not."""
+        """Return the workers that may serve a request, busy or not."""
         there = part.workers & self.workers.keys()
         return {each for each in there if self.workers[each] or not part.taint}
 
@@ -78,7 +79,7 @@ class QueuesInParts(RuleBasedStateMachine):
         return part.tier >= self.shed_from
 
     def judge(self, name, outcome):
-        """Check that an outcome is right at this moment, and the only one of its request."""
+        """Check that an outcome is right at this moment, and the only outcome of its request."""
         assert name not in self.seen
         self.seen.add(name)
         self.n_departed += 1
@@ -140,7 +141,7 @@ class QueuesInParts(RuleBasedStateMachine):
         while running:
             self.scene.free(running.pop())
 
-    # --- what changes meanwhile
+    # --- changes meanwhile
 
     @rule(tier=st.sampled_from([None, *TIERS]), freed=st.none() | st.sampled_from(WORKERS))
     def shed(self, tier, freed):
@@ -179,7 +180,7 @@ class QueuesInParts(RuleBasedStateMachine):
         self.n_departed = 0
         self.scene.wakes = 0
         self.scene.serve()
-        # Refusals cost less than services, so no mixture of both exceeds the larger number.
+        # Rejections cost less than services, so no mixture of both exceeds the larger number.
         assert self.n_departed <= REFUSED_MAX
 
     @rule()

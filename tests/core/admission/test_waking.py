@@ -1,4 +1,4 @@
-"""Who waits is served when room appears: what asks for that, how often, and how much at once."""
+"""Tests of waking the queue: the causes, their frequency, and the work per turn."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from tests.core.admission.scenes import METRICS, Scene, one_class, pinned, where
 
 
 def full_scene(queue=None, **options):
-    """One worker without room, and `a` waiting for it."""
+    """Return a scene of one worker without room, and `a` waiting for it."""
     scene = Scene(queue or one_class(), **options)
     scene.fill(1)
     scene.ask("a")
@@ -79,7 +79,7 @@ def test_the_queue_is_woken_when_a_threshold_is_lifted():
 
 
 def above_a_threshold(**shape):
-    """`a` waits for a worker that has room for its class again, but its cache is too full."""
+    """Return a scene in which `a` waits for a worker with free tokens but a full cache."""
     scene = Scene(one_class(), decode=0.5, total_kv_blocks=8, **shape)
     scene.fill(1, 16, name="load1")
     scene.ask("a")
@@ -101,20 +101,20 @@ def test_the_queue_is_woken_when_output_makes_blocks_fade():
     assert scene.served == ["a"]
 
 
-def test_the_queue_is_woken_when_an_engine_says_that_it_has_emptied():
+def test_the_queue_is_woken_when_an_engine_reports_free_cache():
     scene = above_a_threshold(metrics_endpoint=METRICS)
-    scene.engine_says(0.4)
+    scene.report_usage(0.4)
     assert scene.wakes == 1
     scene.serve()
     assert scene.served == ["a"]
 
 
-def test_an_engine_that_says_the_same_again_wakes_nobody():
+def test_a_repeated_engine_reading_wakes_no_request():
     scene = above_a_threshold(metrics_endpoint=METRICS)
-    scene.engine_says(0.9)
+    scene.report_usage(0.9)
     scene.serve()
     scene.wakes = 0
-    scene.engine_says(0.9)
+    scene.report_usage(0.9)
     assert scene.wakes == 0
 
 
@@ -126,7 +126,7 @@ def test_the_queue_is_served_when_load_expires():
     assert scene.served == ["a"]
 
 
-def test_nobody_is_woken_while_nobody_waits():
+def test_an_empty_queue_is_not_woken():
     scene = Scene(one_class(), workers=2, ttl_s=10.0)
     scene.fill(1)
     scene.fill(2)
@@ -143,7 +143,7 @@ def test_nobody_is_woken_while_nobody_waits():
     assert scene.wakes == 0
 
 
-def test_nobody_is_woken_for_room_in_another_partition():
+def test_room_in_another_partition_wakes_no_request():
     scene = full_scene()
     scene.register(2, model_name="n")
     scene.fill(2, model_name="n")
@@ -160,13 +160,13 @@ def test_one_wake_is_enough_for_many_events():
     assert scene.wakes == 1
 
 
-def test_nothing_is_served_before_the_event_loop_comes_to_it():
+def test_no_request_is_served_before_the_next_turn():
     scene = full_scene()
     scene.free("load1")
     assert scene.served == []
 
 
-def test_serving_is_bounded_and_asks_to_be_woken_again(monkeypatch):
+def test_serving_is_bounded_and_requests_another_turn(monkeypatch):
     monkeypatch.setattr(turn_budget, "SERVED_PER_TURN_MAX", 3)
     scene = many_wait(8)
     turns = []
@@ -178,7 +178,7 @@ def test_serving_is_bounded_and_asks_to_be_woken_again(monkeypatch):
     assert scene.served == [f"r{n}" for n in range(8)]
 
 
-def test_where_many_lanes_wait_fewer_are_served_per_turn(monkeypatch):
+def test_many_lanes_reduce_the_number_served_per_turn(monkeypatch):
     monkeypatch.setattr(turn_budget, "SERVED_PER_TURN_MAX", 4)
     monkeypatch.setattr(turn_budget, "SERVE_WORK", 3)
     monkeypatch.setattr(partition_queue, "LANE_WORK", 0)
@@ -192,13 +192,13 @@ def test_where_many_lanes_wait_fewer_are_served_per_turn(monkeypatch):
     while scene.gate.waiting.requests:
         scene.serve()
         turns.append(len(scene.served))
-    # A search of 6 lanes costs 3 of 4: the next one would not end within the turn.
+    # A search of 6 lanes costs 3 of 4: the next search would not end within the turn.
     assert turns == [1, 2, 3, 5, 8]
     assert scene.served == [f"r{n}" for n in range(8)]
 
 
 def many_wait(count):
-    """So many look for a rank, and one rank with room is there for all of them."""
+    """Return a scene of this many queued selections, and one free rank for all of them."""
     scene = Scene(one_class())
     scene.fill(1)
     for number in range(count):
@@ -207,7 +207,7 @@ def many_wait(count):
     return scene
 
 
-def test_a_request_that_comes_between_two_turns_does_not_overtake(monkeypatch):
+def test_a_request_between_two_turns_does_not_overtake(monkeypatch):
     monkeypatch.setattr(turn_budget, "SERVED_PER_TURN_MAX", 3)
     scene = many_wait(5)
     scene.look("late")
@@ -230,7 +230,7 @@ def test_every_partition_gets_its_turn(monkeypatch):
     assert scene.served == ["r0", "r1", "other"]
 
 
-def test_an_id_that_a_peer_took_meanwhile_refuses_only_its_own_request():
+def test_an_id_taken_by_a_peer_rejects_only_its_own_request():
     scene = full_scene()
     scene.ask("b")
     event = ReservationAdmitted(
@@ -257,8 +257,8 @@ def test_the_pinned_are_served_with_the_others_in_order():
     assert scene.run_down() == ["a", "b", "c"]
 
 
-def test_changes_of_workers_wake_those_whom_they_wake_in_dynamo():
-    """Source: Dynamo 1.6.1, recorded: an idle worker, two pinned requests, the end of a worker."""
+def test_changes_of_workers_wake_the_same_requests_as_in_dynamo():
+    """Check a trace of Dynamo 1.6.1: an idle worker, two pinned requests, the end of a worker."""
     scene = Scene(one_class(frac=0.5))
     scene.fill(1)
     scene.ask("q1")

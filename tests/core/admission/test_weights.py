@@ -1,4 +1,4 @@
-"""Ranks that are out of rotation: nobody waits for them in vain, and who waits is woken."""
+"""Tests of ranks out of rotation: no request waits in vain, and waiting requests are woken."""
 
 import pytest
 
@@ -10,7 +10,7 @@ def weigh(scene, worker_id, weight, dp_rank=0):
     scene.selector.fleet.set_weight(Rank(worker_id, dp_rank), weight, "unhealthy")
 
 
-def test_who_waits_goes_when_a_rank_comes_back():
+def test_a_queued_request_is_served_when_a_rank_returns():
     scene = Scene(one_class(), workers=2)
     weigh(scene, 1, 0.0)
     scene.fill(2)
@@ -24,7 +24,7 @@ def test_who_waits_goes_when_a_rank_comes_back():
     assert scene.outcomes["a"].selection.worker_id == 1
 
 
-def test_nobody_is_woken_by_a_weight_that_opens_nothing():
+def test_a_weight_that_opens_no_rank_wakes_no_request():
     scene = Scene(one_class(), workers=2)
     weigh(scene, 1, 0.5)
     for worker_id in (1, 2):
@@ -35,7 +35,7 @@ def test_nobody_is_woken_by_a_weight_that_opens_nothing():
     assert scene.wakes == before
 
 
-def test_who_waits_for_a_rank_that_goes_out_of_rotation_is_refused():
+def test_a_request_for_a_rank_that_leaves_rotation_is_rejected():
     scene = Scene(one_class(), workers=2)
     for worker_id in (1, 2):
         scene.fill(worker_id)

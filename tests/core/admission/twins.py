@@ -1,5 +1,6 @@
-"""A selector and its naive twin side by side: how both start, how workers come and go, and what
-must be equal after every step.
+"""Selector and naive twin side by side.
+
+The module has their start, changes of workers, and the comparison after every step.
 """
 
 from random import Random
@@ -36,7 +37,7 @@ MEDIA = {"gpu": Tier.GPU, "cpu": Tier.CPU, "disk": Tier.DISK}
 
 
 class Twins(RuleBasedStateMachine):
-    """One class, first come first served."""
+    """Machine of one class, first come first served."""
 
     document = ONE_CLASS
     profile = single_class_profile("fcfs", 0.5)
@@ -47,10 +48,10 @@ class Twins(RuleBasedStateMachine):
     turn_max = 64
     burst_of_rank = 4
     ttl_s, stale_s = TTL_S, STALE_S
-    policy = "reference"  # whose costs the model has
+    policy = "reference"  # the policy with the model's costs
     model_class = AdmissionModel
 
-    # --- the two
+    # --- selector and twin
 
     def __init__(self):
         super().__init__()
@@ -59,10 +60,10 @@ class Twins(RuleBasedStateMachine):
         self.patched.setattr(flow_clock, "BURST_TOKENS", self.burst_of_rank)
 
     def limit_turns(self):
-        """Count only what is served in a turn, like the twin does."""
+        """Limit a turn by the served requests alone, as the twin does."""
         for name in ("REFUSE_WORK", "REFRESH_WORK", "REBIND_WORK", "SWEEP_WORK"):
             self.patched.setattr(turn_budget, name, 1)
-        # Room for the refusals, less than for one more request.
+        # Room for the rejections, less than for one more request.
         work = (self.turn_max + 1) * turn_budget.SERVE_WORK - 1
         self.patched.setattr(
             turn_budget.TurnBudget, "__init__", lambda budget: setattr(budget, "left", work)
@@ -112,23 +113,23 @@ class Twins(RuleBasedStateMachine):
     def wake(self):
         self.woken = True
 
-    def settled(self, name):
+    def record_outcome(self, name):
         outcome = self.tickets.pop(name).outcome
         error = type(outcome).__name__ if isinstance(outcome, SelectError) else "served"
         self.log.append((name, error))
         if error == "served":
-            self.tell(name, outcome)
+            self.pass_choice(name, outcome)
             assert outcome.queue_wait.seconds >= 0.0
 
-    def tell(self, name, decision):
-        """The twin is told which of equally good ranks was taken."""
+    def pass_choice(self, name, decision):
+        """Pass on to the twin which of equally good ranks was chosen."""
         chosen = decision.selection
         rank = (chosen.worker_id, chosen.dp_rank)
         reservation_id = chosen.reservation_id or None
         self.model.told[name] = (rank, reservation_id, chosen.effective_prefill_tokens)
 
     def agree_on_departures(self):
-        """Served in the same order in each partition; refused were the same for the same reason."""
+        """Check equal orders of service per partition, and equal rejections with equal reasons."""
         expected, self.model.log = self.model.log, []
         got, self.log = self.log, []
         assert sorted(got) == sorted(expected)
@@ -226,7 +227,7 @@ class Twins(RuleBasedStateMachine):
         return [(rank, key) for key in self.keys for rank in self.model.ranks(key)]
 
     def some_rank(self, number):
-        """Any schedulable rank with its partition, or None."""
+        """Return any schedulable rank with its partition, or None."""
         there = sorted(self.ranks())
         return there[number % len(there)] if there else None
 
@@ -255,7 +256,7 @@ class Twins(RuleBasedStateMachine):
         usages=st.dictionaries(DP_RANKS, st.sampled_from([0.9, 0.5, 0.3, 0.0, None])),
     )
     def engine_is_read(self, worker_id, other, usages):
-        """The worker's own one, or one that it had or never had."""
+        """Read an engine at the worker's present URL, or at a former or unknown URL."""
         asked = self.model.workers.get(worker_id)
         url = other or (asked and asked.url) or "http://e:1/metrics"
         readings = {d: EngineReading(usage, None, None) for d, usage in usages.items()}
@@ -291,7 +292,7 @@ class Twins(RuleBasedStateMachine):
                 assert mine == [w.asked.name for w in self.model.line.of(key, policy["name"])]
 
     @invariant()
-    def whoever_may_go_is_woken_for(self):
+    def the_queue_is_woken_if_a_request_may_leave(self):
         assert self.woken or not self.model.may_leave()
 
     @invariant()

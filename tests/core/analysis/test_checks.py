@@ -1,4 +1,4 @@
-"""Ranks whose engines announce what was predicted are trusted, others are shown."""
+"""Tests of prediction checks: ranks with the predicted events stay trusted, others are shown."""
 
 from itertools import count
 
@@ -27,7 +27,7 @@ def listened_to(worker_id):
 
 
 class Scene:
-    """A selector and its engines."""
+    """Selector with its engines."""
 
     def __init__(self, workers=(1, 2), config=WORK):
         self.selector = a_selector(config, use_kv_events=True, decisions_kept=256)
@@ -41,7 +41,7 @@ class Scene:
         return self.selector.fleet.partitions[KEY].table
 
     def reserve(self, worker_id, tokens, now):
-        """tokens: of the prompt;  its booking"""
+        """Book a prompt of these tokens; return the reservation id."""
         name = next(self.names)
         request = a_select_and_reserve(
             0,
@@ -65,8 +65,8 @@ def tokens_of(family, n):
     return [family * 1000 + k for k in range(n)]
 
 
-def served(scene, worker_id, family, now, announced):
-    """One request of 40 tokens from its booking to the check."""
+def serve_request(scene, worker_id, family, now, announced):
+    """Run one request of 40 tokens from its booking to the check."""
     tokens = tokens_of(family, 40)
     name = scene.reserve(worker_id, tokens, now)
     scene.checks.run_turn(now)
@@ -78,26 +78,26 @@ def served(scene, worker_id, family, now, announced):
     scene.checks.run_turn(now + 1.8)
 
 
-def test_a_rank_whose_blocks_never_come_loses_trust_and_the_other_keeps_it():
+def test_a_rank_without_the_predicted_blocks_loses_trust_and_the_other_keeps_it():
     scene = Scene()
     for number in range(CHECKS_MIN):
         assert not any(trust.is_suspect for trust in [scene.trust(2)] if trust)
-        served(scene, 1, 2 * number, 10.0 * number, announced=10)
-        served(scene, 2, 2 * number + 500, 10.0 * number + 5, announced=0)
+        serve_request(scene, 1, 2 * number, 10.0 * number, announced=10)
+        serve_request(scene, 2, 2 * number + 500, 10.0 * number + 5, announced=0)
     good, bad = scene.trust(1), scene.trust(2)
     assert (good.checks, good.trust, good.is_suspect) == (CHECKS_MIN, 1.0, False)
     assert (bad.checks, bad.trust, bad.is_suspect) == (CHECKS_MIN, 0.0, True)
     report = scene.checks.make_report(8)
     assert (report.suspects, report.pending) == (1, 0)
     assert report.proved.counts == [CHECKS_MIN, 0, 0, 0, 0, CHECKS_MIN, 0]
-    served(scene, 2, 900, 500.0, announced=10)
+    serve_request(scene, 2, 900, 500.0, announced=10)
     assert bad.trust > 0.0
 
 
-def test_a_stream_that_broke_is_seen_although_the_old_prefix_is_still_there():
+def test_a_broken_stream_is_found_although_the_old_prefix_is_still_there():
     scene = Scene([1])
     scene.announce(1, tokens_of(7, 36))
-    served(scene, 1, 7, 0.0, announced=0)
+    serve_request(scene, 1, 7, 0.0, announced=0)
     assert scene.trust(1).trust == 0.0
 
 
@@ -130,11 +130,11 @@ def test_nothing_is_followed_without_decisions_or_without_prompts():
     assert a_selector(WORK, use_kv_events=True).followers.evaluation.predictions is None
     assert a_selector(WORK, decisions_kept=8).followers.evaluation.predictions is None
     scene = Scene([1], RouterConfig(policy="reference"))
-    served(scene, 1, 2, 0.0, announced=10)
+    serve_request(scene, 1, 2, 0.0, announced=10)
     assert scene.trust(1) is None
 
 
-def test_what_is_followed_is_bounded():
+def test_the_number_of_followed_bookings_is_bounded():
     scene = Scene([1])
     for number in range(checks_module.PENDING_MAX + 3):
         scene.reserve(1, tokens_of(number, 8), 0.0)
@@ -144,9 +144,9 @@ def test_what_is_followed_is_bounded():
     assert scene.checks.make_report(1).pending == 0
 
 
-def test_a_rank_that_came_anew_is_judged_anew():
+def test_a_returning_rank_is_judged_from_the_start():
     scene = Scene([1])
-    served(scene, 1, 1, 0.0, announced=0)
+    serve_request(scene, 1, 1, 0.0, announced=0)
     scene.reserve(1, tokens_of(2, 40), 5.0)
     scene.checks.run_turn(5.0)
     scene.selector.delete_worker(1, 5.0)
@@ -158,8 +158,8 @@ def test_a_rank_that_came_anew_is_judged_anew():
     assert scene.checks.make_report(1).pending == 0
 
 
-class Followed(RuleBasedStateMachine):
-    """Against a twin that keeps everything."""
+class ChecksMatchModel(RuleBasedStateMachine):
+    """Comparison with a twin that keeps everything."""
 
     @initialize()
     def begin(self):
@@ -214,7 +214,7 @@ class Followed(RuleBasedStateMachine):
         return min(self.announced.get((booked.worker_id, booked.family), 0), booked.blocks)
 
     @rule(worker_id=st.sampled_from((1, 2)))
-    def come_anew(self, worker_id):
+    def replace_worker(self, worker_id):
         selector = self.scene.selector
         selector.delete_worker(worker_id, self.now)
         while selector.run_pending(self.now):
@@ -243,4 +243,4 @@ class Followed(RuleBasedStateMachine):
         assert report.pending == len(self.model.pending) <= checks_module.PENDING_MAX
 
 
-TestFollowed = explored(Followed)
+TestFollowed = explored(ChecksMatchModel)

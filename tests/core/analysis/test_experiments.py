@@ -1,4 +1,4 @@
-"""A scope is switched between two policies by time, and what was booked is measured."""
+"""Tests of experiments: a scope alternates between two policies, and bookings are measured."""
 
 from itertools import count
 from math import exp, lgamma, pi, sqrt
@@ -27,7 +27,7 @@ OTHER = PolicyChoice("least_work")
 
 
 class Scene:
-    """A selector with four partitions, in virtual time."""
+    """Selector with four partitions, in virtual time."""
 
     def __init__(self):
         self.selector, self.now = a_selector(), 0.0
@@ -62,7 +62,7 @@ class Scene:
         return name
 
     def serve(self, seconds, key=KEYS[0]):
-        """One request whose prefill takes so long."""
+        """Run one request with a prefill of this many seconds."""
         name = self.book(key)
         self.pass_time(seconds)
         self.selector.complete_prefill(name, self.now)
@@ -91,7 +91,7 @@ def test_the_times_of_slots_are_compared_pair_by_pair():
     experiment = scene.begin()
     for number in range(6):
         slower = 2.0 if scene.choice() == POLICIES[1] else 1.0
-        scene.serve(29.0)  # booked at the beginning of the slot, which is dropped
+        scene.serve(29.0)  # booked in the first part of the slot, which is not measured
         scene.pass_time(UNMEASURED_S - 29.0)
         scene.serve(slower + number // 2)
         scene.serve(slower + number // 2)
@@ -169,7 +169,7 @@ def test_experiments_end_by_themselves(monkeypatch):
     assert scene.choice() == DEFAULT
 
 
-def test_there_is_a_bound_of_those_that_run_and_old_ones_are_forgotten(monkeypatch):
+def test_running_experiments_are_bounded_and_old_ones_are_forgotten(monkeypatch):
     monkeypatch.setattr(experiments_module, "EXPERIMENTS_MAX", 2)
     scene = Scene()
     first = scene.begin(("a", None))
@@ -183,7 +183,7 @@ def test_there_is_a_bound_of_those_that_run_and_old_ones_are_forgotten(monkeypat
         scene.experiments.get_experiment("1")
 
 
-def test_so_many_bookings_are_followed_and_the_others_counted(monkeypatch):
+def test_followed_bookings_are_bounded_and_the_others_counted(monkeypatch):
     monkeypatch.setattr(experiments_module, "MEASURED_BOOKINGS_MAX", 1)
     scene = Scene()
     experiment = scene.begin()
@@ -206,8 +206,8 @@ def test_many_partitions_follow_in_several_steps(monkeypatch):
     assert len({scene.choice(key) for key in KEYS}) == 1
 
 
-class Switched(RuleBasedStateMachine):
-    """Against a twin that keeps every booking."""
+class ExperimentsMatchModel(RuleBasedStateMachine):
+    """Comparison with a twin that keeps every booking."""
 
     @initialize()
     def begin_all(self):
@@ -266,10 +266,10 @@ class Switched(RuleBasedStateMachine):
         booked = self.live[name]
         if ends:
             self.scene.selector.free_reservation(name, self.scene.now)
-            self.live.pop(name).say("ended_at", self.scene.now)
+            self.live.pop(name).record_report("ended_at", self.scene.now)
         else:
             self.scene.selector.complete_prefill(name, self.scene.now)
-            booked.say("completed_at", self.scene.now)
+            booked.record_report("completed_at", self.scene.now)
 
     @rule(scope=st.sampled_from(SCOPES), choice=st.sampled_from((None, OTHER, POLICIES[1])))
     def set_rule(self, scope, choice):
@@ -325,11 +325,11 @@ def within(key, scope):
     return all(mine in (None, its) for mine, its in zip(scope, key, strict=True))
 
 
-TestSwitched = explored(Switched)
+TestSwitched = explored(ExperimentsMatchModel)
 
 
 def share_below(t, degrees, steps=4000):
-    """Of Student's distribution below t, by Simpson's rule."""
+    """Return the share of Student's distribution below t, by Simpson's rule."""
     scale = exp(lgamma((degrees + 1) / 2) - lgamma(degrees / 2)) / sqrt(degrees * pi)
     width = t / steps
     heights = [

@@ -1,4 +1,4 @@
-"""The shadow sees what another policy would have chosen, on the same numbers."""
+"""Tests of the shadow: the choice of another policy from the same numbers."""
 
 from itertools import count
 
@@ -21,7 +21,7 @@ CHOICES = ("work", "least_work", "reference", "work+decode-sensitive+no-memory")
 
 
 class Scene:
-    """A selector whose decisions another policy sees."""
+    """Selector with a second policy that repeats the decisions."""
 
     def __init__(self, shadow, policy="work", workers=(1, 2, 3), kept=256):
         config = parse_policy_choice(policy).apply_to(RouterConfig())
@@ -38,7 +38,7 @@ class Scene:
             pass
 
     def select(self, tokens=8, **fields):
-        """The decision as it is made, and as the shadow would make it."""
+        """Return the decision as made, and as the shadow would make it."""
         request = a_select(tokens, **fields)
         self.follow(self.shadow_choice)
         other = self.selector.followers.explanations.explain_request(request, None, None, 0.0)
@@ -51,7 +51,7 @@ class Scene:
         return self.selector.followers.evaluation.shadow.make_report()
 
 
-def test_another_policy_would_have_gone_where_the_cache_is():
+def test_another_policy_would_have_chosen_the_rank_with_the_cache():
     scene = Scene("reference")
     store(scene.selector, Rank(1, 0), 400)
     pinned = {"worker_id": 1, "dp_rank": 0}
@@ -95,7 +95,7 @@ def test_the_shadow_reads_the_progress_that_the_real_decision_read():
     assert (tally.wait_made, tally.wait_shadow) == (0, 1)
 
 
-def test_of_many_candidates_only_those_that_were_kept_are_seen():
+def test_only_kept_candidates_are_compared():
     scene = Scene("reference", workers=range(70))
     scene.select()
     scene.selector.followers.evaluation.shadow.run_turn(0.0)
@@ -109,7 +109,7 @@ def test_a_single_candidate_is_no_choice():
     assert scene.report().tallies["work"].no_choice == 1
 
 
-def test_decisions_that_come_too_fast_are_passed_over_and_counted(monkeypatch):
+def test_decisions_beyond_the_rate_are_skipped_and_counted(monkeypatch):
     monkeypatch.setattr(shadow_module, "BACKLOG_MAX", 12)
     scene = Scene("reference", kept=8)
     for _ in range(30):
@@ -121,13 +121,13 @@ def test_decisions_that_come_too_fast_are_passed_over_and_counted(monkeypatch):
     assert kept == 6
 
 
-def test_nobody_looks_on_unless_asked():
+def test_the_shadow_needs_a_policy_and_kept_decisions():
     assert a_selector(decisions_kept=8).followers.evaluation.shadow is None
     assert a_selector(shadow=PolicyChoice("work")).followers.evaluation.shadow is None
 
 
-class Shadowed(RuleBasedStateMachine):
-    """Against a twin that asks the shadow itself, before each decision."""
+class ShadowMatchesModel(RuleBasedStateMachine):
+    """Comparison with a twin that queries the shadow before each decision."""
 
     @initialize(policy=st.sampled_from(CHOICES), shadow=st.sampled_from(CHOICES))
     def begin(self, policy, shadow):
@@ -142,7 +142,7 @@ class Shadowed(RuleBasedStateMachine):
 
     @rule(tokens=st.integers(1, 60), worker_id=st.integers(1, 3))
     def reserve(self, tokens, worker_id):
-        """By its caller, which is no decision."""
+        """Book a rank chosen by the caller, which is no decision."""
         name = next(self.scene.names)
         request = a_reservation(name, worker_id, tokens)
         self.scene.selector.reserve(request, 0.0)
@@ -186,4 +186,4 @@ class Shadowed(RuleBasedStateMachine):
                 assert prefill == pytest.approx(sum(pair[at] for pair in expected.prefills))
 
 
-TestShadowed = explored(Shadowed)
+TestShadowed = explored(ShadowMatchesModel)

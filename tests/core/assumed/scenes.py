@@ -1,4 +1,4 @@
-"""Selectors whose ranks assume their bookings, and what they know of a prompt."""
+"""Selectors with assumed indexes, and the lookup of a prompt."""
 
 from random import Random
 
@@ -42,7 +42,7 @@ def book(selector, name, tokens, worker_id=1, now=0.0, **fields):
 
 
 def overlaps(selector, tokens):
-    """{worker id: (device blocks, assumed blocks)} of a prompt."""
+    """Return {worker id: (device blocks, assumed blocks)} of a prompt."""
     _, rows = selector.inspection.overlap_scores(a_select(token_ids=list(tokens)))
     return {row.worker_id: (row.device_blocks, row.assumed_blocks or 0) for row in rows}
 

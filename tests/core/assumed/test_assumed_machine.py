@@ -1,4 +1,4 @@
-"""The assumed blocks of a partition beside their naive twin, whatever is booked and cleared."""
+"""Tests of the assumed blocks of a partition against their naive twin."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -18,7 +18,7 @@ BLOCK_SIZE, N_RANKS = 4, 3
 
 ranks = st.integers(0, N_RANKS - 1)
 prompts = st.lists(st.integers(1, 3), min_size=0, max_size=9)
-"""Few different blocks: most prompts share a beginning."""
+"""Prompts of few different blocks, so that most share a beginning."""
 
 
 def array_of(prompt):
@@ -49,7 +49,7 @@ class AssumedMachine(RuleBasedStateMachine):
 
     @rule(rank=ranks, prompt=prompts, books=st.booleans())
     def use(self, rank, prompt, books):
-        """A prompt, mostly of a reservation that lives on."""
+        """Use a prompt, mostly for a reservation that stays."""
         if books:
             name = f"r{len(self.live) + self.ended}"
             self.selector.ledger.book(
@@ -74,7 +74,7 @@ class AssumedMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), answer=prompts)
     def end(self, data, answer):
-        """A reservation, with the blocks of its answer."""
+        """End a reservation, and add the blocks of its answer."""
         if not self.live:
             return
         name = data.draw(st.sampled_from(sorted(self.live)))
@@ -114,7 +114,7 @@ class AssumedMachine(RuleBasedStateMachine):
 
     @rule(rank=ranks, capacity=st.integers(1, 12))
     def resize(self, rank, capacity):
-        """As a PATCH of `total_kv_blocks`; what is too much goes with the next booking."""
+        """Patch the capacity, as with `total_kv_blocks`; the next booking evicts the excess."""
         size = AssumedSize(capacity, BLOCK_SIZE)
         self.blocks.set_rank(self.slots[rank], AssumedRank(size, ttl_s=5.0))
         self.models[rank].capacity = capacity

@@ -1,4 +1,4 @@
-"""Ranks that assume their bookings, through the selector."""
+"""Tests of ranks with an assumed index, through the selector."""
 
 import msgspec
 import numpy as np
@@ -60,12 +60,12 @@ def test_a_booking_on_a_rank_of_the_caller_counts_with_its_block_hashes():
     assert [row.device_blocks for row in rows] == [2]
 
 
-def test_declared_caches_bound_what_is_assumed():
+def test_declared_caches_bound_the_assumed_blocks():
     selector = assuming_selector()
     register(selector, 1, total_kv_blocks=7)
     book(selector, "a", PROMPT)
     selector.free_reservation("a", 0.5)
-    book(selector, "b", range(100, 116), now=1.0)  # four more: two of the first must go
+    book(selector, "b", range(100, 116), now=1.0)  # four more blocks evict two of the first
     assert overlaps(selector, PROMPT) == {1: (3, 3)}
     assert overlaps(selector, range(100, 116)) == {1: (4, 4)}
     (view,) = selector.followers.assumptions.view_assumed(selector.get_worker(1), 1.0).values()
@@ -167,7 +167,7 @@ def test_a_patch_changes_the_source_of_the_index():
     selector.check_invariants()
 
 
-def test_a_worker_whose_index_is_assumed_needs_no_event_endpoint():
+def test_a_worker_with_an_assumed_index_needs_no_event_endpoint():
     selector = assuming_selector(use_kv_events=True)
     assert register(selector, 1, index="assumed").lifecycle == "schedulable"
     record = register(selector, 2, index="assumed", kv_events_endpoint="tcp://10.0.0.1:5557")
@@ -213,7 +213,7 @@ def test_reported_tokens_are_compared_and_teach_an_undeclared_size():
         service.report_cached("x", 1)
 
 
-def test_bookings_whose_prompt_was_not_looked_up_are_not_compared():
+def test_bookings_without_a_lookup_are_not_compared():
     selector = assuming_selector()
     register(selector, 1)
     book(selector, "a", PROMPT)

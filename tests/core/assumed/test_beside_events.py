@@ -1,4 +1,4 @@
-"""Assumptions beside events: until the engine announces, removes or clears, and no longer."""
+"""Tests of assumptions beside events: each ends with an announcement, removal or clear."""
 
 import numpy as np
 
@@ -84,7 +84,7 @@ def test_time_ends_the_assumption():
     assert not len(pending(selector))
 
 
-def test_a_later_booking_keeps_what_an_earlier_one_loses():
+def test_a_later_booking_keeps_blocks_that_an_earlier_one_loses():
     selector = predicting_selector()
     book(selector, "a", PROMPT)
     book(selector, "b", PROMPT, now=1.5)
@@ -94,7 +94,7 @@ def test_a_later_booking_keeps_what_an_earlier_one_loses():
     assert overlaps(selector, PROMPT)[1] == (0, 0)
 
 
-def test_what_is_confirmed_is_not_assumed():
+def test_confirmed_blocks_are_not_assumed():
     selector = predicting_selector()
     store(selector, 0, 5)
     book(selector, "a", PROMPT)

@@ -1,4 +1,4 @@
-"""Memory and work of assumed blocks are bounded, whatever callers book."""
+"""Tests of the bounds on memory and work of assumed blocks, whatever callers book."""
 
 import numpy as np
 
@@ -37,7 +37,7 @@ def matched(blocks, path):
     return blocks.index.match(path)[:, Tier.GPU].tolist()
 
 
-def test_a_hundred_thousand_prompts_of_nobody_else_stay_within_the_memory():
+def test_a_hundred_thousand_distinct_prompts_stay_within_the_memory():
     blocks = assumed_ranks(1 << 40, 1 << 40)
     rng = np.random.default_rng(1)
     for number in range(4000):
@@ -54,7 +54,7 @@ def test_a_hundred_thousand_prompts_of_nobody_else_stay_within_the_memory():
     blocks.check_invariants()
 
 
-def test_a_full_index_keeps_the_beginning_and_forgets_what_it_refused():
+def test_a_full_index_keeps_the_beginning_and_drops_rejected_blocks():
     blocks = assumed_ranks(1 << 40, blocks_max=1024)
     path = np.arange(1, 3001, dtype=np.uint64)
     use(blocks, 0, path)
@@ -137,7 +137,7 @@ def test_more_slots_can_come_later():
     blocks.ensure_slots(200)
     blocks.set_rank(199, AssumedRank(AssumedSize(100, 16)))
     use(blocks, 199, path)
-    use(blocks, 7, path)  # a rank that does not assume
+    use(blocks, 7, path)  # a rank without an assumed index
     found = matched(blocks, path)
     assert [slot for slot, held in enumerate(found) if held] == [0, 199]
     blocks.check_invariants()

@@ -1,4 +1,4 @@
-"""Recovered blocks of ranks whose index is assumed: no event would ever remove them."""
+"""Test that ranks with an assumed index skip recovered blocks, which no event would ever remove."""
 
 from tests.builders.dumped_partition import a_dump
 from tests.core.assumed.scenes import assuming_selector, register

@@ -1,4 +1,4 @@
-"""Selectors that assume the same, because they send the block hashes of their bookings."""
+"""Tests of replicas with equal assumptions, from the block hashes sent with bookings."""
 
 import numpy as np
 import pytest

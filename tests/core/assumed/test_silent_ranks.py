@@ -1,4 +1,4 @@
-"""Ranks that have requests and no events are assumed until events come again."""
+"""Tests of ranks with requests but no events: an assumed index bridges the silence."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ PROMPT = range(20)
 
 
 def watch(selector, begin, end):
-    """A look each second."""
+    """Run the watch once a second; return the silent ranks."""
     silent = selector.followers.assumptions.silent
     for second in range(begin, end):
         while silent.run_turn(float(second)):
@@ -62,10 +62,10 @@ def test_events_end_the_assumption():
     assert overlaps(selector, PROMPT) == {1: (1, 0), 2: (0, 0)}
 
 
-def test_the_session_of_a_silent_rank_tells_about_its_cache():
+def test_the_session_of_a_silent_rank_fills_in_its_cache():
     selector = a_selector()
     book(selector, "a", range(80))
-    # The last turn was before the silence, so that no block of it is assumed.
+    # The last turn was before the silence, so none of its blocks is assumed.
     first = a_select_and_reserve(
         token_ids=list(range(100, 180)),
         reservation_id="s1",

@@ -1,4 +1,4 @@
-"""Facts -> findings: a table of them, and that what follows from a cause is not found again."""
+"""Tests of the doctor's findings: a table of facts, and no second finding from the same cause."""
 
 import re
 from dataclasses import replace
@@ -109,11 +109,11 @@ def codes(facts):
     return [each.code for each in worker_findings.find_worker_faults(facts)]
 
 
-def test_of_a_well_worker_nothing_is_found():
+def test_a_healthy_worker_has_no_finding():
     assert codes(WORKER) == []
 
 
-def told(reported, **changes):
+def with_reported_facts(reported, **changes):
     description = WORKER.description._replace(kv_cache=reported)
     return WORKER._replace(description=description, **changes)
 
@@ -121,13 +121,13 @@ def told(reported, **changes):
 @pytest.mark.parametrize(
     "facts",
     [
-        told({"certainty": "at_most"}, kv_cache={"certainty": "exact"}),
-        told({"speculates": True}, kv_cache={"speculates": True}),
-        told({"speculates": True}, kv_cache={"eagle_drop": False}),
-        told({"speculates": True}, is_eagle=True),
+        with_reported_facts({"certainty": "at_most"}, kv_cache={"certainty": "exact"}),
+        with_reported_facts({"speculates": True}, kv_cache={"speculates": True}),
+        with_reported_facts({"speculates": True}, kv_cache={"eagle_drop": False}),
+        with_reported_facts({"speculates": True}, is_eagle=True),
     ],
 )
-def test_facts_about_the_cache_that_are_registered_are_not_asked_for(facts):
+def test_registered_cache_facts_are_not_requested(facts):
     assert codes(facts) == []
 
 
@@ -159,7 +159,9 @@ def test_facts_about_the_cache_that_are_registered_are_not_asked_for(facts):
             "topic kv@a@m became kv@b@m",
         ),
         (
-            told({"hash": {"algorithm": "xxhash"}, "speculates": True}, kv_cache={"chunk": 4}),
+            with_reported_facts(
+                {"hash": {"algorithm": "xxhash"}, "speculates": True}, kv_cache={"chunk": 4}
+            ),
             "cache_facts_missing",
             'reports `hash: {"algorithm":"xxhash"}`, `speculates: true`, which',
         ),
@@ -270,9 +272,9 @@ def test_a_cause_is_one_finding(facts, code, text):
 @pytest.mark.parametrize(
     "facts",
     [
-        a_rank(status=SILENT),  # nobody has asked it anything
-        a_rank(replay=ReplayFacts(clock_s=-1.8e9)),  # no clock of days
-        a_status(dropped={"medium": 9, "attention_group": 3}),  # as some models have it
+        a_rank(status=SILENT),  # the engine has had no request
+        a_rank(replay=ReplayFacts(clock_s=-1.8e9)),  # a clock without a date
+        a_status(dropped={"medium": 9, "attention_group": 3}),  # as usual for some models
         a_status(dropped={"other_size": 9, "partial_block": 3, "block_size": 1}),
         a_rank(replay=ReplayFacts(batches=0)),
         WORKER._replace(probed=ProbeFacts(blocks=2, found=2)),
@@ -284,11 +286,11 @@ def test_a_cause_is_one_finding(facts, code, text):
         ),
     ],
 )
-def test_what_is_usual_is_no_finding(facts):
+def test_usual_facts_are_no_finding(facts):
     assert codes(facts) == []
 
 
-def test_what_follows_from_a_cause_is_not_found_again():
+def test_consequences_of_a_cause_are_no_further_finding():
     wrong = a_rank(
         status=replace(STATUS, dropped={"block_size": 5}, is_size_wrong=True),
         replay=ReplayFacts(batches=1, checked=4),
@@ -374,7 +376,7 @@ def a_source(**changes):
     return SERVICE._replace(sources=(msgspec.structs.replace(SOURCE, **changes),))
 
 
-def test_of_a_well_service_nothing_is_found():
+def test_a_healthy_service_has_no_finding():
     assert service_findings.find_service_faults(SERVICE) == []
 
 

@@ -1,4 +1,4 @@
-"""Many that are slow together, next to a model that looks at everything."""
+"""Tests of common slowness against a model that reads all results."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +35,7 @@ def test_more_than_half_of_the_latest_results_and_at_least_three(results):
         mode.check_invariants()
 
 
-def test_who_leaves_is_not_counted():
+def test_ranks_that_left_are_not_counted():
     mode = CommonModeDetector(WINDOW_S)
     for number in range(3):
         mode.add_result(Rank(number, 0), True, 0.0)
@@ -45,7 +45,7 @@ def test_who_leaves_is_not_counted():
     mode.check_invariants()
 
 
-def test_who_was_suspected_long_before_is_forgiven_when_it_is_slow_with_the_others():
+def test_an_old_suspicion_is_forgiven_when_all_are_slow():
     rules = HealthRules(interval_s=5.0, retries=0)
     monitor = HealthMonitor(
         rules, lambda key: default_prompts(), lambda rank: 0, DirtyPartitions(lambda: None)

@@ -1,4 +1,4 @@
-"""A killed engine that listens again is back within seconds, however long its breaker is open."""
+"""Tests that a killed engine is back within seconds of listening, even with a long open breaker."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_a_killed_engine_is_back_within_ten_seconds(gone_s):
 
 
 def test_reports_do_not_hide_that_the_engine_refuses_connections():
-    """Clients report broken streams before, between and after the failing checks."""
+    """Check clients' reports of broken streams before, between and after the failing checks."""
     report = OutcomeReport(KILLED, RequestOutcome.FAILURE)
     for seconds in ([0.0, 0.0, 0.0], [0.0, 1.0, 2.0], [1.0, 4.0, 5.0], [2.0, 2.0, 9.0]):
         scene = FleetScene(4)
@@ -89,7 +89,7 @@ def test_all_ranks_behind_an_endpoint_share_its_connection():
     assert scene.states() == {RankHealthState.HEALTHY: 8}
 
 
-def test_an_engine_that_listens_and_answers_nothing_is_asked_less_and_less():
+def test_a_listening_engine_without_answers_is_checked_less_and_less():
     scene = a_killed_engine(40)
     scene.break_ranks("500", KILLED)
     asked = scene.engines[KILLED].asked

@@ -1,4 +1,4 @@
-"""Levels, what they need to change, and what is left to carry."""
+"""Tests of degradation levels, the times before a change, and the remaining capacity."""
 
 import pytest
 from hypothesis import given
@@ -38,7 +38,7 @@ def test_levels_change_after_their_time(steps, rules):
     assert found == list(naive_levels(looks, *rules))
 
 
-def test_without_times_and_margin_the_level_is_that_of_the_ratio():
+def test_without_times_and_margin_the_level_follows_the_ratio():
     degradation = DegradationLevel(DegradationRules(0.0, 0.0, 0.0))
     for ratio in (1.0, 0.1, 2.0, 0.6, 0.0, 0.8):
         degradation.update_level(ratio, 0.0)
@@ -61,7 +61,7 @@ def test_a_level_sets_all_its_effects():
     )
 
 
-def test_what_is_unknown_is_left_out():
+def test_unknown_values_are_left_out():
     rank = RankCapacity(1.0, None, 16, 5000.0, None)
     slo = ServiceObjective(500, 30, 10)
     assert estimate_capacity([rank], slo, RequestMeanValues(1000, 100, 0.5)) == CapacityEstimate(
@@ -73,7 +73,7 @@ def test_what_is_unknown_is_left_out():
     )
 
 
-def test_without_promises_it_is_the_weights():
+def test_without_objectives_the_weights_decide():
     assert serving_share([1.0, 0.5, 0.0, 0.5], 4) == 0.5
     assert serving_share([], 0) == 0.0
 
@@ -94,7 +94,7 @@ def test_a_rate_follows_its_samples():
     assert rate.value == pytest.approx(2100.0)
 
 
-def test_means_are_those_of_the_last_ten_minutes():
+def test_means_cover_the_last_ten_minutes():
     means = RequestMeans()
     assert means.compute_means(0.0) == RequestMeanValues()
     means.add_request(1000, 0, 0.0)
@@ -104,4 +104,4 @@ def test_means_are_those_of_the_last_ten_minutes():
     assert means.compute_means(WINDOW_S + 1) == RequestMeanValues(3000.0, 50.0, 0.5)
     assert means.compute_means(3 * WINDOW_S) == RequestMeanValues(
         3000.0, 50.0, 0.5
-    )  # nothing newer came
+    )  # no newer samples

@@ -1,4 +1,4 @@
-"""The formulas of docs/guides/health.md#time-to-detection hold, and promise not much too little."""
+"""Tests that the formulas of docs/guides/health.md#time-to-detection hold and are nearly tight."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ FAULTS = {
 }
 """Fault of an engine, and the latency of its canary in s."""
 STEPS_S = 0.4
-"""Due checks are looked for in steps; each check may begin a step late."""
+"""Step between looks for due checks, seconds; each check may begin a step late."""
 RULES = [
     HealthRules(),
     HealthRules(interval_s=10.0),
@@ -34,7 +34,7 @@ def formulas():
 
 
 def promised_s(fault, rules, latency):
-    """The formula of the page with these settings."""
+    """Return the value of the page's formula with these settings."""
     check = (1 + rules.retries) * latency + rules.retry_pause_s * rules.retries
     names = {
         "interval": rules.interval_s,
@@ -75,7 +75,7 @@ def test_a_sick_rank_is_out_in_the_time_of_the_page(fault, rules):
     longest = max(detection_s(kind, rules, phase) for phase in phases)
     promised = promised_s(fault, rules, latency)
     assert longest <= promised + STEPS_S
-    # Phases are a fifth of an interval apart, and peers answer sooner than they may.
+    # Phases are a fifth of an interval apart, and peers answer earlier than the latest moment.
     slack = rules.interval_s / 5
     if fault == "wrong answers":
         slack += rules.failures * (rules.confirm_s + 1.0)

@@ -1,4 +1,4 @@
-"""Answers: what is right, what is wrong, and what cannot be known."""
+"""Tests of verdicts on answers: right, wrong, or undecidable."""
 
 from math import inf, nan
 
@@ -53,7 +53,7 @@ def test_a_reference_without_numbers_proves_nothing_right():
         )
 
 
-def test_numbers_that_are_none_are_found_wherever_they_stand():
+def test_invalid_numbers_are_found_at_every_position():
     for broken in (None, nan, inf, -inf, -9000.0):
         for at in range(3):
             logprobs = [-0.5, -0.1, -0.2]
@@ -81,7 +81,7 @@ def test_texts_are_compared_as_ids_are():
         (an_answer((), ()), CheckKind.MALFORMED, CheckKind.MALFORMED),
     ],
 )
-def test_what_an_operator_expects_is_compared_as_he_says(answer, plain, checked):
+def test_an_expected_answer_is_compared_as_configured(answer, plain, checked):
     assert judge_expected(ExpectedAnswer((1, 3)), answer).kind is plain
     assert judge_expected(ExpectedAnswer((1, 3), (-1.0, 0.0), True), answer).kind is checked
 

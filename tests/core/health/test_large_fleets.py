@@ -1,4 +1,4 @@
-"""What is known of many ranks at once: every step is short, and nothing is lost between two."""
+"""Tests of health over many ranks: every step is short, and no event is lost between two steps."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,10 +13,10 @@ from select_service.core.identity import Rank
 from tests.builders.fleet_scene import FleetScene
 
 HANGING_BOUND_S = 30 + 3 * 128 * 5 / 32 + 10
-"""An interval, then all the time that so many checks of 5 s take 32 at a time, and some."""
+"""An interval, then the time for the hanging checks of 5 s, 32 at once, and a margin, seconds."""
 
 QUICK_BOUND_S = 30 + 2 * (2 + 3 * 0.05 + 2 * 0.5)
-"""An interval and two confirmations, as if each were alone."""
+"""An interval and two confirmations, as if each rank were alone, seconds."""
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=60))
@@ -47,7 +47,7 @@ def test_half_of_a_fleet_hangs_and_each_is_out_in_time():
     assert others == {RankHealthState.HEALTHY}
 
 
-def test_half_of_a_large_fleet_fails_at_once_and_pauses_keep_nobody_waiting():
+def test_half_of_a_large_fleet_fails_at_once_and_pauses_delay_no_check():
     scene = FleetScene(1000, seed=1)
     scene.run(2 * 30)
     failing = [Rank(n, 0) for n in range(0, 1000, 2)]
@@ -69,7 +69,7 @@ def test_a_quarter_of_a_fleet_hangs_and_the_others_are_checked_all_the_time():
     assert min(seen) > scene.now - 2 * 30 - 1
 
 
-def test_when_all_hang_at_most_half_goes():
+def test_at_most_half_is_ejected_when_all_hang():
     scene = FleetScene(256, seed=3)
     scene.run(6 * 30)
     scene.break_ranks("hang", *scene.ranks)
@@ -77,7 +77,7 @@ def test_when_all_hang_at_most_half_goes():
     assert len(scene.out_at) <= 128
 
 
-def test_a_connection_that_fails_is_told_of_some_ranks_a_turn(monkeypatch):
+def test_a_failed_connection_is_applied_to_some_ranks_a_turn(monkeypatch):
     monkeypatch.setattr(result_dispatcher, "RANKS_PER_STEP", 8)
     scene = FleetScene(100, dp=100, rules=HealthRules(retries=0))
     scene.break_ranks("connect", *scene.ranks)
@@ -93,7 +93,7 @@ def test_a_connection_that_fails_is_told_of_some_ranks_a_turn(monkeypatch):
     assert scene.monitor.counters.failures[0, CheckKind.CONNECT] == 100
 
 
-def test_ranks_that_left_meanwhile_are_told_nothing(monkeypatch):
+def test_a_failed_connection_skips_ranks_that_left(monkeypatch):
     monkeypatch.setattr(result_dispatcher, "RANKS_PER_STEP", 8)
     scene = FleetScene(20, dp=20, rules=HealthRules(retries=0))
     scene.break_ranks("connect", *scene.ranks)

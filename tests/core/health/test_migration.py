@@ -1,4 +1,4 @@
-"""Plans next to the price of every single move."""
+"""Tests of migration plans against the price of every single move."""
 
 import numpy as np
 from hypothesis import given
@@ -36,13 +36,13 @@ def a_target(rank):
 
 
 def an_array_of(values, dtype):
-    """One for each target."""
+    """Return a strategy of one value for each target."""
     return st.lists(values, min_size=N, max_size=N).map(lambda given: np.array(given, dtype))
 
 
 TARGETS = st.tuples(*map(a_target, RANKS))
 AT = {rank: at for at, rank in enumerate(RANKS)}
-"""They are given in this order, which is not that of their names."""
+"""Index of each target; the order differs from the order of names."""
 MOVABLES = st.lists(
     st.builds(
         GivenReservation,
@@ -75,7 +75,7 @@ def may_go(movable, target):
 
 
 class Twin:
-    """Rooms in a dictionary; every target is priced for every reservation."""
+    """Free room in a dictionary; every target is priced for every reservation."""
 
     def __init__(self, targets, terms):
         self.targets = sorted((t for t in targets if t.weight), key=lambda t: t.rank)
@@ -120,7 +120,7 @@ class Twin:
 
 
 @given(MOVABLES, TARGETS, TERMS)
-def test_a_plan_is_what_the_prices_say(movables, targets, terms):
+def test_a_plan_follows_the_prices(movables, targets, terms):
     moves = {move.id: move for move in plan_moves(movables, targets, terms)}
     order = sorted(movables, key=lambda m: (-m.priority, m.created, m.id))
     assert list(moves) == [movable.id for movable in order]

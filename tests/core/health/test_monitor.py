@@ -1,4 +1,4 @@
-"""Fleets with faults: who goes, how soon, who stays."""
+"""Tests of fleets with faults: ejected ranks, the time to ejection, and kept ranks."""
 
 from itertools import pairwise
 
@@ -35,7 +35,7 @@ CAUSES = dict(
     )
 )
 CHECK_S = {"hang": 3 * 5.0 + 1.0, "slow": 1.05}
-"""How long a check takes; others have three attempts of 0.05 s."""
+"""Duration of a check, seconds; checks of other faults have three attempts of 0.05 s."""
 BASELINE_S = 5 * 30.0
 
 
@@ -82,8 +82,8 @@ def test_a_rank_comes_back_after_three_probes_with_different_prompts():
     assert scene.monitor.record_of(sick).published_weight == 1.0
 
 
-class AnswersOnce(Engine):
-    """Whoever asks again within a second finds it busy, or does not reach it."""
+class OneAnswerEngine(Engine):
+    """Engine that is busy or unreachable for a second request within a second."""
 
     def attempt(self, prompt, now, seed):
         again = bool(self.asked) and now - self.asked[-1] < 1.0
@@ -92,12 +92,12 @@ class AnswersOnce(Engine):
 
 
 @pytest.mark.parametrize("then", ["connect", "busy"])
-def test_a_wrong_answer_is_put_next_to_others_though_none_comes_behind_it(then):
+def test_a_wrong_answer_is_compared_without_a_later_answer(then):
     scene = FleetScene(5)
     scene.run(100)
-    odd = scene.engines[Rank(1, 0)] = AnswersOnce(scene.rng, model=2)
+    odd = scene.engines[Rank(1, 0)] = OneAnswerEngine(scene.rng, model=2)
     odd.then = then
-    for engine in scene.engines.values():  # the model is another one
+    for engine in scene.engines.values():  # the model changes
         engine.model = 2
     scene.run(100)
     assert scene.monitor.counters.reference_changes
@@ -108,7 +108,7 @@ def test_a_wrong_answer_is_put_next_to_others_though_none_comes_behind_it(then):
     assert scene.monitor.record_of(Rank(1, 0)).cause in WRONG_ANSWERS
 
 
-def test_noise_ejects_nobody_in_ten_thousand_checks():
+def test_noise_ejects_no_rank_in_ten_thousand_checks():
     scene = FleetScene(40, seed=3, rules=HealthRules(interval_s=5.0))
     for engine in scene.engines.values():
         engine.noise = 0.01
@@ -122,8 +122,8 @@ NOISY = [slice(0, 1), slice(0, 6), slice(0, 20), slice(0, 40)]
 
 @pytest.mark.parametrize("repeats", [False, True], ids=["anew", "by_seed"])
 @pytest.mark.parametrize("noisy", NOISY, ids=["one", "some", "half", "all"])
-def test_noise_that_begins_when_the_right_answers_are_known_ejects_nobody(noisy, repeats):
-    """The learnt tolerance is the smallest then, and every other answer is off by more."""
+def test_noise_after_the_right_answers_are_learnt_ejects_no_rank(noisy, repeats):
+    """Check the smallest learnt tolerance, which every other answer exceeds."""
     scene = FleetScene(40, seed=5, rules=HealthRules(interval_s=5.0))
     for engine in scene.engines.values():
         engine.noise, engine.repeats = 0.0, repeats
@@ -135,8 +135,8 @@ def test_noise_that_begins_when_the_right_answers_are_known_ejects_nobody(noisy,
     assert not scene.out_at
 
 
-def test_noise_that_ends_on_one_rank_ejects_nobody():
-    """What was learnt with the noise of one seed is a little wrong for all the others."""
+def test_noise_that_ends_on_one_rank_ejects_no_rank():
+    """Check references learnt under the noise of one seed, slightly wrong for all others."""
     scene = FleetScene(4)
     for engine in scene.engines.values():
         engine.noise, engine.repeats = 0.01, True
@@ -147,7 +147,7 @@ def test_noise_that_ends_on_one_rank_ejects_nobody():
 
 
 @pytest.mark.parametrize("off", [0.03, -0.03, 0.1])
-def test_what_is_off_by_the_same_every_time_is_no_noise(off):
+def test_a_constant_deviation_is_no_noise(off):
     scene = FleetScene(4)
     for engine in scene.engines.values():
         engine.noise, engine.repeats = 0.0, True
@@ -159,7 +159,7 @@ def test_what_is_off_by_the_same_every_time_is_no_noise(off):
     assert scene.monitor.record_of(Rank(2, 0)).cause is CheckKind.LOGIT_DRIFT
 
 
-def test_a_model_update_on_all_ranks_ejects_nobody():
+def test_a_model_update_on_all_ranks_ejects_no_rank():
     scene = FleetScene(4)
     scene.run(100)
     for engine in scene.engines.values():
@@ -170,7 +170,7 @@ def test_a_model_update_on_all_ranks_ejects_nobody():
     assert CheckKind.TOKEN_MISMATCH not in scene.monitor.counters.checks, "no failure is counted"
 
 
-def test_an_update_that_goes_through_a_fleet_in_seconds_ejects_nobody():
+def test_an_update_that_goes_through_a_fleet_in_seconds_ejects_no_rank():
     scene = FleetScene(8)
     scene.run(100)
     for engine in scene.engines.values():
@@ -180,7 +180,7 @@ def test_an_update_that_goes_through_a_fleet_in_seconds_ejects_nobody():
     assert not scene.out_at
 
 
-def test_a_slow_update_of_known_versions_ejects_nobody():
+def test_a_slow_update_of_known_versions_ejects_no_rank():
     scene = FleetScene(6)
     for engine in scene.engines.values():
         engine.weight_version = "1"
@@ -212,8 +212,8 @@ def test_a_time_that_a_busy_host_explains_is_not_judged(host_ms, goes):
     assert learnt == pytest.approx(baseline_ms), "and teaches nothing"
 
 
-def test_peers_of_a_slow_rank_are_not_asked_all_at_once():
-    """Behind one endpoint they would make each other slow, and it would look like the network."""
+def test_peers_of_a_slow_rank_are_not_checked_all_at_once():
+    """Check spread checks behind one endpoint, or their delays would look like the network."""
     scene = FleetScene(6)
     scene.run(BASELINE_S + 30 + 3)
     sick, asked = Rank(2, 0), {}
@@ -229,7 +229,7 @@ def test_peers_of_a_slow_rank_are_not_asked_all_at_once():
     assert all(b - a >= 0.15 for a, b in pairwise(times))
 
 
-def test_peers_that_are_asked_together_are_not_slow_for_that():
+def test_peers_checked_together_do_not_count_as_slow():
     scene = FleetScene(8)
     scene.run(300)
     crowded, wrong = scene.ranks[1:3], scene.ranks[0]
@@ -242,7 +242,7 @@ def test_peers_that_are_asked_together_are_not_slow_for_that():
     assert changed == {wrong}
 
 
-def test_when_all_are_slow_nobody_is_sick():
+def test_common_slowness_ejects_no_rank():
     scene = FleetScene(8)
     scene.run(BASELINE_S + 60)
     scene.break_ranks("slow", *scene.ranks)
@@ -252,7 +252,7 @@ def test_when_all_are_slow_nobody_is_sick():
     assert scene.states() == {RankHealthState.HEALTHY: 8}
 
 
-def test_one_or_two_ranks_are_judged_by_what_they_said_first():
+def test_one_or_two_ranks_are_judged_by_their_first_answer():
     scene = FleetScene(2)
     scene.run(100)
     scene.break_ranks("wrong", Rank(0, 0))
@@ -268,7 +268,7 @@ def test_two_that_differ_from_the_start_both_stay():
     assert scene.monitor.counters.disagreements > 0
 
 
-def test_a_rank_that_is_busy_is_not_sick_until_it_always_is():
+def test_a_busy_rank_is_ejected_only_if_it_is_always_busy():
     scene = FleetScene(4)
     scene.run(100)
     scene.break_ranks("busy", Rank(0, 0))
@@ -289,41 +289,41 @@ def test_a_request_that_is_refused_is_our_fault_and_shown():
     scene.run(31)
     assert scene.monitor.check_state_of(Rank(0, 0)).refusal_reason == ""
     refusal = ChecksRefused(Rank(0, 0), "http://0", KEY.model_name, "400 no such field")
-    assert told_of_refusals(scene) == [refusal, ChecksAccepted(Rank(0, 0))]
+    assert refusal_effects(scene) == [refusal, ChecksAccepted(Rank(0, 0))]
 
 
-def told_of_refusals(scene):
+def refusal_effects(scene):
     return [e for e in scene.current_effects if isinstance(e, ChecksRefused | ChecksAccepted)]
 
 
-def test_of_a_worker_that_refuses_checks_it_is_said_once_whatever_its_ranks_do():
+def test_rejected_checks_are_reported_once_per_worker():
     scene = FleetScene(8, dp=4)
     of_worker = [Rank(0, n) for n in range(4)]
     scene.break_ranks("refuses", *of_worker)
     scene.run(100)
-    assert len(told_of_refusals(scene)) == 1
+    assert len(refusal_effects(scene)) == 1
     assert scene.monitor.refusal_reason(0) == "400 no such field"
     assert scene.monitor.refusal_reason(1) == ""
     scene.break_ranks("", *of_worker[1:])
     scene.run(100)
-    scene.break_ranks("connect", of_worker[0])  # which says nothing of the request
+    scene.break_ranks("connect", of_worker[0])  # a refused connection is no verdict on the request
     scene.run(100)
-    assert len(told_of_refusals(scene)) == 1
+    assert len(refusal_effects(scene)) == 1
     assert scene.monitor.refusal_reason(0) == "400 no such field"
     scene.break_ranks("", of_worker[0])
     scene.run(600)
-    assert told_of_refusals(scene)[1:] == [ChecksAccepted(of_worker[0])]
+    assert refusal_effects(scene)[1:] == [ChecksAccepted(of_worker[0])]
     assert scene.monitor.refusal_reason(0) == ""
 
 
-def test_a_worker_that_refused_checks_and_is_registered_again_begins_anew():
+def test_a_new_registration_resets_rejected_checks():
     scene = FleetScene(4)
     scene.break_ranks("refuses", Rank(0, 0))
     scene.run(60)
     scene.join(0, "refuses")
     assert scene.monitor.refusal_reason(0) == ""
     scene.run(60)
-    assert [type(effect) for effect in told_of_refusals(scene)] == [ChecksRefused] * 2
+    assert [type(effect) for effect in refusal_effects(scene)] == [ChecksRefused] * 2
     scene.monitor.remove_worker(0)
     assert scene.monitor.refusal_reason(0) == ""
 
@@ -338,7 +338,7 @@ def test_a_connection_that_fails_is_one_of_all_ranks_behind_the_endpoint():
     assert max(scene.out_at.values()) - broken_at <= 30 / 4 + 2 * (2 + 1.1) + 5
 
 
-def test_wrong_answers_are_those_of_one_rank():
+def test_wrong_answers_eject_a_single_rank_of_a_worker():
     scene = FleetScene(8, dp=4)
     scene.run(100)
     scene.break_ranks("wrong", Rank(0, 1))
@@ -346,7 +346,7 @@ def test_wrong_answers_are_those_of_one_rank():
     assert scene.out_at.keys() == {Rank(0, 1)}
 
 
-def test_a_spare_takes_the_place_of_who_goes():
+def test_a_spare_replaces_an_ejected_rank():
     scene = FleetScene(4, spares={3})
     scene.run(60)
     scene.break_ranks("wrong", Rank(1, 0))
@@ -355,7 +355,7 @@ def test_a_spare_takes_the_place_of_who_goes():
     assert scene.monitor.record_of(Rank(3, 0)).published_weight == 1.0
 
 
-def test_everybody_has_a_turn_in_every_interval_and_no_more():
+def test_every_rank_has_exactly_one_turn_per_interval():
     scene = FleetScene(100)
     scene.run(120)
     before = {rank: len(engine.asked) for rank, engine in scene.engines.items()}
@@ -364,7 +364,7 @@ def test_everybody_has_a_turn_in_every_interval_and_no_more():
     assert turns <= {9, 10, 11}
 
 
-def test_a_dead_rank_is_asked_every_five_minutes_and_comes_back():
+def test_a_dead_rank_is_checked_every_five_minutes_and_comes_back():
     scene = FleetScene(3)
     scene.run(60)
     rank = Rank(0, 0)
@@ -379,7 +379,7 @@ def test_a_dead_rank_is_asked_every_five_minutes_and_comes_back():
     assert scene.state(rank) is RankHealthState.HEALTHY
 
 
-def test_the_last_that_serves_is_withheld_for_what_may_be_the_network():
+def test_the_last_serving_rank_is_kept_for_faults_that_may_be_the_network():
     scene = FleetScene(2)
     scene.run(60)
     scene.break_ranks("500", *scene.ranks)

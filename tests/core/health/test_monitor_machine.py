@@ -1,4 +1,4 @@
-"""Anything may happen to a fleet, in any order: what is told stays true, and no check gets lost."""
+"""Tests of any events in any order: reported states stay right, and no check gets lost."""
 
 from random import Random
 
@@ -108,7 +108,7 @@ class AnythingHappens(RuleBasedStateMachine):
         self.monitor.forget_references("a")
 
     @invariant()
-    def what_is_told_is_true(self):
+    def effects_agree_with_the_records(self):
         self.monitor.check_invariants()
         for effect in self.monitor.take_effects():
             if isinstance(effect, WeightChanged):

@@ -1,7 +1,8 @@
-"""All of health against its naive twin: who is asked when and how often, what follows of it, who
-serves with which weight, who else may go.
+"""Tests of the whole health monitor against its naive twin.
 
-Operators say here which answers are right, so that each is right or wrong by itself.
+The twin decides which ranks are checked, when and how often, the results of checks, each rank's
+weight, and whether further ranks may be ejected. Operators define the right answers here, so each
+answer is right or wrong by itself.
 """
 
 from itertools import cycle
@@ -27,7 +28,7 @@ from tests.vectors.health_states import word_of
 A, B, NOT_CHECKED = (PartitionKey(name, "t") for name in ("a", "b", "c"))
 N_PROMPTS = {A: 3, B: 1, NOT_CHECKED: 0}
 RANKS_MAX = 9
-"""Of a partition: which of more peers are asked is a matter of chance."""
+"""Limit on the ranks of a partition: beyond it, the choice of confirming peers is random."""
 EXPECTED = ExpectedAnswer([5, 6], (-2.0, 0.0), checks_logprobs=True)
 
 
@@ -86,7 +87,7 @@ class MonitorMatchesModel(RuleBasedStateMachine):
     def count_reservations(self, rank):
         return self.booked[self.names[rank]]
 
-    # --- who is here
+    # --- ranks
 
     def here(self, worker_id):
         return [name for name in (f"{worker_id}.0", f"{worker_id}.1") if name in self.model.ranks]
@@ -123,13 +124,13 @@ class MonitorMatchesModel(RuleBasedStateMachine):
         seconds=SECONDS,
     )
     def spoil(self, workers, faults, seconds):
-        """From now on each answers so in turn."""
+        """Give these answers in turn from now on."""
         self.faults |= {worker_id: cycle(faults) for worker_id in workers}
         self.live(seconds)
 
     @rule(waits_s=st.lists(st.sampled_from([60.0, 300.0, 600.0]), max_size=3), seconds=SECONDS)
     def heal(self, waits_s, seconds):
-        """All are well again, and it may be time to ask those that are out."""
+        """Heal all engines; enough time may pass to check ejected ranks."""
         self.faults.clear()
         for seconds_before in waits_s:
             self.pass_time(seconds_before)
@@ -153,7 +154,7 @@ class MonitorMatchesModel(RuleBasedStateMachine):
 
     @rule(n=st.integers(1, 16), newest=st.booleans(), flaky=st.none() | FAULTS)
     def answer(self, n, newest, flaky):
-        """flaky: what comes this time instead"""
+        """flaky: result in place of the next one; None means the next one"""
         for name in list(self.orders)[:: -1 if newest else 1][:n]:
             faults = self.faults.get(self.ranks[name].worker_id)
             self.answer_one(name, flaky or (next(faults) if faults else "pass"))
@@ -179,7 +180,7 @@ class MonitorMatchesModel(RuleBasedStateMachine):
 
     @rule(seconds=SECONDS)
     def live(self, seconds):
-        """As in the service: looked at every second, and engines answer."""
+        """Let time pass as in the service: a turn every second, and engines answer."""
         for second in range(seconds):
             self.pass_time(1.0)
             self.ask(0.0)
@@ -196,7 +197,7 @@ class MonitorMatchesModel(RuleBasedStateMachine):
         self.model.tick(self.now)
         self.apply_changes()
 
-    # --- others
+    # --- other events
 
     @rule(worker_id=WORKERS, count=st.integers(0, 3))
     def book(self, worker_id, count):
@@ -235,7 +236,7 @@ class MonitorMatchesModel(RuleBasedStateMachine):
 
     @rule(is_open=st.booleans())
     def connect(self, is_open):
-        """Running checks of the monitor are also those of the twin."""
+        """Pass the outcome of connections to monitor and twin; the monitor chooses the checks."""
         endpoints = set()
         while (endpoint := self.monitor.next_connection_probe()) is not None:
             endpoints.add(endpoint)
@@ -245,7 +246,7 @@ class MonitorMatchesModel(RuleBasedStateMachine):
         self.apply_changes()
 
     def look(self):
-        """The twin sees at once what is booked."""
+        """Show the present bookings to the twin."""
         for name in self.model.ranks:
             if self.model.rank(name).booked != self.booked[name]:
                 self.model.states(name).book(name, self.booked[name])
@@ -259,10 +260,10 @@ class MonitorMatchesModel(RuleBasedStateMachine):
                 self.booked[self.names[effect.rank]] = 0
         words = [word_of(effect, self.names) for effect in effects]
         said = [word for word in words if word is not None and not word.startswith("drained")]
-        assert sorted(said) == sorted(self.model.said)
-        self.model.said = []
+        assert sorted(said) == sorted(self.model.actions)
+        self.model.actions = []
 
-    # --- both agree
+    # --- comparison
 
     @invariant()
     def both_agree(self):
@@ -271,7 +272,7 @@ class MonitorMatchesModel(RuleBasedStateMachine):
         self.monitor.check_invariants()
         assert {self.names[rank] for rank in self.monitor.iterate_ranks()} == set(self.model.ranks)
         for name in self.model.ranks:
-            assert self.shown(name) == self.expected(name), name
+            assert self.record_values(name) == self.expected(name), name
         for key in self.model.partitions:
             health = self.monitor.find_partition(key).health
             for cause in (
@@ -292,7 +293,7 @@ class MonitorMatchesModel(RuleBasedStateMachine):
         found = [counts.flaky, counts.withheld, counts.common_mode]
         assert [*found, counts.busy, counts.misconfigured] == [expected[name] for name in names]
 
-    def shown(self, name):
+    def record_values(self, name):
         record = self.monitor.record_of(self.ranks[name])
         at = self.monitor.next_check_at(self.ranks[name])
         return (

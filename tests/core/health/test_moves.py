@@ -1,4 +1,4 @@
-"""Events of moves: nobody who asks in time misses one."""
+"""Tests of the events of moves: no timely reader misses an event."""
 
 from unittest.mock import patch
 
@@ -18,7 +18,7 @@ from tests.models.moves_model import MovesModel
 A, B = Rank(1, 0), Rank(2, 0)
 
 
-def moved(moves, name="r", now=0.0, target=B, method=MoveMethod.TRANSFER):
+def add_move(moves, name="r", now=0.0, target=B, method=MoveMethod.TRANSFER):
     return moves.append_move(
         PlannedMove(name, target, method, 5.0), A, CheckKind.OPERATOR, "t", now
     )
@@ -27,7 +27,7 @@ def moved(moves, name="r", now=0.0, target=B, method=MoveMethod.TRANSFER):
 def test_events_follow_each_other():
     moves = MoveLog()
     for number in range(5):
-        moved(moves, str(number))
+        add_move(moves, str(number))
     assert moves.events_after(0, 2) == (moves.events_after(0, 5).events[:2], 2, False)
     assert [e.reservation_id for e in moves.events_after(2, 9).events] == ["2", "3", "4"]
     assert moves.events_after(5, 9) == ((), 5, False)
@@ -38,7 +38,7 @@ def test_a_number_from_before_or_from_another_process_is_a_gap():
     moves = MoveLog()
     assert moves.events_after(77, 9) == ((), 0, True)
     for number in range(3):
-        moved(moves, now=float(number))
+        add_move(moves, now=float(number))
     moves.drop_expired(RETENTION_S + 1.5)
     page = moves.events_after(0, 9)
     assert ([e.seq for e in page.events], page.gap) == ([3], True)
@@ -46,11 +46,11 @@ def test_a_number_from_before_or_from_another_process_is_a_gap():
     moves.check_invariants()
 
 
-def test_a_number_of_an_earlier_process_is_a_gap_however_many_events_there_are_now():
+def test_a_number_of_an_earlier_process_is_a_gap_for_any_number_of_events():
     earlier, moves = MoveLog(begin=1000), MoveLog(begin=5000)
     for number in range(9):
-        moved(earlier, str(number))
-        moved(moves, str(number))
+        add_move(earlier, str(number))
+        add_move(moves, str(number))
     page = moves.events_after(earlier.next_number - 1, 99)
     assert ([e.seq for e in page.events], page.gap) == (list(range(5001, 5010)), True)
     assert not moves.events_after(page.next, 99).gap
@@ -59,7 +59,7 @@ def test_a_number_of_an_earlier_process_is_a_gap_however_many_events_there_are_n
 def test_0_is_the_beginning_and_a_gap_only_once_events_are_forgotten():
     moves = MoveLog(begin=5000)
     assert moves.events_after(0, 9) == ((), 5000, False)
-    moved(moves)
+    add_move(moves)
     page = moves.events_after(0, 9)
     assert ([e.seq for e in page.events], page.gap) == ([5001], False)
     moves.drop_expired(RETENTION_S + 1.0)
@@ -67,11 +67,11 @@ def test_0_is_the_beginning_and_a_gap_only_once_events_are_forgotten():
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4)), max_size=40))
-def test_who_polls_sees_every_event_once(steps):
+def test_polling_returns_every_event_once(steps):
     moves, seen, after = MoveLog(), [], 0
     for added, wanted in steps:
         for _ in range(added):
-            moved(moves)
+            add_move(moves)
         page = moves.events_after(after, wanted)
         assert not page.gap
         seen += [event.seq for event in page.events]
@@ -80,11 +80,11 @@ def test_who_polls_sees_every_event_once(steps):
     moves.check_invariants()
 
 
-def test_only_so_many_are_kept(monkeypatch):
+def test_the_number_of_kept_events_is_bounded(monkeypatch):
     monkeypatch.setattr(moves_module, "EVENTS_MAX", 3)
     moves = MoveLog()
     for number in range(5):
-        moved(moves, str(number))
+        add_move(moves, str(number))
     assert [e.seq for e in moves.events_after(0, 9).events] == [3, 4, 5]
     assert moves.latest_move_of("0") is None
     assert moves.latest_move_of("4").seq == 5
@@ -93,7 +93,7 @@ def test_only_so_many_are_kept(monkeypatch):
 
 def test_a_transfer_that_failed_goes_on_as_a_prefill_and_ends_once():
     moves = MoveLog()
-    moved(moves)
+    add_move(moves)
     failed = moves.confirm_move("r", ok=False)
     assert (failed.method, failed.ok) == (MoveMethod.REPREFILL, False)
     assert moves.latest_move_of("r").method is MoveMethod.REPREFILL
@@ -102,9 +102,9 @@ def test_a_transfer_that_failed_goes_on_as_a_prefill_and_ends_once():
     assert moves.confirm_move("r", ok=True) is None
 
 
-def test_what_did_not_move_cannot_be_confirmed():
+def test_only_moved_reservations_can_be_confirmed():
     moves = MoveLog()
-    moved(moves, target=None, method=MoveMethod.ABORT)
+    add_move(moves, target=None, method=MoveMethod.ABORT)
     assert moves.confirm_move("r", ok=True) is None
     assert moves.confirm_move("other", ok=True) is None
 
@@ -127,7 +127,7 @@ class MovesMatchModel(RuleBasedStateMachine):
     @rule(name=NAMES, has_target=st.booleans(), method=st.sampled_from(["transfer", "reprefill"]))
     def add(self, name, has_target, method):
         method = MoveMethod(method) if has_target else MoveMethod.ABORT
-        moved(self.moves, name, self.now, B if has_target else None, method)
+        add_move(self.moves, name, self.now, B if has_target else None, method)
         self.model.add(name, has_target, method.value, self.now)
 
     @rule(seconds=st.sampled_from([1.0, 200.0, 599.0, 601.0]))

@@ -1,4 +1,4 @@
-"""Reports of callers: who is believed."""
+"""Tests of the outcomes that callers report: trusted and ignored reports."""
 
 import pytest
 
@@ -32,7 +32,7 @@ A, B = Rank(1, 0), Rank(2, 0)
         (504, RequestOutcome.FAILURE),
     ],
 )
-def test_a_status_says_whose_fault_it_was(status, outcome):
+def test_a_status_decides_between_faults_of_client_and_rank(status, outcome):
     assert outcome_of_status(status) is outcome
 
 
@@ -57,12 +57,12 @@ def test_a_trusted_reporter_needs_no_reservation():
     assert believing.is_trusted(a_failure("unknown", is_trusted=True), None, 0.0)
 
 
-def test_good_news_is_believed_from_everybody():
+def test_successes_count_from_every_reporter():
     assert ReportTrust().is_trusted(OutcomeReport(A, RequestOutcome.OK), None, 0.0)
     assert ReportTrust().is_trusted(OutcomeReport(A, RequestOutcome.NEUTRAL), None, 0.0)
 
 
-def test_what_was_reported_is_forgotten_with_time_and_room(monkeypatch):
+def test_reports_are_forgotten_after_a_time_and_beyond_a_bound(monkeypatch):
     believing = ReportTrust()
     believing.is_trusted(a_failure("a"), A, 0.0)
     assert believing.is_trusted(a_failure("a"), A, RETENTION_S + 1)
@@ -72,7 +72,7 @@ def test_what_was_reported_is_forgotten_with_time_and_room(monkeypatch):
     assert believing.is_trusted(a_failure("b"), A, RETENTION_S + 2)
 
 
-def test_where_a_reservation_was_is_known_for_a_while(monkeypatch):
+def test_the_rank_of_an_ended_reservation_is_kept_for_a_while(monkeypatch):
     ended = EndedReservations()
     ended.record_end("a", A, 0.0)
     ended.record_end("b", B, 300.0)

@@ -1,4 +1,4 @@
-"""The state machine against its naive twin, and what the twin would not show."""
+"""Tests of the state machine against its naive twin, and of cases beyond the twin."""
 
 from functools import partial
 
@@ -45,15 +45,18 @@ class HealthMatchesModel(RuleBasedStateMachine):
         self.now = 0.0
 
     def happen(self, change, **event):
-        """The event in both."""
+        """Apply the event to both and compare."""
         found = self.scene.play({"t": self.now, **event})
-        self.model.said = []
+        self.model.actions = []
         self.model.tick(self.now)
         change()
-        assert found == {"actions": self.model.said, "after": self.model.shown(self.now)}
+        assert found == {
+            "actions": self.model.actions,
+            "after": self.model.describe_ranks(self.now),
+        }
 
     def name(self, number):
-        """Of a rank that is here."""
+        """Return the name of a present rank."""
         names = list(self.model.ranks)
         return names[number % len(names)]
 
@@ -162,7 +165,7 @@ def fail(health, rank, kind, now=0.0, times=3):
         health.apply_check(rank, kind, now)
 
 
-def test_a_weight_is_told_when_it_changes_and_grows_after_a_recovery():
+def test_a_weight_is_published_on_change_and_grows_after_a_recovery():
     health, effects = a_partition(A, B)
     assert effects == [], "weight 1 is what ranks have"
     fail(health, A, CheckKind.CONNECT)
@@ -179,7 +182,7 @@ def test_a_weight_is_told_when_it_changes_and_grows_after_a_recovery():
     assert effects == []
 
 
-def test_the_last_rank_stays_for_slowness_and_goes_for_wrong_answers():
+def test_the_last_rank_is_kept_when_slow_and_ejected_for_wrong_answers():
     health, _ = a_partition(A)
     fail(health, A, CheckKind.LATENCY_SPIKE, times=9)
     assert health.registry[A].state is RankHealthState.SUSPICIOUS
@@ -188,7 +191,7 @@ def test_the_last_rank_stays_for_slowness_and_goes_for_wrong_answers():
 
 
 @pytest.mark.parametrize("kind", [CheckKind.CONNECT, CheckKind.TOKEN_MISMATCH])
-def test_what_is_not_limited_takes_out_all(kind):
+def test_an_unlimited_cause_ejects_all_ranks(kind):
     health, _ = a_partition(A, B, C)
     for rank in (A, B, C):
         fail(health, rank, kind)
@@ -206,7 +209,7 @@ def test_a_rank_that_leaves_makes_room_for_another_to_go():
     health.check_invariants()
 
 
-def test_who_is_forgiven_is_healthy_and_who_is_out_stays_out():
+def test_forgiven_ranks_are_healthy_and_ejected_ones_stay_out():
     health, effects = a_partition(A, B)
     fail(health, A, CheckKind.TIMEOUT, times=2)
     fail(health, B, CheckKind.TIMEOUT)
@@ -218,7 +221,7 @@ def test_who_is_forgiven_is_healthy_and_who_is_out_stays_out():
     ]
 
 
-def test_a_second_drain_plans_what_is_still_there():
+def test_a_second_drain_plans_the_remaining_reservations():
     health, effects = a_partition(A, B)
     health.set_reservations(A, 5)
     health.drain_rank(A, 0.0)

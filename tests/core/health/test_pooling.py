@@ -1,4 +1,4 @@
-"""Answers that are wrong alone may be right together."""
+"""Tests of pooled answers: answers that are wrong alone may be right together."""
 
 import pytest
 
@@ -27,19 +27,19 @@ def kind_of(*answers):
 NOISE = [off(0.03, 0, 0), off(0, -0.03, 0), off(-0.03, 0.03, 0.03)]
 
 
-def test_noise_vanishes_and_what_is_off_every_time_does_not():
+def test_noise_averages_out_and_a_constant_deviation_does_not():
     assert {kind_of(each) for each in NOISE} == {CheckKind.LOGIT_DRIFT}
     assert kind_of(*NOISE) is CheckKind.PASS
     assert kind_of(*[off(0, 0.021, 0)] * 9) is CheckKind.LOGIT_DRIFT
 
 
-def test_one_alone_is_what_it_was():
+def test_a_single_answer_is_its_own_mean():
     (alone,) = [mean_answer([each]) for each in NOISE[:1]]
     assert (list(alone.tokens), list(alone.logprobs)) == ([1, 2, 3], NOISE[0].logprobs)
 
 
-def test_who_took_the_other_token_of_a_tie_counts_as_far_as_that():
-    """Its own choice was likelier than usual, so where it lists the other one that is less so."""
+def test_an_answer_with_the_other_token_of_a_tie_counts_up_to_the_tie():
+    """Check an answer with a likelier own token, which lists the other token as less likely."""
     aside = off(0.03, 9, 9, tokens=(9, 7, 7), top=[{1: -0.53, 9: -0.47}, {}, {}])
     usual = off(0.03, 0.01, 0)
     found = mean_answer([aside, usual, usual])
@@ -48,7 +48,7 @@ def test_who_took_the_other_token_of_a_tie_counts_as_far_as_that():
 
 
 def test_a_tie_that_most_take_the_other_way_is_one():
-    """Nothing after it is compared."""
+    """Check that the comparison ends at the tie."""
     top = [{1: -0.53, 9: -0.50}, {}, {}]
     aside = [off(0.0, 9, 9, tokens=(9, 7, 7), top=top), off(-0.06, 1, 1, tokens=(9, 7, 7), top=top)]
     assert kind_of(*aside, off(0.03, 0, 0)) is CheckKind.PASS
@@ -63,7 +63,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("wrong", "kind"), WRONG)
-def test_what_is_wrong_every_time_stays_so(wrong, kind):
+def test_a_constantly_wrong_answer_stays_wrong(wrong, kind):
     found = kind_of(wrong, wrong, wrong)
     assert found is kind or found is judge_answer(RIGHT, wrong, 0.02).kind
 

@@ -1,4 +1,4 @@
-"""How it becomes known what is right."""
+"""Tests of how reference answers are learnt."""
 
 import msgspec
 import pytest
@@ -20,15 +20,15 @@ KEY = ReferenceKey("model", "tenant", "prompt")
 RANKS = [Rank(n, 0) for n in range(6)]
 
 
-def says(*tokens, off=0.0):
+def answer_of(*tokens, off=0.0):
     return CanaryAnswer(list(tokens), [-1.0 + off] * len(tokens), [{t: -1.0} for t in tokens])
 
 
-OLD, NEW, BAD = says(1, 2), says(3, 4), says(5, 6)
+OLD, NEW, BAD = answer_of(1, 2), answer_of(3, 4), answer_of(5, 6)
 
 
-def settled(book, *answers, asked=None, now=0.0):
-    """(what was found, kinds in the order of the answers)"""
+def compare(book, *answers, asked=None, now=0.0):
+    """Return (finding, kinds in the order of the answers)."""
     by_rank = dict(zip(RANKS, answers, strict=False))
     found, verdicts = book.compare_answers(KEY, by_rank, asked or len(by_rank), now)
     return found, [None if v is None else v.kind for v in verdicts.values()]
@@ -36,14 +36,14 @@ def settled(book, *answers, asked=None, now=0.0):
 
 def a_book():
     book = ReferenceAnswers()
-    settled(book, OLD, OLD, OLD)
+    compare(book, OLD, OLD, OLD)
     return book
 
 
 def test_three_agree_and_a_fourth_is_outvoted():
     book = ReferenceAnswers()
     assert book.judge_answer(KEY, RANKS[0], OLD, 0.0) is None
-    found, kinds = settled(book, BAD, OLD, OLD, OLD)
+    found, kinds = compare(book, BAD, OLD, OLD, OLD)
     assert (found, kinds) == (
         ComparisonFinding.LEARNT,
         [CheckKind.TOKEN_MISMATCH, *[CheckKind.PASS] * 3],
@@ -54,12 +54,12 @@ def test_three_agree_and_a_fourth_is_outvoted():
 
 def test_three_that_all_differ_prove_nothing():
     book = ReferenceAnswers()
-    assert settled(book, OLD, NEW, BAD) == (ComparisonFinding.DISAGREEMENT, [None] * 3)
+    assert compare(book, OLD, NEW, BAD) == (ComparisonFinding.DISAGREEMENT, [None] * 3)
     assert book.judge_answer(KEY, RANKS[0], OLD, 0.0) is None
 
 
-def test_a_wrong_answer_is_wrong_if_the_others_say_what_they_said():
-    assert settled(a_book(), BAD, OLD, OLD) == (
+def test_a_wrong_answer_is_wrong_if_the_others_repeat_theirs():
+    assert compare(a_book(), BAD, OLD, OLD) == (
         ComparisonFinding.NOTHING,
         [CheckKind.TOKEN_MISMATCH, CheckKind.PASS, CheckKind.PASS],
     )
@@ -67,59 +67,59 @@ def test_a_wrong_answer_is_wrong_if_the_others_say_what_they_said():
 
 def test_a_new_answer_of_more_than_half_is_a_new_model():
     book = a_book()
-    assert settled(book, NEW, NEW, NEW, OLD) == (ComparisonFinding.CHANGED, [CheckKind.PASS] * 4)
+    assert compare(book, NEW, NEW, NEW, OLD) == (ComparisonFinding.CHANGED, [CheckKind.PASS] * 4)
     assert book.judge_answer(KEY, RANKS[0], BAD, 1.0).kind is CheckKind.TOKEN_MISMATCH
 
 
-def test_who_has_the_old_model_is_right_for_a_while():
+def test_answers_of_the_old_model_stay_right_for_a_while():
     book = a_book()
-    settled(book, NEW, NEW, NEW)
+    compare(book, NEW, NEW, NEW)
     assert book.judge_answer(KEY, RANKS[0], OLD, PREVIOUS_S - 1).kind is CheckKind.PASS
     assert book.judge_answer(KEY, RANKS[0], OLD, PREVIOUS_S + 1).kind is CheckKind.TOKEN_MISMATCH
 
 
-TOO_FEW = [((NEW, NEW), 4), ((NEW, BAD, says(8, 9)), 3), ((NEW,), 1)]
+TOO_FEW = [((NEW, NEW), 4), ((NEW, BAD, answer_of(8, 9)), 3), ((NEW,), 1)]
 
 
 @pytest.mark.parametrize(("answers", "asked"), TOO_FEW)
-def test_not_enough_that_say_the_same_are_no_new_model(answers, asked):
-    found, kinds = settled(a_book(), *answers, asked=asked)
+def test_too_few_equal_answers_are_no_new_model(answers, asked):
+    found, kinds = compare(a_book(), *answers, asked=asked)
     assert found is ComparisonFinding.NOTHING
     assert set(kinds) == {CheckKind.TOKEN_MISMATCH}
 
 
-def test_one_rank_is_judged_by_what_it_said_first():
+def test_one_rank_is_judged_by_its_first_answer():
     book = ReferenceAnswers()
-    assert settled(book, OLD) == (ComparisonFinding.LEARNT, [CheckKind.PASS])
+    assert compare(book, OLD) == (ComparisonFinding.LEARNT, [CheckKind.PASS])
     assert book.source_of(KEY) is ReferenceSource.SELF
-    assert settled(book, says(1, 2, off=0.29)) == (ComparisonFinding.NOTHING, [CheckKind.PASS])
-    assert settled(book, says(1, 2, off=0.31)) == (
+    assert compare(book, answer_of(1, 2, off=0.29)) == (ComparisonFinding.NOTHING, [CheckKind.PASS])
+    assert compare(book, answer_of(1, 2, off=0.31)) == (
         ComparisonFinding.NOTHING,
         [CheckKind.LOGIT_DRIFT],
     )
     assert book.judge_answer(KEY, RANKS[1], OLD, 0.0) is None, "of another one nothing is known"
 
 
-def test_what_has_no_numbers_is_wrong_with_nothing_to_compare_it_with():
+def test_an_answer_without_numbers_is_wrong_without_a_reference():
     book, broken = ReferenceAnswers(), CanaryAnswer([0, 0], [None, None])
     assert book.judge_answer(KEY, RANKS[0], broken, 0.0).kind is CheckKind.LOGIT_DRIFT
-    assert settled(book, broken) == (ComparisonFinding.LEARNT, [CheckKind.LOGIT_DRIFT])
-    assert settled(book, OLD) == (ComparisonFinding.LEARNT, [CheckKind.PASS]), (
+    assert compare(book, broken) == (ComparisonFinding.LEARNT, [CheckKind.LOGIT_DRIFT])
+    assert compare(book, OLD) == (ComparisonFinding.LEARNT, [CheckKind.PASS]), (
         "and never a reference"
     )
 
 
-def test_two_that_differ_at_first_stay_what_they_are():
+def test_two_ranks_that_differ_at_first_keep_their_references():
     book = ReferenceAnswers()
-    assert settled(book, OLD, BAD) == (ComparisonFinding.DISAGREEMENT, [None, None])
-    assert settled(book, OLD, BAD) == (ComparisonFinding.NOTHING, [CheckKind.PASS, CheckKind.PASS])
+    assert compare(book, OLD, BAD) == (ComparisonFinding.DISAGREEMENT, [None, None])
+    assert compare(book, OLD, BAD) == (ComparisonFinding.NOTHING, [CheckKind.PASS, CheckKind.PASS])
 
 
 def test_two_that_change_together_are_a_new_model():
     book = ReferenceAnswers()
-    settled(book, OLD, OLD)
-    assert settled(book, NEW, NEW) == (ComparisonFinding.CHANGED, [CheckKind.PASS, CheckKind.PASS])
-    assert settled(book, NEW, OLD) == (
+    compare(book, OLD, OLD)
+    assert compare(book, NEW, NEW) == (ComparisonFinding.CHANGED, [CheckKind.PASS, CheckKind.PASS])
+    assert compare(book, NEW, OLD) == (
         ComparisonFinding.NOTHING,
         [CheckKind.PASS, CheckKind.TOKEN_MISMATCH],
     )
@@ -127,17 +127,17 @@ def test_two_that_change_together_are_a_new_model():
 
 def test_a_third_rank_brings_a_vote():
     book = ReferenceAnswers()
-    settled(book, OLD, BAD)
-    assert settled(book, OLD, BAD, OLD)[0] is ComparisonFinding.LEARNT
+    compare(book, OLD, BAD)
+    assert compare(book, OLD, BAD, OLD)[0] is ComparisonFinding.LEARNT
     assert book.source_of(KEY) is ReferenceSource.AGREEMENT
 
 
-def test_what_a_process_said_is_forgotten_with_it():
+def test_the_answers_of_a_process_are_forgotten_with_it():
     book = ReferenceAnswers()
-    settled(book, OLD)
+    compare(book, OLD)
     book.forget_rank(RANKS[0])
     book.forget_rank(RANKS[1])
-    assert settled(book, NEW) == (ComparisonFinding.LEARNT, [CheckKind.PASS])
+    assert compare(book, NEW) == (ComparisonFinding.LEARNT, [CheckKind.PASS])
 
 
 def test_references_survive_as_json():

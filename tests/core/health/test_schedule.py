@@ -1,4 +1,4 @@
-"""Turns: spread over an interval, one at a time for a rank, never queued."""
+"""Tests of check turns: spread over an interval, one at a time for a rank, never queued."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -30,8 +30,8 @@ def a_schedule(*ranks):
     return schedule
 
 
-def taken(schedule, now):
-    """All that are due, each ended at once."""
+def take_all_due(schedule, now):
+    """Take all due checks and end each at once; return the checks."""
     found = []
     while (due := schedule.take_due(now)) is not None:
         found.append(due)
@@ -47,7 +47,7 @@ def test_phases_are_spread_evenly():
     assert max(tenths) < 1100
 
 
-def test_what_looks_random_is_always_the_same():
+def test_pseudo_random_numbers_are_reproducible():
     assert mix_bits(0) == 0xE220A8397B1DCDAF, "the first number of splitmix64"
     one, other = draw_numbers(7, 10, 20), draw_numbers(7, 10, 20)
     numbers = [next(one) for _ in range(50)]
@@ -59,8 +59,8 @@ def test_every_rank_has_one_turn_in_an_interval_at_its_phase():
     schedule = a_schedule(A)
     at = phase_of(A) * RULES.interval_s
     assert schedule.next_at(A) == at
-    assert taken(schedule, at - 0.01) == []
-    assert [due.rank for due in taken(schedule, at)] == [A]
+    assert take_all_due(schedule, at - 0.01) == []
+    assert [due.rank for due in take_all_due(schedule, at)] == [A]
     schedule.plan_regular_check(A, at)
     assert schedule.next_at(A) == at + RULES.interval_s
 
@@ -69,7 +69,7 @@ def test_all_have_the_same_prompt_in_a_round():
     ranks = [Rank(n, 0) for n in range(20)]
     schedule, seen = a_schedule(*ranks), {}
     for tenth in range(900):
-        for rank, prompt in taken(schedule, tenth / 10):
+        for rank, prompt in take_all_due(schedule, tenth / 10):
             seen.setdefault(tenth // 300, set()).add(prompt)
             schedule.plan_regular_check(rank, tenth / 10)
     assert seen == {0: {0}, 1: {1}, 2: {2}}
@@ -80,11 +80,11 @@ def test_a_late_turn_is_skipped_and_an_extra_one_is_not():
     at = schedule.next_at(A)
     schedule.plan_extra_check(B, at, 5)
     late = at + LATE_S + 0.1
-    assert taken(schedule, late) == [(B, 5)]
+    assert take_all_due(schedule, late) == [(B, 5)]
     assert schedule.next_at(A) == at + RULES.interval_s
 
 
-def test_so_many_are_in_flight_and_no_rank_twice():
+def test_checks_in_flight_are_bounded_and_no_rank_is_twice_among_them():
     ranks = [Rank(n, 0) for n in range(100)]
     schedule = a_schedule(*ranks)
     for rank in ranks:
@@ -98,7 +98,7 @@ def test_so_many_are_in_flight_and_no_rank_twice():
 
 
 def one_pauses():
-    """(schedule with as many ranks in flight as fit and more that wait, who pauses, the others)"""
+    """Return (schedule with a full flight and a queue, the pausing rank, the others)."""
     ranks = [Rank(n, 0) for n in range(2 * IN_FLIGHT_MAX)]
     schedule = a_schedule(*ranks)
     for rank in ranks:
@@ -108,7 +108,7 @@ def one_pauses():
     return schedule, first, others
 
 
-def test_who_pauses_between_two_requests_leaves_its_place_and_goes_before_new_ones():
+def test_a_pausing_check_frees_its_slot_and_resumes_before_new_ones():
     schedule, first, others = one_pauses()
     assert not schedule.request_check(first, 0.0)
     [new] = in_flight(schedule, 0.0)
@@ -121,7 +121,7 @@ def test_who_pauses_between_two_requests_leaves_its_place_and_goes_before_new_on
     schedule.check_invariants()
 
 
-def test_who_waits_and_ends_waits_no_more():
+def test_a_queued_check_that_ends_leaves_the_queue():
     schedule, first, others = one_pauses()
     assert len(in_flight(schedule, 0.0)) == 1
     assert not schedule.take_slot_again(first)
@@ -131,7 +131,7 @@ def test_who_waits_and_ends_waits_no_more():
     assert len(in_flight(schedule, 0.0)) == 1
 
 
-def test_so_many_are_under_way_with_those_that_pause():
+def test_pausing_checks_count_for_the_bound_under_way():
     ranks = [Rank(n, 0) for n in range(2 * CHECKS_MAX)]
     schedule = a_schedule(*ranks)
     for rank in ranks:
@@ -147,7 +147,7 @@ def test_so_many_are_under_way_with_those_that_pause():
 
 
 def in_flight(schedule, now):
-    """All that are due, none of which ends."""
+    """Take all due checks without an end; return the ranks."""
     found = []
     while (due := schedule.take_due(now)) is not None:
         found.append(due.rank)
@@ -175,7 +175,7 @@ def test_when_checks_are_scarce_rounds_go_first_and_a_share_is_left_for_extra_tu
     assert in_flight(schedule, now) == [extras[EXTRA_SLOTS_MIN]]
 
 
-def test_where_nobody_else_waits_all_may_be_extra_turns():
+def test_without_other_checks_all_slots_may_be_extra_turns():
     ranks = [Rank(n, 0) for n in range(100)]
     schedule = a_schedule(*ranks)
     for rank in ranks:
@@ -193,32 +193,32 @@ def test_many_turns_that_are_skipped_take_several_looks():
     late = RULES.interval_s + LATE_S + 0.1
     looks = 0
     while any(schedule.next_at(rank) <= late for rank in ranks):
-        assert taken(schedule, late) == []
+        assert take_all_due(schedule, late) == []
         looks += 1
     assert looks == 3
 
 
-def test_who_is_asked_often_is_asked_once():
+def test_repeated_extra_checks_of_a_rank_are_one():
     schedule = a_schedule(A)
     assert schedule.request_check(A, 1.0)
     assert not schedule.request_check(A, 2.0)
-    assert taken(schedule, 2.0)
+    assert take_all_due(schedule, 2.0)
     schedule.plan_regular_check(A, 2.0)
     assert not schedule.request_check(A, 1.0 + REPEAT_AFTER_S - 0.1)
     assert schedule.request_check(A, 1.0 + REPEAT_AFTER_S)
 
 
-def test_who_pauses_has_no_turn_and_cannot_be_asked():
+def test_a_pausing_rank_has_no_turn_and_no_extra_check():
     schedule = a_schedule(A)
     schedule.cancel_next_check(A)
     assert schedule.next_at(A) is None
     assert not schedule.request_check(A, 1.0)
-    assert taken(schedule, 100.0) == []
+    assert take_all_due(schedule, 100.0) == []
     schedule.plan_extra_check(A, 101.0)
-    assert taken(schedule, 101.0)
+    assert take_all_due(schedule, 101.0)
 
 
-def test_who_is_not_here_is_nobody():
+def test_an_unknown_rank_is_ignored():
     schedule = a_schedule(A)
     schedule.remove_rank(A)
     assert A not in schedule
@@ -227,11 +227,11 @@ def test_who_is_not_here_is_nobody():
         change(A)
     schedule.plan_extra_check(A, 1.0)
     assert not schedule.request_check(A, 1.0)
-    assert taken(schedule, 100.0) == []
+    assert take_all_due(schedule, 100.0) == []
 
 
 class ScheduleMatchesModel(RuleBasedStateMachine):
-    """The obvious model: when whose next turn is, and a look at all."""
+    """Comparison with a naive schedule that scans all ranks for the next turn."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The ejection limit keeps no rank that answers nothing, and gives kept ranks less and less."""
+"""Tests of silent ranks: the ejection limit keeps no silent rank, and kept ranks lose weight."""
 
 import pytest
 
@@ -15,7 +15,7 @@ SICK = REST[0]
 
 
 class Partition:
-    """Six ranks, of which three are out for other reasons."""
+    """Partition of six ranks, three of which are ejected for other reasons."""
 
     def __init__(self):
         self.effects = []
@@ -42,7 +42,7 @@ class Partition:
 
 
 @pytest.mark.parametrize("n_out", [1, 3])
-def test_a_hanging_rank_goes_whatever_took_the_others_out(n_out):
+def test_a_hanging_rank_is_ejected_for_any_cause_of_the_others(n_out):
     scene = FleetScene(6)
     scene.run(200)
     for rank in OUT[:n_out]:
@@ -87,7 +87,7 @@ def test_the_last_quarter_of_the_ranks_stays():
     assert partition.state(REST[1]) is RankHealthState.SUSPICIOUS, "one of six is too few"
 
 
-def test_without_another_rank_that_answers_none_goes():
+def test_no_rank_is_ejected_without_another_that_answers():
     partition = Partition()
     for rank in REST:
         partition.fail(rank, CheckKind.TIMEOUT, 2)

@@ -1,4 +1,4 @@
-"""What the monitor is told: who is there, what callers report, what operators want."""
+"""Tests of the monitor's inputs: registrations, reports of callers, and operators' requests."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def test_workers_can_share_an_endpoint():
     assert scene.monitor.counters.failures == {(1, CheckKind.CONNECT): 3}
 
 
-def test_who_registers_again_begins_anew_also_while_a_check_is_under_way():
+def test_a_new_registration_resets_the_state_even_during_a_check():
     scene = FleetScene(3)
     scene.run(60)
     sick = Rank(0, 0)
@@ -52,7 +52,7 @@ def test_who_registers_again_begins_anew_also_while_a_check_is_under_way():
     assert sick not in scene.out_at
 
 
-def test_who_leaves_is_forgotten_and_its_check_ends_nowhere():
+def test_a_leaving_worker_is_forgotten_and_its_check_ends_without_effect():
     scene = FleetScene(2)
     scene.run(31)
     while not scene.in_flight:
@@ -66,7 +66,7 @@ def test_who_leaves_is_forgotten_and_its_check_ends_nowhere():
     scene.monitor.remove_worker(0)
 
 
-def test_a_worker_without_an_endpoint_is_healthy_and_never_asked():
+def test_a_worker_without_an_endpoint_is_healthy_and_never_checked():
     scene = FleetScene(2)
     scene.monitor.register_worker(CheckedWorker(9, KEY, range(1), None), scene.now)
     scene.run(60)
@@ -96,7 +96,7 @@ def test_reports_make_a_check_and_then_a_failure():
     assert scene.monitor.next_check_at(rank) == pytest.approx(scene.now + 2.0)
 
 
-def test_a_report_that_is_not_believed_makes_a_check_and_no_more():
+def test_an_untrusted_report_only_triggers_a_check():
     scene = FleetScene(3)
     scene.run(62)
     rank = Rank(0, 0)
@@ -108,7 +108,7 @@ def test_a_report_that_is_not_believed_makes_a_check_and_no_more():
     assert len(scene.engines[rank].asked) - asked <= 2
 
 
-def test_a_fatal_report_takes_a_rank_out_at_once_and_moves_what_is_on_it():
+def test_a_fatal_report_ejects_a_rank_at_once_and_moves_its_reservations():
     scene = FleetScene(3)
     scene.run(5)
     rank = Rank(0, 0)
@@ -160,7 +160,7 @@ def test_references_are_learnt_kept_and_forgotten():
     assert not list(other.monitor.references.iterate_stored())
 
 
-def test_effects_wake_somebody():
+def test_effects_request_a_turn():
     scene = FleetScene(2)
     scene.run(60)
     woken = scene.wakes

@@ -1,6 +1,6 @@
-"""Ranks that are never checked: nothing is held against them that only a check could take back.
+"""Tests of ranks without checks: no bad state is kept that only a check could end.
 
-And those that an operator drained, who are not checked until he says so.
+Ranks drained by an operator are not checked until the operator ends the drain.
 """
 
 import pytest
@@ -20,7 +20,7 @@ CHECKED, UNCHECKED = Rank(1, 0), Rank(2, 0)
 
 @pytest.fixture
 def monitor():
-    """Two workers of two models behind one endpoint; the model of the second has no prompts."""
+    """Return a monitor of two workers behind one endpoint; the second's model lacks prompts."""
     monitor = HealthMonitor(
         HealthRules(retries=0),
         lambda key: default_prompts() if key == ASKED else (),
@@ -33,7 +33,7 @@ def monitor():
 
 
 def run(monitor, begin, seconds):
-    """No connection to anybody."""
+    """Let all connections fail for some seconds."""
     for now in map(float, range(begin, begin + seconds)):
         monitor.advance_timers(now)
         while (order := monitor.next_due_check(now)) is not None:
@@ -45,13 +45,13 @@ def states(monitor):
     return [monitor.record_of(rank).state for rank in (CHECKED, UNCHECKED)]
 
 
-def test_failed_connections_are_those_of_ranks_that_are_checked(monitor):
+def test_failed_connections_concern_checked_ranks_alone(monitor):
     run(monitor, 0, 60)
     assert states(monitor) == [RankHealthState.UNHEALTHY, RankHealthState.HEALTHY]
     assert {worker_id for worker_id, _ in monitor.counters.failures} == {1}
 
 
-def test_reported_failures_are_not_held_against_them_and_what_is_fatal_is(monitor):
+def test_reported_failures_do_not_count_but_fatal_reports_do(monitor):
     for rank in (CHECKED, UNCHECKED):
         monitor.process_report(OutcomeReport(rank, RequestOutcome.FAILURE, times=3), True, 1.0)
     assert states(monitor) == [RankHealthState.SUSPICIOUS, RankHealthState.HEALTHY]

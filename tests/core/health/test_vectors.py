@@ -1,4 +1,4 @@
-"""Cases with known results, and the script that plays them."""
+"""Tests of recorded cases with known results, and of the script that plays them."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
-def test_a_case_goes_as_it_says(case):
+def test_a_case_has_its_recorded_result(case):
     assert list(format_of(case).play(case)) == []
 
 
@@ -29,12 +29,12 @@ def test_every_format_is_played():
 @pytest.mark.parametrize("known", OF_HEALTH, ids=lambda known: known.name)
 def test_another_result_is_a_difference(known):
     case = json.loads(json.dumps(next(c for c in CASES if format_of(c) is known)))
-    changed = spoilt(case)
+    changed = spoil_case(case)
     assert list(known.play(changed)), "what the case expects is looked at"
 
 
-def spoilt(case):
-    """The last number or word that it expects is another one."""
+def spoil_case(case):
+    """Return the case with a wrong last number or word in its expectation."""
     if "rows" in case and "config" in case:
         case["rows"][-1]["actions"].append("something")
     elif "rows" in case:
@@ -63,18 +63,18 @@ def test_numbers_are_compared_to_a_millionth():
     ]
 
 
-def test_a_format_that_nobody_knows_is_named():
+def test_an_unknown_format_is_named():
     with pytest.raises(UnknownFormat, match=r"\['id', 'weather'\]"):
         format_of({"id": "x", "weather": "fine"})
     with pytest.raises(UnknownFormat, match="not list"):
         format_of([])
 
 
-def test_the_script_ends_with_what_it_found(tmp_path, capsys):
+def test_the_exit_status_shows_the_findings(tmp_path, capsys):
     good, bad = tmp_path / "good.jsonl", tmp_path / "bad.jsonl"
     good.write_text("\n".join(json.dumps(c) for c in CASES[:3]) + "\n\n")
     assert main(good) == 0
-    case = spoilt(json.loads(json.dumps(CASES[0])))
+    case = spoil_case(json.loads(json.dumps(CASES[0])))
     bad.write_text(json.dumps(CASES[1]) + "\n" + json.dumps(case))
     assert main(bad) == 1
     shown = capsys.readouterr().out
@@ -96,14 +96,14 @@ def test_the_script_ends_with_what_it_found(tmp_path, capsys):
         ),
     ],
 )
-def test_what_cannot_be_played_is_said(text, why, tmp_path, capsys):
+def test_unplayable_cases_are_reported(text, why, tmp_path, capsys):
     path = tmp_path / "file.jsonl"
     path.write_text(text)
     assert main(path) == 2
     assert why in capsys.readouterr().err
 
 
-def test_a_file_that_is_not_there_is_said(tmp_path, capsys):
+def test_a_missing_file_is_reported(tmp_path, capsys):
     assert main(tmp_path / "nothing") == 2
     assert "No such file" in capsys.readouterr().err
 

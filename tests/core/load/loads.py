@@ -1,4 +1,4 @@
-"""Load of one partition, booked through the ledger, as tests of the load use it."""
+"""Load of one partition, booked through the ledger, for tests of active load."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""ActiveLoad against its naive twin, and the worked examples of the specification."""
+"""Tests of ActiveLoad against its naive twin, and the worked examples of the specification."""
 
 from itertools import pairwise
 
@@ -30,7 +30,7 @@ def fill_runs(header, hashes, keys, out, running):
 
 
 class LeadingRuns:
-    """Arrays that go from one call to the next."""
+    """Arrays that are passed from one call to the next."""
 
     def __init__(self, blocks=64):
         self.keys = np.empty(blocks, np.uint64)
@@ -41,7 +41,7 @@ class LeadingRuns:
         self.out, self.running = np.zeros(64 * words, np.int64), np.zeros(words, np.uint64)
 
     def of(self, load, query):
-        """int64[n_slots]"""
+        """Return int64[n_slots]."""
         if len(self.out) < load.n_slots:
             self.grow(load.n_slots)
         fill_runs(load.header, query, self.keys, self.out, self.running)
@@ -55,7 +55,7 @@ def runs_of(load, query):
 
 
 class ActiveLoadMatchesModel(RuleBasedStateMachine):
-    """Its tables begin with 8 rows and grow slowly, so that they nearly always do."""
+    """Machine with tables of 8 rows that grow slowly, so that growth is nearly always under way."""
 
     names = Bundle("names")
 
@@ -193,7 +193,7 @@ def test_output_blocks_never_match_a_prompt(loads):
 
 
 @pytest.mark.parametrize("n_slots", [7, 700])
-def test_runs_end_where_they_end_on_every_slot(n_slots):
+def test_runs_have_the_right_end_on_every_slot(n_slots):
     loads, rng = Loads(n_slots), np.random.default_rng(n_slots)
     prompt = rng.integers(0, 2**64, 300, np.uint64)
     runs, longest = LeadingRuns(blocks=256), np.zeros(n_slots, np.int64)
@@ -217,7 +217,7 @@ def test_tables_grow_and_shrink_without_losing_anything(loads):
     loads.load.check_invariants()
 
 
-def test_a_block_that_is_missing_when_it_is_released_is_an_error(loads):
+def test_releasing_a_missing_block_is_an_error(loads):
     loads.add("a", 0, [1, 2])
     for table in loads.load._all_tables():
         table.table[:] = 0
@@ -249,19 +249,19 @@ def unmix(number):
 
 
 KEYS = [1 << 62 | number for number in range(CROWD)]
-"""Where the seed is 0: their homes are one row of every table, for any owner."""
+"""Keys with homes in a single row of every table, for any owner, if the seed is 0."""
 HASHES_OF_KEYS = [unmix(key) for key in KEYS]
 NAMES_OF_KEYS = [key * pow(PREFIX_FACTOR, -1, 2**64) & U64_MAX for key in KEYS]
 
 
 def blocks_of(names):
-    """Hashes of blocks with these names of prefixes."""
+    """Return block hashes with these prefix names."""
     pairs = pairwise([0, *names])
     return [(unmix(name) - GOLDEN & U64_MAX) ^ before for before, name in pairs]
 
 
 def longest_run(table):
-    """Rows in use that are next to each other, at most."""
+    """Return the length of the longest run of adjacent used rows."""
     free = np.flatnonzero(table.table.reshape(-1, table._fields)[:, 1] == 0)
     rows = len(table.table) // table._fields
     return int(np.diff(np.append(free, free[0] + rows)).max()) - 1
@@ -291,7 +291,7 @@ INVERSE = pow(PREFIX_FACTOR, -1, 2**64)
 @pytest.mark.parametrize("step", [1, INVERSE, 1 << 20, 1 << 44, 1 << 49])
 @pytest.mark.parametrize("names_of", [lambda steps: steps, blocks_of], ids=["blocks", "prefixes"])
 def test_hashes_in_steps_crowd_no_table(step, names_of, loads):
-    """Also in steps behind the first shift of the mix, the only one that does not multiply."""
+    """Check steps, also behind the mix's first shift, the only step without a multiplication."""
     steps = [number * step & U64_MAX for number in range(1, CROWD)]
     loads.add("a", 1, names_of(steps))
     loads.add("b", 1, names_of([unshift(number, 30) for number in steps]))

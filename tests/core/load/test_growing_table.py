@@ -1,4 +1,4 @@
-"""Tables of active load grow in bounded steps: the work is counted, whatever their size."""
+"""Tests of active load's tables, which grow in bounded steps: the work is counted for any size."""
 
 import resource
 from itertools import count
@@ -31,7 +31,7 @@ TABLES = layout.REFERENCES, layout.PREFIXES, layout.HOLDERS
 
 
 def moved_rows(load):
-    """Rows of tables that still move that need not be looked at any more."""
+    """Return the number of rows already moved out of growing tables."""
     header = load.header
     return sum(
         int(header[t + layout.MOVED_ROWS]) for t in TABLES if header[t + layout.OLD_TABLE + 1]
@@ -59,7 +59,7 @@ def test_no_booking_moves_more_than_its_share():
     assert max(steps) <= len(TABLES) * (MOVED_IN_A_STEP + MOVED_PER_ENTRY * PROMPT)
 
 
-def test_a_large_booking_moves_as_much_as_it_is_large():
+def test_a_large_booking_moves_rows_in_proportion_to_its_size():
     loads = loads_of(1000)
     loads.add("large", 0, np.arange(10**6, 10**6 + BOOKED_BLOCKS_MAX), 1)
     loads.load.check_invariants()
@@ -67,7 +67,7 @@ def test_a_large_booking_moves_as_much_as_it_is_large():
     assert 0 < moved <= 4 * len(TABLES) * BOOKED_BLOCKS_MAX
 
 
-def test_what_is_released_while_a_table_grows_is_gone():
+def test_blocks_released_while_a_table_grows_are_gone():
     loads, number = loads_of(1000), 1000
     while not loads.load._references.is_growing:
         book(loads, number)
@@ -123,7 +123,7 @@ def test_a_replaced_table_is_given_back_in_steps(monkeypatch):
     assert len(given) == 1
 
 
-def test_what_a_table_has_left_behind_goes_with_the_bookings_after_it():
+def test_later_bookings_free_a_replaced_table():
     loads, number = loads_of(0), 0
     references = loads.load._references
     while not references.is_growing:
@@ -136,8 +136,8 @@ def test_what_a_table_has_left_behind_goes_with_the_bookings_after_it():
     assert not loads.load.header[layout.REFERENCES + layout.MEMORY_TO_RELEASE]
 
 
-def prepared(ledger):
-    """Steps until the ledger has prepared all that it wanted to."""
+def prepare_all(ledger):
+    """Run preparation steps until none is left; return their number."""
     for step in count():
         if not ledger._preparing:
             return step
@@ -175,19 +175,19 @@ def test_after_a_booking_of_many_blocks_the_pages_for_the_next_ones_are_touched_
 
 def test_a_table_that_grows_under_small_bookings_is_touched_ahead_once_large_ones_were_seen():
     loads, number = loads_of(1), 1
-    assert prepared(loads.ledger) == 0
+    assert prepare_all(loads.ledger) == 0
     loads.add("large", 0, np.arange(10**6, 10**6 + MANY_BLOCKS))
-    assert prepared(loads.ledger) > 0
+    assert prepare_all(loads.ledger) > 0
     while not loads.ledger._preparing:
         book(loads, number)
         number += 1
     assert loads.load._references.is_growing
-    prepared(loads.ledger)
+    prepare_all(loads.ledger)
     for table in loads.load._all_tables():
         assert table._touched[0] == len(table.table)
 
 
-def test_what_finds_no_memory_is_not_prepared(monkeypatch):
+def test_preparation_stops_without_memory(monkeypatch):
     loads = loads_of(1)
     loads.add("large", 0, np.arange(10**6, 10**6 + MANY_BLOCKS))
 
@@ -195,12 +195,12 @@ def test_what_finds_no_memory_is_not_prepared(monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr(growing_table, "zeroed_array", none)
-    prepared(loads.ledger)
+    prepare_all(loads.ledger)
     loads.load.check_invariants()
 
 
-def made(loads, number):
-    """Steps of preparing until a booking of as many blocks as there may be is bounded, then it."""
+def book_when_prepared(loads, number):
+    """Prepare until a booking of the most blocks is bounded, then book; return the steps."""
     steps, first = 0, number * BOOKED_BLOCKS_MAX
     while not loads.ledger.may_book(loads.load, BOOKED_BLOCKS_MAX):
         loads.ledger.prepare_step()
@@ -213,13 +213,13 @@ def test_no_booking_of_many_blocks_touches_more_new_pages_than_a_step_of_prepari
     def faults():
         return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
 
-    made(Loads(), 0)  # what is loaded and compiled first has pages of its own
+    book_when_prepared(Loads(), 0)  # loads and compiles everything, which touches pages as well
     loads, touched, steps = Loads(), [], []
     for number in range(25):
         while not loads.ledger.may_book(loads.load, BOOKED_BLOCKS_MAX):
             loads.ledger.prepare_step()
         before = faults()
-        steps.append(made(loads, number))
+        steps.append(book_when_prepared(loads, number))
         touched.append(faults() - before)
     assert not any(steps)
     assert max(touched) <= 3 * growing_table.TOUCHED_IN_A_STEP * 8 // 4096
@@ -230,16 +230,16 @@ def test_few_blocks_may_always_be_booked_and_prepare_nothing():
     assert loads.ledger.may_book(loads.load, MANY_BLOCKS - 1)
     assert loads.ledger.is_ready_for_max_booking(loads.load)
     assert loads.ledger.is_ready_everywhere()
-    assert prepared(loads.ledger) == 0
+    assert prepare_all(loads.ledger) == 0
 
 
-def test_where_memory_lacks_a_booking_of_many_blocks_may_try(monkeypatch):
+def test_without_memory_for_preparation_a_booking_of_many_blocks_may_try(monkeypatch):
     loads = Loads()
     for number in range(10):
-        made(loads, number)
+        book_when_prepared(loads, number)
     number = 10
     while loads.ledger.may_book(loads.load, BOOKED_BLOCKS_MAX):
-        made(loads, number)
+        book_when_prepared(loads, number)
         number += 1
 
     def none(*_):
@@ -248,7 +248,7 @@ def test_where_memory_lacks_a_booking_of_many_blocks_may_try(monkeypatch):
     monkeypatch.setattr(growing_table, "zeroed_array", none)
     loads.load._references._next = loads.load._prefixes._next = growing_table._EMPTY_TABLE
     loads.load._holders._next = growing_table._EMPTY_TABLE
-    prepared(loads.ledger)
+    prepare_all(loads.ledger)
     assert loads.ledger.may_book(loads.load, BOOKED_BLOCKS_MAX)
 
 
@@ -269,16 +269,16 @@ def test_no_booking_of_many_blocks_moves_more_rows_than_a_step_of_preparing():
 def test_rows_move_in_steps_of_preparing_too():
     loads = Loads()
     for number in range(11):
-        made(loads, number)
+        book_when_prepared(loads, number)
     assert loads.load._references.is_growing
-    prepared(loads.ledger)
+    prepare_all(loads.ledger)
     assert not any(table.is_growing for table in loads.load._all_tables())
 
 
 @pytest.mark.parametrize("owners", [1, 8, 64, 400, 512, 700, 1000, 1024])
 @pytest.mark.parametrize("rows", [INITIAL_ROWS, ROWS_RESERVED, 2 * ROWS_RESERVED])
 def test_searches_are_as_short_for_many_owners_of_a_key_as_for_one(rows, owners):
-    """The mean search for a new entry reads 4.1 rows at this load, for homes drawn at random."""
+    """Check the mean search for a new entry: 4.1 rows at this load for random homes."""
     table = np.zeros(rows * FIELDS, np.uint64)
     keys = np.random.default_rng(1).integers(2**64, size=rows, dtype=np.uint64)
     for number in range(rows * 5 // 8):

@@ -1,4 +1,4 @@
-"""Leases: never early, and released in turns when they are over."""
+"""Tests of leases: never released early, and released in turns after their end."""
 
 import numpy as np
 import pytest
@@ -66,8 +66,8 @@ def test_without_a_time_to_live_nothing_ends(account):
     assert ledger.reservations.find_overdue(1e12, 9) == []
 
 
-def test_what_is_looked_through_for_leases_is_looked_through_once(account, monkeypatch):
-    """Until one may have ended again."""
+def test_reservations_are_scanned_once_for_expired_leases(account, monkeypatch):
+    """Check that one scan suffices until a lease may have ended again."""
     ledger, looks = a_ledger(), []
     monkeypatch.setattr(np, "flatnonzero", lambda found: looks.append(found) or found.nonzero()[0])
     for number in range(3):
@@ -93,7 +93,7 @@ def test_each_turn_releases_its_share_in_order(account):
     assert len(ledger.reservations) == 0
 
 
-def test_a_turn_that_ends_in_the_middle_of_a_release_says_that_more_is_due(account):
+def test_a_turn_that_ends_within_a_release_reports_more_work(account):
     ledger = a_ledger()
     for number in range(3):
         ledger.book(booking(account, number), "client", 0.0)

@@ -1,4 +1,4 @@
-"""The ledger against its naive twin: every cause of a change, budgets, and what followers hear."""
+"""Tests of the ledger against its naive twin: every cause of a change, budgets, and events."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -16,7 +16,7 @@ from select_service.core.load.reservation_move import MoveTarget
 from select_service.core.load.reservations import Reservations
 from tests.builders.hypothesis_profiles import explored
 from tests.builders.refusals import is_refused
-from tests.models.ledger_model import Held, LedgerModel
+from tests.models.ledger_model import LedgerEntry, LedgerModel
 
 TTL_S = 20.0
 SLOTS = 3
@@ -27,8 +27,8 @@ ONE_RELEASE = RELEASE_WORK + 1
 CAUSES = st.sampled_from(["client", "replica"])
 
 
-class Heard:
-    """A follower that keeps what it is told."""
+class RecordingFollower:
+    """Follower that stores its events."""
 
     def __init__(self):
         self.live, self.prefilling, self.causes = set(), set(), []
@@ -58,7 +58,7 @@ class LedgerMatchesModel(RuleBasedStateMachine):
         self.touched = DirtyPartitions(self.wake)
         self.touched.watch_partitions(set(KEYS))
         self.ledger = Ledger(Reservations(TTL_S), self.touched)
-        self.heard = Heard()
+        self.heard = RecordingFollower()
         self.ledger.add_listener(self.heard)
         self.accounts = [LoadAccount(key, 4) for key in KEYS]
         for account in self.accounts:
@@ -99,7 +99,7 @@ class LedgerMatchesModel(RuleBasedStateMachine):
         )
         self.ledger.book(booking, cause, self.now, lease_s)
         self.model.held.pop(name, None)  # the newest is the last
-        self.model.book(name, Held(*place, hashes, tokens, origin, self.now), lease_s)
+        self.model.book(name, LedgerEntry(*place, hashes, tokens, origin, self.now), lease_s)
 
     @rule(name=NAMES, cause=CAUSES, renews=st.booleans())
     def complete_prefill(self, name, cause, renews):
@@ -112,7 +112,7 @@ class LedgerMatchesModel(RuleBasedStateMachine):
                 self.ledger.complete_prefill(
                     self.ledger.reservations.get_reservation(name), cause, self.now
                 )
-            assert self.heard.completions == heard + 1  # also when it is repeated
+            assert self.heard.completions == heard + 1  # the same after a repeated call
             if not self.model.held[name].prefill_tokens:
                 assert self.touched.partitions == touched
             self.model.held[name].prefill_tokens = 0
@@ -131,7 +131,7 @@ class LedgerMatchesModel(RuleBasedStateMachine):
             self.model.renew(name, self.now)
 
     @rule(name=NAMES)
-    def nobody_has_the_name(self, name):
+    def unknown_names_are_not_found(self, name):
         if name not in self.model.held:
             is_refused(NotFound, self.ledger.renew_lease, name, self.now)
             is_refused(NotFound, self.ledger.complete_by_id, name, "client", self.now)
@@ -175,7 +175,7 @@ class LedgerMatchesModel(RuleBasedStateMachine):
 
     @rule(name=NAMES, number=st.integers(0, 1))
     def count(self, name, number):
-        """It is counted as long as it lives, by the first that asks for it."""
+        """Count a reservation while it lives, for the first counter only."""
         held = self.model.held.get(name)
         if held is not None:
             memory, row = (

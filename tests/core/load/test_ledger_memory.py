@@ -1,4 +1,4 @@
-"""Rows, names and chunks of the ledger: found, reused, bounded."""
+"""Tests of the ledger's rows, names and chunks: found, reused, bounded."""
 
 from random import Random
 
@@ -59,7 +59,7 @@ def test_a_released_row_is_the_next_that_is_taken_and_no_view_is_equal_to_the_ot
     )
 
 
-def test_marks_are_the_same_in_every_process_and_tell_ranks_and_ids_apart():
+def test_marks_are_equal_in_every_process_and_differ_by_rank_and_id():
     marks = []
     for loads in (Loads(), Loads()):
         for name, slot in (("", 0), ("a", 1), ("b", 1), ("ab" * 200, 0)):
@@ -71,7 +71,7 @@ def test_marks_are_the_same_in_every_process_and_tell_ranks_and_ids_apart():
     assert len({*marks[0], moved.ledger.reservations.get_reservation("a").fingerprint}) == 5
 
 
-def test_pages_begin_where_the_one_before_ended_whatever_has_gone():
+def test_pages_continue_after_the_last_row_even_if_rows_have_gone():
     loads = Loads()
     for name in range(50):
         loads.add(name, name % 2, [name])
@@ -88,7 +88,7 @@ def test_pages_begin_where_the_one_before_ended_whatever_has_gone():
     assert loads.ledger.reservations.list_from(12, 1)[0].reservation_id == "30"
 
 
-def test_what_is_full_refuses_and_changes_nothing(monkeypatch):
+def test_a_full_ledger_rejects_and_changes_nothing(monkeypatch):
     monkeypatch.setattr(ledger_memory, "RESERVATIONS_MAX", 3)
     monkeypatch.setattr(reservations, "RESERVATIONS_MAX", 3)
     monkeypatch.setattr(ledger_memory, "RESERVED_BLOCKS_MAX", 20)
@@ -104,12 +104,12 @@ def test_what_is_full_refuses_and_changes_nothing(monkeypatch):
     loads.add("c", 0, [])
     with pytest.raises(CapacityExceeded, match=r"reservation limit reached \(3\)"):
         loads.add("d", 0, [])
-    loads.add("c", 1, [])  # in the place of the other
+    loads.add("c", 1, [])  # takes the place of the other
     assert [b.reservation_id for b in loads.ledger.reservations] == ["a", "b", "c"]
     loads.ledger.check_invariants()
 
 
-def test_as_many_blocks_as_may_be_named_fit_where_one_reservation_is_worked_on():
+def test_the_scratch_of_a_reservation_fits_the_most_named_blocks():
     loads = Loads()
     loads.add("a", 0, np.arange(BOOKED_BLOCKS_MAX + 5))
     assert loads.active() == BOOKED_BLOCKS_MAX

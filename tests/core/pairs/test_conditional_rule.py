@@ -1,4 +1,4 @@
-"""Dynamo's conditional rule for pairs, with the policy `reference`."""
+"""Tests of Dynamo's conditional rule for pairs, with the policy `reference`."""
 
 import re
 
@@ -19,7 +19,10 @@ SIZE = 4
 
 
 def a_fleet(**domains):
-    """Workers 1 and 2 prefill, 3 and 4 decode; domains: fields of workers by name `wN`."""
+    """Return workers 1 and 2 that prefill, 3 and 4 that decode.
+
+    domains: fields of workers by name `wN`
+    """
     selector = a_selector(RouterConfig(policy="reference"))
     for worker_id in range(1, 5):
         role = "prefill" if worker_id < 3 else "decode"

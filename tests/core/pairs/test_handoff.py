@@ -1,4 +1,4 @@
-"""Parameters of the hand-over, by connector."""
+"""Tests of the parameters of the hand-over, by connector."""
 
 from random import Random
 
@@ -58,7 +58,7 @@ def test_mooncake_gives_the_url_of_the_bootstrap_server_and_the_engine_of_the_ra
     assert (handoff.order, handoff.peer_binding, handoff.missing) == ("concurrent", True, [])
 
 
-def test_mooncake_brackets_an_ipv6_address_and_names_what_is_missing():
+def test_mooncake_brackets_an_ipv6_address_and_names_missing_fields():
     given = {"kind": "mooncake", "bootstrap_host": "fd00::1", "bootstrap_port": 9000}
     handoff = handoff_of(given)
     there = handoff.decode_params["kv_transfer_params"]

@@ -1,4 +1,4 @@
-"""Prices between link groups against the price of each pair of positions, to the last bit."""
+"""Tests of prices between link groups against the price of each pair, to the last bit."""
 
 from math import inf
 from random import Random
@@ -46,7 +46,7 @@ def check_prices(groups, rule):
 
 
 @pytest.mark.parametrize("seed", range(FLEETS))
-def test_prices_are_those_of_each_pair_of_positions(seed):
+def test_prices_agree_with_each_pair_of_positions(seed):
     rng = Random(seed)
     positions = {slot: random_position(rng) for slot in range(rng.randrange(POSITIONS + 1))}
     groups = make_link_groups(positions, POSITIONS, rng.choice([None, 1000.0, 30_000.0]))

@@ -1,4 +1,4 @@
-"""Pairs before their booking: the queue, busy ranks, sessions and repeated requests."""
+"""Tests of pairs before their booking: the queue, busy ranks, sessions and repeated requests."""
 
 import msgspec
 import pytest
@@ -28,7 +28,7 @@ TOKENS = list(range(40))
 
 
 def a_fleet(admission=None, sessions=None):
-    """Workers 1 and 2 prefill, 3 and 4 decode."""
+    """Return workers 1 and 2 that prefill, 3 and 4 that decode."""
     selector = a_selector(RouterConfig(policy="work"), admission=admission, sessions=sessions)
     for worker_id in range(1, 5):
         role = "prefill" if worker_id < 3 else "decode"
@@ -73,7 +73,7 @@ def test_a_pair_waits_until_each_of_its_legs_has_room(full, freed, local):
     selector.check_invariants()
 
 
-def test_a_pair_without_room_for_one_leg_holds_nobody_back():
+def test_a_pair_without_room_for_one_leg_blocks_no_request():
     selector = a_fleet(QUEUE)
     hog(selector, 1, 2)
     waiting = ask(selector, "pair")

@@ -1,4 +1,4 @@
-"""Pairs know of caches what other requests know, and say what is only assumed."""
+"""Tests that pairs use the same facts about caches as single requests, and mark assumed blocks."""
 
 import msgspec
 import pytest
@@ -15,7 +15,7 @@ from tests.indexer.events.test_recorded_groups import rows_of
 
 
 def choose_local(selector, tokens):
-    """The decode leg of a pair on one rank."""
+    """Return the decode leg of a pair on one rank."""
     body = {"model_name": "m", "token_ids": list(tokens), "local": "always"}
     pair = selector.select_pair(msgspec.convert(body, SelectPairRequest), 0.0).pair
     return pair.legs[1]
@@ -51,7 +51,7 @@ def test_ends_inside_blocks_are_known_as_to_other_requests():
 
 
 @pytest.mark.parametrize("policy", ["work", "reference"])
-def test_legs_say_what_is_only_assumed(policy):
+def test_legs_mark_assumed_blocks(policy):
     selector = assuming_selector(policy)
     register(selector, 1)
     prompt = range(20)

@@ -1,4 +1,4 @@
-"""The life of pairs against a naive twin: legs, transfers, moves, expiry and workers that leave."""
+"""Tests of pairs against a naive twin: legs, transfers, moves, expiry and workers that leave."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,10 @@ HOST_OF = {1: "a", 2: "a", 3: "b", 4: "b", 5: "c", 6: None}
 
 @dataclass
 class Pair:
-    """prefill: None once it has ended, or where the decode rank does both"""
+    """Pair of the twin.
+
+    prefill: worker of the prefill leg; None after its end, or if the decode rank computes both
+    """
 
     prefill: int | None
     decode: int
@@ -94,7 +97,7 @@ class PairLife(RuleBasedStateMachine):
         return name
 
     def is_known(self, name, call):
-        """Whether a call found the reservation, as it should."""
+        """Return whether a call finds the reservation, and compare with the twin."""
         try:
             call()
         except NotFound:
@@ -164,7 +167,7 @@ class PairLife(RuleBasedStateMachine):
             if pair.decode == worker_id:
                 del self.pairs[name]
             elif pair.prefill == worker_id:
-                # Nothing comes from there any more, unless it is on its way already.
+                # No more tokens leave this worker, except those already on their way.
                 pair.prefill = None
                 if pair.ends_at is None:
                     pair.tokens = 0.0

@@ -1,4 +1,4 @@
-"""Pairs chosen by the compiled pass against the full matrix, to the last bit."""
+"""Tests of the compiled choice of pairs against the full matrix, to the last bit."""
 
 from math import inf
 from random import Random
@@ -41,7 +41,7 @@ def random_position(rng):
 
 
 def random_fleet(rng):
-    """A selector of `work` with booked requests on 4 to 12 ranks, some of declared speeds."""
+    """Return a selector of `work` with bookings on 4 to 12 ranks, some with declared speeds."""
     # The prices of pairs do not depend on the options.
     options = rng.choice([(), ("decode-sensitive", "copy-price")])
     config = RouterConfig(policy="work", policy_options=options)
@@ -70,9 +70,9 @@ def random_fleet(rng):
 
 
 def ranks_of(partition, prompt):
-    """The numbers of all ranks as `work` sees them, which its own twin proves.
+    """Return the numbers of all ranks as used by `work`, which its own twin proves.
 
-    The tokens that a rank holds are those without the shared cache, its own work is that with it.
+    The cached tokens of a rank exclude the shared cache, the rank's own work includes it.
     """
     placer, table = partition.placer, partition.table
     placer.switch_policy(PolicyChoice("work"))
@@ -100,7 +100,7 @@ def ranks_of(partition, prompt):
 
 
 class Transfers:
-    """Naive account of the tokens on their way, by host; nothing is known of unknown hosts."""
+    """Naive account of tokens under way by host; unknown hosts are not counted."""
 
     def __init__(self):
         self.booked = []
@@ -122,7 +122,7 @@ class Transfers:
 
 
 def options_of(ranks, masks, positions, speed, transfers, isl):
-    """({slot: cost of both parts there}, {(prefill, decode): cost}), of all eligible ranks."""
+    """Return ({slot: cost of both parts}, {(prefill, decode): cost}) of all eligible ranks."""
     local = {at: local_cost(rank, SIZE) for at, rank in enumerate(ranks) if masks.both[at]}
     remote = {}
     for p in np.flatnonzero(masks.prefill).tolist():
@@ -142,13 +142,13 @@ def test_pairs_are_the_cheapest_of_the_full_matrix(seed):
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, LOADS, LOADS_PER_TEST))
 def test_pairs_are_the_cheapest_of_the_full_matrix_in_many_fleets(first):
-    """10,000 fleets: ten sets of links for each load (`scripts/test_slow tests/core/pairs`)."""
+    """Check 10,000 fleets: ten sets of links per load (`scripts/test_slow tests/core/pairs`)."""
     for seed in range(first, first + LOADS_PER_TEST):
         check_fleet(seed)
 
 
 def check_fleet(seed):
-    """Compare the choices for some prompts in a random fleet, each with links of its own."""
+    """Compare the choices for some prompts in a random fleet, each with different links."""
     rng = Random(seed)
     partition = random_fleet(rng)
     pairs, n_slots = PairPlacer(partition.placer), partition.table.n_slots

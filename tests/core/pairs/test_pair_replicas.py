@@ -1,4 +1,4 @@
-"""Pairs between replicas: both legs everywhere, ended by a call at any replica."""
+"""Tests of pairs between replicas: both legs everywhere, ended by a call at any replica."""
 
 import msgspec
 import numpy as np
@@ -25,7 +25,7 @@ from tests.core.pairs.test_pair_life import a_pair, a_pair_worker
 
 
 class Replicas:
-    """Two replicas whose events arrive at once, unless dropped."""
+    """Two replicas with immediate delivery of events, unless dropped."""
 
     def __init__(self):
         self.selectors = [a_selector(RouterConfig(policy="work"), seed=k) for k in range(2)]
@@ -50,7 +50,7 @@ class Replicas:
         for selector in self.selectors:
             selector.check_invariants()
 
-    def held(self):
+    def booked_legs(self):
         self.settle()
         return [
             {b.reservation_id: b.rank.worker_id for b in selector.ledger.reservations}
@@ -78,7 +78,7 @@ def book(replicas, k, name="a"):
 
 def test_both_legs_and_the_booked_links_are_known_everywhere(replicas):
     legs = {leg.leg: leg.worker_id for leg in book(replicas, 0).legs}
-    one, other = replicas.held()
+    one, other = replicas.booked_legs()
     assert one == other == {"a": legs["decode"], prefill_leg_of("a"): legs["prefill"]}
     one, other = replicas.waiting()
     assert one == other
@@ -89,7 +89,7 @@ def test_both_legs_and_the_booked_links_are_known_everywhere(replicas):
 def test_the_end_of_the_prefill_ends_the_leg_everywhere(replicas, reporting):
     book(replicas, 0)
     replicas.selectors[reporting].complete_prefill("a", 0.0)
-    one, other = replicas.held()
+    one, other = replicas.booked_legs()
     assert one == other
     assert one.keys() == {"a"}
     replicas.selectors[reporting].report_first_token("a", 0.0)
@@ -99,7 +99,7 @@ def test_the_end_of_the_prefill_ends_the_leg_everywhere(replicas, reporting):
 @pytest.mark.parametrize("prefill_at", [None, 0, 1])
 @pytest.mark.parametrize("first_at", [0, 1])
 def test_a_first_token_is_observed_once_where_the_pair_was_booked(replicas, prefill_at, first_at):
-    replicas.now = 1.0  # 0 would be an unknown time
+    replicas.now = 1.0  # 0 would mean an unknown time
     book(replicas, 0)
     if prefill_at is not None:
         replicas.selectors[prefill_at].complete_prefill("a", 1.0)
@@ -120,22 +120,22 @@ def test_a_first_token_is_observed_once_where_the_pair_was_booked(replicas, pref
 def test_the_end_of_a_pair_ends_both_legs_everywhere(replicas, reporting):
     book(replicas, 0)
     replicas.selectors[reporting].free_reservation("a", 0.0)
-    assert replicas.held() == [{}, {}]
+    assert replicas.booked_legs() == [{}, {}]
     assert replicas.waiting() == [({}, {})] * 2
 
 
-def test_a_replica_ends_the_legs_of_one_that_is_gone(replicas):
+def test_a_replica_ends_the_legs_of_a_dead_one(replicas):
     book(replicas, 0)
     replicas.is_cut = True
     replicas.selectors[1].complete_prefill("a", 0.0)
-    assert replicas.held()[1].keys() == {"a"}
+    assert replicas.booked_legs()[1].keys() == {"a"}
     replicas.selectors[1].free_reservation("a", 0.0)
-    assert replicas.held()[1] == {}
+    assert replicas.booked_legs()[1] == {}
 
 
 @pytest.mark.parametrize("booking", [0, 1])
 def test_a_leg_without_its_pair_does_not_take_the_id(replicas, booking):
-    """The replica that booked is gone before it sent the decode leg, or that one's rank is gone."""
+    """Check a booking replica lost before the decode leg was sent, and a lost decode rank."""
     carry = replicas.carry
 
     def carry_leg(sender, payload):
@@ -148,13 +148,13 @@ def test_a_leg_without_its_pair_does_not_take_the_id(replicas, booking):
     if booking == 0:
         replicas.selectors[0].ledger.free_by_id("a", "rank_left", 0.0)
     else:
-        assert replicas.held()[1].keys() == {prefill_leg_of("a")}
+        assert replicas.booked_legs()[1].keys() == {prefill_leg_of("a")}
     replicas.carry = carry
     legs = {leg.leg: leg.worker_id for leg in book(replicas, booking).legs}
-    one, other = replicas.held()
+    one, other = replicas.booked_legs()
     assert one == other == {"a": legs["decode"], prefill_leg_of("a"): legs["prefill"]}
     replicas.selectors[booking].free_reservation("a", 0.0)
-    assert replicas.held() == [{}, {}]
+    assert replicas.booked_legs() == [{}, {}]
     assert replicas.waiting() == [({}, {})] * 2
 
 
@@ -163,7 +163,7 @@ def test_a_moved_leg_moves_everywhere_and_the_other_stays(replicas, leg):
     before = {leg.leg: leg.worker_id for leg in book(replicas, 0).legs}
     moved = replicas.selectors[0].pairs.move_leg("a", leg, 0.0)
     after = {leg.leg: leg.worker_id for leg in moved.legs}
-    one, other = replicas.held()
+    one, other = replicas.booked_legs()
     assert one == other
     assert before[leg] != after[leg]
     assert one["a"] == after["decode"]
@@ -196,21 +196,19 @@ def test_lists_show_a_pair_once_and_replicas_its_legs(replicas):
     assert page.total == 2
     shown = {(row.reservation_id, row.leg) for row in page.reservations}
     assert shown == {("a", "prefill"), ("a", msgspec.UNSET)}
-    # A leg alone, as after a lost event, is no secret.
+    # A leg alone, as after a lost event, is listed, too.
     selector.ledger.free_by_id("a", "replica", 0.0)
     (row,) = selector.inspection.list_reservations(ReservationFilter(), 0.0).reservations
     assert (row.reservation_id, row.leg) == ("a", "prefill")
 
 
 @pytest.mark.parametrize(("origin", "is_ended"), [("own", True), ("live", False), ("gone", True)])
-def test_a_leg_without_its_reservation_is_ended_by_whoever_answers_for_it(
-    replicas, origin, is_ended
-):
+def test_the_owner_ends_a_leg_without_its_reservation(replicas, origin, is_ended):
     one, other = replicas.selectors
     book(replicas, 0)
     selector = one if origin == "own" else other
     replicas.is_cut = True
-    # Not in a turn, as then the leg would end as well.
+    # Not in a turn, which would end the leg as well.
     selector.ledger.free_by_id("a", "replica", 0.0)
     selector.pairs.book._ended_legs.clear()
     for now in (1.0, ORPHAN_S / 2, ORPHAN_S + EXAMINED_S + 1.0):
@@ -241,7 +239,7 @@ def test_any_replica_moves_a_leg_by_the_constraints_of_the_request(replicas, leg
     expected[leg] = ({1, 3} if leg == "prefill" else {4, 6}).difference(before.values()).pop()
     assert after == expected
     assert moved.handoff is not msgspec.UNSET
-    held = replicas.held()
+    held = replicas.booked_legs()
     place = {"a": after["decode"], prefill_leg_of("a"): after["prefill"]}
     assert held[1] == place
     waiting = replicas.waiting()
@@ -250,7 +248,7 @@ def test_any_replica_moves_a_leg_by_the_constraints_of_the_request(replicas, leg
     if not is_gone:
         assert held[0] == place
         assert waiting[0] == waiting[1]
-        # Both know the present ranks, and the calls go on at either.
+        # Both replicas have the present ranks, and calls succeed at either.
         repeated = msgspec.structs.replace(request, repeat=True)
         for selector in replicas.selectors:
             again = selector.select_pair(repeated, 1.0).pair
@@ -262,15 +260,15 @@ def test_any_replica_moves_a_leg_by_the_constraints_of_the_request(replicas, leg
         one.report_first_token("a", 1.0)
         assert replicas.waiting() == [({}, {})] * 2
     other.free_reservation("a", 1.0)
-    assert replicas.held()[1] == {}
-    assert is_gone or replicas.held() == [{}, {}]
+    assert replicas.booked_legs()[1] == {}
+    assert is_gone or replicas.booked_legs() == [{}, {}]
 
 
 @pytest.mark.parametrize("local", ["never", "always"])
 def test_a_lost_decode_rank_is_left_at_any_replica(replicas, local):
     one, other = replicas.selectors
     one.select_pair(a_pair("a", list(range(40)), local), 0.0)
-    before = replicas.held()[1]["a"]
+    before = replicas.booked_legs()[1]["a"]
     replicas.is_cut = True
     moved = other.pairs.move_leg("a", "decode", 0.0)
     assert moved.legs[1].worker_id != before
@@ -295,15 +293,15 @@ def test_a_pair_ends_everywhere_with_the_decode_rank_of_its_replica(replicas, ha
     if has_decode_leg:
         delete_worker(other, legs["decode"], 1.0)
     prefill = {prefill_leg_of("a"): legs["prefill"]}
-    assert replicas.held() == [{"a": legs["decode"], **prefill}, prefill]
+    assert replicas.booked_legs() == [{"a": legs["decode"], **prefill}, prefill]
     delete_worker(one, legs["decode"], 1.0)
-    assert replicas.held() == [{}, {}]
+    assert replicas.booked_legs() == [{}, {}]
     for selector in replicas.selectors:
         for worker_id in (4, 5):
             selector.register_worker(a_pair_worker(worker_id))
     legs = {leg.leg: leg.worker_id for leg in book(replicas, 1).legs}  # the id is free again
     held = {"a": legs["decode"], prefill_leg_of("a"): legs["prefill"]}
-    assert replicas.held() == [held, held]
+    assert replicas.booked_legs() == [held, held]
 
 
 def test_a_leg_ends_with_the_decode_rank_where_its_replica_is_gone(replicas):
@@ -311,7 +309,7 @@ def test_a_leg_ends_with_the_decode_rank_where_its_replica_is_gone(replicas):
     legs = {leg.leg: leg.worker_id for leg in book(replicas, 0).legs}
     replicas.is_cut, replicas.now = True, LIVENESS_TIMEOUT_S
     delete_worker(other, legs["decode"], LIVENESS_TIMEOUT_S)
-    assert replicas.held()[1] == {}
+    assert replicas.booked_legs()[1] == {}
 
 
 def test_a_peer_learns_of_a_leg_that_was_lost_with_its_rank(replicas):
@@ -325,7 +323,7 @@ def test_a_peer_learns_of_a_leg_that_was_lost_with_its_rank(replicas):
     assert replicas.waiting() == [({}, {})] * 2
     moved = other.pairs.move_leg("a", "prefill", 1.0)
     assert moved.legs[0].worker_id not in legs.values()
-    one_held, other_held = replicas.held()
+    one_held, other_held = replicas.booked_legs()
     assert one_held == other_held
     one_waits, other_waits = replicas.waiting()
     assert one_waits == other_waits != ({}, {})
@@ -350,7 +348,7 @@ def test_a_leg_that_claims_to_be_a_pair_leaves_nothing(replicas, name):
     assert other.followers.replicas.apply_event(event, 0.0) is None
     assert not len(other.pairs.book)
     other.free_reservation(name, 1.0)
-    assert replicas.held() == [{}, {}]
+    assert replicas.booked_legs() == [{}, {}]
 
 
 @pytest.mark.parametrize("value", [2**64, 10**30])
@@ -378,7 +376,7 @@ def test_a_late_replica_knows_pairs_from_the_list_of_another(replicas):
         listed = one.inspection.list_reservations(wanted, 0.0)
         listed = msgspec.json.decode(msgspec.json.encode(listed), type=ReservationPage)
         answer = ReservationPageAnswer(listed, 1.0, 1.1)
-    held, waiting = replicas.held(), replicas.waiting()
+    held, waiting = replicas.booked_legs(), replicas.waiting()
     assert held[0] == held[1]
     assert waiting[0] == waiting[1] != ({}, {})
     moved = late.pairs.move_leg("a", "prefill", 2.0)

@@ -19,15 +19,16 @@ GROUPS = [GroupModel(0, DENSE, SIZE), GroupModel(1, STATE, SIZE)]
 ENDS = st.lists(st.integers(1, TOKENS), max_size=3)
 """Lengths of the beginnings of the prompt that a rank has computed."""
 PRIMER = [3] * (2 * SIZE + SIZE // 2 + 1)
-"""Prompt that shows a rank's groups and units; no other prompt begins like it."""
+"""Prompt that reveals a rank's groups and units; no other prompt has the same beginning."""
 
 
 class GroupedFleet:
     """Selector whose ranks are engines with a dense cache and states inside blocks."""
 
     def __init__(self, unit, ends, *, replay=0, options=(), names_kv_sources=False, **fields):
-        """ends: the prefixes of the prompt that each rank has computed
-        options: of the policy; fields: of each worker
+        """ends: lengths of the computed prefixes of the prompt, by rank
+        options: options of the policy
+        fields: further fields of each worker
         """
         self.selector = a_selector(
             RouterConfig(policy="work", policy_options=options),

@@ -1,4 +1,4 @@
-"""Plans whose arrays a test fills, without the parts of a partition."""
+"""Plans with arrays that a test fills, without the parts of a partition."""
 
 import numpy as np
 
@@ -13,9 +13,10 @@ from select_service.core.workers import rank_table_layout
 def terms_of(
     ranks, config, *, block_size=4, isl_tokens=34, n_blocks=8, pinned=False, eligible=None, weight=1
 ):
-    """float64[n_terms, n_ranks]: what `reference` makes of these ranks, a list of RankState.
+    """Return the terms of `reference` for these ranks: float64[n_terms, n_ranks].
 
-    weight: of all, or of each
+    ranks: list of RankState
+    weight: weight of all ranks, or of each
     """
     arrays = {
         layout.MATCHED: np.array([_matched(rank) for rank in ranks], np.int32),

@@ -1,4 +1,4 @@
-"""Assumed blocks and floors in a match, beside a naive union of what is confirmed and assumed."""
+"""Tests of matches with assumed blocks and floors, against a naive union with confirmed blocks."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ TIERS = (Tier.GPU, Tier.CPU, Tier.DISK, Tier.EXTERNAL)
 
 
 class Ranks:
-    """Ranks with confirmed and assumed blocks of one conversation, and what the twin knows."""
+    """Ranks with confirmed and assumed blocks of one conversation, and the twin's copy."""
 
     def __init__(self, n_ranks, rng, n_blocks=20):
         self.rng, self.n_ranks = rng, n_ranks
@@ -37,7 +37,7 @@ class Ranks:
         return self.partition.table.find_slot(Rank(worker_id, 0))
 
     def confirm(self, worker_id):
-        """Hold random blocks in random tiers, with gaps."""
+        """Store random blocks in random tiers, with gaps."""
         writer = self.partition.table.writer_of(Rank(worker_id, 0))
         for tier in TIERS:
             if self.rng.random() < 0.6:
@@ -63,7 +63,7 @@ class Ranks:
         return scratch.matched[: self.n_ranks], scratch.assumed_blocks[: self.n_ranks]
 
     def expect(self, n_blocks, floors=None):
-        """(matched, assumed blocks) of every slot by walking block by block."""
+        """Return (matched, assumed blocks) of every slot from a walk block by block."""
         matched = np.zeros((self.n_ranks, N_TIERS), np.int64)
         more = np.zeros(self.n_ranks, np.int64)
         for slot in range(self.n_ranks):
@@ -143,7 +143,7 @@ def test_long_prompts_keep_the_longer_prefix_where_a_walk_would_take_too_long():
         writer = ranks.partition.table.writer_of(Rank(worker_id, 0))
         writer.store(Tier.CPU, None, ranks.path, ranks.path)
         ranks.held[ranks.slot(worker_id), Tier.CPU] = True
-        # Only a walk finds what is behind the gap.
+        # Only a walk finds the blocks behind the gap.
         writer.remove(Tier.CPU, ranks.path[:1])
         ranks.held[ranks.slot(worker_id), Tier.CPU, 0] = False
         ranks.assume(worker_id, 1)
@@ -156,7 +156,7 @@ def test_long_prompts_keep_the_longer_prefix_where_a_walk_would_take_too_long():
 
 
 def test_assumed_blocks_fill_a_rank_too():
-    """Full ranks pay for what another rank holds, whether events or bookings filled them."""
+    """Check that full ranks pay for blocks of another rank, whether from events or bookings."""
     ranks, config = Ranks(2, np.random.default_rng(3)), RouterConfig(policy_options=("copy-price",))
     placer, everywhere = ranks.partition.placer, np.ones(2, np.bool_)
     placer.switch_policy(PolicyChoice("work", config.policy_options))

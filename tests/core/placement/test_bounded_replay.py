@@ -1,4 +1,4 @@
-"""Tokens that an engine computes again after a hit: part of the hit, and of the prefill."""
+"""Tests of the tokens an engine computes again after a hit: part of both hit and prefill."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ SIZE, BLOCKS = 16, 8
 @pytest.mark.parametrize(
     ("replay", "reused"), [(0, BLOCKS), (32, BLOCKS), (40, BLOCKS), (SIZE * BLOCKS, 0)]
 )
-def test_what_is_computed_again_is_prefill_and_no_shorter_hit(policy, replay, reused):
+def test_tokens_computed_again_are_prefill_and_do_not_shorten_the_hit(policy, replay, reused):
     selector = a_selector(RouterConfig(policy=policy))
     selector.register_worker(a_worker(1, block_size=SIZE))
     (partition,) = selector.fleet.partitions.values()

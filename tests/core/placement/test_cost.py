@@ -1,4 +1,4 @@
-"""The reference policy against its naive twin and the numbers measured on the reference service."""
+"""Tests of the reference policy against its naive twin and numbers of the reference service."""
 
 import math
 from dataclasses import replace
@@ -156,7 +156,7 @@ def test_lowest_prefill_load_is_taken_over_eligible_ranks_only():
     assert both[reference.CREDIT, 0] == 1.5
 
 
-def test_override_replaces_only_what_it_names():
+def test_override_replaces_only_the_given_fields():
     config = apply_override(
         RouterConfig(temperature=0.5), RouterConfigOverride(prefill_load_scale=3.0)
     )
@@ -189,7 +189,7 @@ def test_a_weight_changes_the_cost_alone(weighted, config, isl_tokens):
     terms = terms_of(ranks, config, weight=weights, **size)
     assert np.array_equal(np.delete(terms, COST, 0), np.delete(plain, COST, 0))
     for found, cost, weight in zip(terms[COST], plain[COST], weights, strict=True):
-        expected = cost_model.weighed(cost, weight)
+        expected = cost_model.weighted_cost(cost, weight)
         assert found == (expected if weight == 1.0 else pytest.approx(expected, rel=1e-12))
 
 
@@ -198,7 +198,7 @@ def test_a_weight_counts_where_all_is_idle_and_free():
     assert costs(terms_of([idle()] * 3, config, weight=[1.0, 0.5, 0.25])) == [0.0, 1.0, 3.0]
 
 
-def test_a_cost_without_bounds_stays_so_whatever_the_weight():
+def test_an_infinite_cost_stays_infinite_at_any_weight():
     config = RouterConfig(prefill_load_scale=1e308)
     ranks = [RankState(0, 0, 0, prefill_tokens=2**40, active_blocks=0, leading_run=0)] * 3
     assert costs(terms_of(ranks, config, weight=[1.0, 0.5, 0.0])) == [math.inf] * 3

@@ -1,4 +1,4 @@
-"""Decisions that are kept say what was decided, to the last bit, as long as they are there."""
+"""Tests that kept decisions match the original decision to the last bit."""
 
 from functools import partial
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from tests.builders.hypothesis_profiles import explored
 from tests.core.placement.test_placing import CONFIGS, Scene
 
 CHECKED = 2
-"""Rows, of the newest, after each step; and the oldest."""
+"""Number of rows checked after each step: the newest, and the oldest."""
 LONG_ID = "é" * 40
 
 
@@ -58,7 +58,7 @@ def test_rows_have_the_terms_of_the_placement_to_the_last_bit(n_ranks, config):
 
 @pytest.mark.parametrize("config", [CONFIGS[0], WORK])
 def test_rows_have_the_tokens_inside_blocks(config):
-    """Of ranks with several cache groups; here they compute 24 tokens again on each hit."""
+    """Check ranks with several cache groups, which compute 24 tokens again on each hit."""
     scene, ring = Scene(8, 8, config), DecisionRing(4)
     placing, index = scene.partition.placer, scene.partition.index
     for slot in range(8):
@@ -91,8 +91,8 @@ def many_ranks():
 
 @pytest.mark.parametrize("lanes", [2, 3, layout.LANES])
 @pytest.mark.parametrize("requests_max", [0, 40])
-def test_the_cheapest_are_shown_wherever_they_stand(many_ranks, lanes, requests_max):
-    """Also where all of them share few lanes, or cost the same."""
+def test_the_cheapest_are_shown_from_any_slot(many_ranks, lanes, requests_max):
+    """Check also ranks that share few lanes, or have equal costs."""
     scene, ring = many_ranks, DecisionRing(1)
     eligible = np.arange(scene.n_ranks) % layout.LANES < lanes
     requests = scene.rng.integers(0, requests_max + 1, scene.n_ranks)
@@ -110,7 +110,7 @@ def test_the_cheapest_are_shown_wherever_they_stand(many_ranks, lanes, requests_
 
 
 def check_which_are_shown(shown, candidates, costs):
-    """All, or the chosen one and the cheapest."""
+    """Check that all candidates are shown, or the chosen candidate and the cheapest."""
     assert len(set(shown.tolist())) == len(shown) <= layout.CANDIDATES_MAX
     assert set(shown.tolist()) <= set(candidates.tolist())
     if len(candidates) <= layout.CANDIDATES_MAX:
@@ -144,8 +144,8 @@ NAMES = st.sampled_from((None, "a", "b", "r/1 %", LONG_ID))
 WAITS = st.sampled_from((None, QueueWait("default", 3, 0.5), QueueWait("batch", 1, 2.0)))
 
 
-class Kept(RuleBasedStateMachine):
-    """A selector whose ranks come and go, against a list of all that it decided."""
+class KeptDecisionsMatchList(RuleBasedStateMachine):
+    """Comparison of a selector with changing ranks and a list of all decisions."""
 
     @initialize(
         config=st.sampled_from((CONFIGS[1], WORK)),
@@ -197,7 +197,7 @@ class Kept(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def replace_a_rank(self, data):
-        """Another one gets its slot."""
+        """Delete a rank and give its slot to another."""
         ranks = self.partition.table.sorted_ranks()
         worker_id = data.draw(st.sampled_from(ranks)).worker_id
         self.workers_max += len(ranks) == 1
@@ -211,7 +211,7 @@ class Kept(RuleBasedStateMachine):
 
     @rule(peer=st.integers(0, 3))
     def share_ranks(self, peer):
-        """Some of them are dearer than they were, in what is decided from now on."""
+        """Raise the cost of some ranks for the next decisions."""
         ranks, slots = zip(*self.partition.table.iterate_slots(), strict=True)
         self.partition.table.set_outside(list(slots), find_outside(ranks, 77, range(peer)))
 
@@ -267,23 +267,23 @@ class Kept(RuleBasedStateMachine):
             assert self.selector.followers.explanations.find_decision(name, 0.0).decision == newest
 
 
-TestKept = explored(Kept, runs=8, steps=20)
+TestKept = explored(KeptDecisionsMatchList, runs=8, steps=20)
 
 
-def test_of_long_rows_fewer_are_kept():
+def test_fewer_long_rows_are_kept():
     selector = a_selector(decisions_kept=40)
     for worker_id in range(64):
         selector.register_worker(a_worker(worker_id))
     for number in range(60):
         selector.select(a_select(8, selection_id=str(number)), 0.0)
-    found = [view.selection_id for view in listed(selector)]
+    found = [view.selection_id for view in list_kept(selector)]
     words = 40 * 256 - layout.ROW_WORDS_MAX
     row_words = layout.ROW_WORDS + 64 * layout.CANDIDATE_WORDS
     assert words // row_words - 3 <= len(found) <= words // row_words + 1
     assert found == [str(number) for number in range(59, 59 - len(found), -1)]
 
 
-def listed(selector):
+def list_kept(selector):
     return [
         row
         for row in selector.followers.explanations.list_decisions(DecisionFilter(), 0.0)
@@ -291,8 +291,8 @@ def listed(selector):
     ]
 
 
-def test_a_rank_that_nobody_remembers_has_no_name():
-    """A slot that five others had since."""
+def test_a_forgotten_rank_has_no_name():
+    """Check a slot that has had five other ranks since."""
     selector = a_selector(decisions_kept=100)
     selector.register_worker(a_worker(0))
     selector.register_worker(a_worker(1))
@@ -310,7 +310,7 @@ def test_a_rank_that_nobody_remembers_has_no_name():
                 view.selection_id, 0.0
             ).candidates
         }
-        for view in listed(selector)
+        for view in list_kept(selector)
     }
     assert named == {g: {0, g if g > 3 else None} for g in range(1, 8)}
 
@@ -326,7 +326,7 @@ def test_decisions_of_a_partition_outlive_its_ranks():
     assert found.seconds_ago == 2.0
 
 
-def test_partitions_that_are_gone_are_forgotten_the_oldest_first():
+def test_removed_partitions_are_forgotten_oldest_first():
     selector = a_selector(decisions_kept=200)
     for number in range(70):
         name = f"m{number}"
@@ -334,7 +334,7 @@ def test_partitions_that_are_gone_are_forgotten_the_oldest_first():
         selector.select(a_select(8, model_name=name, selection_id=name), 0.0)
         selector.delete_worker(number, 0.0)
         selector.run_pending(0.0)
-    names = [row.model_name for row in listed(selector)]
+    names = [row.model_name for row in list_kept(selector)]
     assert names == [f"m{number}" for number in range(69, 69 - len(names), -1)]
     assert 64 <= len(names) <= 66
 

@@ -1,4 +1,4 @@
-"""The pending selections beside a naive twin, and their limits."""
+"""Tests of the pending selections against a naive twin, and their limits."""
 
 from typing import Any
 
@@ -25,12 +25,12 @@ from select_service.core.placement.pending_selections import (
 from select_service.core.placement.prompt import Prompt
 from tests.builders import a_select
 from tests.builders.hypothesis_profiles import explored
-from tests.models.pending_selections_model import Kept, PendingSelectionsModel
+from tests.models.pending_selections_model import PendingEntry, PendingSelectionsModel
 
 KEYS = [PartitionKey("m", "default"), PartitionKey("m", "g"), PartitionKey("n", "default")]
 NAMES = ["a", "b", "long-identifier"]
 WORD_BYTES = 96
-"""Size of the numbers of an entry."""
+"""Size of the fixed fields of an entry, bytes."""
 
 
 def an_entry(blocks: int = 2, at: float = 0.0, **fields: Any) -> PendingSelection:
@@ -48,7 +48,7 @@ def find(store: PendingSelections, name: str, now: float) -> PendingSelection | 
 
 
 class PendingMachine(RuleBasedStateMachine):
-    """The same happens to the store and to its twin."""
+    """Comparison of the store with its twin."""
 
     @initialize(
         ttl_s=st.sampled_from([0.0, 5.0, 120.0]),
@@ -70,11 +70,11 @@ class PendingMachine(RuleBasedStateMachine):
     def put(self, key: PartitionKey, name: str, blocks: int, lora_name: str | None) -> None:
         record = a_record(name, blocks, key, at=self.now, lora_name=lora_name)
         size = WORD_BYTES + 16 + 16 * blocks + (17 if lora_name else 0)
-        # Model, tenant and id, filled up to a whole word.
+        # Model, tenant and id, padded to a whole word.
         size += -(-len("".join([*key, name])) // 8) * 8
         assert size == len(record)
         self.store.put(record)
-        self.model.put(Kept((key, name), size, self.now, record))
+        self.model.put(PendingEntry((key, name), size, self.now, record))
 
     @rule(key=st.sampled_from(KEYS), name=st.sampled_from(NAMES))
     def discard(self, key: PartitionKey, name: str) -> None:
@@ -129,7 +129,7 @@ def test_a_step_removes_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> Non
     store = PendingSelections(SelectionCacheLimits(ttl_s=1.0, bytes_max=1000))
     for number in range(7):
         store.put(a_record(str(number), 0))
-    # An entry for which more would have to go is not kept.
+    # An entry that would evict too many others is not kept.
     store.put(a_record("large", 45))
     assert find(store, "large", 0.5) is None
     assert len(store) == 4

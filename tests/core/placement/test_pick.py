@@ -1,4 +1,4 @@
-"""pick: masks, ties, temperature."""
+"""Tests of pick: masks, ties, temperature."""
 
 from collections import Counter
 

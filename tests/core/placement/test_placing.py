@@ -1,4 +1,4 @@
-"""A placement over index, load and table, one after the other in the same scratch."""
+"""Tests of a series of placements over index, load and table, in the same scratch memory."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from tests.models.work_model import own_work
 
 
 class Scene:
-    """Ranks that hold parts of a few conversations and are busy with others."""
+    """Ranks with parts of a few conversations cached and other requests booked."""
 
     def __init__(self, n_ranks, seed, config):
         self.rng = np.random.default_rng(seed)
@@ -45,7 +45,7 @@ class Scene:
         (self.partition,) = self.selector.fleet.partitions.values()
 
     def hold(self, worker_id, path):
-        """Some of its beginning on GPU, a bit more below."""
+        """Store a prefix on the GPU, and longer prefixes in the lower tiers."""
         (partition,) = self.selector.fleet.partitions.values()
         writer = partition.table.writer_of(Rank(worker_id, 0))
         ends = sorted(self.rng.integers(0, len(path) + 1, 3))
@@ -75,7 +75,7 @@ class Scene:
         return self.rng.random(self.n_ranks) < self.rng.choice([0.05, 0.9, 1.0])
 
     def ranks(self, prompt, eligible, factors, pinned, config):
-        """(cost, effective prefill tokens, own work) of every rank, as the naive twins have it."""
+        """Return (cost, effective prefill tokens, own work) of every rank from the naive twins."""
         matched = self.partition.index.match(prompt.block_hashes)
         load = self.partition.load
         tokens, active = load.totals[:, 0].tolist(), load.compute_active_blocks().tolist()

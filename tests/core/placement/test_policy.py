@@ -1,4 +1,4 @@
-"""A policy of its own, through the same seam as `reference`: a kernel, a record, a name."""
+"""Tests of a custom policy through the same interface as `reference`: kernel, record, name."""
 
 import pytest
 
@@ -48,7 +48,7 @@ def surcharge_of(plan, slot):
 
 @compiled(error_model="numpy")
 def fewest_requests(plan, path, sequence, eligible, factors):
-    """Requests count, then matched blocks of whatever tier."""
+    """Choose by the number of requests, then by matched blocks of any tier."""
     match_prompt(plan, path, sequence)
     matched, costs = tiers_view(plan, MATCHED), f64_view(plan, COSTS)
     for slot in range(eligible.shape[0]):
@@ -107,7 +107,7 @@ def chosen_of(decision):
     return decision.selection.worker_id
 
 
-def test_the_names_that_settings_accept_are_those_of_the_policies():
+def test_settings_accept_the_names_of_the_policies():
     assert tuple(POLICIES) == POLICY_NAMES
     assert all(POLICIES[name].name == name for name in POLICY_NAMES)
 

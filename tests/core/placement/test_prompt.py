@@ -1,4 +1,4 @@
-"""Every form of a prompt in a request, and what goes into its hashes."""
+"""Tests of every form of a prompt in a request, and of the inputs of hashes."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ MM_INFOS = [
         ({"lora_name": "", "cache_salt": "", "is_eagle": False}, {}),
     ],
 )
-def test_tokens_are_hashed_with_all_that_tells_prompts_apart(fields, hashed):
+def test_tokens_are_hashed_with_every_distinguishing_field(fields, hashed):
     expected = compute_block_hashes(TOKENS, 4, **hashed)
     prompt = read_prompt(a_select(12, **fields), 4, False)
     assert prompt.block_hashes.tolist() == expected.tolist()
@@ -44,7 +44,7 @@ def test_tokens_are_hashed_with_all_that_tells_prompts_apart(fields, hashed):
 
 
 @pytest.mark.parametrize(("of_request", "blocks"), [(None, 2), (True, 2), (False, 3)])
-def test_the_request_may_say_otherwise_than_its_partition_about_eagle(of_request, blocks):
+def test_the_request_may_override_eagle_of_its_partition(of_request, blocks):
     assert len(read_prompt(a_select(12, is_eagle=of_request), 4, True).block_hashes) == blocks
 
 
@@ -87,7 +87,7 @@ def test_a_long_prompt_is_read_in_short_steps_to_the_same(monkeypatch):
 
 
 @pytest.mark.parametrize("fields", [{}, {"token_ids": None, **HASHED}])
-def test_of_a_long_prompt_the_first_blocks_are_looked_up_and_all_are_counted(fields, monkeypatch):
+def test_a_long_prompt_has_its_first_blocks_looked_up_and_all_counted(fields, monkeypatch):
     monkeypatch.setattr(prompt, "LOOKED_UP_BLOCKS_MAX", 2)
     read = read_prompt(a_select(12, **fields), 4, False)
     assert (len(read.block_hashes), len(read.sequence_hashes), read.isl_tokens) == (2, 3, 12)

@@ -1,4 +1,4 @@
-"""After a switch a service decides as one that has had the policy from the start."""
+"""Tests that a switched service decides as a service with the policy from the start."""
 
 from itertools import product
 
@@ -28,7 +28,7 @@ N_RANKS, SIZE = 5, 4
 
 
 class Side:
-    """A service with bookings whose ranks were all chosen by whoever books."""
+    """Service with bookings on ranks chosen by the callers."""
 
     def __init__(self, choice):
         self.selector = a_selector(choice.apply_to(CONFIG))
@@ -54,8 +54,8 @@ class Side:
         for _ in policies.apply_to_partitions():
             pass
 
-    def decided(self, path, config, draw):
-        """The slot and the terms of all ranks."""
+    def decide(self, path, config, draw):
+        """Return the slot and the terms of all ranks."""
         prompt, placing = Prompt(path, path, SIZE * len(path) + 1), self.partition.placer
         eligible = np.ones(N_RANKS, np.bool_)
         slot = placing.place_prompt(prompt, config, eligible, draw=draw)
@@ -67,8 +67,8 @@ def paths(rng):
     return [path[: rng.integers(1, 13)].copy() for path in conversations for _ in range(4)]
 
 
-def lived(rng, sides, stores):
-    """The same bookings, events and ends on both."""
+def run_life(rng, sides, stores):
+    """Apply the same bookings, events and ends to both."""
     some = paths(rng)
     for number in range(20):
         at, path = int(rng.integers(N_RANKS)), some[rng.integers(len(some))]
@@ -87,24 +87,26 @@ def agree(rng, sides, some):
     other = CONFIG._replace(temperature=0.5, disk_cache_hit_weight=0.1)
     for config, path in product((CONFIG, other), some):
         draw = float(rng.random())
-        first, second = (side.decided(path, config, draw) for side in sides)
+        first, second = (side.decide(path, config, draw) for side in sides)
         assert first == second
 
 
 @pytest.mark.parametrize(("before", "after"), list(product(FOLLOWING, CHOICES)))
 @pytest.mark.parametrize("seed", range(4))
-def test_decisions_after_a_switch_are_those_of_the_policy_from_the_start(seed, before, after):
+def test_decisions_after_a_switch_equal_a_service_with_the_policy_from_the_start(
+    seed, before, after
+):
     rng = np.random.default_rng(seed)
     switched, fresh = sides = Side(before), Side(after)
-    some = lived(rng, sides, stores=True)
+    some = run_life(rng, sides, stores=True)
     switched.switch_advisory(after)
     agree(rng, sides, some)
-    lived_on(rng, sides)
+    continue_life(rng, sides)
     for side in (switched, fresh):
         side.selector.check_invariants()
 
 
-def lived_on(rng, sides):
+def continue_life(rng, sides):
     for side in sides:
         side.complete("r0")
         side.store(1, np.arange(1, 9, dtype=np.uint64))
@@ -117,10 +119,10 @@ def lived_on(rng, sides):
 
 @pytest.mark.parametrize("after", FOLLOWING)
 @pytest.mark.parametrize("seed", range(4))
-def test_from_the_reference_own_work_is_known_and_progress_is_not(seed, after):
+def test_after_the_reference_own_work_is_known_but_no_progress(seed, after):
     rng = np.random.default_rng(seed)
     sides = Side(CHOICES[3]), Side(after)
-    some = lived(rng, sides, stores=False)
+    some = run_life(rng, sides, stores=False)
     sides[0].switch_advisory(after)
     agree(rng, sides, some)
     path = rng.integers(1, 2**62, 8, np.uint64)
@@ -141,10 +143,10 @@ def test_an_older_prefill_counts_as_work_until_it_ends():
     other = np.arange(100, 104, dtype=np.uint64)
     progress = side.partition.placer.policy.term_names.index("progress")
     booked = side.partition.placer.policy.term_names.index("booked_work")
-    terms = side.decided(other, CONFIG, 0.0)[1]
+    terms = side.decide(other, CONFIG, 0.0)[1]
     assert (terms[booked][2], terms[progress][2]) == (32.0, 0.0)
     side.complete("older")
-    assert side.decided(other, CONFIG, 0.0)[1][booked][2] == 0.0
+    assert side.decide(other, CONFIG, 0.0)[1][booked][2] == 0.0
 
 
 def test_decisions_that_were_kept_keep_their_policy():

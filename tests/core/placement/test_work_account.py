@@ -1,6 +1,6 @@
-"""`work` against its naive twin: engines that compute, forget and leave under live reservations.
+"""Tests of `work` against its naive twin: engines compute, evict and leave under reservations.
 
-Peers book, too, and tell how far they are.
+Peers book, too, and report their progress.
 """
 
 from statistics import median
@@ -23,7 +23,7 @@ from select_service.core.replication.prefill_progress import PrefillProgress, Pr
 from tests.builders import a_reservation, a_select_and_reserve, a_selector, a_worker
 from tests.builders.hypothesis_profiles import explored
 from tests.builders.refusals import is_refused
-from tests.models.cost_model import weighed
+from tests.models.cost_model import weighted_cost
 from tests.models.work_model import Prefill, RankState, WorkModel, cost, own_work
 
 SIZE = 4
@@ -43,7 +43,7 @@ def hashes(blocks):
 
 
 def engine_hash(prefix):
-    """A name of its own for each block behind its prefix."""
+    """Return a unique name for each block after its prefix."""
     return hash(prefix) % 2**64
 
 
@@ -80,10 +80,10 @@ class WorkMatchesModel(RuleBasedStateMachine):
     def slot(self, worker_id):
         return self.partition.table.find_slot(Rank(worker_id, 0))
 
-    # --- what callers do
+    # --- callers
 
     def ranks(self, path):
-        """{slot: RankState} of all ranks, for a prompt that was placed last."""
+        """Yield (slot, RankState) of all ranks, for the prompt placed last."""
         load, scratch = self.partition.load, self.partition.placer.scratch
         active = load.compute_active_blocks().tolist()
         for rank, slot in sorted(self.partition.table.iterate_slots()):
@@ -116,7 +116,8 @@ class WorkMatchesModel(RuleBasedStateMachine):
         ]
         shared = *shared, min(own, default=0)
         return {
-            slot: weighed(cost(rank, *shared), weights[slot], SIZE) for slot, rank in ranks.items()
+            slot: weighted_cost(cost(rank, *shared), weights[slot], SIZE)
+            for slot, rank in ranks.items()
         }
 
     @rule(worker_id=WORKERS, weight=st.sampled_from([1.0, 1.0, 0.5, 0.3, 0.0]))
@@ -179,7 +180,7 @@ class WorkMatchesModel(RuleBasedStateMachine):
         self.model.prefills.append(Prefill(name, slot, work, int(matched[3]), path))
 
     def leading(self, slot, path):
-        """Leading blocks in live reservations of the slot."""
+        """Return the number of leading blocks in live reservations of the slot."""
         live = {p.path[:n] for p in self.model.prefills if p.slot == slot for n in range(99)}
         n = 0
         while n < len(path) and path[: n + 1] in live:
@@ -197,12 +198,12 @@ class WorkMatchesModel(RuleBasedStateMachine):
             self.selector.reserve(request, self.now)
             (booked,) = (b for b in self.selector.ledger.reservations if b.reservation_id == name)
             assert 0 < booked.prefill_work <= tokens
-            path = tuple(range(10_000, 10_000 + tokens // SIZE))  # nobody else's
+            path = tuple(range(10_000, 10_000 + tokens // SIZE))  # not shared with others
             self.model.prefills.append(
                 Prefill(name, self.slot(worker_id), booked.prefill_work, 0, path)
             )
 
-    # --- what peers do
+    # --- peers
 
     @rule(
         name=NAMES,
@@ -211,9 +212,9 @@ class WorkMatchesModel(RuleBasedStateMachine):
         work=st.none() | st.integers(1, 60),
     )
     def peer_admits(self, name, worker_id, tokens, work):
-        """Of what is booked elsewhere, by us or by it, a move."""
+        """Admit a reservation of a peer; for a booked name the event is a move."""
         old, slot = self.model.find(name), self.slot(worker_id)
-        path = tuple(range(20_000, 20_000 + tokens // SIZE))  # nobody else's
+        path = tuple(range(20_000, 20_000 + tokens // SIZE))  # not shared with others
         event = ReservationAdmitted(
             model_name="m",
             tenant_id="default",
@@ -239,7 +240,7 @@ class WorkMatchesModel(RuleBasedStateMachine):
         rows=st.lists(st.tuples(NAMES, st.integers(0, 70)), max_size=4),
         sender=st.sampled_from([PEER, PEER, PEER + 1]),
     )
-    def peer_tells(self, rows, sender):
+    def a_peer_sends_progress(self, rows, sender):
         told = ProgressMessage(
             router_id=sender, rows=[PrefillProgress(name, done) for name, done in rows]
         )
@@ -247,17 +248,17 @@ class WorkMatchesModel(RuleBasedStateMachine):
         for name, done in rows:
             prefill = self.model.find(name)
             if prefill is not None and prefill.of_peer and sender == PEER:
-                self.model.hear(name, done)
+                self.model.record_report(name, done)
 
     @rule()
-    def peers_are_told(self):
+    def progress_is_sent_to_peers(self):
         self.selector.followers.replicas.liveness.record_digest(PEER, self.now)
         said = []
         assert not self.selector.followers.replicas.progress.run_turn(self.now, said.append)
         rows = [row for payload in said for row in replica_progress.decode_progress(payload).rows]
         slots = [slot for _, slot in self.partition.table.iterate_slots()]
         assert sorted((row.reservation_id, row.done) for row in rows) == sorted(
-            self.model.to_tell(slots).items()
+            self.model.take_reports(slots).items()
         )
 
     @rule(name=NAMES)
@@ -273,8 +274,8 @@ class WorkMatchesModel(RuleBasedStateMachine):
             self.model.end(name)
 
     @rule(name=NAMES, times=st.integers(1, 40))
-    def nobody_reports(self, name, times):
-        """Reservations that come and go."""
+    def reservations_end_without_reports(self, name, times):
+        """Book and end reservations without reports."""
         if self.weights[0] and self.model.find(name) is None:
             for _ in range(times):
                 self.selector.reserve(a_reservation(name, 0, 3), self.now)
@@ -293,7 +294,7 @@ class WorkMatchesModel(RuleBasedStateMachine):
         for name in ended:
             self.model.end(name)
 
-    # --- what engines do
+    # --- engines
 
     @rule(worker_id=WORKERS, path=st.sampled_from(PATHS), tier=TIERS, n=st.integers(1, 20))
     def compute(self, worker_id, path, tier, n):

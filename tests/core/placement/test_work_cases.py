@@ -1,4 +1,4 @@
-"""What `work` counts and what it costs, case by case."""
+"""Tests of the terms and costs of `work`, case by case."""
 
 from math import floor
 
@@ -56,7 +56,7 @@ def a_fleet(policy="work", *options, **fields):
 
 
 def terms_of(selector, partition, tokens=30):
-    """Of both ranks, for a prompt that nobody has; {name: [its number for each]}."""
+    """Return {name: [number of each rank]} of both ranks, for an uncached prompt."""
     path = hashes(range(50_000, 50_000 + tokens // SIZE))
     asked, config = Prompt(path, path, tokens), selector.decisions.config
     partition.placer.place_prompt(asked, config, partition.table.open_slots)
@@ -72,7 +72,7 @@ def test_work_that_is_booked_counts_until_the_first_token():
     assert terms_of(selector, partition)["cost"] == [30.0, 30.0]
 
 
-def test_what_is_on_its_way_is_no_work_for_the_next():
+def test_prefill_under_way_is_no_work_for_the_next_request():
     selector, _ = a_fleet("least_work")
     selector.reserve(a_reservation("a", 1, 40), 0.0)
     second = selector.select_and_reserve(a_select_and_reserve(44, reservation_id="b"), 0.0)
@@ -123,7 +123,7 @@ def test_callers_that_never_report_are_noticed_and_forgiven():
     assert terms_of(selector, partition)["left_price"] == [40.0, 0.0]
 
 
-def test_options_change_what_is_live_and_full_costs():
+def test_options_change_the_costs_of_live_requests_and_full_ranks():
     price = {}
     for option in ("decode-sensitive", "strict-tail", "no-memory"):
         selector, partition = a_fleet("work", option, total_kv_blocks=5)
@@ -137,8 +137,8 @@ def test_options_change_what_is_live_and_full_costs():
 
 
 @pytest.mark.parametrize(("booked", "is_full"), [(3, False), (4, True)])
-def test_a_full_rank_pays_for_what_another_rank_holds(booked, is_full):
-    """Seven of its ten blocks are there, one is of a live request, and one of work to do."""
+def test_a_full_rank_pays_for_blocks_of_another_rank(booked, is_full):
+    """Check a rank with ten blocks: seven cached, one of a live request, and one of queued work."""
     selector, partition = a_fleet("work", "copy-price", total_kv_blocks=10)
     prompt = hashes(range(50_000, 50_007))
     for worker_id, blocks in ((1, hashes(range(7))), (2, prompt)):
@@ -149,7 +149,7 @@ def test_a_full_rank_pays_for_what_another_rank_holds(booked, is_full):
     assert terms["copy_price"] == [0.5 * 28.0 if is_full else 0.0, 0.0]
     prices = [sum(v[0] for name, v in terms.items() if name.endswith("_price"))]
     assert terms["cost"][:1] == [terms["own_work"][0] + prices[0]]
-    everywhere = np.array([True, False])  # rank 2 may not be chosen, so nothing is copied
+    everywhere = np.array([True, False])  # rank 2 may not be chosen, so no block is copied
     asked = Prompt(prompt, prompt, 30)
     partition.placer.place_prompt(asked, selector.decisions.config, everywhere)
     found = partition.placer.cost_terms(asked, selector.decisions.config, everywhere)
@@ -159,7 +159,7 @@ def test_a_full_rank_pays_for_what_another_rank_holds(booked, is_full):
 @pytest.mark.parametrize("spare", [0, 1])
 @pytest.mark.parametrize("unit", [2, 8])
 def test_a_cache_is_full_of_the_blocks_of_all_its_groups(unit, spare):
-    """Also of states and of ends inside blocks: the groups of an engine share its memory."""
+    """Check states and ends inside blocks, too: the groups of an engine share its memory."""
     ends = [7, 20]
     held = len(GroupedFleet(unit, [ends]).engines[0].model.holdings())
     size = floor(held / 0.9) + spare
@@ -243,7 +243,7 @@ def test_with_a_temperature_ranks_are_drawn_by_their_cost():
 
 
 @pytest.mark.parametrize("policy", ["work", "least_work"])
-def test_a_declared_speed_divides_the_cost_by_what_it_is_to_the_median(policy):
+def test_a_declared_speed_divides_the_cost_by_its_ratio_to_the_median(policy):
     _, partition = loaded = a_fleet(policy)
     loaded[0].reserve(a_reservation("a", 1, 40), 0.0)
     plain = np.array(terms_of(*loaded)["cost"])

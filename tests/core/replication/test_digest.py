@@ -1,4 +1,4 @@
-"""Digests of a large fleet: what is said and compared does not grow with what others hold."""
+"""Tests of digests of a large fleet: size and comparison do not grow with other replicas' load."""
 
 from collections import Counter
 
@@ -26,7 +26,7 @@ KEYS = [PartitionKey(f"m{number}", "default") for number in range(PARTITIONS)]
 
 
 def sums_of(*origins):
-    """One reservation in every partition, of each origin."""
+    """Return sums with one reservation in every partition for each origin."""
     sums = OriginSums(LedgerMemory(0.0), lambda key: 4)
     for origin in origins:
         for key in KEYS:
@@ -35,7 +35,7 @@ def sums_of(*origins):
 
 
 def add(sums, key, origin, more):
-    """What the kernels of the ledger do."""
+    """Add to the row of an origin, as the ledger's kernels do."""
     number = sums.number_of(key, origin)
     sums._rows[number, :4] += more
 
@@ -73,7 +73,7 @@ def test_too_many_lines_are_not_made_to_be_left_out():
     assert costs[0] == costs[1]
 
 
-def test_an_origin_is_judged_once_whatever_it_holds():
+def test_an_origin_is_judged_once_for_any_number_of_reservations():
     asked = Counter()
 
     def is_orphan(origin):
@@ -88,7 +88,7 @@ def test_an_origin_is_judged_once_whatever_it_holds():
     assert max(asked.values()) == 1
 
 
-def test_of_too_many_sums_only_those_of_the_sender_are_compared():
+def test_with_too_many_sums_only_the_senders_are_compared():
     costs = []
     for origins in (LINES_MAX // PARTITIONS, 3 * LINES_MAX // PARTITIONS):
         sums = sums_of(PEER, *range(10, 10 + origins))
@@ -99,7 +99,7 @@ def test_of_too_many_sums_only_those_of_the_sender_are_compared():
     assert costs[0] == costs[1]
 
 
-def test_what_counts_nothing_is_forgotten_but_for_what_is_served_here():
+def test_empty_sums_are_forgotten_except_for_served_partitions():
     served = set(KEYS[1:])
     sums = OriginSums(LedgerMemory(0.0), lambda key: 4 if key in served else None)
     own = {key: sums.number_of(key, None) for key in KEYS}
@@ -116,18 +116,18 @@ def test_what_counts_nothing_is_forgotten_but_for_what_is_served_here():
     "url",
     ["http://[", "http://[::1]evil/", "file:///etc/passwd", "http://a@b/", "http://h:99999", "h"],
 )
-def test_a_url_that_nobody_can_ask_is_no_digest(url):
-    """Whoever takes it apart would raise, in the middle of looking after all peers."""
+def test_a_digest_with_an_unusable_url_is_rejected(url):
+    """Check URLs that would raise on use, in the middle of the round over all peers."""
     with pytest.raises(PeerFrameError, match="url: "):
         decode_digest(encode_digest(msgspec.structs.replace(a_digest(), url=url)))
 
 
-def test_a_url_of_a_service_stays_as_it_is():
+def test_a_url_of_a_service_is_unchanged():
     for url in (None, "https://selector-a:8092", "http://[::1]:8092/below"):
         assert decode_digest(encode_digest(msgspec.structs.replace(a_digest(), url=url))).url == url
 
 
-def test_lines_of_a_version_that_does_not_tell_of_prefills_are_compared_in_the_rest():
+def test_lines_of_a_version_without_prefills_are_compared_in_the_rest():
     class OldLine(msgspec.Struct, array_like=True):
         model_name: str
         tenant_id: str

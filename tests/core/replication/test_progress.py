@@ -1,4 +1,4 @@
-"""Progress of prefills between replicas: who tells what of it, and what the others make of it."""
+"""Tests of prefill progress between replicas: the sender's messages and the receiver's accounts."""
 
 import msgspec
 import numpy as np
@@ -28,12 +28,12 @@ SIZE = 4
 
 
 def hashes(number):
-    """Of a prompt of BLOCKS blocks."""
+    """Return the hashes of a prompt of BLOCKS blocks."""
     return np.arange(1000 * number, 1000 * number + BLOCKS, dtype=np.uint64) + np.uint64(1)
 
 
 class Pair:
-    """Two replicas and the engines that both hear; what they say is carried by hand."""
+    """Two replicas with the same engines; tests carry the messages."""
 
     def __init__(self, policy="work", workers=2):
         self.both = [a_selector(RouterConfig(policy=policy), seed=seed) for seed in (1, 2)]
@@ -48,7 +48,7 @@ class Pair:
             )
 
     def book(self, selector, name, number, worker_id=0):
-        """One of them admits a prompt, and the other one hears of it."""
+        """Book a prompt at one replica and pass the admission on to the other."""
         path = hashes(number).tolist()
         asked = a_select_and_reserve(
             reservation_id=name,
@@ -68,14 +68,14 @@ class Pair:
             other.followers.replicas.apply_event(events.pop(0), 0.0)
 
     def compute(self, number, n, worker_id=0):
-        """An engine announces the first blocks of a prompt, to both."""
+        """Announce the first blocks of a prompt to both replicas."""
         for selector in self.both:
             (partition,) = selector.fleet.partitions.values()
             writer = partition.table.writer_of(Rank(worker_id, 0))
             writer.store(Tier.GPU, None, hashes(number)[:n], hashes(number)[:n])
 
-    def told(self, selector, now=0.0):
-        """{id: tokens} of one round, as messages of the wire; the other one hears them."""
+    def send_progress(self, selector, now=0.0):
+        """Run a round over the wire format, apply the messages at the peer; return {id: tokens}."""
         (other,) = (s for s in self.both if s is not selector)
         payloads = []
         while selector.followers.replicas.progress.run_turn(now, payloads.append):
@@ -88,8 +88,8 @@ class Pair:
             found |= {row.reservation_id: row.done for row in message.rows}
         return found
 
-    def left(self, worker_id=0):
-        """What each believes that is left on a rank."""
+    def work_left(self, worker_id=0):
+        """Return the work left on a rank, as counted by each replica."""
         found = []
         for selector in self.both:
             selector.check_invariants()
@@ -99,39 +99,39 @@ class Pair:
         return found
 
 
-def test_a_peer_knows_what_is_left_as_well_as_the_one_who_admitted_it():
+def test_a_peer_counts_the_same_remaining_work_as_the_admitting_replica():
     pair = Pair()
     pair.book(pair.here, "a", 1)
     pair.compute(1, 3)
-    assert pair.left() == [40, 40]
-    assert pair.told(pair.here) == {"a": 12}
-    assert pair.left() == [28, 28]
-    assert pair.told(pair.here) == {}, "only what is new is told"
+    assert pair.work_left() == [40, 40]
+    assert pair.send_progress(pair.here) == {"a": 12}
+    assert pair.work_left() == [28, 28]
+    assert pair.send_progress(pair.here) == {}, "only what is new is told"
     pair.compute(1, 7)
-    assert pair.told(pair.here) == {"a": 28}
-    assert pair.left() == [12, 12]
-    assert pair.told(pair.there) == {}
+    assert pair.send_progress(pair.here) == {"a": 28}
+    assert pair.work_left() == [12, 12]
+    assert pair.send_progress(pair.there) == {}
     pair.here.complete_prefill("a", 0.0)
     pair.carry(pair.here)
-    assert pair.left() == [0, 0]
+    assert pair.work_left() == [0, 0]
 
 
-def test_what_was_told_counts_once_the_prefill_is_the_oldest():
+def test_received_progress_counts_once_the_prefill_is_the_oldest():
     pair = Pair()
     pair.book(pair.there, "b", 2)
     pair.book(pair.here, "a", 1)
     pair.compute(1, 3)
-    assert pair.told(pair.here) == {}, "it is not the oldest"
+    assert pair.send_progress(pair.here) == {}, "it is not the oldest"
     message = ProgressMessage(
         router_id=pair.here.followers.replicas.router_id, rows=[PrefillProgress("a", 12)]
     )
     assert pair.there.followers.replicas.progress.apply_progress(message)
-    assert pair.left() == [80, 80]
+    assert pair.work_left() == [80, 80]
     pair.there.free_reservation("b", 0.0)
-    assert pair.left() == [80, 28]
+    assert pair.work_left() == [80, 28]
     pair.carry(pair.there)
-    pair.told(pair.here)
-    assert pair.left() == [28, 28]
+    pair.send_progress(pair.here)
+    assert pair.work_left() == [28, 28]
 
 
 def test_done_never_becomes_less_and_is_never_more_than_the_work():
@@ -142,10 +142,10 @@ def test_done_never_becomes_less_and_is_never_more_than_the_work():
             router_id=pair.here.followers.replicas.router_id, rows=[PrefillProgress("a", done)]
         )
         pair.there.followers.replicas.progress.apply_progress(message)
-        assert pair.left()[1] == left
+        assert pair.work_left()[1] == left
 
 
-def test_only_who_admitted_a_reservation_is_believed():
+def test_only_progress_from_the_admitting_replica_counts():
     pair = Pair()
     pair.book(pair.here, "a", 1)
     rows = [PrefillProgress("unknown", 12), PrefillProgress("a", 12)]
@@ -158,7 +158,7 @@ def test_only_who_admitted_a_reservation_is_believed():
     assert not pair.here.followers.replicas.progress.apply_progress(
         ProgressMessage(router_id=pair.here.followers.replicas.router_id, rows=rows)
     )
-    assert pair.left() == [40, 40]
+    assert pair.work_left() == [40, 40]
 
 
 def test_a_prefill_that_is_over_stays_over():
@@ -170,16 +170,16 @@ def test_a_prefill_that_is_over_stays_over():
             router_id=pair.here.followers.replicas.router_id, rows=[PrefillProgress("a", 8)]
         )
     )
-    assert pair.left() == [40, 0]
+    assert pair.work_left() == [40, 0]
 
 
 @pytest.mark.parametrize("policy", ["reference", "work"])
-def test_nothing_is_told_without_live_peers_or_to_no_end(policy):
+def test_no_progress_is_sent_without_live_peers_or_use(policy):
     pair = Pair(policy)
     pair.book(pair.here, "a", 1)
     pair.compute(1, 3)
-    assert pair.told(pair.here, now=LIVENESS_TIMEOUT_S) == {}
-    assert pair.told(pair.here) == ({"a": 12} if policy == "work" else {})
+    assert pair.send_progress(pair.here, now=LIVENESS_TIMEOUT_S) == {}
+    assert pair.send_progress(pair.here) == ({"a": 12} if policy == "work" else {})
 
 
 def test_messages_and_rounds_are_bounded_and_the_next_round_goes_on(monkeypatch):
@@ -191,7 +191,7 @@ def test_messages_and_rounds_are_bounded_and_the_next_round_goes_on(monkeypatch)
         pair.compute(number, 3, number)
     sizes = []
 
-    def say(payload):
+    def record_rows(payload):
         sizes.append(len(decode_progress(payload).rows))
 
     exchange = ProgressExchange(
@@ -201,7 +201,7 @@ def test_messages_and_rounds_are_bounded_and_the_next_round_goes_on(monkeypatch)
         pair.here.followers.replicas.router_id,
     )
     for expected in ([2] * MESSAGES_MAX, [2, 1], []):
-        while exchange.run_turn(0.0, say):
+        while exchange.run_turn(0.0, record_rows):
             pass
         assert sizes == expected
         sizes.clear()
@@ -240,7 +240,7 @@ def test_the_longest_message_is_within_its_bounds():
         {"router_id": 1, "rows": [["a", 1]] * (ROWS_MAX + 1)},
     ],
 )
-def test_what_is_no_message_of_progress_is_refused(body):
+def test_other_messages_than_progress_are_rejected(body):
     with pytest.raises(PeerFrameError):
         decode_progress(msgspec.msgpack.encode(body))
 

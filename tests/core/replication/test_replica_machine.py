@@ -1,4 +1,4 @@
-"""Replica events against their naive twin: lost, repeated, out of order, between local calls."""
+"""Tests of replica events against a naive twin: lost, repeated, reordered, between local calls."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -24,8 +24,8 @@ PEERS = st.sampled_from([7, 8])
 WORK = st.none() | st.integers(0, 9)
 
 
-def told_work(event):
-    """What an admission lets its readers book as own work."""
+def admitted_work(event):
+    """Return the own work that an admission's readers book."""
     return max(1, event.prefill_tokens if event.work is None else event.work)
 
 
@@ -63,7 +63,7 @@ class ReplicaStateMatchesModel(RuleBasedStateMachine):
         }
         event = self.event(ReservationAdmitted, name, rank, peer, **fields)
         got = self.apply(event)
-        own = told_work(event)
+        own = admitted_work(event)
         assert got == self.model.admitted(name, rank, hashes, tokens, peer, self.now, own)
 
     @rule(name=NAMES, rank=RANKS, peer=PEERS)
@@ -90,22 +90,22 @@ class ReplicaStateMatchesModel(RuleBasedStateMachine):
             effective_prefill_tokens=tokens,
         )
         self.selector.reserve(request, self.now)
-        event = self.expect_said(ReservationAdmitted, name)
-        self.model.local(name, rank, hashes, tokens, self.now, told_work(event))
+        event = self.expect_sent(ReservationAdmitted, name)
+        self.model.local(name, rank, hashes, tokens, self.now, admitted_work(event))
 
     @rule(name=NAMES)
     def free_here(self, name):
         if name in self.model.held:
             self.selector.free_reservation(name, self.now)
             self.model.record_freed(name, self.model.own, self.now)
-            self.expect_said(ReservationFreed, name)
+            self.expect_sent(ReservationFreed, name)
 
     @rule(name=NAMES)
     def complete_here(self, name):
         if name in self.model.held:
             self.selector.complete_prefill(name, self.now)
             self.model.prefilled(name, self.model.own, self.now)
-            self.expect_said(PrefillCompleted, name)
+            self.expect_sent(PrefillCompleted, name)
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 59.0, 61.0, 299.0, 700.0]))
     def time_passes(self, seconds):
@@ -114,7 +114,7 @@ class ReplicaStateMatchesModel(RuleBasedStateMachine):
         self.model.expire(self.now)
 
     @rule(name=NAMES)
-    def what_we_said_comes_back(self, name):
+    def an_own_event_comes_back(self, name):
         before = list(self.selector.inspection.partition_loads())
         event = self.event(
             ReservationFreed, name, Rank(1, 0), self.selector.followers.replicas.router_id
@@ -122,7 +122,7 @@ class ReplicaStateMatchesModel(RuleBasedStateMachine):
         assert self.apply(event) == "own"
         assert list(self.selector.inspection.partition_loads()) == before
 
-    def expect_said(self, kind, name):
+    def expect_sent(self, kind, name):
         (event,) = self.said
         self.said.clear()
         assert (type(event), event.reservation_id) == (kind, name)
@@ -130,7 +130,7 @@ class ReplicaStateMatchesModel(RuleBasedStateMachine):
         return event
 
     @invariant()
-    def nothing_was_said_for_others(self):
+    def nothing_is_sent_for_other_replicas(self):
         assert self.said == []
 
     @invariant()

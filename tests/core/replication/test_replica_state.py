@@ -1,4 +1,4 @@
-"""The rules of the replica plane, one by one."""
+"""Tests of the rules of the replica plane, one by one."""
 
 import msgspec
 import numpy as np
@@ -59,7 +59,7 @@ def an_event(kind, name="r", rank=RANK, router_id=7, **fields):
     return kind(reservation_id=name, rank=rank, router_id=router_id, **common)
 
 
-def held(selector):
+def list_bookings(selector):
     return {b.reservation_id: (b.rank, b.prefill_tokens) for b in selector.ledger.reservations}
 
 
@@ -69,7 +69,7 @@ def compare(here, there, agreement, now, number=0):
 
 
 def follow(walk, page_of, now, delay_s=0.0):
-    """Let a repair run to its end.  Returns how often it let others have a turn."""
+    """Run a repair to its end; return the number of its pauses."""
     turns, wanted = 0, next(walk)
     while True:
         answer = (
@@ -83,7 +83,7 @@ def follow(walk, page_of, now, delay_s=0.0):
 
 
 def repair(here, there, now, delay_s=0.0):
-    """One repair of `here` from the list of `there`."""
+    """Repair `here` once from the list of `there`."""
     pass_ = Repair(here.followers.replicas, there.followers.replicas.router_id, now)
 
     def page_of(wanted):
@@ -109,7 +109,7 @@ def repair(here, there, now, delay_s=0.0):
 def test_an_event_of_an_unknown_scope_changes_nothing(kind, fields, reason):
     selector = a_replica()
     assert selector.followers.replicas.apply_event(an_event(kind, **fields), 0.0) == reason
-    assert (held(selector), len(selector.followers.replicas.tombstones)) == ({}, 0)
+    assert (list_bookings(selector), len(selector.followers.replicas.tombstones)) == ({}, 0)
     assert set(selector.fleet.partitions) == {KEY}
 
 
@@ -120,7 +120,7 @@ def test_an_admission_on_an_unknown_rank_changes_nothing(rank):
         selector.followers.replicas.apply_event(an_event(ReservationAdmitted, rank=rank), 0.0)
         == "unknown_rank"
     )
-    assert held(selector) == {}
+    assert list_bookings(selector) == {}
 
 
 def test_an_admission_on_another_rank_moves_the_booking_of_a_local_call_too():
@@ -130,7 +130,7 @@ def test_an_admission_on_another_rank_moves_the_booking_of_a_local_call_too():
         selector.followers.replicas.apply_event(an_event(ReservationAdmitted, rank=Rank(2, 1)), 1.0)
         is None
     )
-    assert held(selector) == {"r": (Rank(2, 1), 8)}
+    assert list_bookings(selector) == {"r": (Rank(2, 1), 8)}
     selector.check_invariants()
 
 
@@ -148,7 +148,7 @@ def test_an_admission_without_room_is_refused(monkeypatch):
     )
 
 
-def test_an_ending_is_about_an_earlier_reservation_once_its_own_replica_admits_anew():
+def test_an_ending_concerns_the_earlier_reservation_after_a_new_admission():
     selector = a_replica(ttl_s=10.0)
     for kind in (ReservationAdmitted, ReservationFreed, ReservationAdmitted):
         assert selector.followers.replicas.apply_event(an_event(kind), 0.0) is None
@@ -167,7 +167,7 @@ def test_reservations_of_peers_expire():
     assert selector.said == []
 
 
-def test_a_rank_that_leaves_tells_nobody():
+def test_a_leaving_rank_sends_no_events():
     selector = a_replica()
     selector.reserve(a_reservation("r", 1), 0.0)
     selector.said.clear()
@@ -175,7 +175,7 @@ def test_a_rank_that_leaves_tells_nobody():
     assert selector.said == []
 
 
-def test_what_a_selection_books_is_what_it_says():
+def test_a_selection_sends_the_work_that_it_books():
     selector = a_replica()
     request = a_select_and_reserve(8, lora_name="ad", expected_output_tokens=5, reservation_id="x")
     selector.select_and_reserve(request, 0.0)
@@ -192,8 +192,8 @@ def test_what_a_selection_books_is_what_it_says():
     assert len(selector.said) == 1
 
 
-def test_own_work_is_told_and_a_repair_does_not_undo_it():
-    """Two prompts begin alike: the second is computed as far only as the first one is not."""
+def test_own_work_is_sent_and_a_repair_keeps_it():
+    """Check two prompts with a common prefix: the second is charged for the remainder alone."""
     here, there = a_replica(seed=1, workers=1), a_replica(seed=2, workers=1)
     for name, last in (("a", 1), ("b", 2)):
         tokens = [*range(16), *[last] * 8]
@@ -213,7 +213,7 @@ def test_own_work_is_told_and_a_repair_does_not_undo_it():
     } == works
 
 
-def test_own_work_that_a_peer_does_not_tell_is_what_it_has_to_prefill():
+def test_own_work_missing_in_an_event_is_its_prefill():
     here = a_replica()
     here.followers.replicas.apply_event(
         an_event(ReservationAdmitted, prefill_tokens_hint=8), now=1.0
@@ -240,7 +240,7 @@ def test_endings_are_bounded(monkeypatch):
     assert len(remembered) == 0
 
 
-def test_replicas_that_heard_everything_do_not_differ():
+def test_replicas_with_all_events_do_not_differ():
     a, b = a_replica(1), a_replica(2)
     a.reserve(a_reservation("r", 1), 0.0)
     b.followers.replicas.apply_event(a.said[0], 0.0)
@@ -256,7 +256,7 @@ def test_a_missed_admission_is_a_difference_and_repaired_at_once_when_the_peer_i
     assert agreement.differences == {KEY: LoadDifference(1, 8)}
     assert agreement.is_repair_due(0.0)
     assert repair(b, a, 1.0).added == 1
-    assert held(b) == held(a)
+    assert list_bookings(b) == list_bookings(a)
     compare(b, a, agreement, 2.0, 1)
     assert agreement.total_difference == (0, 0)
 
@@ -264,7 +264,7 @@ def test_a_missed_admission_is_a_difference_and_repaired_at_once_when_the_peer_i
 def test_a_difference_must_persist_and_repairs_that_change_nothing_become_seldom():
     a, b, agreement = a_replica(1, workers=3), a_replica(2), PeerAgreement()
     compare(b, a, agreement, 0.0)
-    a.reserve(a_reservation("r", 3), 0.0)  # a worker that b does not have
+    a.reserve(a_reservation("r", 3), 0.0)  # b lacks this worker
     for number in range(1, PERSISTENT_DIGESTS + 1):
         assert not agreement.is_repair_due(0.0)
         compare(b, a, agreement, 0.0, number)
@@ -310,19 +310,19 @@ def test_a_digest_survives_its_bytes_and_damage_raises_only_decode_error():
             replica_digest.decode_digest(payload[:cut])
 
 
-def test_a_free_that_the_peer_missed_is_said_again():
+def test_a_free_that_the_peer_missed_is_sent_again():
     a, b = a_replica(1), a_replica(2)
     a.reserve(a_reservation("r", 1), 0.0)
     b.followers.replicas.apply_event(a.said[0], 0.1)
     b.free_reservation("r", 5.0)
     b.said.clear()
     done = repair(b, a, 9.0)
-    assert (done.repeated, done.added, held(b)) == (1, 0, {})
+    assert (done.repeated, done.added, list_bookings(b)) == (1, 0, {})
     assert a.followers.replicas.apply_event(b.said[0], 9.0) is None
-    assert held(a) == {}
+    assert list_bookings(a) == {}
 
 
-def test_an_id_that_was_freed_and_admitted_anew_is_another_reservation():
+def test_a_freed_id_that_is_admitted_again_is_another_reservation():
     a, b = a_replica(1), a_replica(2)
     a.reserve(a_reservation("r", 1), 0.0)
     b.followers.replicas.apply_event(a.said[0], 0.1)
@@ -330,7 +330,7 @@ def test_an_id_that_was_freed_and_admitted_anew_is_another_reservation():
     a.followers.replicas.apply_event(b.said[0], 5.1)
     a.reserve(a_reservation("r", 2), 6.0)
     assert repair(b, a, 9.0).added == 1
-    assert held(b) == held(a)
+    assert list_bookings(b) == list_bookings(a)
 
 
 def test_a_free_that_we_missed_is_made_up_for():
@@ -340,10 +340,10 @@ def test_a_free_that_we_missed_is_made_up_for():
     a.free_reservation("r", 1.0)
     b.reserve(a_reservation("ours", 1), 0.0)
     assert repair(b, a, 9.0).dropped == 1
-    assert set(held(b)) == {"ours"}
+    assert set(list_bookings(b)) == {"ours"}
 
 
-def test_what_is_admitted_while_the_list_travels_stays():
+def test_admissions_during_the_transfer_of_the_list_stay():
     a, b = a_replica(1), a_replica(2)
     pass_ = Repair(b.followers.replicas, a.followers.replicas.router_id, 0.0)
     walk = pass_.run_repair()
@@ -352,7 +352,7 @@ def test_what_is_admitted_while_the_list_travels_stays():
     b.followers.replicas.apply_event(a.said[0], 0.1)
     with pytest.raises(StopIteration):
         walk.send(ReservationPageAnswer(page, 0.0, 0.2))
-    assert set(held(b)) == {"new"}
+    assert set(list_bookings(b)) == {"new"}
 
 
 def test_a_list_of_another_process_is_not_followed():
@@ -383,7 +383,7 @@ def test_prefill_that_is_over_at_one_is_over_at_both():
     done = repair(b, a, 9.0)
     assert (done.changed, done.repeated) == (1, 1)
     a.followers.replicas.apply_event(b.said[0], 9.0)
-    assert held(a) == held(b) == {"x": (Rank(1, 0), 0), "y": (Rank(1, 0), 0)}
+    assert list_bookings(a) == list_bookings(b) == {"x": (Rank(1, 0), 0), "y": (Rank(1, 0), 0)}
 
 
 @pytest.mark.parametrize(
@@ -405,15 +405,15 @@ def test_a_list_with_numbers_out_of_range_is_refused(field, value):
         validate_row(page.reservations[0])
 
 
-def test_a_repair_books_nothing_of_a_peer_whose_blocks_have_another_size():
+def test_a_repair_books_nothing_from_a_peer_with_another_block_size():
     a, b = a_replica(1), a_replica(2, workers=0)
     b.register_worker(a_worker(1, block_size=8))
     a.reserve(a_reservation("r", 1, tokens=400), 0.0)
     assert repair(b, a, 1.0) == RepairResult(refused=1)
-    assert held(b) == {}
+    assert list_bookings(b) == {}
 
 
-def test_a_peer_that_does_not_tell_the_size_of_its_blocks_is_believed():
+def test_a_peer_without_a_block_size_is_trusted():
     a, b = a_replica(1), a_replica(2)
     a.reserve(a_reservation("r", 1), 0.0)
 
@@ -426,7 +426,7 @@ def test_a_peer_that_does_not_tell_the_size_of_its_blocks_is_believed():
     follow(
         Repair(b.followers.replicas, a.followers.replicas.router_id, 1.0).run_repair(), page_of, 1.0
     )
-    assert set(held(b)) == {"r"}
+    assert set(list_bookings(b)) == {"r"}
 
 
 def test_a_repair_lets_others_have_their_turn(monkeypatch):
@@ -436,11 +436,11 @@ def test_a_repair_lets_others_have_their_turn(monkeypatch):
         a.reserve(a_reservation(f"r{n}", 1), 0.0)
     walk = Repair(b.followers.replicas, a.followers.replicas.router_id, 1.0).run_repair()
     turns = follow(walk, lambda wanted: a.inspection.list_reservations(wanted, 1.0), 1.0)
-    assert held(b) == held(a)
+    assert list_bookings(b) == list_bookings(a)
     assert turns >= 25
 
 
-def test_of_a_long_prompt_the_first_blocks_are_booked_by_name(monkeypatch):
+def test_a_long_prompt_has_its_first_blocks_booked_by_name(monkeypatch):
     monkeypatch.setattr(load_booking, "BOOKED_BLOCKS_MAX", 3)
     monkeypatch.setattr(replica_repair, "BOOKED_BLOCKS_MAX", 3)
     a, b, c = a_replica(1), a_replica(2), a_replica(3)
@@ -488,7 +488,7 @@ def test_old_endings_are_forgotten_a_few_per_turn(monkeypatch):
     assert left == [3, 1, 0]
 
 
-def test_what_peers_have_booked_is_observed_by_them_alone():
+def test_bookings_of_peers_are_observed_there_alone():
     selector = a_replica()
     selector.followers.replicas.apply_event(an_event(ReservationAdmitted), 1.0)
     selector.select_and_reserve(a_select_and_reserve(reservation_id="ours"), 1.0)

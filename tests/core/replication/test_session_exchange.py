@@ -1,4 +1,4 @@
-"""Sessions between two replicas, message by message."""
+"""Tests of sessions between two replicas, message by message."""
 
 import json
 from pathlib import Path
@@ -26,12 +26,12 @@ RECORDED = bytes.fromhex(
     "a153a9776f726b65725f696401a764705f72616e6b00a873657175656e6365cf18eb69fa6fecbcfaa97772697465725f"
     "6964cffc7ab107e236f799"
 )
-"""Published by Dynamo 1.6.1 at the first booking of a session."""
+"""Frame published by Dynamo 1.6.1 at the first booking of a session."""
 HARD = SessionSettings(60.0, is_hard=True, epoch_s=1.8e9)
 
 
 class Pair:
-    """Two replicas whose messages arrive at once, unless dropped."""
+    """Two replicas with immediate delivery of messages, unless dropped."""
 
     def __init__(self, sessions=HARD):
         self.selectors = [a_selector(sessions=sessions, seed=k) for k in range(2)]
@@ -54,7 +54,7 @@ class Pair:
         request = a_select_and_reserve(8, session_id=session, **fields)
         return self.selectors[k].select_and_reserve(request, now).selection
 
-    def found(self, k, session, now=0.0):
+    def find_session(self, k, session, now=0.0):
         return self.selectors[k].decisions.sessions.directory.find_session(KEY, session, now)
 
 
@@ -68,7 +68,7 @@ def test_dynamos_frame_is_read_and_ours_begins_like_it():
     assert event.use.key == PartitionKey("m", "default")
     assert (event.use.session_id, event.use.binding.rank) == ("S", (1, 0))
     ours = encode_session_event(event)
-    # One byte for the number of fields, then Dynamo's own.
+    # One byte for the number of fields, then Dynamo's own frame.
     assert ours[1 : len(RECORDED)] == RECORDED[1:]
     assert decode_session_event(ours) == event
     assert decode_session_event(encode_session_event(SessionEvent(event.use, True))).is_ended
@@ -121,7 +121,7 @@ def test_a_use_is_sent_at_every_booking_and_every_end():
     # The other replica follows, and keeps the version of the first.
     assert pair.book(1, "S", 2.0).worker_id == 2
     assert pair.sent[1][0]["writer_id"] == pair.sent[0][0]["writer_id"]
-    assert pair.found(1, "S", 2.0).binding.context_tokens == 8
+    assert pair.find_session(1, "S", 2.0).binding.context_tokens == 8
 
 
 def test_versions_decide_and_never_the_order_of_arrival():
@@ -153,7 +153,7 @@ def test_a_frame_cannot_poison_the_versions():
     assert exchange.apply_event(SessionEvent(use(1, 2**64 - 1)), 0.0) == "lead"
     assert exchange.apply_event(SessionEvent(use(1, int(1.8e18))), 0.0) is None
     assert exchange.directory.ignored_leads == 2
-    # The end of a session poisons nothing either: the booking stays, and later ones count.
+    # The end of a session poisons nothing either: the booking stays, and later versions count.
     assert exchange.apply_event(SessionEvent(use(1, 2**64 - 1), True), 0.0) == "lead"
     assert exchange.apply_event(SessionEvent(use(1, int(1.8e18) + 1)), 0.0) is None
     assert exchange.directory.find_session(KEY, "I", 0.0) is not None
@@ -165,8 +165,8 @@ def test_replicas_agree_after_a_message_without_a_rank():
         event = SessionEvent(use(1, int(1.8e18), dp_rank=None, session="S"))
         assert selector.followers.sessions.apply_event(event, 0.0) is None
     pair.book(0, "S")
-    assert pair.found(1, "S").binding == pair.found(0, "S").binding
-    assert pair.found(1, "S").binding.dp_rank == 0
+    assert pair.find_session(1, "S").binding == pair.find_session(0, "S").binding
+    assert pair.find_session(1, "S").binding.dp_rank == 0
 
 
 def test_a_digest_costs_no_more_than_its_rows_and_every_line_has_its_turn(monkeypatch):
@@ -197,13 +197,13 @@ def test_a_restarted_replica_takes_no_live_session_away():
         first.expire_sessions(now)
     pair.is_cut = True
     pair.book(0, "S", 15.0, allowed_worker_ids=[1])
-    live = pair.found(0, "S", 15.0).binding
+    live = pair.find_session(0, "S", 15.0).binding
     pair.is_cut = False
-    # The second has just started, knows nothing, and binds the session to another rank.
+    # The second replica has just started, is empty, and binds the session to another rank.
     assert pair.book(1, "S", 16.0, allowed_worker_ids=[2]).worker_id == 2
-    assert pair.found(0, "S", 16.0).binding == live
-    # It is corrected at once.
-    assert pair.found(1, "S", 16.0).binding == live
+    assert pair.find_session(0, "S", 16.0).binding == live
+    # The first replica corrects the binding at once.
+    assert pair.find_session(1, "S", 16.0).binding == live
     assert pair.book(1, "S", 17.0).worker_id == 1
     assert len(second) == 1
 
@@ -214,7 +214,7 @@ def test_an_end_reaches_the_others_and_nothing_revives_it():
     late = encode_session_event(SessionEvent(use(2, 1)._replace(session_id="S")))
     views = pair.selectors[0].session_views
     assert views.end_session(KEY, "S", 1.0).session.leases == 1
-    assert pair.found(1, "S") is None
+    assert pair.find_session(1, "S") is None
     last = pair.sent[0][-1]
     assert last["ended"] is True
     replayed = decode_session_event(msgspec.msgpack.encode(pair.sent[0][0]))
@@ -222,16 +222,16 @@ def test_an_end_reaches_the_others_and_nothing_revives_it():
     assert decode_session_event(late).is_ended is False
     # A new booking is a new session, with a higher version.
     pair.book(0, "S", 2.0, allowed_worker_ids=[3])
-    assert pair.found(1, "S", 2.0).binding.worker_id == 3
+    assert pair.find_session(1, "S", 2.0).binding.worker_id == 3
 
 
 def test_the_final_turn_ends_the_session_everywhere():
     pair = Pair(SessionSettings(60.0, epoch_s=1.8e9))
     context = {"session_id": "S", "session_final": True}
     pair.book(0, None, session_context=context, reservation_id="a")
-    assert pair.found(1, "S") is not None
+    assert pair.find_session(1, "S") is not None
     pair.selectors[0].free_reservation("a", 1.0)
-    assert pair.found(1, "S", 1.0) is None
+    assert pair.find_session(1, "S", 1.0) is None
 
 
 def test_recorded_injections_have_the_recorded_effects():

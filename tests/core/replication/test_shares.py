@@ -1,4 +1,4 @@
-"""Shares: every rank belongs to one of the replicas that are alive, the same for all."""
+"""Tests of shares: every rank belongs to a single live replica, the same for all replicas."""
 
 import numpy as np
 
@@ -18,14 +18,14 @@ def inside(own, ids=IDS):
     return {rank for rank, is_outside in zip(RANKS, mask, strict=True) if not is_outside}
 
 
-def test_every_rank_is_of_one_share_and_shares_are_alike():
+def test_every_rank_is_in_one_share_and_shares_are_similar():
     parts = [inside(own) for own in IDS]
     assert sum(map(len, parts)) == len(RANKS)
     assert set().union(*parts) == set(RANKS)
     assert min(map(len, parts)) > len(RANKS) / 5
 
 
-def test_when_a_replica_goes_only_its_ranks_change_hands():
+def test_only_the_ranks_of_a_leaving_replica_change_hands():
     before, after = inside(7), inside(7, IDS[:2])
     assert before < after
     assert after - before < inside(12345)
@@ -44,8 +44,8 @@ def a_replica(seed, workers=40):
     return selector
 
 
-def updated(selector, now):
-    """{rank: is it outside}, and how many turns that took."""
+def update_shares(selector, now):
+    """Return ({rank: whether outside the share}, number of turns)."""
     turns = 1
     while selector.followers.replicas.shares.run_turn(now):
         turns += 1
@@ -57,24 +57,24 @@ def updated(selector, now):
 
 def test_two_replicas_share_the_ranks_while_both_are_alive():
     here, there = a_replica(1), a_replica(2)
-    assert not any(updated(here, 0.0)[0].values())
+    assert not any(update_shares(here, 0.0)[0].values())
     for one, other in ((here, there), (there, here)):
         one.followers.replicas.liveness.record_digest(other.followers.replicas.router_id, 1.0)
-    ours, theirs = updated(here, 1.0)[0], updated(there, 1.0)[0]
+    ours, theirs = update_shares(here, 1.0)[0], update_shares(there, 1.0)[0]
     assert ours == {rank: not is_outside for rank, is_outside in theirs.items()}
     assert 0 < sum(ours.values()) < len(ours)
-    assert not any(updated(here, 1.0 + LIVENESS_TIMEOUT_S)[0].values())
+    assert not any(update_shares(here, 1.0 + LIVENESS_TIMEOUT_S)[0].values())
 
 
-def test_ranks_that_come_are_shared_too_and_those_that_go_leave_nothing():
+def test_new_ranks_are_shared_and_removed_ranks_leave_nothing():
     here = a_replica(1, workers=2)
     here.followers.replicas.liveness.record_digest(99, 1.0)
-    updated(here, 1.0)
+    update_shares(here, 1.0)
     for worker_id in range(2, 30):
         here.register_worker(a_worker(worker_id))
     here.delete_worker(0, 1.0)
     here.run_pending(1.0)
-    found, _ = updated(here, 2.0)
+    found, _ = update_shares(here, 2.0)
     expected = find_outside(found, here.followers.replicas.router_id, [99]).tolist()
     assert list(found.values()) == expected
     assert any(expected)
@@ -84,27 +84,27 @@ def test_many_ranks_take_several_turns(monkeypatch):
     monkeypatch.setattr(rank_shares, "TURN_SLOTS_MAX", 8)
     here = a_replica(1, workers=10)
     here.followers.replicas.liveness.record_digest(99, 1.0)
-    found, turns = updated(here, 1.0)
-    assert turns == 4  # 20 ranks, and one turn that sees that nothing is left
+    found, turns = update_shares(here, 1.0)
+    assert turns == 4  # 20 ranks, and one turn that finds no rank left
     assert (
         list(found.values())
         == find_outside(found, here.followers.replicas.router_id, [99]).tolist()
     )
-    assert updated(here, 2.0)[1] == 1
+    assert update_shares(here, 2.0)[1] == 1
 
 
 def test_events_of_the_reference_make_no_shares():
-    """It sends no digests, and prefers nothing."""
+    """Check a replica that sends no digests and therefore has no share."""
     here = a_replica(1)
     here.followers.replicas.liveness.record_event(99, 1.0)
-    assert not any(updated(here, 1.0)[0].values())
+    assert not any(update_shares(here, 1.0)[0].values())
 
 
-def test_a_single_selector_decides_as_ever_and_one_with_peers_prefers_its_share():
+def test_a_selector_prefers_its_share_only_with_peers():
     alone, shared = a_replica(1), a_replica(1)
     shared.followers.replicas.liveness.record_digest(99, 1.0)
-    is_outside, _ = updated(shared, 1.0)
-    updated(alone, 1.0)
+    is_outside, _ = update_shares(shared, 1.0)
+    update_shares(alone, 1.0)
     chosen = [costs_and_choice(selector) for selector in (alone, shared)]
     (table,) = (partition.table for partition in shared.fleet.partitions.values())
     column = np.zeros(table.n_slots, np.bool_)
@@ -117,7 +117,7 @@ def test_a_single_selector_decides_as_ever_and_one_with_peers_prefers_its_share(
 
 
 def costs_and_choice(selector):
-    """Costs of all slots for a prompt that nobody has, and the rank that it comes to."""
+    """Return the costs of all slots for an uncached prompt, and the chosen rank."""
     selection = selector.select_and_reserve(a_select_and_reserve(400), 1.0).selection
     (partition,) = selector.fleet.partitions.values()
     costs = partition.placer.scratch.costs[: partition.table.n_slots].copy()

@@ -1,4 +1,4 @@
-"""What a session means for the rank of a request: hard, soft, queues, moves and ends."""
+"""Tests of a session's effect on routing: hard, soft, queues, moves and ends."""
 
 import msgspec
 import pytest
@@ -53,7 +53,7 @@ def session_of(selector, session, now=0.0):
     return selector.decisions.sessions.directory.find_session(KEY, session, now)
 
 
-def test_a_hard_session_stays_on_its_rank_whatever_the_load():
+def test_a_hard_session_stays_on_its_rank_at_any_load():
     selector = a_fleet()
     first = book(selector, "s", allowed_worker_ids=[2])
     assert (first.session.bound, first.session.followed, first.session.reason) == (
@@ -104,7 +104,7 @@ def test_expiry_of_reservations_gives_leases_back():
     assert session_of(selector, "s", 4060.0) is None
 
 
-def test_a_conflict_is_refused_and_unbinds_nobody():
+def test_a_conflict_is_rejected_and_unbinds_no_session():
     selector = a_fleet()
     book(selector, "s", allowed_worker_ids=[2])
     with pytest.raises(BadRequest, match="session s is bound to worker 2"):
@@ -146,7 +146,7 @@ def test_a_target_is_used_if_eligible_and_touches_no_session():
         )
 
 
-def test_a_session_of_a_worker_that_left_chooses_freely_and_is_bound_anew():
+def test_a_session_of_a_removed_worker_chooses_freely_and_is_bound_again():
     selector = a_fleet()
     book(selector, "s", allowed_worker_ids=[2], reservation_id="a")
     record = selector.get_worker(2).registration
@@ -201,7 +201,7 @@ def test_first_requests_that_wait_together_land_on_one_rank():
     selector.check_invariants()
 
 
-def test_a_hard_session_waits_for_its_busy_rank_and_holds_nobody_up():
+def test_a_hard_session_waits_for_its_busy_rank_and_blocks_no_request():
     selector = a_fleet(admission=QUEUE)
     book(selector, "s", allowed_worker_ids=[2])
     hog(selector, 2)
@@ -230,13 +230,13 @@ def test_a_request_that_waits_on_for_its_session_has_paid_nothing():
         selector.free_reservation(f"hog-{worker_id}", 1.0)
         selector.run_pending(1.0)
     ranks = {n: t.outcome.selection.worker_id for n, t in tickets.items() if t.outcome}
-    # a1 had its turn on rank 3, but its session is on rank 2 by then.
+    # a1 had a turn on rank 3, but the session is on rank 2 by then.
     assert ranks == {"a0": 2, "b0": 1, "a2": 3}
     assert selector.gate.waiting.queues[KEY].released_cost == 24
     selector.check_invariants()
 
 
-def test_a_waiting_session_whose_rank_leaves_goes_elsewhere():
+def test_a_waiting_session_goes_elsewhere_if_its_rank_leaves():
     selector = a_fleet(admission=QUEUE)
     book(selector, "s", allowed_worker_ids=[2])
     hog(selector, 2)
@@ -272,7 +272,7 @@ def test_soft_sessions_prefer_no_rank_where_the_index_is_complete():
     ],
 )
 @pytest.mark.parametrize("policy", ["work", "reference"])
-def test_soft_sessions_tell_about_cache_that_no_event_shows(fields, use_kv_events, policy):
+def test_soft_sessions_add_cached_blocks_without_events(fields, use_kv_events, policy):
     selector = a_fleet(
         SOFT, use_kv_events=use_kv_events, config=RouterConfig(policy=policy), **fields
     )
@@ -281,7 +281,7 @@ def test_soft_sessions_tell_about_cache_that_no_event_shows(fields, use_kv_event
     answer = look(selector, "s", 2.0, tokens=64)
     # 0.8 of 64 tokens, in whole blocks of 4.
     assert (answer.worker_id, answer.overlap.gpu, answer.session.followed) == (2, 48, True)
-    # The knowledge counts for one placement.
+    # The session's facts count for one placement.
     assert look(selector, None, 2.0, tokens=64).overlap.gpu == 0
     hog(selector, 2)
     assert look(selector, "s", 2.0, tokens=64).session.reason == "cost"
@@ -417,7 +417,7 @@ def test_a_changed_worker_keeps_its_sessions():
     assert look(selector, "s").worker_id == 2
 
 
-def test_a_full_table_evicts_the_longest_idle_and_says_when_it_cannot():
+def test_a_full_table_evicts_the_longest_idle_or_reports_failure():
     selector = a_fleet(SOFT)
     directory = selector.decisions.sessions.directory
     book(selector, "a", 0.0, reservation_id="a")
@@ -467,7 +467,7 @@ def test_the_table_of_a_vanished_scope_is_freed_when_its_last_session_ends():
     directory.expire_sessions(100.0)
     assert [key.tenant_id for key, _ in directory.tables()] == ["default"]
     assert directory.counts.created == counts.created
-    # Pages name tables by numbers that stay.
+    # Pages refer to tables by permanent numbers.
     page = list_page(SessionFilter(limit=1, after=page.next), 100.0)
     assert [row.session_id for row in page.sessions] == ["other"]
     selector.register_worker(a_worker(11, tenant_id="t1"))

@@ -1,4 +1,4 @@
-"""The table of sessions against its naive twin."""
+"""Tests of the table of sessions against its naive twin."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -37,7 +37,7 @@ class TableMatchesModel(RuleBasedStateMachine):
         self.leases = []
 
     def tick(self):
-        """Every event has a time of its own, as the longest idle session must be one."""
+        """Advance the clock, so that the longest idle session is unique."""
         self.now += 1 / 1024
 
     @rule(name=NAMES, rank=RANKS, context=st.integers(0, 2**40), final=st.booleans())
@@ -115,7 +115,7 @@ class TableMatchesModel(RuleBasedStateMachine):
         assert (counts.evicted, counts.refused) == (self.model.evicted, self.model.refused)
 
     def check_sums(self):
-        """Sums have the sessions that last; equal sessions are equal in every table."""
+        """Compare the sums over lasting sessions with the sums of a new table of equal sessions."""
         other, last = SessionTable(TTL_S, 5, 16), self.now - self.table.lasting_s
         for name, session in self.model.sessions.items():
             if session.leases or session.idle_since > last:

@@ -1,4 +1,4 @@
-"""Credit for tokens in a shared cache, against a naive computation."""
+"""Tests of the credit for tokens in a shared cache, against a naive computation."""
 
 from math import floor
 
@@ -22,7 +22,7 @@ EFFICIENCY, HOST_PRICE = 0.8, 0.02
 
 
 def naive_price(worker, speeds, link):
-    """Tokens of prefill while one token crosses the slower link; None without the facts."""
+    """Return the prefill tokens per token over the slower link; None without the facts."""
     declared = sorted(speed for speed in speeds if speed)
     middle = len(declared) // 2
     median = declared and (declared[middle] + declared[-middle - 1]) / 2
@@ -91,7 +91,7 @@ def looked_up(hits, size=SIZE, **fields):
 
 
 @given(WORKERS, HITS, st.booleans())
-def test_every_cost_counts_what_the_cache_saves(workers, hits, overrides):
+def test_every_cost_counts_the_savings_of_the_cache(workers, hits, overrides):
     selector = a_fleet(workers)
     override = {"router_config_override": {"track_prefill_tokens": False}} if overrides else {}
     request, read = looked_up(hits, **override)
@@ -115,7 +115,7 @@ def test_every_cost_counts_what_the_cache_saves(workers, hits, overrides):
         if row.terms["cost"] == best.terms["cost"] and row.worker_id == chosen.worker_id
     )
     assert chosen.overlap.gpu == SIZE * workers[chosen.worker_id - 1]["gpu"]
-    # The next request without a look-up is answered as if there had been none.
+    # The next request without a lookup is answered as if there had been none.
     selector.decisions.rng.seed(1)
     again = selector.select(a_select(TOKENS), 0.0).selection
     assert again.overlap.shared is msgspec.UNSET

@@ -1,4 +1,4 @@
-"""Prices of fetching while workers come, change and leave, against those of a new reader."""
+"""Tests of fetch prices while workers come, change and leave, against prices of a new reader."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Credit of ranks with several cache groups, whose reusable prefixes end inside blocks."""
+"""Tests of credit for ranks with several cache groups, with reusable prefixes inside blocks."""
 
 from math import floor
 
@@ -57,7 +57,7 @@ def test_a_source_brings_only_tokens_that_the_rank_lacks(unit, ends, of_source, 
     pin = {"pinned_worker": {"worker_id": 1, "dp_rank": 0}}
     own, there = fleet.reusable()
     found = fleet.selector.select(a_select(TOKENS, **pin), 0.0).selection.kv_source
-    # Blocks are fetched as a whole, but for a part of the first the rank computes nothing.
+    # Blocks are fetched as a whole, but for a part of the first block the rank computes nothing.
     whole = there // SIZE * SIZE
     if whole <= own:
         assert found is msgspec.UNSET

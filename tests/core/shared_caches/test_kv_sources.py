@@ -1,4 +1,4 @@
-"""Ranks to fetch from in answers, against a naive search."""
+"""Tests of the fetch sources in answers, against a naive search."""
 
 import msgspec
 import numpy as np
@@ -52,7 +52,7 @@ def register(selector, number, rank):
 
 
 def naive_price(source, target, speed):
-    """Tokens of prefill while one token moves; None if unknown or forbidden."""
+    """Return the prefill tokens per moved token; None means unknown or forbidden."""
     if not (source["gbps"] and target["gbps"] and speed):
         return None
     if source["rack"] != target["rack"] and (source["demands_rack"] or target["demands_rack"]):
@@ -63,7 +63,7 @@ def naive_price(source, target, speed):
 
 
 def naive_saving(ranks, chosen):
-    """The most tokens that any source saves."""
+    """Return the largest number of tokens that a source saves."""
     speed = SPEED if any(rank["speed"] for rank in ranks) else None
     target, best = ranks[chosen], 0.0
     held = min(target["gpu"] + target["cpu"], len(PATH))

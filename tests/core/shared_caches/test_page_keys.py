@@ -1,11 +1,11 @@
-"""Names of pages: numbers of other implementations, and limits."""
+"""Tests of page keys: numbers of other implementations, and limits."""
 
 from select_service.core.shared_caches.page_keys import PAGES_MAX, hash_pages
 from select_service.core.shared_caches.prefix_memory import PREFIXES_MAX, PrefixMemory
 
 
 def test_the_names_are_those_of_sglang_and_dynamo():
-    """Vectors of the tests of Dynamo's kv_router/shared_cache/hicache.rs."""
+    """Check the test vectors of Dynamo's kv_router/shared_cache/hicache.rs."""
     plain = hash_pages(list(range(1, 11)), 4, is_eagle=False)
     assert [name.hex() for name in plain] == [
         "cf97adeedb59e05bfd73a2b4c2a8885708c4f4f70c84c64b27120e72ab733b72",

@@ -1,4 +1,4 @@
-"""A selector that is observed."""
+"""Selector with an observer of its traffic."""
 
 from itertools import count, zip_longest
 
@@ -13,10 +13,10 @@ BLOCK = 4
 
 
 class Observed:
-    """Prompts have no block in common, so what is not cached is all of each."""
+    """Selector with observed traffic; prompts share no block, so each uncached length is known."""
 
     def __init__(self, workers=(1, 2), roles=(), **config):
-        """roles: of the workers, None for those without"""
+        """roles: roles of the workers; None means no role"""
         self.selector = a_selector(**config)
         for worker_id, role in zip_longest(workers, roles):
             self.selector.register_worker(a_worker(worker_id, role=role))
@@ -31,7 +31,7 @@ class Observed:
             pass
 
     def reserve(self, now, tokens=8, worker_id=None, **fields):
-        """Returns the id."""
+        """Book a prompt; return the reservation id."""
         name = next(self.names)
         if worker_id is not None:
             fields["pinned_worker"] = {"worker_id": worker_id, "dp_rank": 0}
@@ -41,8 +41,8 @@ class Observed:
         )
         return name
 
-    def seen(self, window_s, now, key=KEY):
-        """As a client reads it."""
+    def observe(self, window_s, now, key=KEY):
+        """Return the observation as a client decodes it."""
         selector = self.selector
         state_of = None if selector.health is None else selector.health.state_of
         engines = selector.gate.busy_check.engines

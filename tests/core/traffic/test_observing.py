@@ -1,4 +1,4 @@
-"""What is observed: what counts as a request, for how long it is kept, what it costs."""
+"""Tests of observations: the counted requests, the time they are kept, and the cost."""
 
 from itertools import pairwise
 from random import Random
@@ -24,7 +24,7 @@ HOUR = 3600
 
 
 def seconds(scene, begin, end):
-    """Each of them is over, at its end."""
+    """Step through these seconds, each at its end."""
     for now in range(begin, end):
         scene.step(float(now))
 
@@ -32,7 +32,7 @@ def seconds(scene, begin, end):
 def test_after_a_start_nothing_is_complete_until_the_window_is_covered():
     scene = Observed()
     seconds(scene, 1, 31)
-    covered = {w: scene.seen(w, 30.0) for w in (10, 29, 31, 60, HOUR)}
+    covered = {w: scene.observe(w, 30.0) for w in (10, 29, 31, 60, HOUR)}
     assert {w: seen["complete"] for w, seen in covered.items()} == {
         10: True,
         29: True,
@@ -43,22 +43,22 @@ def test_after_a_start_nothing_is_complete_until_the_window_is_covered():
     assert [seen["window_s"] for seen in covered.values()] == [10.0, 29.0, 29.0, 29.0, 29.0]
 
 
-def test_what_was_before_the_first_second_is_in_no_window():
+def test_requests_before_the_first_second_are_in_no_window():
     scene = Observed()
     scene.reserve(0.5)
     seconds(scene, 1, 3)
     scene.reserve(2.5)
-    seen = scene.seen(HOUR, 2.5)
+    seen = scene.observe(HOUR, 2.5)
     assert (seen["arrivals"], seen["window_s"]) == (1, 1.5)
 
 
-def test_a_window_that_no_slot_ends_in_says_what_it_covers():
+def test_a_window_without_the_end_of_a_slot_reports_its_coverage():
     scene = Observed()
     seconds(scene, 1, 11)
     scene.step(40.0)
-    seen = scene.seen(5, 40.5)
+    seen = scene.observe(5, 40.5)
     assert (seen["window_s"], seen["complete"]) == (0.5, False)
-    assert scene.seen(31, 40.5)["complete"]
+    assert scene.observe(31, 40.5)["complete"]
 
 
 def test_a_clock_that_goes_back_closes_nothing_and_loses_nothing():
@@ -67,35 +67,35 @@ def test_a_clock_that_goes_back_closes_nothing_and_loses_nothing():
     scene.reserve(102.0)
     for now in (50.0, 60.0, 102.5, 103.0):
         scene.step(now)
-    assert scene.seen(3, 103.0)["arrivals"] == 1
-    assert scene.seen(3, 50.0)["window_s"] == 0.0
+    assert scene.observe(3, 103.0)["arrivals"] == 1
+    assert scene.observe(3, 50.0)["window_s"] == 0.0
 
 
-def test_after_a_leap_of_hours_what_is_older_than_an_hour_is_gone():
+def test_a_leap_of_hours_drops_slots_older_than_an_hour():
     scene = Observed()
     seconds(scene, 1, 3)
     scene.reserve(2.5)
     seconds(scene, 3, 5)
     seconds(scene, 20_000, 20_004)
-    seen = scene.seen(HOUR, 20_003.0)
+    seen = scene.observe(HOUR, 20_003.0)
     assert (seen["arrivals"], seen["complete"]) == (0, False)
     assert not scene.selector.followers.traffic._oldest
     scene.selector.check_invariants()
 
 
-def test_where_memory_is_used_up_the_oldest_go_and_windows_say_so(monkeypatch):
+def test_full_memory_drops_the_oldest_and_windows_report_that(monkeypatch):
     scene = Observed()
     seconds(scene, 1, 3)
     for now in range(3, 13):
         scene.reserve(now - 0.5)
         scene.step(float(now))
-    assert scene.seen(10, 12.0)["complete"]
+    assert scene.observe(10, 12.0)["complete"]
     monkeypatch.setattr(
         traffic_observer, "SLOT_BYTES_MAX", scene.selector.followers.traffic._bytes // 2
     )
     seconds(scene, 13, 14)
     scene.selector.check_invariants()
-    long, short = scene.seen(11, 13.0), scene.seen(4, 13.0)
+    long, short = scene.observe(11, 13.0), scene.observe(4, 13.0)
     assert not long["complete"]
     assert 0 < long["arrivals"] < 10
     assert (short["complete"], short["arrivals"]) == (True, 3)
@@ -113,7 +113,7 @@ def test_a_leap_forgets_a_bounded_number_in_a_step(monkeypatch):
     assert steps >= 7
 
 
-def test_who_asks_and_books_in_two_calls_counts_once():
+def test_a_selection_and_its_booking_count_once():
     scene = Observed()
     seconds(scene, 1, 2)
     for tokens in (10, 20, 30):
@@ -121,30 +121,30 @@ def test_who_asks_and_books_in_two_calls_counts_once():
         scene.selector.select(a_select(0, token_ids=prompt), 1.5)
         name = next(scene.names)
         scene.selector.reserve(a_reservation(name, 1, 0, token_ids=prompt), 1.5)
-    seen = scene.seen(1, 1.9)
+    seen = scene.observe(1, 1.9)
     assert (seen["arrivals"], seen["isl"]["sum"]) == (3, 60.0)
 
 
-def test_who_only_books_counts_as_well():
+def test_a_booking_without_a_selection_counts_as_well():
     scene = Observed()
     seconds(scene, 1, 2)
     scene.selector.reserve(a_reservation("a", 1, 0, token_ids=scene.prompt(10)), 1.5)
-    seen = scene.seen(1, 1.9)
+    seen = scene.observe(1, 1.9)
     assert (seen["arrivals"], seen["isl"]["sum"], seen["kv_hit_rate"]) == (1, 10.0, 0.0)
 
 
-def test_what_the_chosen_rank_had_cached_is_said():
+def test_the_cached_tokens_of_the_chosen_rank_are_observed():
     scene = Observed(workers=(1,), use_kv_events=False)
     rank = scene.selector.fleet.partitions[KEY].table.sorted_ranks()[0]
     store(scene.selector, rank, 12)
     seconds(scene, 1, 2)
     scene.selector.select(a_select(16), 1.5)
-    seen = scene.seen(1, 1.9)
+    seen = scene.observe(1, 1.9)
     assert (seen["uncached_isl"]["sum"], seen["kv_hit_rate"]) == (4.0, 0.75)
 
 
-def seen_in(scene, window_s=60):
-    """What is observed of a scene of the admission stage."""
+def observe_admission(scene, window_s=60):
+    """Return the observation of a scene of the admission stage."""
     selector = scene.selector
     engines = selector.gate.busy_check.engines
     return result_of(
@@ -153,7 +153,7 @@ def seen_in(scene, window_s=60):
 
 
 def observed_queue(**rules):
-    """One worker without room, of which a caller has told."""
+    """Return a scene of one worker without room after a caller's reservation."""
     scene = Scene(one_class(**rules))
     scene.tick()
     scene.fill(1)
@@ -161,11 +161,11 @@ def observed_queue(**rules):
     return scene
 
 
-def test_who_waits_then_gives_up_is_shed_or_comes_too_late_has_arrived_once():
+def test_a_queued_request_that_is_not_served_has_arrived_once():
     scene = observed_queue(timeout_s=5.0)
     for name in ("late", "gone", "shed", "waits"):
         scene.ask(name, 8, priority_tier="best_effort" if name == "shed" else None)
-    seen = seen_in(scene)
+    seen = observe_admission(scene)
     assert (seen.arrivals, seen.queued_now, seen.queued_tokens) == (5, 4, 32)
     scene.tick()
     scene.gate.remove_disconnected(scene.tickets["gone"])
@@ -174,30 +174,30 @@ def test_who_waits_then_gives_up_is_shed_or_comes_too_late_has_arrived_once():
         scene.tick()
     scene.selector.set_shed_tier(None)
     scene.ask("new")
-    seen = seen_in(scene)
+    seen = observe_admission(scene)
     assert (seen.arrivals, seen.queued_now) == (6, 1)
     rejected = {reason: n for reason, n in seen.rejected.items() if n}
     assert rejected == {"queue_timeout": 2, "client_gone": 1, "shed": 1}
 
 
-def test_who_waits_and_is_served_has_arrived_when_it_came():
+def test_a_queued_request_counts_at_its_arrival():
     scene = observed_queue()
     scene.ask("a")
     for _ in range(20):
         scene.tick()
     scene.free_and_serve("load1")
     assert isinstance(scene.outcomes["a"], PlacementDecision)
-    assert seen_in(scene, 10).arrivals == 0
-    assert seen_in(scene, 60).arrivals == 2
+    assert observe_admission(scene, 10).arrivals == 0
+    assert observe_admission(scene, 60).arrivals == 2
 
 
-def test_busy_ranks_and_full_queues_refuse_what_has_arrived():
+def test_rejections_by_busy_ranks_and_full_queues_are_arrivals():
     scene = Scene(prefill=4)
     scene.tick()
     scene.fill(1)
     scene.ask("a")
     scene.ask("b", priority_tier="nobody")
-    seen = seen_in(scene)
+    seen = observe_admission(scene)
     assert (seen.arrivals, seen.rejected["busy"]) == (2, 1)
 
 
@@ -211,12 +211,12 @@ def test_a_model_that_has_lost_its_last_worker_is_still_observed():
         with pytest.raises(NoWorkers):
             scene.selector.select(a_select(), 2.5)
     seconds(scene, 3, 5)
-    seen = scene.seen(3, 4.0)
+    seen = scene.observe(3, 4.0)
     assert (seen["arrivals"], seen["rejected"]["no_workers"], seen["ranks"]) == (4, 3, [])
     scene.selector.register_worker(a_worker(1, block_size=8))
     scene.reserve(4.5)
     seconds(scene, 5, 6)
-    assert scene.seen(4, 5.0)["arrivals"] == 5
+    assert scene.observe(4, 5.0)["arrivals"] == 5
     scene.selector.check_invariants()
 
 
@@ -235,10 +235,10 @@ def test_a_model_without_workers_and_traffic_is_forgotten_after_an_hour():
     scene = without_its_worker()
     seconds(scene, 4000, 4004)
     with pytest.raises(NotFound, match="model=m tenant=default"):
-        scene.seen(10, 4003.0)
+        scene.observe(10, 4003.0)
 
 
-def test_of_a_model_that_nobody_knows_nothing_is_kept():
+def test_nothing_is_kept_of_an_unknown_model():
     scene = Observed()
     for n in range(10):
         with pytest.raises(NoWorkers):
@@ -246,7 +246,7 @@ def test_of_a_model_that_nobody_knows_nothing_is_kept():
     seconds(scene, 1, 3)
     assert not scene.selector.followers.traffic._histories
     with pytest.raises(NotFound):
-        scene.seen(10, 3.0, PartitionKey("made-up-1", "default"))
+        scene.observe(10, 3.0, PartitionKey("made-up-1", "default"))
 
 
 def refused(scene, model_name="m", now=1.0):
@@ -254,30 +254,33 @@ def refused(scene, model_name="m", now=1.0):
         scene.selector.select(a_select(model_name=model_name), now)
 
 
-def test_a_model_that_an_autoscaler_asks_for_is_counted_though_it_was_never_served():
+def test_an_unserved_model_counts_after_a_query_by_an_autoscaler():
     scene = Observed(workers=())
     seconds(scene, 1, 4)
     refused(scene, now=3.5)
     with pytest.raises(NotFound, match="model=m tenant=default"):
-        scene.seen(10, 3.6)
+        scene.observe(10, 3.6)
     for now in range(4, 16):
         refused(scene, now=now - 0.5)
         scene.step(float(now))
-    long, short = scene.seen(14, 15.0), scene.seen(10, 15.0)
-    assert (long["arrivals"], long["complete"]) == (12, False)  # not those before it asked
+    long, short = scene.observe(14, 15.0), scene.observe(10, 15.0)
+    assert (long["arrivals"], long["complete"]) == (
+        12,
+        False,
+    )  # arrivals before the first query are missing
     assert (short["arrivals"], short["rejected"]["no_workers"]) == (10, 10)
     assert (short["complete"], short["ranks"]) == (True, [])
     scene.selector.check_invariants()
 
 
-def test_a_model_that_was_served_is_counted_when_it_is_asked_for_after_an_hour():
+def test_a_formerly_served_model_counts_after_a_query_an_hour_later():
     scene = without_its_worker()
     seconds(scene, 5000, 5004)
     with pytest.raises(NotFound):
-        scene.seen(3, 5003.0)
+        scene.observe(3, 5003.0)
     seconds(scene, 8000, 8010)
     refused(scene, now=8009.5)
-    seen = scene.seen(5, 8009.9)
+    seen = scene.observe(5, 8009.9)
     assert (seen["rejected"]["no_workers"], seen["complete"]) == (1, True)
     scene.selector.check_invariants()
 
@@ -287,38 +290,38 @@ def test_made_up_models_take_no_room_and_push_out_nothing(monkeypatch):
     scene = Observed(workers=())
     seconds(scene, 1, 2)
     with pytest.raises(NotFound):
-        scene.seen(10, 1.5)
+        scene.observe(10, 1.5)
     for n in range(5000):
         refused(scene, f"made-up-{n}", 1.6)
     refused(scene, now=1.7)
     assert list(scene.selector.gate.tally.take_refused()) == [KEY]
     refused(scene, now=1.8)
-    for n in range(3):  # whoever may ask may ask for models that are none
+    for n in range(3):  # callers may name unknown models
         with pytest.raises(NotFound):
-            scene.seen(10, 1.9, PartitionKey(f"asked-{n}", "default"))
-    assert scene.seen(10, 1.9)["arrivals"] == 1
+            scene.observe(10, 1.9, PartitionKey(f"asked-{n}", "default"))
+    assert scene.observe(10, 1.9)["arrivals"] == 1
     for n in range(3, 9):
         with pytest.raises(NotFound):
-            scene.seen(10, 1.9, PartitionKey(f"asked-{n}", "default"))
-        scene.seen(10, 1.9)
+            scene.observe(10, 1.9, PartitionKey(f"asked-{n}", "default"))
+        scene.observe(10, 1.9)
     scene.selector.check_invariants()
     assert not scene.selector.followers.traffic.counts_refusals(PartitionKey("asked-0", "default"))
 
 
-def test_a_prefill_says_what_was_before_it_and_how_long_it_took():
+def test_a_prefill_sample_has_the_work_before_it_and_its_duration():
     scene = Observed()
     seconds(scene, 1, 2)
     scene.reserve(1.25, 40, worker_id=1)
     name = scene.reserve(1.5, 12, worker_id=1)
     scene.selector.complete_prefill(name, 1.75)
     scene.selector.complete_prefill(name, 1.8)
-    seen = scene.seen(1, 1.9)
+    seen = scene.observe(1, 1.9)
     assert seen["prefill_s"] == [[12.0, 0.25, 40.0]]
     assert (sum(seen["ttft_s"]["counts"]), seen["ttft_s"]["sum"]) == (1, 0.25)
 
 
-def moved_to(scene, name, worker_id, now):
-    """It goes there, and is prefilled there once more."""
+def move_to(scene, name, worker_id, now):
+    """Move the booking to the worker, with a second prefill there."""
     rank = Rank(worker_id, 0)
     slot = scene.selector.fleet.partitions[KEY].table.find_slot(rank)
     booking = scene.selector.ledger.reservations.get_reservation(name)
@@ -329,25 +332,25 @@ def test_a_prefill_that_was_moved_is_no_sample_but_its_wait_counts():
     scene = Observed()
     seconds(scene, 1, 2)
     name = scene.reserve(1.25, 12, worker_id=1)
-    moved_to(scene, name, 2, 1.5)
+    move_to(scene, name, 2, 1.5)
     scene.selector.complete_prefill(name, 1.75)
-    seen = scene.seen(1, 1.9)
+    seen = scene.observe(1, 1.9)
     assert (seen["prefill_s"], seen["ttft_s"]["sum"]) == ([], 0.5)
     assert seen["arrivals"] == 1
 
 
-def test_a_request_has_one_first_token_wherever_it_is_prefilled_again():
+def test_a_request_has_one_first_token_after_any_further_prefill():
     scene = Observed()
     seconds(scene, 1, 2)
     name = scene.reserve(1.25, 12, worker_id=1)
     scene.selector.complete_prefill(name, 1.5)
-    moved_to(scene, name, 2, 1.6)
+    move_to(scene, name, 2, 1.6)
     scene.selector.complete_prefill(name, 1.75)
-    seen = scene.seen(1, 1.9)
+    seen = scene.observe(1, 1.9)
     assert (sum(seen["ttft_s"]["counts"]), seen["ttft_s"]["sum"]) == (1, 0.25)
 
 
-def test_an_output_block_says_how_long_a_token_took_and_beside_what():
+def test_a_decode_sample_has_the_time_per_token_and_the_load():
     scene = Observed()
     seconds(scene, 1, 2)
     other = scene.reserve(1.0, 40, worker_id=1)
@@ -355,12 +358,12 @@ def test_an_output_block_says_how_long_a_token_took_and_beside_what():
     scene.selector.add_output_block(other, None, 1.25)
     scene.selector.complete_prefill(name, 1.25)
     scene.selector.add_output_block(name, None, 1.75)
-    seen = scene.seen(1, 1.9)
+    seen = scene.observe(1, 1.9)
     assert seen["decode_s"] == [[2.0, 4 * (10 + 3 + 1), 0.125]]
     assert seen["itl_s"]["sum"] == 0.125
 
 
-def test_answers_without_reported_blocks_say_nothing_of_their_length():
+def test_answers_without_reported_blocks_have_no_length():
     scene = Observed()
     seconds(scene, 1, 2)
     first, second = scene.reserve(1.0), scene.reserve(1.0)
@@ -368,11 +371,11 @@ def test_answers_without_reported_blocks_say_nothing_of_their_length():
         scene.selector.add_output_block(first, None, 1.5)
     for name in (first, second):
         scene.selector.free_reservation(name, 1.6)
-    seen = scene.seen(1, 1.9)
+    seen = scene.observe(1, 1.9)
     assert (sum(seen["osl"]["counts"]), seen["osl"]["sum"]) == (1, 12.0)
 
 
-def test_of_very_many_samples_some_are_kept_evenly():
+def test_very_many_samples_are_thinned_out_evenly():
     scene = Observed(workers=(1,))
     seconds(scene, 1, 2)
     for now in range(2, 22):
@@ -381,12 +384,12 @@ def test_of_very_many_samples_some_are_kept_evenly():
             scene.selector.complete_prefill(name, now - 0.5)
             scene.selector.free_reservation(name, now - 0.5)
         scene.step(float(now))
-    one, many = scene.seen(1, 21.0)["prefill_s"], scene.seen(20, 21.0)["prefill_s"]
+    one, many = scene.observe(1, 21.0)["prefill_s"], scene.observe(20, 21.0)["prefill_s"]
     assert SAMPLES_MAX // 2 <= len(one) <= SAMPLES_MAX
     gaps = {after[0] - before[0] for before, after in pairwise(one)}
     assert len(gaps) == 1
     assert len(many) == window_sums.SAMPLES_MAX
-    assert sum(scene.seen(20, 21.0)["ttft_s"]["counts"]) == 2000
+    assert sum(scene.observe(20, 21.0)["ttft_s"]["counts"]) == 2000
 
 
 def test_a_lease_that_ends_is_no_answer():
@@ -395,7 +398,7 @@ def test_a_lease_that_ends_is_no_answer():
     name = scene.reserve(1.5)
     scene.selector.add_output_block(name, None, 1.6)
     scene.selector.expire_reservations(10.0)
-    assert sum(scene.seen(10, 10.0)["osl"]["counts"]) == 0
+    assert sum(scene.observe(10, 10.0)["osl"]["counts"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -411,18 +414,18 @@ def test_arrivals_in_clusters_vary_more_and_regular_ones_less(rate, cluster, low
         scene.step(now)
         for _ in range(cluster):
             scene.selector.select(request, now)
-    assert low <= scene.seen(100, now)["arrival_variation"] <= high
+    assert low <= scene.observe(100, now)["arrival_variation"] <= high
 
 
-def test_of_few_slots_or_no_arrivals_no_variation_is_said():
+def test_few_slots_or_no_arrivals_have_no_variation():
     scene = Observed()
     seconds(scene, 1, 40)
-    assert scene.seen(30, 39.0)["arrival_variation"] is None
+    assert scene.observe(30, 39.0)["arrival_variation"] is None
     scene.reserve(39.5)
-    assert scene.seen(5, 39.5)["arrival_variation"] is None
+    assert scene.observe(5, 39.5)["arrival_variation"] is None
 
 
-def test_a_rank_says_its_role_its_limits_and_what_its_engine_says():
+def test_a_rank_has_its_role_its_limits_and_its_engines_readings():
     scene = Observed(workers=())
     scene.selector.register_worker(
         a_worker(7, role="prefill", total_kv_blocks=50, max_num_batched_tokens=64)
@@ -433,7 +436,7 @@ def test_a_rank_says_its_role_its_limits_and_what_its_engine_says():
     scene.selector.engine_readings.accept_readings(
         EngineTarget(7, "http://w7:8000/metrics", (0,)), reading, 1.5
     )
-    (rank,) = scene.seen(1, 1.9)["ranks"]
+    (rank,) = scene.observe(1, 1.9)["ranks"]
     assert rank == {
         "worker_id": 7,
         "dp_rank": 0,
@@ -450,10 +453,10 @@ def test_a_rank_says_its_role_its_limits_and_what_its_engine_says():
     )
     target = EngineTarget(7, "http://w7:8000/metrics", (0,))
     scene.selector.engine_readings.accept_readings(target, reading, 2.0)
-    (rank,) = scene.seen(1, 2.5)["ranks"]
+    (rank,) = scene.observe(1, 2.5)["ranks"]
     assert rank["role"] == "decode"
     assert rank["engine"] == {"requests_waiting": 3, "requests_running": 4, "kv_usage": 0.5}
-    (rank,) = scene.seen(1, 1000.0)["ranks"]
+    (rank,) = scene.observe(1, 1000.0)["ranks"]
     assert "engine" not in rank
 
 
@@ -490,4 +493,4 @@ def test_a_second_of_many_partitions_is_closed_some_at_a_time():
         )
     assert len(steps) >= 3
     keys = [PartitionKey(f"m{worker_id}", "default") for worker_id in range(n)]
-    assert [scene.seen(1, 2.0, key)["arrivals"] for key in keys] == [1] * n
+    assert [scene.observe(1, 2.0, key)["arrivals"] for key in keys] == [1] * n

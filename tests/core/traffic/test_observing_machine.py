@@ -1,4 +1,4 @@
-"""Whatever happens, the observation is what a list of all requests comes to."""
+"""Tests of the observation against a list of all requests."""
 
 import pytest
 from hypothesis import strategies as st
@@ -91,7 +91,7 @@ class ObservationMatchesModel(RuleBasedStateMachine):
 
     @rule(window_s=WINDOWS)
     def look(self, window_s):
-        seen = self.scene.seen(window_s, self.now)
+        seen = self.scene.observe(window_s, self.now)
         expected = self.model.expected(window_s, self.now)
         for name, value in expected.items():
             found = seen[name]

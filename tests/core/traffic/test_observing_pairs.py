@@ -1,4 +1,4 @@
-"""A pair is one request in observations, wherever its parts are computed."""
+"""Tests of pairs in observations: one request each, wherever the parts are computed."""
 
 import msgspec
 import pytest
@@ -19,7 +19,7 @@ HOSTS = {1: "a", 2: "b", 3: "a", 4: "c"}
 
 
 class Paired(Observed):
-    """Two ranks for prefill, two for decode; prompts have no block in common."""
+    """Two ranks for prefill, two for decode; prompts share no block."""
 
     def __init__(self, roles=("prefill", "prefill", "decode", "decode"), gbps=GBPS):
         super().__init__(workers=(), config=RouterConfig(policy="work"))
@@ -46,7 +46,7 @@ SPLIT = ("prefill", "prefill", "decode", "decode")
 @explores()
 @given(ACTS, st.sampled_from([SPLIT, (None,) * 4, (*SPLIT[:3], None)]))
 def test_each_pair_counts_once(acts, roles):
-    """Naively: a list of what was booked."""
+    """Compare with a list of all bookings."""
     scene, now = Paired(roles), 2.0
     scene.step(1.0)
     scene.step(2.0)
@@ -72,7 +72,7 @@ def test_each_pair_counts_once(acts, roles):
         if spoken:
             first.append(0.002)
         scene.selector.run_pending(now + 0.002)
-    seen = scene.seen(1, now + 0.1)
+    seen = scene.observe(1, now + 0.1)
     assert seen["arrivals"] == len(isl)
     for name, values in (("isl", isl), ("uncached_isl", isl)):
         assert (seen[name]["counts"], seen[name]["sum"]) == histogram(TOKEN_EDGES, values)
@@ -96,21 +96,21 @@ def test_links_are_counted_by_the_hosts_of_the_roles_and_queue_until_the_first_t
     scene = Paired()
     name, pair = scene.book(1.0, 1000, local="never")
     prefill, decode = (leg.worker_id for leg in pair.legs)
-    pairs = scene.seen(1, 1.1)["pairs"]
+    pairs = scene.observe(1, 1.1)["pairs"]
     assert (pairs["leaving_hosts"], pairs["entering_hosts"]) == (2, 2)
     expected = 1000 * TOKEN_S * (HOSTS[prefill] != HOSTS[decode])
     assert pairs["link_backlog_s"] == pytest.approx(expected, rel=1e-3)
     scene.selector.report_first_token(name, 1.2)
-    assert scene.seen(1, 1.3)["pairs"]["link_backlog_s"] == 0.0
+    assert scene.observe(1, 1.3)["pairs"]["link_backlog_s"] == 0.0
 
 
-def test_links_are_those_of_the_present_ranks_before_a_further_pair():
+def test_links_follow_the_present_ranks_before_a_further_pair():
     scene = Paired()
     scene.book(1.0, 1000, local="never")
     for worker_id in range(5, 9):
         link = {"host": f"h{worker_id}", "link_gbps": GBPS, "bytes_per_token": BYTES}
         scene.selector.register_worker(a_worker(worker_id, role="decode", kv_transfer=link))
-    pairs = scene.seen(1, 1.1)["pairs"]
+    pairs = scene.observe(1, 1.1)["pairs"]
     assert (pairs["leaving_hosts"], pairs["entering_hosts"]) == (2, 6)
 
 
@@ -119,7 +119,7 @@ def test_unknown_speeds_are_unknown_use():
     scene.step(0.5)
     scene.book(1.0, 1000, local="never", decode={"allowed_worker_ids": [3]})
     scene.book(1.0, 1000, local="never", decode={"allowed_worker_ids": [4]})
-    pairs = scene.seen(1, 1.1)["pairs"]
+    pairs = scene.observe(1, 1.1)["pairs"]
     assert (pairs["link_seconds"], pairs["link_backlog_s"]) == (None, None)
     assert pairs["moved_tokens"] == 2000
 
@@ -134,12 +134,12 @@ def test_a_prefill_on_a_decode_rank_is_no_sample_of_prefill_ranks():
         scene.selector.complete_prefill(name, 2.6)
         scene.selector.run_pending(2.6)
         scene.selector.report_first_token(name, 2.7)
-    seen = scene.seen(1, 2.9)
+    seen = scene.observe(1, 2.9)
     assert [sample[:2] for sample in seen["prefill_s"]] == [[24.0, 0.5]]
     assert sum(seen["ttft_s"]["counts"]) == 2
 
 
-def test_a_pair_whose_prefill_leg_is_lost_still_counts_once():
+def test_a_pair_that_lost_its_prefill_leg_still_counts_once():
     scene = Paired()
     scene.step(0.5)
     name, pair = scene.book(1.0, 40, local="never")
@@ -147,6 +147,6 @@ def test_a_pair_whose_prefill_leg_is_lost_still_counts_once():
     scene.selector.run_pending(1.1)
     moved = scene.selector.pairs.move_leg(name, "prefill", 1.2)
     assert moved.path == "remote"
-    seen = scene.seen(1, 1.3)
+    seen = scene.observe(1, 1.3)
     assert (seen["arrivals"], seen["pairs"]["remote"]) == (1, 1)
     assert seen["pairs"]["moved_tokens"] == 80

@@ -18,7 +18,7 @@ def hints(selector, **fields):
     return record.hints or []
 
 
-def test_a_registration_as_it_should_be_has_no_hints(selector):
+def test_a_correct_registration_has_no_hints(selector):
     assert hints(selector) == hints(selector, endpoint="ray://actor") == []
     assert hints(selector, endpoint=None) == hints(selector, replay_endpoint=None) == []
 
@@ -42,7 +42,7 @@ def test_replays_where_the_events_are(selector):
     assert "replay endpoint of dp_rank 0 is its KV events endpoint" in hint
 
 
-def test_endpoints_of_ranks_that_it_does_not_have(selector):
+def test_endpoints_of_missing_ranks(selector):
     endpoints = {0: "tcp://w:5557", 1: "tcp://w:5558"}
     [hint] = hints(selector, kv_events_endpoints=endpoints)
     assert hint == (
@@ -56,7 +56,7 @@ def test_endpoints_of_ranks_that_it_does_not_have(selector):
 
 
 @pytest.mark.parametrize(("place", "count"), [(RANKS_MAX - 1, 1), (RANKS_MAX, 0), (-1, 1)])
-def test_of_very_many_endpoints_the_first_and_the_last_are_looked_at(selector, place, count):
+def test_only_the_first_and_the_last_of_very_many_endpoints_are_checked(selector, place, count):
     ranks = [*range(RANKS_MAX + 9)]
     ranks[place] = 5000
     endpoints = {rank: f"tcp://v:{rank + 1}" for rank in ranks}
@@ -118,7 +118,7 @@ def test_a_worker_of_many_ranks_has_a_bounded_number(selector):
     assert len(hints(selector, data_parallel_size=1024, kv_events_endpoints=same)) == HINTS_MAX
 
 
-def test_of_very_many_ranks_only_the_first_are_looked_at(selector):
+def test_only_the_first_of_very_many_ranks_are_checked(selector):
     endpoints = {rank: f"tcp://w:{rank + 1}" for rank in range(RANKS_MAX)}
     fields = {"data_parallel_size": RANKS_MAX + 1, "replay_endpoint": None}
     for last, count in ((RANKS_MAX, 0), (RANKS_MAX - 1, 1)):
@@ -126,7 +126,7 @@ def test_of_very_many_ranks_only_the_first_are_looked_at(selector):
         assert len(hints(selector, kv_events_endpoints=mistaken, **fields)) == count
 
 
-def test_hints_of_one_who_has_not_entered_are_about_its_url_alone(selector):
+def test_hints_before_the_registration_are_about_the_url_alone(selector):
     record = selector.register_worker(a_worker(1, endpoint="w:8000", block_size=None, **RIGHT))
     assert len(record.hints) == 1
     assert find_worker_hints(selector.get_worker(1), EventEndpointIndex(), None) == record.hints

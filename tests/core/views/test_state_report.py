@@ -1,4 +1,4 @@
-"""The report says what the selector's own views say."""
+"""Tests of the state report against the selector's own views."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def report(selector, ranks_max):
 
 
 def hold(selector, rank, tokens):
-    """Let `rank` hold the complete blocks of tokens 0, 1, 2 ..."""
+    """Store the complete blocks of tokens 0, 1, 2 ... on `rank`."""
     partition = selector.fleet.partitions[KEY]
     blocks = compute_block_hashes(np.arange(tokens, dtype=np.uint32), partition.block_size)
     partition.table.writer_of(rank).store(Tier.GPU, None, blocks, blocks)
@@ -59,7 +59,7 @@ def test_workers_are_counted_by_lifecycle(selector):
     }
 
 
-def test_ranks_report_what_loads_shows(selector):
+def test_ranks_report_the_numbers_of_loads(selector):
     selector.reserve(a_reservation("a", 1, tokens=8), 0.0)
     selector.reserve(a_reservation("b", 2, tokens=20), 0.0)
     selector.complete_prefill("b", 0.0)
@@ -80,11 +80,11 @@ def test_ranks_report_what_loads_shows(selector):
     )
 
 
-def test_kv_blocks_in_use_are_the_engines_where_it_is_heard_else_those_reserved(selector):
+def test_kv_blocks_in_use_are_the_engines_reading_or_the_reserved_ones(selector):
     selector.register_worker(a_worker(2, total_kv_blocks=100))
     selector.reserve(a_reservation("a", 2, tokens=20), 0.0)
     (partition,) = selector.fleet.partitions.values()
-    usages = {1: 0.5, 2: None}  # of worker 1 it is not known of how many blocks
+    usages = {1: 0.5, 2: None}  # worker 1 has not declared its number of blocks
     for rank, slot in partition.table.iterate_slots():
         partition.table.set_kv_usage(slot, usages[rank.worker_id])
     seen = report(selector, RANKS).partitions[0]

@@ -8,7 +8,7 @@ from tests.builders import a_worker
 
 
 def a_table(*taints):
-    """One worker, with one rank, for each list of taints."""
+    """Return a table with one worker of one rank for each list of taints."""
     index, table = PrefixIndex(16), RankTable()
     for worker_id, names in enumerate(taints):
         writer = index.open_slot()

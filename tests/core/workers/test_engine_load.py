@@ -1,4 +1,4 @@
-"""Whom to believe when an engine no longer speaks of one of its ranks."""
+"""Test of an engine that no longer reports one of its ranks."""
 
 from select_service.core.identity import Rank
 from select_service.core.workers.engine_load import EngineLoads, EngineReading

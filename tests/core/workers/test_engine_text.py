@@ -1,4 +1,4 @@
-"""What is read out of the Prometheus texts of engines, and what is not believed."""
+"""Tests of the values read from engines' Prometheus texts, and of rejected values."""
 
 import pytest
 from hypothesis import given
@@ -48,8 +48,8 @@ def test_a_recorded_text_of_two_ranks_is_read(engine, deferred):
     }
 
 
-class Noting:
-    """The expression, and how many bytes it was given at most."""
+class RecordingPattern:
+    """Expression that records the largest number of bytes searched."""
 
     def __init__(self, expression):
         self.expression, self.most = expression, 0
@@ -61,7 +61,7 @@ class Noting:
 
 @pytest.mark.parametrize("padding", [b"\n", b"# HELP some words\n", b"\nvllm:num_requests_r"])
 def test_a_long_text_is_looked_through_in_short_steps(padding, monkeypatch):
-    noting = Noting(metrics_parser._LINES)
+    noting = RecordingPattern(metrics_parser._LINES)
     monkeypatch.setattr(metrics_parser, "_LINES", noting)
     text = padding * (400_000 // len(padding)) + b"\n" + vllm(0.25) + padding * 1000 + b"\n"
     assert usages(text, (0,)) == {0: 0.25}
@@ -69,7 +69,7 @@ def test_a_long_text_is_looked_through_in_short_steps(padding, monkeypatch):
 
 
 @given(st.lists(st.sampled_from([b"\n", b"# HELP", b" x" * 30, vllm(0.5), b"\n" + vllm(0.75)])))
-def test_wherever_a_text_is_cut_the_same_lines_are_found(parts):
+def test_the_same_lines_are_found_at_any_cut_of_a_text(parts):
     text = b"".join(parts) + b"\n"
     found = metrics_parser._LINES.findall(b"\n" + text)
     with pytest.MonkeyPatch.context() as patch:
@@ -90,12 +90,12 @@ def test_wherever_a_text_is_cut_the_same_lines_are_found(parts):
         ((0,), (3,), {3: 0.0}),
     ],
 )
-def test_labels_are_ranks_when_they_can_be_and_positions_else(labels, dp_ranks, expected):
+def test_labels_are_ranks_if_possible_and_positions_otherwise(labels, dp_ranks, expected):
     text = b"".join(vllm(label / 10, engine=label) for label in labels)
     assert usages(text, dp_ranks) == expected
 
 
-def test_labels_of_other_ranks_say_nothing():
+def test_labels_of_other_ranks_are_ignored():
     assert refusal(vllm(0.5, engine=7) + vllm(0.5, engine=8), (0, 1))[0] == "no_metric"
 
 
@@ -202,7 +202,7 @@ ROWS = [
 
 @pytest.mark.parametrize("row", ROWS, ids=range(len(ROWS)))
 def test_no_step_of_many_lines_is_a_long_one(row):
-    """Of two texts the longer has more steps, and they are no longer."""
+    """Check that the longer of two texts has more steps, but no longer ones."""
     ranks = tuple(range(64))
     few, many = (row * (size // len(row)) for size in (30_000, 240_000))
     assert longest_step(parse_in_steps(many, ranks)) <= 1.5 * longest_step(

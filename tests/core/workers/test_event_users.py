@@ -1,4 +1,4 @@
-"""Who publishes where, with few objects: a rank that is alone at its endpoint needs no table."""
+"""Tests of the users of event endpoints, with few objects: a single rank needs no table."""
 
 from select_service.core.identity import Rank
 from select_service.core.workers.event_endpoint_index import EventEndpointIndex
@@ -30,7 +30,7 @@ def test_a_rank_that_is_alone_at_its_endpoint_is_all_there_is():
     assert not users.has_worker(worker)
 
 
-def test_ranks_at_one_endpoint_know_of_each_other_in_the_order_in_which_they_came():
+def test_ranks_at_one_endpoint_are_listed_in_the_order_of_registration():
     users = EventEndpointIndex()
     first, second = entered(users, 1, A, B), entered(users, 2, A, A)
     users.check_invariants([first, second])

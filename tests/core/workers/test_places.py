@@ -1,4 +1,4 @@
-"""Of a worker of many ranks, where each of them is."""
+"""Test that endpoints checked in steps are not checked again."""
 
 from select_service.core.workers import endpoint_policy as places_module
 from select_service.core.workers.endpoint_policy import EndpointPolicy
@@ -6,7 +6,7 @@ from select_service.net.egress_policy import EgressPolicy
 from tests.builders import a_worker
 
 
-def test_what_was_looked_at_in_steps_is_remembered(monkeypatch):
+def test_endpoints_checked_in_steps_are_remembered(monkeypatch):
     asked = []
 
     def refusal_of_endpoint(self, endpoint):

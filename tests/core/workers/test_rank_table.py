@@ -1,4 +1,4 @@
-"""RankTable against its naive twin, and the names of taints beyond their bits."""
+"""Tests of RankTable against its naive twin, and of taint names beyond the bits."""
 
 from collections import Counter
 
@@ -38,7 +38,7 @@ class RankTableMatchesModel(RuleBasedStateMachine):
         speed=st.sampled_from([None, 100.0, 250.5, 7.0]),
     )
     def put(self, worker_id, dp_ranks, names, blocks, tokens, speed):
-        """Ranks that the worker had and that are not among these leave."""
+        """Put a worker with these ranks; other ranks of the worker leave."""
         ranks = [Rank(worker_id, dp_rank) for dp_rank in sorted(dp_ranks)]
         given = a_worker(
             worker_id,
@@ -81,7 +81,7 @@ class RankTableMatchesModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model.rows)
     @rule(number=st.integers(0, 100), usage=st.sampled_from([None, 0.0, 0.5, 1.0]))
-    def engine_says(self, number, usage):
+    def an_engine_reports_usage(self, number, usage):
         slot = sorted(self.model.rows)[number % len(self.model.rows)]
         assert self.table.set_kv_usage(slot, usage) == self.model.set_kv_usage(slot, usage)
 
@@ -121,7 +121,7 @@ class RankTableMatchesModel(RuleBasedStateMachine):
         table.check_invariants()
 
     @invariant()
-    def they_agree_on_who_is_closed(self):
+    def closed_ranks_agree(self):
         table, closed = self.table, self.model.mark_closed()
         assert set(np.flatnonzero(table.occupied_slots())) == self.model.rows.keys()
         assert table.n_closed == len(closed)
@@ -162,7 +162,7 @@ def test_a_row_is_written_without_a_look_at_the_others():
 
 
 def test_first_versions_fit_beside_a_slot():
-    """Beside the slot in one number of a kept decision, with a billion changes."""
+    """Check that versions fit beside the slot in a kept decision's number after 2**30 changes."""
     versions = [RankTable().version for _ in range(9000)]
     assert len(set(versions)) > 8000
     assert max(versions) + 2**30 < 1 << 63 - decision_ring_layout.SLOT_BITS

@@ -1,4 +1,4 @@
-"""Dumps of one part, and one adoption, in the words of the tests."""
+"""Helpers for dumps with one partition and for single adoptions."""
 
 from collections.abc import Iterator, Mapping
 
@@ -11,11 +11,14 @@ from indexer.index.slot_writer import SlotWriter
 def dump_chunks(
     snapshot: IndexSnapshot, block_size: int, ranks: Mapping[int, RankKey]
 ) -> Iterator[bytes]:
-    """`ranks`: slot -> (worker_id, dp_rank), others are left out"""
+    """Return the chunks of a dump.
+
+    ranks: map from slot to (worker_id, dp_rank); other slots are left out
+    """
     named = {rank: slot for slot, rank in ranks.items()}
     return document_chunks([DumpedPartition("", block_size, named, snapshot)])
 
 
 def attach(held: DumpedPartition, rank: RankKey, writer: SlotWriter) -> int:
-    """The blocks recorded."""
+    """Adopt the blocks of a rank, and return the number of recorded blocks."""
     return adopt_blocks([Adoption(held, rank, writer)])

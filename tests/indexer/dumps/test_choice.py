@@ -1,4 +1,4 @@
-"""Which dump is believed about which rank."""
+"""Tests of the choice of a dump for each rank."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,11 @@ from indexer.tiers import Tier
 
 
 def a_dump(ranks, name="m:t", block_size=4, *, tells_times=True):
-    """ranks: worker_id -> (blocks held, place or None, when it was heard live if known)."""
+    """Return a dump with the given blocks.
+
+    ranks: map from worker_id to (number of blocks, position or None, time of the last live batch
+    if known)
+    """
     index = PrefixIndex(1000)
     slots = {}
     for worker_id, (blocks, place, *live_at) in ranks.items():
@@ -34,7 +38,7 @@ def of_the_reference(ranks):
 
 
 def choice(*dumps, file=None):
-    """worker_id -> (source, blocks) of single partitions; the file comes last."""
+    """Return (source, number of blocks) by worker_id; the file is the last source."""
     found = {}
     past = [] if file is None else [[file]]
     for source, parts in enumerate(select_sources([[dump] for dump in dumps], past)):
@@ -57,7 +61,7 @@ def test_a_newer_dump_beats_one_with_some_more_blocks():
     assert choice(a_dump({1: (100, 1000)}), a_dump({1: (60, 1001)})) == {1: (1, 60)}
 
 
-def test_at_one_number_with_different_batches_the_newer_dump_is_of_the_new_life():
+def test_different_batches_of_one_number_make_the_newer_dump_a_new_life():
     old, new = StreamPosition(1000, 0, 1), StreamPosition(1000, 0, 2)
     assert choice(a_dump({1: (9, new, 90.0)}), a_dump({1: (100, old, 50.0)})) == {1: (0, 9)}
     assert choice(a_dump({1: (100, old, 50.0)}), a_dump({1: (9, new, 90.0)})) == {1: (1, 9)}
@@ -67,12 +71,12 @@ def test_at_one_number_with_different_batches_the_newer_dump_is_of_the_new_life(
     }
 
 
-def test_dumps_of_one_place_are_told_apart_by_their_blocks():
+def test_the_larger_of_two_dumps_of_a_place_is_chosen():
     assert choice(a_dump({1: (99, 7)}), a_dump({1: (100, 7)})) == {1: (1, 100)}
 
 
 def test_a_new_life_of_the_engine_beats_the_old_one_that_had_come_further():
-    """Even with next to no blocks: those of the other are gone."""
+    """The new life wins even with few blocks, because the blocks of the old life are gone."""
     old, new = {1: (100, 100, 50.0)}, {1: (3, 4, 60.0)}
     assert choice(a_dump(new), file=a_dump(old)) == {1: (0, 3)}
     assert choice(a_dump(old), a_dump(new)) == {1: (1, 3)}
@@ -83,30 +87,30 @@ def test_a_new_life_that_has_overtaken_the_old_one_is_newer_too():
     assert choice(a_dump({1: (60, 200, 60.0)}), file=a_dump({1: (100, 100, 50.0)})) == {1: (0, 60)}
 
 
-def test_times_that_are_nearly_the_same_tell_nothing():
+def test_nearly_equal_times_are_not_compared():
     dumps = a_dump({1: (60, 1001, 60.0)}), a_dump({1: (60, 1000, 60.5)})
     assert choice(*dumps) == {1: (0, 60)}
     assert choice(*reversed(dumps)) == {1: (1, 60)}
 
 
 @pytest.mark.parametrize("time", [(), (50.0,)])
-def test_without_times_a_live_source_behind_a_file_tells_of_a_new_life(time):
+def test_without_times_a_live_source_behind_a_file_has_a_new_life(time):
     file = a_dump({1: (100, 100, *time)}, tells_times=bool(time))
     assert choice(of_the_reference({1: (3, 4)}), file=file) == {1: (0, 3)}
     assert choice(a_dump({1: (3, 4, 60.0)}), file=of_the_reference({1: (100, 100)})) == {1: (0, 3)}
 
 
-def test_a_peer_in_the_midst_of_a_replay_does_not_tell_of_a_new_life():
+def test_a_peer_during_a_replay_has_no_new_life():
     assert choice(a_dump({1: (3, 4)}), file=a_dump({1: (100, 100, 50.0)})) == {1: (1, 100)}
     assert choice(a_dump({1: (3, 4)}), a_dump({1: (100, 100, 50.0)})) == {1: (1, 100)}
 
 
-def test_where_no_place_is_known_the_first_source_counts_as_the_newer():
+def test_without_places_the_first_source_counts_as_the_newer():
     assert choice(a_dump({1: (60, None)}), a_dump({1: (100, 7)})) == {1: (0, 60)}
     assert choice(a_dump({1: (40, 9)}), a_dump({1: (100, None)})) == {1: (1, 100)}
 
 
-def test_each_rank_is_chosen_for_itself_and_what_only_one_has_comes_from_there():
+def test_each_rank_is_chosen_separately_from_any_source():
     peer = a_dump({1: (50, 10), 2: (1, 10)})
     file = a_dump({1: (50, 5), 2: (50, 5), 3: (50, 5)})
     assert choice(peer, file) == {1: (0, 50), 2: (1, 50), 3: (1, 50)}

@@ -1,4 +1,4 @@
-"""Attachment of a dumped slot to another index: what it gives is what was dumped, exactly."""
+"""Tests of the adoption of a dumped slot by another index, which gets exactly the dumped blocks."""
 
 import time
 
@@ -31,7 +31,7 @@ STEPS = st.lists(STORES | NAMED, max_size=25)
 
 
 def name_of(dialect, path):
-    """An engine's hash of the block at the end of the path; engines may have several for one."""
+    """Return an engine's hash of the block at the end of the path in a dialect."""
     return xxh3_64_intdigest(bytes(path), dialect)
 
 
@@ -40,7 +40,7 @@ def u64(values):
 
 
 def play(steps, writers):
-    """Stores below any block, known or not, of chains; removals and hash-only stores of any."""
+    """Apply stores of chains below any parent, hash-only stores and removals."""
     for kind, slot, tier, dialect, path, *begin in steps:
         name = u64([name_of(dialect, path)])
         if kind == "store":
@@ -59,7 +59,7 @@ def held_of(index):
 
 
 def behaviour(index, writers, before, after):
-    """Matches of every path, now, after more steps and while everything is removed."""
+    """Return matches and counts now, after more steps, and while everything is removed."""
     paths = [u64(path) for *_, path in (step[:5] for step in before + after)]
     seen = [index.match(path).tolist() for path in paths]
     counts = [slot_blocks(index).tolist()]
@@ -160,7 +160,7 @@ def test_copies_given_as_a_number_are_as_good_as_announcements_repeated(before, 
 
 
 def test_many_copies_take_no_longer_than_one():
-    """Of single blocks, so that nothing is shared; in a child of an unknown parent too."""
+    """Single blocks share no nodes; some are children of an unknown parent."""
     n = 20_000
     index = PrefixIndex(2 * n)
     writer = index.open_slot()
@@ -185,7 +185,7 @@ def test_many_copies_take_no_longer_than_one():
     assert again == {COPIES_MAX - 2}
 
 
-def test_an_adoption_that_nobody_waits_for_ends_between_two_runs():
+def test_a_cancelled_adoption_ends_between_two_runs():
     index = PrefixIndex(100)
     writer = index.open_slot()
     for block in range(10):

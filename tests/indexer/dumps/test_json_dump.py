@@ -1,4 +1,4 @@
-"""The dump of an index: its exact form, and that it rebuilds the index."""
+"""Tests of the JSON dump of an index: its exact form, and the index rebuilt from the dump."""
 
 import json
 
@@ -42,7 +42,10 @@ def stored(worker_id, tier, event_id, parent, blocks, dp_rank=0):
 
 
 def load(document, slots):
-    """A new index from a dump; `slots`: (worker_id, dp_rank) -> slot."""
+    """Return a new index from a dump, and its writers.
+
+    slots: map from (worker_id, dp_rank) to slot
+    """
     index = PrefixIndex(100_000)
     writers = [index.open_slot() for _ in slots]
     for entry in document["events"]:
@@ -62,7 +65,7 @@ def load(document, slots):
 
 
 def unknown_parents(document):
-    """Parents that a reader who goes through the events rank by rank has not been told of."""
+    """Return the parents that are unknown to a reader that applies the events rank by rank."""
     known, unknown = set(), []
     for entry in document["events"]:
         event = entry["event"]
@@ -245,7 +248,7 @@ def test_parts_make_one_document_with_event_ids_and_places_of_its_own():
     }
 
 
-def test_a_removed_parent_is_told_of_under_the_name_by_which_a_child_names_it():
+def test_a_removed_parent_has_the_name_that_its_child_uses():
     index = PrefixIndex(100)
     one, two = index.open_slot(), index.open_slot()
     one.store(Tier.GPU, None, u64([1, 2]), u64([11, 12]))
@@ -279,7 +282,7 @@ CHANGES = st.lists(
 
 
 def name_by(rank, way):
-    """Ranks 0 and 1 share their hashes, the others have their own."""
+    """Return a rank's hash of a block; only ranks 0 and 1 share their hashes."""
     return xxh3_64_intdigest(bytes(way), max(0, rank - 1)) >> 1
 
 
@@ -307,7 +310,7 @@ def test_ranks_that_share_blocks_and_remove_some_are_rebuilt_from_a_dump(before,
 
 
 def change(writers, steps):
-    """Store ways from their beginning; remove single blocks, wherever they are."""
+    """Store paths from their start, and remove single blocks anywhere."""
     for rank, tier, way, depth, removes in steps:
         names = name_of_depth(rank, way)
         if removes:

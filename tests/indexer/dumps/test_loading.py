@@ -1,4 +1,4 @@
-"""Both forms of a dump, there and back; hostile input ends only in DumpError."""
+"""Tests of both dump formats, written and read again; hostile input ends only in DumpError."""
 
 import json
 import time
@@ -63,7 +63,7 @@ def an_index(steps):
     return index, writers
 
 
-def attached(held):
+def attach_to_new_index(held):
     copy = PrefixIndex(1000)
     writers = [copy.open_slot() for _ in range(3)]
     for rank in held.ranks:
@@ -73,7 +73,7 @@ def attached(held):
 
 
 def without_orphans(steps):
-    """Chains from the root only: what JSON cannot carry is left out."""
+    """Return the steps with results that JSON can carry: chains from the root, no removals."""
     return [(*step[:5], 0) if step[0] == "store" else step for step in steps if step[0] != "remove"]
 
 
@@ -81,7 +81,7 @@ def without_orphans(steps):
 def test_the_compact_form_loses_nothing(before, after, piece):
     index, writers = an_index(before)
     (held,) = load(CompactReader(LIMITS), compact(held_of(index)), piece)
-    copy, copies = attached(held)
+    copy, copies = attach_to_new_index(held)
     assert behaviour(copy, copies, before, after) == behaviour(index, writers, before, after)
 
 
@@ -90,7 +90,7 @@ def test_the_json_form_keeps_matches_counts_and_names(before, after, piece):
     before = without_orphans(before)
     index, writers = an_index(before)
     (held,), bad = from_json(as_json(held_of(index)), piece)
-    copy, copies = attached(held)
+    copy, copies = attach_to_new_index(held)
     assert bad == 0
     assert behaviour(copy, copies, before, after) == behaviour(index, writers, before, after)
 
@@ -226,7 +226,7 @@ def test_ages_that_cannot_be_are_refused(lie):
 
 @cache
 def a_compact_dump():
-    """The same bytes each time: the records are in the order of their table."""
+    """Return a compact dump; cached, because records are in the order of a seeded table."""
     index, _ = an_index([("store", s, Tier.GPU, s, (1, 2, 0), 0) for s in range(2)])
     return compact(held_of(index), held_of(index)._replace(name="n:t"))
 
@@ -246,7 +246,7 @@ def test_a_damaged_compact_dump_is_refused(data):
 
 
 @given(st.binary(max_size=200))
-def test_bytes_that_are_no_dump_are_refused_or_wanted_more_of(data):
+def test_bytes_that_are_no_dump_are_refused_or_incomplete(data):
     for loader in (CompactReader(LIMITS), JsonReader(LIMITS)):
         try:
             load(loader, data, 13)
@@ -294,7 +294,7 @@ SETS[1, 0, 0] = 1
 
 
 def frames(*changes):
-    """A valid dump of two nodes with some members of its frames replaced."""
+    """Return a valid dump of two nodes, with some members of its frames replaced."""
     head = HEAD | {"ranks": [[0, 1, 0, None, 0]]}
     nodes = {
         "local": u64([1, 2]).tobytes(),
@@ -315,11 +315,11 @@ def frames(*changes):
     return b"".join(compact_writer._encode_frame(each) for each in content)
 
 
-def packed(*numbers):
+def pack_numbers(*numbers):
     return zlib.compress(np.array(numbers, np.uint32).tobytes())
 
 
-def test_the_frames_below_are_valid_but_for_what_is_replaced():
+def test_the_frames_are_valid_without_replacements():
     (held,) = load(CompactReader(LIMITS), frames())
     assert held.blocks == 2
 
@@ -350,14 +350,14 @@ def test_the_frames_below_are_valid_but_for_what_is_replaced():
         (1, {"ranks": None}),
         (1, {"ranks": [[0, 1, 0, None, 0]] * 70_000}),
         (1, {"records": 1}),
-        (2, {"depth": packed(2, 1)}),
-        (2, {"depth": packed(1, 0)}),
-        (2, {"depth": packed(1)}),
+        (2, {"depth": pack_numbers(2, 1)}),
+        (2, {"depth": pack_numbers(1, 0)}),
+        (2, {"depth": pack_numbers(1)}),
         (2, {"depth": b"zz"}),
         (2, {"depth": zlib.compress(bytes(7))}),
         (2, {"holders": zlib.compress(bytes(7))}),
         (2, {"depth": zlib.compress(bytes(10**7))}),
-        (2, {"holders": packed(1, 2)}),
+        (2, {"holders": pack_numbers(1, 2)}),
         (2, {"local": b"123"}),
         (2, {"local": None}),
         (3, {"sets": zlib.compress(b"")}),
@@ -367,7 +367,7 @@ def test_the_frames_below_are_valid_but_for_what_is_replaced():
     ],
     ids=str,
 )
-def test_a_lie_in_a_compact_dump_is_refused(change):
+def test_a_false_member_of_a_compact_dump_is_refused(change):
     with pytest.raises(DumpError):
         load(CompactReader(LIMITS), frames(change))
 
@@ -432,7 +432,7 @@ def test_copies_cost_bounded_time(form):
         read(limits._replace(blocks=3))
 
 
-def test_places_of_streams_that_nobody_can_have_are_not_read():
+def test_impossible_stream_positions_are_not_read():
     absurd = {f"{worker_id}:0": 2**64 - 1 for worker_id in range(300_000)}
     document = {"m:t": {"block_size": 4, "watermarks": absurd, "events": [stored((11, 1))]}}
     ((held,), bad) = from_json(document)
@@ -440,7 +440,7 @@ def test_places_of_streams_that_nobody_can_have_are_not_read():
 
 
 @pytest.mark.parametrize("digest", [0, 2**64 - 1, None])
-def test_json_tells_which_batch_was_the_last(digest):
+def test_json_has_the_digest_of_the_last_batch(digest):
     index = PrefixIndex(100)
     writer = index.open_slot()
     writer.store(Tier.GPU, None, np.array([1], np.uint64), np.array([11], np.uint64))
@@ -451,7 +451,7 @@ def test_json_tells_which_batch_was_the_last(digest):
 
 
 @pytest.mark.parametrize("digest", [-1, 2**64])
-def test_a_digest_that_is_none_is_not_believed(digest):
+def test_an_invalid_digest_is_ignored(digest):
     told = {"watermarks": {"1:0": 7}, "digests": {"1:0": digest}}
     document = {"m:t": {"block_size": 4, **told, "events": [stored((11, 1))]}}
     ((held,), _) = from_json(document)
@@ -464,7 +464,7 @@ def stored(*blocks, parent=None, worker_id=1, **fields):
     return {"worker_id": worker_id, "event": event, **fields}
 
 
-def matched(held, path, rank=(1, 0)):
+def match_rank(held, path, rank=(1, 0)):
     index = PrefixIndex(1000)
     attach(held, rank, index.open_slot())
     return index.match(u64(path))[0].tolist()
@@ -474,7 +474,7 @@ def test_children_before_parents_and_signed_hashes_find_their_place():
     events = [stored((12, 2), parent=-1), stored((-1, -(2**63)))]
     ((held,), bad) = from_json({"m:t": {"events": events, "block_size": 4}})
     assert bad == 0
-    assert matched(held, [2**63, 2]) == [2, 2, 2, 2]
+    assert match_rank(held, [2**63, 2]) == [2, 2, 2, 2]
 
 
 def test_removals_and_clears_are_executed():
@@ -487,8 +487,8 @@ def test_removals_and_clears_are_executed():
     ]
     ((held,), bad) = from_json({"m:t": {"block_size": 4, "events": events}})
     assert bad == 0
-    assert matched(held, [1, 2]) == [1, 1, 1, 1]
-    assert matched(held, [1], (2, 0)) == [0, 0, 0, 0]
+    assert match_rank(held, [1, 2]) == [1, 1, 1, 1]
+    assert match_rank(held, [1], (2, 0)) == [0, 0, 0, 0]
 
 
 def test_blocks_of_other_caches_belong_to_no_worker():
@@ -501,7 +501,7 @@ def test_blocks_of_other_caches_belong_to_no_worker():
     ]
     ((held,), bad) = from_json({"m:t": {"block_size": 4, "events": events}})
     assert (bad, set(held.ranks)) == (2, {(1, 0)})
-    assert matched(held, [1, 2]) == [2, 2, 2, 2]
+    assert match_rank(held, [1, 2]) == [2, 2, 2, 2]
 
 
 def test_bad_entries_are_skipped_and_counted():
@@ -526,7 +526,7 @@ def test_bad_entries_are_skipped_and_counted():
         partitions, bad = from_json(document, piece)
         assert [held.name for held in partitions] == ["m:t"]
         assert bad == 3 + 7
-        assert matched(partitions[0], [1, 2]) == [1, 2, 2, 2]
+        assert match_rank(partitions[0], [1, 2]) == [1, 2, 2, 2]
 
 
 @pytest.mark.parametrize(

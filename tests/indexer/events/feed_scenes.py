@@ -1,4 +1,4 @@
-"""A feed for tests, and what comes to it over the wire."""
+"""Feed for tests, and the messages that reach the feed from the wire."""
 
 from indexer.events.event_feed import EventFeed
 from indexer.events.kv_event_source import KvSource
@@ -23,7 +23,7 @@ def a_feed(*, replay=True, writers=None, **source):
 
 
 def finish(feed, action=None, now=0.0):
-    """Everything that a verb has left undone; returns the action in the end."""
+    """Finish the pending work of a method call, and return the final action."""
     while feed.is_busy:
         action = feed.continue_work(now)
     return action
@@ -46,7 +46,7 @@ def tick(feed, now):
 
 
 def send(feed, *seqs, now=0.0, life=1):
-    """Live batches; returns the last action that is one."""
+    """Receive live batches, and return the last action that is not None."""
     last = None
     for seq in seqs:
         action = live(feed, seq, identified(life, seq), now)

@@ -20,9 +20,9 @@ RANKS = {(1, 0): 0}
 
 
 class GroupedRank:
-    """One slot of an index, fed with batches of events.
+    """Slot of an index that receives batches of events.
 
-    writer: writer of an open slot of the index; None opens one
+    writer: writer of an open slot of the index; None means a new slot
     """
 
     def __init__(self, block_size, facts=NO_FACTS, index=None, *, is_eagle=False, writer=None):
@@ -43,9 +43,10 @@ class GroupedRank:
             pass
 
     def restart(self, read_again):
-        """Continue in a fresh index with the blocks of a dump.
+        """Continue in a new index with the blocks of a dump.
 
-        read_again: function (partition of a dump) -> the partition as a reader returns it
+        read_again: function of a dumped partition that returns the partition as a reader returns
+        it
         """
         partition = DumpedPartition("m:t", self.block_size, RANKS, self.index.snapshot())
         assert self.writer.slot == 0
@@ -58,9 +59,9 @@ class GroupedRank:
         self.applier.groups.begin_groups(self.writer)
 
     def answer(self, prompt, lora=None, salt=None, *, is_blind=False):
-        """Return the reusable tokens, and whether they are an upper bound.
+        """Return the reusable tokens, and whether their number is an upper bound.
 
-        is_blind: match without anything but the hashes of blocks and the length
+        is_blind: whether the match gets only the block hashes and the length of the prompt
         """
         path = self._hash_blocks(prompt, self.block_size, lora, salt)
         units = self._units_of(prompt, lora, salt)
@@ -82,7 +83,7 @@ class GroupedRank:
         )
 
     def _units_of(self, prompt, lora, salt):
-        """Return what a match needs of a prompt beside its blocks."""
+        """Return the units of a prompt that a match needs besides the blocks."""
         tokens, units = np.array(prompt, np.uint32), self.index.units_per_block
         if units < 2:
             return PromptUnits(len(tokens), tokens)

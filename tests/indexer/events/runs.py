@@ -1,4 +1,4 @@
-"""Runs of messages for tests."""
+"""Batches of messages for tests."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from tests.indexer.events.feed_scenes import finish
 
 
 def a_run(messages):
-    """Of (number, payload), as if they were received together."""
+    """Return a batch of (number, payload) messages, as if received together."""
     rows, at = np.zeros((len(messages), ROW_LENGTH), np.int64), 3
     for row, (number, payload) in zip(rows, messages, strict=True):
         end = at + len(payload)
@@ -19,7 +19,7 @@ def a_run(messages):
 
 
 def take(feed, run, now=0.0):
-    """As a listener does.  Returns how many messages came by `receive`."""
+    """Receive a run as a listener does, and return the number of messages that needed `receive`."""
     alone = 0
     while run:
         usual = feed.receive_run(run, now)

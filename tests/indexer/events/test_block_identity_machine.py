@@ -1,7 +1,7 @@
-"""An engine with keyed requests and a second tier, and what the index makes of its events.
+"""Tests of an index against an engine with keyed requests and a second tier.
 
-The engine names a block by everything before and in the block, keys included, and reuses a block
-exactly for requests that give the same name.  Events of the second tier leave the keys out.
+The engine names a block by all tokens and keys up to its end, and reuses a block exactly for
+requests with the same name. Events of the second tier leave out the keys.
 """
 
 import hashlib
@@ -31,12 +31,12 @@ N_BLOCKS = 5
 
 
 class Request:
-    """Tokens from a small alphabet, so that most requests differ in their keys alone."""
+    """Request with tokens from a small alphabet; most requests differ only in their keys."""
 
     def __init__(self, tail, lora, salt, images):
         self.tokens = [1] * SIZE * (N_BLOCKS - 1) + [tail] * SIZE
         self.lora, self.salt, self.images = lora, salt, images
-        """images: block -> number of an image, or "e" for prompt embeddings"""
+        """images: map from block to the number of an image, or to "e" for prompt embeddings"""
 
     def keys(self, block):
         keys = [self.lora] if self.lora else []
@@ -57,7 +57,7 @@ class Request:
         return found
 
     def path(self):
-        """Content hashes, as of a prompt whose caller knows the images."""
+        """Return the content hashes for a caller that knows the images."""
         mm_hashes = [
             []
             if image is None
@@ -102,7 +102,7 @@ class Engine:
             held = self.leading(names, self.gpu)
             new = [block for block in range(held, n) if names[block] not in self.gpu]
             self.gpu.update(names[held:n])
-            # Blocks behind a gap may still be there; each run of missing ones is an event.
+            # Blocks behind a gap may still be cached; each run of missing blocks is an event.
             return [self.stored(request, block, "GPU") for block in new]
         if kind == "offload":
             new = [block for block in range(n) if names[block] in self.gpu - self.cpu]
@@ -141,14 +141,14 @@ class Engine:
         return count
 
     def reusable(self, request):
-        """Blocks on the GPU, and with those of the second tier behind."""
+        """Return the number of reusable blocks on the GPU, and including the second tier behind."""
         names = request.names()
         gpu = self.leading(names, self.gpu)
         return [gpu, gpu + self.leading(names[gpu:], self.cpu)]
 
 
 class Side:
-    """An index that follows the engine."""
+    """Index that follows the engine."""
 
     def __init__(self):
         self.index = PrefixIndex(1000)
@@ -166,8 +166,8 @@ class Side:
             finish(self._feed, self._feed.receive(seq, payload, 0.0))
         self.index.check_invariants()
 
-    def recovered(self, form):
-        """Return the same in another process."""
+    def recover(self, form):
+        """Return a side with the same state in another process."""
         held = DumpedPartition("m:t", SIZE, {(1, RANK): self.writer.slot}, self.index.snapshot())
         reader = (
             CompactReader(LoadLimits(1000)) if form == "compact" else JsonReader(LoadLimits(1000))
@@ -179,17 +179,17 @@ class Side:
             reader.feed(chunk)
         reader.finish()
         other = Side()
-        if (1, RANK) in reader.partitions[0].ranks:  # else nothing was there
+        if (1, RANK) in reader.partitions[0].ranks:  # otherwise the slot was empty
             adopt_blocks([Adoption(reader.partitions[0], (1, RANK), other.writer)])
         other._open_feed()
         return other
 
-    def found(self, request):
+    def count_matches(self, request):
         return self.index.match(request.path())[self.writer.slot, :2].tolist()
 
 
-def encoded(steps):
-    """Return (engine after the steps, its messages)."""
+def encode_steps(steps):
+    """Return the engine after the steps, and its messages."""
     engine = Engine()
     batches = [msgspec.msgpack.encode([0.0, engine.act(*step), None]) for step in steps]
     return engine, list(enumerate(batches))
@@ -197,37 +197,37 @@ def encoded(steps):
 
 @explores(150)
 @given(STEPS, st.booleans())
-def test_every_request_finds_what_the_engine_would_reuse(steps, in_runs):
-    engine, messages = encoded(steps)
+def test_every_request_finds_the_blocks_that_the_engine_would_reuse(steps, in_runs):
+    engine, messages = encode_steps(steps)
     side = Side()
     side.send(messages, in_runs)
     for request in REQUESTS:
-        assert side.found(request) == engine.reusable(request)
+        assert side.count_matches(request) == engine.reusable(request)
 
 
 @explores(100)
 @given(STEPS, st.integers(0, 40), st.sampled_from(["compact", "json"]), st.booleans())
 def test_a_recovery_in_the_middle_changes_nothing(steps, cut, form, in_runs):
-    engine, messages = encoded(steps)
+    engine, messages = encode_steps(steps)
     side = Side()
     side.send(messages[:cut], in_runs)
-    side = side.recovered(form)
+    side = side.recover(form)
     side.send(messages[cut:], in_runs)
     for request in REQUESTS:
-        assert side.found(request) == engine.reusable(request)
+        assert side.count_matches(request) == engine.reusable(request)
 
 
 @explores(100)
 @given(STEPS, st.integers(1, 10), st.booleans())
 def test_after_lost_batches_no_request_finds_blocks_that_were_never_there(steps, missed, in_runs):
-    # What was lost may be a removal, so only steps that add count here.  A stream that has shown
-    # neither salt nor image may have neither.
+    # A lost batch may be a removal, so only steps that add blocks count here. A stream without
+    # any salt or image so far may have neither.
     steps = [step for step in steps if step[0] in ("run", "offload")]
     steps.insert(missed, ("run", Request(3, None, "s", {0: 1}), N_BLOCKS))
-    engine, messages = encoded(steps)
+    engine, messages = encode_steps(steps)
     side = Side()
     side.send([(i, payload) for i, (_, payload) in enumerate(messages[missed:])], in_runs)
     for request in REQUESTS:
-        found, reusable = side.found(request), engine.reusable(request)
+        found, reusable = side.count_matches(request), engine.reusable(request)
         assert found[0] <= reusable[0]
         assert found[1] <= reusable[1]

@@ -1,4 +1,4 @@
-"""Facts of a registration about the KV cache, from the stream's source to what a match returns."""
+"""Tests of registered facts about the KV cache, from the source to the result of a match."""
 
 import msgspec
 import numpy as np
@@ -28,7 +28,7 @@ def writer():
 
 
 def begin(writer, facts, **source):
-    """A listener of the rank is opened."""
+    """Return a connected feed of a new listener of the rank."""
     feed = a_feed(writers={RANK: writer}, facts=facts, block_size=SIZE, **source)
     feed.begin(0.0, nothing_older_comes=True)
     feed.on_connected(0.0)
@@ -50,7 +50,7 @@ def stored(**fields):
 
 
 def plain_stored(**fields):
-    """An event of an engine that does not number its groups."""
+    """Return an event of an engine that does not number its groups."""
     return stored(group_idx=None, kv_cache_spec_kind=None, **fields)
 
 
@@ -61,7 +61,7 @@ def layout_of(writer):
 
 
 def reusable_blocks(writer, index):
-    """Blocks and certainty for a prompt of all blocks and one more token."""
+    """Return blocks and certainty for a prompt with all blocks and one additional token."""
     found = index.match_reuse(PATH, PromptUnits(len(TOKENS) + 1))
     return int(found.matched[writer.slot, 0]), bool(
         found.certainty is not None and found.certainty[writer.slot]
@@ -124,7 +124,7 @@ def test_other_facts_apply_to_the_blocks_that_are_there():
 
 
 def test_a_group_that_has_not_published_blocks_makes_a_bound():
-    """Of the numbers of groups, a lower one is missing."""
+    """The lower of two group numbers is missing."""
     index = PrefixIndex(1000)
     writer = index.open_slot()
     live(begin(writer, NO_FACTS), 0, stored(group_idx=1), 1.0)
@@ -175,7 +175,7 @@ def test_speculation_without_lookahead_is_a_bound_with_a_reason():
 
 
 def named_groups(facts, seed="odd seed"):
-    """Groups with states, and the first block of a sequence with the names of this seed."""
+    """Return groups with states, and the first block of a sequence with the names of this seed."""
     groups = CacheGroups(SIZE, facts)
     groups.learn(0, "full_attention", None, SIZE)
     groups.learn(1, "mamba", None, SIZE)
@@ -251,7 +251,7 @@ def test_narrower_windows_are_dropped_and_make_a_bound(order, is_v2):
         live(feed, seq, plain_stored(**group(window)), 1.0)
     assert reusable_blocks(writer, index) == (BLOCKS, True)
     assert ["window of 8" in why for why in writer.cache_groups.bound_reasons()] == [True]
-    # One name stands for a block in both groups: a removal from the window takes nothing away.
+    # A name identifies a block in both groups: a removal from the window removes nothing.
     live(feed, 2, removed(1, 2, 3, **group(8)), 1.0)
     assert reusable_blocks(writer, index) == (BLOCKS, True)
     assert feed.indexed.applier.drops.counts["attention_group"] > 0

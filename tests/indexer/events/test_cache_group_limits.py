@@ -1,4 +1,4 @@
-"""Cache groups with numbers that no engine sends: nothing ends, stalls or grows by them."""
+"""Tests of cache groups with numbers that no engine sends: no failure, no stall, no growth."""
 
 from itertools import pairwise
 from random import Random
@@ -33,7 +33,7 @@ def stored(name, kind, group, **others):
 
 
 def sparse(name, **others):
-    """A state at the end of a span that begins below a block that the rank never had."""
+    """Return a state at the end of a span that begins below a block that the rank never had."""
     span = {"parent_block_hash": 99, "token_ids": list(range(8))}
     return stored(name, "mamba", 1, **span, **others)
 
@@ -82,7 +82,7 @@ def test_copies_of_a_name_that_waits_are_counted_once_it_has_a_place():
 
 
 def test_names_that_wait_are_placed_in_bounded_steps():
-    """States are published before the dense blocks that show where they are."""
+    """States are published before the dense blocks that show their places."""
     blocks = 4096
     rank = GroupedRank(SIZE)
     first = {"token_ids": [9, 9, 9, 9]}
@@ -104,13 +104,13 @@ def test_names_that_wait_are_placed_in_bounded_steps():
 
 
 def open_block(name, tokens):
-    """A part of a block at the start of a sequence, of a window of finer blocks."""
+    """Return a partial block at the start of a sequence, of a window of finer blocks."""
     fields = {"token_ids": tokens, "block_size": 2, "kv_cache_spec_sliding_window": 3}
     return stored(name, "sliding_window", 1, **fields)
 
 
 def test_an_open_block_that_was_forgotten_makes_a_bound():
-    """The event that continues it shows no whole block."""
+    """The event that continues the forgotten block shows no whole block."""
     rank = GroupedRank(SIZE)
     rank.apply_batch([stored(1, "full_attention", 0), open_block(10, [1, 2])])
     for i in range(1, OPEN_BLOCKS_MAX + 2):
@@ -119,7 +119,7 @@ def test_an_open_block_that_was_forgotten_makes_a_bound():
     prompt = [1, 2, 3, 4, 5]
     assert rank.answer(prompt) == (0, False)
     more = {"parent_block_hash": 10, "token_ids": [3, 4], "block_size": 2}
-    # The block's end has a name of the dense group; a further part has none, and waits.
+    # The end of the block has a name of the dense group; another part has none, and waits.
     rank.apply_batch([open_block(5000, [3, 9]) | more | {"token_ids": [3, 9]}])
     assert rank.groups.waiting == {(1, 5000): 1}
     assert rank.answer(prompt) == (SIZE, True)
@@ -127,7 +127,7 @@ def test_an_open_block_that_was_forgotten_makes_a_bound():
 
 
 def test_lanes_that_were_placed_by_names_are_bounds_once_hits_end_at_whole_blocks():
-    """A window of whole blocks that speaks late ends hits inside blocks."""
+    """A window of whole blocks that publishes late ends hits inside blocks."""
     random = Random(0)
     groups = [GroupModel(0, DENSE, SIZE), GroupModel(1, STATE, SIZE)]
     scheme = NameScheme("sha256", "vllm-none-hash", 2, 0)
@@ -164,7 +164,7 @@ def test_a_stop_between_the_parts_of_a_long_event_leaves_the_rest_to_the_next_st
     assert not rank.writer.is_whole
     assert rank.writer.pending_steps is not None
     prompt = [*tokens, 1]
-    # The next stream of the rank ends the event before its own batches.
+    # The next stream of the rank finishes the event before its own batches.
     rank.apply_batch([{"type": "BlockRemoved", "block_hashes": [12345], "group_idx": 1}])
     assert rank.answer(prompt) == (blocks * SIZE, False)
     rank.index.check_invariants()
@@ -197,7 +197,7 @@ def test_a_record_with_numbers_out_of_range_is_not_valid(wrong):
 
 @pytest.mark.parametrize("dense_first", [True, False])
 def test_a_long_event_of_a_finer_window_is_placed_in_bounded_steps(dense_first):
-    """It names tails only, so that its tokens place all of its blocks together."""
+    """The event names only tails, so that its tokens place all of its blocks together."""
     n_blocks, rank = 300, GroupedRank(SIZE)
     tokens = list(range(SIZE * n_blocks))
     spec = {"token_ids": tokens, "kv_cache_spec_sliding_window": 9}

@@ -1,4 +1,4 @@
-"""What is shown of a rank's cache groups: kinds, blocks, certainty, faults of the record."""
+"""Tests of the shown status of cache groups: kinds, blocks, certainty, faults of the record."""
 
 import numpy as np
 import pytest
@@ -20,25 +20,25 @@ WINDOW = {
 CHUNKED = {"group_idx": 1, "kv_cache_spec_kind": "chunked_local_attention"}
 
 
-def shown(rank):
+def group_status(rank):
     return rank.feed.indexed.read_cache_groups()
 
 
 def end_inside_block(name, tokens, **fields):
-    """The end of a prompt two tokens behind block 0."""
+    """Return the end of a prompt two tokens behind block 0."""
     return stored(1, 1, block_hashes=[name], token_ids=tokens, block_size=2, **fields)
 
 
 @pytest.mark.parametrize("group", [{}, DENSE])
-def test_of_a_plain_rank_no_groups_are_shown(group):
+def test_a_plain_rank_shows_no_groups(group):
     rank = Rank().send(stored(0, 3, **group))
-    assert shown(rank) is None
+    assert group_status(rank) is None
     assert not rank.feed.indexed.applier.groups.inside_block_events
 
 
 def test_blocks_are_counted_by_group():
     rank = Rank().send([stored(0, 4, **DENSE), stored(2, 2, **WINDOW)])
-    found = shown(rank)
+    found = group_status(rank)
     assert [group[:4] for group in found.groups] == [
         (0, "full_attention", SIZE, 0),
         (1, "sliding_window", SIZE, 4),
@@ -46,45 +46,45 @@ def test_blocks_are_counted_by_group():
     assert [group.blocks for group in found.groups] == [4, 2]
     assert (found.unit, found.lookahead, found.reasons) == (SIZE, 0, ())
     rank.writer.clear()
-    assert [group.blocks for group in shown(rank).groups] == [0, 0]
+    assert [group.blocks for group in group_status(rank).groups] == [0, 0]
     rank.writer.close()
-    assert [group.blocks for group in shown(rank).groups] == [0, 0]
+    assert [group.blocks for group in group_status(rank).groups] == [0, 0]
 
 
 def test_a_bound_has_its_reason():
     rank = Rank().send([stored(0, 4, **DENSE), stored(0, 2, **CHUNKED)])
-    assert shown(rank).reasons == (
+    assert group_status(rank).reasons == (
         "group 1 (chunked_local_attention): the size of a chunk is unknown, give kv_cache.chunk",
     )
     rank = Rank(facts=KvCacheFacts(chunk=2 * SIZE))
     rank.send([stored(0, 4, **DENSE), stored(0, 2, **CHUNKED)])
-    assert not shown(rank).is_bound
+    assert not group_status(rank).is_bound
 
 
 def test_long_kinds_are_cut():
     kind = "k" * 1000
     rank = Rank().send([stored(0, 4, **DENSE), stored(0, 1, group_idx=1, kv_cache_spec_kind=kind)])
-    assert shown(rank).groups[1].kind == kind[:64]
-    assert len(shown(rank).reasons[0]) == 256
+    assert group_status(rank).groups[1].kind == kind[:64]
+    assert len(group_status(rank).reasons[0]) == 256
 
 
 def test_sizes_that_do_not_fit_the_registered_one_are_a_bound():
     six = {"block_size": 6, "token_ids": list(range(6))}
     rank = Rank().send([stored(0, 1, **six, **DENSE), stored(0, 1, **six, **STATE)])
-    assert shown(rank).reasons == (ALIGNMENT_REASON,)
+    assert group_status(rank).reasons == (ALIGNMENT_REASON,)
 
 
 def test_groups_are_forgotten_with_the_engines_life():
     rank = Rank().send([stored(0, 4, **DENSE), stored(2, 2, **WINDOW)])
     rank.feed.indexed.applier.groups.forget_groups(rank.writer)
-    assert shown(rank) is None
+    assert group_status(rank) is None
 
 
 def test_ranks_without_a_dense_group_are_recognised():
     rank = Rank().send(stored(0, 4, **WINDOW))
-    assert shown(rank).has_only_sparse_groups
+    assert group_status(rank).has_only_sparse_groups
     rank.send(stored(0, 4, **DENSE))
-    assert not shown(rank).has_only_sparse_groups
+    assert not group_status(rank).has_only_sparse_groups
 
 
 def test_lookahead_is_that_of_the_events():
@@ -92,7 +92,7 @@ def test_lookahead_is_that_of_the_events():
     rank = Rank(is_eagle=True).send(
         [stored(0, 2, **DENSE, **ahead), stored(0, 2, **WINDOW, **ahead)]
     )
-    assert shown(rank).lookahead == 1
+    assert group_status(rank).lookahead == 1
 
 
 def test_the_end_of_a_prompt_inside_a_block_is_no_wrong_block_size():
@@ -113,7 +113,7 @@ def test_several_smaller_blocks_of_the_dense_group_are_a_wrong_block_size():
 
 
 def test_a_lane_without_planes_holds_nothing():
-    """Planes come in steps after the layout, and other holder sets lie behind a short one."""
+    """Planes come in steps after the layout, and other holder sets follow a short set."""
     rank = Rank().send(stored(0, 4, **DENSE))
     sibling = rank.index.open_slot()
     path = compute_block_hashes(np.array(PROMPT[: 4 * SIZE], np.uint32), SIZE)
@@ -137,7 +137,7 @@ def test_without_memory_for_lanes_overlaps_are_a_bound(monkeypatch):
 
     monkeypatch.setattr(lane_writer, "add_lane_step", refuse)
     rank.send(stored(2, 2, **WINDOW))
-    assert "group 1 (sliding_window) has no lane" in shown(rank).reasons
-    assert [group.blocks for group in shown(rank).groups] == [4, 0]
+    assert "group 1 (sliding_window) has no lane" in group_status(rank).reasons
+    assert [group.blocks for group in group_status(rank).groups] == [4, 0]
     rank.send(stored(2, 2, **WINDOW))
     assert rank.feed.indexed.applier.drops.counts["attention_group"] == 2

@@ -1,3 +1,5 @@
+"""Tests of the cursor's verdicts on sequence numbers: gaps, late copies, restarts, jumps."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ SUSPECT, RESTART, UNPLACED = (
 
 
 def verdicts(*seqs, cursor=None):
-    """What a cursor says when every gap is given up at once."""
+    """Return the verdicts of a cursor for which every gap is given up at once."""
     cursor = EventCursor() if cursor is None else cursor
     said = []
     for seq in seqs:
@@ -74,7 +76,7 @@ def test_two_adjacent_numbers_from_the_past_are_a_restart():
 def test_live_numbers_a_replay_was_faster_with_are_stale_and_no_restart():
     cursor = EventCursor()
     assert cursor.observe(3) is AHEAD
-    for seq in range(9):  # a replay that goes on past the gap
+    for seq in range(9):  # a replay that continues past the gap
         cursor.advance(seq)
     assert [cursor.observe(seq) for seq in (4, 5, 6, 7, 8)] == [STALE] * 5
     assert cursor.observe(9) is NEXT
@@ -100,12 +102,12 @@ def test_an_absurd_number_leaves_the_cursor_where_it_is(absurd):
     ]
 
 
-def test_an_engine_that_numbers_by_the_clock_is_believed_at_its_second_number():
+def test_an_engine_that_numbers_by_the_clock_is_accepted_at_its_second_number():
     start = 1_790_000_000_000_000_000
     assert verdicts(start, start + 1, start + 2, start + 5) == [UNPLACED, AHEAD, NEXT, AHEAD]
 
 
-def test_a_believed_absurd_jump_heals_by_the_restart_rule():
+def test_an_accepted_absurd_jump_heals_by_the_restart_rule():
     assert verdicts(0, 1, 2**64 - 4, 2**64 - 3, 2**64 - 2, 2**64 - 1, 2, 3, 4) == [
         NEXT,
         NEXT,

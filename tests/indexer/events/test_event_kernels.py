@@ -1,4 +1,4 @@
-"""The compiled reader against the patient one: whatever it does not give up on, both read alike."""
+"""Tests of the compiled reader against the general reader: both return the same unless declined."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ SHA = "0123456789abcdef" * 4
 
 
 def contents(batch):
-    """Everything a batch says, comparable."""
+    """Return all contents of a batch in a comparable form."""
     return (
         batch.data_parallel_rank,
         batch.bad_events,
@@ -63,7 +63,7 @@ def event_contents(event):
 
 
 def assert_read_alike(payload):
-    """Returns whether the compiled reader read the payload."""
+    """Return whether the compiled reader read the payload."""
     batch = scan_payload(payload)
     if batch is None:
         return False
@@ -73,8 +73,8 @@ def assert_read_alike(payload):
     return True
 
 
-def finished(reading):
-    """(what the steps return in the end, how many there were)."""
+def finish_steps(reading):
+    """Return the final result of the steps, and the number of steps."""
     steps = 1
     while True:
         try:
@@ -85,8 +85,8 @@ def finished(reading):
 
 
 def read_in_parts(payload, at_once):
-    """None when the compiled reader gives up."""
-    scanned, _ = finished(event_decoder._scan_in_steps(payload, at_once))
+    """Return the batch read in parts; None means that the compiled reader declined."""
+    scanned, _ = finish_steps(event_decoder._scan_in_steps(payload, at_once))
     return scanned and event_decoder.Batch(scanned.rank, scanned.events(payload, scanned.rows))
 
 
@@ -100,7 +100,7 @@ def a_stored(n_blocks=2, **fields):
 
 
 def mostly(common, odd):
-    # Hypothesis likes to draw the ends of a range, so the odd one is in the middle.
+    # Hypothesis often draws the ends of a range, so the odd value is in the middle.
     return st.integers(0, 60).flatmap(lambda k: odd if k == 23 else common)
 
 
@@ -199,7 +199,7 @@ def test_damaged_payloads_are_read_alike(payload, random):
 
 
 def damage(payload, random: Random):
-    """Change, cut or insert some bytes, or splice in a piece of another payload."""
+    """Change, cut or insert some bytes, or splice in a part of another payload."""
     data = bytearray(payload)
     for _ in range(random.randint(1, 3)):
         at = random.randrange(len(data) + 1)
@@ -340,7 +340,7 @@ def test_more_events_than_rows_are_unusual():
         assert scan_batch(payload, job, rows, hashes, tokens)[0] == used
 
 
-def test_what_is_given_up_at_once_is_given_up_in_parts():
+def test_payloads_declined_at_once_are_declined_in_parts():
     for payload in PAYLOADS:
         for end in range(len(payload)):
             if scan_payload(payload[:end]) is None:
@@ -359,15 +359,15 @@ def test_a_large_event_is_read_a_bounded_number_of_elements_at_once(tokens, as_m
     payload = encode([1.5, [["BlockRemoved", [1]], event, ["BlockRemoved", names]]])
     calls, real = [], payload_kernels.scan_batch
 
-    def counted(payload, job, *arrays):
+    def scan_counted(payload, job, *arrays):
         calls.append(1)
         before = job[[payload_layout.HASHES, payload_layout.TOKENS]].sum()
         result = real(payload, job, *arrays)
         assert job[[payload_layout.HASHES, payload_layout.TOKENS]].sum() - before <= 100
         return result
 
-    monkeypatch.setattr(payload_kernels, "scan_batch", counted)
-    batch, steps = finished(decode_in_steps(payload))
+    monkeypatch.setattr(payload_kernels, "scan_batch", scan_counted)
+    batch, steps = finish_steps(decode_in_steps(payload))
     assert contents(batch) == contents(parse_payload(payload))
     assert 20 <= len(calls) <= 23
     assert steps > len(calls)
@@ -392,7 +392,7 @@ def test_names_of_a_large_event_are_compared_a_bounded_number_at_once(n_names, t
 
     monkeypatch.setattr(event_decoder, "may_have_duplicates", may_repeat)
     monkeypatch.setattr(event_decoder, "spread_names", spread)
-    batch, steps = finished(decode_in_steps(payload))
+    batch, steps = finish_steps(decode_in_steps(payload))
     if twice is not None:
         assert (batch.events, batch.bad_events) == ([], 1)
     elif n_names <= NAMES_AT_ONCE:
@@ -407,13 +407,13 @@ def test_names_of_a_large_event_are_compared_a_bounded_number_at_once(n_names, t
 def test_many_names_chosen_for_one_part_are_left_to_the_patient_reader():
     inverse = pow(0x9E3779B97F4A7C15, -1, 2**64)
     spreads = [inverse * (k << 32) % 2**64 for k in range(1, 2 * NAMES_AT_ONCE + 2)]
-    names = [spread ^ spread >> 32 for spread in spreads]  # what `spread` does is its own inverse
+    names = [spread ^ spread >> 32 for spread in spreads]  # x ^ x >> 32 is its own inverse
     payload = encode([1.5, [["BlockStored", names, None, [], 0]]])
     assert scan_payload(payload) is None
     assert decode(payload).events[0].block_hashes.tolist() == names
 
 
-def test_no_usual_message_has_names_that_nobody_compares():
+def test_all_names_of_usual_messages_are_compared_at_once():
     assert batch_scratch.BYTES_MAX <= NAMES_AT_ONCE
 
 

@@ -1,3 +1,5 @@
+"""Tests of a feed's gaps, replays, losses and restarts."""
+
 import pytest
 
 from indexer.events.fault_notices import StreamFault
@@ -25,7 +27,7 @@ from tests.indexer.events.feed_scenes import (
 from tests.models.event_feed_model import RANK, RecordingWriter, batch, identified
 
 
-def test_batches_in_sequence_are_applied_and_nothing_is_asked_for():
+def test_batches_in_sequence_are_applied_without_a_replay():
     feed = a_feed()
     assert send(feed, 0, 1, 2) is None
     assert applied(feed) == [0, 1, 2]
@@ -44,7 +46,7 @@ def test_gap_is_replayed_and_live_batches_wait_for_it():
     assert (feed.gaps, feed.replayed, feed.lost, bool(feed.degraded)) == (1, 2, 0, False)
 
 
-def test_late_joiner_asks_for_everything():
+def test_late_joiner_replays_everything():
     feed = a_feed()
     assert send(feed, 3) == StartReplay(0)
     reply(feed, 0, 1, 2)
@@ -60,7 +62,7 @@ def test_gap_without_replay_endpoint_is_lost_at_once():
     assert told == {StreamFault.LOST: "batches 1 to 2: there is no replay endpoint"}
 
 
-def test_degraded_says_what_is_missing_and_why_and_since_the_first_loss():
+def test_degraded_names_missing_batches_reason_and_first_loss():
     feed = a_feed(replay=False)
     send(feed, 0, 2, now=5.0)
     assert feed.degraded == ("lost batches 1 to 1: there is no replay endpoint", 5.0)
@@ -68,7 +70,7 @@ def test_degraded_says_what_is_missing_and_why_and_since_the_first_loss():
     assert feed.degraded == ("lost batches 4 to 6: there is no replay endpoint", 5.0)
 
 
-def test_degraded_tells_of_a_replay_endpoint_that_was_of_no_help():
+def test_degraded_names_a_replay_without_a_useful_answer():
     feed = a_feed()
     send(feed, 0, 3, now=1.0)
     tick(feed, feed.wake_at)
@@ -77,7 +79,7 @@ def test_degraded_tells_of_a_replay_endpoint_that_was_of_no_help():
     assert feed.degraded.reason == f"lost batches 1 to 2: {why}"
 
 
-def test_degraded_tells_that_the_engine_dropped_the_batches():
+def test_degraded_names_batches_dropped_by_the_engine():
     feed = a_feed()
     send(feed, 0, 9, now=1.0)
     reply(feed, 5)
@@ -109,7 +111,7 @@ def test_replies_without_a_request_are_ignored():
     assert applied(feed) == [0]
 
 
-def test_replay_of_another_rank_is_ignored_and_not_asked_for_again():
+def test_replay_of_another_rank_is_ignored_and_not_retried():
     feed = a_feed()
     send(feed, 2)
     assert reply(feed, 0, 1, rank=RANK + 1) is None
@@ -146,7 +148,7 @@ def test_replay_that_ends_early_is_retried_with_growing_pauses_and_then_lost():
     assert (feed.lost, bool(feed.degraded)) == (3, True)
 
 
-def test_empty_payload_ends_a_replay_whatever_its_number():
+def test_empty_payload_of_any_number_ends_a_replay():
     feed = a_feed()
     send(feed, 3)
     reply(feed, 0)
@@ -164,7 +166,7 @@ def test_live_batch_that_the_replay_contains_too_is_applied_once():
     assert applied(feed) == [0, 1, 2, 3, 4]
 
 
-def test_retry_asks_for_what_is_still_missing():
+def test_retry_requests_the_missing_batches():
     feed = a_feed()
     send(feed, 3)
     reply(feed, 0)
@@ -175,11 +177,11 @@ def test_retry_asks_for_what_is_still_missing():
     assert feed.lost == 0
 
 
-def test_hole_in_a_replay_is_asked_for_once_more():
+def test_hole_in_a_replay_is_requested_again():
     feed = a_feed()
     send(feed, 4)
     assert reply(feed, 0, 2) == StopReplay()
-    assert reply(feed, 3) is None  # a left-over of the aborted replay
+    assert reply(feed, 3) is None  # leftover of the aborted replay
     assert tick(feed, feed.wake_at) == StartReplay(0)
     reply(feed, 0, 1, 2, 3)
     assert applied(feed) == [0, 1, 2, 3, 4]
@@ -282,7 +284,7 @@ def test_restart_forgets_the_rank_and_begins_again():
     assert (feed.restarts, feed.indexed.writers[RANK].clears, feed.lost) == (1, 1, 0)
 
 
-def test_restart_seen_late_is_believed_at_the_second_number_and_loses_no_batch_it_saw():
+def test_restart_seen_late_is_accepted_at_the_second_number_without_loss():
     feed = a_feed(replay=False)
     send(feed, *range(50))
     send(feed, 5, life=2)
@@ -301,7 +303,7 @@ def test_restart_seen_late_is_replayed_from_0():
     assert not feed.degraded
 
 
-def test_restart_while_a_replay_runs_drops_what_waits():
+def test_restart_during_a_replay_drops_waiting_batches():
     feed = a_feed()
     send(feed, 0, 10, 11)
     assert send(feed, 0, life=2) == StopReplay()

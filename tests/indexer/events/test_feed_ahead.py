@@ -1,4 +1,4 @@
-"""A replay that came further than the live batches: those that follow, are they what it brought?"""
+"""Tests of a replay ahead of the live batches: later live batches must match the replay."""
 
 from indexer.events.replay_actions import StartReplay
 from indexer.events.replay_schedule import SETTLE_S
@@ -7,7 +7,7 @@ from tests.models.event_feed_model import RANK
 
 
 def a_replayed_feed(last):
-    """All that it knows came by replay; no live batch yet."""
+    """Return a feed with batches from a replay only, and no live batch so far."""
     feed = a_feed()
     feed.begin(0.0, nothing_older_comes=True)
     feed.on_connected(0.0)
@@ -25,7 +25,7 @@ def test_live_batches_that_a_replay_has_brought_are_those_of_the_same_life():
     assert applied(feed) == [0, 1, 2, 3, 4]
 
 
-def test_a_life_that_begins_unheard_behind_a_replay_is_known_by_the_number_of_its_last_batch():
+def test_a_missed_new_life_behind_a_replay_is_detected_at_the_last_replayed_number():
     feed = a_replayed_feed(3)
     assert send(feed, 1, 2, life=2) is None
     assert send(feed, 3, life=2) == StartReplay(0)

@@ -1,3 +1,5 @@
+"""Tests of the application of batches to the index: events, drops, ranks and steps."""
+
 import pytest
 
 from indexer.events import event_decoder, payload_parser
@@ -68,7 +70,7 @@ def test_event_of_another_block_size_is_dropped_and_counted():
 def test_chunks_and_partial_blocks_are_no_sign_of_another_block_size(
     event, reason, words, chunk_comes_first
 ):
-    """Beside blocks of the registered size, whichever comes first."""
+    """The block size is right if other blocks have the registered size, in either order."""
     feed, good = a_feed(), stored([21], None, [1, 2, 3, 4])
     for each in [event, good] if chunk_comes_first else [good, event]:
         apply_to(feed, each)
@@ -81,7 +83,7 @@ def test_chunks_and_partial_blocks_are_no_sign_of_another_block_size(
     assert applier.stored_blocks == 1
 
 
-def test_a_restart_with_another_block_size_is_told_of():
+def test_a_restart_with_another_block_size_is_reported():
     feed = a_feed()
     apply_to(feed, stored([21], None, [1, 2, 3, 4]))
     live(feed, 0, batch(stored([11], None, list(range(8)), 8)), 1.0)
@@ -96,7 +98,7 @@ def test_an_event_with_too_few_tokens_for_a_block_is_no_sign_of_another_block_si
     assert (applier.drops.counts["partial_block"], applier.drops.registration_fault) == (1, None)
 
 
-def test_event_without_tokens_names_blocks_that_are_known():
+def test_event_without_tokens_names_known_blocks():
     feed = a_feed()
     calls = apply_to(feed, stored([11, 12], None, [], 0, "CPU"))
     assert calls == [("store_known", 1, [11, 12], True)]
@@ -165,7 +167,7 @@ def test_bad_event_is_counted_and_its_neighbours_are_applied():
 
 @pytest.mark.parametrize("tail", [[], [None, [["a salt"]]]], ids=["common", "unusual"])
 def test_a_large_batch_is_read_and_applied_in_short_steps(tail, monkeypatch):
-    """No step reads more than some events, whichever of the readers it is."""
+    """Each step of either reader reads only a few events."""
     read = []
     for module, name in ((event_decoder, "_event_of_row"), (payload_parser, "_parse_event")):
         one = getattr(module, name)
@@ -185,7 +187,8 @@ def test_a_large_batch_is_read_and_applied_in_short_steps(tail, monkeypatch):
 
 
 GROUP_CASES = [
-    # group_idx and kind of: a store before (None = none), the event; is the event of dense blocks?
+    # group_idx and kind of an earlier store (None means no store) and of the event; whether the
+    # event is of dense blocks
     (None, (None, "full_attention"), True),
     (None, (None, "mla_attention"), True),
     (None, (3, "sink_full_attention"), True),

@@ -1,4 +1,4 @@
-"""Am I still where the engine is?  A feed asks its engine, and judges the answers."""
+"""Tests of a feed in doubt about its place: the feed queries its engine, and judges the answers."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from tests.models.event_feed_model import RANK, RecordingWriter, batch, identifi
 
 
 def a_feed_at(last, *, replay=True, now=0.0):
-    """A connected feed that has applied 0 to `last` and asked nothing about it."""
+    """Return a connected feed that has applied batches 0 to `last` and is in no doubt."""
     feed = a_feed(replay=replay)
     feed.begin(now, nothing_older_comes=True)
     feed.on_connected(now)
@@ -27,10 +27,10 @@ def a_feed_at(last, *, replay=True, now=0.0):
 
 
 def reconnect(feed, now=1.0):
-    """The connection breaks and comes back; returns what is asked then."""
+    """Break and restore the connection, and return the following request."""
     feed.on_disconnected(now)
     assert feed.doubt.reason is DoubtReason.INTERRUPTED
-    assert tick(feed, now + 5 * SETTLE_S) is None  # nobody is asked what he could not tell
+    assert tick(feed, now + 5 * SETTLE_S) is None  # no request is sent while the connection is down
     feed.on_connected(now)
     assert tick(feed, now) is None
     return tick(feed, now + SETTLE_S)
@@ -50,7 +50,7 @@ def a_digest(seq, life=1):
     return payload_digest(identified(life, seq))
 
 
-def test_after_a_reconnection_it_asks_from_the_last_batch_and_is_right_without_a_live_one():
+def test_a_reconnected_feed_replays_from_the_last_batch_without_a_live_batch():
     feed = a_feed_at(9)
     assert reconnect(feed) == StartReplay(9)
     reply(feed, 9, 10, 11, now=2.0)
@@ -131,11 +131,11 @@ def test_a_new_life_that_goes_on_at_the_very_next_number_is_noticed():
     assert feed.indexed.writers[RANK].identities() == [(2, seq) for seq in range(11)]
 
 
-def test_a_gap_after_a_reconnection_is_asked_for_from_before_it():
+def test_a_gap_after_a_reconnection_is_replayed_from_before_the_break():
     feed = a_feed_at(9)
     feed.on_disconnected(1.0)
     feed.on_connected(1.0)
-    send(feed, 10, life=2, now=1.0)  # of the new life, and nobody can tell yet
+    send(feed, 10, life=2, now=1.0)  # of the new life, which is not detected so far
     assert send(feed, 20, life=2, now=1.0) == StopReplay()
     assert feed.tick(1.0) == StartReplay(9)
     assert reply(feed, 9, life=2, now=1.0) == StartReplay(0)
@@ -152,7 +152,7 @@ def test_a_gap_without_a_reconnection_is_compared_too():
     assert feed.indexed.writers[RANK].identities() == [(2, seq) for seq in range(21)]
 
 
-def test_a_dead_replay_endpoint_leaves_the_rank_in_doubt_and_is_asked_again():
+def test_a_dead_replay_endpoint_leaves_the_rank_in_doubt_and_is_retried():
     feed = a_feed_at(9)
     reconnect(feed)
     send(feed, 10, now=2.0)
@@ -234,7 +234,7 @@ def test_a_restart_that_a_live_batch_shows_ends_the_doubt():
     assert (feed.doubt, feed.indexed.writers[RANK].identities()) == (None, [(2, 0)])
 
 
-def test_a_fresh_rank_learns_what_a_silent_engine_has():
+def test_a_fresh_rank_replays_the_batches_of_a_silent_engine():
     feed = a_feed()
     feed.on_connected(0.0)
     assert tick(feed, SETTLE_S) == StartReplay(0)
@@ -245,7 +245,7 @@ def test_a_fresh_rank_learns_what_a_silent_engine_has():
     assert applied(feed) == [0, 1, 2, 3]
 
 
-def test_a_fresh_rank_whose_engine_has_nothing_is_in_no_doubt():
+def test_a_fresh_rank_of_an_empty_engine_is_in_no_doubt():
     feed = a_feed()
     feed.on_connected(0.0)
     tick(feed, SETTLE_S)
@@ -253,7 +253,7 @@ def test_a_fresh_rank_whose_engine_has_nothing_is_in_no_doubt():
     assert (feed.doubt, feed.has_seen_nothing) == (None, True)
 
 
-def test_a_fresh_rank_that_nobody_told_what_came_before_is_in_doubt_until_the_first_batch():
+def test_a_fresh_rank_with_unknown_history_is_in_doubt_until_the_first_batch():
     feed = a_feed()
     feed.on_connected(0.0)
     tick(feed, SETTLE_S)
@@ -263,7 +263,7 @@ def test_a_fresh_rank_that_nobody_told_what_came_before_is_in_doubt_until_the_fi
     assert feed.doubt is None
 
 
-def test_a_resumed_rank_is_in_doubt_until_the_engine_knows_its_last_batch():
+def test_a_resumed_rank_is_in_doubt_until_the_engine_confirms_its_last_batch():
     feed = a_resumed_feed(StreamPosition(5, 0, a_digest(4)))
     assert tick(feed, SETTLE_S) == StartReplay(4)
     reply(feed, 4, 5, 6)
@@ -282,7 +282,7 @@ def test_a_resumed_rank_of_another_life_is_learned_anew(answer):
     assert (feed.doubt, feed.restarts) == (None, 1)
 
 
-def test_a_place_of_an_older_file_has_no_digest_and_its_number_is_believed():
+def test_a_place_without_digest_from_an_older_file_is_accepted():
     feed = a_resumed_feed(StreamPosition(5))
     tick(feed, SETTLE_S)
     reply(feed, 4, 5)
@@ -313,14 +313,14 @@ def test_places_carry_the_digest_of_their_last_batch():
     assert feed.indexed.writers[RANK].position == StreamPosition(10, 0, a_digest(9))
 
 
-def test_digests_tell_payloads_apart_however_long_they_are():
+def test_digests_distinguish_payloads_of_any_length():
     for size in (0, 5, 2 * DIGESTED_BYTES_MAX, 2 * DIGESTED_BYTES_MAX + 1, 10**7):
         payload = bytes(size)
         others = [payload + b"x", b"x" + payload[1:] + b"y"]
         assert len({payload_digest(each) for each in (payload, *others)}) == 3
 
 
-def test_a_silent_stream_is_asked_about_now_and_then():
+def test_a_silent_stream_is_checked_at_intervals():
     feed = a_feed_at(9)
     assert tick(feed, IDLE_S - 1) is None
     send(feed, 10, now=IDLE_S - 1)
@@ -369,7 +369,7 @@ def test_another_life_behind_an_unbroken_connection_is_noticed():
     assert (feed.doubt, feed.restarts) == (None, 1)
 
 
-def test_what_waited_for_a_replay_is_applied_in_steps(monkeypatch):
+def test_batches_that_waited_for_a_replay_are_applied_in_steps(monkeypatch):
     monkeypatch.setattr(step_runner, "STEP_COST_MAX", 1000)
     feed = a_feed()
     send(feed, *range(1, 500))
@@ -416,7 +416,7 @@ def stored(*names):
 
 
 def an_inflated_feed(*, replay=True):
-    """An engine of two blocks tells three times of one that it has once."""
+    """Return a feed with an engine of two blocks that announces a single block three times."""
     feed = a_feed(replay=replay, total_blocks=2)
     if replay:
         feed.on_connected(0.0)

@@ -1,3 +1,5 @@
+"""Tests of feeds as state machines, under any network and with honest engines."""
+
 from collections import deque
 
 from hypothesis import strategies as st
@@ -11,9 +13,9 @@ from tests.models.event_feed_model import RANK, Publisher, RecordingWriter, batc
 
 
 class FeedUnderAnyNetwork(RuleBasedStateMachine):
-    """Losses, copies, swaps, short rings, broken replays, reconnections, restarts with numbers from
-    anywhere, silence and hostile numbers.
+    """Feed under losses, copies, swaps, broken replays, reconnections and restarts.
 
+    Rings may be short, engines silent, and restarts begin at any number; numbers may be hostile.
     The twin is arithmetic: since the last clear, numbers were applied in rising order, and every
     number below the cursor was applied or lost.
     """
@@ -82,7 +84,7 @@ class FeedUnderAnyNetwork(RuleBasedStateMachine):
 
     @rule(published=st.integers(0, 12), deaf=st.booleans())
     def restart(self, published, deaf):
-        """deaf: the connection does not break, as behind a proxy."""
+        """deaf: whether the connection stays open, as behind a proxy"""
         self.begin_a_life(published, deaf=deaf)
 
     def begin_a_life(self, published, *, deaf):
@@ -119,7 +121,7 @@ class FeedUnderAnyNetwork(RuleBasedStateMachine):
 
     @rule(seq=st.integers(0, 2**64 - 1) | st.integers(0, 12), rank=st.sampled_from([None, 77]))
     def answer_nonsense(self, seq, rank):
-        """Frames of another engine: taken only where they could be the right ones."""
+        """Answer with frames of another engine, which are accepted only where plausible."""
         if rank is not None:
             self.do(self.feed.receive_replayed, seq, identified(0, seq, rank))
         elif seq >= 2**41:
@@ -143,21 +145,21 @@ class FeedUnderAnyNetwork(RuleBasedStateMachine):
         seqs = [seq for _, seq in self.writer.identities()]
         assert seqs == sorted(set(seqs))
         lost = self.feed.lost - self.lost_before
-        if self.feed.cursor.next_seq < 2**40:  # no hostile number was believed
+        if self.feed.cursor.next_seq < 2**40:  # no hostile number was accepted
             assert len(seqs) + lost == self.feed.cursor.next_seq
             assert bool(self.feed.degraded) == (lost > 0)
 
     @invariant()
-    def places_tell_what_was_applied(self):
+    def places_match_applied_batches(self):
         place = self.writer.position
         if place is not None and place.next_seq == self.feed.cursor.next_seq and place.digest:
             assert self.feed.indexed.last_batch == (place.next_seq - 1, place.digest)
 
     def teardown(self):
-        """Once the network is whole again, three batches bring the feed up to date.
+        """Check that three batches bring the feed up to date once the network is whole again.
 
-        Where a replay came further than the live batches, those of a new life look as if it had
-        brought them, until one has the number of its last one.
+        After a replay ahead of the live batches, batches of a new life look like replayed batches.
+        This ends with the number of the last replayed batch.
         """
         self.wire.clear()
         cursor, next_seq = self.feed.cursor, self.publisher.next_seq
@@ -169,7 +171,7 @@ class FeedUnderAnyNetwork(RuleBasedStateMachine):
         assert self.writer.identities()[-1] == (self.publisher.life, self.publisher.next_seq - 1)
 
     def settle(self):
-        """Whatever is asked is answered at once."""
+        """Answer all requests of the feed at once."""
         while self.feed.is_requesting:
             if self.replay:
                 self.do(self.feed.receive_replayed, *self.replay.popleft())
@@ -181,9 +183,10 @@ TestFeedUnderAnyNetwork = explored(FeedUnderAnyNetwork)
 
 
 class FeedOfAnHonestEngine(FeedUnderAnyNetwork):
-    """The wire loses, engines restart at any number, connections break; the replay endpoint is
-    alive, honest, and its ring is long.  Then nothing is ever wrong once a question was answered,
-    with or without a live batch.
+    """Feed of engines that restart at any number, on a wire that loses and disconnects.
+
+    The replay endpoint is alive and honest, and its ring is long. After an answered question
+    nothing is ever wrong, with or without a live batch.
     """
 
     repeat = swap = answer_nonsense = hostile = wait = None
@@ -209,31 +212,31 @@ class FeedOfAnHonestEngine(FeedUnderAnyNetwork):
 
     @rule()
     def let_it_ask(self):
-        """The wire is empty by then: what arrived comes first."""
+        """Let the feed send its request after all messages on the wire have arrived."""
         self.deliver_all()
         self.hand_over(10**6, lost=False)
         self.pass_time(SETTLE_S)
 
     @rule()
     def rest(self):
-        """Silence for a while: whatever is to be asked is asked and answered."""
+        """Stay silent for a while, so that all questions are sent and answered."""
         self.deliver_all()
         self.settle()
         self.pass_time(70.0)
         self.settle()
-        self.it_is_right()
+        self.check_state()
 
     def deliver_all(self):
         while self.wire:
             self.receive(*self.wire.popleft())
 
-    def it_is_right(self):
+    def check_state(self):
         life, next_seq = self.publisher.life, self.publisher.next_seq
         assert self.writer.identities() == [(life, seq) for seq in range(next_seq)]
         assert (self.feed.degraded, self.feed.doubt) == (None, None)
 
     @invariant()
-    def what_is_wrong_says_so(self):
+    def wrong_state_is_marked(self):
         lives = {life for life, _ in self.writer.identities()}
         if lives - {self.publisher.life}:
             assert self.feed.doubt is not None
@@ -241,14 +244,14 @@ class FeedOfAnHonestEngine(FeedUnderAnyNetwork):
     def teardown(self):
         self.rest()
         super().teardown()
-        self.it_is_right()
+        self.check_state()
 
 
 TestFeedOfAnHonestEngine = explored(FeedOfAnHonestEngine)
 
 
 class FeedWithADeadReplayEndpoint(FeedOfAnHonestEngine):
-    """The same engines, but nobody answers: then what may be wrong is never called right."""
+    """Feed of the same engines without answers: a state that may be wrong is never called right."""
 
     answer = back_off = None
 
@@ -265,7 +268,7 @@ class FeedWithADeadReplayEndpoint(FeedOfAnHonestEngine):
         self.pass_time(s)
 
     @invariant()
-    def what_is_wrong_says_so(self):
+    def wrong_state_is_marked(self):
         if self.wire or self.feed.is_requesting or self.feed.has_seen_nothing:
             return
         life, next_seq = self.publisher.life, self.publisher.next_seq

@@ -1,4 +1,4 @@
-"""A feed whose slot begins with the blocks of a dump: nothing is lost, nothing counts twice."""
+"""Tests of a feed with a slot from a dump: no loss, and no block counted twice."""
 
 import msgspec
 import numpy as np
@@ -31,7 +31,7 @@ def removed(name):
 
 
 def a_feed(place, *, replay=True, nothing_older_comes=True):
-    """A feed and its writer, which holds one block, 10, announced once."""
+    """Return a feed and its writer, which holds block 10, announced once."""
     writer = PrefixIndex(100).open_slot()
     writer.store(Tier.GPU, None, u64(99), u64(10))
     writer.position = place
@@ -42,7 +42,7 @@ def a_feed(place, *, replay=True, nothing_older_comes=True):
     return feed, writer
 
 
-def held(writer):
+def count_blocks(writer):
     return writer._tree.count_blocks(writer.slot)
 
 
@@ -55,35 +55,35 @@ def test_a_replay_begins_at_the_place():
 def test_the_next_batch_needs_no_replay():
     feed, writer = a_feed(StreamPosition(5))
     assert live(feed, 5, batch(stored(1)), 0.0) is None
-    assert (held(writer), writer.position.sort_key) == (2, (6, 0))
+    assert (count_blocks(writer), writer.position.sort_key) == (2, (6, 0))
 
 
 def test_events_that_the_dump_has_already_are_skipped():
     feed, writer = a_feed(StreamPosition(5, 2))
     live(feed, 5, batch(stored(10), stored(10), stored(1)), 0.0)
     live(feed, 6, batch(removed(10)), 0.0)
-    assert held(writer) == 1
+    assert count_blocks(writer) == 1
 
 
 def test_batches_that_waited_since_before_the_dump_are_stale():
     feed, writer = a_feed(StreamPosition(5), nothing_older_comes=False)
     for seq in range(3, 7):
         live(feed, seq, batch(stored(seq)), 0.0)
-    assert (feed.stale, feed.restarts, feed.lost, held(writer)) == (2, 0, 0, 3)
+    assert (feed.stale, feed.restarts, feed.lost, count_blocks(writer)) == (2, 0, 0, 3)
 
 
 @pytest.mark.parametrize("nothing_older_comes", [True, False])
 def test_the_very_first_batch_shows_a_restart(nothing_older_comes):
     feed, writer = a_feed(StreamPosition(5), nothing_older_comes=nothing_older_comes)
     live(feed, 0, batch(stored(1)), 0.0)
-    assert (feed.restarts, held(writer), writer.position.sort_key) == (1, 1, (1, 0))
+    assert (feed.restarts, count_blocks(writer), writer.position.sort_key) == (1, 1, (1, 0))
 
 
 def test_lower_numbers_show_a_restart_to_a_late_listener():
     feed, writer = a_feed(StreamPosition(50), replay=False)
     live(feed, 2, batch(stored(1)), 0.0)
     live(feed, 3, batch(stored(2)), 0.0)
-    assert (feed.restarts, held(writer)) == (1, 2)
+    assert (feed.restarts, count_blocks(writer)) == (1, 2)
 
 
 def test_a_complete_replay_replaces_blocks_of_unknown_place():
@@ -91,7 +91,7 @@ def test_a_complete_replay_replaces_blocks_of_unknown_place():
     live(feed, 1, batch(stored(2)), 0.0)
     assert tick(feed, 0.0) == StartReplay(0)
     replayed(feed, 0, batch(stored(1)), 0.0)
-    assert (held(writer), writer.has_unpositioned_blocks) == (2, False)
+    assert (count_blocks(writer), writer.has_unpositioned_blocks) == (2, False)
 
 
 def test_a_partial_replay_does_not_count_blocks_of_unknown_place_again():
@@ -104,20 +104,20 @@ def test_a_partial_replay_does_not_count_blocks_of_unknown_place_again():
         tick(feed, now + 0.9)
     assert feed.lost == 6
     live(feed, 8, batch(removed(10)), 2.0)
-    assert held(writer) == 1
+    assert count_blocks(writer) == 1
 
 
 def test_the_first_batch_of_an_engine_replaces_blocks_of_unknown_place():
     feed, writer = a_feed(None)
     live(feed, 0, batch(stored(1)), 0.0)
-    assert held(writer) == 1
+    assert count_blocks(writer) == 1
 
 
 def test_a_restart_forgets_the_place():
     feed, writer = a_feed(StreamPosition(5))
     live(feed, 5, batch(stored(1)), 0.0)
     live(feed, 0, batch(), 0.0)
-    assert (held(writer), writer.position.sort_key) == (0, (1, 0))
+    assert (count_blocks(writer), writer.position.sort_key) == (0, (1, 0))
 
 
 def test_a_resumed_cursor_takes_the_next_number():
@@ -134,7 +134,7 @@ def test_a_resumed_cursor_takes_the_next_number():
     ]
 
 
-def test_only_live_batches_tell_when_the_stream_was_heard():
+def test_only_live_batches_update_the_live_time():
     feed, writer = a_feed(StreamPosition(5))
     writer.live_at = 1.0
     live(feed, 7, batch(stored(1)), 2.0)
@@ -148,7 +148,7 @@ def test_only_live_batches_tell_when_the_stream_was_heard():
     assert (writer.position.sort_key, writer.live_at) == ((1, 0), 9.0)
 
 
-def test_a_new_life_that_is_only_replayed_yet_was_not_heard():
+def test_a_replayed_new_life_has_no_live_time():
     feed, writer = a_feed(StreamPosition(50))
     writer.live_at = 1.0
     live(feed, 3, batch(stored(1)), 2.0)

@@ -1,4 +1,4 @@
-"""What is applied as a run of usual messages is what is applied one by one."""
+"""Tests of runs of usual messages, which are applied like single messages."""
 
 from itertools import accumulate, pairwise
 
@@ -18,7 +18,7 @@ from tests.indexer.events.runs import a_run, take
 
 BLOCK_SIZE = 2
 GROUPS = [(), ("GPU",), ("CPU",), ("tape",), ("GPU", None, None, 0), ("GPU", None, None, 1)]
-"""What follows the block size of a stored event: a medium, a LoRA name, keys, a group."""
+"""Fields behind the block size of a stored event: a medium, a LoRA name, keys, a group."""
 NAMES = st.integers(1, 12)
 
 
@@ -49,8 +49,8 @@ STORES = st.builds(
 )
 
 
-def keyed(names, parent, fields):
-    """A map event with keys of its own, or without the keys of its sequence."""
+def keyed_event(names, parent, fields):
+    """Return a map event with its own keys, or without the keys of its sequence."""
     event = stored(names, parent)
     fixed = dict(
         zip(("type", "block_hashes", "parent_block_hash", "token_ids"), event, strict=False)
@@ -72,7 +72,7 @@ KEYS = st.sampled_from(
     ]
 )
 KEYED = st.builds(
-    keyed, st.builds(chain, NAMES, st.integers(1, 4)), st.none() | st.integers(1, 12), KEYS
+    keyed_event, st.builds(chain, NAMES, st.integers(1, 4)), st.none() | st.integers(1, 12), KEYS
 )
 LIKELY = st.builds(
     lambda first, length: stored(chain(first, length), first - 1 if first > 1 else None, ("GPU",)),
@@ -93,7 +93,7 @@ PAYLOADS = st.one_of(BATCHES, BATCHES, BATCHES, BATCHES, BATCHES, st.binary(max_
 
 
 class Side:
-    """An index with two slots, and the feed of the first."""
+    """Index with two slots, and the feed of the first slot."""
 
     def __init__(self, **source):
         self.index = PrefixIndex(source.pop("blocks_max", 1000), orphan_blocks_max=20)
@@ -106,8 +106,8 @@ class Side:
         )
         self.feed.begin(0.0, nothing_older_comes=True)
 
-    def shown(self):
-        """Everything that can be told of the state."""
+    def visible_state(self):
+        """Return the whole visible state."""
         feed, indexed = self.feed, self.feed.indexed
         applier, snapshot = indexed.applier, self.index.snapshot()
         self.index.check_invariants()
@@ -133,7 +133,10 @@ class Side:
 
 
 def both(messages, cuts=(), **source):
-    """(one by one, in runs that begin at the cuts, how many of the latter were unusual)"""
+    """Return the side fed one by one, the side fed in runs, and the number of unusual messages.
+
+    cuts: positions at which runs begin
+    """
     alone, together = Side(**source), Side(**source)
     for number, payload in messages:
         finish(alone.feed, alone.feed.receive(number, payload, 0.0))
@@ -143,8 +146,8 @@ def both(messages, cuts=(), **source):
     return alone, together, unusual
 
 
-def numbered(payloads, steps):
-    """(number, payload) of each; a step of 1 leads to the next, any other to a gap or back."""
+def number_payloads(payloads, steps):
+    """Return (number, payload) of each; steps other than 1 make gaps or go back."""
     numbers = accumulate(steps[: len(payloads)], initial=0)
     return [(max(0, number), payload) for number, payload in zip(numbers, payloads, strict=False)]
 
@@ -165,18 +168,18 @@ def test_a_run_is_applied_as_its_messages(
     payloads, steps, cuts, is_eagle, counted, total_blocks, blocks_max
 ):
     alone, together, _ = both(
-        numbered(payloads, steps),
+        number_payloads(payloads, steps),
         cuts,
         is_eagle=is_eagle,
         counted=counted,
         total_blocks=total_blocks,
         blocks_max=blocks_max,
     )
-    assert together.shown() == alone.shown()
+    assert together.visible_state() == alone.visible_state()
 
 
 def usual_payloads(count, events_each=1):
-    """Chains that come and go."""
+    """Return payloads that store chains and remove the chains again."""
     payloads = []
     for number in range(count):
         names = chain(100 * (number % 7) + 1, 3)
@@ -185,10 +188,10 @@ def usual_payloads(count, events_each=1):
     return payloads
 
 
-def test_what_was_seen_before_is_usual():
+def test_repeated_messages_are_usual():
     messages = list(enumerate(usual_payloads(200)))
     alone, together, unusual = both(messages, range(0, 200, 32))
-    assert together.shown() == alone.shown()
+    assert together.visible_state() == alone.visible_state()
     assert unusual == 2  # the first store and the first removal
 
 
@@ -197,12 +200,12 @@ def test_a_run_stops_at_a_message_that_is_not_usual():
     payloads[20] = msgspec.msgpack.encode([1.0, [["AllBlocksCleared"]], 0])
     payloads[25] = b"nonsense"
     alone, together, _ = both(list(enumerate(payloads)), [8])
-    assert together.shown() == alone.shown()
+    assert together.visible_state() == alone.visible_state()
     assert together.feed.indexed.decode_errors == 1
 
 
 @pytest.mark.parametrize("bound", ["NAMES_MAX", "MESSAGES_MAX", "EVENTS_MAX"])
-def test_what_is_read_at_once_is_bounded(monkeypatch, bound):
+def test_a_single_read_is_bounded(monkeypatch, bound):
     if bound != "NAMES_MAX":
         monkeypatch.setattr(batch_scratch, bound, 4)
     payloads = usual_payloads(14)
@@ -227,6 +230,6 @@ def test_an_index_that_grows_and_fills_is_the_same():
         for n in range(80)
     ]
     alone, together, unusual = both(list(enumerate(payloads)), [10, 40], blocks_max=4000)
-    assert together.shown() == alone.shown()
+    assert together.visible_state() == alone.visible_state()
     assert together.index.stats().refused_blocks == 800
     assert unusual == 1

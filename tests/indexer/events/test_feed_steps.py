@@ -1,4 +1,4 @@
-"""What one batch sets off is done step by step, and gone on with when its listener is closed."""
+"""Tests of work in steps after a batch, which continues when its listener is closed."""
 
 import msgspec
 import numpy as np
@@ -28,7 +28,7 @@ def removed(names):
 
 
 class Scene:
-    """An index, one slot of it, and the feeds that follow each other there."""
+    """Index with a slot, and the successive feeds of this slot."""
 
     def __init__(self):
         self.index = PrefixIndex(100_000)
@@ -46,10 +46,10 @@ class Scene:
         self.seq += 1
 
     def receive_some(self, *events):
-        """Until a part of it is applied."""
-        held = self.held
+        """Receive events until a part of the work is applied."""
+        held = self.n_blocks
         self.receive(*events)
-        while self.held == held:
+        while self.n_blocks == held:
             self.feed.continue_work(0.0)
 
     def finish(self):
@@ -61,7 +61,7 @@ class Scene:
         self.finish()
 
     @property
-    def held(self):
+    def n_blocks(self):
         return self.index.stats().memberships
 
 
@@ -85,7 +85,7 @@ def test_the_parent_of_many_orphans_takes_a_few_of_them_at_a_time(monkeypatch):
             break
         scene.feed.continue_work(0.0)
     assert steps > 2000 / ADOPT_STEP_MAX
-    assert (scene.held, scene.index.stats().orphans) == (2001, 0)
+    assert (scene.n_blocks, scene.index.stats().orphans) == (2001, 0)
     scene.index.check_invariants()
 
 
@@ -94,7 +94,7 @@ def test_orphans_come_home_before_the_next_event_of_the_batch():
     scene.send(stored([2], 1))
     scene.send(stored([1]), removed([1]), stored([5]))
     scene.index.check_invariants()
-    assert (scene.held, scene.index.stats().orphans) == (2, 0)
+    assert (scene.n_blocks, scene.index.stats().orphans) == (2, 0)
     assert scene.feed.indexed.batches == 2
     assert scene.writer.position.next_seq == 2
 
@@ -114,24 +114,24 @@ def test_a_closed_listener_leaves_orphans_to_the_next_one():
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_listener_closed_in_the_midst_of_an_event_leaves_the_rest_to_the_next(times):
-    """Every part is done once, and the place is behind the event in the end."""
+    """Every part is applied once, and the final place is behind the event."""
     scene, names = Scene(), list(range(1, N_LARGE + 1))
     scene.send(stored(names))
     scene.receive_some(removed(names))
     for _ in range(times):
-        held = scene.held
+        held = scene.n_blocks
         assert scene.feed.is_busy
         assert held > 0
         scene.feed.close()
-        assert (scene.held, scene.writer.is_whole) == (held, False)
+        assert (scene.n_blocks, scene.writer.is_whole) == (held, False)
         assert scene.writer.position == StreamPosition(1, 0, scene.writer.position.digest)
         scene.next_feed()
     scene.finish()
-    assert (scene.held, scene.writer.is_whole, scene.writer.pending_steps) == (0, True, None)
+    assert (scene.n_blocks, scene.writer.is_whole, scene.writer.pending_steps) == (0, True, None)
     assert (scene.writer.position.next_seq, scene.writer.position.events) == (1, 1)
     assert scene.feed.cursor.next_seq == 1
-    scene.send(removed(names), stored([7]))  # again, as a replay does: it is skipped
-    assert scene.held == 1
+    scene.send(removed(names), stored([7]))  # a replayed batch is skipped
+    assert scene.n_blocks == 1
     scene.index.check_invariants()
 
 
@@ -140,20 +140,20 @@ def test_the_rest_of_an_event_is_forgotten_with_the_slot(end):
     scene, names = Scene(), list(range(1, N_LARGE + 1))
     scene.receive_some(stored(names))
     scene.feed.close()
-    assert scene.held > 0
+    assert scene.n_blocks > 0
     getattr(scene.writer, end)()
     assert scene.writer.pending_steps is None
     if end == "clear":
         assert scene.writer.is_whole
         scene.next_feed()
         scene.send(stored([1]))
-    assert scene.held == (end == "clear")
+    assert scene.n_blocks == (end == "clear")
     scene.index.check_invariants()
 
 
 @pytest.mark.parametrize("after", [[], [stored([5])]], ids=["last event", "one more"])
 def test_a_slot_that_starts_over_does_so_in_steps(after, monkeypatch):
-    """A removal that finds no room is simulated: it takes memory that nobody has here."""
+    """A removal without memory is simulated, because a real shortage needs too much memory."""
     scene = Scene()
     scene.send(stored([1, 2, 3]))
     real = BlockTree.remove_blocks
@@ -169,7 +169,7 @@ def test_a_slot_that_starts_over_does_so_in_steps(after, monkeypatch):
     scene.receive(removed([1, 2]), *after)
     scene.finish()
     assert len(sweeps) == 1
-    assert (scene.held, scene.writer.is_half_cleared) == (len(after), False)
+    assert (scene.n_blocks, scene.writer.is_half_cleared) == (len(after), False)
     assert scene.index.stats().refused_blocks == 2
     assert scene.writer.position.next_seq == 2
     scene.index.check_invariants()
@@ -185,4 +185,4 @@ def test_removing_by_hand_starts_over_at_once(monkeypatch):
         lambda tree, holder, *_, **__: tree.slots_to_clear.add(holder >> 3) or 0,
     )
     assert scene.writer.remove(Tier.GPU, np.array([1], np.uint64)) == 0
-    assert (scene.held, scene.writer.is_half_cleared) == (0, False)
+    assert (scene.n_blocks, scene.writer.is_half_cleared) == (0, False)

@@ -1,3 +1,5 @@
+"""Tests of the decoding of KV events: batch forms, hashes, bad events, salts and local hashes."""
+
 import json
 from pathlib import Path
 
@@ -38,7 +40,7 @@ def stored_map(**fields):
 
 
 def only(event):
-    """The one event of a batch that holds just this one, read both ways."""
+    """Return the only event of a batch with a single event, read by both readers."""
     payload = encode([1.5, [event], 0])
     for batch in (decode(payload), event_decoder.parse_payload(payload)):
         assert (batch.bad_events, batch.last_error) == (0, None)
@@ -46,14 +48,14 @@ def only(event):
     return read
 
 
-def dropped(event):
+def is_dropped(event):
     batch = decode(encode([1.5, [event, REMOVED], 0]))
     assert (batch.bad_events, len(batch.events)) == (0, 1)
     return True
 
 
 def reason(event):
-    """Why this event, between two good ones, was left out."""
+    """Return the error for an event that is dropped from between two good events."""
     batch = decode(encode([1.5, [REMOVED, event, REMOVED], 0]))
     assert batch.bad_events == 1
     assert len(batch.events) == 2
@@ -71,7 +73,7 @@ def test_payload_announces_the_blocks_that_the_reference_service_finds(case):
     prompt = np.arange(8, dtype=np.uint32) + case["first_token"]
     wanted = compute_block_hashes(prompt, 4, lora_name=case.get("lora_name")).tolist()
     events = [event for event in decode(payload).events if isinstance(event, BlockStored)]
-    if case["name"] == "lora_id int":  # there the reference takes an adapter for the base model
+    if case["name"] == "lora_id int":  # here the reference takes an adapter for the base model
         wanted = compute_block_hashes(prompt, 4, lora_name="lora_id:7").tolist()
     announced = local_hashes(events[0], 4).tolist() if events else []
     while announced != wanted[: len(announced)]:
@@ -303,18 +305,18 @@ def test_tail_of_an_array_is_read_by_type(tail, group_idx, kind):
 
 @pytest.mark.parametrize("locality", ["REMOTE", "remote", "ELSEWHERE"])
 def test_event_of_another_place_is_dropped(locality):
-    assert dropped(stored(None, "GPU", None, None, 0, "full_attention", None, locality))
-    assert dropped(stored_map(locality=locality))
-    assert dropped({"type": "BlockRemoved", "block_hashes": [1], "locality": locality})
-    assert dropped({"type": "AllBlocksCleared", "locality": locality})
-    assert dropped(stored_map(locality=7))
+    assert is_dropped(stored(None, "GPU", None, None, 0, "full_attention", None, locality))
+    assert is_dropped(stored_map(locality=locality))
+    assert is_dropped({"type": "BlockRemoved", "block_hashes": [1], "locality": locality})
+    assert is_dropped({"type": "AllBlocksCleared", "locality": locality})
+    assert is_dropped(stored_map(locality=7))
 
 
-def test_ignored_says_nothing():
-    assert dropped(["Ignored"])
-    assert dropped(["Ignored", 1])
-    assert dropped("Ignored")
-    assert dropped({"type": "Ignored"})
+def test_ignored_event_has_no_effect():
+    assert is_dropped(["Ignored"])
+    assert is_dropped(["Ignored", 1])
+    assert is_dropped("Ignored")
+    assert is_dropped({"type": "Ignored"})
 
 
 @pytest.mark.parametrize(
@@ -350,7 +352,7 @@ def test_removed_without_medium(event):
         (None, [b"x", 7, None], None),
     ],
 )
-def test_salt_stands_among_the_extra_keys_of_the_first_block(lora_name, keys, salt):
+def test_salt_is_one_of_the_extra_keys_of_the_first_block(lora_name, keys, salt):
     assert only(stored(None, "GPU", lora_name, [keys, None])).cache_salt == salt
     if "dynamo-cache-salt:ns" not in keys:
         assert only(stored(None, "GPU", lora_name, [keys], parent=1)).cache_salt is None

@@ -1,4 +1,4 @@
-"""Events of every engine, and of none, as random data."""
+"""Tests of events of every engine, and of random data."""
 
 import msgspec
 import pytest

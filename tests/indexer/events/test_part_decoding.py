@@ -1,4 +1,4 @@
-"""Events that only the patient reader knows are read in parts, and say the same."""
+"""Tests of events that only the general reader supports: reading in parts gives the same result."""
 
 import msgspec
 import pytest
@@ -57,7 +57,7 @@ REMOVED = st.fixed_dictionaries(
 
 @pytest.fixture(scope="module", params=[1, 3])
 def small_parts(request):
-    """Parts so small that everything has several."""
+    """Make parts so small that every value has several parts."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (block_identity, chunked_decoding):
             patch.setattr(module, "PART_ELEMENTS", request.param)
@@ -66,8 +66,8 @@ def small_parts(request):
         yield
 
 
-def shown(event):
-    """All that it says."""
+def event_fields(event):
+    """Return all fields of an event."""
     return {
         name: value.tolist() if hasattr(value, "tolist") else value
         for name, value in msgspec.structs.asdict(event).items()
@@ -92,7 +92,7 @@ def test_events_in_parts_are_the_events(small_parts, events):
         for module in (payload_parser, chunked_decoding):
             patch.setattr(module, "WHOLE_BYTES_MAX", 2**20)
         whole = parse_batch(payload)
-    assert list(map(shown, found.events)) == list(map(shown, whole.events))
+    assert list(map(event_fields, found.events)) == list(map(event_fields, whole.events))
     assert found.bad_events == whole.bad_events
 
 

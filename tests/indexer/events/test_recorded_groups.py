@@ -1,4 +1,4 @@
-"""Recorded layouts of vLLM's cache groups: the index answers what the engine would reuse."""
+"""Tests with recorded cache groups of vLLM: the index returns the engine's reusable tokens."""
 
 import json
 import lzma
@@ -23,11 +23,11 @@ from tests.models.recorded_cache import read_event
 DIRECTORY = Path(__file__).parents[2] / "data" / "hybrid"
 LAYOUTS = sorted(path.name.removesuffix(".jsonl.xz") for path in DIRECTORY.glob("*.jsonl.xz"))
 BY_NAMES = {"full_mamba_unit16"}
-"""Layouts with ends inside blocks, which only the engine's names place for certain."""
+"""Layouts with ends inside blocks, which are certain only with the engine's names."""
 
 
 def rows_of(layout):
-    """Rows of a recording; prompts have all their tokens."""
+    """Yield the rows of a recording; prompts have all their tokens."""
     prompts = []
     with lzma.open(DIRECTORY / f"{layout}.jsonl.xz", "rt") as lines:
         for row in map(json.loads, lines):
@@ -62,7 +62,7 @@ def holdings_after(events, held):
 
 
 def removals_of(held):
-    """One event for each group, with a name for each copy."""
+    """Return an event for each group, with a name for each copy."""
     groups = {}
     for (group, name), copies in sorted(held.items()):
         groups.setdefault(group, []).extend([name] * copies)
@@ -72,8 +72,8 @@ def removals_of(held):
     ]
 
 
-class Replayed:
-    """Rank that saw a recording, with the engine's holdings and the prompts' answers."""
+class ReplayedRank:
+    """Rank with a recording applied, the engine's holdings and the prompts' answers."""
 
     def __init__(self, layout, **options):
         rows = rows_of(layout)
@@ -108,7 +108,7 @@ def assert_empty(rank):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_answers_are_the_engines_own(layout):
-    replayed = Replayed(layout)
+    replayed = ReplayedRank(layout)
     replayed.play(replayed.rows)
     assert len(replayed.answers) >= 60
     assert [got for got in replayed.answers if got != (got[2], False, got[2])] == []
@@ -118,7 +118,7 @@ def test_answers_are_the_engines_own(layout):
 
 @pytest.mark.parametrize("layout", ["full_swa", "full_mamba_unit16", "v4_small"])
 def test_blocks_of_all_groups_fill_the_memory_of_the_engine(layout):
-    """The groups share a pool; the blocks of the dense group alone are a small part of some."""
+    """The groups share a pool, in which the dense group may have only a small part."""
     about, *rows = rows_of(layout)
     rank, pool, most = rank_of(about), about["blocks"], 0
     tree, slot = rank.index._tree, rank.writer.slot
@@ -130,7 +130,7 @@ def test_blocks_of_all_groups_fill_the_memory_of_the_engine(layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_without_names_answers_are_exact_or_upper_bounds(layout):
-    replayed = Replayed(layout, knows_seed=False)
+    replayed = ReplayedRank(layout, knows_seed=False)
     replayed.play(replayed.rows)
     wrong = [(n, bound, real) for n, bound, real in replayed.answers if not bound and n != real]
     below = [(n, real) for n, bound, real in replayed.answers if bound and n < real]
@@ -143,15 +143,15 @@ def test_without_names_answers_are_exact_or_upper_bounds(layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_clear_midway_empties_the_index_and_the_rest_answers_bounded_or_exact(layout):
-    """The engine did not clear: of blocks before, no later event is explained by their names."""
-    replayed = Replayed(layout)
+    """The engine did not clear, so later events do not explain the earlier blocks."""
+    replayed = ReplayedRank(layout)
     middle = len(replayed.rows) // 2
     replayed.play(replayed.rows[:middle])
     replayed.rank.apply_batch([{"type": "AllBlocksCleared"}])
     assert_empty(replayed.rank)
     before = len(replayed.answers)
     replayed.play(replayed.rows[middle:])
-    # Only the dense blocks that were announced anew can be matched, so no answer is above.
+    # Only dense blocks that were announced anew can match, so no answer is above.
     above = [(n, real) for n, bound, real in replayed.answers[before:] if not bound and n > real]
     assert above == []
     replayed.remove_everything()
@@ -160,7 +160,7 @@ def test_a_clear_midway_empties_the_index_and_the_rest_answers_bounded_or_exact(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_replay_after_a_clear_answers_as_the_first_time(layout):
-    replayed = Replayed(layout)
+    replayed = ReplayedRank(layout)
     replayed.play(replayed.rows)
     replayed.rank.apply_batch([{"type": "AllBlocksCleared"}])
     first, replayed.answers = replayed.answers, []
@@ -177,7 +177,7 @@ def read_compact(partition):
 
 
 def read_json(partition, without=()):
-    """Read a dump, without some of its members."""
+    """Read a dump without some of its members."""
     document = json.loads(b"".join(document_chunks([partition])))
     for member in without:
         document.pop(member, None)
@@ -199,7 +199,7 @@ def play_with_restarts(replayed, read_again):
 @pytest.mark.parametrize("read_again", [read_compact, read_json])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_restarts_from_dumps_change_no_answer(layout, read_again):
-    replayed = Replayed(layout)
+    replayed = ReplayedRank(layout)
     play_with_restarts(replayed, read_again)
     assert [got for got in replayed.answers if got != (got[2], False, got[2])] == []
     replayed.remove_everything()
@@ -208,7 +208,7 @@ def test_restarts_from_dumps_change_no_answer(layout, read_again):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_after_a_dump_without_lanes_answers_are_exact_or_upper_bounds(layout):
-    replayed = Replayed(layout)
+    replayed = ReplayedRank(layout)
     play_with_restarts(replayed, partial(read_json, without=["lanes"]))
     wrong = [(n, bound, real) for n, bound, real in replayed.answers if not bound and n != real]
     below = [(n, real) for n, bound, real in replayed.answers if bound and n < real]
@@ -217,8 +217,8 @@ def test_after_a_dump_without_lanes_answers_are_exact_or_upper_bounds(layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_after_a_dump_without_groups_answers_are_bounds_once_the_engine_has_spoken(layout):
-    """Dynamo, and older versions of this service, do not know of other groups."""
-    replayed = Replayed(layout)
+    """Dynamo and older versions of this service do not know other groups."""
+    replayed = ReplayedRank(layout)
     middle = len(replayed.rows) // 2
     replayed.play(replayed.rows[:middle])
     n_groups = len(replayed.rank.groups.groups)
@@ -235,11 +235,11 @@ def test_after_a_dump_without_groups_answers_are_bounds_once_the_engine_has_spok
 
 
 def test_several_layouts_share_an_index():
-    """Ranks of one block size and different groups, each fed by its own recording."""
+    """Each rank has the common block size, its own groups and its own recording."""
     layouts = ["full", "full_swa", "gptoss_keep0", "eagle_drop"]
-    first = Replayed(layouts[0])
+    first = ReplayedRank(layouts[0])
     index = first.rank.index
-    replayed = [first, *(Replayed(layout, index=index) for layout in layouts[1:])]
+    replayed = [first, *(ReplayedRank(layout, index=index) for layout in layouts[1:])]
     for parts in range(4):
         for one in replayed:
             size = -(-len(one.rows) // 4)
@@ -254,7 +254,7 @@ def test_several_layouts_share_an_index():
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_versions_without_cache_groups_refuse_lanes_and_read_the_rest(layout, monkeypatch):
     """Versions up to 0.3.0 ignore the members about groups, and expect sets without lanes."""
-    replayed = Replayed(layout)
+    replayed = ReplayedRank(layout)
     replayed.play(replayed.rows[: len(replayed.rows) // 2])
     stored = []
 

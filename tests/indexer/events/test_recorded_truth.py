@@ -1,4 +1,4 @@
-"""The naive cache of recorded engines is the engine's: it tells what the recordings tell."""
+"""Tests of the naive cache model against recordings of engines."""
 
 import pytest
 
@@ -11,11 +11,12 @@ OTHER_RULE = {
     "vllm-0.33.0/drop_deepseek_v4",
     "vllm-0.33.0/full_and_state_context_parallel_2",
 }
-"""Recordings by a rule that the naive cache does not have."""
+"""Recordings under a rule that the naive cache lacks."""
 OTHER_NAMES = {
     name for name in BY_RULE if "adapters" in name or ("0.23" in name and "salt" in name)
 }
-"""Recordings whose names cover the path of an adapter, or a salt as older versions wrote it."""
+"""Recordings with names that cover an adapter's path, or a salt in an older form.
+"""
 
 
 @pytest.mark.parametrize("recording", sorted({*LAYOUTS, *BY_RULE} - OTHER_RULE - OTHER_NAMES))

@@ -1,10 +1,10 @@
-"""Recordings of two versions of vLLM: the index answers what the engine would reuse, or a bound."""
+"""Tests with recordings of two versions of vLLM: the index returns reusable tokens, or a bound."""
 
 import pytest
 
 from tests.indexer.events.test_recorded_groups import (
     DIRECTORY,
-    Replayed,
+    ReplayedRank,
     assert_empty,
     play_with_restarts,
     read_compact,
@@ -25,12 +25,13 @@ BOUNDED = {
 }
 """Recordings with answers that may be marked as upper bounds."""
 OTHER_RULE = {"vllm-0.23.0/drop_and_state", "vllm-0.23.0/drop_and_window"}
-"""How a draft drops blocks of several groups differs from the rule, which is that of vLLM 0.33."""
+"""Recordings in which drafts drop blocks of several groups by another rule than vLLM 0.33's.
+"""
 BY_RULE = sorted(set(RECORDINGS) - OTHER_RULE)
 
 
 def faults_of(replayed):
-    """Return answers that are wrong or, marked as upper bounds, below what the engine reuses."""
+    """Return answers that are wrong or, marked as upper bounds, below the engine's reuse."""
     return [
         (tokens, is_bound, reused)
         for tokens, is_bound, reused in replayed.answers
@@ -45,7 +46,7 @@ def test_both_versions_are_recorded():
 
 @pytest.mark.parametrize("recording", BY_RULE)
 def test_answers_are_exact_or_upper_bounds(recording):
-    replayed = Replayed(recording)
+    replayed = ReplayedRank(recording)
     replayed.play(replayed.rows)
     assert faults_of(replayed) == []
     assert sum(reused for *_, reused in replayed.answers) > 1000
@@ -57,7 +58,7 @@ def test_answers_are_exact_or_upper_bounds(recording):
 
 @pytest.mark.parametrize("recording", BY_RULE)
 def test_restarts_from_compact_dumps_change_no_answer(recording):
-    without, replayed = Replayed(recording), Replayed(recording)
+    without, replayed = ReplayedRank(recording), ReplayedRank(recording)
     without.play(without.rows)
     play_with_restarts(replayed, read_compact)
     assert replayed.answers == without.answers
@@ -65,7 +66,7 @@ def test_restarts_from_compact_dumps_change_no_answer(recording):
 
 def test_a_later_prompt_proves_names_if_the_first_ones_are_shorter_than_a_block():
     """Only answers before the first whole block are bounds."""
-    replayed = Replayed("vllm-0.33.0/state_inside_blocks_528")
+    replayed = ReplayedRank("vllm-0.33.0/state_inside_blocks_528")
     replayed.play(replayed.rows)
     bounds = [is_bound for _, is_bound, _ in replayed.answers]
     assert not any(bounds[3:])
@@ -73,9 +74,9 @@ def test_a_later_prompt_proves_names_if_the_first_ones_are_shorter_than_a_block(
 
 @pytest.mark.parametrize("recording", sorted(OTHER_RULE))
 @pytest.mark.parametrize("knows_drop", [True, False])
-def test_of_another_rule_answers_are_upper_bounds(recording, knows_drop):
-    """Whether the drop is registered or only that the engine speculates."""
-    replayed = Replayed(recording, knows_drop=knows_drop)
+def test_answers_under_another_rule_are_upper_bounds(recording, knows_drop):
+    """The registration declares the drop, or only that the engine speculates."""
+    replayed = ReplayedRank(recording, knows_drop=knows_drop)
     replayed.play(replayed.rows)
     assert faults_of(replayed) == []
     assert all(is_bound for tokens, is_bound, reused in replayed.answers if tokens != reused)

@@ -1,6 +1,6 @@
-"""Names of prefixes: equal to those that vLLM 0.33 published, and a scheme is proven by one name.
+"""Tests of prefix names: equal to names published by vLLM 0.33, and a name proves its scheme.
 
-The literal names are of `tests/data/hybrid` and of the recording of salts and adapters.
+The literal names come from `tests/data/hybrid` and from the recording of salts and adapters.
 """
 
 import base64
@@ -50,12 +50,12 @@ def test_only_whole_units_have_names(n_tokens, count):
     assert names_of(sha256_of_16(), TOKENS[:n_tokens]) == PLAIN[:count]
 
 
-def test_a_prefix_has_one_name_whatever_follows():
+def test_a_prefix_has_the_same_name_before_any_suffix():
     assert names_of(sha256_of_16(), [*TOKENS[:16], 1, 2, 3] * 2)[0] == PLAIN[0]
 
 
 def starts_of_sequences():
-    """(salt, adapter, names, tokens) of the recorded events that start a sequence."""
+    """Yield (salt, adapter, names, tokens) of the recorded events that start a sequence."""
     path = RECORDINGS / "vllm-0.33.0-salts_adapters_images.jsonl.xz"
     with lzma.open(path, "rt") as lines:
         rows = [row for row in map(json.loads, lines) if isinstance(row, list)]
@@ -118,7 +118,7 @@ def test_keys_separate_sequences():
     ],
 )
 def test_cbor_is_canonical(value, encoded):
-    """Examples of RFC 8949, appendix A."""
+    """Encodings equal the examples of RFC 8949, appendix A."""
     data = bytes.fromhex(encoded)
     assert engine_names._encode_cbor(value) == data
     assert ALGORITHMS["sha256_cbor"](value) == hashlib.sha256(data).digest()

@@ -1,3 +1,5 @@
+"""Tests of block hashes: XXH3, chained hashes, LoRA names, salts and multimodal hashes."""
+
 import json
 from pathlib import Path
 
@@ -23,7 +25,7 @@ def tokens_of(*values):
     return np.array(values, np.uint32)
 
 
-def counted(n_tokens):
+def first_tokens(n_tokens):
     return np.arange(n_tokens, dtype=np.uint32)
 
 
@@ -54,7 +56,7 @@ def test_kernel_is_xxh3_for_any_content_and_seed(data, times, seed):
 @explores(200)
 @given(st.integers(0, 200), st.integers(0, 90), st.integers(1, 90), U64)
 def test_windows_are_hashed_where_the_stride_puts_them(n_tokens, window, stride, seed):
-    tokens = counted(n_tokens)
+    tokens = first_tokens(n_tokens)
     n_blocks = max(0, (n_tokens - window) // stride + 1)
     out = np.empty(n_blocks, np.uint64)
     hash_windows(tokens, window, stride, seed, out)
@@ -92,7 +94,7 @@ def test_hashes_are_those_of_the_reference_service(case):
 @pytest.mark.parametrize("block_size", [1, 2, 15, 16, 17, 32, 60, 61, 64, 1024])
 @pytest.mark.parametrize("is_eagle", [False, True])
 def test_every_block_size_hashes_each_full_block_on_its_own(block_size, is_eagle):
-    tokens = counted(3 * block_size + 1)
+    tokens = first_tokens(3 * block_size + 1)
     hashes = compute_block_hashes(tokens, block_size, lookahead=int(is_eagle))
     window = block_size + is_eagle
     for block, block_hash in enumerate(hashes[:3]):
@@ -103,42 +105,42 @@ def test_every_block_size_hashes_each_full_block_on_its_own(block_size, is_eagle
 
 @pytest.mark.parametrize(("n_tokens", "is_eagle", "n_blocks"), [(3, 0, 0), (4, 0, 1), (4, 1, 0)])
 def test_an_unfinished_block_has_no_hash(n_tokens, is_eagle, n_blocks):
-    assert len(compute_block_hashes(counted(n_tokens), 4, lookahead=is_eagle)) == n_blocks
+    assert len(compute_block_hashes(first_tokens(n_tokens), 4, lookahead=is_eagle)) == n_blocks
 
 
 def test_block_size_0_is_refused():
     with pytest.raises(ValueError, match="at least 1"):
-        compute_block_hashes(counted(4), 0)
+        compute_block_hashes(first_tokens(4), 0)
 
 
 def test_lora_name_changes_every_block_and_an_empty_name_none():
-    plain = compute_block_hashes(counted(8), 4)
-    assert (compute_block_hashes(counted(8), 4, lora_name="a") != plain).all()
-    assert (compute_block_hashes(counted(8), 4, lora_name="") == plain).all()
+    plain = compute_block_hashes(first_tokens(8), 4)
+    assert (compute_block_hashes(first_tokens(8), 4, lora_name="a") != plain).all()
+    assert (compute_block_hashes(first_tokens(8), 4, lora_name="") == plain).all()
     assert prompt_seed("adapter-a") == 8842669519798868182
     assert prompt_seed(None) == prompt_seed("", "") == 1337
 
 
 def test_multimodal_hashes_of_a_block_count_in_any_order_and_for_that_block_only():
-    plain = compute_block_hashes(counted(12), 4)
-    hashes = compute_block_hashes(counted(12), 4, mm_hashes=[[], [2**64 - 1, 5]])
+    plain = compute_block_hashes(first_tokens(12), 4)
+    hashes = compute_block_hashes(first_tokens(12), 4, mm_hashes=[[], [2**64 - 1, 5]])
     assert (
-        hashes == compute_block_hashes(counted(12), 4, mm_hashes=[[], [5, 2**64 - 1], []])
+        hashes == compute_block_hashes(first_tokens(12), 4, mm_hashes=[[], [5, 2**64 - 1], []])
     ).all()
     assert (hashes != plain).tolist() == [False, True, False]
-    assert len(compute_block_hashes(counted(4), 4, mm_hashes=[[1], [2], [3]])) == 1
+    assert len(compute_block_hashes(first_tokens(4), 4, mm_hashes=[[1], [2], [3]])) == 1
 
 
 def test_salt_changes_every_block_and_an_empty_salt_none():
-    plain = compute_block_hashes(counted(12), 4)
-    assert (compute_block_hashes(counted(12), 4, cache_salt="s") != plain).all()
-    assert (compute_block_hashes(counted(12), 4, cache_salt="") == plain).all()
+    plain = compute_block_hashes(first_tokens(12), 4)
+    assert (compute_block_hashes(first_tokens(12), 4, cache_salt="s") != plain).all()
+    assert (compute_block_hashes(first_tokens(12), 4, cache_salt="") == plain).all()
 
 
 @pytest.mark.parametrize("case", SALTED, ids=lambda case: str((case["lora_name"], case["salt"])))
 def test_salted_hashes_are_those_of_the_reference_service(case):
     blocks = compute_block_hashes(
-        counted(8), 4, lora_name=case["lora_name"], cache_salt=case["salt"]
+        first_tokens(8), 4, lora_name=case["lora_name"], cache_salt=case["salt"]
     )
     assert blocks.tolist() == case["block_hashes"]
     assert compute_sequence_hashes(blocks).tolist() == case["sequence_hashes"]
@@ -156,13 +158,15 @@ def test_no_two_of_salt_lora_name_and_multimodal_hash_are_worth_the_same():
         {"mm_hashes": [[number]], "cache_salt": text},
         {"cache_salt": HEX_SALT},
     ]
-    firsts = {int(compute_block_hashes(counted(4), 4, **variant)[0]) for variant in variants}
+    firsts = {int(compute_block_hashes(first_tokens(4), 4, **variant)[0]) for variant in variants}
     assert len(firsts) == len(variants)
 
 
 def test_namespace_prefix_is_not_part_of_a_salt():
-    bare = compute_block_hashes(counted(4), 4, cache_salt="ns")
-    assert (compute_block_hashes(counted(4), 4, cache_salt="dynamo-cache-salt:ns") == bare).all()
+    bare = compute_block_hashes(first_tokens(4), 4, cache_salt="ns")
+    assert (
+        compute_block_hashes(first_tokens(4), 4, cache_salt="dynamo-cache-salt:ns") == bare
+    ).all()
 
 
 @explores(100)
@@ -177,7 +181,7 @@ def test_a_salt_is_not_lost_with_its_prefix(prefixes, text):
 @explores(100)
 @given(st.integers(0, 60), st.integers(1, 5), st.booleans(), st.integers(1, 9))
 def test_a_long_prompt_is_hashed_piece_by_piece_to_the_same(n_tokens, size, is_eagle, at_once):
-    tokens = counted(n_tokens)
+    tokens = first_tokens(n_tokens)
     whole = compute_block_hashes(tokens, size, lookahead=int(is_eagle))
     chain = compute_sequence_hashes(whole)
     steps = []

@@ -1,4 +1,4 @@
-"""Small indexes, and what of a path they say each slot has."""
+"""Small indexes, and the matches of each slot for a path."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ def an_index(slots=1, **limits):
 
 
 def matched(index, *path):
-    """One row per slot, tiers cumulated; checks the invariants on the way."""
+    """Return a row per slot with cumulated tiers, after a check of the invariants."""
     index.check_invariants()
     return index.match(u64(*path)).tolist()
 

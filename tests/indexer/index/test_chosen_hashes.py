@@ -1,4 +1,4 @@
-"""Names, contents and holders that others choose crowd no table of the index."""
+"""Tests of names, contents and holders chosen by attackers, which must not crowd any table."""
 
 from random import Random
 
@@ -19,13 +19,13 @@ CROWD = 1500
 
 
 def spread(number):
-    """The hash of a home where the seed is 0."""
+    """Return the hash of the home slot for seed 0."""
     product = number * GOLDEN
     return (product ^ product >> 64) & U64_MAX
 
 
 def numbers_of_few_homes(draw, hash_of):
-    """Drawn until their homes are among the first 16 of the table."""
+    """Return numbers with homes among the first 16 of the table."""
     found = {}
     while len(found) < CROWD:
         number = draw()
@@ -35,14 +35,14 @@ def numbers_of_few_homes(draw, hash_of):
 
 
 def longest_run(index, table, width=1):
-    """Entries of a table that are next to each other, at most."""
+    """Return the length of the longest run of used entries of a table."""
     used = index._tree.memory.column(table).reshape(-1, width)[:, 0] != 0
     free = np.flatnonzero(~used)
     return int(np.diff(np.append(free, free[0] + len(used))).max()) - 1
 
 
 def store_names(index, names):
-    """Blocks under these names: the table of names."""
+    """Fill the table of names with blocks under these names."""
     writer = index.open_slot()
     for at in range(0, CROWD, 50):
         part = names[at : at + 50]
@@ -53,7 +53,7 @@ def store_names(index, names):
 
 
 def store_contents(index, contents):
-    """First blocks of prompts with these contents: the table of edges."""
+    """Fill the table of edges with first blocks of prompts with these contents."""
     writer = index.open_slot()
     for name, content in enumerate(contents, 1):
         writer.store(Tier.GPU, None, u64(content), u64(name))
@@ -64,7 +64,7 @@ ALIAS_META = (Tier.GPU << 1 | ALIAS) + 1 + (1 << 1 + state.TIER_BITS)
 
 
 def store_aliases(index, keys):
-    """Blocks that the first slot has under another name: the table of records."""
+    """Fill the table of records with blocks for which the first slot has another name."""
     one, two = index.open_slots(2)
     mixed = ALIAS_META * 0xD6E8FEB86659FD93 & U64_MAX
     for content, key in enumerate(keys):
@@ -74,7 +74,7 @@ def store_aliases(index, keys):
 
 
 def store_sets(index, words):
-    """Blocks with these bits as holders: the table of holder sets."""
+    """Fill the table of holder sets with blocks that have these bits as holders."""
     writers = index.open_slots(64)
     for name, word in enumerate(words):
         for slot in range(64):
@@ -114,7 +114,7 @@ def test_numbers_in_steps_crowd_no_table(store, step):
 
 
 def test_blocks_of_one_name_crowd_no_table():
-    """A name moves to the next block, and the earlier ones stay in another tier."""
+    """A name moves to the next block, and earlier blocks stay in another tier."""
     index = PrefixIndex(10_000)
     writer = index.open_slot()
     for number in range(CROWD):

@@ -1,4 +1,4 @@
-"""Tables that grow, slots that widen, memory that ends: exact in every step between."""
+"""Tests of growing tables, widening slots and exhausted memory: exact results in every step."""
 
 from itertools import pairwise
 from random import Random
@@ -27,7 +27,7 @@ def u64(values):
 
 
 class Meanwhile(Mutex):
-    """A lock; what other threads do whenever it is free."""
+    """Lock that runs the work of other threads whenever the lock is free."""
 
     def __init__(self):
         super().__init__()
@@ -43,8 +43,8 @@ class Meanwhile(Mutex):
             self.work = work
 
 
-def moved(index, table):
-    """(entries that have moved to the next table, size of the next table)."""
+def moved_entries(index, table):
+    """Return the number of entries moved to the next table, and the size of the next table."""
     columns = index._tree.memory._columns
     following = columns.get(table + state.NEXT)
     if following is None:
@@ -55,7 +55,7 @@ def moved(index, table):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_stores_and_removals_are_exact_while_tables_grow(seed):
-    """Each block is a path of its own; three slots name it differently, two of them by one name."""
+    """Each block is its own path; two of three slots use a common name for each block."""
     random = Random(seed)
     index = PrefixIndex(20_000)
     writers = [index.open_slot() for _ in range(3)]
@@ -72,7 +72,7 @@ def test_stores_and_removals_are_exact_while_tables_grow(seed):
             assert writers[slot].remove(Tier.GPU, name) == (block in held[slot])
             held[slot].discard(block)
         for table in TABLES:
-            if 0 < moved(index, table)[0] < index._tree.memory.value(table + state.ENTRIES):
+            if 0 < moved_entries(index, table)[0] < index._tree.memory.value(table + state.ENTRIES):
                 seen.add(table)
         if turn % 500 == 0:
             index.check_invariants()
@@ -93,9 +93,9 @@ def test_a_table_grows_by_a_bounded_part_with_each_block():
     writer = index.open_slot()
     steps = []
     for block in range(1, 30_000):
-        before = moved(index, state.NAMES)
+        before = moved_entries(index, state.NAMES)
         writer.store(Tier.GPU, None, u64([block]), u64([block]))
-        after = moved(index, state.NAMES)
+        after = moved_entries(index, state.NAMES)
         if after[1] == before[1] > 0:
             steps.append(after[0] - before[0])
     assert len(steps) > 500
@@ -226,7 +226,7 @@ def test_room_for_slots_is_made_step_by_step(monkeypatch):
     monkeypatch.setattr(
         index_memory.store_kernels,
         "widen_sets",
-        counted(index_memory.store_kernels.widen_sets, widened),
+        count_calls(index_memory.store_kernels.widen_sets, widened),
     )
     assert index.has_room(4)
     assert not index.has_room(5)
@@ -241,7 +241,7 @@ def test_room_for_slots_is_made_step_by_step(monkeypatch):
     index.check_invariants()
 
 
-def counted(call, calls):
+def count_calls(call, calls):
     return lambda *given: calls.append(1) or call(*given)
 
 
@@ -254,7 +254,7 @@ def test_the_lowest_free_slot_is_taken():
 
 
 def rows_of(snapshot):
-    """Everything a snapshot says, in a form that can be compared."""
+    """Return all contents of a snapshot in a comparable form."""
     places = {0: ()}
 
     def path(node):
@@ -278,7 +278,7 @@ def rows_of(snapshot):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_snapshot_shows_its_first_moment_whatever_happens_while_it_is_taken(seed, monkeypatch):
+def test_a_snapshot_shows_its_first_moment_despite_changes(seed, monkeypatch):
     monkeypatch.setattr(prefix_index.SnapshotCopy, "copy_step", small_steps)
     lock = Meanwhile()
     index = PrefixIndex(3000, lock=lock)
@@ -328,7 +328,7 @@ def small_steps(copy, step=prefix_index.SnapshotCopy.copy_step):
 
 @pytest.mark.parametrize(("ranks", "bytes_max"), [(64, 2 * MIB), (512, 4 * MIB)])
 def test_hostile_holders_do_not_take_more_than_the_bytes_allowed(ranks, bytes_max):
-    """Every block has holders of its own; removals make them differ even more."""
+    """Every block has its own holders; removals make the holders differ even more."""
     index = PrefixIndex(1 << 20, bytes_max=bytes_max, orphan_blocks_max=100)
     writers = [index.open_slot() for _ in range(ranks)]
     random = Random(1)
@@ -355,8 +355,8 @@ def test_hostile_holders_do_not_take_more_than_the_bytes_allowed(ranks, bytes_ma
         assert all(block in stored[slot] for slot in np.flatnonzero(row)), "it was removed"
 
 
-def test_a_rank_whose_removal_finds_no_room_forgets_everything():
-    """Removals alone make the holders differ: the index has no more memory than it uses."""
+def test_a_rank_without_room_for_a_removal_forgets_everything():
+    """Removals alone make the holders differ, while the index has no spare memory."""
     index = PrefixIndex(4000, orphan_blocks_max=0)
     writers = [index.open_slot() for _ in range(12)]
     names = np.arange(1, 3001, dtype=np.uint64)
@@ -402,7 +402,7 @@ def test_first_blocks_with_keys_take_their_share_of_the_bytes():
 
 
 class Allocator:
-    """Stands for `memory.zeroed_array` and refuses some calls."""
+    """Replacement of `memory.zeroed_array` that refuses some calls."""
 
     def __init__(self, refuses):
         self.calls = 0
@@ -426,7 +426,7 @@ def test_an_index_for_which_there_is_no_memory_is_not_made(monkeypatch):
             PrefixIndex(100_000)
 
 
-def test_what_the_system_refuses_is_a_memory_error(monkeypatch):
+def test_a_refused_allocation_is_a_memory_error(monkeypatch):
     def refuse(*_, **__):
         raise OSError(12, "Cannot allocate memory")
 

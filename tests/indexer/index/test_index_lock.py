@@ -1,4 +1,4 @@
-"""Kernels that read and change an index take its lock themselves: no bytecode runs under it."""
+"""Tests of kernels that lock the index themselves, so that no bytecode runs under the lock."""
 
 import threading
 
@@ -14,13 +14,16 @@ from indexer.jit.mutex_kernels import lock_mutex, unlock_mutex
 from indexer.tiers import N_TIERS, Tier
 
 BLOCKS = 8
-"""Of a change."""
+"""Number of blocks of a change."""
 CHANGES = 4000
 DEADLINE_S = 60.0
 
 
-class Watched(Mutex):
-    """`times`: how often bytecode has taken it."""
+class CountingMutex(Mutex):
+    """Mutex that counts its acquisitions by bytecode.
+
+    times: number of acquisitions
+    """
 
     def __init__(self):
         super().__init__()
@@ -32,7 +35,7 @@ class Watched(Mutex):
 
 
 def a_change(changes, row, slot, number, parent=None):
-    """Let a row of the changes store the blocks of this number, which are their own names."""
+    """Make a row of the changes store the blocks of this number; names equal hashes."""
     names = np.arange(number * BLOCKS + 1, (number + 1) * BLOCKS + 1, dtype=np.uint64)
     begin, stop = row * BLOCKS, (row + 1) * BLOCKS
     changes.engine_hashes[begin:stop] = changes.content_hashes[begin:stop] = names
@@ -55,7 +58,7 @@ def carried_out(writer, changes, number):
 
 
 def test_a_usual_change_takes_the_lock_in_the_kernel_alone():
-    lock = Watched()
+    lock = CountingMutex()
     index = PrefixIndex(1000, lock=lock)
     writer = index.open_slot()
     before = lock.times
@@ -66,9 +69,9 @@ def test_a_usual_change_takes_the_lock_in_the_kernel_alone():
     assert index.match(np.arange(1, 17, dtype=np.uint64))[0, 0] == 2 * BLOCKS
 
 
-def test_what_stops_the_kernel_is_mended_under_the_same_lock():
-    """Tables grow, and the lock is free in the end; of the place one or the other counts."""
-    lock = Watched()
+def test_stops_of_the_kernel_are_resolved_under_the_same_lock():
+    """Tables grow, the lock ends free, and the place counts each change once."""
+    lock = CountingMutex()
     index = PrefixIndex(50_000, lock=lock)
     writer = index.open_slot()
     for number in range(1000):
@@ -80,7 +83,7 @@ def test_what_stops_the_kernel_is_mended_under_the_same_lock():
     index.check_invariants()
 
 
-def test_a_parent_that_is_not_known_leaves_place_and_lock():
+def test_an_unknown_parent_leaves_place_and_lock():
     index = PrefixIndex(1000)
     writer = index.open_slot()
     changes = ChangeBuffer(2, 2 * BLOCKS)
@@ -113,7 +116,7 @@ def test_a_slot_that_takes_no_changes_refuses_them():
     index.check_invariants()
 
 
-def test_orphans_are_known_to_kernels_after_the_slots_have_doubled():
+def test_kernels_detect_orphans_after_the_slots_have_doubled():
     index = PrefixIndex(1000)
     writers = [index.open_slot() for _ in range(64)]
     name = np.array([77], np.uint64)
@@ -127,7 +130,7 @@ def test_orphans_are_known_to_kernels_after_the_slots_have_doubled():
 
 @njit(nogil=True)
 def look_on(header, mutex, path, matched, holding, end):
-    """Match until end[0] is set.  How many matches saw a part of a change, how many there were."""
+    """Match until end[0] is set; return the numbers of torn matches and of all matches."""
     torn = looked = 0
     while end[0] == 0:
         thread = lock_mutex(mutex)
@@ -139,7 +142,7 @@ def look_on(header, mutex, path, matched, holding, end):
 
 
 def test_threads_without_the_interpreter_see_whole_changes():
-    """Between any two of their matches changes are made, tables grow, Python reads the index."""
+    """Between two matches, changes arrive, tables grow, and Python reads the index."""
     index = PrefixIndex(CHANGES * BLOCKS + 10)
     writer, end = index.open_slot(), np.zeros(1, np.int64)
     path = np.arange(1, CHANGES * BLOCKS + 1, dtype=np.uint64)

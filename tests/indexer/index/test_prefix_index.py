@@ -1,4 +1,8 @@
-"""Match, tiers, removal, copies, names: rule by rule. Mixtures: test_prefix_index_model."""
+"""Tests of matches, tiers, removals, copies and names by rule.
+
+test_prefix_index_model mixes the rules.
+
+"""
 
 import numpy as np
 import pytest
@@ -174,7 +178,7 @@ def test_unknown_hashes_are_not_removed():
 
 
 @pytest.mark.parametrize("order", [(11, 12, 13, 14), (14, 13, 12, 11), (12, 14, 11, 13)])
-def test_blocks_nobody_holds_are_freed_in_whatever_order_they_go(order):
+def test_blocks_without_holders_are_freed_in_any_order(order):
     index, writer = an_index()
     writer.store(Tier.GPU, None, u64(*CONTENTS), u64(*NAMES))
     assert writer.remove(Tier.GPU, u64(*order)) == 4
@@ -241,7 +245,7 @@ def test_a_block_is_held_until_its_last_name_is_removed():
     assert gpu(index, 1, 2) == [0]
 
 
-def test_a_name_in_one_tier_is_known_as_parent_in_every_tier():
+def test_a_name_in_one_tier_is_a_parent_in_every_tier():
     index, writer = an_index()
     writer.store(Tier.DISK, None, u64(1), u64(11))
     writer.store(Tier.GPU, 11, u64(2), u64(12))

@@ -1,4 +1,4 @@
-"""Orphans, limits, slots and the lock of the prefix index: rule by rule."""
+"""Tests of orphans, limits, slots and the lock of the prefix index, by rule."""
 
 import numpy as np
 
@@ -128,7 +128,7 @@ def test_removal_makes_room_again():
     assert gpu(index, 5, 6) == [2]
 
 
-def test_tables_grow_with_what_they_hold():
+def test_tables_grow_with_their_entries():
     index, *writers = an_index(slots=3, blocks_max=30_000)
     contents = np.arange(20_000, dtype=np.uint64)
     for seed, writer in enumerate(writers):
@@ -201,7 +201,7 @@ def test_a_closed_writer_does_nothing_and_its_slot_is_reused():
 
 
 class OpensMeanwhile(CountingLock):
-    """Another thread's work, done whenever the lock is free."""
+    """Lock that runs the work of another thread whenever the lock is free."""
 
     def __init__(self):
         super().__init__()
@@ -271,7 +271,7 @@ def test_every_public_step_holds_the_lock_and_gives_it_back():
 
 
 def test_a_match_ends_where_it_would_narrow_more_words_than_it_may():
-    """64 slots in as many words have a chain; another holds every second block of it, too."""
+    """64 slots in as many words hold a chain, another slot every second block, too."""
     words, limit = 64, NARROWED_WORDS_MAX // 64
     chain = np.arange(1, 2 * limit, dtype=np.uint64)
     index = PrefixIndex(len(chain))

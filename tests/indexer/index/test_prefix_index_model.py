@@ -1,7 +1,7 @@
-"""PrefixIndex against its naive twins, on random announcements of a small world.
+"""Tests of PrefixIndex against its naive twins, with random announcements in a small world.
 
-In the world an engine hash is a function of (seed, place), so one hash names one place; conflicts
-have their own tests in test_prefix_index.
+In the world an engine hash is a function of (seed, place), so a hash names a single place;
+test_prefix_index has separate tests of conflicts.
 """
 
 from random import Random
@@ -22,7 +22,7 @@ from tests.indexer.index_view import plane_blocks, slot_blocks
 from tests.models.prefix_index_model import LANES, N_PLANES, EdgeModel, PlaceModel
 
 PLANES = [Tier.GPU, Tier.GPU, *Tier, *range(N_TIERS, N_PLANES)]
-"""Tiers and lanes, the GPU tier more often than others."""
+"""Tiers and lanes; the GPU tier is more frequent."""
 TIERS = st.sampled_from(PLANES)
 REAL_TIERS = st.sampled_from([Tier.GPU, Tier.GPU, *Tier])
 WORDS_MAX = 4
@@ -45,15 +45,16 @@ def names_below(seed, place, start):
 
 
 class World:
-    """The index and its twins, side by side. `pick` is one of four open slots, whose numbers may
-    lie anywhere.
+    """Index and its twins, side by side.
+
+    pick: number of one of four open slots, which may have any position in the index
     """
 
     def __init__(self, padding=0, spread=False):
         self.index = PrefixIndex(10_000, orphan_blocks_max=10_000)
         self.places = PlaceModel()
         self.edges = EdgeModel()
-        self.seed_of = {}  # slot -> its only seed so far, None once it used several
+        self.seed_of = {}  # slot -> its only seed so far, None after several seeds
         self.copy = self.at_begin = None
         padders = [self.index.open_slot() for _ in range(padding)]
         self.writers = [self.index.open_slot() for _ in range(4)]
@@ -63,15 +64,15 @@ class World:
             self.writers[0].close()
             self.writers[0] = self.index.open_slot()
 
-    def held(self, pick):
-        """(tier, name) of everything the slot holds in the tree."""
+    def held_names(self, pick):
+        """Return (tier, name) of all blocks that the slot holds in the tree."""
         return sorted(self.places.place[self.writers[pick].slot])
 
     def held_places(self, pick):
         return sorted(set(self.places.place[self.writers[pick].slot].values()))
 
     def store(self, pick, tier, seed, place, start, counted):
-        """The slot announces the blocks of `place` from `start` on."""
+        """Announce the blocks of `place` from `start` on for a slot."""
         writer = self.writers[pick]
         self.open_lanes(tier)
         if self.seed_of.setdefault(writer.slot, seed) != seed:
@@ -108,7 +109,7 @@ class World:
         self.writers[pick] = self.index.open_slot()
 
     def open_lanes(self, tier):
-        """Give the index planes for a lane, if it is one."""
+        """Give the index planes for `tier` if the tier is a lane."""
         while self.memory.value(state.LANES) <= tier - N_TIERS:
             self.widen_lanes()
 
@@ -117,14 +118,14 @@ class World:
         return self.index._tree.memory
 
     def widen_lanes(self):
-        """A small step towards planes for all lanes."""
+        """Make a small step towards planes for all lanes."""
         if self.memory.value(state.LANES) < LANES:
             with pytest.MonkeyPatch.context() as patch, self.index.lock:
                 patch.setattr("indexer.index.index_memory.WIDEN_BYTES", 400)
                 self.memory.add_lane_step(LANES)
 
     def widen_slots(self):
-        """A small step towards twice as many slots."""
+        """Make a small step towards twice as many slots."""
         words = self.memory.value(state.WORDS)
         if words < WORDS_MAX:
             with pytest.MonkeyPatch.context() as patch:
@@ -132,7 +133,7 @@ class World:
                 self.index.widen_step(64 * words + 1 - self.index.n_slots)
 
     def copy_some(self):
-        """Begin a snapshot, or continue it; the last step compares it with its first moment."""
+        """Begin or continue a snapshot; the last step compares its result with its first moment."""
         with pytest.MonkeyPatch.context() as patch, self.index.lock:
             patch.setattr("indexer.index.index_snapshot.COPY_STEP_BYTES", 200)
             if self.copy is None:
@@ -145,7 +146,7 @@ class World:
                 assert held_in(snapshot) == self.at_begin
 
     def held_everywhere(self):
-        """(slot, tier, place) of everything in the tree."""
+        """Return (slot, tier, place) of all blocks in the tree."""
         everything = self.places.place.items()
         return {(slot, t, at) for slot, held in everything for (t, _), at in held.items()}
 
@@ -155,7 +156,7 @@ class World:
         self.seed_of.pop(slot, None)
 
     def compare(self, path):
-        """Every row of a match equals both twins' answer, where they speak of the same thing."""
+        """Check that every row of a match equals the answers of both twins, where comparable."""
         matched = self.index.match(u64(path))
         assert matched.shape == (self.index.n_slots, N_TIERS)
         for writer in self.writers:
@@ -171,7 +172,7 @@ class World:
         assert not matched[sorted(others)].any()
 
     def check(self):
-        """Counters agree with arrays and with the twin."""
+        """Check that counters agree with arrays and with the twin."""
         self.index.check_invariants()
         held = plane_blocks(self.index, N_PLANES)
         for writer in self.writers:
@@ -182,7 +183,7 @@ class World:
 
 
 def held_in(snapshot):
-    """(slot, tier, place) of everything in a snapshot."""
+    """Return (slot, tier, place) of all blocks in a snapshot."""
     places, found = {0: ()}, set()
 
     def place_of(node):
@@ -198,7 +199,7 @@ def held_in(snapshot):
 
 
 class PrefixIndexMatchesModels(RuleBasedStateMachine):
-    """Short and shrinking: finds the least sequence of steps that shows a fault."""
+    """Short walks with shrinking, which find the shortest sequence of steps to a fault."""
 
     def __init__(self):
         super().__init__()
@@ -224,7 +225,7 @@ class PrefixIndexMatchesModels(RuleBasedStateMachine):
 
     @rule(pick=SLOTS, data=st.data())
     def remove_something_held(self, pick, data):
-        held = self.world.held(pick)
+        held = self.world.held_names(pick)
         if held:
             tier, name = data.draw(st.sampled_from(held))
             self.world.remove(pick, tier, [name])
@@ -261,7 +262,7 @@ class PrefixIndexMatchesModels(RuleBasedStateMachine):
 
 
 def random_step(world, random, seeds):
-    """One step of a long walk, biased to what is there already."""
+    """Make a step of a long walk, with a bias towards existing blocks."""
     pick = random.randrange(4)
     seed = random.choice(seeds[pick])
     tier = random.choice(PLANES)
@@ -280,7 +281,7 @@ def random_step(world, random, seeds):
     elif kind < 0.55:
         world.store_known(pick, tier, names_below(seed, place, 0), counted)
     elif kind < 0.9:
-        held = world.held(pick)
+        held = world.held_names(pick)
         for tier_held, name in random.sample(held, min(len(held), random.randint(1, 5))):
             world.remove(pick, tier_held, [name])
     elif kind < 0.96:
@@ -294,10 +295,10 @@ def random_step(world, random, seeds):
 
 @pytest.mark.parametrize("seed", range(16))
 def test_a_long_walk_keeps_the_index_equal_to_its_models(seed):
-    """Deeper than the state machine: hundreds of steps, aliases, copies and orphans all along."""
+    """The walk is deeper than the state machine: 250 steps with aliases, copies and orphans."""
     random = Random(seed)
     world = World(padding=random.choice([0, 62, 130]), spread=seed % 2 == 1)
-    one_each = seed % 4 == 0  # then the edge model speaks of every slot
+    one_each = seed % 4 == 0  # in this case the edge model covers every slot
     seeds = [[n % 3] if one_each else [0, n % 3, 2] for n in range(4)]
     for _ in range(250):
         random_step(world, random, seeds)
@@ -309,7 +310,7 @@ def test_a_long_walk_keeps_the_index_equal_to_its_models(seed):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_lanes_never_change_a_match(seed):
-    """The same walk in two indices, in one of them with lanes in between."""
+    """Two indexes get the same walk; one of the indexes also gets lanes."""
     random = Random(seed)
     plain, laned = World(), World()
     for _ in range(200):
@@ -324,13 +325,13 @@ def test_lanes_never_change_a_match(seed):
 
 
 def random_step_of_both(plain, laned, random):
-    """A change of a tier in both indices, or one of a lane in one of them."""
+    """Change a tier in both indexes, or a lane in one of both."""
     pick, kind = random.randrange(4), random.random()
     place = tuple(random.choices([1, 2], k=random.randint(1, 5)))
     counted = random.random() < 0.7
     if kind < 0.5:
         lane = random.randrange(N_TIERS, N_PLANES)
-        held = [(tier, name) for tier, name in laned.held(pick) if tier >= N_TIERS]
+        held = [(tier, name) for tier, name in laned.held_names(pick) if tier >= N_TIERS]
         if kind < 0.1:
             laned.store(pick, lane, 0, place, random.randrange(len(place)), counted)
         elif kind < 0.3:
@@ -351,7 +352,7 @@ def random_step_of_both(plain, laned, random):
 
 
 def test_a_plain_index_takes_no_memory_for_lanes():
-    """Bytes of sets as of two planes per tier, one word each, and of their description."""
+    """Holder sets take two planes per tier, one word each, and their description."""
     index = PrefixIndex(1000)
     writers = [index.open_slot() for _ in range(3)]
     memory = index._tree.memory
@@ -369,7 +370,7 @@ def test_a_plain_index_takes_no_memory_for_lanes():
 
 
 class SmallIndexStaysConsistent(RuleBasedStateMachine):
-    """An index that is nearly always full, with hash conflicts: only invariants can be asked."""
+    """Index that is nearly always full, with hash conflicts; only invariants are checked."""
 
     def __init__(self):
         super().__init__()

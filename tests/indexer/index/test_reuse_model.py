@@ -1,7 +1,7 @@
-"""Reusable prefixes of ranks with several cache groups, against the naive rule.
+"""Tests of reusable prefixes of ranks with several cache groups, against the naive rule.
 
-A toy engine computes, evicts and clears; its events go through the lane writer into an index.  An
-answer that is not marked as a bound is the model's; a bound is never below it.
+A toy engine computes, evicts and clears; the lane writer applies its events to an index. Answers
+without a bound mark equal those of the model; a bound is never below the model.
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ def scheme_of(unit, ahead=0):
 
 
 class Layout:
-    """Groups of an engine and what its registration says.  Shown by a failing test."""
+    """Groups of an engine and the facts of its registration, shown by a failing test."""
 
     def __init__(
         self, *groups, unit=BLOCK, ahead=0, drops=False, drafts=None, replay=0, named=True
@@ -121,7 +121,7 @@ EXACT = {
     "drop, two dense groups": Layout(FULL, FULL, drops=True, drafts=(1,)),
     "replay": Layout(FULL, (WINDOW, 4, 9), replay=5),
 }
-"""Layouts whose every answer is exact."""
+"""Layouts for which every answer is exact."""
 
 BOUNDED = {
     "states inside blocks, names unknown": Layout(FULL, STATES, unit=2, named=False),
@@ -156,10 +156,12 @@ BOUNDED = {
 
 
 class World:
-    """Engine and rank side by side; prompts share beginnings, since their alphabet is small."""
+    """Engine and rank side by side; prompts of a small alphabet share prefixes."""
 
     def __init__(self, layout, seed, index=None, *, is_introduced=True):
-        """is_introduced: every group publishes blocks at first; else the registration tells them"""
+        """is_introduced: whether every group publishes blocks at first; otherwise the registration
+        declares the groups
+        """
         self.random = Random(seed)
         self.engine = layout.engine(self.random)
         self.rank = layout.rank(index, tells_groups=not is_introduced)
@@ -167,7 +169,7 @@ class World:
         self.bounds = self.answers = self.reused = 0
         if not is_introduced:
             return
-        # Groups and units that have not been published yet are unknown to the rank.
+        # Groups and units without published blocks are unknown to the rank.
         end = self.random.choice([16, 20]) + layout.unit + layout.ahead
         self.prompts.append([3] * end)
         self.apply(self.engine.introduce(self.prompts[0]))
@@ -207,7 +209,7 @@ class World:
         self.reused += expected > 0
 
     def compare_blind(self, prompt):
-        """Without tokens and names of the prompt an answer is a bound, or as before."""
+        """Check that an answer without tokens and names of the prompt is a bound or unchanged."""
         expected = self.engine.model.reusable_tokens(prompt)
         tokens, is_bound = self.rank.answer(prompt, is_blind=True)
         assert tokens == expected or (is_bound and tokens > expected)
@@ -246,7 +248,7 @@ def test_walks_are_never_below_the_truth(name):
 
 @pytest.mark.parametrize("name", [*EXACT, *BOUNDED])
 def test_walks_from_the_first_block_of_an_engine_are_never_below_the_truth(name):
-    """Groups publish their first blocks one after the other; the registration has their number."""
+    """Groups publish their first blocks in turn; the registration has the number of groups."""
     layout = (EXACT | BOUNDED)[name]
     for seed in range(3):
         walk(World(layout, seed, is_introduced=False), 12)
@@ -254,7 +256,7 @@ def test_walks_from_the_first_block_of_an_engine_are_never_below_the_truth(name)
 
 @pytest.mark.parametrize("name", EXACT)
 def test_groups_restored_from_a_record_go_on(name):
-    """As after a restart: the index has the blocks, the record what events told of the groups."""
+    """After a restart, the index has the blocks, and the record the facts about the groups."""
     world = World(EXACT[name], 1)
     walk(world, 10)
     rank = world.rank
@@ -311,7 +313,7 @@ def test_any_layout_is_exact_or_bounded(layout, seed, is_introduced):
 
 
 def random_layout(random):
-    """As `layouts`, for numbers of layouts that Hypothesis would take too long to draw."""
+    """Return a layout like `layouts`, for numbers of layouts too large for Hypothesis."""
     sizes = [4, 4, 8, 2]
     has_dense = random.random() < 0.7
     groups = []
@@ -365,7 +367,7 @@ def test_columns_cover_slots_that_were_opened_after_a_layout_was_set():
 
 
 def test_blocks_of_lower_tiers_are_a_bound():
-    """Which groups the lower tier has is unknown, whether or not the GPU has a block."""
+    """The groups of the lower tier are unknown, whether or not the GPU has a block."""
     world = World(EXACT["window"], 0)
     path = np.array([1, 2, 3], np.uint64)
     world.rank.writer.store(Tier.CPU, None, path, path)

@@ -1,4 +1,4 @@
-"""Messages of a socket come in their order, whatever is read ahead, and bytes are bounded."""
+"""Tests of messages from a socket: kept order despite reading ahead, and bounded bytes."""
 
 from collections import deque
 
@@ -16,7 +16,7 @@ FRAMES_MAX = 3
 
 
 class Wire:
-    """A socket, and what is sent to it."""
+    """Socket and its sender."""
 
     def __init__(self, context):
         address = f"inproc://{id(self)}"
@@ -44,7 +44,7 @@ def wire():
 
 
 def take(queue):
-    """The next message as a list of its frames; [] and None as `run` has it."""
+    """Return the next message as a list of its frames, or an empty or missing run as [] or None."""
     run = queue.next_messages()
     if not run:
         return None if run is None else []
@@ -53,8 +53,8 @@ def take(queue):
     return frames
 
 
-def taken(queue):
-    """Everything that is there."""
+def take_all(queue):
+    """Return all available messages."""
     found = []
     while (message := take(queue)) is not None:
         found += [message] if message else []
@@ -62,7 +62,7 @@ def taken(queue):
 
 
 class Reading(RuleBasedStateMachine):
-    """Two sockets that share their room, next to two lists."""
+    """Two sockets with a shared receive budget, next to two lists."""
 
     def __init__(self):
         super().__init__()
@@ -99,15 +99,15 @@ class Reading(RuleBasedStateMachine):
 
     @rule(i=which)
     def look(self, i):
-        assert self.queues[i].has_messages or not self.twins[i]  # there may be a surplus
+        assert self.queues[i].has_messages or not self.twins[i]  # a surplus is possible
 
     @rule(i=which)
     def everything(self, i):
-        assert taken(self.queues[i]) == list(self.twins[i])
+        assert take_all(self.queues[i]) == list(self.twins[i])
         self.twins[i].clear()
 
     @invariant()
-    def room_is_what_is_kept(self):
+    def room_equals_kept_bytes(self):
         kept = [cost for queue in self.queues for _, cost in queue._copied]
         assert self.room.used_bytes == sum(kept)
         assert self.room.used_bytes < arrivals.AHEAD_BYTES_MAX + 2 * max(kept, default=0)
@@ -123,7 +123,7 @@ class TestReading(Reading.TestCase):
         monkeypatch.setattr(batch_receiver, "RUN_BYTES_MAX", 100)
 
 
-def test_what_is_forgotten_gives_its_room_back(wire):
+def test_a_closed_queue_releases_its_room(wire):
     room = ReceiveBudget()
     queue = ReadAheadQueue(wire.socket, room, FRAMES_MAX)
     wire.arrive([b"x" * 1000])
@@ -151,7 +151,7 @@ def test_reading_ahead_ends_with_its_room(wire, monkeypatch):
         wire.arrive([b"x"])
     assert not queue.read_ahead()
     assert sum(len(run) for run, _ in queue._copied) == batch_receiver.RUN_MESSAGES_MAX
-    assert len(taken(queue)) == 3 * batch_receiver.RUN_MESSAGES_MAX
+    assert len(take_all(queue)) == 3 * batch_receiver.RUN_MESSAGES_MAX
 
 
 def test_a_message_of_endless_frames_is_skipped_a_few_at_a_time(wire):
@@ -167,7 +167,7 @@ def test_a_message_of_endless_frames_is_skipped_a_few_at_a_time(wire):
     assert pauses >= n_frames // batch_receiver.SKIPPED_FRAMES_MAX - 2
 
 
-def test_the_last_message_of_a_run_is_told(wire):
+def test_the_last_message_of_a_run_is_marked(wire):
     queue = ReadAheadQueue(wire.socket, ReceiveBudget(), FRAMES_MAX)
     for number in range(3):
         wire.arrive([b"%d" % number])
@@ -177,8 +177,8 @@ def test_the_last_message_of_a_run_is_told(wire):
     assert told == [False, False, True]
 
 
-def test_who_has_looked_takes_what_has_come_since(wire):
-    """Looking takes the news from the file descriptor."""
+def test_a_check_for_messages_loses_no_notification(wire):
+    """The check for messages consumes the notification of the file descriptor."""
     queue = ReadAheadQueue(wire.socket, ReceiveBudget(), FRAMES_MAX)
     wire.arrive([b"0"])
     wire.arrive([b"1"])
@@ -195,7 +195,7 @@ def test_a_message_beyond_the_inbox_is_one_of_too_many_frames(wire, monkeypatch)
     wire.arrive([b"", b"x" * (1 << 16), b"y"])
     wire.arrive([b"", b"x" * ((1 << 16) + 1), b"y"])
     wire.arrive([b"z"])
-    assert [len(message) for message in taken(queue)] == [FRAMES_MAX + 1, FRAMES_MAX + 1, 1]
+    assert [len(message) for message in take_all(queue)] == [FRAMES_MAX + 1, FRAMES_MAX + 1, 1]
 
 
 def test_memory_of_a_long_message_is_given_back(wire):
@@ -220,7 +220,7 @@ def test_news_from_the_socket_beside_come_with_the_messages(wire):
         beside.close()
 
 
-def test_a_socket_that_fails_is_told():
+def test_a_socket_error_is_raised():
     with zmq.Context() as context:
         socket = context.socket(zmq.PUSH)
         with pytest.raises(zmq.ZMQError):
@@ -247,7 +247,7 @@ def test_when_there_is_no_room_one_message_is_received_at_a_time(wire, monkeypat
     assert len(queue.next_messages()) == 2
 
 
-def test_the_room_knows_how_many_messages_the_sockets_had(wire, monkeypatch):
+def test_the_room_counts_messages_of_all_sockets_and_of_the_fullest(wire, monkeypatch):
     monkeypatch.setattr(batch_receiver, "RUN_MESSAGES_MAX", 2)
     room = ReceiveBudget()
     queues = [ReadAheadQueue(wire.socket, room, FRAMES_MAX) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""ZMQ is given no address that must not be connected to, however it is come by."""
+"""Tests of the egress guard for ZMQ: no forbidden address is ever connected to."""
 
 import socket
 import threading
@@ -23,8 +23,11 @@ def refusal(host, address):
     return f"{address} is refused" if address == REFUSED else None
 
 
-def resolving(*answers, boundary=None):
-    """Names whose lookups lead there, one after the other; the last one again and again."""
+def resolver_of(*answers, boundary=None):
+    """Return a resolver, and the list of looked-up hosts.
+
+    Lookups return `answers` in turn; the last answer repeats.
+    """
     left, asked = list(answers), []
 
     def look_up(host, *_, **__):
@@ -42,8 +45,8 @@ def soon(monkeypatch):
     monkeypatch.setattr(dial_module, "NOT_FOUND_RETRY_S", 0.01)
 
 
-class Noted:
-    """A socket that keeps what it was told to connect to."""
+class RecordingSocket:
+    """Socket that records its endpoints."""
 
     def __init__(self):
         self.endpoints = []
@@ -59,13 +62,13 @@ class Noted:
 
 
 def dialling(endpoint, names, purpose="events"):
-    calls, noted = [], Noted()
+    calls, noted = [], RecordingSocket()
     return ZmqConnector(noted, endpoint, names, calls.append, purpose=purpose), noted, calls
 
 
 @pytest.mark.parametrize("endpoint", [f"tcp://{REFUSED}:5557", "ipc:///tmp/a", "inproc://a"])
-def test_what_is_no_name_is_refused_at_once(endpoint):
-    names, _ = resolving(ALLOWED)
+def test_an_endpoint_without_a_name_is_refused_at_once(endpoint):
+    names, _ = resolver_of(ALLOWED)
     dial, noted, _ = dialling(endpoint, names, "replay")
     with pytest.raises(zmq.ZMQError, match=r"is refused|stays here"):
         dial.start()
@@ -74,7 +77,7 @@ def test_what_is_no_name_is_refused_at_once(endpoint):
 
 
 def test_a_name_that_leads_to_a_refused_address_is_never_connected_to():
-    names, asked = resolving(REFUSED)
+    names, asked = resolver_of(REFUSED)
     dial, noted, calls = dialling("tcp://engine:5557", names)
     dial.start()
     for n in range(3):
@@ -87,8 +90,8 @@ def test_a_name_that_leads_to_a_refused_address_is_never_connected_to():
     assert set(asked) == {"engine"}
 
 
-def test_of_several_addresses_those_that_are_allowed_are_tried():
-    names, _ = resolving(f"{REFUSED} {ALLOWED}")
+def test_allowed_addresses_of_a_name_are_tried():
+    names, _ = resolver_of(f"{REFUSED} {ALLOWED}")
     dial, noted, calls = dialling("tcp://engine:5557", names)
     dial.start()
     eventually(lambda: calls)
@@ -98,8 +101,8 @@ def test_of_several_addresses_those_that_are_allowed_are_tried():
 
 
 def test_a_name_that_is_turned_round_is_not_followed():
-    """It leads to an allowed address first, and to a refused one when it is looked up again."""
-    names, _ = resolving(ALLOWED, REFUSED)
+    """The name resolves to an allowed address first, and to a refused address later."""
+    names, _ = resolver_of(ALLOWED, REFUSED)
     dial, noted, calls = dialling("tcp://engine:5557", names)
     dial.start()
     eventually(lambda: len(calls) == 1)
@@ -110,7 +113,7 @@ def test_a_name_that_is_turned_round_is_not_followed():
         calls[n]()
         assert noted.endpoints == [f"tcp://{ALLOWED}:5557"]
     assert names.egress_guard.refusal_counts() == {"events": 2}
-    dial.reconnect()  # libzmq has given up: then nothing is connected any more
+    dial.reconnect()  # libzmq has given up, so that no connection is left
     eventually(lambda: len(calls) > 3)
     calls[3]()
     assert not noted.endpoints
@@ -118,7 +121,7 @@ def test_a_name_that_is_turned_round_is_not_followed():
 
 
 def test_nothing_arrives_at_a_port_behind_a_refused_name():
-    names, _ = resolving(REFUSED)
+    names, _ = resolver_of(REFUSED)
     with socket.create_server((REFUSED, 0)) as listener, zmq.Context() as context:
         listener.settimeout(0.3)
         calls = []
@@ -136,7 +139,7 @@ def test_nothing_arrives_at_a_port_behind_a_refused_name():
             Subscription(sockets, endpoint.replace("peer", REFUSED), bounds, topics=[b""], events=1)
 
 
-def test_refusals_are_counted_on_whatever_thread():
+def test_refusals_are_counted_on_every_thread():
     boundary = EgressGuard()
     threads = [
         threading.Thread(target=lambda: [boundary.count_refusal("events") for _ in range(2000)])

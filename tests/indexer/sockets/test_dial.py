@@ -1,4 +1,4 @@
-"""What libzmq is given to connect to."""
+"""Tests of the endpoints that libzmq gets for connections."""
 
 import pytest
 import zmq
@@ -12,7 +12,7 @@ from indexer.zmq_endpoints import endpoint_error, is_address, tcp_host
 
 
 class Socket:
-    """Keeps what it was told to connect to."""
+    """Socket that records its endpoints."""
 
     def __init__(self):
         self.endpoints = []
@@ -28,7 +28,7 @@ class Socket:
 
 
 class Names:
-    """Knows every name."""
+    """Resolver that knows every name."""
 
     egress_guard = EgressGuard()
 

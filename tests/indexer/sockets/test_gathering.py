@@ -1,4 +1,4 @@
-"""How long a thread of KV events rests, so that one turn serves several messages."""
+"""Tests of the pause of a KV-event thread, by which one turn serves several messages."""
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,10 @@ from tests.builders.hypothesis_profiles import explores
 
 
 def after(*turns):
-    """Seconds of rest after (seconds since the turn before, messages, of one socket) each."""
+    """Return the pause in s after turns.
+
+    turns: tuples of (seconds since the previous turn, messages, messages of one socket)
+    """
     gathering, now = BatchingDelay(), 0.0
     for since, messages, of_one in turns:
         now += since
@@ -19,7 +22,7 @@ def after(*turns):
     return gathering.pause_s
 
 
-def test_what_comes_alone_is_not_kept_waiting():
+def test_single_messages_are_not_delayed():
     assert after() == 0.0
     assert after((0.0, 1, 1)) == 0.0
     assert after((0.0, 1, 1), (DELAY_S_MAX, 1, 1)) == 0.0
@@ -28,21 +31,21 @@ def test_what_comes_alone_is_not_kept_waiting():
 
 
 @pytest.mark.parametrize(("messages", "of_one"), [(1, 1), (4, 1), (4, 4)])
-def test_what_comes_close_upon_another_is(messages, of_one):
+def test_messages_in_quick_succession_are_delayed(messages, of_one):
     assert after((0.0, 1, 1), (DELAY_S_MAX / 2, messages, of_one)) == DELAY_S_MAX
 
 
 @given(since=st.floats(1e-6, DELAY_S_MAX), of_one=st.integers(1, 1000), others=st.integers(0, 1000))
 @explores(200)
 def test_no_rest_fills_a_queue_or_is_long(since, of_one, others):
-    """At the rate at which the last ones came."""
+    """The messages of a pause arrive at the rate of the last messages."""
     rest_s = after((0.0, 1, 1), (since, of_one + others, of_one))
     assert 0.0 <= rest_s <= DELAY_S_MAX
     assert rest_s * of_one / since < BATCH_TARGET + 1 < QUEUED_MESSAGES_MAX
 
 
 class Stub:
-    """Readiness, and a socket that has messages."""
+    """Readiness of a socket that has messages."""
 
     def __init__(self, room):
         self._room = room
@@ -61,7 +64,7 @@ class Stub:
 
 @pytest.fixture
 def thread(monkeypatch):
-    """One that is not started; its rests are counted, and last no time."""
+    """Return a thread that is not started, with pauses that are counted and take no time."""
     made = ingest._IngestThread(0, held=False)
     made.rests = 0
     made.readiness.close()
@@ -71,7 +74,7 @@ def thread(monkeypatch):
         made.rests += 1
 
     monkeypatch.setattr(BatchingDelay, "pause", rest)
-    # Whatever the test waits.
+    # The pause is due however long the test waits.
     monkeypatch.setattr("indexer.sockets.batching_delay.DELAY_S_MAX", 3600.0)
     yield made
     made._wake_in.close()
@@ -79,7 +82,7 @@ def thread(monkeypatch):
 
 
 def turns(thread, count, messages, *, is_early=False):
-    """How often it rested in so many turns."""
+    """Return the number of pauses in `count` turns."""
     thread.readiness.messages, thread.readiness.is_early = messages, is_early
     before = thread.rests
     for _ in range(count):
@@ -94,7 +97,7 @@ def test_a_thread_rests_between_turns_that_have_messages(thread):
     assert turns(thread, 3, 2) == 2
 
 
-def test_a_thread_never_rests_over_what_is_there(thread):
+def test_a_thread_never_rests_with_messages_waiting(thread):
     assert turns(thread, 3, 3) == 1
     assert turns(thread, 3, 3, is_early=True) == 1
 

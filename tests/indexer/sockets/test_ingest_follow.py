@@ -1,4 +1,4 @@
-"""Following changes of some workers leads to the listeners that the whole catalog asks for."""
+"""Tests of changes of some workers, which lead to the listeners of the whole catalog."""
 
 import threading
 from unittest import mock
@@ -27,7 +27,7 @@ DELTAS = st.lists(st.dictionaries(WORKERS, RANKS, max_size=3), max_size=8)
 
 
 class Scene:
-    """Sources of workers as a catalog would say them."""
+    """Sources of workers, as a catalog lists the sources."""
 
     def __init__(self):
         self.index = PrefixIndex(100)
@@ -51,7 +51,7 @@ def ipc(name):
 
 
 def listeners(ingest):
-    """What listens: by rank its endpoints and the writers of all ranks of its worker."""
+    """Return endpoints and the worker's writers of each listener, by rank."""
     return {
         (worker_id, dp_rank): (
             listener.source.endpoint,
@@ -63,7 +63,7 @@ def listeners(ingest):
     }
 
 
-def wanted(scene, catalog):
+def expected_listeners(scene, catalog):
     return {
         (source.worker_id, source.dp_rank): (
             source.endpoint,
@@ -83,8 +83,8 @@ def test_any_sequence_of_changes_leads_to_the_listeners_of_the_whole(deltas):
         for delta in deltas:
             catalog |= delta
             ingest.reconcile({w: scene.sources(w, ranks) for w, ranks in delta.items()})
-            assert listeners(ingest) == wanted(scene, catalog)
-            assert set(ingest.sources()) == set(wanted(scene, catalog))
+            assert listeners(ingest) == expected_listeners(scene, catalog)
+            assert set(ingest.sources()) == set(expected_listeners(scene, catalog))
             assert sum(t.n_listeners for t in ingest._threads) == len(ingest.sources())
         assert ingest.failure() is None
     finally:
@@ -124,7 +124,7 @@ def test_changes_that_a_stuck_thread_has_not_made_yet_are_made_in_the_end(deltas
         eventually(lambda: not thread._changes)
         eventually(lambda: len(thread._open) == len(ingest.sources()))
         assert {(e.source.worker_id, e.source.dp_rank) for e in thread._open} == set(
-            wanted(scene, catalog)
+            expected_listeners(scene, catalog)
         )
         assert set(thread._open) == {e for r in ingest._listeners.values() for _, e in r.values()}
         assert ingest.failure() is None
@@ -151,7 +151,7 @@ def test_a_stuck_thread_may_be_any_number_of_changes_behind():
 
 
 def test_a_thread_looks_at_its_commands_between_a_few_listeners(monkeypatch):
-    """Opening, starting and closing: never more than a few between two looks for commands."""
+    """The thread opens, starts or closes only a few listeners between two checks for commands."""
     scene, done, most = Scene(), [], []
     for name in ("open", "start", "close"):
         real = getattr(RankListener, name)
@@ -162,12 +162,12 @@ def test_a_thread_looks_at_its_commands_between_a_few_listeners(monkeypatch):
         )
     make = ingest_module._IngestThread._make_changes
 
-    def counted(thread):
+    def make_counted_changes(thread):
         before = len(done)
         make(thread)
         most.append(len(done) - before)
 
-    monkeypatch.setattr(ingest_module._IngestThread, "_make_changes", counted)
+    monkeypatch.setattr(ingest_module._IngestThread, "_make_changes", make_counted_changes)
     ingest = Ingest(threads=1, held=True)
     try:
         ranks = dict.fromkeys(range(40), ("a", None, 0))
@@ -186,7 +186,7 @@ def test_a_thread_looks_at_its_commands_between_a_few_listeners(monkeypatch):
 
 
 def test_closings_are_waited_for_and_openings_are_not(monkeypatch):
-    """A listener that is closed before its turn to be opened comes is never opened."""
+    """A listener that is closed before its turn to be opened is never opened."""
     scene, opened, gate = Scene(), [], threading.Semaphore(0)
     real = RankListener.open
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Sockets that read: what ends their connections, and what does not."""
+"""Tests of reading sockets: events that end connections, and events that do not."""
 
 import os
 import socket
@@ -39,13 +39,13 @@ print("well")
 
 
 def test_a_reader_that_is_slower_than_heartbeats_goes_on_where_it_was():
-    """With time-outs of libzmq it loses its connection, and with it the whole process aborts."""
+    """The reader loses its connection and the process aborts under libzmq's own time-outs."""
     ended = run_script(SLOW_READER)
     assert ended[:2] == (0, "well\n"), ended
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="of Linux")
-def test_the_kernel_ends_connections_whose_other_side_confirms_nothing():
+def test_the_kernel_ends_unacknowledged_connections():
     with zmq.Context() as context, context.socket(zmq.PUB) as publisher:
         port = publisher.bind_to_random_port("tcp://127.0.0.1")
         endpoint = f"tcp://127.0.0.1:{port}"

@@ -1,4 +1,4 @@
-"""Answers of every form, cut anywhere, and what is refused of them."""
+"""Tests of answers of every form, cut anywhere, and of refused answers."""
 
 import pytest
 from hypothesis import given
@@ -105,7 +105,7 @@ STRANGE = [
 
 
 @pytest.mark.parametrize("data", STRANGE)
-def test_what_is_not_http_is_refused(data):
+def test_bytes_that_are_not_http_are_refused(data):
     assert fault(data) == "response is not HTTP"
 
 

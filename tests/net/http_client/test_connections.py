@@ -1,4 +1,4 @@
-"""Connections that are kept, that end meanwhile, that lead through a proxy."""
+"""Tests of connections that are kept, that end early, and that lead through a proxy."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ async def here(host):
 
 
 class Server:
-    """Answers as `answers` says, one item for each request; None closes the connection."""
+    """Server that answers with the next item of `answers`; None closes the connection."""
 
     def __init__(self, *answers, tls=None):
         self.heads, self.connections, self.closes = [], 0, False
@@ -77,7 +77,7 @@ async def test_a_connection_that_ended_meanwhile_is_made_anew(run):
 
 
 @LOOPS
-async def test_what_is_no_get_is_sent_once(run):
+async def test_only_get_is_repeated_on_a_new_connection(run):
     pool = ConnectionPool(here, 4)
     async with Server(OK, None, OK) as server:
         url = f"http://name:{server.port}/"
@@ -111,7 +111,7 @@ async def test_a_connection_is_used_again_only_where_that_is_safe(run, answer):
 
 
 @LOOPS
-async def test_what_comes_without_a_request_ends_the_connection(run):
+async def test_bytes_without_a_request_end_the_connection(run):
     pool = ConnectionPool(here, 4)
     async with Server(OK, OK) as server:
         url = f"http://name:{server.port}/"
@@ -127,7 +127,7 @@ async def test_what_comes_without_a_request_ends_the_connection(run):
 
 
 @LOOPS
-async def test_who_leaves_early_leaves_no_connection(run):
+async def test_an_unread_answer_ends_the_connection(run):
     pool = ConnectionPool(here, 4)
     async with Server(OK[:-1], OK) as server:
         url = f"http://name:{server.port}/"
@@ -139,7 +139,7 @@ async def test_who_leaves_early_leaves_no_connection(run):
 
 
 @LOOPS
-async def test_the_end_of_a_pool_ends_what_is_under_way(run):
+async def test_the_end_of_a_pool_ends_running_requests(run):
     pool = ConnectionPool(here, 4)
     async with Server(b"", b"") as server:
         url = f"http://name:{server.port}/"
@@ -170,7 +170,7 @@ async def test_a_connection_of_another_trust_is_not_used(run):
 
 @contextlib.asynccontextmanager
 async def proxy(answer):
-    """Passes bytes on to where CONNECT says, on this machine, behind its answer."""
+    """Serve a proxy that forwards bytes to the CONNECT target on this machine, after `answer`."""
     asked, pumps = [], set()
 
     async def pump(reader, writer):
@@ -198,7 +198,7 @@ async def proxy(answer):
 
 
 @LOOPS
-async def test_a_proxy_is_asked_to_connect(run):
+async def test_a_proxy_gets_a_connect_request(run):
     own, (trust, _) = both_sides()
     async with Server(OK, OK, tls=own) as server, proxy(b"HTTP/1.1 200 Go\r\n\r\n") as (url, asked):
         pool = ConnectionPool(here, 4, url)
@@ -223,7 +223,7 @@ async def test_a_proxy_that_refuses_is_named(run):
 
 
 async def test_an_address_that_does_not_answer_holds_up_the_next_one_for_a_moment(monkeypatch):
-    """As of two protocols of the internet, one of which leads nowhere."""
+    """The addresses are as of two internet protocols, and one of the two leads nowhere."""
     opened, tried, ended = connection_opener._connect, [], []
 
     async def opening(address, origin, tls):
@@ -255,7 +255,7 @@ URLS = {
 
 
 @pytest.mark.parametrize("url", URLS)
-def test_a_url_says_where_to_connect_and_what_to_send(url):
+def test_a_url_gives_the_origin_and_the_target(url):
     assert split_url(url) == URLS[url]
 
 
@@ -278,7 +278,7 @@ def test_a_bad_url_is_refused_before_anything_is_sent(url):
 
 
 def records_of_a_byte(listener, own):
-    """A server of TLS whose records carry a byte each, without end."""
+    """Serve TLS with records of a byte each, without end."""
     connection, _ = listener.accept()
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = own.wrap_bio(incoming, outgoing, server_side=True)

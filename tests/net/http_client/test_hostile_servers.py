@@ -1,4 +1,4 @@
-"""Every client of the service and of the planner, and servers that do harm, over real sockets."""
+"""Tests of every HTTP client of the service and the planner against hostile servers."""
 
 import asyncio
 import contextlib
@@ -47,11 +47,11 @@ ENDS = {
     "a gzip bomb": "content-encoding is gzip",
     "redirects": "status 302",
 }
-"""What is said of an attack; others are answers."""
+"""Error text of an attack; other attacks are answers."""
 
 
 class Watched:
-    """Notes bytes that are received and parsed, by turn of the loop."""
+    """Recorder of received and parsed bytes, by turn of the loop."""
 
     def __init__(self, monkeypatch):
         self.turn = 0
@@ -75,8 +75,8 @@ class Watched:
             await asyncio.sleep(0)
 
 
-async def asked(http, url, timeout_s=PATIENCE_S):
-    """What is said of the failure; empty for an answer."""
+async def failure_text(http, url, timeout_s=PATIENCE_S):
+    """Return the error text of a failure, empty for an answer."""
     try:
         await http.get_body(url, accept="*/*", bytes_max=BYTES_MAX, timeout_s=timeout_s)
     except HttpError as error:
@@ -87,14 +87,16 @@ async def asked(http, url, timeout_s=PATIENCE_S):
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_no_attack_has_more_of_a_turn_than_its_steps(run, attack, monkeypatch):
-    """However fast the servers are, and this machine."""
+    """The limit holds however fast the servers and this machine are."""
     watched = Watched(monkeypatch)
 
     async def scene(url):
         counting = asyncio.create_task(watched.count_turns())
         http = HttpClient(Resolver())
         timeout_s = SHORT_S if attack == "a slow drip" else PATIENCE_S
-        ends = await asyncio.gather(*(asked(http, f"{url}/{n}", timeout_s) for n in range(ENGINES)))
+        ends = await asyncio.gather(
+            *(failure_text(http, f"{url}/{n}", timeout_s) for n in range(ENGINES))
+        )
         await http.close()
         counting.cancel()
         return ends
@@ -113,9 +115,11 @@ def test_no_attack_has_more_of_a_turn_than_its_steps(run, attack, monkeypatch):
 def test_an_honest_answer_does_not_wait_for_the_end_of_hostile_ones():
     async def scene(hostile, honest):
         http = HttpClient(Resolver())
-        asking = [asyncio.create_task(asked(http, f"{hostile}/{n}", PATIENCE_S)) for n in range(30)]
-        await asked(http, honest)
-        assert await asked(http, honest) == ""
+        asking = [
+            asyncio.create_task(failure_text(http, f"{hostile}/{n}", PATIENCE_S)) for n in range(30)
+        ]
+        await failure_text(http, honest)
+        assert await failure_text(http, honest) == ""
         for each in asking:
             each.cancel()
         await asyncio.wait(asking)
@@ -190,7 +194,7 @@ REFUSED = ("interim responses", "headers", "one header", "chunks of a byte", "tr
 
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("attack", REFUSED)
-def test_every_client_says_what_is_wrong_and_goes_on(client, attack, tmp_path):
+def test_every_client_reports_the_fault_and_goes_on(client, attack, tmp_path):
     async def scene(url):
         try:
             return await client(url, tmp_path)
@@ -205,7 +209,7 @@ def test_reading_keeps_nothing_of_attacks():
     async def scene(urls):
         http = HttpClient(Resolver())
         for url in urls * 3:
-            await asked(http, url, SHORT_S)
+            await failure_text(http, url, SHORT_S)
         await http.close()
         assert not reading_budget()._queue
 

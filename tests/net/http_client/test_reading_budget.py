@@ -1,4 +1,4 @@
-"""How steps are shared out: in turn, so many a turn, so much of a CPU."""
+"""Tests of the sharing of steps: in turn, a limit per turn, and a share of a CPU."""
 
 import asyncio
 import gc
@@ -20,7 +20,7 @@ from select_service.net.http_client.reading_budget import (
 
 
 class Cpu:
-    """CPU time that passes when it is spent."""
+    """CPU clock that advances when a test spends time."""
 
     def __init__(self) -> None:
         self.spent_s = 0.0
@@ -30,9 +30,9 @@ class Cpu:
 
 
 def steps_of(names, noted, count, cpu=None, cost_s=0.0):
-    """A step for each name, which notes its name so many times."""
+    """Return a step for each name, which notes the name `count` times."""
 
-    def made(name):
+    def make_step(name):
         left = count
 
         def step():
@@ -45,11 +45,11 @@ def steps_of(names, noted, count, cpu=None, cost_s=0.0):
 
         return step
 
-    return [made(name) for name in names]
+    return [make_step(name) for name in names]
 
 
 async def turns_until(noted, count):
-    """How much is noted in each turn of the loop."""
+    """Return the number of noted names in each turn of the loop."""
     sizes, before = [], 0
     while len(noted) < count:
         await asyncio.sleep(0)
@@ -58,7 +58,7 @@ async def turns_until(noted, count):
     return sizes
 
 
-async def test_everybody_has_a_step_before_anybody_has_the_next():
+async def test_every_reader_has_a_step_before_the_next_round():
     budget, noted = ReadingBudget(Cpu()), []
     for step in steps_of("abc", noted, 40):
         budget.add_step(step)
@@ -82,8 +82,8 @@ async def test_a_turn_that_was_long_begins_no_further_step():
     assert max(await turns_until(noted, 10)) == 3
 
 
-async def test_for_long_reading_has_its_share_of_a_cpu():
-    """By the same clock that the budget has, however fast the machine is."""
+async def test_over_time_reading_has_its_share_of_a_cpu():
+    """The share is measured by the clock of the budget, however fast the machine is."""
 
     cpu = Cpu()
     begun = monotonic()
@@ -104,7 +104,7 @@ async def test_a_rest_is_no_credit_beyond_its_bound():
         budget.add_step(step)
     for _ in range(50):
         await asyncio.sleep(0)
-    assert len(noted) == 2  # the second is on credit
+    assert len(noted) == 2  # the second step is on credit
 
 
 async def test_the_result_of_steps_is_that_of_the_generator():
@@ -122,7 +122,7 @@ async def test_the_result_of_steps_is_that_of_the_generator():
         await reading_budget().run_steps(failing())
 
 
-async def test_steps_of_whoever_has_gone_are_not_taken():
+async def test_steps_of_cancelled_readers_are_dropped():
     taken = Counter()
 
     def endless():

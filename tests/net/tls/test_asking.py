@@ -1,4 +1,4 @@
-"""This process as a client over https: whom it believes, and what it shows."""
+"""Tests of this process as an https client: trusted authorities and own certificates."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from select_service.net.tls.current_tls import ClientTls
 from select_service.net.tls.tls_paths import CertificatePair, ClientTlsPaths
 from select_service.planner.connectors.selector_client import SelectorClients
 from tests.builders import worker_body
-from tests.builders.certificates import authority, believing
+from tests.builders.certificates import authority, trusting_context
 from tests.builders.in_thread import InThread
 from tests.builders.keys import entry, keys_file, secret
 from tests.builders.polling import PATIENCE_S
@@ -39,9 +39,9 @@ def service():
 
 @pytest.fixture(scope="module")
 def strict():
-    """It asks for a certificate, too."""
+    """Return a service that requires a certificate of clients, too."""
     with TlsService("--tls-client-ca", str(authority().file)) as service:
-        service.trust = believing(authority().file, authority().issue())
+        service.trust = trusting_context(authority().file, authority().issue())
         yield service
 
 
@@ -75,21 +75,21 @@ def posted(client_tls, url):
     )
 
 
-def test_pages_come_from_who_is_believed_only(service):
+def test_pages_come_only_from_trusted_servers(service):
     assert body(tls(), url_of(service, "/health")) == b'{"status":"ok"}'
     for wrong in (None, tls("stranger")):
         with pytest.raises(HttpError, match="certificate is not trusted"):
             body(wrong, url_of(service, "/health"))
 
 
-def test_posts_go_to_who_is_believed_only(service):
+def test_posts_go_only_to_trusted_servers(service):
     assert posted(tls(), url_of(service, "/select")).status == 200
     for wrong in (None, tls("stranger")):
         with pytest.raises(HttpError, match="certificate is not trusted"):
             posted(wrong, url_of(service, "/select"))
 
 
-def test_a_certificate_is_shown_to_who_asks_for_one(strict):
+def test_a_certificate_is_presented_on_request(strict):
     mine = tls(own=authority().issue())
     assert body(mine, url_of(strict, "/health")) == b'{"status":"ok"}'
     assert posted(mine, url_of(strict, "/select")).status == 503  # there is no worker
@@ -101,9 +101,9 @@ def test_a_certificate_is_shown_to_who_asks_for_one(strict):
 
 
 @pytest.mark.parametrize("transport", ["httpx", "aiohttp"])
-def test_the_python_client_believes_the_context_that_it_is_given(service, transport):
+def test_the_python_client_trusts_the_given_context(service, transport):
     async def ask(name, deadline_s):
-        options = {"transport": transport, "ssl_context": believing(authority(name).file)}
+        options = {"transport": transport, "ssl_context": trusting_context(authority(name).file)}
         async with AsyncSelector([url_of(service)], deadline_s=deadline_s, **options) as selector:
             return await selector.workers()
 
@@ -112,7 +112,7 @@ def test_the_python_client_believes_the_context_that_it_is_given(service, transp
         asyncio.run(ask("stranger", 2.0))
 
 
-def test_what_drains_for_the_planner_is_asked_of_who_is_believed_only(service):
+def test_the_planner_reads_loads_only_from_trusted_selectors(service):
     def loads(client_tls):
         async def ask():
             selectors = SelectorClients([url_of(service)], "m", "default", None, client_tls)
@@ -126,7 +126,7 @@ def test_what_drains_for_the_planner_is_asked_of_who_is_believed_only(service):
     assert loads(None) is None
 
 
-def test_explain_asks_with_a_key_and_a_certificate(tmp_path, capsys):
+def test_explain_calls_with_a_key_and_a_certificate(tmp_path, capsys):
     keys = keys_file(tmp_path, entry("web", "caller"))
     key_file = tmp_path / "key"
     key_file.write_text(secret("web") + "\n")
@@ -152,7 +152,7 @@ def test_explain_asks_with_a_key_and_a_certificate(tmp_path, capsys):
         (("--tls-client-cert", "words"), "belong together: give both"),
     ],
 )
-def test_commands_say_what_is_wrong_with_what_they_are_to_show(
+def test_commands_report_faults_of_keys_and_certificates(
     tmp_path, monkeypatch, capsys, flags, said
 ):
     monkeypatch.chdir(tmp_path)
@@ -165,7 +165,7 @@ def test_commands_say_what_is_wrong_with_what_they_are_to_show(
 
 @contextlib.contextmanager
 def answering(status, location=""):
-    """The port of a plain HTTP server, and the headers of the requests that came."""
+    """Yield the port of a plain HTTP server and the headers of received requests."""
     came = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -177,7 +177,7 @@ def answering(status, location=""):
             self.end_headers()
 
         def log_message(self, *_):
-            """Not on standard error."""
+            """Log nothing to standard error."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
@@ -203,13 +203,13 @@ def test_a_key_does_not_follow_a_redirect(tmp_path, capsys, command, status):
     assert f"HTTP status {status}" in capsys.readouterr().err
 
 
-def test_commands_ask_over_http_alone(capsys):
+def test_commands_call_over_http_alone(capsys):
     for command in ("explain", "doctor"):
         assert main([command, "--url", "file:///etc"]) == 2
         assert "it does not begin with http:// or https://" in capsys.readouterr().err
 
 
-def test_doctor_asks_with_a_key_and_a_certificate(tmp_path, capsys):
+def test_doctor_calls_with_a_key_and_a_certificate(tmp_path, capsys):
     keys = keys_file(tmp_path, entry("web", "operator"))
     key_file = tmp_path / "key"
     key_file.write_text(secret("web"))
@@ -227,7 +227,7 @@ def test_doctor_asks_with_a_key_and_a_certificate(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("believes", [True, False])
-def test_the_prompt_of_a_doctor_goes_to_engines_that_are_believed(service, believes):
+def test_the_prompt_of_doctor_goes_only_to_trusted_engines(service, believes):
     """The engine is a service here, which has no route for prompts."""
     flags = ("--tls-ca", str(authority().file)) if believes else ()
     with InThread(*flags) as asks:
@@ -239,8 +239,8 @@ def test_the_prompt_of_a_doctor_goes_to_engines_that_are_believed(service, belie
         assert ("is not trusted" in texts) == (not believes)
 
 
-def test_inspect_asks_over_https_with_a_key(tmp_path, capsys):
-    """Of a selector, whose metrics are none of an engine: that it answers is enough here."""
+def test_inspect_calls_over_https_with_a_key(tmp_path, capsys):
+    """A selector has no metrics of an engine, so an answer is enough here."""
     keys = keys_file(tmp_path, entry("web", "operator"))
     key_file = tmp_path / "key"
     key_file.write_text(secret("web"))
@@ -249,4 +249,4 @@ def test_inspect_asks_over_https_with_a_key(tmp_path, capsys):
         inspect_command([*asked, "--api-key-file", str(key_file)])
         assert "neither vLLM nor SGLang" in capsys.readouterr().err
         assert inspect_command(asked) == 1
-        assert "status 404" in capsys.readouterr().err  # /metrics, too, is refused
+        assert "status 404" in capsys.readouterr().err  # /metrics is refused, too

@@ -1,4 +1,4 @@
-"""What is made of files of TLS, and what is said of wrong ones."""
+"""Tests of TLS files: the read certificates, and the errors about wrong files."""
 
 import re
 import shutil
@@ -18,15 +18,15 @@ A_FOLDER = "not a regular file but a directory, give a regular file"
 
 
 def shown_end(path):
-    """As openssl says it."""
+    """Return the end of a certificate as openssl reports the time."""
     command = ["openssl", "x509", "-in", path, "-noout", "-enddate"]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     return ssl.cert_time_to_seconds(text.removeprefix("notAfter="))
 
 
 @pytest.mark.parametrize("days", [1, 20, 20_000])
-def test_the_end_of_a_certificate_is_what_openssl_says(days):
-    """The last is beyond 2050, where times have four digits of the year."""
+def test_the_end_of_a_certificate_agrees_with_openssl(days):
+    """The last certificate ends after 2050, where times have four digits of the year."""
     issued = authority().issue(days)
     assert earliest_expiry(issued.certificate.read_bytes()) == shown_end(issued.certificate)
     expected = datetime.now(UTC) + timedelta(days)
@@ -47,7 +47,7 @@ def test_an_rsa_certificate_with_all_kinds_of_names_is_read(tmp_path):
     assert earliest_expiry(made.read_bytes()) == shown_end(made)
 
 
-def test_a_certificate_that_is_cut_is_said_to_be_unreadable():
+def test_a_truncated_certificate_is_reported_as_unreadable():
     der = ssl.PEM_cert_to_DER_cert(authority().issue().certificate.read_text())
     for size in range(1, len(der)):
         with pytest.raises(ValueError, match="a certificate in the file is unreadable"):
@@ -69,7 +69,7 @@ def test_good_files_make_a_context_of_tls_1_2_at_least():
 
 
 def faults(tmp_path):
-    """Names of faults -> (certificate, key, what is said)"""
+    """Return certificate, key and error text by name of the fault."""
     one, other = authority().issue(), authority().issue()
     locked, words, rsa = tmp_path / "locked.key", tmp_path / "words", tmp_path / "rsa.key"
     ask("ec", "-in", one.key, "-aes128", "-passout", "pass:secret", "-out", locked)
@@ -103,7 +103,7 @@ def faults(tmp_path):
         *("a key of words", "another", "another kind", "locked"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(tmp_path, name):
+def test_faults_are_reported_in_one_line(tmp_path, name):
     certificate, key, text = faults(tmp_path)[name]
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         server_context(ServerTlsPaths(CertificatePair(certificate, key)))
@@ -120,7 +120,7 @@ def test_a_ca_that_is_none_is_refused(tmp_path):
             make()
 
 
-def test_a_client_believes_its_ca_beside_those_of_the_system(tmp_path):
+def test_a_client_trusts_its_ca_and_those_of_the_system(tmp_path):
     usual = ssl.create_default_context().cert_store_stats()["x509"]
     loaded = client_context(ClientTlsPaths(ca=authority().file))
     assert loaded.context.cert_store_stats()["x509"] == usual + 1

@@ -1,4 +1,4 @@
-"""Handshakes of a server are counted, bounded, and follow the context that counts now."""
+"""Tests of a server's handshakes: counts, bounds, and changes of the context."""
 
 import asyncio
 import gc
@@ -11,7 +11,7 @@ import uvloop
 from select_service.net.tls.server_handshakes import HandshakeContext
 from select_service.net.tls.ssl_contexts import server_context
 from select_service.net.tls.tls_paths import CertificatePair, ServerTlsPaths
-from tests.builders.certificates import authority, believing
+from tests.builders.certificates import authority, trusting_context
 from tests.builders.polling import eventually_on_loop
 
 SHORT_S = 0.2
@@ -36,8 +36,8 @@ async def served(story):
 
 
 async def connect(port):
-    """The certificate that the server shows."""
-    trust = believing(authority().file)
+    """Return the certificate that the server presents."""
+    trust = trusting_context(authority().file)
     _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust)
     shown = writer.get_extra_info("ssl_object").getpeercert()
     writer.close()
@@ -45,8 +45,8 @@ async def connect(port):
 
 
 def mistrust(port):
-    """As a client that tells why it leaves; those of event loops do not."""
-    trust = believing(authority("stranger").file)
+    """Reject the certificate with an alert, which clients of event loops do not send."""
+    trust = trusting_context(authority("stranger").file)
     with (
         socket.create_connection(("127.0.0.1", port)) as plain,
         trust.wrap_socket(plain, server_hostname="localhost"),
@@ -55,7 +55,7 @@ def mistrust(port):
 
 
 def test_all_ends_are_counted_and_none_is_kept():
-    """On uvloop, which the service runs on: an end leaves nothing to the garbage collector."""
+    """Each end leaves nothing to the garbage collector on uvloop, on which the service runs."""
 
     async def story(handshakes, port):
         for _ in range(MANY):
@@ -76,7 +76,7 @@ def test_all_ends_are_counted_and_none_is_kept():
             writer.close()
         await eventually_on_loop(lambda: handshakes.current_counts() == (MANY, 2, 0, MANY, 0))
 
-    gc.disable()  # what is left to it would be counted as open
+    gc.disable()  # garbage would count as open handshakes
     try:
         uvloop.run(served(story))
     finally:
@@ -98,7 +98,7 @@ def test_none_begins_while_it_is_full():
 
 def test_new_connections_get_the_new_certificate_and_old_ones_stay():
     async def story(handshakes, port):
-        trust = believing(authority().file)
+        trust = trusting_context(authority().file)
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust)
         old = writer.get_extra_info("ssl_object").getpeercert()
         handshakes.set_context(context(authority().issue()))

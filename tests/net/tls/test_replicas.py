@@ -1,13 +1,13 @@
-"""Replicas recover from each other, and repair what differs, over https."""
+"""Tests of replicas over https: recovery from each other, and repair of differences."""
 
 import pytest
 
 from tests.builders import worker_body
-from tests.builders.certificates import authority, believing
+from tests.builders.certificates import authority, trusting_context
 from tests.builders.launched_process import free_port
 from tests.builders.polling import eventually
 from tests.builders.tls_service import TlsService
-from tests.builders.waiting_clients import PROMPT, held
+from tests.builders.waiting_clients import PROMPT, count_reservations
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def pair_of_files():
 
 def replica(*flags, port=None):
     service = TlsService("--replica-sync-port", str(port or free_port()), *flags)
-    service.trust = believing(authority().file, authority().issue())
+    service.trust = trusting_context(authority().file, authority().issue())
     return service
 
 
@@ -48,11 +48,11 @@ def test_both_sides_show_certificates_and_nothing_is_missing_afterwards(pair_of_
             eventually(lambda: state_of(new) != "running")
             assert new.call("GET", "/ready").body["recovery"]["partitions"] == 1  # of the dump
             assert new.call("POST", "/workers", worker_body(1)).status == 201
-            eventually(lambda: held(new) == 1)
+            eventually(lambda: count_reservations(new) == 1)
             assert only_peer(new)["repairs"]["added"] == 1
 
 
-def test_a_peer_that_is_not_believed_is_not_listened_to():
+def test_an_untrusted_peer_is_ignored():
     port = free_port()
     with replica(port=port) as old:
         with_a_booking(old)
@@ -60,4 +60,4 @@ def test_a_peer_that_is_not_believed_is_not_listened_to():
             assert new.call("POST", "/workers", worker_body(1)).status == 201
             eventually(lambda: only_peer(new)["last_error"])
             assert "is not trusted" in only_peer(new)["last_error"]
-            assert held(new) == 0
+            assert count_reservations(new) == 0

@@ -1,4 +1,4 @@
-"""The service behind TLS: what holds without holds with it, and who is let in."""
+"""Tests of the service behind TLS: the same behavior as without TLS, and client certificates."""
 
 import logging
 import socket
@@ -14,12 +14,19 @@ from select_service.fastpath.fastpath_protocol import FastPathProtocol
 from select_service.http import bounded_protocol as bounds
 from select_service.http import http_server
 from tests.builders import worker_body
-from tests.builders.certificates import Issued, authority, believing
+from tests.builders.certificates import Issued, authority, trusting_context
 from tests.builders.keys import bearer, entry, keys_file
 from tests.builders.polling import eventually
 from tests.builders.running import request
-from tests.builders.tls_service import TlsClient, TlsService, copied
-from tests.builders.waiting_clients import PROMPT, QUEUE, a_full_worker, held, metric, pending
+from tests.builders.tls_service import TlsClient, TlsService, replace_pair
+from tests.builders.waiting_clients import (
+    PROMPT,
+    QUEUE,
+    a_full_worker,
+    count_reservations,
+    metric,
+    pending,
+)
 
 HANDSHAKES = "select_service_tls_handshakes_total"
 SELECT = request("POST", "/select", PROMPT)
@@ -32,7 +39,7 @@ def _no_long_waits(monkeypatch):
 
 @pytest.fixture
 def handed_over(monkeypatch):
-    """Connections of which something was not answered by compiled code."""
+    """Return connections where compiled code did not answer every request."""
     found = []
     original = FastPathProtocol._hand_over
 
@@ -45,7 +52,7 @@ def handed_over(monkeypatch):
 
 
 def test_usual_requests_are_answered_by_compiled_code(handed_over, monkeypatch):
-    """Also after the watch has looked, which finds sockets that compiled code may write to."""
+    """The watch also finds sockets that compiled code may write to."""
     monkeypatch.setattr(bounds, "WATCH_EVERY_S", 0.02)
     with TlsService() as service:
         assert service.call("POST", "/workers", worker_body(1)).status == 201
@@ -85,10 +92,10 @@ def test_a_client_that_goes_away_leaves_the_queue_and_books_nothing():
                 client.send(request("POST", "/select_and_reserve", PROMPT))
                 eventually(lambda: pending(service) == 1)
             eventually(lambda: pending(service) == 0)
-        assert held(service) == 1
+        assert count_reservations(service) == 1
 
 
-def test_who_reads_no_answers_is_left(monkeypatch):
+def test_a_client_that_reads_no_answers_is_dropped(monkeypatch):
     monkeypatch.setattr(bounds, "WATCH_EVERY_S", 0.05)
     monkeypatch.setattr(bounds, "UNREAD_S_MAX", 0.3)
     with TlsService() as service, service.client() as client:
@@ -101,16 +108,16 @@ def test_who_reads_no_answers_is_left(monkeypatch):
         eventually(lambda: len(connections) == 0)
 
 
-def test_a_client_that_believes_another_authority_does_not_speak():
+def test_a_client_of_another_authority_ends_the_handshake():
     with TlsService() as service:
         with pytest.raises(ssl.SSLCertVerificationError):
-            service.client(believing(authority("stranger").file))
+            service.client(trusting_context(authority("stranger").file))
         eventually(lambda: metric(service, HANDSHAKES, result="failed") == 1)
         assert service.call("GET", "/health").status == 200
 
 
 def test_old_versions_are_refused():
-    old = believing(authority().file)
+    old = trusting_context(authority().file)
     with warnings.catch_warnings(action="ignore"):
         old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
     with TlsService() as service, pytest.raises(OSError):  # noqa: PT011  of either side
@@ -118,7 +125,7 @@ def test_old_versions_are_refused():
 
 
 def is_let_in(service, trust):
-    """A client whose certificate is refused hears it only when it reads."""
+    """Return whether a client may call; a refused certificate shows only when the client reads."""
     try:
         with service.client(trust) as client:
             client.send(request("GET", "/health"))
@@ -127,13 +134,13 @@ def is_let_in(service, trust):
         return False
 
 
-def test_with_an_authority_of_clients_a_certificate_and_a_key_are_asked(tmp_path):
+def test_with_a_client_authority_certificate_and_key_are_required(tmp_path):
     keys = keys_file(tmp_path, entry("web", "operator"))
     flags = ("--tls-client-ca", str(authority().file), "--api-keys-file", str(keys))
     with TlsService(*flags) as service:
         for own in (None, authority("stranger").issue()):
-            assert not is_let_in(service, believing(authority().file, own))
-        service.trust = believing(authority().file, authority().issue())
+            assert not is_let_in(service, trusting_context(authority().file, own))
+        service.trust = trusting_context(authority().file, authority().issue())
         assert service.call("GET", "/config").status == 401
         assert service.call("GET", "/config", authorization=bearer("web")).status == 200
         assert service.handshakes.current_counts().failed == 2
@@ -151,7 +158,7 @@ def test_plain_words_are_hung_up_on_without_a_word_in_the_log(caplog):
         assert metric(service, HANDSHAKES, result="failed") == 3
 
 
-def test_who_never_finishes_a_handshake_is_dropped(monkeypatch):
+def test_a_client_that_never_finishes_a_handshake_is_dropped(monkeypatch):
     monkeypatch.setattr(http_server, "HANDSHAKE_S_MAX", 0.3)
     with TlsService() as service:
         begins = [b"", b"\x16\x03\x01\x02\x00", b"\x16"]
@@ -185,22 +192,22 @@ def test_connections_without_a_handshake_count_among_all(monkeypatch):
 
 def changing(tmp_path):
     place = Issued(tmp_path / "cert.pem", tmp_path / "key.pem")
-    copied(authority().issue(days=20), place)
+    replace_pair(authority().issue(days=20), place)
     return place
 
 
 def shown_by(service):
     with service.client() as client:
-        return client.shown
+        return client.server_certificate
 
 
 def test_a_new_certificate_counts_for_new_connections_and_old_ones_go_on(tmp_path):
     place = changing(tmp_path)
     with TlsService(issued=place) as service, service.client() as client:
-        old = client.shown
+        old = client.server_certificate
         expires = ("select_service_tls_certificate_expires_timestamp_seconds",)
         ended = metric(service, *expires, side="server")
-        copied(authority().issue(days=10), place)
+        replace_pair(authority().issue(days=10), place)
         eventually(lambda: shown_by(service) != old)
         assert 9 * 86_400 < ended - metric(service, *expires, side="server") < 11 * 86_400
         client.send(request("GET", "/health"))
@@ -208,7 +215,7 @@ def test_a_new_certificate_counts_for_new_connections_and_old_ones_go_on(tmp_pat
         assert metric(service, "select_service_tls_stale", side="server") == 0
 
 
-def test_a_wrong_pair_keeps_the_last_good_one_and_says_so(tmp_path, caplog):
+def test_a_wrong_pair_keeps_the_last_good_one_and_is_logged(tmp_path, caplog):
     place = changing(tmp_path)
     with TlsService(issued=place) as service:
         old = shown_by(service)
@@ -218,7 +225,7 @@ def test_a_wrong_pair_keeps_the_last_good_one_and_says_so(tmp_path, caplog):
         Path(place.certificate).unlink()
         eventually(lambda: metric(service, READINGS, result="failed", side="server") == 2)
         assert shown_by(service) == old
-        copied(authority().issue(), place)
+        replace_pair(authority().issue(), place)
         eventually(lambda: shown_by(service) != old)
         assert metric(service, "select_service_tls_stale", side="server") == 0
     told = [r for r in caplog.records if r.message.startswith("TLS files are invalid")]
@@ -231,8 +238,8 @@ READINGS = "select_service_tls_readings_total"
 def test_another_authority_of_clients_counts_for_new_connections(tmp_path):
     ca = tmp_path / "ca.pem"
     ca.write_bytes(authority().file.read_bytes())
-    mine = believing(authority().file, authority().issue())
-    theirs = believing(authority().file, authority("stranger").issue())
+    mine = trusting_context(authority().file, authority().issue())
+    theirs = trusting_context(authority().file, authority("stranger").issue())
     with TlsService("--tls-client-ca", str(ca)) as service, service.client(mine) as client:
         client.send(request("GET", "/health"))
         assert client.answer().status == 200

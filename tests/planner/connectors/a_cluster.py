@@ -1,4 +1,4 @@
-"""A cluster with a fake API server, a connector to it, and a plain client that needs no library."""
+"""Cluster with a fake API server, a connector, and a plain client that needs no library."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -18,7 +18,10 @@ P, D = Role.PREFILL, Role.DECODE
 
 
 class PlainApi:
-    """timeout_s: of a request."""
+    """Client of the API.
+
+    timeout_s: timeout of a request, in s
+    """
 
     def __init__(self, url: str, timeout_s: float = 30.0) -> None:
         self.url, self.timeout_s = url, timeout_s
@@ -47,7 +50,7 @@ class PlainApi:
 
 
 class Time:
-    """That of the connector and of the cluster together."""
+    """Common clock of the connector and the cluster."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -57,7 +60,7 @@ class Time:
 
 
 class Cluster:
-    """A fake with a deployment for each role, moved by `tick`."""
+    """Fake cluster with a deployment for each role; `tick` advances its time."""
 
     def __init__(self, fake: FakeKubernetes, api: PlainApi, time: Time) -> None:
         self.fake, self.api, self.time = fake, api, time
@@ -66,18 +69,18 @@ class Cluster:
     def add(
         self, kind: Kind, name: str, replicas: int, spec: Mapping[str, Any] | None = None
     ) -> None:
-        """With all its pods running."""
+        """Create an object with all its pods running."""
         spec = {"replicas": replicas, **(spec or {})}
         self.store.create(kind, "default", {"metadata": {"name": name}, "spec": spec})
         self.settle()
 
     def settle(self) -> None:
-        """Until nothing moves any more."""
+        """Run the controller until nothing changes any more."""
         for _ in range(8):
             self.controller.step(self.controller.startup_s)
 
     def tick(self, seconds: float = 5.0) -> None:
-        """Time passes for all."""
+        """Advance the time of the connector and the cluster."""
         self.time.now += seconds
         self.controller.step(seconds)
 
@@ -85,7 +88,7 @@ class Cluster:
         return int(self.store.get(kind, "default", name)["spec"]["replicas"])
 
     def set_replicas(self, name: str, count: int) -> None:
-        """As somebody with kubectl does."""
+        """Change the replica count as a user of kubectl does."""
         patch = {"spec": {"replicas": count}}
         self.store.patch(DEPLOYMENT, "default", name, patch, "merge-patch")
 

@@ -1,4 +1,4 @@
-"""Workers in pods, with a selector in front of them, and planners that scale them."""
+"""Workers in pods, a selector in front of the workers, and planners that scale both roles."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,12 +21,15 @@ from tests.planner.connectors.a_cluster import Cluster, D, P, PlainApi, a_cluste
 from tests.planner.connectors.a_selector import ASelector, running
 
 BLOCKS = {101: 3, 102: 8, 103: 1, 104: 5}
-"""Of the workers, in the order in which their pods were made."""
+"""Numbers of active blocks of the workers, in the order of their pods."""
 
 
 @dataclass
 class Fleet:
-    """app: of the pods."""
+    """Pods of one workload with their selector.
+
+    app: name of the pods' workload
+    """
 
     cluster: Cluster
     selector: ASelector
@@ -63,7 +66,7 @@ class Fleet:
         return LeaderElection(api, "default", "select-planner", identity, clock=time)
 
     def staying(self) -> dict[int, Object]:
-        """Workers whose pods do not leave, with their pods."""
+        """Return the workers with pods that do not terminate, and these pods."""
         by_host = {host: worker_id for worker_id, host in self.selector.hosts.items()}
         return {
             by_host[pod["status"]["podIP"]]: pod
@@ -72,17 +75,17 @@ class Fleet:
         }
 
     def marks(self) -> dict[int, tuple[str | None, bool]]:
-        """By worker whose pod says something: who drains, and is it the first to go?"""
+        """Return (drained worker, whether the pod has a deletion cost) by worker with marks."""
         said = {w: pod["metadata"].get("annotations", {}) for w, pod in self.staying().items()}
         return {w: (s.get(DRAINED_WORKER), DELETION_COST in s) for w, s in said.items() if s}
 
     def finish(self, *workers: int) -> None:
-        """Nothing is booked on them any more."""
+        """End all reservations of these workers."""
         for worker_id in workers:
             self.selector.booked[worker_id] = 0
 
     def forget_marks(self) -> None:
-        """A platform that takes whom it likes."""
+        """Remove all deletion costs, so that the platform chooses pods freely."""
         gone = {"metadata": {"annotations": {DELETION_COST: None}}}
         for pod in self.staying().values():
             name = pod["metadata"]["name"]
@@ -91,7 +94,7 @@ class Fleet:
 
 @asynccontextmanager
 async def a_fleet(kind: Kind = DEPLOYMENT) -> AsyncIterator[Fleet]:
-    """Four decode workers with one request each, and four pods for prefill that are none."""
+    """Yield four decode workers with one request each, and four prefill pods without workers."""
     selector = ASelector(booked=dict.fromkeys(BLOCKS, 1), blocks=dict(BLOCKS))
     async with a_cluster() as cluster, running(selector):
         app = "decode"

@@ -1,4 +1,4 @@
-"""A selector as connectors see one: workers with reservations that drain when they are told."""
+"""Selector from a connector's view: workers with reservations that drain on request."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,10 +9,12 @@ from aiohttp import web
 
 @dataclass
 class ASelector:
-    """booked: reservations by worker; blocks: active blocks; both may be changed while it runs.
+    """Selector with workers.
 
-    released: workers that were to serve again, in order
-    deaf_to: workers of which it hears nothing
+    booked: number of reservations by worker; tests may change the map
+    blocks: number of active blocks by worker; tests may change the map
+    released: workers that were put back into service, in order
+    deaf_to: workers for which drain requests fail
     """
 
     booked: dict[int, int]

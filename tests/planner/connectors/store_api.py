@@ -1,4 +1,4 @@
-"""The store of the fake Kubernetes as the API of a connector, without a server."""
+"""Store of the fake Kubernetes as the API of a connector, without a server."""
 
 from typing import Any
 
@@ -10,8 +10,11 @@ from tests.builders.fake_kubernetes.store import Refused, Store
 
 
 class StoreApi:
-    """Serves pods, deployments and leases.  fails: what becomes of each of the next requests,
-    a status (0 where the request is lost), or `answer` where that is lost."""
+    """API for pods, deployments and leases.
+
+    fails: results of the next requests; a status (0 means a lost request), or `answer` for a
+    lost answer
+    """
 
     def __init__(self, store: Store) -> None:
         self.store = store

@@ -1,4 +1,4 @@
-"""Replicas that shall go finish first; with selectors over real HTTP."""
+"""Tests of draining before a scale-down, with selectors over real HTTP."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ class Time:
 
 @asynccontextmanager
 async def a_fleet(*selectors: ASelector) -> AsyncIterator[tuple[VirtualConnector, Time]]:
-    """Three decode replicas that were decided, and selectors in front of them."""
+    """Yield a connector with three decided decode replicas, and its clock."""
     time = Time()
     async with running(selectors[0]), running(selectors[-1]):
         client = SelectorClients([selector.url for selector in selectors], "llama", "default")
@@ -88,7 +88,7 @@ async def test_a_worker_that_never_drains_goes_when_the_time_is_over():
         assert connector.decision.num_decode == 2
 
 
-async def test_who_was_to_go_serves_again_when_the_wish_is_taken_back():
+async def test_a_cancelled_scale_down_ends_the_drain():
     selector = a_selector()
     async with a_fleet(selector) as (connector, _):
         await connector.scale({D: 1})
@@ -101,7 +101,7 @@ async def test_who_was_to_go_serves_again_when_the_wish_is_taken_back():
     assert selector.draining == set()
 
 
-async def test_starts_that_are_withdrawn_drain_nobody():
+async def test_withdrawn_starts_drain_no_worker():
     selector, there = a_selector(), {D: 3}
 
     async def ready() -> dict[Role, int]:
@@ -127,7 +127,7 @@ async def test_starts_that_are_withdrawn_drain_nobody():
         await connector.close()
 
 
-async def test_a_selector_that_has_begun_anew_is_asked_again():
+async def test_a_restarted_selector_gets_the_drain_again():
     one, other = a_selector(), a_selector()
     async with a_fleet(one, other) as (connector, _):
         await connector.scale({D: 2})
@@ -141,7 +141,7 @@ async def test_a_selector_that_has_begun_anew_is_asked_again():
 
 
 @pytest.mark.parametrize("selectors", [1, 2])
-async def test_a_worker_that_a_new_selector_does_not_know_yet_has_not_drained(selectors):
+async def test_a_worker_unknown_to_a_new_selector_has_not_drained(selectors):
     both = [a_selector() for _ in range(selectors)]
     async with a_fleet(*both) as (connector, time):
         await connector.scale({D: 2})
@@ -163,7 +163,7 @@ async def test_a_worker_that_a_new_selector_does_not_know_yet_has_not_drained(se
             assert connector.decision.num_decode == count
 
 
-async def test_who_drained_for_a_planner_that_was_killed_serves_again(tmp_path):
+async def test_workers_drained_by_a_killed_planner_return_to_service(tmp_path):
     selector = a_selector()
     async with running(selector):
 
@@ -191,7 +191,7 @@ async def test_who_drained_for_a_planner_that_was_killed_serves_again(tmp_path):
             await each.close()
 
 
-def test_without_health_it_is_said_once_and_scaled_without_draining(caplog):
+def test_without_health_scaling_skips_draining_and_logs_once(caplog):
     async def run() -> None:
         selector = a_selector()
         selector.health = False
@@ -206,7 +206,7 @@ def test_without_health_it_is_said_once_and_scaled_without_draining(caplog):
     assert sum("removed undrained" in message for message in caplog.messages) == 1
 
 
-async def test_nothing_is_taken_away_while_no_selector_answers():
+async def test_no_replica_is_removed_while_no_selector_answers():
     selector = a_selector()
     async with a_fleet(selector) as (connector, _):
         selector.is_silent = True

@@ -1,4 +1,4 @@
-"""What the fake promises beyond what the connector uses: watches, bookmarks, patches."""
+"""Tests of fake features beyond the connector's use: watches, bookmarks, patches."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ async def next_event(stream: aiohttp.StreamReader) -> dict[str, Any]:
         return dict(json.loads(await stream.readline()))
 
 
-async def test_a_watch_tells_what_changes_and_how_far_it_is() -> None:
+async def test_a_watch_sends_changes_and_bookmarks() -> None:
     async with serving(FakeKubernetes()) as fake, aiohttp.ClientSession(fake.url) as session:
         spec = {"metadata": {"name": "decode"}, "spec": {"replicas": 1}}
         fake.store.create(DEPLOYMENT, "default", spec)
@@ -40,7 +40,7 @@ async def test_a_watch_tells_what_changes_and_how_far_it_is() -> None:
             assert mark["object"]["metadata"]["resourceVersion"] == str(fake.store.version)
 
 
-async def test_a_watch_of_what_is_forgotten_is_gone() -> None:
+async def test_a_watch_of_a_forgotten_version_is_gone() -> None:
     async with serving(FakeKubernetes()) as fake, aiohttp.ClientSession(fake.url) as session:
         pod = {"metadata": {"name": "a", "labels": {"app": "a"}}}
         fake.store.create(POD, "default", pod)
@@ -65,16 +65,18 @@ def test_patches_are_those_of_the_standards() -> None:
             patched(document, [bad])
 
 
-def test_what_a_client_has_sent_can_be_played() -> None:
+def test_requests_of_a_client_can_be_played() -> None:
     path = "/apis/apps/v1/namespaces/default/deployments/decode"
     metadata = {"name": "decode", "namespace": "default", "resourceVersion": "4", "uid": "u"}
     deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata}
     scale = {"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": metadata}
     put = {"kind": "Scale", "metadata": metadata, "spec": {"replicas": 3}}
     exchanges = [
-        sent("GET", path, None, 200, deployment | {"spec": {"replicas": 2}}),
-        sent("GET", path + "s", None, 404, {"kind": "Status", "apiVersion": "v1", "code": 404}),
-        sent("PUT", path + "/scale", put, 200, scale | {"spec": {"replicas": 3}}),
+        exchange_of("GET", path, None, 200, deployment | {"spec": {"replicas": 2}}),
+        exchange_of(
+            "GET", path + "s", None, 404, {"kind": "Status", "apiVersion": "v1", "code": 404}
+        ),
+        exchange_of("PUT", path + "/scale", put, 200, scale | {"spec": {"replicas": 3}}),
     ]
     assert list(play({"exchanges": exchanges})) == []
     exchanges[2]["answer"]["spec"]["replicas"] = 2
@@ -82,7 +84,7 @@ def test_what_a_client_has_sent_can_be_played() -> None:
     assert (found.expected, found.found) == (2, 3)
 
 
-def sent(
+def exchange_of(
     method: str, path: str, body: dict[str, Any] | None, status: int, answer: dict[str, Any]
 ) -> dict[str, Any]:
     return {

@@ -1,4 +1,4 @@
-"""What drains for a planner that was killed serves again, and nothing else does."""
+"""Tests of drains by a killed planner: its workers return to service, and no others."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ of_each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind
 
 
 async def is_clean(fleet: Fleet) -> None:
-    """A planner that has begun finds nothing to do any more."""
+    """Check that a new planner finds no work left."""
     assert fleet.marks() == {}
     before = len(fleet.selector.released)
     await fleet.planner().wait(0)
@@ -38,7 +38,7 @@ async def is_clean(fleet: Fleet) -> None:
 
 
 @of_each_kind
-async def test_of_a_planner_that_was_killed_before_anybody_heard_of_a_drain(kind):
+async def test_a_planner_killed_before_its_drains_arrive_leaves_no_marks(kind):
     async with a_fleet(kind) as fleet:
         fleet.selector.deaf_to |= set(BLOCKS)
         await fleet.planner().scale({D: 2})
@@ -49,7 +49,7 @@ async def test_of_a_planner_that_was_killed_before_anybody_heard_of_a_drain(kind
 
 
 @of_each_kind
-async def test_of_a_planner_that_was_killed_when_some_drained(kind):
+async def test_a_planner_killed_during_drains_leaves_no_drain(kind):
     async with a_fleet(kind) as fleet:
         fleet.selector.deaf_to = {101, 104}
         await fleet.planner().scale({D: 2})
@@ -61,7 +61,7 @@ async def test_of_a_planner_that_was_killed_when_some_drained(kind):
 
 
 @of_each_kind
-async def test_who_goes_for_a_count_that_was_lowered_does_not_serve_again(kind):
+async def test_workers_of_a_lowered_count_do_not_return_to_service(kind):
     async with a_fleet(kind) as fleet:
         killed, after = fleet.planner(), fleet.planner()
         await killed.scale({D: 2})
@@ -76,7 +76,7 @@ async def test_who_goes_for_a_count_that_was_lowered_does_not_serve_again(kind):
         await is_clean(fleet)
 
 
-async def test_who_has_drained_serves_again_where_the_platform_has_taken_another():
+async def test_a_drained_worker_returns_if_the_platform_removed_another():
     async with a_fleet() as fleet:
         planner = fleet.planner()
         await planner.scale({D: 2})
@@ -91,7 +91,7 @@ async def test_who_has_drained_serves_again_where_the_platform_has_taken_another
         await is_clean(fleet)
 
 
-async def test_a_platform_that_takes_nobody_keeps_nobody_out_for_ever():
+async def test_drained_workers_return_if_the_platform_removes_none():
     async with a_fleet() as fleet:
         killed, after = fleet.planner(), fleet.planner()
         await killed.scale({D: 3})
@@ -107,7 +107,7 @@ async def test_a_platform_that_takes_nobody_keeps_nobody_out_for_ever():
 
 
 @of_each_kind
-async def test_whom_somebody_else_has_drained_does_not_serve_again(kind):
+async def test_workers_drained_by_others_do_not_return_to_service(kind):
     async with a_fleet(kind) as fleet:
         fleet.selector.draining = {102, 103}
         await fleet.planner().scale({D: 1})
@@ -122,7 +122,7 @@ async def test_whom_somebody_else_has_drained_does_not_serve_again(kind):
         await is_clean(fleet)
 
 
-async def test_whom_somebody_else_has_drained_is_waited_for_and_asked_where_that_ends():
+async def test_a_foreign_drain_is_awaited_and_replaced_when_it_ends():
     async with a_fleet() as fleet:
         fleet.selector.draining = {103}
         planner = fleet.planner()
@@ -137,7 +137,7 @@ async def test_whom_somebody_else_has_drained_is_waited_for_and_asked_where_that
         assert fleet.selector.draining == set()
 
 
-async def test_a_record_stays_until_it_was_heard():
+async def test_a_record_stays_until_the_selector_has_received_it():
     async with a_fleet() as fleet:
         await fleet.planner().scale({D: 3})
         after = fleet.planner()
@@ -152,7 +152,7 @@ async def test_a_record_stays_until_it_was_heard():
         await is_clean(fleet)
 
 
-async def test_a_planner_that_wishes_the_same_carries_on():
+async def test_a_planner_with_the_same_target_continues():
     async with a_fleet() as fleet:
         await fleet.planner().scale({D: 3})
         after = fleet.planner()
@@ -164,7 +164,7 @@ async def test_a_planner_that_wishes_the_same_carries_on():
         assert fleet.selector.released == []
 
 
-async def test_what_it_carries_on_with_is_its_own_to_take_back():
+async def test_a_planner_can_cancel_the_drains_that_it_continues():
     async with a_fleet() as fleet:
         await fleet.planner().scale({D: 3})
         after = fleet.planner()
@@ -174,7 +174,7 @@ async def test_what_it_carries_on_with_is_its_own_to_take_back():
         await is_clean(fleet)
 
 
-async def test_a_wish_that_is_taken_back_unheard_is_taken_back_later():
+async def test_a_cancelled_target_without_an_answer_is_cancelled_later():
     async with a_fleet() as fleet:
         planner = fleet.planner()
         await planner.wait(0)
@@ -209,7 +209,7 @@ async def test_a_planner_that_gets_the_lease_lets_them_serve_and_the_former_keep
             await election.leave_election()
 
 
-async def test_a_wish_is_void_when_another_planner_has_led_meanwhile():
+async def test_a_target_is_void_after_another_planner_has_led():
     async with a_fleet() as fleet:
         one, other = fleet.election("one"), fleet.election("other")
         paused, between = fleet.planner(one), fleet.planner(other)
@@ -234,12 +234,14 @@ async def test_a_wish_is_void_when_another_planner_has_led_meanwhile():
 
 
 class Killed(Exception):
-    """The planner is no more."""
+    """The planner was killed."""
 
 
 class Life:
-    """Of a planner, in requests that it still sends; one after the other, so that it is certain
-    which of them have come."""
+    """Life of a planner, as the number of requests until its end.
+
+    Requests run one at a time, so that the set of arrived requests is certain.
+    """
 
     def __init__(self, requests: int) -> None:
         self.left = requests
@@ -264,7 +266,7 @@ class Life:
 
 
 async def lives(fleet: Fleet, planner: KubernetesConnector, wishes: tuple[int, ...]) -> None:
-    """Each of the wishes, and whoever drains for the last one comes to its end."""
+    """Scale to each count in turn, and finish the workers that drain for the last count."""
     for wish in wishes:
         await planner.scale({D: wish})
         await planner.wait(0)
@@ -276,9 +278,9 @@ async def lives(fleet: Fleet, planner: KubernetesConnector, wishes: tuple[int, .
 
 @of_each_kind
 @pytest.mark.parametrize("wishes", [(2,), (3, 2), (2, 3), (2, 4), (2, 4, 1)])
-def test_whenever_a_planner_is_killed_nobody_who_stays_is_left_out(kind, wishes):
+def test_staying_workers_serve_whenever_a_planner_is_killed(kind, wishes):
     async def killed_after(requests: int) -> bool:
-        """Did it live to the end?"""
+        """Return whether the planner lived to the end."""
         life = Life(requests)
         async with a_fleet(kind) as fleet:
             fleet.selector.draining = {102}
@@ -302,7 +304,7 @@ def test_whenever_a_planner_is_killed_nobody_who_stays_is_left_out(kind, wishes)
     assert requests > 20
 
 
-async def test_a_decision_says_who_goes_though_nobody_is_asked():
+async def test_a_decision_names_victims_without_drain_requests():
     async with a_fleet() as fleet:
         fleet.selector.draining = {103}
         fleet.finish(103)
@@ -311,7 +313,7 @@ async def test_a_decision_says_who_goes_though_nobody_is_asked():
         assert decision.roles[D].victims == ("103",)
 
 
-async def test_a_selector_that_hears_nothing_is_told_of_once(caplog):
+async def test_a_selector_without_answers_is_logged_once(caplog):
     async with a_fleet() as fleet:
         selectors = fleet.selectors()
         fleet.selector.deaf_to = {101, 102}

@@ -1,4 +1,4 @@
-"""Dynamo's graph deployments: roles by type, both versions of the API, and the model they serve."""
+"""Tests of Dynamo's graph deployments: roles by type, both API versions, and the served model."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -38,7 +38,7 @@ def add_graph(cluster: Cluster, kind: Kind, spec: dict[str, Any]) -> None:
 
 
 def service(part: str, replicas: int, *, model: str = MODEL, **more: Any) -> dict[str, Any]:
-    """A service of v1alpha1 as Dynamo's examples have it."""
+    """Return a service of v1alpha1 as in Dynamo's examples."""
     script = f"python3 -m dynamo.vllm --model {model} --is-{part}-worker"
     return {
         "componentType": "worker",
@@ -113,7 +113,7 @@ def test_a_component_is_found_by_its_role(
     with_a_cluster(scene)
 
 
-def test_what_there_is_instead_is_said() -> None:
+def test_a_missing_component_names_the_existing_components() -> None:
     async def scene(cluster: Cluster) -> None:
         add_graph(cluster, GRAPH_ALPHA, {"services": {"Frontend": FRONTEND}})
         with pytest.raises(ConnectorError, match=r"no component is decode; .*: Frontend"):
@@ -143,7 +143,7 @@ def test_the_served_model_is_compared_at_the_start() -> None:
 
 
 @pytest.mark.parametrize(("generation", "good"), [(1, False), (0, True)])
-def test_the_operators_word_counts_if_it_is_current(generation: int, good: bool) -> None:
+def test_a_current_status_of_the_operator_counts(generation: int, good: bool) -> None:
     async def scene(cluster: Cluster) -> None:
         add_graph(cluster, GRAPH, {"components": [{"name": "d", "type": "decode"}]})
         cluster.controller.paused = True
@@ -166,17 +166,17 @@ def test_the_operators_word_counts_if_it_is_current(generation: int, good: bool)
 KUBERNETES = {"kind": "kubernetes"}
 
 
-def loaded(connector: dict[str, Any], mode: str = "disagg") -> config.PlannerConfig:
+def load_config(connector: dict[str, Any], mode: str = "disagg") -> config.PlannerConfig:
     deployment = {"name": "chat", "model_name": MODEL, "mode": mode, "connector": connector}
     return convert_config({"selectors": ["http://a:8092"], "deployments": [deployment]})
 
 
 async def test_the_planners_own_graph_needs_no_target(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PlannerConfigError, match=f"default: {PARENT_GRAPH_VARIABLE}"):
-        loaded(KUBERNETES)
-    assert loaded(KUBERNETES | {"graph": "graph"})
+        load_config(KUBERNETES)
+    assert load_config(KUBERNETES | {"graph": "graph"})
     monkeypatch.setenv(PARENT_GRAPH_VARIABLE, "graph")
-    (deployment,) = loaded(KUBERNETES | {"lease": None, "namespace": "default"}).deployments
+    (deployment,) = load_config(KUBERNETES | {"lease": None, "namespace": "default"}).deployments
     async with a_cluster() as cluster:
         add_graph(cluster, GRAPH_ALPHA, {"services": SERVICES})
         monkeypatch.setattr(
@@ -206,7 +206,7 @@ def test_a_half_given_connector_is_refused(
 ) -> None:
     monkeypatch.setenv(PARENT_GRAPH_VARIABLE, "graph")
     with pytest.raises(PlannerConfigError, match=fault):
-        loaded(KUBERNETES | connector, mode)
+        load_config(KUBERNETES | connector, mode)
 
 
 def test_two_deployments_of_one_role_of_a_graph_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""The client of the library: accounts, kubeconfigs, TLS; over HTTPS to the fake."""
+"""Tests of the library's client over HTTPS to the fake: accounts, kubeconfigs, TLS."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ DECODE = "/apis/apps/v1/namespaces/default/deployments/decode"
 async def account_client(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[FakeKubernetes, KubernetesApiClient, Path]]:
-    """A pod's account in `folder`, whose token the fake wants."""
+    """Yield a client with a pod's account in `folder`, and a fake that requires its token."""
 
     ca, tls = a_certificate(folder)
     (folder / "token").write_text("first")
@@ -81,7 +81,7 @@ async def test_a_new_token_and_a_new_ca_are_read(tmp_path, monkeypatch):
 
 
 @needs_library
-async def test_a_server_of_another_ca_is_not_believed(tmp_path, monkeypatch):
+async def test_a_server_of_another_ca_is_not_trusted(tmp_path, monkeypatch):
     async with account_client(tmp_path, monkeypatch) as (fake, client, ca):
         other, _ = a_certificate(tmp_path / "other")
         ca.write_text(other.read_text())
@@ -130,7 +130,7 @@ contexts: [{{name: here, context: {{cluster: fake, user: planner, namespace: mod
 
 @needs_library
 @pytest.mark.parametrize("content", [None, "", "{", "clusters: []"])
-async def test_no_way_to_a_cluster_is_said_in_one_line(tmp_path, content):
+async def test_a_missing_cluster_is_a_one_line_error(tmp_path, content):
     path = tmp_path / "config"
     if content is not None:
         path.write_text(content)

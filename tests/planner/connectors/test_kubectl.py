@@ -1,4 +1,8 @@
-"""kubectl, an independent client, against the fake: what it can do there connectors may rely on."""
+"""Tests of the fake with kubectl, an independent client.
+
+Connectors may rely on behaviour of the fake that works for kubectl.
+
+"""
 
 import asyncio
 import contextlib
@@ -56,7 +60,7 @@ def replicas(fake: FakeKubernetes, name: str) -> int:
     return int(fake.store.get(DEPLOYMENT, "models", name)["spec"]["replicas"])
 
 
-async def test_it_reads_lists_scales_and_patches(tmp_path: Path) -> None:
+async def test_kubectl_reads_lists_scales_and_patches(tmp_path: Path) -> None:
     async with cluster_kubectl(tmp_path) as (fake, kubectl):
         status, said = await kubectl("get", "deployment", "decode", "-o", "json")
         assert (status, json.loads(said)["status"]["readyReplicas"]) == (0, 2)
@@ -83,7 +87,7 @@ async def test_it_reads_lists_scales_and_patches(tmp_path: Path) -> None:
         assert replicas(fake, "decode") == 6
 
 
-async def test_it_waits_for_a_rollout_and_reads_leases(tmp_path: Path) -> None:
+async def test_kubectl_waits_for_a_rollout_and_reads_leases(tmp_path: Path) -> None:
     async with cluster_kubectl(tmp_path) as (fake, kubectl):
         lease = {"metadata": {"name": "planner"}, "spec": {"holderIdentity": "one"}}
         fake.store.create(LEASE, "models", lease)

@@ -1,4 +1,4 @@
-"""Scaling objects of a cluster, over HTTP to a fake API server in simulated time."""
+"""Tests of scaling objects of a cluster, over HTTP to a fake API server in simulated time."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -37,14 +37,14 @@ def statuses(decision: object) -> dict[Role, ConnectorStatus]:
     return {role: decided.status for role, decided in decision.roles.items()}
 
 
-def settled(count: int) -> RoleReplicas:
+def settled_replicas(count: int) -> RoleReplicas:
     return RoleReplicas(ready=count, expected=count)
 
 
 def test_replicas_start_one_after_the_other_and_are_seen_to() -> None:
     async def scene(cluster: Cluster) -> None:
         connector = cluster.connector()
-        assert await connector.read() == {P: settled(4), D: settled(4)}
+        assert await connector.read() == {P: settled_replicas(4), D: settled_replicas(4)}
         assert statuses(await connector.scale({D: 6})) == {D: ConnectorStatus.APPLIED}
         assert (await connector.read())[D] == RoleReplicas(
             ready=4, expected=6, pending=2, in_progress=True
@@ -53,7 +53,7 @@ def test_replicas_start_one_after_the_other_and_are_seen_to() -> None:
         starting = RoleReplicas(ready=4, expected=6, pending=2, in_progress=True, startup_only=True)
         assert (await connector.read())[D] == starting
         cluster.settle()
-        assert (await connector.read())[D] == settled(6)
+        assert (await connector.read())[D] == settled_replicas(6)
         assert await connector.wait(0)
 
     with_a_cluster(scene)
@@ -138,7 +138,7 @@ def test_a_component_that_is_not_there_is_a_fault_of_its_target() -> None:
         a_graph(cluster)
         target = ScaleTarget(P, "DynamoGraphDeployment", "graph", "default", None, "prefill")
         connector = cluster.connector(target, deployment(D, "decode"))
-        assert await connector.read() == {D: settled(4)}
+        assert await connector.read() == {D: settled_replicas(4)}
         assert (
             "component prefill does not exist; components: frontend, decode"
             in connector.faults()[P]
@@ -162,7 +162,7 @@ def test_a_conflict_is_looked_at_once_more() -> None:
     with_a_cluster(scene)
 
 
-def test_what_somebody_changes_between_a_look_and_the_write_is_not_overwritten() -> None:
+def test_a_change_between_read_and_write_is_not_overwritten() -> None:
     async def scene(cluster: Cluster) -> None:
         connector = cluster.connector()
         asked = cluster.api.call
@@ -212,14 +212,14 @@ def test_an_error_of_one_target_does_not_stop_the_other(
 
 
 @pytest.mark.parametrize("status", [403, 404, 429, 500, 0])
-def test_a_target_that_cannot_be_read_is_left_out_and_said(status: int) -> None:
+def test_an_unreadable_target_is_left_out_and_is_a_fault(status: int) -> None:
     async def scene(cluster: Cluster) -> None:
         connector = cluster.connector()
         cluster.fake.faults = [Fault("GET", "deployments/prefill", status, times=2)]
-        assert await connector.read() == {D: settled(4)}
+        assert await connector.read() == {D: settled_replicas(4)}
         assert connector.faults()[P].startswith("Deployment default/prefill: ")
         cluster.fake.faults = []
-        assert await connector.read() == {P: settled(4), D: settled(4)}
+        assert await connector.read() == {P: settled_replicas(4), D: settled_replicas(4)}
         assert connector.faults() == {}
 
     with_a_cluster(scene)
@@ -266,7 +266,7 @@ def test_a_rebalance_never_holds_more_than_the_budget(is_repeated: bool) -> None
     with_a_cluster(scene)
 
 
-def test_nothing_is_raised_for_what_could_not_be_reduced() -> None:
+def test_no_role_grows_while_the_other_cannot_shrink() -> None:
     async def scene(cluster: Cluster) -> None:
         connector = cluster.connector()
         await connector.read()
@@ -329,7 +329,7 @@ def test_a_pod_that_never_starts_is_seen_as_a_start_and_can_be_taken_back() -> N
         assert statuses(await connector.scale({D: 4})) == {D: ConnectorStatus.APPLIED}
         cluster.tick()
         cluster.tick(10)
-        assert (await connector.read())[D] == settled(4)
+        assert (await connector.read())[D] == settled_replicas(4)
 
     with_a_cluster(scene)
 
@@ -345,13 +345,13 @@ def test_a_cluster_that_has_not_seen_a_change_yet_is_in_progress() -> None:
     with_a_cluster(scene)
 
 
-def test_what_somebody_else_has_set_is_what_the_next_tick_begins_with() -> None:
+def test_a_count_set_by_others_is_the_base_of_the_next_tick() -> None:
     async def scene(cluster: Cluster) -> None:
         connector = cluster.connector()
         await connector.scale({D: 5})
         cluster.set_replicas("decode", 9)
         cluster.settle()
-        assert (await connector.read())[D] == settled(9)
+        assert (await connector.read())[D] == settled_replicas(9)
         assert await connector.wait(0)
         assert cluster.replicas("decode") == 9
         assert statuses(await connector.scale({D: 6})) == {D: ConnectorStatus.APPLIED}
@@ -392,6 +392,6 @@ def test_nothing_is_watched_so_there_is_no_gap_to_miss() -> None:
         cluster.store.compact()
         cluster.settle()
         cluster.store.compact()
-        assert (await connector.read())[D] == settled(2)
+        assert (await connector.read())[D] == settled_replicas(2)
 
     with_a_cluster(scene)

@@ -1,4 +1,4 @@
-"""Pods that shall go finish first, and the platform takes just those."""
+"""Tests of draining pods: workers finish first, and the platform removes just these pods."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from tests.planner.connectors.decided import roles_with
 async def fleet_connector(
     kind: Kind = DEPLOYMENT,
 ) -> AsyncIterator[tuple[Cluster, ASelector, KubernetesConnector]]:
-    """With a planner for four decode workers, and four pods for prefill."""
+    """Yield a cluster, its selector and a connector for four decode workers."""
 
     async with a_fleet(kind) as fleet:
         connector = fleet.planner()
@@ -31,7 +31,7 @@ async def fleet_connector(
 
 
 def costs(cluster: Cluster) -> list[str | None]:
-    """Of the decode pods, in the order in which they were made."""
+    """Return the deletion costs of the decode pods, in order of creation."""
     return [
         pod["metadata"].get("annotations", {}).get(DELETION_COST)
         for pod in cluster.controller.pods("decode")
@@ -62,7 +62,7 @@ async def test_the_least_used_drain_are_marked_and_go() -> None:
         assert addresses(cluster, "decode") == {selector.hosts[102], selector.hosts[104]}
 
 
-async def test_of_a_stateful_set_the_highest_ordinals_drain() -> None:
+async def test_the_highest_ordinals_of_a_stateful_set_drain() -> None:
     async with fleet_connector(STATEFUL_SET) as (cluster, selector, connector):
         decision = await connector.scale({D: 2})
         assert decision.roles[D].victims == ("104", "103")
@@ -76,7 +76,7 @@ async def test_of_a_stateful_set_the_highest_ordinals_drain() -> None:
         assert addresses(cluster, "engines") == {selector.hosts[101], selector.hosts[102]}
 
 
-async def test_a_label_says_which_worker_a_pod_is() -> None:
+async def test_a_label_identifies_the_worker_of_a_pod() -> None:
     async with fleet_connector() as (cluster, selector, connector):
         selector.hosts.clear()
         for number, pod in zip((104, 103), cluster.controller.pods("decode"), strict=False):
@@ -89,7 +89,7 @@ async def test_a_label_says_which_worker_a_pod_is() -> None:
         assert decision.roles[D].victims == ("103", "104")
 
 
-async def test_a_wish_that_is_taken_back_lets_them_serve_and_takes_the_mark_away() -> None:
+async def test_a_cancelled_scale_down_ends_drains_and_removes_marks() -> None:
     async with fleet_connector() as (cluster, selector, connector):
         await connector.scale({D: 2})
         await connector.scale({D: 3})
@@ -148,7 +148,7 @@ async def test_pods_that_cannot_be_marked_drain_all_the_same(status: int) -> Non
         assert selector.draining == {103}
 
 
-async def test_nobody_drains_before_it_stands_at_its_pod() -> None:
+async def test_no_worker_drains_before_its_pod_is_marked() -> None:
     async with fleet_connector() as (cluster, selector, connector):
         cluster.fake.faults = [Fault("PATCH", "/pods/", 500, times=2)]
         await connector.scale({D: 2})
@@ -168,7 +168,7 @@ async def test_nothing_goes_while_no_selector_answers() -> None:
         assert roles_with(decision, ConnectorStatus.DRAINING) == (D,)
 
 
-async def test_somebody_else_who_changes_the_count_while_it_drains_is_left_alone() -> None:
+async def test_a_foreign_count_during_a_drain_is_left_alone() -> None:
     async with fleet_connector() as (cluster, selector, connector):
         await connector.scale({D: 3})
         cluster.set_replicas("decode", 6)
@@ -177,7 +177,7 @@ async def test_somebody_else_who_changes_the_count_while_it_drains_is_left_alone
         assert cluster.replicas("decode") == 6
 
 
-async def test_a_wish_that_cannot_be_followed_up_forgets_nobody_who_drains() -> None:
+async def test_a_failed_scale_down_keeps_track_of_drains() -> None:
     async with fleet_connector() as (cluster, selector, connector):
         await connector.scale({D: 3})
         selector.is_silent = True
@@ -192,7 +192,7 @@ async def test_a_wish_that_cannot_be_followed_up_forgets_nobody_who_drains() -> 
         assert costs(cluster) == [None] * 4
 
 
-async def test_a_tick_that_is_broken_off_forgets_nobody_who_drains() -> None:
+async def test_a_cancelled_tick_keeps_track_of_drains() -> None:
     async with fleet_connector() as (cluster, selector, connector):
         cluster.fake.faults = [Fault("PATCH", "/pods/", None)]
         scaling = asyncio.create_task(connector.scale({D: 3}))

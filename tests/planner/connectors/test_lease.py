@@ -1,4 +1,4 @@
-"""Planners with one lease: never do two of them act, whatever happens to whom."""
+"""Tests of planners that share a lease: two planners never act at the same time."""
 
 import asyncio
 
@@ -22,7 +22,10 @@ from tests.planner.connectors.store_api import StoreApi
 
 
 class Planner:
-    """skew: its wall clock is wrong by so much, which may not matter."""
+    """Planner with a wrong wall clock.
+
+    skew: error of the wall clock in s, which must not matter
+    """
 
     def __init__(self, store: Store, name: str, time: Time, skew: float) -> None:
         self.api = StoreApi(store)
@@ -43,7 +46,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_never_may_two_begin_to_write(steps: list[tuple[int, str, float, list[str]]]) -> None:
+def test_two_planners_never_begin_to_write(steps: list[tuple[int, str, float, list[str]]]) -> None:
     async def run() -> None:
         store, time = Store(), Time()
         planners = [Planner(store, f"p{n}", time, n * 1e6) for n in range(3)]
@@ -95,7 +98,7 @@ async def test_a_lease_that_is_given_back_is_free_at_once() -> None:
 
 
 @pytest.mark.parametrize("status", [403, 429, 500, 0])
-async def test_who_cannot_ask_for_the_lease_does_not_act(status: int) -> None:
+async def test_a_planner_that_cannot_read_the_lease_does_not_act(status: int) -> None:
     async with serving(FakeKubernetes()) as fake:
         election = LeaderElection(PlainApi(fake.url), "default", "planner", "one")
         fake.faults = [Fault("POST", "/leases", status)]
@@ -105,7 +108,7 @@ async def test_who_cannot_ask_for_the_lease_does_not_act(status: int) -> None:
         assert election.error == ""
 
 
-async def test_of_two_planners_one_scales() -> None:
+async def test_one_of_two_planners_scales() -> None:
     async with a_cluster() as cluster:
         one, other = (
             cluster.connector(

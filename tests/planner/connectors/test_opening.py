@@ -1,4 +1,4 @@
-"""Connectors as configurations name them."""
+"""Tests of connectors that configurations name."""
 
 import asyncio
 from pathlib import Path
@@ -46,12 +46,12 @@ async def test_a_virtual_connector_with_selectors_drains(tmp_path: Path) -> None
         await virtual.close()
 
 
-async def test_a_dry_run_reads_what_is_seen_or_else_what_was_decided() -> None:
-    async def seen() -> dict[Role, int]:
+async def test_a_dry_run_reads_observed_or_else_decided_counts() -> None:
+    async def serving_workers() -> dict[Role, int]:
         return {D: 7}
 
     deployment = a_deployment(config.DryRunConnectorConfig(), prefill_min_endpoint=2)
-    connector = await make_connector(deployment, ConnectorEnvironment(), seen)
+    connector = await make_connector(deployment, ConnectorEnvironment(), serving_workers)
     await connector.scale({D: 9})
     assert {role: r.ready for role, r in (await connector.read()).items()} == {P: 0, D: 7}
     assert isinstance(connector, DryRunConnector)

@@ -1,4 +1,4 @@
-"""Draining with a whole selector: its routes and answers are what the planner takes them for."""
+"""Tests of draining with a real selector: its routes and answers are as the planner expects."""
 
 import pytest
 
@@ -16,7 +16,7 @@ P, D = Role.PREFILL, Role.DECODE
 
 
 def reserved_on_all(service: InThread) -> None:
-    """A prefill worker 1, and decode workers 2 (long prompt) and 3 (short one)."""
+    """Register a prefill worker 1 and decode workers 2 (long prompt) and 3 (short prompt)."""
     for worker_id, role in ((1, "prefill"), (2, "decode"), (3, "decode")):
         body = worker_body(worker_id, role=role)
         assert service.call("POST", "/workers", body).status == 201
@@ -29,8 +29,8 @@ def reserved_on_all(service: InThread) -> None:
         assert answer.status == 200, answer.body
 
 
-async def drained(service: InThread) -> VirtualConnector:
-    """With three replicas that were decided, and the one of two decode replicas asked to go."""
+async def scale_down_drained(service: InThread) -> VirtualConnector:
+    """Return the connector after a scale-down from two decode replicas to one."""
 
     selectors = SelectorClients([f"http://127.0.0.1:{service.port}"], "m", "default")
     connector = VirtualConnector(None, drainer=WorkerDrainer(selectors))
@@ -53,12 +53,12 @@ async def drained(service: InThread) -> VirtualConnector:
 async def test_a_worker_drains_until_its_reservations_have_ended(tmp_path, flags):
     with InThread(*flags, folder=tmp_path) as service:
         reserved_on_all(service)
-        decision = (await drained(service)).decision
+        decision = (await scale_down_drained(service)).decision
         assert (decision.num_prefill, decision.num_decode, decision.victims) == (1, 1, (3,))
 
 
 @pytest.mark.parametrize("flags", [(), ("--health-checks=on",)])
-async def test_what_an_operator_drains_after_the_planner_stays_out(tmp_path, flags):
+async def test_a_drain_by_an_operator_outlives_that_of_the_planner(tmp_path, flags):
     with InThread(*flags, folder=tmp_path) as service:
         reserved_on_all(service)
         selectors = SelectorClients([f"http://127.0.0.1:{service.port}"], "m", "default")
@@ -79,7 +79,7 @@ async def test_what_an_operator_drains_after_the_planner_stays_out(tmp_path, fla
 
 
 @pytest.mark.parametrize("flags", [(), ("--health-checks=on",)])
-async def test_what_the_planner_drains_after_an_operator_stays_out(tmp_path, flags):
+async def test_a_drain_by_the_planner_outlives_that_of_an_operator(tmp_path, flags):
     with InThread(*flags, folder=tmp_path) as service:
         reserved_on_all(service)
         selectors = SelectorClients([f"http://127.0.0.1:{service.port}"], "m", "default")

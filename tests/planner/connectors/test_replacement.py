@@ -1,4 +1,4 @@
-"""Pods of workers that health has taken out are replaced: once, one at a time, never who serves."""
+"""Tests of pods with lost workers: replaced once, one at a time, and never while serving."""
 
 import asyncio
 import shutil
@@ -13,7 +13,7 @@ from tests.builders.fake_kubernetes.kinds import DEPLOYMENT, STATEFUL_SET
 from tests.builders.fake_kubernetes.server import Fault
 from tests.planner.connectors.a_cluster import D, P
 from tests.planner.connectors.a_fleet import a_fleet
-from tests.planner.core.deployments import IDLE, a_deployment, passes, told, traffic
+from tests.planner.core.deployments import IDLE, a_deployment, passes, tick_input, traffic
 
 KINDS = pytest.mark.parametrize("kind", [DEPLOYMENT, STATEFUL_SET], ids=["Deployment", "Stateful"])
 
@@ -31,7 +31,7 @@ async def test_the_pod_of_a_lost_worker_is_deleted_and_another_starts(kind):
     async with a_fleet(kind) as fleet:
         connector = planner_of(fleet)
         uid = fleet.staying()[102]["metadata"]["uid"]
-        fleet.selector.draining.add(102)  # its ranks have no weight
+        fleet.selector.draining.add(102)  # the worker's ranks have no weight
         decision = await connector.scale({}, (102,))
         assert decision.replaced == (102,)
         fleet.cluster.settle()
@@ -111,7 +111,7 @@ async def test_a_refused_deletion_is_a_fault_and_is_tried_again():
 
 
 class PlannedFleet:
-    """A planner's core over a cluster of four decode pods, whose selector has its own health."""
+    """Core of a planner over four decode pods, with a selector that has its own health."""
 
     def __init__(self, fleet, **settings):
         given = {"mode": "agg", "enable_load_scaling": True, "replace_after_s": 30.0}
@@ -131,7 +131,7 @@ class PlannedFleet:
         serving = replicas[D].ready - len(lost)
         window = self.deployment.tick_needs(now).traffic_s
         of = None if window is None else traffic(0.0 * window, window)
-        tick = told(now, replicas, of=of, engines={D: passes(D, [IDLE] * serving)})
+        tick = tick_input(now, replicas, of=of, engines={D: passes(D, [IDLE] * serving)})
         fields = {name: getattr(tick, name) for name in tick.__struct_fields__}
         fields["health"] = {D: RoleHealth(serving=serving, lost=lost)}
         self.effects = effects = self.deployment.run_tick(type(tick)(**fields))

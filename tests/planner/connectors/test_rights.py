@@ -1,4 +1,4 @@
-"""The rights in the documents are those that are used, all of them and no others."""
+"""Test of the documented rights: exactly those that the connector uses."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ Right = tuple[str, str, str]
 """Group, resource and verb."""
 
 
-def given() -> set[Right]:
+def documented_rights() -> set[Right]:
     (role,) = (
         document
         for document in yaml.safe_load_all(RIGHTS.read_text())
@@ -43,7 +43,7 @@ def given() -> set[Right]:
     }
 
 
-def used(method: str, path: str) -> Right:
+def right_of_request(method: str, path: str) -> Right:
     parts = path.strip("/").split("/")
     group = parts[1] if parts[0] == "apis" else ""
     resource, *rest = parts[parts.index("namespaces") + 2 :]
@@ -86,7 +86,9 @@ async def test_the_rights_in_the_documents_are_those_that_are_used() -> None:
             target = ScaleTarget(D, kind.kind, "engines", "default", None, component)
             await scaled_up_and_down(cluster, target, selector)
             cluster.store.delete_worker(kind, "default", "engines")
-        assert {used(method, path) for method, path in cluster.fake.requests} == given()
+        assert {
+            right_of_request(method, path) for method, path in cluster.fake.requests
+        } == documented_rights()
 
 
 def test_nothing_heavy_is_loaded_before_it_is_used() -> None:

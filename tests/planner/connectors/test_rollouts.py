@@ -1,4 +1,4 @@
-"""Whatever is wished, fails, restarts or is slow: never more pods than the budget."""
+"""Tests of the budget: the number of pods never exceeds it under failures, restarts and delays."""
 
 import asyncio
 from typing import Any
@@ -19,7 +19,10 @@ BUDGET = 8
 
 
 class StoreApi:
-    """The store without a server.  fails: what becomes of each of the next requests."""
+    """Store without a server.
+
+    fails: results of the next requests
+    """
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -90,7 +93,7 @@ def test_a_rollout_never_has_more_pods_than_the_budget(steps: list[tuple[str, An
         api = StoreApi(store)
 
         async def connector_of() -> KubernetesConnector:
-            """As a planner begins: it reads before it wishes."""
+            """Return a new connector that has read its targets, as at a planner's start."""
             api.fails = []
             targets = [deployment(P, "prefill"), deployment(D, "decode")]
             connector = KubernetesConnector(api, targets, clock=time)

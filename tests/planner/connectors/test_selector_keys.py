@@ -1,4 +1,4 @@
-"""Selectors that ask for a key get that of the planner's file."""
+"""Test of selectors that require a key, for which the planner sends the key of its file."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from tests.builders.keys import bearer, entry, keys_file, secret
 
 
 @pytest.fixture
-def guarded(tmp_path):
+def guarded_service(tmp_path):
     path = keys_file(tmp_path, entry("planner", "operator"))
     with InThread("--api-keys-file", str(path), "--health-checks=on") as service:
         body = worker_body(1)
@@ -22,12 +22,12 @@ def guarded(tmp_path):
         yield service
 
 
-def test_observations_loads_and_drains_are_asked_for_with_the_key(guarded, tmp_path):
+def test_observations_loads_and_drains_are_requested_with_the_key(guarded_service, tmp_path):
     key_file = tmp_path / "key"
     key_file.write_text(secret("planner"))
-    url = f"http://127.0.0.1:{guarded.port}"
+    url = f"http://127.0.0.1:{guarded_service.port}"
 
-    async def asked(path):
+    async def read_selector(path):
         http, selectors = PlannerHttpClient(), SelectorClients([url], "m", "default", path)
         source = SelectorSource([url], http, "m", "default", lambda: 0.0, key_file=path)
         try:
@@ -37,10 +37,10 @@ def test_observations_loads_and_drains_are_asked_for_with_the_key(guarded, tmp_p
             await http.close()
             await selectors.close()
 
-    seen, loads, faults = asyncio.run(asked(str(key_file)))
+    seen, loads, faults = asyncio.run(read_selector(str(key_file)))
     assert faults == {}
     assert seen is not None
     assert [load.worker_id for load in loads] == [1]
-    seen, loads, faults = asyncio.run(asked(None))
+    seen, loads, faults = asyncio.run(read_selector(None))
     assert (seen, loads) == (None, None)
     assert "401" in faults[url]

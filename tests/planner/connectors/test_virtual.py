@@ -1,4 +1,4 @@
-"""The virtual connector as its callers see it: over HTTP, over restarts, beside others."""
+"""Tests of the virtual connector from its clients' view: HTTP, restarts, other planners."""
 
 import asyncio
 import json
@@ -63,7 +63,7 @@ async def test_a_decision_is_fetched_and_acknowledged_over_http() -> None:
     assert replicas == {r: RoleReplicas(ready=n, expected=n) for r, n in ((P, 1), (D, 2))}
 
 
-async def test_whoever_waits_hears_of_the_next_decision() -> None:
+async def test_waiting_callers_get_the_next_decision() -> None:
     connector = VirtualConnector(None)
     await connector.scale({D: 1})
     async with client_of(connector) as client:
@@ -77,7 +77,7 @@ async def test_whoever_waits_hears_of_the_next_decision() -> None:
         assert (same.status_code, same.json()["decision_id"]) == (200, 1)
 
 
-async def test_the_end_answers_whoever_waits() -> None:
+async def test_closing_answers_waiting_callers() -> None:
     connector = VirtualConnector(None)
     async with client_of(connector) as client:
         waiting = asyncio.create_task(client.get("/v1/decision?after=0&timeout_ms=60000"))
@@ -210,7 +210,7 @@ def test_a_file_of_something_else_is_refused_at_the_start(tmp_path: Path, conten
         VirtualConnector(path)
 
 
-async def test_what_selectors_see_counts_more_than_what_is_said() -> None:
+async def test_observed_counts_override_acknowledged_counts() -> None:
     seen: dict[Role, int] | None = {D: 1}
 
     async def ready() -> dict[Role, int] | None:

@@ -1,4 +1,4 @@
-"""Numbered decisions: against a twin that keeps all of history, and case by case."""
+"""Tests of numbered decisions: case by case, and against a twin that keeps the whole history."""
 
 import pytest
 from hypothesis import strategies as st
@@ -21,7 +21,7 @@ wishes = st.dictionaries(st.sampled_from([P, D]), st.integers(0, 4), max_size=2)
 
 
 class NaiveDecisions:
-    """All decisions as a list, and all acknowledgements as a set."""
+    """Twin with all decisions as a list, and all acknowledgements as a set."""
 
     def __init__(self) -> None:
         self.decided: list[dict[Role, int]] = []
@@ -32,7 +32,7 @@ class NaiveDecisions:
     def is_open(self) -> bool:
         return bool(self.decided) and len(self.decided) - 1 not in self.acknowledged
 
-    def wish(self, wanted: dict[Role, int]) -> None:
+    def set_target(self, wanted: dict[Role, int]) -> None:
         now = self.decided[-1] if self.decided else {}
         if now | wanted == now:
             self.differing = 0
@@ -49,10 +49,10 @@ class VirtualMachine(RuleBasedStateMachine):
         self.state, self.twin, self.now = VirtualState(), NaiveDecisions(), 0.0
 
     @rule(wanted=wishes)
-    def wish(self, wanted: dict[Role, int]) -> None:
+    def set_target(self, wanted: dict[Role, int]) -> None:
         before = self.state
         self.state, change = self.state.with_counts(wanted, self.now)
-        self.twin.wish(wanted)
+        self.twin.set_target(wanted)
         if change == CountsEffect.SUPERSEDED:
             assert before.is_open
             assert self.state.decision.superseded
@@ -73,7 +73,7 @@ class VirtualMachine(RuleBasedStateMachine):
         assert completion == expected
 
     @rule(number=st.sampled_from([-1, 1 << 40]))
-    def acknowledge_what_was_never_decided(self, number: int) -> None:
+    def acknowledge_unknown_decision(self, number: int) -> None:
         with pytest.raises(UnknownDecisionNumber):
             self.state.with_acknowledgement(number, self.now, {})
 
@@ -94,7 +94,7 @@ class VirtualMachine(RuleBasedStateMachine):
 TestVirtualMachine = VirtualMachine.TestCase
 
 
-def decided(*wishes: dict[Role, int]) -> VirtualState:
+def state_after(*wishes: dict[Role, int]) -> VirtualState:
     state = VirtualState()
     for wanted in wishes:
         state, _ = state.with_counts(wanted, 0.0)
@@ -109,8 +109,8 @@ def test_a_client_that_never_acknowledges_gets_the_latest_workers_to_replace() -
     assert state.decision.replace == tuple(range(last + 1 - REPLACED_MAX, last + 1))
 
 
-def test_a_newer_wish_replaces_an_open_decision_at_its_second_tick() -> None:
-    state = decided({P: 1, D: 2})
+def test_a_newer_target_replaces_an_open_decision_at_its_second_tick() -> None:
+    state = state_after({P: 1, D: 2})
     state, change = state.with_counts({D: 5}, 5.0)
     assert (change, state.kept_counts, state.decision.num_decode) == (CountsEffect.KEPT, {D: 5}, 2)
     state, change = state.with_counts({D: 6}, 10.0)
@@ -119,14 +119,14 @@ def test_a_newer_wish_replaces_an_open_decision_at_its_second_tick() -> None:
     assert (state.decision.num_decode, state.decision.superseded) == (6, True)
 
 
-def test_a_wish_for_what_is_open_forgets_the_one_that_differed() -> None:
-    state = decided({D: 2}, {D: 5}, {D: 2})
+def test_a_target_equal_to_the_open_decision_drops_another_target() -> None:
+    state = state_after({D: 2}, {D: 5}, {D: 2})
     state, change = state.with_counts({D: 5}, 5.0)
     assert change == CountsEffect.KEPT
 
 
 def test_a_late_acknowledgement_of_an_older_decision_sets_nothing_back() -> None:
-    state = decided({D: 2}, {D: 5}, {D: 5})
+    state = state_after({D: 2}, {D: 5}, {D: 5})
     state, _ = state.with_acknowledgement(1, 0.0, {})
     state, completion = state.with_acknowledgement(0, 1.0, {D: 2})
     assert (completion, state.is_open, state.reported) == (
@@ -138,8 +138,8 @@ def test_a_late_acknowledgement_of_an_older_decision_sets_nothing_back() -> None
     assert change == CountsEffect.DECIDED
 
 
-def test_what_others_have_added_is_taken_and_can_be_decided_away() -> None:
-    state, _ = decided({D: 2}).with_acknowledgement(0, 0.0, {})
+def test_foreign_additions_are_adopted_and_can_be_removed() -> None:
+    state, _ = state_after({D: 2}).with_acknowledgement(0, 0.0, {})
     assert state.with_observation({D: 4}, ADOPT_AFTER_S - 1).expected_count(D) == 2
     state = state.with_observation({D: 4}, ADOPT_AFTER_S)
     assert state.expected_count(D) == 4
@@ -151,8 +151,8 @@ def test_what_others_have_added_is_taken_and_can_be_decided_away() -> None:
     )
 
 
-def test_fewer_than_were_decided_are_not_taken_as_a_wish() -> None:
-    state, _ = decided({D: 4}).with_acknowledgement(0, 0.0, {})
+def test_fewer_replicas_than_decided_are_not_adopted() -> None:
+    state, _ = state_after({D: 4}).with_acknowledgement(0, 0.0, {})
     assert state.with_observation({D: 1}, 1000.0).expected_count(D) == 4
 
 

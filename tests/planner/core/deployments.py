@@ -1,4 +1,4 @@
-"""Builders of what a deployment is told, and of deployments with a given performance model."""
+"""Builders of tick inputs, and of deployments with a given performance model."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +40,7 @@ DECODES = {
 
 
 def passes(role: Role, states: Sequence[str]) -> tuple[ForwardPass, ...]:
-    """One engine of one rank for each state."""
+    """Return a pass of an engine with one rank for each state."""
     table = PREFILLS if role is Role.PREFILL else DECODES
     return tuple(
         ForwardPass(worker=f"w{at}", wall_s=0.05, **table[state]) for at, state in enumerate(states)
@@ -48,13 +48,13 @@ def passes(role: Role, states: Sequence[str]) -> tuple[ForwardPass, ...]:
 
 
 def traffic(requests: float | None, seconds: float = 60.0, **more: Any) -> TrafficWindow:
-    """Prompts of 3,000 tokens, answers of 150."""
+    """Return traffic with prompts of 3,000 tokens and answers of 150."""
     shape = {} if not requests else {"isl": 3000.0, "osl": 150.0}
     return TrafficWindow(duration_s=seconds, requests=requests, **{**shape, **more})
 
 
 def replicas(ready: int, pending: int = 0, **more: Any) -> RoleReplicas:
-    """What starts is verified."""
+    """Return replica counts in which all pending replicas are known to be starting."""
     return RoleReplicas(
         ready=ready,
         expected=ready + pending,
@@ -68,7 +68,7 @@ def replicas(ready: int, pending: int = 0, **more: Any) -> RoleReplicas:
 def a_deployment(
     *, document: bool = False, forecaster: Forecaster | None = None, **given: Any
 ) -> PlannedDeployment:
-    """Starts at 0. Loop intervals of 60 and 5 s, ticks every 5 s."""
+    """Return a deployment from time 0, with loops of 60 and 5 s and ticks every 5 s."""
     base = dict(DOCUMENT) if document else {}
     base |= {
         "max_gpu_budget": 16,
@@ -86,18 +86,18 @@ def a_deployment(
     return PlannedDeployment(settings, chosen, forecaster or LastValue(), 0.0)
 
 
-def told(
+def tick_input(
     now_s: float,
     counts: dict[Role, RoleReplicas],
     *,
     of: TrafficWindow | None = None,
     engines: dict[Role, tuple[ForwardPass, ...]] | None = None,
 ) -> TickInput:
-    """One tick."""
+    """Return the input of a tick."""
     return TickInput(now_s=now_s, replicas=counts, traffic=of, passes=engines)
 
 
 def both(prefill: RoleReplicas | int, decode: RoleReplicas | int) -> dict[Role, RoleReplicas]:
-    """Of a disaggregated deployment."""
+    """Return the replicas of a disaggregated deployment."""
     given = {Role.PREFILL: prefill, Role.DECODE: decode}
     return {role: replicas(each) if isinstance(each, int) else each for role, each in given.items()}

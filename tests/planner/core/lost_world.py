@@ -1,4 +1,4 @@
-"""A platform in virtual time whose replicas fail, return and are replaced, under a planner."""
+"""Platform in virtual time with replicas that fail, return and are replaced, under a planner."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,7 +12,7 @@ from select_service.planner.core.tick_input import (
     RoleHealth,
     RoleReplicas,
 )
-from tests.planner.core.deployments import LIMITS, WARM, a_deployment, passes, told, traffic
+from tests.planner.core.deployments import LIMITS, WARM, a_deployment, passes, tick_input, traffic
 
 TICK_S = 5.0
 STARTUP_S = 60.0
@@ -21,7 +21,11 @@ D = Role.DECODE
 
 @dataclass
 class Replica:
-    """serves_at: when it has started;  lost_at: since when health has it out"""
+    """Replica of the platform.
+
+    serves_at: end of the start-up, in s
+    lost_at: time since when health has removed the replica; None means not lost
+    """
 
     worker_id: int
     serves_at: float
@@ -32,10 +36,13 @@ class Replica:
 
 
 class LostWorld:
-    """is_virtual: its `ready` is what serves; otherwise a pod counts although it is lost
+    """Platform and planner.
 
-    requests: a minute, for the forecast;  kv_tokens: of all engines together, for the load loop;
-        0: engines are warm, however many they are
+    is_virtual: whether `ready` counts serving replicas only; otherwise pods of lost replicas
+    count
+    requests: requests per minute, for the forecast
+    kv_tokens: KV tokens of all engines together, for the load loop; 0 means warm engines,
+    whatever their number
     """
 
     def __init__(self, seed, *, is_virtual, start=4, requests=90.0, kv_tokens=0, **settings):
@@ -75,7 +82,7 @@ class LostWorld:
         replica.lost_at = self.now
 
     def read(self):
-        """As a connector does."""
+        """Return the replica counts as a connector does."""
         started = [r for r in self.replicas if self.now >= r.serves_at]
         ready = len(self.serving) if self.is_virtual else len(started)
         pending = max(0, self.spec - ready)
@@ -114,7 +121,7 @@ class LostWorld:
                     for r in self.serving
                 )
             }
-        tick = told(self.now, {D: self.read()}, of=of, engines=engines)
+        tick = tick_input(self.now, {D: self.read()}, of=of, engines=engines)
         tick = type(tick)(
             **{f: getattr(tick, f) for f in tick.__struct_fields__} | {"health": self.health()}
         )
@@ -139,7 +146,7 @@ class LostWorld:
         self.spec = count
         while len(self.replicas) < count:
             self.replicas.append(self._new(self.now + STARTUP_S))
-        # The platform removes what starts first, then what is lost, then the last ones.
+        # The platform removes first starting, then lost, then the last replicas.
         self.replicas.sort(key=lambda r: (r.serves_at > self.now, r.lost_at is not None))
         del self.replicas[count:]
 

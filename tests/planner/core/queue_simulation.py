@@ -1,4 +1,4 @@
-"""A queue with n servers, request by request: what sizing is checked against."""
+"""Simulation of a queue with n servers, request by request, as a check of sizing."""
 
 from heapq import heapify, heapreplace
 from typing import NamedTuple
@@ -12,7 +12,10 @@ Floats = NDArray[np.float64]
 
 
 class Kind(NamedTuple):
-    """slo_s, wanted: of the time to the first token"""
+    """Kind of load.
+
+    slo_s, wanted: target of the time to first token in s, and the share that must meet it
+    """
 
     lengths: str
     rate: float
@@ -22,7 +25,7 @@ class Kind(NamedTuple):
 
 
 def lengths_of(kind: str, n: int, rng: np.random.Generator) -> Floats:
-    """Uncached tokens of prompts."""
+    """Return the uncached tokens of prompts."""
     if kind == "equal":
         return np.full(n, 2000.0)
     if kind == "heavy":
@@ -35,7 +38,7 @@ def service_s(tokens: float) -> float:
 
 
 def bins_of(values: Floats, bins: int = 64) -> LengthBins:
-    """As the selector counts them: log-spaced, with their sums."""
+    """Return the selector's log-spaced bins with their sums."""
     edges = np.logspace(0, np.log10(2**20), bins + 1)
     at = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, bins - 1)
     counts = np.bincount(at, minlength=bins).astype(float)
@@ -45,7 +48,7 @@ def bins_of(values: Floats, bins: int = 64) -> LengthBins:
 
 
 def gaps_of(rate: float, variation: float, n: int, rng: np.random.Generator) -> Floats:
-    """Poisson, or bursts: hyperexponential with balanced means."""
+    """Return gaps of a Poisson stream, or of bursts: hyperexponential with balanced means."""
     if variation <= 1.0:
         return rng.exponential(1.0 / rate, n)
     part = 0.5 * (1.0 + np.sqrt((variation - 1.0) / (variation + 1.0)))
@@ -55,7 +58,11 @@ def gaps_of(rate: float, variation: float, n: int, rng: np.random.Generator) -> 
 
 
 def attained(kind: Kind, replicas: int, requests: int, seed: int) -> float:
-    """Part of the requests within the target, first come first served. The first tenth warms up."""
+    """Return the share of requests within the target, first come first served.
+
+    The first tenth warms up.
+
+    """
     rng = np.random.default_rng(seed)
     arrivals = np.cumsum(gaps_of(kind.rate, kind.arrival_variation, requests, rng))
     seconds = service_s(lengths_of(kind.lengths, requests, rng))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Budgets in GPUs: known cases, all pairs by brute force, and what must never happen."""
+"""Tests of budgets in GPUs: known cases, all pairs by brute force, and invariants."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +35,7 @@ def test_a_pair_below_the_floor_grows_in_proportion():
     assert fit_proportional((1, 5), GpuBudget(16, -1, (1, 1), (0, 1))) == (3, 13)
 
 
-def test_an_unreachable_floor_leaves_what_was_there():
+def test_an_unreachable_floor_keeps_the_counts():
     assert fit_proportional((1, 0), GpuBudget(14, 15, (8, 8), (0, 0))) == (1, 0)
 
 
@@ -51,7 +51,7 @@ def test_a_full_budget_admits_no_step_up():
     )
 
 
-def test_a_lowered_budget_is_reconciled_from_what_runs():
+def test_a_lowered_budget_is_reconciled_from_running_replicas():
     guarded = guard_proposal((4, 4), (5, 5), GpuBudget(-1, 4, (1, 1), (1, 1)))
     assert guarded == ((2, 2), Reason.GPU_BUDGET_RECONCILE)
 
@@ -65,7 +65,7 @@ def test_one_role_alone():
 
 
 def brute_force(current: Pair, proposed: Pair, budget: GpuBudget) -> Pair:
-    """The best of all pairs that turn nothing round."""
+    """Return the best of all pairs that reverse no movement."""
     best = None
     for prefill in range(min(current[0], proposed[0]), max(current[0], proposed[0]) + 1):
         for decode in range(min(current[1], proposed[1]), max(current[1], proposed[1]) + 1):
@@ -90,7 +90,7 @@ def test_directional_is_the_best_of_all_pairs(current, proposed, budget):
 
 
 @given(pairs, pairs, budgets)
-def test_the_ceiling_is_never_exceeded_by_what_was_below_it(current, proposed, budget):
+def test_a_pair_below_the_ceiling_never_exceeds_it(current, proposed, budget):
     for pair in (
         fit_proportional(proposed, budget),
         guard_proposal(current, proposed, budget).pair,

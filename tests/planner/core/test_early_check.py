@@ -1,4 +1,4 @@
-"""Demand between two forecasts: it is compared as often as replicas start, and only adds some."""
+"""Tests of demand checks between two forecasts: as frequent as starts, and only adding replicas."""
 
 from typing import Any
 
@@ -16,14 +16,14 @@ from select_service.planner.core.reasons import Reason
 from select_service.planner.core.settings import DeploymentSettings
 from select_service.planner.core.tick import PlannedDeployment
 from select_service.planner.core.tick_input import Role, TrafficWindow
-from tests.planner.core.deployments import a_deployment, both, replicas, told, traffic
-from tests.planner.replay.test_run import fleet, replayed
+from tests.planner.core.deployments import a_deployment, both, replicas, tick_input, traffic
+from tests.planner.replay.test_run import fleet, run_replay
 
 P, D = Role.PREFILL, Role.DECODE
 
 
 def adaptive(**given: Any) -> PlannedDeployment:
-    """Forecasts every 180 s, starts of 25 s."""
+    """Return a deployment with forecasts every 180 s and starts of 25 s."""
     base = {
         "adaptive_interval": True,
         "throughput_adjustment_interval_seconds": 180.0,
@@ -49,42 +49,44 @@ def test_the_interval_follows_the_time_of_a_start(startup_s: float, checks: int)
 def test_an_excess_does_not_wait_for_the_next_forecast() -> None:
     deployment = adaptive()
     assert deployment.next_tick.at_s == 180.0
-    effects = deployment.run_tick(told(180.0, both(1, 1), of=traffic(180.0, 180.0)))
+    effects = deployment.run_tick(tick_input(180.0, both(1, 1), of=traffic(180.0, 180.0)))
     assert effects.scale_to is None
     assert (effects.next_tick.at_s, effects.next_tick.traffic_s) == (210.0, 30.0)
-    # As much as forecast, a little more by chance, and unknown: nothing changes.
+    # Demand as forecast, randomly a little more, and unknown: nothing changes.
     for at_s, requests in ((210.0, 30.0), (240.0, 40.0), (270.0, None)):
-        effects = deployment.run_tick(told(at_s, both(1, 1), of=traffic(requests, 30.0)))
+        effects = deployment.run_tick(tick_input(at_s, both(1, 1), of=traffic(requests, 30.0)))
         assert effects.scale_to is None
         assert effects.diagnostics.throughput_reason is None
-    effects = deployment.run_tick(told(300.0, both(1, 1), of=traffic(1500.0, 30.0)))
+    effects = deployment.run_tick(tick_input(300.0, both(1, 1), of=traffic(1500.0, 30.0)))
     assert effects.diagnostics.throughput_reason is Reason.SCALE
     assert effects.scale_to is not None
     assert effects.scale_to[P] > 1
     assert not effects.diagnostics.run_throughput
-    # The forecast comes when it always comes, with its whole window.
-    effects = deployment.run_tick(told(330.0, both(1, 1), of=traffic(30.0, 30.0)))
+    # The next forecast comes at its usual time, with its whole window.
+    effects = deployment.run_tick(tick_input(330.0, both(1, 1), of=traffic(30.0, 30.0)))
     assert effects.next_tick.run_throughput
     assert (effects.next_tick.at_s, effects.next_tick.traffic_s) == (360.0, 180.0)
 
 
 def test_a_lull_between_forecasts_takes_nothing_away() -> None:
     deployment = adaptive(stabilise=False)
-    deployment.run_tick(told(180.0, both(4, 4), of=traffic(3600.0, 180.0)))
+    deployment.run_tick(tick_input(180.0, both(4, 4), of=traffic(3600.0, 180.0)))
     for at in range(1, 6):
-        effects = deployment.run_tick(told(180.0 + 30.0 * at, both(4, 4), of=traffic(0.0, 30.0)))
+        effects = deployment.run_tick(
+            tick_input(180.0 + 30.0 * at, both(4, 4), of=traffic(0.0, 30.0))
+        )
         assert effects.scale_to is None
 
 
 def test_a_measured_start_changes_the_interval() -> None:
     deployment = adaptive(startup_s=150.0)
-    deployment.run_tick(told(180.0, both(1, 1), of=traffic(180.0, 180.0)))
+    deployment.run_tick(tick_input(180.0, both(1, 1), of=traffic(180.0, 180.0)))
     assert deployment.next_tick.at_s == 360.0
-    for _ in range(8):  # one replica starts within 20 s, and goes
+    for _ in range(8):  # one replica starts within 20 s, and leaves again
         at_s = deployment.last_s
-        deployment.run_tick(told(at_s + 1.0, both(1, 1) | {P: replicas(1, 1)}, of=None))
-        deployment.run_tick(told(at_s + 21.0, both(2, 1), of=None))
-        deployment.run_tick(told(at_s + 22.0, both(1, 1), of=None))
+        deployment.run_tick(tick_input(at_s + 1.0, both(1, 1) | {P: replicas(1, 1)}, of=None))
+        deployment.run_tick(tick_input(at_s + 21.0, both(2, 1), of=None))
+        deployment.run_tick(tick_input(at_s + 22.0, both(1, 1), of=None))
     assert deployment.next_tick.at_s - deployment.last_s < 60.0
 
 
@@ -97,7 +99,7 @@ def test_with_load_scaling_the_floor_rises_and_never_falls() -> None:
         seconds = needs.traffic_s or 0.0
         rate = 50.0 if 240.0 <= now_s < 300.0 else 1.0
         of = traffic(rate * seconds, seconds) if seconds else None
-        effects = deployment.run_tick(told(now_s, both(1, 1), of=of))
+        effects = deployment.run_tick(tick_input(now_s, both(1, 1), of=of))
         seen.append((now_s, effects.diagnostics.roles[P].floor))
     within = [floor for now_s, floor in seen if 180.0 <= now_s < 360.0]
     assert within == sorted(within)
@@ -111,7 +113,7 @@ def test_with_load_scaling_the_floor_rises_and_never_falls() -> None:
     st.floats(1.0, 1000.0),
     st.one_of(st.none(), st.floats(0.0, 10.0)),
 )
-def test_a_raised_forecast_is_what_chance_does_not_explain(
+def test_a_forecast_is_raised_by_demand_beyond_chance(
     expected: float, requests: float, seconds: float, variation: float | None
 ) -> None:
     forecast = ExpectedTraffic(requests=expected, isl=1.0, osl=1.0, demand_requests=expected)
@@ -126,10 +128,10 @@ def test_a_raised_forecast_is_what_chance_does_not_explain(
 
 
 def test_a_burst_hurts_less_where_replicas_start_soon() -> None:
-    """Simulated fleets with starts of 20 s and forecasts every 180 s; a burst of six minutes."""
+    """Simulated fleets have starts of 20 s, forecasts every 180 s, and a burst of six minutes."""
     kept = {}
     for is_adaptive in (False, True):
-        outcome, _ = replayed(
+        outcome, _ = run_replay(
             {P: 1, D: 1},
             of=fleet(startup_s=20.0),
             startup_s=20.0,

@@ -1,4 +1,4 @@
-"""Replicas that health has taken out are lost, and replaced within the budget, one at a time."""
+"""Tests of replicas removed by health: lost, and replaced within the budget, one at a time."""
 
 from itertools import pairwise
 
@@ -64,7 +64,7 @@ def test_without_room_in_the_budget_the_lost_replica_is_replaced_in_its_place(is
     assert len(world.serving) == before
 
 
-def test_the_document_profile_knows_no_lost_replicas():
+def test_the_document_profile_ignores_lost_replicas():
     world = LostWorld(0, is_virtual=False, replace_lost=False)
     world.run(600)
     before = world.spec
@@ -103,13 +103,13 @@ def test_a_replica_that_returns_by_itself_is_no_longer_lost(is_virtual):
     world.run(30)
     assert world.effects.diagnostics.roles[D].lost == 0
     world.run(900)
-    # One of eleven is within the tolerance of the stabiliser, and may stay.
+    # One of eleven is within the stabiliser's tolerance, and may stay.
     assert before <= world.spec <= before + 1
     assert (len(world.serving), world.replaced) == (world.spec, [])
 
 
 def play(seed):
-    """Forty minutes of failures, then half an hour without."""
+    """Return the world after forty minutes of failures and half an hour without, and its counts."""
     world = LostWorld(
         seed,
         is_virtual=bool(seed % 2),
@@ -137,7 +137,7 @@ def play(seed):
 
 @pytest.mark.parametrize("first", range(0, 200, 20))
 def test_no_seed_oscillates_or_replaces_twice(first):
-    """That only lost replicas go, one at a time and within the budget, is asserted by the world."""
+    """The world itself asserts that only lost replicas go, one at a time and within the budget."""
     for seed in range(first, first + 20):
         world, failures, _ = play(seed)
         assert len(world.replaced) == len(set(world.replaced)), seed
@@ -153,10 +153,10 @@ COUNTS = st.integers(0, 6)
 
 
 @given(serving=COUNTS, starting=COUNTS, lost=COUNTS, spares=COUNTS, is_virtual=st.booleans())
-def test_a_reading_is_split_whatever_the_platform_counts_as_ready(
+def test_a_reading_is_split_for_any_count_of_ready_replicas(
     serving, starting, lost, spares, is_virtual
 ):
-    """Every replica is in one column, and none is counted twice."""
+    """Every replica is counted in exactly one column."""
     total = serving + starting + lost + spares
     ready = serving if is_virtual else serving + lost + spares
     found = RoleReplicas(ready=ready, expected=total, pending=total - ready)

@@ -1,4 +1,4 @@
-"""Pairs in sizing: prefill ranks for what they compute, decode ranks also for what they prefill."""
+"""Tests of sizing with pairs: prefill ranks for remote, decode ranks also for local prompts."""
 
 from itertools import pairwise
 from math import ceil
@@ -26,7 +26,7 @@ from select_service.planner.core.tick_input import (
     Role,
     TrafficWindow,
 )
-from tests.planner.core.deployments import FORWARD, LIMITS, a_deployment, both, told, traffic
+from tests.planner.core.deployments import FORWARD, LIMITS, a_deployment, both, tick_input, traffic
 from tests.vectors.planner_given import given_model
 
 PREFILL = given_model("prefill", FORWARD["prefill"])
@@ -42,7 +42,7 @@ def bins(lengths):
 
 
 def a_window(local, remote, **pairs):
-    """Prompts of these uncached tokens, a quarter of each prompt is cached."""
+    """Return a window of prompts with these uncached tokens; a quarter of each prompt is cached."""
     every = [*local, *remote]
     window = PairWindow(
         remote=float(len(remote)),
@@ -71,7 +71,7 @@ LENGTHS = st.lists(st.integers(1, 20_000), max_size=12)
 
 @given(LENGTHS, LENGTHS.filter(bool))
 def test_both_parts_are_the_whole(local, remote):
-    """Naively: the tokens of each list."""
+    """The oracle sums the tokens of each list."""
     window = a_window(local, remote)
     part, shape, of_prefill = find_remote_part(shape_of(window), window)
     n = len(local) + len(remote)
@@ -87,7 +87,7 @@ def test_both_parts_are_the_whole(local, remote):
         assert found.lengths.mean * found.requests * n == pytest.approx(sum(local), rel=1e-6)
 
 
-def sized(window, rate, role, sizing):
+def size_for(window, rate, role, sizing):
     model = PREFILL if role is Role.PREFILL else DECODE
     engine = RoleEngine(model, LIMITS, SLO, both=False, prefill=PREFILL)
     demand = SizedDemand(rate, shape_of(window), window, 0.95, expected=rate)
@@ -98,10 +98,10 @@ def sized(window, rate, role, sizing):
 @pytest.mark.parametrize("sizing", ["mean", "queue"])
 def test_prefill_ranks_are_sized_for_remote_prompts_alone(sizing):
     local, remote = [500] * 60, [4000] * 40
-    with_pairs, _ = sized(a_window(local, remote), 100.0, Role.PREFILL, sizing)
-    alone, _ = sized(a_window([], remote), 40.0, Role.PREFILL, sizing)
+    with_pairs, _ = size_for(a_window(local, remote), 100.0, Role.PREFILL, sizing)
+    alone, _ = size_for(a_window([], remote), 40.0, Role.PREFILL, sizing)
     assert with_pairs.replicas == alone.replicas
-    everything, _ = sized(a_window([], [*local, *remote]), 100.0, Role.PREFILL, sizing)
+    everything, _ = size_for(a_window([], [*local, *remote]), 100.0, Role.PREFILL, sizing)
     assert with_pairs.replicas < everything.replicas
 
 
@@ -109,8 +109,8 @@ def test_prefill_ranks_are_sized_for_remote_prompts_alone(sizing):
 def test_decode_ranks_get_the_time_of_their_own_prefills(sizing):
     """500 tokens take 35 ms; 60 such prompts a second keep 2.1 ranks busy."""
     local, remote = [500] * 60, [4000] * 40
-    shared, busy = sized(a_window(local, remote), 100.0, Role.DECODE, sizing)
-    apart, none = sized(a_window([], [*local, *remote]), 100.0, Role.DECODE, sizing)
+    shared, busy = size_for(a_window(local, remote), 100.0, Role.DECODE, sizing)
+    apart, none = size_for(a_window([], [*local, *remote]), 100.0, Role.DECODE, sizing)
     assert (busy, none) == (pytest.approx(60 * (0.01 + 500 * 5e-5)), 0.0)
     assert 2 <= shared.replicas - apart.replicas <= 3
     if sizing == "queue":
@@ -128,7 +128,7 @@ def test_without_pairs_nothing_changes():
 @pytest.mark.parametrize(("use", "is_bound"), [(None, False), (0.79, False), (0.8, True)])
 def test_busy_links_are_a_reason(use, is_bound):
     pairs = a_window([500] * 5, [4000] * 5, link_use=use).pairs
-    effects = a_deployment().run_tick(told(60.0, both(2, 2), of=traffic(60.0, pairs=pairs)))
+    effects = a_deployment().run_tick(tick_input(60.0, both(2, 2), of=traffic(60.0, pairs=pairs)))
     assert (Reason.LINKS_BUSY in effects.diagnostics.reasons) is is_bound
 
 
@@ -136,12 +136,12 @@ def test_a_decode_deployment_reports_prefills_that_it_cannot_size():
     pairs = a_window([500] * 5, [4000] * 5).pairs
     window = traffic(60.0, pairs=pairs)
     ready = {Role.DECODE: both(2, 2)[Role.DECODE]}
-    effects = a_deployment(mode="decode").run_tick(told(60.0, ready, of=window))
+    effects = a_deployment(mode="decode").run_tick(tick_input(60.0, ready, of=window))
     assert Reason.LOCAL_PREFILL_UNKNOWN in effects.diagnostics.reasons
 
 
 def test_blocks_with_local_prefills_between_them_do_not_teach_decoding():
-    """Every second block has met a prefill of 35 ms."""
+    """Every second block contains a prefill of 35 ms."""
     blocks = tuple(
         DecodeTiming(float(n), 1000.0 * n, 0.006 + 1e-4 * n + 3e-5 * n + 0.035 * (n % 2))
         for n in range(1, 65)
@@ -159,7 +159,7 @@ def test_blocks_with_local_prefills_between_them_do_not_teach_decoding():
 
 
 def a_course(deployment, rate_at, until_s):
-    """A selector that prices the queue of prefill ranks: the busier, the more is local."""
+    """Simulate a selector that makes more prompts local the busier prefill ranks are."""
     ready = {Role.PREFILL: 2, Role.DECODE: 2}
     counts = []
     long, short = 4000, 600
@@ -170,7 +170,7 @@ def a_course(deployment, rate_at, until_s):
         local = round(60 * rate * 0.7 * share)
         remote_long, remote_short = round(60 * rate * 0.3), round(60 * rate * 0.7) - local
         window = a_window([short] * local, [long] * remote_long + [short] * remote_short)
-        effects = deployment.run_tick(told(float(now), both(*ready.values()), of=window))
+        effects = deployment.run_tick(tick_input(float(now), both(*ready.values()), of=window))
         counts.append(dict(ready))
         ready |= effects.scale_to or {}
     return counts
@@ -184,7 +184,7 @@ def test_a_split_fleet_ends_with_enough_of_both_roles_after_a_step():
     settled = counts[-15:]
     assert all(each == settled[0] for each in settled), "no oscillation"
     prefills, decodes = settled[0][Role.PREFILL], settled[0][Role.DECODE]
-    # Prompts of both kinds at 40 requests/s need 2.5 ranks for the long ones alone.
+    # Prompts of both kinds at 40 requests/s need 2.5 ranks for the long prompts alone.
     assert prefills >= 3
     assert decodes >= 2
     for role in Role:

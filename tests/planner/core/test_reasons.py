@@ -1,4 +1,4 @@
-"""Every code is explained to people, in the same words everywhere."""
+"""Test of the explanations of reason codes."""
 
 from select_service.planner.core.reasons import Reason
 

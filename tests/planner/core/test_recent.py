@@ -1,4 +1,4 @@
-"""What several windows say together."""
+"""Tests of values combined from several windows."""
 
 import pytest
 from hypothesis import given
@@ -36,7 +36,7 @@ def test_a_window_counts_half_after_its_half_life() -> None:
     assert found.arrival_variation == pytest.approx((0.5 * 4 + 1) / 1.5)
 
 
-def test_what_a_window_does_not_know_is_left_as_it_is() -> None:
+def test_unknown_values_of_a_window_change_nothing() -> None:
     recent = RecentDistributions(60.0)
     assert recent.add_window(window(variation=None)).arrival_variation is None
     recent.add_window(window(500.0, 700.0, variation=3.0))

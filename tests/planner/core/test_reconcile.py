@@ -1,4 +1,4 @@
-"""Proposals of several proposers: known cases, and a naive twin."""
+"""Tests of merging proposals from several proposers: known cases, and a naive twin."""
 
 import pytest
 from hypothesis import given
@@ -83,7 +83,7 @@ def test_numbers_are_not_set_where_only_bounds_are_allowed() -> None:
 
 
 def naive(proposals: list[Proposal], baseline: dict[str, int]) -> dict[str, int]:
-    """Role by role, everything looked at again."""
+    """Return the merged counts, each role computed from all proposals."""
     said = [(at.priority, target) for at in proposals for target in at.targets or ()]
     names = set(baseline) | {at.component for _, at in said if at.replicas is not None}
     found = {}
@@ -116,7 +116,9 @@ proposals = st.builds(
     st.lists(proposals, max_size=5),
     st.dictionaries(st.sampled_from(["prefill", "decode"]), st.integers(0, 9)),
 )
-def test_as_the_naive_twin(given_proposals: list[Proposal], baseline: dict[str, int]) -> None:
+def test_merged_counts_match_the_naive_twin(
+    given_proposals: list[Proposal], baseline: dict[str, int]
+) -> None:
     found = reconcile_proposals(given_proposals, baseline)
     assert found.targets == naive(given_proposals, baseline)
 

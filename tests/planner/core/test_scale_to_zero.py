@@ -1,4 +1,4 @@
-"""A fleet that may go to nothing: when it sleeps, and what wakes it, hour after hour."""
+"""Tests of a fleet that may scale to zero: its sleep and its wake-up, over hours."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,7 +17,7 @@ from select_service.planner.core.tick_input import (
     TrafficWindow,
 )
 from select_service.planner.wiring import build_deployment
-from tests.planner.core.deployments import LIMITS, a_deployment, told, traffic
+from tests.planner.core.deployments import LIMITS, a_deployment, tick_input, traffic
 from tests.planner.invariants import check_deployment
 
 D = Role.DECODE
@@ -31,9 +31,9 @@ LOOPS: Mapping[str, dict[str, bool]] = {
 
 
 class Fleet:
-    """Selectors, and a platform that does what is decided; requests that find nobody are refused.
+    """Selectors and a platform that follows decisions; requests without any replica are refused.
 
-    rate: requests a second at a time
+    rate: function of the time that returns requests a second
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Fleet:
     def run(self, until: float) -> None:
         while self.deployment.next_tick.at_s <= until:
             self.now = self.deployment.next_tick.at_s
-            effects = self.deployment.run_tick(self._told())
+            effects = self.deployment.run_tick(self._tick_input())
             self.reasons += effects.diagnostics.reasons
             self.counts.append((self.now, self.ready))
             if effects.scale_to is not None:
@@ -55,7 +55,7 @@ class Fleet:
                 self.ready = min(self.ready, self.expected)
             check_deployment(self.deployment)
 
-    def _told(self) -> TickInput:
+    def _tick_input(self) -> TickInput:
         if self.ready < self.expected and self.now - self.since >= STARTUP_S:
             self.ready = self.expected
         here = RoleReplicas(
@@ -88,20 +88,20 @@ def settings(**given: Any) -> dict[str, Any]:
     return {"mode": "agg", "min_endpoint": 0, "startup_s": STARTUP_S, **relaxed, **given}
 
 
-def learnt(**given: Any) -> PlannedDeployment:
+def learnt_deployment(**given: Any) -> PlannedDeployment:
     return a_deployment(**settings(**given))
 
 
 def fresh(**given: Any) -> PlannedDeployment:
-    """Nothing has been learnt; forecasts are those of the product."""
+    """Return a deployment without learnt models, with the product's forecasts."""
     return build_deployment(
         DeploymentSettings(throughput_adjustment_interval_seconds=60.0, **settings(**given)), 0.0
     )
 
 
-@pytest.mark.parametrize("made", [learnt, fresh])
+@pytest.mark.parametrize("made", [learnt_deployment, fresh])
 @pytest.mark.parametrize("loops", LOOPS)
-def test_it_sleeps_wakes_after_hours_and_sleeps_again(loops, made):
+def test_a_fleet_sleeps_wakes_after_hours_and_sleeps_again(loops, made):
     fleet = Fleet(
         made(**LOOPS[loops]), lambda now: 0.2 if 3 * HOUR < now <= 3 * HOUR + 1800 else 0.0, ready=2
     )
@@ -110,7 +110,7 @@ def test_it_sleeps_wakes_after_hours_and_sleeps_again(loops, made):
     fleet.run(3 * HOUR)
     assert (fleet.ready, fleet.expected) == (0, 0)
     assert Reason.WAKE_UP not in fleet.reasons
-    fleet.run(3 * HOUR + 12.0)  # as soon as load is looked at, whatever else is on
+    fleet.run(3 * HOUR + 12.0)  # at the next check of load, whichever loops are on
     assert (fleet.ready, fleet.expected) == (0, 1)
     assert Reason.WAKE_UP in fleet.reasons
     fleet.run(3 * HOUR + 1800)
@@ -121,71 +121,75 @@ def test_it_sleeps_wakes_after_hours_and_sleeps_again(loops, made):
 
 @pytest.mark.parametrize("loops", LOOPS)
 def test_a_minimum_is_kept_without_any_request(loops):
-    fleet = Fleet(learnt(**LOOPS[loops], min_endpoint=1), lambda _: 0.0, ready=1)
+    fleet = Fleet(learnt_deployment(**LOOPS[loops], min_endpoint=1), lambda _: 0.0, ready=1)
     fleet.run(2 * HOUR)
     assert (fleet.ready, fleet.expected) == (1, 1)
 
 
 @pytest.mark.parametrize("loops", LOOPS)
 def test_a_trickle_keeps_one_replica_up(loops):
-    fleet = Fleet(learnt(**LOOPS[loops]), lambda now: 0.2 if now % 240 < 60 else 0.0, ready=1)
+    fleet = Fleet(
+        learnt_deployment(**LOOPS[loops]), lambda now: 0.2 if now % 240 < 60 else 0.0, ready=1
+    )
     fleet.run(2 * HOUR)
     assert {ready for _, ready in fleet.counts} == {1}
 
 
 def asleep(**given: Any) -> PlannedDeployment:
-    """Nothing was there at its last tick."""
-    deployment = learnt(**given)
-    deployment.run_tick(told(60.0, {D: RoleReplicas(ready=0, expected=0)}, of=traffic(0.0)))
+    """Return a deployment without replicas at its last tick."""
+    deployment = learnt_deployment(**given)
+    deployment.run_tick(tick_input(60.0, {D: RoleReplicas(ready=0, expected=0)}, of=traffic(0.0)))
     return deployment
 
 
-def wish(
+def scale_after(
     deployment: PlannedDeployment, now_s: float, of: TrafficWindow | None
 ) -> dict[Role, int] | None:
-    return deployment.run_tick(told(now_s, {D: RoleReplicas(ready=0, expected=0)}, of=of)).scale_to
+    return deployment.run_tick(
+        tick_input(now_s, {D: RoleReplicas(ready=0, expected=0)}, of=of)
+    ).scale_to
 
 
 def test_one_refused_request_of_a_window_that_is_not_whole_wakes():
-    assert wish(asleep(), 65.0, TrafficWindow(duration_s=5.0)) is None
-    assert wish(asleep(), 65.0, TrafficWindow(duration_s=5.0, rejected=1.0)) == {D: 1}
-    assert wish(asleep(), 65.0, TrafficWindow(duration_s=5.0, queued_requests=1.0)) == {D: 1}
+    assert scale_after(asleep(), 65.0, TrafficWindow(duration_s=5.0)) is None
+    assert scale_after(asleep(), 65.0, TrafficWindow(duration_s=5.0, rejected=1.0)) == {D: 1}
+    assert scale_after(asleep(), 65.0, TrafficWindow(duration_s=5.0, queued_requests=1.0)) == {D: 1}
 
 
-def test_it_wakes_though_nothing_had_been_observed_for_long():
+def test_a_fleet_wakes_after_a_long_time_without_observations():
     deployment = asleep()
     for n in range(1, 6):
         effects = deployment.run_tick(
-            told(
+            tick_input(
                 60.0 + 60.0 * n,
                 {D: RoleReplicas(ready=0, expected=0)},
                 of=TrafficWindow(duration_s=60.0),
             )
         )
     assert Reason.OBSERVATION_STALE in effects.diagnostics.reasons
-    assert wish(deployment, 425.0, TrafficWindow(duration_s=5.0, rejected=1.0)) == {D: 1}
+    assert scale_after(deployment, 425.0, TrafficWindow(duration_s=5.0, rejected=1.0)) == {D: 1}
 
 
 def test_both_roles_wake_together_and_no_more_than_they_may():
     deployment = a_deployment(min_endpoint=0, max_gpu_budget=2)
     none = RoleReplicas(ready=0, expected=0)
-    effects = deployment.run_tick(told(60.0, dict.fromkeys(Role, none), of=traffic(0.0)))
+    effects = deployment.run_tick(tick_input(60.0, dict.fromkeys(Role, none), of=traffic(0.0)))
     assert effects.scale_to is None
     effects = deployment.run_tick(
-        told(65.0, dict.fromkeys(Role, none), of=TrafficWindow(duration_s=5.0, rejected=9.0))
+        tick_input(65.0, dict.fromkeys(Role, none), of=TrafficWindow(duration_s=5.0, rejected=9.0))
     )
     assert effects.scale_to == {Role.PREFILL: 1, Role.DECODE: 1}
 
 
 def test_limits_of_engines_outlive_the_last_of_them():
-    """So that a fleet that wakes to much traffic is sized for it at once."""
-    deployment = learnt()
+    """A fleet that wakes to much traffic is then sized at once."""
+    deployment = learnt_deployment()
     deployment.run_tick(
-        told(60.0, {D: RoleReplicas(ready=1, expected=1, limits=LIMITS)}, of=traffic(60.0))
+        tick_input(60.0, {D: RoleReplicas(ready=1, expected=1, limits=LIMITS)}, of=traffic(60.0))
     )
     gone = {D: RoleReplicas(ready=0, expected=0, limits=EngineLimits(num_gpu=2))}
     effects = deployment.run_tick(
-        told(120.0, gone, of=TrafficWindow(duration_s=60.0, requests=600.0))
+        tick_input(120.0, gone, of=TrafficWindow(duration_s=60.0, requests=600.0))
     )
     assert effects.scale_to is not None
     assert effects.scale_to[D] > 1
@@ -194,7 +198,7 @@ def test_limits_of_engines_outlive_the_last_of_them():
 def test_the_document_stays_at_zero():
     deployment = a_deployment(document=True, **settings())
     effects = deployment.run_tick(
-        told(
+        tick_input(
             60.0,
             {D: RoleReplicas(ready=0, expected=0)},
             of=TrafficWindow(duration_s=60.0, rejected=9.0),

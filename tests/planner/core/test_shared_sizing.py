@@ -1,4 +1,4 @@
-"""Engines that prefill and decode: what sizing promises is what simulated ones keep."""
+"""Tests of engines that prefill and decode: simulated engines meet the targets of sizing."""
 
 from itertools import pairwise
 from random import Random
@@ -56,7 +56,7 @@ def requests_of(kind: str, rate: float) -> list[SimulatedRequest]:
 
 
 def load_of(requests: list[SimulatedRequest], rate: float) -> SharedLoad:
-    """With the contexts of those that live: long answers live longer."""
+    """Return the load, with the contexts of running requests: long answers run longer."""
     lengths = make_length_bins([float(each.uncached) for each in requests])
     assert lengths is not None
     tokens = sum(each.osl for each in requests)
@@ -64,8 +64,8 @@ def load_of(requests: list[SimulatedRequest], rate: float) -> SharedLoad:
     return SharedLoad(rate, lengths, tokens / len(requests), context, context * context, 1.0)
 
 
-def kept(requests: list[SimulatedRequest], replicas: int) -> float:
-    """By so many simulated engines that are there all the time."""
+def served_share(requests: list[SimulatedRequest], replicas: int) -> float:
+    """Return the share of requests that `replicas` constant simulated engines serve in time."""
     fleet = SimulatedFleet(fleet_of("agg"), {D: replicas}, 0.0)
     copies = [
         SimulatedRequest(each.arrived_s, each.isl, each.osl, each.uncached) for each in requests
@@ -94,13 +94,13 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "rate"), CASES)
-def test_the_fewest_that_are_promised_keep_it_and_one_less_does_not(kind: str, rate: float) -> None:
+def test_the_smallest_size_meets_the_target_and_one_less_does_not(kind: str, rate: float) -> None:
     requests = requests_of(kind, rate)
     size = SharedSizing(load_of(requests, rate), an_engine(), TARGETS).size_replicas(WANTED)
-    found = kept(requests, size.replicas)
+    found = served_share(requests, size.replicas)
     assert abs(found - size.attainment) <= WITHIN, (size, found)
     assert found >= WANTED - WITHIN
-    assert kept(requests, size.replicas - 1) < WANTED
+    assert served_share(requests, size.replicas - 1) < WANTED
 
 
 def in_batches(kind: str, rate: float, batch: int) -> list[SimulatedRequest]:
@@ -115,15 +115,15 @@ def in_batches(kind: str, rate: float, batch: int) -> list[SimulatedRequest]:
 
 @pytest.mark.parametrize(("kind", "rate"), [("normal", 7.0), ("bimodal", 8.0), ("heavy", 10.0)])
 def test_batches_meet_many_replicas_and_each_of_them_few_of_a_batch(kind: str, rate: float) -> None:
-    """What varies by 4 for all of them varies little for one: one replica more at most."""
+    """A variation of 4 over all replicas is small for each: one more replica at most."""
     requests = in_batches(kind, rate, 4)
     times = [each.arrived_s for each in requests]
     varied = measure_variation(times, 0.0, SECONDS)
     assert varied == pytest.approx(4.0, rel=0.2)
     load = load_of(requests, len(requests) / SECONDS)._replace(arrival_variation=varied)
     size = SharedSizing(load, an_engine(), TARGETS).size_replicas(WANTED)
-    assert kept(requests, size.replicas) >= WANTED - WITHIN
-    assert kept(requests, size.replicas - 2) < WANTED
+    assert served_share(requests, size.replicas) >= WANTED - WITHIN
+    assert served_share(requests, size.replicas - 2) < WANTED
 
 
 def equal(rate: float, **changed: Any) -> SharedLoad:
@@ -142,7 +142,7 @@ def size(
 
 
 @given(st.floats(0.1, 60.0), st.floats(0.6, 0.99))
-def test_what_suffices_suffices_and_is_rounded_up(rate: float, wanted: float) -> None:
+def test_a_sufficient_size_suffices_and_is_rounded_up(rate: float, wanted: float) -> None:
     found = size(equal(rate), wanted=wanted)
     assert found.attainment >= wanted - 1e-9
     assert found.replicas - 1 <= found.exact <= found.replicas
@@ -152,7 +152,7 @@ def test_what_suffices_suffices_and_is_rounded_up(rate: float, wanted: float) ->
 
 
 def test_longer_answers_need_more_replicas_for_the_same_prompts() -> None:
-    """Decoding slows prefill down, and is slowed down by it."""
+    """Decoding and prefill slow each other down."""
     counts = [size(equal(20.0, osl=osl)).replicas for osl in (50.0, 300.0, 1000.0, 2000.0)]
     assert counts == sorted(counts)
     assert counts[0] < counts[-1]
@@ -172,12 +172,12 @@ def test_the_cache_and_the_sequences_of_an_engine_are_limits() -> None:
     assert size(equal(20.0), an_engine(seqs=4)).replicas > free
 
 
-def test_tokens_that_are_guessed_ahead_make_answers_shorter() -> None:
+def test_speculated_tokens_make_answers_shorter() -> None:
     long = equal(20.0, osl=1500.0)
     assert size(long, an_engine(accepted=3.0)).replicas < size(long).replicas
 
 
-def test_what_no_number_keeps_is_said_and_the_rest_is_helped() -> None:
+def test_unreachable_requests_are_reported_and_others_are_sized() -> None:
     lengths = LengthBins(means=(400.0, 40_000.0), counts=(0.85, 0.15))
     long = equal(5.0, lengths=lengths, mean_kv=7000.0, square_kv=7000.0**2)
     found = size(long)

@@ -1,4 +1,4 @@
-"""How many replicas keep a latency target: known cases, and what must hold of all."""
+"""Tests of the replicas that meet a latency target: known cases, and general properties."""
 
 from math import ceil, isclose
 
@@ -25,7 +25,7 @@ from select_service.planner.core.tick_input import LengthBins
 def a_queue(
     lengths: dict[float, float], rate: float, arrival_variation: float = 1.0
 ) -> PrefillQueue:
-    """10 ms and 60 us a token."""
+    """Return a queue with service times of 10 ms and 60 us a token."""
     bins = LengthBins(means=tuple(lengths), counts=tuple(lengths.values()))
     return make_prefill_queue(
         bins, [0.01 + 6e-5 * tokens for tokens in bins.means], rate, arrival_variation
@@ -33,7 +33,7 @@ def a_queue(
 
 
 def naive_erlang_c(servers: int, offered: float) -> float:
-    """By the sums of the textbook."""
+    """Return Erlang's C by the sums of the textbook."""
     terms = [1.0]
     for busy in range(1, servers + 1):
         terms.append(terms[-1] * offered / busy)
@@ -46,7 +46,7 @@ def test_waiting_is_as_in_the_textbook(servers, part):
     assert isclose(erlang_c(servers, servers * part), naive_erlang_c(servers, servers * part))
 
 
-def test_servers_that_do_not_suffice_let_everyone_wait():
+def test_with_too_few_servers_all_requests_wait():
     assert erlang_c(3, 3.0) == 1.0
     assert erlang_c(3, 7.0) == 1.0
 
@@ -66,13 +66,13 @@ def test_known_sizes(lengths, rate, slo_s, wanted, replicas, attainment):
     assert size.attainment == pytest.approx(attainment)
 
 
-def test_a_few_long_prompts_need_more_than_their_mean_says():
+def test_a_few_long_prompts_need_more_than_their_mean():
     queue = a_queue({400: 0.95, 16000: 0.05}, 11.0, 3.0)
     by_mean = ceil(queue.busy_replicas)
     assert size_prefill(queue, 1.0, 0.95).replicas > by_mean
 
 
-def test_prompts_that_are_too_long_alone_are_said_and_sized_for_utilisation():
+def test_too_long_prompts_are_reported_and_sized_for_utilisation():
     queue = a_queue({400: 0.9, 16000: 0.1}, 30.0)
     size = size_prefill(queue, 0.3, 0.95)
     assert size.reason is Reason.SLO_OUT_OF_REACH
@@ -133,7 +133,7 @@ def test_contexts_that_vary_need_more_cache():
     assert size_decode(mixed, engine, 0.05).replicas > size_decode(even, engine, 0.05).replicas
 
 
-def test_a_pace_that_even_one_request_misses_is_said():
+def test_a_pace_missed_by_a_single_request_is_reported():
     size = size_decode(DecodeLoad(1.0, 100.0, 2000.0, 4e6), an_engine(60000), 0.005)
     assert (size.batch, size.reason) == (1, Reason.SLO_OUT_OF_REACH)
 
@@ -153,7 +153,7 @@ def test_more_misses_than_predicted_count_and_bounds_hold():
 
 
 def test_a_disturbance_of_the_host_is_soon_forgotten() -> None:
-    """Three windows in which everything is late, then windows as predicted."""
+    """Three windows are late for every request, then windows are as predicted."""
     correction, ratios = MissCorrection(), []
     for missed in (1.0, 1.0, 1.0, 0.05, 0.05, 0.05, 0.05):
         correction.observe_window(missed, 0.05)

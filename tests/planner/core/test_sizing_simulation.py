@@ -1,4 +1,4 @@
-"""What sizing promises is what a simulated queue keeps."""
+"""Tests of sizing against a simulated queue."""
 
 from itertools import product
 
@@ -34,7 +34,7 @@ FEW = [
 
 
 def check(kind: Kind, requests: int, seed: int) -> None:
-    """Both the number of replicas and the promised attainment."""
+    """Check both the number of replicas and the promised attainment."""
     rng = np.random.default_rng(seed + 1)
     lengths = bins_of(lengths_of(kind.lengths, 20_000, rng))
     queue = make_prefill_queue(
@@ -76,8 +76,8 @@ def itl_s(requests: float, kv_tokens: float) -> float:
 
 @pytest.mark.parametrize("rate", [3.0, 20.0, 80.0])
 @pytest.mark.parametrize("spread", ["equal", "bimodal", "heavy"])
-def test_batches_and_the_cache_hold_what_lives(rate: float, spread: str) -> None:
-    """At a random moment: Poisson requests, each with its own context."""
+def test_batches_and_the_cache_hold_the_running_requests(rate: float, spread: str) -> None:
+    """The oracle draws random moments: Poisson requests, each with its own context."""
     rng = np.random.default_rng(11)
     contexts = lengths_of(spread, 20_000, rng)
     bins: LengthBins = bins_of(contexts)

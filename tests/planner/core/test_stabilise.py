@@ -1,4 +1,4 @@
-"""Up at once, down when a whole window agrees: known steps, and a naive twin."""
+"""Tests of the stabiliser: up at once, down after a whole window; known steps, and a naive twin."""
 
 from math import ceil
 
@@ -49,7 +49,7 @@ def test_down_needs_a_whole_window_and_goes_by_one() -> None:
     assert stabiliser.next_step(360.0, standing(3), 1.0) == StabiliserStep(2, Reason.DOWN)
 
 
-def test_one_wish_holds_for_a_window() -> None:
+def test_the_highest_target_holds_for_a_window() -> None:
     stabiliser = Stabiliser(StabiliserSettings())
     for at in range(0, 400, 10):
         stabiliser.next_step(float(at), standing(3), 2.5 if at == 200 else 0.5)
@@ -57,7 +57,7 @@ def test_one_wish_holds_for_a_window() -> None:
     assert stabiliser.next_step(500.0, standing(3), 0.5) == StabiliserStep(2, Reason.DOWN)
 
 
-def test_what_is_outside_of_the_bounds_comes_back_at_once() -> None:
+def test_counts_outside_of_the_bounds_return_at_once() -> None:
     stabiliser = Stabiliser(StabiliserSettings())
     assert stabiliser.next_step(0.0, StabiliserInput(0, 0, 2, 5), 0.0) == StabiliserStep(
         2, Reason.UP
@@ -68,7 +68,7 @@ def test_what_is_outside_of_the_bounds_comes_back_at_once() -> None:
 
 
 class NaiveStabiliser:
-    """Keeps everything that it ever heard."""
+    """Twin that keeps all values."""
 
     def __init__(self, of: StabiliserSettings) -> None:
         self.of = of
@@ -112,7 +112,7 @@ class NaiveStabiliser:
 
 
 class StabiliserMachine(RuleBasedStateMachine):
-    """The same steps as the twin; what starts is ready some steps later."""
+    """Stabiliser and twin take the same steps; starting replicas become ready some steps later."""
 
     @initialize(up_cooldown=st.sampled_from([0.0, 30.0]), max_up=st.integers(1, 8))
     def begin(self, up_cooldown: float, max_up: int) -> None:

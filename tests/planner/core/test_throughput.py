@@ -1,4 +1,4 @@
-"""Sizes of roles: what more demand, a higher promise and misses do to them."""
+"""Tests of role sizes under more demand, a higher target and misses."""
 
 from itertools import pairwise
 
@@ -26,7 +26,7 @@ from tests.planner.core.deployments import (
     both,
     passes,
     replicas,
-    told,
+    tick_input,
 )
 from tests.planner.core.deployments import traffic as a_window
 from tests.vectors.planner_given import given_model
@@ -40,7 +40,7 @@ ENGINE = RoleEngine(
 
 
 def demand(long: float, rate: float, promised: float, correction: float = 1.0) -> SizedDemand:
-    """A part `long` of the prompts takes longer than the target."""
+    """Return a demand in which a share `long` of the prompts takes longer than the target."""
     lengths = LengthBins(means=(400.0, 16000.0), counts=(1.0 - long, long))
     mean = 400.0 * (1.0 - long) + 16000.0 * long
     traffic = TrafficWindow(duration_s=60.0, requests=60.0 * rate, uncached_isl=lengths)
@@ -64,15 +64,15 @@ def test_more_attainment_means_no_fewer_replicas_within_reach_or_beyond(long, ra
         assert more >= less
 
 
-def test_what_a_correction_asks_for_is_within_reach():
+def test_corrected_targets_are_within_reach():
     assert size(demand(0.04, 20.0, 0.95))[1] is Reason.SCALE
     assert size(demand(0.04, 20.0, 0.95, 3.0))[1] is Reason.SCALE
     assert size(demand(0.1, 20.0, 0.95))[1] is Reason.SLO_OUT_OF_REACH
 
 
 @given(st.floats(0.0, 0.2), st.floats(0.5, 0.99), st.floats(0.5, 3.0))
-def test_misses_that_nobody_can_help_are_not_multiplied(long, promised, correction):
-    """Those that can be helped are: 3 % of 5 % are, twice as many are missed, so 1 % is allowed."""
+def test_unavoidable_misses_are_not_multiplied(long, promised, correction):
+    """Avoidable misses are: with `long` 2 %, `promised` 95 %, `correction` 3, 1 % is allowed."""
     of = demand(long, 20.0, promised, correction)
     reachable = 1.0 - long
     wanted = of.attainment_to_size_for(reachable)
@@ -83,20 +83,20 @@ def test_misses_that_nobody_can_help_are_not_multiplied(long, promised, correcti
     assert (reachable - wanted) * correction == pytest.approx(reachable - promised)
 
 
-def test_misses_while_replicas_start_say_nothing_of_sizes():
+def test_misses_during_starts_do_not_change_sizes():
     deployment = a_deployment()
     moving = both(2, 2) | {Role.PREFILL: replicas(2, 2)}
     late = a_window(300.0, ttft_met=0.1)
-    first = deployment.run_tick(told(60.0, moving, of=late))
-    second = deployment.run_tick(told(120.0, both(4, 2), of=late))
-    third = deployment.run_tick(told(180.0, both(4, 2), of=late))
+    first = deployment.run_tick(tick_input(60.0, moving, of=late))
+    second = deployment.run_tick(tick_input(120.0, both(4, 2), of=late))
+    third = deployment.run_tick(tick_input(180.0, both(4, 2), of=late))
     factors = [each.diagnostics.miss_correction for each in (first, second, third)]
     assert factors[:2] == [1.0, 1.0]
     assert factors[2] > 1.0
 
 
 @given(st.floats(0.0, 0.04), st.floats(0.5, 60))
-def test_what_is_not_rounded_is_rounded_up(long, rate):
+def test_sizes_are_rounded_up(long, rate):
     found = size_role(demand(long, rate, 0.95), Role.PREFILL, ENGINE, DeploymentSettings())
     assert found.replicas is not None
     assert found.exact is not None
@@ -110,7 +110,7 @@ def test_a_quantile_is_margin_enough_for_a_step_down():
 
 
 def test_a_little_more_than_there_is_starts_no_replica():
-    """3.2 replicas: three are within the tolerance of the stabiliser, two need two more."""
+    """The size is 3.2 replicas: three are within the stabiliser's tolerance, two need two more."""
     for have, wanted in ((3, 3), (2, 4)):
         now = RoleCounts(have, 0, False, False, StartUpProgress(0.0, False, None, 0))
         wish = DesiredScale({Role.DECODE: 4}, {Role.DECODE: 4}, {Role.DECODE: 3.2}, None)
@@ -121,7 +121,7 @@ def test_a_little_more_than_there_is_starts_no_replica():
 
 
 def test_steps_down_that_load_allows_follow_each_other():
-    """Not one for each window of the stabiliser: the forecast says how far it may go."""
+    """The steps need no stabiliser window each, because the forecast limits the total."""
     deployment = a_deployment(enable_load_scaling=True, load_adjustment_interval_seconds=5.0)
     count, changes = 8, []
     idle = {Role.PREFILL: passes(Role.PREFILL, ["idle"] * 2)}
@@ -129,7 +129,7 @@ def test_steps_down_that_load_allows_follow_each_other():
         now = 5.0 * at
         engines = {**idle, Role.DECODE: passes(Role.DECODE, ["idle"] * count)}
         of = a_window(60.0) if at % 12 == 0 else a_window(5.0, 5.0)
-        effects = deployment.run_tick(told(now, both(2, count), of=of, engines=engines))
+        effects = deployment.run_tick(tick_input(now, both(2, count), of=of, engines=engines))
         after = (effects.scale_to or {}).get(Role.DECODE, count)
         if after != count:
             changes.append(now)

@@ -1,4 +1,4 @@
-"""Whatever a deployment is told: ceilings, minima, unknowns, and what is under way."""
+"""Tests of a deployment under any input: ceilings, minima, unknown values, changes in progress."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,7 +33,7 @@ states = st.sampled_from([HOT, WARM, IDLE])
 
 
 class DeploymentMachine(RuleBasedStateMachine):
-    """A platform that does what it is told, late; a fleet that says what it likes."""
+    """Platform that follows decisions late, and a fleet with arbitrary reports."""
 
     @initialize(
         load=st.booleans(),
@@ -77,7 +77,7 @@ class DeploymentMachine(RuleBasedStateMachine):
         return effects
 
     def _same_again(self, tick: TickInput, effects: TickEffects) -> None:
-        """From the log, and with the engines in another order."""
+        """Check the same tick from the log, with the engines in another order."""
         read = msgspec.json.decode(msgspec.json.encode(tick), type=TickInput)
         if read.passes is not None:
             turned = {role: tuple(reversed(all_of)) for role, all_of in read.passes.items()}
@@ -89,7 +89,7 @@ class DeploymentMachine(RuleBasedStateMachine):
         return {role: passes(role, [said] * self.ready[role]) for role in self.roles}
 
     def _apply(self, effects: TickEffects) -> None:
-        """The platform: what is more starts, what is less goes at once."""
+        """Apply a decision on the platform: additions start, removals happen at once."""
         for role, number in (effects.scale_to or {}).items():
             assert number >= 0
             self.pending[role] = max(0, number - self.ready[role])
@@ -100,7 +100,7 @@ class DeploymentMachine(RuleBasedStateMachine):
         return sum(self.ready[role] + self.pending[role] for role in self.roles)
 
     @rule(requests=st.floats(0, 3000), said=states, waiting=st.floats(0, 3))
-    def known(self, requests: float, said: str, waiting: float) -> None:
+    def tick_with_traffic(self, requests: float, said: str, waiting: float) -> None:
         seen = traffic(requests, queued_requests=waiting)
         self._apply(self._tick(seen, self._engines(said)))
 
@@ -110,8 +110,8 @@ class DeploymentMachine(RuleBasedStateMachine):
             self._apply(self._tick(traffic(60.0), self._engines(said)))
 
     @rule(heard=st.booleans())
-    def unknown(self, heard: bool) -> None:
-        """Without a window when one is due nothing goes down by the forecast."""
+    def tick_without_traffic(self, heard: bool) -> None:
+        """A forecast without a window, when due, scales nothing down."""
         due = self.deployment.next_tick.run_throughput
         before = {role: self.ready[role] + self.pending[role] for role in self.roles}
         effects = self._tick(None, self._engines(WARM) if heard else None)
@@ -122,7 +122,7 @@ class DeploymentMachine(RuleBasedStateMachine):
 
     @rule(said=states)
     def something_rolls(self, said: str) -> None:
-        """Not a start-up alone: nothing is proposed."""
+        """Changes other than a start-up prevent all proposals."""
         self.pending = dict.fromkeys(self.roles, 0)
         effects = self._tick(traffic(3000.0), self._engines(said), moving=True)
         assert effects.scale_to is None
@@ -147,7 +147,7 @@ class DeploymentMachine(RuleBasedStateMachine):
 
     @rule()
     def minima_come_back(self) -> None:
-        """In one tick, where nothing rolls."""
+        """Minima return in a single tick while nothing is in progress."""
         self.pending = dict.fromkeys(self.roles, 0)
         self._apply(self._tick(traffic(60.0), self._engines(WARM)))
         for role in self.roles:
@@ -160,7 +160,7 @@ TestDeploymentMachine.settings = settings(max_examples=40, stateful_step_count=2
 
 
 def test_a_deployment_is_rebuilt_from_its_ticks() -> None:
-    """Half of the ticks again, and then the rest: the same from there on."""
+    """A deployment that repeats half of the ticks decides the same from there on."""
     ticks = [
         TickInput(
             now_s=5.0 * at,

@@ -1,4 +1,4 @@
-"""What is unknown of the traffic holds only what depends on it, and is named."""
+"""Tests of unknown traffic values: only dependent decisions wait, with a reason."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from select_service.planner.core.settings import DeploymentSettings
 from select_service.planner.core.tick import PlannedDeployment, TickEffects
 from select_service.planner.core.tick_input import EngineLimits, Role, TrafficWindow
 from select_service.planner.wiring import build_deployment
-from tests.planner.core.deployments import LIMITS, a_deployment, both, replicas, told
+from tests.planner.core.deployments import LIMITS, a_deployment, both, replicas, tick_input
 
 P, D = Role.PREFILL, Role.DECODE
 STEADY = {"load_predictor": "constant", "forecast_quantile": 0.5, "lead": False}
@@ -36,8 +36,10 @@ def window(**more: Any) -> TrafficWindow:
     return TrafficWindow(duration_s=60.0, **({"requests": 1200.0, "isl": 3000.0} | more))
 
 
-def ticked(deployment: PlannedDeployment, of: TrafficWindow, **counts: int) -> TickEffects:
-    return deployment.run_tick(told(60.0, both(counts.get("p", 1), counts.get("d", 2)), of=of))
+def run_tick(deployment: PlannedDeployment, of: TrafficWindow, **counts: int) -> TickEffects:
+    return deployment.run_tick(
+        tick_input(60.0, both(counts.get("p", 1), counts.get("d", 2)), of=of)
+    )
 
 
 @pytest.mark.parametrize("stabilise", [True, False])
@@ -52,7 +54,7 @@ def test_prefill_is_sized_by_a_profile_while_no_answer_has_been_reported(
         **STEADY,
     )
     deployment = build_deployment(settings, 0.0)
-    effects = ticked(deployment, window(requests=600.0))
+    effects = run_tick(deployment, window(requests=600.0))
     roles = effects.diagnostics.roles
     assert roles[P].model_source == roles[D].model_source == "profile"
     assert roles[D].sized is not None
@@ -76,12 +78,12 @@ def test_prefill_is_sized_by_a_profile_while_no_answer_has_been_reported(
         ({"osl": 100.0}, "decode", EngineLimits(max_kv_tokens=100), Reason.SLO_OUT_OF_REACH),
     ],
 )
-def test_what_is_missing_is_named(
+def test_the_reason_names_the_missing_value(
     of: dict[str, Any], mode: str, limits: EngineLimits, reason: Reason
 ) -> None:
     deployment = a_deployment(mode=mode, **STEADY)
     found = {role: msgspec.structs.replace(replicas(2), limits=limits) for role in deployment.roles}
-    effects = deployment.run_tick(told(60.0, found, of=window(**of)))
+    effects = deployment.run_tick(tick_input(60.0, found, of=window(**of)))
     assert effects.scale_to is None
     assert effects.diagnostics.throughput_reason is reason
 
@@ -90,19 +92,19 @@ def test_a_missing_model_still_holds_both_roles() -> None:
     settings = DeploymentSettings(
         throughput_adjustment_interval_seconds=60.0, max_gpu_budget=-1, **STEADY
     )
-    effects = ticked(build_deployment(settings, 0.0), window())
+    effects = run_tick(build_deployment(settings, 0.0), window())
     assert effects.scale_to is None
     assert effects.diagnostics.throughput_reason is Reason.MODEL_NOT_READY
 
 
-def test_the_reference_says_what_it_says() -> None:
-    effects = ticked(a_deployment(document=True), window())
+def test_the_document_profile_has_the_reasons_of_the_reference() -> None:
+    effects = run_tick(a_deployment(document=True), window())
     assert effects.diagnostics.throughput_reason is Reason.MODEL_NOT_READY
 
 
 def test_with_load_scaling_an_unsized_role_keeps_its_floor() -> None:
     deployment = a_deployment(enable_load_scaling=True, **STEADY)
-    effects = ticked(deployment, window(requests=1500.0), p=1, d=3)
+    effects = run_tick(deployment, window(requests=1500.0), p=1, d=3)
     assert effects.diagnostics.throughput_reason is Reason.SET_LOWER_BOUND
     assert effects.diagnostics.roles[P].floor > 1
     assert effects.diagnostics.roles[D].floor == 3

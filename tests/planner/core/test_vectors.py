@@ -1,4 +1,4 @@
-"""Vectors of the same form as those that the planner was built by, some of each."""
+"""Tests with some vectors of each format that guided the planner's development."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Plugins of a test: classes that misbehave, a host, and a gRPC server."""
+"""Plugins for tests: misbehaving classes, a host, and a gRPC server."""
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -41,7 +41,7 @@ def a_context(stage: Stage = Stage.PROPOSE, now_s: float = 60.0, ready: int = 2)
 
 
 class OneHost:
-    """A host of one plugin for one deployment."""
+    """Host of a single plugin for a single deployment."""
 
     def __init__(self, config: PluginConfig, port: PluginPort) -> None:
         self.clock = Clock()
@@ -64,7 +64,7 @@ def in_process(plugin: object, **given: Any) -> OneHost:
 
 
 class Calls:
-    """A plugin of a function, for every stage."""
+    """Plugin that calls a function in every stage."""
 
     def __init__(self, answer: Callable[[PluginContext], object]) -> None:
         self.predict = self.propose = self.constrain = answer
@@ -79,7 +79,7 @@ Rpc = Callable[[Any, Any], Awaitable[Any]]
 
 @asynccontextmanager
 async def grpc_served(methods: Mapping[str, Rpc], **options: Any) -> AsyncIterator[str]:
-    """A gRPC server with some methods of a plugin, until the block ends."""
+    """Yield the URL of a gRPC server with some methods of a plugin, until the block ends."""
     message = load_messages()
     inputs = {"Heartbeat": "HeartbeatRequest"}
     handlers = {

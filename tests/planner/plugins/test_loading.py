@@ -1,4 +1,4 @@
-"""Plugins of a file: what is checked, loaded and named before anything is scaled."""
+"""Tests of a file's plugins, which are checked, loaded and named before any scaling."""
 
 import sys
 from importlib.metadata import EntryPoint
@@ -78,7 +78,7 @@ def test_faults_of_a_file(plugin: dict[str, Any], fault: str) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_names_are_unique_and_the_former_setting_is_known() -> None:
+def test_names_are_unique_and_the_former_setting_is_named() -> None:
     with pytest.raises(PlannerConfigError, match="`fixed` is given twice"):
         a_file(a_plugin(), a_plugin())
     document = {"deployments": [{"name": "a", "model_name": "m"}], "proposers": []}

@@ -1,4 +1,4 @@
-"""Calls of plugins in this process: answers, failures, breakers, held answers, heartbeats."""
+"""Tests of plugin calls in this process: answers, failures, breakers, held answers, heartbeats."""
 
 import asyncio
 import time
@@ -130,7 +130,7 @@ async def test_exceptions_are_failures(error: BaseException) -> None:
     assert call.text.encode()
 
 
-async def test_a_plugin_cannot_change_what_others_see() -> None:
+async def test_a_plugin_cannot_change_the_context_of_others() -> None:
     def change(context: PluginContext) -> None:
         context.roles.clear()
 

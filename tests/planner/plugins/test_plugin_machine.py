@@ -1,4 +1,4 @@
-"""A hosted plugin beside a naive twin that keeps its whole history."""
+"""Test of a hosted plugin against a naive twin that keeps its whole history."""
 
 import asyncio
 from typing import NamedTuple
@@ -23,7 +23,7 @@ GOOD = (CallOutcome.ANSWERED, CallOutcome.REPEATED)
 
 
 class Port:
-    """Does what the machine says next."""
+    """Port that gives the outcomes chosen by the machine."""
 
     def __init__(self) -> None:
         self.next: CallOutcome = CallOutcome.ANSWERED
@@ -42,14 +42,14 @@ class Port:
         return Prediction(requests=float(self.calls))
 
     async def send_heartbeat(self) -> None:
-        """Nothing."""
+        """Succeed."""
 
     async def close(self) -> None:
-        """Nothing."""
+        """Close without any effect."""
 
 
 class Event(NamedTuple):
-    """One tick: what was expected of it."""
+    """Tick with its expected result."""
 
     deployment: str
     at_s: float
@@ -82,7 +82,7 @@ class PluginMachine(RuleBasedStateMachine):
         return [each for each in self.history if each.deployment == deployment]
 
     def _is_paused(self) -> bool:
-        """Three failures in a row, over all deployments, within the last minute."""
+        """Return whether three consecutive failures, over all deployments, are within a minute."""
         failures, until = 0, 0.0
         for each in self.history:
             if each.was_called and each.outcome is CallOutcome.ANSWERED:
@@ -93,14 +93,14 @@ class PluginMachine(RuleBasedStateMachine):
                     failures, until = 0, each.clock_s + PAUSE_S
         return self.now < until
 
-    def _held(self, deployment: str) -> float | None:
+    def _held_answer(self, deployment: str) -> float | None:
         good = [each for each in self._of(deployment) if each.outcome is CallOutcome.ANSWERED]
         if self.config.on_failure != "hold" or not good:
             return None
         return good[-1].answer if self.now - good[-1].at_s <= self.config.hold_s else None
 
     def _expect(self, deployment: str, does: CallOutcome) -> Event:
-        # Skipped calls are no calls: what is due counts from the last tick that was one.
+        # Skipped calls do not count: the interval runs from the last real call.
         due = [each for each in self._of(deployment) if each.outcome is not CallOutcome.REPEATED]
         own = [each for each in due if each.at_s in self._decided[deployment]]
         if own and self.now - own[-1].at_s < self.config.interval_s:
@@ -109,15 +109,15 @@ class PluginMachine(RuleBasedStateMachine):
                 return Event(
                     deployment, self.now, self.now, CallOutcome.REPEATED, last.answer, False
                 )
-            held = self._held(deployment)
+            held = self._held_answer(deployment)
             return Event(deployment, self.now, self.now, last.outcome, held, False)
         self._decided[deployment].append(self.now)
         if self.is_silent or self._is_paused():
-            held = self._held(deployment)
+            held = self._held_answer(deployment)
             return Event(deployment, self.now, self.now, CallOutcome.PAUSED, held, False)
         if does is CallOutcome.ANSWERED:
             return Event(deployment, self.now, self.now, does, float(self.port.calls + 1), True)
-        return Event(deployment, self.now, self.now, does, self._held(deployment), True)
+        return Event(deployment, self.now, self.now, does, self._held_answer(deployment), True)
 
     @initialize()
     def begin_times(self) -> None:

@@ -1,4 +1,4 @@
-"""The plugins of docs/guides/planner-plugins.md run, from the text of the page."""
+"""Tests that run the plugins of docs/guides/planner-plugins.md from the text of the page."""
 
 import json
 import re
@@ -21,7 +21,7 @@ from select_service.planner.plugins.plugin_host import HostedPlugin, PluginHost
 from select_service.planner.plugins.plugin_loader import describe_plugins, make_objects
 from select_service.planner.plugins.plugin_port import decode_answer
 from select_service.planner.runtime import planner_api_bodies, plugin_metrics
-from tests.planner.core.deployments import a_deployment, replicas, told, traffic
+from tests.planner.core.deployments import a_deployment, replicas, tick_input, traffic
 
 TEXT = (Path(__file__).parents[3] / "docs" / "guides" / "planner-plugins.md").read_text()
 DAY_S = 86_400.0
@@ -43,7 +43,7 @@ def my_plugins() -> Iterator[ModuleType]:
 
 
 class Fleet:
-    """A deployment with the plugins of the page, on a platform that follows at once."""
+    """Deployment with the plugins of the page, on a platform that follows at once."""
 
     def __init__(self, *names: str) -> None:
         config = convert_config(yaml.safe_load(blocks("yaml")[0]))
@@ -63,9 +63,9 @@ class Fleet:
         self.texts: list[str] = []
 
     async def tick(self, now_s: float, requests: float) -> PluginContext | None:
-        """A tick; returns the last context."""
+        """Run a tick, and return the last context."""
         of = traffic(requests, 1800.0)
-        tick = told(now_s, {D: replicas(self.ready)}, of=of)
+        tick = tick_input(now_s, {D: replicas(self.ready)}, of=of)
         run = self.deployment.run_stages(tick, self.host.asked_stages("qwen"))
         context: PluginContext | None = None
         try:
@@ -98,7 +98,7 @@ async def test_yesterday(my_plugins: ModuleType) -> None:
 
 
 async def test_costs(my_plugins: ModuleType) -> None:
-    """Demand for more than 400 euros a day: the limit holds, and the next day begins anew."""
+    """Demand costs more than 400 euros a day: the limit holds, and the next day begins anew."""
     free, limited = Fleet(), Fleet("cost")
     spent, days = 0.0, []
     for at in range(1, 2 * 48):
@@ -110,7 +110,7 @@ async def test_costs(my_plugins: ModuleType) -> None:
             spent = 0.0
     assert free.ready * 2.5 * 24.0 > 400.0
     print(days)
-    # The stabiliser takes its time on the first day; the bound of the day is approached, not torn.
+    # On the first day the stabiliser steps slowly; the day's bound is approached, not exceeded.
     assert all(200.0 < day < 400.0 * 1.1 for day in days)
     assert limited.texts[-1].endswith("of 400 euros")
 

@@ -1,4 +1,4 @@
-"""Plugins over HTTP and gRPC: answers, and servers that fail, hang, lie and answer too much."""
+"""Tests of plugins over HTTP and gRPC, with servers that fail, hang or send invalid data."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from select_service.planner.core.tick_plan import StageAnswers
 from select_service.planner.planner_http import PlannerHttpClient
 from select_service.planner.plugins.grpc_plugin import GrpcPlugin, load_messages
 from select_service.planner.plugins.http_plugin import HttpPlugin
-from tests.planner.core.deployments import WARM, a_deployment, both, passes, told, traffic
+from tests.planner.core.deployments import WARM, a_deployment, both, passes, tick_input, traffic
 from tests.planner.plugins.hosting import OneHost, a_config, a_context, grpc_served
 from tests.planner.runtime.serving import served
 
@@ -37,11 +37,13 @@ def remote(url: str, **given: Any) -> PluginConfig:
 
 
 def full_contexts() -> list[PluginContext]:
-    """The contexts of all stages of a tick with everything known."""
+    """Return the contexts of all stages of a tick with all values known."""
     deployment = a_deployment(enable_load_scaling=True, max_gpu_budget=32)
     engines = {role: passes(role, [WARM, WARM]) for role in Role}
     seen = traffic(600.0, kv_hit_rate=0.5, ttft_met=0.9, itl_s=0.02)
-    run = deployment.run_stages(told(60.0, both(2, 2), of=seen, engines=engines), frozenset(Stage))
+    run = deployment.run_stages(
+        tick_input(60.0, both(2, 2), of=seen, engines=engines), frozenset(Stage)
+    )
     contexts = [next(run)]
     try:
         while True:
@@ -273,7 +275,7 @@ async def test_every_context_is_a_grpc_message() -> None:
 
 
 def test_every_field_is_in_the_proto_file() -> None:
-    """By the types, so that fields without a value in the contexts above count as well."""
+    """The types include fields without a value in the contexts above."""
     _, definitions = msgspec.json.schema_components([PluginContext], ref_template="{name}")
     left_out = {"TrafficWindow": {"prefill_samples", "decode_samples"}}
     renamed = {"ProposedCount": "ReplicaTarget"}

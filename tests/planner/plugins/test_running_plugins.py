@@ -1,4 +1,4 @@
-"""Plugins in the running loop: what they decide, what they cannot stop, and who says so."""
+"""Tests of plugins in the running loop: decisions, limits, and reports."""
 
 import asyncio
 import math
@@ -29,7 +29,7 @@ from select_service.planner.runtime.planner_metrics import make_registry, render
 from select_service.planner.runtime.stage_bodies import make_stages
 from tests.builders.hypothesis_profiles import explores
 from tests.planner import made_up
-from tests.planner.core.deployments import WARM, a_deployment, passes, replicas, told, traffic
+from tests.planner.core.deployments import WARM, a_deployment, passes, replicas, tick_input, traffic
 from tests.planner.plugins.hosting import CHAT, Calls, a_config, hangs
 from tests.planner.runtime.test_loop import Scene
 
@@ -259,7 +259,7 @@ def test_hostile_answers_keep_the_result_within_the_bounds(
         for at, answered in enumerate(course, 1):
             said = dict(zip(STAGES, answered, strict=True))
             engines = {D: passes(D, [WARM] * ready)}
-            tick = told(60.0 * at, {D: replicas(ready)}, of=traffic(600.0), engines=engines)
+            tick = tick_input(60.0 * at, {D: replicas(ready)}, of=traffic(600.0), engines=engines)
             running = cluster.begin_tick({CHAT: tick}, {CHAT: host.asked_stages(CHAT)})
             contexts = running.advance()
             while contexts:

@@ -1,4 +1,4 @@
-"""What answers of plugins do to a tick: predictions, proposals, constraints, whoever lies."""
+"""Tests of plugin answers in a tick: predictions, proposals, constraints, also hostile."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,7 +33,7 @@ from tests.planner.core.deployments import (
     both,
     passes,
     replicas,
-    told,
+    tick_input,
     traffic,
 )
 
@@ -42,7 +42,7 @@ Answers = Mapping[Stage, StageAnswers]
 
 
 def tick_with(deployment: PlannedDeployment, tick: TickInput, answers: Answers) -> TickEffects:
-    """A tick that pauses at the stages with answers, as the running planner does."""
+    """Run a tick that pauses at the stages with answers, as the running planner does."""
     cluster = ClusterPlanner({"chat": deployment}, {"chat": 1}, None)
     running = cluster.begin_tick({"chat": tick}, {"chat": frozenset(answers)})
     contexts = running.advance()
@@ -55,21 +55,21 @@ def bound(kind: BoundType, **counts: int) -> tuple[ProposedCount, ...]:
     return tuple(ProposedCount(role, kind, n) for role, n in counts.items())
 
 
-def proposed(*targets: ProposedCount, source: str = "cost", **given: Any) -> StageAnswers:
+def proposal_answers(*targets: ProposedCount, source: str = "cost", **given: Any) -> StageAnswers:
     call = PluginCall(plugin=source, stage=Stage.PROPOSE, outcome=CallOutcome.ANSWERED)
     proposal = Proposal(source=source, targets=targets, **{"priority": 0, **given})
     return StageAnswers((proposal,), (call,))
 
 
-def predicted(**fields: float) -> StageAnswers:
+def prediction_answers(**fields: float) -> StageAnswers:
     answer = SourcedPrediction(source="guess", priority=0, prediction=Prediction(**fields))
     return StageAnswers((answer,), ())
 
 
 def test_a_prediction_is_sized() -> None:
-    tick = told(60.0, both(2, 2), of=traffic(60.0))
+    tick = tick_input(60.0, both(2, 2), of=traffic(60.0))
     calm = a_deployment().run_tick(tick)
-    effects = tick_with(a_deployment(), tick, {Stage.PREDICT: predicted(requests=3000.0)})
+    effects = tick_with(a_deployment(), tick, {Stage.PREDICT: prediction_answers(requests=3000.0)})
     assert effects.scale_to is not None
     assert effects.scale_to[P] > (calm.diagnostics.roles[P].final or 0)
     forecast = effects.diagnostics.forecast
@@ -83,33 +83,37 @@ def test_a_prediction_is_sized() -> None:
 
 def test_predictors_run_with_the_throughput_loop_and_known_traffic() -> None:
     asked: list[Stage] = []
-    for tick in (told(5.0, both(2, 2)), told(60.0, both(2, 2))):
+    for tick in (tick_input(5.0, both(2, 2)), tick_input(60.0, both(2, 2))):
         run = a_deployment().run_stages(tick, frozenset(Stage))
         context = next(run)
         asked.append(context.stage)
     assert asked == [Stage.PROPOSE, Stage.PROPOSE]
-    run = a_deployment().run_stages(told(60.0, both(2, 2), of=traffic(60.0)), frozenset(Stage))
+    run = a_deployment().run_stages(
+        tick_input(60.0, both(2, 2), of=traffic(60.0)), frozenset(Stage)
+    )
     assert next(run).stage is Stage.PREDICT
 
 
 def test_contexts_show_the_stage_before() -> None:
-    run = a_deployment().run_stages(told(60.0, both(2, 2), of=traffic(1800.0)), frozenset(Stage))
+    run = a_deployment().run_stages(
+        tick_input(60.0, both(2, 2), of=traffic(1800.0)), frozenset(Stage)
+    )
     first = next(run)
     assert first.prediction is not None
     assert (first.sizes, first.proposals, first.reconciled) == ({}, (), {})
-    second = run.send(predicted(requests=600.0))
+    second = run.send(prediction_answers(requests=600.0))
     assert second.prediction is not None
     assert second.prediction.requests == 600.0
     assert set(second.sizes) == {P, D}
     assert {each.source for each in second.proposals} == {"throughput"}
-    third = run.send(proposed(*bound(BoundType.SET, prefill=7)))
+    third = run.send(proposal_answers(*bound(BoundType.SET, prefill=7)))
     assert {each.source for each in third.proposals} == {"throughput", "cost"}
     assert third.reconciled[P] == 7
     assert third.roles[D].min_endpoint == 1
     assert third.settings.max_gpu_budget == 16
 
 
-def test_of_two_predictions_the_smaller_priority_counts_for_each_field() -> None:
+def test_the_prediction_of_smaller_priority_counts_for_each_field() -> None:
     builtin = ExpectedTraffic(requests=1.0, isl=2.0, osl=3.0, demand_requests=4.0, error=0.5)
     first = SourcedPrediction(
         source="a", priority=5, prediction=Prediction(requests=10.0, isl=20.0)
@@ -118,7 +122,7 @@ def test_of_two_predictions_the_smaller_priority_counts_for_each_field() -> None
         source="b", priority=1, prediction=Prediction(demand_requests=0.5, kv_hit_rate=1.0)
     )
     found = apply_predictions(builtin, [first, second])
-    # The demand is never below what is expected, and some part of prompts is always computed.
+    # Demand is at least the expected requests, and a part of every prompt is always computed.
     assert (found.requests, found.demand_requests, found.isl, found.osl) == (1.0, 1.0, 20.0, 3.0)
     assert (found.predictor, found.error, found.kv_hit_rate) == ("b", None, 0.95)
     assert apply_predictions(builtin, []) is builtin
@@ -128,9 +132,9 @@ def test_of_two_predictions_the_smaller_priority_counts_for_each_field() -> None
 
 
 def test_a_proposal_decides_and_is_named() -> None:
-    tick = told(60.0, both(2, 2), of=traffic(60.0))
+    tick = tick_input(60.0, both(2, 2), of=traffic(60.0))
     effects = tick_with(
-        a_deployment(), tick, {Stage.PROPOSE: proposed(*bound(BoundType.SET, prefill=5))}
+        a_deployment(), tick, {Stage.PROPOSE: proposal_answers(*bound(BoundType.SET, prefill=5))}
     )
     assert effects.scale_to == {P: 5}
     roles = effects.diagnostics.roles
@@ -140,24 +144,24 @@ def test_a_proposal_decides_and_is_named() -> None:
 
 
 def test_without_plugins_no_reason_names_them() -> None:
-    effects = a_deployment().run_tick(told(60.0, both(2, 2), of=traffic(1800.0)))
+    effects = a_deployment().run_tick(tick_input(60.0, both(2, 2), of=traffic(1800.0)))
     assert not {Reason.PLUGIN_DECIDED, Reason.PLUGIN_FAILED} & set(effects.diagnostics.reasons)
     assert effects.diagnostics.roles[P].decided_by == "throughput"
 
 
 def test_a_failed_call_is_a_reason() -> None:
     call = PluginCall(plugin="cost", stage=Stage.CONSTRAIN, outcome=CallOutcome.TIMED_OUT)
-    tick = told(60.0, both(2, 2), of=traffic(60.0))
+    tick = tick_input(60.0, both(2, 2), of=traffic(60.0))
     effects = tick_with(a_deployment(), tick, {Stage.CONSTRAIN: StageAnswers((), (call,))})
     assert Reason.PLUGIN_FAILED in effects.diagnostics.reasons
     assert effects.diagnostics.plugins == (call,)
 
 
 def ticks_until_still(deployment: PlannedDeployment, answers: Answers, **given: Any) -> int:
-    """Replicas of prefill after an hour of equal ticks of a platform that follows at once."""
+    """Return the prefill replicas after an hour of equal ticks that are followed at once."""
     ready = 8
     for at in range(1, 61):
-        tick = told(60.0 * at, both(ready, 2), of=traffic(given.get("requests", 1800.0)))
+        tick = tick_input(60.0 * at, both(ready, 2), of=traffic(given.get("requests", 1800.0)))
         effects = tick_with(deployment, tick, answers)
         ready = (effects.scale_to or {}).get(P, ready)
     return ready
@@ -165,26 +169,26 @@ def ticks_until_still(deployment: PlannedDeployment, answers: Answers, **given: 
 
 def test_a_ceiling_ends_replicas_that_the_forecast_needs() -> None:
     assert ticks_until_still(a_deployment(), {}) > 4
-    ceiling = {Stage.CONSTRAIN: proposed(*bound(BoundType.AT_MOST, prefill=3))}
+    ceiling = {Stage.CONSTRAIN: proposal_answers(*bound(BoundType.AT_MOST, prefill=3))}
     assert ticks_until_still(a_deployment(), ceiling) == 3
     assert ticks_until_still(a_deployment(min_endpoint=5, max_gpu_budget=32), ceiling) == 5
 
 
 def test_a_floor_is_kept_and_reached_within_the_tolerance() -> None:
-    floor = {Stage.CONSTRAIN: proposed(*bound(BoundType.AT_LEAST, prefill=6))}
+    floor = {Stage.CONSTRAIN: proposal_answers(*bound(BoundType.AT_LEAST, prefill=6))}
     assert ticks_until_still(a_deployment(), floor, requests=6.0) == 6
-    # One more than ten is within the tolerance of a wish, and a floor is no wish.
-    eleven = {Stage.CONSTRAIN: proposed(*bound(BoundType.AT_LEAST, decode=11))}
-    tick = told(60.0, {D: replicas(10)}, of=traffic(60.0))
+    # One more than ten is within the tolerance of a target, but a floor is no target.
+    eleven = {Stage.CONSTRAIN: proposal_answers(*bound(BoundType.AT_LEAST, decode=11))}
+    tick = tick_input(60.0, {D: replicas(10)}, of=traffic(60.0))
     assert tick_with(a_deployment(mode="agg"), tick, eleven).scale_to == {D: 11}
 
 
 def test_a_ceiling_of_a_constraint_limits_floors_of_proposals() -> None:
     answers = {
-        Stage.PROPOSE: proposed(*bound(BoundType.AT_LEAST, prefill=9), source="wish"),
-        Stage.CONSTRAIN: proposed(*bound(BoundType.AT_MOST, prefill=4)),
+        Stage.PROPOSE: proposal_answers(*bound(BoundType.AT_LEAST, prefill=9), source="wish"),
+        Stage.CONSTRAIN: proposal_answers(*bound(BoundType.AT_MOST, prefill=4)),
     }
-    tick = told(60.0, both(2, 2), of=traffic(60.0))
+    tick = tick_input(60.0, both(2, 2), of=traffic(60.0))
     effects = tick_with(a_deployment(), tick, answers)
     assert effects.scale_to == {P: 4}
     assert effects.diagnostics.roles[P].decided_by == "cost"
@@ -192,13 +196,13 @@ def test_a_ceiling_of_a_constraint_limits_floors_of_proposals() -> None:
 
 def test_a_plugin_s_floor_holds_against_the_load_loop() -> None:
     deployment = a_deployment(enable_load_scaling=True, down_window_s=60.0)
-    floor = {Stage.PROPOSE: proposed(*bound(BoundType.AT_LEAST, prefill=4))}
+    floor = {Stage.PROPOSE: proposal_answers(*bound(BoundType.AT_LEAST, prefill=4))}
     ready = 6
     for at in range(1, 241):
         engines = {P: passes(P, [IDLE] * ready), D: passes(D, [WARM] * 2)}
         of = traffic(6.0) if at % 12 == 0 else traffic(0.5, 5.0)
         effects = tick_with(
-            deployment, told(5.0 * at, both(ready, 2), of=of, engines=engines), floor
+            deployment, tick_input(5.0 * at, both(ready, 2), of=of, engines=engines), floor
         )
         ready = (effects.scale_to or {}).get(P, ready)
         assert ready >= 4
@@ -206,8 +210,8 @@ def test_a_plugin_s_floor_holds_against_the_load_loop() -> None:
 
 
 def test_a_rejection_ends_the_tick_before_constraints() -> None:
-    answers = {Stage.PROPOSE: proposed(reject="deploying"), Stage.CONSTRAIN: StageAnswers()}
-    tick = told(60.0, both(2, 2), of=traffic(1800.0))
+    answers = {Stage.PROPOSE: proposal_answers(reject="deploying"), Stage.CONSTRAIN: StageAnswers()}
+    tick = tick_input(60.0, both(2, 2), of=traffic(1800.0))
     run = a_deployment().run_stages(tick, frozenset({Stage.PROPOSE, Stage.CONSTRAIN}))
     next(run)
     with pytest.raises(StopIteration):
@@ -217,8 +221,8 @@ def test_a_rejection_ends_the_tick_before_constraints() -> None:
 
 
 def test_recorded_answers_of_another_mode_are_left_out() -> None:
-    foreign = proposed(*bound(BoundType.SET, prefill=9, gpu=3, decode=4)).answers
-    tick = told(60.0, {D: replicas(2)}, of=traffic(60.0))
+    foreign = proposal_answers(*bound(BoundType.SET, prefill=9, gpu=3, decode=4)).answers
+    tick = tick_input(60.0, {D: replicas(2)}, of=traffic(60.0))
     effects = a_deployment(mode="agg").run_tick(
         msgspec.structs.replace(tick, proposals=foreign, constraints=foreign)
     )
@@ -231,19 +235,19 @@ def test_a_final_proposal_without_a_number_leaves_the_role_alone() -> None:
     )
     deployment = a_deployment(enable_load_scaling=True)
     engines = {P: passes(P, [IDLE] * 4), D: passes(D, [WARM] * 2)}
-    tick = told(60.0, both(4, 2), of=traffic(60.0), engines=engines)
+    tick = tick_input(60.0, both(4, 2), of=traffic(60.0), engines=engines)
     effects = deployment.run_tick(msgspec.structs.replace(tick, proposals=(nothing,)))
     assert effects.scale_to is None
 
 
 def test_a_log_line_repeats_the_answers() -> None:
     answers = {
-        Stage.PREDICT: predicted(requests=600.0, osl=200.0),
-        Stage.PROPOSE: proposed(*bound(BoundType.SET, prefill=5)),
-        Stage.CONSTRAIN: proposed(*bound(BoundType.AT_MOST, prefill=4), source="limit"),
+        Stage.PREDICT: prediction_answers(requests=600.0, osl=200.0),
+        Stage.PROPOSE: proposal_answers(*bound(BoundType.SET, prefill=5)),
+        Stage.CONSTRAIN: proposal_answers(*bound(BoundType.AT_MOST, prefill=4), source="limit"),
     }
     cluster = ClusterPlanner({"chat": a_deployment()}, {"chat": 1}, None)
-    tick = told(60.0, both(2, 2), of=traffic(60.0))
+    tick = tick_input(60.0, both(2, 2), of=traffic(60.0))
     running = cluster.begin_tick({"chat": tick}, {"chat": frozenset(answers)})
     contexts = running.advance()
     while contexts:
@@ -310,7 +314,7 @@ ticks = st.lists(
     minimum=st.integers(0, 2),
     stabilise=st.booleans(),
 )
-def test_whatever_plugins_answer_the_result_is_within_the_bounds(
+def test_results_are_within_the_bounds_for_any_plugin_answers(
     course: list[tuple[Any, ...]], mode: str, load: bool, minimum: int, stabilise: bool
 ) -> None:
     deployment = a_deployment(
@@ -326,7 +330,7 @@ def test_whatever_plugins_answer_the_result_is_within_the_bounds(
         counts = {role: replicas(n) for role, n in ready.items()}
         engines = {role: passes(role, [state] * n) for role, n in ready.items()}
         of = None if requests is None else traffic(requests)
-        tick = told(60.0 * at, counts, of=of, engines=engines)
+        tick = tick_input(60.0 * at, counts, of=of, engines=engines)
         answers = {
             Stage.PREDICT: prediction,
             Stage.PROPOSE: proposal,

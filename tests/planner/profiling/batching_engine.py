@@ -1,4 +1,4 @@
-"""An engine with continuous batching in virtual time, in place of the client of a real one."""
+"""Engine with continuous batching in virtual time, in place of the client of a real engine."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ class Pace(NamedTuple):
 
 
 class BatchingEngine:
-    """It computes a prompt an iteration, beside the answers that run."""
+    """Engine that computes a prompt per iteration, beside the running answers."""
 
     def __init__(self, pace: Pace | None = None, facts: ReportedLimits | None = None) -> None:
         self.pace = pace or Pace()

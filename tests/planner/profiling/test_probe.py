@@ -1,4 +1,4 @@
-"""The client of an engine over a socket: what it asks, and that everything it reads is bounded."""
+"""Tests of an engine's client over a socket: its requests, and bounds on everything it reads."""
 
 import asyncio
 import json
@@ -23,7 +23,11 @@ def token(text: str = "x") -> bytes:
 
 
 class StreamingEngine:
-    """events: the body of an answer.  asked: the bodies of the requests"""
+    """Engine that streams an answer.
+
+    events: body of an answer
+    asked: bodies of the requests
+    """
 
     def __init__(self, *events: bytes, status: int = 200) -> None:
         self.events = events or (token(), token(), token(""), event(choices=[]), b"data: [DONE]\n")
@@ -77,7 +81,7 @@ async def test_the_times_of_simultaneous_answers() -> None:
 
 @pytest.mark.parametrize("requests", [1, 2, 5, 8])
 async def test_all_requests_of_a_point_run_at_the_same_time(requests: int) -> None:
-    """An engine that answers nobody before all have come."""
+    """The engine answers only after all requests have arrived."""
     engine, barrier = StreamingEngine(), asyncio.Barrier(requests)
     usual = engine.answer
 
@@ -112,7 +116,7 @@ async def test_a_chunk_without_text_is_no_token() -> None:
         ("/get_server_info", "<html>", None),
     ],
 )
-async def test_what_engines_report(path: str, text: str, tokens: int | None) -> None:
+async def test_reported_cache_sizes_of_engines(path: str, text: str, tokens: int | None) -> None:
     engine = StreamingEngine()
     engine.facts[path] = text
     async with probing(engine) as probe:

@@ -1,4 +1,4 @@
-"""The bar of a terminal, and the lines of a log."""
+"""Tests of the progress bar in a terminal, and of progress lines in a log."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""A sweep finds the engine's times, and its files are a profile."""
+"""Tests of a sweep: the engine's times are found, and the files form a profile."""
 
 from pathlib import Path
 
@@ -20,7 +20,9 @@ from select_service.planner.profiling.sweep import (
 from tests.planner.profiling.batching_engine import BatchingEngine, Pace
 
 
-def swept(monkeypatch: pytest.MonkeyPatch, engine: BatchingEngine, out: Path, *more: str) -> int:
+def run_sweep(
+    monkeypatch: pytest.MonkeyPatch, engine: BatchingEngine, out: Path, *more: str
+) -> int:
     monkeypatch.setattr(command, "EngineProbe", lambda *_, **__: engine)
     return command.profile_command(["--engine", "http://x:1", "--out", str(out), *more])
 
@@ -29,7 +31,7 @@ def test_the_profile_has_the_paces_of_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine = BatchingEngine()
-    assert swept(monkeypatch, engine, tmp_path / "p") == 0
+    assert run_sweep(monkeypatch, engine, tmp_path / "p") == 0
     profile = read_profile(str(tmp_path / "p"))
     settings = DeploymentSettings(profile_results_dir=str(tmp_path / "p"))
     pace = engine.pace
@@ -46,27 +48,27 @@ def test_the_profile_has_the_paces_of_the_engine(
     told = capsys.readouterr()
     assert "16 points of prefill" in told.out
     assert "prefill of 100: 7.0 ms" in told.err
-    # Prompts that do not fit would queue, and their wait is no pace.
+    # Prompts that do not fit would queue, and waiting is no pace.
     assert all(n * (length + 128) <= 190_000 for length, _, n in engine.asked)
     assert all(length + answer < 8192 for length, answer, _ in engine.asked)
 
 
 def test_one_part_alone_needs_no_kv_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = BatchingEngine(facts=ReportedLimits("m", 2048, None))
-    assert swept(monkeypatch, engine, tmp_path, "--parts", "prefill") == 0
+    assert run_sweep(monkeypatch, engine, tmp_path, "--parts", "prefill") == 0
     assert read_profile(str(tmp_path)).decode is None
     with pytest.raises(command.UsageError, match=r"prefill_raw_data\.json exists: name another"):
-        swept(monkeypatch, engine, tmp_path)
+        run_sweep(monkeypatch, engine, tmp_path)
     with pytest.raises(command.UsageError, match="--max-kv-tokens is missing"):
-        swept(monkeypatch, engine, tmp_path / "other")
+        run_sweep(monkeypatch, engine, tmp_path / "other")
 
 
 @pytest.mark.parametrize("max_length", [10**12, 10**400])
-def test_the_longest_prompt_is_bounded_whatever_an_engine_reports(
+def test_the_longest_prompt_is_bounded_for_any_reported_length(
     max_length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = BatchingEngine(facts=ReportedLimits("m", max_length, None))
-    assert swept(monkeypatch, engine, tmp_path / "p", "--parts", "prefill") == 0
+    assert run_sweep(monkeypatch, engine, tmp_path / "p", "--parts", "prefill") == 0
     lengths = [length for length, _, _ in engine.asked]
     assert command.LENGTH_MAX // 2 < max(lengths) < command.LENGTH_MAX
 
@@ -91,7 +93,7 @@ def test_an_engine_that_cannot_be_measured_writes_nothing(
     engine = BatchingEngine(facts=facts)
     engine.model = facts.model
     try:
-        assert swept(monkeypatch, engine, tmp_path / "p", *more) == 1
+        assert run_sweep(monkeypatch, engine, tmp_path / "p", *more) == 1
         text = capsys.readouterr().err
     except command.UsageError as error:
         text = str(error)
@@ -99,7 +101,7 @@ def test_an_engine_that_cannot_be_measured_writes_nothing(
     assert not (tmp_path / "p").exists()
 
 
-def test_answers_that_end_before_others_begin_say_nothing() -> None:
+def test_answers_that_do_not_overlap_give_no_pace() -> None:
     early = StreamTimes(0.0, (1.0, 1.1, 1.2, 1.3, 1.4), 5)
     late = StreamTimes(0.0, (1.35, 1.5, 1.6, 1.7, 1.8), 5)
     assert measure_batch(100, [early, late]) is None
@@ -111,7 +113,7 @@ def test_the_first_guess_of_an_answer_is_corrected(
 ) -> None:
     engine = BatchingEngine(Pace(token=0.00002, kv=0.0, request=0.0))
     monkeypatch.setattr(command, "plan_answer_tokens", lambda *_: 2)
-    assert swept(monkeypatch, engine, tmp_path, "--max-concurrency", "2") == 0
+    assert run_sweep(monkeypatch, engine, tmp_path, "--max-concurrency", "2") == 0
     assert max(answer for _, answer, _ in engine.asked[17:]) == 8
 
 

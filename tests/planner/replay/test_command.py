@@ -1,4 +1,4 @@
-"""`select-planner replay`, as somebody calls it."""
+"""Tests of `select-planner replay` from the command line."""
 
 import gzip
 import json
@@ -33,7 +33,7 @@ deployments:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """Ten minutes, two prompts a second."""
+    """Write a trace of ten minutes with two prompts a second."""
     path = tmp_path / "trace.jsonl"
     with path.open("w") as file:
         for at in range(1200):
@@ -74,7 +74,7 @@ def test_profiles_side_by_side_and_twice_the_same_bytes(trace, config, tmp_path,
 
 
 def test_a_fleet_that_was_never_sized_gets_advice(trace, config, capsys):
-    """An engine that is overloaded from the start shows nothing to learn from."""
+    """An engine that is overloaded from the start shows no usable samples."""
     own = CONFIG.replace("enable_load_scaling: true", "enable_load_scaling: false")
     config.write_text(own.replace("interval_seconds: 60", "interval_seconds: 180"))
     words = ["--trace", str(trace), "--config", str(config), "--speedup", "10", "--hours", "0.1"]
@@ -86,7 +86,7 @@ def test_a_fleet_that_was_never_sized_gets_advice(trace, config, capsys):
     assert "model_not_ready" not in capsys.readouterr().out
 
 
-def test_a_trace_goes_on_as_long_as_is_asked_for(trace, config, capsys):
+def test_a_trace_repeats_for_the_requested_time(trace, config, capsys):
     words = ["--trace", str(trace), "--config", str(config), "--hours", "0.25", "--json"]
     assert replay_command(words) == 0
     (found,) = json.loads(capsys.readouterr().out)
@@ -119,7 +119,7 @@ def a_log(path: Path) -> Path:
 
 
 def test_plugins_are_named_and_not_called(trace, config, capsys):
-    """The class does not exist: nothing is loaded."""
+    """The class does not exist, so a load would fail."""
     plugin = '{name: cost, stage: constrain, class: "no_such_module:A"}'
     config.write_text(f"{CONFIG}plugins: [{plugin}]\n")
     assert replay_command(["--trace", str(trace), "--config", str(config), "--hours", "0.05"]) == 0
@@ -155,7 +155,7 @@ def test_a_log_with_its_own_settings_and_with_others(tmp_path, config, capsys):
         (["--log", "/dev/null"], "the log has no tick"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(words, fault):
+def test_wrong_arguments_are_one_line(words, fault):
     with pytest.raises(UsageError, match=fault) as raised:
         replay_command(words)
     assert "\n" not in str(raised.value)
@@ -175,7 +175,7 @@ def test_a_deployment_that_is_not_in_the_file(trace, config):
         (["--config", "PROFILE"], "selected_prefill_interpolation"),
     ],
 )
-def test_what_would_never_end_or_is_not_there_is_one_line(words, fault, trace, tmp_path):
+def test_excessive_values_and_missing_files_are_one_line(words, fault, trace, tmp_path):
     (tmp_path / "p.yaml").write_text(f"{CONFIG}    profile_results_dir: {tmp_path}\n")
     named = [str(tmp_path / "p.yaml") if each == "PROFILE" else each for each in words]
     with pytest.raises(UsageError, match=fault):

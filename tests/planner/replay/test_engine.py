@@ -1,4 +1,4 @@
-"""The fluid engine against one that makes every iteration by itself."""
+"""Tests of the fluid engine against an engine that simulates every iteration."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ SPEED = EngineSpeed()
 
 @dataclass
 class IteratedEngine:
-    """Chunked prefill and decode, one iteration after the other."""
+    """Engine with chunked prefill and decode, simulated by iteration."""
 
     now: float = 0.0
     prefills: deque[list[float | SimulatedRequest]] = field(default_factory=deque)
@@ -84,7 +84,7 @@ def fluid(requests: list[SimulatedRequest]) -> None:
                 engine.queue_decode(request, now)
 
 
-def made(seed: int, rate: float, count: int) -> list[SimulatedRequest]:
+def random_requests(seed: int, rate: float, count: int) -> list[SimulatedRequest]:
     rng, now, result = Random(seed), 0.0, []
     for _ in range(count):
         now += rng.expovariate(rate)
@@ -99,7 +99,7 @@ def mean(values: list[float]) -> float:
 
 @pytest.mark.parametrize(("seed", "rate"), [(1, 1.0), (2, 4.0), (3, 7.0)])
 def test_latencies_are_those_of_an_engine_that_iterates(seed: int, rate: float) -> None:
-    ours, exact = made(seed, rate, 400), made(seed, rate, 400)
+    ours, exact = random_requests(seed, rate, 400), random_requests(seed, rate, 400)
     fluid(ours)
     IteratedEngine().run(exact)
     for name, tolerance in (("ttft_s", 0.2), ("itl_s", 0.1)):
@@ -110,7 +110,7 @@ def test_latencies_are_those_of_an_engine_that_iterates(seed: int, rate: float) 
 
 
 def test_everything_that_comes_ends_and_nothing_is_left() -> None:
-    requests = made(5, 20.0, 500)
+    requests = random_requests(5, 20.0, 500)
     engine, ended = SimulatedEngine("e", SPEED, LIMITS, 0.0), 0
     for request in requests:
         while engine.next_at <= request.arrived_s:

@@ -1,4 +1,4 @@
-"""The least that could have been: what one replica carries needs one, and more needs more."""
+"""Tests of the smallest possible fleet: one replica for its capacity, and more for more load."""
 
 from select_service.planner.core.tick_input import EngineLimits, Role
 from select_service.planner.replay.least_gpu_hours import (
@@ -20,7 +20,7 @@ PROMISE = ServicePromise(ttft_s=0.5, itl_s=0.03, attainment=0.95)
 
 
 def burst(rates: list[float], interval_s: float) -> list[SimulatedRequest]:
-    """A request each 1 / rate seconds; a prompt of 2,000 tokens takes 0.108 s."""
+    """Return requests at the rates, in 1/s; a prompt of 2,000 tokens takes 0.108 s."""
     result, now = [], 0.0
     for rate in rates:
         end = now + interval_s
@@ -64,7 +64,7 @@ def test_a_fleet_starts_drains_and_loses_nothing() -> None:
     assert abs(fleet.gpu_s - (3 * 60 + 2 * 60 + 2 * 340)) < 30
 
 
-def test_a_start_that_is_not_wanted_any_more_is_taken_back_first() -> None:
+def test_a_scale_down_cancels_starts_first() -> None:
     fleet = SimulatedFleet(OPTIONS, {Role.PREFILL: 2, Role.DECODE: 1}, 0.0)
     fleet.scale_role(Role.PREFILL, 4, 0.0)
     fleet.scale_role(Role.PREFILL, 2, 10.0)

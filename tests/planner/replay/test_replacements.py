@@ -1,4 +1,4 @@
-"""A log with replacements is run again: also those that were refused or never asked for."""
+"""Tests of replaying a log with replacements, including refused and paused replacements."""
 
 import msgspec
 import pytest
@@ -13,7 +13,10 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 def record(world, outcome):
-    """Ticks of a world as the log has them. outcome: of replacements"""
+    """Record the ticks of a world as log lines.
+
+    outcome: outcome of replacements
+    """
     lines = [
         SettingsLine(deployment="d", at_s=0.0, settings=world.deployment.settings, started_s=0.0)
     ]

@@ -1,4 +1,4 @@
-"""The core in simulated time: it grows and shrinks, keeps its ceiling, and twice does the same."""
+"""Tests of the core in simulated time: growth, shrinking, the ceiling, and equal repeated runs."""
 
 from random import Random
 from typing import Any
@@ -37,14 +37,14 @@ def lengths(rng: Random) -> tuple[int, int, int]:
     return 3000, rng.randint(2000, 3000), rng.randint(100, 200)
 
 
-def replayed(
+def run_replay(
     replicas: dict[Role, int],
     *,
     seconds: float = 1200.0,
     of: FleetOptions | None = None,
     **given: Any,
 ) -> tuple[ReplayOutcome, list[tuple[TickInput, TickEffects]]]:
-    """Few requests, four times as many in the middle, and few."""
+    """Run few requests, four times as many in the middle third, and few again."""
     deployment = a_deployment(**given)
     course = ReplayCourse(fleet=of or fleet(), replicas=replicas, until_s=seconds)
     ticks: list[tuple[TickInput, TickEffects]] = []
@@ -61,7 +61,7 @@ def replayed(
 
 
 def test_a_fleet_follows_demand_up_and_down() -> None:
-    found, ticks = replayed({Role.PREFILL: 2, Role.DECODE: 1}, down_window_s=120.0)
+    found, ticks = run_replay({Role.PREFILL: 2, Role.DECODE: 1}, down_window_s=120.0)
     assert found.ticks == len(ticks) == 240
     assert found.most_replicas[Role.PREFILL] >= 4
     ready = [told.replicas[Role.PREFILL].ready for told, _ in ticks]
@@ -76,24 +76,24 @@ def test_a_fleet_follows_demand_up_and_down() -> None:
 
 
 def test_the_same_run_twice_gives_the_same_bytes() -> None:
-    runs = [replayed({Role.PREFILL: 1, Role.DECODE: 1}, seconds=600.0) for _ in range(2)]
+    runs = [run_replay({Role.PREFILL: 1, Role.DECODE: 1}, seconds=600.0) for _ in range(2)]
     first, second = (msgspec.json.encode(run, order="deterministic") for run in runs)
     assert first == second
 
 
-def test_the_ceiling_is_never_exceeded_whatever_is_asked_for() -> None:
-    found, _ = replayed({Role.PREFILL: 2, Role.DECODE: 1}, max_gpu_budget=4)
+def test_the_ceiling_is_never_exceeded_under_any_demand() -> None:
+    found, _ = run_replay({Role.PREFILL: 2, Role.DECODE: 1}, max_gpu_budget=4)
     assert (found.most_gpus, found.over_budget_s) == (4, 0.0)
 
 
 def test_advice_scales_nothing() -> None:
-    found, _ = replayed({Role.PREFILL: 1, Role.DECODE: 1}, seconds=300.0, advisory=True)
+    found, _ = run_replay({Role.PREFILL: 1, Role.DECODE: 1}, seconds=300.0, advisory=True)
     assert found.scale_ups == {Role.PREFILL: 0, Role.DECODE: 0}
     assert found.gpu_hours == pytest.approx(2 * 300 / 3600)
 
 
-def test_what_engines_refuse_is_seen_by_the_planner_and_in_the_result() -> None:
-    found, ticks = replayed(
+def test_refused_requests_are_seen_by_the_planner_and_in_the_result() -> None:
+    found, ticks = run_replay(
         {Role.PREFILL: 1, Role.DECODE: 1},
         seconds=600.0,
         of=fleet(queue_tokens_max=4000.0),
@@ -105,9 +105,9 @@ def test_what_engines_refuse_is_seen_by_the_planner_and_in_the_result() -> None:
     assert any(told.traffic is not None and told.traffic.rejected for told, _ in ticks)
 
 
-def test_an_engine_that_is_stopped_fails_what_it_had() -> None:
+def test_a_stopped_engine_fails_its_requests() -> None:
     quick = fleet(drain_s=0.1)
-    found, _ = replayed({Role.PREFILL: 6, Role.DECODE: 6}, of=quick, down_window_s=60.0)
+    found, _ = run_replay({Role.PREFILL: 6, Role.DECODE: 6}, of=quick, down_window_s=60.0)
     assert sum(found.scale_downs.values()) > 0
     assert found.failed > 0
 

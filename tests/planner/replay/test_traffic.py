@@ -1,4 +1,4 @@
-"""Requests from traces and from rates; what a window says of them."""
+"""Tests of requests from traces and rates, and of the windows computed from requests."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def trace(path: Path, *rows: tuple[float, list[int], int]) -> Path:
     return path
 
 
-def test_a_trace_with_what_its_prompts_share(tmp_path: Path) -> None:
+def test_a_trace_has_the_shared_blocks_of_its_prompts(tmp_path: Path) -> None:
     path = trace(tmp_path / "t.jsonl", (2000, [1, 2, 4], 7), (0, [1, 2, 3], 5), (3000, [1], 0))
     found = trace_requests(path, speedup=2.0)
     assert [(r.arrived_s, r.isl, r.uncached, r.osl) for r in found] == [
@@ -41,7 +41,7 @@ def test_a_trace_with_what_its_prompts_share(tmp_path: Path) -> None:
     ]
 
 
-def test_a_full_cache_forgets_what_was_used_longest_ago(tmp_path: Path) -> None:
+def test_a_full_cache_evicts_the_least_recently_used(tmp_path: Path) -> None:
     path = trace(tmp_path / "t.jsonl", (0, [1, 2], 1), (1, [3, 4], 1), (2, [1, 2], 1))
     assert trace_requests(path, cached_tokens=1024)[2].uncached == 1024
     assert trace_requests(path, cached_tokens=2048)[2].uncached == 1
@@ -94,7 +94,7 @@ def test_bins_keep_sums_and_order() -> None:
     assert list(found.means) == sorted(found.means)
 
 
-def test_what_a_window_says_of_arrivals_is_what_selectors_say() -> None:
+def test_a_window_counts_arrivals_like_selectors() -> None:
     rng, now, times = Random(4), 0.0, []
     for _ in range(5000):
         now += rng.expovariate(3.0)
@@ -107,7 +107,7 @@ def test_what_a_window_says_of_arrivals_is_what_selectors_say() -> None:
     assert measure_variation([1.0, 2.0], 0.0, 5.0) is None
 
 
-def ended(ttft_s: float, itl_s: float) -> SimulatedRequest:
+def ended_request(ttft_s: float, itl_s: float) -> SimulatedRequest:
     return SimulatedRequest(0.0, 100, 11, 60, first_s=ttft_s, done_s=ttft_s + 10 * itl_s)
 
 
@@ -115,9 +115,9 @@ def test_windows_overlap_and_unknown_is_none() -> None:
     window = SimulatedWindow(ttft_s=0.5, itl_s=0.05, keep_s=60.0)
     assert window.read_traffic(0.0, 10.0).requests == 0.0
     for ttft_s, itl_s in ((0.4, 0.04), (0.6, 0.04), (0.4, 0.06), (0.4, 0.01)):
-        window.add_arrival(ended(ttft_s, itl_s))
-        window.add_finished(1.0, [ended(ttft_s, itl_s)])
-    window.add_rejection(ended(1.0, 1.0))
+        window.add_arrival(ended_request(ttft_s, itl_s))
+        window.add_finished(1.0, [ended_request(ttft_s, itl_s)])
+    window.add_rejection(ended_request(1.0, 1.0))
     window.add_passes(
         1.0, [ForwardPass(worker="e", wall_s=0.02, decode_requests=3, decode_kv_tokens=900)]
     )
@@ -135,7 +135,7 @@ def test_windows_overlap_and_unknown_is_none() -> None:
 
 def test_samples_are_bounded() -> None:
     window = SimulatedWindow(ttft_s=0.5, itl_s=0.05, keep_s=60.0)
-    window.add_finished(5.0, (ended(0.1 + i / 1e4, 0.01) for i in range(1000)))
+    window.add_finished(5.0, (ended_request(0.1 + i / 1e4, 0.01) for i in range(1000)))
     samples = window.read_traffic(10.0, 10.0).prefill_samples
     assert len(samples) == SAMPLES_MAX
     assert samples[0].seconds < samples[-1].seconds

@@ -1,4 +1,4 @@
-"""A log run again says the same with its own settings, and where others would have decided else."""
+"""Tests of replaying a log: equal with its own settings, and differing with other settings."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from select_service.planner.planner_log_lines import (
 from select_service.planner.replay.log_replay import DIFFERENCES_MAX, repeat_log
 from select_service.planner.replay.replay_tables import comparison_table
 from tests.planner.core.deployments import a_deployment, both, traffic
-from tests.planner.core.deployments import told as a_tick
+from tests.planner.core.deployments import tick_input as a_tick
 
 SETTINGS = a_deployment().settings
 
@@ -28,8 +28,8 @@ def make(settings: DeploymentSettings, start_s: float) -> PlannedDeployment:
     return a_deployment(**structs.asdict(settings))
 
 
-def recorded(ticks: int = 60, **given: Any) -> list[LogLine]:
-    """A log as a recorder writes it, of a fleet that nobody scales."""
+def recorded_log(ticks: int = 60, **given: Any) -> list[LogLine]:
+    """Return a log as a recorder writes it, of a fleet without any scaling."""
     settings = structs.replace(SETTINGS, **given)
     deployment = make(settings, 0.0)
     lines: list[LogLine] = [
@@ -50,13 +50,13 @@ def recorded(ticks: int = 60, **given: Any) -> list[LogLine]:
     return lines
 
 
-def test_every_tick_says_the_same_again() -> None:
-    (again,) = repeat_log(recorded(), make)
+def test_every_tick_decides_the_same_again() -> None:
+    (again,) = repeat_log(recorded_log(), make)
     assert (again.ticks, again.same, again.differing, again.from_start) == (60, 60, 0, True)
 
 
 def test_settings_that_were_changed_count_from_then_on() -> None:
-    lines = recorded()
+    lines = recorded_log()
     same = structs.replace(SETTINGS, max_gpu_budget=5)
     changed = SettingsLine(deployment="chat", at_s=150.0, settings=same, started_s=0.0)
     (again,) = repeat_log([*lines[:31], changed, *lines[31:]], make)
@@ -65,7 +65,7 @@ def test_settings_that_were_changed_count_from_then_on() -> None:
 
 
 def test_a_line_that_was_altered_is_found() -> None:
-    lines = recorded()
+    lines = recorded_log()
     assert isinstance(lines[24], TickLine)
     lines[24] = structs.replace(lines[24], scale_to={Role.PREFILL: 7})
     lines[25] = structs.replace(lines[25], diagnostics=Raw(b"{}"))
@@ -80,13 +80,13 @@ def test_a_line_that_was_altered_is_found() -> None:
 
 
 def test_other_settings_decide_otherwise_somewhere() -> None:
-    (again,) = repeat_log(recorded(), make, structs.replace(SETTINGS, sizing="mean"))
+    (again,) = repeat_log(recorded_log(), make, structs.replace(SETTINGS, sizing="mean"))
     assert 0 < again.differing < 60
     assert not any(each.thoughts for each in again.differences)
 
 
-def test_a_planner_that_began_again_knows_nothing() -> None:
-    lines = recorded()
+def test_a_restarted_planner_has_learnt_nothing() -> None:
+    lines = recorded_log()
     (again,) = repeat_log([*lines, *lines], make)
     assert again.differing > 0
     began = SettingsLine(deployment="chat", at_s=0.0, settings=SETTINGS, started_s=0.5)
@@ -100,19 +100,19 @@ def test_a_planner_that_began_again_knows_nothing() -> None:
     assert (again.same, starts) == (120, [0.0, 0.5])
 
 
-def test_a_log_without_its_beginning_says_so() -> None:
-    lines = recorded()
+def test_a_log_without_its_beginning_is_marked() -> None:
+    lines = recorded_log()
     (again,) = repeat_log([lines[0], *lines[30:]], make)
     assert not again.from_start
 
 
 def test_a_tick_before_its_settings_is_no_log() -> None:
     with pytest.raises(DecisionLogError, match="precedes its settings"):
-        repeat_log(recorded()[1:], make)
+        repeat_log(recorded_log()[1:], make)
 
 
 def test_differences_are_bounded() -> None:
-    lines = recorded(ticks=1)
+    lines = recorded_log(ticks=1)
     told = lines[1]
     assert isinstance(told, TickLine)
     wrong = [

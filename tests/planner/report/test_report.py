@@ -1,4 +1,4 @@
-"""The report: whole, small, and without anything from elsewhere."""
+"""Tests of the report: complete, small, and without external resources."""
 
 import re
 import shutil
@@ -23,7 +23,7 @@ IMPLIED = {"tr", "td", "th", "p"}
 
 
 class Balance(HTMLParser):
-    """Fails at an element that is closed without having been opened."""
+    """Parser that fails at a closing tag without an opening tag."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +43,7 @@ class Balance(HTMLParser):
             assert self.open.pop() == tag
 
 
-def parsed(page):
+def parse_page(page):
     balance = Balance()
     balance.feed(page.decode())
     assert balance.open == []
@@ -60,7 +60,7 @@ def test_equal_views_are_equal_bytes(day):
 
 
 def test_a_page_is_well_formed_and_loads_nothing(day):
-    found = parsed(render_page([make_view(day)]))
+    found = parse_page(render_page([make_view(day)]))
     links = {value for name, value in found.attributes if name in ("href", "src")}
     assert links == {"#d0", "data:,"}
     text = render_page([make_view(day)]).decode()
@@ -69,12 +69,12 @@ def test_a_page_is_well_formed_and_loads_nothing(day):
     assert "<script" not in text
 
 
-def test_a_decision_says_its_reasons_when_it_is_pointed_at(day):
+def test_a_decision_has_its_reasons_as_tooltip(day):
     titles = re.findall(r"<title>(.*?)</title>", render_page([make_view(day)]).decode(), re.S)
     assert any("→" in title and "up: More replicas are needed" in title for title in titles)
 
 
-def test_a_decision_says_its_second(day):
+def test_a_decision_shows_its_second(day):
     """Decisions of a day, and those of a replay, may be seconds apart."""
     text = render_page([make_view(day)]).decode()
     assert re.search(r"<title>\d\d \w{3} \d\d:\d\d:\d\d  decode: ", text)
@@ -84,7 +84,7 @@ def test_a_decision_says_its_second(day):
 
 
 def a_drain(serving_ready):
-    """Four replicas, of which one drains for ten ticks and goes."""
+    """Return a status of four replicas, one of which drains for ten ticks and leaves."""
     status = DeploymentStatus("llama", DeploymentSettings(mode="agg"))
     for at in range(30):
         drains = 10 <= at < 20
@@ -113,7 +113,7 @@ def test_draining_has_a_colour_of_its_own(serving_ready):
     assert 'class="area draining"' not in render_page([make_view(a_day(ticks=30))]).decode()
 
 
-def test_gpu_hours_stand_against_the_least_possible(day):
+def test_gpu_hours_are_compared_with_the_least_possible(day):
     text = render_page([make_view(day, least_gpu_hours=day.gpu_hours / 1.25)]).decode()
     assert "<td>1.25" in text
 
@@ -123,7 +123,7 @@ def test_nan_and_infinity_are_never_drawn(day):
     assert not re.search(r'd="[^"]*(nan|inf)', text)
 
 
-def test_what_is_not_known_is_a_gap():
+def test_unknown_values_are_gaps():
     times = np.arange(100.0)
     values = np.where((times > 40) & (times < 60), np.nan, 5.0)
     text = draw_chart(
@@ -152,11 +152,11 @@ def test_no_deployment_and_one_that_has_not_ticked_are_pages():
 
 
 def test_one_tick_is_a_page():
-    parsed(render_page([make_view(a_day(ticks=1))]))
+    parse_page(render_page([make_view(a_day(ticks=1))]))
 
 
 @pytest.mark.parametrize("deployments", [1, 3, 24, 256])
-def test_it_is_small_whatever_there_is_to_show(day, deployments):
+def test_the_report_is_small_for_any_number_of_deployments(day, deployments):
     rng = np.random.default_rng(1)
     table = rng.uniform(1, 1e4, size=(HISTORY_ROWS_MAX, len(COLUMNS)))
     table[:, 0] = np.arange(HISTORY_ROWS_MAX) * 5.0 + 1.8e9

@@ -1,6 +1,6 @@
 """Prometheus in memory: series with samples, and the part of PromQL that the planner sends.
 
-Values are those of the real engine (the tests compare them by promtool where it is installed):
+Values are those of the real engine (the tests compare both by promtool where installed):
 `increase` and `rate` correct resets and extrapolate to the ends of the window.
 """
 
@@ -21,7 +21,10 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class Series(NamedTuple):
-    """Series. samples: pairs (time, value), oldest first"""
+    """Series with its labels.
+
+    samples: pairs (time, value), oldest first
+    """
 
     name: str
     labels: dict[str, str]
@@ -32,20 +35,22 @@ Point = tuple[dict[str, str], float]
 """Labels and value of an instant."""
 
 
-def counted(name: str, values: list[float], *, every_s: float = 15.0, **labels: str) -> Series:
-    """A series scraped regularly from time 0 on."""
+def scraped_series(
+    name: str, values: list[float], *, every_s: float = 15.0, **labels: str
+) -> Series:
+    """Return a series scraped regularly from time 0 on."""
     return Series(name, labels, [(i * every_s, v) for i, v in enumerate(values)])
 
 
 class FakePrometheus:
-    """Queries are evaluated at `now_s`; `asked` keeps them."""
+    """Fake that evaluates queries at `now_s` and records the queries in `asked`."""
 
     def __init__(self, series: list[Series], now_s: float) -> None:
         self.series, self.now_s = series, now_s
         self.asked: list[str] = []
 
     def answers(self) -> Answer:
-        """The HTTP API."""
+        """Return a handler of the HTTP API."""
 
         def answer(request: web.Request) -> web.Response:
             assert request.path == "/api/v1/query"
@@ -61,7 +66,7 @@ class FakePrometheus:
         return answer
 
     def evaluate(self, query: str) -> list[Point]:
-        """The instant vector of a query."""
+        """Return the instant vector of a query."""
         tokens, at = [], 0
         while at < len(query.rstrip()):
             found = _TOKEN.match(query, at)
@@ -75,7 +80,7 @@ class FakePrometheus:
         return result
 
     def select(self, name: str | None, matchers: list[tuple[str, str, str]]) -> Iterator[Series]:
-        """The series of a selector."""
+        """Yield the series of a selector."""
         for each in self.series:
             labels = {"__name__": each.name, **each.labels}
             if name in (None, each.name) and all(_matches(labels, *one) for one in matchers):
@@ -83,7 +88,7 @@ class FakePrometheus:
 
 
 class _Parser:
-    """Recursive descent; an expression is a vector or a number."""
+    """Recursive-descent parser; an expression is a vector or a number."""
 
     def __init__(self, tokens: list[str], fake: FakePrometheus) -> None:
         self.tokens, self.fake, self.at = tokens, fake, 0

@@ -1,4 +1,4 @@
-"""Parts of a planner for tests: a platform in memory, sources that say what they are told."""
+"""Parts of a planner for tests: a platform in memory, and scripted sources."""
 
 import asyncio
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from select_service.planner.core.tick_input import EngineLimits, Role, RoleRepli
 
 
 class Platform:
-    """Carries out what it is asked at once, unless it is broken."""
+    """Platform that follows decisions at once, unless broken."""
 
     def __init__(self, counts: DesiredCounts) -> None:
         self.counts = dict(counts)

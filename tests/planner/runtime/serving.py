@@ -1,4 +1,4 @@
-"""An HTTP server for a test, on a free port of this machine."""
+"""HTTP server for a test, on a free port of this machine."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -10,7 +10,7 @@ Answer = Callable[[web.Request], web.Response]
 
 @asynccontextmanager
 async def served(answer: Answer) -> AsyncIterator[str]:
-    """An HTTP server that answers everything so, until the block ends."""
+    """Yield the URL of an HTTP server that answers all requests with `answer`."""
 
     async def handle(request: web.Request) -> web.Response:
         return answer(request)

@@ -1,4 +1,4 @@
-"""The API of a planner, over HTTP."""
+"""Tests of the planner's API over HTTP."""
 
 import msgspec
 import pytest
@@ -25,7 +25,7 @@ class Member:
 
 
 class Loop:
-    """As the loop of a planner changes settings, but with one rule only."""
+    """Loop that changes settings like a planner's loop, but with a single rule."""
 
     def __init__(self, **connectors):
         self.members = {name: Member(connector) for name, connector in connectors.items()}
@@ -98,8 +98,8 @@ def test_a_deployment_that_has_not_ticked_yet_is_shown(loop):
 @pytest.mark.parametrize(
     ("wanted", "codes"), [(3, ["advisory", "scale", "scale_up"]), (2, ["advisory", "no_change"])]
 )
-def test_another_number_is_asked_for_only_where_another_is_wanted(loop, wanted, codes):
-    """The stage that asked may have been held, or its wish may be there."""
+def test_advice_names_reasons_only_for_another_count(loop, wanted, codes):
+    """The wish of a stage may be held back, or already fulfilled."""
     statuses = DeploymentStatuses()
     statuses.changed("a", DeploymentSettings(mode="agg"), 0.0)
     said = effects(
@@ -142,7 +142,7 @@ def test_bounds_are_changed_and_answered_as_they_count_now(api, loop):
         (b" " * (BODY_BYTES_MAX + 1), 413, "body_too_large", "bytes"),
     ],
 )
-def test_what_makes_no_sense_changes_nothing(api, loop, body, status, code, word):
+def test_invalid_changes_change_nothing(api, loop, body, status, code, word):
     before = loop.own["a"]
     answer = api.patch("/v1/deployments/a", content=body, headers=JSON)
     assert answer.status_code == status
@@ -153,7 +153,7 @@ def test_what_makes_no_sense_changes_nothing(api, loop, body, status, code, word
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", None])
 def test_only_json_changes_anything(api, loop, kind):
-    """Browsers send other types to any origin, without asking it first."""
+    """Browsers send other types to any origin without a preflight request."""
     before = loop.own["a"]
     headers = {} if kind is None else {"content-type": kind}
     for method, path in (
@@ -194,7 +194,7 @@ def test_pages_of_another_origin_change_nothing(api, loop, origin):
         ("POST", "/v1/status", 405),
     ],
 )
-def test_what_is_not_there_is_said_as_json(api, method, path, status):
+def test_missing_things_are_json_errors(api, method, path, status):
     answer = api.request(method, path)
     assert answer.status_code == status
     assert answer.json().keys() == {"error", "code"}
@@ -205,7 +205,7 @@ def test_the_only_virtual_deployment_needs_no_name(api):
         assert api.get(path).json()["decision_id"] == -1
 
 
-def test_of_several_virtual_deployments_one_must_be_named():
+def test_several_virtual_deployments_need_a_name():
     loop = Loop(a=VirtualConnector(None), b=VirtualConnector(None))
     api = TestClient(build_application(loop, statuses_of("a", "b", ticks=1)))
     assert api.get("/v1/decision").status_code == 404
@@ -226,7 +226,7 @@ def test_metrics_and_health(api):
 
 @pytest.mark.parametrize("path", ["/v1/status", "/v1/decision", "/report", "/metrics", "/nowhere"])
 def test_nothing_is_answered_under_a_name_that_leads_here_by_itself(loop, path):
-    """As of a page in a browser on this machine (DNS rebinding)."""
+    """The host name is that of a page in a browser on this machine (DNS rebinding)."""
     api = TestClient(build_application(loop, statuses_of("a"), ("localhost", "planner.example")))
     answer = api.get(path, headers={"host": "evil.example:8095"})
     assert (answer.status_code, answer.json()["code"]) == (403, "host_not_allowed")

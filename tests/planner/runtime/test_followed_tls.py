@@ -1,4 +1,4 @@
-"""Selectors that ask for a certificate: what the planner shows them, also when its files change."""
+"""Tests of selectors that require a certificate, also after changes of its files."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -16,10 +16,10 @@ from select_service.planner.planner_http import PlannerHttpClient
 from select_service.planner.runtime.selector_source import SelectorSource
 from select_service.planner.runtime.watched_tls import WatchedTls, client_files
 from tests.builders import worker_body
-from tests.builders.certificates import Issued, authority, believing
+from tests.builders.certificates import Issued, authority, trusting_context
 from tests.builders.polling import eventually_on_loop
 from tests.builders.running import Reached
-from tests.builders.tls_service import TlsService, copied
+from tests.builders.tls_service import TlsService, replace_pair
 
 WRONG = "TLS files are invalid; keeping the previous ones"
 
@@ -31,18 +31,18 @@ def _no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def strict():
-    """A selector that lets nobody in without a certificate."""
+    """Yield a selector that refuses clients without a certificate."""
     with TlsService("--tls-client-ca", str(authority().file)) as service:
-        service.trust = believing(authority().file, authority().issue())
+        service.trust = trusting_context(authority().file, authority().issue())
         assert service.call("POST", "/workers", worker_body(1)).status == 201
         yield service
 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Issued:
-    """Of the planner, good."""
+    """Return a valid certificate of the planner."""
     place = Issued(tmp_path / "tls.crt", tmp_path / "tls.key")
-    copied(authority().issue(), place)
+    replace_pair(authority().issue(), place)
     return place
 
 
@@ -51,7 +51,7 @@ def url_of(service: Reached) -> str:
 
 
 @contextlib.asynccontextmanager
-async def followed(own: Issued) -> AsyncIterator[ClientTls]:
+async def followed_tls(own: Issued) -> AsyncIterator[ClientTls]:
     async with WatchedTls() as known:
         files = client_files(str(authority().file), str(own.certificate), str(own.key))
         tls = known.tls_for(files)
@@ -67,9 +67,9 @@ async def is_let_in(http: PlannerHttpClient, service: Reached) -> bool:
         return False
 
 
-async def test_observations_and_loads_are_asked_for_with_a_certificate(strict, own):
-    async def asked(tls: ClientTls | None) -> tuple[int, dict[str, str]]:
-        """Workers of which it hears, and what it could not read."""
+async def test_observations_and_loads_are_requested_with_a_certificate(strict, own):
+    async def read_selector(tls: ClientTls | None) -> tuple[int, dict[str, str]]:
+        """Return the number of workers with loads, and the faults of the source."""
         selectors = SelectorClients([url_of(strict)], "m", "default", None, tls)
         async with PlannerHttpClient(tls) as http:
             source = SelectorSource([url_of(strict)], http, "m", "default", lambda: 0.0)
@@ -78,36 +78,34 @@ async def test_observations_and_loads_are_asked_for_with_a_certificate(strict, o
             await selectors.close()
             return len(loads or ()), source.faults
 
-    async with followed(own) as tls:
-        assert await asked(tls) == (1, {})
+    async with followed_tls(own) as tls:
+        assert await read_selector(tls) == (1, {})
         without = WatchedTls().tls_for(client_files(None))
         assert without is None
-        loads, faults = await asked(without)
+        loads, faults = await read_selector(without)
         assert loads == 0
         assert "certificate" in faults[url_of(strict)].lower()
 
 
 async def test_a_certificate_that_changes_is_shown_from_then_on(strict, own):
     good = authority().issue()
-    copied(authority("stranger").issue(), own)
-    async with followed(own) as tls, PlannerHttpClient(tls) as http:
+    replace_pair(authority("stranger").issue(), own)
+    async with followed_tls(own) as tls, PlannerHttpClient(tls) as http:
         assert not await is_let_in(http, strict)
-        copied(good, own)
+        replace_pair(good, own)
         await eventually_on_loop(lambda: tls.tls_report().readings == 1)
         assert await is_let_in(http, strict)
-        copied(authority("stranger").issue(), own)
+        replace_pair(authority("stranger").issue(), own)
         await eventually_on_loop(lambda: tls.tls_report().readings == 2)
         assert not await is_let_in(http, strict), "the connection before is not used"
 
 
-async def test_a_pair_that_is_wrong_changes_nothing_and_is_told_of_once(
-    strict, own, caplog, monkeypatch
-):
+async def test_an_invalid_pair_changes_nothing_and_is_logged_once(strict, own, caplog, monkeypatch):
     looked, marks_of = [], file_watch.file_marks
     monkeypatch.setattr(
         file_watch, "file_marks", lambda path: looked.append(path) or marks_of(path)
     )
-    async with followed(own) as tls:
+    async with followed_tls(own) as tls:
         own.certificate.write_bytes(authority().issue().certificate.read_bytes())
         await eventually_on_loop(lambda: tls.tls_report().is_stale)
         before = len(looked)
@@ -116,7 +114,7 @@ async def test_a_pair_that_is_wrong_changes_nothing_and_is_told_of_once(
             assert await is_let_in(http, strict)
         (told,) = [record for record in caplog.records if record.message == WRONG]
         assert "does not match the certificate" in told.__dict__["fields"]["error"]
-        copied(authority().issue(), own)
+        replace_pair(authority().issue(), own)
         await eventually_on_loop(lambda: tls.tls_report().readings == 1)
         assert not tls.tls_report().is_stale
 
@@ -131,7 +129,7 @@ async def test_a_pair_that_is_wrong_changes_nothing_and_is_told_of_once(
         ({"client_cert_file": "tls.crt"}, "given together"),
     ],
 )
-def test_files_that_are_wrong_stop_the_start_with_one_line(
+def test_invalid_files_stop_the_start_with_one_line(
     tmp_path, own, monkeypatch, capsys, given, said
 ):
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""The loop: what deployments are told, what is done, and what happens when nobody answers."""
+"""Tests of the loop: inputs of deployments, actions, and behaviour without answers."""
 
 import asyncio
 from collections.abc import Mapping
@@ -64,13 +64,13 @@ OWN = {
 }
 
 
-class Told:
-    """A source that says the same until it is told otherwise."""
+class ConstantSource:
+    """Source with a constant answer, which tests may change."""
 
     def __init__(self, requests: float | None) -> None:
         self.faults: dict[str, str] = {}
         self.unknown_model: str | None = None
-        self.answer: CombinedObservation | None = observed(requests)
+        self.answer: CombinedObservation | None = observation_of(requests)
         self.hangs = False
         self.asked = 0
 
@@ -81,7 +81,7 @@ class Told:
         return self.answer
 
 
-def observed(requests: float | None) -> CombinedObservation:
+def observation_of(requests: float | None) -> CombinedObservation:
     shape = {"isl": 3000.0, "osl": 150.0} if requests else {}
     traffic = TrafficWindow(duration_s=60.0, requests=requests, **shape)
     return CombinedObservation(
@@ -104,14 +104,14 @@ class Listening:
 
 
 class Scene:
-    """One deployment whose time is set by hand."""
+    """Deployment with a clock that tests set."""
 
     def __init__(self, requests: float | None = 3000.0, **given: Any) -> None:
         document = {"selectors": ["http://selector"], "deployments": [{**OWN, **given}]}
         self.config: PlannerConfig = convert_config(document)
         (own,) = self.config.deployments
         self.now = 0.0
-        self.source: Any = Told(requests)
+        self.source: Any = ConstantSource(requests)
         self.platform = Platform({D: 2})
         nobody = PluginHost((), lambda: self.now)
         sources = DeploymentSources(self.source, None, None, nobody)
@@ -136,7 +136,7 @@ def _settings(own: DeploymentConfig) -> Mapping[str, Any]:
     return {each: getattr(own, each) for each in DeploymentSettings.__struct_fields__}
 
 
-async def test_a_tick_asks_decides_and_scales(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_tick_observes_decides_and_scales(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     scene = Scene()
     told, effects, applied = await scene.tick()
@@ -153,7 +153,7 @@ async def test_a_tick_asks_decides_and_scales(caplog: pytest.LogCaptureFixture) 
     assert line.fields["reasons"] == ["scale"]  # type: ignore[attr-defined]
 
 
-async def test_selectors_that_say_nothing_are_unknown_traffic() -> None:
+async def test_silent_selectors_are_unknown_traffic() -> None:
     scene = Scene()
     scene.source.answer = None
     scene.source.faults = {"http://selector": "no answer within 10 s"}
@@ -164,7 +164,7 @@ async def test_selectors_that_say_nothing_are_unknown_traffic() -> None:
     assert scene.member.faults == scene.source.faults
 
 
-async def test_a_model_that_no_selector_knows_is_said() -> None:
+async def test_a_model_unknown_to_selectors_is_a_fault() -> None:
     scene = Scene()
     scene.source.unknown_model = "nothing is known of model=m"
     await scene.tick()
@@ -181,7 +181,7 @@ async def test_prefill_workers_that_the_mode_does_not_count_are_a_fault() -> Non
     }
 
 
-async def test_what_is_wrong_at_the_start_is_asked_again_before_the_first_tick(
+async def test_faults_at_the_start_are_retried_before_the_first_tick(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A selector that was started at the same time may answer seconds later."""
@@ -339,12 +339,12 @@ async def test_gpus_of_the_platform_count_in_budgets() -> None:
     assert scene.member.faults == {}
     with pytest.raises(PlannerConfigError, match="need 20 GPUs, got 16"):
         await scene.loop.change_settings("chat", {"min_endpoint": 5})
-    scene.platform.num_gpu = None  # as of a role without pods
+    scene.platform.num_gpu = None  # as for a role without pods
     _, effects, _ = await scene.tick()
     assert effects.diagnostics.roles[D].num_gpu == 4
 
 
-async def test_a_setting_that_the_platform_contradicts_counts_and_is_said() -> None:
+async def test_a_setting_against_the_platform_counts_and_is_a_fault() -> None:
     scene = Scene(requests=60_000.0, decode_engine_num_gpu=2)
     scene.platform.num_gpu = 4
     _, effects, _ = await scene.tick()
@@ -383,7 +383,7 @@ def test_minima_that_do_not_fit_the_gpus_of_the_platform_stop_the_start() -> Non
     asyncio.run(run())
 
 
-async def test_advice_scales_nothing_and_says_what_it_would() -> None:
+async def test_advice_scales_nothing_and_names_the_counts() -> None:
     scene = Scene(advisory=True)
     _, effects, applied = await scene.tick()
     assert (effects.scale_to, applied, scene.platform.asked) == (None, None, [])
@@ -400,7 +400,7 @@ async def test_advice_scales_nothing_and_says_what_it_would() -> None:
     assert (scene.platform.asked, scene.platform.pauses) == ([{D: 3}], 1)
 
 
-async def test_what_is_changed_counts_from_the_next_tick_on_and_all_of_it_or_nothing() -> None:
+async def test_changes_apply_at_the_next_tick_as_a_whole_or_not_at_all() -> None:
     scene = Scene()
     await scene.loop.change_settings("chat", {"max_gpu_budget": 3})
     _, effects, _ = await scene.tick()
@@ -428,7 +428,7 @@ async def test_a_paused_deployment_is_observed_and_left_alone() -> None:
     assert len(scene.platform.asked) == 1
 
 
-async def test_it_runs_by_itself_and_steps_what_is_under_way(
+async def test_the_loop_runs_and_advances_changes_in_progress(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(loops, "STEP_S", 0.001)
@@ -444,14 +444,14 @@ async def test_it_runs_by_itself_and_steps_what_is_under_way(
     assert scene.platform.is_closed
 
 
-async def test_a_platform_whose_credentials_cannot_be_read_is_a_fault() -> None:
+async def test_unreadable_credentials_of_a_platform_are_a_fault() -> None:
     scene = Scene()
     scene.platform.fault = ConnectorError("no token")
     told, _, _ = await scene.tick()
     assert (told.replicas, scene.member.faults) == ({}, {"connector": "no token"})
 
 
-def test_forward_passes_are_heard_and_silence_leaves_what_selectors_say() -> None:
+def test_received_forward_passes_replace_selector_loads() -> None:
     async def run() -> None:
         scene = Scene()
         engine = zmq.Context.instance().socket(zmq.PUB)
@@ -461,7 +461,7 @@ def test_forward_passes_are_heard_and_silence_leaves_what_selectors_say() -> Non
             ForwardPassSourceConfig(decode=(f"tcp://127.0.0.1:{port}",))
         )
         booked = ForwardPass(worker="1", booked=True)
-        scene.source.answer = msgspec.structs.replace(observed(0.0), passes={D: (booked,)})
+        scene.source.answer = msgspec.structs.replace(observation_of(0.0), passes={D: (booked,)})
         told, _, _ = await scene.tick()
         assert told.passes == {D: (booked,)}
         sources.start_receiving()

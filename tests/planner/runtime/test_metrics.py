@@ -1,4 +1,4 @@
-"""Series of a planner, as Prometheus reads them."""
+"""Tests of the planner's series as Prometheus reads them."""
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -24,7 +24,7 @@ def value(families, name, **labels):
     return found[0]
 
 
-def test_every_family_says_what_it_is():
+def test_every_family_has_documentation():
     assert all(family.documentation.strip() for family in scraped(statuses_of("a")).values())
 
 
@@ -41,7 +41,7 @@ def test_each_deployment_has_its_series():
         assert value(families, "observed_moved_tokens_per_second", deployment=name) > 0.0
 
 
-def test_before_the_first_tick_what_is_not_known_has_no_series():
+def test_unknown_values_have_no_series_before_the_first_tick():
     statuses = DeploymentStatuses()
     statuses.changed("a", DeploymentSettings(), 0.0)
     families = scraped(statuses)

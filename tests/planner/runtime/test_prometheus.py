@@ -1,4 +1,4 @@
-"""Prometheus with the series of Dynamo: nothing is lost by a name, and silence is described."""
+"""Tests of Prometheus with Dynamo's series: names in any form, and descriptions of missing data."""
 
 import math
 import shutil
@@ -17,14 +17,14 @@ from select_service.planner.core.reasons import Reason
 from select_service.planner.core.tick_input import TrafficWindow
 from select_service.planner.runtime.prometheus_queries import TrafficQueries
 from select_service.planner.runtime.prometheus_source import PrometheusTraffic
-from tests.planner.runtime.fake_prometheus import FakePrometheus, Series, counted
+from tests.planner.runtime.fake_prometheus import FakePrometheus, Series, scraped_series
 from tests.planner.runtime.serving import served
 from tests.planner.runtime.test_loop import Scene
 
 ROOT = Path(__file__).parents[3]
 MODEL = "Qwen/Qwen3-8B"
 SCRAPES = 21
-"""Five minutes of scrapes every 15 s."""
+"""Number of scrapes in five minutes, with a scrape every 15 s."""
 
 
 def steady(per_scrape: float, first: float = 100.0) -> list[float]:
@@ -33,13 +33,13 @@ def steady(per_scrape: float, first: float = 100.0) -> list[float]:
 
 def histogram(name: str, mean: float, per_scrape: float, **labels: str) -> list[Series]:
     return [
-        counted(f"{name}_sum", steady(per_scrape * mean, 100.0 * mean), **labels),
-        counted(f"{name}_count", steady(per_scrape), **labels),
+        scraped_series(f"{name}_sum", steady(per_scrape * mean, 100.0 * mean), **labels),
+        scraped_series(f"{name}_count", steady(per_scrape), **labels),
     ]
 
 
 def frontend(instance: str, *, starts: bool = True, per_scrape: float = 5.0) -> list[Series]:
-    """Series of a frontend as Dynamo exports them: the model in lower case."""
+    """Return the series of a frontend as exported by Dynamo, with the model in lower case."""
     labels = {
         "job": "frontend",
         "instance": instance,
@@ -48,10 +48,12 @@ def frontend(instance: str, *, starts: bool = True, per_scrape: float = 5.0) -> 
     }
     kind = {"endpoint": "chat_completions", "request_type": "stream"}
     done = labels | kind | {"status": "success", "error_type": ""}
-    result = [counted("dynamo_frontend_requests_total", steady(per_scrape * 0.8), **done)]
+    result = [scraped_series("dynamo_frontend_requests_total", steady(per_scrape * 0.8), **done)]
     if starts:
         started = steady(per_scrape)
-        result.append(counted("dynamo_frontend_requests_started_total", started, **labels, **kind))
+        result.append(
+            scraped_series("dynamo_frontend_requests_started_total", started, **labels, **kind)
+        )
     for name, mean in (
         ("input_sequence_tokens", 3000.0),
         ("output_sequence_tokens", 150.0),
@@ -65,8 +67,10 @@ def frontend(instance: str, *, starts: bool = True, per_scrape: float = 5.0) -> 
 def router(namespace: str, hit_rate: float, per_scrape: float = 4.0) -> list[Series]:
     labels = {"job": "router", "instance": f"{namespace}:9090", "dynamo_namespace": namespace}
     result = [
-        counted("dynamo_component_router_requests_started_total", steady(per_scrape), **labels),
-        counted("dynamo_component_router_requests_total", steady(per_scrape / 2), **labels),
+        scraped_series(
+            "dynamo_component_router_requests_started_total", steady(per_scrape), **labels
+        ),
+        scraped_series("dynamo_component_router_requests_total", steady(per_scrape / 2), **labels),
     ]
     for name, mean in (
         ("kv_hit_rate", hit_rate),
@@ -95,26 +99,26 @@ async def reading(
             await traffic.close()
 
 
-async def observed(series: list[Series], **given: str) -> TrafficWindow:
+async def read_window(series: list[Series], **given: str) -> TrafficWindow:
     async with reading(series, **given) as (traffic, _):
         return await traffic.read_traffic(180.0)
 
 
-async def test_a_model_is_found_whatever_its_case() -> None:
-    traffic = await observed(frontend("a"))
+async def test_a_model_is_found_in_any_case() -> None:
+    traffic = await read_window(frontend("a"))
     assert traffic.requests == pytest.approx(60.0)
     assert (traffic.isl, traffic.osl) == (pytest.approx(3000.0), pytest.approx(150.0))
     assert (traffic.ttft_s, traffic.itl_s) == (pytest.approx(0.25), pytest.approx(0.03))
-    assert (await observed(frontend("a"), model="Qwen/Qwen3.8B")).requests is None
+    assert (await read_window(frontend("a"), model="Qwen/Qwen3.8B")).requests is None
 
 
-async def test_started_requests_are_the_demand_and_completed_ones_their_stand_in() -> None:
+async def test_demand_is_started_or_else_completed_requests() -> None:
     old = frontend("old", starts=False)
-    assert (await observed(old)).requests == pytest.approx(48.0)
+    assert (await read_window(old)).requests == pytest.approx(48.0)
     both = frontend("new") + old
-    assert (await observed(both)).requests == pytest.approx(60.0 + 48.0)
+    assert (await read_window(both)).requests == pytest.approx(60.0 + 48.0)
     routers = router("prod_a", 0.5)
-    assert (await observed(routers, source="router")).requests == pytest.approx(48.0)
+    assert (await read_window(routers, source="router")).requests == pytest.approx(48.0)
 
 
 @pytest.mark.parametrize("namespace", ["prod-a", "prod_a"])
@@ -127,15 +131,15 @@ async def test_a_namespace_is_written_with_dashes_or_underscores(
         for each in frontend("a") + router("prod_a", 0.9)
     ]
     mine = frontend("a") + router("prod_a", 0.5)
-    traffic = await observed(other + mine, source=source, namespace=namespace)
+    traffic = await read_window(other + mine, source=source, namespace=namespace)
     assert traffic.requests == pytest.approx(60.0 if source == "frontend" else 48.0)
     assert traffic.kv_hit_rate == pytest.approx(0.5)
 
 
 async def test_routers_inside_frontends_have_the_namespace_of_the_workers() -> None:
     series = frontend("a") + router("prod_a_0a1b2c3d", 0.25)
-    assert (await observed(series, namespace="prod-a")).kv_hit_rate == pytest.approx(0.25)
-    assert (await observed(series, namespace="prod")).kv_hit_rate is None
+    assert (await read_window(series, namespace="prod-a")).kv_hit_rate == pytest.approx(0.25)
+    assert (await read_window(series, namespace="prod")).kv_hit_rate is None
 
 
 @pytest.mark.parametrize("value", ["-5", "1.7e308", "1e13"])
@@ -162,7 +166,7 @@ async def test_a_counter_that_restarts_is_no_drop_of_traffic() -> None:
         for each in series
     ]
     assert restarted != series
-    traffic = await observed(restarted)
+    traffic = await read_window(restarted)
     assert traffic.requests == pytest.approx(60.0)
     assert traffic.isl == pytest.approx(3000.0)
 
@@ -171,16 +175,16 @@ async def test_a_counter_that_restarts_is_no_drop_of_traffic() -> None:
 async def test_the_accept_length_of_each_engine(label: str) -> None:
     of = {label: MODEL.lower(), "dynamo_namespace": "prod_a"}
     vllm = [
-        counted("vllm:spec_decode_num_accepted_tokens_total", steady(30.0), **of),
-        counted("vllm:spec_decode_num_drafts_total", steady(20.0), **of),
+        scraped_series("vllm:spec_decode_num_accepted_tokens_total", steady(30.0), **of),
+        scraped_series("vllm:spec_decode_num_drafts_total", steady(20.0), **of),
     ]
-    assert (await observed(vllm, namespace="prod-a")).accept_length == pytest.approx(2.5)
-    assert (await observed(vllm, namespace="b")).accept_length is None
+    assert (await read_window(vllm, namespace="prod-a")).accept_length == pytest.approx(2.5)
+    assert (await read_window(vllm, namespace="b")).accept_length is None
     for gauge in ("sglang:spec_accept_length", "trtllm_spec_decode_acceptance_length"):
-        busy = counted(gauge, [2.0, 3.0] * 11, **of)
-        idle = counted(gauge, [0.0] * 22, **of, instance="idle")
-        other = counted(gauge, [7.0] * 22, **{label: "other"})
-        traffic = await observed([idle, busy, other])
+        busy = scraped_series(gauge, [2.0, 3.0] * 11, **of)
+        idle = scraped_series(gauge, [0.0] * 22, **of, instance="idle")
+        other = scraped_series(gauge, [7.0] * 22, **{label: "other"})
+        traffic = await read_window([idle, busy, other])
         assert traffic.accept_length == pytest.approx(2.5)
 
 
@@ -192,13 +196,13 @@ async def test_a_window_without_requests_is_zero_and_not_nothing() -> None:
         assert traffic.nothing_found is None
 
 
-async def test_nothing_is_said_before_a_window_has_passed() -> None:
+async def test_no_fault_before_a_whole_window_has_passed() -> None:
     async with reading([], age_s=170.0) as (traffic, _):
         assert (await traffic.read_traffic(180.0)).requests is None
         assert traffic.nothing_found is None
 
 
-async def test_a_source_without_series_says_what_it_asked() -> None:
+async def test_a_source_without_series_names_its_queries() -> None:
     async with reading([]) as (traffic, fake):
         await traffic.read_traffic(180.0)
         assert traffic.nothing_found is not None
@@ -226,15 +230,20 @@ def test_the_fake_agrees_with_prometheus(tmp_path: Path) -> None:
         pytest.skip("promtool is not there: scripts/promtool fetches it where apt can")
     series = [*frontend("a"), *frontend("b", starts=False), *router("prod_a_0a1b2c3d", 0.25)]
     series += [
-        counted("vllm:spec_decode_num_accepted_tokens_total", steady(30.0), model=MODEL.lower()),
-        counted("vllm:spec_decode_num_drafts_total", steady(20.0), model=MODEL.lower()),
-        counted("sglang:spec_accept_length", [2.0, 3.0, 0.5] * 7, model_name=MODEL),
+        scraped_series(
+            "vllm:spec_decode_num_accepted_tokens_total", steady(30.0), model=MODEL.lower()
+        ),
+        scraped_series("vllm:spec_decode_num_drafts_total", steady(20.0), model=MODEL.lower()),
+        scraped_series("sglang:spec_accept_length", [2.0, 3.0, 0.5] * 7, model_name=MODEL),
     ]
     restarted = [v if i < 12 else v - 160.0 for i, v in enumerate(steady(5.0))]
     series.append(
-        counted("dynamo_frontend_requests_started_total", restarted, model=MODEL, instance="c")
+        scraped_series(
+            "dynamo_frontend_requests_started_total", restarted, model=MODEL, instance="c"
+        )
     )
-    # No scrape at an end of the window: releases of Prometheus differ about those.
+    # No scrape is at an end of the window, because releases of Prometheus differ about such
+    # scrapes.
     fake = FakePrometheus(series, now_s=307.0)
     asked = []
     for of in (None, "prod-a"):
@@ -270,7 +279,7 @@ def test_the_fake_agrees_with_prometheus(tmp_path: Path) -> None:
 
 
 def _rounded(value: float) -> float:
-    """As `round(value, 1e-6)` of PromQL."""
+    """Round like `round(value, 1e-6)` of PromQL."""
     return math.floor(value * (1.0 / 1e-6) + 0.5) / (1.0 / 1e-6)
 
 
@@ -279,8 +288,8 @@ def _notation(series: Series) -> str:
     return f"{series.name}{{{labels}}}"
 
 
-async def test_a_deployment_with_a_wrong_model_name_says_so_after_one_window() -> None:
-    """As users see it: in the status, with the first tick of the throughput loop."""
+async def test_a_wrong_model_name_is_a_fault_after_one_window() -> None:
+    """The status shows the fault with the first tick of the throughput loop."""
     scene = Scene()
     async with reading(frontend("a"), model="other", age_s=60.0) as (traffic, fake):
         scene.source.answer = None

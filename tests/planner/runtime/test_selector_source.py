@@ -1,4 +1,4 @@
-"""What selectors tell, added up; and what is not known stays unknown."""
+"""Tests of observations added up over selectors; unknown values stay unknown."""
 
 import asyncio
 from typing import Any
@@ -67,7 +67,7 @@ def answer(**fields: Any) -> dict[str, Any]:
     }
 
 
-def told(*answers: dict[str, Any]) -> CombinedObservation:
+def combine_answers(*answers: dict[str, Any]) -> CombinedObservation:
     found = [msgspec.convert(each, SelectorObservation) for each in answers]
     return combine_observations(found, window_s=60.0, ttft_s=1.0, itl_s=0.1)
 
@@ -90,7 +90,7 @@ BUSY = answer(
 
 def test_two_selectors_are_added() -> None:
     other = answer(arrivals=30, arrival_variation=3.0, isl={"counts": [4, 0, 0], "sum": 16.0})
-    traffic = told(BUSY, other).traffic
+    traffic = combine_answers(BUSY, other).traffic
     assert (traffic.requests, traffic.rejected) == (40.0, 2.0)
     assert (traffic.queued_requests, traffic.queued_tokens) == (1.0, 300.0)
     assert traffic.isl == pytest.approx(4016.0 / 14)
@@ -103,15 +103,15 @@ def test_two_selectors_are_added() -> None:
     assert traffic.itl_met is None
 
 
-def test_nothing_that_happened_is_known_and_an_uncovered_window_is_not() -> None:
-    assert told(answer()).traffic.requests == 0.0
-    assert told(BUSY, answer(complete=False)).traffic.requests is None
-    assert told().traffic.requests is None
+def test_an_idle_window_is_zero_and_an_uncovered_window_unknown() -> None:
+    assert combine_answers(answer()).traffic.requests == 0.0
+    assert combine_answers(BUSY, answer(complete=False)).traffic.requests is None
+    assert combine_answers().traffic.requests is None
 
 
 def test_ranks_by_role_with_the_highest_load() -> None:
     more = answer(ranks=[rank(1, active_blocks=9, live_requests=3), rank(3, state="unhealthy")])
-    found = told(BUSY, more)
+    found = combine_answers(BUSY, more)
     assert found.workers == {Role.PREFILL: 1, Role.DECODE: 1}
     (busy,) = found.passes[Role.DECODE]
     assert (busy.worker, busy.decode_kv_tokens, busy.decode_requests) == ("1", 144, 3)
@@ -121,7 +121,7 @@ def test_ranks_by_role_with_the_highest_load() -> None:
 
 
 def test_a_rank_that_one_selector_took_out_of_rotation_does_not_count() -> None:
-    found = told(answer(ranks=[rank(1)]), answer(ranks=[rank(1, weight=0.0)]))
+    found = combine_answers(answer(ranks=[rank(1)]), answer(ranks=[rank(1, weight=0.0)]))
     assert found.workers[Role.DECODE] == 0
 
 
@@ -148,7 +148,7 @@ class Clock:
         return self.now
 
 
-async def test_a_selector_that_says_nothing_makes_traffic_unknown_until_it_is_gone() -> None:
+async def test_a_silent_selector_makes_traffic_unknown_until_removed() -> None:
     clock = Clock()
     async with served(lambda request: web.json_response(BUSY)) as url, PlannerHttpClient() as http:
         urls = [url, "http://127.0.0.1:9"]
@@ -189,7 +189,7 @@ STRANGE = "from a server that is not a selector: check the URL"
         ),
     ],
 )
-async def test_nobody_answers(answered: Any, fault: str) -> None:
+async def test_a_failing_selector_is_a_fault(answered: Any, fault: str) -> None:
     async with served(answered) as url, PlannerHttpClient() as http:
         source = SelectorSource([url], http, "m", "default", Clock())
         found, faults = await source.read_observations(60.0, ttft_s=1.0, itl_s=0.1), source.faults
@@ -199,7 +199,7 @@ async def test_nobody_answers(answered: Any, fault: str) -> None:
     assert "<h1>" not in said
 
 
-def test_a_model_that_nobody_knows_is_told_of() -> None:
+def test_a_model_unknown_to_all_selectors_is_reported() -> None:
     refusal = {"error": "nothing is known of model=m", "code": "not_found"}
 
     async def unknown(*answers: web.Response) -> tuple[str | None, float | None]:
@@ -237,16 +237,16 @@ async def test_the_question() -> None:
 async def test_a_registry_that_is_not_whole_is_not_zero_workers(answers: Any) -> None:
     nobody = PluginHost((), lambda: 0.0)
     sources = DeploymentSources(None, None, None, nobody)
-    sources.last_observation = told(*answers)
+    sources.last_observation = combine_answers(*answers)
     assert await sources.serving_workers() is None
     connector = VirtualConnector(None, sources.serving_workers)
     assert await connector.read() == {}
-    sources.last_observation = told(BUSY)
+    sources.last_observation = combine_answers(BUSY)
     assert await sources.serving_workers() == sources.last_observation.workers
 
 
 async def test_workers_that_register_again_are_all_there_when_as_many_have() -> None:
-    """With a selector that has begun anew, one after the other."""
+    """The workers register again in turn with a restarted selector."""
 
     def ranks(count: int) -> dict[str, Any]:
         return answer(ranks=[rank(at) for at in range(count)])
@@ -255,25 +255,25 @@ async def test_workers_that_register_again_are_all_there_when_as_many_have() -> 
     clock = Clock()
     sources = DeploymentSources(None, None, None, nobody, clock)
 
-    async def counted(seen: CombinedObservation | None) -> int | None:
+    async def count_workers(seen: CombinedObservation | None) -> int | None:
         sources.last_observation = seen
         found = await sources.serving_workers()
         return None if found is None else sum(found.values())
 
-    assert await counted(told(ranks(3))) == 3
-    assert await counted(told(ranks(2))) == 2  # one has left
-    assert await counted(told(ranks(3))) == 3
-    for gone in (None, told(), told(answer(complete=False))):
-        assert await counted(gone) is None
-        assert await counted(told(ranks(1))) is None
-        assert await counted(told(ranks(2))) is None
-        assert await counted(told(ranks(3))) == 3
-        assert await counted(told(ranks(2))) == 2
-        assert await counted(told(ranks(3))) == 3
-    assert await counted(None) is None
-    assert await counted(told(ranks(1))) is None
+    assert await count_workers(combine_answers(ranks(3))) == 3
+    assert await count_workers(combine_answers(ranks(2))) == 2  # one worker has left
+    assert await count_workers(combine_answers(ranks(3))) == 3
+    for gone in (None, combine_answers(), combine_answers(answer(complete=False))):
+        assert await count_workers(gone) is None
+        assert await count_workers(combine_answers(ranks(1))) is None
+        assert await count_workers(combine_answers(ranks(2))) is None
+        assert await count_workers(combine_answers(ranks(3))) == 3
+        assert await count_workers(combine_answers(ranks(2))) == 2
+        assert await count_workers(combine_answers(ranks(3))) == 3
+    assert await count_workers(None) is None
+    assert await count_workers(combine_answers(ranks(1))) is None
     clock.now += REGISTRATION_S
-    assert await counted(told(ranks(1))) == 1
+    assert await count_workers(combine_answers(ranks(1))) == 1
 
 
 def pairs(**fields: Any) -> dict[str, Any]:
@@ -294,7 +294,7 @@ def test_pairs_of_all_selectors_are_added_and_the_links_of_the_fewer_hosts_count
     uncached = {"counts": [2, 4, 2], "sum": 2008.0}
     one = answer(arrivals=8, isl=uncached, uncached_isl=uncached, pairs=pairs())
     other = answer(arrivals=8, isl=uncached, uncached_isl=uncached, pairs=pairs(link_backlog_s=2.0))
-    found = told(one, other).traffic.pairs
+    found = combine_answers(one, other).traffic.pairs
     assert found is not None
     assert (found.remote, found.local, found.moved_tokens) == (12.0, 4.0, 1800.0)
     assert found.local_share == 0.25
@@ -304,8 +304,10 @@ def test_pairs_of_all_selectors_are_added_and_the_links_of_the_fewer_hosts_count
     assert found.remote_uncached.mean * found.remote_uncached.total == pytest.approx(4000.0)
     assert found.link_use == pytest.approx(24.0 / (2 * 60.0))
     assert found.link_backlog_s == 2.0
-    unknown = told(one, answer(pairs=pairs(link_seconds=None, link_backlog_s=None))).traffic.pairs
+    unknown = combine_answers(
+        one, answer(pairs=pairs(link_seconds=None, link_backlog_s=None))
+    ).traffic.pairs
     assert unknown is not None
     assert (unknown.link_use, unknown.link_backlog_s) == (None, None)
-    assert told(one, answer()).traffic.pairs is not None
-    assert told(answer(pairs=pairs(remote=0, local=0)), answer()).traffic.pairs is None
+    assert combine_answers(one, answer()).traffic.pairs is not None
+    assert combine_answers(answer(pairs=pairs(remote=0, local=0)), answer()).traffic.pairs is None

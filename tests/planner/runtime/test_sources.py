@@ -1,4 +1,4 @@
-"""Prometheus and forward passes as sources: what is not known is None, and never 0."""
+"""Tests of Prometheus and forward passes as sources: an unknown value is None, never 0."""
 
 import asyncio
 import math
@@ -24,7 +24,7 @@ from tests.planner.runtime.serving import Answer, served
 
 
 def prometheus(values: dict[str, str], asked: list[web.Request] | None = None) -> Answer:
-    """Queries that contain a key are answered with its value, others with no series."""
+    """Return a handler that answers with the value of a key in the query, or no series."""
 
     def answer(request: web.Request) -> web.Response:
         if asked is not None:
@@ -37,7 +37,7 @@ def prometheus(values: dict[str, str], asked: list[web.Request] | None = None) -
     return answer
 
 
-async def observed(answer: Answer, **source: str) -> TrafficWindow:
+async def read_window(answer: Answer, **source: str) -> TrafficWindow:
     async with served(answer) as url:
         traffic = PrometheusTraffic(PrometheusSourceConfig(url, **source), 'a"b')
         try:
@@ -52,7 +52,7 @@ def test_traffic_of_a_window(tmp_path: Path) -> None:
     token.write_text("secret\n")
     values = {"requests_total": "1500", "input_sequence": "3000.5", "output_sequence": "150"}
     values |= {"time_to_first": "0.25", "inter_token": "0.03"}
-    traffic = asyncio.run(observed(prometheus(values, asked), token_file=str(token)))
+    traffic = asyncio.run(read_window(prometheus(values, asked), token_file=str(token)))
     assert (traffic.requests, traffic.isl, traffic.osl) == (1500.0, 3000.5, 150.0)
     assert (traffic.ttft_s, traffic.itl_s) == (0.25, 0.03)
     assert traffic.kv_hit_rate is None
@@ -61,10 +61,10 @@ def test_traffic_of_a_window(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["frontend", "router"])
-def test_queries_are_of_the_model_where_a_series_says_it(source: str) -> None:
+def test_queries_select_the_model_where_series_have_it(source: str) -> None:
     asked: list[web.Request] = []
     given = {"source": source, "namespace": "prod"}
-    asyncio.run(observed(prometheus({}, asked), **given))
+    asyncio.run(read_window(prometheus({}, asked), **given))
     queries = [each.query["query"] for each in asked]
     routers = [each for each in queries if "dynamo_component_router_" in each]
     assert all('dynamo_namespace=~"prod' in each for each in routers)
@@ -76,14 +76,14 @@ def test_queries_are_of_the_model_where_a_series_says_it(source: str) -> None:
     for label in ("model", "model_name"):
         assert all(f'{{{label}=~"(?i:a\\"b)"' in each for each in accepts)
     asked.clear()
-    asyncio.run(observed(prometheus({}, asked), source="router"))
+    asyncio.run(read_window(prometheus({}, asked), source="router"))
     assert any("router_requests_total[180s]" in each.query["query"] for each in asked)
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf"])
-def test_what_is_no_number_is_unknown_and_zero_is_known(value: str) -> None:
+def test_a_value_that_is_no_number_is_unknown_and_zero_is_not(value: str) -> None:
     values = {"requests_total": "0", "input_sequence": value}
-    traffic = asyncio.run(observed(prometheus(values)))
+    traffic = asyncio.run(read_window(prometheus(values)))
     assert traffic.requests == 0.0
     assert traffic.isl is None
 
@@ -98,10 +98,12 @@ def test_what_is_no_number_is_unknown_and_zero_is_known(value: str) -> None:
 )
 def test_a_failed_query_makes_the_reading_fail(answer: Answer) -> None:
     with pytest.raises(HttpError):
-        asyncio.run(observed(answer))
+        asyncio.run(read_window(answer))
 
 
-async def test_nobody_listens_is_told_from_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_connection_differs_from_a_missing_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with PlannerHttpClient() as http:
         with pytest.raises(HttpError) as caught:
             await http.get("http://127.0.0.1:9/", timeout_s=5.0)
@@ -157,11 +159,11 @@ def test_a_forward_pass_as_engines_send_it() -> None:
         message(scheduled_requests=[1, 2]),
     ],
 )
-def test_what_is_no_forward_pass(payload: bytes) -> None:
+def test_an_invalid_forward_pass_is_refused(payload: bytes) -> None:
     assert decode_forward_pass(payload) is None
 
 
-def test_what_was_heard_is_bounded_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_received_passes_are_bounded_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forward_pass_source, "PASSES_MAX", 3)
     monkeypatch.setattr(forward_pass_source, "RANKS_MAX", 2)
     heard = ReceivedPasses()
@@ -181,7 +183,7 @@ def test_what_was_heard_is_bounded_by_rank(monkeypatch: pytest.MonkeyPatch) -> N
 def test_passes_over_a_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forward_pass_source, "REST_S", 0.001)
 
-    async def hear() -> list[ForwardPass]:
+    async def receive_passes() -> list[ForwardPass]:
         engine = zmq.Context.instance().socket(zmq.PUB)
         port = engine.bind_to_random_port("tcp://127.0.0.1")
         passes = ForwardPassReceiver(ForwardPassSourceConfig(decode=(f"tcp://127.0.0.1:{port}",)))
@@ -202,7 +204,7 @@ def test_passes_over_a_socket(monkeypatch: pytest.MonkeyPatch) -> None:
             passes.close()
             engine.close(linger=0)
 
-    heard = asyncio.run(asyncio.wait_for(hear(), 60))
+    heard = asyncio.run(asyncio.wait_for(receive_passes(), 60))
     assert [each.wall_s for each in heard] == [0, 1, 2, 3, 4]
 
 

@@ -1,4 +1,4 @@
-"""The demo as a user runs it: real service, real sockets, real terminal output."""
+"""Tests of the demo as users run it: real service, real sockets, real terminal output."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ TRACE_ROWS = 40
 
 
 def run_once(*arguments: str) -> str:
-    """Standard output of a demo that must end with status 0."""
+    """Return the standard output of a demo, which must end with status 0."""
     command = [*COMMAND, "--once", *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S_MAX)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -35,7 +35,7 @@ def run_once(*arguments: str) -> str:
 
 @contextmanager
 def a_demo_that_stays_up(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
-    """A running demo and what it printed up to its last line."""
+    """Yield a running demo and its output up to the last printed line."""
     demo = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, text=True)
     assert demo.stdout is not None
     lines: list[str] = []
@@ -52,7 +52,7 @@ def a_demo_that_stays_up(*arguments: str) -> Iterator[tuple[subprocess.Popen[str
 
 
 def send_like_curl(line: str) -> httpx.Response:
-    """Carry out one printed line: `curl -s [-X method] URL [-H header] [-d body]`."""
+    """Send the request of a printed line: `curl -s [-X method] URL [-H header] [-d body]`."""
     words = iter(shlex.split(line)[1:])
     method, url, headers, body = "GET", "", {}, None
     for word in words:
@@ -68,7 +68,7 @@ def send_like_curl(line: str) -> httpx.Response:
     return httpx.request(method, url, headers=headers, content=body, trust_env=False)
 
 
-def test_a_short_run_succeeds_and_shows_what_it_measured() -> None:
+def test_a_short_run_succeeds_and_prints_its_measurements() -> None:
     shown = run_once("--requests", "60", "--workers", "3", "--ranks", "2", "--seed", "4")
     policies = ("work", "reference", "round robin", "least loaded")
     (heads,) = [line for line in shown.splitlines() if "round robin" in line]
@@ -88,7 +88,7 @@ def test_a_short_run_succeeds_and_shows_what_it_measured() -> None:
         assert re.search(rf"^ +[\d.]+ s  {stage}", shown, re.MULTILINE)
 
 
-def test_compiling_is_told_of_only_when_something_is_compiled() -> None:
+def test_compilation_is_reported_only_when_needed() -> None:
     asyncio.run(compile_kernels(lambda line: None))
     lines: list[str] = []
     asyncio.run(compile_kernels(lines.append))
@@ -118,8 +118,8 @@ def test_a_trace_can_be_replayed(tmp_path: Path) -> None:
     assert re.search(rf"requests\s+{TRACE_ROWS}\s+{TRACE_ROWS}\s+{TRACE_ROWS}", shown)
 
 
-def doctored(lines: list[str], command: str) -> tuple[int, str]:
-    """Exit status and standard output of the printed line of a command of the service."""
+def run_printed_command(lines: list[str], command: str) -> tuple[int, str]:
+    """Run the printed line of a service command, and return its exit status and standard output."""
     (line,) = [each for each in lines if f"-m select_service {command} " in each]
     done = subprocess.run(shlex.split(line), capture_output=True, text=True, timeout=RUN_S_MAX)
     return done.returncode, done.stdout
@@ -150,8 +150,8 @@ def test_every_printed_curl_line_works_and_ctrl_c_ends_it_all() -> None:
         assert len(commands) == 9
         answers = {command: send_like_curl(command) for command in commands}
         assert {answer.status_code for answer in answers.values()} == {200}, answers
-        assert doctored(lines, "doctor")[0] == 0
-        status, record = doctored(lines, "inspect")
+        assert run_printed_command(lines, "doctor")[0] == 0
+        status, record = run_printed_command(lines, "inspect")
         assert (status, json.loads(record)["block_size"]) == (0, 16)
         select = next(answer for command, answer in answers.items() if "/select " in command)
         assert select.json()["overlap"]["gpu"] > 0

@@ -1,4 +1,4 @@
-"""Simulated workers over HTTP: what tools that know engines find there."""
+"""Tests of the HTTP endpoints of simulated workers, which resemble those of engines."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -20,7 +20,7 @@ def with_worker(
     play: Callable[[httpx.AsyncClient, list[PrefixCache], Emitted], Awaitable[None]],
     blocks: int = 8,
 ) -> None:
-    """Run a scene with a worker of two ranks, whose blocks have four tokens."""
+    """Run a scene with a worker of two ranks and blocks of four tokens."""
 
     async def scene() -> None:
         catalog, emitted = BlockCatalog(4), Emitted()
@@ -68,7 +68,7 @@ def test_a_prompt_goes_through_the_cache_of_the_rank_that_is_named() -> None:
         ({"prompt": "a text"}, {}, 200),
     ],
 )
-def test_what_makes_no_sense_or_has_no_place_is_refused_and_changes_nothing(
+def test_invalid_or_oversized_prompts_are_refused_without_effect(
     body: dict[str, Any], headers: dict[str, str], status: int
 ) -> None:
     async def play(client: httpx.AsyncClient, caches: list[PrefixCache], emitted: Emitted) -> None:
@@ -80,7 +80,7 @@ def test_what_makes_no_sense_or_has_no_place_is_refused_and_changes_nothing(
     with_worker(play)
 
 
-def test_it_says_what_it_is_as_vllm_does() -> None:
+def test_facts_are_served_as_by_vllm() -> None:
     async def play(client: httpx.AsyncClient, caches: list[PrefixCache], emitted: Emitted) -> None:
         assert (await client.get("/health")).status_code == 200
         models = (await client.get("/v1/models")).json()

@@ -1,4 +1,4 @@
-"""The command line of the demo, and what it refuses before anything is started."""
+"""Tests of the demo's command line and of errors before anything starts."""
 
 import socket
 import subprocess
@@ -60,7 +60,7 @@ def test_a_cache_too_small_for_the_workload_is_refused(capsys: pytest.CaptureFix
         ("trace.jsonl.gz", b"no gzip", "cannot be read"),
     ],
 )
-def test_what_is_no_trace_is_told_before_anything_is_installed(
+def test_an_invalid_trace_is_reported_before_any_installation(
     name: str, content: bytes | None, told: str, tmp_path: Path
 ) -> None:
     if content is not None:

@@ -1,4 +1,4 @@
-"""The wire side of a simulated rank: frames, sequence numbers, replay."""
+"""Tests of a simulated rank's KV events on the wire: frames, sequence numbers, replay."""
 
 import asyncio
 import contextlib
@@ -39,10 +39,10 @@ def a_subscriber(context: zmq.asyncio.Context, endpoint: str) -> zmq.asyncio.Soc
     return socket
 
 
-async def replayed(
+async def request_replay(
     context: zmq.asyncio.Context, publisher: KvPublisherSockets, request: list[bytes]
 ) -> list[list[bytes]]:
-    """The answer to one replay request, up to and with its end marker."""
+    """Return the answer to a replay request, up to and including its end marker."""
     server = asyncio.create_task(publisher.serve_replay())
     socket = context.socket(zmq.DEALER)
     socket.connect(publisher.replay_endpoint)
@@ -91,7 +91,7 @@ async def test_no_events_make_no_batch() -> None:
         publisher.close()
 
 
-async def test_waiting_for_a_subscriber_ends_when_nobody_comes() -> None:
+async def test_waiting_for_a_subscriber_times_out() -> None:
     async with zmq_context() as context:
         publisher = KvPublisherSockets(context, dp_rank=0)
         assert not await publisher.wait_for_subscriber(timeout_s=0.02)
@@ -108,7 +108,7 @@ async def test_withheld_batches_are_numbered_and_can_be_replayed() -> None:
         received = [await socket.recv_multipart() for _ in range(2)]
         assert [frames[1][-1] for frames in received] == [0, 2]
         assert publisher.lost_batches == 1
-        answer = await replayed(context, publisher, [b"", (1).to_bytes(8, "big")])
+        answer = await request_replay(context, publisher, [b"", (1).to_bytes(8, "big")])
         assert [frames[2] for frames in answer] == [
             (1).to_bytes(8, "big"),
             (2).to_bytes(8, "big"),
@@ -140,7 +140,7 @@ async def test_only_the_newest_batches_are_kept_for_replay(monkeypatch: pytest.M
         publisher = KvPublisherSockets(context, dp_rank=0)
         for _ in range(5):
             publisher.publish_batch([STORED])
-        answer = await replayed(context, publisher, [b"", bytes(8)])
+        answer = await request_replay(context, publisher, [b"", bytes(8)])
         assert [frames[2][-1] for frames in answer[:-1]] == [3, 4]
         publisher.close()
 
@@ -152,6 +152,6 @@ async def test_a_malformed_replay_request_does_not_stop_the_next_one() -> None:
         bad = context.socket(zmq.DEALER)
         bad.connect(publisher.replay_endpoint)
         await bad.send_multipart([b"", b"short"])
-        answer = await replayed(context, publisher, [b"", bytes(8)])
+        answer = await request_replay(context, publisher, [b"", bytes(8)])
         assert len(answer) == 2
         publisher.close()

@@ -1,4 +1,4 @@
-"""The scripts and lock files of the checkout, as far as they can be checked without the network."""
+"""Tests of the checkout's scripts and lock files that need no network."""
 
 import re
 import subprocess
@@ -17,7 +17,7 @@ LOCKS = {
 
 
 def locked_versions(lock: str) -> dict[str, set[str]]:
-    """name -> every version that the lock file pins (markers may pin several)."""
+    """Return every version that the lock file pins by package; markers may pin several."""
     versions: dict[str, set[str]] = {}
     for line in (ROOT / lock).read_text().splitlines():
         if found := re.match(r"([a-z0-9-]+)==(\S+)", line):
@@ -26,7 +26,7 @@ def locked_versions(lock: str) -> dict[str, set[str]]:
 
 
 def direct_requirements(extras: list[str]) -> set[str]:
-    """Return the names of what the extras need, and of the extras that they name."""
+    """Return the requirements of the project and of the extras, including named extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     found = set()
     for line in project["dependencies"] + _lines_of(extras, project["optional-dependencies"]):
@@ -59,7 +59,7 @@ def test_every_script_is_strict(script: str) -> None:
     assert "\nset -euo pipefail\n" in text
 
 
-def test_a_machine_without_python_is_told_what_is_missing(tmp_path: Path) -> None:
+def test_a_machine_without_python_gets_a_clear_error(tmp_path: Path) -> None:
     for tool in ("bash", "dirname", "env"):
         found = subprocess.run(["which", tool], capture_output=True, text=True, check=True)
         (tmp_path / tool).symlink_to(found.stdout.strip())

@@ -1,4 +1,4 @@
-"""What the demo says while it is busy, where no terminal shows a moving line."""
+"""Tests of the demo's progress lines where no terminal shows a moving line."""
 
 import io
 
@@ -7,7 +7,7 @@ from rich.console import Console
 from select_service.sim.demo.progress_display import PLAIN_EVERY_S, ProgressDisplay
 
 
-def test_a_stage_begins_with_a_line_and_tells_now_and_then_how_far_it_is() -> None:
+def test_a_stage_begins_with_a_line_and_prints_progress_at_intervals() -> None:
     now, shown = [100.0], io.StringIO()
     stages = ProgressDisplay(Console(file=shown), clock=lambda: now[0])
     now[0] += 1.5

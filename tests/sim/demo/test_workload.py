@@ -1,4 +1,4 @@
-"""The generated workload and the trace reader."""
+"""Tests of the generated workload and the trace reader."""
 
 import gzip
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_another_seed_gives_another_workload() -> None:
     assert prompts(generate_workload(SHAPE)) != prompts(generate_workload(SHAPE._replace(seed=8)))
 
 
-def test_a_workload_has_exactly_the_requests_asked_for() -> None:
+def test_a_workload_has_the_requested_number_of_requests() -> None:
     assert generate_workload(SHAPE).requests == 100
     assert generate_workload(SHAPE._replace(requests=1)).requests == 1
 
@@ -68,7 +68,7 @@ def test_request_names_are_unique() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_each_turn_asks_with_all_that_went_before() -> None:
+def test_each_turn_includes_all_earlier_turns() -> None:
     workload = generate_workload(SHAPE)
     session = max(workload.sessions, key=lambda session: len(session.turns))
     assert len(session.turns) > 1

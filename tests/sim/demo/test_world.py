@@ -1,4 +1,4 @@
-"""The workload of the demo on simulated engines, and the baselines."""
+"""Tests of the demo's workload on simulated engines, and of the baselines."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def cached_blocks(record: RunRecord) -> int:
 
 
 def round_robin(workload: ConversationWorkload, shape: FleetShape) -> ReplayWorld:
-    """A world at its end."""
+    """Return a finished world with round-robin placement."""
     world = fresh_engines(shape, workload.catalog).make_world(workload)
     world.run_open(RoundRobinRouter(shape.ranks, 1), 1.0)
     return world
@@ -132,7 +132,7 @@ def test_caches_continue_in_the_next_world() -> None:
     assert cached_blocks(records[0]) < cached_blocks(records[1]) == sum(prompts)
 
 
-def test_a_core_without_delay_knows_every_cached_block() -> None:
+def test_a_core_without_delay_indexes_every_cached_block() -> None:
     workload, shape = a_workload(), a_shape()
     world = fresh_engines(shape, workload.catalog).make_world(workload)
     router = CoreRouter(CoreScene(shape.hardware, workload.catalog.size, 1), RouterConfig())

@@ -1,4 +1,4 @@
-"""A simulated engine computes every token once, and gives back all that it took."""
+"""Tests of a simulated engine: every token is computed once, and all memory is released."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ N_BLOCKS = 4000
 
 
 def jobs(n, shared=2, prompt=700, output=90):
-    """Prompts that share their first blocks, of lengths around `prompt`."""
+    """Return `n` jobs that share their first blocks, with prompts of about `prompt` tokens."""
     found, block = [], shared
     for number in range(n):
         tokens, answer = prompt + 37 * (number % 5), output + number % 7
@@ -25,7 +25,10 @@ def jobs(n, shared=2, prompt=700, output=90):
 
 
 def run(engine, arriving, together=4):
-    """`together` jobs arrive, and the next ones whenever those are done.  Returns seconds."""
+    """Run `arriving` in groups of `together` jobs, each group after the previous group.
+
+    Return the seconds and the progress of all stretches.
+    """
     seconds, progress = 0.0, []
     while arriving:
         for job in arriving[:together]:
@@ -107,7 +110,7 @@ def test_a_long_prompt_is_computed_in_chunks_beside_answers():
     assert short.generated + (engine._iteration - short.since) >= steps
 
 
-def test_a_stretch_ends_with_the_step_in_which_somebody_comes():
+def test_a_stretch_ends_with_the_step_of_an_arrival():
     engine = SchedulerEngine(A100_40, N_BLOCKS)
     engine.add_job(EngineJob(0, np.arange(8, dtype=np.int32), 130, 400))
     engine.plan_stretch()
@@ -120,7 +123,7 @@ def test_a_stretch_ends_with_the_step_in_which_somebody_comes():
 
 
 def test_capacity_of_the_hardware_is_that_of_its_data_sheet():
-    """8 billion parameters: some ten thousand tokens/s and a hundred thousand tokens of cache."""
+    """8 billion parameters give about 10,000 tokens/s and a cache of about 100,000 tokens."""
     assert 9_000 < A100_40.prefill_tokens_per_s < 10_000
     assert 20_000 < H100_80.prefill_tokens_per_s < 26_000
     assert 120_000 < A100_40.kv_blocks * BLOCK_TOKENS < 150_000

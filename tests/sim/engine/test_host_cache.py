@@ -1,4 +1,4 @@
-"""The host tier keeps what the device evicts, and prompts load from it instead of computing."""
+"""Tests of the host tier: evicted device blocks stay loadable, so that prompts skip computing."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def chain(first):
 
 
 def run(engine, number, first):
-    """One job alone; returns the seconds to its first token, and the job."""
+    """Run a job alone, and return the seconds to its first token and the job."""
     job = EngineJob(number, chain(first), PROMPT + 10, 8)
     engine.add_job(job)
     seconds = 0.0
@@ -28,7 +28,7 @@ def run(engine, number, first):
 
 
 def run_pair(hardware):
-    """A prompt, another one that evicts it, and the first again."""
+    """Run a prompt, a second prompt that evicts the first, and the first prompt again."""
     engine = SchedulerEngine(hardware, 1000)
     cold, _ = run(engine, 0, 0)
     run(engine, 1, 500)
@@ -36,7 +36,7 @@ def run_pair(hardware):
     return engine, cold, again, job
 
 
-def test_a_prompt_loads_what_left_the_device():
+def test_a_prompt_loads_evicted_blocks():
     _, cold, without, computed = run_pair(DEVICE)
     assert computed.cached < PROMPT
     engine, _, loaded, job = run_pair(DEVICE._replace(host_blocks=100))

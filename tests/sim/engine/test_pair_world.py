@@ -1,4 +1,4 @@
-"""Prefill and decode apart in virtual time: nothing is lost, links move one transfer at a time."""
+"""Tests of separate prefill and decode in virtual time: no loss, single transfers per link."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ TRANSFERS = st.lists(
 @explores()
 @given(TRANSFERS)
 def test_a_link_moves_one_transfer_after_the_other(transfers):
-    """Naively: a list of what each link has done."""
+    """The oracle is a plain list of all transfers of each link."""
     pairs = split_fleet(FLEET, 4, ranks_per_host=2)
     links, now, done = TransferLinks(pairs), 0.0, []
     for prefill, decode, tokens, later in transfers:
@@ -92,7 +92,7 @@ def test_all_requests_end_and_nothing_is_left(n, seed, local):
         assert not engine.waiting
     output = sum(life.turn.output_tokens for life in record.histories)
     remote = sum(life.prefill_rank >= 0 for life in record.histories)
-    # The engine of a remote prefill computes one token more.
+    # The engine of a remote prefill computes one additional token.
     assert sum(each.output_tokens for each in record.work) >= output + remote
     router.selector.run_pending(1e3)
     assert len(router.selector.ledger.reservations) == 0
@@ -100,7 +100,7 @@ def test_all_requests_end_and_nothing_is_left(n, seed, local):
 
 
 class FixedPairs(ReplayRouter):
-    """All pairs on one prefill and one decode rank."""
+    """Router that places all pairs on a single prefill and a single decode rank."""
 
     def choose(self, ask, now):
         raise AssertionError
@@ -130,7 +130,7 @@ def test_a_first_token_comes_after_the_transfer():
         assert life.moved == turn.prompt_tokens
 
 
-def test_a_decode_rank_takes_the_room_before_the_move_and_lacks_only_what_it_has_not():
+def test_a_decode_rank_reserves_room_and_moves_only_missing_blocks():
     engine = SchedulerEngine(FLEET[0]._replace(declared_blocks=12), 40)
     held = EngineJob(1, np.arange(8, dtype=np.int32), 8 * BLOCK_TOKENS, 2, is_remote=True)
     engine.add_job(held)

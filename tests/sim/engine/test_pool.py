@@ -1,4 +1,4 @@
-"""The compiled pool against the obvious one: a dictionary of references, a list of idle blocks."""
+"""Tests of the compiled pool against a naive pool of a dictionary and a list of idle blocks."""
 
 from collections import OrderedDict
 
@@ -19,11 +19,11 @@ class Naive:
     def __init__(self):
         self.references, self.idle, self.tails = {}, OrderedDict(), 0
 
-    def cached(self):
+    def cached_blocks(self):
         return self.references.keys() | self.idle.keys()
 
     def make_place(self):
-        if len(self.cached()) + self.tails < PLACES:
+        if len(self.cached_blocks()) + self.tails < PLACES:
             return True
         if not self.idle:
             return False
@@ -88,14 +88,14 @@ class PoolMatchesNaive(RuleBasedStateMachine):
     @invariant()
     def both_hold_the_same(self):
         self.pool.check_invariants()
-        assert self.pool.cached_blocks() == self.naive.cached()
+        assert self.pool.cached_blocks() == self.naive.cached_blocks()
         for chain in CHAINS:
             hits = self.pool.count_cached(chain)
-            assert all(int(block) in self.naive.cached() for block in chain[:hits])
-            assert hits == len(chain) or int(chain[hits]) not in self.naive.cached()
+            assert all(int(block) in self.naive.cached_blocks() for block in chain[:hits])
+            assert hits == len(chain) or int(chain[hits]) not in self.naive.cached_blocks()
 
     @invariant()
-    def what_it_tells_leads_to_what_it_holds(self):
+    def changes_lead_to_the_cached_blocks(self):
         for change in self.pool.changes:
             if isinstance(change, RemovedBlocks):
                 gone = set(change.blocks.tolist())
@@ -105,7 +105,7 @@ class PoolMatchesNaive(RuleBasedStateMachine):
                 assert isinstance(change, StoredBlocks)
                 self.told |= set(change.chain[change.first : change.end].tolist())
         self.pool.changes = []
-        assert self.told == self.naive.cached()
+        assert self.told == self.naive.cached_blocks()
 
 
 TestPool = PoolMatchesNaive.TestCase

@@ -1,4 +1,4 @@
-"""Events of a rank against what its cache holds, and the numbers of its blocks."""
+"""Tests of a rank's events against the content of its cache, and of block numbers."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -18,7 +18,7 @@ BLOCK_SIZE = 2
 PLACES = 12
 SEED = 0xABCDEF
 FEW_TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=9)
-"""Few distinct tokens, so that prompts share prefixes often."""
+"""Prompts of few distinct tokens, which often share prefixes."""
 
 
 def tokens(*ids: int) -> np.ndarray:
@@ -30,7 +30,7 @@ def a_cache(places: int = PLACES, hash_seed: int = 0) -> PrefixCache:
 
 
 def apply(event: KvEvent, announced: dict[int, int | None]) -> None:
-    """What a reader of the event stream concludes: block -> parent."""
+    """Apply an event as a reader of the stream does to `announced`, a map from block to parent."""
     match event:
         case VllmBlockStored():
             assert len(event.token_ids) == len(event.block_hashes) * event.block_size

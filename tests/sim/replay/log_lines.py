@@ -1,4 +1,4 @@
-"""Workloads as a service would have logged them."""
+"""Builders of decision logs as a service writes them."""
 
 import msgspec
 import numpy as np
@@ -24,7 +24,7 @@ def a_fleet(n=4, model="m", **fields):
 
 
 def a_decision(number, at, prompt, isl_tokens, output_tokens=None, **fields):
-    """prompt: uint64[n], its hashes"""
+    """Return a logged decision; `prompt` has the hashes of the prompt, uint64[n]."""
     text = np.asarray(prompt, np.uint64).astype(">u8").tobytes().hex()
     given = {"model_name": "m", "tenant_id": "t", "block_size": BLOCK_SIZE, "hash_blocks": EVERY}
     return LoggedDecision(
@@ -37,7 +37,7 @@ def a_decision(number, at, prompt, isl_tokens, output_tokens=None, **fields):
 
 
 def turns_as_decisions(turns, at, seed=0):
-    """One decision for each turn; blocks have random names, of which only prompts tell."""
+    """Return decisions of the turns; blocks have random names, which only prompts reveal."""
     most = max(int(turn.chain.max()) for turn in turns)
     names = np.random.default_rng(seed).integers(0, 2**63, most + 1).astype(np.uint64)
     return [

@@ -1,4 +1,4 @@
-"""`select-service replay`: the report, its picture, and what it refuses."""
+"""Tests of `select-service replay`: report, chart and rejected arguments."""
 
 import xml.etree.ElementTree as ElementTree
 
@@ -15,7 +15,7 @@ POLICIES = ("work", "reference", "round-robin", "work+strict-tail")
 
 
 def a_log(path, n=40):
-    """Everybody asks with the same beginning of 20 hashes, now and then."""
+    """Write a log of `n` requests, 20 per second, that share a prefix of 20 hashes."""
     decisions = [
         a_decision(k, k / 20, [*range(1, 21), 1000 + k], 21 * 64 + 5, 64) for k in range(n)
     ]
@@ -40,7 +40,7 @@ def test_each_policy_has_a_row_and_a_bar(tmp_path, capsys, name):
 
 
 def test_a_policy_that_looks_at_caches_finds_more_in_them(tmp_path, capsys):
-    """Fifteen beginnings on four ranks, in turns."""
+    """The log has fifteen prefixes in turn on four ranks."""
     decisions = [
         a_decision(k, k / 4, [*range(k % 15 * 50, k % 15 * 50 + 50), 10**6 + k], 51 * 64, 64)
         for k in range(100)
@@ -67,7 +67,7 @@ def test_a_policy_that_looks_at_caches_finds_more_in_them(tmp_path, capsys):
         (b"x" * (2 << 20), "line 1: "),
     ],
 )
-def test_a_bad_file_is_told_in_one_line(tmp_path, capsys, content, reason):
+def test_a_bad_file_is_a_one_line_error(tmp_path, capsys, content, reason):
     path = tmp_path / "log"
     path.write_bytes(content)
     assert main(["replay", "--log", str(path)]) == 2
@@ -97,7 +97,7 @@ def test_numbers_that_no_service_writes_are_refused(tmp_path, capsys, fields):
     assert ", line 3: " in capsys.readouterr().err
 
 
-def test_a_missing_file_and_an_unknown_model_are_told(tmp_path, capsys):
+def test_a_missing_file_and_an_unknown_model_are_errors(tmp_path, capsys):
     assert main(["replay", "--log", str(tmp_path / "none")]) == 2
     assert "No such file" in capsys.readouterr().err
     log = a_log(tmp_path / "log")
@@ -121,13 +121,13 @@ def test_a_missing_file_and_an_unknown_model_are_told(tmp_path, capsys):
         (["--out", "/no/such/directory/x.svg"], "an existing directory"),
     ],
 )
-def test_wrong_arguments_are_told(tmp_path, capsys, flags, reason):
+def test_wrong_arguments_are_errors(tmp_path, capsys, flags, reason):
     assert main(["replay", "--log", "x", *flags]) == 2
     assert reason in capsys.readouterr().err
 
 
 def a_long_and_short_log(path, n=300, per_s=20.0):
-    """One prompt in eight is long; every text is new."""
+    """Write a log in which every eighth prompt is long and no two prompts share text."""
     decisions = [
         a_decision(k, k / per_s, [], 12_000 if k % 8 == 0 else 300, 40 if k % 8 == 0 else 120)
         for k in range(n)
@@ -209,7 +209,7 @@ def test_a_log_without_load_decides_nothing():
 
 
 def a_bailian_trace(path):
-    """Fifteen beginnings of 50 blocks of 64 tokens, in turns, each with an end of its own."""
+    """Write a trace of fifteen prefixes of 50 blocks of 64 tokens in turn, with unique ends."""
     rows = [
         chat(k, -1, k / 4, [*range(k % 15 * 200, k % 15 * 200 + 200), 10**6 + k])
         for k in range(100)

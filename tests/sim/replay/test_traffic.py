@@ -1,4 +1,4 @@
-"""A log becomes the workload that it is of."""
+"""Tests of the workload that is rebuilt from a log."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def workload_of(fleet, decisions, speed=1.0):
 
 
 def conversations(n_sessions, n_turns, seed):
-    """(turns, starts): all of them in the order of their starts, with shared beginnings."""
+    """Return (turns, starts), sorted by start, of conversations with shared prefixes."""
     rng, blocks = np.random.default_rng(seed), BlockNumbers()
     found = []
     for session in range(n_sessions):
@@ -53,7 +53,7 @@ def conversations(n_sessions, n_turns, seed):
 
 
 def test_a_replay_of_a_log_is_the_run_of_the_workload_that_was_logged():
-    """Answers that no later prompt shows are not in the log, and matter to nobody."""
+    """A log lacks answers that no later prompt contains, without an effect on the result."""
     from select_service.sim.engine.core_router import CoreScene
     from select_service.sim.replay.policy_replay_command import make_router
 
@@ -80,8 +80,7 @@ def test_a_replay_of_a_log_is_the_run_of_the_workload_that_was_logged():
 @explores()
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(0, 10**6))
 def test_chains_are_those_that_were_logged_up_to_their_names(n_sessions, n_turns, seed):
-    """Naively: two prompts share as many leading blocks as they did, and so do answers of turns
-    that go on."""
+    """Two prompts share as many blocks as in the log, as do answers of continued turns."""
     turns, at = conversations(n_sessions, n_turns, seed)
     decisions = turns_as_decisions(turns, at, seed)
     made, n_blocks = _make_requests(
@@ -102,8 +101,8 @@ def test_chains_are_those_that_were_logged_up_to_their_names(n_sessions, n_turns
 
 
 @pytest.mark.parametrize(("block_size", "every"), [(16, 4), (32, 2), (48, 2), (64, 1), (128, 1)])
-def test_prompts_share_what_whole_hashes_say(block_size, every):
-    """Of blocks that are not multiples of the simulated ones only what is covered is shared."""
+def test_prompts_share_the_blocks_of_whole_hashes(block_size, every):
+    """Block sizes that are no multiple of the simulated size share only whole covered blocks."""
     covered = block_size * every
     hashes = np.arange(1, 6, dtype=np.uint64)
     other = hashes.copy()
@@ -121,7 +120,7 @@ def test_prompts_share_what_whole_hashes_say(block_size, every):
     assert same[: same.sum()].all()
 
 
-def test_the_fleet_is_what_ranks_say_and_else_what_is_given():
+def test_the_fleet_has_reported_facts_or_else_the_defaults():
     fleet = make_fleet(
         a_fleet(2, total_kv_blocks=4000, max_num_batched_tokens=512),
         GIVEN._replace(prefill_tokens_per_s=12_345.0),

@@ -1,4 +1,4 @@
-"""Levels of models, and what the gate gives up for them."""
+"""Tests of degradation levels of models, and of their effects at the gate."""
 
 import pytest
 
@@ -56,7 +56,7 @@ class Scene:
         self.selector.select_and_reserve(asked, self.now)
 
     def live(self, name, tokens):
-        """One request, from its beginning to its end, with a block of output."""
+        """Run one request from beginning to end, with a block of output."""
         self.book(name, tokens)
         self.selector.add_output_block(name, None, self.now)
         self.wait(1)
@@ -66,7 +66,7 @@ class Scene:
         return self.selector.select(a_select(priority_tier=tier), self.now)
 
 
-def test_without_a_promise_the_ratio_is_that_of_the_weights():
+def test_without_an_objective_the_ratio_follows_the_weights():
     scene = Scene()
     assert (scene.watch.models["m"].ratio, scene.level) == (1.0, 0)
     scene.drain(1)
@@ -91,13 +91,13 @@ def test_level_2_sheds_the_lowest_tier_beside_the_switch_of_operators():
     (shown,) = scene.selector.get_admission_state().degraded
     assert (shown.model_name, shown.level, shown.shed_tier) == ("m", 2, tiers[-1])
     assert scene.selector.get_admission_state().shed_tier is None
-    scene.selector.set_shed_tier(None)  # does not lift what is automatic
+    scene.selector.set_shed_tier(None)  # does not lift the automatic shed tier
     is_refused(CapacityShed, scene.select, tiers[-1])
-    scene.selector.set_shed_tier(tiers[0])  # and the stricter one counts
+    scene.selector.set_shed_tier(tiers[0])  # the stricter tier counts
     is_refused(CapacityShed, scene.select, tiers[0])
 
 
-def test_level_4_refuses_what_is_new():
+def test_level_4_rejects_new_requests():
     scene = Scene(workers=5)
     scene.drain(1, 2, 3, 4)
     scene.wait(6)
@@ -124,7 +124,7 @@ def test_a_level_gets_better_one_at_a_time_and_its_effects_end():
     assert scene.selector.gate.is_open
 
 
-def test_who_only_observes_changes_nothing():
+def test_observe_mode_changes_nothing():
     scene = Scene(is_auto=False)
     scene.drain(1, 2, 3, 4)
     scene.wait(6)
@@ -132,7 +132,7 @@ def test_who_only_observes_changes_nothing():
     assert not scene.selector.gate.shedding.rules
 
 
-def test_a_promise_is_compared_with_what_the_ranks_can_carry():
+def test_an_objective_is_compared_with_the_capacity_of_the_ranks():
     promises = {"m": ServiceObjective(ttft_ms=500.0, itl_ms=20.0, rps=10.0)}
     scene = Scene(promises, prefill_tokens_per_s=4096.0, decode_tokens_per_s=1280.0)
     known = scene.watch.models["m"]
@@ -143,16 +143,16 @@ def test_a_promise_is_compared_with_what_the_ranks_can_carry():
     assert scene.level == 1
 
 
-def test_a_promise_for_ranks_of_which_nothing_is_known_is_judged_by_their_weights():
+def test_an_objective_for_unmeasured_ranks_is_judged_by_their_weights():
     scene = Scene({"m": ServiceObjective(500.0, 20.0, 10.0)})
     assert (scene.watch.models["m"].ratio, scene.watch.models["m"].capacity) == (1.0, None)
 
 
 TOO_MUCH = {"m": ServiceObjective(ttft_ms=500.0, itl_ms=20.0, rps=100.0)}
-"""Of what four ranks with 4096 tokens/s do of prompts as they are taken for before any came: 8."""
+"""Objective far above the 8 rps of four ranks with 4096 tokens/s and default prompts."""
 
 
-def test_an_estimate_that_refuses_what_it_would_be_learnt_from_is_tried():
+def test_an_estimate_that_rejects_all_traffic_is_put_on_probation():
     scene = Scene(TOO_MUCH, prefill_tokens_per_s=4096.0)
     scene.wait(6)
     assert scene.level == 4
@@ -165,13 +165,13 @@ def test_an_estimate_that_refuses_what_it_would_be_learnt_from_is_tried():
     assert (view.on_trial, view.ratio) == (True, pytest.approx(0.08))
     assert scene.level == 1
     scene.wait(600)
-    assert scene.level == 0  # as long as nothing comes
+    assert scene.level == 0  # without newer requests
     for at in range(5):
         scene.live(f"r{at}", tokens=16)
     assert not scene.watch.models["m"].probation.is_active
-    assert scene.watch.capacity_of(key).ratio > 1.0  # 4 * 4096 / 16, by the prompts that came
+    assert scene.watch.capacity_of(key).ratio > 1.0  # 4 * 4096 / 16, by the prompts received
     scene.wait(700)
-    assert scene.level == 0  # what they were like is not forgotten when no more come
+    assert scene.level == 0  # the lengths of prompts are kept while no more arrive
 
 
 def test_an_estimate_that_requests_confirm_refuses_again():
@@ -195,7 +195,7 @@ def test_an_estimate_counts_again_though_no_request_of_the_trial_ends():
     assert scene.level == 4
 
 
-def test_ranks_that_are_gone_are_not_tried():
+def test_drained_ranks_are_not_put_on_probation():
     scene = Scene(TOO_MUCH, prefill_tokens_per_s=4096.0)
     scene.drain(1, 2, 3, 4)
     scene.wait(2 * STALE_S)

@@ -1,4 +1,4 @@
-"""When an estimate of capacity is on trial, by what must hold of every history."""
+"""Tests of the probation of a capacity estimate, by invariants of every history."""
 
 from math import inf
 
@@ -17,11 +17,11 @@ LOOKS = st.lists(
     ),
     max_size=30,
 ).map(lambda runs: [look for run in runs for look in run])
-"""(sheds, what else happened) at each second."""
+"""(sheds, other event) at each second."""
 
 
-def lived(looks):
-    """(sheds, booked_at, ended_at, is_on) at each second."""
+def run_probation(looks):
+    """Return (sheds, booked_at, ended_at, is_on) at each second."""
     trial, booked_at, ended_at, seen = CapacityProbation(), -inf, -inf, []
     for now, (sheds, what) in enumerate(looks):
         booked_at = now if what == "booked" else booked_at
@@ -34,8 +34,8 @@ def lived(looks):
 
 
 @given(LOOKS)
-def test_it_begins_after_a_quiet_time_and_only_then(looks):
-    seen = lived(looks)
+def test_probation_begins_only_after_a_quiet_time(looks):
+    seen = run_probation(looks)
     off_for = 0
     for now, (_, _, _, is_on) in enumerate(seen):
         off_for = 0 if is_on else off_for + 1
@@ -47,9 +47,9 @@ def test_it_begins_after_a_quiet_time_and_only_then(looks):
 
 
 @given(LOOKS)
-def test_it_ends_soon_after_a_request_has_come(looks):
+def test_probation_ends_soon_after_a_request(looks):
     begun = first = inf
-    for now, (_, booked_at, ended_at, is_on) in enumerate(lived(looks)):
+    for now, (_, booked_at, ended_at, is_on) in enumerate(run_probation(looks)):
         if not is_on:
             begun = first = inf
             continue

@@ -1,4 +1,4 @@
-"""Health joined with the fleet: weights, reservations, reports and what operators ask for."""
+"""Tests of health joined with the fleet: weights, reservations, reports and operators' requests."""
 
 import pytest
 
@@ -28,8 +28,8 @@ from tests.core.admission.scenes import pinned
 RULES = HealthRules(retries=0)
 
 
-class Noting:
-    """Follows, and notes."""
+class EffectRecorder:
+    """Follower that records effects."""
 
     def __init__(self):
         self.current_effects = []
@@ -38,17 +38,17 @@ class Noting:
         self.current_effects.append(effect)
 
     def run_turn(self, now):
-        """Nothing was noted that takes turns."""
+        """Ignore the turn: no recorded effect takes turns."""
 
     def run_every_second(self, now):
-        """Nothing is due."""
+        """Ignore the second."""
 
     def of(self, kind):
         return [effect for effect in self.current_effects if isinstance(effect, kind)]
 
 
 class Scene:
-    """A selector with two workers, and health."""
+    """Selector with two workers, and health."""
 
     def __init__(self, *workers, rules=RULES):
         prompts = default_prompts()
@@ -58,7 +58,7 @@ class Scene:
             )
         )
         self.health = self.selector.health
-        self.noting = Noting()
+        self.noting = EffectRecorder()
         self.health.listeners.append(self.noting)
         self.now = 0.0
         for worker in workers or (a_worker(1), a_worker(2)):
@@ -91,21 +91,21 @@ class Scene:
         for name in names:
             self.selector.reserve(a_reservation(name, worker_id), self.now)
 
-    def refused(self, fields):
-        """What a request is told that nobody may serve."""
+    def refusal_details(self, fields):
+        """Return the error details of a request without an eligible rank."""
         with pytest.raises(NoEligibleRank) as caught:
             self.selector.select(a_select(**fields), self.now)
         return caught.value.details
 
     def make_checks(self, came):
-        """All that are due are answered so by the worker 1, the others are not judged."""
+        """Give worker 1 this result in all due checks; other workers answer busy."""
         while (order := self.health.next_due_check(self.now)) is not None:
             mine = Attempt(came) if order.rank.worker_id == 1 else Attempt(AttemptResult.BUSY)
             assert self.health.process_attempt(order, mine, self.now) is None
         self.settle()
 
 
-def test_a_rank_whose_checks_fail_loses_its_weight_and_finds_it_again_when_it_is_registered():
+def test_a_rank_with_failing_checks_loses_its_weight_until_it_is_registered_again():
     scene = Scene()
     assert scene.weight() == 1.0
     weights = []
@@ -135,7 +135,7 @@ def test_a_worker_that_gets_other_rows_keeps_its_weight_there():
     scene.settle()
     before = scene.selector.fleet.partitions[KEY]
     scene.selector.patch_worker(1, a_patch(block_size=8))
-    assert scene.refused({})["states"] == {"draining": 1}, "at once"
+    assert scene.refusal_details({})["states"] == {"draining": 1}, "at once"
     scene.settle()
     assert scene.selector.fleet.partitions[KEY] is not before
     assert (scene.state(), scene.weight()) == (RankHealthState.DRAINING, 0.0)
@@ -156,7 +156,7 @@ def test_a_worker_that_is_deleted_or_unfinished_has_no_health():
         scene.health.check_worker(3, scene.now)
 
 
-def test_a_drain_asks_for_moves_of_what_is_booked_unless_it_is_to_stay():
+def test_a_drain_requests_moves_of_reservations_unless_they_are_to_stay():
     scene = Scene()
     scene.reserve("a", "b")
     scene.health.drain_worker(1, False, scene.now)
@@ -176,7 +176,7 @@ def test_a_drain_asks_for_moves_of_what_is_booked_unless_it_is_to_stay():
     assert (scene.weight(), scene.state()) == (0.25, RankHealthState.HEALTHY)
 
 
-def test_what_is_booked_on_ranks_behind_a_lost_endpoint_leaves_whichever_of_them_was_asked():
+def test_a_failed_check_moves_reservations_of_all_ranks_behind_the_endpoint():
     scene = Scene(a_worker(1, data_parallel_size=2), a_worker(2))
     asked = []
     while scene.state() is not RankHealthState.DRAINING:
@@ -197,7 +197,7 @@ def test_what_is_booked_on_ranks_behind_a_lost_endpoint_leaves_whichever_of_them
         assert MigrationRequested(Rank(1, dp_rank), 1) in scene.noting.current_effects
 
 
-def test_what_was_booked_before_the_weight_of_a_lost_rank_was_in_force_leaves_too():
+def test_reservations_booked_before_the_weight_of_a_lost_rank_applied_leave_too():
     scene = Scene()
     scene.health.process_report(1, OutcomeRequest(outcome="fatal"), True, scene.now)
     assert scene.state() is RankHealthState.UNHEALTHY
@@ -206,10 +206,10 @@ def test_what_was_booked_before_the_weight_of_a_lost_rank_was_in_force_leaves_to
     assert scene.noting.of(MigrationRequested) == [MigrationRequested(Rank(1, 0), 1)]
 
 
-def test_a_spare_gets_nothing_from_the_moment_on_that_it_is_registered():
+def test_a_spare_gets_no_requests_from_its_registration_on():
     scene = Scene(a_worker(1))
     scene.selector.register_worker(a_worker(2, spare=True))
-    assert scene.refused(pinned(2))["state"] == "spare"
+    assert scene.refusal_details(pinned(2))["state"] == "spare"
     scene.settle()
     assert (scene.weight(1), scene.weight(2)) == (1.0, 0.0)
 
@@ -221,19 +221,19 @@ def test_a_spare_has_no_weight_until_a_rank_fails():
     assert (scene.weight(1), scene.weight(2)) == (0.0, 1.0)
 
 
-def test_who_is_refused_is_told_the_state_of_now():
+def test_the_error_shows_the_present_state():
     scene = Scene(a_worker(1), a_worker(2, spare=True))
     scene.health.drain_worker(1, False, scene.now)
     scene.settle()
-    assert scene.refused(pinned(2))["state"] == "spare"
-    assert scene.refused({})["states"] == {"draining": 1, "spare": 1}
+    assert scene.refusal_details(pinned(2))["state"] == "spare"
+    assert scene.refusal_details({})["states"] == {"draining": 1, "spare": 1}
 
 
-def test_a_rank_that_drains_after_it_was_taken_out_is_shown_so():
+def test_an_ejected_rank_with_reservations_is_shown_as_draining():
     scene = Scene()
     scene.reserve("a")
     scene.report(RequestOutcome.FATAL, "a")
-    assert scene.refused(pinned(1))["state"] == "draining"
+    assert scene.refusal_details(pinned(1))["state"] == "draining"
 
 
 def test_failures_count_with_reservations_that_are_or_were_on_the_rank():
@@ -261,7 +261,7 @@ def test_failures_without_evidence_cause_a_check_and_no_more():
     assert scene.reported_failures() == (1, 9)
 
 
-def test_who_is_trusted_needs_no_evidence():
+def test_a_trusted_reporter_needs_no_evidence():
     scene = Scene()
     scene.report(RequestOutcome.FAILURE, is_trusted=True, times=3)
     assert scene.state() is RankHealthState.SUSPICIOUS
@@ -269,7 +269,7 @@ def test_who_is_trusted_needs_no_evidence():
     assert (scene.state(), scene.weight()) == (RankHealthState.UNHEALTHY, 0.0)
 
 
-def test_a_reservation_that_has_moved_is_evidence_about_the_rank_that_it_left():
+def test_a_moved_reservation_is_evidence_about_its_former_rank():
     scene = Scene()
     scene.reserve("a", "b")
     slot = scene.selector.fleet.partitions[KEY].table.find_slot(Rank(2, 0))
@@ -298,26 +298,26 @@ def test_reports_about_ranks_that_are_not_there_are_refused():
             scene.health.process_report(rank.worker_id, given, False, scene.now)
 
 
-def test_only_a_model_that_is_served_can_be_learnt_anew():
+def test_only_a_served_model_can_be_learnt_again():
     scene = Scene()
     scene.health.forget_references("m")
     with pytest.raises(NotFound, match="model `other` not found"):
         scene.health.forget_references("other")
 
 
-def test_a_worker_whose_endpoint_is_not_for_http_cannot_be_checked():
+def test_a_worker_without_an_http_endpoint_cannot_be_checked():
     scene = Scene(a_worker(1, endpoint="nats://a.b"))
     with pytest.raises(Conflict, match="worker 1 has no health checks"):
         scene.health.check_worker(1, scene.now)
     assert (scene.weight(), scene.state()) == (1.0, RankHealthState.HEALTHY)
 
 
-def test_health_is_a_task_that_is_due_only_where_it_is_on():
+def test_the_health_task_is_due_only_if_enabled():
     assert "health" in {task.name for task in Scene().selector.periodic_tasks()}
     assert "health" not in {task.name for task in a_selector().periodic_tasks()}
 
 
-def test_what_follows_from_a_wide_worker_takes_turns_in_its_order():
+def test_effects_of_a_wide_worker_take_turns_in_order():
     scene = Scene(a_worker(1), a_worker(2, data_parallel_size=1000))
     scene.health.drain_worker(2, True, scene.now)
     turns = 0

@@ -1,4 +1,4 @@
-"""What is not switched on is not even imported."""
+"""Test that disabled health checks import nothing."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ with Api() as api:
 """
 
 
-def test_without_health_nothing_of_it_is_imported():
+def test_disabled_health_checks_are_not_imported():
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=PATIENCE_S
     )

@@ -1,4 +1,4 @@
-"""Workers of many ranks come, go, drain and are shown in turns, whatever their number."""
+"""Tests that workers of any number of ranks join, leave, drain and are shown in bounded turns."""
 
 from select_service.core.health.fleet_health.batched_updates import (
     BatchedWorkerUpdates,
@@ -14,7 +14,7 @@ from tests.core.health.fleet_health.test_fitness import Scene
 
 WIDE, RANKS = 2, 1024
 LINES_MAX = 60_000
-"""Of one turn: some milliseconds.  All ranks at once take several times as many."""
+"""Limit on the lines of one turn: some milliseconds. All ranks at once take several times more."""
 
 
 def a_wide_scene(**fields):
@@ -23,8 +23,8 @@ def a_wide_scene(**fields):
     return scene
 
 
-def settled(scene):
-    """Lines of each turn until there is nothing left to do."""
+def settle(scene):
+    """Run turns until no work is left; return the lines of each turn."""
     lines = []
     while scene.health.is_behind or not lines:
         lines.append(lines_of(lambda: scene.selector.run_pending(scene.now)))
@@ -42,37 +42,37 @@ def weights(scene):
 
 def test_a_wide_worker_joins_drains_serves_again_and_leaves_in_turns():
     scene = a_wide_scene()
-    assert is_in_turns(settled(scene))
+    assert is_in_turns(settle(scene))
     assert len(list(scene.health.monitor.iterate_ranks())) == RANKS + 1
     scene.health.drain_worker(WIDE, False, scene.now)
-    assert is_in_turns(settled(scene))
+    assert is_in_turns(settle(scene))
     assert weights(scene) == {0.0}
     scene.health.undrain_worker(WIDE, scene.now)
-    assert is_in_turns(settled(scene))
+    assert is_in_turns(settle(scene))
     assert weights(scene) == {0.25}
     scene.selector.delete_worker(WIDE, scene.now)
-    assert is_in_turns(settled(scene))
+    assert is_in_turns(settle(scene))
     assert list(scene.health.monitor.iterate_ranks()) == [Rank(1, 0)]
 
 
-def test_a_wide_worker_that_is_registered_again_begins_anew_in_turns():
+def test_a_new_registration_resets_a_wide_worker_in_turns():
     scene = a_wide_scene()
-    settled(scene)
+    settle(scene)
     scene.health.drain_worker(WIDE, False, scene.now)
-    settled(scene)
+    settle(scene)
     scene.selector.register_worker(a_worker(WIDE, data_parallel_size=RANKS // 2))
-    assert is_in_turns(settled(scene))
+    assert is_in_turns(settle(scene))
     assert {scene.state(WIDE, dp) for dp in range(RANKS // 2)} == {RankHealthState.HEALTHY}
     assert len(list(scene.health.monitor.iterate_ranks())) == RANKS // 2 + 1
 
 
-def test_wishes_for_a_worker_whose_ranks_are_still_coming_are_carried_out_behind_that():
+def test_requests_about_a_worker_that_is_still_joining_follow_its_ranks():
     scene = a_wide_scene()
     scene.selector.run_pending(scene.now)
     assert 0 < len(list(scene.health.monitor.iterate_ranks())) < RANKS
     scene.health.drain_worker(WIDE, False, scene.now)
     assert scene.health.check_worker(WIDE, scene.now).worker_id == WIDE
-    settled(scene)
+    settle(scene)
     assert weights(scene) == {0.0}
     drained = [effect.rank.dp_rank for effect in scene.noting.of(StateChanged)]
     assert drained == list(range(RANKS)), "in their order"
@@ -83,39 +83,39 @@ def test_a_worker_that_is_deleted_while_its_ranks_are_coming_leaves_none():
     scene.selector.run_pending(scene.now)
     scene.selector.delete_worker(WIDE, scene.now)
     scene.selector.run_pending(scene.now)
-    settled(scene)
+    settle(scene)
     assert list(scene.health.monitor.iterate_ranks()) == [Rank(1, 0)]
 
 
-def test_a_worker_that_goes_elsewhere_while_its_ranks_are_coming_is_there_at_the_end():
+def test_a_worker_that_moves_while_its_ranks_join_ends_at_the_new_endpoint():
     scene = a_wide_scene()
     scene.selector.run_pending(scene.now)
     scene.selector.patch_worker(WIDE, a_patch(endpoint="http://elsewhere:8000"))
-    settled(scene)
+    settle(scene)
     assert (
         scene.health.monitor.check_state_of(Rank(WIDE, RANKS - 1)).endpoint
         == "http://elsewhere:8000"
     )
 
 
-def test_a_wide_spare_gets_nothing_from_the_first_moment_on():
+def test_a_wide_spare_gets_no_requests_from_its_registration_on():
     scene = a_wide_scene(spare=True)
     assert weights(scene) == {0.0}
-    settled(scene)
+    settle(scene)
     assert weights(scene) == {0.0}
 
 
-def test_a_report_about_a_rank_that_is_still_to_come_is_of_no_process_that_is_known():
+def test_a_fatal_report_spares_a_worker_that_is_still_joining():
     scene = a_wide_scene()
     scene.report(RequestOutcome.FATAL, worker_id=1, is_trusted=True)
-    settled(scene)
+    settle(scene)
     assert scene.state(1) is RankHealthState.UNHEALTHY
     assert scene.state(WIDE, RANKS - 1) is RankHealthState.HEALTHY
 
 
 def test_a_fleet_is_shown_and_counted_in_steps():
     scene = a_wide_scene()
-    settled(scene)
+    settle(scene)
     views = scene.health.fleet_health(None, None, scene.now)
     assert longest_step(views) < LINES_MAX
     assert longest_step(scene.health.build_report()) < LINES_MAX
@@ -126,9 +126,9 @@ def test_a_fleet_is_shown_and_counted_in_steps():
 
 def test_time_passes_for_ranks_that_are_out_in_turns():
     scene = a_wide_scene()
-    settled(scene)
+    settle(scene)
     scene.health.drain_worker(WIDE, False, scene.now)
-    settled(scene)
+    settle(scene)
     scene.now += 1.0
     lines, more = [], True
 
@@ -142,7 +142,7 @@ def test_time_passes_for_ranks_that_are_out_in_turns():
     assert max(lines) < LINES_MAX
 
 
-def test_one_wish_for_each_worker_in_the_order_of_the_first():
+def test_requests_are_merged_per_worker_in_the_order_of_the_first():
     done = []
 
     def carried_out(worker_id, wish):

@@ -1,4 +1,4 @@
-"""A selector with a mover, its turns made by hand."""
+"""Selector with a mover, and turns by hand."""
 
 from select_service.core.dirty_partitions import DirtyPartitions
 from select_service.core.health.checks.canary_prompts import default_prompts
@@ -17,7 +17,7 @@ from tests.builders.selector_scenes import KEY
 
 
 def make_suspicious(monitor, table, worker_id):
-    """Its checks fail, and it still serves with half of its weight."""
+    """Let checks of the worker fail; the worker still serves with half of its weight."""
     rank = Rank(worker_id, 0)
     worker = CheckedWorker(worker_id, KEY, range(1), f"http://{worker_id}")
     monitor.register_worker(worker, 0.0)
@@ -29,7 +29,7 @@ def make_suspicious(monitor, table, worker_id):
 
 class Scene:
     def __init__(self, workers=3, kv_layout=None, blocks_max=4096, seed=0, **fields):
-        """Workers 1, 2, ... whose health is that of the monitor; see `suspect`."""
+        """Create workers 1, 2, ... with health states from the monitor; see `suspect`."""
         self.selector = a_selector(blocks_max=blocks_max, seed=seed)
         self.is_woken = False
         self.touched = touched = DirtyPartitions(self._wake)
@@ -67,19 +67,19 @@ class Scene:
         make_suspicious(self.monitor, self.partition.table, worker_id)
 
     def serve(self, worker_id=1):
-        """It may be chosen again."""
+        """Make the worker eligible again."""
         table = self.partition.table
         table.set_weight(table.find_slot(Rank(worker_id, 0)), 1.0, "healthy")
 
     def drain(self, worker_id=1, cause=CheckKind.OPERATOR, now=1.0):
-        """Turns until nothing is left to do; how many there were."""
+        """Leave the worker and run turns until no work is left; return the number of turns."""
         self.leave(worker_id, cause)
         return self.turns(now)
 
     def turns(self, now=1.0):
         turns = 0
         while self.mover.is_busy:
-            assert self.is_woken  # it asks for each
+            assert self.is_woken  # each turn is requested
             self.is_woken, turns = False, turns + 1
             self.touched.begin_turn()
             self.mover.run_turn(now)
@@ -89,7 +89,7 @@ class Scene:
         return self.selector.ledger.reservations.get_reservation(name).rank
 
     def totals(self):
-        """(prefill tokens, requests, blocks) of the partition"""
+        """Return (prefill tokens, requests, blocks) of the partition."""
         load = self.partition.load
         totals = load.totals.sum(axis=0)
         tokens, requests = totals[[layout.PREFILL_TOKENS, layout.REQUESTS]].tolist()

@@ -1,4 +1,4 @@
-"""What the cache of a worker is made of: its own word first, in blocks of its own size."""
+"""Test of cache layouts: a worker's own facts precede the file, in blocks of the worker's size."""
 
 from select_service.core.health.migration.move_cost import CacheLayout
 from select_service.core.health.migration.rank_snapshot import CacheLayouts
@@ -9,7 +9,7 @@ from tests.builders.selector_scenes import KEY
 OF_MODEL = CacheLayout(block_size=64, layers=32, kv_heads=8, head_dim=128, dtype_bytes=2, tp=2)
 
 
-def test_a_worker_is_believed_before_the_file_and_its_blocks_count():
+def test_a_workers_own_facts_precede_the_file():
     selector = a_selector()
     said = KvLayoutFields(layers=2, kv_heads=4, head_dim=64, dtype_bytes=1, tp=4)
     selector.register_worker(a_worker(1, block_size=4, kv_layout=said))

@@ -1,4 +1,4 @@
-"""What is learnt from bookings: wishes, kept in bounds, and pace."""
+"""Tests of facts learnt from bookings: bounded move constraints, and the pace of ranks."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from select_service.core.load.new_reservation import MoveConstraints
 from tests.core.health.migration.scenes import Scene
 
 
-def test_wishes_live_as_long_as_their_reservation():
+def test_constraints_are_kept_as_long_as_their_reservation():
     scene = Scene()
     scene.reserve("a", tokens=16, migratable=False)
     wishes = scene.learnt.constraints
@@ -23,7 +23,7 @@ def test_wishes_live_as_long_as_their_reservation():
     wishes.check_invariants([])
 
 
-def test_wishes_and_prompt_travel_with_the_booking(monkeypatch):
+def test_constraints_and_prompt_follow_the_booking(monkeypatch):
     scene, told = Scene(), []
     monkeypatch.setattr(
         scene.learnt.constraints,
@@ -49,7 +49,7 @@ def test_prompts_beyond_the_bound_are_not_kept(monkeypatch):
     scene.check()
 
 
-def test_a_reservation_whose_constraints_find_no_room_stays_where_it_is(monkeypatch):
+def test_a_reservation_without_room_for_its_constraints_does_not_move(monkeypatch):
     monkeypatch.setattr(move_constraints, "NAMES_MAX", 1)
     wishes = move_constraints.MoveConstraintStore()
     bound = MoveConstraints(allowed=frozenset([1, 2]), priority=3)
@@ -74,7 +74,7 @@ def test_the_rate_of_a_rank_is_learnt_from_requests_that_found_it_idle():
     assert pace.learnt_rate(Rank(1, 0)) is None
 
 
-def test_a_prefill_that_was_moved_says_nothing_of_its_rank():
+def test_a_moved_prefill_teaches_no_rate():
     scene = Scene()
     scene.reserve("a", tokens=1000)
     scene.drain()
@@ -83,7 +83,7 @@ def test_a_prefill_that_was_moved_says_nothing_of_its_rank():
     assert scene.learnt.speeds.learnt_rate(scene.rank_of("a")) is None
 
 
-def test_the_speeds_of_so_many_ranks_are_known(monkeypatch):
+def test_the_number_of_learnt_speeds_is_bounded(monkeypatch):
     monkeypatch.setattr(moving_pace, "RATES_MAX", 1)
     scene = Scene()
     for worker_id in (1, 2):
@@ -93,15 +93,13 @@ def test_the_speeds_of_so_many_ranks_are_known(monkeypatch):
     assert scene.learnt.speeds.learnt_rate(Rank(2, 0)) == 2000.0
 
 
-def test_means_of_requests_are_those_of_the_last_ten_minutes():
+def test_means_of_requests_cover_the_last_ten_minutes():
     scene = Scene()
     pace = scene.learnt.speeds
     assert pace.mean_request("m", 0.0) == RequestMeanValues()
     scene.reserve("a", tokens=100, effective_prefill_tokens=25)
     scene.selector.add_output_block("a", None, 0.0)
-    scene.drain()  # a move is neither the end of a request nor another one
+    scene.drain()  # a move is neither the end of a request nor a new request
     scene.selector.free_reservation("a", 1.0)
     assert pace.mean_request("m", 1.0) == pytest.approx((100.0, 4.0, 0.75))
-    assert pace.mean_request("m", 700.0) == pace.mean_request(
-        "m", 1.0
-    )  # as long as nothing newer comes
+    assert pace.mean_request("m", 700.0) == pace.mean_request("m", 1.0)  # without newer requests

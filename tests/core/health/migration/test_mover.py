@@ -1,4 +1,4 @@
-"""What becomes of the reservations of a rank that is left."""
+"""Tests of the reservations of a rank that is left."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def test_all_reservations_of_a_rank_move_and_nothing_is_lost():
     scene.check()
 
 
-def test_a_second_drain_moves_only_what_is_still_there():
+def test_a_second_drain_moves_only_the_remaining_reservations():
     scene = Scene()
     scene.reserve("a")
     scene.drain()
@@ -54,7 +54,7 @@ def test_the_event_loop_is_given_back_every_200():
     scene = Scene(workers=2)
     for number in range(450):
         scene.reserve(f"r{number}")
-    assert scene.drain() == 3 + 11 + 1  # to look at them, to move them, to find that all is done
+    assert scene.drain() == 3 + 11 + 1  # turns to list, to move, and to find that all is done
     assert len(scene.events()) == 450
     scene.check()
 
@@ -69,7 +69,7 @@ def test_more_than_a_plan_holds_is_moved_by_further_plans(monkeypatch):
     scene.check()
 
 
-def test_what_must_not_move_is_aborted_and_stays():
+def test_reservations_that_must_not_move_are_aborted_and_stay():
     scene = Scene()
     scene.reserve("a", migratable=False)
     scene.drain()
@@ -107,7 +107,7 @@ def test_requests_of_a_higher_priority_are_planned_first():
         names[name] = scene.selector.select_and_reserve(request, 0.0)
     for name in names:
         booking = scene.selector.ledger.reservations.get_reservation(name)
-        if booking.rank != Rank(1, 0):  # bring both to the rank that is left
+        if booking.rank != Rank(1, 0):  # put both on the rank that is left
             scene.selector.ledger.move(booking, MoveTarget(Rank(1, 0), _slot(scene, 1)), 0.0)
     scene.drain()
     assert [event.reservation_id for event in scene.events()] == ["high", "low"]
@@ -181,7 +181,7 @@ def test_a_transfer_that_failed_is_computed_again_on_the_same_target():
     scene.check()
 
 
-def test_reservations_of_a_peer_are_left_to_it():
+def test_a_peer_moves_its_own_reservations():
     scene = Scene()
     scene.reserve("ours")
     partition, slot = scene.partition, _slot(scene, 1)
@@ -197,7 +197,7 @@ def test_reservations_of_a_peer_are_left_to_it():
     assert scene.rank_of("theirs") == Rank(1, 0)
 
 
-def test_what_is_given_up_is_what_was_there_when_it_was_asked_for():
+def test_giving_up_affects_the_reservations_of_that_moment():
     scene = Scene()
     scene.reserve("old")
     scene.mover.release_reservations(KEY, Rank(1, 0))
@@ -209,7 +209,7 @@ def test_what_is_given_up_is_what_was_there_when_it_was_asked_for():
     scene.check()
 
 
-def test_what_ends_while_a_plan_is_carried_out_is_left_alone():
+def test_reservations_that_end_during_a_plan_are_left_alone():
     scene = Scene(workers=2)
     for number in range(450):
         scene.reserve(f"r{number}")
@@ -222,7 +222,7 @@ def test_what_ends_while_a_plan_is_carried_out_is_left_alone():
     scene.check()
 
 
-def test_what_is_left_stays_once_the_rank_serves_again():
+def test_remaining_reservations_stay_once_the_rank_serves_again():
     scene = Scene(workers=2)
     for number in range(450):
         scene.reserve(f"r{number}")
@@ -237,7 +237,7 @@ def test_what_is_left_stays_once_the_rank_serves_again():
     scene.check()
 
 
-def test_a_target_that_leaves_while_a_plan_is_carried_out_gets_nothing():
+def test_a_target_that_leaves_during_a_plan_gets_no_moves():
     scene = Scene(workers=2)
     for number in range(450):
         scene.reserve(f"r{number}")
@@ -252,7 +252,7 @@ def test_a_target_that_leaves_while_a_plan_is_carried_out_gets_nothing():
     scene.check()
 
 
-def test_speeds_of_many_ranks_are_looked_up_some_a_turn_and_who_leaves_meanwhile_gets_nothing(
+def test_speeds_of_many_ranks_are_read_in_turns_and_leavers_get_no_moves(
     monkeypatch,
 ):
     monkeypatch.setattr(rank_snapshot, "SPEEDS_PER_STEP", 2)
@@ -270,7 +270,7 @@ def test_speeds_of_many_ranks_are_looked_up_some_a_turn_and_who_leaves_meanwhile
     scene.check()
 
 
-def test_only_so_many_pairs_of_workers_are_counted_by_themselves(monkeypatch):
+def test_the_number_of_separately_counted_worker_pairs_is_bounded(monkeypatch):
     monkeypatch.setattr(moving, "PAIRS_MAX", 1)
     scene = Scene(workers=3)
     for worker_id in (1, 2, 1):
@@ -292,7 +292,7 @@ def test_a_rank_that_is_another_process_now_has_no_speed():
     assert scene.learnt.speeds.learnt_rate(Rank(1, 0)) is None
 
 
-def test_who_watches_is_told_after_a_turn_that_moved_something():
+def test_watchers_are_notified_after_a_turn_with_moves():
     scene, heard = Scene(), []
     scene.mover.add_watcher(tell := lambda: heard.append(scene.mover.move_log.next_number))
     scene.reserve("a")
@@ -311,11 +311,11 @@ RESERVATIONS = st.lists(
 
 
 @given(RESERVATIONS, st.sampled_from(list(CheckKind)), st.booleans())
-def test_requests_and_blocks_are_conserved_whatever_moves(given_ones, cause, has_layout):
+def test_moves_conserve_requests_and_blocks(given_ones, cause, has_layout):
     scene = Scene(kv_layout=SMALL if has_layout else None, blocks_max=64)
     for number, (tokens, is_done, outputs, is_migratable) in enumerate(given_ones):
         name = f"r{number}"
-        # tokens of its own, so that no two share blocks
+        # different tokens, so that no two requests share blocks
         scene.reserve(name, tokens=tokens, cache_salt=name, migratable=is_migratable)
         if is_done:
             scene.selector.complete_prefill(name, 0.5)

@@ -1,4 +1,4 @@
-"""Reservations come and go, ranks are left and serve again, turn by turn: against a naive twin."""
+"""Tests of the mover against a naive twin: reservations and ranks come and go, turn by turn."""
 
 from unittest.mock import patch
 
@@ -58,33 +58,33 @@ class MoverMatchesModel(RuleBasedStateMachine):
         booked.prefill_tokens = tokens
         self.model.held[name] = booked
 
-    def held(self, number):
-        """One of them, if there is any."""
+    def pick_reservation(self, number):
+        """Return the name of one reservation, or None without reservations."""
         names = sorted(self.model.held)
         return names[number % len(names)] if names else None
 
     @rule(number=NAMES)
     def complete(self, number):
-        if (name := self.held(number)) is not None:
+        if (name := self.pick_reservation(number)) is not None:
             self.scene.selector.complete_prefill(name, self.now)
             held = self.model.held[name]
             held.prefilling, held.prefill_tokens = False, 0
 
     @rule(number=NAMES)
     def output(self, number):
-        if (name := self.held(number)) is not None:
+        if (name := self.pick_reservation(number)) is not None:
             self.scene.selector.add_output_block(name, None, self.now)
             self.model.held[name].outputs += 1
 
     @rule(number=NAMES)
     def free(self, number):
-        if (name := self.held(number)) is not None:
+        if (name := self.pick_reservation(number)) is not None:
             self.scene.selector.free_reservation(name, self.now)
             del self.model.held[name]
 
     @rule(number=NAMES, ok=st.booleans())
     def plan_confirmation(self, number, ok):
-        name = self.held(number)
+        name = self.pick_reservation(number)
         event = None if name is None else self.scene.mover.find_unconfirmed_move(name)
         if event is None:
             return
@@ -99,7 +99,7 @@ class MoverMatchesModel(RuleBasedStateMachine):
 
     @rule(worker_id=ONES, cause=CAUSES)
     def leave(self, worker_id, cause):
-        if worker_id in self.model.asked:  # once more, when that is done
+        if worker_id in self.model.asked:  # a second time, after the first is done
             self.all_turns()
         self.scene.leave(worker_id, cause)
         self.model.leave(worker_id)
@@ -112,7 +112,7 @@ class MoverMatchesModel(RuleBasedStateMachine):
 
     @rule(worker_id=ONES)
     def give_up(self, worker_id):
-        """At once, so that the twin knows who it is."""
+        """Give up the worker at once, so that the twin knows which reservations are affected."""
         self.all_turns()
         self.scene.mover.release_reservations(self.scene.partition.key, Rank(worker_id, 0))
         self.all_turns()
@@ -140,7 +140,7 @@ class MoverMatchesModel(RuleBasedStateMachine):
             self.turn()
         assert self.model.is_done()
 
-    # --- what is compared
+    # --- comparison
 
     @invariant()
     def reservations_agree(self):

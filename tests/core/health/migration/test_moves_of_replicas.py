@@ -1,4 +1,4 @@
-"""Who has admitted a reservation moves it; other replicas follow the end and the new booking."""
+"""Tests of moves between replicas: the admitting replica moves a reservation, others follow."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from tests.core.health.migration.test_mover import SMALL
 
 @pytest.fixture
 def pair():
-    """A scene whose replica speaks, and a peer."""
+    """Return a scene with a sending replica, and a peer."""
     scene, peer = Scene(kv_layout=SMALL), a_selector(seed=1)
     scene.said = []
     scene.selector.followers.replicas.start_sending(scene.said.append)
@@ -27,14 +27,14 @@ def pair():
     return scene, peer
 
 
-def hear(peer, events):
-    """As bytes, so that what is said survives them."""
+def apply_encoded(peer, events):
+    """Apply the events in their encoded form, so that encoding is checked as well."""
     encode = LoadEventEncoder().encode_event
     for event in events:
         peer.followers.replicas.apply_event(decode_event(encode(event)), 1.0)
 
 
-def held(selector):
+def list_bookings(selector):
     return {
         b.reservation_id: (b.rank, b.prefill_tokens, b.is_prefilling, b.prompt_blocks)
         for b in selector.ledger.reservations
@@ -47,12 +47,12 @@ def test_a_peer_follows_moves(pair, cause):
     for number in range(10):
         scene.reserve(f"r{number}", tokens=40 + 4 * number)
     scene.selector.complete_prefill("r3", 0.5)
-    hear(peer, scene.said)
+    apply_encoded(peer, scene.said)
     scene.said.clear()
     scene.drain(cause=cause)
     assert {type(event) for event in scene.said} >= {ReservationFreed, ReservationAdmitted}
-    hear(peer, scene.said)
-    assert held(peer) == held(scene.selector)
+    apply_encoded(peer, scene.said)
+    assert list_bookings(peer) == list_bookings(scene.selector)
     assert all(
         b.origin == scene.selector.followers.replicas.router_id for b in peer.ledger.reservations
     )
@@ -64,53 +64,53 @@ def test_a_peer_follows_moves(pair, cause):
 def test_a_peer_that_misses_the_end_moves_the_booking_all_the_same(pair):
     scene, peer = pair
     scene.reserve("a", tokens=40)
-    hear(peer, scene.said)
+    apply_encoded(peer, scene.said)
     scene.said.clear()
     scene.drain()
-    hear(peer, [event for event in scene.said if not isinstance(event, ReservationFreed)])
-    assert held(peer) == held(scene.selector)
+    apply_encoded(peer, [event for event in scene.said if not isinstance(event, ReservationFreed)])
+    assert list_bookings(peer) == list_bookings(scene.selector)
     assert len(peer.ledger.reservations) == 1
 
 
-def test_a_peer_hears_that_the_prefill_of_a_moved_reservation_is_over(pair):
+def test_a_peer_gets_the_prefill_end_of_a_moved_reservation(pair):
     scene, peer = pair
     scene.reserve("a", tokens=4000)
     scene.selector.complete_prefill("a", 0.5)
-    hear(peer, scene.said)
+    apply_encoded(peer, scene.said)
     scene.said.clear()
-    scene.drain()  # its cache is carried over
+    scene.drain()  # the cache is transferred
     assert [type(event) for event in scene.said] == [
         ReservationFreed,
         ReservationAdmitted,
         PrefillCompleted,
     ]
-    hear(peer, scene.said)
-    assert held(peer) == held(scene.selector)
+    apply_encoded(peer, scene.said)
+    assert list_bookings(peer) == list_bookings(scene.selector)
 
 
-def test_a_peer_does_not_move_what_it_follows(pair):
+def test_a_peer_does_not_move_reservations_of_others(pair):
     scene, _ = pair
     theirs = Scene(seed=1)
     scene.reserve("a")
-    hear(theirs.selector, scene.said)
+    apply_encoded(theirs.selector, scene.said)
     theirs.drain()
     assert theirs.rank_of("a") == Rank(1, 0)
     assert not theirs.events()
 
 
-def test_what_is_given_up_ends_at_peers_too(pair):
+def test_given_up_reservations_end_at_peers_too(pair):
     scene, peer = pair
     scene.reserve("a")
-    hear(peer, scene.said)
+    apply_encoded(peer, scene.said)
     scene.said.clear()
     key = scene.partition.key
     scene.mover.release_reservations(key, Rank(1, 0))
     scene.turns()
-    hear(peer, scene.said)
-    assert not held(peer)
+    apply_encoded(peer, scene.said)
+    assert not list_bookings(peer)
 
 
-def test_a_peer_does_not_take_moves_for_prefills_whose_end_nobody_reported(pair):
+def test_a_peer_does_not_take_moves_for_unreported_prefill_ends(pair):
     scene, peer = pair
     partition = peer.fleet.partitions[scene.partition.key]
     for name, may_move in (("moves", True), ("gone", False), ("freed", True)):
@@ -118,10 +118,10 @@ def test_a_peer_does_not_take_moves_for_prefills_whose_end_nobody_reported(pair)
     scene.drain(cause=CheckKind.TIMEOUT)
     scene.mover.release_reservations(scene.partition.key, Rank(1, 0))
     scene.turns()
-    hear(peer, scene.said)
-    assert set(held(peer)) == {"moves", "freed"}
+    apply_encoded(peer, scene.said)
+    assert set(list_bookings(peer)) == {"moves", "freed"}
     assert partition.load.reported_share == 1.0 == scene.partition.load.reported_share
     scene.said.clear()
     scene.selector.free_reservation("freed", 1.0)
-    hear(peer, scene.said)
+    apply_encoded(peer, scene.said)
     assert partition.load.reported_share == scene.partition.load.reported_share < 1.0

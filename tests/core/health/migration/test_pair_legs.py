@@ -1,4 +1,4 @@
-"""What becomes of the legs of pairs whose rank is left."""
+"""Tests of the legs of pairs on a rank that is left."""
 
 import msgspec
 import pytest
@@ -24,7 +24,7 @@ from tests.core.pairs.test_pair_life import a_pair, a_pair_worker
 
 
 class Scene:
-    """Workers 1 to 3 prefill on the hosts a, a, b; 4 and 5 decode on b and c."""
+    """Scene of workers 1 to 3 that prefill on hosts a, a, b, and 4 and 5 that decode on b and c."""
 
     def __init__(self, workers=(1, 2, 3, 4, 5), fields=None):
         self.now = 1.0
@@ -53,7 +53,7 @@ class Scene:
         self.selector.select_pair(request, 0.0)
 
     def ranks(self, name="a"):
-        """Workers of the prefill and the decode leg; None without."""
+        """Return the workers of the prefill and the decode leg; None means no leg."""
         held = {b.reservation_id: b.rank.worker_id for b in self.selector.ledger.reservations}
         return held.get(prefill_leg_of(name)), held.get(name)
 
@@ -133,7 +133,7 @@ def test_a_leg_that_stays_may_be_on_a_rank_that_fails_its_checks():
     assert scene.ranks()[0] in {1, 2, 3} - {prefill}
 
 
-def test_a_leg_without_another_rank_stays_and_its_caller_is_told():
+def test_a_leg_without_another_rank_stays_and_its_move_is_aborted():
     scene = Scene(workers=(1, 4))
     scene.book()
     scene.leave(1)
@@ -151,7 +151,7 @@ def test_a_leg_that_may_not_move_stays():
 
 
 @pytest.mark.parametrize("loss", ["given_up", "deleted"])
-def test_a_lost_prefill_leg_is_reported_and_booked_anew_by_one_call(loss):
+def test_a_lost_prefill_leg_is_reported_and_replaced_by_one_call(loss):
     scene = Scene()
     scene.book()
     before, decode = scene.ranks()
@@ -203,7 +203,7 @@ def test_the_target_of_a_leg_is_assumed_to_hold_the_prompt(leg):
 @pytest.mark.parametrize("is_successor", [True, False])
 @pytest.mark.parametrize("is_dead", [True, False])
 @pytest.mark.parametrize("leg", [0, 1])
-def test_legs_of_a_replica_that_is_gone_are_moved_by_one_of_the_others(leg, is_dead, is_successor):
+def test_another_replica_moves_the_legs_of_a_dead_one(leg, is_dead, is_successor):
     first, scene = Scene(), Scene()
     sent, encode = [], LoadEventEncoder().encode_event
     first.selector.followers.replicas.start_sending(lambda event: sent.append(encode(event)))
@@ -216,7 +216,7 @@ def test_legs_of_a_replica_that_is_gone_are_moved_by_one_of_the_others(leg, is_d
     for payload in sent:
         state.apply_event(decode_event(payload), 0.0)
     before = scene.ranks()
-    # The other has been silent for long.
+    # The other replica has been silent for long.
     scene.now = 101.0
     (scene.give_up if is_dead else scene.leave)(before[leg])
     after = scene.ranks()

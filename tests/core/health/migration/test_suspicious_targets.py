@@ -1,4 +1,4 @@
-"""Reservations never move to a rank that fails its checks, however empty it is."""
+"""Tests that reservations never move to a rank with failing checks, however empty."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_one_rank_for_all_is_not_the_one_that_fails_its_checks():
 
 def test_scattered_moves_avoid_the_rank_that_fails_its_checks():
     scene = Scene(workers=4)
-    for worker_id in (3, 4):  # each has room for half of them
+    for worker_id in (3, 4):  # each has room for half of the reservations
         scene.selector.register_worker(a_worker(worker_id, total_kv_blocks=5))
     for number in range(4):
         scene.reserve(f"r{number}")

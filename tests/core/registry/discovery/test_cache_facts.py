@@ -1,4 +1,4 @@
-"""What engines say of their KV cache becomes `kv_cache` of the record, where it is certain."""
+"""Tests of the engine's KV cache facts, which become `kv_cache` of the record if certain."""
 
 import json
 
@@ -30,7 +30,7 @@ def facts_of(answers):
 
 
 def vllm(**changes):
-    """The recorded engine with other members of its configuration."""
+    """Return the recorded engine's answers with a changed configuration."""
     answers = recorded(VLLM)
     info = json.loads(answers[INFO])
     for name, change in changes.items():
@@ -100,7 +100,7 @@ def test_a_hash_that_cannot_be_computed_is_named(algorithm, facts):
         ({"kv_transfer_config": CONNECTOR}, None),
     ],
 )
-def test_a_drop_is_told_only_if_it_is_certain(changes, facts):
+def test_only_certain_drops_are_reported(changes, facts):
     assert facts_of(vllm(**changes)).get("kv_cache") == facts
 
 
@@ -119,7 +119,7 @@ def test_context_parallel_ranks_share_a_larger_block():
         ({}, ["Gemma4ForConditionalGeneration"], True),
         ({"disable_hybrid_swa_memory": True}, ["GptOssForCausalLM"], False),
         ({}, "GptOssForCausalLM", False),
-        # All layers have windows: blocks of such models are announced as they are kept.
+        # All layers have windows: engines announce blocks of such models as stored.
         ({}, ["MistralForCausalLM"], False),
     ],
 )

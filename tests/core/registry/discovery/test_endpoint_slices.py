@@ -1,4 +1,4 @@
-"""Which engines an EndpointSlice says."""
+"""Tests of the engines read from an EndpointSlice."""
 
 import msgspec
 import pytest
@@ -19,12 +19,12 @@ def read(document):
     return msgspec.json.decode(msgspec.json.encode(document), type=EndpointSlice)
 
 
-def found(*endpoints, template=PLAIN, **changes):
+def find_candidates(*endpoints, template=PLAIN, **changes):
     return candidates_of_slice(read(a_slice("a", *endpoints, **changes)), template)
 
 
 def endpoints_of(*endpoints, **changes):
-    return [each.endpoint for each in found(*endpoints, **changes)]
+    return [each.endpoint for each in find_candidates(*endpoints, **changes)]
 
 
 @pytest.mark.parametrize(
@@ -35,17 +35,17 @@ def endpoints_of(*endpoints, **changes):
         ({}, True),
         ({"ready": True, "serving": True, "terminating": False}, True),
         ({"ready": False}, False),
-        ({"ready": True, "serving": False}, False),  # addresses that are published before
+        ({"ready": True, "serving": False}, False),  # addresses published before the pod is ready
         ({"ready": True, "terminating": True}, False),
         ({"ready": False, "serving": True, "terminating": True}, False),
     ],
 )
-def test_only_what_is_ready_serves(conditions, serves):
+def test_only_ready_endpoints_serve(conditions, serves):
     document = a_slice("a", {"addresses": ["10.0.0.1"], "conditions": conditions})
     assert bool(candidates_of_slice(read(document), PLAIN)) is serves
 
 
-def test_of_what_kubernetes_leaves_out_nothing_is_needed():
+def test_absent_fields_are_not_needed():
     assert candidates_of_slice(read({"metadata": {"name": "a"}, "endpoints": None}), PLAIN) == ()
     bare = {"endpoints": [{"addresses": ["10.0.0.1"]}, {}], "ports": [{"port": 8000}]}
     (candidate,) = candidates_of_slice(read(bare), PLAIN)
@@ -53,8 +53,8 @@ def test_of_what_kubernetes_leaves_out_nothing_is_needed():
 
 
 def test_a_pod_is_the_same_worker_at_another_address():
-    (before,) = found(an_endpoint("10.0.0.1", pod="vllm-0", uid="a"))
-    (after,) = found(an_endpoint("10.0.0.2", pod="vllm-0", uid="b"))
+    (before,) = find_candidates(an_endpoint("10.0.0.1", pod="vllm-0", uid="a"))
+    (after,) = find_candidates(an_endpoint("10.0.0.2", pod="vllm-0", uid="b"))
     assert before.worker_id == after.worker_id == derive_worker_id("prod/vllm-0")
     assert before.key != after.key
     assert before.version != after.version
@@ -65,7 +65,7 @@ def test_the_template_has_the_names_of_the_endpoint():
     template = EndpointSliceTemplate(
         None, None, worker | {"kv_events_endpoint": "tcp://{host}:5557"}
     )
-    (candidate,) = found(an_endpoint("fd00::1", pod="vllm-0"), template=template)
+    (candidate,) = find_candidates(an_endpoint("fd00::1", pod="vllm-0"), template=template)
     assert candidate.fields == {
         "endpoint": "http://[fd00::1]:8000",
         "worker_id": derive_worker_id("prod/vllm-0"),
@@ -87,7 +87,7 @@ def test_the_template_has_the_names_of_the_endpoint():
     ],
 )
 def test_the_port(ports, template, port):
-    (candidate,) = found(an_endpoint("10.0.0.1"), ports=ports, template=template)
+    (candidate,) = find_candidates(an_endpoint("10.0.0.1"), ports=ports, template=template)
     assert candidate.endpoint == f"http://10.0.0.1:{port}"
 
 
@@ -99,15 +99,19 @@ def test_the_port(ports, template, port):
         ((("http", 8000),), EndpointSliceTemplate(None, "api", {})),
     ],
 )
-def test_a_port_that_nobody_says(ports, template):
+def test_an_undeclared_port_is_an_error(ports, template):
     with pytest.raises(ValueError, match="`port` or `port_name`"):
-        found(an_endpoint("10.0.0.1"), ports=ports, template=template)
-    assert found(an_endpoint("10.0.0.1", ready=False), ports=ports, template=template) == ()
+        find_candidates(an_endpoint("10.0.0.1"), ports=ports, template=template)
+    assert (
+        find_candidates(an_endpoint("10.0.0.1", ready=False), ports=ports, template=template) == ()
+    )
 
 
-def test_each_engine_once_in_whichever_slices_it_stands():
-    six = found(an_endpoint("fd00::1", pod="a"), an_endpoint("fd00::2", pod="b"), kind="IPv6")
-    four = found(an_endpoint("10.0.0.1", pod="a"))
-    moving = found(an_endpoint("10.0.0.1", pod="a"), an_endpoint("10.0.0.3"))
+def test_an_engine_in_several_slices_counts_once():
+    six = find_candidates(
+        an_endpoint("fd00::1", pod="a"), an_endpoint("fd00::2", pod="b"), kind="IPv6"
+    )
+    four = find_candidates(an_endpoint("10.0.0.1", pod="a"))
+    moving = find_candidates(an_endpoint("10.0.0.1", pod="a"), an_endpoint("10.0.0.3"))
     chosen = [each.endpoint for each in distinct_engines({"p/6": six, "p/4": four, "p/x": moving})]
     assert chosen == ["http://10.0.0.1:8000", "http://10.0.0.3:8000", "http://[fd00::2]:8000"]

@@ -1,4 +1,4 @@
-"""What engines say of themselves becomes a record, and what they do not say has a name."""
+"""Tests of engines' facts as a record; each missing fact has a name."""
 
 import json
 
@@ -25,7 +25,7 @@ VLLM, SGLANG = "vllm-0.33.0", "sglang-0.5.23"
 URL = "http://10.0.0.7:8000"
 
 
-def test_vllm_in_development_mode_tells_all():
+def test_vllm_in_development_mode_has_all_facts():
     facts = extract_facts(URL, recorded(f"{VLLM}-1"))
     assert facts.engine == "vllm"
     assert facts.fields == {
@@ -41,7 +41,7 @@ def test_vllm_in_development_mode_tells_all():
     assert (facts.missing, facts.aliases, facts.adapters) == ({}, ["qwen-latest"], ["sql", "chat"])
 
 
-def test_of_vllm_as_it_is_in_production_the_streams_are_missing_by_name():
+def test_vllm_in_production_mode_lacks_the_streams_by_name():
     facts = extract_facts(URL, production(f"{VLLM}-1"))
     assert facts.fields["block_size"] == 16
     assert facts.fields["total_kv_blocks"] == 4096
@@ -52,13 +52,13 @@ def test_of_vllm_as_it_is_in_production_the_streams_are_missing_by_name():
 def test_ranks_of_vllm_are_its_engine_cores():
     fields = extract_facts(URL, recorded(f"{VLLM}-2")).fields
     assert fields["data_parallel_size"] == 2
-    assert fields["total_kv_blocks"] == 4096  # of one; the label is the sum of all
+    assert fields["total_kv_blocks"] == 4096  # blocks of one engine; the label has the sum of all
     assert fields["kv_events_endpoints"] == {0: "tcp://10.0.0.7:5557", 1: "tcp://10.0.0.7:5558"}
     assert fields["replay_endpoint"] == "tcp://10.0.0.7:6557"
     assert validate_record({**fields, "worker_id": 1}).data_parallel_size == 2
 
 
-def test_a_rank_of_vllm_that_stands_alone_keeps_its_number():
+def test_a_single_rank_of_vllm_keeps_its_number():
     answers = recorded(f"{VLLM}-1")
     answers[METRICS] = answers[METRICS].replace(b'engine="0"', b'engine="3"')
     fields = extract_facts(URL, answers).fields
@@ -68,7 +68,7 @@ def test_a_rank_of_vllm_that_stands_alone_keeps_its_number():
 
 
 @pytest.mark.parametrize("path", [INFO, OLD_INFO])
-def test_sglang_tells_all_by_either_name(path):
+def test_sglang_has_all_facts_under_either_name(path):
     other = INFO if path == OLD_INFO else OLD_INFO
     facts = extract_facts(URL, recorded(f"{SGLANG}-1", without=(other,)))
     assert facts.engine == "sglang"
@@ -106,7 +106,7 @@ def test_ranks_of_sglang_publish_at_ports_of_their_own():
         ({"max_total_num_tokens": True}, "total_kv_blocks", None),
     ],
 )
-def test_what_sglang_says_otherwise_counts(change, field, value):
+def test_other_facts_of_sglang_count(change, field, value):
     info = json.loads(recorded(f"{SGLANG}-1")[INFO]) | change
     answers = {MODELS: recorded(f"{SGLANG}-1")[MODELS], INFO: json.dumps(info).encode()}
     assert extract_facts(URL, answers).fields.get(field) == value
@@ -123,7 +123,7 @@ def test_streams_are_at_the_host_of_the_engine(url, host):
     )
 
 
-def test_of_what_is_no_engine_everything_is_missing():
+def test_every_fact_is_missing_from_other_servers():
     facts = extract_facts(URL, {MODELS: b'{"data": [{"id": "m"}]}', METRICS: b"up 1\n"})
     assert facts.engine is None
     assert facts.fields == {"endpoint": URL, "model_name": "m"}
@@ -148,7 +148,7 @@ JSON = st.recursive(
 
 
 @given(st.fixed_dictionaries({}, optional={MODELS: JSON, INFO: JSON, OLD_INFO: JSON}), st.binary())
-def test_whatever_is_answered_nothing_is_raised(documents, text):
+def test_no_answer_raises_an_error(documents, text):
     answers = {path: json.dumps(each).encode() for path, each in documents.items()}
     for metrics in (text, CACHE + text, CACHE + b'{engine="0"} 1'):
         facts = extract_facts(URL, {**answers, METRICS: metrics})

@@ -1,4 +1,4 @@
-"""What is done about workers that sources say, against a naive catalog."""
+"""Tests of the actions for workers of a source, against a naive catalog."""
 
 import msgspec
 import pytest
@@ -23,7 +23,7 @@ DRAIN_S = 60.0
 
 
 class Shelf:
-    """A catalog of registrations, and which of them something is booked on."""
+    """Catalog of registrations, with a mark on workers with reservations."""
 
     def __init__(self):
         self.workers = {}
@@ -70,7 +70,7 @@ class Scene:
         return self.run()
 
     def run(self, after=0.0):
-        """Everything that can be done now; what it was."""
+        """Run every pending action; return the names of the actions."""
         self.now += after
         self.following.queue_all()
         done = []
@@ -111,7 +111,7 @@ def test_a_worker_leaves_when_it_is_empty_or_after_a_time():
     assert scene.run(after=DRAIN_S / 2) == ["RemoveWorker"]
 
 
-def test_a_worker_that_is_said_again_serves_again():
+def test_a_worker_that_is_listed_again_serves_again():
     scene = Scene()
     scene.offer("a", a_worker(1))
     scene.shelf.booked = {1}
@@ -144,7 +144,7 @@ def test_only_fields_that_the_source_changed_are_patched():
         ({"kv_events_endpoints": {0: "tcp://a:1"}}, {}, True),
     ],
 )
-def test_what_a_patch_cannot_say_is_a_whole_record(before, after, is_patch):
+def test_changes_beyond_a_patch_register_the_whole_record(before, after, is_patch):
     scene = Scene()
     scene.offer("a", a_worker(1, **before))
     scene.following.set_desired("a", {1: a_worker(1, **after)})
@@ -154,7 +154,7 @@ def test_what_a_patch_cannot_say_is_a_whole_record(before, after, is_patch):
     assert scene.shelf.workers[1] == a_worker(1, **after)
 
 
-def test_what_was_registered_by_hand_is_not_touched():
+def test_workers_registered_by_hand_are_not_touched():
     scene = Scene()
     scene.shelf.workers[1] = a_worker(1)
     assert scene.offer("a", a_worker(1, block_size=8)) == []
@@ -168,7 +168,7 @@ def test_what_was_registered_by_hand_is_not_touched():
     assert scene.counts().n_conflicts == 0
 
 
-def test_a_worker_that_was_deleted_by_hand_stays_away_until_the_source_says_something_new():
+def test_a_worker_deleted_by_hand_stays_away_until_its_source_changes():
     scene = Scene()
     scene.offer("a", a_worker(1))
     del scene.shelf.workers[1]
@@ -181,7 +181,7 @@ def test_a_worker_that_was_deleted_by_hand_stays_away_until_the_source_says_some
     assert scene.counts().deleted == []
 
 
-def test_an_empty_worker_that_is_said_again_within_the_grace_has_lost_nothing():
+def test_an_empty_worker_listed_again_within_the_grace_has_lost_nothing():
     scene = Scene()
     scene.offer("a", a_worker(1))
     assert scene.offer("a") == ["DrainWorker"]
@@ -189,7 +189,7 @@ def test_an_empty_worker_that_is_said_again_within_the_grace_has_lost_nothing():
     assert scene.offer("a", a_worker(1)) == ["UndrainWorker"]
 
 
-def test_what_a_source_does_not_know_yet_stays_as_it_is():
+def test_undecided_workers_of_a_source_stay_unchanged():
     scene = Scene()
     scene.offer("a", a_worker(1), a_worker(2))
     scene.following.set_desired("a", {}, frozenset({1, 3}))
@@ -222,7 +222,7 @@ def test_the_first_of_two_sources_keeps_an_id_and_the_other_takes_it_over():
     assert scene.counts("a").n_conflicts == scene.counts("b").n_conflicts == 0
 
 
-def test_what_is_refused_is_said_and_tried_again_at_the_next_look():
+def test_rejected_actions_are_reported_and_retried_at_the_next_look():
     scene = Scene()
     scene.following.set_desired("a", {1: a_worker(1)})
     action = scene.following.next_action(0.0, 1)
@@ -233,7 +233,7 @@ def test_what_is_refused_is_said_and_tried_again_at_the_next_look():
     assert scene.counts().n_refused == 0
 
 
-def test_an_action_is_not_current_after_somebody_registered_the_worker_by_hand():
+def test_an_action_is_outdated_after_a_registration_by_hand():
     scene = Scene()
     scene.following.set_desired("a", {1: a_worker(1)})
     action = scene.following.next_action(0.0, 1)
@@ -263,7 +263,7 @@ BODIES = st.builds(
 
 
 class FollowingMatchesModel(RuleBasedStateMachine):
-    """The model knows what operators did, and what each source has said since."""
+    """Comparison with a model of operators' changes and each source's later records."""
 
     def __init__(self):
         super().__init__()
@@ -276,7 +276,7 @@ class FollowingMatchesModel(RuleBasedStateMachine):
         return self.scene.shelf
 
     @rule(source=st.sampled_from("ab"), workers=st.lists(BODIES, max_size=4))
-    def say(self, source, workers):
+    def list_workers_of(self, source, workers):
         self.said[source] = {each.worker_id: each for each in workers}
         self.scene.following.set_desired(source, dict(self.said[source]))
 
@@ -326,11 +326,11 @@ class FollowingMatchesModel(RuleBasedStateMachine):
             assert (stands != says) == is_patched
             assert msgspec.structs.replace(stands, block_size=1) == msgspec.structs.replace(
                 says, block_size=1
-            )  # only block sizes are patched by hand here
+            )  # operators patch only block sizes here
             assert worker_id not in deleted
 
     @invariant()
-    def what_belongs_to_operators_stands_as_they_said(self):
+    def workers_of_operators_stay_unchanged(self):
         for worker_id, body in self.by_hand.items():
             assert self.shelf.workers[worker_id] == body
         self.scene.following.check_invariants()

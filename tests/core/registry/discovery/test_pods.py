@@ -1,4 +1,4 @@
-"""Pods that serve become candidates."""
+"""Tests of ready pods as candidates."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def test_one_that_is_not_or_that_leaves_does_not(changes):
     assert not is_serving(pod(**changes))
 
 
-def test_the_template_is_filled_with_what_the_pod_is():
+def test_the_template_is_filled_with_the_pods_fields():
     template = KubernetesPodTemplate(
         None, TEMPLATE.worker | {"topology_domains": {"host": "{node}"}}
     )
@@ -46,7 +46,7 @@ def test_the_template_is_filled_with_what_the_pod_is():
     assert record.topology_domains == {"host": "node-1"}
 
 
-def test_a_pod_that_comes_again_is_the_same_worker_and_another_engine():
+def test_a_restarted_pod_is_the_same_worker_and_another_engine():
     first, second = (candidate_of_pod(pod(uid=uid), TEMPLATE) for uid in "ab")
     assert first.worker_id == second.worker_id
     assert first.key != second.key
@@ -98,12 +98,12 @@ def test_an_annotation_replaces_fields_of_the_template():
         ),
     ],
 )
-def test_what_is_wrong_with_a_pod_is_said(changes, fault):
+def test_faults_of_a_pod_are_reported(changes, fault):
     with pytest.raises(ValueError, match=f"^{re.escape(fault)}"):
         candidate_of_pod(pod(**changes), TEMPLATE)
 
 
 @pytest.mark.parametrize("worker", ["{", "[" * 5000, '{"taints":' + "[" * 5000 + "]" * 5000 + "}"])
-def test_an_annotation_that_is_no_json_is_told(worker):
+def test_an_annotation_without_json_is_reported(worker):
     with pytest.raises(ValueError, match="annotation select-service/worker: "):
         candidate_of_pod(pod(annotations={"select-service/worker": worker}), TEMPLATE)

@@ -1,4 +1,4 @@
-"""Templates of records, and what is wrong with one."""
+"""Tests of record templates, and of errors in templates."""
 
 from select_service.core.registry.discovery.record_template import (
     fill_template,

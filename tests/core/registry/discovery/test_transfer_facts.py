@@ -1,4 +1,4 @@
-"""What engines say of transfers becomes `role` and `kv_transfer` of the record."""
+"""Tests of engines' transfer facts, which become `role` and `kv_transfer` of the record."""
 
 import json
 
@@ -36,7 +36,7 @@ def sglang(**changes):
 
 
 @pytest.mark.parametrize("answers", [recorded(VLLM), production(VLLM), recorded(SGLANG)])
-def test_engines_that_do_both_say_nothing(answers):
+def test_engines_of_both_roles_have_no_role(answers):
     assert facts_of(answers) == (None, None)
 
 
@@ -101,7 +101,7 @@ def test_the_mode_of_sglang(changes, role, facts):
     assert facts_of(sglang(**changes)) == (role, facts)
 
 
-def test_a_template_completes_what_the_engine_says():
+def test_a_template_completes_the_engines_facts():
     candidate = EngineCandidate(
         endpoint=URL,
         fields={

@@ -1,4 +1,4 @@
-"""A file of workers says what is wrong in it, and in which record."""
+"""Tests of a workers file: each error names the fault and the record."""
 
 import re
 
@@ -14,7 +14,7 @@ def read(text):
     return read_workers_document(msgspec.yaml.decode(text))
 
 
-def test_defaults_count_where_a_record_says_nothing():
+def test_defaults_fill_absent_fields():
     workers = read(
         """
         defaults: {model_name: qwen, block_size: 16}
@@ -38,7 +38,7 @@ def test_ranks_may_be_numbers_or_texts():
     assert worker.kv_events_endpoints == {0: "tcp://a:1", 1: "tcp://a:2"}
 
 
-def test_control_endpoints_of_ranks_are_those_of_a_registration():
+def test_control_endpoints_of_ranks_have_the_form_of_a_registration():
     (worker,) = read(
         "[{worker_id: 1, router_hint_worker_type: agg, "
         'router_hint_source_control_endpoints: {0: "tcp://a:1", "1": "tcp://a:2"}}]'
@@ -88,8 +88,8 @@ def test_a_worker_without_an_id_has_one_of_its_endpoint():
         ("[{3: 3, worker_id: 3}]", "a key of `workers[0]`: expected a text"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(text, fault):
-    if fault is None:  # a date is a text
+def test_faults_are_reported_in_one_line(text, fault):
+    if fault is None:  # a date is accepted as a text
         assert read(text)[3].endpoint == "2026-01-01"
         return
     with pytest.raises(ValueError, match=f"^{re.escape(fault)}"):

@@ -1,4 +1,4 @@
-"""Which listeners should exist, as the registrations of the workers say."""
+"""Tests of the event listeners that workers' registrations require."""
 
 import pytest
 
@@ -43,7 +43,7 @@ def test_a_rank_replays_from_its_own_entry_or_from_the_common_port_plus_its_plac
 
 
 def test_the_first_rank_of_a_second_node_replays_from_the_common_port_itself():
-    """At port + (rank - start rank), whatever the start rank is."""
+    """Check that ports are port + (rank - start rank) for any start rank."""
     events = {rank: f"tcp://w:{5557 + rank}" for rank in (8, 9)}
     fields = {"data_parallel_start_rank": 8, "data_parallel_size": 2, "kv_events_endpoints": events}
     sources = sources_with(**fields, replay_endpoint="tcp://w:6565")
@@ -64,7 +64,7 @@ def test_a_common_replay_endpoint_without_a_port_for_every_rank_is_named(endpoin
 @pytest.mark.parametrize(
     ("semantics", "counted"), [(None, True), ("counted", True), ("set", False)]
 )
-def test_duplicate_stores_are_counted_unless_the_worker_says_set(semantics, counted):
+def test_duplicate_stores_are_counted_unless_the_worker_uses_sets(semantics, counted):
     (source,) = sources_with(kv_events_endpoint="tcp://w:5557", kv_event_semantics=semantics)
     assert source.counted is counted
 
@@ -78,7 +78,7 @@ def test_a_patch_reaches_the_listeners():
     assert [source.replay_endpoint for source in sources] == ["tcp://x:1", None]
 
 
-def test_without_kv_events_nobody_listens():
+def test_without_kv_events_there_are_no_listeners():
     selector = a_selector(use_kv_events=False)
     selector.register_worker(a_worker(1, **TWO_RANKS))
     assert sources_of(selector.fleet) == []

@@ -1,4 +1,4 @@
-"""Recovered partitions wait for their ranks, and the fleet hands them out."""
+"""Tests of recovered partitions, which wait for their ranks and are handed out by the fleet."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def recovered():
 
 
 @pytest.mark.parametrize("key", [KEY, PartitionKey("llama3", "8b:t")])
-def test_the_joined_name_decides_wherever_its_border_is(recovered, key):
+def test_the_joined_name_decides_for_any_border(recovered, key):
     dump = a_dump(1)
     recovered.store_partitions([dump], 0.0)
     assert recovered.claim_blocks(key, 4, Rank(1, 0)) is dump
@@ -55,19 +55,19 @@ def test_ranks_that_are_not_in_the_dump_take_nothing(recovered):
     assert recovered.count_blocks() == 2
 
 
-def test_another_block_size_drops_what_was_held(recovered):
+def test_another_block_size_drops_held_blocks(recovered):
     recovered.store_partitions([a_dump(1)], 0.0)
     assert recovered.claim_blocks(KEY, 8, Rank(5, 0)) is None
     assert (recovered.count_blocks(), recovered.dropped_blocks) == (0, 2)
 
 
-def test_of_two_dumps_of_one_name_the_one_that_fits_is_taken(recovered):
+def test_the_fitting_one_of_two_dumps_with_one_name_is_taken(recovered):
     right = a_dump(1)
     recovered.store_partitions([a_dump(1, block_size=8), right], 0.0)
     assert recovered.claim_blocks(KEY, 4, Rank(1, 0)) is right
 
 
-def test_what_nobody_takes_is_dropped_after_a_while(recovered):
+def test_unclaimed_blocks_are_dropped_after_a_while(recovered):
     recovered.store_partitions([a_dump(1)], 100.0)
     recovered.drop_expired(100.0 + RETENTION_S_MAX - 0.1)
     assert recovered.count_blocks() == 2
@@ -102,7 +102,7 @@ def matched(fleet, worker_id):
 
 
 @pytest.mark.parametrize("registered_first", [True, False])
-def test_a_rank_has_its_blocks_and_its_place_whichever_comes_first(registered_first):
+def test_a_rank_gets_its_blocks_and_its_position_in_either_order(registered_first):
     fleet = a_fleet()
     if registered_first:
         join(fleet, 1)
@@ -110,7 +110,7 @@ def test_a_rank_has_its_blocks_and_its_place_whichever_comes_first(registered_fi
     assert sum(1 for _ in fleet.claim_recovered_blocks()) == registered_first
     if not registered_first:
         join(fleet, 1)
-    assert fleet.partitions[KEY].index.snapshot().slots == ()  # it is being filled
+    assert fleet.partitions[KEY].index.snapshot().slots == ()  # the index is being filled
     assert fleet.has_adoptions
     changes = fleet.take_changes()
     assert adopt_blocks(changes.adoptions) == 2
@@ -134,13 +134,13 @@ def test_a_rank_that_leaves_before_its_blocks_arrive_gets_none():
 
 
 def dumped(fleet):
-    """(name, ranks, blocks) of each part, by the parts that belong together."""
+    """Return (name, ranks, blocks) of each part, grouped by partition name."""
     groups = group_by_name(list_dump_parts(fleet.partitions, fleet.recovered_blocks))
     taken = [[part.take() for part in group] for group in groups]
     return [[(part.name, set(part.ranks), part.blocks) for part in group] for group in taken]
 
 
-def test_a_dump_has_what_waits_beside_what_lives():
+def test_a_dump_has_held_blocks_beside_live_ones():
     fleet = a_fleet()
     fleet.recovered_blocks.store_partitions([a_dump(1, 2), a_dump(3, name="n:t", blocks=5)], 0.0)
     waiting = ("llama3:8b:t", {(1, 0), (2, 0)}, 2)

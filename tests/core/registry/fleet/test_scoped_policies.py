@@ -1,4 +1,4 @@
-"""Which policy counts where, against a list of all that was ever said."""
+"""Tests of the policy of each scope, against a list of all changes."""
 
 import pytest
 from hypothesis import strategies as st
@@ -31,7 +31,7 @@ choices = st.sampled_from(CHOICES)
 
 
 class Scopes(RuleBasedStateMachine):
-    """`said`: every change, the oldest first; None took a rule back."""
+    """Comparison with a list of every change, the oldest first; None removes a rule."""
 
     @initialize()
     def begin(self):
@@ -39,13 +39,13 @@ class Scopes(RuleBasedStateMachine):
         self.policies = self.selector.fleet.policies
         self.said = []
 
-    def last_said(self, scope):
+    def last_change(self, scope):
         return next((choice for where, choice in reversed(self.said) if where == scope), None)
 
     def expected(self, key):
         for scope in (key, (key[0], None), (None, None)):
-            if self.last_said(scope) is not None:
-                return self.last_said(scope)
+            if self.last_change(scope) is not None:
+                return self.last_change(scope)
         return DEFAULT
 
     def change(self, scope, choice):
@@ -60,7 +60,7 @@ class Scopes(RuleBasedStateMachine):
 
     @rule(scope=scopes)
     def remove(self, scope):
-        if self.last_said(scope) is None:
+        if self.last_change(scope) is None:
             with pytest.raises(NotFound, match="exactly this scope"):
                 self.policies.remove_rule(PolicyScope(*scope))
         else:
@@ -85,7 +85,7 @@ class Scopes(RuleBasedStateMachine):
             parameters = partition.placer.policy.make_parameters(config)
             assert partition.placer._parameters.tolist() == parameters.tolist()
         assert len(self.policies.policy_rules) == len(
-            {scope for scope, _ in self.said if self.last_said(scope) is not None}
+            {scope for scope, _ in self.said if self.last_change(scope) is not None}
         )
         self.selector.check_invariants()
 
@@ -126,7 +126,7 @@ def test_rules_have_a_bound_and_a_known_scope_may_still_change(monkeypatch):
     policies.put_rule(PolicyScope("c"), DEFAULT)
 
 
-def test_options_are_those_of_the_policy_in_its_order():
+def test_options_are_sorted_in_the_order_of_the_policy():
     found = validate_policy_choice("work", ["no-memory", "strict-tail", "no-memory"])
     assert found == PolicyChoice("work", ("strict-tail", "no-memory"))
 
@@ -142,6 +142,6 @@ def test_options_are_those_of_the_policy_in_its_order():
         ("reference", ["x" * 1000], "has no options, got `x+...`$"),
     ],
 )
-def test_what_there_is_not_is_refused_with_what_there_is(policy, options, text):
+def test_unknown_names_are_rejected_with_the_known_ones(policy, options, text):
     with pytest.raises(InvalidBody, match=text):
         validate_policy_choice(policy, options)

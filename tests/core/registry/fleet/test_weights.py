@@ -1,4 +1,4 @@
-"""Weights of ranks: who gets how much, who gets nothing, and what those are told who ask for it."""
+"""Tests of rank weights: shares of requests, ranks without requests, and errors of callers."""
 
 from collections import deque
 from functools import partial
@@ -33,13 +33,13 @@ def a_fleet(policy="work", n_workers=3, **options):
 
 
 def weigh(selector, *weights, state="unhealthy"):
-    """The ranks of the workers 1, 2, …"""
+    """Set the weights of the ranks of workers 1, 2, …"""
     for worker_id, weight in enumerate(weights, 1):
         selector.fleet.set_weight(Rank(worker_id, 0), weight, state)
 
 
-def chosen(selector, n=30, **fields):
-    """Workers that a prompt may go to now."""
+def chosen_workers(selector, n=30, **fields):
+    """Return the workers that a prompt may go to now."""
     return {selector.select(a_select(**fields), 0.0).selection.worker_id for _ in range(n)}
 
 
@@ -52,18 +52,18 @@ def refusal(selector, **fields):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_an_idle_fleet_prefers_ranks_of_full_weight(policy):
     selector = a_fleet(policy)
-    assert chosen(selector) == {1, 2, 3}
+    assert chosen_workers(selector) == {1, 2, 3}
     weigh(selector, 0.9)
-    assert chosen(selector) == {2, 3}
+    assert chosen_workers(selector) == {2, 3}
     weigh(selector, 0.9, 0.5, 0.5)
-    assert chosen(selector) == {1}
+    assert chosen_workers(selector) == {1}
     weigh(selector, 1.0, 1.0, 1.0)
-    assert chosen(selector) == {1, 2, 3}
+    assert chosen_workers(selector) == {1, 2, 3}
     selector.check_invariants()
 
 
 def shares(policy, weight):
-    """Blocks on a rank of this weight while many requests live, to those on one of weight 1."""
+    """Return the ratio of blocks on a rank of this weight to blocks on a rank of weight 1."""
     selector, rng = a_fleet(policy, 4), Random(7)
     weigh(selector, weight)
     held, blocks = deque(), np.zeros(4)
@@ -92,19 +92,19 @@ def test_in_balance_a_rank_carries_its_weight(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_rank_of_weight_0_is_no_candidate_however_cheap(policy):
+def test_a_rank_of_weight_0_is_no_candidate_at_any_cost(policy):
     selector = a_fleet(policy)
     for worker_id in (2, 3):
         selector.reserve(a_reservation(f"r{worker_id}", worker_id, 4000), 0.0)
-    assert chosen(selector) == {1}
+    assert chosen_workers(selector) == {1}
     weigh(selector, 0.0)
-    assert chosen(selector) <= {2, 3}
-    assert chosen(selector, router_config_override={"router_temperature": 1.0}) == {2, 3}
-    assert chosen(selector, allowed_worker_ids=[1, 2]) == {2}
-    assert chosen(selector, routing_constraints={"required_taints": ["odd"]}) == {3}
+    assert chosen_workers(selector) <= {2, 3}
+    assert chosen_workers(selector, router_config_override={"router_temperature": 1.0}) == {2, 3}
+    assert chosen_workers(selector, allowed_worker_ids=[1, 2]) == {2}
+    assert chosen_workers(selector, routing_constraints={"required_taints": ["odd"]}) == {3}
 
 
-def test_who_names_a_rank_of_weight_0_is_told_its_state():
+def test_a_request_for_a_rank_of_weight_0_gets_its_state():
     selector = a_fleet()
     weigh(selector, 0.0, state="draining")
     error = refusal(selector, **PINNED)
@@ -116,10 +116,10 @@ def test_who_names_a_rank_of_weight_0_is_told_its_state():
         "state": "draining",
     }
     weigh(selector, 0.25)
-    assert chosen(selector, **PINNED) == {1}
+    assert chosen_workers(selector, **PINNED) == {1}
 
 
-def test_who_finds_nobody_in_rotation_is_told_how_many_there_are():
+def test_a_request_without_a_rank_in_rotation_gets_their_number():
     selector = a_fleet()
     weigh(selector, 0.0, 0.0, 0.0)
     weigh(selector, 0.0, state="dead")
@@ -135,7 +135,7 @@ def test_who_finds_nobody_in_rotation_is_told_how_many_there_are():
         selector.followers.explanations.explain_request(a_select(), None, None, 0.0)
 
 
-def test_other_constraints_that_nobody_meets_are_told_as_before():
+def test_other_unmet_constraints_have_the_usual_errors():
     selector = a_fleet()
     weigh(selector, 0.0)
     for fields in (
@@ -149,7 +149,7 @@ def test_other_constraints_that_nobody_meets_are_told_as_before():
         assert error.details is None
 
 
-def test_nothing_new_is_booked_there_by_callers_that_choose_themselves():
+def test_callers_cannot_book_on_a_rank_of_weight_0():
     for policy in POLICIES:
         selector = a_fleet(policy)
         selector.reserve(a_reservation("old", 1, 40), 0.0)
@@ -168,7 +168,7 @@ def test_a_weight_stays_through_a_patch_and_goes_with_the_rank():
     selector = a_fleet(n_workers=2)
     weigh(selector, 0.0)
     selector.patch_worker(1, a_patch(total_kv_blocks=77))
-    assert chosen(selector) == {2}
+    assert chosen_workers(selector) == {2}
     selector.patch_worker(1, a_patch(data_parallel_size=2))
     ranks = [selector.select(a_select(), 0.0).selection for _ in range(30)]
     assert {(rank.worker_id, rank.dp_rank) for rank in ranks} == {(1, 1), (2, 0)}
@@ -179,19 +179,19 @@ def test_a_weight_stays_through_a_patch_and_goes_with_the_rank():
     for writer in selector.fleet.take_changes().retired:
         writer.close()
     selector.register_worker(a_worker(1))
-    assert chosen(selector) == {1, 2}
+    assert chosen_workers(selector) == {1, 2}
     selector.check_invariants()
 
 
-def test_a_weight_of_nobody_changes_nothing():
+def test_a_weight_for_an_unknown_rank_changes_nothing():
     selector = a_fleet()
     for rank in (Rank(9, 0), Rank(1, 7)):
         selector.fleet.set_weight(rank, 0.0, "dead")
-    assert chosen(selector) == {1, 2, 3}
+    assert chosen_workers(selector) == {1, 2, 3}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_decisions_say_the_weights_that_they_were_made_with(policy):
+def test_decisions_keep_the_weights_of_their_moment(policy):
     selector = a_fleet(policy, decisions_kept=9)
     weigh(selector, 0.5, 1.0, 0.0)
     selector.select_and_reserve(a_select_and_reserve(reservation_id="r"), 0.0)

@@ -1,4 +1,4 @@
-"""Series with which predictors are compared: each is right where another is wrong."""
+"""Series for comparing predictors: each predictor is right on a series where another is wrong."""
 
 from math import pi, sin
 from random import Random

@@ -1,4 +1,4 @@
-"""What is expected of traffic, by one predictor and by the best of several."""
+"""Tests of traffic forecasts, by a single predictor and by the best of several."""
 
 from math import isfinite, nan, pi, sin
 from random import Random
@@ -52,8 +52,7 @@ def test_the_choice_is_nearly_as_good_as_the_best_alone(curve: str) -> None:
 
 @pytest.mark.parametrize(("lead", "best"), [(0.0, False), (INTERVAL_S, True)])
 def test_predictors_are_judged_by_the_forecasts_that_are_used(lead: float, best: bool) -> None:
-    """What comes every other window: the last value is wrong for the next, right for the one
-    after it."""
+    """Traffic alternates between windows: the last value is right only for every second window."""
     forecast = forecast_by("constant", "kalman")
     for at in range(60):
         forecast.add(window((100.0, 300.0)[at % 2]))
@@ -106,7 +105,7 @@ def test_an_idle_window_repeats_the_lengths() -> None:
     assert (expected.requests, expected.isl, expected.osl) == (0.0, 1000.0, 200.0)
 
 
-def test_a_quantile_adds_what_demand_was_beyond_its_forecasts() -> None:
+def test_a_quantile_adds_the_demand_beyond_forecasts() -> None:
     shortfall = ForecastErrorQuantile()
     for _ in range(10):
         shortfall.add_window(100.0, 130.0)
@@ -114,13 +113,15 @@ def test_a_quantile_adds_what_demand_was_beyond_its_forecasts() -> None:
     few = shortfall.demand_factor(0.8)
     for _ in range(40):
         shortfall.add_window(100.0, 130.0)
-    assert few == pytest.approx(1.15)  # as if ten more had been as planned for
+    assert few == pytest.approx(1.15)  # as with ten additional windows that met the plan
     assert shortfall.demand_factor(0.8) == pytest.approx(1.25)
 
 
-def test_a_window_is_compared_with_all_that_was_planned_for_it() -> None:
-    """Nothing goes down for five windows: what a forecast is too low, one of those before it has
-    made good. Only what is beyond all of them is added."""
+def test_a_window_is_compared_with_all_its_plans() -> None:
+    """Replicas stay for five windows, so that an earlier forecast makes good a low forecast.
+
+    Only demand beyond all those forecasts is added.
+    """
     held = DeploymentSettings(down_window_s=5 * INTERVAL_S, lead=False)
     down_at_once = forecast_by(
         "constant", settings=DeploymentSettings(down_window_s=0.0, lead=False)
@@ -140,9 +141,12 @@ def test_a_window_is_compared_with_all_that_was_planned_for_it() -> None:
     assert factors[2] == pytest.approx(1.0 + 0.05 * 50 / 60)
 
 
-def test_what_chance_spreads_is_no_part_of_the_quantile() -> None:
-    """Replicas are sized for it already: of a Poisson stream whose rate is known nothing is added,
-    of a rate that is a fifth higher or lower all but that."""
+def test_random_variation_is_no_part_of_the_quantile() -> None:
+    """Sizing already covers random variation.
+
+    The quantile adds nothing for a Poisson stream of known rate, and the excess for a rate that
+    varies by a fifth.
+    """
     rng = np.random.default_rng(8)
     steady, turning, noted = (
         ForecastErrorQuantile(),
@@ -159,7 +163,7 @@ def test_what_chance_spreads_is_no_part_of_the_quantile() -> None:
     assert 1.15 < turning.demand_factor(0.8) < 1.25
 
 
-def test_what_a_predictor_repeated_before_it_knew_enough_is_not_held_against_it() -> None:
+def test_repeated_values_before_enough_points_do_not_count() -> None:
     shortfall = ForecastErrorQuantile()
     for _ in range(5):
         shortfall.add_window(100.0, 180.0, own=False)
@@ -167,7 +171,7 @@ def test_what_a_predictor_repeated_before_it_knew_enough_is_not_held_against_it(
     assert shortfall.is_of_last_points
     assert shortfall.demand_factor(0.8) == pytest.approx(
         1.0 + 0.8 * 5 / 15
-    )  # nothing better is known
+    )  # no better value is known
     for _ in range(5):
         shortfall.add_window(100.0, 110.0)
     assert not shortfall.is_of_last_points
@@ -175,8 +179,7 @@ def test_what_a_predictor_repeated_before_it_knew_enough_is_not_held_against_it(
 
 
 def test_growth_is_not_counted_twice_while_a_trend_is_new() -> None:
-    """What windows were beyond the points before them is added to the last one: the trend, which
-    the forecast has, is the same growth."""
+    """Growth is added to the last point only: the trend has the same growth."""
     forecast = forecast_by("kalman", settings=DeploymentSettings(startup_s=INTERVAL_S))
     for at in range(8):
         forecast.add(window(100.0 * 1.3**at))
@@ -187,12 +190,12 @@ def test_growth_is_not_counted_twice_while_a_trend_is_new() -> None:
 
 def test_forecasts_are_proven_when_some_have_been_compared() -> None:
     forecast = forecast_by("constant", settings=DeploymentSettings(startup_s=INTERVAL_S))
-    assert forecast.predict(INTERVAL_S).proven  # nothing is asked for
+    assert forecast.predict(INTERVAL_S).proven  # no forecast is needed
     after = []
     for _ in range(9):
         forecast.add(window(50.0))
         after.append(forecast.predict(INTERVAL_S).proven)
-    assert after == [False] * 6 + [True] * 3  # of the second window after it, five
+    assert after == [False] * 6 + [True] * 3  # five forecasts of the second window after
 
 
 def test_accept_length_and_hit_rate_are_the_last_that_were_seen() -> None:
@@ -211,7 +214,7 @@ def test_a_trace_becomes_windows_with_the_idle_ones() -> None:
 
 
 def test_a_week_repeats_itself_on_the_same_days() -> None:
-    """Two days of seven have a third of the traffic."""
+    """Two of seven days have a third of the traffic."""
     half_hour, day = 1800.0, 86_400.0
     model, last = Seasonal(half_hour), 0.0
     missed, by_last = [], []
@@ -232,7 +235,7 @@ def test_a_week_repeats_itself_on_the_same_days() -> None:
     st.sampled_from(NAMES),
     st.integers(2, 40),
 )
-def test_a_forecast_beyond_the_next_window_stays_within_what_was_seen(
+def test_a_far_forecast_stays_within_observed_values(
     values: list[float], name: str, windows: int
 ) -> None:
     forecast = forecast_by(name)
@@ -252,7 +255,7 @@ def test_a_forecast_beyond_the_next_window_stays_within_what_was_seen(
 
 
 def test_noise_carried_far_ahead_is_no_trend() -> None:
-    """Ten requests a second with noise, and a start-up of many windows."""
+    """The traffic is ten requests a second with noise, and the start-up takes many windows."""
     random, forecast = Random(3), forecast_by("kalman")
     for _ in range(8):
         forecast.add(window(random.uniform(700.0, 1100.0), isl=random.uniform(200.0, 4000.0)))

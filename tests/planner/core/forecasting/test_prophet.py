@@ -1,4 +1,4 @@
-"""When Prophet is fitted, and what is said between two fits. The fit here knows the future."""
+"""Tests of Prophet's fits and of predictions between two fits; the fit here knows the future."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ INTERVAL_S = 60.0
 
 
 class Knowing:
-    """What comes is three more with each step. Counts how often it is asked."""
+    """Fit that predicts three more with each step, and counts its calls."""
 
     def __init__(self) -> None:
         self.fits = 0
@@ -38,7 +38,7 @@ def test_one_fit_serves_ten_points_beside_others(predictor: str, fits: int) -> N
 
 
 @pytest.mark.parametrize("steps", [1.0, 1.67, 2.0, 7.5, 40.0])
-def test_every_step_is_on_the_line_whenever_it_is_asked_for(steps: float) -> None:
+def test_every_step_is_on_the_line_at_any_time(steps: float) -> None:
     prophet = Prophet(Knowing(), 50, INTERVAL_S, REFIT_BESIDE_OTHERS)
     for at in range(25):
         prophet.push(3.0 * at)

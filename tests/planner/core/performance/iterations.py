@@ -1,8 +1,8 @@
-"""Engines that are moved iteration by iteration, and what a selector times of them.
+"""Engines simulated by iteration, and the times that a selector measures.
 
-Independent of the fluid engine of the replay. Times are taken where the selector takes them: of a
-prompt from its booking to the end of the iteration that finishes it, of output from one block to
-the next, whatever prefill came between; load is what is booked, prompts that still wait included.
+The module is independent of the replay's fluid engine. Times are measured as by the selector. A
+prompt takes from its booking to the end of its last prefill iteration. An output block takes from
+the block before, with prefills in between. Load is all booked work, including waiting prompts.
 """
 
 from collections import deque
@@ -43,7 +43,10 @@ class Prompt:
 
 @dataclass(eq=False)
 class Iterating:
-    """One engine. end_s: of the iteration that runs; None: it idles."""
+    """Engine.
+
+    end_s: end of the current iteration; None means idle
+    """
 
     speed: EngineSpeed
     chunk_max: int
@@ -58,7 +61,7 @@ class Iterating:
 
     @property
     def to_prefill(self) -> int:
-        """Tokens of unfinished prompts; no progress is known of them."""
+        """Return the tokens of unfinished prompts; their progress is unknown."""
         return sum(each.isl for each in self.queue)
 
     def prefill(self, prompt: Prompt, now: float) -> None:
@@ -78,7 +81,7 @@ class Iterating:
             self.begin(now)
 
     def begin(self, now: float) -> None:
-        """The next iteration, if there is anything to do."""
+        """Begin the next iteration, if any work is left."""
         self.live += self.joining
         self.joining = []
         self.batch, room = [], max(1, self.chunk_max - len(self.live))
@@ -96,7 +99,7 @@ class Iterating:
         return seconds * max(0.5, self.rng.gauss(1.0, self.jitter))
 
     def finish(self, now: float) -> tuple[list[Prompt], list[DecodeTiming]]:
-        """Prompts whose first token is there, and blocks of the iteration that ends now."""
+        """Return the prompts with a first token and the blocks of the iteration that ends now."""
         blocks = []
         for each in self.live:
             each.given += 1
@@ -120,8 +123,12 @@ class Iterating:
 
 @dataclass
 class Load:
-    """engines: of each role;  rate: requests a second for all;  split: prefill on engines of its
-    own"""
+    """Load on a fleet.
+
+    engines: number of engines per role
+    rate: requests a second for all engines
+    split: whether prefill has its own engines
+    """
 
     rate: float
     split: bool
@@ -140,7 +147,7 @@ class Load:
 
 
 def observed(load: Load, seed: int = 1) -> Iterator[tuple[float, TrafficWindow]]:
-    """The windows of a run, when each ends."""
+    """Yield the windows of a run, each with its end."""
     rng = Random(seed)
     first = [_engine(load, rng) for _ in range(load.engines)]
     second = [_engine(load, rng) for _ in range(load.engines)] if load.split else first

@@ -1,4 +1,4 @@
-"""The best batch against trying all of them."""
+"""Tests of the best batch against a search over all batches."""
 
 from math import ceil, floor
 
@@ -39,7 +39,7 @@ LIMITS = st.builds(
 def seconds_of(
     forward: LinearIterationTime, tokens: int, chunk: int, kv: int, requests: int
 ) -> float:
-    """Chunk by chunk."""
+    """Return the seconds of a prefill, computed by chunks."""
     total = 0.0
     while True:
         total += forward.seconds(min(tokens, chunk), kv, requests)
@@ -49,12 +49,12 @@ def seconds_of(
 
 
 def best_of(found: list[tuple[bool, float, int]]) -> tuple[bool, float] | None:
-    """(kept, rate) of the first best."""
+    """Return (kept, rate) of the first best batch."""
     return max(found)[:2] if found else None
 
 
 def lengths(shape: MeanRequest) -> tuple[int, int, int]:
-    """(computed tokens, context, output tokens) of a request"""
+    """Return (computed tokens, context, output tokens) of a request."""
     isl, osl = max(1, ceil(shape.isl)), max(1, ceil(shape.osl))
     hit = min(0.95, max(0.0, shape.hit_rate))
     return max(1, ceil(isl * (1 - hit))), isl + osl // 2, osl
@@ -115,7 +115,7 @@ def _agrees(found: object, tried: list[tuple[bool, float, int]]) -> None:
 
 
 @given(st.integers(0, 20_000))
-def test_of_many_batches_some_are_tried_from_one_to_all(most):
+def test_some_batches_are_tried_from_one_to_all(most):
     tried = list(candidate_batches(most))
     assert tried == sorted(set(tried))
     assert len(tried) == min(most, CANDIDATES_MAX)

@@ -1,4 +1,4 @@
-"""What selectors time is enough: models that saw nothing else, against the engines' true speed."""
+"""Tests of models that see only selectors' times, against the true speed of the engines."""
 
 from random import Random
 
@@ -17,8 +17,8 @@ LIMITS = EngineLimits(max_num_batched_tokens=8192, max_num_seqs=256, max_kv_toke
 WINDOW_S, SECONDS = 60.0, 300.0
 
 
-def learnt(kind: EngineKind, roles: tuple[Role, ...], rate: float) -> EngineModel:
-    """After five minutes of three engines of each role."""
+def learnt_model(kind: EngineKind, roles: tuple[Role, ...], rate: float) -> EngineModel:
+    """Return a model after five minutes of three engines per role."""
     options = FleetOptions(
         roles=roles, speed=dict.fromkeys(Role, SPEED), limits=dict.fromkeys(Role, LIMITS)
     )
@@ -51,8 +51,8 @@ def learnt(kind: EngineKind, roles: tuple[Role, ...], rate: float) -> EngineMode
         ("aggregated", (Role.DECODE,)),
     ],
 )
-def test_a_model_of_what_a_selector_sees(kind, roles, rate):
-    model = learnt(kind, roles, rate)
+def test_a_model_learns_from_selector_times(kind, roles, rate):
+    model = learnt_model(kind, roles, rate)
     assert model.source == "selector"
     if kind != "decode":
         truth = SPEED.base_s + 3000 * SPEED.per_prefill_token_s

@@ -1,4 +1,4 @@
-"""Fitted performance models against numpy and against lines that are known."""
+"""Tests of fitted performance models against numpy and against known lines."""
 
 import numpy as np
 import pytest
@@ -64,7 +64,7 @@ def test_the_best_batch_keeps_the_promise() -> None:
     assert found.rps == pytest.approx(27.9637546718)
 
 
-def test_a_promise_that_none_keeps_is_said() -> None:
+def test_an_unreachable_target_is_reported() -> None:
     found = prefill_capacity(
         LinearIterationTime(0.01, 5e-5, 0, 0), MeanRequest(9000, 1), LIMITS, LatencyTargets(100, 50)
     )

@@ -1,4 +1,4 @@
-"""Profiles: equal to the points at the points, monotone between them, and read with care."""
+"""Tests of profiles: exact at the measured points, monotone in between, and read with checks."""
 
 import json
 import zipfile
@@ -85,12 +85,12 @@ def test_a_cell_without_a_point_has_the_nearest():
 @pytest.mark.parametrize(
     ("isl", "ttft"), [([1], [1.0]), ([1, 1], [1.0, 2.0]), ([1, 2], [1.0]), ([1, 2], [1.0, np.nan])]
 )
-def test_what_is_no_curve(isl, ttft):
+def test_invalid_curves_are_refused(isl, ttft):
     with pytest.raises(ProfileArraysError):
         PrefillCurve(isl, ttft)
 
 
-def written(directory: Path, form: str) -> Path:
+def write_profile(directory: Path, form: str) -> Path:
     for name, arrays in ((PREFILL, PREFILL_ARRAYS), (DECODE, DECODE_ARRAYS)):
         (directory / name).mkdir()
         path = directory / name / f"raw_data.{form}"
@@ -102,8 +102,8 @@ def written(directory: Path, form: str) -> Path:
 
 
 @pytest.mark.parametrize("form", ["npz", "json"])
-def test_both_forms_say_the_same(tmp_path, form):
-    found = read_profile(str(written(tmp_path, form)))
+def test_both_forms_give_the_same_profile(tmp_path, form):
+    found = read_profile(str(write_profile(tmp_path, form)))
     assert found.prefill is not None
     assert found.decode is not None
     assert found.prefill.seconds(4000) == pytest.approx(0.210)
@@ -111,7 +111,7 @@ def test_both_forms_say_the_same(tmp_path, form):
 
 
 def test_the_files_of_a_config_map(tmp_path):
-    """Dynamo's operator mounts two flat files, with a number where the sweep has an array."""
+    """Dynamo's operator mounts two flat files, with a number in place of the sweep's array."""
     for half, arrays in ((PREFILL, PREFILL_ARRAYS), (DECODE, DECODE_ARRAYS)):
         flat = {name: list(values) for name, values in arrays.items()}
         if half is DECODE:
@@ -129,7 +129,7 @@ def test_the_files_of_a_config_map(tmp_path):
 
 
 def header(shape: str, kind: str = "<f8") -> bytes:
-    """Of an array, whatever it says of itself."""
+    """Return the header of an array with any declared shape and type."""
     text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
 
@@ -167,7 +167,7 @@ def test_absurd_headers_of_arrays_are_refused_in_a_line(tmp_path, content, told)
 def test_faults_of_files_are_named(tmp_path, monkeypatch):
     with pytest.raises(ProfileFileError, match=r"selected_prefill_interpolation/raw_data"):
         read_profile(str(tmp_path))
-    path = written(tmp_path, "json") / PREFILL / "raw_data.json"
+    path = write_profile(tmp_path, "json") / PREFILL / "raw_data.json"
     path.write_text('{"prefill_isl": [1, 2]}')
     with pytest.raises(ProfileFileError, match=r"raw_data\.json: prefill_ttft missing; arrays: "):
         read_profile(str(tmp_path))

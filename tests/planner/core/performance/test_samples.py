@@ -1,4 +1,4 @@
-"""Buckets against a twin of plain dicts that is made anew for every sample."""
+"""Tests of buckets against a twin of dictionaries that is rebuilt for every sample."""
 
 from itertools import pairwise
 from math import isqrt
@@ -29,8 +29,11 @@ def cell_of(x: tuple[float, ...], seen: list[LoadSample], cells: int) -> tuple[i
 
 
 def naive(samples: list[LoadSample], most: int, buckets: int, axes: int) -> list[list[LoadSample]]:
-    """Rebuilt whenever the range grows; the oldest of the fullest bucket goes, the first of equals
-    by the time of its first sample."""
+    """Return the buckets, rebuilt whenever the range grows.
+
+    The oldest sample of the fullest bucket is dropped; among equal buckets, of the bucket with
+    the earliest first sample.
+    """
     cells = buckets if axes == 1 else isqrt(buckets)
     kept: dict[tuple[int, ...], list[LoadSample]] = {}
     seen: list[LoadSample] = []
@@ -88,19 +91,19 @@ def test_an_average_is_that_of_the_last_values_after_leading_zeros(values, windo
 
 
 def test_a_sample_weighs_half_after_the_half_life():
-    """Two ages of an engine at the same two loads: the line is the weighted mean of both."""
+    """An engine had two speeds at the same two loads: the line is the weighted mean of both."""
     old = [LoadSample((x,), 0.3 + 1e-4 * x, 0.0) for x in (0.0, 1000.0)]
     new = [LoadSample((x,), 0.0 + 1e-4 * x, HALF_LIFE_S) for x in (0.0, 1000.0)]
     found = fit_robust_line([*old, *new, *new], HALF_LIFE_S)
     assert found.coefficients[0] == pytest.approx(1e-4)
-    # weights 1/2 : 2, then less for the old ones, which are off the line
+    # weights 1/2 : 2, then less for the old samples, which are off the line
     assert 0.0 <= found.intercept <= 0.3 / 5
     plain = fit_line([*old, *new, *new])
     assert plain.intercept == pytest.approx(0.1)
 
 
 def test_the_longer_ago_the_less_it_bends_the_line():
-    """Huber's weights aside: as many old as new ones, none of them an outlier."""
+    """Old and new samples are equally many and no outliers: Huber's weights do not matter."""
     intercepts = []
     for age in (0.0, 1.0, 2.0, 4.0, 8.0):
         now = age * HALF_LIFE_S

@@ -1,4 +1,4 @@
-"""What selectors have timed says how fast engines are, whatever waited or came between."""
+"""Tests of engine speeds learnt from selectors' times, despite waiting and interruptions."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def truth(speed: EngineSpeed) -> LinearIterationTime:
     )
 
 
-def learnt(kind: str, load: Load) -> EngineModel:
+def learnt_model(kind: str, load: Load) -> EngineModel:
     model = EngineModel(kind, DeploymentSettings())  # type: ignore[arg-type]
     for now, traffic in observed(load):
         model.observe_traffic(traffic, now)
@@ -51,7 +51,7 @@ def learnt(kind: str, load: Load) -> EngineModel:
 @pytest.mark.parametrize("rate", [1.0, 6.0, 18.0])
 def test_prompts_of_engines_that_prefill(rate, jitter):
     load = Load(rate, split=True, jitter=jitter)
-    model = learnt("prefill", load)
+    model = learnt_model("prefill", load)
     for tokens in (3000, 12_000):
         expected = chunked_prefill_s(truth(FAST), tokens, load.chunk_max)
         assert model.prefill_s(tokens, load.limits) == pytest.approx(expected, rel=0.15)
@@ -63,7 +63,7 @@ def test_prompts_of_engines_that_prefill(rate, jitter):
 @pytest.mark.parametrize("rate", [6.0, 15.0])
 def test_blocks_of_engines_that_decode(rate, speed):
     load = Load(rate, split=True, speed=speed)
-    model = learnt("decode", load)
+    model = learnt_model("decode", load)
     for requests in (4, 20, 80):
         expected = truth(speed).seconds(0, requests * 3000, requests)
         assert model.decode_s(requests, requests * 3000) == pytest.approx(expected, rel=0.15)
@@ -88,7 +88,7 @@ def test_blocks_of_engines_that_decode(rate, speed):
 )
 def test_engines_that_do_both(rate, speed, chunk_max, jitter):
     load = Load(rate, split=False, speed=speed, chunk_max=chunk_max, jitter=jitter)
-    model, real = learnt("aggregated", load), truth(speed)
+    model, real = learnt_model("aggregated", load), truth(speed)
     prefill_s = chunked_prefill_s(real, 3000, chunk_max)
     assert model.prefill_s(3000, load.limits) == pytest.approx(prefill_s, rel=0.15)
     for requests in (6, 40):
@@ -104,7 +104,7 @@ def test_engines_that_do_both(rate, speed, chunk_max, jitter):
 
 
 def prompts(n: int, ahead: float, per_token_s: float) -> TrafficWindow:
-    """From 100 tokens on, half a second late if others were before them."""
+    """Return prompts from 100 tokens on, half a second late if other prompts were ahead."""
     late = 0.5 if ahead else 0.0
     samples = [
         PrefillTiming(100.0 * i, 0.01 + late + (100.0 * i + ahead) * per_token_s, ahead)
@@ -122,7 +122,7 @@ def test_prompts_that_waited_count_only_while_too_few_did_not():
     assert timed.iteration_time.base == pytest.approx(0.01)
 
 
-def test_prompts_of_long_ago_do_not_stand_for_an_engine_that_is_never_idle_again():
+def test_old_prompts_do_not_describe_a_permanently_busy_engine():
     timed = RequestTimings("prefill", DeploymentSettings())
     timed.observe_traffic(prompts(ALONE_MIN, 0.0, 5e-5), 0.0)
     timed.observe_traffic(prompts(60, 5000.0, 5e-4), HALF_LIFE_S)
@@ -150,7 +150,7 @@ def test_no_iteration_takes_less_than_nothing():
     assert timed.iteration_time.base == 0.0
 
 
-def test_of_each_load_the_fastest_are_kept():
+def test_the_fastest_samples_of_each_load_are_kept():
     undisturbed = [DecodeTiming(n, n * 1000.0, n * 0.001) for n in range(1, 17) for _ in range(2)]
     disturbed = [
         DecodeTiming(n, n * 1000.0, n * 0.002 + 0.01) for n in range(1, 17) for _ in range(14)
@@ -161,7 +161,7 @@ def test_of_each_load_the_fastest_are_kept():
     assert list(fastest_blocks(few)) == few
 
 
-def test_where_one_of_two_slopes_would_fall_the_better_one_counts_alone():
+def test_a_falling_slope_is_dropped_for_the_better_one():
     timed = RequestTimings("decode", DeploymentSettings())
     blocks = tuple(
         DecodeTiming(n, n * 1000.0 + 300.0 * (n % 3), 0.01 + n * 1e-3 - (n % 3) * 1e-4)
