@@ -84,6 +84,18 @@ CODE_LIMITS = {
 }
 """Greatest values over the product and scripts: rates per 10,000 words, percentages, and counts."""
 
+TEST_LIMITS = {
+    "what": 5,
+    "who": 3,
+    "say": 5,
+    "stand": 2,
+    "pronoun": 170,
+    "fragments": 0.5,
+    "one_word": 40,
+    "participles": 0,
+}
+"""Greatest values over the tests, as `CODE_LIMITS`."""
+
 LEAST_COMMENTS = 2
 """Least number of comments per 100 lines."""
 

@@ -11,6 +11,11 @@ def code() -> prose.Measured:
 
 
 @pytest.fixture(scope="module")
+def tests() -> prose.Measured:
+    return prose.measure_code([prose.ROOT / "tests"])
+
+
+@pytest.fixture(scope="module")
 def pages() -> list[prose.Text]:
     return prose.measure_pages(prose.ROOT / name for name in prose.PAGES)
 
@@ -19,6 +24,12 @@ def pages() -> list[prose.Text]:
 def test_code_keeps_its_limits(code, kind):
     value, limit = code.value(kind), prose.CODE_LIMITS[kind]
     assert value <= limit, f"python -m tests.words.prose {kind} {' '.join(prose.CODE)}"
+
+
+@pytest.mark.parametrize("kind", prose.TEST_LIMITS)
+def test_tests_keep_their_limits(tests, kind):
+    value, limit = tests.value(kind), prose.TEST_LIMITS[kind]
+    assert value <= limit, f"python -m tests.words.prose {kind} tests"
 
 
 def test_surprising_lines_have_comments(code):
