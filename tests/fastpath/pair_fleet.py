@@ -12,7 +12,7 @@ from indexer.hashing.block_hashing import compute_block_hashes
 from indexer.tiers import Tier
 from select_service.core.identity import Rank
 from tests.builders import worker_body
-from tests.fastpath.said import get, post, prompt_of
+from tests.fastpath.prompts import get, post, prompt_of
 from tests.fastpath.test_equality import observed_of, timeless_metrics
 from tests.fastpath.two_services import Side, TwoServices
 

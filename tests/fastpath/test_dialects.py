@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from tests.fastpath.prompts import hashes_of
 from tests.fastpath.requests import AIOHTTP, request
-from tests.fastpath.said import hashes_of
 from tests.fastpath.test_bookings import services
 from tests.fastpath.test_equality import post, prompt_of
 

@@ -27,8 +27,8 @@ from select_service.core.traffic import traffic_counters as observed
 from tests.builders import worker_body
 from tests.builders.hypothesis_profiles import explored
 from tests.fastpath.mutations import mutated
+from tests.fastpath.prompts import chosen_in, get, hashes_of, post, prompt_of, scope_of
 from tests.fastpath.requests import AIOHTTP, BARE, HTTPX, HYPER, USUAL, request
-from tests.fastpath.said import chosen_in, get, hashes_of, post, prompt_of, scope_of
 from tests.fastpath.two_services import Side, TwoServices
 
 SCOPES = (("m", "default"), ("m", "b"), ("llama", "default"), ("n/\u00e4", "default"))

@@ -1,8 +1,8 @@
 """Tests that experiments measure the bookings and completions of the fast path, too."""
 
 from select_service.core.analysis.comparison.switchback_experiment import UNMEASURED_S
+from tests.fastpath.prompts import post
 from tests.fastpath.requests import AIOHTTP, request
-from tests.fastpath.said import post
 from tests.fastpath.test_bookings import life_of, select_and_reserve, services
 
 BEGIN = post("/experiments", {"policies": ["work", "reference"], "slot_s": 120})

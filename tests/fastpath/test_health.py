@@ -7,8 +7,8 @@ from select_service.core.admission.load_shed_rule import LoadShedRule
 from select_service.core.health.health_kinds import RankHealthState
 from select_service.core.identity import Rank
 from tests.builders import worker_body
+from tests.fastpath.prompts import post, prompt_of
 from tests.fastpath.requests import AIOHTTP, request
-from tests.fastpath.said import post, prompt_of
 from tests.fastpath.two_services import Side
 
 ON = ("--health-checks", "on", "--health-reporters", "nobody")

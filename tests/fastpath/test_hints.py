@@ -3,8 +3,8 @@
 import asyncio
 
 from tests.builders import worker_body
+from tests.fastpath.prompts import post, prompt_of
 from tests.fastpath.requests import AIOHTTP, request
-from tests.fastpath.said import post, prompt_of
 from tests.fastpath.two_services import Side
 
 

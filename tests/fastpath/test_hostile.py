@@ -4,7 +4,7 @@ import pytest
 
 from tests.builders import worker_body
 from tests.fastpath.hostile import cases
-from tests.fastpath.said import post, prompt_of
+from tests.fastpath.prompts import post, prompt_of
 from tests.fastpath.two_services import TwoServices
 
 QUEUE = ("--queue-threshold", "1.0", "--queue-timeout-secs", "0.001")

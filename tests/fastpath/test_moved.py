@@ -7,8 +7,8 @@ import pytest
 
 from select_service.core.health.migration.move_log import RETENTION_S
 from tests.builders import worker_body
+from tests.fastpath.prompts import post
 from tests.fastpath.requests import HTTPX, request
-from tests.fastpath.said import post
 from tests.fastpath.two_services import TwoServices
 
 BODY = {"model_name": "m", "reservation_id": "a", "token_ids": list(range(12)), "worker_id": 1}

@@ -28,8 +28,8 @@ from tests.fastpath.pair_fleet import (
     sides_of,
     store,
 )
+from tests.fastpath.prompts import get, post, prompt_of
 from tests.fastpath.requests import AIOHTTP, BARE, HTTPX, HYPER, request
-from tests.fastpath.said import get, post, prompt_of
 from tests.fastpath.two_services import REPLICA_FLAGS
 
 HEADERS = (HTTPX, AIOHTTP, HYPER, BARE)

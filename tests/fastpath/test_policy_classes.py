@@ -3,8 +3,8 @@
 import pytest
 
 from tests.builders import worker_body
+from tests.fastpath.prompts import post
 from tests.fastpath.requests import AIOHTTP, request
-from tests.fastpath.said import post
 from tests.fastpath.two_services import TwoServices
 
 WARNING = b'"warnings":["unknown policy class or family `batch`,'

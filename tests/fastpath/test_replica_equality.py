@@ -14,8 +14,8 @@ from hypothesis.stateful import rule
 from indexer.tiers import Tier
 from tests.builders import worker_body
 from tests.builders.hypothesis_profiles import PROFILE, SHARES, explored
+from tests.fastpath.prompts import post, prompt_of
 from tests.fastpath.requests import request
-from tests.fastpath.said import post, prompt_of
 from tests.fastpath.test_equality import (
     DRAWS,
     HEADERS,

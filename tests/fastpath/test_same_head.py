@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.builders import worker_body
 from tests.fastpath.mutations import mutated
+from tests.fastpath.prompts import post, prompt_of
 from tests.fastpath.requests import AIOHTTP, BARE, HTTPX, HYPER
-from tests.fastpath.said import post, prompt_of
 from tests.fastpath.two_services import Side
 
 HEADERS = (HTTPX, AIOHTTP, HYPER, BARE)

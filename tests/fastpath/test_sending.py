@@ -10,8 +10,8 @@ import pytest
 from tests.builders import worker_body
 from tests.builders.conversation import Conversation
 from tests.builders.wire import Wire
+from tests.fastpath.prompts import post, prompt_of
 from tests.fastpath.requests import AIOHTTP, request
-from tests.fastpath.said import post, prompt_of
 from tests.fastpath.two_services import REPLICA_FLAGS, Side
 
 SELECT = post("/select", prompt_of(31, False), AIOHTTP)

@@ -3,8 +3,8 @@
 import json
 
 from tests.builders import worker_body
+from tests.fastpath.prompts import post
 from tests.fastpath.requests import request
-from tests.fastpath.said import post
 from tests.fastpath.two_services import TwoServices
 
 PROMPT = list(range(64))

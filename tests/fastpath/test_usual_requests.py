@@ -7,8 +7,8 @@ import pytest
 
 from select_service.core.identity import Rank
 from tests.builders import worker_body
+from tests.fastpath.prompts import post, prompt_of
 from tests.fastpath.requests import BARE, HTTPX, request
-from tests.fastpath.said import post, prompt_of
 from tests.fastpath.test_equality import DRAWS, HEADERS
 from tests.fastpath.two_services import TwoServices
 

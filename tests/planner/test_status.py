@@ -17,7 +17,7 @@ from select_service.planner.deployment_status import (
     DeploymentStatuses,
 )
 from tests.planner.invariants import check_status
-from tests.planner.made_up import a_day, a_role, a_tick, effects
+from tests.planner.invented_ticks import a_day, a_role, a_tick, effects
 
 AGG = DeploymentSettings(mode="agg")
 D = Role.DECODE

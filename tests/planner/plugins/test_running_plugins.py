@@ -28,7 +28,7 @@ from select_service.planner.runtime import stage_runner
 from select_service.planner.runtime.planner_metrics import make_registry, render_metrics
 from select_service.planner.runtime.stage_bodies import make_stages
 from tests.builders.hypothesis_profiles import explores
-from tests.planner import made_up
+from tests.planner import invented_ticks
 from tests.planner.core.deployments import WARM, a_deployment, passes, replicas, tick_input, traffic
 from tests.planner.plugins.hosting import CHAT, Calls, a_config, hangs
 from tests.planner.runtime.test_loop import Scene
@@ -149,9 +149,9 @@ def test_metrics_status_and_report_name_the_plugin() -> None:
     statuses = DeploymentStatuses()
     statuses.changed("chat", a_deployment().settings, 0.0)
     for at in range(1, 4):
-        role = made_up.a_role(2, final=3, decided_by="cost")
-        effects = made_up.effects(60.0 * at, {D: role}, wished={D: 3}, plugins=calls)
-        statuses.ticked("chat", made_up.a_tick(60.0 * at), effects, None)
+        role = invented_ticks.a_role(2, final=3, decided_by="cost")
+        effects = invented_ticks.effects(60.0 * at, {D: role}, wished={D: 3}, plugins=calls)
+        statuses.ticked("chat", invented_ticks.a_tick(60.0 * at), effects, None)
     status = statuses.find_status("chat")
     assert status is not None
     assert status.changes[0].decided_by == "cost"

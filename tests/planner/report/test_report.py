@@ -15,7 +15,7 @@ from select_service.planner.report import report_page as page_module
 from select_service.planner.report.report_page import render_page
 from select_service.planner.report.report_views import ChartSeries, make_view
 from select_service.planner.report.svg_charts import Chart, ChartLine, draw_chart
-from tests.planner.made_up import a_day, a_role, a_tick, effects
+from tests.planner.invented_ticks import a_day, a_role, a_tick, effects
 
 BYTES_MAX = 2_000_000
 VOID = {"meta", "link", "path", "br"}

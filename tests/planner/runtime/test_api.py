@@ -15,7 +15,7 @@ from select_service.planner.core.tick_input import Role
 from select_service.planner.deployment_status import DeploymentStatuses
 from select_service.planner.json_bodies import BODY_BYTES_MAX
 from select_service.planner.runtime.planner_api import build_application
-from tests.planner.made_up import a_role, a_tick, effects, statuses_of
+from tests.planner.invented_ticks import a_role, a_tick, effects, statuses_of
 
 
 class Member:

@@ -9,7 +9,7 @@ from select_service.planner.core.tick_input import ForwardPass, Role
 from select_service.planner.deployment_status import DeploymentStatuses
 from select_service.planner.runtime import planner_metrics
 from select_service.planner.runtime.planner_metrics import make_registry, render_metrics
-from tests.planner.made_up import a_role, a_tick, effects, statuses_of
+from tests.planner.invented_ticks import a_role, a_tick, effects, statuses_of
 
 
 def scraped(statuses):
