@@ -61,8 +61,15 @@ class DnsDiscoverySource:
             both.create_task(self._resolve_repeatedly())
 
     async def _resolve_repeatedly(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
         while True:
-            await asyncio.sleep(await self._resolve_once())
+            pause_s = await self._resolve_once()
+            # dnspython calls asyncio.wait_for, which in Python 3.11 drops a cancellation that
+            # arrives together with the answer.
+            if task.cancelling():
+                return
+            await asyncio.sleep(pause_s)
 
     async def _resolve_once(self) -> float:
         """Resolve the name and publish the candidates; return the seconds until the next lookup."""

@@ -44,8 +44,35 @@ async def followed(is_srv=False, host="vllm.example", **worker):
             await asyncio.wait([task])
 
 
+class LateResolver:
+    """Resolver that drops a cancellation, as `asyncio.wait_for` of Python 3.11 may."""
+
+    def __init__(self, resolver):
+        self._resolver = resolver
+        self.is_resolving = asyncio.Event()
+
+    async def resolve(self, *arguments, **options):
+        self.is_resolving.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return await self._resolver.resolve(*arguments, **options)
+
+
 def endpoints(told):
     return sorted(worker.endpoint for worker in (told.desired or {}).values())
+
+
+async def test_a_cancellation_that_the_resolver_drops_ends_the_source():
+    async with name_server() as (server, resolver):
+        server.records[NAME, "A"] = ["10.0.0.1"]
+        late, offers = LateResolver(resolver), RecordedOffers()
+        source = DnsSource("a", "vllm.example", 8000, False, {}, False)
+        prober = EngineProber(offers.readings, None)
+        task = asyncio.create_task(DnsDiscoverySource(source, offers.readings, prober, late).run())
+        await late.is_resolving.wait()
+        task.cancel()
+        await eventually_on_loop(task.done)
+        assert task.cancelled()
 
 
 async def test_addresses_come_and_go():
